@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Usage: fetch_source.sh NAME=VERSION FILE DESTINATION
+#
+# Puts FILE, the upstream archive of a Debian 13 source package, into the folder
+# DESTINATION. Uses a private apt state: no root, and the machine's own package
+# sources stay as they are. Archives are kept in the user's cache folder.
+# The caller checks the sha256, so the index need not be authenticated.
+set -euo pipefail
+
+readonly package=$1 file=$2 destination=$3
+readonly suite=trixie
+readonly cache=${QUERN_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/quern}
+readonly archives=$cache/archives state=$cache/apt
+
+fail() {
+  echo "$*" >&2
+  exit 1
+}
+
+mkdir -p "$destination" "$archives" "$state/lists/partial" "$state/cache/archives/partial"
+exec 9>"$cache/apt.lock"
+flock 9 || fail "cannot lock $cache/apt.lock"
+
+if [[ ! -s $archives/$file ]]; then
+  command -v apt-get >/dev/null ||
+    fail "apt-get not found: this machine has no Debian source packages"
+  # Mirrors as this machine's apt names them, the main one before the others.
+  mapfile -t sites < <(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null |
+    sort -u | grep -E '/debian/?$' || true)
+  ((${#sites[@]})) || mapfile -t sites < <(
+    { cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null || true; } |
+      sed -nE 's/^deb(-src)? +(\[[^]]*\] +)?([^ ]+) .*/\3/p'
+    { cat /etc/apt/sources.list.d/*.sources 2>/dev/null || true; } |
+      sed -nE 's/^URIs: *([^ ]+).*/\1/p'
+  )
+  ((${#sites[@]})) || fail "apt on this machine names no Debian mirror"
+
+  options=(
+    -qq
+    -o "Dir::Etc::SourceList=$state/sources.list"
+    -o Dir::Etc::SourceParts=/dev/null
+    -o "Dir::State::Lists=$state/lists"
+    -o "Dir::Cache=$state/cache"
+    -o APT::Sandbox::User=
+    -o Acquire::Languages=none
+    -o Acquire::Retries=3
+  )
+  log=$state/log
+  fetched=
+  for site in "${sites[@]}"; do
+    echo "deb-src [trusted=yes] $site $suite main" >"$state/sources.list"
+    apt-get "${options[@]}" update >"$log" 2>&1 || continue
+    (cd "$state" && apt-get "${options[@]}" source --download-only --tar-only "$package") >>"$log" 2>&1 || continue
+    [[ -s $state/$file ]] || continue
+    mv "$state/$file" "$archives/$file"
+    fetched=1
+    break
+  done
+  [[ -n $fetched ]] || fail "$package not found in $suite of: ${sites[*]}; apt said: $(tail -n 3 "$log" | tr '\n' ' ')"
+fi
+cp "$archives/$file" "$destination/$file"

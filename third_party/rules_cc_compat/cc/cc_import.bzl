@@ -1,0 +1,1 @@
+cc_import = native.cc_import

@@ -1,0 +1,1 @@
+cc_library = native.cc_library

@@ -1,0 +1,1 @@
+cc_test = native.cc_test
