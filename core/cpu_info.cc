@@ -1,0 +1,180 @@
+#include "core/cpu_info.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "hwy/highway.h"
+
+namespace quern {
+namespace {
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::string Trimmed(const std::string& path) {
+  return std::string(absl::StripAsciiWhitespace(ReadFile(path)));
+}
+
+int CoresFromQuota(int64_t quota_us, int64_t period_us) {
+  if (quota_us <= 0 || period_us <= 0) return 0;
+  return static_cast<int>(
+      std::max<int64_t>(1, (quota_us + period_us - 1) / period_us));
+}
+
+// The smaller of two limits, where 0 is no limit.
+int Tighter(int a, int b) {
+  if (a == 0) return b;
+  if (b == 0) return a;
+  return std::min(a, b);
+}
+
+// The quota of this process's group and every parent; 0: no limit.
+int CgroupCores() {
+  int cores = 0;
+  for (const absl::string_view line :
+       absl::StrSplit(ReadFile("/proc/self/cgroup"), '\n')) {
+    // "0::/path" (v2) or "4:cpu,cpuacct:/path" (v1).
+    const std::vector<absl::string_view> fields =
+        absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (fields.size() != 3) continue;
+    const bool v2 = fields[1].empty();
+    const std::vector<absl::string_view> controllers =
+        absl::StrSplit(fields[1], ',');
+    const bool v1 = std::find(controllers.begin(), controllers.end(), "cpu") !=
+                    controllers.end();
+    if (!v1 && !v2) continue;
+    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    // Inside a container the path may not exist below the root: the root then
+    // is this group, and the walk ends there in either case.
+    std::string path(fields[2] == "/" ? absl::string_view() : fields[2]);
+    for (;;) {
+      const std::string group = absl::StrCat(root, path);
+      if (v2) {
+        cores = Tighter(cores, cpu_info_internal::CoresFromCpuMax(
+                                   ReadFile(absl::StrCat(group, "/cpu.max"))));
+      } else {
+        int64_t quota = 0, period = 0;
+        if (absl::SimpleAtoi(Trimmed(absl::StrCat(group, "/cpu.cfs_quota_us")),
+                             &quota) &&
+            absl::SimpleAtoi(Trimmed(absl::StrCat(group, "/cpu.cfs_period_us")),
+                             &period)) {
+          cores = Tighter(cores, CoresFromQuota(quota, period));
+        }
+      }
+      const size_t slash = path.rfind('/');
+      if (slash == std::string::npos) break;
+      path.resize(slash);
+    }
+  }
+  return cores;
+}
+
+int AffinityCores() {
+#ifdef __linux__
+  // Machines may have more cores than cpu_set_t has bits: grow until it fits.
+  for (int max_cores = 1024; max_cores <= 1 << 20; max_cores *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(max_cores));
+    if (set == nullptr) break;
+    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(max_cores));
+    CPU_ZERO_S(bytes, set);
+    const bool fits = sched_getaffinity(0, bytes, set) == 0;
+    const int count = fits ? CPU_COUNT_S(bytes, set) : 0;
+    CPU_FREE(set);
+    if (fits) return std::max(1, count);
+  }
+#endif
+  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+void ReadCaches(CpuInfo& info) {
+  for (int index = 0;; ++index) {
+    const std::string folder =
+        absl::StrCat("/sys/devices/system/cpu/cpu0/cache/index", index, "/");
+    const std::string level = Trimmed(folder + "level");
+    if (level.empty()) return;
+    const int64_t bytes =
+        cpu_info_internal::CacheBytes(Trimmed(folder + "size"));
+    if (bytes == 0 || Trimmed(folder + "type") == "Instruction") continue;
+    if (level == "1") info.l1_data_bytes = bytes;
+    if (level == "2") info.l2_bytes = bytes;
+    if (level == "3") info.l3_bytes = bytes;
+  }
+}
+
+}  // namespace
+
+namespace cpu_info_internal {
+
+int CoresFromCpuMax(const std::string& text) {
+  const std::vector<absl::string_view> fields =
+      absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  int64_t quota = 0, period = 0;
+  if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &quota) ||
+      !absl::SimpleAtoi(fields[1], &period)) {
+    return 0;  // "max 100000", or no such file
+  }
+  return CoresFromQuota(quota, period);
+}
+
+int64_t CacheBytes(const std::string& text) {
+  absl::string_view digits = text;
+  int64_t unit = 1;
+  if (absl::ConsumeSuffix(&digits, "K")) {
+    unit = 1 << 10;
+  } else if (absl::ConsumeSuffix(&digits, "M")) {
+    unit = 1 << 20;
+  }
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(digits, &value) || value < 0 || value > 1 << 30) {
+    return 0;
+  }
+  return value * unit;
+}
+
+}  // namespace cpu_info_internal
+
+CpuInfo GetCpuInfo() {
+  CpuInfo info;
+  for (const absl::string_view line :
+       absl::StrSplit(ReadFile("/proc/cpuinfo"), '\n')) {
+    if (absl::StartsWith(line, "model name")) {
+      const std::vector<absl::string_view> fields =
+          absl::StrSplit(line, absl::MaxSplits(':', 1));
+      if (fields.size() == 2) {
+        info.model = std::string(absl::StripAsciiWhitespace(fields[1]));
+      }
+      break;
+    }
+  }
+  // Highway numbers its targets so that a better one has a lower bit.
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    info.targets.push_back(hwy::TargetName(target));
+  }
+  ReadCaches(info);
+  info.cores_online =
+      std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  info.cores_available = AvailableCores();
+  return info;
+}
+
+int AvailableCores() {
+  return std::max(1, Tighter(AffinityCores(), CgroupCores()));
+}
+
+}  // namespace quern

@@ -1,0 +1,46 @@
+#ifndef QUERN_CORE_CPU_INFO_H_
+#define QUERN_CORE_CPU_INFO_H_
+
+// What this machine can do: asked once at start-up or at plan time, never in a
+// kernel. Linux; on other systems the fields keep their defaults.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace quern {
+
+struct CpuInfo {
+  std::string model;                 // e.g. "AMD EPYC"
+  std::vector<std::string> targets;  // Highway's, the best first: "AVX3_ZEN4"
+  int64_t l1_data_bytes = 32 << 10;  // per core
+  int64_t l2_bytes = 1 << 20;        // per core
+  int64_t l3_bytes = 0;              // shared; 0: none or unknown
+  int cores_online = 1;              // of the machine
+  int cores_available = 1;           // what AvailableCores() says
+
+  // The larger of L2 and L3: what a cold working set must exceed.
+  int64_t last_level_bytes() const {
+    return l3_bytes > l2_bytes ? l3_bytes : l2_bytes;
+  }
+};
+
+// Reads /proc, /sys and cpuid: a millisecond. Not cached.
+CpuInfo GetCpuInfo();
+
+// Cores that this process may really use: the smallest of the affinity mask and
+// the cgroup's CPU quota (v1 or v2, this group and its parents), rounded up;
+// >= 1. More threads than this only take turns.
+int AvailableCores();
+
+namespace cpu_info_internal {
+
+// The quota of "cpu.max" (v2), e.g. "150000 100000" -> 2; 0: no limit.
+int CoresFromCpuMax(const std::string& text);
+// Bytes of a sysfs cache size, e.g. "32768K" -> 33554432; 0: not a size.
+int64_t CacheBytes(const std::string& text);
+
+}  // namespace cpu_info_internal
+}  // namespace quern
+
+#endif  // QUERN_CORE_CPU_INFO_H_

@@ -1,0 +1,115 @@
+#include "core/hwy_executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "absl/functional/function_ref.h"
+#include "absl/memory/memory.h"
+#include "absl/status/statusor.h"
+#include "core/cpu_info.h"
+#include "core/status_macros.h"
+#include "hwy/contrib/thread_pool/thread_pool.h"
+
+namespace quern {
+
+// The pool has two ways to wait, and someone must choose: ParallelFor turns
+// spinning on, and a watcher thread turns it off after kIdle without work. The
+// watcher sleeps through idle times as well; during work it wakes every kIdle.
+struct HwyExecutor::State {
+  explicit State(int workers) : pool(static_cast<size_t>(workers)) {}
+
+  hwy::ThreadPool pool;
+
+  std::mutex mutex;       // held during ParallelFor and mode changes
+  bool spinning = false;  // the pool's wait mode
+  uint64_t regions = 0;   // ParallelFor calls so far
+  bool stop = false;      // asks the watcher to end
+  std::atomic<bool> is_idle{true};
+  std::condition_variable wake_watcher;
+  std::thread watcher;
+
+  void Watch() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (!stop) {
+      if (!spinning) {
+        wake_watcher.wait(lock, [this] { return stop || spinning; });
+        continue;
+      }
+      const uint64_t before = regions;
+      wake_watcher.wait_for(lock, kIdle, [this] { return stop; });
+      if (!stop && spinning && regions == before) SetSpinning(false);
+    }
+  }
+
+  void SetSpinning(bool on) {
+    pool.SetWaitMode(on ? hwy::PoolWaitMode::kSpin : hwy::PoolWaitMode::kBlock);
+    spinning = on;
+    is_idle.store(!on, std::memory_order_release);
+  }
+};
+
+absl::StatusOr<std::unique_ptr<HwyExecutor>> HwyExecutor::Create(int workers) {
+  QUERN_RETURN_IF_ERROR(
+      CheckRange("hwy_executor", "workers", workers, 1, kMaxWorkers));
+  return absl::WrapUnique(new HwyExecutor(workers));
+}
+
+std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine() {
+  const int workers = std::clamp(AvailableCores(), 1, kMaxWorkers);
+  return absl::WrapUnique(new HwyExecutor(workers));
+}
+
+HwyExecutor::HwyExecutor(int workers)
+    : state_(std::make_unique<State>(workers)) {
+  if (workers > 1) {
+    state_->watcher = std::thread([state = state_.get()] { state->Watch(); });
+  }
+}
+
+HwyExecutor::~HwyExecutor() {
+  if (state_->watcher.joinable()) {
+    {
+      const std::lock_guard<std::mutex> lock(state_->mutex);
+      state_->stop = true;
+    }
+    state_->wake_watcher.notify_one();
+    state_->watcher.join();
+  }
+}
+
+int HwyExecutor::num_workers() const {
+  return static_cast<int>(state_->pool.NumWorkers());
+}
+
+bool HwyExecutor::idle() const {
+  return state_->is_idle.load(std::memory_order_acquire);
+}
+
+void HwyExecutor::ParallelFor(int64_t num_tasks,
+                              absl::FunctionRef<void(int64_t, int)> fn) {
+  if (num_tasks <= 0) return;
+  State& state = *state_;
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (num_tasks == 1 || state.pool.NumWorkers() == 1) {
+    for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
+    return;
+  }
+  ++state.regions;
+  if (!state.spinning) {
+    state.SetSpinning(true);
+    state.wake_watcher.notify_one();
+  }
+  state.pool.Run(0, static_cast<uint64_t>(num_tasks),
+                 [fn](uint64_t task, size_t worker) {
+                   fn(static_cast<int64_t>(task), static_cast<int>(worker));
+                 });
+}
+
+}  // namespace quern
