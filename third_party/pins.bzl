@@ -19,7 +19,7 @@ ARCHIVES = {
         debian_source = "benchmark=1.9.1-1",
         debian_file = "benchmark_1.9.1.orig.tar.gz",
         debian_sha256 = "32131c08ee31eeff2c8968d7e874f3cb648034377dfc32a4c377fa8796d84981",
-        build_file = "@quern//third_party/benchmark:benchmark.BUILD",
+        build_file = Label("//third_party/benchmark:benchmark.BUILD"),
     ),
     "com_google_googletest": dict(
         urls = ["https://github.com/google/googletest/releases/download/v1.16.0/googletest-1.16.0.tar.gz"],
@@ -28,7 +28,7 @@ ARCHIVES = {
         debian_source = "googletest=1.16.0-1",
         debian_file = "googletest_1.16.0.orig.tar.gz",
         debian_sha256 = "2f54382b5d13d6cd0be2afc524f1e510d37f8ba78c2d439c5bea64ef37e30d01",
-        build_file = "@quern//third_party/googletest:googletest.BUILD",
+        build_file = Label("//third_party/googletest:googletest.BUILD"),
     ),
     "eigen": dict(
         urls = ["https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.bz2"],
@@ -37,7 +37,7 @@ ARCHIVES = {
         debian_source = "eigen3=3.4.0-5",
         debian_file = "eigen3_3.4.0.orig.tar.bz2",
         debian_sha256 = "b4c198460eba6f28d34894e3a5710998818515104d6e74e5cc331ce31e46e626",
-        build_file = "@quern//third_party/eigen:eigen.BUILD",
+        build_file = Label("//third_party/eigen:eigen.BUILD"),
     ),
     "highway": dict(
         urls = ["https://github.com/google/highway/archive/refs/tags/1.2.0.tar.gz"],
@@ -46,7 +46,7 @@ ARCHIVES = {
         debian_source = "highway=1.2.0-2",
         debian_file = "highway_1.2.0.orig.tar.gz",
         debian_sha256 = "7e0be78b8318e8bdbf6fa545d2ecb4c90f947df03f7aadc42c1967f019e63343",
-        build_file = "@quern//third_party/highway:highway.BUILD",
+        build_file = Label("//third_party/highway:highway.BUILD"),
     ),
     "onednn": dict(
         urls = ["https://github.com/uxlfoundation/oneDNN/archive/refs/tags/v3.7.2.tar.gz"],
@@ -55,7 +55,7 @@ ARCHIVES = {
         debian_source = "onednn=3.7.2+ds-2",
         debian_file = "onednn_3.7.2+ds.orig.tar.xz",
         debian_sha256 = "0cc51ca26c1af6a2bb1e71e378e7046f3ceb3e71791ee9d4e246d50f904a6ea6",
-        build_file = "@quern//third_party/onednn:onednn.BUILD",
+        build_file = Label("//third_party/onednn:onednn.BUILD"),
     ),
 }
 

@@ -1,0 +1,13 @@
+"""The pinned archives as a module extension. Bazel 4.2 must never load this."""
+
+load("//third_party:archive.bzl", "quern_archive")
+load("//third_party:pins.bzl", "ARCHIVES")
+
+# The others are in the Bazel Central Registry and come from MODULE.bazel.
+_FROM_PINS = ["eigen", "highway", "onednn"]
+
+def _archives_impl(_module_ctx):
+    for name in _FROM_PINS:
+        quern_archive(name = name, **ARCHIVES[name])
+
+archives = module_extension(implementation = _archives_impl)
