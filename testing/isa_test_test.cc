@@ -1,0 +1,72 @@
+// A kernel that names its instruction set, and the proof that isa_test.h runs
+// it on each and notices when it does not.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "testing/isa_test_test.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+
+const char* Target() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include <set>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+HWY_EXPORT(Target);
+
+struct Plan {
+  const char* target() const { return name; }
+  const char* name = HWY_DYNAMIC_DISPATCH(Target)();
+};
+
+std::set<std::string>& Seen() {
+  static auto* seen = new std::set<std::string>;
+  return *seen;
+}
+
+class SomeKernelTest : public IsaTest {};
+QUERN_INSTANTIATE_ISA_TEST(SomeKernelTest);
+
+TEST_P(SomeKernelTest, RunsOnTheTargetAskedFor) {
+  const Plan plan;
+  EXPECT_RAN_ON(plan);
+  EXPECT_STREQ(plan.target(), isa());
+  Seen().insert(plan.target());
+}
+
+TEST_P(SomeKernelTest, RejectsAnotherTarget) {
+  Plan plan;
+  EXPECT_TRUE(RanOn(plan.target()));
+  plan.name = "AVX9";
+  const auto result = RanOn(plan.target());
+  EXPECT_FALSE(result);
+  EXPECT_EQ(std::string(result.message()),
+            std::string("ran on AVX9; asked for ") + isa());
+}
+
+// Tests run in the order of their suites' registration: TEST_P suites are
+// registered when main starts, so this looks only if they came first.
+TEST(IsaTestTest, RanOnEveryTargetOnce) {
+  if (Seen().empty()) GTEST_SKIP() << "runs before the suite it looks at";
+  EXPECT_EQ(Seen().size(), hwy::SupportedAndGeneratedTargets().size());
+}
+
+}  // namespace
+}  // namespace quern
+
+#endif  // HWY_ONCE
