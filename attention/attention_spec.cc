@@ -1,0 +1,44 @@
+#include "attention/attention_spec.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "cache/kv_layout.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+
+namespace quern {
+namespace {
+
+bool IsQueryType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16;
+}
+
+}  // namespace
+
+absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
+  if (spec.kv == KvLayout()) return InvalidArgument(op, "kv layout is empty");
+  const int64_t kv_heads = spec.kv.kv_heads();
+  QUERN_RETURN_IF_ERROR(CheckRange(op, "q_heads", spec.q_heads, 1,
+                                   std::numeric_limits<int32_t>::max()));
+  if (spec.q_heads % kv_heads != 0) {
+    return InvalidArgument(op, "q_heads=", spec.q_heads,
+                           "; need a multiple of kv_heads=", kv_heads);
+  }
+  if (!IsQueryType(spec.q_dtype)) {
+    return Unimplemented(op, "q_dtype is ", DTypeName(spec.q_dtype),
+                         "; need f32 or bf16");
+  }
+  if (!IsQueryType(spec.out_dtype)) {
+    return Unimplemented(op, "out_dtype is ", DTypeName(spec.out_dtype),
+                         "; need f32 or bf16");
+  }
+  if (!std::isfinite(spec.scale)) {
+    return InvalidArgument(op, "scale=", spec.scale, "; need a finite number");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quern

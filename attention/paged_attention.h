@@ -1,0 +1,84 @@
+#ifndef QUERN_ATTENTION_PAGED_ATTENTION_H_
+#define QUERN_ATTENTION_PAGED_ATTENTION_H_
+
+// Causal attention with grouped query heads over a paged KV cache. For token i
+// of a sequence's q_len queries, position p = kv_len - q_len + i, query head h
+// and its key/value head g = h / (q_heads / kv_heads):
+//
+//   logit[t]  = scale * sum over d of q[i, h, d] * k[t, g, d]     0 <= t <= p
+//   lse[i, h] = log(sum over t of exp(logit[t]))
+//   out[i, h] = sum over t of exp(logit[t] - lse[i, h]) * v[t, g, :]
+//
+// Prefill, chunked prefill and decode are shapes (q_len = kv_len, less, 1), in
+// one batch if so desired. Accumulates in f32.
+//
+// No key (kv_len 0), or only keys of logit -inf: out is 0, lse is -inf. A NaN
+// in a key or value reaches the rows that see it and no others; what lies in
+// slots beyond kv_len is never read. An infinite logit gives NaN.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/attention_spec.h"
+#include "attention/paged_attention_kernels.h"
+#include "attention/schedule.h"
+#include "cache/kv_cache_view.h"
+#include "cache/page_table.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+
+namespace quern {
+
+struct PagedAttentionArgs {
+  AnyTensorView q;             // [tokens, q_heads, head_dim]
+  KvCacheView kv;              // the new tokens' keys and values are in it
+  PageTable pages;             // of the schedule's sequences
+  AttentionSchedule schedule;  // built with the plan's spec
+  AnyTensorView out;           // [tokens, q_heads, v_head_dim]
+  MatrixView<float> lse;       // [tokens, q_heads], or without data: not wanted
+};
+
+class PagedAttentionPlan {
+ public:
+  // Refuses what CheckAttentionSpec refuses.
+  static absl::StatusOr<PagedAttentionPlan> Create(const AttentionSpec& spec);
+
+  const AttentionSpec& spec() const { return spec_; }
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+
+  // Scratch of one Execute with this schedule by an executor of that many
+  // workers. ResourceExhausted if the size overflows.
+  absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSchedule& schedule,
+                                         int num_workers) const;
+
+  // For callers that cannot trust their arguments. InvalidArgument names the
+  // argument, the sequence where there is one, the value and the bound: shapes
+  // and types that are not the plan's, a schedule of another spec, a cache of
+  // another layout, sequences longer than their pages, pages beyond the cache.
+  absl::Status CheckArgs(const PagedAttentionArgs& args) const;
+
+  // args as CheckArgs accepts them, `workspace` of at least WorkspaceBytes.
+  // Writes all of out and, if given, lse. q, out and lse may have any token and
+  // head strides; out and lse must overlap nothing. Allocates nothing. Safe to
+  // call concurrently with other workspaces and outputs. The bits do not depend
+  // on the executor, the batch, the page size, the order of the pages or how a
+  // sequence was cut into steps. Cost: each block of a schedule reads the keys
+  // and values that its last query sees, once.
+  void Execute(const PagedAttentionArgs& args, Workspace workspace,
+               Executor& executor) const noexcept;
+
+ private:
+  PagedAttentionPlan(const AttentionSpec& spec,
+                     const PagedAttentionKernels& kernels)
+      : spec_(spec), kernels_(kernels) {}
+
+  AttentionSpec spec_;
+  PagedAttentionKernels kernels_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_ATTENTION_PAGED_ATTENTION_H_

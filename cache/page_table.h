@@ -1,0 +1,108 @@
+#ifndef QUERN_CACHE_PAGE_TABLE_H_
+#define QUERN_CACHE_PAGE_TABLE_H_
+
+// Which pages, in order, hold each sequence, as compressed sparse rows:
+//
+//   pages of sequence s = page_ids[indptr[s] .. indptr[s + 1])
+//   token t of s lies in slot  page_ids[indptr[s] + t / page_size] * page_size
+//                              + t % page_size
+//
+// One table serves every layer of a model. Pages may be shared by sequences
+// and in any order; slots beyond a sequence's last token are never read.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace quern {
+
+// A borrowed, validated table: the arrays outlive it and do not change.
+class PageTable {
+ public:
+  // No sequences.
+  PageTable() = default;
+
+  // indptr[sequences + 1], ascending from 0 to at most page_ids.size(); page
+  // ids in [0, num_pages). InvalidArgument names the sequence and the value.
+  // Cost: one pass over both. Allocates nothing.
+  static absl::StatusOr<PageTable> Build(absl::Span<const int64_t> indptr,
+                                         absl::Span<const int32_t> page_ids,
+                                         int64_t page_size, int64_t num_pages);
+
+  int64_t num_sequences() const {
+    return indptr_.empty() ? 0 : static_cast<int64_t>(indptr_.size()) - 1;
+  }
+  int64_t page_size() const { return page_size_; }
+  // The bound that the page ids were checked against.
+  int64_t num_pages() const { return num_pages_; }
+
+  absl::Span<const int32_t> Pages(int64_t sequence) const {
+    const auto s = static_cast<size_t>(sequence);
+    return page_ids_.subspan(static_cast<size_t>(indptr_[s]),
+                             static_cast<size_t>(indptr_[s + 1] - indptr_[s]));
+  }
+  // Tokens that the pages of `sequence` can hold.
+  int64_t Capacity(int64_t sequence) const {
+    const auto s = static_cast<size_t>(sequence);
+    return (indptr_[s + 1] - indptr_[s]) * page_size_;
+  }
+  // 0 <= token < Capacity(sequence).
+  int64_t Slot(int64_t sequence, int64_t token) const {
+    const auto page = static_cast<size_t>(token / page_size_);
+    return Pages(sequence)[page] * page_size_ + token % page_size_;
+  }
+
+  // InvalidArgument unless there is one length for each sequence and its pages
+  // hold that many tokens.
+  absl::Status CheckKvLens(absl::Span<const int64_t> kv_lens) const;
+
+  // The slots of the last q_lens[s] of kv_lens[s] tokens, sequence by sequence:
+  // where a step writes its new keys and values. Writes all of `slots`, whose
+  // size must be the sum of q_lens. InvalidArgument also where CheckKvLens
+  // refuses, or q_lens[s] is not in [0, kv_lens[s]].
+  absl::Status SlotMapping(absl::Span<const int64_t> q_lens,
+                           absl::Span<const int64_t> kv_lens,
+                           absl::Span<int64_t> slots) const;
+
+ private:
+  PageTable(absl::Span<const int64_t> indptr,
+            absl::Span<const int32_t> page_ids, int64_t page_size,
+            int64_t num_pages)
+      : indptr_(indptr),
+        page_ids_(page_ids),
+        page_size_(page_size),
+        num_pages_(num_pages) {}
+
+  absl::Span<const int64_t> indptr_;
+  absl::Span<const int32_t> page_ids_;
+  int64_t page_size_ = 0;
+  int64_t num_pages_ = 0;
+};
+
+// The arrays of a table, filled sequence by sequence and kept from step to
+// step, so that only growth allocates.
+struct PageTableStorage {
+  std::vector<int64_t> indptr = {0};
+  std::vector<int32_t> page_ids;
+
+  void Clear() {
+    indptr.resize(1);
+    page_ids.clear();
+  }
+  // The next sequence.
+  void Append(absl::Span<const int32_t> pages) {
+    page_ids.insert(page_ids.end(), pages.begin(), pages.end());
+    indptr.push_back(static_cast<int64_t>(page_ids.size()));
+  }
+  absl::StatusOr<PageTable> Build(int64_t page_size, int64_t num_pages) const {
+    return PageTable::Build(indptr, page_ids, page_size, num_pages);
+  }
+};
+
+}  // namespace quern
+
+#endif  // QUERN_CACHE_PAGE_TABLE_H_

@@ -1,0 +1,122 @@
+#include "cache/write_kv.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "cache/kv_layout.h"
+#include "cache/write_kv_kernels.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "write_kv";
+
+// Tokens of one task: a few microseconds of copying.
+constexpr int64_t kTaskTokens = 16;
+
+absl::Status CheckRows(absl::string_view name, const AnyTensorView& rows,
+                       DType dtype, int64_t tokens, int64_t kv_heads,
+                       int64_t head_dim) {
+  QUERN_RETURN_IF_ERROR(CheckDType(kOp, name, rows.dtype(), dtype));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".rank"),
+                                   rows.rank(), 3, "[tokens, heads, dim]"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(0)"),
+                                   rows.extent(0), tokens,
+                                   "the number of slots"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(1)"),
+                                   rows.extent(1), kv_heads,
+                                   "the layout's kv_heads"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(2)"),
+                                   rows.extent(2), head_dim,
+                                   "the layout's head dim"));
+  return CheckEqual(kOp, absl::StrCat(name, ".stride(2)"), rows.stride(2), 1,
+                    "kernels read rows as vectors");
+}
+
+// Row [token, head] of k or v, wherever its strides put it.
+const uint8_t* RowOf(const AnyTensorView& rows, int64_t token, int64_t head) {
+  const int64_t offset = token * rows.stride(0) + head * rows.stride(1);
+  return static_cast<const uint8_t*>(rows.data()) +
+         offset * static_cast<int64_t>(SizeOf(rows.dtype()));
+}
+
+}  // namespace
+
+absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
+  if (spec.kv == KvLayout()) return InvalidArgument(kOp, "kv layout is empty");
+  if (spec.input != DType::kF32 && spec.input != DType::kBF16) {
+    return Unimplemented(kOp, "input is ", DTypeName(spec.input),
+                         "; need f32 or bf16");
+  }
+  return WriteKvPlan(spec, GetWriteKvKernels(spec.input, spec.kv.dtype()));
+}
+
+absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
+  const KvLayout& layout = spec_.kv;
+  const auto tokens = static_cast<int64_t>(args.slots.size());
+  QUERN_RETURN_IF_ERROR(CheckRows("k", args.k, spec_.input, tokens,
+                                  layout.kv_heads(), layout.head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckRows("v", args.v, spec_.input, tokens,
+                                  layout.kv_heads(), layout.v_head_dim()));
+  if (args.cache.layout() != layout) {
+    return InvalidArgument(kOp, "the cache has another layout than the plan");
+  }
+  const int64_t end = args.cache.num_pages() * layout.page_size();
+  for (size_t token = 0; token < args.slots.size(); ++token) {
+    if (args.slots[token] >= end) {
+      return InvalidArgument(kOp, "slots[", token, "]=", args.slots[token],
+                             "; need slot < ", end, ", or negative to skip");
+    }
+  }
+  std::vector<int64_t> sorted(args.slots.begin(), args.slots.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto first = std::lower_bound(sorted.begin(), sorted.end(), 0);
+  const auto twice = std::adjacent_find(first, sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument(kOp, "slot ", *twice,
+                           " is given twice; need distinct slots");
+  }
+  return absl::OkStatus();
+}
+
+void WriteKvPlan::Execute(const WriteKvArgs& args,
+                          Executor& executor) const noexcept {
+  const KvLayout& layout = spec_.kv;
+  QUERN_DCHECK(args.cache.layout() == layout);
+  QUERN_DCHECK(args.k.dtype() == spec_.input && args.v.dtype() == spec_.input);
+  const auto tokens = static_cast<int64_t>(args.slots.size());
+  const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
+  const auto k_dim = static_cast<size_t>(layout.head_dim());
+  const auto v_dim = static_cast<size_t>(layout.v_head_dim());
+  executor.ParallelFor(DivCeil(tokens, kTaskTokens), [&](int64_t task,
+                                                         int /*worker*/) {
+    const int64_t end = std::min(tokens, (task + 1) * kTaskTokens);
+    for (int64_t token = task * kTaskTokens; token < end; ++token) {
+      const int64_t slot = args.slots[static_cast<size_t>(token)];
+      if (slot < 0) continue;
+      const int64_t page = slot / layout.page_size();
+      const int64_t offset = slot % layout.page_size() * element;
+      for (int64_t head = 0; head < layout.kv_heads(); ++head) {
+        kernels_.convert(RowOf(args.k, token, head), k_dim,
+                         args.cache.K(page, head) + offset * layout.head_dim());
+        kernels_.convert(
+            RowOf(args.v, token, head), v_dim,
+            args.cache.V(page, head) + offset * layout.v_head_dim());
+      }
+    }
+  });
+}
+
+}  // namespace quern
