@@ -1,0 +1,157 @@
+// The references against values worked out by hand.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "testing/compare.h"
+#include "testing/reference_activation.h"
+#include "testing/reference_attention.h"
+#include "testing/reference_gemm.h"
+#include "testing/reference_norm.h"
+#include "testing/reference_rope.h"
+#include "testing/reference_softmax.h"
+
+namespace quern {
+namespace {
+
+using Doubles = std::vector<double>;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kTiny = 1e-12;
+
+TEST(ReferenceGemmTest, MultipliesByHand) {
+  const Doubles a = {1, 2, 3, 4, 5, 6};   // 2 x 3
+  const Doubles b = {1, 0, 0, 1, 2, -1};  // 3 x 2
+  EXPECT_TRUE(AllEqual(ReferenceGemm(2, 2, 3, a, b), Doubles{7, -1, 16, -1}));
+  const Doubles w = {1, 0, 2, 0, 1, -1};  // b transposed, 2 x 3
+  EXPECT_TRUE(AllEqual(ReferenceLinear(2, 2, 3, a, w), Doubles{7, -1, 16, -1}));
+  EXPECT_TRUE(AllEqual(ReferenceLinear(2, 2, 3, a, w, {10, 20}),
+                       Doubles{17, 19, 26, 19}));
+}
+TEST(ReferenceGemmTest, OfNothingIsTheBias) {
+  EXPECT_TRUE(ReferenceLinear(0, 2, 1, {}, {1, 2}).empty());
+  EXPECT_TRUE(
+      AllEqual(ReferenceLinear(1, 2, 0, {}, {}, {3, 4}), Doubles{3, 4}));
+}
+TEST(ReferenceGemmTest, PassesNanToItsRowOnly) {
+  const Doubles c = ReferenceGemm(2, 1, 2, {NAN, 1, 2, 3}, {1, 1});
+  EXPECT_TRUE(AllEqual(c, Doubles{NAN, 5}));
+}
+
+TEST(ReferenceSoftmaxTest, KnowsThreeToOne) {
+  const Doubles x = {std::log(3.0) + 700, 700, -kInfinity};
+  EXPECT_TRUE(AllClose(ReferenceSoftmax(x), Doubles{0.75, 0.25, 0}, kTiny));
+  EXPECT_NEAR(LogSumExp(x), 700 + std::log(4.0), kTiny);
+}
+TEST(ReferenceSoftmaxTest, OfNothingIsZeros) {
+  EXPECT_EQ(LogSumExp({}), -kInfinity);
+  EXPECT_EQ(LogSumExp({-kInfinity, -kInfinity}), -kInfinity);
+  EXPECT_TRUE(AllEqual(ReferenceSoftmax({-kInfinity}), Doubles{0}));
+}
+TEST(ReferenceSoftmaxTest, PassesNanOn) {
+  EXPECT_TRUE(std::isnan(LogSumExp({1, NAN, 2})));
+  EXPECT_TRUE(std::isnan(ReferenceSoftmax({1, NAN, 2})[0]));
+}
+
+// Two query heads share one KV head; scores of the second query are
+// (0, log 3) and (0, 2 log 3) for its two heads.
+TEST(ReferenceAttentionTest, WeighsByHand) {
+  ReferenceAttentionSpec spec;
+  spec.q_len = 2;
+  spec.kv_len = 2;
+  spec.q_heads = 2;
+  spec.v_head_dim = 2;
+  spec.scale = 0.5;
+  const Doubles q = {5, 7, 1, 2};
+  const Doubles k = {0, 2 * std::log(3.0)};
+  const Doubles v = {1, 10, 5, 50};
+  const auto result = ReferenceAttention(spec, q, k, v);
+  EXPECT_TRUE(
+      AllClose(result.out, Doubles{1, 10, 1, 10, 4, 40, 4.6, 46}, kTiny));
+  EXPECT_TRUE(
+      AllClose(result.lse, Doubles{0, 0, std::log(4), std::log(10)}, kTiny));
+}
+TEST(ReferenceAttentionTest, MapsQueryHeadsToKvHeads) {
+  ReferenceAttentionSpec spec;
+  spec.q_len = spec.kv_len = 1;
+  spec.q_heads = 4;
+  spec.kv_heads = 2;
+  EXPECT_TRUE(
+      AllEqual(ReferenceAttention(spec, {1, 1, 1, 1}, {1, 1}, {6, 7}).out,
+               Doubles{6, 6, 7, 7}));
+}
+TEST(ReferenceAttentionTest, SeesOnlyTheWindow) {
+  ReferenceAttentionSpec spec;
+  spec.q_len = 3;
+  spec.kv_len = 4;
+  const Doubles q(3, 0.0), k(4, 0.0), v = {1, 2, 4, 8};
+  EXPECT_TRUE(AllClose(ReferenceAttention(spec, q, k, v).out,
+                       Doubles{1.5, 7.0 / 3, 3.75}, kTiny));
+  spec.window = 2;
+  EXPECT_TRUE(AllClose(ReferenceAttention(spec, q, k, v).out,
+                       Doubles{1.5, 3, 6}, kTiny));
+  spec.window = 0;
+  spec.causal = false;
+  EXPECT_TRUE(AllClose(ReferenceAttention(spec, q, k, v).out,
+                       Doubles{3.75, 3.75, 3.75}, kTiny));
+}
+TEST(ReferenceAttentionTest, OfNothingIsZeros) {
+  ReferenceAttentionSpec spec;
+  spec.q_len = 1;
+  const auto result = ReferenceAttention(spec, {1}, {}, {});
+  EXPECT_TRUE(AllEqual(result.out, Doubles{0}));
+  EXPECT_TRUE(AllEqual(result.lse, Doubles{-kInfinity}));
+}
+TEST(ReferenceAttentionTest, CapsScores) {
+  ReferenceAttentionSpec spec;
+  spec.q_len = spec.kv_len = 1;
+  spec.soft_cap = 2;
+  const auto result = ReferenceAttention(spec, {1e6}, {1}, {1});
+  EXPECT_TRUE(AllClose(result.lse, Doubles{2}, kTiny));
+}
+
+TEST(ReferenceRmsNormTest, DividesByTheRootMeanSquare) {
+  // The mean of squares is 12.5; with epsilon 12.5 the root is 5.
+  EXPECT_TRUE(AllClose(ReferenceRmsNorm(1, 2, {3, 4}, {2, 10}, 12.5),
+                       Doubles{1.2, 8}, kTiny));
+  const double r = std::sqrt(12.5);
+  EXPECT_TRUE(AllClose(ReferenceRmsNorm(2, 2, {3, 4, -4, 3}, {}, 0),
+                       Doubles{3 / r, 4 / r, -4 / r, 3 / r}, kTiny));
+}
+
+TEST(ReferenceRopeTest, TurnsPairsByHand) {
+  // base 1: every pair turns by the position itself.
+  const double c = std::cos(1.0), s = std::sin(1.0);
+  const Doubles x = {1, 0, 0, 1, 9};
+  EXPECT_TRUE(
+      AllClose(ReferenceRope(x, {1}, 1, 5, 4, 1.0, ReferenceRopeStyle::kNeox),
+               Doubles{c, -s, s, c, 9}, kTiny));
+  EXPECT_TRUE(AllClose(
+      ReferenceRope(x, {1}, 1, 5, 4, 1.0, ReferenceRopeStyle::kInterleaved),
+      Doubles{c, s, -s, c, 9}, kTiny));
+}
+TEST(ReferenceRopeTest, SlowsDownPairByPair) {
+  // rotary_dim 4, base 10000: pair 0 turns by p, pair 1 by p / 100.
+  const Doubles y = ReferenceRope({1, 1, 0, 0, 1, 1, 0, 0}, {0, 50}, 1, 4, 4,
+                                  10000.0, ReferenceRopeStyle::kNeox);
+  EXPECT_TRUE(AllClose(y,
+                       Doubles{1, 1, 0, 0, std::cos(50), std::cos(0.5),
+                               std::sin(50), std::sin(0.5)},
+                       kTiny));
+}
+
+TEST(ReferenceActivationTest, GatesByHand) {
+  const double x = std::log(3.0);  // sigmoid(x) = 3/4
+  EXPECT_TRUE(AllClose(ReferenceSiluAndMul(2, 1, {x, 4, -x, 4}),
+                       Doubles{3 * x, -x}, kTiny));
+  EXPECT_EQ(ReferenceSilu(0), 0);
+  EXPECT_NEAR(ReferenceSilu(-800), 0, kTiny);
+  EXPECT_NEAR(ReferenceGelu(1), 0.8413447460685429, kTiny);
+  EXPECT_NEAR(ReferenceGelu(-1), -0.15865525393145707, kTiny);
+  EXPECT_NEAR(ReferenceGeluTanh(1), 0.8411919906082768, kTiny);
+}
+
+}  // namespace
+}  // namespace quern
