@@ -64,8 +64,15 @@ TEST(NoAllocTest, SeesEveryWayToAllocate) {
   const int64_t in_this_thread = scope.count_in_this_thread();
   scope.Forgive();
 
-  for (int n = 0; n < 8; ++n) EXPECT_EQ(counts[n], n + 1);
-  EXPECT_EQ(in_this_thread, 8);
+  // The thread sanitizer of gcc 12 calls no hook for aligned_alloc and
+  // posix_memalign, the fourth and fifth; every other build sees all eight.
+#ifdef __SANITIZE_THREAD__
+  const int64_t expected[8] = {1, 2, 3, 3, 3, 4, 5, 6};
+#else
+  const int64_t expected[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+#endif
+  for (int n = 0; n < 8; ++n) EXPECT_EQ(counts[n], expected[n]) << n;
+  EXPECT_EQ(in_this_thread, expected[7]);
   EXPECT_EQ(error, 0);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(c) % 64, 0u);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(d) % 64, 0u);
