@@ -1,0 +1,363 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/cache_control.h"  // FlushStream
+#include "packing/vnni_pack_kernels.h"
+
+// Compiled once per instruction set: foreach_target.h re-includes this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "packing/vnni_pack_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr size_t kCols = 16;  // columns of a panel
+constexpr size_t kLine = 64;  // bytes of a line, and of a cache line
+
+// 32-bit lanes, at most one line of them. Where the vector length is not known
+// to the compiler, 128 bits serve.
+#if HWY_HAVE_SCALABLE
+using D32 = hn::FixedTag<uint32_t, 4>;
+#else
+using D32 = hn::CappedTag<uint32_t, kCols>;
+#endif
+using D8 = hn::Repartition<uint8_t, D32>;
+using V32 = hn::Vec<D32>;
+constexpr size_t kLanes = HWY_MAX_LANES_D(D32);
+
+enum class Store { kCached, kStream };
+
+template <Store kStore>
+HWY_INLINE void Put(V32 v, uint8_t* HWY_RESTRICT to) {
+  const D32 d;
+  if constexpr (kStore == Store::kStream) {
+    hn::Stream(v, d, reinterpret_cast<uint32_t*>(to));
+  } else {
+    hn::StoreU(hn::BitCast(D8(), v), D8(), to);
+  }
+}
+
+HWY_INLINE V32 Get(const uint8_t* HWY_RESTRICT from) {
+  return hn::BitCast(D32(), hn::LoadU(D8(), from));
+}
+
+// Into L2 only: 16 rows at a power-of-two stride fall into one set of L1 and
+// would push each other out.
+HWY_INLINE void PrefetchL2(const uint8_t* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
+// Transposes the 4x4 lanes in each 128-bit block of a, b, c, d.
+HWY_INLINE void Transpose4x4(V32& a, V32& b, V32& c, V32& d) {
+  const D32 d32;
+  const hn::Repartition<uint64_t, D32> d64;
+  const auto ab_lo = hn::BitCast(d64, hn::InterleaveLower(d32, a, b));
+  const auto ab_hi = hn::BitCast(d64, hn::InterleaveUpper(d32, a, b));
+  const auto cd_lo = hn::BitCast(d64, hn::InterleaveLower(d32, c, d));
+  const auto cd_hi = hn::BitCast(d64, hn::InterleaveUpper(d32, c, d));
+  a = hn::BitCast(d32, hn::InterleaveLower(d64, ab_lo, cd_lo));
+  b = hn::BitCast(d32, hn::InterleaveUpper(d64, ab_lo, cd_lo));
+  c = hn::BitCast(d32, hn::InterleaveLower(d64, ab_hi, cd_hi));
+  d = hn::BitCast(d32, hn::InterleaveUpper(d64, ab_hi, cd_hi));
+}
+
+// Transposes a square of kLanes x kLanes lanes, in registers.
+template <Store kStore>
+HWY_INLINE void TransposeSquare(const uint8_t* HWY_RESTRICT from,
+                                ptrdiff_t from_stride, uint8_t* HWY_RESTRICT to,
+                                ptrdiff_t to_stride) {
+  V32 v[kLanes];
+  for (size_t r = 0; r < kLanes; ++r) {
+    v[r] = Get(from + static_cast<ptrdiff_t>(r) * from_stride);
+  }
+  for (size_t r = 0; r < kLanes; r += 4) {
+    Transpose4x4(v[r], v[r + 1], v[r + 2], v[r + 3]);
+  }
+  const auto put = [&](size_t row, V32 out) HWY_ATTR {
+    Put<kStore>(out, to + static_cast<ptrdiff_t>(row) * to_stride);
+  };
+  // v[4 * g + t] now holds, in block b, columns 4 * g .. + 4 of line 4 * b + t:
+  // what remains is to transpose the blocks.
+  if constexpr (kLanes == 4) {
+    for (size_t t = 0; t < 4; ++t) put(t, v[t]);
+  } else if constexpr (kLanes == 8) {
+    const D32 d;
+    for (size_t t = 0; t < 4; ++t) {
+      put(t, hn::ConcatLowerLower(d, v[4 + t], v[t]));
+    }
+    for (size_t t = 0; t < 4; ++t) {
+      put(4 + t, hn::ConcatUpperUpper(d, v[4 + t], v[t]));
+    }
+  } else {
+    static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16, "no such vector");
+    const D32 d;
+    for (size_t t = 0; t < 4; ++t) {
+      V32& a = v[t];
+      V32& b = v[4 + t];
+      V32& c = v[8 + t];
+      V32& e = v[12 + t];
+      const V32 ab_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
+      const V32 ab_odd = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
+      const V32 ce_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(e), c);
+      const V32 ce_odd = hn::OddEvenBlocks(e, hn::SwapAdjacentBlocks(c));
+      a = hn::ConcatLowerLower(d, ce_even, ab_even);
+      b = hn::ConcatLowerLower(d, ce_odd, ab_odd);
+      c = hn::ConcatUpperUpper(d, ce_even, ab_even);
+      e = hn::ConcatUpperUpper(d, ce_odd, ab_odd);
+    }
+    for (size_t r = 0; r < kLanes; ++r) put(r, v[r]);
+  }
+}
+
+// to[i][j] = from[j][i] for 16x16 dwords. One dword is one pair or quad of k.
+template <Store kStore>
+HWY_INLINE void Transpose16x16(const uint8_t* HWY_RESTRICT from,
+                               ptrdiff_t from_stride, uint8_t* HWY_RESTRICT to,
+                               ptrdiff_t to_stride) {
+  for (size_t i = 0; i < kCols; i += kLanes) {
+    for (size_t j = 0; j < kCols; j += kLanes) {
+      TransposeSquare<kStore>(
+          from + static_cast<ptrdiff_t>(j) * from_stride + i * 4, from_stride,
+          to + static_cast<ptrdiff_t>(i) * to_stride + j * 4, to_stride);
+    }
+  }
+}
+
+// ---- [N, K]: the rows of the plain side are the columns of one panel. ----
+
+// Far enough that a line arrives from DRAM before it is wanted.
+constexpr size_t kPrefetchBytes = 512;
+
+template <Store kStore>
+void PackRows(const VnniPlainBlock<const uint8_t>& plain,
+              const VnniPackedBlock<uint8_t>& packed) {
+  uint8_t* HWY_RESTRICT to = packed.data;
+  size_t at = 0;
+  if (HWY_LIKELY(plain.rows == kCols)) {
+    for (; at + kLine <= plain.cols_bytes; at += kLine, to += kCols * kLine) {
+      const uint8_t* HWY_RESTRICT from = plain.data + at;
+      for (size_t r = 0; r < kCols; ++r) {
+        PrefetchL2(from + static_cast<ptrdiff_t>(r) * plain.row_bytes +
+                   kPrefetchBytes);
+      }
+      Transpose16x16<kStore>(from, plain.row_bytes, to, kLine);
+    }
+  }
+  // The last panel of a matrix and the end of k, through a zero-padded square.
+  while (at < plain.cols_bytes) {
+    const size_t bytes = HWY_MIN(kLine, plain.cols_bytes - at);
+    const size_t lines_bytes = hwy::DivCeil(bytes, size_t{4}) * kLine;
+    alignas(kLine) uint8_t square[kCols * kLine];
+    alignas(kLine) uint8_t lines[kCols * kLine];
+    hwy::ZeroBytes<kCols * kLine>(square);
+    for (size_t r = 0; r < plain.rows; ++r) {
+      hwy::CopyBytes(
+          plain.data + static_cast<ptrdiff_t>(r) * plain.row_bytes + at,
+          square + r * kLine, bytes);
+    }
+    Transpose16x16<Store::kCached>(square, kLine, lines, kLine);
+    hwy::CopyBytes(lines, to, lines_bytes);
+    at += bytes;
+    to += lines_bytes;
+  }
+  if constexpr (kStore == Store::kStream) hwy::FlushStream();
+}
+
+void UnpackRows(const VnniPlainBlock<uint8_t>& plain,
+                const VnniPackedBlock<const uint8_t>& packed) {
+  const uint8_t* HWY_RESTRICT from = packed.data;
+  size_t at = 0;
+  if (HWY_LIKELY(plain.rows == kCols)) {
+    for (; at + kLine <= plain.cols_bytes; at += kLine, from += kCols * kLine) {
+      Transpose16x16<Store::kCached>(from, kLine, plain.data + at,
+                                     plain.row_bytes);
+    }
+  }
+  while (at < plain.cols_bytes) {
+    const size_t bytes = HWY_MIN(kLine, plain.cols_bytes - at);
+    const size_t lines_bytes = hwy::DivCeil(bytes, size_t{4}) * kLine;
+    alignas(kLine) uint8_t square[kCols * kLine];
+    alignas(kLine) uint8_t lines[kCols * kLine];
+    hwy::ZeroBytes<kCols * kLine>(lines);
+    hwy::CopyBytes(from, lines, lines_bytes);
+    Transpose16x16<Store::kCached>(lines, kLine, square, kLine);
+    for (size_t r = 0; r < plain.rows; ++r) {
+      hwy::CopyBytes(
+          square + r * kLine,
+          plain.data + static_cast<ptrdiff_t>(r) * plain.row_bytes + at, bytes);
+    }
+    at += bytes;
+    from += lines_bytes;
+  }
+}
+
+// ---- [K, N]: v rows of the plain side interleave into one line. ----
+
+// T is the unsigned type of the element's size.
+template <typename T>
+using DSmall = hn::Rebind<T, D32>;
+
+template <typename T>
+HWY_INLINE V32 Widened(const uint8_t* HWY_RESTRICT from) {
+  return hn::PromoteTo(
+      D32(), hn::LoadU(DSmall<T>(), reinterpret_cast<const T*>(from)));
+}
+
+// One line from the v rows at `from`: lane c is b[k, c] | b[k + 1, c] <<
+// bits...
+template <typename T, Store kStore>
+HWY_INLINE void PackLine(const uint8_t* HWY_RESTRICT from, ptrdiff_t row_bytes,
+                         uint8_t* HWY_RESTRICT to) {
+  for (size_t c = 0; c < kCols; c += kLanes) {
+    const uint8_t* row = from + c * sizeof(T);
+    V32 v = Widened<T>(row);
+    if constexpr (sizeof(T) == 2) {
+      v = hn::Or(v, hn::ShiftLeft<16>(Widened<T>(row + row_bytes)));
+    } else {
+      const V32 v1 = hn::ShiftLeft<8>(Widened<T>(row + row_bytes));
+      const V32 v2 = hn::ShiftLeft<16>(Widened<T>(row + 2 * row_bytes));
+      const V32 v3 = hn::ShiftLeft<24>(Widened<T>(row + 3 * row_bytes));
+      v = hn::Or(hn::Or3(v, v1, v2), v3);
+    }
+    Put<kStore>(v, to + c * 4);
+  }
+}
+
+// The same from `rows` <= v rows of `cols_bytes` <= 16 elements.
+template <typename T>
+HWY_INLINE void PackPartialLine(const uint8_t* HWY_RESTRICT from,
+                                ptrdiff_t row_bytes, size_t rows,
+                                size_t cols_bytes, uint8_t* HWY_RESTRICT to) {
+  constexpr size_t kRow = kCols * sizeof(T);
+  alignas(kLine) uint8_t block[kLine];  // v rows
+  hwy::ZeroBytes<kLine>(block);
+  for (size_t r = 0; r < rows; ++r) {
+    hwy::CopyBytes(from + static_cast<ptrdiff_t>(r) * row_bytes,
+                   block + r * kRow, cols_bytes);
+  }
+  PackLine<T, Store::kCached>(block, kRow, to);
+}
+
+template <typename T, Store kStore>
+void PackCols(const VnniPlainBlock<const uint8_t>& plain,
+              const VnniPackedBlock<uint8_t>& packed) {
+  constexpr size_t kV = 4 / sizeof(T);
+  constexpr size_t kRow = kCols * sizeof(T);
+  constexpr size_t kPanels = kLine / kRow;  // panels that a cache line feeds
+  const size_t whole = plain.rows / kV;
+  const ptrdiff_t step = static_cast<ptrdiff_t>(kV) * plain.row_bytes;
+  uint8_t* to = packed.data;
+  size_t at = 0;
+  for (; at + kLine <= plain.cols_bytes;
+       at += kLine, to += kPanels * packed.panel_bytes) {
+    const uint8_t* from = plain.data + at;
+    for (size_t l = 0; l < whole; ++l, from += step) {
+      for (size_t i = 0; i < kV; ++i) {
+        PrefetchL2(from + static_cast<ptrdiff_t>(i) * plain.row_bytes + kLine);
+      }
+      for (size_t p = 0; p < kPanels; ++p) {
+        PackLine<T, kStore>(from + p * kRow, plain.row_bytes,
+                            to + p * packed.panel_bytes + l * kLine);
+      }
+    }
+  }
+  // Panels that do not fill a cache line, and the rows after the last line.
+  const size_t whole_cols = at;
+  const size_t lines = hwy::DivCeil(plain.rows, kV);
+  to = packed.data;
+  for (at = 0; at < plain.cols_bytes; at += kRow, to += packed.panel_bytes) {
+    const size_t bytes = HWY_MIN(kRow, plain.cols_bytes - at);
+    for (size_t l = at < whole_cols ? whole : 0; l < lines; ++l) {
+      const size_t rows = HWY_MIN(kV, plain.rows - l * kV);
+      PackPartialLine<T>(plain.data + at + static_cast<ptrdiff_t>(l) * step,
+                         plain.row_bytes, rows, bytes, to + l * kLine);
+    }
+  }
+  if constexpr (kStore == Store::kStream) hwy::FlushStream();
+}
+
+// The v rows of one line, 16 elements each.
+template <typename T>
+HWY_INLINE void UnpackLine(const uint8_t* HWY_RESTRICT from,
+                           uint8_t* HWY_RESTRICT to, ptrdiff_t row_bytes) {
+  for (size_t c = 0; c < kCols; c += kLanes) {
+    V32 v = Get(from + c * 4);
+    for (size_t i = 0; i < 4 / sizeof(T); ++i) {
+      hn::StoreU(
+          hn::TruncateTo(DSmall<T>(), v), DSmall<T>(),
+          reinterpret_cast<T*>(to + static_cast<ptrdiff_t>(i) * row_bytes +
+                               c * sizeof(T)));
+      v = hn::ShiftRight<8 * sizeof(T)>(v);
+    }
+  }
+}
+
+template <typename T>
+void UnpackCols(const VnniPlainBlock<uint8_t>& plain,
+                const VnniPackedBlock<const uint8_t>& packed) {
+  constexpr size_t kV = 4 / sizeof(T);
+  constexpr size_t kRow = kCols * sizeof(T);
+  const size_t lines = hwy::DivCeil(plain.rows, kV);
+  const uint8_t* from = packed.data;
+  for (size_t at = 0; at < plain.cols_bytes;
+       at += kRow, from += packed.panel_bytes) {
+    const size_t bytes = HWY_MIN(kRow, plain.cols_bytes - at);
+    for (size_t l = 0; l < lines; ++l) {
+      uint8_t* to =
+          plain.data + at + static_cast<ptrdiff_t>(l * kV) * plain.row_bytes;
+      const size_t rows = HWY_MIN(kV, plain.rows - l * kV);
+      if (HWY_LIKELY(rows == kV && bytes == kRow)) {
+        UnpackLine<T>(from + l * kLine, to, plain.row_bytes);
+        continue;
+      }
+      alignas(kLine) uint8_t block[kLine];  // v rows
+      UnpackLine<T>(from + l * kLine, block, kRow);
+      for (size_t r = 0; r < rows; ++r) {
+        hwy::CopyBytes(block + r * kRow,
+                       to + static_cast<ptrdiff_t>(r) * plain.row_bytes, bytes);
+      }
+    }
+  }
+}
+
+template <typename T>
+VnniPackKernels::Direction Cols() {
+  return {&PackCols<T, Store::kCached>, &PackCols<T, Store::kStream>,
+          &UnpackCols<T>};
+}
+
+VnniPackKernels GetKernels() {
+  VnniPackKernels kernels;
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.nk = {&PackRows<Store::kCached>, &PackRows<Store::kStream>,
+                &UnpackRows};
+  kernels.kn16 = Cols<uint16_t>();
+  kernels.kn8 = Cols<uint8_t>();
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+VnniPackKernels GetVnniPackKernels() {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)();
+}
+}  // namespace quern
+#endif  // HWY_ONCE
