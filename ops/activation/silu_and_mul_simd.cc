@@ -1,0 +1,81 @@
+#include "ops/activation/silu_and_mul_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/activation/silu_and_mul_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include "hwy/highway.h"
+#include "ops/exp-inl.h"
+#include "ops/row_io-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+
+// With e = exp(-|v|): v / (1 + e) for v >= 0, v * e / (1 + e) below, so that
+// nothing overflows. Clamping v first makes -infinity a number whose product
+// with e = 0 is -0; written as a select, NaN stays.
+HWY_INLINE VF Silu(VF v) {
+  const DF d;
+  const auto lowest = hn::Set(d, kExpLowest);
+  const auto x = hn::IfThenElse(hn::Lt(v, lowest), lowest, v);
+  const auto minus_abs = hn::Neg(hn::Abs(x));
+  const auto e = ExpNonPositive(
+      d, hn::IfThenElse(hn::Lt(minus_abs, lowest), lowest, minus_abs));
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  const auto numerator = hn::IfThenElse(negative, hn::Mul(x, e), x);
+  return hn::Div(numerator, hn::Add(e, hn::Set(d, 1.0f)));
+}
+
+template <typename X, typename O>
+void Row(const void* gate, const void* up, void* out, size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const X* g = static_cast<const X*>(gate);
+  const X* u = static_cast<const X*>(up);
+  O* o = static_cast<O*>(out);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto silu = Silu(row_io::Load(d, g + i));
+    row_io::Store(d, hn::Mul(silu, row_io::Load(d, u + i)), o + i);
+  }
+  if (i < n) {
+    const auto silu = Silu(row_io::LoadN(d, g + i, n - i));
+    row_io::StoreN(d, hn::Mul(silu, row_io::LoadN(d, u + i, n - i)), o + i,
+                   n - i);
+  }
+}
+
+SiluAndMulKernels GetKernels(DType x, DType out) {
+  SiluAndMulKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  const bool out_f32 = out == DType::kF32;
+  if (x == DType::kF32) {
+    kernels.row = out_f32 ? &Row<float, float> : &Row<float, BFloat16>;
+  } else {
+    kernels.row = out_f32 ? &Row<BFloat16, float> : &Row<BFloat16, BFloat16>;
+  }
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+SiluAndMulKernels GetSiluAndMulKernels(DType x, DType out) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(x, out);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

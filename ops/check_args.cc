@@ -1,0 +1,165 @@
+#include "ops/check_args.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/status_macros.h"
+
+namespace quern {
+namespace {
+
+bool Empty(const AnyTensorView& v) {
+  for (int d = 0; d < v.rank(); ++d) {
+    if (v.extent(d) == 0) return true;
+  }
+  return v.rank() == 0;
+}
+
+std::string ShapeOf(const AnyTensorView& v) {
+  std::string shape = "[";
+  for (int d = 0; d < v.rank(); ++d) {
+    absl::StrAppend(&shape, d > 0 ? ", " : "", v.extent(d));
+  }
+  return shape + "]";
+}
+
+std::string ShapeOf(absl::Span<const int64_t> want) {
+  return absl::StrCat("[",
+                      absl::StrJoin(want, ", ",
+                                    [](std::string* out, int64_t extent) {
+                                      if (extent == kAnyExtent) {
+                                        out->append("any");
+                                      } else {
+                                        absl::StrAppend(out, extent);
+                                      }
+                                    }),
+                      "]");
+}
+
+// Bytes from the first element to the end of the last one.
+int64_t SpanBytes(const AnyTensorView& v) {
+  int64_t last = 0;
+  for (int d = 0; d < v.rank(); ++d) last += (v.extent(d) - 1) * v.stride(d);
+  return (last + 1) * static_cast<int64_t>(SizeOf(v.dtype()));
+}
+
+bool SameOuterStrides(const AnyTensorView& a, const AnyTensorView& b) {
+  if (a.rank() != b.rank()) return false;
+  for (int d = 0; d + 1 < a.rank(); ++d) {
+    if (a.extent(d) > 1 && b.extent(d) > 1 && a.stride(d) != b.stride(d)) {
+      return false;
+    }
+  }
+  return SizeOf(a.dtype()) == SizeOf(b.dtype());
+}
+
+}  // namespace
+
+absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
+                          DType dtype, absl::Span<const DType> choices) {
+  for (const DType choice : choices) {
+    if (dtype == choice) return absl::OkStatus();
+  }
+  return Unimplemented(
+      op, field, " is ", DTypeName(dtype), "; need ",
+      absl::StrJoin(choices, " or ", [](std::string* out, DType choice) {
+        absl::StrAppend(out, DTypeName(choice));
+      }));
+}
+
+absl::Status CheckInput(absl::string_view op, absl::string_view field,
+                        const AnyTensorView& view, DType dtype,
+                        absl::Span<const int64_t> want) {
+  QUERN_RETURN_IF_ERROR(CheckDType(op, field, view.dtype(), dtype));
+  bool fits = view.rank() == static_cast<int>(want.size());
+  for (int d = 0; fits && d < view.rank(); ++d) {
+    const int64_t extent = want[static_cast<size_t>(d)];
+    fits = view.extent(d) >= 0 &&
+           (extent == kAnyExtent || extent == view.extent(d));
+  }
+  if (!fits) {
+    return InvalidArgument(op, field, " is ", ShapeOf(view), "; need ",
+                           ShapeOf(want));
+  }
+  for (int d = 0; d < view.rank(); ++d) {
+    const bool last = d + 1 == view.rank();
+    if (view.extent(d) > 1 && (last ? view.stride(d) != 1 : view.stride(d) < 0))
+      return InvalidArgument(op, field, " has stride ", view.stride(d),
+                             " in dimension ", d, "; need ",
+                             last ? "1" : "0 or more");
+  }
+  if (view.data() == nullptr && !Empty(view)) {
+    return InvalidArgument(op, field, " is null; need ", ShapeOf(want));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutput(absl::string_view op, absl::string_view field,
+                         const AnyTensorView& view, DType dtype,
+                         absl::Span<const int64_t> want) {
+  QUERN_RETURN_IF_ERROR(CheckInput(op, field, view, dtype, want));
+  if (Empty(view)) return absl::OkStatus();
+  if (!view.writable()) {
+    return InvalidArgument(op, field, " is read-only; need a writable view");
+  }
+  // Each stride must step over all that the dimensions inside it cover.
+  int64_t inner = 1;
+  for (int d = view.rank(); d-- > 0;) {
+    if (view.extent(d) > 1) {
+      if (view.stride(d) < inner) {
+        return InvalidArgument(op, field, " has stride ", view.stride(d),
+                               " in dimension ", d, "; need ", inner,
+                               " or more, as its elements must not overlap");
+      }
+      inner += (view.extent(d) - 1) * view.stride(d);
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
+  if (Empty(a) || Empty(b)) return false;
+  const auto a_begin = reinterpret_cast<intptr_t>(a.data());
+  const auto b_begin = reinterpret_cast<intptr_t>(b.data());
+  if (a_begin + SpanBytes(a) <= b_begin || b_begin + SpanBytes(b) <= a_begin) {
+    return false;
+  }
+  // Rows that lie side by side, such as the two halves of one matrix.
+  if (a.rank() == 2 && SameOuterStrides(a, b)) {
+    const int64_t size = static_cast<int64_t>(SizeOf(a.dtype()));
+    const int64_t stride = size * (a.extent(0) > 1 ? a.stride(0) : b.stride(0));
+    const int64_t a_bytes = size * a.extent(1), b_bytes = size * b.extent(1);
+    if (stride >= std::max(a_bytes, b_bytes)) {
+      const int64_t delta = (b_begin - a_begin) % stride;
+      const int64_t at = delta < 0 ? delta + stride : delta;
+      return at < a_bytes || at + b_bytes > stride;
+    }
+  }
+  return true;
+}
+
+bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {
+  return a.data() == b.data() && SameOuterStrides(a, b);
+}
+
+absl::Status CheckInPlaceOrApart(absl::string_view op,
+                                 absl::string_view in_field,
+                                 const AnyTensorView& in,
+                                 absl::string_view out_field,
+                                 const AnyTensorView& out) {
+  if (SameElements(in, out) || !MayOverlap(in, out)) return absl::OkStatus();
+  return InvalidArgument(op, out_field, " overlaps ", in_field,
+                         "; need the same elements or none in common");
+}
+
+absl::Status CheckApart(absl::string_view op, absl::string_view a_field,
+                        const AnyTensorView& a, absl::string_view b_field,
+                        const AnyTensorView& b) {
+  if (!MayOverlap(a, b)) return absl::OkStatus();
+  return InvalidArgument(op, b_field, " overlaps ", a_field,
+                         "; need no element in common");
+}
+
+}  // namespace quern

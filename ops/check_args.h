@@ -1,0 +1,59 @@
+#ifndef QUERN_OPS_CHECK_ARGS_H_
+#define QUERN_OPS_CHECK_ARGS_H_
+
+// What the CheckArgs of every operator here are made of. Messages name the
+// operator, the argument, what it is and what it must be.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+
+// In the `want` of CheckInput and CheckOutput: any extent.
+inline constexpr int64_t kAnyExtent = -1;
+
+// `dtype` is one of `choices`, else Unimplemented: "op: field is f16; need f32
+// or bf16".
+absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
+                          DType dtype, absl::Span<const DType> choices);
+
+// `view` has this dtype, rank and extents, last stride 1, no negative stride,
+// and memory unless it is empty.
+absl::Status CheckInput(absl::string_view op, absl::string_view field,
+                        const AnyTensorView& view, DType dtype,
+                        absl::Span<const int64_t> want);
+
+// The same, writable, and no two elements in one place.
+absl::Status CheckOutput(absl::string_view op, absl::string_view field,
+                         const AnyTensorView& view, DType dtype,
+                         absl::Span<const int64_t> want);
+
+// Whether two views touch a common byte. Exact where the views differ only in
+// their columns (equal strides but the last); otherwise by address range, which
+// may say yes for interleaved views.
+bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b);
+
+// Whether element [i, j] of both lies at the same address, for all that the
+// smaller of them has: the writer may then replace what it has read.
+bool SameElements(const AnyTensorView& a, const AnyTensorView& b);
+
+// `out` is where `in` is, element by element, or does not touch it.
+absl::Status CheckInPlaceOrApart(absl::string_view op,
+                                 absl::string_view in_field,
+                                 const AnyTensorView& in,
+                                 absl::string_view out_field,
+                                 const AnyTensorView& out);
+
+// `a` and `b` do not touch.
+absl::Status CheckApart(absl::string_view op, absl::string_view a_field,
+                        const AnyTensorView& a, absl::string_view b_field,
+                        const AnyTensorView& b);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_CHECK_ARGS_H_

@@ -1,0 +1,67 @@
+#ifndef QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_H_
+#define QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_H_
+
+// The first layer of a model: the rows of a table that the token ids name.
+//
+//   out[t, i] = convert(weight[ids[t], i])         0, if ids[t] is padding_id
+//
+// Widening conversions are exact; to bf16, to nearest even.
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/embedding/vocab_embedding_kernels.h"
+#include "ops/index_view.h"
+
+namespace quern {
+
+struct VocabEmbeddingSpec {
+  int64_t vocab = 0;                 // rows of weight, >= 1
+  int64_t hidden = 0;                // columns, >= 1
+  DType weight_dtype = DType::kF32;  // f32, bf16 or f16
+  DType out_dtype = DType::kF32;     // f32 or bf16
+  // Tokens with this id get zeros. It need not be a row of the table: -1 is a
+  // common choice.
+  std::optional<int64_t> padding_id;
+};
+
+class VocabEmbeddingPlan {
+ public:
+  // InvalidArgument if vocab or hidden < 1; Unimplemented for other dtypes.
+  static absl::StatusOr<VocabEmbeddingPlan> Create(
+      const VocabEmbeddingSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const VocabEmbeddingSpec& spec() const { return spec_; }
+
+  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
+  // aliasing, and that each id is in [0, vocab) or is padding_id. The message
+  // names the token. O(tokens).
+  absl::Status CheckArgs(IndexView ids, const AnyTensorView& weight,
+                         const AnyTensorView& out) const;
+
+  // ids[tokens], weight[vocab, hidden] -> out[tokens, hidden]. Rows may have
+  // any stride; out must not overlap weight. An id outside the table reads
+  // outside the table: ids from outside the program go through CheckArgs.
+  // tokens = 0 does nothing. Allocates nothing; safe to call concurrently.
+  void Execute(IndexView ids, const AnyTensorView& weight,
+               const AnyTensorView& out, Executor& executor) const noexcept;
+
+ private:
+  VocabEmbeddingPlan(const VocabEmbeddingSpec& spec,
+                     const VocabEmbeddingKernels& kernels)
+      : spec_(spec), kernels_(kernels) {}
+
+  VocabEmbeddingSpec spec_;
+  VocabEmbeddingKernels kernels_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_H_

@@ -1,0 +1,25 @@
+#ifndef QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_KERNELS_H_
+#define QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_KERNELS_H_
+
+// Private seam between the plan (plain C++) and the SIMD translation unit.
+
+#include <cstddef>
+
+#include "core/dtype.h"
+
+namespace quern {
+
+struct VocabEmbeddingKernels {
+  const char* target;
+  // out[i] = convert(row[i]), i < n; void is the dtype it was chosen for. Null
+  // where the dtypes are equal: that is a copy.
+  void (*convert)(const void* row, void* out, size_t n);
+};
+
+// The kernel of the best instruction set this CPU supports. weight: f32, bf16
+// or f16; out: f32 or bf16.
+VocabEmbeddingKernels GetVocabEmbeddingKernels(DType weight, DType out);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_EMBEDDING_VOCAB_EMBEDDING_KERNELS_H_

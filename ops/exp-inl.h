@@ -1,0 +1,84 @@
+// Per-target include: e^x and e^x - 1 for x <= 0.
+
+// clang-format off
+#if defined(QUERN_OPS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_OPS_EXP_INL_H_
+#undef QUERN_OPS_EXP_INL_H_
+#else
+#define QUERN_OPS_EXP_INL_H_
+#endif
+// clang-format on
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Below this both results are at their limits, 0 and -1, in f32.
+constexpr float kExpLowest = -128.0f;
+
+// e^x = 2^k * (1 + q), k whole and |ln(1 + q)| <= ln(2) / 2, so that k = 0 and
+// q = e^x - 1 near 0, where e^x - 1 must not cancel.
+template <class D>
+struct ExpParts {
+  hn::Vec<D> q;
+  // 2^k = pow_a * pow_b: 2^-185 is not an f32, its root is.
+  hn::Vec<D> pow_a;
+  hn::Vec<D> pow_b;
+};
+
+// x in [kExpLowest, 0] or NaN; NaN gives q = NaN. The Taylor series of e^r - 1
+// through r^7 is within 2^-25.9 of it, relative, for |r| <= ln(2) / 2.
+template <class D>
+HWY_INLINE ExpParts<D> SplitExp(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto k = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  // ln(2) in two parts; the first has 16 significant bits, so k times it is
+  // exact with or without fused multiply-add.
+  auto r = hn::NegMulAdd(k, hn::Set(d, 0.693145751953125f), x);
+  r = hn::NegMulAdd(k, hn::Set(d, 1.42860677e-6f), r);
+
+  auto p = hn::Set(d, 1.0f / 5040);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 720));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 120));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 24));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f / 6));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
+  ExpParts<D> parts;
+  parts.q = hn::MulAdd(hn::Mul(p, r), r, r);
+
+  const auto ki = hn::ConvertTo(di, k);
+  const auto a = hn::ShiftRight<1>(ki);
+  const auto b = hn::Sub(ki, a);
+  const auto bias = hn::Set(di, 127);
+  parts.pow_a = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(a, bias)));
+  parts.pow_b = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(b, bias)));
+  return parts;
+}
+
+// e^x for x in [kExpLowest, 0], within 3 units of 2^-24, relative, where the
+// result is normal; NaN for NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
+  const auto parts = SplitExp(d, x);
+  const auto m = hn::Add(parts.q, hn::Set(d, 1.0f));
+  return hn::Mul(hn::Mul(m, parts.pow_a), parts.pow_b);
+}
+
+// e^x - 1 for x in [kExpLowest, 0], within 4 units of 2^-24, relative; NaN for
+// NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpM1NonPositive(D d, hn::Vec<D> x) {
+  const auto parts = SplitExp(d, x);
+  const auto pow = hn::Mul(parts.pow_a, parts.pow_b);
+  return hn::MulAdd(parts.q, pow, hn::Sub(pow, hn::Set(d, 1.0f)));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

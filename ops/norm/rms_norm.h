@@ -1,0 +1,86 @@
+#ifndef QUERN_OPS_NORM_RMS_NORM_H_
+#define QUERN_OPS_NORM_RMS_NORM_H_
+
+// Root-mean-square normalisation, alone or after a residual addition.
+//
+//   Execute:     h[t, i] = x[t, i]
+//   ExecuteAdd:  h[t, i] = round(x[t, i] + residual[t, i])   -> residual_out
+//   both:        out[t, i] = round(h[t, i] * weight[i] / rms[t])
+//                rms[t] = sqrt(sum over i of h[t, i]^2 / hidden + eps)
+//
+// Arithmetic is f32; `round` is to the dtype of what is written, to nearest
+// even. The norm reads the rounded sum, so ExecuteAdd(x, r) is exactly
+// Execute(residual_out).
+//
+// A NaN or infinity makes its row NaN or zero and touches no other row. Squares
+// are summed in f32: a row whose sum of squares exceeds 3.4e38 comes out as 0.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/norm/rms_norm_kernels.h"
+
+namespace quern {
+
+struct RmsNormSpec {
+  int64_t hidden = 0;           // elements of a row, >= 1
+  float eps = 1e-6f;            // finite, >= 0
+  DType x_dtype = DType::kF32;  // each of these: f32 or bf16
+  DType weight_dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  DType residual_dtype = DType::kF32;  // residual and residual_out
+};
+
+// x[rows, hidden], weight[hidden], out[rows, hidden]; for ExecuteAdd also
+// residual and residual_out, [rows, hidden].
+struct RmsNormArgs {
+  AnyTensorView x;
+  AnyTensorView weight;
+  AnyTensorView out;
+  AnyTensorView residual;
+  AnyTensorView residual_out;
+};
+
+class RmsNormPlan {
+ public:
+  // InvalidArgument if hidden < 1 or eps is negative, infinite or NaN;
+  // Unimplemented for other dtypes.
+  static absl::StatusOr<RmsNormPlan> Create(const RmsNormSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const RmsNormSpec& spec() const { return spec_; }
+
+  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
+  // aliasing. InvalidArgument names the argument.
+  absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& weight,
+                         const AnyTensorView& out) const;
+  // The same for ExecuteAdd.
+  absl::Status CheckAddArgs(const RmsNormArgs& args) const;
+
+  // Writes out[rows, hidden] and nothing between rows. Rows may have any
+  // stride. out may be x itself, where their dtypes agree. rows = 0 does
+  // nothing. Allocates nothing; safe to call concurrently. A row is computed
+  // by one worker, in an order that depends on hidden alone.
+  void Execute(const AnyTensorView& x, const AnyTensorView& weight,
+               const AnyTensorView& out, Executor& executor) const noexcept;
+
+  // Writes residual_out, then out. residual_out may be residual; out may be x,
+  // but not residual_out. Otherwise as Execute.
+  void ExecuteAdd(const RmsNormArgs& args, Executor& executor) const noexcept;
+
+ private:
+  RmsNormPlan(const RmsNormSpec& spec, const RmsNormKernels& kernels)
+      : spec_(spec), kernels_(kernels) {}
+
+  RmsNormSpec spec_;
+  RmsNormKernels kernels_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_NORM_RMS_NORM_H_

@@ -1,0 +1,164 @@
+#include "ops/norm/rms_norm_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/norm/rms_norm_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include "hwy/highway.h"
+#include "ops/row_io-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+
+// Sum over i of h(i)^2, where h.Full(i) gives the lanes from i on and
+// h.Tail(i, n) the first n of them, zero behind. Four sums hide the latency of
+// the multiply-add. The order is a function of n alone.
+template <class H>
+HWY_INLINE float SumOfSquares(const H& h, size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const auto h0 = h.Full(i);
+    const auto h1 = h.Full(i + lanes);
+    const auto h2 = h.Full(i + 2 * lanes);
+    const auto h3 = h.Full(i + 3 * lanes);
+    s0 = hn::MulAdd(h0, h0, s0);
+    s1 = hn::MulAdd(h1, h1, s1);
+    s2 = hn::MulAdd(h2, h2, s2);
+    s3 = hn::MulAdd(h3, h3, s3);
+  }
+  for (; i + lanes <= n; i += lanes) {
+    const auto h0 = h.Full(i);
+    s0 = hn::MulAdd(h0, h0, s0);
+  }
+  if (i < n) {
+    const auto h0 = h.Tail(i, n - i);
+    s1 = hn::MulAdd(h0, h0, s1);
+  }
+  return hn::ReduceSum(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+}
+
+template <typename X>
+struct Plain {
+  HWY_INLINE VF Full(size_t i) const { return row_io::Load(DF(), x + i); }
+  HWY_INLINE VF Tail(size_t i, size_t n) const {
+    return row_io::LoadN(DF(), x + i, n);
+  }
+  const X* x;
+};
+
+// Stores the sum on the way.
+template <typename X, typename R>
+struct Added {
+  HWY_INLINE VF Full(size_t i) const {
+    const DF d;
+    const auto h = row_io::Round(
+        d, hn::Add(row_io::Load(d, x + i), row_io::Load(d, residual + i)),
+        residual);
+    row_io::Store(d, h, residual_out + i);
+    return h;
+  }
+  HWY_INLINE VF Tail(size_t i, size_t n) const {
+    const DF d;
+    const auto h = row_io::Round(
+        d,
+        hn::Add(row_io::LoadN(d, x + i, n), row_io::LoadN(d, residual + i, n)),
+        residual);
+    row_io::StoreN(d, h, residual_out + i, n);
+    return h;
+  }
+  const X* x;
+  const R* residual;
+  R* residual_out;
+};
+
+template <typename X>
+float SumSquares(const void* x, size_t n) {
+  return SumOfSquares(Plain<X>{static_cast<const X*>(x)}, n);
+}
+
+template <typename X, typename R>
+float AddSumSquares(const void* x, const void* residual, void* residual_out,
+                    size_t n) {
+  return SumOfSquares(
+      Added<X, R>{static_cast<const X*>(x), static_cast<const R*>(residual),
+                  static_cast<R*>(residual_out)},
+      n);
+}
+
+template <typename H, typename W, typename O>
+void ScaleRow(const void* h, const void* weight, float scale, void* out,
+              size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const H* hp = static_cast<const H*>(h);
+  const W* wp = static_cast<const W*>(weight);
+  O* op = static_cast<O*>(out);
+  const auto s = hn::Set(d, scale);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto v = hn::Mul(row_io::Load(d, hp + i), s);
+    row_io::Store(d, hn::Mul(v, row_io::Load(d, wp + i)), op + i);
+  }
+  if (i < n) {
+    const auto v = hn::Mul(row_io::LoadN(d, hp + i, n - i), s);
+    row_io::StoreN(d, hn::Mul(v, row_io::LoadN(d, wp + i, n - i)), op + i,
+                   n - i);
+  }
+}
+
+using ScaleFunction = void (*)(const void*, const void*, float, void*, size_t);
+
+template <typename H>
+ScaleFunction ChooseScale(DType weight, DType out) {
+  if (weight == DType::kF32) {
+    return out == DType::kF32 ? &ScaleRow<H, float, float>
+                              : &ScaleRow<H, float, BFloat16>;
+  }
+  return out == DType::kF32 ? &ScaleRow<H, BFloat16, float>
+                            : &ScaleRow<H, BFloat16, BFloat16>;
+}
+
+RmsNormKernels GetKernels(DType x, DType weight, DType out, DType residual) {
+  const bool x_f32 = x == DType::kF32;
+  const bool residual_f32 = residual == DType::kF32;
+  RmsNormKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.sum_squares = x_f32 ? &SumSquares<float> : &SumSquares<BFloat16>;
+  kernels.add_sum_squares =
+      x_f32 ? (residual_f32 ? &AddSumSquares<float, float>
+                            : &AddSumSquares<float, BFloat16>)
+            : (residual_f32 ? &AddSumSquares<BFloat16, float>
+                            : &AddSumSquares<BFloat16, BFloat16>);
+  kernels.scale_x = x_f32 ? ChooseScale<float>(weight, out)
+                          : ChooseScale<BFloat16>(weight, out);
+  kernels.scale_residual = residual_f32 ? ChooseScale<float>(weight, out)
+                                        : ChooseScale<BFloat16>(weight, out);
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+RmsNormKernels GetRmsNormKernels(DType x, DType weight, DType out,
+                                 DType residual) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(x, weight, out, residual);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

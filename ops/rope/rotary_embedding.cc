@@ -1,0 +1,184 @@
+#include "ops/rope/rotary_embedding.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "ops/check_args.h"
+#include "ops/parallel_rows.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "rotary_embedding";
+
+// f32 of one position's row of the table: cosines and sines, in the order that
+// the kernel of the style reads.
+int64_t RowFloats(const RotaryEmbeddingSpec& spec) {
+  return spec.style == RotaryStyle::kHalves ? spec.rot_dim : 2 * spec.rot_dim;
+}
+
+void FillTable(const RotaryEmbeddingSpec& spec, float* table) {
+  const int64_t half = spec.rot_dim / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    const double frequency =
+        std::pow(spec.base, -2.0 * static_cast<double>(j) /
+                                static_cast<double>(spec.rot_dim));
+    for (int64_t p = 0; p < spec.max_positions; ++p) {
+      const double angle = static_cast<double>(p) * frequency;
+      const float c = static_cast<float>(std::cos(angle));
+      const float s = static_cast<float>(std::sin(angle));
+      float* row = table + p * RowFloats(spec);
+      if (spec.style == RotaryStyle::kHalves) {
+        row[j] = c;
+        row[half + j] = s;
+      } else {
+        row[2 * j] = c;
+        row[2 * j + 1] = c;
+        row[spec.rot_dim + 2 * j] = -s;
+        row[spec.rot_dim + 2 * j + 1] = s;
+      }
+    }
+  }
+}
+
+absl::Status CheckPositions(IndexView positions, int64_t tokens,
+                            int64_t max_positions) {
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "positions.size", positions.size(), tokens, "tokens"));
+  if (positions.null() && tokens > 0) {
+    return InvalidArgument(kOp, "positions is null; need ", tokens);
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (positions[t] < 0 || positions[t] >= max_positions) {
+      return InvalidArgument(kOp, "positions[", t, "]=", positions[t],
+                             "; need 0 <= position < ", max_positions);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RotaryEmbeddingPlan::RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
+                                         const RotaryEmbeddingKernels& kernels,
+                                         AlignedBuffer table)
+    : spec_(spec), kernels_(kernels), table_(std::move(table)) {}
+
+absl::StatusOr<RotaryEmbeddingPlan> RotaryEmbeddingPlan::Create(
+    const RotaryEmbeddingSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "head_dim", spec.head_dim, 2));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "rot_dim", spec.rot_dim, 2, spec.head_dim));
+  if (spec.rot_dim % 2 != 0) {
+    return InvalidArgument(kOp, "rot_dim=", spec.rot_dim,
+                           "; need an even number");
+  }
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(kOp, "max_positions", spec.max_positions, 1));
+  if (!(spec.base > 0.0 && std::isfinite(spec.base))) {
+    return InvalidArgument(kOp, "base=", spec.base, "; need finite base > 0");
+  }
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "dtype", spec.dtype, {DType::kF32, DType::kBF16}));
+  // Half of the way to overflow: RowFloats may double rot_dim.
+  int64_t floats = 0, bytes = 0;
+  if (!CheckedMul(spec.max_positions, spec.rot_dim, &floats) ||
+      !CheckedMul(floats, 2 * int64_t{sizeof(float)}, &bytes)) {
+    return InvalidArgument(kOp, "max_positions=", spec.max_positions,
+                           ", rot_dim=", spec.rot_dim,
+                           "; need their product to be below 2^60");
+  }
+  QUERN_ASSIGN_OR_RETURN(
+      AlignedBuffer table,
+      AlignedBuffer::Create(spec.max_positions * RowFloats(spec) *
+                            int64_t{sizeof(float)}));
+  FillTable(spec, table.data<float>());
+  return RotaryEmbeddingPlan(spec, GetRotaryEmbeddingKernels(spec.dtype),
+                             std::move(table));
+}
+
+absl::Status RotaryEmbeddingPlan::CheckArgs(IndexView positions,
+                                            const AnyTensorView& x,
+                                            const AnyTensorView& out) const {
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "x", x, spec_.dtype,
+                                   {kAnyExtent, kAnyExtent, spec_.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "out", out, spec_.dtype,
+                  {x.extent(0), x.extent(1), spec_.head_dim}));
+  QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
+  return CheckPositions(positions, x.extent(0), spec_.max_positions);
+}
+
+absl::Status RotaryEmbeddingPlan::CheckQkArgs(IndexView positions,
+                                              const AnyTensorView& q,
+                                              const AnyTensorView& k) const {
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "q", q, spec_.dtype,
+                                    {kAnyExtent, kAnyExtent, spec_.head_dim}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "k", k, spec_.dtype,
+                                    {q.extent(0), kAnyExtent, spec_.head_dim}));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
+  return CheckPositions(positions, q.extent(0), spec_.max_positions);
+}
+
+void RotaryEmbeddingPlan::RotateToken(int64_t position, const AnyTensorView& x,
+                                      const AnyTensorView& out,
+                                      int64_t token) const {
+  const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t row = RowFloats(spec_);
+  RotaryHeads heads = {};
+  heads.x = static_cast<const char*>(x.data()) + token * x.stride(0) * size;
+  heads.out =
+      static_cast<char*>(out.mutable_data()) + token * out.stride(0) * size;
+  heads.x_stride = static_cast<size_t>(x.stride(1));
+  heads.out_stride = static_cast<size_t>(out.stride(1));
+  heads.heads = static_cast<size_t>(x.extent(1));
+  heads.rot_dim = static_cast<size_t>(spec_.rot_dim);
+  heads.cos = table_.data<float>() + position * row;
+  heads.sin = heads.cos + row / 2;
+  if (spec_.style == RotaryStyle::kHalves) {
+    kernels_.halves(heads);
+  } else {
+    kernels_.pairs(heads);
+  }
+  if (spec_.rot_dim == spec_.head_dim || heads.x == heads.out) return;
+  for (int64_t h = 0; h < x.extent(1); ++h) {
+    std::memcpy(static_cast<char*>(heads.out) +
+                    (h * out.stride(1) + spec_.rot_dim) * size,
+                static_cast<const char*>(heads.x) +
+                    (h * x.stride(1) + spec_.rot_dim) * size,
+                static_cast<size_t>((spec_.head_dim - spec_.rot_dim) * size));
+  }
+}
+
+void RotaryEmbeddingPlan::Execute(IndexView positions, const AnyTensorView& x,
+                                  const AnyTensorView& out,
+                                  Executor& executor) const noexcept {
+  QUERN_DCHECK(CheckArgs(positions, x, out).ok());
+  ParallelRows(executor, x.extent(0), 2 * x.extent(1) * spec_.head_dim,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t t = begin; t < end; ++t) {
+                   RotateToken(positions[t], x, out, t);
+                 }
+               });
+}
+
+void RotaryEmbeddingPlan::ExecuteQk(IndexView positions, const AnyTensorView& q,
+                                    const AnyTensorView& k,
+                                    Executor& executor) const noexcept {
+  QUERN_DCHECK(CheckQkArgs(positions, q, k).ok());
+  ParallelRows(executor, q.extent(0),
+               2 * (q.extent(1) + k.extent(1)) * spec_.head_dim,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t t = begin; t < end; ++t) {
+                   RotateToken(positions[t], q, q, t);
+                   RotateToken(positions[t], k, k, t);
+                 }
+               });
+}
+
+}  // namespace quern

@@ -1,0 +1,89 @@
+#ifndef QUERN_OPS_ROPE_ROTARY_EMBEDDING_H_
+#define QUERN_OPS_ROPE_ROTARY_EMBEDDING_H_
+
+// Rotary position embedding: turns pairs of elements of each head by an angle
+// that grows with the token's position p.
+//
+//   angle[p, j] = p * base^(-2j / rot_dim)          0 <= j < rot_dim / 2
+//   out[a] = x[a] * cos(angle) - x[b] * sin(angle)
+//   out[b] = x[b] * cos(angle) + x[a] * sin(angle)
+//
+//   kHalves (GPT-NeoX)  (a, b) = (j, j + rot_dim / 2)
+//   kPairs  (GPT-J)     (a, b) = (2j, 2j + 1)
+//
+// Elements [rot_dim, head_dim) pass through. Cosines and sines are computed in
+// double at Create and kept as f32; the rotation is f32 arithmetic, rounded
+// once, to nearest even, to the dtype of the tensors.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/index_view.h"
+#include "ops/rope/rotary_embedding_kernels.h"
+
+namespace quern {
+
+enum class RotaryStyle : uint8_t { kHalves, kPairs };
+
+struct RotaryEmbeddingSpec {
+  int64_t head_dim = 0;
+  int64_t rot_dim = 0;        // even, 2 <= rot_dim <= head_dim
+  int64_t max_positions = 0;  // positions are in [0, max_positions)
+  double base = 10000.0;      // finite, > 0
+  RotaryStyle style = RotaryStyle::kHalves;
+  DType dtype = DType::kF32;  // of x and out: f32 or bf16
+};
+
+// Immutable after Create; movable, not copyable: it owns the table, of
+// max_positions * rot_dim f32 (kPairs: twice that). One plan serves all layers.
+class RotaryEmbeddingPlan {
+ public:
+  // InvalidArgument if a dimension, max_positions or base is out of range;
+  // Unimplemented for other dtypes; ResourceExhausted if the table cannot be
+  // had.
+  static absl::StatusOr<RotaryEmbeddingPlan> Create(
+      const RotaryEmbeddingSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const RotaryEmbeddingSpec& spec() const { return spec_; }
+
+  // Whether Execute may be called with these: shapes, dtypes, strides, memory,
+  // aliasing, and that every position is in [0, max_positions).
+  absl::Status CheckArgs(IndexView positions, const AnyTensorView& x,
+                         const AnyTensorView& out) const;
+
+  // x[tokens, heads, head_dim], positions[tokens] -> out of the same shape. Any
+  // token and head strides, which may differ between x and out; out may be x
+  // itself. Zero tokens or heads: nothing. Allocates nothing; safe to call
+  // concurrently; the result does not depend on the number of workers.
+  void Execute(IndexView positions, const AnyTensorView& x,
+               const AnyTensorView& out, Executor& executor) const noexcept;
+
+  // q[tokens, q_heads, head_dim] and k[tokens, kv_heads, head_dim], both in
+  // place, in one pass over the tokens. Otherwise as Execute.
+  absl::Status CheckQkArgs(IndexView positions, const AnyTensorView& q,
+                           const AnyTensorView& k) const;
+  void ExecuteQk(IndexView positions, const AnyTensorView& q,
+                 const AnyTensorView& k, Executor& executor) const noexcept;
+
+ private:
+  RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
+                      const RotaryEmbeddingKernels& kernels,
+                      AlignedBuffer table);
+  void RotateToken(int64_t position, const AnyTensorView& x,
+                   const AnyTensorView& out, int64_t token) const;
+
+  RotaryEmbeddingSpec spec_;
+  RotaryEmbeddingKernels kernels_;
+  AlignedBuffer table_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ROPE_ROTARY_EMBEDDING_H_

@@ -1,0 +1,39 @@
+#ifndef QUERN_OPS_ROPE_ROTARY_EMBEDDING_KERNELS_H_
+#define QUERN_OPS_ROPE_ROTARY_EMBEDDING_KERNELS_H_
+
+// Private seam between the plan (plain C++) and the SIMD translation unit.
+
+#include <cstddef>
+
+#include "core/dtype.h"
+
+namespace quern {
+
+// The heads of one token: x[heads, rot_dim] -> out[heads, rot_dim]. void is the
+// dtype the kernel was chosen for; out may be x.
+struct RotaryHeads {
+  const void* x;
+  void* out;
+  size_t x_stride;    // elements between heads
+  size_t out_stride;  // the same, of out
+  size_t heads;
+  size_t rot_dim;
+  // The table's row of the token's position. Halves: cos[rot_dim / 2], then
+  // sin[rot_dim / 2]. Pairs: c0 c0 c1 c1 ... [rot_dim], then
+  // -s0 s0 -s1 s1 ... [rot_dim].
+  const float* cos;
+  const float* sin;
+};
+
+struct RotaryEmbeddingKernels {
+  const char* target;
+  void (*halves)(const RotaryHeads& heads);
+  void (*pairs)(const RotaryHeads& heads);
+};
+
+// The kernels of the best instruction set this CPU supports, for f32 or bf16.
+RotaryEmbeddingKernels GetRotaryEmbeddingKernels(DType dtype);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ROPE_ROTARY_EMBEDDING_KERNELS_H_

@@ -1,0 +1,86 @@
+#ifndef QUERN_OPS_SAMPLING_SAMPLER_H_
+#define QUERN_OPS_SAMPLING_SAMPLER_H_
+
+// Chooses the next token of each sequence from its logits l[vocab].
+//
+//   temperature 0:  the largest logit; of equal ones, the lowest id.
+//   otherwise:      1. weight[i] = exp((l[i] - max l) / temperature)
+//                   2. top_k > 0: only the k largest remain
+//                   3. top_p < 1: of those, the fewest largest whose weights
+//                      sum to at least top_p of what remains after step 2
+//                   4. draw i with probability weight[i] / sum of weights
+//
+// "Larger" is a strict order: by logit, and of equal logits the lower id first,
+// so exactly k remain and at least one does. Logits that are NaN or -infinity
+// never win. +infinity wins over every number; several share equally. A row
+// with nothing to choose from gives kNoToken.
+//
+// The draw compares u * sum of weights with the running sum in order of ids,
+// u being a number in [0, 1) from Philox4x32-10 with key `seed` and counter
+// `step`: it depends on (seed, step) and the row alone, not on the batch, the
+// number of workers or the instruction set. A filter that keeps every token
+// changes nothing.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+
+namespace quern {
+
+// How one sequence is sampled.
+struct SamplingParams {
+  float temperature = 0.0f;  // finite, >= 0; 0: greedy
+  int64_t top_k = 0;         // >= 0; 0 or vocab and more: all
+  float top_p = 1.0f;        // in (0, 1]; 1: all
+  uint64_t seed = 0;         // names the sequence's stream of draws
+  uint64_t step = 0;         // the draw's number, e.g. the token's position
+};
+
+struct SamplerSpec {
+  int64_t vocab = 0;  // 1 <= vocab < 2^31
+};
+
+class SamplerPlan {
+ public:
+  // What a row without any eligible logit gives.
+  static constexpr int32_t kNoToken = -1;
+
+  // InvalidArgument if vocab is out of range.
+  static absl::StatusOr<SamplerPlan> Create(const SamplerSpec& spec);
+
+  // InvalidArgument names the field that is out of its range.
+  static absl::Status CheckParams(const SamplingParams& params);
+
+  // Bytes of workspace that Execute takes with that many workers: 8 * vocab
+  // for each.
+  int64_t workspace_bytes(int num_workers) const;
+
+  // Whether Execute may be called with these: one logits row, params and token
+  // for each sequence; the params as in CheckParams.
+  absl::Status CheckArgs(MatrixView<const float> logits,
+                         absl::Span<const SamplingParams> params,
+                         absl::Span<const int32_t> tokens) const;
+
+  // logits[rows, vocab], params[rows] -> tokens[rows]. Rows may have any
+  // stride. rows = 0 does nothing. Allocates nothing; safe to call
+  // concurrently with different workspaces. O(vocab) for greedy, top-k and a
+  // plain draw; top-p adds O(log vocab) for each token that it keeps.
+  void Execute(MatrixView<const float> logits,
+               absl::Span<const SamplingParams> params,
+               absl::Span<int32_t> tokens, Workspace workspace,
+               Executor& executor) const noexcept;
+
+ private:
+  explicit SamplerPlan(const SamplerSpec& spec) : spec_(spec) {}
+
+  SamplerSpec spec_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_SAMPLING_SAMPLER_H_
