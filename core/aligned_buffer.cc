@@ -1,6 +1,7 @@
 #include "core/aligned_buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,8 @@ absl::Status Exhausted(int64_t bytes) {
       absl::StrCat("aligned_buffer: bytes=", bytes, " cannot be allocated"));
 }
 
+size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
 }  // namespace
 
 absl::StatusOr<AlignedBuffer> AlignedBuffer::Create(int64_t bytes) {
@@ -29,7 +32,7 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Create(int64_t bytes) {
   if (bytes == 0) return AlignedBuffer();
   // Rounding up must not wrap.
   if (bytes > std::numeric_limits<int64_t>::max() -
-                  static_cast<int64_t>(2 * kHugePageBytes)) {
+                  static_cast<int64_t>(3 * kHugePageBytes)) {
     return Exhausted(bytes);
   }
   const auto size = static_cast<size_t>(bytes);
@@ -39,19 +42,29 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Create(int64_t bytes) {
     if (data == nullptr) return Exhausted(bytes);
     return AlignedBuffer(data, size, 0);
   }
-  // mmap aligns to 4 KiB: take one huge page more and give back both ends.
+  // mmap aligns to 4 KiB: reserve one huge page more and give back both ends,
+  // but for a page on either side. Those keep this mapping from being merged
+  // with a neighbour, whose huge pages HugePageBytes would count as well.
   const size_t length =
       (size + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const size_t reserved = length + kHugePageBytes;
-  void* mapping = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const size_t page = PageBytes();
+  const size_t reserved = length + kHugePageBytes + 2 * page;
+  void* mapping =
+      mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return Exhausted(bytes);
   const auto begin = reinterpret_cast<uintptr_t>(mapping);
   const uintptr_t aligned =
-      (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  if (aligned > begin) munmap(mapping, aligned - begin);
-  const uintptr_t tail = begin + reserved - (aligned + length);
-  if (tail > 0) munmap(reinterpret_cast<void*>(aligned + length), tail);
+      (begin + page + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  if (mprotect(reinterpret_cast<void*>(aligned), length,
+               PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapping, reserved);
+    return Exhausted(bytes);
+  }
+  if (aligned - page > begin) munmap(mapping, aligned - page - begin);
+  const uintptr_t end = aligned + length + page;
+  if (begin + reserved > end) {
+    munmap(reinterpret_cast<void*>(end), begin + reserved - end);
+  }
   void* data = reinterpret_cast<void*>(aligned);
 #ifdef MADV_HUGEPAGE
   madvise(data, length, MADV_HUGEPAGE);  // advice: refusal changes only speed
@@ -78,7 +91,8 @@ AlignedBuffer::~AlignedBuffer() { Free(); }
 
 void AlignedBuffer::Free() {
   if (mapped_bytes_ != 0) {
-    munmap(data_, mapped_bytes_);
+    const size_t page = PageBytes();
+    munmap(static_cast<uint8_t*>(data_) - page, mapped_bytes_ + 2 * page);
   } else {
     std::free(data_);
   }
@@ -88,9 +102,8 @@ size_t AlignedBuffer::HugePageBytes() const {
   if (mapped_bytes_ == 0) return 0;
   std::FILE* smaps = std::fopen("/proc/self/smaps", "r");
   if (smaps == nullptr) return 0;
-  // A mapping starts with "begin-end perms ..."; its lines follow. The kernel
-  // may have merged this one with a neighbour: then the sum is of both, and is
-  // cut to what belongs here.
+  // A mapping starts with "begin-end perms ..."; its lines follow. The pages
+  // around this one keep it a mapping of its own.
   const auto first = reinterpret_cast<uintptr_t>(data_);
   const uintptr_t last = first + mapped_bytes_;
   size_t huge_bytes = 0;

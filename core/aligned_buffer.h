@@ -4,9 +4,10 @@
 // The one owning type of the library: bytes, aligned, move-only, uninitialised.
 //
 // From kHugePageBytes on it asks the kernel for 2 MiB pages and is aligned to
-// them. Streaming KV pages or packed weights through 4 KiB pages is limited by
-// the translation buffers to 50-60 % of DRAM speed; with 2 MiB pages the same
-// kernel reached 80-94 % (Zen 5, 2026).
+// them, and has an inaccessible page before and after. Streaming KV pages or
+// packed weights through 4 KiB pages is limited by the translation buffers to
+// 50-60 % of DRAM speed; with 2 MiB pages the same kernel reached 80-94 % (Zen
+// 5, 2026).
 
 #include <cstddef>
 #include <cstdint>
@@ -58,7 +59,7 @@ class AlignedBuffer {
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
-  size_t mapped_bytes_ = 0;  // length of the mapping; 0: from the heap
+  size_t mapped_bytes_ = 0;  // writable bytes of the mapping; 0: from the heap
 };
 
 }  // namespace quern

@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "core/math_util.h"
 #include "hwy/highway.h"
 
 namespace quern {
@@ -33,8 +34,9 @@ std::string Trimmed(const std::string& path) {
 
 int CoresFromQuota(int64_t quota_us, int64_t period_us) {
   if (quota_us <= 0 || period_us <= 0) return 0;
-  return static_cast<int>(
-      std::max<int64_t>(1, (quota_us + period_us - 1) / period_us));
+  // A quota beyond any machine is capped: it must not wrap to a small one.
+  constexpr int64_t kMany = 1 << 20;
+  return static_cast<int>(std::min(DivCeil(quota_us, period_us), kMany));
 }
 
 // The smaller of two limits, where 0 is no limit.

@@ -23,9 +23,12 @@ namespace quern {
 // spinning on, and a watcher thread turns it off after kIdle without work. The
 // watcher sleeps through idle times as well; during work it wakes every kIdle.
 struct HwyExecutor::State {
-  explicit State(int workers) : pool(static_cast<size_t>(workers)) {}
+  explicit State(int workers)
+      : pool(static_cast<size_t>(workers)),
+        may_spin(workers <= AvailableCores()) {}
 
   hwy::ThreadPool pool;
+  const bool may_spin;  // else a spinner would keep a worker off its core
 
   std::mutex mutex;       // held during ParallelFor and mode changes
   bool spinning = false;  // the pool's wait mode
@@ -68,7 +71,7 @@ std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine() {
 
 HwyExecutor::HwyExecutor(int workers)
     : state_(std::make_unique<State>(workers)) {
-  if (workers > 1) {
+  if (workers > 1 && state_->may_spin) {
     state_->watcher = std::thread([state = state_.get()] { state->Watch(); });
   }
 }
@@ -102,7 +105,7 @@ void HwyExecutor::ParallelFor(int64_t num_tasks,
     return;
   }
   ++state.regions;
-  if (!state.spinning) {
+  if (!state.spinning && state.may_spin) {
     state.SetSpinning(true);
     state.wake_watcher.notify_one();
   }

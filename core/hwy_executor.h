@@ -6,7 +6,8 @@
 // While there is work the workers spin, so that a fork-join costs about a
 // microsecond. When no ParallelFor has come for kIdle they block in the kernel
 // and cost nothing; the next ParallelFor wakes them (tens of microseconds,
-// once).
+// once). With more workers than this process has cores they never spin: a
+// spinner would keep a worker that has a task off its core.
 
 #include <chrono>
 #include <cstdint>

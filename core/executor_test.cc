@@ -1,0 +1,239 @@
+// The contract of Executor, over every implementation in core/.
+
+#include "core/executor.h"
+
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/cpu_info.h"
+#include "core/hwy_executor.h"
+#include "gtest/gtest.h"
+#include "testing/no_alloc.h"
+
+namespace quern {
+namespace {
+
+// 0: InlineExecutor; else the workers of a HwyExecutor. 5: more than this
+// machine may have.
+class ExecutorTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == 0) {
+      executor_ = std::make_unique<InlineExecutor>();
+      return;
+    }
+    auto executor = HwyExecutor::Create(GetParam());
+    ASSERT_TRUE(executor.ok()) << executor.status();
+    executor_ = *std::move(executor);
+    EXPECT_EQ(executor_->num_workers(), GetParam());
+  }
+  std::unique_ptr<Executor> executor_;
+};
+INSTANTIATE_TEST_SUITE_P(Workers, ExecutorTest, testing::Values(0, 1, 2, 3, 5));
+
+TEST_P(ExecutorTest, RunsEveryTaskOnceAndShowsWhatItWrote) {
+  for (const int64_t tasks : {0, 1, 2, 3, 4, 5, 6, 7, 11, 100, 1000}) {
+    std::vector<int> runs(static_cast<size_t>(tasks), 0);  // no atomics
+    executor_->ParallelFor(tasks, [&runs](int64_t task, int) {
+      ++runs[static_cast<size_t>(task)];
+    });
+    EXPECT_EQ(runs, std::vector<int>(static_cast<size_t>(tasks), 1)) << tasks;
+  }
+}
+
+TEST_P(ExecutorTest, RunsNothingOfANegativeCount) {
+  bool ran = false;
+  executor_->ParallelFor(-1, [&ran](int64_t, int) { ran = true; });
+  EXPECT_FALSE(ran);
+}
+
+// Unsynchronised counters: a race here is one that tsan reports.
+TEST_P(ExecutorTest, TasksOfOneWorkerNeverOverlap) {
+  struct alignas(64) Scratch {
+    int inside = 0;
+    int64_t tasks = 0;
+    bool overlapped = false;
+  };
+  std::vector<Scratch> scratch(static_cast<size_t>(executor_->num_workers()));
+  std::atomic<bool> out_of_range{false};
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    executor_->ParallelFor(100, [&](int64_t, int worker) {
+      if (worker < 0 || worker >= executor_->num_workers()) {
+        out_of_range = true;
+        return;
+      }
+      Scratch& mine = scratch[static_cast<size_t>(worker)];
+      mine.overlapped = mine.overlapped || mine.inside != 0;
+      ++mine.inside;
+      ++mine.tasks;
+      --mine.inside;
+    });
+  }
+  EXPECT_FALSE(out_of_range);
+  int64_t tasks = 0;
+  for (const Scratch& s : scratch) {
+    EXPECT_FALSE(s.overlapped);
+    tasks += s.tasks;
+  }
+  EXPECT_EQ(tasks, 20 * 100);
+}
+
+TEST_P(ExecutorTest, ManyRegionsInARowStayCorrect) {
+  std::vector<int64_t> sums(64, 0);
+  constexpr int64_t kRegions = 500;
+  for (int64_t region = 0; region < kRegions; ++region) {
+    executor_->ParallelFor(64, [&sums, region](int64_t task, int) {
+      sums[static_cast<size_t>(task)] += region;
+    });
+  }
+  for (const int64_t sum : sums) EXPECT_EQ(sum, kRegions * (kRegions - 1) / 2);
+}
+
+TEST_P(ExecutorTest, AllocatesNothing) {
+  const auto nothing = [](int64_t, int) {};
+  executor_->ParallelFor(100, nothing);  // threads have started
+  EXPECT_NO_ALLOCATION(executor_->ParallelFor(100, nothing));
+  EXPECT_NO_ALLOCATION(executor_->ParallelFor(1, nothing));
+}
+
+TEST(InlineExecutorTest, RunsInOrderOnTheCallingThread) {
+  InlineExecutor executor;
+  std::vector<int64_t> order;
+  executor.ParallelFor(4, [&order](int64_t task, int worker) {
+    EXPECT_EQ(worker, 0);
+    order.push_back(task);
+  });
+  EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3}));
+}
+
+std::unique_ptr<HwyExecutor> MakeHwy(int workers) {
+  auto executor = HwyExecutor::Create(workers);
+  EXPECT_TRUE(executor.ok()) << executor.status();
+  return *std::move(executor);
+}
+
+TEST(HwyExecutorTest, RunsTasksOnAllWorkersAtOnce) {
+  const auto executor = MakeHwy(3);
+  // Each task waits for the others: ends only if three threads run them.
+  std::atomic<int> arrived{0};
+  std::vector<std::thread::id> threads(3);
+  std::vector<int> workers(3, -1);
+  executor->ParallelFor(3, [&](int64_t task, int worker) {
+    threads[static_cast<size_t>(task)] = std::this_thread::get_id();
+    workers[static_cast<size_t>(task)] = worker;
+    ++arrived;
+    while (arrived.load() < 3) std::this_thread::yield();
+  });
+  EXPECT_EQ(std::set<std::thread::id>(threads.begin(), threads.end()).size(),
+            3u);
+  EXPECT_EQ(std::set<int>(workers.begin(), workers.end()),
+            (std::set<int>{0, 1, 2}));
+}
+
+TEST(HwyExecutorTest, ConcurrentCallersTakeTurns) {
+  const auto executor = MakeHwy(2);
+  int inside = 0;  // guarded by taking turns alone: tsan would object
+  int64_t regions = 0;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        executor->ParallelFor(2, [&](int64_t task, int) {
+          if (task != 0) return;
+          EXPECT_EQ(inside, 0);
+          ++inside;
+          ++regions;
+          --inside;
+        });
+        executor->ParallelFor(1, [&](int64_t, int) { ++regions; });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(regions, 4 * 50 * 2);
+}
+
+TEST(HwyExecutorTest, RefusesTooFewAndTooManyWorkers) {
+  for (const int workers : {-1, 0, HwyExecutor::kMaxWorkers + 1}) {
+    const auto executor = HwyExecutor::Create(workers);
+    EXPECT_EQ(executor.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(executor.status().message(),
+              "hwy_executor: workers=" + std::to_string(workers) +
+                  "; need 1 <= workers <= 127");
+  }
+}
+
+TEST(HwyExecutorTest, FitsThisMachine) {
+  const auto executor = HwyExecutor::CreateForThisMachine();
+  EXPECT_EQ(executor->num_workers(),
+            std::min(AvailableCores(), HwyExecutor::kMaxWorkers));
+}
+
+double CpuSeconds() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) +
+           1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+bool BecomesIdle(const HwyExecutor& executor) {
+  for (int i = 0; i < 1000 && !executor.idle(); ++i) {
+    std::this_thread::sleep_for(HwyExecutor::kIdle);
+  }
+  return executor.idle();
+}
+
+TEST(HwyExecutorTest, BurnsNothingWhenIdleAndWakesAgain) {
+  for (const int workers : {2, AvailableCores() + 1}) {
+    const auto executor = MakeHwy(workers);
+    EXPECT_TRUE(executor->idle());
+    for (int round = 0; round < 3; ++round) {
+      std::atomic<int64_t> runs{0};
+      executor->ParallelFor(10, [&runs](int64_t, int) { ++runs; });
+      EXPECT_EQ(runs, 10);
+      ASSERT_TRUE(BecomesIdle(*executor));
+    }
+    const double before = CpuSeconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    // One spinning worker would have used 0.3 s.
+    EXPECT_LT(CpuSeconds() - before, 0.05) << workers;
+  }
+}
+
+TEST(HwyExecutorTest, SpinsOnlyWhereThereIsACoreForEveryWorker) {
+  const int cores = AvailableCores();
+  const auto crowded = MakeHwy(cores + 1);
+  crowded->ParallelFor(100, [](int64_t, int) {});
+  EXPECT_TRUE(crowded->idle());
+  if (cores < 2) GTEST_SKIP() << "one core: no other worker to spin";
+  const auto roomy = MakeHwy(2);
+  bool spun = false;  // the watcher may be quick on a loaded machine
+  for (int i = 0; i < 100 && !spun; ++i) {
+    roomy->ParallelFor(2, [](int64_t, int) {});
+    spun = !roomy->idle();
+  }
+  EXPECT_TRUE(spun);
+}
+
+TEST(HwyExecutorTest, EndsWhileSpinningAndWhileIdle) {
+  for (int i = 0; i < 20; ++i) {
+    const auto unused = MakeHwy(2);
+    const auto spinning = MakeHwy(2);
+    spinning->ParallelFor(2, [](int64_t, int) {});
+  }
+}
+
+}  // namespace
+}  // namespace quern
