@@ -1,0 +1,353 @@
+#include "tools/perf/driver.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/cpu_info.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/status_macros.h"
+#include "hwy/targets.h"
+#include "tools/perf/args.h"
+#include "tools/perf/limits.h"
+#include "tools/perf/measure.h"
+#include "tools/perf/op.h"
+#include "tools/perf/report.h"
+#include "tools/perf/timer.h"
+
+namespace quern {
+namespace {
+
+constexpr absl::string_view kLimits = "limits";
+
+const std::vector<Key>& CommonKeys() {
+  static const auto& keys = *new std::vector<Key>{
+      {"threads", "0", "workers; 0: one for each core this process may use"},
+      {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
+      {"runs", "21", "timed samples"},
+      {"warm", "0", "1: one working set, hot in cache; 0: rotate over DRAM"},
+      {"check", "0", "1: compare with the reference in double first"},
+      {"format", "auto", "table, json; auto: table on a terminal"},
+  };
+  return keys;
+}
+
+std::string Help() {
+  std::string text =
+      "Times an operator next to the limits of this machine.\n\n"
+      "  perf OP --key=value...\n";
+  const auto add_keys = [&text](absl::Span<const Key> keys) {
+    for (const Key& key : keys) {
+      absl::StrAppendFormat(&text, "    --%-28s %s\n",
+                            absl::StrCat(key.name, "=", key.default_value),
+                            key.help);
+    }
+  };
+  absl::StrAppend(&text,
+                  "\nlimits: DRAM, L3, L2, and the peak of each dot product, "
+                  "on 1 and on N threads\n");
+  for (const OpEntry& entry : AllOps()) {
+    absl::StrAppend(&text, "\n", entry.name, ": ", entry.summary, "\n");
+    add_keys(entry.keys);
+  }
+  absl::StrAppend(&text, "\nEvery operator, with its defaults:\n");
+  add_keys(CommonKeys());
+  absl::StrAppend(
+      &text,
+      "\nExit code 0; 1: the run failed or the check did not pass; 2: "
+      "refused.\n"
+      "What the columns mean and how to quote them: docs/benchmarking.md\n");
+  return text;
+}
+
+struct Settings {
+  int threads = 1;
+  int64_t runs = 1;
+  bool warm = false;
+  bool check = false;
+  bool table = false;
+  std::string isa;  // empty: the best
+};
+
+// The targets that Highway may choose from if `name` is to be the best: those
+// below it stay, because the baseline must. 0: no such target here.
+int64_t TargetsUpTo(absl::string_view name) {
+  for (int64_t bit : hwy::SupportedAndGeneratedTargets()) {
+    // A better target has a lower bit.
+    if (absl::EqualsIgnoreCase(name, hwy::TargetName(bit))) {
+      return hwy::SupportedTargets() & ~(bit - 1);
+    }
+  }
+  return 0;
+}
+
+absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
+                                      bool terminal) {
+  Settings settings;
+  const int most =
+      std::min(std::max(cpu.cores_available, 1), int{HwyExecutor::kMaxWorkers});
+  QUERN_ASSIGN_OR_RETURN(const int64_t threads, args.Int("threads", 0, most));
+  settings.threads = threads == 0 ? most : static_cast<int>(threads);
+  QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
+  QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
+  QUERN_ASSIGN_OR_RETURN(settings.check, args.Flag("check"));
+  QUERN_ASSIGN_OR_RETURN(const std::string format,
+                         args.Choice("format", {"auto", "table", "json"}));
+  settings.table = format == "table" || (format == "auto" && terminal);
+  if (args.Text("isa") != "best") {
+    settings.isa = absl::AsciiStrToUpper(args.Text("isa"));
+    if (TargetsUpTo(settings.isa) == 0) {
+      const auto targets = hwy::SupportedAndGeneratedTargets();
+      return InvalidArgument(
+          args.op(), "--isa=\"", args.Text("isa"),
+          "\" is not on this CPU; need one of best, ",
+          absl::StrJoin(targets, ", ", [](std::string* out, int64_t bit) {
+            out->append(hwy::TargetName(bit));
+          }));
+    }
+  }
+  return settings;
+}
+
+// Restricts Highway's choice for the life of this object.
+class ScopedIsa {
+ public:
+  explicit ScopedIsa(const std::string& isa) {
+    if (!isa.empty()) hwy::SetSupportedTargetsForTest(TargetsUpTo(isa));
+  }
+  ~ScopedIsa() { hwy::SetSupportedTargetsForTest(0); }
+  ScopedIsa(const ScopedIsa&) = delete;
+  ScopedIsa& operator=(const ScopedIsa&) = delete;
+};
+
+// What --isa asked for is what ran.
+absl::Status ProveIsa(absl::string_view op, const Settings& settings,
+                      absl::string_view ran) {
+  if (settings.isa.empty() || ran == settings.isa) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      op, ": asked for ", settings.isa, ", but the kernels are for ", ran));
+}
+
+// Bytes that may still be allocated; 0: the kernel does not tell.
+int64_t AvailableMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  while (file >> word) {
+    int64_t kib = 0;
+    if (word == "MemAvailable:" && file >> kib) return kib << 10;
+  }
+  return 0;
+}
+
+// Prints rows as they come.
+class Printer {
+ public:
+  Printer(bool table, std::ostream& out) : table_(table), out_(out) {
+    if (table_) out_ << TableHeader() << std::endl;
+  }
+  void Print(const Row& row) {
+    out_ << (table_ ? TableLine(row) : JsonLine(row)) << std::endl;
+  }
+
+ private:
+  bool table_;
+  std::ostream& out_;
+};
+
+// One row of `limits`. take returns one sample; ops: it counts operations.
+Row LimitRow(absl::string_view name, absl::string_view dtype, int threads,
+             int64_t runs, const Limits& limits, bool ops,
+             absl::FunctionRef<LimitSample()> take) {
+  LimitSample last;
+  const Samples samples = Collect(runs, [&] {
+    last = take();
+    return last.seconds * 1e6;
+  });
+  Row row;
+  row.op = std::string(kLimits);
+  row.shape = std::string(name);
+  row.dtype = std::string(dtype);
+  row.isa = limits.target();
+  row.threads = threads;
+  const std::vector<double> used = samples.Used();
+  row.runs = static_cast<int64_t>(used.size());
+  row.median_us = Median(used);
+  row.min_us = Smallest(used);
+  (ops ? row.flops : row.bytes) = last.amount;
+  row.disturbed = samples.disturbed();
+  return row;
+}
+
+void PrintLimits(int threads, const Settings& settings, Limits& limits,
+                 Executor& executor, std::ostream& progress, Printer& printer) {
+  progress << "limits: " << threads << (threads == 1 ? " thread" : " threads")
+           << ", " << settings.runs << " runs each" << std::endl;
+  limits.Calibrate(executor);
+  struct DramCase {
+    absl::string_view name;
+    DramKind kind;
+  };
+  for (const DramCase& c : {DramCase{"dram_read", DramKind::kRead},
+                            DramCase{"dram_write", DramKind::kWrite},
+                            DramCase{"dram_copy", DramKind::kCopy}}) {
+    Row row = LimitRow(c.name, "u8", threads, settings.runs, limits, false,
+                       [&] { return limits.Dram(c.kind, executor); });
+    row.pages = std::string(limits.pages());
+    row.variant = limits.Variant(c.kind);
+    printer.Print(row);
+  }
+  struct CacheCase {
+    absl::string_view name;
+    int64_t bytes;
+  };
+  for (const CacheCase& c :
+       {CacheCase{"l3_read", limits.l3_set_bytes(settings.threads)},
+        CacheCase{"l2_read", limits.l2_set_bytes()}}) {
+    if (c.bytes == 0) continue;
+    Row row = LimitRow(c.name, "u8", threads, settings.runs, limits, false,
+                       [&] { return limits.CacheRead(c.bytes, executor); });
+    row.pages = std::string(limits.pages());
+    row.variant = absl::StrCat(c.bytes >> 10, " KiB/thread");
+    printer.Print(row);
+  }
+  struct PeakCase {
+    absl::string_view name;
+    absl::string_view dtype;
+    PeakKind kind;
+  };
+  for (const PeakCase& c : {PeakCase{"f32_fma", "f32", PeakKind::kF32},
+                            PeakCase{"bf16_dot", "bf16", PeakKind::kBF16},
+                            PeakCase{"i8_dot", "i8", PeakKind::kI8}}) {
+    printer.Print(LimitRow(c.name, c.dtype, threads, settings.runs, limits,
+                           true,
+                           [&] { return limits.Peak(c.kind, executor); }));
+  }
+}
+
+absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
+                       std::ostream& out, std::ostream& progress) {
+  const ScopedIsa scoped_isa(settings.isa);
+  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
+  QUERN_RETURN_IF_ERROR(ProveIsa(kLimits, settings, limits.target()));
+  Printer printer(settings.table, out);
+  InlineExecutor inline_executor;
+  PrintLimits(1, settings, limits, inline_executor, progress, printer);
+  if (settings.threads > 1) {
+    QUERN_ASSIGN_OR_RETURN(const auto executor,
+                           HwyExecutor::Create(settings.threads));
+    PrintLimits(settings.threads, settings, limits, *executor, progress,
+                printer);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunOp(const OpEntry& entry, const Args& args,
+                   const Settings& settings, const CpuInfo& cpu,
+                   std::ostream& out, std::ostream& progress) {
+  const ScopedIsa scoped_isa(settings.isa);
+  QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<Op> op, entry.create(args));
+  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op->Info().isa));
+
+  const int64_t cold_bytes = 8 * cpu.last_level_bytes();
+  const int64_t sets = SetsFor(op->set_bytes(), cold_bytes, settings.warm);
+  // Beside the limits' buffer, and a tenth for everyone else.
+  const double need =
+      static_cast<double>(sets) * static_cast<double>(op->set_bytes()) +
+      static_cast<double>(cold_bytes);
+  const auto have = static_cast<double>(AvailableMemory());
+  if (have > 0 && need > 0.9 * have) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: needs %.1f GiB of memory; %.1f GiB are free",
+                        entry.name, need / (1 << 30), have / (1 << 30)));
+  }
+  QUERN_ASSIGN_OR_RETURN(const auto executor,
+                         HwyExecutor::Create(settings.threads));
+  progress << entry.name << ": " << op->Info().shape << ", " << sets
+           << (sets == 1 ? " working set of " : " working sets of ")
+           << absl::StrFormat("%.1f MiB",
+                              static_cast<double>(op->set_bytes()) / (1 << 20))
+           << std::endl;
+  QUERN_RETURN_IF_ERROR(op->Setup(sets, *executor));
+
+  double max_err = kAbsent;
+  if (settings.check) {
+    progress << entry.name << ": comparing with the reference" << std::endl;
+    QUERN_ASSIGN_OR_RETURN(max_err, op->Check(*executor));
+  }
+  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
+  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
+  limits.Calibrate(*executor);
+  progress << entry.name << ": " << settings.runs << " runs on "
+           << settings.threads << " threads" << std::endl;
+  Row row = Measure(*op, sets, settings.runs, limits, *executor);
+  row.op = std::string(entry.name);
+  row.threads = settings.threads;
+  row.max_err = max_err;
+  Printer(settings.table, out).Print(row);
+  return absl::OkStatus();
+}
+
+absl::Status Run(absl::Span<const absl::string_view> words, bool terminal,
+                 std::ostream& out, std::ostream& progress) {
+  const std::vector<OpEntry> ops = AllOps();
+  const auto named = [&](absl::string_view name) {
+    return std::find_if(ops.begin(), ops.end(), [name](const OpEntry& entry) {
+      return entry.name == name;
+    });
+  };
+  const absl::string_view name = words.empty() ? "" : words[0];
+  const auto entry = named(name);
+  const bool is_limits = name == kLimits;
+  if (!is_limits && entry == ops.end()) {
+    std::vector<absl::string_view> names = {kLimits};
+    for (const OpEntry& op : ops) names.push_back(op.name);
+    return InvalidArgument(
+        "perf",
+        name.empty() ? std::string("no operator")
+                     : absl::StrCat("no operator \"", name, "\""),
+        "; need one of ", absl::StrJoin(names, ", "), "; see --help");
+  }
+  QUERN_ASSIGN_OR_RETURN(
+      const Args args,
+      Args::Parse(name, is_limits ? std::vector<Key>() : entry->keys,
+                  CommonKeys(), words.subspan(1)));
+  const CpuInfo cpu = GetCpuInfo();
+  QUERN_ASSIGN_OR_RETURN(const Settings settings,
+                         ReadSettings(args, cpu, terminal));
+  return is_limits ? RunLimits(settings, cpu, out, progress)
+                   : RunOp(*entry, args, settings, cpu, out, progress);
+}
+
+}  // namespace
+
+int RunPerf(absl::Span<const absl::string_view> words, bool terminal,
+            std::ostream& out, std::ostream& progress) {
+  for (const absl::string_view word : words) {
+    if (word == "--help" || word == "-h") {
+      out << Help();
+      return 0;
+    }
+  }
+  const absl::Status status = Run(words, terminal, out, progress);
+  if (status.ok()) return 0;
+  progress << "perf: " << status.message() << std::endl;
+  return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ? 2
+                                                                          : 1;
+}
+
+}  // namespace quern

@@ -1,0 +1,16 @@
+// Times an operator next to the limits of this machine. See --help and
+// docs/benchmarking.md.
+
+#include <unistd.h>
+
+#include <iostream>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "tools/perf/driver.h"
+
+int main(int argc, char** argv) {
+  const std::vector<absl::string_view> words(argv + 1, argv + argc);
+  return quern::RunPerf(words, isatty(STDOUT_FILENO) != 0, std::cout,
+                        std::cerr);
+}

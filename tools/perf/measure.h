@@ -1,0 +1,55 @@
+#ifndef QUERN_TOOLS_PERF_MEASURE_H_
+#define QUERN_TOOLS_PERF_MEASURE_H_
+
+// Times a case between samples of its limits, in one loop:
+//
+//   dram  case  peak  dram  case  peak  dram ...
+//
+// so that a drift of the machine meets both. Medians over the samples; those
+// during which another process took our cores are left out, and up to twice as
+// many more are taken for them.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "core/executor.h"
+#include "tools/perf/limits.h"
+#include "tools/perf/op.h"
+#include "tools/perf/report.h"
+
+namespace quern {
+
+// Samples of one quantity, each marked as disturbed or not.
+class Samples {
+ public:
+  void Add(double value, bool disturbed);
+
+  // Undisturbed samples; all of them if there are fewer than three.
+  std::vector<double> Used() const;
+  int64_t clean() const { return static_cast<int64_t>(clean_.size()); }
+  int64_t disturbed() const {
+    return static_cast<int64_t>(all_.size() - clean_.size());
+  }
+
+ private:
+  std::vector<double> all_;
+  std::vector<double> clean_;
+};
+
+// Adds samples of `take`, which returns one value, until `runs` are clean or
+// 3 * runs were taken.
+Samples Collect(int64_t runs, absl::FunctionRef<double()> take);
+
+// Working sets to rotate over: `cold_bytes` of them in all, at least one; one
+// if warm.
+int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, bool warm);
+
+// Times op, which is set up with `sets` working sets. The limits are
+// calibrated. Fills every field of the row but op, threads and max_err.
+Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
+            Executor& executor);
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_MEASURE_H_

@@ -1,0 +1,70 @@
+#ifndef QUERN_TOOLS_PERF_OP_H_
+#define QUERN_TOOLS_PERF_OP_H_
+
+// What the driver asks of an operator. To add one: a file ops_<family>.cc with
+// a class and a function that returns its OpEntry, and a line in op_list.cc.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "tools/perf/args.h"
+
+namespace quern {
+
+// The DRAM limit of an op: the read rate where it mostly reads, the copy rate
+// (bytes read plus written) where it writes as much as it reads.
+enum class DramKind { kRead, kWrite, kCopy };
+absl::string_view DramKindName(DramKind kind);
+
+// The dot product whose peak is the arithmetic limit.
+enum class PeakKind { kF32, kBF16, kI8 };
+// The widest that may multiply elements of `dtype`.
+PeakKind PeakKindOf(DType dtype);
+
+struct OpInfo {
+  std::string shape;  // "m=1 n=4096 k=4096": what a reader needs to repeat it
+  std::string dtype;  // "bf16", "f32->bf16"
+  std::string isa;    // target() of the plan
+  double bytes = 0;   // the least traffic of one call: each byte in or out once
+  double flops = 0;   // useful operations of one call: a multiply-add is two
+  DramKind dram_kind = DramKind::kRead;
+  PeakKind peak_kind = PeakKind::kF32;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+
+  virtual OpInfo Info() const = 0;
+  // Memory of one working set: what one Run touches, and what Check needs.
+  virtual int64_t set_bytes() const = 0;
+  // Allocates and fills `sets` working sets. Once, before Run and Check.
+  virtual absl::Status Setup(int64_t sets, Executor& executor) = 0;
+  // The call that is timed, on working set 0 <= set < sets.
+  virtual void Run(int64_t set, Executor& executor) = 0;
+  // Runs on set 0 and compares with the reference in double: the largest
+  // absolute difference, or Internal if one is beyond the op's bound.
+  virtual absl::StatusOr<double> Check(Executor& executor) = 0;
+};
+
+struct OpEntry {
+  absl::string_view name;
+  absl::string_view summary;  // one line of --help
+  std::vector<Key> keys;
+  // Refuses values with InvalidArgument or Unimplemented. Allocates no data.
+  absl::StatusOr<std::unique_ptr<Op>> (*create)(const Args& args);
+};
+
+// Every operator but `limits`, in the order of --help.
+std::vector<OpEntry> AllOps();
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_OP_H_

@@ -1,0 +1,60 @@
+#ifndef QUERN_TOOLS_PERF_REPORT_H_
+#define QUERN_TOOLS_PERF_REPORT_H_
+
+// One measured case, as a line of JSON or a row of a table.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace quern {
+
+// NaN: does not apply, or was not measured; null in JSON, "-" in the table.
+constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
+
+struct Row {
+  std::string op;
+  std::string shape;
+  std::string dtype;
+  std::string isa;
+  int threads = 0;
+  int64_t runs = 0;
+  double median_us = kAbsent;
+  double min_us = kAbsent;
+  double bytes = kAbsent;
+  double flops = kAbsent;
+  std::string dram_kind;       // empty: does not apply
+  double dram_gbps = kAbsent;  // 1e9 bytes per second
+  double peak_gflops = kAbsent;
+  double max_err = kAbsent;
+
+  // Beyond the fields that are always there: how much to trust them.
+  double dram_min_gbps = kAbsent;  // over the samples of this case
+  double dram_max_gbps = kAbsent;
+  std::string pages;      // of the limits' buffer: "2M", "4K", "mixed"
+  std::string variant;    // the loop behind dram_gbps
+  int64_t sets = 0;       // working sets that the runs rotate over
+  int64_t disturbed = 0;  // samples during which another process had our cores
+
+  double gbps() const { return bytes / median_us * 1e-3; }
+  double gflops() const { return flops / median_us * 1e-3; }
+  // Fractions of a limit: the time at that limit over the median time.
+  double of_dram() const { return bytes / (dram_gbps * 1e3) / median_us; }
+  double of_peak() const { return flops / (peak_gflops * 1e3) / median_us; }
+  // The larger of the two; the other one where one is absent.
+  double of_roof() const;
+};
+
+// {"op": ..., ...} without a line break. Numbers to six digits; what is not
+// finite is null.
+std::string JsonLine(const Row& row);
+
+// Fixed columns, so that rows can be printed as they come.
+std::string TableHeader();
+std::string TableLine(const Row& row);
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_REPORT_H_

@@ -1,0 +1,48 @@
+#ifndef QUERN_TOOLS_PERF_TIMER_H_
+#define QUERN_TOOLS_PERF_TIMER_H_
+
+// Clocks and order statistics.
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace quern {
+
+// Wall-clock seconds that fn took.
+inline double Seconds(absl::FunctionRef<void()> fn) {
+  const auto start = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+// The middle value, or the mean of the two in the middle; NaN if empty.
+double Median(std::vector<double> values);
+// The smallest and the largest; NaN if empty.
+double Smallest(const std::vector<double>& values);
+double Largest(const std::vector<double>& values);
+
+// Nanoseconds that threads of this process were ready to run and had no core,
+// so far. Zero where the kernel does not tell.
+int64_t RunDelayNanoseconds();
+
+// Watches one sample: whether someone else had our cores meanwhile.
+class PreemptionWatch {
+ public:
+  PreemptionWatch() : before_(RunDelayNanoseconds()) {}
+  // More than 2 % of `seconds` waited, over all threads.
+  bool Disturbed(double seconds) const {
+    return static_cast<double>(RunDelayNanoseconds() - before_) >
+           0.02e9 * seconds;
+  }
+
+ private:
+  int64_t before_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_TIMER_H_
