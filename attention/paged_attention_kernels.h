@@ -10,15 +10,23 @@
 // see one another.
 
 #include <cstddef>
+#include <limits>
 
 #include "core/dtype.h"
 
 namespace quern {
 
+// The softmax of some logits: their maximum, and the sum of exp2(logit - max).
+// As it is here, of none: the identity of merging.
+struct SoftmaxState {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0.0f;
+};
+
 struct PagedAttentionKernels {
   const char* target;
 
-  // to[d] = q[d] * scale, d < count.
+  // to[d] = q[d] * scale, d < count; 0 from there to the next whole vector.
   void (*load_query)(const void* q, size_t count, float scale, float* to);
 
   // logits[row][t] = sum over d of q[row][d] * k[t][d].
@@ -26,22 +34,21 @@ struct PagedAttentionKernels {
                  size_t head_dim, size_t tokens, float* logits,
                  size_t logits_stride);
 
-  // logits[t] = exp2(logits[t] - max), t < tokens, 0 beyond it to the next
-  // whole vector; state[0] = max of the logits, state[1] = the sum.
-  void (*softmax)(float* logits, size_t tokens, float* state);
+  // p[t] = exp2(logits[t] - state->max), in place. Writes whole vectors.
+  void (*softmax)(float* logits, size_t tokens, SoftmaxState* state);
 
   // out[row][d] += sum over t of p[row][t] * v[t][d], in the order of t.
   void (*values)(const float* p, size_t p_stride, size_t rows, const void* v,
                  size_t v_head_dim, size_t tokens, float* out,
                  size_t out_stride);
 
-  // (state, out) becomes that of its keys and those of (other_state, other).
-  void (*merge)(const float* other_state, const float* other, size_t count,
-                float* state, float* out);
+  // (state, out) of some keys becomes that of them and of (other, other_out)'s.
+  void (*merge)(const SoftmaxState& other, const float* other_out, size_t count,
+                SoftmaxState* state, float* out);
 
-  // to[d] = out[d] / sum, d < count; 0 if nothing was seen.
-  void (*store_output)(const float* state, const float* out, size_t count,
-                       void* to);
+  // to[d] = out[d] / state.sum, d < count; 0 if that sum is 0.
+  void (*store)(const SoftmaxState& state, const float* out, size_t count,
+                void* to);
 };
 
 // The kernels of the best instruction set this CPU supports. `q` and `out` are
