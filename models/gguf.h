@@ -1,0 +1,176 @@
+#ifndef QUERN_MODELS_GGUF_H_
+#define QUERN_MODELS_GGUF_H_
+
+// A reader of GGUF version 3, little-endian:
+//
+//   "GGUF" u32 version | u64 tensors | u64 keys
+//   keys    x { string key, u32 type, value }
+//   tensors x { string name, u32 rank, u64 dims[rank], u32 type, u64 offset }
+//   padding to general.alignment (32 if absent) | tensor data
+//
+// Dimensions are listed fastest first: dims [256, 512] are 512 rows of 256.
+// A string is a u64 length and bytes; an array is a u32 element type, a u64
+// count and the elements.
+//
+// The file is not trusted. Open and Parse refuse, with a sentence that names
+// field, value and bound: another version or byte order; anything that ends
+// beyond the file; counts, lengths and sizes that overflow; arrays of arrays;
+// bools other than 0 and 1; two keys or two tensors of one name; ranks other
+// than 1..4; zero dimensions; rows that are not whole blocks; tensor types
+// other than F32, F16, BF16, Q8_0; data that is misaligned, overlaps or
+// leaves the file. Memory stays within a small multiple of the file's size.
+//
+// The file must not change while it is open. If it becomes shorter, Open and
+// the Read functions report DataLoss, because they use pread; the mapping
+// behind Mapped() then raises SIGBUS on access, as any mapping does, so what
+// must survive that reads.
+//
+// Thread-safe after Open: all members are const.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+
+namespace quern {
+
+// The numbers of the file format.
+enum class GgufValueType : uint32_t {
+  kU8 = 0,
+  kI8 = 1,
+  kU16 = 2,
+  kI16 = 3,
+  kU32 = 4,
+  kI32 = 5,
+  kF32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kU64 = 10,
+  kI64 = 11,
+  kF64 = 12,
+};
+
+enum class GgufTensorType : uint32_t {
+  kF32 = 0,
+  kF16 = 1,
+  kQ8_0 = 8,  // blocks of 32: an f16 scale, then 32 int8; value = scale * q
+  kBF16 = 30,
+};
+
+// "F32", "F16", "Q8_0", "BF16".
+absl::string_view GgufTensorTypeName(GgufTensorType type);
+
+struct GgufTensor {
+  std::string name;
+  GgufTensorType type;
+  std::vector<int64_t> dims;  // 1..4 of them, each >= 1, fastest first
+  int64_t elements;           // their product
+  int64_t offset;             // of the first byte, from the start of the file
+  int64_t bytes;
+
+  int64_t cols() const { return dims[0]; }
+  int64_t rows() const { return elements / dims[0]; }
+};
+
+class GgufFile {
+ public:
+  static constexpr int64_t kQ8Block = 32;
+  static constexpr int64_t kQ8BlockBytes = 34;
+
+  // NotFound, PermissionDenied... if the file cannot be opened;
+  // InvalidArgument or Unimplemented if it is not what this reader reads.
+  // Time: proportional to the header. Tensor data is not touched.
+  static absl::StatusOr<GgufFile> Open(const std::string& path);
+
+  // The same for bytes in memory, which must outlive the result.
+  static absl::StatusOr<GgufFile> Parse(absl::Span<const uint8_t> bytes);
+
+  GgufFile(GgufFile&& other) noexcept;
+  GgufFile& operator=(GgufFile&& other) noexcept;
+  ~GgufFile();
+
+  int64_t file_bytes() const { return size_; }
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }
+
+  // NotFound names the tensor. The pointer lives as long as this object.
+  absl::StatusOr<const GgufTensor*> FindTensor(absl::string_view name) const;
+  bool HasTensor(absl::string_view name) const {
+    return tensor_index_.contains(name);
+  }
+
+  // Metadata. NotFound if there is no such key, InvalidArgument if its value
+  // has another type or, for GetInt, does not fit.
+  bool Has(absl::string_view key) const { return values_.contains(key); }
+  // Any of the eight integer types.
+  absl::StatusOr<int64_t> GetInt(absl::string_view key) const;
+  absl::StatusOr<uint32_t> GetU32(absl::string_view key) const;
+  absl::StatusOr<float> GetF32(absl::string_view key) const;
+  absl::StatusOr<bool> GetBool(absl::string_view key) const;
+  // The view lives as long as this object.
+  absl::StatusOr<absl::string_view> GetString(absl::string_view key) const;
+  absl::StatusOr<std::vector<absl::string_view>> GetStrings(
+      absl::string_view key) const;
+  absl::StatusOr<std::vector<float>> GetF32s(absl::string_view key) const;
+  absl::StatusOr<std::vector<int32_t>> GetI32s(absl::string_view key) const;
+
+  // The bytes of `tensor` (one of tensors()) in place, without a copy. May be
+  // unaligned for its type where the file was parsed from memory.
+  absl::Span<const uint8_t> Mapped(const GgufTensor& tensor) const;
+
+  // Rows [first_row, first_row + out.size() / cols()) converted: F32, F16 and
+  // BF16 to f32 are exact, Q8_0 is scale * q in f32; to bf16 the f32 value is
+  // rounded to nearest even. DataLoss if the file ends too early.
+  absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
+                        absl::Span<float> out) const;
+  absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
+                        absl::Span<BFloat16> out) const;
+
+ private:
+  class Cursor;
+  // Where a value lies. For an array: its element type, count, first element.
+  struct Value {
+    GgufValueType type;
+    GgufValueType element;
+    int64_t count;
+    int64_t offset;
+  };
+
+  GgufFile() = default;
+  void Close();
+  absl::Status ParseHeader();
+  absl::Status ParseTensor(Cursor& cursor, int64_t index);
+  absl::Status PlaceTensors(int64_t data_begin, int64_t alignment);
+  // Makes header()[0, end) valid; end <= size_.
+  absl::Status Ensure(int64_t end);
+  const uint8_t* header() const {
+    return fd_ < 0 ? memory_ : reinterpret_cast<const uint8_t*>(head_.data());
+  }
+  // Copies the file's [offset, offset + bytes).
+  absl::Status ReadAt(int64_t offset, int64_t bytes, void* out) const;
+  template <typename Out>
+  absl::Status ReadRowsTo(const GgufTensor& tensor, int64_t first_row,
+                          absl::Span<Out> out) const;
+  absl::StatusOr<Value> Find(absl::string_view key, GgufValueType type) const;
+  absl::StatusOr<Value> FindArray(absl::string_view key,
+                                  GgufValueType element) const;
+
+  int fd_ = -1;                      // -1: parsed from memory
+  const uint8_t* memory_ = nullptr;  // the mapping, or the caller's bytes
+  int64_t size_ = 0;
+  std::string head_;  // the header, where it comes from a file
+  absl::flat_hash_map<std::string, Value> values_;
+  std::vector<GgufTensor> tensors_;
+  absl::flat_hash_map<std::string, size_t> tensor_index_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_GGUF_H_

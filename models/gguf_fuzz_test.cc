@@ -1,0 +1,245 @@
+// Deterministic fuzzing of the GGUF reader: small legal files and the header of
+// the shipped model are cut, flipped, overwritten with extreme numbers and
+// spliced. Nothing may crash, hang, or allocate more than a multiple of the
+// file; what is accepted must be readable to its last byte.
+//
+// QUERN_TEST_SEED=n gives other mutations; a failure prints the seed and saves
+// nothing, because the same seed makes the same bytes. QUERN_FUZZ_CASES=n
+// sets how many.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/gguf_testutil.h"
+#include "models/tokenizer.h"
+#include "testing/data.h"
+
+namespace quern {
+namespace {
+
+// Uses everything that a caller may use. Returns whether the file is legal.
+bool Exercise(const uint8_t* data, size_t size) {
+  const auto file = GgufFile::Parse(absl::MakeConstSpan(data, size));
+  if (!file.ok()) {
+    EXPECT_TRUE(absl::StartsWith(file.status().message(), "gguf: "))
+        << file.status();
+    return false;
+  }
+  int64_t total = 0;
+  for (const GgufTensor& tensor : file->tensors()) {
+    total += tensor.bytes;
+    const auto mapped = file->Mapped(tensor);
+    EXPECT_GE(mapped.data(), data);
+    EXPECT_LE(mapped.data() + mapped.size(), data + size);
+    // Q8_0 has the most elements for a byte: fewer than one.
+    EXPECT_LE(tensor.elements, tensor.bytes);
+    std::vector<float> values(static_cast<size_t>(tensor.elements));
+    EXPECT_TRUE(file->ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
+  }
+  EXPECT_LE(total, static_cast<int64_t>(size));
+  // Not all of these exist or have these types; none may crash.
+  for (const absl::string_view key :
+       {"k.u32", "k.f32", "k.bool", "k.string", "k.strings", "k.floats",
+        "k.ints", "general.alignment"}) {
+    (void)file->GetU32(key).ok();
+    (void)file->GetInt(key).ok();
+    (void)file->GetF32(key).ok();
+    (void)file->GetBool(key).ok();
+    (void)file->GetString(key).ok();
+    const auto strings = file->GetStrings(key);
+    if (strings.ok()) {
+      for (const absl::string_view s : *strings) EXPECT_LE(s.size(), size);
+    }
+    (void)file->GetF32s(key).ok();
+    (void)file->GetI32s(key).ok();
+  }
+  const auto tokenizer = Tokenizer::Create(*file);
+  if (tokenizer.ok()) {
+    std::string text;
+    for (const int32_t id : tokenizer->Encode("In the \xff beginning")) {
+      text += tokenizer->Decode(absl::MakeConstSpan(&id, 1));
+    }
+  }
+  return true;
+}
+
+std::string SmallFile() {
+  GgufWriter writer;
+  writer.Key("general.alignment", 32u)
+      .Key("k.u32", 7u)
+      .Key("k.f32", 1.5f)
+      .Key("k.bool", true)
+      .Key("k.string", "text")
+      .Key("k.strings", std::vector<std::string>{"", "one", "two"})
+      .Key("k.floats", std::vector<float>{1, -2})
+      .Key("k.ints", std::vector<int32_t>{3, 4, 5})
+      .Tensor("a", {3, 2}, GgufTensorType::kF32, std::string(24, '\1'))
+      .Tensor("b", {5}, GgufTensorType::kBF16, std::string(10, '\2'))
+      .Tensor("c", {32, 2}, GgufTensorType::kQ8_0, std::string(68, '\3'));
+  return writer.Finish();
+}
+
+// A vocabulary of bytes and a few merges.
+std::string SmallTokenizer() {
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types = {2, 3, 3};
+  for (int b = 0; b < 256; ++b) {
+    static constexpr char kHex[] = "0123456789ABCDEF";
+    tokens.push_back(std::string("<0x") + kHex[b / 16] + kHex[b % 16] + ">");
+    types.push_back(6);
+  }
+  for (const char* piece : {"\u2581", "I", "n", "\u2581I", "\u2581In", "th"}) {
+    tokens.emplace_back(piece);
+    types.push_back(1);
+  }
+  std::vector<float> scores(tokens.size(), 0.0f);
+  GgufWriter writer;
+  writer.Key("tokenizer.ggml.model", "llama")
+      .Key("tokenizer.ggml.tokens", tokens)
+      .Key("tokenizer.ggml.scores", scores)
+      .Key("tokenizer.ggml.token_type", types)
+      .Key("tokenizer.ggml.bos_token_id", 1u)
+      .Key("tokenizer.ggml.eos_token_id", 2u);
+  return writer.Finish();
+}
+
+std::string ModelHead() {
+  std::ifstream in("models/quern_kjv_4m/quern-kjv-4m.bf16.gguf",
+                   std::ios::binary);
+  std::string head(64 << 10, '\0');
+  in.read(&head[0], static_cast<std::streamsize>(head.size()));
+  EXPECT_TRUE(in.good());
+  return head;
+}
+
+size_t At(Rng& rng, size_t size) {
+  return static_cast<size_t>(rng.Integer(0, static_cast<int64_t>(size) - 1));
+}
+
+// One to four changes of one kind each.
+std::string Mutate(Rng& rng, std::string file,
+                   const std::vector<std::string>& corpus) {
+  static constexpr uint64_t kExtremes[] = {0,
+                                           1,
+                                           2,
+                                           4,
+                                           8,
+                                           9,
+                                           30,
+                                           31,
+                                           33,
+                                           255,
+                                           256,
+                                           0x7f,
+                                           0x7fffffff,
+                                           0x80000000,
+                                           0xffffffffu,
+                                           1ull << 32,
+                                           1ull << 40,
+                                           1ull << 61,
+                                           1ull << 62,
+                                           1ull << 63,
+                                           ~0ull,
+                                           ~0ull - 7,
+                                           (1ull << 63) - 1};
+  for (int64_t changes = rng.Integer(1, 4); changes > 0 && !file.empty();
+       --changes) {
+    // Most of the interest lies at the front.
+    const size_t reach = rng.Integer(0, 3) == 0
+                             ? file.size()
+                             : std::min<size_t>(file.size(), 700);
+    const size_t at = At(rng, reach);
+    switch (rng.Integer(0, 6)) {
+      case 0:
+        file[at] = static_cast<char>(file[at] ^ (1 << rng.Integer(0, 7)));
+        break;
+      case 1:
+        file[at] = static_cast<char>(rng.Next());
+        break;
+      case 2:
+        file.resize(At(rng, file.size()));
+        break;
+      case 3: {  // a number becomes extreme
+        const uint64_t value = kExtremes[At(rng, std::size(kExtremes))];
+        const size_t bytes = rng.Integer(0, 1) == 0 ? 4 : 8;
+        file.replace(at, bytes, Raw(value).substr(0, bytes));
+        break;
+      }
+      case 4:
+        file.erase(at, static_cast<size_t>(rng.Integer(1, 40)));
+        break;
+      case 5:  // a piece of itself again
+        file.insert(at, file.substr(At(rng, reach),
+                                    static_cast<size_t>(rng.Integer(1, 200))));
+        break;
+      default: {  // the tail of another
+        const std::string& other = corpus[At(rng, corpus.size())];
+        file = file.substr(0, at) + other.substr(At(rng, other.size()));
+        break;
+      }
+    }
+  }
+  return file;
+}
+
+int64_t Cases(int64_t quick, int64_t normal) {
+  const char* text = std::getenv("QUERN_FUZZ_CASES");
+  if (text != nullptr) return std::strtoll(text, nullptr, 10);
+  return QuickTests() ? quick : normal;
+}
+
+TEST(GgufFuzzTest, SmallFilesSurviveMutation) {
+  TestRng rng;
+  const std::vector<std::string> corpus = {SmallFile(), SmallTokenizer()};
+  for (const std::string& file : corpus) {
+    ASSERT_TRUE(
+        Exercise(reinterpret_cast<const uint8_t*>(file.data()), file.size()));
+  }
+  const int64_t cases = Cases(500, 20000);
+  int64_t legal = 0;
+  for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
+    // On the heap in its exact size: a sanitizer sees one byte too many.
+    const std::string mutant =
+        Mutate(rng, corpus[At(rng, corpus.size())], corpus);
+    const std::vector<uint8_t> bytes(mutant.begin(), mutant.end());
+    legal += Exercise(bytes.data(), bytes.size()) ? 1 : 0;
+    if (HasFailure()) ADD_FAILURE() << "case " << i;
+  }
+  // Neither all refused (the mutations are too coarse) nor all accepted.
+  EXPECT_GT(legal, cases / 100);
+  EXPECT_LT(legal, cases * 9 / 10);
+}
+
+TEST(GgufFuzzTest, TheModelsHeaderSurvivesMutation) {
+  TestRng rng;
+  const std::vector<std::string> corpus = {ModelHead(), SmallFile()};
+  const int64_t cases = Cases(50, 2000);
+  for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
+    const std::string mutant = Mutate(rng, corpus[0], corpus);
+    const std::vector<uint8_t> bytes(mutant.begin(), mutant.end());
+    Exercise(bytes.data(), bytes.size());
+    if (HasFailure()) ADD_FAILURE() << "case " << i;
+  }
+}
+
+TEST(GgufFuzzTest, NoiseIsRefused) {
+  TestRng rng;
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(rng.Integer(0, 300)));
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng.Next());
+    EXPECT_FALSE(Exercise(bytes.data(), bytes.size()));
+  }
+}
+
+}  // namespace
+}  // namespace quern

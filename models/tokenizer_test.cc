@@ -1,0 +1,291 @@
+#include "models/tokenizer.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/golden_testutil.h"
+#include "testing/data.h"
+
+namespace quern {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The algorithm as the model's card states it, quadratic and obvious.
+std::vector<int32_t> ReferenceEncode(const Tokenizer& tokenizer,
+                                     const TokenizerSpec& spec,
+                                     std::vector<std::string> symbols) {
+  const auto find = [&](const std::string& text) {
+    for (size_t i = 0; i < spec.pieces.size(); ++i) {
+      if (spec.types[i] == TokenType::kNormal && spec.pieces[i] == text) {
+        return static_cast<int32_t>(i);
+      }
+    }
+    return -1;
+  };
+  for (;;) {
+    float best = -std::numeric_limits<float>::infinity();
+    size_t at = symbols.size();
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+      const int32_t id = find(symbols[i] + symbols[i + 1]);
+      if (id >= 0 && (at == symbols.size() ||
+                      spec.scores[static_cast<size_t>(id)] > best)) {
+        best = spec.scores[static_cast<size_t>(id)];
+        at = i;
+      }
+    }
+    if (at == symbols.size()) break;
+    symbols[at] += symbols[at + 1];
+    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+  }
+  std::vector<int32_t> ids;
+  for (const std::string& symbol : symbols) {
+    if (find(symbol) >= 0) {
+      ids.push_back(find(symbol));
+    } else {
+      for (const char c : symbol) ids.push_back(3 + static_cast<uint8_t>(c));
+    }
+  }
+  EXPECT_EQ(tokenizer.vocab_size(), static_cast<int32_t>(spec.pieces.size()));
+  return ids;
+}
+
+Tokenizer ShippedTokenizer() {
+  auto file = GgufFile::Open(ModelFile("quern-kjv-4m.bf16.gguf"));
+  EXPECT_TRUE(file.ok()) << file.status();
+  auto tokenizer = Tokenizer::Create(*file);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return *std::move(tokenizer);
+}
+
+// <unk>, <s>, </s>, the bytes, then `pieces` as normal pieces of score
+// `scores`.
+TokenizerSpec SmallSpec(
+    const std::vector<std::pair<std::string, float>>& pieces) {
+  TokenizerSpec spec;
+  spec.pieces = {"<unk>", "<s>", "</s>"};
+  spec.types = {TokenType::kUnknown, TokenType::kControl, TokenType::kControl};
+  for (int byte = 0; byte < 256; ++byte) {
+    spec.pieces.push_back(absl::StrFormat("<0x%02X>", byte));
+    spec.types.push_back(TokenType::kByte);
+  }
+  spec.scores.resize(spec.pieces.size());
+  for (const auto& [piece, score] : pieces) {
+    spec.pieces.push_back(piece);
+    spec.types.push_back(TokenType::kNormal);
+    spec.scores.push_back(score);
+  }
+  return spec;
+}
+
+TEST(TokenizerTest, ReproducesTheGoldenCases) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  int cases = 0;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(
+           FileBytes(ModelFile("tokenizer_golden.txt")), '\n'))) {
+    const std::vector<std::string> fields = absl::StrSplit(line, ' ');
+    if (fields.size() != 3) continue;
+    ++cases;
+    const std::string text = GoldenText(fields[0]);
+    SCOPED_TRACE(text);
+    const std::vector<int32_t> ids = GoldenIds(fields[1]);
+    EXPECT_EQ(tokenizer.Encode(text), ids);
+    EXPECT_EQ(tokenizer.Decode(ids), GoldenText(fields[2]));
+  }
+  EXPECT_EQ(cases, 24);
+}
+
+TEST(TokenizerTest, EncodesTheGoldenPrompts) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  const Golden golden = ReadGolden();
+  ASSERT_EQ(golden.prompts.size(), 3u);
+  for (const GoldenPrompt& prompt : golden.prompts) {
+    std::vector<int32_t> ids = tokenizer.Encode(prompt.text);
+    ids.insert(ids.begin(), tokenizer.bos_id());
+    EXPECT_EQ(ids, prompt.ids);
+    StreamDecoder decoder(tokenizer, StreamDecoder::Start::kAfterText);
+    std::string text;
+    for (const int32_t id : prompt.greedy_ids) text += decoder.Add(id);
+    EXPECT_EQ(text + decoder.Finish(), prompt.greedy_text);
+  }
+}
+
+TEST(TokenizerTest, RoundTripsAnyBytes) {
+  TestRng rng;
+  const Tokenizer tokenizer = ShippedTokenizer();
+  const std::vector<std::string> parts = {
+      "a",        " ",    "the ",     "\n",   "\xe2\x96",
+      "\xc3\xa9", "\xff", "\xed\xa0", "\x80", "\xf0\x9f\x98\x80",
+      "\xc0\xaf", "LORD"};
+  for (int i = 0; i < 3000; ++i) {
+    std::string text;
+    for (int64_t n = rng.Integer(0, 12); n > 0; --n) {
+      text += rng.Integer(0, 2) == 0
+                  ? std::string(1, static_cast<char>(rng.Next()))
+                  : parts[static_cast<size_t>(rng.Integer(
+                        0, static_cast<int64_t>(parts.size()) - 1))];
+    }
+    const std::vector<int32_t> ids = tokenizer.Encode(text);
+    ASSERT_EQ(tokenizer.Decode(ids),
+              absl::StrReplaceAll(text, {{"\xe2\x96\x81", " "}}))
+        << absl::StrCat("case ", i);
+    for (const int32_t id : ids) {
+      ASSERT_NE(tokenizer.type(id), TokenType::kControl);
+      ASSERT_NE(tokenizer.type(id), TokenType::kUnknown);
+    }
+  }
+}
+
+TEST(TokenizerTest, TurnsEachInvalidByteIntoItsToken) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  const int32_t space = tokenizer.Encode(" ")[0];
+  // A surrogate, an overlong slash, a lone continuation, a cut-off character.
+  EXPECT_THAT(tokenizer.Encode("\xed\xa0\x80\xc0\xaf\x80\xe2\x96"),
+              ElementsAre(space, 3 + 0xed, 3 + 0xa0, 3 + 0x80, 3 + 0xc0,
+                          3 + 0xaf, 3 + 0x80, 3 + 0xe2, 3 + 0x96));
+}
+
+TEST(TokenizerTest, JoinsTheHighestScoreFirstAndTheLeftmostOnATie) {
+  // Few letters, colliding merges, equal scores: any wrong order shows.
+  const TokenizerSpec spec = SmallSpec({{"\u2581", 0},
+                                        {"a", 0},
+                                        {"b", 0},
+                                        {"aa", -1},
+                                        {"ab", -1},
+                                        {"ba", -1},
+                                        {"aba", -2},
+                                        {"bb", -3},
+                                        {"aaaa", -2},
+                                        {"abab", -4},
+                                        {"\u2581a", -3},
+                                        {"bbb", 1}});
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  TestRng rng;
+  for (int i = 0; i < 1000; ++i) {
+    std::string text;
+    std::vector<std::string> symbols = {"\u2581"};
+    for (int64_t n = rng.Integer(1, 16); n > 0; --n) {
+      const int64_t kind = rng.Integer(0, 8);
+      text += kind == 0 ? " " : kind == 1 ? "c" : kind % 2 == 0 ? "a" : "b";
+      symbols.push_back(text.back() == ' ' ? "\u2581"
+                                           : text.substr(text.size() - 1));
+    }
+    ASSERT_EQ(tokenizer->Encode(text),
+              ReferenceEncode(*tokenizer, spec, symbols))
+        << text;
+  }
+}
+
+TEST(TokenizerTest, EncodesAMegabyteInSeconds) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  const absl::Time start = absl::Now();
+  // One long run without a space is the worst case of a quadratic algorithm.
+  const std::string text(1 << 20, 'x');
+  EXPECT_EQ(tokenizer.Decode(tokenizer.Encode(text)), text);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(60));
+}
+
+TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
+  TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
+  spec.add_space_prefix = false;
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(tokenizer->Encode(" a"), ElementsAre(259, 260));
+  EXPECT_EQ(tokenizer->Decode({259, 260}), " a");
+}
+
+TEST(TokenizerTest, IdsOutsideTheVocabularyDecodeToNothing) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  EXPECT_EQ(tokenizer.Decode({-1, 2048, 0, 1, 2, 1 << 30}), "");
+}
+
+TEST(StreamDecoderTest, HoldsIncompleteCharactersBack) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  StreamDecoder decoder(tokenizer, StreamDecoder::Start::kAfterText);
+  EXPECT_EQ(decoder.Add(3 + 0xf0), "");
+  EXPECT_EQ(decoder.Add(3 + 0x9f), "");
+  EXPECT_EQ(decoder.Add(3 + 0x98), "");
+  EXPECT_EQ(decoder.Add(3 + 0x80), "\xf0\x9f\x98\x80");
+  EXPECT_EQ(decoder.Add(3 + 0xff), "\xef\xbf\xbd");
+  EXPECT_EQ(decoder.Add(3 + 0xc3), "");
+  EXPECT_EQ(decoder.Add(3 + 'x'), "\xef\xbf\xbdx");
+  EXPECT_EQ(decoder.Add(3 + 0xe2), "");
+  EXPECT_EQ(decoder.Finish(), "\xef\xbf\xbd");
+  EXPECT_EQ(decoder.Finish(), "");
+}
+
+TEST(StreamDecoderTest, EqualsDecodeOnValidText) {
+  const Tokenizer tokenizer = ShippedTokenizer();
+  for (const absl::string_view text :
+       {"", " ", "  two", "In the beginning", "\xe6\x97\xa5\xe6\x9c\xac!", "\n",
+        "caf\xc3\xa9 \xf0\x9f\x98\x80"}) {
+    StreamDecoder decoder(tokenizer, StreamDecoder::Start::kOfText);
+    std::string streamed = decoder.Add(tokenizer.bos_id());
+    for (const int32_t id : tokenizer.Encode(text)) streamed += decoder.Add(id);
+    EXPECT_EQ(streamed + decoder.Finish(), text);
+  }
+}
+
+TEST(TokenizerTest, RefusesHostileVocabularies) {
+  const TokenizerSpec good = SmallSpec({{"\u2581", 0}, {"a", 0}});
+  ASSERT_TRUE(Tokenizer::Create(good).ok());
+  const auto expect_refused = [&](auto&& change, absl::string_view words) {
+    TokenizerSpec spec = good;
+    change(spec);
+    const auto tokenizer = Tokenizer::Create(std::move(spec));
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(tokenizer.status().message()),
+                HasSubstr(std::string(words)));
+  };
+  expect_refused([](TokenizerSpec& s) { s = {}; },
+                 "tokenizer: pieces=0; need 1 <= pieces <= 16777216");
+  expect_refused([](TokenizerSpec& s) { s.scores.pop_back(); },
+                 "tokenizer: scores=260; need 261, as there are pieces");
+  expect_refused([](TokenizerSpec& s) { s.types.pop_back(); },
+                 "tokenizer: types=260; need 261");
+  expect_refused([](TokenizerSpec& s) { s.scores[260] = std::nanf(""); },
+                 "piece 260 'a' has score NaN");
+  expect_refused(
+      [](TokenizerSpec& s) { s.types[260] = static_cast<TokenType>(7); },
+      "piece 260 'a' has type 7; need 1..6");
+  expect_refused([](TokenizerSpec& s) { s.types[260] = TokenType::kByte; },
+                 "piece 260 'a' has type byte; need <0x00>..<0xFF>");
+  expect_refused([](TokenizerSpec& s) { s.pieces[3] = "<0x01>"; },
+                 "piece 4 '<0x01>' is also piece 3");
+  expect_refused([](TokenizerSpec& s) { s.pieces[3] = "<0x0g>"; },
+                 "need <0x00>..<0xFF>");
+  expect_refused([](TokenizerSpec& s) { s.types[3] = TokenType::kUnused; },
+                 "no token for byte 0");
+  expect_refused([](TokenizerSpec& s) { s.pieces[260] = "\u2581"; },
+                 "is also piece 259");
+  expect_refused([](TokenizerSpec& s) { s.pieces[260] = ""; },
+                 "piece 260 '' is empty or not UTF-8");
+  expect_refused([](TokenizerSpec& s) { s.pieces[260] = "\xc3"; },
+                 "piece 260 '\\xc3' is empty or not UTF-8");
+  expect_refused([](TokenizerSpec& s) { s.pieces[259] = "b"; },
+                 "no piece U+2581");
+  expect_refused([](TokenizerSpec& s) { s.bos_id = 261; },
+                 "bos_id=261; need 0 <= bos_id <= 260");
+  expect_refused([](TokenizerSpec& s) { s.eos_id = -1; }, "eos_id=-1");
+}
+
+}  // namespace
+}  // namespace quern
