@@ -1,0 +1,206 @@
+// SIMD conversion between f32 and the narrow formats, for any kernel. The rules
+// are those of quant/convert.h, bit for bit on every instruction set:
+//
+//   LoadF32(df, p), LoadNF32(df, p, n)        p: float, BFloat16, Float16,
+//   StoreF32(v, df, p), StoreNF32(v, df, p, n)   Float8E4M3 or Float8E5M2
+//
+// df is a tag of float. Lanes beyond n load as zero; nothing beyond n is read
+// or written. Stores overflow as OverflowMode::kIeee.
+
+// Per-target include guard.
+#if defined(QUERN_QUANT_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_QUANT_CONVERT_INL_H_
+#undef QUERN_QUANT_CONVERT_INL_H_
+#else
+#define QUERN_QUANT_CONVERT_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "hwy/highway.h"
+#include "quant/float_format.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Whether vcvtph2ps / vcvtps2ph are part of the target: they round to nearest
+// even, keep denormals under any MXCSR, and treat NaN as our rule does.
+// Highway's emulation for older targets is not used: it drops the NaN payload.
+#undef QUERN_NATIVE_F16
+#if (HWY_TARGET <= HWY_AVX2) && HWY_ARCH_X86 && !defined(HWY_DISABLE_F16C)
+#define QUERN_NATIVE_F16 1
+#else
+#define QUERN_NATIVE_F16 0
+#endif
+
+// The unsigned integer that holds a code of T.
+template <typename T>
+using CodeOf = hwy::UnsignedFromSize<sizeof(T)>;
+
+// `code` holds one code of T in each 32-bit lane, upper bits zero.
+template <typename T, class DF, class DI = hn::RebindToSigned<DF>>
+HWY_INLINE hn::Vec<DF> DecodeLanes(DF df, hn::Vec<DI> code) {
+  using F = quant_internal::FloatFormat<T>;
+  constexpr int kAdded = 23 - F::kMantissaBits;
+  const DI di;
+  if constexpr (F::kExponentBits == 8) {
+    return hn::BitCast(df, hn::ShiftLeft<kAdded>(code));
+  } else {
+    const auto set = [di](uint32_t x)
+                         HWY_ATTR { return hn::Set(di, static_cast<int>(x)); };
+    const auto abs = hn::And(code, set(F::kSign - 1));
+    const auto sign =
+        hn::And(hn::ShiftLeft<31 - F::kExponentBits - F::kMantissaBits>(code),
+                set(0x80000000u));
+    const auto moved = hn::ShiftLeft<kAdded>(abs);
+    const auto normal =
+        hn::Add(moved, set(static_cast<uint32_t>(127 - F::kBias) << 23));
+    // Exact, and no operand or result is a denormal f32.
+    constexpr uint32_t kUnit =
+        static_cast<uint32_t>(127 + 1 - F::kBias - F::kMantissaBits) << 23;
+    const auto small = hn::BitCast(
+        di, hn::Mul(hn::ConvertTo(df, abs), hn::BitCast(df, set(kUnit))));
+    auto bits = hn::IfThenElse(hn::Lt(abs, hn::Set(di, 1 << F::kMantissaBits)),
+                               small, normal);
+    if constexpr (F::kHasInfinity) {
+      const auto infinity = set(F::kOverflow);
+      bits = hn::IfThenElse(hn::Gt(infinity, abs), bits,
+                            hn::Or(moved, set(quant_internal::kF32Infinity)));
+      bits = hn::Or(bits, hn::IfThenElseZero(hn::Gt(abs, infinity),
+                                             set(quant_internal::kF32Quiet)));
+    } else {
+      bits = hn::IfThenElse(
+          hn::Eq(abs, set(F::kOverflow)),
+          set(quant_internal::kF32Infinity | quant_internal::kF32Quiet), bits);
+    }
+    return hn::BitCast(df, hn::Or(bits, sign));
+  }
+}
+
+// The codes of T, one in each 32-bit lane, upper bits zero. |v| is limited to
+// the f32 with the bits `clamp` first; kF32Infinity: no limit.
+template <typename T, class DF, class DI = hn::RebindToSigned<DF>>
+HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
+  using F = quant_internal::FloatFormat<T>;
+  constexpr int kDropped = 23 - F::kMantissaBits;
+  const DI di;
+  const hn::RebindToUnsigned<DF> du;
+  const auto set = [di](uint32_t x)
+                       HWY_ATTR { return hn::Set(di, static_cast<int>(x)); };
+  const auto bits = hn::BitCast(di, v);
+  const auto abs = hn::And(bits, set(0x7FFFFFFFu));
+  const auto is_nan = hn::Gt(abs, set(quant_internal::kF32Infinity));
+  const auto x = hn::Min(abs, clamp);
+  const auto sign =
+      hn::BitCast(di, hn::ShiftRight<31 - F::kExponentBits - F::kMantissaBits>(
+                          hn::BitCast(du, hn::Xor(bits, abs))));
+
+  // Adding half a unit, less one if the kept part is even, carries exactly
+  // where rounding to nearest even goes up.
+  const auto odd = hn::And(hn::ShiftRight<kDropped>(x), hn::Set(di, 1));
+  auto code = hn::ShiftRight<kDropped>(
+      hn::Add(hn::Add(x, set((1u << (kDropped - 1)) - 1)), odd));
+  if constexpr (F::kExponentBits != 8) {
+    code = hn::Sub(
+        code, set(static_cast<uint32_t>(127 - F::kBias) << F::kMantissaBits));
+    // Below the smallest normal value: a sum whose unit in the last place is
+    // the smallest denormal of T rounds to it; the sum itself is normal.
+    constexpr uint32_t kMagic =
+        static_cast<uint32_t>(127 + 1 - F::kBias + kDropped) << 23;
+    const auto small = hn::Sub(
+        hn::BitCast(di,
+                    hn::Add(hn::BitCast(df, x), hn::BitCast(df, set(kMagic)))),
+        set(kMagic));
+    code = hn::IfThenElse(
+        hn::Lt(x, set(static_cast<uint32_t>(128 - F::kBias) << 23)), small,
+        code);
+    code = hn::Min(code, set(F::kOverflow));
+  }
+  if constexpr (F::kHasInfinity) {
+    const auto payload =
+        hn::And(hn::ShiftRight<kDropped>(abs), set(F::kQuiet * 2 - 1));
+    const auto nan = hn::Or(payload, set(F::kOverflow | F::kQuiet));
+    code = hn::IfThenElse(is_nan, nan, code);
+  } else {
+    code = hn::IfThenElse(is_nan, set(F::kOverflow), code);
+  }
+  return hn::Or(code, sign);
+}
+
+// Half (or quarter) vectors of codes to a vector of f32, and back.
+template <typename T, class DF, class DC = hn::Rebind<CodeOf<T>, DF>>
+HWY_INLINE hn::Vec<DF> DecodeCodes(DF df, hn::Vec<DC> codes) {
+#if QUERN_NATIVE_F16
+  if constexpr (hwy::IsSame<T, Float16>()) {
+    const hn::Rebind<hwy::float16_t, DF> dh;
+    return hn::PromoteTo(df, hn::BitCast(dh, codes));
+  }
+#endif
+  const hn::RebindToSigned<DF> di;
+  return DecodeLanes<T>(df, hn::PromoteTo(di, codes));
+}
+template <typename T, class DF, class DC = hn::Rebind<CodeOf<T>, DF>>
+HWY_INLINE hn::Vec<DC> EncodeCodes(DF df, hn::Vec<DF> v) {
+#if QUERN_NATIVE_F16
+  if constexpr (hwy::IsSame<T, Float16>()) {
+    const hn::Rebind<hwy::float16_t, DF> dh;
+    return hn::BitCast(DC(), hn::DemoteTo(dh, v));
+  }
+#endif
+  const hn::RebindToSigned<DF> di;
+  const hn::RebindToUnsigned<DF> du;
+  const auto no_clamp =
+      hn::Set(di, static_cast<int>(quant_internal::kF32Infinity));
+  return hn::TruncateTo(DC(), hn::BitCast(du, EncodeLanes<T>(df, v, no_clamp)));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadF32(DF df, const float* p) {
+  return hn::LoadU(df, p);
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadNF32(DF df, const float* p, size_t n) {
+  return hn::LoadN(df, p, n);
+}
+template <class DF, typename T>
+HWY_INLINE hn::Vec<DF> LoadF32(DF df, const T* p) {
+  const hn::Rebind<CodeOf<T>, DF> dc;
+  return DecodeCodes<T>(df,
+                        hn::LoadU(dc, reinterpret_cast<const CodeOf<T>*>(p)));
+}
+template <class DF, typename T>
+HWY_INLINE hn::Vec<DF> LoadNF32(DF df, const T* p, size_t n) {
+  const hn::Rebind<CodeOf<T>, DF> dc;
+  return DecodeCodes<T>(
+      df, hn::LoadN(dc, reinterpret_cast<const CodeOf<T>*>(p), n));
+}
+
+template <class DF>
+HWY_INLINE void StoreF32(hn::Vec<DF> v, DF df, float* p) {
+  hn::StoreU(v, df, p);
+}
+template <class DF>
+HWY_INLINE void StoreNF32(hn::Vec<DF> v, DF df, float* p, size_t n) {
+  hn::StoreN(v, df, p, n);
+}
+template <class DF, typename T>
+HWY_INLINE void StoreF32(hn::Vec<DF> v, DF df, T* p) {
+  const hn::Rebind<CodeOf<T>, DF> dc;
+  hn::StoreU(EncodeCodes<T>(df, v), dc, reinterpret_cast<CodeOf<T>*>(p));
+}
+template <class DF, typename T>
+HWY_INLINE void StoreNF32(hn::Vec<DF> v, DF df, T* p, size_t n) {
+  const hn::Rebind<CodeOf<T>, DF> dc;
+  hn::StoreN(EncodeCodes<T>(df, v), dc, reinterpret_cast<CodeOf<T>*>(p), n);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

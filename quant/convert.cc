@@ -1,0 +1,281 @@
+#include "quant/convert.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/cpu_info.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+
+namespace quern {
+namespace {
+
+constexpr absl::string_view kOp = "convert";
+
+// Elements per task: large enough that a task outweighs its start by far, small
+// enough to share 1 Mi elements among 16 workers.
+constexpr int64_t kTaskElements = 64 << 10;
+
+// Elements that pass through a buffer between two kernels: 4 KiB of f32 stay in
+// the first-level cache beside what they came from.
+constexpr int64_t kBlockElements = 1024;
+
+// Rows shorter than this are not streamed: their partial cache lines at both
+// ends would cost more than is won.
+constexpr int64_t kMinStreamRowBytes = 4096;
+
+bool IsFloat(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kF8E4M3:
+    case DType::kF8E5M2:
+      return true;
+    case DType::kI32:
+    case DType::kI8:
+    case DType::kU8:
+      return false;
+  }
+  return false;
+}
+
+NarrowFormat FormatOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return kNarrowF16;
+    case DType::kF8E4M3:
+      return kNarrowE4M3;
+    case DType::kF8E5M2:
+      return kNarrowE5M2;
+    default:
+      return kNarrowBF16;
+  }
+}
+
+uint32_t ClampBits(DType to, OverflowMode overflow) {
+  switch (to) {
+    case DType::kF16:
+      return quant_internal::ClampF32Bits<Float16>(overflow);
+    case DType::kF8E4M3:
+      return quant_internal::ClampF32Bits<Float8E4M3>(overflow);
+    case DType::kF8E5M2:
+      return quant_internal::ClampF32Bits<Float8E5M2>(overflow);
+    default:
+      return quant_internal::ClampF32Bits<BFloat16>(overflow);
+  }
+}
+
+absl::Status CheckFloat(absl::string_view field, DType dtype) {
+  if (IsFloat(dtype)) return absl::OkStatus();
+  return InvalidArgument(kOp, field, " is ", DTypeName(dtype),
+                         "; need f32, bf16, f16, f8e4m3 or f8e5m2");
+}
+
+int64_t Rows(const AnyTensorView& view) {
+  return view.rank() == 2 ? view.extent(0) : 1;
+}
+int64_t Cols(const AnyTensorView& view) { return view.extent(view.rank() - 1); }
+int64_t RowStride(const AnyTensorView& view) {
+  return view.rank() == 2 ? view.stride(0) : Cols(view);
+}
+
+// [begin, end) of the addresses that a view spans.
+struct Span {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  bool Overlaps(const Span& other) const {
+    return begin < other.end && other.begin < end;
+  }
+};
+
+absl::StatusOr<Span> CheckView(absl::string_view field,
+                               const AnyTensorView& view) {
+  const int64_t rows = Rows(view), cols = Cols(view), stride = RowStride(view);
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "rows", rows, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "cols", cols, 0));
+  if (rows > 1 && stride < cols) {
+    return InvalidArgument(kOp, field, " has row stride ", stride,
+                           "; need a stride >= cols=", cols);
+  }
+  Span span;
+  if (rows == 0 || cols == 0) return span;
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  if (!CheckedMul(rows - 1, stride, &elements) ||
+      !CheckedAdd(elements, cols, &elements) ||
+      !CheckedMul(elements, static_cast<int64_t>(SizeOf(view.dtype())),
+                  &bytes)) {
+    return InvalidArgument(kOp, field,
+                           " spans more than 2^63 bytes: rows=", rows,
+                           ", stride=", stride);
+  }
+  if (view.data() == nullptr) {
+    return InvalidArgument(kOp, field, " is null; need ", bytes, " bytes");
+  }
+  span.begin = reinterpret_cast<uintptr_t>(view.data());
+  span.end = span.begin + static_cast<uintptr_t>(bytes);
+  return span;
+}
+
+}  // namespace
+
+// One Execute.
+struct ConvertPlan::Job {
+  const uint8_t* in;
+  uint8_t* out;
+  int64_t in_stride_bytes;
+  int64_t out_stride_bytes;
+  const float* bias;  // null: none
+  float scale;
+  bool scaled;
+  bool stream;
+};
+
+absl::StatusOr<ConvertPlan> ConvertPlan::Create(const ConvertSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckFloat("from", spec.from));
+  QUERN_RETURN_IF_ERROR(CheckFloat("to", spec.to));
+  return ConvertPlan(spec, spec.stores == ConvertStores::kAuto
+                               ? GetCpuInfo().last_level_bytes()
+                               : 0);
+}
+
+ConvertPlan::ConvertPlan(const ConvertSpec& spec, int64_t last_level_bytes)
+    : spec_(spec),
+      kernels_(GetConvertKernels()),
+      last_level_bytes_(last_level_bytes),
+      clamp_bits_(ClampBits(spec.to, spec.overflow)) {}
+
+absl::Status ConvertPlan::CheckArgs(const AnyTensorView& in,
+                                    const AnyTensorView& out,
+                                    const ConvertTerms& terms) const {
+  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "in", in.dtype(), spec_.from));
+  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "out", out.dtype(), spec_.to));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "rank", in.rank(), 1, 2));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "rank of out", out.rank(), in.rank(), "in has"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "rows of out", Rows(out), Rows(in), "in has"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "cols of out", Cols(out), Cols(in), "in has"));
+  QUERN_ASSIGN_OR_RETURN(const Span in_span, CheckView("in", in));
+  QUERN_ASSIGN_OR_RETURN(const Span out_span, CheckView("out", out));
+  if (out_span.end != 0 && !out.writable()) {
+    return InvalidArgument(kOp, "out is a read-only view");
+  }
+  const bool in_place = in.data() == out.data() &&
+                        SizeOf(spec_.from) == SizeOf(spec_.to) &&
+                        (Rows(in) == 1 || RowStride(in) == RowStride(out));
+  if (in_span.Overlaps(out_span) && !in_place) {
+    return InvalidArgument(kOp,
+                           "in and out overlap; need disjoint memory, or the "
+                           "same view of equally large elements");
+  }
+  if (terms.bias.extent(0) != 0) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "size of bias", terms.bias.extent(0),
+                                     Cols(in), "in has columns"));
+    QUERN_ASSIGN_OR_RETURN(const Span bias, CheckView("bias", terms.bias));
+    if (bias.Overlaps(out_span)) {
+      return InvalidArgument(kOp, "bias and out overlap");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Columns [col, col + cols) of one row: up to three kernels one after the
+// other, of which the last writes to `out` and the others to a buffer.
+void ConvertPlan::Row(const Job& job, int64_t row, int64_t col,
+                      int64_t cols) const {
+  const bool decode = spec_.from != DType::kF32;
+  const bool encode = spec_.to != DType::kF32;
+  const bool biased = job.bias != nullptr;
+  const int64_t in_bytes = static_cast<int64_t>(SizeOf(spec_.from));
+  const int64_t out_bytes = static_cast<int64_t>(SizeOf(spec_.to));
+  const uint8_t* in = job.in + row * job.in_stride_bytes + col * in_bytes;
+  uint8_t* out = job.out + row * job.out_stride_bytes + col * out_bytes;
+
+  const int kernels = (decode ? 1 : 0) + (job.scaled ? 1 : 0) +
+                      (biased ? 1 : 0) + (encode ? 1 : 0);
+  if (kernels == 0) {
+    std::memmove(out, in, static_cast<size_t>(cols * out_bytes));
+    return;
+  }
+  alignas(64) float buffer[kBlockElements];
+  const int64_t block = kernels == 1 ? cols : kBlockElements;
+  for (int64_t begin = 0; begin < cols; begin += block) {
+    const size_t n = static_cast<size_t>(std::min(block, cols - begin));
+    const void* from = in + begin * in_bytes;
+    void* const to = out + begin * out_bytes;
+    int left = kernels;
+    // The destination of the next f32 kernel.
+    const auto next = [&]() -> float* {
+      return --left == 0 ? static_cast<float*>(to) : buffer;
+    };
+    const float* values = static_cast<const float*>(from);
+    if (decode) {
+      float* const dst = next();
+      kernels_.decode[FormatOf(spec_.from)](from, n, dst,
+                                            left == 0 && job.stream);
+      values = dst;
+    }
+    if (job.scaled) {
+      float* const dst = next();
+      kernels_.scale(values, job.scale, n, dst, left == 0 && job.stream);
+      values = dst;
+    }
+    if (biased) {
+      float* const dst = next();
+      kernels_.add(values, job.bias + col + begin, n, dst,
+                   left == 0 && job.stream);
+      values = dst;
+    }
+    if (encode) {
+      kernels_.encode[FormatOf(spec_.to)](values, n, clamp_bits_, to,
+                                          job.stream);
+    }
+  }
+}
+
+void ConvertPlan::Execute(const AnyTensorView& in, const AnyTensorView& out,
+                          Executor& executor,
+                          const ConvertTerms& terms) const noexcept {
+  QUERN_DCHECK(CheckArgs(in, out, terms).ok());
+  int64_t rows = Rows(in), cols = Cols(in);
+  if (rows == 0 || cols == 0) return;
+  const int64_t out_bytes = static_cast<int64_t>(SizeOf(spec_.to));
+  Job job = {};
+  job.in = static_cast<const uint8_t*>(in.data());
+  job.out = static_cast<uint8_t*>(out.mutable_data());
+  job.bias = terms.bias.extent(0) != 0 ? terms.bias.data() : nullptr;
+  job.scale = terms.scale;
+  job.scaled = !(terms.scale == 1.0f);
+  if (RowStride(in) == cols && RowStride(out) == cols && job.bias == nullptr) {
+    cols *= rows;  // no gaps, no columns: one long row
+    rows = 1;
+  }
+  job.in_stride_bytes =
+      RowStride(in) * static_cast<int64_t>(SizeOf(spec_.from));
+  job.out_stride_bytes = RowStride(out) * out_bytes;
+  job.stream = spec_.stores == ConvertStores::kStream ||
+               (spec_.stores == ConvertStores::kAuto &&
+                cols * out_bytes >= kMinStreamRowBytes &&
+                rows * cols * out_bytes > last_level_bytes_);
+
+  // Long rows are cut, short ones grouped.
+  const int64_t tasks_per_row = DivCeil(cols, kTaskElements);
+  if (tasks_per_row > 1) {
+    executor.ParallelFor(rows * tasks_per_row, [&](int64_t task, int) {
+      const int64_t col = task % tasks_per_row * kTaskElements;
+      Row(job, task / tasks_per_row, col, std::min(kTaskElements, cols - col));
+    });
+  } else {
+    const int64_t group = std::max<int64_t>(1, kTaskElements / cols);
+    executor.ParallelFor(DivCeil(rows, group), [&](int64_t task, int) {
+      const int64_t end = std::min(rows, (task + 1) * group);
+      for (int64_t row = task * group; row < end; ++row) Row(job, row, 0, cols);
+    });
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,555 @@
+#include "quant/convert.h"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "hwy/base.h"
+#include "hwy/tests/hwy_gtest.h"
+#include "quant/float_format.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
+                             DType::kF8E4M3, DType::kF8E5M2};
+constexpr DType kNarrow[] = {DType::kBF16, DType::kF16, DType::kF8E4M3,
+                             DType::kF8E5M2};
+
+uint32_t Bits(float x) { return hwy::BitCastScalar<uint32_t>(x); }
+float FromBits(uint32_t bits) { return hwy::BitCastScalar<float>(bits); }
+
+// The formats once more, from their specifications and in double: the oracle.
+struct Format {
+  int exponent_bits;
+  int mantissa_bits;
+  bool has_infinity;
+
+  int bits() const { return 1 + exponent_bits + mantissa_bits; }
+  uint32_t sign() const { return 1u << (bits() - 1); }
+  uint32_t mantissas() const { return 1u << mantissa_bits; }
+  // The first code that is no finite value.
+  uint32_t special() const {
+    return has_infinity ? sign() - mantissas() : sign() - 1;
+  }
+  // The value of a code without sign, as if there were no special ones.
+  double Value(uint32_t code) const {
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = static_cast<int>(code >> mantissa_bits);
+    const double fraction =
+        static_cast<double>(code % mantissas()) / mantissas();
+    return exponent == 0 ? std::ldexp(fraction, 1 - bias)
+                         : std::ldexp(1 + fraction, exponent - bias);
+  }
+};
+
+Format FormatOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {8, 7, true};
+    case DType::kF16:
+      return {5, 10, true};
+    case DType::kF8E4M3:
+      return {4, 3, false};
+    default:
+      return {5, 2, true};
+  }
+}
+
+uint32_t OracleDecode(DType dtype, uint32_t code) {
+  const Format f = FormatOf(dtype);
+  const uint32_t sign = (code & f.sign()) != 0 ? 0x80000000u : 0;
+  const uint32_t abs = code & (f.sign() - 1);
+  if (abs < f.special()) {
+    return sign | Bits(static_cast<float>(f.Value(abs)));
+  }
+  if (f.has_infinity && abs == f.special()) return sign | 0x7F800000u;
+  const uint32_t quiet = dtype == DType::kBF16 ? 0 : 0x00400000u;
+  const uint32_t payload =
+      f.has_infinity ? abs % f.mantissas() << (23 - f.mantissa_bits) : 0;
+  return sign | 0x7F800000u | quiet | payload;
+}
+
+uint32_t OracleEncode(DType dtype, float x, OverflowMode overflow) {
+  const Format f = FormatOf(dtype);
+  const uint32_t sign = std::signbit(x) ? f.sign() : 0;
+  if (std::isnan(x)) {
+    if (!f.has_infinity) return sign | f.special();
+    const uint32_t payload = (Bits(x) & 0x7FFFFF) >> (23 - f.mantissa_bits);
+    return sign | f.special() | f.mantissas() / 2 | payload;
+  }
+  const double abs = std::abs(static_cast<double>(x));
+  // The largest code whose value is <= abs; special() counts as the finite
+  // value that would follow the largest one.
+  uint32_t low = 0, high = f.special();
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    if (f.Value(middle) <= abs) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  uint32_t code = low;
+  if (code < f.special()) {
+    const double half = (f.Value(low) + f.Value(low + 1)) / 2;
+    if (abs > half || (abs == half && low % 2 == 1)) ++code;
+  }
+  if (code == f.special() && overflow == OverflowMode::kSaturate) --code;
+  return sign | code;
+}
+
+// Every code's value, every midpoint of neighbours, the f32 next to each, the
+// edges of f32, NaN with every payload bit, and random bits.
+std::vector<float> RoundingBoundaries(DType dtype) {
+  const Format f = FormatOf(dtype);
+  std::vector<float> x;
+  const auto add = [&x](float value) {
+    x.push_back(value);
+    x.push_back(-value);
+  };
+  for (uint32_t code = 0; code <= f.special(); ++code) {
+    const double low = f.Value(code);
+    const double half = (low + f.Value(code + 1)) / 2;
+    for (const double value : {low, half}) {
+      const float middle = static_cast<float>(value);
+      add(middle);
+      add(std::nextafter(middle, -1.0f));
+      add(std::nextafter(middle, std::numeric_limits<float>::infinity()));
+    }
+  }
+  for (uint32_t bits = 1; bits < 0x00800000u; bits = bits * 3 + 1) {
+    add(FromBits(bits));  // denormals
+  }
+  for (uint32_t bits : {0x00800000u, 0x007FFFFFu, 0x7F7FFFFFu, 0x7F800000u}) {
+    add(FromBits(bits));
+  }
+  for (int bit = 0; bit < 23; ++bit) add(FromBits(0x7F800000u | 1u << bit));
+  add(FromBits(0x7FFFFFFFu));
+  std::mt19937 random(1);
+  for (int i = 0; i < 20000; ++i) x.push_back(FromBits(random()));
+  return x;
+}
+
+// A view of raw bytes as [rows, cols].
+AnyTensorView View(DType dtype, void* data, int64_t rows, int64_t cols,
+                   int64_t stride) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {stride, 1});
+}
+
+uint32_t CodeAt(DType dtype, const uint8_t* data, int64_t i) {
+  uint32_t code = 0;
+  std::memcpy(&code, data + static_cast<size_t>(i) * SizeOf(dtype),
+              SizeOf(dtype));
+  return code;
+}
+
+uint32_t ScalarEncode(DType dtype, float x, OverflowMode overflow) {
+  switch (dtype) {
+    case DType::kF32:
+      return Bits(x);
+    case DType::kBF16:
+      return hwy::BitCastScalar<uint16_t>(FromF32<BFloat16>(x, overflow));
+    case DType::kF16:
+      return hwy::BitCastScalar<uint16_t>(FromF32<Float16>(x, overflow));
+    case DType::kF8E4M3:
+      return FromF32<Float8E4M3>(x, overflow).bits;
+    default:
+      return FromF32<Float8E5M2>(x, overflow).bits;
+  }
+}
+
+uint32_t ScalarDecode(DType dtype, uint32_t code) {
+  switch (dtype) {
+    case DType::kF32:
+      return code;
+    case DType::kBF16:
+      return Bits(ToF32(BFloat16::FromBits(static_cast<uint16_t>(code))));
+    case DType::kF16:
+      return Bits(ToF32(Float16::FromBits(static_cast<uint16_t>(code))));
+    case DType::kF8E4M3:
+      return Bits(ToF32(Float8E4M3{static_cast<uint8_t>(code)}));
+    default:
+      return Bits(ToF32(Float8E5M2{static_cast<uint8_t>(code)}));
+  }
+}
+
+// A narrow dtype's every code, in memory.
+std::vector<uint8_t> AllCodes(DType dtype) {
+  const size_t count = size_t{1} << FormatOf(dtype).bits();
+  std::vector<uint8_t> codes(count * SizeOf(dtype));
+  for (size_t code = 0; code < count; ++code) {
+    std::memcpy(&codes[code * SizeOf(dtype)], &code, SizeOf(dtype));
+  }
+  return codes;
+}
+
+TEST(ScalarConvertTest, DecodesEveryCode) {
+  for (const DType dtype : kNarrow) {
+    for (uint32_t code = 0; code < 1u << FormatOf(dtype).bits(); ++code) {
+      ASSERT_EQ(ScalarDecode(dtype, code), OracleDecode(dtype, code))
+          << DTypeName(dtype) << " code " << code;
+    }
+  }
+}
+
+TEST(ScalarConvertTest, RoundsEveryBoundary) {
+  for (const DType dtype : kNarrow) {
+    for (const auto overflow : {OverflowMode::kIeee, OverflowMode::kSaturate}) {
+      for (const float x : RoundingBoundaries(dtype)) {
+        ASSERT_EQ(ScalarEncode(dtype, x, overflow),
+                  OracleEncode(dtype, x, overflow))
+            << DTypeName(dtype) << " " << std::hexfloat << x;
+      }
+    }
+  }
+}
+
+// What the specifications of the formats print, so that oracle and code cannot
+// be wrong together.
+TEST(ScalarConvertTest, AgreesWithTheSpecifications) {
+  EXPECT_EQ(ToF32(Float8E4M3{0x7E}), 448.0f);
+  EXPECT_EQ(ToF32(Float8E4M3{0x08}), 0x1p-6f);
+  EXPECT_EQ(ToF32(Float8E4M3{0x01}), 0x1p-9f);
+  EXPECT_EQ(ToF32(Float8E5M2{0x7B}), 57344.0f);
+  EXPECT_EQ(ToF32(Float8E5M2{0x01}), 0x1p-16f);
+  EXPECT_EQ(ToF32(Float16::FromBits(0x7BFF)), 65504.0f);
+  EXPECT_EQ(ToF32(Float16::FromBits(0x0001)), 0x1p-24f);
+  EXPECT_EQ(ToF32(BFloat16::FromBits(0x3F80)), 1.0f);
+  EXPECT_EQ(FromF32<Float8E4M3>(464.0f).bits, 0x7E);  // a tie, to even
+  EXPECT_EQ(FromF32<Float8E4M3>(465.0f).bits, 0x7F);  // NaN
+  EXPECT_EQ(FromF32<Float8E4M3>(465.0f, OverflowMode::kSaturate).bits, 0x7E);
+  EXPECT_EQ(FromF32<Float8E5M2>(-61440.0f).bits,
+            0xFC);  // a tie: -infinity is even
+  EXPECT_EQ(FromF32<Float8E5M2>(-61440.0f, OverflowMode::kSaturate).bits, 0xFB);
+}
+
+// One instance per instruction set that this CPU has.
+class ConvertTest : public hwy::TestWithParamTarget {
+ protected:
+  ConvertPlan Plan(DType from, DType to,
+                   OverflowMode overflow = OverflowMode::kIeee,
+                   ConvertStores stores = ConvertStores::kCached) {
+    ConvertSpec spec;
+    spec.from = from;
+    spec.to = to;
+    spec.overflow = overflow;
+    spec.stores = stores;
+    auto plan = ConvertPlan::Create(spec);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    EXPECT_STREQ(plan->target(), hwy::TargetName(GetParam()));
+    return *plan;
+  }
+
+  InlineExecutor inline_executor_;
+};
+HWY_TARGET_INSTANTIATE_TEST_SUITE_P(ConvertTest);
+
+TEST_P(ConvertTest, DecodesEveryCode) {
+  for (const DType dtype : kNarrow) {
+    std::vector<uint8_t> codes = AllCodes(dtype);
+    const int64_t count = static_cast<int64_t>(codes.size() / SizeOf(dtype));
+    std::vector<float> out(static_cast<size_t>(count));
+    Plan(dtype, DType::kF32)
+        .Execute(View(dtype, codes.data(), 1, count, count),
+                 DenseMatrix(out.data(), 1, count), inline_executor_);
+    for (int64_t code = 0; code < count; ++code) {
+      ASSERT_EQ(Bits(out[static_cast<size_t>(code)]),
+                OracleDecode(dtype, static_cast<uint32_t>(code)))
+          << DTypeName(dtype) << " code " << code;
+    }
+  }
+}
+
+TEST_P(ConvertTest, RoundsEveryBoundary) {
+  for (const DType dtype : kNarrow) {
+    const std::vector<float> x = RoundingBoundaries(dtype);
+    const int64_t count = static_cast<int64_t>(x.size());
+    std::vector<uint8_t> out(x.size() * SizeOf(dtype));
+    for (const auto overflow : {OverflowMode::kIeee, OverflowMode::kSaturate}) {
+      Plan(DType::kF32, dtype, overflow)
+          .Execute(DenseMatrix(x.data(), 1, count),
+                   View(dtype, out.data(), 1, count, count), inline_executor_);
+      for (int64_t i = 0; i < count; ++i) {
+        const float value = x[static_cast<size_t>(i)];
+        ASSERT_EQ(CodeAt(dtype, out.data(), i),
+                  OracleEncode(dtype, value, overflow))
+            << DTypeName(dtype) << " " << std::hexfloat << value;
+      }
+    }
+  }
+}
+
+TEST_P(ConvertTest, ConvertsEveryPairOfTypes) {
+  for (const DType from : kNarrow) {
+    std::vector<uint8_t> codes = AllCodes(from);
+    const int64_t count = static_cast<int64_t>(codes.size() / SizeOf(from));
+    for (const DType to : kNarrow) {
+      std::vector<uint8_t> out(static_cast<size_t>(count) * SizeOf(to));
+      Plan(from, to).Execute(View(from, codes.data(), 1, count, count),
+                             View(to, out.data(), 1, count, count),
+                             inline_executor_);
+      for (int64_t i = 0; i < count; ++i) {
+        const float value =
+            FromBits(ScalarDecode(from, static_cast<uint32_t>(i)));
+        ASSERT_EQ(CodeAt(to, out.data(), i),
+                  ScalarEncode(to, value, OverflowMode::kIeee))
+            << DTypeName(from) << " to " << DTypeName(to) << " code " << i;
+      }
+    }
+  }
+}
+
+// Every size, stride, alignment, pair and kind of store; the bytes around the
+// rows stay as they were, and the product and sum are rounded one by one.
+TEST_P(ConvertTest, WritesExactlyTheRowsAtAnySizeStrideAndAlignment) {
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> uniform(-3.0f, 3.0f);
+  constexpr int64_t kRows = 3;
+  int variant = 0;
+  for (const int64_t cols :
+       {1,  2,  3,  4,  5,   7,   8,   9,   15,  16,   17,   31,   32,  33,
+        63, 64, 65, 97, 127, 128, 129, 255, 257, 1023, 1024, 1025, 2051}) {
+    for (const DType from : kFloats) {
+      for (const DType to : kFloats) {
+        const int64_t in_stride = cols + variant % 4;
+        const int64_t out_stride = cols + variant % 3;
+        const size_t in_offset = static_cast<size_t>(variant % 5);
+        const size_t out_offset = static_cast<size_t>(variant % 7);
+        const auto stores =
+            variant % 2 == 0 ? ConvertStores::kCached : ConvertStores::kStream;
+        ConvertTerms terms;
+        std::vector<float> bias(static_cast<size_t>(cols));
+        for (float& b : bias) b = uniform(random);
+        if (variant % 3 == 1) terms.scale = 0.37f;
+        if (variant % 4 == 1) {
+          terms.bias = DenseVector<const float>(bias.data(), cols);
+        }
+        ++variant;
+
+        const size_t in_size =
+            static_cast<size_t>(in_stride * (kRows - 1) + cols);
+        std::vector<uint8_t> in((in_size + in_offset) * SizeOf(from), 0xFF);
+        std::vector<float> values(in_size);
+        uint8_t* const in_data = in.data() + in_offset * SizeOf(from);
+        for (size_t i = 0; i < in_size; ++i) {
+          const uint32_t code =
+              ScalarEncode(from, uniform(random), OverflowMode::kIeee);
+          std::memcpy(in_data + i * SizeOf(from), &code, SizeOf(from));
+          values[i] = FromBits(ScalarDecode(from, code));
+        }
+        constexpr size_t kCanary = 64;
+        const size_t out_size = static_cast<size_t>(out_stride * kRows);
+        std::vector<uint8_t> out((out_size + out_offset) * SizeOf(to) + kCanary,
+                                 0x55);
+        std::vector<uint8_t> want = out;
+        const size_t out_begin = out_offset * SizeOf(to);
+        for (int64_t r = 0; r < kRows; ++r) {
+          for (int64_t c = 0; c < cols; ++c) {
+            float value = values[static_cast<size_t>(r * in_stride + c)];
+            if (terms.scale != 1.0f) value *= terms.scale;
+            if (!terms.bias.empty()) value += bias[static_cast<size_t>(c)];
+            const uint32_t code = ScalarEncode(to, value, OverflowMode::kIeee);
+            std::memcpy(
+                &want[out_begin +
+                      static_cast<size_t>(r * out_stride + c) * SizeOf(to)],
+                &code, SizeOf(to));
+          }
+        }
+        const ConvertPlan plan = Plan(from, to, OverflowMode::kIeee, stores);
+        const AnyTensorView in_view =
+            View(from, in_data, kRows, cols, in_stride);
+        const AnyTensorView out_view =
+            View(to, out.data() + out_begin, kRows, cols, out_stride);
+        ASSERT_TRUE(plan.CheckArgs(in_view, out_view, terms).ok())
+            << plan.CheckArgs(in_view, out_view, terms);
+        plan.Execute(in_view, out_view, inline_executor_, terms);
+        ASSERT_EQ(out, want) << DTypeName(from) << " to " << DTypeName(to)
+                             << " cols=" << cols << " variant=" << variant;
+      }
+    }
+  }
+}
+
+// Several tasks, several workers, streamed or not: the same bytes.
+TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
+  const auto executor = HwyExecutor::Create(3);
+  ASSERT_TRUE(executor.ok()) << executor.status();
+  std::mt19937 random(3);
+  for (const int64_t rows : {1, 7, 3000}) {
+    const int64_t cols = 300007 / rows;
+    std::vector<uint32_t> in(static_cast<size_t>(rows * cols));
+    for (uint32_t& x : in) x = random();
+    for (const DType to : kNarrow) {
+      const size_t bytes = in.size() * SizeOf(to);
+      std::vector<uint8_t> alone(bytes), together(bytes + 3);
+      const auto in_view = View(DType::kF32, in.data(), rows, cols, cols);
+      Plan(DType::kF32, to)
+          .Execute(in_view, View(to, alone.data(), rows, cols, cols),
+                   inline_executor_);
+      Plan(DType::kF32, to, OverflowMode::kIeee, ConvertStores::kStream)
+          .Execute(in_view, View(to, together.data(), rows, cols, cols),
+                   **executor);
+      together.resize(bytes);
+      ASSERT_EQ(alone, together) << DTypeName(to) << " rows=" << rows;
+    }
+  }
+}
+
+TEST_P(ConvertTest, ScalesInPlace) {
+  std::vector<float> x(1000);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+  const auto view = DenseVector(x.data(), 1000);
+  const ConvertPlan plan = Plan(DType::kF32, DType::kF32);
+  ConvertTerms terms;
+  terms.scale = 2.0f;
+  ASSERT_TRUE(plan.CheckArgs(view, view, terms).ok());
+  plan.Execute(view, view, inline_executor_, terms);
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_EQ(x[i], 2.0f * static_cast<float>(i));
+  }
+}
+
+TEST_P(ConvertTest, NanStaysNanThroughScaleBiasAndSaturation) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> x(37, nan);
+  const std::vector<float> bias(37, 1.0f);
+  ConvertTerms terms;
+  terms.scale = 3.0f;
+  terms.bias = DenseVector(bias.data(), 37);
+  for (const DType to : kNarrow) {
+    std::vector<uint8_t> out(37 * SizeOf(to));
+    Plan(DType::kF32, to, OverflowMode::kSaturate)
+        .Execute(DenseMatrix(x.data(), 1, 37), View(to, out.data(), 1, 37, 37),
+                 inline_executor_, terms);
+    for (int64_t i = 0; i < 37; ++i) {
+      ASSERT_TRUE(
+          std::isnan(FromBits(ScalarDecode(to, CodeAt(to, out.data(), i)))))
+          << DTypeName(to);
+    }
+  }
+}
+
+TEST_P(ConvertTest, LeavesTheOutputOfNothingAlone) {
+  for (const DType to : kFloats) {
+    const ConvertPlan plan = Plan(DType::kF32, to);
+    uint8_t canary[16];
+    std::memset(canary, 0x55, sizeof(canary));
+    for (const int64_t rows : {0, 2}) {
+      const int64_t cols = rows == 0 ? 3 : 0;
+      const auto in = View(DType::kF32, nullptr, rows, cols, cols);
+      const auto out = View(to, canary, rows, cols, cols);
+      EXPECT_TRUE(plan.CheckArgs(in, out).ok()) << plan.CheckArgs(in, out);
+      plan.Execute(in, out, inline_executor_);
+    }
+    for (const uint8_t byte : canary) EXPECT_EQ(byte, 0x55);
+  }
+}
+
+TEST(ConvertPlanTest, RefusesIntegers) {
+  for (const DType dtype : {DType::kI32, DType::kI8, DType::kU8}) {
+    ConvertSpec spec;
+    spec.from = dtype;
+    const auto from = ConvertPlan::Create(spec).status();
+    EXPECT_EQ(from.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(from.message(), "convert: from is " +
+                                  std::string(DTypeName(dtype)) +
+                                  "; need f32, bf16, f16, f8e4m3 or f8e5m2");
+    spec.from = DType::kF32;
+    spec.to = dtype;
+    EXPECT_EQ(ConvertPlan::Create(spec).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(ConvertPlanTest, RefusesArgumentsThatDoNotFit) {
+  const auto plan = ConvertPlan::Create(ConvertSpec());  // f32 -> bf16
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<float> in(64), more(64);
+  std::vector<BFloat16> out(64);
+  const AnyTensorView f32 = DenseMatrix(in.data(), 4, 8);
+  const AnyTensorView bf16 = DenseMatrix(out.data(), 4, 8);
+  const BFloat16* read_only = out.data();
+  BFloat16* const inside = reinterpret_cast<BFloat16*>(in.data() + 2);
+  const VectorView<const float> short_bias =
+      DenseVector<const float>(more.data(), 7);
+  const VectorView<const float> bias_in_out =
+      DenseVector<const float>(reinterpret_cast<const float*>(out.data()), 8);
+  constexpr int64_t kHuge = int64_t{1} << 62;
+
+  struct Case {
+    AnyTensorView in, out;
+    ConvertTerms terms;
+    std::string words;
+  };
+  const Case cases[] = {
+      {bf16, bf16, {}, "convert: in is bf16; need f32"},
+      {f32, f32, {}, "convert: out is f32; need bf16"},
+      {DenseTensor(in.data(), std::array<int64_t, 3>{2, 2, 8}),
+       bf16,
+       {},
+       "convert: rank=3; need 1 <= rank <= 2"},
+      {f32,
+       DenseVector(out.data(), 8),
+       {},
+       "convert: rank of out=1; need 2, as in has"},
+      {f32,
+       DenseMatrix(out.data(), 5, 8),
+       {},
+       "convert: rows of out=5; need 4, as in has"},
+      {f32,
+       DenseMatrix(out.data(), 4, 9),
+       {},
+       "convert: cols of out=9; need 8, as in has"},
+      {View(DType::kF32, in.data(), -1, 8, 8),
+       View(DType::kBF16, out.data(), -1, 8, 8),
+       {},
+       "convert: rows=-1"},
+      {View(DType::kF32, in.data(), 4, 8, 7),
+       bf16,
+       {},
+       "convert: in has row stride 7; need a stride >= cols=8"},
+      {f32,
+       View(DType::kBF16, out.data(), 4, 8, -8),
+       {},
+       "convert: out has row stride -8; need a stride >= cols=8"},
+      {View(DType::kF32, in.data(), 4, 8, kHuge),
+       bf16,
+       {},
+       "convert: in spans more than 2^63 bytes"},
+      {View(DType::kF32, nullptr, 4, 8, 8), bf16, {}, "convert: in is null"},
+      {f32, View(DType::kBF16, nullptr, 4, 8, 8), {}, "convert: out is null"},
+      {f32,
+       DenseMatrix(read_only, 4, 8),
+       {},
+       "convert: out is a read-only view"},
+      {f32, DenseMatrix(inside, 4, 8), {}, "convert: in and out overlap"},
+      {f32,
+       bf16,
+       {1.0f, short_bias},
+       "convert: size of bias=7; need 8, as in has columns"},
+      {f32, bf16, {1.0f, bias_in_out}, "convert: bias and out overlap"},
+  };
+  for (const Case& c : cases) {
+    const absl::Status status = plan->CheckArgs(c.in, c.out, c.terms);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
+    EXPECT_NE(status.message().find(c.words), std::string::npos)
+        << status << "\nlacks: " << c.words;
+  }
+  EXPECT_TRUE(plan->CheckArgs(f32, bf16).ok());
+}
+
+}  // namespace
+}  // namespace quern
