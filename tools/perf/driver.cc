@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -35,17 +36,17 @@ namespace {
 
 constexpr absl::string_view kLimits = "limits";
 
-const std::vector<Key>& CommonKeys() {
-  static const auto& keys = *new std::vector<Key>{
-      {"threads", "0", "workers; 0: one for each core this process may use"},
-      {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
-      {"runs", "21", "timed samples"},
-      {"warm", "0", "1: one working set, hot in cache; 0: rotate over DRAM"},
-      {"check", "0", "1: compare with the reference in double first"},
-      {"format", "auto", "table, json; auto: table on a terminal"},
-  };
-  return keys;
-}
+// What every line of the driver takes, and what every operator takes besides.
+constexpr Key kCommonKeys[] = {
+    {"threads", "0", "workers; 0: one for each core this process may use"},
+    {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
+    {"runs", "21", "timed samples"},
+    {"format", "auto", "table, json; auto: table on a terminal"},
+};
+constexpr Key kOpKeys[] = {
+    {"warm", "0", "1: one working set, hot in cache; 0: rotate over DRAM"},
+    {"check", "0", "1: compare with the reference in double first"},
+};
 
 std::string Help() {
   std::string text =
@@ -66,7 +67,9 @@ std::string Help() {
     add_keys(entry.keys);
   }
   absl::StrAppend(&text, "\nEvery operator, with its defaults:\n");
-  add_keys(CommonKeys());
+  add_keys(kOpKeys);
+  absl::StrAppend(&text, "\nEvery operator and limits:\n");
+  add_keys(kCommonKeys);
   absl::StrAppend(
       &text,
       "\nExit code 0; 1: the run failed or the check did not pass; 2: "
@@ -104,8 +107,10 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
   QUERN_ASSIGN_OR_RETURN(const int64_t threads, args.Int("threads", 0, most));
   settings.threads = threads == 0 ? most : static_cast<int>(threads);
   QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
-  QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
-  QUERN_ASSIGN_OR_RETURN(settings.check, args.Flag("check"));
+  if (args.op() != kLimits) {
+    QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
+    QUERN_ASSIGN_OR_RETURN(settings.check, args.Flag("check"));
+  }
   QUERN_ASSIGN_OR_RETURN(const std::string format,
                          args.Choice("format", {"auto", "table", "json"}));
   settings.table = format == "table" || (format == "auto" && terminal);
@@ -293,7 +298,8 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
   QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
   limits.Calibrate(*executor);
   progress << entry.name << ": " << settings.runs << " runs on "
-           << settings.threads << " threads" << std::endl;
+           << settings.threads
+           << (settings.threads == 1 ? " thread" : " threads") << std::endl;
   Row row = Measure(*op, sets, settings.runs, limits, *executor);
   row.op = std::string(entry.name);
   row.threads = settings.threads;
@@ -322,10 +328,13 @@ absl::Status Run(absl::Span<const absl::string_view> words, bool terminal,
                      : absl::StrCat("no operator \"", name, "\""),
         "; need one of ", absl::StrJoin(names, ", "), "; see --help");
   }
+  std::vector<Key> keys;
+  if (!is_limits) {
+    keys = entry->keys;
+    keys.insert(keys.end(), std::begin(kOpKeys), std::end(kOpKeys));
+  }
   QUERN_ASSIGN_OR_RETURN(
-      const Args args,
-      Args::Parse(name, is_limits ? std::vector<Key>() : entry->keys,
-                  CommonKeys(), words.subspan(1)));
+      const Args args, Args::Parse(name, keys, kCommonKeys, words.subspan(1)));
   const CpuInfo cpu = GetCpuInfo();
   QUERN_ASSIGN_OR_RETURN(const Settings settings,
                          ReadSettings(args, cpu, terminal));
@@ -345,7 +354,7 @@ int RunPerf(absl::Span<const absl::string_view> words, bool terminal,
   }
   const absl::Status status = Run(words, terminal, out, progress);
   if (status.ok()) return 0;
-  progress << "perf: " << status.message() << std::endl;
+  progress << status.message() << std::endl;
   return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ? 2
                                                                           : 1;
 }

@@ -164,14 +164,13 @@ LimitSample Limits::Peak(PeakKind kind, Executor& executor) {
   int64_t& steps = steps_[index];
   if (steps == 0) {
     InlineExecutor inline_executor;
+    // The shortest of three, so that a disturbance does not end the doubling.
     steps = 1024;
-    double seconds = 0;
-    while ((seconds = run(steps, inline_executor)) < kPeakSeconds / 8) {
-      steps *= 2;
-    }
-    steps = static_cast<int64_t>(static_cast<double>(steps) * kPeakSeconds /
-                                 seconds) +
-            1;
+    const auto shortest = [&] {
+      return std::min({run(steps, inline_executor), run(steps, inline_executor),
+                       run(steps, inline_executor)});
+    };
+    while (shortest() < kPeakSeconds * 0.7) steps *= 2;
   }
   LimitSample sample;
   sample.amount = dot.ops_per_step * static_cast<double>(steps) *

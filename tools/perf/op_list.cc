@@ -1,9 +1,13 @@
 #include <vector>
 
 #include "tools/perf/op.h"
+#include "tools/perf/ops_pack.h"
+#include "tools/perf/ops_rows.h"
 
 namespace quern {
 
-std::vector<OpEntry> AllOps() { return {}; }
+std::vector<OpEntry> AllOps() {
+  return {PackOp(), RmsNormOp(), SiluAndMulOp()};
+}
 
 }  // namespace quern

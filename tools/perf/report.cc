@@ -60,9 +60,11 @@ class JsonObject {
   std::string text_;
 };
 
-// At most `width` characters and right-aligned; "-" where absent.
+// Right-aligned; "-" where absent or zero.
 std::string Cell(double value, int width, const char* unit = "") {
-  if (!std::isfinite(value)) return absl::StrFormat("%*s", width, "-");
+  if (!std::isfinite(value) || value == 0) {
+    return absl::StrFormat("%*s", width, "-");
+  }
   const double magnitude = std::abs(value);
   const int decimals = magnitude >= 1000 ? 0 : (magnitude >= 10 ? 1 : 2);
   return absl::StrFormat("%*s", width,
@@ -109,7 +111,7 @@ std::string JsonLine(const Row& row) {
 
 std::string TableHeader() {
   return absl::StrFormat(
-      "%-8s %-34s %-10s %-9s %3s %12s %12s %8s %9s %6s %8s %8s %8s %8s %9s",
+      "%-12s %-34s %-10s %-9s %3s %12s %12s %8s %9s %6s %8s %8s %8s %8s %9s",
       "op", "shape", "dtype", "isa", "thr", "median us", "min us", "GB/s",
       "GFLOP/s", "limit", "DRAM", "of DRAM", "of peak", "of roof", "max err");
 }
@@ -118,7 +120,7 @@ std::string TableLine(const Row& row) {
   std::string error = "-";
   if (std::isfinite(row.max_err)) error = absl::StrFormat("%.2g", row.max_err);
   return absl::StrFormat(
-      "%-8s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s", row.op,
+      "%-12s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s", row.op,
       row.shape, row.dtype, row.isa, row.threads, Cell(row.median_us, 12),
       Cell(row.min_us, 12), Cell(row.gbps(), 8), Cell(row.gflops(), 9),
       row.dram_kind.empty() ? "-" : row.dram_kind, Cell(row.dram_gbps, 8),

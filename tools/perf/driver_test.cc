@@ -1,0 +1,174 @@
+#include "tools/perf/driver.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+#include "hwy/highway.h"
+#include "tools/perf/json_testutil.h"
+#include "tools/perf/op.h"
+
+namespace quern {
+namespace {
+
+struct Outcome {
+  int exit_code;
+  std::string out;
+  std::string progress;
+};
+
+Outcome Perf(absl::string_view line, bool terminal = false) {
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(line, ' ', absl::SkipEmpty());
+  std::ostringstream out, progress;
+  const int exit_code = RunPerf(words, terminal, out, progress);
+  return {exit_code, out.str(), progress.str()};
+}
+
+TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
+  struct Refusal {
+    const char* line;
+    const char* begin;
+  };
+  for (const Refusal& r : std::vector<Refusal>{
+           {"", "perf: no operator; need one of limits, "},
+           {"nonsense", "perf: no operator \"nonsense\"; need one of limits, "},
+           {"--threads=1", "perf: no operator \"--threads=1\"; need one of "},
+           {"limits --m=1", "limits: no key --m; need one of --threads "},
+           {"limits --check=1", "limits: no key --check; "},
+           {"limits --runs", "limits: cannot read \"--runs\"; "},
+           {"limits --runs=0", "limits: runs=0; need 1 <= runs <= 100000"},
+           {"limits --runs=many", "limits: --runs=\"many\" is not an integer"},
+           {"limits --threads=-1", "limits: threads=-1; need 0 <= threads <="},
+           {"limits --threads=1000000", "limits: threads=1000000; need "},
+           {"limits --isa=MMX", "limits: --isa=\"MMX\" is not on this CPU; "},
+           {"limits --format=xml", "limits: --format=\"xml\"; need one of "},
+           {"limits --runs=1 --runs=2", "limits: --runs is given twice"},
+           {"pack --n=0", "pack: n=0; need 1 <= n <= "},
+           {"pack --dtype=f64", "pack: --dtype=\"f64\"; need one of "},
+           {"pack --warm=2", "pack: --warm=\"2\"; need one of 0, 1"},
+           {"pack --n=16777216 --k=16777216", "pack: needs "},
+           {"rms_norm --hidden=-4", "rms_norm: hidden=-4; need "},
+           {"silu_and_mul --rows=x", "silu_and_mul: --rows=\"x\" is not "}}) {
+    const Outcome outcome = Perf(r.line);
+    EXPECT_EQ(outcome.exit_code, 2) << r.line;
+    EXPECT_EQ(outcome.out, "") << r.line;
+    EXPECT_EQ(outcome.progress.rfind(r.begin, 0), 0u) << outcome.progress;
+    // One line.
+    EXPECT_EQ(outcome.progress.find('\n'), outcome.progress.size() - 1)
+        << outcome.progress;
+  }
+}
+
+TEST(DriverTest, HelpNamesEveryOperatorAndKey) {
+  for (const char* line : {"--help", "pack --help"}) {
+    const Outcome outcome = Perf(line);
+    EXPECT_EQ(outcome.exit_code, 0);
+    for (const OpEntry& entry : AllOps()) {
+      EXPECT_NE(outcome.out.find(std::string(entry.name) + ": "),
+                std::string::npos)
+          << entry.name;
+      for (const Key& key : entry.keys) {
+        EXPECT_NE(outcome.out.find("--" + std::string(key.name) + "="),
+                  std::string::npos)
+            << key.name;
+      }
+    }
+  }
+}
+
+// Every line is one whole object that names the op; no value is unprintable.
+void ExpectJsonLines(const std::string& text, const std::string& op,
+                     size_t lines) {
+  const std::vector<std::string> all =
+      absl::StrSplit(text, '\n', absl::SkipEmpty());
+  EXPECT_EQ(all.size(), lines) << text;
+  for (const std::string& line : all) {
+    const auto fields = FlatJson::Parse(line);
+    ASSERT_TRUE(fields.has_value()) << line;
+    EXPECT_EQ(fields->at("op"), op);
+    EXPECT_NE(fields->at("median_us"), "null");
+  }
+}
+
+TEST(DriverTest, PrintsTheLimitsOfOneThread) {
+  const Outcome outcome = Perf("limits --threads=1 --runs=1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.progress;
+  EXPECT_EQ(outcome.out.rfind("{\"op\": \"limits\"", 0), 0u) << outcome.out;
+  for (const char* name : {"dram_read", "dram_write", "dram_copy", "l2_read",
+                           "f32_fma", "bf16_dot", "i8_dot"}) {
+    EXPECT_NE(outcome.out.find("\"" + std::string(name) + "\""),
+              std::string::npos)
+        << name;
+  }
+}
+
+TEST(DriverTest, PrintsATableOnATerminal) {
+  const std::string line = "pack --n=16 --k=8 --threads=1 --runs=1 --warm=1";
+  EXPECT_EQ(Perf(line, true).out.rfind("op ", 0), 0u);
+  EXPECT_EQ(Perf(line, false).out.rfind("{", 0), 0u);
+  EXPECT_EQ(Perf(line + " --format=json", true).out.rfind("{", 0), 0u);
+  EXPECT_EQ(Perf(line + " --format=table", false).out.rfind("op ", 0), 0u);
+}
+
+struct Smoke {
+  const char* op;
+  const char* keys;
+};
+
+// Small shapes that are no multiple of anything.
+constexpr Smoke kSmokes[] = {
+    {"pack", "--dtype=bf16 --n=37 --k=19"},
+    {"pack", "--dtype=int8 --n=37 --k=19 --source=kn"},
+    {"pack", "--dtype=f16 --n=1 --k=1"},
+    {"rms_norm", "--rows=3 --hidden=37"},
+    {"rms_norm", "--rows=3 --hidden=37 --dtype=f32"},
+    {"silu_and_mul", "--rows=3 --d=37"},
+    {"silu_and_mul", "--rows=3 --d=37 --dtype=f32"},
+};
+
+TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {
+  for (const Smoke& smoke : kSmokes) {
+    const std::string line = std::string(smoke.op) + " " + smoke.keys +
+                             " --threads=1 --runs=1 --warm=1 --check=1";
+    const Outcome outcome = Perf(line);
+    EXPECT_EQ(outcome.exit_code, 0) << line << "\n" << outcome.progress;
+    ExpectJsonLines(outcome.out, smoke.op, 1);
+    const auto fields =
+        FlatJson::Parse(outcome.out.substr(0, outcome.out.find('\n')));
+    ASSERT_TRUE(fields.has_value());
+    for (const char* name :
+         {"bytes", "dram_gbps", "peak_gflops", "of_roof", "max_err"}) {
+      EXPECT_NE(fields->at(name), "null") << line << ": " << name;
+    }
+  }
+}
+
+TEST(DriverTest, EveryOperatorHasASmokeTest) {
+  for (const OpEntry& entry : AllOps()) {
+    bool found = false;
+    for (const Smoke& smoke : kSmokes) found |= entry.name == smoke.op;
+    EXPECT_TRUE(found) << entry.name;
+  }
+}
+
+TEST(DriverTest, RunsOnTheInstructionSetThatWasAskedFor) {
+  for (const int64_t bit : hwy::SupportedAndGeneratedTargets()) {
+    const std::string isa = hwy::TargetName(bit);
+    const Outcome outcome = Perf(
+        "rms_norm --rows=2 --hidden=33 --threads=1 --runs=1 --warm=1 "
+        "--check=1 --isa=" +
+        isa);
+    EXPECT_EQ(outcome.exit_code, 0) << isa << "\n" << outcome.progress;
+    EXPECT_NE(outcome.out.find("\"isa\": \"" + isa + "\""), std::string::npos)
+        << outcome.out;
+  }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,69 @@
+#include "tools/perf/measure.h"
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tools/perf/timer.h"
+
+namespace quern {
+namespace {
+
+TEST(TimerTest, MedianIsTheMiddle) {
+  EXPECT_TRUE(std::isnan(Median({})));
+  EXPECT_EQ(Median({3}), 3);
+  EXPECT_EQ(Median({9, 1}), 5);
+  EXPECT_EQ(Median({9, 1, 2}), 2);
+  EXPECT_EQ(Median({4, 100, 1, 2}), 3);
+}
+
+TEST(TimerTest, SmallestAndLargest) {
+  EXPECT_TRUE(std::isnan(Smallest({})));
+  EXPECT_TRUE(std::isnan(Largest({})));
+  EXPECT_EQ(Smallest({2, -1, 3}), -1);
+  EXPECT_EQ(Largest({2, -1, 3}), 3);
+}
+
+TEST(TimerTest, RunDelayOnlyGrows) {
+  const int64_t before = RunDelayNanoseconds();
+  EXPECT_GE(before, 0);
+  EXPECT_GE(RunDelayNanoseconds(), before);
+}
+
+TEST(SamplesTest, LeavesDisturbedOnesOut) {
+  Samples samples;
+  for (const double value : {1.0, 2.0, 3.0}) samples.Add(value, false);
+  samples.Add(100, true);
+  EXPECT_EQ(samples.Used(), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(samples.clean(), 3);
+  EXPECT_EQ(samples.disturbed(), 1);
+}
+
+TEST(SamplesTest, UsesAllWhereFewAreClean) {
+  Samples samples;
+  samples.Add(1, false);
+  samples.Add(2, false);
+  samples.Add(3, true);
+  EXPECT_EQ(samples.Used(), (std::vector<double>{1, 2, 3}));
+}
+
+TEST(CollectTest, TakesWhatWasAskedForAndAtMostThreeTimesThat) {
+  int calls = 0;
+  const Samples samples = Collect(5, [&] { return double{1} * ++calls; });
+  EXPECT_GE(calls, 5);
+  EXPECT_LE(calls, 15);
+  EXPECT_EQ(samples.clean() + samples.disturbed(), calls);
+  EXPECT_LE(samples.clean(), 5);
+}
+
+TEST(SetsForTest, CoversTheColdBytes) {
+  EXPECT_EQ(SetsFor(100, 256, false), 3);
+  EXPECT_EQ(SetsFor(256, 256, false), 1);
+  EXPECT_EQ(SetsFor(1000, 256, false), 1);
+  EXPECT_EQ(SetsFor(0, 256, false), 256);
+  EXPECT_EQ(SetsFor(100, 256, true), 1);
+}
+
+}  // namespace
+}  // namespace quern

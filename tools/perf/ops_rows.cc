@@ -1,0 +1,246 @@
+#include "tools/perf/ops_rows.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/activation/silu_and_mul.h"
+#include "ops/norm/rms_norm.h"
+#include "testing/reference_activation.h"
+#include "testing/reference_convert.h"
+#include "testing/reference_norm.h"
+#include "tools/perf/args.h"
+#include "tools/perf/op.h"
+#include "tools/perf/op_util.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+constexpr int64_t kMaxDim = int64_t{1} << 24;
+// Below it, a value may have lost bits to the denormals.
+constexpr double kTiny = 0x1p-120;
+
+AnyTensorView Matrix(DType dtype, void* data, int64_t rows, int64_t cols) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
+}
+
+// `count` elements of dtype as doubles.
+std::vector<double> Doubles(DType dtype, SetBuffer& buffer, int64_t from,
+                            int64_t count) {
+  return WithType(dtype, [&](auto type) {
+    const auto* data = buffer.at<decltype(type)>(0) + from;
+    std::vector<double> doubles;
+    doubles.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) doubles.push_back(ToDouble(data[i]));
+    return doubles;
+  });
+}
+
+// Compares out[rows, cols] row by row with reference(row), within
+// relative * |want|.
+template <typename Reference>
+absl::StatusOr<double> JudgeRows(absl::string_view op, DType dtype,
+                                 SetBuffer& out, int64_t rows, int64_t cols,
+                                 double relative, Executor& executor,
+                                 const Reference& reference) {
+  Verdict all;
+  executor.ParallelFor(rows, [&](int64_t row, int) {
+    const std::vector<double> want = reference(row);
+    const std::vector<double> got = Doubles(dtype, out, row * cols, cols);
+    Verdict mine;
+    for (size_t i = 0; i < want.size(); ++i) {
+      mine.Add(row * cols + static_cast<int64_t>(i), got[i], want[i],
+               relative * std::abs(want[i]) + kTiny);
+    }
+    all.Merge(mine);
+  });
+  return all.Result(op);
+}
+
+class RmsNorm final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    RmsNormSpec spec;
+    QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(spec.hidden, args.Int("hidden", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    spec.x_dtype = spec.weight_dtype = spec.out_dtype = dtype;
+    QUERN_ASSIGN_OR_RETURN(RmsNormPlan plan, RmsNormPlan::Create(spec));
+    return absl::WrapUnique<Op>(new RmsNorm(std::move(plan), rows));
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape = absl::StrCat("rows=", rows_, " hidden=", hidden());
+    info.dtype = std::string(DTypeName(dtype()));
+    info.isa = plan_.target();
+    info.bytes = static_cast<double>(set_bytes());
+    // A square and a sum; a product with the weight and one with 1 / rms.
+    info.flops = 4.0 * static_cast<double>(rows_ * hidden());
+    info.dram_kind = DramKind::kCopy;
+    return info;
+  }
+
+  int64_t set_bytes() const override { return 2 * x_bytes() + row_bytes(); }
+
+  absl::Status Setup(int64_t sets, Executor&) override {
+    QUERN_RETURN_IF_ERROR(x_.Create(sets, x_bytes()));
+    QUERN_RETURN_IF_ERROR(weight_.Create(sets, row_bytes()));
+    QUERN_RETURN_IF_ERROR(out_.Create(sets, x_bytes()));
+    WithType(dtype(), [this](auto type) {
+      FillReals<decltype(type)>(-2, 2, x_);
+      FillReals<decltype(type)>(0.5, 1.5, weight_);
+    });
+    return plan_.CheckArgs(X(0), Weight(0), Out(0));
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    plan_.Execute(X(set), Weight(set), Out(set), executor);
+  }
+
+  absl::StatusOr<double> Check(Executor& executor) override {
+    Run(0, executor);
+    const std::vector<double> weight = Doubles(dtype(), weight_, 0, hidden());
+    // The sum of squares: hidden roundings, halved by the root; then a root, a
+    // quotient, two products, and one rounding to the output.
+    const double relative =
+        (0.5 * static_cast<double>(hidden()) + 8) * 0x1p-24 +
+        RelativeRoundoff(dtype());
+    return JudgeRows("rms_norm", dtype(), out_, rows_, hidden(), relative,
+                     executor, [&](int64_t row) {
+                       return ReferenceRmsNorm(
+                           1, hidden(),
+                           Doubles(dtype(), x_, row * hidden(), hidden()),
+                           weight, plan_.spec().eps);
+                     });
+  }
+
+ private:
+  RmsNorm(RmsNormPlan plan, int64_t rows)
+      : plan_(std::move(plan)), rows_(rows) {}
+
+  int64_t hidden() const { return plan_.spec().hidden; }
+  DType dtype() const { return plan_.spec().x_dtype; }
+  int64_t row_bytes() const {
+    return hidden() * static_cast<int64_t>(SizeOf(dtype()));
+  }
+  int64_t x_bytes() const { return rows_ * row_bytes(); }
+  AnyTensorView X(int64_t set) {
+    return Matrix(dtype(), x_.at(set), rows_, hidden());
+  }
+  AnyTensorView Out(int64_t set) {
+    return Matrix(dtype(), out_.at(set), rows_, hidden());
+  }
+  AnyTensorView Weight(int64_t set) {
+    return AnyTensorView(dtype(), static_cast<void*>(weight_.at(set)), 1,
+                         {hidden()}, {1});
+  }
+
+  RmsNormPlan plan_;
+  int64_t rows_;
+  SetBuffer x_, weight_, out_;
+};
+
+class SiluAndMul final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    SiluAndMulSpec spec;
+    QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(spec.d, args.Int("d", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    spec.x_dtype = spec.out_dtype = dtype;
+    QUERN_ASSIGN_OR_RETURN(SiluAndMulPlan plan, SiluAndMulPlan::Create(spec));
+    return absl::WrapUnique<Op>(new SiluAndMul(std::move(plan), rows));
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape = absl::StrCat("rows=", rows_, " d=", d());
+    info.dtype = std::string(DTypeName(dtype()));
+    info.isa = plan_.target();
+    info.bytes = static_cast<double>(set_bytes());
+    // The formula's: negate, exp, add, divide, multiply.
+    info.flops = 5.0 * static_cast<double>(rows_ * d());
+    info.dram_kind = DramKind::kCopy;
+    return info;
+  }
+
+  int64_t set_bytes() const override { return 3 * out_bytes(); }
+
+  absl::Status Setup(int64_t sets, Executor&) override {
+    QUERN_RETURN_IF_ERROR(x_.Create(sets, 2 * out_bytes()));
+    QUERN_RETURN_IF_ERROR(out_.Create(sets, out_bytes()));
+    WithType(dtype(),
+             [this](auto type) { FillReals<decltype(type)>(-8, 8, x_); });
+    return plan_.CheckArgs(X(0), Out(0));
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    plan_.Execute(X(set), Out(set), executor);
+  }
+
+  absl::StatusOr<double> Check(Executor& executor) override {
+    Run(0, executor);
+    // silu is good to 10 units of 2^-24; a product; the output.
+    const double relative = 12 * 0x1p-24 + RelativeRoundoff(dtype());
+    return JudgeRows("silu_and_mul", dtype(), out_, rows_, d(), relative,
+                     executor, [&](int64_t row) {
+                       return ReferenceSiluAndMul(
+                           1, d(),
+                           Doubles(dtype(), x_, row * 2 * d(), 2 * d()));
+                     });
+  }
+
+ private:
+  SiluAndMul(SiluAndMulPlan plan, int64_t rows)
+      : plan_(std::move(plan)), rows_(rows) {}
+
+  int64_t d() const { return plan_.spec().d; }
+  DType dtype() const { return plan_.spec().x_dtype; }
+  int64_t out_bytes() const {
+    return rows_ * d() * static_cast<int64_t>(SizeOf(dtype()));
+  }
+  AnyTensorView X(int64_t set) {
+    return Matrix(dtype(), x_.at(set), rows_, 2 * d());
+  }
+  AnyTensorView Out(int64_t set) {
+    return Matrix(dtype(), out_.at(set), rows_, d());
+  }
+
+  SiluAndMulPlan plan_;
+  int64_t rows_;
+  SetBuffer x_, out_;
+};
+
+}  // namespace
+
+OpEntry RmsNormOp() {
+  return {"rms_norm",
+          "out[t, i] = x[t, i] * weight[i] / rms(x[t])",
+          {{"dtype", "bf16", "f32 or bf16, of x, weight and out"},
+           {"rows", "4096", "tokens"},
+           {"hidden", "4096", "elements of a row"}},
+          &RmsNorm::Create};
+}
+
+OpEntry SiluAndMulOp() {
+  return {"silu_and_mul",
+          "out[t, i] = silu(x[t, i]) * x[t, d + i]",
+          {{"dtype", "bf16", "f32 or bf16, of x and out"},
+           {"rows", "4096", "tokens"},
+           {"d", "14336", "columns of out"}},
+          &SiluAndMul::Create};
+}
+
+}  // namespace quern

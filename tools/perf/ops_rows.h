@@ -1,0 +1,13 @@
+#ifndef QUERN_TOOLS_PERF_OPS_ROWS_H_
+#define QUERN_TOOLS_PERF_OPS_ROWS_H_
+
+#include "tools/perf/op.h"
+
+namespace quern {
+
+OpEntry RmsNormOp();
+OpEntry SiluAndMulOp();
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_OPS_ROWS_H_
