@@ -9,11 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/attention_spec.h"
 #include "attention/paged_attention_kernels.h"
 #include "attention/schedule.h"
+#include "cache/head_rows.h"
 #include "cache/kv_layout.h"
 #include "cache/page_table.h"
 #include "core/check.h"
@@ -76,31 +76,6 @@ Scratch LayOut(Allocator& a, const Strides& strides,
   s.partials.out =
       a.template Allocate<float>("partial out", partials * strides.out);
   return s;
-}
-
-// Address of [token, head, 0], wherever the strides put it.
-int64_t RowOffsetBytes(const AnyTensorView& view, int64_t token, int64_t head) {
-  return (token * view.stride(0) + head * view.stride(1)) *
-         static_cast<int64_t>(SizeOf(view.dtype()));
-}
-
-absl::Status CheckTensor(absl::string_view name, const AnyTensorView& view,
-                         DType dtype, int64_t tokens, int64_t heads,
-                         int64_t head_dim) {
-  QUERN_RETURN_IF_ERROR(CheckDType(kOp, name, view.dtype(), dtype));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".rank"),
-                                   view.rank(), 3, "[tokens, heads, dim]"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(0)"),
-                                   view.extent(0), tokens,
-                                   "the schedule's tokens"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(1)"),
-                                   view.extent(1), heads,
-                                   "the spec's q_heads"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(2)"),
-                                   view.extent(2), head_dim,
-                                   "the layout's head dim"));
-  return CheckEqual(kOp, absl::StrCat(name, ".stride(2)"), view.stride(2), 1,
-                    "kernels work on rows as vectors");
 }
 
 // One Execute: its arguments, and the steps of its tasks.
@@ -226,7 +201,7 @@ class Step {
     const auto* q = static_cast<const uint8_t*>(args_.q.data());
     float* rows = Queries(worker);
     ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
-      kernels_.load_query(q + RowOffsetBytes(args_.q, token, head),
+      kernels_.load_query(q + HeadRowOffsetBytes(args_.q, token, head),
                           static_cast<size_t>(layout_.head_dim()), scale_log2e_,
                           rows + row * strides_.q);
     });
@@ -304,7 +279,7 @@ class Step {
       const SoftmaxState& state = total.state[row];
       kernels_.store(state, total.out + row * strides_.out,
                      static_cast<size_t>(layout_.v_head_dim()),
-                     out + RowOffsetBytes(args_.out, token, head));
+                     out + HeadRowOffsetBytes(args_.out, token, head));
       if (args_.lse.data() != nullptr) {
         constexpr float kLn2 = 0.693147181f;
         *args_.lse.At(token, head) =
@@ -359,10 +334,11 @@ absl::Status PagedAttentionPlan::CheckArgs(
     QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "schedule.group", schedule.group(),
                                      spec_.group(), "the spec's"));
   }
-  QUERN_RETURN_IF_ERROR(CheckTensor("q", args.q, spec_.q_dtype, tokens,
-                                    spec_.q_heads, layout.head_dim()));
-  QUERN_RETURN_IF_ERROR(CheckTensor("out", args.out, spec_.out_dtype, tokens,
-                                    spec_.q_heads, layout.v_head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "q", args.q, spec_.q_dtype, tokens,
+                                      spec_.q_heads, layout.head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "out", args.out, spec_.out_dtype,
+                                      tokens, spec_.q_heads,
+                                      layout.v_head_dim()));
   if (tokens > 0 && !args.out.writable()) {
     return InvalidArgument(kOp, "out is read-only");
   }

@@ -7,8 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "cache/head_rows.h"
 #include "cache/kv_layout.h"
 #include "cache/write_kv_kernels.h"
 #include "core/check.h"
@@ -26,30 +25,9 @@ constexpr char kOp[] = "write_kv";
 // Tokens of one task: a few microseconds of copying.
 constexpr int64_t kTaskTokens = 16;
 
-absl::Status CheckRows(absl::string_view name, const AnyTensorView& rows,
-                       DType dtype, int64_t tokens, int64_t kv_heads,
-                       int64_t head_dim) {
-  QUERN_RETURN_IF_ERROR(CheckDType(kOp, name, rows.dtype(), dtype));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".rank"),
-                                   rows.rank(), 3, "[tokens, heads, dim]"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(0)"),
-                                   rows.extent(0), tokens,
-                                   "the number of slots"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(1)"),
-                                   rows.extent(1), kv_heads,
-                                   "the layout's kv_heads"));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(name, ".extent(2)"),
-                                   rows.extent(2), head_dim,
-                                   "the layout's head dim"));
-  return CheckEqual(kOp, absl::StrCat(name, ".stride(2)"), rows.stride(2), 1,
-                    "kernels read rows as vectors");
-}
-
-// Row [token, head] of k or v, wherever its strides put it.
 const uint8_t* RowOf(const AnyTensorView& rows, int64_t token, int64_t head) {
-  const int64_t offset = token * rows.stride(0) + head * rows.stride(1);
   return static_cast<const uint8_t*>(rows.data()) +
-         offset * static_cast<int64_t>(SizeOf(rows.dtype()));
+         HeadRowOffsetBytes(rows, token, head);
 }
 
 }  // namespace
@@ -66,10 +44,10 @@ absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
 absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
   const KvLayout& layout = spec_.kv;
   const auto tokens = static_cast<int64_t>(args.slots.size());
-  QUERN_RETURN_IF_ERROR(CheckRows("k", args.k, spec_.input, tokens,
-                                  layout.kv_heads(), layout.head_dim()));
-  QUERN_RETURN_IF_ERROR(CheckRows("v", args.v, spec_.input, tokens,
-                                  layout.kv_heads(), layout.v_head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "k", args.k, spec_.input, tokens,
+                                      layout.kv_heads(), layout.head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "v", args.v, spec_.input, tokens,
+                                      layout.kv_heads(), layout.v_head_dim()));
   if (args.cache.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the plan");
   }
