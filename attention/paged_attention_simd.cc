@@ -6,7 +6,7 @@
 #include "hwy/highway.h"
 // After foreach_target.
 #include "attention/softmax_state-inl.h"
-#include "cache/float_rows-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -65,7 +65,7 @@ struct AttentionWork {
 // starts at row partial + c * (rows of the block).
 struct AttentionMerge {
   AttentionBlock block;
-  int32_t chunks;
+  int64_t chunks;
   int64_t partial;
 };
 

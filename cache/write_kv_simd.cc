@@ -5,7 +5,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
-#include "cache/float_rows-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

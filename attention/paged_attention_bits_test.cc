@@ -1,0 +1,186 @@
+// What the bits of a row depend on, and what they do not.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_testutil.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gtest/gtest.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+// One instance per instruction set that this CPU has.
+class PagedAttentionBitsTest : public IsaTest {};
+QUERN_INSTANTIATE_ISA_TEST(PagedAttentionBitsTest);
+
+TEST_P(PagedAttentionBitsTest, DependOnNothingButTheSequence) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 6;
+  heads.kv_heads = 2;
+  heads.head_dim = 20;
+  std::vector<Sequence> batch;
+  for (const Lengths length : {Lengths{1, 900}, Lengths{30, 600}, Lengths{1, 3},
+                               Lengths{0, 10}, Lengths{40, 40}}) {
+    batch.push_back(RandomSequence<float, BFloat16>(rng, heads, length));
+  }
+  using Run = Attention<float, BFloat16, float>;
+  const Run first(heads, Variant(), batch);
+  EXPECT_RAN_ON(first.plan());
+  EXPECT_TRUE(first.args().schedule.merges().empty());
+  const auto want = first.result();
+  const auto expect_same = [&](const Variant& variant, const char* what) {
+    const Run run(heads, variant, batch);
+    EXPECT_TRUE(AllBitsEqual(run.result().out, want.out)) << what;
+    EXPECT_TRUE(AllBitsEqual(run.result().lse, want.lse)) << what;
+  };
+  Variant variant;
+  variant.schedule_workers = 8;
+  EXPECT_FALSE(Run(heads, variant, batch).args().schedule.merges().empty());
+  expect_same(variant, "8 workers planned, 1 at work");
+  for (const int workers : {2, 3, 5}) {
+    const auto executor = HwyExecutor::Create(workers).value();
+    variant.executor = executor.get();
+    variant.schedule_workers = workers;
+    expect_same(variant, "several workers");
+  }
+  for (const int64_t page_size : {1, 13, 256}) {
+    variant = Variant();
+    variant.page_size = page_size;
+    variant.page_order = 99;
+    expect_same(variant, "another page size and order");
+  }
+
+  // Each alone.
+  std::vector<float> out, lse;
+  for (const Sequence& s : batch) {
+    const Run run(heads, Variant(), {s});
+    const auto alone = run.result();
+    out.insert(out.end(), alone.out.begin(), alone.out.end());
+    lse.insert(lse.end(), alone.lse.begin(), alone.lse.end());
+  }
+  EXPECT_TRUE(AllBitsEqual(out, want.out)) << "alone";
+  EXPECT_TRUE(AllBitsEqual(lse, want.lse)) << "alone";
+}
+
+// Prefill in one step, in chunks, and one token at a time.
+TEST_P(PagedAttentionBitsTest, DoNotDependOnHowASequenceIsCutIntoSteps) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 4;
+  heads.kv_heads = 2;
+  heads.head_dim = 16;
+  constexpr int64_t kLength = 290;
+  const Sequence whole =
+      RandomSequence<float, BFloat16>(rng, heads, {kLength, kLength});
+  using Run = Attention<float, BFloat16, float>;
+  const Run prefill(heads, Variant(), {whole});
+  EXPECT_RAN_ON(prefill.plan());
+  for (const int64_t step : {1, 7, 64}) {
+    std::vector<float> out;
+    for (int64_t begin = 0; begin < kLength; begin += step) {
+      const int64_t end = std::min(kLength, begin + step);
+      const auto head = [](const std::vector<double>& x, int64_t from,
+                           int64_t to) {
+        return std::vector<double>(x.begin() + from, x.begin() + to);
+      };
+      const Sequence part = {{end - begin, end},
+                             head(whole.q, begin * 64, end * 64),
+                             head(whole.k, 0, end * 32),
+                             head(whole.v, 0, end * 32)};
+      const auto result = Run(heads, Variant(), {part}).result();
+      out.insert(out.end(), result.out.begin(), result.out.end());
+    }
+    EXPECT_TRUE(AllBitsEqual(out, prefill.result().out)) << "steps of " << step;
+  }
+}
+
+TEST_P(PagedAttentionBitsTest, NanReachesOnlyTheRowsThatSeeIt) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 6;
+  heads.kv_heads = 2;
+  heads.head_dim = 20;
+  const std::vector<Sequence> clean = {
+      RandomSequence<float, BFloat16>(rng, heads, {30, 300}),
+      RandomSequence<float, BFloat16>(rng, heads, {1, 300})};
+  using Run = Attention<float, BFloat16, float>;
+  const auto want = Run(heads, Variant(), clean).result();
+  // Token 285 of sequence 0 is seen by its queries 15 and up.
+  for (const bool in_key : {true, false}) {
+    for (const int64_t dim : {0, 19}) {
+      std::vector<Sequence> batch = clean;
+      auto& rows = in_key ? batch[0].k : batch[0].v;
+      // Key/value head 1: query heads 3, 4, 5.
+      rows[static_cast<size_t>((285 * 2 + 1) * 20 + dim)] = std::nan("");
+      const Run run(heads, Variant(), batch);
+      EXPECT_RAN_ON(run.plan());
+      const auto got = run.result();
+      for (int64_t token = 0; token < 31; ++token) {
+        for (int64_t h = 0; h < 6; ++h) {
+          const bool sees = token >= 15 && token < 30 && h >= 3;
+          for (int64_t d = 0; d < 20; ++d) {
+            const auto i = static_cast<size_t>((token * 6 + h) * 20 + d);
+            if (sees && (in_key || d == dim)) {
+              ASSERT_TRUE(std::isnan(got.out[i])) << token << " " << h;
+            } else {
+              ASSERT_EQ(got.out[i], want.out[i]) << token << " " << h;
+            }
+          }
+          ASSERT_EQ(std::isnan(got.lse[static_cast<size_t>(token * 6 + h)]),
+                    sees && in_key);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PagedAttentionBitsTest, ServesTwoCallersAtOnce) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 4;
+  heads.kv_heads = 2;
+  const std::vector<Sequence> batch = {
+      RandomSequence<float, BFloat16>(rng, heads, {20, 400})};
+  using Run = Attention<float, BFloat16, float>;
+  const Run run(heads, Variant(), batch);
+  EXPECT_RAN_ON(run.plan());
+  const auto want = run.result();
+  const auto call = [&](std::vector<float>* out) {
+    PagedAttentionArgs args = run.args();
+    out->resize(20 * 4 * 16);
+    args.out =
+        DenseTensor<float>(out->data(), std::array<int64_t, 3>{20, 4, 16});
+    args.lse = {};
+    InlineExecutor executor;
+    const int64_t bytes = run.plan().WorkspaceBytes(args.schedule, 1).value();
+    AlignedBuffer memory = AlignedBuffer::Create(bytes).value();
+    for (int i = 0; i < 20; ++i) {
+      run.plan().Execute(args, Workspace(memory), executor);
+    }
+  };
+  std::vector<float> a, b;
+  std::thread other(call, &b);
+  call(&a);
+  other.join();
+  EXPECT_TRUE(AllBitsEqual(a, want.out));
+  EXPECT_TRUE(AllBitsEqual(b, want.out));
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,159 @@
+// What paged attention refuses.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "attention/attention_spec.h"
+#include "attention/paged_attention.h"
+#include "attention/schedule.h"
+#include "cache/kv_cache_view.h"
+#include "cache/kv_layout.h"
+#include "cache/page_table.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+AttentionSpec GoodSpec() {
+  KvLayoutSpec layout;
+  layout.kv_heads = 2;
+  layout.head_dim = 8;
+  layout.v_head_dim = 4;
+  layout.page_size = 16;
+  AttentionSpec spec;
+  spec.kv = KvLayout::Create(layout).value();
+  spec.q_heads = 4;
+  return spec;
+}
+
+TEST(PagedAttentionPlanTest, RefusesASpecThatMakesNoSense) {
+  using Change = void (*)(AttentionSpec&);
+  const struct {
+    Change change;
+    absl::StatusCode code;
+    const char* words;
+  } kCases[] = {
+      {[](AttentionSpec& s) { s.kv = KvLayout(); },
+       absl::StatusCode::kInvalidArgument, "kv layout is empty"},
+      {[](AttentionSpec& s) { s.q_heads = 0; },
+       absl::StatusCode::kInvalidArgument, "q_heads=0; need 1 <= q_heads"},
+      {[](AttentionSpec& s) { s.q_heads = -4; },
+       absl::StatusCode::kInvalidArgument, "q_heads=-4"},
+      {[](AttentionSpec& s) { s.q_heads = 5; },
+       absl::StatusCode::kInvalidArgument,
+       "q_heads=5; need a multiple of kv_heads=2"},
+      {[](AttentionSpec& s) { s.q_dtype = DType::kI8; },
+       absl::StatusCode::kUnimplemented, "q_dtype is i8; need f32 or bf16"},
+      {[](AttentionSpec& s) { s.out_dtype = DType::kF16; },
+       absl::StatusCode::kUnimplemented, "out_dtype is f16; need f32 or bf16"},
+      {[](AttentionSpec& s) { s.scale = std::nanf(""); },
+       absl::StatusCode::kInvalidArgument, "need a finite number"},
+  };
+  for (const auto& c : kCases) {
+    AttentionSpec spec = GoodSpec();
+    c.change(spec);
+    const absl::Status status = PagedAttentionPlan::Create(spec).status();
+    EXPECT_EQ(status.code(), c.code) << c.words;
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
+    EXPECT_THAT(status.message(), HasSubstr("paged_attention: "));
+  }
+}
+
+TEST(PagedAttentionPlanTest, RefusesArgumentsThatDoNotFit) {
+  const AttentionSpec spec = GoodSpec();
+  const auto plan = PagedAttentionPlan::Create(spec).value();
+  AttentionScheduleStorage storage, other_storage;
+  PageTableStorage pages, few_pages, many_pages;
+  pages.Append({1, 0});
+  pages.Append({2});
+  few_pages.Append({1});
+  few_pages.Append({2});
+  many_pages.Append({1, 7});
+  many_pages.Append({2});
+  std::vector<float> q(3 * 4 * 8), out(3 * 4 * 4), lse(3 * 4);
+  std::vector<BFloat16> bf16(3 * 4 * 8);
+  std::vector<uint8_t> cache(static_cast<size_t>(3 * spec.kv.page_bytes()));
+  PagedAttentionArgs good;
+  good.q = TensorView<const float, 3>(q.data(), {3, 4, 8}, {32, 8, 1});
+  good.out = TensorView<float, 3>(out.data(), {3, 4, 4}, {16, 4, 1});
+  good.lse = DenseMatrix(lse.data(), 3, 4);
+  good.kv = KvCacheView(spec.kv, 3, cache.data());
+  good.pages = pages.Build(16, 3).value();
+  good.schedule =
+      AttentionSchedule::Build(spec, {1, 2}, {20, 16}, 1, storage).value();
+  ASSERT_TRUE(plan.CheckArgs(good).ok()) << plan.CheckArgs(good);
+
+  const auto expect_refused = [&](const PagedAttentionArgs& args,
+                                  const char* words) {
+    const absl::Status status = plan.CheckArgs(args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  PagedAttentionArgs args = good;
+  args.q = TensorView<const float, 3>(q.data(), {2, 4, 8}, {32, 8, 1});
+  expect_refused(args, "q.extent(0)=2; need 3");
+  args.q = TensorView<const float, 3>(q.data(), {3, 2, 8}, {32, 8, 1});
+  expect_refused(args, "q.extent(1)=2; need 4");
+  args.q = TensorView<const float, 3>(q.data(), {3, 4, 4}, {32, 8, 1});
+  expect_refused(args, "q.extent(2)=4; need 8");
+  args.q = DenseMatrix<const float>(q.data(), 3, 32);
+  expect_refused(args, "q.rank=2; need 3");
+  args.q = TensorView<const BFloat16, 3>(bf16.data(), {3, 4, 8}, {32, 8, 1});
+  expect_refused(args, "q is bf16; need f32");
+  args.q = AnyTensorView(DType::kF32, static_cast<const void*>(q.data()), 3,
+                         {3, 4, 8}, {32, 1, 4});
+  expect_refused(args, "q.stride(2)=4; need 1");
+  args = good;
+  args.out = TensorView<const float, 3>(out.data(), {3, 4, 4}, {16, 4, 1});
+  expect_refused(args, "out is read-only");
+  args.out = TensorView<float, 3>(q.data(), {3, 4, 8}, {32, 8, 1});
+  expect_refused(args, "out.extent(2)=8; need 4");
+  args = good;
+  args.lse = DenseMatrix(lse.data(), 4, 3);
+  expect_refused(args, "lse.extent(0)=4; need 3");
+  args = good;
+  KvLayoutSpec other_layout;
+  other_layout.dtype = DType::kF16;
+  other_layout.kv_heads = 2;
+  other_layout.head_dim = 8;
+  other_layout.v_head_dim = 4;
+  other_layout.page_size = 16;
+  args.kv =
+      KvCacheView(KvLayout::Create(other_layout).value(), 3, cache.data());
+  expect_refused(args, "another layout");
+  args = good;
+  args.pages = pages.Build(8, 3).value();
+  expect_refused(args, "pages.page_size=8; need 16");
+  args.pages = many_pages.Build(16, 8).value();
+  expect_refused(args, "pages.num_pages=8");
+  args.pages = few_pages.Build(16, 3).value();
+  expect_refused(args, "sequence 0: kv_len=20; need kv_len <= 16");
+  args.pages = PageTable();
+  expect_refused(args, "pages.num_sequences=0; need 2");
+  args = good;
+  AttentionSpec other = spec;
+  other.q_heads = 8;
+  args.schedule =
+      AttentionSchedule::Build(other, {1, 2}, {20, 16}, 1, other_storage)
+          .value();
+  expect_refused(args, "schedule.group=4; need 2");
+}
+
+TEST(PagedAttentionPlanTest, RefusesAWorkspaceForNobody) {
+  const auto plan = PagedAttentionPlan::Create(GoodSpec()).value();
+  const auto bytes = plan.WorkspaceBytes(AttentionSchedule(), 0);
+  EXPECT_EQ(bytes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(bytes.status().message(), HasSubstr("num_workers=0"));
+  EXPECT_EQ(plan.WorkspaceBytes(AttentionSchedule(), 2).value(), 0);
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,283 @@
+#ifndef QUERN_ATTENTION_PAGED_ATTENTION_TESTUTIL_H_
+#define QUERN_ATTENTION_PAGED_ATTENTION_TESTUTIL_H_
+
+// What the tests of paged attention share: random sequences, their layout in a
+// cache full of poison, one call through the public interface, the reference,
+// and the bound on the difference.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "attention/attention_spec.h"
+#include "attention/paged_attention.h"
+#include "attention/schedule.h"
+#include "cache/kv_cache_view.h"
+#include "cache/kv_layout.h"
+#include "cache/page_table.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gtest/gtest.h"
+#include "testing/data.h"
+#include "testing/guard_buffer.h"
+#include "testing/no_alloc.h"
+#include "testing/reference_attention.h"
+#include "testing/reference_convert.h"
+
+namespace quern {
+
+constexpr double kLn2 = 0.6931471805599453;
+
+struct Heads {
+  int64_t q_heads = 1;
+  int64_t kv_heads = 1;
+  int64_t head_dim = 16;
+  int64_t v_head_dim = 0;  // 0: head_dim
+  float scale = 0;
+};
+
+struct Lengths {
+  int64_t q_len;
+  int64_t kv_len;
+};
+
+// One sequence: its queries, and all its keys and values, as numbers.
+struct Sequence {
+  Lengths length;
+  std::vector<double> q;  // [q_len, q_heads, head_dim]
+  std::vector<double> k;  // [kv_len, kv_heads, head_dim]
+  std::vector<double> v;  // [kv_len, kv_heads, v_head_dim]
+};
+
+// How the same numbers are laid out and computed.
+struct Variant {
+  int64_t page_size = 16;
+  int schedule_workers = 1;
+  uint64_t page_order = 1;  // seed of the page ids
+  Executor* executor = nullptr;
+};
+
+template <typename Out>
+struct Result {
+  std::vector<Out> out;    // [tokens, q_heads, v_head_dim]
+  std::vector<float> lse;  // [tokens, q_heads]
+};
+
+// `batch` through the public interface. Everything that the computation may not
+// touch is poison or a guard page: slots beyond kv_len, pages of no sequence,
+// gaps between the rows of q and out, what follows each buffer.
+template <typename Q, typename Kv, typename Out>
+class Attention {
+ public:
+  Attention(const Heads& heads, const Variant& variant,
+            const std::vector<Sequence>& batch) {
+    KvLayoutSpec layout;
+    layout.dtype = DTypeOf<Kv>;
+    layout.kv_heads = heads.kv_heads;
+    layout.head_dim = heads.head_dim;
+    layout.v_head_dim = heads.v_head_dim;
+    layout.page_size = variant.page_size;
+    spec_.kv = KvLayout::Create(layout).value();
+    spec_.q_heads = heads.q_heads;
+    spec_.q_dtype = DTypeOf<Q>;
+    spec_.out_dtype = DTypeOf<Out>;
+    spec_.scale = heads.scale;
+    plan_ = std::make_unique<PagedAttentionPlan>(
+        PagedAttentionPlan::Create(spec_).value());
+    FillCache(variant, batch);
+    FillQueries(batch);
+    args_.schedule =
+        AttentionSchedule::Build(spec_, q_lens_, kv_lens_,
+                                 variant.schedule_workers, storage_)
+            .value();
+    InlineExecutor inline_executor;
+    Executor& executor =
+        variant.executor == nullptr ? inline_executor : *variant.executor;
+    const int64_t bytes =
+        plan_->WorkspaceBytes(args_.schedule, executor.num_workers()).value();
+    workspace_ = std::make_unique<GuardBuffer<uint8_t>>(bytes);
+    const absl::Status status = plan_->CheckArgs(args_);
+    EXPECT_TRUE(status.ok()) << status;
+    const Workspace workspace(workspace_->data(),
+                              static_cast<size_t>(workspace_->size()));
+    EXPECT_NO_ALLOCATION(plan_->Execute(args_, workspace, executor));
+    // Dirty scratch must not matter.
+    plan_->Execute(args_, workspace, executor);
+  }
+
+  const PagedAttentionPlan& plan() const { return *plan_; }
+  const PagedAttentionArgs& args() const { return args_; }
+
+  Result<Out> result() const { return {out_->ToDense(), lse_->ToDense()}; }
+
+ private:
+  void FillCache(const Variant& variant, const std::vector<Sequence>& batch) {
+    const KvLayout& layout = spec_.kv;
+    int64_t used = 0;
+    for (const Sequence& s : batch) {
+      used += DivCeil(s.length.kv_len, layout.page_size());
+    }
+    const int64_t num_pages = used + 3;
+    std::vector<int32_t> ids;
+    for (int64_t p = 0; p < num_pages; ++p) {
+      ids.push_back(static_cast<int32_t>(p));
+    }
+    Rng(variant.page_order).Shuffle(ids);
+    for (const Sequence& s : batch) {
+      for (int64_t t = 0; t < s.length.kv_len; t += layout.page_size()) {
+        pages_.page_ids.push_back(ids.back());
+        ids.pop_back();
+      }
+      pages_.indptr.push_back(static_cast<int64_t>(pages_.page_ids.size()));
+    }
+    cache_ = std::make_unique<GuardBuffer<Kv>>(
+        num_pages * layout.page_bytes() / static_cast<int64_t>(sizeof(Kv)));
+    args_.kv = KvCacheView(layout, num_pages, cache_->data());
+    args_.pages = pages_.Build(layout.page_size(), num_pages).value();
+    for (size_t i = 0; i < batch.size(); ++i) {
+      for (int64_t t = 0; t < batch[i].length.kv_len; ++t) {
+        const int64_t slot = args_.pages.Slot(static_cast<int64_t>(i), t);
+        for (int64_t h = 0; h < layout.kv_heads(); ++h) {
+          const int64_t row = t * layout.kv_heads() + h;
+          Put(batch[i].k, row, layout.head_dim(),
+              args_.kv.K(slot / layout.page_size(), h),
+              slot % layout.page_size());
+          Put(batch[i].v, row, layout.v_head_dim(),
+              args_.kv.V(slot / layout.page_size(), h),
+              slot % layout.page_size());
+        }
+      }
+    }
+  }
+
+  static void Put(const std::vector<double>& from, int64_t row, int64_t dim,
+                  uint8_t* block, int64_t offset) {
+    for (int64_t d = 0; d < dim; ++d) {
+      reinterpret_cast<Kv*>(block)[offset * dim + d] =
+          FromDouble<Kv>(from.at(static_cast<size_t>(row * dim + d)));
+    }
+  }
+
+  // q and out have gaps between heads, and between tokens.
+  void FillQueries(const std::vector<Sequence>& batch) {
+    const int64_t heads = spec_.q_heads;
+    const int64_t dim = spec_.kv.head_dim(), v_dim = spec_.kv.v_head_dim();
+    std::vector<Q> q;
+    int64_t tokens = 0;
+    for (const Sequence& s : batch) {
+      q_lens_.push_back(s.length.q_len);
+      kv_lens_.push_back(s.length.kv_len);
+      tokens += s.length.q_len;
+      for (const double x : s.q) q.push_back(FromDouble<Q>(x));
+    }
+    q_ = std::make_unique<StridedMatrix<Q>>(q, tokens * heads, dim, dim + 3);
+    out_ =
+        std::make_unique<StridedMatrix<Out>>(tokens * heads, v_dim, v_dim + 5);
+    lse_ = std::make_unique<StridedMatrix<float>>(tokens, heads, heads + 1);
+    args_.q = TensorView<const Q, 3>(q_->view().data(), {tokens, heads, dim},
+                                     {heads * (dim + 3), dim + 3, 1});
+    args_.out = TensorView<Out, 3>(out_->view().data(), {tokens, heads, v_dim},
+                                   {heads * (v_dim + 5), v_dim + 5, 1});
+    args_.lse = lse_->view();
+  }
+
+  AttentionSpec spec_;
+  std::unique_ptr<PagedAttentionPlan> plan_;
+  PageTableStorage pages_;
+  std::unique_ptr<GuardBuffer<Kv>> cache_;
+  std::vector<int64_t> q_lens_, kv_lens_;
+  std::unique_ptr<StridedMatrix<Q>> q_;
+  std::unique_ptr<StridedMatrix<Out>> out_;
+  std::unique_ptr<StridedMatrix<float>> lse_;
+  AttentionScheduleStorage storage_;
+  std::unique_ptr<GuardBuffer<uint8_t>> workspace_;
+  PagedAttentionArgs args_;
+};
+
+inline int64_t ValueDim(const Heads& heads) {
+  return heads.v_head_dim == 0 ? heads.head_dim : heads.v_head_dim;
+}
+
+// Reals in [-1, 1), representable in the types.
+template <typename Q, typename Kv>
+Sequence RandomSequence(Rng& rng, const Heads& heads, const Lengths& length) {
+  return {length,
+          ToDoubles(UniformReals<Q>(
+              rng, length.q_len * heads.q_heads * heads.head_dim)),
+          ToDoubles(UniformReals<Kv>(
+              rng, length.kv_len * heads.kv_heads * heads.head_dim)),
+          ToDoubles(UniformReals<Kv>(
+              rng, length.kv_len * heads.kv_heads * ValueDim(heads)))};
+}
+
+inline ReferenceAttentionResult Reference(const Heads& heads,
+                                          const std::vector<Sequence>& batch) {
+  ReferenceAttentionResult all;
+  for (const Sequence& s : batch) {
+    ReferenceAttentionSpec spec;
+    spec.q_len = s.length.q_len;
+    spec.kv_len = s.length.kv_len;
+    spec.q_heads = heads.q_heads;
+    spec.kv_heads = heads.kv_heads;
+    spec.head_dim = heads.head_dim;
+    spec.v_head_dim = heads.v_head_dim;
+    spec.scale = heads.scale != 0.0f
+                     ? static_cast<double>(heads.scale)
+                     : 1.0 / std::sqrt(static_cast<double>(heads.head_dim));
+    const ReferenceAttentionResult one =
+        ReferenceAttention(spec, s.q, s.k, s.v);
+    all.out.insert(all.out.end(), one.out.begin(), one.out.end());
+    all.lse.insert(all.lse.end(), one.lse.begin(), one.lse.end());
+  }
+  return all;
+}
+
+// Bounds for |q|, |k|, |v| <= 1. With eps = 2^-23, twice the unit roundoff:
+//
+//   logit    in log2 units, a dot product of head_dim + 1 roundings (the scale
+//            is one) of at most head_dim * c; the subtraction of the maximum
+//            is one rounding of twice that
+//   weight   relative: ln2 times the error of the logit, and that of exp2
+//   merge    each of the chunks again: a subtraction, an exp2, two roundings
+//   sums     kv_len roundings each in numerator and denominator
+//   output   the division, and the output's type
+struct Bounds {
+  Bounds(const Heads& heads, int64_t kv_len, double out_roundoff) {
+    constexpr double kEps = 1.0 / (1 << 23);
+    constexpr double kExp2 = 1.0 / (1 << 22);
+    const double dim = static_cast<double>(heads.head_dim);
+    const double keys = static_cast<double>(kv_len);
+    const double scale = heads.scale != 0.0f
+                             ? std::abs(static_cast<double>(heads.scale))
+                             : 1.0 / std::sqrt(dim);
+    const double largest = dim * scale / kLn2;
+    const double logit = largest * (dim + 1) * kEps;
+    const double subtraction = 2 * largest * kEps;
+    const double chunks =
+        std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
+    const double weight = kLn2 * (logit + subtraction) + kExp2 +
+                          chunks * (kLn2 * subtraction + kExp2 + 2 * kEps);
+    out = 2 * (weight + keys * kEps) + kEps + out_roundoff;
+    lse = kLn2 * logit + weight + keys * kEps +
+          (kLn2 * largest + std::log(keys + 1)) * 2 * kEps;
+  }
+  double out;
+  double lse;
+};
+
+inline int64_t LongestKv(const std::vector<Sequence>& batch) {
+  int64_t longest = 0;
+  for (const Sequence& s : batch) longest = std::max(longest, s.length.kv_len);
+  return longest;
+}
+
+}  // namespace quern
+
+#endif  // QUERN_ATTENTION_PAGED_ATTENTION_TESTUTIL_H_
