@@ -49,6 +49,9 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
            {"limits --isa=MMX", "limits: --isa=\"MMX\" is not on this CPU; "},
            {"limits --format=xml", "limits: --format=\"xml\"; need one of "},
            {"limits --runs=1 --runs=2", "limits: --runs is given twice"},
+           {"convert --elements=0", "convert: elements=0; need 1 <= "},
+           {"convert --from=i8", "convert: --from=\"i8\"; need one of f32, "},
+           {"convert --elements=68719476736", "convert: needs "},
            {"pack --n=0", "pack: n=0; need 1 <= n <= "},
            {"pack --dtype=f64", "pack: --dtype=\"f64\"; need one of "},
            {"pack --warm=2", "pack: --warm=\"2\"; need one of 0, 1"},
@@ -123,6 +126,10 @@ struct Smoke {
 
 // Small shapes that are no multiple of anything.
 constexpr Smoke kSmokes[] = {
+    {"convert", "--elements=1"},
+    {"convert", "--from=bf16 --to=f32 --elements=37"},
+    {"convert", "--from=f32 --to=f8e4m3 --elements=37"},
+    {"convert", "--from=f8e5m2 --to=f16 --elements=37"},
     {"pack", "--dtype=bf16 --n=37 --k=19"},
     {"pack", "--dtype=int8 --n=37 --k=19 --source=kn"},
     {"pack", "--dtype=f16 --n=1 --k=1"},

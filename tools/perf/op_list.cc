@@ -1,13 +1,14 @@
 #include <vector>
 
 #include "tools/perf/op.h"
+#include "tools/perf/ops_convert.h"
 #include "tools/perf/ops_pack.h"
 #include "tools/perf/ops_rows.h"
 
 namespace quern {
 
 std::vector<OpEntry> AllOps() {
-  return {PackOp(), RmsNormOp(), SiluAndMulOp()};
+  return {ConvertOp(), PackOp(), RmsNormOp(), SiluAndMulOp()};
 }
 
 }  // namespace quern

@@ -1,5 +1,6 @@
 #include "tools/perf/ops_rows.h"
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>

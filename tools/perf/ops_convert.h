@@ -1,0 +1,12 @@
+#ifndef QUERN_TOOLS_PERF_OPS_CONVERT_H_
+#define QUERN_TOOLS_PERF_OPS_CONVERT_H_
+
+#include "tools/perf/op.h"
+
+namespace quern {
+
+OpEntry ConvertOp();
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_OPS_CONVERT_H_
