@@ -87,6 +87,10 @@ struct Settings {
   std::string isa;  // empty: the best
 };
 
+int64_t CalibrationRounds(const Settings& settings) {
+  return std::min<int64_t>(settings.runs, 4);
+}
+
 // The targets that Highway may choose from if `name` is to be the best: those
 // below it stay, because the baseline must. 0: no such target here.
 int64_t TargetsUpTo(absl::string_view name) {
@@ -202,7 +206,7 @@ void PrintLimits(int threads, const Settings& settings, Limits& limits,
                  Executor& executor, std::ostream& progress, Printer& printer) {
   progress << "limits: " << threads << (threads == 1 ? " thread" : " threads")
            << ", " << settings.runs << " runs each" << std::endl;
-  limits.Calibrate(executor);
+  limits.Calibrate(CalibrationRounds(settings), executor);
   struct DramCase {
     absl::string_view name;
     DramKind kind;
@@ -296,7 +300,7 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
   }
   QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
   QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
-  limits.Calibrate(*executor);
+  limits.Calibrate(CalibrationRounds(settings), *executor);
   progress << entry.name << ": " << settings.runs << " runs on "
            << settings.threads
            << (settings.threads == 1 ? " thread" : " threads") << std::endl;

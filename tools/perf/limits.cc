@@ -77,11 +77,11 @@ absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu) {
   return limits;
 }
 
-void Limits::Calibrate(Executor& executor) {
+void Limits::Calibrate(int64_t rounds, Executor& executor) {
   const auto best = [&](DramKind kind, size_t& prefetch) {
     std::array<double, kPrefetch.size()> seconds;
     seconds.fill(std::numeric_limits<double>::infinity());
-    for (int round = 0; round < 4; ++round) {
+    for (int64_t round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < kPrefetch.size(); ++i) {
         prefetch = kPrefetch[i];
         seconds[i] = std::min(seconds[i], Dram(kind, executor).seconds);

@@ -31,8 +31,9 @@ class Limits {
   static absl::StatusOr<Limits> Create(const CpuInfo& cpu);
 
   // Chooses the fastest variant of the read and the copy loop with these
-  // workers. Before the first sample of kRead or kCopy.
-  void Calibrate(Executor& executor);
+  // workers, by the best of `rounds`. Before the first sample of kRead or
+  // kCopy.
+  void Calibrate(int64_t rounds, Executor& executor);
 
   // One pass over the buffer. Bytes of a copy: read plus written.
   LimitSample Dram(DramKind kind, Executor& executor) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,13 +24,23 @@ constexpr int64_t kMaxCallsPerSample = 1 << 20;
 
 }  // namespace
 
-void Samples::Add(double value, bool disturbed) {
-  all_.push_back(value);
-  if (!disturbed) clean_.push_back(value);
+void Samples::Add(double value, double delay) {
+  samples_.push_back({value, delay});
+  if (delay <= kMaxDelay) ++clean_;
 }
 
 std::vector<double> Samples::Used() const {
-  return clean_.size() >= 3 ? clean_ : all_;
+  std::vector<Sample> sorted = samples_;
+  std::stable_sort(
+      sorted.begin(), sorted.end(),
+      [](const Sample& a, const Sample& b) { return a.delay < b.delay; });
+  size_t used = static_cast<size_t>(clean_);
+  if (clean_ < 3) {
+    used = std::min(sorted.size(), std::max<size_t>(3, sorted.size() / 4));
+  }
+  std::vector<double> values;
+  for (size_t i = 0; i < used; ++i) values.push_back(sorted[i].value);
+  return values;
 }
 
 Samples Collect(int64_t runs, absl::FunctionRef<double()> take) {
@@ -38,7 +49,7 @@ Samples Collect(int64_t runs, absl::FunctionRef<double()> take) {
     const PreemptionWatch watch;
     double value = 0;
     const double seconds = Seconds([&] { value = take(); });
-    samples.Add(value, watch.Disturbed(seconds));
+    samples.Add(value, watch.Delay(seconds));
   }
   return samples;
 }
@@ -70,7 +81,7 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
     const PreemptionWatch watch;
     const LimitSample sample = limits.Dram(info.dram_kind, executor);
     dram.Add(sample.amount / sample.seconds * 1e-9,
-             watch.Disturbed(sample.seconds));
+             watch.Delay(sample.seconds));
   };
   sample_dram();
   Samples microseconds;
@@ -81,13 +92,13 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
         for (int64_t c = 0; c < calls; ++c) call();
       });
       microseconds.Add(seconds / static_cast<double>(calls) * 1e6,
-                       watch.Disturbed(seconds));
+                       watch.Delay(seconds));
     }
     {
       const PreemptionWatch watch;
       const LimitSample sample = limits.Peak(info.peak_kind, executor);
       peak.Add(sample.amount / sample.seconds * 1e-9,
-               watch.Disturbed(sample.seconds));
+               watch.Delay(sample.seconds));
     }
     sample_dram();
   }

@@ -20,21 +20,30 @@
 
 namespace quern {
 
-// Samples of one quantity, each marked as disturbed or not.
+// Samples of one quantity, each with the share of it that was waited for a
+// core.
 class Samples {
  public:
-  void Add(double value, bool disturbed);
+  // Below it, a sample counts as clean.
+  static constexpr double kMaxDelay = 0.02;
 
-  // Undisturbed samples; all of them if there are fewer than three.
+  void Add(double value, double delay);
+
+  // The clean samples; if there are fewer than three, the least delayed
+  // quarter, three at least.
   std::vector<double> Used() const;
-  int64_t clean() const { return static_cast<int64_t>(clean_.size()); }
+  int64_t clean() const { return clean_; }
   int64_t disturbed() const {
-    return static_cast<int64_t>(all_.size() - clean_.size());
+    return static_cast<int64_t>(samples_.size()) - clean_;
   }
 
  private:
-  std::vector<double> all_;
-  std::vector<double> clean_;
+  struct Sample {
+    double value;
+    double delay;
+  };
+  std::vector<Sample> samples_;
+  int64_t clean_ = 0;
 };
 
 // Adds samples of `take`, which returns one value, until `runs` are clean or

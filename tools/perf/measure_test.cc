@@ -33,19 +33,24 @@ TEST(TimerTest, RunDelayOnlyGrows) {
 
 TEST(SamplesTest, LeavesDisturbedOnesOut) {
   Samples samples;
-  for (const double value : {1.0, 2.0, 3.0}) samples.Add(value, false);
-  samples.Add(100, true);
+  for (const double value : {1.0, 2.0, 3.0}) samples.Add(value, 0.01);
+  samples.Add(100, 0.03);
   EXPECT_EQ(samples.Used(), (std::vector<double>{1, 2, 3}));
   EXPECT_EQ(samples.clean(), 3);
   EXPECT_EQ(samples.disturbed(), 1);
 }
 
-TEST(SamplesTest, UsesAllWhereFewAreClean) {
+TEST(SamplesTest, UsesTheLeastDisturbedWhereFewAreClean) {
   Samples samples;
-  samples.Add(1, false);
-  samples.Add(2, false);
-  samples.Add(3, true);
-  EXPECT_EQ(samples.Used(), (std::vector<double>{1, 2, 3}));
+  samples.Add(1, 0.9);
+  samples.Add(2, 0);
+  EXPECT_EQ(samples.Used(), (std::vector<double>{2, 1}));
+  samples.Add(3, 0.5);
+  samples.Add(4, 0.4);
+  samples.Add(5, 0.7);
+  EXPECT_EQ(samples.Used(), (std::vector<double>{2, 4, 3}));
+  for (int i = 0; i < 11; ++i) samples.Add(6, 0.6);
+  EXPECT_EQ(samples.Used(), (std::vector<double>{2, 4, 3, 6}));
 }
 
 TEST(CollectTest, TakesWhatWasAskedForAndAtMostThreeTimesThat) {

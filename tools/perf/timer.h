@@ -29,14 +29,15 @@ double Largest(const std::vector<double>& values);
 // so far. Zero where the kernel does not tell.
 int64_t RunDelayNanoseconds();
 
-// Watches one sample: whether someone else had our cores meanwhile.
+// Watches one sample: how much of it someone else had our cores.
 class PreemptionWatch {
  public:
   PreemptionWatch() : before_(RunDelayNanoseconds()) {}
-  // More than 2 % of `seconds` waited, over all threads.
-  bool Disturbed(double seconds) const {
-    return static_cast<double>(RunDelayNanoseconds() - before_) >
-           0.02e9 * seconds;
+  // Time that threads waited for a core, over `seconds`. May exceed 1: threads
+  // wait side by side.
+  double Delay(double seconds) const {
+    return static_cast<double>(RunDelayNanoseconds() - before_) /
+           (1e9 * seconds);
   }
 
  private:
