@@ -1,0 +1,84 @@
+#include "packing/sglang_pack.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "packing/sglang_layout.h"
+#include "packing/sglang_pack_kernels.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "sglang_pack";
+
+SglangPackKernels::Block KernelOf(const SglangPackKernels& kernels,
+                                  DType dtype) {
+  if (dtype == DType::kF8E4M3) return kernels.byte_pairs;
+  if (dtype == DType::kU8) return kernels.nibbles;
+  return kernels.dwords;
+}
+
+}  // namespace
+
+absl::StatusOr<SglangPackPlan> SglangPackPlan::Create(
+    const SglangLayout& layout) {
+  if (layout == SglangLayout()) {
+    return InvalidArgument(
+        kOp, "layout is empty; need one from SglangLayout::Create");
+  }
+  return SglangPackPlan(layout, GetSglangPackKernels());
+}
+
+absl::Status SglangPackPlan::CheckArgs(const AnyTensorView& w,
+                                       VectorView<const int32_t> compensation,
+                                       const void* packed) const {
+  const int64_t row_elements =
+      layout_.plain_row_bytes() / static_cast<int64_t>(SizeOf(layout_.dtype()));
+  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "w", w.dtype(), layout_.dtype()));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rank of w", w.rank(), 2, "a matrix"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "rows of w", w.extent(0), layout_.n(), "the layout"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "columns of w", w.extent(1), row_elements, "the layout"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "last stride of w", w.stride(1), 1, "every view"));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "compensation", compensation.extent(0),
+                                   layout_.has_compensation() ? layout_.n() : 0,
+                                   "the layout"));
+  if (w.data() == nullptr || packed == nullptr ||
+      (layout_.has_compensation() && compensation.data() == nullptr)) {
+    return InvalidArgument(kOp, "null data; need memory");
+  }
+  return absl::OkStatus();
+}
+
+void SglangPackPlan::Pack(const AnyTensorView& w,
+                          VectorView<const int32_t> compensation, void* packed,
+                          Executor& executor) const noexcept {
+  QUERN_DCHECK(CheckArgs(w, compensation, packed).ok());
+  const SglangPackKernels::Block pack = KernelOf(kernels_, layout_.dtype());
+  const int64_t row_bytes =
+      w.stride(0) * static_cast<int64_t>(SizeOf(layout_.dtype()));
+  executor.ParallelFor(layout_.blocks(), [&](int64_t block, int /*worker*/) {
+    const int64_t n0 = block * SglangLayout::kBlockCols;
+    const int64_t cols = layout_.cols(block);
+    uint8_t* to = static_cast<uint8_t*>(packed) + layout_.block_offset(block);
+    pack(static_cast<const uint8_t*>(w.data()) + n0 * row_bytes,
+         static_cast<ptrdiff_t>(row_bytes), static_cast<size_t>(cols),
+         static_cast<size_t>(layout_.plain_row_bytes()), to);
+    if (layout_.has_compensation()) {
+      std::memcpy(to + layout_.compensation_offset(), compensation.data() + n0,
+                  static_cast<size_t>(cols) * sizeof(int32_t));
+    }
+  });
+}
+
+}  // namespace quern
