@@ -87,13 +87,35 @@ HWY_INLINE void StoreN(D d, hn::Vec<D> v, BFloat16* p, size_t n) {
   hn::StoreN(ToBF16(d, v), Bits16<D>(), AsBits(p), n);
 }
 
+// Highway 1.2.0's PromoteTo makes 65536 of f16's infinity below AVX2.
+//
+// An f16's exponent and mantissa, moved to where f32 has them, are its value
+// times 2^-112, denormals included; the exponent of infinity and NaN becomes
+// f32's.
+template <class D>
+HWY_INLINE hn::Vec<D> FromF16(D d, hn::Vec<Bits16<D>> bits16) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::PromoteTo(du, bits16);
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFFu));
+  const auto moved = hn::ShiftLeft<13>(magnitude);
+  const auto finite =
+      hn::BitCast(du, hn::Mul(hn::BitCast(d, moved), hn::Set(d, 0x1.0p112f)));
+  const auto special = hn::Or(moved, hn::Set(du, 0x7F800000u));
+  const auto is_special = hn::Gt(magnitude, hn::Set(du, 0x7BFFu));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  return hn::BitCast(d,
+                     hn::Or(sign, hn::IfThenElse(is_special, special, finite)));
+}
+
 template <class D>
 HWY_INLINE hn::Vec<D> Load(D d, const Float16* p) {
-  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<Float16, D>(), p));
+  return FromF16(d,
+                 hn::LoadU(Bits16<D>(), reinterpret_cast<const uint16_t*>(p)));
 }
 template <class D>
 HWY_INLINE hn::Vec<D> LoadN(D d, const Float16* p, size_t n) {
-  return hn::PromoteTo(d, hn::LoadN(hn::Rebind<Float16, D>(), p, n));
+  return FromF16(
+      d, hn::LoadN(Bits16<D>(), reinterpret_cast<const uint16_t*>(p), n));
 }
 
 // What storing v as T and loading it again gives.

@@ -14,6 +14,7 @@
 //
 // A NaN or infinity makes its row NaN or zero and touches no other row. Squares
 // are summed in f32: a row whose sum of squares exceeds 3.4e38 comes out as 0.
+// Zeros stay zero unless eps is 0 too, which makes them NaN.
 
 #include <cstdint>
 
