@@ -81,8 +81,8 @@ HWY_INLINE hn::Vec<DF> DecodeLanes(DF df, hn::Vec<DI> code) {
   }
 }
 
-// The codes of T, one in each 32-bit lane, upper bits zero. |v| is limited to
-// the f32 with the bits `clamp` first; kF32Infinity: no limit.
+// The codes of T, one in each 32-bit lane, upper bits zero. `clamp` holds
+// ClampF32Bits<T>(overflow).
 template <typename T, class DF, class DI = hn::RebindToSigned<DF>>
 HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
   using F = quant_internal::FloatFormat<T>;
@@ -99,26 +99,27 @@ HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
       hn::BitCast(di, hn::ShiftRight<31 - F::kExponentBits - F::kMantissaBits>(
                           hn::BitCast(du, hn::Xor(bits, abs))));
 
-  // Adding half a unit, less one if the kept part is even, carries exactly
-  // where rounding to nearest even goes up.
-  const auto odd = hn::And(hn::ShiftRight<kDropped>(x), hn::Set(di, 1));
-  auto code = hn::ShiftRight<kDropped>(
-      hn::Add(hn::Add(x, set((1u << (kDropped - 1)) - 1)), odd));
-  if constexpr (F::kExponentBits != 8) {
-    code = hn::Sub(
-        code, set(static_cast<uint32_t>(127 - F::kBias) << F::kMantissaBits));
-    // Below the smallest normal value: a sum whose unit in the last place is
-    // the smallest denormal of T rounds to it; the sum itself is normal.
-    constexpr uint32_t kMagic =
-        static_cast<uint32_t>(127 + 1 - F::kBias + kDropped) << 23;
-    const auto small = hn::Sub(
-        hn::BitCast(di,
-                    hn::Add(hn::BitCast(df, x), hn::BitCast(df, set(kMagic)))),
-        set(kMagic));
-    code = hn::IfThenElse(
-        hn::Lt(x, set(static_cast<uint32_t>(128 - F::kBias) << 23)), small,
-        code);
-    code = hn::Min(code, set(F::kOverflow));
+  auto code = hn::Zero(di);
+  if constexpr (F::kExponentBits == 8) {
+    // As below, after the limit.
+    const auto odd = hn::And(hn::ShiftRight<kDropped>(x), hn::Set(di, 1));
+    code = hn::ShiftRight<kDropped>(
+        hn::Add(hn::Add(x, set((1u << (kDropped - 1)) - 1)), odd));
+  } else {
+    // A power of two so large that its unit in the last place is the unit that
+    // x has in T: the sum rounds x to it, and holds how many. Nothing here is a
+    // denormal f32 except x, which then rounds to zero either way.
+    const auto exponent =
+        hn::Max(hn::And(x, set(quant_internal::kF32Infinity)),
+                set(static_cast<uint32_t>(128 - F::kBias) << 23));
+    const auto magic = hn::Add(exponent, set(uint32_t{kDropped} << 23));
+    const auto sum =
+        hn::BitCast(di, hn::Add(hn::BitCast(df, x), hn::BitCast(df, magic)));
+    // The units count the hidden bit, which stands for one of the exponent.
+    code = hn::Add(hn::Sub(sum, magic),
+                   hn::Sub(hn::ShiftRight<kDropped>(exponent),
+                           set(static_cast<uint32_t>(128 - F::kBias)
+                               << F::kMantissaBits)));
   }
   if constexpr (F::kHasInfinity) {
     const auto payload =
@@ -129,6 +130,22 @@ HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
     code = hn::IfThenElse(is_nan, set(F::kOverflow), code);
   }
   return hn::Or(code, sign);
+}
+
+// bf16 codes in the upper half of each lane, the lower half unspecified;
+// OverflowMode::kIeee. Half the work of EncodeLanes: the sign never moves, and
+// whoever wants the codes can pick upper halves.
+template <class DF, class DU = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
+  const DU du;
+  const auto bits = hn::BitCast(du, v);
+  // Adding half a unit, less one if the kept part is even, carries exactly
+  // where rounding to nearest even goes up. Not vcvtneps2bf16: it flushes
+  // denormals.
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(du, quant_internal::kF32Quiet));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
 
 // Half (or quarter) vectors of codes to a vector of f32, and back.
@@ -151,11 +168,15 @@ HWY_INLINE hn::Vec<DC> EncodeCodes(DF df, hn::Vec<DF> v) {
     return hn::BitCast(DC(), hn::DemoteTo(dh, v));
   }
 #endif
+  if constexpr (hwy::IsSame<T, BFloat16>()) {
+    return hn::TruncateTo(DC(), hn::ShiftRight<16>(EncodeBF16UpperHalf(df, v)));
+  }
   const hn::RebindToSigned<DF> di;
   const hn::RebindToUnsigned<DF> du;
-  const auto no_clamp =
-      hn::Set(di, static_cast<int>(quant_internal::kF32Infinity));
-  return hn::TruncateTo(DC(), hn::BitCast(du, EncodeLanes<T>(df, v, no_clamp)));
+  const auto clamp = hn::Set(
+      di,
+      static_cast<int>(quant_internal::ClampF32Bits<T>(OverflowMode::kIeee)));
+  return hn::TruncateTo(DC(), hn::BitCast(du, EncodeLanes<T>(df, v, clamp)));
 }
 
 template <class DF>

@@ -89,48 +89,72 @@ void AddBias(const float* in, const float* bias, size_t n, float* out,
       });
 }
 
-// sizeof(T)-byte codes of n f32; `out` may have any alignment.
+// How Encode forms codes: Lanes(v) one in each 32-bit lane; Pair(a, b) those of
+// two vectors in one of 16-bit lanes.
 template <typename T>
-void Encode(const float* in, size_t n, uint32_t clamp_bits, void* out,
-            bool stream) {
-  using Code = CodeOf<T>;
-  const hn::ScalableTag<float> df;
-  const hn::RebindToSigned<decltype(df)> di;
-  const hn::RebindToUnsigned<decltype(df)> du;
-  const hn::ScalableTag<uint16_t> du16;
-  const hn::ScalableTag<Code> dc;           // a whole vector of codes
-  const hn::Rebind<Code, decltype(df)> dp;  // the codes of one f32 vector
-  const size_t lanes = hn::Lanes(df);
-  const size_t step = hn::Lanes(dc);
-  const auto clamp = hn::Set(di, static_cast<int>(clamp_bits));
-  Code* to = static_cast<Code*>(out);
+struct Encoder {
+  using DF = hn::ScalableTag<float>;
+  using VF = hn::Vec<DF>;
+  using VU32 = hn::Vec<hn::ScalableTag<uint32_t>>;
+  using VU16 = hn::Vec<hn::ScalableTag<uint16_t>>;
+  hn::Vec<hn::ScalableTag<int32_t>> clamp;
 
-  const auto encode = [&](hn::Vec<decltype(df)> v) HWY_ATTR {
+  HWY_INLINE VU32 Lanes(VF v) const {
+    const DF df;
+    const hn::ScalableTag<int32_t> di;
+    const hn::ScalableTag<uint32_t> du;
 #if QUERN_NATIVE_F16
     if constexpr (hwy::IsSame<T, Float16>()) {
-      // IfThenElse, not a float minimum: that would lose NaN.
+      // Not a float minimum: that would lose NaN.
       const auto bits = hn::BitCast(di, v);
       const auto abs = hn::And(bits, hn::Set(di, 0x7FFFFFFF));
       const auto inf =
           hn::Set(di, static_cast<int>(quant_internal::kF32Infinity));
       const auto x = hn::IfThenElse(hn::Gt(abs, inf), abs, hn::Min(abs, clamp));
       const auto limited = hn::Or(x, hn::Xor(bits, abs));
-      const hn::Rebind<hwy::float16_t, decltype(df)> dh;
-      const hn::Rebind<uint16_t, decltype(df)> dh16;
+      const hn::Rebind<hwy::float16_t, DF> dh;
+      const hn::Rebind<uint16_t, DF> dh16;
       return hn::PromoteTo(
           du, hn::BitCast(dh16, hn::DemoteTo(dh, hn::BitCast(df, limited))));
     }
 #endif
     return hn::BitCast(du, EncodeLanes<T>(df, v, clamp));
-  };
+  }
+  HWY_INLINE VU16 Pair(VF a, VF b) const {
+    return hn::OrderedTruncate2To(hn::ScalableTag<uint16_t>(), Lanes(a),
+                                  Lanes(b));
+  }
+};
+
+// bf16 where nothing has to be limited.
+struct BF16Encoder : Encoder<BFloat16> {
+  HWY_INLINE VU32 Lanes(VF v) const {
+    return hn::ShiftRight<16>(EncodeBF16UpperHalf(DF(), v));
+  }
+  HWY_INLINE VU16 Pair(VF a, VF b) const {
+    const hn::ScalableTag<uint16_t> du16;
+    return hn::ConcatOdd(du16, hn::BitCast(du16, EncodeBF16UpperHalf(DF(), b)),
+                         hn::BitCast(du16, EncodeBF16UpperHalf(DF(), a)));
+  }
+};
+
+template <typename Code, class Encoder>
+HWY_INLINE void EncodeWith(const Encoder& encoder, const float* in, size_t n,
+                           void* out, bool stream) {
+  const hn::ScalableTag<float> df;
+  const hn::ScalableTag<Code> dc;           // a whole vector of codes
+  const hn::Rebind<Code, decltype(df)> dp;  // the codes of one f32 vector
+  const size_t lanes = hn::Lanes(df);
+  const size_t step = hn::Lanes(dc);
+  Code* to = static_cast<Code*>(out);
+
   const auto encode_part = [&](size_t i, size_t part) HWY_ATTR {
-    hn::StoreN(hn::TruncateTo(dp, encode(hn::LoadN(df, in + i, part))), dp,
-               to + i, part);
+    const auto codes = encoder.Lanes(hn::LoadN(df, in + i, part));
+    hn::StoreN(hn::TruncateTo(dp, codes), dp, to + i, part);
   };
   const auto encode_step = [&](size_t i) HWY_ATTR {
     const auto pair = [&](size_t j) HWY_ATTR {
-      return hn::OrderedTruncate2To(du16, encode(hn::LoadU(df, in + j)),
-                                    encode(hn::LoadU(df, in + j + lanes)));
+      return encoder.Pair(hn::LoadU(df, in + j), hn::LoadU(df, in + j + lanes));
     };
     if constexpr (sizeof(Code) == 2) {
       return pair(i);
@@ -158,6 +182,21 @@ void Encode(const float* in, size_t n, uint32_t clamp_bits, void* out,
   }
   for (; i + step <= n; i += step) hn::StoreU(encode_step(i), dc, to + i);
   for (; i < n; i += lanes) encode_part(i, HWY_MIN(lanes, n - i));
+}
+
+template <typename T>
+void Encode(const float* in, size_t n, uint32_t clamp_bits, void* out,
+            bool stream) {
+  if constexpr (hwy::IsSame<T, BFloat16>()) {
+    if (clamp_bits == quant_internal::kF32Infinity) {
+      EncodeWith<CodeOf<T>>(BF16Encoder(), in, n, out, stream);
+      return;
+    }
+  }
+  Encoder<T> encoder;
+  encoder.clamp =
+      hn::Set(hn::ScalableTag<int32_t>(), static_cast<int>(clamp_bits));
+  EncodeWith<CodeOf<T>>(encoder, in, n, out, stream);
 }
 
 ConvertKernels GetKernels() {

@@ -33,10 +33,12 @@ struct FloatFormatOf {
   static constexpr uint32_t kOverflow =
       kInfinity ? ((1u << kExponent) - 1) << kMantissa : kSign - 1;
   static constexpr uint32_t kMaxFinite = kOverflow - 1;
-  // kMaxFinite as f32 bits: the fields move, the bias changes.
-  static constexpr uint32_t kMaxFiniteF32 =
-      (kMaxFinite << (23 - kMantissa)) +
-      (static_cast<uint32_t>(127 - kBias) << 23);
+  // The f32 bits of a code, read as a finite normal value: the fields move, the
+  // bias changes.
+  static constexpr uint32_t AsF32(uint32_t code) {
+    return (code << (23 - kMantissa)) +
+           (static_cast<uint32_t>(127 - kBias) << 23);
+  }
 };
 
 template <typename T>
@@ -53,11 +55,14 @@ struct FloatFormat<Float8E5M2> : FloatFormatOf<5, 2, true> {};
 constexpr uint32_t kF32Infinity = 0x7F800000u;
 constexpr uint32_t kF32Quiet = 0x00400000u;
 
-// |x| is replaced by the smaller of |x| and this before it is rounded.
+// Before it is rounded, |x| is replaced by the smaller of |x| and this: the
+// largest finite value, or the one that would follow it, whose code is
+// kOverflow.
 template <typename T>
 constexpr uint32_t ClampF32Bits(OverflowMode overflow) {
-  return overflow == OverflowMode::kSaturate ? FloatFormat<T>::kMaxFiniteF32
-                                             : kF32Infinity;
+  using F = FloatFormat<T>;
+  return F::AsF32(overflow == OverflowMode::kSaturate ? F::kMaxFinite
+                                                      : F::kOverflow);
 }
 
 }  // namespace quant_internal
