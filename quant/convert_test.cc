@@ -16,9 +16,15 @@
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "hwy/base.h"
-#include "hwy/tests/hwy_gtest.h"
 #include "quant/float_format.h"
 #include "quant/scalar_convert.h"
+#include "testing/guard_buffer.h"
+#include "testing/isa_test.h"
+#include "testing/no_alloc.h"
+
+#if HWY_ARCH_X86
+#include <xmmintrin.h>
+#endif
 
 namespace quern {
 namespace {
@@ -237,7 +243,7 @@ TEST(ScalarConvertTest, AgreesWithTheSpecifications) {
 }
 
 // One instance per instruction set that this CPU has.
-class ConvertTest : public hwy::TestWithParamTarget {
+class ConvertTest : public IsaTest {
  protected:
   ConvertPlan Plan(DType from, DType to,
                    OverflowMode overflow = OverflowMode::kIeee,
@@ -249,13 +255,13 @@ class ConvertTest : public hwy::TestWithParamTarget {
     spec.stores = stores;
     auto plan = ConvertPlan::Create(spec);
     EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_STREQ(plan->target(), hwy::TargetName(GetParam()));
+    EXPECT_RAN_ON(*plan);
     return *plan;
   }
 
   InlineExecutor inline_executor_;
 };
-HWY_TARGET_INSTANTIATE_TEST_SUITE_P(ConvertTest);
+QUERN_INSTANTIATE_ISA_TEST(ConvertTest);
 
 TEST_P(ConvertTest, DecodesEveryCode) {
   for (const DType dtype : kNarrow) {
@@ -407,6 +413,79 @@ TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
     }
   }
 }
+
+// Every input and output ends at, or begins after, a page that may not be
+// touched. Canaries and the padding of rows are checked by the buffers.
+TEST_P(ConvertTest, TouchesNothingElseAndAllocatesNothing) {
+  const auto executor = HwyExecutor::Create(2);
+  ASSERT_TRUE(executor.ok()) << executor.status();
+  for (const Edge edge : {Edge::kBegin, Edge::kEnd}) {
+    for (const auto stores : {ConvertStores::kCached, ConvertStores::kStream}) {
+      for (const int64_t cols : {1, 2, 3, 5, 7, 13, 31, 47, 63, 65, 127, 300}) {
+        const int64_t shift = cols % 3;
+        const std::vector<float> values(static_cast<size_t>(2 * cols), 1.5f);
+        const StridedMatrix<float> in(values, 2, cols, cols + 3, edge, shift);
+        const GuardBuffer<float> bias(
+            std::vector<float>(static_cast<size_t>(cols), 0.5f));
+        ConvertTerms terms;
+        terms.bias = bias.view();
+
+        StridedMatrix<BFloat16> bf16(2, cols, cols + 1, edge, shift);
+        StridedMatrix<float> back(2, cols, cols + 2, edge, shift);
+        StridedMatrix<Float8E4M3> f8(2, cols, cols + 5, edge, shift);
+        const ConvertPlan narrow =
+            Plan(DType::kF32, DType::kBF16, OverflowMode::kIeee, stores);
+        const ConvertPlan widen =
+            Plan(DType::kBF16, DType::kF32, OverflowMode::kIeee, stores);
+        const ConvertPlan narrower =
+            Plan(DType::kBF16, DType::kF8E4M3, OverflowMode::kIeee, stores);
+        EXPECT_NO_ALLOCATION(
+            narrow.Execute(in.view(), bf16.view(), **executor, terms));
+        EXPECT_NO_ALLOCATION(
+            widen.Execute(bf16.view(), back.view(), **executor));
+        EXPECT_NO_ALLOCATION(
+            narrower.Execute(bf16.view(), f8.view(), **executor, terms));
+        for (const float x : back.ToDense()) ASSERT_EQ(x, 2.0f);
+        for (const Float8E4M3 x : f8.ToDense()) ASSERT_EQ(ToF32(x), 2.5f);
+      }
+    }
+  }
+}
+
+#if HWY_ARCH_X86
+TEST_P(ConvertTest, DoesNotDependOnFlushToZero) {
+  constexpr unsigned kFlush = 0x8040;  // MXCSR.FTZ and DAZ
+  for (const DType dtype : kNarrow) {
+    std::vector<uint8_t> codes = AllCodes(dtype);
+    const int64_t count = static_cast<int64_t>(codes.size() / SizeOf(dtype));
+    std::vector<float> decoded(static_cast<size_t>(count));
+    const std::vector<float> x = RoundingBoundaries(dtype);
+    const int64_t size = static_cast<int64_t>(x.size());
+    std::vector<uint8_t> encoded(x.size() * SizeOf(dtype));
+    const ConvertPlan widen = Plan(dtype, DType::kF32);
+    const ConvertPlan narrow = Plan(DType::kF32, dtype);
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | kFlush);
+    widen.Execute(View(dtype, codes.data(), 1, count, count),
+                  DenseMatrix(decoded.data(), 1, count), inline_executor_);
+    narrow.Execute(DenseMatrix(x.data(), 1, size),
+                   View(dtype, encoded.data(), 1, size, size),
+                   inline_executor_);
+    _mm_setcsr(before);
+    for (int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(Bits(decoded[static_cast<size_t>(i)]),
+                OracleDecode(dtype, static_cast<uint32_t>(i)))
+          << DTypeName(dtype) << " code " << i;
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const float value = x[static_cast<size_t>(i)];
+      ASSERT_EQ(CodeAt(dtype, encoded.data(), i),
+                OracleEncode(dtype, value, OverflowMode::kIeee))
+          << DTypeName(dtype) << " " << std::hexfloat << value;
+    }
+  }
+}
+#endif  // HWY_ARCH_X86
 
 TEST_P(ConvertTest, ScalesInPlace) {
   std::vector<float> x(1000);
