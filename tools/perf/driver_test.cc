@@ -57,6 +57,8 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
            {"pack --warm=2", "pack: --warm=\"2\"; need one of 0, 1"},
            {"pack --n=16777216 --k=16777216", "pack: needs "},
            {"rms_norm --hidden=-4", "rms_norm: hidden=-4; need "},
+           {"attention --q_len=5 --kv_len=4", "attention: q_len=5; need 1 <= "},
+           {"attention --page_size=1000000 --batch=4096", "attention: needs "},
            {"silu_and_mul --rows=x", "silu_and_mul: --rows=\"x\" is not "}}) {
     const Outcome outcome = Perf(r.line);
     EXPECT_EQ(outcome.exit_code, 2) << r.line;
@@ -137,6 +139,11 @@ constexpr Smoke kSmokes[] = {
     {"rms_norm", "--rows=3 --hidden=37 --dtype=f32"},
     {"silu_and_mul", "--rows=3 --d=37"},
     {"silu_and_mul", "--rows=3 --d=37 --dtype=f32"},
+    {"attention",
+     "--kv_len=37 --q_heads=6 --kv_heads=2 --head_dim=24 --page_size=5"},
+    {"attention",
+     "--batch=3 --q_len=7 --kv_len=19 --q_heads=2 --kv_heads=1 --head_dim=16 "
+     "--page_size=16 --dtype=f32"},
 };
 
 TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "tools/perf/op.h"
+#include "tools/perf/ops_attention.h"
 #include "tools/perf/ops_convert.h"
 #include "tools/perf/ops_pack.h"
 #include "tools/perf/ops_rows.h"
@@ -8,7 +9,7 @@
 namespace quern {
 
 std::vector<OpEntry> AllOps() {
-  return {ConvertOp(), PackOp(), RmsNormOp(), SiluAndMulOp()};
+  return {ConvertOp(), PackOp(), RmsNormOp(), SiluAndMulOp(), AttentionOp()};
 }
 
 }  // namespace quern

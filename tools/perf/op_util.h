@@ -3,7 +3,9 @@
 
 // What the operators of the driver share: working sets and verdicts.
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <mutex>

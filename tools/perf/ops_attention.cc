@@ -1,0 +1,286 @@
+#include "tools/perf/ops_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "attention/attention_spec.h"
+#include "attention/paged_attention.h"
+#include "attention/schedule.h"
+#include "cache/kv_cache_view.h"
+#include "cache/kv_layout.h"
+#include "cache/page_table.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "testing/reference_attention.h"
+#include "testing/reference_convert.h"
+#include "tools/perf/args.h"
+#include "tools/perf/op.h"
+#include "tools/perf/op_util.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+// Queries that Check compares, all heads of each: the reference is slow.
+constexpr int64_t kCheckedQueries = 32;
+
+struct Lengths {
+  int64_t batch = 0;
+  int64_t q_len = 0;
+  int64_t kv_len = 0;
+};
+
+// `batch` sequences of equal length over a paged cache, in random page order.
+class Attention final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    Lengths lengths;
+    KvLayoutSpec kv;
+    AttentionSpec spec;
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(lengths.batch, args.Int("batch", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(lengths.kv_len, args.Int("kv_len", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(lengths.q_len, args.Int("q_len", 1, lengths.kv_len));
+    QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("q_heads", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(kv.kv_heads, args.Int("kv_heads", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(kv.head_dim, args.Int("head_dim", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(kv.page_size, args.Int("page_size", 1, 1 << 20));
+    kv.dtype = spec.q_dtype = spec.out_dtype = dtype;
+    QUERN_ASSIGN_OR_RETURN(spec.kv, KvLayout::Create(kv));
+    QUERN_ASSIGN_OR_RETURN(PagedAttentionPlan plan,
+                           PagedAttentionPlan::Create(spec));
+    auto op = absl::WrapUnique(new Attention(std::move(plan), lengths));
+    // 2^12 * 2^24 tokens of 2^24 elements do not fit: every product above is
+    // of numbers that fit, this one bounds the rest.
+    int64_t bytes = 0;
+    if (!CheckedMul(op->num_pages(), spec.kv.page_bytes(), &bytes) ||
+        bytes > std::numeric_limits<int64_t>::max() / 8) {
+      return InvalidArgument("attention", "the cache exceeds 2^60 bytes");
+    }
+    return std::unique_ptr<Op>(std::move(op));
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape =
+        absl::StrCat("batch=", lengths_.batch, " q_len=", lengths_.q_len,
+                     " kv_len=", lengths_.kv_len, " q_heads=", spec().q_heads,
+                     " kv_heads=", spec().kv.kv_heads(), " head_dim=", dim(),
+                     " page_size=", spec().kv.page_size());
+    info.dtype = std::string(DTypeName(spec().q_dtype));
+    info.isa = plan_.target();
+    const auto tokens = static_cast<double>(lengths_.batch * lengths_.q_len);
+    const auto kv_tokens =
+        static_cast<double>(lengths_.batch * lengths_.kv_len);
+    const auto row = static_cast<double>(dim()) *
+                     static_cast<double>(SizeOf(spec().q_dtype));
+    info.bytes = 2 * row *
+                 (kv_tokens * static_cast<double>(spec().kv.kv_heads()) +
+                  tokens * static_cast<double>(spec().q_heads));
+    // Keys that a query sees, on average: causal.
+    const double seen = static_cast<double>(lengths_.kv_len) -
+                        static_cast<double>(lengths_.q_len - 1) / 2;
+    info.flops = 4 * tokens * seen * static_cast<double>(spec().q_heads) *
+                 static_cast<double>(dim());
+    info.dram_kind = DramKind::kRead;
+    info.peak_kind = PeakKindOf(spec().q_dtype);
+    return info;
+  }
+
+  int64_t set_bytes() const override { return cache_bytes() + 2 * q_bytes(); }
+
+  absl::Status Setup(int64_t sets, Executor& executor) override {
+    QUERN_RETURN_IF_ERROR(cache_.Create(sets, cache_bytes()));
+    QUERN_RETURN_IF_ERROR(q_.Create(sets, q_bytes()));
+    QUERN_RETURN_IF_ERROR(out_.Create(sets, q_bytes()));
+    WithType(spec().q_dtype, [this](auto type) {
+      FillReals<decltype(type)>(-1, 1, cache_);
+      FillReals<decltype(type)>(-1, 1, q_);
+    });
+    // Pages in an order that no prefetcher guesses.
+    std::vector<int32_t> ids(static_cast<size_t>(num_pages()));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    uint64_t state = 1;
+    for (size_t i = ids.size(); i > 1; --i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      std::swap(ids[i - 1], ids[(state >> 33) % i]);
+    }
+    const auto each = static_cast<size_t>(pages_per_sequence());
+    const absl::Span<const int32_t> all(ids);
+    for (int64_t s = 0; s < lengths_.batch; ++s) {
+      page_storage_.Append(all.subspan(static_cast<size_t>(s) * each, each));
+    }
+    QUERN_ASSIGN_OR_RETURN(
+        pages_, page_storage_.Build(spec().kv.page_size(), num_pages()));
+    const auto batch = static_cast<size_t>(lengths_.batch);
+    const std::vector<int64_t> q_lens(batch, lengths_.q_len);
+    const std::vector<int64_t> kv_lens(batch, lengths_.kv_len);
+    QUERN_ASSIGN_OR_RETURN(
+        schedule_,
+        AttentionSchedule::Build(spec(), q_lens, kv_lens,
+                                 executor.num_workers(), schedule_storage_));
+    QUERN_ASSIGN_OR_RETURN(
+        const int64_t bytes,
+        plan_.WorkspaceBytes(schedule_, executor.num_workers()));
+    QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
+    return plan_.CheckArgs(MakeArgs(0));
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    plan_.Execute(MakeArgs(set),
+                  Workspace(workspace_.data(), workspace_.bytes()), executor);
+  }
+
+  // All heads of queries spread evenly over the tokens, the last among them.
+  absl::StatusOr<double> Check(Executor& executor) override {
+    Run(0, executor);
+    const int64_t tokens = lengths_.batch * lengths_.q_len;
+    const int64_t checked = std::min(tokens, kCheckedQueries);
+    Verdict all;
+    executor.ParallelFor(
+        checked * spec().kv.kv_heads(), [&](int64_t task, int) {
+          const int64_t i = task / spec().kv.kv_heads();
+          const int64_t token = (i + 1) * tokens / checked - 1;
+          Verdict mine;
+          WithType(spec().q_dtype, [&](auto type) {
+            CheckHead<decltype(type)>(token, task % spec().kv.kv_heads(), mine);
+          });
+          all.Merge(mine);
+        });
+    return all.Result("attention");
+  }
+
+ private:
+  Attention(PagedAttentionPlan plan, const Lengths& lengths)
+      : plan_(std::move(plan)), lengths_(lengths) {}
+
+  const AttentionSpec& spec() const { return plan_.spec(); }
+  int64_t dim() const { return spec().kv.head_dim(); }
+  int64_t pages_per_sequence() const {
+    return DivCeil(lengths_.kv_len, spec().kv.page_size());
+  }
+  int64_t num_pages() const { return lengths_.batch * pages_per_sequence(); }
+  int64_t cache_bytes() const { return num_pages() * spec().kv.page_bytes(); }
+  int64_t q_bytes() const {
+    return lengths_.batch * lengths_.q_len * spec().q_heads * dim() *
+           static_cast<int64_t>(SizeOf(spec().q_dtype));
+  }
+  AnyTensorView Heads(void* data) const {
+    return AnyTensorView(
+        spec().q_dtype, data, 3,
+        {lengths_.batch * lengths_.q_len, spec().q_heads, dim()},
+        {spec().q_heads * dim(), dim(), 1});
+  }
+  KvCacheView Cache(int64_t set) {
+    return KvCacheView(spec().kv, num_pages(), cache_.at(set));
+  }
+  PagedAttentionArgs MakeArgs(int64_t set) {
+    PagedAttentionArgs args;
+    args.q = Heads(q_.at(set));
+    args.kv = Cache(set);
+    args.pages = pages_;
+    args.schedule = schedule_;
+    args.out = Heads(out_.at(set));
+    return args;
+  }
+
+  // The query heads of one key/value head of one token.
+  template <typename T>
+  void CheckHead(int64_t token, int64_t kv_head, Verdict& verdict) {
+    ReferenceAttentionSpec reference;
+    const int64_t sequence = token / lengths_.q_len;
+    reference.q_len = 1;
+    reference.kv_len = lengths_.kv_len - lengths_.q_len + 1 +
+                       token % lengths_.q_len;  // what this query sees
+    reference.q_heads = spec().group();
+    reference.head_dim = dim();
+    reference.scale = 1 / std::sqrt(static_cast<double>(dim()));
+
+    const KvCacheView cache = Cache(0);
+    std::vector<double> q, k, v;
+    const int64_t at =
+        (token * spec().q_heads + kv_head * spec().group()) * dim();
+    const int64_t count = spec().group() * dim();
+    for (int64_t d = 0; d < count; ++d)
+      q.push_back(ToDouble(q_.at<T>(0)[at + d]));
+    const int64_t page_size = spec().kv.page_size();
+    for (int64_t t = 0; t < reference.kv_len; ++t) {
+      const int64_t slot = pages_.Slot(sequence, t);
+      const int64_t from = slot % page_size * dim();
+      const auto* keys =
+          reinterpret_cast<const T*>(cache.K(slot / page_size, kv_head));
+      const auto* values =
+          reinterpret_cast<const T*>(cache.V(slot / page_size, kv_head));
+      for (int64_t d = 0; d < dim(); ++d) {
+        k.push_back(ToDouble(keys[from + d]));
+        v.push_back(ToDouble(values[from + d]));
+      }
+    }
+    const ReferenceAttentionResult want =
+        ReferenceAttention(reference, q, k, v);
+    const double bound = Bound(static_cast<double>(reference.kv_len));
+    for (int64_t d = 0; d < count; ++d) {
+      verdict.Add(at + d, ToDouble(out_.at<T>(0)[at + d]),
+                  want.out[static_cast<size_t>(d)], bound);
+    }
+  }
+
+  // |q|, |k|, |v| <= 1. A logit is a dot product of `dim` terms, at most
+  // sqrt(dim), off by its `dim` roundings and a few more in the subtraction of
+  // the maximum; exp turns that into a relative error of a weight, and each
+  // chunk of keys rescales once. A weighted mean of values <= 1 is off by twice
+  // that (the weights and their sum), plus the roundings of its sum over keys.
+  double Bound(double keys) const {
+    constexpr double kEps = 0x1p-23;
+    const auto d = static_cast<double>(dim());
+    const double chunks =
+        std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
+    const double weight =
+        std::sqrt(d) * (d + 3) * kEps + chunks * (2 * std::sqrt(d) + 4) * kEps;
+    return 2 * (weight + keys * kEps) + RelativeRoundoff(spec().out_dtype);
+  }
+
+  PagedAttentionPlan plan_;
+  Lengths lengths_;
+  SetBuffer cache_, q_, out_;
+  PageTableStorage page_storage_;
+  PageTable pages_;
+  AttentionScheduleStorage schedule_storage_;
+  AttentionSchedule schedule_;
+  AlignedBuffer workspace_;
+};
+
+}  // namespace
+
+OpEntry AttentionOp() {
+  return {"attention",
+          "causal attention over a paged KV cache; decode where q_len is 1",
+          {{"dtype", "bf16", "f32 or bf16, of q, the cache and out"},
+           {"batch", "1", "sequences"},
+           {"q_len", "1", "new tokens of each, the last of its kv_len"},
+           {"kv_len", "4096", "tokens of each"},
+           {"q_heads", "32", "a multiple of kv_heads"},
+           {"kv_heads", "8", "key/value heads"},
+           {"head_dim", "128", "elements of a head"},
+           {"page_size", "128", "tokens of a page"}},
+          &Attention::Create};
+}
+
+}  // namespace quern
