@@ -6,7 +6,7 @@
 // After foreach_target.
 #include "hwy/highway.h"
 #include "ops/exp-inl.h"
-#include "ops/row_io-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -41,13 +41,12 @@ void Row(const void* gate, const void* up, void* out, size_t n) {
   O* o = static_cast<O*>(out);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto silu = Silu(row_io::Load(d, g + i));
-    row_io::Store(d, hn::Mul(silu, row_io::Load(d, u + i)), o + i);
+    const auto silu = Silu(LoadF32(d, g + i));
+    StoreF32(hn::Mul(silu, LoadF32(d, u + i)), d, o + i);
   }
   if (i < n) {
-    const auto silu = Silu(row_io::LoadN(d, g + i, n - i));
-    row_io::StoreN(d, hn::Mul(silu, row_io::LoadN(d, u + i, n - i)), o + i,
-                   n - i);
+    const auto silu = Silu(LoadNF32(d, g + i, n - i));
+    StoreNF32(hn::Mul(silu, LoadNF32(d, u + i, n - i)), d, o + i, n - i);
   }
 }
 

@@ -5,7 +5,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "ops/row_io-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -21,9 +21,9 @@ void Convert(const void* row, void* out, size_t n) {
   O* o = static_cast<O*>(out);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    row_io::Store(d, row_io::Load(d, w + i), o + i);
+    StoreF32(LoadF32(d, w + i), d, o + i);
   }
-  if (i < n) row_io::StoreN(d, row_io::LoadN(d, w + i, n - i), o + i, n - i);
+  if (i < n) StoreNF32(LoadNF32(d, w + i, n - i), d, o + i, n - i);
 }
 
 VocabEmbeddingKernels GetKernels(DType weight, DType out) {

@@ -5,7 +5,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "ops/row_io-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -48,31 +48,38 @@ HWY_INLINE float SumOfSquares(const H& h, size_t n) {
 
 template <typename X>
 struct Plain {
-  HWY_INLINE VF Full(size_t i) const { return row_io::Load(DF(), x + i); }
+  HWY_INLINE VF Full(size_t i) const { return LoadF32(DF(), x + i); }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
-    return row_io::LoadN(DF(), x + i, n);
+    return LoadNF32(DF(), x + i, n);
   }
   const X* x;
 };
+
+// What storing v as T and loading it again gives.
+template <typename T>
+HWY_INLINE VF RoundTo(VF v) {
+  if constexpr (hwy::IsSame<T, float>()) {
+    return v;
+  } else {
+    return DecodeCodes<T>(DF(), EncodeCodes<T>(DF(), v));
+  }
+}
 
 // Stores the sum on the way.
 template <typename X, typename R>
 struct Added {
   HWY_INLINE VF Full(size_t i) const {
     const DF d;
-    const auto h = row_io::Round(
-        d, hn::Add(row_io::Load(d, x + i), row_io::Load(d, residual + i)),
-        residual);
-    row_io::Store(d, h, residual_out + i);
+    const auto h =
+        RoundTo<R>(hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i)));
+    StoreF32(h, d, residual_out + i);
     return h;
   }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
     const DF d;
-    const auto h = row_io::Round(
-        d,
-        hn::Add(row_io::LoadN(d, x + i, n), row_io::LoadN(d, residual + i, n)),
-        residual);
-    row_io::StoreN(d, h, residual_out + i, n);
+    const auto h = RoundTo<R>(
+        hn::Add(LoadNF32(d, x + i, n), LoadNF32(d, residual + i, n)));
+    StoreNF32(h, d, residual_out + i, n);
     return h;
   }
   const X* x;
@@ -105,13 +112,12 @@ void ScaleRow(const void* h, const void* weight, float scale, void* out,
   const auto s = hn::Set(d, scale);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto v = hn::Mul(row_io::Load(d, hp + i), s);
-    row_io::Store(d, hn::Mul(v, row_io::Load(d, wp + i)), op + i);
+    const auto v = hn::Mul(LoadF32(d, hp + i), s);
+    StoreF32(hn::Mul(v, LoadF32(d, wp + i)), d, op + i);
   }
   if (i < n) {
-    const auto v = hn::Mul(row_io::LoadN(d, hp + i, n - i), s);
-    row_io::StoreN(d, hn::Mul(v, row_io::LoadN(d, wp + i, n - i)), op + i,
-                   n - i);
+    const auto v = hn::Mul(LoadNF32(d, hp + i, n - i), s);
+    StoreNF32(hn::Mul(v, LoadNF32(d, wp + i, n - i)), d, op + i, n - i);
   }
 }
 

@@ -5,7 +5,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "ops/row_io-inl.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -27,19 +27,19 @@ void Halves(const RotaryHeads& args) {
     for (; j + lanes <= half; j += lanes) {
       const auto c = hn::LoadU(d, args.cos + j);
       const auto s = hn::LoadU(d, args.sin + j);
-      const auto a = row_io::Load(d, x + j);
-      const auto b = row_io::Load(d, x + half + j);
-      row_io::Store(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), out + j);
-      row_io::Store(d, hn::MulAdd(a, s, hn::Mul(b, c)), out + half + j);
+      const auto a = LoadF32(d, x + j);
+      const auto b = LoadF32(d, x + half + j);
+      StoreF32(hn::NegMulAdd(b, s, hn::Mul(a, c)), d, out + j);
+      StoreF32(hn::MulAdd(a, s, hn::Mul(b, c)), d, out + half + j);
     }
     if (j < half) {
       const size_t n = half - j;
       const auto c = hn::LoadN(d, args.cos + j, n);
       const auto s = hn::LoadN(d, args.sin + j, n);
-      const auto a = row_io::LoadN(d, x + j, n);
-      const auto b = row_io::LoadN(d, x + half + j, n);
-      row_io::StoreN(d, hn::NegMulAdd(b, s, hn::Mul(a, c)), out + j, n);
-      row_io::StoreN(d, hn::MulAdd(a, s, hn::Mul(b, c)), out + half + j, n);
+      const auto a = LoadNF32(d, x + j, n);
+      const auto b = LoadNF32(d, x + half + j, n);
+      StoreNF32(hn::NegMulAdd(b, s, hn::Mul(a, c)), d, out + j, n);
+      StoreNF32(hn::MulAdd(a, s, hn::Mul(b, c)), d, out + half + j, n);
     }
   }
 }
@@ -55,19 +55,19 @@ void Pairs(const RotaryHeads& args) {
     T* out = static_cast<T*>(args.out) + h * args.out_stride;
     size_t j = 0;
     for (; j + lanes <= rot_dim; j += lanes) {
-      const auto v = row_io::Load(d, x + j);
+      const auto v = LoadF32(d, x + j);
       const auto turned =
           hn::MulAdd(hn::Shuffle2301(v), hn::LoadU(d, args.sin + j),
                      hn::Mul(v, hn::LoadU(d, args.cos + j)));
-      row_io::Store(d, turned, out + j);
+      StoreF32(turned, d, out + j);
     }
     if (j < rot_dim) {
       const size_t n = rot_dim - j;
-      const auto v = row_io::LoadN(d, x + j, n);
+      const auto v = LoadNF32(d, x + j, n);
       const auto turned =
           hn::MulAdd(hn::Shuffle2301(v), hn::LoadN(d, args.sin + j, n),
                      hn::Mul(v, hn::LoadN(d, args.cos + j, n)));
-      row_io::StoreN(d, turned, out + j, n);
+      StoreNF32(turned, d, out + j, n);
     }
   }
 }
