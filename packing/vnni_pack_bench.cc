@@ -26,7 +26,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr int64_t kK = 4096;
 constexpr int64_t kN = 14336;
 // Several weights in turn, so that nothing is in the caches.
-constexpr int64_t kCopies = 4;
+constexpr int64_t kCopies = 2;
 
 struct Memory {
   AlignedBuffer plain;
@@ -37,8 +37,9 @@ struct Memory {
 Memory Allocate(int64_t bytes, int64_t packed_bytes) {
   Memory memory{*AlignedBuffer::Create(kCopies * bytes),
                 *AlignedBuffer::Create(kCopies * packed_bytes)};
-  for (size_t i = 0; i < memory.plain.bytes(); ++i) {
-    memory.plain.data()[i] = static_cast<uint8_t>((i * 2654435761u) >> 13);
+  auto* words = memory.plain.data<uint64_t>();
+  for (size_t i = 0; i < memory.plain.bytes() / sizeof(uint64_t); ++i) {
+    words[i] = i * 0x9e3779b97f4a7c15u;
   }
   std::memset(memory.packed.data(), 0x55, memory.packed.bytes());
   return memory;

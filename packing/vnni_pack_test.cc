@@ -115,6 +115,7 @@ class VnniPackTest : public IsaTest {
 
     const std::vector<uint8_t> want = Formula(*layout, c, dense);
     for (size_t i = 0; i < want.size(); ++i) {
+      if (packed[static_cast<int64_t>(i)] == want[i]) continue;  // fast
       ASSERT_EQ(+packed[static_cast<int64_t>(i)], +want[i])
           << "byte " << i << " of " << want.size();
     }
@@ -175,8 +176,8 @@ TEST_P(VnniPackTest, PacksAcrossTilesOnManyThreads) {
   ASSERT_TRUE(pool.ok()) << pool.status();
   for (const WeightOrder order : {WeightOrder::kNK, WeightOrder::kKN}) {
     for (const int64_t stream_from_bytes : {int64_t{0}, kNeverStream}) {
-      for (const int64_t n : {37, 1043}) {
-        Case c{n, n == 37 ? 4139 : 521, order};
+      for (const int64_t n : {37, 4133}) {
+        Case c{n, n == 37 ? 4139 : 133, order};
         c.pad = 3;
         c.shift = 1;
         c.stream_from_bytes = stream_from_bytes;

@@ -1,0 +1,45 @@
+#include "gemm/sglang_pack.h"
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "packing/sglang_layout.h"
+#include "packing/sglang_pack.h"
+#include "quant/s8s8_compensation.h"
+
+namespace quern {
+
+absl::StatusOr<SglangInt8PackPlan> SglangInt8PackPlan::Create(int64_t k,
+                                                              int64_t n) {
+  QUERN_ASSIGN_OR_RETURN(const SglangLayout layout,
+                         SglangLayout::Create(DType::kI8, k, n));
+  QUERN_ASSIGN_OR_RETURN(const SglangPackPlan pack,
+                         SglangPackPlan::Create(layout));
+  S8S8CompensationSpec spec;
+  spec.k = k;
+  spec.n = n;
+  QUERN_ASSIGN_OR_RETURN(const S8S8CompensationPlan compensate,
+                         S8S8CompensationPlan::Create(spec));
+  return SglangInt8PackPlan(pack, compensate);
+}
+
+absl::Status SglangInt8PackPlan::CheckArgs(MatrixView<const int8_t> w,
+                                           VectorView<int32_t> compensation,
+                                           const void* packed) const {
+  QUERN_RETURN_IF_ERROR(pack_.CheckArgs(w, compensation, packed));
+  return compensate_.CheckNK(w, compensation);
+}
+
+void SglangInt8PackPlan::Pack(MatrixView<const int8_t> w,
+                              VectorView<int32_t> compensation, void* packed,
+                              Executor& executor) const noexcept {
+  compensate_.FromNK(w, compensation, executor);
+  pack_.Pack(w, compensation, packed, executor);
+}
+
+}  // namespace quern
