@@ -30,6 +30,7 @@ namespace {
 // a worker which lost its core does not hold up the rest.
 constexpr size_t kTaskBytes = 2 << 20;
 constexpr double kPeakSeconds = 1e-3;
+constexpr size_t kParts = 8;
 // Bytes that the loop is ahead of itself; 0: the hardware prefetcher alone.
 constexpr std::array<size_t, 5> kPrefetch = {0, 512, 1024, 2048, 4096};
 
@@ -61,8 +62,8 @@ absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu) {
   limits.l3_bytes_ = cpu.l3_bytes;
   const int64_t bytes =
       std::max<int64_t>(8 * cpu.last_level_bytes(), int64_t{256} << 20);
-  // Halves of whole tasks.
-  const auto unit = static_cast<int64_t>(2 * kTaskBytes);
+  // Parts of halves of whole tasks.
+  const auto unit = static_cast<int64_t>(2 * kParts * kTaskBytes);
   QUERN_ASSIGN_OR_RETURN(
       limits.buffer_, AlignedBuffer::Create((bytes + unit - 1) / unit * unit));
   std::memset(limits.buffer_.data(), 1, limits.buffer_.bytes());
@@ -94,15 +95,15 @@ void Limits::Calibrate(int64_t rounds, Executor& executor) {
   best(DramKind::kCopy, copy_prefetch_);
 }
 
-LimitSample Limits::Dram(DramKind kind, Executor& executor) const {
-  // The loops write to the buffer, which belongs to this object alone.
-  auto* data = const_cast<uint8_t*>(buffer_.data());
-  const size_t bytes = buffer_.bytes();
-  const size_t half = bytes / 2;
+LimitSample Limits::Dram(DramKind kind, Executor& executor) {
+  const size_t half = buffer_.bytes() / 2;
   const bool copy = kind == DramKind::kCopy;
-  const auto tasks = static_cast<int64_t>((copy ? half : bytes) / kTaskBytes);
+  const size_t part = (copy ? half : buffer_.bytes()) / kParts;
+  uint8_t* data = buffer_.data() + next_part_ * part;
+  next_part_ = (next_part_ + 1) % kParts;
+  const auto tasks = static_cast<int64_t>(part / kTaskBytes);
   LimitSample sample;
-  sample.amount = static_cast<double>(bytes);
+  sample.amount = static_cast<double>(copy ? 2 * part : part);
   sample.seconds = Seconds([&] {
     executor.ParallelFor(tasks, [&](int64_t task, int) {
       uint8_t* begin = data + static_cast<size_t>(task) * kTaskBytes;

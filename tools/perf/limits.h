@@ -35,8 +35,9 @@ class Limits {
   // kCopy.
   void Calibrate(int64_t rounds, Executor& executor);
 
-  // One pass over the buffer. Bytes of a copy: read plus written.
-  LimitSample Dram(DramKind kind, Executor& executor) const;
+  // The next eighth of the buffer: short, so that few samples are disturbed,
+  // and long out of the caches. Bytes of a copy: read plus written.
+  LimitSample Dram(DramKind kind, Executor& executor);
   // Repeated reads, by each worker of its own bytes_per_worker.
   LimitSample CacheRead(int64_t bytes_per_worker, Executor& executor) const;
   // About a millisecond of dot products on every worker.
@@ -62,6 +63,7 @@ class Limits {
   int64_t steps_[3] = {0, 0, 0};  // of Peak; 0: not yet calibrated
   int64_t l2_set_bytes_ = 0;
   int64_t l3_bytes_ = 0;
+  size_t next_part_ = 0;  // of Dram
   size_t read_prefetch_ = 0;
   size_t copy_prefetch_ = 0;
   std::string pages_;

@@ -108,7 +108,7 @@ TEST(LimitsTest, EverySampleIsARate) {
        {DramKind::kRead, DramKind::kWrite, DramKind::kCopy}) {
     const LimitSample sample = limits->Dram(kind, executor);
     EXPECT_GT(sample.seconds, 0);
-    EXPECT_EQ(sample.amount, 256 << 20);
+    EXPECT_EQ(sample.amount, 32 << 20);
     EXPECT_FALSE(limits->Variant(kind).empty());
   }
   const LimitSample cache = limits->CacheRead(limits->l2_set_bytes(), executor);

@@ -43,9 +43,14 @@ std::vector<double> Samples::Used() const {
   return values;
 }
 
+bool TakeMore(const Samples& samples, int64_t runs, double seconds) {
+  if (samples.clean() >= runs) return false;
+  return samples.taken() < 3 * runs || (samples.clean() < 3 && seconds < 3);
+}
+
 Samples Collect(int64_t runs, absl::FunctionRef<double()> take) {
   Samples samples;
-  for (int64_t i = 0; i < 3 * runs && samples.clean() < runs; ++i) {
+  for (const Stopwatch total; TakeMore(samples, runs, total.seconds());) {
     const PreemptionWatch watch;
     double value = 0;
     const double seconds = Seconds([&] { value = take(); });
@@ -85,7 +90,7 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
   };
   sample_dram();
   Samples microseconds;
-  for (int64_t i = 0; i < 3 * runs && microseconds.clean() < runs; ++i) {
+  for (const Stopwatch total; TakeMore(microseconds, runs, total.seconds());) {
     {
       const PreemptionWatch watch;
       const double seconds = Seconds([&] {

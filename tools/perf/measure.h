@@ -6,8 +6,8 @@
 //   dram  case  peak  dram  case  peak  dram ...
 //
 // so that a drift of the machine meets both. Medians over the samples; those
-// during which another process took our cores are left out, and up to twice as
-// many more are taken for them.
+// during which another process took our cores are left out, and others are
+// taken for them, within limits.
 
 #include <cstdint>
 #include <vector>
@@ -33,9 +33,8 @@ class Samples {
   // quarter, three at least.
   std::vector<double> Used() const;
   int64_t clean() const { return clean_; }
-  int64_t disturbed() const {
-    return static_cast<int64_t>(samples_.size()) - clean_;
-  }
+  int64_t disturbed() const { return taken() - clean_; }
+  int64_t taken() const { return static_cast<int64_t>(samples_.size()); }
 
  private:
   struct Sample {
@@ -46,8 +45,11 @@ class Samples {
   int64_t clean_ = 0;
 };
 
-// Adds samples of `take`, which returns one value, until `runs` are clean or
-// 3 * runs were taken.
+// Whether to take one more: until `runs` are clean, or 3 * runs were taken; but
+// on a busy machine up to three seconds for three clean ones.
+bool TakeMore(const Samples& samples, int64_t runs, double seconds);
+
+// Adds samples of `take`, which returns one value, while TakeMore.
 Samples Collect(int64_t runs, absl::FunctionRef<double()> take);
 
 // Working sets to rotate over: `cold_bytes` of them in all, at least one; one

@@ -11,12 +11,23 @@
 
 namespace quern {
 
+// Wall-clock seconds since it was made.
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(Clock::now() - start_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
 // Wall-clock seconds that fn took.
 inline double Seconds(absl::FunctionRef<void()> fn) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch stopwatch;
   fn();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-      .count();
+  return stopwatch.seconds();
 }
 
 // The middle value, or the mean of the two in the middle; NaN if empty.
