@@ -1,0 +1,122 @@
+#ifndef QUERN_GEMM_ONEDNN_LINEAR_H_
+#define QUERN_GEMM_ONEDNN_LINEAR_H_
+
+// A linear layer: weights packed once, many products with them.
+//
+//   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
+//
+// a[m, k] and b[k, n] are bf16 or f32, each on its own; c is bf16 or f32.
+// Products and sums are f32: operands are never rounded to a narrower type, and
+// the result is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16
+// dot product where there is one; it adds two products at a time and treats
+// subnormal numbers as zero.
+//
+// The same bits come for any number of threads: columns are divided at Create
+// and rows in fixed blocks, and each piece is a oneDNN primitive for one
+// thread. With AVX-512 a row also has the same bits alone and in a batch.
+// oneDNN does not promise that its sums over k do not depend on the number of
+// rows; linear_test.cc holds it to it. With AVX2 alone (Explain: gemm:jit:f32)
+// they do depend on it; with AMX nobody has looked yet.
+//
+// Where oneDNN has no kernel for the types, operands are widened: weights to
+// f32 at Create (twice the memory), rows of `a` to f32 scratch. That is the
+// case for bf16 by bf16 with AVX2 alone, and for bf16 and f32 mixed everywhere.
+// A bf16 c of f32 operands goes through f32 scratch. Explain() tells the types.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+
+struct OneDnnLinearSpec {
+  int64_t n = 0;  // columns of c
+  int64_t k = 0;  // columns of a
+  DType a = DType::kBF16;
+  DType c = DType::kF32;
+
+  enum class WeightOrder { kNK, kKN };
+  // kNK: weights[n, k], as checkpoints have them; kKN: weights[k, n].
+  WeightOrder weight_order = WeightOrder::kNK;
+};
+
+// Scratch of Execute. Grows when a call needs more than any before it; one per
+// thread that calls Execute serves any number of plans.
+class OneDnnLinearScratch {
+ public:
+  OneDnnLinearScratch() = default;
+  size_t bytes() const { return buffer_.bytes(); }
+
+ private:
+  friend class OneDnnLinearPlan;
+  AlignedBuffer buffer_;
+};
+
+class OneDnnLinearPlan {
+ public:
+  // Rows and columns of one oneDNN primitive.
+  static constexpr int64_t kMaxRows = 256;
+  static constexpr int64_t kMaxCols = 512;
+  // oneDNN's kernels hold strides as 32-bit numbers of bytes.
+  static constexpr int64_t kMaxExtent = (int64_t{1} << 29) - 1;
+
+  // `weights` has two dimensions and any row stride; `bias` is empty (rank 0)
+  // or f32[n]. Both are copied. Uses `executor` to pack.
+  //
+  // InvalidArgument: n or k outside [1, kMaxExtent]; a dtype that is not bf16
+  // or f32; weights or bias of another shape, rank or dtype; a stride outside
+  // [columns, kMaxExtent].
+  // ResourceExhausted: no memory for the packed weights.
+  // Unimplemented: oneDNN has no kernel on this CPU, even for f32.
+  static absl::StatusOr<OneDnnLinearPlan> Create(const OneDnnLinearSpec& spec,
+                                                 const AnyTensorView& weights,
+                                                 const AnyTensorView& bias,
+                                                 Executor& executor);
+
+  OneDnnLinearPlan(OneDnnLinearPlan&&) noexcept;
+  OneDnnLinearPlan& operator=(OneDnnLinearPlan&&) noexcept;
+  ~OneDnnLinearPlan();
+
+  // Whether Execute may be called with these: `a` is [m, k] and `c` is [m, n]
+  // of the spec's dtypes, row strides in [columns, kMaxExtent], c writable.
+  absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c) const;
+
+  // Writes c[0, m) x [0, n) and nothing else; reads nothing outside a's rows.
+  // m = 0 does nothing. `a`, `c` and the weights do not overlap.
+  //
+  // Any number of threads may call it at once, each with its own `scratch` and
+  // an `executor` that allows it.
+  //
+  // The first call with a new m (modulo kMaxRows) or new strides generates
+  // code: milliseconds. The plan keeps the last 64 such kernels. oneDNN's own
+  // bookkeeping allocates a few small blocks per call. Everything else was
+  // proved at Create: what still fails is a QUERN_CHECK.
+  void Execute(const AnyTensorView& a, const AnyTensorView& c,
+               OneDnnLinearScratch& scratch, Executor& executor) const noexcept;
+
+  const OneDnnLinearSpec& spec() const;
+  // Bytes of the packed weights, and how many of them lie in huge pages.
+  size_t packed_bytes() const;
+  size_t HugePageBytes() const;
+
+  // oneDNN's name of the kernel for `m` rows, and the types it works on:
+  // "brg_matmul:avx512_core_bf16 a=bf16 b=bf16 c=f32". Not for a loop.
+  std::string Explain(int64_t m) const;
+
+ private:
+  struct State;
+  explicit OneDnnLinearPlan(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_ONEDNN_LINEAR_H_

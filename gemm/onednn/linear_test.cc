@@ -1,0 +1,448 @@
+// Runs once for each instruction set that ONEDNN_MAX_CPU_ISA can cap oneDNN to:
+// see BUILD.
+
+#include "gemm/onednn/linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "oneapi/dnnl/dnnl.hpp"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/guard_buffer.h"
+#include "testing/reference_convert.h"
+#include "testing/reference_gemm.h"
+
+namespace quern {
+namespace {
+
+using WeightOrder = OneDnnLinearSpec::WeightOrder;
+
+constexpr double kEpsF32 = 1.0 / (1 << 23);
+constexpr double kEpsBF16 = 1.0 / (1 << 8);
+
+std::unique_ptr<HwyExecutor> Workers(int workers) {
+  auto executor = HwyExecutor::Create(workers);
+  EXPECT_TRUE(executor.ok()) << executor.status();
+  return *std::move(executor);
+}
+
+template <typename T>
+std::vector<T> Transposed(const std::vector<T>& v, int64_t rows, int64_t cols) {
+  std::vector<T> t(v.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      t[static_cast<size_t>(c * rows + r)] =
+          v[static_cast<size_t>(r * cols + c)];
+    }
+  }
+  return t;
+}
+
+// The dtypes of a case as C++ types.
+template <typename TA, typename TB, typename TC>
+struct Case {
+  using A = TA;
+  using B = TB;
+  using C = TC;
+};
+
+template <typename C>
+class OneDnnLinearTest : public testing::Test {
+ protected:
+  using A = typename C::A;
+  using B = typename C::B;
+  using Out = typename C::C;
+
+  // w is [n, k], dense.
+  OneDnnLinearPlan Plan(int64_t n, int64_t k, const std::vector<B>& w,
+                        const std::vector<float>& bias = {},
+                        WeightOrder order = WeightOrder::kNK,
+                        int64_t padding = 0) {
+    OneDnnLinearSpec spec;
+    spec.n = n;
+    spec.k = k;
+    spec.a = DTypeOf<A>;
+    spec.c = DTypeOf<Out>;
+    spec.weight_order = order;
+    const bool by_rows = order == WeightOrder::kNK;
+    const int64_t rows = by_rows ? n : k, cols = by_rows ? k : n;
+    const StridedMatrix<B> weights(by_rows ? w : Transposed(w, n, k), rows,
+                                   cols, cols + padding);
+    AnyTensorView bias_view;
+    const GuardBuffer<float> guarded_bias(bias);
+    if (!bias.empty()) bias_view = guarded_bias.view();
+    auto plan =
+        OneDnnLinearPlan::Create(spec, weights.view(), bias_view, inline_);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+
+  // Dense in, dense out; strides and guards between.
+  std::vector<Out> Run(const OneDnnLinearPlan& plan, int64_t m,
+                       const std::vector<A>& a, Executor& executor,
+                       int64_t padding = 0, Edge edge = Edge::kEnd) {
+    const int64_t n = plan.spec().n, k = plan.spec().k;
+    const StridedMatrix<A> in(a, m, k, k + padding, edge);
+    StridedMatrix<Out> out(m, n, n + padding, edge);
+    EXPECT_TRUE(plan.CheckArgs(in.view(), out.view()).ok())
+        << plan.CheckArgs(in.view(), out.view());
+    plan.Execute(in.view(), out.view(), scratch_, executor);
+    return out.ToDense();
+  }
+
+  // Small integers: exact in f32. In bf16 the reference is rounded once.
+  void ExpectExact(int64_t m, int64_t n, int64_t k, bool with_bias,
+                   WeightOrder order, int64_t padding, Executor& executor) {
+    SCOPED_TRACE(testing::Message() << "m=" << m << " n=" << n << " k=" << k
+                                    << " bias=" << with_bias << " order="
+                                    << int(order) << " padding=" << padding);
+    TestRng rng;
+    const auto a = SmallIntegers<A>(rng, m * k);
+    const auto w = SmallIntegers<B>(rng, n * k);
+    const auto bias = SmallIntegers<float>(rng, with_bias ? n : 0, -99, 99);
+    const OneDnnLinearPlan plan = Plan(n, k, w, bias, order, padding);
+    SCOPED_TRACE(plan.Explain(m));
+    const auto want = RoundedTo<Out>(
+        ReferenceLinear(m, n, k, ToDoubles(a), ToDoubles(w), ToDoubles(bias)));
+    const Edge edge = m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
+    EXPECT_TRUE(AllEqual(Run(plan, m, a, executor, padding, edge), want));
+  }
+
+  InlineExecutor inline_;
+  OneDnnLinearScratch scratch_;
+};
+
+using BF = BFloat16;
+using Cases = testing::Types<Case<BF, BF, float>, Case<BF, BF, BF>,
+                             Case<float, float, float>, Case<float, float, BF>,
+                             Case<float, BF, float>, Case<float, BF, BF>,
+                             Case<BF, float, float>, Case<BF, float, BF>>;
+TYPED_TEST_SUITE(OneDnnLinearTest, Cases);
+
+TYPED_TEST(OneDnnLinearTest, IsExactOnSmallIntegersAtEveryRemainder) {
+  const auto executor = Workers(2);
+  for (const int64_t n : {1, 15, 16, 17, 33, 1030}) {
+    for (const int64_t k : {1, 2, 32, 67, 129}) {
+      for (const int64_t m : {1, 2, 17, 33}) {
+        const int64_t variant = n + k + m;
+        this->ExpectExact(
+            m, n, k, variant % 2 == 0,
+            variant % 3 == 0 ? WeightOrder::kKN : WeightOrder::kNK, variant % 5,
+            *executor);
+      }
+    }
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, IsExactAcrossRowBlocks) {
+  const auto executor = Workers(2);
+  for (const int64_t m : {255, 256, 257, 513}) {
+    this->ExpectExact(m, 72, 40, true, WeightOrder::kNK, 3, *executor);
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, RealsStayWithinTheDerivedBound) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  TestRng rng;
+  const auto executor = Workers(2);
+  const int64_t n = 200, k = 1100;
+  const auto w = UniformReals<B>(rng, n * k);
+  const auto bias = UniformReals<float>(rng, n);
+  const OneDnnLinearPlan plan = this->Plan(n, k, w, bias);
+  for (const int64_t m : {1, 5, 65}) {
+    SCOPED_TRACE(plan.Explain(m));
+    const auto a = UniformReals<A>(rng, m * k);
+    const auto da = ToDoubles(a), dw = ToDoubles(w), db = ToDoubles(bias);
+    const auto want = ReferenceLinear(m, n, k, da, dw, db);
+    const auto magnitude = ReferenceLinear(m, n, k, Magnitudes(da),
+                                           Magnitudes(dw), Magnitudes(db));
+    // k + 1 sums, each off by at most kEpsF32 of the magnitude; one rounding of
+    // what is then there.
+    const double eps_out = DTypeOf<Out> == DType::kBF16 ? kEpsBF16 : kEpsF32;
+    EXPECT_TRUE(AllWithin(this->Run(plan, m, a, *executor), want,
+                          [&](double expected, int64_t flat) {
+                            const double sums =
+                                double(k + 1) * kEpsF32 *
+                                magnitude[static_cast<size_t>(flat)];
+                            return sums + eps_out * (std::abs(expected) + sums);
+                          }));
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, NeverRoundsItsOperands) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  // 1 + 2^-11 is lost in bf16, f16 and tf32; the large terms cancel.
+  const double fine = 1.0 + std::ldexp(1.0, -11);
+  const bool fine_a = DTypeOf<A> == DType::kF32;
+  const bool fine_b = DTypeOf<B> == DType::kF32;
+  const auto a = RoundedTo<A>({fine_a ? fine : 1.0, 1.0});
+  const auto w = RoundedTo<B>({fine_b ? fine : 1.0, -1.0});
+  const auto want =
+      RoundedTo<Out>(ReferenceLinear(1, 1, 2, ToDoubles(a), ToDoubles(w)));
+  const OneDnnLinearPlan plan = this->Plan(1, 2, w);
+  // The product of two fine operands has 23 bits and is exact, too.
+  EXPECT_TRUE(AllEqual(this->Run(plan, 1, a, this->inline_), want));
+}
+
+TYPED_TEST(OneDnnLinearTest, SpecialsReachTheirRowAndColumnOnly) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  TestRng rng;
+  const int64_t m = 5, n = 70, k = 33;
+  auto a = SmallIntegers<A>(rng, m * k, 1, 8);
+  auto w = SmallIntegers<B>(rng, n * k, 1, 8);
+  a[1 * k + 32] = FromDouble<A>(std::nan(""));
+  a[3 * k + 0] = FromDouble<A>(INFINITY);
+  w[69 * k + 5] = FromDouble<B>(-INFINITY);
+  const OneDnnLinearPlan plan = this->Plan(n, k, w);
+  const auto c = this->Run(plan, m, a, this->inline_);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      const double value = ToDouble(c[static_cast<size_t>(i * n + j)]);
+      if (i == 1 || (i == 3 && j == 69)) {
+        EXPECT_TRUE(std::isnan(value)) << i << ", " << j;
+      } else if (i == 3 || j == 69) {
+        EXPECT_EQ(value, i == 3 ? INFINITY : -INFINITY) << i << ", " << j;
+      } else {
+        EXPECT_TRUE(std::isfinite(value)) << i << ", " << j;
+      }
+    }
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, GivesTheSameBitsForEveryNumberOfThreads) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  TestRng rng;
+  const int64_t n = 1100, k = 777, m = 300;
+  const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
+                                           UniformReals<float>(rng, n));
+  const auto a = UniformReals<A>(rng, m * k);
+  const auto want = this->Run(plan, m, a, this->inline_);
+  for (const int workers : {2, 3, 5}) {
+    const auto executor = Workers(workers);
+    EXPECT_TRUE(AllBitsEqual(this->Run(plan, m, a, *executor), want))
+        << workers;
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, ARowHasTheSameBitsAloneAndInABatch) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  TestRng rng;
+  const auto executor = Workers(2);
+  for (const int64_t k : {31, 1536, 2100}) {
+    const int64_t n = 130, most = 300;
+    const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
+                                             UniformReals<float>(rng, n));
+    if (absl::StartsWith(plan.Explain(1), "gemm:jit:f32")) {
+      GTEST_SKIP() << "no promise on this CPU: " << plan.Explain(1);
+    }
+    const auto a = UniformReals<A>(rng, most * k);
+    const auto want = this->Run(plan, most, a, *executor);
+    std::vector<int64_t> sizes = {64, 65, 127, 200, 256, 257};
+    for (int64_t m = 1; m <= 33; ++m) sizes.push_back(m);
+    for (const int64_t m : sizes) {
+      const std::vector<A> rows(a.begin(), a.begin() + m * k);
+      const std::vector<Out> first(want.begin(), want.begin() + m * n);
+      ASSERT_TRUE(AllBitsEqual(this->Run(plan, m, rows, *executor), first))
+          << "m=" << m << " k=" << k << ": " << plan.Explain(m);
+    }
+  }
+}
+
+TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  TestRng rng;
+  const int64_t n = 96, k = 130;
+  const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k));
+  const auto a = UniformReals<A>(rng, 80 * k);
+  const auto want = this->Run(plan, 80, a, this->inline_);
+  std::vector<std::vector<Out>> got(4);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < got.size(); ++t) {
+    threads.emplace_back([&, t] {
+      // More shapes than the plan keeps kernels for.
+      InlineExecutor executor;
+      OneDnnLinearScratch scratch;
+      std::vector<Out> c(80 * n);
+      for (int64_t m = 1; m <= 80; ++m) {
+        plan.Execute(DenseMatrix<const A>(a.data(), m, k),
+                     DenseMatrix<Out>(c.data(), m, n), scratch, executor);
+      }
+      got[t] = std::move(c);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& c : got) EXPECT_TRUE(AllBitsEqual(c, want));
+}
+
+TYPED_TEST(OneDnnLinearTest, NoRowsIsNoWork) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  TestRng rng;
+  const OneDnnLinearPlan plan =
+      this->Plan(16, 16, UniformReals<B>(rng, 16 * 16));
+  const MatrixView<const A> a = DenseMatrix<const A>(nullptr, 0, 16);
+  const MatrixView<Out> c = DenseMatrix<Out>(nullptr, 0, 16);
+  EXPECT_TRUE(plan.CheckArgs(a, c).ok());
+  plan.Execute(a, c, this->scratch_, this->inline_);
+  EXPECT_EQ(this->scratch_.bytes(), 0u);
+}
+
+TYPED_TEST(OneDnnLinearTest, UsesNoReferenceKernel) {
+  using B = typename TypeParam::B;
+  TestRng rng;
+  const OneDnnLinearPlan plan =
+      this->Plan(256, 128, UniformReals<B>(rng, 256 * 128));
+  for (const int64_t m : {1, 2, 16, 100, 256}) {
+    EXPECT_FALSE(absl::StrContains(plan.Explain(m), "ref")) << plan.Explain(m);
+    std::cout << "m=" << m << ": " << plan.Explain(m) << "\n";
+  }
+  EXPECT_GE(plan.packed_bytes(), 256u * 128u * sizeof(B));
+}
+
+TEST(OneDnnLinearIsaTest, IsCappedAsThisTestWasAskedTo) {
+  const char* cap = std::getenv("ONEDNN_MAX_CPU_ISA");
+  const std::string want = cap == nullptr ? "DEFAULT" : cap;
+  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+  // As bit sets: the effective one has nothing that the cap has not.
+  dnnl::cpu_isa most = dnnl::cpu_isa::isa_default;
+  if (want == "AVX2") most = dnnl::cpu_isa::avx2;
+  if (want == "AVX512_CORE") most = dnnl::cpu_isa::avx512_core;
+  if (want == "AVX512_CORE_BF16") most = dnnl::cpu_isa::avx512_core_bf16;
+  if (want == "DEFAULT") return;
+  ASSERT_NE(most, dnnl::cpu_isa::isa_default) << want;
+  EXPECT_EQ(static_cast<unsigned>(isa) & ~static_cast<unsigned>(most), 0u);
+}
+
+// --- refusals ---------------------------------------------------------------
+
+struct Refusal {
+  const char* words;
+  OneDnnLinearSpec spec;
+  AnyTensorView weights;
+  AnyTensorView bias;
+};
+
+TEST(OneDnnLinearRefusalTest, CreateNamesWhatIsWrong) {
+  std::vector<float> f32(64);
+  std::vector<int8_t> i8(64);
+  const auto spec = [](int64_t n, int64_t k, DType a = DType::kF32,
+                       DType c = DType::kF32) {
+    OneDnnLinearSpec s;
+    s.n = n;
+    s.k = k;
+    s.a = a;
+    s.c = c;
+    return s;
+  };
+  const AnyTensorView w = DenseMatrix<const float>(f32.data(), 8, 4);
+  const AnyTensorView none;
+  OneDnnLinearSpec kn = spec(8, 4);
+  kn.weight_order = WeightOrder::kKN;
+  const Refusal refusals[] = {
+      {"n=0; need 1 <= n <= 536870911", spec(0, 4), w, none},
+      {"n=-1; need 1 <=", spec(-1, 4), w, none},
+      {"k=0; need 1 <= k", spec(8, 0), w, none},
+      {"k=536870912; need 1 <= k", spec(8, 1 << 29), w, none},
+      {"a is f16; need bf16 or f32", spec(8, 4, DType::kF16), w, none},
+      {"c is i8; need bf16 or f32", spec(8, 4, DType::kF32, DType::kI8), w,
+       none},
+      {"weights is i8; need bf16 or f32", spec(8, 4),
+       DenseMatrix<const int8_t>(i8.data(), 8, 4), none},
+      {"weights has rank 1; need 2", spec(8, 4),
+       DenseVector<const float>(f32.data(), 32), none},
+      {"weights.extent(1)=5; need 4", spec(8, 4),
+       DenseMatrix<const float>(f32.data(), 8, 5), none},
+      {"weights.extent(0)=7; need 8", spec(8, 4),
+       DenseMatrix<const float>(f32.data(), 7, 4), none},
+      {"weights.extent(1)=4; need 8", kn, w, none},
+      {"weights.stride(0)=3; need 4 <= weights.stride(0) <= 536870911",
+       spec(8, 4), MatrixView<const float>(f32.data(), {8, 4}, {3, 1}), none},
+      {"weights has no data", spec(8, 4),
+       DenseMatrix<const float>(nullptr, 8, 4), none},
+      {"bias has rank 2; need 1, or 0 for none", spec(8, 4), w, w},
+      {"bias is i8; need f32", spec(8, 4), w,
+       DenseVector<const int8_t>(i8.data(), 8)},
+      {"bias.extent(0)=7; need 8", spec(8, 4), w,
+       DenseVector<const float>(f32.data(), 7)},
+      {"bias has no data", spec(8, 4), w, DenseVector<const float>(nullptr, 8)},
+  };
+  InlineExecutor executor;
+  for (const Refusal& refusal : refusals) {
+    const absl::Status status =
+        OneDnnLinearPlan::Create(refusal.spec, refusal.weights, refusal.bias,
+                                 executor)
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StartsWith(status.message(), "onednn_linear: "));
+    EXPECT_TRUE(absl::StrContains(status.message(), refusal.words))
+        << status << "; expected words: " << refusal.words;
+  }
+}
+
+TEST(OneDnnLinearRefusalTest, CheckArgsNamesWhatIsWrong) {
+  std::vector<float> f32(64);
+  std::vector<BFloat16> bf16(64);
+  OneDnnLinearSpec spec;
+  spec.n = 8;
+  spec.k = 4;
+  spec.a = DType::kF32;
+  InlineExecutor executor;
+  const auto plan = OneDnnLinearPlan::Create(
+      spec, DenseMatrix<const float>(f32.data(), 8, 4), {}, executor);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const AnyTensorView a = DenseMatrix<const float>(f32.data(), 3, 4);
+  const AnyTensorView c = DenseMatrix<float>(f32.data(), 3, 8);
+  EXPECT_TRUE(plan->CheckArgs(a, c).ok());
+  const struct {
+    const char* words;
+    AnyTensorView a, c;
+  } refusals[] = {
+      {"a is bf16; need f32", DenseMatrix<const BFloat16>(bf16.data(), 3, 4),
+       c},
+      {"c is bf16; need f32", a, DenseMatrix<BFloat16>(bf16.data(), 3, 8)},
+      {"a has rank 1", DenseVector<const float>(f32.data(), 4), c},
+      {"a.extent(1)=5; need 4", DenseMatrix<const float>(f32.data(), 3, 5), c},
+      {"c.extent(1)=7; need 8", a, DenseMatrix<float>(f32.data(), 3, 7)},
+      {"c.extent(0)=2; need 3", a, DenseMatrix<float>(f32.data(), 2, 8)},
+      {"c.stride(0)=7; need 8 <=", a,
+       MatrixView<float>(f32.data(), {3, 8}, {7, 1})},
+      {"a has no data", DenseMatrix<const float>(nullptr, 3, 4), c},
+      {"c is read-only", a, DenseMatrix<const float>(f32.data(), 3, 8)},
+  };
+  for (const auto& refusal : refusals) {
+    const absl::Status status = plan->CheckArgs(refusal.a, refusal.c);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), refusal.words))
+        << status << "; expected words: " << refusal.words;
+  }
+}
+
+}  // namespace
+}  // namespace quern
