@@ -60,21 +60,28 @@ struct Strides {
   int64_t out;
 };
 
+// a * b, or a negative number, which WorkspaceLayout counts as overflow.
+int64_t Product(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return CheckedMul(a, b, &product) ? product : -1;
+}
+
 template <typename Allocator>
 Scratch LayOut(Allocator& a, const Strides& strides,
                const AttentionSchedule& schedule, int64_t num_workers) {
-  const int64_t rows = schedule.max_block_rows() * num_workers;
+  const int64_t rows = Product(schedule.max_block_rows(), num_workers);
   const int64_t partials = schedule.partial_rows();
   Scratch s;
-  s.q = a.template Allocate<float>("q", rows * strides.q);
-  s.logits = a.template Allocate<float>("logits", rows * kChunkTokens);
+  s.q = a.template Allocate<float>("q", Product(rows, strides.q));
+  s.logits = a.template Allocate<float>("logits", Product(rows, kChunkTokens));
   s.chunk.state = a.template Allocate<SoftmaxState>("chunk state", rows);
-  s.chunk.out = a.template Allocate<float>("chunk out", rows * strides.out);
+  s.chunk.out =
+      a.template Allocate<float>("chunk out", Product(rows, strides.out));
   s.total.state = a.template Allocate<SoftmaxState>("state", rows);
-  s.total.out = a.template Allocate<float>("out", rows * strides.out);
+  s.total.out = a.template Allocate<float>("out", Product(rows, strides.out));
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
   s.partials.out =
-      a.template Allocate<float>("partial out", partials * strides.out);
+      a.template Allocate<float>("partial out", Product(partials, strides.out));
   return s;
 }
 

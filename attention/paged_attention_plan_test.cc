@@ -147,6 +147,23 @@ TEST(PagedAttentionPlanTest, RefusesArgumentsThatDoNotFit) {
   expect_refused(args, "schedule.group=4; need 2");
 }
 
+TEST(PagedAttentionPlanTest, RefusesAWorkspaceTooLargeToCount) {
+  KvLayoutSpec layout;
+  layout.kv_heads = 1;
+  layout.head_dim = 1 << 30;
+  layout.page_size = 1;
+  AttentionSpec spec;
+  spec.kv = KvLayout::Create(layout).value();
+  spec.q_heads = 2147483647;
+  const auto plan = PagedAttentionPlan::Create(spec).value();
+  AttentionScheduleStorage storage;
+  const auto schedule =
+      AttentionSchedule::Build(spec, {1}, {1}, 1, storage).value();
+  const auto bytes = plan.WorkspaceBytes(schedule, 100);
+  EXPECT_EQ(bytes.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(bytes.status().message(), HasSubstr("100 workers"));
+}
+
 TEST(PagedAttentionPlanTest, RefusesAWorkspaceForNobody) {
   const auto plan = PagedAttentionPlan::Create(GoodSpec()).value();
   const auto bytes = plan.WorkspaceBytes(AttentionSchedule(), 0);

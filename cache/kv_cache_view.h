@@ -29,12 +29,15 @@ class KvCacheView {
               const Blocks& v)
       : layout_(layout), num_pages_(num_pages), k_(k), v_(v) {}
 
-  // num_pages * layout.page_bytes() bytes at `memory`, one page after another.
+  // num_pages * layout.page_bytes() bytes at `memory`, one page after another;
+  // null if that is none.
   KvCacheView(const KvLayout& layout, int64_t num_pages, void* memory)
       : layout_(layout), num_pages_(num_pages) {
     const int64_t head_bytes = layout.k_block_bytes() + layout.v_block_bytes();
-    k_ = {static_cast<uint8_t*>(memory), layout.page_bytes(), head_bytes};
-    v_ = {k_.data + layout.k_block_bytes(), layout.page_bytes(), head_bytes};
+    auto* k = static_cast<uint8_t*>(memory);
+    uint8_t* v = k == nullptr ? nullptr : k + layout.k_block_bytes();
+    k_ = {k, layout.page_bytes(), head_bytes};
+    v_ = {v, layout.page_bytes(), head_bytes};
   }
 
   const KvLayout& layout() const { return layout_; }
