@@ -1,0 +1,194 @@
+// Runs the program as a user would: exit codes, what it says and where.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/golden_testutil.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+std::string Quote(absl::string_view text) {
+  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
+// `prefix` comes before the program, e.g. "printf x |".
+Outcome RunGenerate(const std::vector<std::string>& arguments,
+                    absl::string_view prefix = "") {
+  const std::string err_file = ::testing::TempDir() + "/stderr";
+  std::string command = absl::StrCat(prefix, " examples/generate/generate");
+  for (const std::string& argument : arguments) {
+    absl::StrAppend(&command, " ", Quote(argument));
+  }
+  if (prefix.empty()) absl::StrAppend(&command, " </dev/null");
+  absl::StrAppend(&command, " 2>", Quote(err_file));
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  EXPECT_NE(pipe, nullptr);
+  char piece[4096];
+  size_t got;
+  while ((got = std::fread(piece, 1, sizeof(piece), pipe)) > 0) {
+    outcome.out.append(piece, got);
+  }
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  outcome.err = FileBytes(err_file);
+  return outcome;
+}
+
+// One sentence on standard error, nothing on standard output.
+void ExpectRefused(const Outcome& outcome, int code, absl::string_view words) {
+  EXPECT_EQ(outcome.code, code);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, ::testing::StartsWith("generate: "));
+  EXPECT_THAT(outcome.err, HasSubstr(std::string(words)));
+  EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+}
+
+TEST(GenerateTest, GreedyTextIsTheGoldenOne) {
+  const Golden golden = ReadGolden();
+  ASSERT_EQ(golden.prompts.size(), 3u);
+  for (const GoldenPrompt& prompt : golden.prompts) {
+    const Outcome outcome =
+        RunGenerate({"--prompt=" + prompt.text, "--temperature=0",
+                     absl::StrCat("--max_tokens=", prompt.greedy_ids.size())});
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_EQ(outcome.out, prompt.text + prompt.greedy_text + "\n");
+    EXPECT_EQ(outcome.err, "");
+  }
+}
+
+TEST(GenerateTest, ReadsThePromptFromStandardInput) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  const Outcome outcome = RunGenerate(
+      {"--temperature", "0", "--max_tokens", "64", "--threads", "1"},
+      absl::StrCat("printf '%s\\n' ", Quote(prompt.text), " |"));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, prompt.text + prompt.greedy_text + "\n");
+}
+
+TEST(GenerateTest, TheSameSeedGivesTheSameTextOnAnyNumberOfThreads) {
+  const auto text = [](absl::string_view seed, absl::string_view threads) {
+    const Outcome outcome = RunGenerate(
+        {"--prompt=In the beginning", "--max_tokens=24",
+         absl::StrCat("--seed=", seed), absl::StrCat("--threads=", threads)});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  const std::string one = text("7", "1");
+  EXPECT_THAT(one, ::testing::StartsWith("In the beginning"));
+  EXPECT_EQ(text("7", "2"), one);
+  EXPECT_NE(text("8", "1"), one);
+}
+
+TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
+  const Outcome outcome = RunGenerate(
+      {"--prompt=Emma was", "--max_tokens=8", "--stats", "--threads=2"});
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* words :
+       {"model: quern-kjv-4m, 6 layers, width 256, bf16 weights\n",
+        "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s\n",
+        "stopped by: --max_tokens=8\n", " MiB weights, ", "threads: 2\n",
+        "kernels: operators: Highway "}) {
+    EXPECT_THAT(outcome.err, HasSubstr(words));
+  }
+  EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
+}
+
+TEST(GenerateTest, StopsAtTheEndOfTheContext) {
+  std::string prompt = "a";
+  for (int i = 0; i < 253; ++i) prompt += " a";  // 255 tokens with <s>
+  const Outcome outcome =
+      RunGenerate({"--prompt=" + prompt, "--max_tokens=1000", "--temperature=0",
+                   "--stats"});
+  EXPECT_EQ(outcome.code, 0);
+  if (outcome.err.find("end of text") == std::string::npos) {
+    EXPECT_THAT(outcome.err,
+                HasSubstr("stopped by: the end of the context, 256 tokens"));
+    EXPECT_THAT(outcome.err, HasSubstr("generation: 2 tokens"));
+  }
+}
+
+TEST(GenerateTest, AnEmptyPromptStartsAText) {
+  const Outcome outcome = RunGenerate({"--prompt=", "--max_tokens=4"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_GT(outcome.out.size(), 1u);
+}
+
+TEST(GenerateTest, HelpIsReadable) {
+  const Outcome outcome = RunGenerate({"--help"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err, "");
+  for (const char* words :
+       {"--prompt\n", "--model\n", "--max_tokens (128)\n", "--threads (0)\n",
+        "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
+        "--stats (false)\n", "Exit code"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(words));
+  }
+}
+
+TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
+  const struct {
+    std::vector<std::string> arguments;
+    const char* words;
+  } cases[] = {
+      {{"--promt=x"}, "there is no flag --promt; --help lists them"},
+      {{"In", "the"}, "'In' is not a flag"},
+      {{"--prompt"}, "--prompt needs a value"},
+      {{"--max_tokens=x"}, "--max_tokens=x is not a value of that flag"},
+      {{"--max_tokens=0"}, "--max_tokens=0; need at least 1"},
+      {{"--threads=128"}, "--threads=128; need 0 to 127"},
+      {{"--threads=-1"}, "--threads=-1; need 0 to 127"},
+      {{"--temperature=-1"}, "--temperature=-1; need 0 or more"},
+      {{"--temperature=nan"}, "--temperature=nan; need 0 or more"},
+      {{"--temperature=hot"}, "need a number"},
+      {{"--top_k=-1"}, "--top_k=-1; need 0 or more"},
+      {{"--top_p=0"}, "--top_p=0; need more than 0 and at most 1"},
+      {{"--top_p=1.5"}, "--top_p=1.5; need more than 0"},
+      {{"--seed=-1"}, "--seed=-1 is not a value of that flag"},
+      {{"--stats=maybe"}, "need true or false"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.words);
+    ExpectRefused(RunGenerate(c.arguments), 2, c.words);
+  }
+}
+
+TEST(GenerateTest, RefusesBadFilesAndPromptsWithCode1) {
+  ExpectRefused(RunGenerate({"--prompt=x", "--model=no/such.gguf"}), 1,
+                "cannot open 'no/such.gguf'");
+  const std::string broken = ::testing::TempDir() + "/broken.gguf";
+  std::ofstream(broken) << "not a model at all";
+  ExpectRefused(RunGenerate({"--prompt=x", "--model=" + broken}), 1,
+                "not a GGUF file");
+  const std::string cut = ::testing::TempDir() + "/cut.gguf";
+  std::ofstream(cut, std::ios::binary)
+      << FileBytes(ModelFile("quern-kjv-4m.bf16.gguf")).substr(0, 1 << 20);
+  ExpectRefused(RunGenerate({"--prompt=x", "--model=" + cut}), 1,
+                "the file has");
+  ExpectRefused(RunGenerate({"--prompt=" + std::string(2000, '#')}), 1,
+                "tokens; this model's context holds 256");
+  const Outcome full = RunGenerate({"--prompt=x"}, "exec >/dev/full;");
+  EXPECT_EQ(full.code, 1);
+  EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+}
+
+}  // namespace
+}  // namespace quern

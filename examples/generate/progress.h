@@ -1,0 +1,52 @@
+#ifndef QUERN_EXAMPLES_GENERATE_PROGRESS_H_
+#define QUERN_EXAMPLES_GENERATE_PROGRESS_H_
+
+// A bar on standard error for work that takes longer than a second: redrawn in
+// place on a terminal, a line now and then elsewhere.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace quern {
+
+class Progress {
+ public:
+  explicit Progress(std::string what) : what_(std::move(what)) {}
+  ~Progress() {
+    if (shown_ && terminal_) std::fprintf(stderr, "\r\033[K");
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Show(int64_t done, int64_t total) {
+    const absl::Time now = absl::Now();
+    if (now < next_ || total <= 0) return;
+    next_ = now + (terminal_ ? absl::Milliseconds(100) : absl::Seconds(5));
+    shown_ = true;
+    const double part =
+        std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+    const auto filled = static_cast<size_t>(part * 30);
+    const std::string bar =
+        std::string(filled, '#') + std::string(30 - filled, '.');
+    std::fprintf(stderr, "%s%s [%s] %3.0f %%%s", terminal_ ? "\r" : "",
+                 what_.c_str(), bar.c_str(), 100 * part, terminal_ ? "" : "\n");
+  }
+
+ private:
+  const std::string what_;
+  const bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool shown_ = false;
+  absl::Time next_ = absl::Now() + absl::Seconds(1);
+};
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_GENERATE_PROGRESS_H_

@@ -1,0 +1,154 @@
+#ifndef QUERN_MODELS_LLAMA_H_
+#define QUERN_MODELS_LLAMA_H_
+
+// The forward pass of a Llama-architecture model, composed of this library's
+// operators. For the tokens t of a step, x[t, hidden] in f32:
+//
+//   x = embedding[token]
+//   each layer:  [q, k, v] = linear(rms_norm(x));  q, k = rope(q), rope(k)
+//                k, v to the paged cache;  x += linear(attention(q, cache))
+//                [gate, up] = linear(rms_norm(x))
+//                x += linear(silu(gate) * up)
+//   logits = output * rms_norm(x)
+//
+// Matrices and the rows that they multiply are bf16 or f32, the rest is f32.
+//
+//   QUERN_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
+//   QUERN_ASSIGN_OR_RETURN(LlamaModel model,
+//                          LlamaModel::Create(file, {}, executor));
+//   QUERN_ASSIGN_OR_RETURN(LlamaState state, LlamaState::Create(model, {}));
+//   QUERN_ASSIGN_OR_RETURN(int32_t sequence, state.NewSequence());
+//   QUERN_ASSIGN_OR_RETURN(logits, state.Forward({{sequence, tokens}},
+//                                                LogitsOf::kLastTokens, ...));
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "models/gguf.h"
+#include "models/llama_config.h"
+
+namespace quern {
+
+enum class LlamaWeights {
+  kAsInFile,  // BF16 and Q8_0 to bf16; F16 and F32, and any mixture, to f32
+  kBF16,
+  kF32,
+};
+
+struct LlamaOptions {
+  LlamaWeights weights = LlamaWeights::kAsInFile;
+  // Positions are limited to this: the rotary table is as long.
+  int64_t max_context = 32768;
+  // Called now and then while weights are read: bytes done, of total.
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// Weights, packed, and plans. Immutable: any number of states, each on its own
+// thread, may use one model.
+class LlamaModel {
+ public:
+  // Reads and packs all weights; `file` is not needed afterwards. Refuses what
+  // LlamaConfig::Create refuses, and what the operators refuse.
+  static absl::StatusOr<LlamaModel> Create(const GgufFile& file,
+                                           const LlamaOptions& options,
+                                           Executor& executor);
+
+  LlamaModel(LlamaModel&&) noexcept;
+  LlamaModel& operator=(LlamaModel&&) noexcept;
+  ~LlamaModel();
+
+  const LlamaConfig& config() const;
+  // The longest sequence: the smaller of the model's and the options' context.
+  int64_t context() const;
+  DType weights_dtype() const;
+  // Of matrices, packed, with the embedding table.
+  int64_t weight_bytes() const;
+  // Instruction set of the operators, e.g. "AVX3_ZEN4".
+  const char* target() const;
+  // What runs: the instruction set, oneDNN's kernels for one row and for 256.
+  std::string Explain() const;
+
+ private:
+  friend class LlamaState;
+  struct Impl;
+  explicit LlamaModel(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct LlamaStateSpec {
+  int64_t max_sequences = 1;
+  int64_t max_step_tokens = 512;  // of one Forward, all sequences together
+  // Tokens that the cache holds, all sequences together; 0: max_sequences
+  // times the model's context.
+  int64_t cache_tokens = 0;
+  int64_t page_size = 32;
+  DType cache_dtype = DType::kF16;  // kF32, kBF16 or kF16
+};
+
+// New tokens of one sequence.
+struct LlamaBatchItem {
+  int32_t sequence;
+  absl::Span<const int32_t> tokens;
+};
+
+enum class LogitsOf {
+  kLastTokens,  // one row for each item
+  kAllTokens,   // one row for each token, item by item
+};
+
+// Sequences in progress: a paged cache and scratch. For one thread at a time.
+class LlamaState {
+ public:
+  // `model` must outlive this. InvalidArgument names the field;
+  // ResourceExhausted if the memory cannot be had.
+  static absl::StatusOr<LlamaState> Create(const LlamaModel& model,
+                                           const LlamaStateSpec& spec);
+
+  LlamaState(LlamaState&&) noexcept;
+  LlamaState& operator=(LlamaState&&) noexcept;
+  ~LlamaState();
+
+  // An empty sequence. ResourceExhausted if there are max_sequences already.
+  absl::StatusOr<int32_t> NewSequence();
+  // Gives its pages back. InvalidArgument if there is no such sequence.
+  absl::Status EndSequence(int32_t sequence);
+  // Tokens so far; -1 if there is no such sequence.
+  int64_t length(int32_t sequence) const;
+
+  // Appends each item's tokens to its sequence and computes logits. The result
+  // is valid until the next call.
+  //
+  // InvalidArgument: an item without tokens, an unknown sequence or one named
+  // twice, a token id outside the vocabulary, more tokens than max_step_tokens
+  // or than the context holds. ResourceExhausted: the cache is full. No
+  // sequence gets longer then.
+  //
+  // A sequence's logits do not depend on the other items; how its tokens are
+  // cut into calls does not matter either.
+  absl::StatusOr<MatrixView<const float>> Forward(
+      absl::Span<const LlamaBatchItem> items, LogitsOf logits_of,
+      Executor& executor);
+
+  int64_t max_step_tokens() const;
+  int64_t cache_bytes() const;
+  // Of all buffers but the cache.
+  int64_t scratch_bytes() const;
+
+ private:
+  struct Impl;
+  explicit LlamaState(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_LLAMA_H_

@@ -1,0 +1,46 @@
+#ifndef QUERN_MODELS_LLAMA_CONFIG_H_
+#define QUERN_MODELS_LLAMA_CONFIG_H_
+
+// The shape of a Llama-architecture model, from the metadata of a GGUF file.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "models/gguf.h"
+
+namespace quern {
+
+struct LlamaConfig {
+  std::string name;     // general.name, or ""
+  int64_t vocab = 0;    // rows of token_embd.weight
+  int64_t context = 0;  // positions that the model was made for
+  int64_t hidden = 0;   // elements of a token's row
+  int64_t layers = 0;
+  int64_t ffn = 0;      // of the feed-forward layer
+  int64_t q_heads = 0;  // a multiple of kv_heads
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t rope_dim = 0;  // even, <= head_dim
+  double rope_base = 10000;
+  float norm_eps = 0;
+
+  int64_t q_cols() const { return q_heads * head_dim; }
+  int64_t kv_cols() const { return kv_heads * head_dim; }
+
+  // Reads and checks llama.* and the tensors' shapes: every tensor that the
+  // model needs is there with the right dimensions, and there is no other.
+  // NotFound and InvalidArgument name the key or tensor and the bound;
+  // Unimplemented: another architecture, rope scaling, experts, tensors that a
+  // plain Llama does not have (biases).
+  static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
+};
+
+// Whether the file has an output.weight; else token_embd.weight serves twice.
+inline bool HasOutputWeight(const GgufFile& file) {
+  return file.HasTensor("output.weight");
+}
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_LLAMA_CONFIG_H_

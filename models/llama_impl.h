@@ -1,0 +1,57 @@
+#ifndef QUERN_MODELS_LLAMA_IMPL_H_
+#define QUERN_MODELS_LLAMA_IMPL_H_
+
+// Private: what a LlamaModel owns, shared by its loader and its forward pass.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "gemm/onednn/linear.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "ops/activation/silu_and_mul.h"
+#include "ops/embedding/vocab_embedding.h"
+#include "ops/logits/logits.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/rope/rotary_embedding.h"
+
+namespace quern {
+
+struct LlamaLayer {
+  AlignedBuffer attn_norm;    // f32[hidden]
+  OneDnnLinearPlan qkv;       // hidden -> q_cols + 2 kv_cols, f32
+  OneDnnLinearPlan attn_out;  // q_cols -> hidden, f32
+  AlignedBuffer ffn_norm;     // f32[hidden]
+  OneDnnLinearPlan gate_up;   // hidden -> 2 ffn, f32
+  OneDnnLinearPlan down;      // ffn -> hidden, f32
+};
+
+struct LlamaModel::Impl {
+  LlamaConfig config;
+  int64_t context = 0;
+  DType dtype = DType::kF32;  // of matrices and the rows that they multiply
+  int64_t weight_bytes = 0;
+
+  AlignedBuffer embedding;  // dtype[vocab, hidden]
+  std::vector<LlamaLayer> layers;
+  AlignedBuffer output_norm;  // f32[hidden]
+  std::optional<OneDnnLinearPlan> output;
+
+  std::optional<VocabEmbeddingPlan> embed;
+  std::optional<RmsNormPlan> norm;
+  std::optional<RotaryEmbeddingPlan> rope;
+  std::optional<SiluAndMulPlan> silu_and_mul;
+  std::optional<LogitsPlan> logits;
+};
+
+// A dense view of bytes whose type is a value. `data` may be null if a
+// dimension is 0.
+AnyTensorView DenseAny(DType dtype, void* data, int64_t rows, int64_t cols);
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_LLAMA_IMPL_H_

@@ -1,0 +1,243 @@
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "gemm/onednn/linear.h"
+#include "models/gguf.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/llama_impl.h"
+#include "ops/activation/silu_and_mul.h"
+#include "ops/embedding/vocab_embedding.h"
+#include "ops/logits/logits.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/rope/rotary_embedding.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "llama";
+
+DType WeightsDType(const GgufFile& file, LlamaWeights weights) {
+  if (weights == LlamaWeights::kBF16) return DType::kBF16;
+  if (weights == LlamaWeights::kF32) return DType::kF32;
+  for (const GgufTensor& tensor : file.tensors()) {
+    const bool narrow = tensor.type == GgufTensorType::kBF16 ||
+                        tensor.type == GgufTensorType::kQ8_0;
+    if (tensor.rows() > 1 && !narrow) return DType::kF32;  // not a norm
+  }
+  return DType::kBF16;
+}
+
+// Reads tensors and makes linear layers of them, telling how far it is.
+class Loader {
+ public:
+  Loader(const GgufFile& file, DType dtype, const LlamaOptions& options,
+         Executor& executor)
+      : file_(file), dtype_(dtype), options_(options), executor_(executor) {
+    for (const GgufTensor& tensor : file.tensors()) total_ += tensor.bytes;
+  }
+
+  // The rows of `names`, one tensor after another, as `dtype`.
+  absl::StatusOr<AlignedBuffer> Read(const std::vector<std::string>& names,
+                                     DType dtype) {
+    int64_t elements = 0;
+    for (const std::string& name : names) {
+      QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_.FindTensor(name));
+      elements += tensor->elements;
+    }
+    QUERN_ASSIGN_OR_RETURN(
+        AlignedBuffer buffer,
+        AlignedBuffer::Create(elements * static_cast<int64_t>(SizeOf(dtype))));
+    int64_t begin = 0;
+    for (const std::string& name : names) {
+      QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_.FindTensor(name));
+      if (dtype == DType::kBF16) {
+        QUERN_RETURN_IF_ERROR(
+            ReadTensor(*tensor, buffer.data<BFloat16>() + begin));
+      } else {
+        QUERN_RETURN_IF_ERROR(
+            ReadTensor(*tensor, buffer.data<float>() + begin));
+      }
+      begin += tensor->elements;
+    }
+    return buffer;
+  }
+
+  // y[n] = W x[k] with the rows of `names` as W.
+  absl::StatusOr<OneDnnLinearPlan> Linear(const std::vector<std::string>& names,
+                                          int64_t n, int64_t k) {
+    QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights, Read(names, dtype_));
+    return Linear(weights, n, k);
+  }
+  absl::StatusOr<OneDnnLinearPlan> Linear(AlignedBuffer& weights, int64_t n,
+                                          int64_t k) {
+    OneDnnLinearSpec spec;
+    spec.n = n;
+    spec.k = k;
+    spec.a = dtype_;
+    spec.c = DType::kF32;
+    QUERN_ASSIGN_OR_RETURN(
+        OneDnnLinearPlan plan,
+        OneDnnLinearPlan::Create(spec, DenseAny(dtype_, weights.data(), n, k),
+                                 AnyTensorView(), executor_));
+    packed_bytes_ += static_cast<int64_t>(plan.packed_bytes());
+    return plan;
+  }
+
+  int64_t packed_bytes() const { return packed_bytes_; }
+
+ private:
+  // In pieces, so that progress shows within a large tensor too.
+  template <typename T>
+  absl::Status ReadTensor(const GgufTensor& tensor, T* out) {
+    const int64_t step =
+        std::max<int64_t>(1, (int64_t{8} << 20) / tensor.cols());
+    for (int64_t row = 0; row < tensor.rows(); row += step) {
+      const int64_t rows = std::min(step, tensor.rows() - row);
+      QUERN_RETURN_IF_ERROR(file_.ReadRows(
+          tensor, row,
+          absl::MakeSpan(out + row * tensor.cols(),
+                         static_cast<size_t>(rows * tensor.cols()))));
+      if (options_.progress) {
+        options_.progress(done_ + tensor.bytes / tensor.rows() * (row + rows),
+                          total_);
+      }
+    }
+    done_ += tensor.bytes;
+    return absl::OkStatus();
+  }
+
+  const GgufFile& file_;
+  DType dtype_;
+  const LlamaOptions& options_;
+  Executor& executor_;
+  int64_t done_ = 0, total_ = 0;
+  int64_t packed_bytes_ = 0;
+};
+
+absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
+                                     int64_t layer) {
+  const std::string blk = absl::StrCat("blk.", layer, ".");
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm,
+                         loader.Read({blk + "attn_norm.weight"}, DType::kF32));
+  QUERN_ASSIGN_OR_RETURN(
+      OneDnnLinearPlan qkv,
+      loader.Linear(
+          {blk + "attn_q.weight", blk + "attn_k.weight", blk + "attn_v.weight"},
+          c.q_cols() + 2 * c.kv_cols(), c.hidden));
+  QUERN_ASSIGN_OR_RETURN(
+      OneDnnLinearPlan attn_out,
+      loader.Linear({blk + "attn_output.weight"}, c.hidden, c.q_cols()));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm,
+                         loader.Read({blk + "ffn_norm.weight"}, DType::kF32));
+  QUERN_ASSIGN_OR_RETURN(
+      OneDnnLinearPlan gate_up,
+      loader.Linear({blk + "ffn_gate.weight", blk + "ffn_up.weight"}, 2 * c.ffn,
+                    c.hidden));
+  QUERN_ASSIGN_OR_RETURN(
+      OneDnnLinearPlan down,
+      loader.Linear({blk + "ffn_down.weight"}, c.hidden, c.ffn));
+  return LlamaLayer{std::move(attn_norm), std::move(qkv),
+                    std::move(attn_out),  std::move(ffn_norm),
+                    std::move(gate_up),   std::move(down)};
+}
+
+}  // namespace
+
+AnyTensorView DenseAny(DType dtype, void* data, int64_t rows, int64_t cols) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
+}
+
+LlamaModel::LlamaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
+LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
+LlamaModel::~LlamaModel() = default;
+
+absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
+                                              const LlamaOptions& options,
+                                              Executor& executor) {
+  auto m = std::make_unique<Impl>();
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(kOp, "max_context", options.max_context, 1));
+  QUERN_ASSIGN_OR_RETURN(m->config, LlamaConfig::Create(file));
+  const LlamaConfig& c = m->config;
+  m->context = std::min(c.context, options.max_context);
+  m->dtype = WeightsDType(file, options.weights);
+
+  VocabEmbeddingSpec embed;
+  embed.vocab = c.vocab;
+  embed.hidden = c.hidden;
+  embed.weight_dtype = m->dtype;
+  QUERN_ASSIGN_OR_RETURN(m->embed, VocabEmbeddingPlan::Create(embed));
+  RmsNormSpec norm;
+  norm.hidden = c.hidden;
+  norm.eps = c.norm_eps;
+  norm.out_dtype = m->dtype;
+  QUERN_ASSIGN_OR_RETURN(m->norm, RmsNormPlan::Create(norm));
+  RotaryEmbeddingSpec rope;
+  rope.head_dim = c.head_dim;
+  rope.rot_dim = c.rope_dim;
+  rope.max_positions = m->context;
+  rope.base = c.rope_base;
+  rope.style = RotaryStyle::kPairs;
+  QUERN_ASSIGN_OR_RETURN(m->rope, RotaryEmbeddingPlan::Create(rope));
+  SiluAndMulSpec silu;
+  silu.d = c.ffn;
+  silu.out_dtype = m->dtype;
+  QUERN_ASSIGN_OR_RETURN(m->silu_and_mul, SiluAndMulPlan::Create(silu));
+  LogitsSpec logits;
+  logits.vocab = c.vocab;
+  logits.hidden = c.hidden;
+  logits.hidden_dtype = m->dtype;
+  QUERN_ASSIGN_OR_RETURN(m->logits, LogitsPlan::Create(logits));
+
+  Loader loader(file, m->dtype, options, executor);
+  QUERN_ASSIGN_OR_RETURN(m->embedding,
+                         loader.Read({"token_embd.weight"}, m->dtype));
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    QUERN_ASSIGN_OR_RETURN(LlamaLayer loaded, LoadLayer(loader, c, layer));
+    m->layers.push_back(std::move(loaded));
+  }
+  QUERN_ASSIGN_OR_RETURN(m->output_norm,
+                         loader.Read({"output_norm.weight"}, DType::kF32));
+  if (HasOutputWeight(file)) {
+    QUERN_ASSIGN_OR_RETURN(m->output,
+                           loader.Linear({"output.weight"}, c.vocab, c.hidden));
+  } else {
+    QUERN_ASSIGN_OR_RETURN(m->output,
+                           loader.Linear(m->embedding, c.vocab, c.hidden));
+  }
+  m->weight_bytes =
+      loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
+  return LlamaModel(std::move(m));
+}
+
+const LlamaConfig& LlamaModel::config() const { return impl_->config; }
+int64_t LlamaModel::context() const { return impl_->context; }
+DType LlamaModel::weights_dtype() const { return impl_->dtype; }
+int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
+const char* LlamaModel::target() const { return impl_->norm->target(); }
+
+std::string LlamaModel::Explain() const {
+  const OneDnnLinearPlan& linear = impl_->layers[0].gate_up;
+  return absl::StrCat("operators: Highway ", target(),
+                      "; matrices: ", linear.Explain(1), " (one row), ",
+                      linear.Explain(256), " (256 rows)");
+}
+
+}  // namespace quern

@@ -1,0 +1,385 @@
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "attention/attention_spec.h"
+#include "attention/paged_attention.h"
+#include "attention/schedule.h"
+#include "cache/kv_cache.h"
+#include "cache/kv_cache_view.h"
+#include "cache/kv_layout.h"
+#include "cache/page_allocator.h"
+#include "cache/page_table.h"
+#include "cache/write_kv.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gemm/onednn/linear.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/llama_impl.h"
+#include "ops/index_view.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "llama";
+constexpr int64_t kMaxSequences = 1 << 20;
+constexpr int64_t kMaxStepTokens = 1 << 20;
+
+// One step's rows, each array [max_step_tokens, ...]. `rows` are of the
+// weights' type, the rest is f32.
+struct Activations {
+  uint8_t* rows;      // what a matrix multiplies: [max(hidden, q_cols, ffn)]
+  uint8_t* selected;  // the rows whose logits are wanted: [hidden]
+  float* x;           // the residual stream: [hidden]
+  float* out;         // of attn_out and down: [hidden]
+  float* qkv;         // [q_cols + 2 kv_cols]
+  float* gate_up;     // [2 ffn]
+};
+
+template <typename Allocator>
+Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, int64_t t) {
+  const auto element = static_cast<int64_t>(SizeOf(dtype));
+  const int64_t widest = std::max({c.hidden, c.q_cols(), c.ffn});
+  Activations s;
+  s.rows = a.template Allocate<uint8_t>("rows", t * widest * element);
+  s.selected = a.template Allocate<uint8_t>("selected", t * c.hidden * element);
+  s.x = a.template Allocate<float>("x", t * c.hidden);
+  s.out = a.template Allocate<float>("out", t * c.hidden);
+  s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
+  s.gate_up = a.template Allocate<float>("gate_up", t * 2 * c.ffn);
+  return s;
+}
+
+// Makes `buffer` at least so large; its contents are lost if it grows.
+absl::Status Reserve(AlignedBuffer& buffer, int64_t bytes) {
+  if (static_cast<int64_t>(buffer.bytes()) >= bytes) return absl::OkStatus();
+  buffer = AlignedBuffer();
+  QUERN_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Create(bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct LlamaState::Impl {
+  struct Sequence {
+    bool used = false;
+    int64_t length = 0;
+    std::vector<int32_t> pages;
+  };
+
+  const LlamaModel::Impl* model = nullptr;
+  LlamaStateSpec spec;
+  std::vector<Sequence> sequences;
+  KvCache cache;
+  std::optional<PageAllocator> allocator;
+  std::optional<WriteKvPlan> write_kv;
+  std::optional<PagedAttentionPlan> attention;
+
+  AlignedBuffer activations;  // as LayOut says
+  AlignedBuffer logits;       // f32[rows, vocab], grows
+  AlignedBuffer workspace;    // of attention, grows
+  OneDnnLinearScratch linear_scratch;
+
+  // This step, rebuilt by Prepare.
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions, q_lens, kv_lens, slots, logit_rows;
+  PageTableStorage table_storage;
+  AttentionScheduleStorage schedule_storage;
+
+  bool Has(int32_t sequence) const {
+    return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
+           sequences[static_cast<size_t>(sequence)].used;
+  }
+  absl::Status CheckItems(absl::Span<const LlamaBatchItem> items) const;
+  absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
+                       LogitsOf logits_of);
+  void Run(const PageTable& table, const AttentionSchedule& schedule,
+           Executor& executor);
+};
+
+absl::Status LlamaState::Impl::CheckItems(
+    absl::Span<const LlamaBatchItem> items) const {
+  const LlamaConfig& c = model->config;
+  std::vector<bool> seen(sequences.size());
+  int64_t total = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const LlamaBatchItem& item = items[i];
+    if (!Has(item.sequence)) {
+      return InvalidArgument(kOp, "items[", i, "].sequence=", item.sequence,
+                             " is not a sequence");
+    }
+    const auto id = static_cast<size_t>(item.sequence);
+    if (seen[id]) {
+      return InvalidArgument(kOp, "items[", i, "].sequence=", item.sequence,
+                             " occurs twice");
+    }
+    seen[id] = true;
+    const auto size = static_cast<int64_t>(item.tokens.size());
+    if (size == 0) return InvalidArgument(kOp, "items[", i, "] has no tokens");
+    if (size > model->context - sequences[id].length) {
+      return InvalidArgument(kOp, "items[", i, "] has ", size, " tokens after ",
+                             sequences[id].length, "; the context is ",
+                             model->context);
+    }
+    total += size;
+    for (const int32_t token : item.tokens) {
+      if (token < 0 || token >= c.vocab) {
+        return InvalidArgument(kOp, "items[", i, "] has token ", token,
+                               "; need 0 <= token < ", c.vocab);
+      }
+    }
+  }
+  if (total > spec.max_step_tokens) {
+    return InvalidArgument(kOp, "the step has ", total,
+                           " tokens; need <= ", spec.max_step_tokens);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
+                                       LogitsOf logits_of) {
+  tokens.clear();
+  positions.clear();
+  q_lens.clear();
+  kv_lens.clear();
+  logit_rows.clear();
+  table_storage.Clear();
+  for (const LlamaBatchItem& item : items) {
+    Sequence& sequence = sequences[static_cast<size_t>(item.sequence)];
+    const auto size = static_cast<int64_t>(item.tokens.size());
+    if (const absl::Status grown =
+            allocator->Grow(sequence.length + size, sequence.pages);
+        !grown.ok()) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          kOp, ": the cache of ", allocator->num_pages() * spec.page_size,
+          " tokens is full: sequence ", item.sequence, " needs ",
+          sequence.length + size, ", ",
+          allocator->free_pages() * spec.page_size, " are free"));
+    }
+    table_storage.Append(sequence.pages);
+    for (int64_t i = 0; i < size; ++i) {
+      positions.push_back(sequence.length + i);
+      if (logits_of == LogitsOf::kAllTokens || i == size - 1) {
+        logit_rows.push_back(static_cast<int64_t>(tokens.size()) + i);
+      }
+    }
+    tokens.insert(tokens.end(), item.tokens.begin(), item.tokens.end());
+    q_lens.push_back(size);
+    kv_lens.push_back(sequence.length + size);
+  }
+  slots.resize(tokens.size());
+  return absl::OkStatus();
+}
+
+void LlamaState::Impl::Run(const PageTable& table,
+                           const AttentionSchedule& schedule,
+                           Executor& executor) {
+  const LlamaConfig& c = model->config;
+  const DType dtype = model->dtype;
+  const auto t = static_cast<int64_t>(tokens.size());
+  const auto wanted = static_cast<int64_t>(logit_rows.size());
+  Workspace memory(activations);
+  const Activations s = LayOut(memory, c, dtype, spec.max_step_tokens);
+
+  const auto x = DenseMatrix<float>(s.x, t, c.hidden);
+  const auto out = DenseMatrix<float>(s.out, t, c.hidden);
+  const AnyTensorView normed = DenseAny(dtype, s.rows, t, c.hidden);
+  const int64_t qkv_cols = c.q_cols() + 2 * c.kv_cols();
+  const auto qkv = DenseMatrix<float>(s.qkv, t, qkv_cols);
+  // q, k and v are columns of qkv, as heads.
+  const auto heads = [&](int64_t column, int64_t count) {
+    return TensorView<float, 3>(s.qkv + column, {t, count, c.head_dim},
+                                {qkv_cols, c.head_dim, 1});
+  };
+  const auto q = heads(0, c.q_heads);
+  const auto k = heads(c.q_cols(), c.kv_heads);
+  const auto v = heads(c.q_cols() + c.kv_cols(), c.kv_heads);
+  const AnyTensorView attended(dtype, static_cast<void*>(s.rows), 3,
+                               {t, c.q_heads, c.head_dim},
+                               {c.q_cols(), c.head_dim, 1});
+  const AnyTensorView attended_rows = DenseAny(dtype, s.rows, t, c.q_cols());
+  const auto gate_up = DenseMatrix<float>(s.gate_up, t, 2 * c.ffn);
+  const AnyTensorView activated = DenseAny(dtype, s.rows, t, c.ffn);
+  const auto weight = [&](const AlignedBuffer& buffer) {
+    return DenseVector<const float>(buffer.data<float>(), c.hidden);
+  };
+  // x += out; normed = rms_norm(x).
+  const auto add_and_norm = [&](const AlignedBuffer& norm_weight) {
+    model->norm->ExecuteAdd({out, weight(norm_weight), normed, x, x}, executor);
+  };
+  const IndexView position_view =
+      DenseVector<const int64_t>(positions.data(), t);
+
+  model->embed->Execute(
+      DenseVector<const int32_t>(tokens.data(), t),
+      DenseAny(dtype, const_cast<uint8_t*>(model->embedding.data()), c.vocab,
+               c.hidden),
+      x, executor);
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    const LlamaLayer& l = model->layers[static_cast<size_t>(layer)];
+    if (layer == 0) {
+      model->norm->Execute(x, weight(l.attn_norm), normed, executor);
+    } else {
+      add_and_norm(l.attn_norm);
+    }
+    l.qkv.Execute(normed, qkv, linear_scratch, executor);
+    model->rope->ExecuteQk(position_view, q, k, executor);
+    const KvCacheView kv = cache.Layer(layer);
+    write_kv->Execute({k, v, slots, kv}, executor);
+    attention->Execute({q, kv, table, schedule, attended, {}},
+                       Workspace(workspace), executor);
+    l.attn_out.Execute(attended_rows, out, linear_scratch, executor);
+    add_and_norm(l.ffn_norm);
+    l.gate_up.Execute(normed, gate_up, linear_scratch, executor);
+    model->silu_and_mul->Execute(gate_up, activated, executor);
+    l.down.Execute(activated, out, linear_scratch, executor);
+  }
+  add_and_norm(model->output_norm);
+  const AnyTensorView selected = DenseAny(dtype, s.selected, wanted, c.hidden);
+  model->logits->SelectRows(
+      normed, DenseVector<const int64_t>(logit_rows.data(), wanted), selected);
+  model->output->Execute(selected,
+                         DenseMatrix(logits.data<float>(), wanted, c.vocab),
+                         linear_scratch, executor);
+}
+
+LlamaState::LlamaState(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+LlamaState::LlamaState(LlamaState&&) noexcept = default;
+LlamaState& LlamaState::operator=(LlamaState&&) noexcept = default;
+LlamaState::~LlamaState() = default;
+
+absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
+                                              const LlamaStateSpec& spec) {
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "max_sequences", spec.max_sequences, 1, kMaxSequences));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "max_step_tokens", spec.max_step_tokens,
+                                   1, kMaxStepTokens));
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(kOp, "cache_tokens", spec.cache_tokens, 0));
+  const LlamaConfig& c = model.config();
+  auto s = std::make_unique<Impl>();
+  s->model = model.impl_.get();
+  s->spec = spec;
+  s->sequences.resize(static_cast<size_t>(spec.max_sequences));
+
+  KvLayoutSpec kv;
+  kv.dtype = spec.cache_dtype;
+  kv.kv_heads = c.kv_heads;
+  kv.head_dim = c.head_dim;
+  kv.page_size = spec.page_size;
+  QUERN_ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Create(kv));
+  // Each sequence ends within a page of its own.
+  const int64_t pages =
+      spec.cache_tokens > 0
+          ? DivCeil(spec.cache_tokens, spec.page_size)
+          : spec.max_sequences * DivCeil(model.context(), spec.page_size);
+  QUERN_ASSIGN_OR_RETURN(s->allocator,
+                         PageAllocator::Create(pages, spec.page_size));
+  QUERN_ASSIGN_OR_RETURN(s->cache, KvCache::Create(layout, pages, c.layers));
+  WriteKvSpec write;
+  write.kv = layout;
+  QUERN_ASSIGN_OR_RETURN(s->write_kv, WriteKvPlan::Create(write));
+  AttentionSpec attention;
+  attention.kv = layout;
+  attention.q_heads = c.q_heads;
+  attention.out_dtype = model.weights_dtype();
+  QUERN_ASSIGN_OR_RETURN(s->attention, PagedAttentionPlan::Create(attention));
+
+  WorkspaceLayout counted;
+  LayOut(counted, c, model.weights_dtype(), spec.max_step_tokens);
+  if (counted.overflow()) {
+    return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
+                           " needs more than 2^63 bytes");
+  }
+  QUERN_ASSIGN_OR_RETURN(s->activations,
+                         AlignedBuffer::Create(counted.bytes()));
+  return LlamaState(std::move(s));
+}
+
+absl::StatusOr<int32_t> LlamaState::NewSequence() {
+  for (size_t i = 0; i < impl_->sequences.size(); ++i) {
+    if (!impl_->sequences[i].used) {
+      impl_->sequences[i].used = true;
+      return static_cast<int32_t>(i);
+    }
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(kOp, ": all of max_sequences=", impl_->spec.max_sequences,
+                   " are in use"));
+}
+
+absl::Status LlamaState::EndSequence(int32_t sequence) {
+  if (!impl_->Has(sequence)) {
+    return InvalidArgument(kOp, "sequence=", sequence, " is not a sequence");
+  }
+  Impl::Sequence& s = impl_->sequences[static_cast<size_t>(sequence)];
+  impl_->allocator->Release(s.pages);
+  s = {};
+  return absl::OkStatus();
+}
+
+int64_t LlamaState::length(int32_t sequence) const {
+  return impl_->Has(sequence)
+             ? impl_->sequences[static_cast<size_t>(sequence)].length
+             : -1;
+}
+
+absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
+    absl::Span<const LlamaBatchItem> items, LogitsOf logits_of,
+    Executor& executor) {
+  Impl& s = *impl_;
+  const LlamaConfig& c = s.model->config;
+  QUERN_RETURN_IF_ERROR(s.CheckItems(items));
+  if (items.empty())
+    return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
+  QUERN_RETURN_IF_ERROR(s.Prepare(items, logits_of));
+  QUERN_ASSIGN_OR_RETURN(
+      const PageTable table,
+      s.table_storage.Build(s.spec.page_size, s.allocator->num_pages()));
+  QUERN_RETURN_IF_ERROR(
+      table.SlotMapping(s.q_lens, s.kv_lens, absl::MakeSpan(s.slots)));
+  QUERN_ASSIGN_OR_RETURN(
+      const AttentionSchedule schedule,
+      AttentionSchedule::Build(s.attention->spec(), s.q_lens, s.kv_lens,
+                               executor.num_workers(), s.schedule_storage));
+  QUERN_ASSIGN_OR_RETURN(
+      const int64_t workspace_bytes,
+      s.attention->WorkspaceBytes(schedule, executor.num_workers()));
+  QUERN_RETURN_IF_ERROR(Reserve(s.workspace, workspace_bytes));
+  const auto rows = static_cast<int64_t>(s.logit_rows.size());
+  QUERN_RETURN_IF_ERROR(
+      Reserve(s.logits, rows * c.vocab * static_cast<int64_t>(sizeof(float))));
+  s.Run(table, schedule, executor);
+  for (const LlamaBatchItem& item : items) {
+    s.sequences[static_cast<size_t>(item.sequence)].length +=
+        static_cast<int64_t>(item.tokens.size());
+  }
+  return DenseMatrix<const float>(s.logits.data<float>(), rows, c.vocab);
+}
+
+int64_t LlamaState::max_step_tokens() const {
+  return impl_->spec.max_step_tokens;
+}
+int64_t LlamaState::cache_bytes() const {
+  return static_cast<int64_t>(impl_->cache.bytes());
+}
+int64_t LlamaState::scratch_bytes() const {
+  return static_cast<int64_t>(impl_->activations.bytes() +
+                              impl_->logits.bytes() + impl_->workspace.bytes() +
+                              impl_->linear_scratch.bytes());
+}
+
+}  // namespace quern

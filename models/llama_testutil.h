@@ -1,0 +1,237 @@
+#ifndef QUERN_MODELS_LLAMA_TESTUTIL_H_
+#define QUERN_MODELS_LLAMA_TESTUTIL_H_
+
+// An oracle for the Llama forward pass, in double with plain loops, and small
+// random models of any shape for it.
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/gguf_testutil.h"
+#include "models/llama_config.h"
+#include "testing/data.h"
+
+namespace quern {
+
+using DoubleRows = std::vector<std::vector<double>>;
+
+class ReferenceLlama {
+ public:
+  ReferenceLlama(const GgufFile& file, const LlamaConfig& config)
+      : file_(file), c_(config) {}
+
+  // logits[token][vocab] of one sequence from its start.
+  DoubleRows Logits(const std::vector<int32_t>& tokens) const {
+    const DoubleRows embedding = Matrix("token_embd.weight");
+    DoubleRows x;
+    for (const int32_t token : tokens) {
+      x.push_back(embedding[static_cast<size_t>(token)]);
+    }
+    for (int64_t layer = 0; layer < c_.layers; ++layer) {
+      const std::string blk = absl::StrCat("blk.", layer, ".");
+      Add(x, Times(Attention(blk, Norm(blk + "attn_norm.weight", x)),
+                   blk + "attn_output.weight"));
+      const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
+      DoubleRows gate = Times(h, blk + "ffn_gate.weight");
+      const DoubleRows up = Times(h, blk + "ffn_up.weight");
+      for (size_t t = 0; t < gate.size(); ++t) {
+        for (size_t i = 0; i < gate[t].size(); ++i) {
+          gate[t][i] *= up[t][i] / (1 + std::exp(-gate[t][i]));
+        }
+      }
+      Add(x, Times(gate, blk + "ffn_down.weight"));
+    }
+    return Times(Norm("output_norm.weight", x), HasOutputWeight(file_)
+                                                    ? "output.weight"
+                                                    : "token_embd.weight");
+  }
+
+ private:
+  DoubleRows Matrix(const std::string& name) const {
+    const GgufTensor& tensor = **file_.FindTensor(name);
+    std::vector<float> values(static_cast<size_t>(tensor.elements));
+    EXPECT_TRUE(file_.ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
+    DoubleRows rows;
+    for (auto it = values.begin(); it != values.end(); it += tensor.cols()) {
+      rows.emplace_back(it, it + tensor.cols());
+    }
+    return rows;
+  }
+
+  DoubleRows Times(const DoubleRows& x, const std::string& name) const {
+    const DoubleRows w = Matrix(name);
+    DoubleRows y;
+    for (const std::vector<double>& row : x) {
+      y.emplace_back();
+      for (const std::vector<double>& weights : w) {
+        double sum = 0;
+        for (size_t i = 0; i < row.size(); ++i) sum += row[i] * weights[i];
+        y.back().push_back(sum);
+      }
+    }
+    return y;
+  }
+
+  DoubleRows Norm(const std::string& name, DoubleRows x) const {
+    const std::vector<double> weight = Matrix(name)[0];
+    for (std::vector<double>& row : x) {
+      double squares = 0;
+      for (const double v : row) squares += v * v;
+      const double rms = std::sqrt(squares / static_cast<double>(row.size()) +
+                                   static_cast<double>(c_.norm_eps));
+      for (size_t i = 0; i < row.size(); ++i) row[i] *= weight[i] / rms;
+    }
+    return x;
+  }
+
+  static void Add(DoubleRows& x, const DoubleRows& y) {
+    for (size_t t = 0; t < x.size(); ++t) {
+      for (size_t i = 0; i < x[t].size(); ++i) x[t][i] += y[t][i];
+    }
+  }
+
+  // Turns the pairs (2j, 2j + 1) of every head by position * base^(-2j / dim).
+  void Rotate(DoubleRows& x) const {
+    const auto dim = static_cast<size_t>(c_.head_dim);
+    for (size_t t = 0; t < x.size(); ++t) {
+      for (size_t head = 0; head < x[t].size(); head += dim) {
+        for (size_t j = 0; j < static_cast<size_t>(c_.rope_dim); j += 2) {
+          const double angle =
+              static_cast<double>(t) *
+              std::pow(c_.rope_base, -static_cast<double>(j) /
+                                         static_cast<double>(c_.rope_dim));
+          double& a = x[t][head + j];
+          double& b = x[t][head + j + 1];
+          const double turned = a * std::cos(angle) - b * std::sin(angle);
+          b = b * std::cos(angle) + a * std::sin(angle);
+          a = turned;
+        }
+      }
+    }
+  }
+
+  DoubleRows Attention(const std::string& blk, const DoubleRows& h) const {
+    DoubleRows q = Times(h, blk + "attn_q.weight");
+    DoubleRows k = Times(h, blk + "attn_k.weight");
+    const DoubleRows v = Times(h, blk + "attn_v.weight");
+    Rotate(q);
+    Rotate(k);
+    const auto dim = static_cast<size_t>(c_.head_dim);
+    const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
+    DoubleRows out(q.size(), std::vector<double>(q[0].size()));
+    for (size_t t = 0; t < q.size(); ++t) {
+      for (size_t head = 0; head < static_cast<size_t>(c_.q_heads); ++head) {
+        const size_t kv = head / group * dim;
+        std::vector<double> weights;
+        double sum = 0;
+        for (size_t s = 0; s <= t; ++s) {
+          double score = 0;
+          for (size_t i = 0; i < dim; ++i) {
+            score += q[t][head * dim + i] * k[s][kv + i];
+          }
+          // Scores of these models are far below the overflow of exp.
+          weights.push_back(
+              std::exp(score / std::sqrt(static_cast<double>(dim))));
+          sum += weights.back();
+        }
+        for (size_t s = 0; s <= t; ++s) {
+          for (size_t i = 0; i < dim; ++i) {
+            out[t][head * dim + i] += weights[s] / sum * v[s][kv + i];
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+  const GgufFile& file_;
+  const LlamaConfig& c_;
+};
+
+struct SmallLlama {
+  int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
+  int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
+  GgufTensorType type = GgufTensorType::kF32;
+  bool output = true;  // an output.weight of its own
+};
+
+// Metadata, then tensors, of random weights.
+inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
+  GgufWriter w;
+  const auto u32 = [](int64_t v) { return static_cast<uint32_t>(v); };
+  w.Key("general.architecture", "llama")
+      .Key("general.name", "small")
+      .Key("llama.vocab_size", u32(m.vocab))
+      .Key("llama.context_length", u32(m.context))
+      .Key("llama.embedding_length", u32(m.hidden))
+      .Key("llama.block_count", u32(m.layers))
+      .Key("llama.feed_forward_length", u32(m.ffn))
+      .Key("llama.attention.head_count", u32(m.q_heads))
+      .Key("llama.attention.head_count_kv", u32(m.kv_heads))
+      .Key("llama.attention.key_length", u32(m.head_dim))
+      .Key("llama.attention.value_length", u32(m.head_dim))
+      .Key("llama.attention.layer_norm_rms_epsilon", 1e-5f)
+      .Key("llama.rope.dimension_count", u32(m.rope_dim))
+      .Key("llama.rope.freq_base", 500.0f);
+  return w;
+}
+
+inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
+  const auto matrix = [&](const std::string& name, int64_t cols, int64_t rows) {
+    std::string data;
+    const double reach = 1.7 / std::sqrt(static_cast<double>(cols));
+    for (int64_t i = 0; i < rows * cols; ++i) {
+      const auto value = static_cast<float>(rng.Uniform(-reach, reach));
+      if (m.type == GgufTensorType::kF32) data += Raw(value);
+      if (m.type == GgufTensorType::kF16)
+        data += Raw(FromDouble<Float16>(value));
+      if (m.type == GgufTensorType::kBF16) {
+        data += Raw(FromDouble<BFloat16>(value));
+      }
+      if (m.type == GgufTensorType::kQ8_0) {
+        if (i % GgufFile::kQ8Block == 0) {
+          data += Raw(FromDouble<Float16>(reach / 127));
+        }
+        data += Raw(static_cast<int8_t>(rng.Integer(-127, 127)));
+      }
+    }
+    w.Tensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)},
+             m.type, data);
+  };
+  const auto norm = [&](const std::string& name) {
+    w.Tensor(name, {static_cast<uint64_t>(m.hidden)}, GgufTensorType::kF32,
+             BytesOf(UniformReals<float>(rng, m.hidden, 0.5, 1.5)));
+  };
+  matrix("token_embd.weight", m.hidden, m.vocab);
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const std::string blk = absl::StrCat("blk.", layer, ".");
+    norm(blk + "attn_norm.weight");
+    matrix(blk + "attn_q.weight", m.hidden, m.q_heads * m.head_dim);
+    matrix(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim);
+    matrix(blk + "attn_v.weight", m.hidden, m.kv_heads * m.head_dim);
+    matrix(blk + "attn_output.weight", m.q_heads * m.head_dim, m.hidden);
+    norm(blk + "ffn_norm.weight");
+    matrix(blk + "ffn_gate.weight", m.hidden, m.ffn);
+    matrix(blk + "ffn_up.weight", m.hidden, m.ffn);
+    matrix(blk + "ffn_down.weight", m.ffn, m.hidden);
+  }
+  norm("output_norm.weight");
+  if (m.output) matrix("output.weight", m.hidden, m.vocab);
+}
+
+inline std::string SmallLlamaFile(Rng& rng, const SmallLlama& m) {
+  GgufWriter w = SmallLlamaKeys(m);
+  AddSmallLlamaTensors(rng, m, w);
+  return w.Finish();
+}
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_LLAMA_TESTUTIL_H_
