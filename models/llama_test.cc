@@ -1,0 +1,435 @@
+// Small random models of awkward shapes against the oracle in double, and what
+// must not change a bit: batch, chunks, pages, threads.
+
+#include "models/llama.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/tensor_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/gguf_testutil.h"
+#include "models/llama_config.h"
+#include "models/llama_testutil.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+GgufFile ParseOrDie(const std::string& bytes) {
+  auto file = GgufFile::Parse(absl::MakeConstSpan(
+      reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+  EXPECT_TRUE(file.ok()) << file.status();
+  return *std::move(file);
+}
+
+std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
+  std::vector<int32_t> tokens;
+  while (count-- > 0) {
+    tokens.push_back(static_cast<int32_t>(rng.Integer(0, vocab - 1)));
+  }
+  return tokens;
+}
+
+using Rows = std::vector<std::vector<float>>;
+
+Rows Copy(MatrixView<const float> m) {
+  Rows rows;
+  for (int64_t i = 0; i < m.extent(0); ++i) {
+    rows.emplace_back(m.Row(i), m.Row(i) + m.extent(1));
+  }
+  return rows;
+}
+
+class LlamaTest : public IsaTest {
+ protected:
+  LlamaModel Load(const std::string& bytes, LlamaWeights weights) {
+    LlamaOptions options;
+    options.weights = weights;
+    auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    EXPECT_RAN_ON(*model);
+    return *std::move(model);
+  }
+
+  LlamaState State(const LlamaModel& model, int64_t page_size = 8,
+                   DType cache = DType::kF32) {
+    LlamaStateSpec spec;
+    spec.max_sequences = 5;
+    spec.max_step_tokens = 200;
+    spec.page_size = page_size;
+    spec.cache_dtype = cache;
+    auto state = LlamaState::Create(model, spec);
+    EXPECT_TRUE(state.ok()) << state.status();
+    return *std::move(state);
+  }
+
+  Rows Forward(LlamaState& state, const std::vector<LlamaBatchItem>& items,
+               Executor& executor) {
+    const auto logits = state.Forward(items, LogitsOf::kAllTokens, executor);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    return logits.ok() ? Copy(*logits) : Rows();
+  }
+
+  // The largest distance from the oracle; NaN counts as the largest.
+  double Distance(const SmallLlama& shape, LlamaWeights weights) {
+    TestRng rng;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto config = LlamaConfig::Create(file);
+    EXPECT_TRUE(config.ok()) << config.status();
+    const std::vector<int32_t> tokens = RandomTokens(rng, 41, shape.vocab);
+    const DoubleRows want = ReferenceLlama(file, *config).Logits(tokens);
+    const LlamaModel model = Load(bytes, weights);
+    LlamaState state = State(model);
+    const Rows got = Forward(state, {{*state.NewSequence(), tokens}}, inline_);
+    double largest = 0;
+    EXPECT_EQ(got.size(), want.size());
+    for (size_t t = 0; t < got.size(); ++t) {
+      for (size_t i = 0; i < got[t].size(); ++i) {
+        const double d = std::fabs(static_cast<double>(got[t][i]) - want[t][i]);
+        if (!(d <= largest)) largest = d;
+      }
+    }
+    return largest;
+  }
+
+  InlineExecutor inline_;
+};
+
+// Logits of these models are around 1. f32: sums of some hundred terms over two
+// layers stay within a few thousand units of 2^-24. bf16: about twenty
+// roundings of up to 2^-9 on the way; a bound for the worst case would be
+// useless, so this separates what was measured (0.06 at most) from a wrong wire
+// (1 and more).
+constexpr double kF32Bound = 2e-4;
+constexpr double kBF16Bound = 0.125;
+
+TEST_P(LlamaTest, EqualsTheOracleForEveryTensorType) {
+  SmallLlama shape;
+  for (const GgufTensorType type :
+       {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
+        GgufTensorType::kQ8_0}) {
+    SCOPED_TRACE(GgufTensorTypeName(type));
+    shape.type = type;
+    EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+    EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
+  }
+}
+
+TEST_P(LlamaTest, EqualsTheOracleForAwkwardShapes) {
+  SmallLlama odd;  // nothing is a multiple of a vector
+  odd.vocab = 19;
+  odd.hidden = 10;
+  odd.layers = 3;
+  odd.ffn = 7;
+  odd.q_heads = 3;
+  odd.kv_heads = 1;
+  odd.head_dim = 6;
+  odd.rope_dim = 6;
+  odd.output = false;
+  EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
+  SmallLlama one;  // the smallest
+  one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
+  one.hidden = one.head_dim = one.rope_dim = 2;
+  EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
+}
+
+TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
+  TestRng rng;
+  SmallLlama shape;
+  for (const auto& [type, want] :
+       {std::pair{GgufTensorType::kF32, DType::kF32},
+        std::pair{GgufTensorType::kF16, DType::kF32},
+        std::pair{GgufTensorType::kBF16, DType::kBF16},
+        std::pair{GgufTensorType::kQ8_0, DType::kBF16}}) {
+    shape.type = type;
+    EXPECT_EQ(Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile)
+                  .weights_dtype(),
+              want);
+  }
+}
+
+// Bit for bit, in bf16 and f32.
+TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
+  TestRng rng;
+  const SmallLlama shape;
+  const std::string bytes = SmallLlamaFile(rng, shape);
+  const auto two = HwyExecutor::Create(2);
+  ASSERT_TRUE(two.ok()) << two.status();
+  for (const LlamaWeights weights : {LlamaWeights::kF32, LlamaWeights::kBF16}) {
+    const LlamaModel model = Load(bytes, weights);
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<Rows> alone;
+    for (const int64_t length : {1, 17, 40, 64}) {
+      prompts.push_back(RandomTokens(rng, length, shape.vocab));
+      LlamaState state = State(model);
+      alone.push_back(
+          Forward(state, {{*state.NewSequence(), prompts.back()}}, inline_));
+    }
+
+    // All in one step, on other pages, with two threads.
+    LlamaState batched = State(model, /*page_size=*/3);
+    std::vector<LlamaBatchItem> items;
+    for (const auto& prompt : prompts) {
+      items.push_back({*batched.NewSequence(), prompt});
+    }
+    const Rows together = Forward(batched, items, **two);
+    size_t row = 0;
+    for (size_t s = 0; s < prompts.size(); ++s) {
+      for (const std::vector<float>& want : alone[s]) {
+        ASSERT_EQ(together[row++], want) << "sequence " << s;
+      }
+    }
+
+    // In random pieces, interleaved, while another sequence comes and goes.
+    LlamaState chunked = State(model, /*page_size=*/5);
+    std::vector<int32_t> ids;
+    for (size_t s = 0; s < prompts.size(); ++s) {
+      ids.push_back(*chunked.NewSequence());
+    }
+    std::vector<size_t> done(prompts.size());
+    for (bool more = true; more;) {
+      more = false;
+      const int32_t visitor = *chunked.NewSequence();
+      const std::vector<int32_t> visit = RandomTokens(rng, 6, shape.vocab);
+      std::vector<LlamaBatchItem> step = {{visitor, visit}};
+      std::vector<size_t> who;
+      for (size_t s = 0; s < prompts.size(); ++s) {
+        const size_t left = prompts[s].size() - done[s];
+        if (left == 0) continue;
+        const auto now = std::min(left, static_cast<size_t>(rng.Integer(1, 9)));
+        step.push_back(
+            {ids[s], absl::MakeConstSpan(prompts[s]).subspan(done[s], now)});
+        who.push_back(s);
+        more = true;
+      }
+      const Rows rows = Forward(chunked, step, inline_);
+      size_t at = visit.size();
+      for (size_t i = 0; i < who.size(); ++i) {
+        for (size_t t = 0; t < step[i + 1].tokens.size(); ++t) {
+          ASSERT_EQ(rows[at++], alone[who[i]][done[who[i]]++])
+              << "sequence " << who[i];
+        }
+      }
+      ASSERT_TRUE(chunked.EndSequence(visitor).ok());
+    }
+  }
+}
+
+TEST_P(LlamaTest, LastTokensAreTheLastOfAll) {
+  TestRng rng;
+  const SmallLlama shape;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+  const std::vector<int32_t> a = RandomTokens(rng, 5, shape.vocab);
+  const std::vector<int32_t> b = RandomTokens(rng, 9, shape.vocab);
+  LlamaState all = State(model), last = State(model);
+  const Rows rows =
+      Forward(all, {{*all.NewSequence(), a}, {*all.NewSequence(), b}}, inline_);
+  const auto two =
+      last.Forward({{*last.NewSequence(), a}, {*last.NewSequence(), b}},
+                   LogitsOf::kLastTokens, inline_);
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(Copy(*two), Rows({rows[4], rows[13]}));
+  EXPECT_EQ(last.length(0), 5);
+  EXPECT_EQ(last.length(1), 9);
+  EXPECT_EQ(last.Forward({}, LogitsOf::kAllTokens, inline_)->extent(0), 0);
+}
+
+TEST_P(LlamaTest, NarrowCachesStayClose) {
+  TestRng rng;
+  const SmallLlama shape;
+  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  const std::vector<int32_t> tokens = RandomTokens(rng, 30, shape.vocab);
+  const auto rows = [&](DType cache) {
+    LlamaState state = State(model, 8, cache);
+    return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
+  };
+  const Rows want = rows(DType::kF32);
+  for (const auto& [cache, bound] : {std::pair{DType::kF16, kBF16Bound / 8},
+                                     std::pair{DType::kBF16, kBF16Bound}}) {
+    const Rows got = rows(cache);
+    for (size_t t = 0; t < want.size(); ++t) {
+      for (size_t i = 0; i < want[t].size(); ++i) {
+        ASSERT_NEAR(got[t][i], want[t][i], bound) << DTypeName(cache);
+      }
+    }
+  }
+}
+
+TEST_P(LlamaTest, RefusedStepsChangeNothing) {
+  TestRng rng;
+  const SmallLlama shape;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+  LlamaStateSpec spec;
+  spec.max_sequences = 2;
+  spec.max_step_tokens = 50;
+  spec.page_size = 8;
+  spec.cache_tokens = 64;
+  auto state = LlamaState::Create(model, spec);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const int32_t s = *state->NewSequence();
+  const int32_t other = *state->NewSequence();
+  EXPECT_EQ(state->NewSequence().status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const std::vector<int32_t> ok(20, 1), low = {-1}, high = {37}, none;
+  const std::vector<int32_t> long_step(51, 1);
+  ASSERT_TRUE(state->Forward({{s, ok}}, LogitsOf::kLastTokens, inline_).ok());
+  const auto expect = [&](const std::vector<LlamaBatchItem>& items,
+                          absl::StatusCode code, absl::string_view words) {
+    const auto logits = state->Forward(items, LogitsOf::kLastTokens, inline_);
+    EXPECT_EQ(logits.status().code(), code) << logits.status();
+    EXPECT_THAT(std::string(logits.status().message()),
+                HasSubstr(std::string(words)));
+    EXPECT_EQ(state->length(s), 20);
+    EXPECT_EQ(state->length(other), 0);
+  };
+  using Code = absl::StatusCode;
+  expect({{7, ok}}, Code::kInvalidArgument,
+         "llama: items[0].sequence=7 is not a sequence");
+  expect({{-1, ok}}, Code::kInvalidArgument, "sequence=-1 is not");
+  expect({{s, ok}, {s, ok}}, Code::kInvalidArgument,
+         "items[1].sequence=0 occurs twice");
+  expect({{s, none}}, Code::kInvalidArgument, "items[0] has no tokens");
+  expect({{s, low}}, Code::kInvalidArgument,
+         "items[0] has token -1; need 0 <= token < 37");
+  expect({{s, high}}, Code::kInvalidArgument, "has token 37");
+  expect({{s, long_step}}, Code::kInvalidArgument,
+         "items[0] has 51 tokens after 20; the context is 64");
+  expect({{other, long_step}}, Code::kInvalidArgument,
+         "the step has 51 tokens; need <= 50");
+  const std::vector<int32_t> fills(44, 1);
+  expect({{other, fills}}, Code::kResourceExhausted,
+         "llama: the cache of 64 tokens is full: sequence 1 needs 44, 40 are "
+         "free");
+  // What was refused left the sequence usable.
+  EXPECT_TRUE(state->Forward({{s, ok}}, LogitsOf::kLastTokens, inline_).ok());
+  EXPECT_TRUE(state->EndSequence(s).ok());
+  EXPECT_EQ(state->length(s), -1);
+  EXPECT_EQ(state->EndSequence(s).code(), Code::kInvalidArgument);
+}
+
+TEST_P(LlamaTest, RefusesBadStates) {
+  TestRng rng;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, SmallLlama()), LlamaWeights::kAsInFile);
+  const auto message = [&](auto&& change) {
+    LlamaStateSpec spec;
+    change(spec);
+    return std::string(LlamaState::Create(model, spec).status().message());
+  };
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_sequences = 0; }),
+              HasSubstr("llama: max_sequences=0; need 1 <= max_sequences"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_step_tokens = 0; }),
+              HasSubstr("llama: max_step_tokens=0"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_tokens = -1; }),
+              HasSubstr("llama: cache_tokens=-1"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.page_size = 0; }),
+              HasSubstr("page_size=0"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI8; }),
+              HasSubstr("i8"));
+}
+
+QUERN_INSTANTIATE_ISA_TEST(LlamaTest);
+
+TEST(LlamaConfigTest, RefusesWhatIsNotAPlainLlama) {
+  const SmallLlama shape;
+  const auto refuse = [&](auto&& change, absl::StatusCode code,
+                          absl::string_view words) {
+    TestRng rng;
+    SmallLlama changed = shape;
+    GgufWriter unused;
+    change(changed, unused);
+    GgufWriter file = SmallLlamaKeys(changed);
+    change(changed, file);
+    AddSmallLlamaTensors(rng, shape, file);
+    const std::string bytes = file.Finish();
+    const auto parsed = GgufFile::Parse(absl::MakeConstSpan(
+        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    const auto config = LlamaConfig::Create(*parsed);
+    EXPECT_EQ(config.status().code(), code) << config.status();
+    EXPECT_THAT(std::string(config.status().message()),
+                HasSubstr(std::string(words)));
+  };
+  using Code = absl::StatusCode;
+  refuse([](SmallLlama& m, GgufWriter&) { m.context = 0; },
+         Code::kInvalidArgument,
+         "llama: llama.context_length=0; need 1 <= llama.context_length");
+  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
+         "no tensor 'blk.2.attn_norm.weight'");
+  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 1; }, Code::kUnimplemented,
+         "tensor 'blk.1.attn_norm.weight' is not part of a plain Llama of 1");
+  refuse([](SmallLlama& m, GgufWriter&) { m.hidden = 33; },
+         Code::kInvalidArgument,
+         "token_embd.weight has dimensions [32, 37]; need [33, 37]");
+  refuse([](SmallLlama& m, GgufWriter&) { m.ffn = 95; }, Code::kInvalidArgument,
+         "blk.0.ffn_gate.weight has dimensions [32, 96]; need [32, 95]");
+  refuse([](SmallLlama& m, GgufWriter&) { m.kv_heads = 4; },
+         Code::kInvalidArgument,
+         "llama.attention.head_count=6; need a multiple of head_count_kv=4");
+  refuse([](SmallLlama& m, GgufWriter&) { m.vocab = 38; },
+         Code::kInvalidArgument, "llama.vocab_size=38; need 37");
+  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 21; },
+         Code::kInvalidArgument,
+         "llama.rope.dimension_count=21; need an even number");
+  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 34; },
+         Code::kInvalidArgument, "llama.rope.dimension_count=34; need 1 <=");
+  refuse([](SmallLlama&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
+         Code::kUnimplemented, "llama.expert_count=8; need 0");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
+         Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
+  refuse(
+      [](SmallLlama&, GgufWriter& w) {
+        w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
+      },
+      Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
+}
+
+TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
+  const auto message = [](GgufWriter& writer) {
+    const std::string bytes = writer.Finish();
+    return std::string(
+        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
+  };
+  GgufWriter none;
+  EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
+  GgufWriter other;
+  other.Key("general.architecture", "gpt2");
+  EXPECT_EQ(message(other),
+            "llama: general.architecture is 'gpt2'; need 'llama'");
+  for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
+    GgufWriter writer;
+    writer.Key("general.architecture", "llama")
+        .Key("llama.context_length", 8u)
+        .Key("llama.embedding_length", 8u)
+        .Key("llama.block_count", 1u)
+        .Key("llama.feed_forward_length", 8u)
+        .Key("llama.attention.head_count", 1u)
+        .Key("llama.attention.layer_norm_rms_epsilon", eps);
+    EXPECT_THAT(message(writer), HasSubstr("need a number > 0")) << eps;
+  }
+}
+
+}  // namespace
+}  // namespace quern
