@@ -168,16 +168,9 @@ HWY_INLINE void EncodeWith(const Encoder& encoder, const float* in, size_t n,
     const size_t head = HeadBeforeAligned(out, sizeof(Code), 64, n);
     for (; i < head; i += lanes) encode_part(i, HWY_MIN(lanes, head - i));
     i = head;
-    for (; i + 4 * step <= n; i += 4 * step) {
-      const auto v0 = encode_step(i);
-      const auto v1 = encode_step(i + step);
-      const auto v2 = encode_step(i + 2 * step);
-      const auto v3 = encode_step(i + 3 * step);
-      hn::Stream(v0, dc, to + i);
-      hn::Stream(v1, dc, to + i + step);
-      hn::Stream(v2, dc, to + i + 2 * step);
-      hn::Stream(v3, dc, to + i + 3 * step);
-    }
+    // Consecutive stores fill whole lines at any vector width. Not unrolled:
+    // four at once, f8e5m2 took 26 ms instead of 13 for 64 Mi (Zen 4, 2026).
+    for (; i + step <= n; i += step) hn::Stream(encode_step(i), dc, to + i);
     hwy::FlushStream();
   }
   for (; i + step <= n; i += step) hn::StoreU(encode_step(i), dc, to + i);
