@@ -180,6 +180,8 @@ TEST_P(SiluAndMulTest, WorksInPlaceOnAnyNumberOfWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
+  // Threads allocate while they start.
+  (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t rows = 61, d = 333;
   for (const DType dtype : kDTypes) {
     const SiluAndMulPlan plan = Plan(Spec(d, dtype, dtype));

@@ -147,6 +147,8 @@ TEST_P(VocabEmbeddingTest, DoesNotDependOnWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
+  // Threads allocate while they start.
+  (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t vocab = 50, hidden = 769, tokens = 101;
   const VocabEmbeddingPlan plan =
       Plan(Spec(vocab, hidden, DType::kF32, DType::kBF16));

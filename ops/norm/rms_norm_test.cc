@@ -263,6 +263,8 @@ TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
   const int64_t rows = 37, hidden = 769;
   const auto executor = HwyExecutor::Create(3);
   ASSERT_TRUE(executor.ok());
+  // Threads allocate while they start.
+  (*executor)->ParallelFor(3, [](int64_t, int) {});
   const RmsNormPlan plan =
       Plan(Spec(hidden, DType::kBF16, DType::kF32, DType::kBF16, DType::kF32));
   const AnyMatrix x(DType::kBF16, ToDoubles(UniformReals(rng, rows * hidden)),

@@ -188,6 +188,8 @@ TEST_P(RotaryEmbeddingTest, TurnsQAndKTogetherOnAnyNumberOfWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
+  // Threads allocate while they start.
+  (*pool)->ParallelFor(3, [](int64_t, int) {});
   for (const DType dtype : kDTypes) {
     const int64_t tokens = 97, q_heads = 6, kv_heads = 2, head_dim = 66;
     const RotaryEmbeddingPlan plan =

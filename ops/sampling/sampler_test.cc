@@ -353,6 +353,8 @@ TEST(SamplerTest, DependsOnNeitherNeighboursNorWorkers) {
   const int64_t rows = 19, vocab = 501;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
+  // Threads allocate while they start.
+  (*pool)->ParallelFor(3, [](int64_t, int) {});
   InlineExecutor one;
   const StridedMatrix<float> logits(UniformReals(rng, rows * vocab, -3, 3),
                                     rows, vocab, vocab + 3);
