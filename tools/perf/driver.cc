@@ -308,6 +308,11 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
   row.op = std::string(entry.name);
   row.threads = settings.threads;
   row.max_err = max_err;
+  if (row.disturbed >= 2 * settings.runs) {
+    progress << entry.name
+             << ": other processes had our cores; do not quote this"
+             << std::endl;
+  }
   Printer(settings.table, out).Print(row);
   return absl::OkStatus();
 }

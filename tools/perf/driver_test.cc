@@ -128,6 +128,8 @@ struct Smoke {
 
 // Small shapes that are no multiple of anything.
 constexpr Smoke kSmokes[] = {
+    {"linear", "--m=3 --n=37 --k=19"},
+    {"linear", "--m=17 --n=16 --k=32 --dtype=f32 --out=f32"},
     {"convert", "--elements=1"},
     {"convert", "--from=bf16 --to=f32 --elements=37"},
     {"convert", "--from=f32 --to=f8e4m3 --elements=37"},

@@ -3,13 +3,15 @@
 #include "tools/perf/op.h"
 #include "tools/perf/ops_attention.h"
 #include "tools/perf/ops_convert.h"
+#include "tools/perf/ops_linear.h"
 #include "tools/perf/ops_pack.h"
 #include "tools/perf/ops_rows.h"
 
 namespace quern {
 
 std::vector<OpEntry> AllOps() {
-  return {ConvertOp(), PackOp(), RmsNormOp(), SiluAndMulOp(), AttentionOp()};
+  return {ConvertOp(),    PackOp(),   RmsNormOp(),
+          SiluAndMulOp(), LinearOp(), AttentionOp()};
 }
 
 }  // namespace quern
