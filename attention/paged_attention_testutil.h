@@ -107,6 +107,8 @@ class Attention {
     EXPECT_TRUE(status.ok()) << status;
     const Workspace workspace(workspace_->data(),
                               static_cast<size_t>(workspace_->size()));
+    // Threads that are still starting allocate: wait for all of them.
+    executor.ParallelFor(executor.num_workers(), [](int64_t, int) {});
     EXPECT_NO_ALLOCATION(plan_->Execute(args_, workspace, executor));
     // Dirty scratch must not matter.
     plan_->Execute(args_, workspace, executor);

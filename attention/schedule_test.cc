@@ -154,8 +154,9 @@ TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
   AttentionScheduleStorage a, b;
   // b is dirty from another step.
   ASSERT_TRUE(AttentionSchedule::Build(spec, {40}, {4000}, 16, b).ok());
-  const auto first = AttentionSchedule::Build(spec, q_lens, kv_lens, 4, a);
-  const auto second = AttentionSchedule::Build(spec, q_lens, kv_lens, 4, b);
+  const auto first = AttentionSchedule::Build(spec, q_lens, kv_lens, 64, a);
+  const auto second = AttentionSchedule::Build(spec, q_lens, kv_lens, 64, b);
+  ASSERT_FALSE(a.merges.empty());
   ASSERT_EQ(a.work.size(), b.work.size());
   EXPECT_EQ(std::memcmp(a.work.data(), b.work.data(),
                         a.work.size() * sizeof(AttentionWork)),
