@@ -28,11 +28,12 @@
 // Thread-safe after Open: all members are const.
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -103,12 +104,14 @@ class GgufFile {
   // NotFound names the tensor. The pointer lives as long as this object.
   absl::StatusOr<const GgufTensor*> FindTensor(absl::string_view name) const;
   bool HasTensor(absl::string_view name) const {
-    return tensor_index_.contains(name);
+    return tensor_index_.find(name) != tensor_index_.end();
   }
 
   // Metadata. NotFound if there is no such key, InvalidArgument if its value
   // has another type or, for GetInt, does not fit.
-  bool Has(absl::string_view key) const { return values_.contains(key); }
+  bool Has(absl::string_view key) const {
+    return values_.find(key) != values_.end();
+  }
   // Any of the eight integer types.
   absl::StatusOr<int64_t> GetInt(absl::string_view key) const;
   absl::StatusOr<uint32_t> GetU32(absl::string_view key) const;
@@ -166,9 +169,11 @@ class GgufFile {
   const uint8_t* memory_ = nullptr;  // the mapping, or the caller's bytes
   int64_t size_ = 0;
   std::string head_;  // the header, where it comes from a file
-  absl::flat_hash_map<std::string, Value> values_;
+  // Ordered: Abseil's hash tables do not compile under GCC 12's
+  // -fsanitize=undefined.
+  std::map<std::string, Value, std::less<>> values_;
   std::vector<GgufTensor> tensors_;
-  absl::flat_hash_map<std::string, size_t> tensor_index_;
+  std::map<std::string, size_t, std::less<>> tensor_index_;
 };
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <queue>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -184,7 +185,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
 }
 
 int32_t Tokenizer::FindPiece(absl::string_view text) const {
-  const auto it = normal_.find(text);
+  const auto it = normal_.find(std::string_view(text.data(), text.size()));
   return it == normal_.end() ? -1 : it->second;
 }
 

@@ -21,9 +21,10 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -96,7 +97,7 @@ class Tokenizer {
   int32_t bos_id_ = 0, eos_id_ = 0;
   bool add_space_prefix_ = true;
   // Keys point into pieces_, whose strings stay where they are in a move.
-  absl::flat_hash_map<absl::string_view, int32_t> normal_;
+  std::unordered_map<std::string_view, int32_t> normal_;
   std::array<int32_t, 256> byte_ids_{};
 };
 

@@ -5,55 +5,93 @@
 #include <optional>
 #include <string>
 
-#include "absl/flags/commandlineflag.h"
-#include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/hwy_executor.h"
 
-ABSL_FLAG(std::string, model, "",
-          "GGUF file of a Llama model; default: the one that comes with this");
-ABSL_FLAG(std::optional<std::string>, prompt, std::nullopt,
-          "text to continue; default: standard input");
-ABSL_FLAG(int64_t, max_tokens, 128, "stop after so many new tokens");
-ABSL_FLAG(int, threads, 0, "threads; 0: one for each available core");
-ABSL_FLAG(float, temperature, 0.8f,
-          "0: always the likeliest token; higher: more varied");
-ABSL_FLAG(int64_t, top_k, 40, "choose among the k likeliest tokens; 0: all");
-ABSL_FLAG(float, top_p, 1.0f,
-          "choose among the likeliest tokens that reach this probability");
-ABSL_FLAG(uint64_t, seed, 4,
-          "of the random draws: the same seed gives the same text");
-ABSL_FLAG(bool, stats, false,
-          "tell the speed, the memory and the kernels on standard error");
-
 namespace quern {
 namespace {
 
-// In the order of the help text.
-constexpr absl::string_view kFlags[] = {"prompt",  "model",       "max_tokens",
-                                        "threads", "temperature", "top_k",
-                                        "top_p",   "seed",        "stats"};
+constexpr char kWhole[] = "a whole number in range";
+constexpr char kNumber[] = "a number";
 
-absl::CommandLineFlag* FindOwnFlag(absl::string_view name) {
-  for (const absl::string_view own : kFlags) {
-    if (name == own) return absl::FindCommandLineFlag(name);
+// A table instead of Abseil's flags: those need a hash table that GCC 12 does
+// not compile under its sanitizers, and they exit by themselves.
+struct Flag {
+  absl::string_view name;
+  absl::string_view shown_default;
+  absl::string_view help;
+  absl::string_view need;
+  bool (*set)(const std::string& value, GenerateOptions& options);
+};
+
+constexpr Flag kFlags[] = {
+    {"prompt", "", "text to continue; default: standard input", "a text",
+     [](const std::string& value, GenerateOptions& o) {
+       o.prompt = value;
+       return true;
+     }},
+    {"model", "",
+     "GGUF file of a Llama model; default: the one that comes with this",
+     "a file",
+     [](const std::string& value, GenerateOptions& o) {
+       o.model = value;
+       return true;
+     }},
+    {"max_tokens", "128", "stop after so many new tokens", kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.max_tokens);
+     }},
+    {"threads", "0", "threads; 0: one for each available core", kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.threads);
+     }},
+    {"temperature", "0.8", "0: always the likeliest token; higher: more varied",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.temperature);
+     }},
+    {"top_k", "40", "choose among the k likeliest tokens; 0: all", kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.top_k);
+     }},
+    {"top_p", "1",
+     "choose among the likeliest tokens that reach this probability", kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.top_p);
+     }},
+    {"seed", "4", "of the random draws: the same seed gives the same text",
+     kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.seed);
+     }},
+    {"stats", "false",
+     "tell the speed, the memory and the kernels on standard error",
+     "true or false",
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtob(value, &o.stats);
+     }},
+};
+
+const Flag* FindFlag(absl::string_view name) {
+  for (const Flag& flag : kFlags) {
+    if (flag.name == name) return &flag;
   }
-  return nullptr;  // a library's flag is not ours
+  return nullptr;
 }
 
 // --name=value, --name value, and --stats alone; one dash does as well.
-absl::Status ParseFlags(int argc, char** argv, bool* help) {
+absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
   for (int i = 1; i < argc; ++i) {
     const absl::string_view argument = argv[i];
     if (argument.size() < 2 || argument[0] != '-') {
       return absl::InvalidArgumentError(
           absl::StrCat("'", argument,
-                       "' is not a flag; put the text to "
-                       "continue into --prompt=\"...\""));
+                       "' is not a flag; put the text to continue into "
+                       "--prompt=\"...\""));
     }
     absl::string_view name = argument;
     name.remove_prefix(argument[1] == '-' ? 2 : 1);
@@ -63,16 +101,16 @@ absl::Status ParseFlags(int argc, char** argv, bool* help) {
       name = name.substr(0, equals);
     }
     if (name == "help" || name == "h") {
-      *help = true;
+      options.help = true;
       return absl::OkStatus();
     }
-    absl::CommandLineFlag* flag = FindOwnFlag(name);
+    const Flag* flag = FindFlag(name);
     if (flag == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("there is no flag --", name, "; --help lists them"));
     }
     if (!value.has_value()) {
-      if (flag->IsOfType<bool>()) {
+      if (name == "stats") {
         value = "true";
       } else if (i + 1 < argc) {
         value = argv[++i];
@@ -81,13 +119,10 @@ absl::Status ParseFlags(int argc, char** argv, bool* help) {
             absl::StrCat("--", name, " needs a value"));
       }
     }
-    std::string error;
-    if (!flag->ParseFrom(*value, &error)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--", name, "=", *value, " is not a value of that flag: need ",
-          flag->IsOfType<bool>()    ? "true or false"
-          : flag->IsOfType<float>() ? "a number"
-                                    : "a whole number in range"));
+    if (!flag->set(*value, options)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, "=", *value,
+                       " is not a value of that flag: need ", flag->need));
     }
   }
   return absl::OkStatus();
@@ -117,23 +152,14 @@ absl::Status CheckOptions(const GenerateOptions& o) {
 }  // namespace
 
 absl::StatusOr<GenerateOptions> ParseOptions(int argc, char** argv) {
-  GenerateOptions o;
-  if (absl::Status status = ParseFlags(argc, argv, &o.help); !status.ok()) {
-    return status;
+  GenerateOptions options;
+  if (absl::Status status = ParseFlags(argc, argv, options);
+      !status.ok() || options.help) {
+    if (!status.ok()) return status;
+    return options;
   }
-  o.model = absl::GetFlag(FLAGS_model);
-  o.prompt = absl::GetFlag(FLAGS_prompt);
-  o.max_tokens = absl::GetFlag(FLAGS_max_tokens);
-  o.threads = absl::GetFlag(FLAGS_threads);
-  o.temperature = absl::GetFlag(FLAGS_temperature);
-  o.top_k = absl::GetFlag(FLAGS_top_k);
-  o.top_p = absl::GetFlag(FLAGS_top_p);
-  o.seed = absl::GetFlag(FLAGS_seed);
-  o.stats = absl::GetFlag(FLAGS_stats);
-  if (absl::Status status = CheckOptions(o); !status.ok() && !o.help) {
-    return status;
-  }
-  return o;
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  return options;
 }
 
 std::string HelpText() {
@@ -145,12 +171,12 @@ std::string HelpText() {
       "ends it,\n--max_tokens is reached or the model's context is full. "
       "Exit code: 0, or 1 if\nsomething failed, or 2 if the command line is "
       "wrong.\n\n";
-  for (const absl::string_view name : kFlags) {
-    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-    const std::string value = flag->DefaultValue();
-    absl::StrAppend(&text, "  --", name,
-                    value.empty() ? "" : absl::StrCat(" (", value, ")"),
-                    "\n      ", flag->Help(), "\n");
+  for (const Flag& flag : kFlags) {
+    absl::StrAppend(&text, "  --", flag.name,
+                    flag.shown_default.empty()
+                        ? ""
+                        : absl::StrCat(" (", flag.shown_default, ")"),
+                    "\n      ", flag.help, "\n");
   }
   return text;
 }

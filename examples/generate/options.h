@@ -10,14 +10,14 @@
 namespace quern {
 
 struct GenerateOptions {
-  std::string model;                  // "": the shipped one
   std::optional<std::string> prompt;  // none: standard input
-  int64_t max_tokens = 0;
+  std::string model;                  // "": the shipped one
+  int64_t max_tokens = 128;
   int threads = 0;  // 0: as many as there are cores
-  float temperature = 0;
-  int64_t top_k = 0;
-  float top_p = 0;
-  uint64_t seed = 0;
+  float temperature = 0.8f;
+  int64_t top_k = 40;
+  float top_p = 1;
+  uint64_t seed = 4;
   bool stats = false;
   bool help = false;
 };
