@@ -38,10 +38,13 @@ std::string ShapeOf(absl::Span<const int64_t> want) {
                       "]");
 }
 
-// Bytes from the first element to the end of the last one.
-int64_t SpanBytes(const AnyTensorView& v) {
+// Bytes from the first element to the end of the last one, over the dimensions
+// from `first` on and at index 0 of those before it.
+int64_t SpanBytes(const AnyTensorView& v, int first) {
   int64_t last = 0;
-  for (int d = 0; d < v.rank(); ++d) last += (v.extent(d) - 1) * v.stride(d);
+  for (int d = first; d < v.rank(); ++d) {
+    last += (v.extent(d) - 1) * v.stride(d);
+  }
   return (last + 1) * static_cast<int64_t>(SizeOf(v.dtype()));
 }
 
@@ -123,21 +126,23 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   if (Empty(a) || Empty(b)) return false;
   const auto a_begin = reinterpret_cast<intptr_t>(a.data());
   const auto b_begin = reinterpret_cast<intptr_t>(b.data());
-  if (a_begin + SpanBytes(a) <= b_begin || b_begin + SpanBytes(b) <= a_begin) {
+  if (a_begin + SpanBytes(a, 0) <= b_begin ||
+      b_begin + SpanBytes(b, 0) <= a_begin) {
     return false;
   }
-  // Rows that lie side by side, such as the two halves of one matrix.
-  if (a.rank() == 2 && SameOuterStrides(a, b)) {
-    const int64_t size = static_cast<int64_t>(SizeOf(a.dtype()));
-    const int64_t stride = size * (a.extent(0) > 1 ? a.stride(0) : b.stride(0));
-    const int64_t a_bytes = size * a.extent(1), b_bytes = size * b.extent(1);
-    if (stride >= std::max(a_bytes, b_bytes)) {
-      const int64_t delta = (b_begin - a_begin) % stride;
-      const int64_t at = delta < 0 ? delta + stride : delta;
-      return at < a_bytes || at + b_bytes > stride;
-    }
+  // Column ranges of one matrix, such as q and k in a joint projection.
+  const auto row_stride = [](const AnyTensorView& v) {
+    return v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()));
+  };
+  if (a.extent(0) > 1 && b.extent(0) > 1 && row_stride(a) != row_stride(b)) {
+    return true;
   }
-  return true;
+  const int64_t stride = row_stride(a.extent(0) > 1 ? a : b);
+  const int64_t a_bytes = SpanBytes(a, 1), b_bytes = SpanBytes(b, 1);
+  if (stride < std::max(a_bytes, b_bytes)) return true;
+  const int64_t delta = (b_begin - a_begin) % stride;
+  const int64_t at = delta < 0 ? delta + stride : delta;
+  return at < a_bytes || at + b_bytes > stride;
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {

@@ -33,9 +33,10 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want);
 
-// Whether two views touch a common byte. Exact where the views differ only in
-// their columns (equal strides but the last); otherwise by address range, which
-// may say yes for interleaved views.
+// Whether two views touch a common byte. Exact where both are column ranges of
+// one matrix: rows (all but the outermost dimension) without holes and an equal
+// byte stride from row to row. Otherwise a no is a no and a yes may be a no, as
+// address ranges decide.
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b);
 
 // Whether element [i, j] of both lies at the same address, for all that the

@@ -114,24 +114,6 @@ absl::Status RotaryEmbeddingPlan::CheckArgs(IndexView positions,
   return CheckPositions(positions, x.extent(0), spec_.max_positions);
 }
 
-namespace {
-
-// Whether a and b are disjoint column ranges of one matrix, as q and k of a
-// joint projection are: their memory interleaves without sharing an element.
-bool SlicesOfTheSameRows(const AnyTensorView& a, const AnyTensorView& b) {
-  if (a.stride(0) != b.stride(0)) return false;
-  if (a.data() > b.data()) return SlicesOfTheSameRows(b, a);
-  const auto row_elements = [](const AnyTensorView& x) {
-    return (x.extent(1) - 1) * x.stride(1) + x.extent(2);
-  };
-  const int64_t offset = (reinterpret_cast<intptr_t>(b.data()) -
-                          reinterpret_cast<intptr_t>(a.data())) /
-                         static_cast<int64_t>(SizeOf(a.dtype()));
-  return row_elements(a) <= offset && offset + row_elements(b) <= a.stride(0);
-}
-
-}  // namespace
-
 absl::Status RotaryEmbeddingPlan::CheckQkArgs(IndexView positions,
                                               const AnyTensorView& q,
                                               const AnyTensorView& k) const {
@@ -139,9 +121,7 @@ absl::Status RotaryEmbeddingPlan::CheckQkArgs(IndexView positions,
                                     {kAnyExtent, kAnyExtent, spec_.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "k", k, spec_.dtype,
                                     {q.extent(0), kAnyExtent, spec_.head_dim}));
-  if (!SlicesOfTheSameRows(q, k)) {
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
-  }
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
   return CheckPositions(positions, q.extent(0), spec_.max_positions);
 }
 

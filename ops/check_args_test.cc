@@ -1,0 +1,95 @@
+#include "ops/check_args.h"
+
+#include <cstdint>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+
+namespace quern {
+namespace {
+
+using View3 = TensorView<const int8_t, 3>;
+
+std::set<const void*> Addresses(const View3& v) {
+  std::set<const void*> addresses;
+  for (int64_t i = 0; i < v.extent(0); ++i) {
+    for (int64_t j = 0; j < v.extent(1); ++j) {
+      for (int64_t k = 0; k < v.extent(2); ++k) addresses.insert(v.At(i, j, k));
+    }
+  }
+  return addresses;
+}
+
+bool Share(const View3& a, const View3& b) {
+  const std::set<const void*> in_a = Addresses(a);
+  for (const void* address : Addresses(b)) {
+    if (in_a.count(address) > 0) return true;
+  }
+  return false;
+}
+
+// Whether the rows of v have no holes.
+bool Dense(const View3& v) {
+  return v.extent(1) <= 1 || v.stride(1) == v.extent(2);
+}
+
+TEST(MayOverlapTest, NeverMissesASharedElementAndIsExactForColumnRanges) {
+  std::vector<int8_t> memory(400);
+  std::mt19937 random(20261121);
+  const auto pick = [&random](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  const auto view = [&](int64_t stride) {
+    const int64_t width = pick(1, 4), heads = pick(0, 3);
+    return View3(memory.data() + pick(0, 40), {pick(0, 4), heads, width},
+                 {stride, width + (pick(0, 3) == 0 ? pick(0, 2) : 0), 1});
+  };
+  int interleaved = 0, shared = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    const int64_t stride = pick(12, 30);
+    const View3 a = view(stride);
+    const View3 b = view(pick(0, 4) == 0 ? pick(12, 30) : stride);
+    const bool truth = Share(a, b);
+    if (truth) {
+      ++shared;
+      EXPECT_TRUE(MayOverlap(a, b)) << "trial " << trial;
+    } else if (a.extent(0) > 1 && b.extent(0) > 1 &&
+               a.stride(0) == b.stride(0) && Dense(a) && Dense(b)) {
+      ++interleaved;
+      EXPECT_FALSE(MayOverlap(a, b)) << "trial " << trial;
+    }
+    EXPECT_EQ(MayOverlap(a, b), MayOverlap(b, a)) << "trial " << trial;
+  }
+  EXPECT_GT(interleaved, 500);
+  EXPECT_GT(shared, 500);
+}
+
+TEST(MayOverlapTest, CountsBytesNotElements) {
+  alignas(8) static uint8_t memory[256] = {};
+  using Bytes = TensorView<const uint8_t, 2>;
+  const TensorView<const float, 2> floats(reinterpret_cast<float*>(memory),
+                                          {3, 2}, {4, 1});
+  // Columns 8 to 15 of rows of 16 bytes are free.
+  EXPECT_FALSE(MayOverlap(floats, Bytes(memory + 8, {3, 8}, {16, 1})));
+  EXPECT_TRUE(MayOverlap(floats, Bytes(memory + 7, {3, 8}, {16, 1})));
+  EXPECT_TRUE(MayOverlap(floats, Bytes(memory + 8, {3, 9}, {17, 1})));
+  // Two bytes into the next float: no multiple of its size.
+  const TensorView<const BFloat16, 2> halves(
+      reinterpret_cast<BFloat16*>(memory + 6), {3, 4}, {8, 1});
+  EXPECT_TRUE(MayOverlap(floats, halves));
+}
+
+TEST(MayOverlapTest, EmptyViewsTouchNothing) {
+  float x[4] = {};
+  const MatrixView<float> full = DenseMatrix<float>(x, 2, 2);
+  EXPECT_FALSE(MayOverlap(full, DenseMatrix<float>(x, 0, 2)));
+  EXPECT_FALSE(MayOverlap(DenseMatrix<float>(x, 2, 0), full));
+  EXPECT_TRUE(MayOverlap(full, full));
+}
+
+}  // namespace
+}  // namespace quern
