@@ -10,6 +10,7 @@
 #include "testing/reference_activation.h"
 #include "testing/reference_attention.h"
 #include "testing/reference_gemm.h"
+#include "testing/reference_int8_quantize.h"
 #include "testing/reference_norm.h"
 #include "testing/reference_rope.h"
 #include "testing/reference_softmax.h"
@@ -110,6 +111,29 @@ TEST(ReferenceAttentionTest, CapsScores) {
   spec.soft_cap = 2;
   const auto result = ReferenceAttention(spec, {1e6}, {1}, {1});
   EXPECT_TRUE(AllClose(result.lse, Doubles{2}, kTiny));
+}
+
+TEST(ReferenceInt8QuantizeTest, QuantizesByHand) {
+  const auto symmetric = ReferenceInt8Symmetric({-254, 3, 5});
+  EXPECT_EQ(symmetric.scale, 2);
+  EXPECT_EQ(symmetric.zero_point, 0);
+  // 1.5 and 2.5 are ties.
+  EXPECT_EQ(ReferenceInt8Code(-254, 2, 0), -127);
+  EXPECT_EQ(ReferenceInt8Code(3, 2, 0), 2);
+  EXPECT_EQ(ReferenceInt8Code(5, 2, 0), 2);
+  EXPECT_EQ(Int8StepsOff(5, 2, 0, 2), 0.5);
+  // [0, 510]: 255 steps of 2 from -128 up.
+  const auto positive = ReferenceInt8Asymmetric({510, 7});
+  EXPECT_EQ(positive.scale, 2);
+  EXPECT_EQ(positive.zero_point, -128);
+  EXPECT_EQ(ReferenceInt8Code(510, 2, -128), 127);
+  const auto both = ReferenceInt8Asymmetric({-100, 155});
+  EXPECT_EQ(both.scale, 1);
+  EXPECT_EQ(both.zero_point, -28);
+  EXPECT_EQ(ReferenceInt8Code(-1000, 1, -28), -128);
+  EXPECT_EQ(Int8StepsOff(-1000, 1, -28, -128), 0);
+  EXPECT_EQ(ReferenceInt8Code(NAN, 1, -28), -28);
+  EXPECT_EQ(ReferenceInt8Asymmetric({0, 0}).scale, 1);
 }
 
 TEST(ReferenceRmsNormTest, DividesByTheRootMeanSquare) {

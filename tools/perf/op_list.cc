@@ -5,12 +5,13 @@
 #include "tools/perf/ops_convert.h"
 #include "tools/perf/ops_linear.h"
 #include "tools/perf/ops_pack.h"
+#include "tools/perf/ops_quantize.h"
 #include "tools/perf/ops_rows.h"
 
 namespace quern {
 
 std::vector<OpEntry> AllOps() {
-  return {ConvertOp(),    PackOp(),   RmsNormOp(),
+  return {ConvertOp(),    PackOp(),   QuantizeOp(), RmsNormOp(),
           SiluAndMulOp(), LinearOp(), AttentionOp()};
 }
 

@@ -1,0 +1,289 @@
+#include "quant/int8_quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/string_view.h"
+#include "core/check.h"
+#include "core/cpu_info.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "hwy/base.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr absl::string_view kOp = "int8_quantize";
+
+// Elements per task at least: a core takes one to two microseconds for them,
+// a fork-join one.
+constexpr int64_t kMinTaskElements = 16384;
+// Tasks per worker at most, to level out slow ones.
+constexpr int64_t kTasksPerWorker = 8;
+
+// Rows shorter than this are not streamed: their partial cache lines at both
+// ends would cost more than is won.
+constexpr int64_t kMinStreamRowBytes = 1024;
+
+constexpr uint32_t kInfinity = quant_internal::kF32Infinity;
+
+// The bits of a code of `dtype` as f32.
+uint32_t F32Bits(DType dtype, uint32_t code) {
+  switch (dtype) {
+    case DType::kBF16:
+      return quant_internal::DecodeBits<BFloat16>(code);
+    case DType::kF16:
+      return quant_internal::DecodeBits<Float16>(code);
+    default:
+      return code;
+  }
+}
+
+bool IsFinite(uint32_t bits) { return (bits & kInfinity) != kInfinity; }
+
+// A denormal is 0, so that no arithmetic meets one.
+float Value(uint32_t bits) {
+  return hwy::BitCastScalar<float>((bits & kInfinity) == 0 ? 0u : bits);
+}
+
+// [begin, end) of the addresses that a view spans.
+struct Span {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  bool Overlaps(const Span& other) const {
+    return begin < other.end && other.begin < end;
+  }
+};
+
+absl::StatusOr<Span> CheckView(absl::string_view field,
+                               const AnyTensorView& view) {
+  const int64_t rows = view.rank() == 2 ? view.extent(0) : 1;
+  const int64_t cols = view.extent(view.rank() - 1);
+  const int64_t stride = rows > 1 ? view.stride(0) : cols;
+  Span span;
+  if (rows == 0 || cols == 0) return span;
+  if (view.stride(view.rank() - 1) != 1) {
+    return InvalidArgument(kOp, field, " has a last stride of ",
+                           view.stride(view.rank() - 1), "; need 1");
+  }
+  if (stride < cols) {
+    return InvalidArgument(kOp, field, " has row stride ", stride,
+                           "; need a stride >= k=", cols);
+  }
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  if (!CheckedMul(rows - 1, stride, &elements) ||
+      !CheckedAdd(elements, cols, &elements) ||
+      !CheckedMul(elements, static_cast<int64_t>(SizeOf(view.dtype())),
+                  &bytes)) {
+    return InvalidArgument(kOp, field, " spans more than 2^63 bytes: m=", rows,
+                           ", stride=", stride);
+  }
+  if (view.data() == nullptr) {
+    return InvalidArgument(kOp, field, " is null; need ", bytes, " bytes");
+  }
+  span.begin = reinterpret_cast<uintptr_t>(view.data());
+  span.end = span.begin + static_cast<uintptr_t>(bytes);
+  return span;
+}
+
+absl::Status CheckApart(absl::string_view a_field, const Span& a,
+                        absl::string_view b_field, const Span& b) {
+  if (!a.Overlaps(b)) return absl::OkStatus();
+  return InvalidArgument(kOp, a_field, " and ", b_field,
+                         " overlap; need disjoint memory");
+}
+
+}  // namespace
+
+absl::StatusOr<Int8QuantizePlan> Int8QuantizePlan::Create(
+    const Int8QuantizeSpec& spec) {
+  if (spec.dtype != DType::kF32 && spec.dtype != DType::kBF16 &&
+      spec.dtype != DType::kF16) {
+    return InvalidArgument(kOp, "dtype is ", DTypeName(spec.dtype),
+                           "; need f32, bf16 or f16");
+  }
+  if (spec.granularity == Int8Granularity::kPerToken) {
+    if (!(spec.scale == 1.0f) || spec.zero_point != 0) {
+      return InvalidArgument(kOp, "scale=", spec.scale,
+                             ", zero_point=", spec.zero_point,
+                             "; need 1 and 0 per token, where each row has "
+                             "its own");
+    }
+  } else {
+    if (!(kMinScale <= spec.scale && spec.scale <= kMaxScale)) {
+      return InvalidArgument(kOp, "scale=", spec.scale,
+                             "; need 2^-125 <= scale <= 2^125");
+    }
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, "zero_point", spec.zero_point, -128, 127));
+    if (spec.zero_points == Int8ZeroPoint::kNone && spec.zero_point != 0) {
+      return InvalidArgument(kOp, "zero_point=", spec.zero_point,
+                             "; need 0 without zero points");
+    }
+  }
+  return Int8QuantizePlan(spec, GetInt8QuantizeKernels(spec.dtype));
+}
+
+Int8QuantizePlan::Int8QuantizePlan(const Int8QuantizeSpec& spec,
+                                   const Int8QuantizeKernels& kernels)
+    : spec_(spec),
+      kernels_(kernels),
+      last_level_bytes_(spec.stores == Int8QuantizeStores::kAuto
+                            ? GetCpuInfo().last_level_bytes()
+                            : 0) {}
+
+absl::Status Int8QuantizePlan::CheckArgs(
+    const AnyTensorView& x, MatrixView<int8_t> q, VectorView<float> scales,
+    VectorView<int32_t> zero_points) const {
+  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "x", x.dtype(), spec_.dtype));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rank of x", x.rank(), 2, "m and k"));
+  const int64_t m = x.extent(0), k = x.extent(1);
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "m", m, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "k", k, 0));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows of q", q.extent(0), m, "x has"));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "columns of q", q.extent(1), k, "x has"));
+  const bool per_token = spec_.granularity == Int8Granularity::kPerToken;
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(kOp, "size of scales", scales.extent(0), per_token ? m : 0,
+                 per_token ? "x has rows" : "the spec has the scale"));
+  const bool zeros = per_token && spec_.zero_points == Int8ZeroPoint::kUsed;
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "size of zero_points",
+                                   zero_points.extent(0), zeros ? m : 0,
+                                   zeros ? "x has rows" : "there are none"));
+  QUERN_ASSIGN_OR_RETURN(const Span x_span, CheckView("x", x));
+  QUERN_ASSIGN_OR_RETURN(const Span q_span, CheckView("q", q));
+  QUERN_ASSIGN_OR_RETURN(const Span s_span, CheckView("scales", scales));
+  QUERN_ASSIGN_OR_RETURN(const Span z_span,
+                         CheckView("zero_points", zero_points));
+  QUERN_RETURN_IF_ERROR(CheckApart("x", x_span, "q", q_span));
+  QUERN_RETURN_IF_ERROR(CheckApart("x", x_span, "scales", s_span));
+  QUERN_RETURN_IF_ERROR(CheckApart("x", x_span, "zero_points", z_span));
+  QUERN_RETURN_IF_ERROR(CheckApart("q", q_span, "scales", s_span));
+  QUERN_RETURN_IF_ERROR(CheckApart("q", q_span, "zero_points", z_span));
+  return CheckApart("scales", s_span, "zero_points", z_span);
+}
+
+Int8QuantizePlan::Terms Int8QuantizePlan::DynamicTerms(const void* x,
+                                                       int64_t k) const {
+  const size_t n = static_cast<size_t>(k);
+  uint32_t min_code = 0;
+  uint32_t max_code = 0;
+  const bool symmetric = spec_.zero_points == Int8ZeroPoint::kNone;
+  if (symmetric) {
+    max_code = kernels_.max_abs(x, n);
+  } else {
+    kernels_.min_max(x, n, &min_code, &max_code);
+  }
+  const uint32_t min_bits = F32Bits(spec_.dtype, min_code);
+  const uint32_t max_bits = F32Bits(spec_.dtype, max_code);
+  if (!IsFinite(min_bits) || !IsFinite(max_bits)) {
+    return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
+  }
+  const float min = Value(min_bits);
+  const float max = Value(max_bits);
+  if (min == 0.0f && max == 0.0f) return {1.0f, 1.0f, 0};
+
+  Terms terms = {};
+  // In double, where max - min cannot overflow.
+  terms.scale =
+      symmetric
+          ? max / 127.0f
+          : static_cast<float>(
+                (static_cast<double>(max) - static_cast<double>(min)) / 255.0);
+  terms.scale = std::max(terms.scale, kMinScale);
+  terms.inverse = 1.0f / terms.scale;
+  if (!symmetric) {
+    // min / s lies in [-255, 0].
+    terms.zero_point =
+        -128 - static_cast<int32_t>(std::nearbyint(min * terms.inverse));
+  }
+  return terms;
+}
+
+// All of one row but where its scale and zero point go.
+Int8QuantizePlan::Terms Int8QuantizePlan::Row(const void* x, int64_t k,
+                                              const Target& target) const {
+  const Terms terms =
+      spec_.granularity == Int8Granularity::kPerToken
+          ? DynamicTerms(x, k)
+          : Terms{spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
+  if (terms.inverse == 0.0f) {  // neither a number nor finite
+    std::memset(target.q, target.flip, static_cast<size_t>(k));
+  } else {
+    kernels_.quantize(x, static_cast<size_t>(k), terms.inverse,
+                      terms.zero_point, target.flip, target.next_x,
+                      target.stream, target.q);
+  }
+  return terms;
+}
+
+void Int8QuantizePlan::QuantizeRow(const void* x, int64_t k, int8_t* q,
+                                   float* scale,
+                                   int32_t* zero_point) const noexcept {
+  QUERN_DCHECK(zero_point != nullptr ||
+               spec_.zero_points == Int8ZeroPoint::kNone);
+  const Terms terms = Row(x, k, {q, x, 0, false});
+  *scale = terms.scale;
+  if (zero_point != nullptr) *zero_point = terms.zero_point;
+}
+
+void Int8QuantizePlan::QuantizeRowU8(const void* x, int64_t k,
+                                     uint8_t* q_plus_128, float* scale,
+                                     int32_t* zero_point) const noexcept {
+  QUERN_DCHECK(zero_point != nullptr ||
+               spec_.zero_points == Int8ZeroPoint::kNone);
+  const Terms terms = Row(x, k, {q_plus_128, x, 0x80, false});
+  *scale = terms.scale;
+  if (zero_point != nullptr) *zero_point = terms.zero_point;
+}
+
+void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
+                               VectorView<float> scales,
+                               VectorView<int32_t> zero_points,
+                               Executor& executor) const noexcept {
+  QUERN_DCHECK(CheckArgs(x, q, scales, zero_points).ok());
+  const int64_t m = x.extent(0), k = x.extent(1);
+  if (m == 0) return;
+  const uint8_t* const data = static_cast<const uint8_t*>(x.data());
+  // Without elements there need not be memory either.
+  const int64_t x_stride_bytes =
+      k == 0 ? 0 : x.stride(0) * static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t q_stride = k == 0 ? 0 : q.stride(0);
+  const bool stream = spec_.stores == Int8QuantizeStores::kStream ||
+                      (spec_.stores == Int8QuantizeStores::kAuto &&
+                       k >= kMinStreamRowBytes && m * k > last_level_bytes_);
+
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint8_t* row = data + i * x_stride_bytes;
+      const uint8_t* next = i + 1 < end ? row + x_stride_bytes : row;
+      const Terms terms =
+          Row(row, k, {q.data() + i * q_stride, next, 0, stream});
+      if (scales.extent(0) != 0) scales.data()[i] = terms.scale;
+      if (zero_points.extent(0) != 0) {
+        zero_points.data()[i] = terms.zero_point;
+      }
+    }
+    if (stream) kernels_.flush();
+  };
+  const int64_t rows_per_task =
+      std::max(DivCeil(kMinTaskElements, std::max<int64_t>(k, 1)),
+               DivCeil(m, kTasksPerWorker * executor.num_workers()));
+  const int64_t tasks = DivCeil(m, rows_per_task);
+  if (tasks == 1 || executor.num_workers() == 1) {
+    rows(0, m);
+    return;
+  }
+  executor.ParallelFor(tasks, [&](int64_t task, int) {
+    const int64_t begin = task * rows_per_task;
+    rows(begin, std::min(begin + rows_per_task, m));
+  });
+}
+
+}  // namespace quern

@@ -1,0 +1,157 @@
+#ifndef QUERN_QUANT_INT8_QUANTIZE_H_
+#define QUERN_QUANT_INT8_QUANTIZE_H_
+
+// Activations to int8: x[m, k], f32, bf16 or f16, to q[m, k] with a scale s and
+// a zero point z, one pair for each row (token) or one for all:
+//
+//   q = clamp(rint(fl(x * r)) + z, -128, 127)      r = fl(1 / s)
+//   x ~ s * (q - z)
+//
+//   per token, symmetric    s = fl(max|x| / 127)          z = 0
+//   per token, asymmetric   s = fl((max - min) / 255)     z = -128 -
+//   rint(min*r)
+//                           max, min of the row and 0; difference and quotient
+//                           in double, where they cannot overflow
+//   per tensor              s and z of the spec
+//
+// fl() rounds to f32, rint() to an integer, both to nearest, ties to even; all
+// are IEEE operations in this order, so that every instruction set gives the
+// same bits. A product with r, not a quotient: twice as fast, and of |q - z| up
+// to 255 wrong by less than 2^-15 of a step. Hence, wherever q is not clamped
+// by a scale of the spec,
+//
+//   symmetric    |x - s * q|       <= s * (1/2 + 2^-16)
+//   asymmetric   |x - s * (q - z)| <= s * (1/2 + 2^-14)
+//
+// Symmetric codes per token lie in [-127, 127], as the largest |x| has code 127
+// or -127; -128 comes only from a scale of the spec. Unlike in vLLM, the
+// asymmetric range includes 0: z lies in [-128, 127], 0 has a code, and a
+// constant row has a scale.
+//
+// What is not an ordinary number:
+//
+//   zero row     s = 1, z = 0, q = 0. Not s = 0: the scale may be divided by,
+//                and a product of the row is 0 * 1, whatever zero point terms
+//                are added (they hold z).
+//   tiny rows    s >= 2^-125. Below, 1 / s would overflow and s be denormal.
+//                The error stays within s / 2.
+//   denormals    count as zero: none is half of the smallest scale. The results
+//                do not depend on flush-to-zero and denormals-are-zero.
+//   -0           is 0.
+//   per token, a NaN or an infinity in the row
+//                s = NaN, z = 0, q = 0: every product of the row is NaN, and an
+//                overflow upstream cannot hide in a plausible number.
+//   per tensor, NaN        q = z, which stands for 0
+//   per tensor, infinity   q = 127 or -128
+//
+// They assume the default rounding direction.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "quant/int8_quantize_kernels.h"
+
+namespace quern {
+
+enum class Int8Granularity : uint8_t {
+  kPerToken,   // dynamic: s and z from each row
+  kPerTensor,  // static: s and z of the spec
+};
+
+enum class Int8ZeroPoint : uint8_t {
+  kNone,  // symmetric: z = 0
+  kUsed,  // asymmetric
+};
+
+// Whether stores of Execute go through the caches. Streaming ones spare the
+// read of what is overwritten, and leave q in memory only.
+enum class Int8QuantizeStores : uint8_t {
+  kAuto,    // kStream if q exceeds the last-level cache
+  kCached,  // the next operator reads q at once
+  kStream,
+};
+
+struct Int8QuantizeSpec {
+  DType dtype = DType::kBF16;  // of x: f32, bf16 or f16
+  Int8Granularity granularity = Int8Granularity::kPerToken;
+  Int8ZeroPoint zero_points = Int8ZeroPoint::kNone;
+  // Per tensor only.
+  float scale = 1.0f;      // kMinScale <= scale <= kMaxScale
+  int32_t zero_point = 0;  // in [-128, 127]; 0 if zero_points is kNone
+  Int8QuantizeStores stores = Int8QuantizeStores::kAuto;
+};
+
+class Int8QuantizePlan {
+ public:
+  // Both the scale and its reciprocal are normal numbers.
+  static constexpr float kMinScale = 0x1p-125f;
+  static constexpr float kMaxScale = 0x1p125f;
+
+  // InvalidArgument if dtype, scale or zero_point is none of those above;
+  // per token they must be left at 1 and 0.
+  static absl::StatusOr<Int8QuantizePlan> Create(const Int8QuantizeSpec& spec);
+
+  const Int8QuantizeSpec& spec() const { return spec_; }
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+
+  // What Execute needs: x[m, k] of the spec's type and q[m, k], row strides
+  // >= k; scales[m], or empty if per tensor; zero_points[m], or empty unless
+  // per token and kUsed. Nothing that is written overlaps anything else; a
+  // matrix reaches from its first to its last element, gaps included.
+  // InvalidArgument otherwise.
+  absl::Status CheckArgs(const AnyTensorView& x, MatrixView<int8_t> q,
+                         VectorView<float> scales,
+                         VectorView<int32_t> zero_points) const;
+
+  // Writes q[m, k] and nothing between its rows, scales and zero_points. m and
+  // k may be 0 (rows of nothing are zero rows); addresses need no alignment
+  // beyond their element's. Allocates nothing. Any number of threads may share
+  // the plan. A row is the work of one worker; few rows stay on the calling
+  // thread. Costs one read of x from memory and one write of q.
+  void Execute(const AnyTensorView& x, MatrixView<int8_t> q,
+               VectorView<float> scales, VectorView<int32_t> zero_points,
+               Executor& executor) const noexcept;
+
+  // One row of k >= 0 elements, for kernels that quantise inside a parallel
+  // region of their own: the bits of Execute. Write q[0, k), *scale, which per
+  // tensor is the spec's, and unless it is null *zero_point. x and q do not
+  // overlap. It may be null only where the zero point is 0: in plans of kNone.
+  void QuantizeRow(const void* x, int64_t k, int8_t* q, float* scale,
+                   int32_t* zero_point) const noexcept;
+  // The same with q + 128 in place of q: the unsigned factor of u8 x s8 dot
+  // products (quant/s8s8_compensation.h). scale and zero_point are those of q.
+  void QuantizeRowU8(const void* x, int64_t k, uint8_t* q_plus_128,
+                     float* scale, int32_t* zero_point) const noexcept;
+
+ private:
+  // Of one row.
+  struct Terms {
+    float scale;
+    float inverse;
+    int32_t zero_point;
+  };
+  // What one row is written to and how.
+  struct Target {
+    void* q;
+    const void* next_x;  // the row to prefetch meanwhile
+    uint8_t flip;        // 0x80: q + 128
+    bool stream;
+  };
+  Int8QuantizePlan(const Int8QuantizeSpec& spec,
+                   const Int8QuantizeKernels& kernels);
+  Terms DynamicTerms(const void* x, int64_t k) const;
+  Terms Row(const void* x, int64_t k, const Target& target) const;
+
+  Int8QuantizeSpec spec_;
+  Int8QuantizeKernels kernels_;
+  int64_t last_level_bytes_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_QUANT_INT8_QUANTIZE_H_

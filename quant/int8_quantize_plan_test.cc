@@ -1,0 +1,139 @@
+// What Int8QuantizePlan refuses, and in which words.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "quant/int8_quantize.h"
+
+namespace quern {
+namespace {
+
+void ExpectRefusals(
+    const std::vector<std::pair<absl::Status, std::string>>& cases) {
+  for (const auto& [status, words] : cases) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_NE(status.message().find("int8_quantize: " + words),
+              std::string::npos)
+        << status << "\nlacks: " << words;
+  }
+}
+
+Int8QuantizeSpec Spec(DType dtype, Int8Granularity granularity,
+                      Int8ZeroPoint zero_points, float scale, int32_t zero) {
+  Int8QuantizeSpec spec;
+  spec.dtype = dtype;
+  spec.granularity = granularity;
+  spec.zero_points = zero_points;
+  spec.scale = scale;
+  spec.zero_point = zero;
+  return spec;
+}
+
+TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
+  constexpr auto kToken = Int8Granularity::kPerToken;
+  constexpr auto kTensor = Int8Granularity::kPerTensor;
+  constexpr auto kNone = Int8ZeroPoint::kNone;
+  constexpr auto kUsed = Int8ZeroPoint::kUsed;
+  constexpr DType kBF16 = DType::kBF16;
+  const auto refusal = [](const Int8QuantizeSpec& spec) {
+    return Int8QuantizePlan::Create(spec).status();
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string scales = "; need 2^-125 <= scale <= 2^125";
+  ExpectRefusals({
+      {refusal(Spec(DType::kF8E4M3, kToken, kNone, 1, 0)),
+       "dtype is f8e4m3; need f32, bf16 or f16"},
+      {refusal(Spec(DType::kI8, kTensor, kNone, 1, 0)), "dtype is i8; need "},
+      {refusal(Spec(kBF16, kToken, kNone, 2, 0)),
+       "scale=2, zero_point=0; need 1 and 0 per token"},
+      {refusal(Spec(kBF16, kToken, kUsed, 1, 3)),
+       "scale=1, zero_point=3; need 1 and 0 per token"},
+      {refusal(Spec(kBF16, kTensor, kNone, 0, 0)), "scale=0" + scales},
+      {refusal(Spec(kBF16, kTensor, kNone, -1, 0)), "scale=-1" + scales},
+      {refusal(Spec(kBF16, kTensor, kNone, inf, 0)), "scale=inf" + scales},
+      {refusal(Spec(kBF16, kTensor, kNone, nan, 0)), "scale=nan" + scales},
+      {refusal(Spec(kBF16, kTensor, kNone, 0x1p-126f, 0)), "scale=1.17549e-38"},
+      {refusal(Spec(kBF16, kTensor, kNone, 0x1p126f, 0)), "scale=8.50706e+37"},
+      {refusal(Spec(kBF16, kTensor, kUsed, 1, 128)),
+       "zero_point=128; need -128 <= zero_point <= 127"},
+      {refusal(Spec(kBF16, kTensor, kUsed, 1, -129)), "zero_point=-129; need"},
+      {refusal(Spec(kBF16, kTensor, kNone, 1, 1)),
+       "zero_point=1; need 0 without zero points"},
+  });
+}
+
+TEST(Int8QuantizePlanTest, RefusesArgumentsThatDoNotFit) {
+  const auto token = Int8QuantizePlan::Create(Spec(
+      DType::kF32, Int8Granularity::kPerToken, Int8ZeroPoint::kUsed, 1, 0));
+  const auto symmetric = Int8QuantizePlan::Create(Spec(
+      DType::kF32, Int8Granularity::kPerToken, Int8ZeroPoint::kNone, 1, 0));
+  const auto tensor = Int8QuantizePlan::Create(Spec(
+      DType::kF32, Int8Granularity::kPerTensor, Int8ZeroPoint::kUsed, 1, 0));
+  ASSERT_TRUE(token.ok() && symmetric.ok() && tensor.ok());
+  std::vector<float> memory(200);
+  std::vector<int8_t> codes(100);
+  std::vector<int32_t> zeros(10);
+  const auto x = DenseMatrix<const float>(memory.data(), 5, 8);
+  const auto q = DenseMatrix(codes.data(), 5, 8);
+  const auto s = DenseVector(memory.data() + 100, 5);
+  const auto z = DenseVector(zeros.data(), 5);
+  const VectorView<float> no_s;
+  const VectorView<int32_t> no_z;
+  const auto bytes_of = [](void* p) { return static_cast<int8_t*>(p); };
+  const AnyTensorView strided(DType::kF32, memory.data(), 2, {5, 8}, {16, 2});
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_TRUE(token->CheckArgs(x, q, s, z).ok());
+  EXPECT_TRUE(symmetric->CheckArgs(x, q, s, no_z).ok());
+  EXPECT_TRUE(tensor->CheckArgs(x, q, no_s, no_z).ok());
+  ExpectRefusals({
+      {token->CheckArgs(q, q, s, z), "x is i8; need f32"},
+      {token->CheckArgs(DenseVector(memory.data(), 40), q, s, z),
+       "rank of x=1; need 2"},
+      {token->CheckArgs(x, DenseMatrix(codes.data(), 4, 8), s, z),
+       "rows of q=4; need 5, as x has"},
+      {token->CheckArgs(x, DenseMatrix(codes.data(), 5, 7), s, z),
+       "columns of q=7; need 8, as x has"},
+      {token->CheckArgs(x, q, DenseVector(memory.data() + 100, 4), z),
+       "size of scales=4; need 5, as x has rows"},
+      {token->CheckArgs(x, q, s, no_z), "size of zero_points=0; need 5"},
+      {symmetric->CheckArgs(x, q, s, z),
+       "size of zero_points=5; need 0, as there are none"},
+      {tensor->CheckArgs(x, q, s, no_z),
+       "size of scales=5; need 0, as the spec has the scale"},
+      {token->CheckArgs(MatrixView<float>(memory.data(), {5, 8}, {7, 1}), q, s,
+                        z),
+       "x has row stride 7; need a stride >= k=8"},
+      {token->CheckArgs(x, {codes.data(), {5, 8}, {-8, 1}}, s, z),
+       "q has row stride -8; need a stride >= k=8"},
+      {token->CheckArgs(strided, q, s, z), "x has a last stride of 2; need 1"},
+      {token->CheckArgs(MatrixView<float>(nullptr, {5, 8}, {8, 1}), q, s, z),
+       "x is null; need 160 bytes"},
+      {token->CheckArgs(x, {nullptr, {5, 8}, {8, 1}}, s, z),
+       "q is null; need 40 bytes"},
+      {token->CheckArgs(x, q, {nullptr, {5}, {1}}, z),
+       "scales is null; need 20 bytes"},
+      {token->CheckArgs(x, {codes.data(), {5, 8}, {huge, 1}}, s, z),
+       "q spans more than 2^63 bytes"},
+      {token->CheckArgs(x, DenseMatrix(bytes_of(memory.data() + 39), 5, 8), s,
+                        z),
+       "x and q overlap; need disjoint memory"},
+      {token->CheckArgs(x, q, DenseVector(memory.data() + 39, 5), z),
+       "x and scales overlap"},
+      {token->CheckArgs(x, DenseMatrix(bytes_of(memory.data() + 104), 5, 8), s,
+                        z),
+       "q and scales overlap"},
+      {token->CheckArgs(x, DenseMatrix(bytes_of(zeros.data()), 5, 8), s, z),
+       "q and zero_points overlap"},
+  });
+}
+
+}  // namespace
+}  // namespace quern
