@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/status_macros.h"
-#include "ops/check_args.h"
 #include "ops/parallel_rows.h"
 
 namespace quern {

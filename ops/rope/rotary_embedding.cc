@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
-#include "ops/check_args.h"
 #include "ops/parallel_rows.h"
 
 namespace quern {

@@ -1,4 +1,4 @@
-#include "ops/check_args.h"
+#include "core/check_args.h"
 
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_CHECK_ARGS_H_
-#define QUERN_OPS_CHECK_ARGS_H_
+#ifndef QUERN_CORE_CHECK_ARGS_H_
+#define QUERN_CORE_CHECK_ARGS_H_
 
 // What the CheckArgs of every operator here are made of. Messages name the
 // operator, the argument, what it is and what it must be.
@@ -57,4 +57,4 @@ absl::Status CheckApart(absl::string_view op, absl::string_view a_field,
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_CHECK_ARGS_H_
+#endif  // QUERN_CORE_CHECK_ARGS_H_
