@@ -14,9 +14,10 @@ namespace quern {
 absl::StatusOr<VnniLayout> VnniLayout::Create(DType dtype, int64_t k,
                                               int64_t n) {
   constexpr char kOp[] = "vnni_layout";
-  if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kI8) {
+  if (dtype != DType::kBF16 && dtype != DType::kF16 && dtype != DType::kF32 &&
+      dtype != DType::kI8) {
     return Unimplemented(kOp, "dtype=", DTypeName(dtype),
-                         "; need bf16, f16 or i8");
+                         "; need bf16, f16, f32 or i8");
   }
   if (k < 1 || n < 1) {
     return InvalidArgument(kOp, "b[k=", k, ", n=", n,

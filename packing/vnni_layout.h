@@ -10,7 +10,7 @@
 //   c < 16             column within the panel
 //   i < v              consecutive k, together 32 bits: what one lane of a
 //                      dot-product instruction takes
-//   v = 2 for bf16 and f16 (pairs), 4 for int8 (quads)
+//   v = 2 for bf16 and f16 (pairs), 4 for int8 (quads), 1 for f32
 //
 // A panel is contiguous, so a kernel streams it with one pointer; an N-block of
 // several panels is several streams, panel_bytes() apart. The layout does not
@@ -37,13 +37,13 @@ class VnniLayout {
   VnniLayout() = default;
 
   // InvalidArgument unless k, n >= 1 and the packed size fits in int64_t;
-  // Unimplemented unless dtype is bf16, f16 or i8.
+  // Unimplemented unless dtype is bf16, f16, f32 or i8.
   static absl::StatusOr<VnniLayout> Create(DType dtype, int64_t k, int64_t n);
 
   DType dtype() const { return dtype_; }
   int64_t k() const { return k_; }
   int64_t n() const { return n_; }
-  // Consecutive k in 32 bits: 2 or 4.
+  // Consecutive k in 32 bits: 1, 2 or 4.
   int64_t v() const { return 4 / static_cast<int64_t>(SizeOf(dtype_)); }
   // Rounded up without forming n + 15, which could overflow.
   int64_t panels() const { return n_ / kPanelCols + (n_ % kPanelCols != 0); }

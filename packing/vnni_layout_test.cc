@@ -29,13 +29,15 @@ TEST(VnniLayoutTest, RoundsUpToPanelsAndLines) {
   for (const Case& c :
        {Case{DType::kBF16, 1, 1, 1, 1, 1}, Case{DType::kBF16, 2, 16, 1, 1, 16},
         Case{DType::kF16, 3, 17, 2, 2, 1}, Case{DType::kI8, 4, 31, 1, 2, 15},
-        Case{DType::kI8, 5, 32, 2, 2, 16},
+        Case{DType::kI8, 5, 32, 2, 2, 16}, Case{DType::kF32, 5, 18, 5, 2, 2},
         Case{DType::kI8, 4099, 1061, 1025, 67, 5}}) {
     const auto layout = VnniLayout::Create(c.dtype, c.k, c.n);
     ASSERT_TRUE(layout.ok()) << layout.status();
     EXPECT_EQ(layout->k(), c.k);
     EXPECT_EQ(layout->n(), c.n);
-    EXPECT_EQ(layout->v(), c.dtype == DType::kI8 ? 4 : 2);
+    EXPECT_EQ(layout->v(), c.dtype == DType::kI8    ? 4
+                           : c.dtype == DType::kF32 ? 1
+                                                    : 2);
     EXPECT_EQ(layout->lines(), c.lines);
     EXPECT_EQ(layout->panels(), c.panels);
     EXPECT_EQ(layout->cols(c.panels - 1), c.last_cols);
@@ -72,9 +74,8 @@ TEST(VnniLayoutTest, RefusesWhatItCannotHold) {
            Case{DType::kI8, kHuge, 1, kInvalid, "fits in int64"},
            Case{DType::kI8, 1, kHuge, kInvalid, "fits in int64"},
            Case{DType::kBF16, kHuge, kHuge, kInvalid, "fits in int64"},
-           Case{DType::kF32, 8, 8, kUnimplemented,
-                "vnni_layout: dtype=f32; need bf16, f16 or i8"},
-           Case{DType::kU8, 8, 8, kUnimplemented, "dtype=u8"},
+           Case{DType::kU8, 8, 8, kUnimplemented,
+                "vnni_layout: dtype=u8; need bf16, f16, f32 or i8"},
        }) {
     const absl::Status status = VnniLayout::Create(c.dtype, c.k, c.n).status();
     EXPECT_EQ(status.code(), c.code) << status;

@@ -37,7 +37,14 @@ Tile TileOf(const VnniPackSpec& spec) {
 const VnniPackKernels::Direction& DirectionOf(const VnniPackSpec& spec,
                                               const VnniPackKernels& kernels) {
   if (spec.order == WeightOrder::kNK) return kernels.nk;
-  return SizeOf(spec.layout.dtype()) == 2 ? kernels.kn16 : kernels.kn8;
+  switch (SizeOf(spec.layout.dtype())) {
+    case 4:
+      return kernels.kn32;
+    case 2:
+      return kernels.kn16;
+    default:
+      return kernels.kn8;
+  }
 }
 
 // Calls fn(plain block, packed block) for every tile. The rows of the plain

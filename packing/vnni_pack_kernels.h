@@ -40,8 +40,9 @@ struct VnniPackKernels {
 
   const char* target;
   Direction nk;    // plain.rows <= 16; any element type
-  Direction kn16;  // elements of 2 bytes
-  Direction kn8;   // elements of 1 byte
+  Direction kn32;  // elements of 4 bytes
+  Direction kn16;  // of 2 bytes
+  Direction kn8;   // of 1 byte
 };
 
 // The kernels of the best instruction set that this CPU supports.

@@ -79,8 +79,12 @@ using DSmall = hn::Rebind<T, D32>;
 
 template <typename T>
 HWY_INLINE V32 Widened(const uint8_t* HWY_RESTRICT from) {
-  return hn::PromoteTo(
-      D32(), hn::LoadU(DSmall<T>(), reinterpret_cast<const T*>(from)));
+  if constexpr (sizeof(T) == 4) {
+    return Get(from);
+  } else {
+    return hn::PromoteTo(
+        D32(), hn::LoadU(DSmall<T>(), reinterpret_cast<const T*>(from)));
+  }
 }
 
 // One line from the v rows at `from`: lane c is row 0 in the low bits,
@@ -93,7 +97,7 @@ HWY_INLINE void PackLine(const uint8_t* HWY_RESTRICT from, ptrdiff_t row_bytes,
     V32 v = Widened<T>(row);
     if constexpr (sizeof(T) == 2) {
       v = hn::Or(v, hn::ShiftLeft<16>(Widened<T>(row + row_bytes)));
-    } else {
+    } else if constexpr (sizeof(T) == 1) {
       const V32 v1 = hn::ShiftLeft<8>(Widened<T>(row + row_bytes));
       const V32 v2 = hn::ShiftLeft<16>(Widened<T>(row + 2 * row_bytes));
       const V32 v3 = hn::ShiftLeft<24>(Widened<T>(row + 3 * row_bytes));
@@ -178,12 +182,16 @@ HWY_INLINE void UnpackLine(const uint8_t* HWY_RESTRICT from,
                            uint8_t* HWY_RESTRICT to, ptrdiff_t row_bytes) {
   for (size_t c = 0; c < kCols; c += kLanes) {
     V32 v = Get(from + c * 4);
-    for (size_t i = 0; i < 4 / sizeof(T); ++i) {
-      hn::StoreU(
-          hn::TruncateTo(DSmall<T>(), v), DSmall<T>(),
-          reinterpret_cast<T*>(to + static_cast<ptrdiff_t>(i) * row_bytes +
-                               c * sizeof(T)));
-      v = hn::ShiftRight<8 * sizeof(T)>(v);
+    if constexpr (sizeof(T) == 4) {
+      Put<Store::kCached>(v, to + c * 4);
+    } else {
+      for (size_t i = 0; i < 4 / sizeof(T); ++i) {
+        hn::StoreU(
+            hn::TruncateTo(DSmall<T>(), v), DSmall<T>(),
+            reinterpret_cast<T*>(to + static_cast<ptrdiff_t>(i) * row_bytes +
+                                 c * sizeof(T)));
+        v = hn::ShiftRight<8 * sizeof(T)>(v);
+      }
     }
   }
 }
@@ -227,6 +235,7 @@ VnniPackKernels GetKernels() {
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.nk = {&PackRows<Store::kCached>, &PackRows<Store::kStream>,
                 &UnpackRows};
+  kernels.kn32 = Cols<uint32_t>();
   kernels.kn16 = Cols<uint16_t>();
   kernels.kn8 = Cols<uint8_t>();
   return kernels;

@@ -166,6 +166,10 @@ TEST_P(VnniPackTest, PacksEveryRemainderOfF16) {
   ExpectPacksEveryRemainder<Float16>();
 }
 
+TEST_P(VnniPackTest, PacksEveryRemainderOfF32) {
+  ExpectPacksEveryRemainder<float>();
+}
+
 TEST_P(VnniPackTest, PacksEveryRemainderOfInt8) {
   ExpectPacksEveryRemainder<int8_t>();
 }

@@ -12,11 +12,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "core/workspace.h"
 #include "gemm/onednn/linear.h"
+#include "gemm/packed_linear.h"
 #include "testing/reference_convert.h"
 #include "tools/perf/args.h"
 #include "tools/perf/op.h"
@@ -25,7 +28,7 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Rows that Check compares, all columns of each.
 constexpr int64_t kCheckedRows = 16;
 
@@ -33,8 +36,8 @@ AnyTensorView Matrix(DType dtype, void* data, int64_t rows, int64_t cols) {
   return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
 }
 
-// c[m, n] = sum over k of a[m, k] * weights[n, k]: oneDNN, packed once. Each
-// working set has packed weights of its own.
+// c[m, n] = sum over k of a[m, k] * weights[n, k]. Each working set has packed
+// weights of its own.
 class Linear final : public Op {
  public:
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
@@ -44,7 +47,11 @@ class Linear final : public Op {
     QUERN_ASSIGN_OR_RETURN(op->m_, args.Int("m", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(op->spec_.n, args.Int("n", 1, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(op->spec_.k, args.Int("k", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(const std::string impl,
+                           args.Choice("impl", {"packed", "onednn"}));
+    op->use_onednn_ = impl == "onednn";
     op->spec_.a = op->dtype_;
+    op->spec_.b = op->dtype_;
     return op;
   }
 
@@ -52,9 +59,12 @@ class Linear final : public Op {
     OpInfo info;
     info.shape = absl::StrCat("m=", m_, " n=", n(), " k=", k());
     info.dtype = absl::StrCat(DTypeName(dtype_), "->", DTypeName(spec_.c));
-    // oneDNN chooses by itself; its name for the kernel, without the types.
-    info.isa = plans_.empty() ? std::string("oneDNN's choice")
-                              : Kernel(plans_.front().Explain(m_));
+    if (!packed_.empty()) {
+      info.isa = packed_.front().target();
+    } else if (!onednn_.empty()) {
+      // It chooses by itself; its name for the kernel, without the types.
+      info.isa = Kernel(onednn_.front().Explain(m_));
+    }
     info.bytes = static_cast<double>(set_bytes());
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
@@ -76,21 +86,43 @@ class Linear final : public Op {
       FillReals<decltype(type)>(-1, 1, a_);
     });
     for (int64_t set = 0; set < sets; ++set) {
+      const AnyTensorView w = Matrix(dtype_, weights_.at(0), n(), k());
+      if (use_onednn_) {
+        OneDnnLinearSpec spec;
+        spec.n = n();
+        spec.k = k();
+        spec.a = spec_.a;
+        spec.c = spec_.c;
+        QUERN_ASSIGN_OR_RETURN(
+            OneDnnLinearPlan plan,
+            OneDnnLinearPlan::Create(spec, w, AnyTensorView(), executor));
+        onednn_.push_back(std::move(plan));
+        QUERN_RETURN_IF_ERROR(onednn_.back().CheckArgs(A(set), C(set)));
+        Run(set, executor);  // generates code
+      } else {
+        QUERN_ASSIGN_OR_RETURN(
+            PackedLinearPlan plan,
+            PackedLinearPlan::Create(spec_, w, AnyTensorView(), executor));
+        packed_.push_back(std::move(plan));
+        QUERN_RETURN_IF_ERROR(packed_.back().CheckArgs(A(set), C(set)));
+      }
+    }
+    if (!use_onednn_) {
       QUERN_ASSIGN_OR_RETURN(
-          OneDnnLinearPlan plan,
-          OneDnnLinearPlan::Create(spec_,
-                                   Matrix(dtype_, weights_.at(0), n(), k()),
-                                   AnyTensorView(), executor));
-      plans_.push_back(std::move(plan));
-      QUERN_RETURN_IF_ERROR(plans_.back().CheckArgs(A(set), C(set)));
-      Run(set, executor);  // generates code
+          workspace_, AlignedBuffer::Create(packed_.front().WorkspaceBytes(
+                          m_, executor.num_workers())));
     }
     return absl::OkStatus();
   }
 
   void Run(int64_t set, Executor& executor) override {
-    plans_[static_cast<size_t>(set)].Execute(A(set), C(set), scratch_,
-                                             executor);
+    if (use_onednn_) {
+      onednn_[static_cast<size_t>(set)].Execute(A(set), C(set), scratch_,
+                                                executor);
+    } else {
+      packed_[static_cast<size_t>(set)].Execute(
+          A(set), C(set), Workspace(workspace_), executor);
+    }
   }
 
   absl::StatusOr<double> Check(Executor& executor) override {
@@ -152,10 +184,13 @@ class Linear final : public Op {
   }
 
   DType dtype_ = DType::kBF16;
-  OneDnnLinearSpec spec_;
+  PackedLinearSpec spec_;
+  bool use_onednn_ = false;
   int64_t m_ = 0;
   SetBuffer weights_, a_, c_;
-  std::vector<OneDnnLinearPlan> plans_;
+  std::vector<PackedLinearPlan> packed_;
+  AlignedBuffer workspace_;
+  std::vector<OneDnnLinearPlan> onednn_;
   OneDnnLinearScratch scratch_;
 };
 
@@ -163,9 +198,10 @@ class Linear final : public Op {
 
 OpEntry LinearOp() {
   return {"linear",
-          "c[m, n] = sum over k of a[m, k] * weights[n, k], by oneDNN",
-          {{"dtype", "bf16", "f32 or bf16, of a and weights"},
-           {"out", "bf16", "f32 or bf16, of c"},
+          "c[m, n] = sum over k of a[m, k] * weights[n, k]",
+          {{"impl", "packed", "packed (our kernels) or onednn"},
+           {"dtype", "bf16", "f32, bf16 or f16, of a and weights"},
+           {"out", "bf16", "f32, bf16 or f16, of c"},
            {"m", "1", "rows: tokens"},
            {"n", "14336", "columns of c"},
            {"k", "4096", "columns of a"}},

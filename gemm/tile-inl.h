@@ -1,0 +1,191 @@
+// The inner loop of every packed GEMM, once per instruction set:
+//
+//   sums[r, p * 16 + c] (+)= sum over l < steps of
+//                            dot(a[l, r], b[p][l][c]),   r < kRows, p < kPanels
+//
+// b is kPanels panels of packing/vnni_layout.h; a is [steps * Dot::kSub]
+// [kRows <= 16 of 16] 32-bit elements, or without the gaps where kRows is 1
+// (gemm/linear_kernels.h). Every sum is one chain over l, so its bits do not
+// depend on kRows or kPanels.
+//
+// A Dot says what one line means:
+//
+//   using D                  tag of the lanes of the sums: float or int32_t
+//   static size_t kSub       32-bit elements of a that one line meets
+//   static Operand LoadB<i>(line)        the operand for element i
+//   static Vec MulAdd(operand, a32, sum) a32: the bits of one element of a
+
+// clang-format off
+#if defined(QUERN_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_GEMM_TILE_INL_H_
+#undef QUERN_GEMM_TILE_INL_H_
+#else
+#define QUERN_GEMM_TILE_INL_H_
+#endif
+// clang-format on
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gemm/tile.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr size_t kLineBytes = 64;
+constexpr size_t kPanelCols = 16;
+
+// Lanes of one line. Where the vector length is not known to the compiler, 128
+// bits serve.
+#if HWY_HAVE_SCALABLE
+template <typename T>
+using LineTag = hn::FixedTag<T, 16 / sizeof(T)>;
+#else
+template <typename T>
+using LineTag = hn::CappedTag<T, kLineBytes / sizeof(T)>;
+#endif
+
+// Vectors of one line.
+constexpr size_t kVecs = kPanelCols / HWY_MAX_LANES_D(LineTag<float>);
+
+// Sums that stay in registers beside a line of b and one element of a: 28 of 32
+// vectors with AVX-512, 12 of 16 before it.
+constexpr size_t kSumVecs = HWY_TARGET <= HWY_AVX3 ? 28 : 12;
+
+constexpr bool HasTile(size_t rows, size_t panels) {
+  return rows * panels * kVecs <= kSumVecs;
+}
+
+// Of several panels a row of few sums is busy while the last are in flight.
+// Powers of two, so that what is left over is a few smaller tiles.
+constexpr size_t PanelsFor(size_t rows) {
+  size_t panels = 1;
+  while (panels < kTilePanels && HasTile(rows, 2 * panels)) panels *= 2;
+  return panels;
+}
+
+constexpr size_t MaxRows() {
+  // Two panels share each broadcast of a; four vectors to a panel leave room
+  // for one only.
+  constexpr size_t kMax = kSumVecs / kVecs / (kVecs == 1 ? 2 : 1);
+  return kMax < kTileRows ? kMax : kTileRows;
+}
+
+// Into L2, past L1: the next block is as large as L1.
+HWY_INLINE void PrefetchL2(const uint8_t* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
+template <class Dot, size_t kRows, size_t kPanels, size_t kI>
+HWY_INLINE void HalfStep(
+    const uint32_t* HWY_RESTRICT a, const uint8_t* HWY_RESTRICT b,
+    size_t panel_bytes,
+    hn::Vec<typename Dot::D> (&sum)[kRows][kPanels * kVecs]) {
+  constexpr size_t kVecBytes = kLineBytes / kVecs;
+  decltype(Dot::template LoadB<kI>(b)) operand[kPanels * kVecs];
+  HWY_UNROLL(8)
+  for (size_t v = 0; v < kPanels * kVecs; ++v) {
+    operand[v] = Dot::template LoadB<kI>(b + v / kVecs * panel_bytes +
+                                         v % kVecs * kVecBytes);
+  }
+  HWY_UNROLL(16)
+  for (size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (size_t v = 0; v < kPanels * kVecs; ++v) {
+      sum[r][v] = Dot::MulAdd(operand[v], a[r], sum[r][v]);
+    }
+  }
+}
+
+template <class Dot, size_t kRows, size_t kPanels>
+HWY_INLINE void Step(const uint32_t* HWY_RESTRICT a,
+                     const uint8_t* HWY_RESTRICT b, size_t panel_bytes,
+                     hn::Vec<typename Dot::D> (&sum)[kRows][kPanels * kVecs]) {
+  constexpr size_t kStride = kRows == 1 ? 1 : kTileStride;
+  HalfStep<Dot, kRows, kPanels, 0>(a, b, panel_bytes, sum);
+  if constexpr (Dot::kSub == 2) {
+    HalfStep<Dot, kRows, kPanels, 1>(a + kStride, b, panel_bytes, sum);
+  }
+}
+
+template <class Dot, size_t kRows, size_t kPanels>
+void MultiplyTile(const TileArgs& t) {
+  using D = typename Dot::D;
+  using T = hn::TFromD<D>;
+  const D d;
+  constexpr size_t kLanes = HWY_MAX_LANES_D(D);
+  constexpr size_t kStepA = Dot::kSub * (kRows == 1 ? 1 : kTileStride);
+  const uint32_t* HWY_RESTRICT a = t.a;
+  const uint8_t* HWY_RESTRICT b = t.b;
+  const size_t panel_bytes = t.panel_bytes;
+
+  hn::Vec<D> sum[kRows][kPanels * kVecs];
+  HWY_UNROLL(16)
+  for (size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (size_t v = 0; v < kPanels * kVecs; ++v) sum[r][v] = hn::Zero(d);
+  }
+  const uint8_t* HWY_RESTRICT next = t.prefetch;
+  size_t l = 0;
+  for (; l < t.prefetch_steps; ++l, next += kLineBytes) {
+    HWY_UNROLL(8)
+    for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * panel_bytes);
+    Step<Dot, kRows, kPanels>(a + l * kStepA, b + l * kLineBytes, panel_bytes,
+                              sum);
+  }
+  for (; l < t.steps; ++l) {
+    Step<Dot, kRows, kPanels>(a + l * kStepA, b + l * kLineBytes, panel_bytes,
+                              sum);
+  }
+  HWY_UNROLL(16)
+  for (size_t r = 0; r < kRows; ++r) {
+    T* HWY_RESTRICT to = static_cast<T*>(t.sums) + r * t.sums_stride;
+    HWY_UNROLL(8)
+    for (size_t v = 0; v < kPanels * kVecs; ++v) {
+      T* HWY_RESTRICT at = to + v * kLanes;
+      const auto old = t.add ? hn::LoadU(d, at) : hn::Zero(d);
+      hn::StoreU(hn::Add(old, sum[r][v]), d, at);
+    }
+  }
+}
+
+// tiles[r][i] for r rows and 2^i panels, null where there is none.
+template <class Dot, size_t kRows, size_t kLog>
+void FillTiles(TileTable& table) {
+  if constexpr (kRows > 0) {
+    if constexpr (HasTile(kRows, size_t{1} << kLog)) {
+      table.tiles[kRows][kLog] = &MultiplyTile<Dot, kRows, size_t{1} << kLog>;
+      if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
+        FillTiles<Dot, kRows, kLog + 1>(table);
+      }
+    }
+    if constexpr (kLog == 0) {
+      table.panels[kRows] = PanelsFor(kRows);
+      FillTiles<Dot, kRows - 1, 0>(table);
+    }
+  }
+}
+
+template <class Dot>
+TileTable MakeTileTable() {
+  TileTable table = {};
+  table.max_rows = MaxRows();
+  FillTiles<Dot, MaxRows(), 0>(table);
+  return table;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

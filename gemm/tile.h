@@ -1,0 +1,41 @@
+#ifndef QUERN_GEMM_TILE_H_
+#define QUERN_GEMM_TILE_H_
+
+// The inner loop of the packed GEMMs as plain data: what one call multiplies,
+// and one instruction set's functions by number of rows and panels. What they
+// compute is written in gemm/tile-inl.h; who calls them in which order, in
+// gemm/tile_loop.h.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quern {
+
+inline constexpr size_t kTileRows = 14;    // of a, at most
+inline constexpr size_t kTilePanels = 8;   // of b, at most
+inline constexpr size_t kTileStride = 16;  // 32-bit elements of packed a
+
+struct TileArgs {
+  const uint32_t* a;
+  const uint8_t* b;    // the first line of the first panel
+  size_t panel_bytes;  // from one panel to the next
+  size_t steps;        // lines of each panel
+  void* sums;          // f32 or i32
+  size_t sums_stride;  // elements from row to row
+  bool add;            // to what sums holds; else it is overwritten
+  // Lines to fetch meanwhile, one of each panel per step; steps at most.
+  const uint8_t* prefetch;
+  size_t prefetch_steps;
+};
+
+using Tile = void (*)(const TileArgs&);
+
+struct TileTable {
+  size_t max_rows;
+  size_t panels[kTileRows + 1];  // the best number of panels for so many rows
+  Tile tiles[kTileRows + 1][4];  // [rows][log2(panels)], up to the best
+};
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_TILE_H_

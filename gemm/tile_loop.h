@@ -1,0 +1,131 @@
+#ifndef QUERN_GEMM_TILE_LOOP_H_
+#define QUERN_GEMM_TILE_LOOP_H_
+
+// The order in which the packed GEMMs visit their tiles:
+//
+//   for each chunk of kChunkLines lines        sums of a chunk stay in
+//   registers
+//     for each group of panels                 a block of b, read from memory
+//       for each tile of rows                  ... by the first, then from L2
+//
+// While one block is multiplied, the next is fetched into L2, spread evenly
+// over the tiles. Each element of `sums` is
+//
+//   ((chunk 0) + chunk 1) + chunk 2 ...
+//
+// whatever the rows, panels or threads: kChunkLines is a constant, for this
+// order is part of the result.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/math_util.h"
+#include "gemm/tile.h"
+#include "packing/vnni_layout.h"
+
+namespace quern {
+
+// 16 KiB of each panel: two panels fit L1 beside a tile of a, and the call and
+// the addition to `sums` are 1 % of the time.
+inline constexpr int64_t kChunkLines = 256;
+
+// The rows of one product divided into as few tiles as there must be, as even
+// as they can be: the first of tile i is RowTiles::begin(i).
+struct RowTiles {
+  RowTiles(int64_t rows, const TileTable& table)
+      : rows(rows),
+        count(DivCeil(rows, static_cast<int64_t>(table.max_rows))) {}
+  int64_t begin(int64_t tile) const { return rows * tile / count; }
+  int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
+  int64_t max_size() const { return DivCeil(rows, count); }
+
+  int64_t rows;
+  int64_t count;
+};
+
+struct TileLoop {
+  const TileTable* table;
+  int64_t elements_per_line;  // 32-bit elements of a that a line of b meets
+  const uint32_t* a;          // tiles of rows, a_tile elements apart
+  int64_t a_tile;
+  RowTiles tiles;
+  const uint8_t* b;  // the first panel of all
+  int64_t panel_bytes;
+  int64_t lines;   // of each panel
+  int64_t panels;  // of all, so as not to prefetch beyond
+};
+
+// 32-bit elements of one packed tile of a.
+inline int64_t PackedTileElements(int64_t tile_rows, int64_t elements) {
+  return elements * (tile_rows == 1 ? 1 : static_cast<int64_t>(kTileStride));
+}
+
+// One task: ranges of panels, of tiles of rows, and of chunks.
+struct TileRange {
+  int64_t panel, panel_end;
+  int64_t tile, tile_end;
+  int64_t chunk, chunk_end;
+};
+
+// Overwrites sums[rows of the tiles] x [16 * panels]. Sum is float or int32_t.
+template <typename Sum>
+void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
+                    int64_t sums_stride) {
+  const TileTable& table = *loop.table;
+  const int64_t best = static_cast<int64_t>(
+      table.panels[static_cast<size_t>(loop.tiles.max_size())]);
+  constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
+  constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
+  const int64_t stride =
+      loop.tiles.max_size() == 1 ? 1 : static_cast<int64_t>(kTileStride);
+  TileArgs t = {};
+  t.panel_bytes = static_cast<size_t>(loop.panel_bytes);
+  t.sums_stride = static_cast<size_t>(sums_stride);
+  const int64_t begin = range.panel, end = range.panel_end;
+  const int64_t num_tiles = range.tile_end - range.tile;
+  for (int64_t chunk = range.chunk; chunk < range.chunk_end; ++chunk) {
+    const int64_t line = chunk * kChunkLines;
+    const int64_t steps = std::min(kChunkLines, loop.lines - line);
+    t.steps = static_cast<size_t>(steps);
+    t.add = chunk != range.chunk;
+    for (int64_t panel = begin; panel < end;) {
+      size_t log = 0;
+      while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
+      const int64_t count = int64_t{1} << log;
+      t.b = loop.b + panel * loop.panel_bytes + line * kLineBytes;
+      // What comes after this block: more panels, the next chunk, or what the
+      // next call will most likely begin with.
+      int64_t next_panel = panel + count, next_line = line;
+      if (next_panel == end) {
+        const bool last = chunk + 1 == range.chunk_end;
+        next_panel = last ? end : begin;
+        next_line = (last ? range.chunk : chunk + 1) * kChunkLines;
+      }
+      const int64_t next_steps = next_panel + count <= loop.panels
+                                     ? std::min(steps, loop.lines - next_line)
+                                     : 0;
+      const uint8_t* next =
+          loop.b + next_panel * loop.panel_bytes + next_line * kLineBytes;
+      for (int64_t i = 0; i < num_tiles; ++i) {
+        const int64_t tile = range.tile + i;
+        const int64_t part = next_steps * i / num_tiles;
+        t.prefetch = next + part * kLineBytes;
+        t.prefetch_steps =
+            static_cast<size_t>(next_steps * (i + 1) / num_tiles - part);
+        t.a = loop.a + tile * loop.a_tile +
+              line * loop.elements_per_line * stride;
+        t.sums = sums +
+                 (loop.tiles.begin(tile) - loop.tiles.begin(range.tile)) *
+                     sums_stride +
+                 (panel - begin) * kPanelCols;
+        table.tiles[loop.tiles.size(tile)][log](t);
+      }
+      panel += count;
+    }
+  }
+}
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_TILE_LOOP_H_
