@@ -77,8 +77,9 @@ int64_t Rows(const AnyTensorView& view) {
   return view.rank() == 2 ? view.extent(0) : 1;
 }
 int64_t Cols(const AnyTensorView& view) { return view.extent(view.rank() - 1); }
+// A lone row's stride is never stepped over: whatever it is, it counts as cols.
 int64_t RowStride(const AnyTensorView& view) {
-  return view.rank() == 2 ? view.stride(0) : Cols(view);
+  return Rows(view) > 1 ? view.stride(0) : Cols(view);
 }
 
 // [begin, end) of the addresses that a view spans.
@@ -99,6 +100,10 @@ absl::StatusOr<Span> CheckView(absl::string_view field,
     return InvalidArgument(kOp, field, " has row stride ", stride,
                            "; need a stride >= cols=", cols);
   }
+  if (const int64_t last = view.stride(view.rank() - 1);
+      cols > 1 && last != 1) {
+    return InvalidArgument(kOp, field, " has column stride ", last, "; need 1");
+  }
   Span span;
   if (rows == 0 || cols == 0) return span;
   int64_t elements = 0;
@@ -115,6 +120,10 @@ absl::StatusOr<Span> CheckView(absl::string_view field,
     return InvalidArgument(kOp, field, " is null; need ", bytes, " bytes");
   }
   span.begin = reinterpret_cast<uintptr_t>(view.data());
+  if (span.begin % SizeOf(view.dtype()) != 0) {
+    return InvalidArgument(kOp, field, " is not aligned to its elements of ",
+                           SizeOf(view.dtype()), " bytes");
+  }
   span.end = span.begin + static_cast<uintptr_t>(bytes);
   return span;
 }
@@ -166,7 +175,7 @@ absl::Status ConvertPlan::CheckArgs(const AnyTensorView& in,
   }
   const bool in_place = in.data() == out.data() &&
                         SizeOf(spec_.from) == SizeOf(spec_.to) &&
-                        (Rows(in) == 1 || RowStride(in) == RowStride(out));
+                        RowStride(in) == RowStride(out);
   if (in_span.Overlaps(out_span) && !in_place) {
     return InvalidArgument(kOp,
                            "in and out overlap; need disjoint memory, or the "

@@ -71,8 +71,9 @@ class ConvertPlan {
   const char* target() const { return kernels_.target; }
 
   // What Execute needs: `in` and `out` of the spec's types and of equal shape,
-  // both [cols] or both [rows, cols], row strides >= cols, out writable, bias
-  // empty or [cols]; `out` overlaps neither bias nor `in`, except that it may
+  // both [cols] or both [rows, cols], row strides >= cols (of one row: any),
+  // column strides 1, elements aligned, out writable, bias empty or [cols];
+  // `out` overlaps neither bias nor `in`, except that it may
   // be `in` itself (same address and stride) where the element sizes agree. A
   // matrix overlaps from its first to its last element, gaps included.
   // InvalidArgument otherwise.

@@ -414,6 +414,79 @@ TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
   }
 }
 
+// Rows that are cut into tasks, and tasks of many rows, with and without gaps
+// and bias: each element from its own row and column. Exact: small integers.
+TEST_P(ConvertTest, CutsAndGroupsRowsOfAnyLength) {
+  const auto executor = HwyExecutor::Create(2);
+  ASSERT_TRUE(executor.ok()) << executor.status();
+  const ConvertPlan plan = Plan(DType::kBF16, DType::kF32);
+  constexpr int64_t kTask = 64 << 10;
+  const std::array<int64_t, 2> shapes[] = {
+      {1, kTask + 5},  // cut once
+      {3, 2 * kTask},  // every row cut
+      {5, kTask},      // one row a task
+      {67, 1030},      // groups of 63 rows
+      {3, 7},          // one group
+  };
+  for (const auto& [rows, cols] : shapes) {
+    for (const int64_t gap : {0, 3}) {
+      for (const bool biased : {false, true}) {
+        const int64_t stride = cols + gap;
+        std::vector<BFloat16> in(static_cast<size_t>(rows * stride));
+        std::vector<float> bias(static_cast<size_t>(cols));
+        const auto value = [](int64_t row, int64_t col) {
+          return static_cast<float>((row * 31 + col * 7) % 251);
+        };
+        for (int64_t c = 0; c < cols; ++c) {
+          bias[static_cast<size_t>(c)] = static_cast<float>(c);
+          for (int64_t r = 0; r < rows; ++r) {
+            in[static_cast<size_t>(r * stride + c)] =
+                FromF32<BFloat16>(value(r, c));
+          }
+        }
+        ConvertTerms terms;
+        if (biased) terms.bias = DenseVector<const float>(bias.data(), cols);
+        const AnyTensorView in_view =
+            View(DType::kBF16, in.data(), rows, cols, stride);
+        std::vector<float> out(static_cast<size_t>(rows * stride), -1.0f);
+        const AnyTensorView out_view =
+            View(DType::kF32, out.data(), rows, cols, stride);
+        ASSERT_TRUE(plan.CheckArgs(in_view, out_view, terms).ok());
+        plan.Execute(in_view, out_view, **executor, terms);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < stride; ++c) {
+            const float want = c >= cols ? -1.0f
+                               : biased  ? value(r, c) + static_cast<float>(c)
+                                         : value(r, c);
+            ASSERT_EQ(out[static_cast<size_t>(r * stride + c)], want)
+                << "rows=" << rows << " cols=" << cols << " gap=" << gap
+                << " biased=" << biased << " at " << r << ", " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST_P(ConvertTest, IgnoresTheRowStrideOfOneRow) {
+  const ConvertPlan plan = Plan(DType::kF32, DType::kBF16);
+  std::vector<float> in(40, 2.0f);
+  std::vector<BFloat16> out(40);
+  for (const int64_t stride :
+       {std::numeric_limits<int64_t>::max(),
+        std::numeric_limits<int64_t>::min(), int64_t{0}, int64_t{40}}) {
+    const AnyTensorView in_view = View(DType::kF32, in.data(), 1, 40, stride);
+    const AnyTensorView out_view =
+        View(DType::kBF16, out.data(), 1, 40, stride);
+    out.assign(40, BFloat16::FromBits(0));
+    ASSERT_TRUE(plan.CheckArgs(in_view, out_view).ok());
+    plan.Execute(in_view, out_view, inline_executor_);
+    for (const BFloat16 x : out) ASSERT_EQ(ToF32(x), 2.0f);
+  }
+}
+
 // Every input and output ends at, or begins after, a page that may not be
 // touched. Canaries and the padding of rows are checked by the buffers.
 TEST_P(ConvertTest, TouchesNothingElseAndAllocatesNothing) {
@@ -523,6 +596,23 @@ TEST_P(ConvertTest, NanStaysNanThroughScaleBiasAndSaturation) {
   }
 }
 
+TEST_P(ConvertTest, AScaleOfNanIsNotNeutral) {
+  const std::vector<float> x(37, 1.0f);
+  ConvertTerms terms;
+  terms.scale = std::numeric_limits<float>::quiet_NaN();
+  for (const DType to : kFloats) {
+    std::vector<uint8_t> out(37 * SizeOf(to));
+    Plan(DType::kF32, to)
+        .Execute(DenseMatrix(x.data(), 1, 37), View(to, out.data(), 1, 37, 37),
+                 inline_executor_, terms);
+    for (int64_t i = 0; i < 37; ++i) {
+      ASSERT_TRUE(
+          std::isnan(FromBits(ScalarDecode(to, CodeAt(to, out.data(), i)))))
+          << DTypeName(to);
+    }
+  }
+}
+
 TEST_P(ConvertTest, LeavesTheOutputOfNothingAlone) {
   for (const DType to : kFloats) {
     const ConvertPlan plan = Plan(DType::kF32, to);
@@ -610,6 +700,22 @@ TEST(ConvertPlanTest, RefusesArgumentsThatDoNotFit) {
        bf16,
        {},
        "convert: in spans more than 2^63 bytes"},
+      {AnyTensorView(DType::kF32, in.data(), 2, {4, 8}, {16, 2}),
+       bf16,
+       {},
+       "convert: in has column stride 2; need 1"},
+      {f32,
+       AnyTensorView(DType::kBF16, out.data(), 2, {4, 8}, {16, 0}),
+       {},
+       "convert: out has column stride 0; need 1"},
+      {View(DType::kF32, reinterpret_cast<char*>(in.data()) + 2, 4, 8, 8),
+       bf16,
+       {},
+       "convert: in is not aligned to its elements of 4 bytes"},
+      {f32,
+       View(DType::kBF16, reinterpret_cast<char*>(out.data()) + 1, 4, 8, 8),
+       {},
+       "convert: out is not aligned to its elements of 2 bytes"},
       {View(DType::kF32, nullptr, 4, 8, 8), bf16, {}, "convert: in is null"},
       {f32, View(DType::kBF16, nullptr, 4, 8, 8), {}, "convert: out is null"},
       {f32,
@@ -630,6 +736,24 @@ TEST(ConvertPlanTest, RefusesArgumentsThatDoNotFit) {
         << status << "\nlacks: " << c.words;
   }
   EXPECT_TRUE(plan->CheckArgs(f32, bf16).ok());
+}
+
+TEST(ConvertPlanTest, RefusesOtherRowStridesInPlace) {
+  ConvertSpec spec;
+  spec.to = DType::kF32;
+  const auto plan = ConvertPlan::Create(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<float> x(64);
+  const AnyTensorView a = View(DType::kF32, x.data(), 4, 8, 8);
+  const AnyTensorView b = View(DType::kF32, x.data(), 4, 8, 16);
+  EXPECT_TRUE(plan->CheckArgs(a, a).ok());
+  EXPECT_TRUE(plan->CheckArgs(b, b).ok());
+  for (const absl::Status& status :
+       {plan->CheckArgs(a, b), plan->CheckArgs(b, a)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("in and out overlap"), std::string::npos)
+        << status;
+  }
 }
 
 }  // namespace
