@@ -251,10 +251,12 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
   const int64_t m = x.extent(0), k = x.extent(1);
   if (m == 0) return;
   const uint8_t* const data = static_cast<const uint8_t*>(x.data());
-  // Without elements there need not be memory either.
+  // Without elements there need not be memory, and the stride of a lone row may
+  // be any number.
+  const bool steps = k > 0 && m > 1;
   const int64_t x_stride_bytes =
-      k == 0 ? 0 : x.stride(0) * static_cast<int64_t>(SizeOf(spec_.dtype));
-  const int64_t q_stride = k == 0 ? 0 : q.stride(0);
+      steps ? x.stride(0) * static_cast<int64_t>(SizeOf(spec_.dtype)) : 0;
+  const int64_t q_stride = steps ? q.stride(0) : 0;
   const bool stream = spec_.stores == Int8QuantizeStores::kStream ||
                       (spec_.stores == Int8QuantizeStores::kAuto &&
                        k >= kMinStreamRowBytes && m * k > last_level_bytes_);

@@ -458,6 +458,27 @@ TEST_P(Int8QuantizeTest, DoesNotDependOnTheWorkers) {
   }
 }
 
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST_P(Int8QuantizeTest, IgnoresTheRowStrideOfOneRow) {
+  const std::vector<float> x = RandomValues(40);
+  for (const Int8QuantizeSpec& spec : AllModes(DType::kF32)) {
+    const Int8QuantizePlan plan = Plan(spec);
+    const bool per_token = spec.granularity == kPerToken;
+    const bool zeros = per_token && spec.zero_points == kUsed;
+    const Row want = Formula(spec, x);
+    Row got = {0, 0, std::vector<int8_t>(x.size())};
+    constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+    const MatrixView<const float> in(x.data(), {1, 40}, {kHuge, 1});
+    const MatrixView<int8_t> q(got.q.data(), {1, 40}, {-kHuge, 1});
+    const auto scales = DenseVector(&got.scale, per_token ? 1 : 0);
+    const auto zero_points = DenseVector(&got.zero_point, zeros ? 1 : 0);
+    ASSERT_TRUE(plan.CheckArgs(in, q, scales, zero_points).ok());
+    plan.Execute(in, q, scales, zero_points, inline_executor_);
+    EXPECT_EQ(got.q, want.q);
+  }
+}
+
 TEST_P(Int8QuantizeTest, OfNothingIsNothing) {
   for (const Int8QuantizeSpec& spec : AllModes(DType::kF32)) {
     ExpectFormula<float>(spec, {}, 0, 7, 0, inline_executor_);

@@ -29,6 +29,14 @@ absl::Status CheckComp(VectorView<int32_t> comp, int64_t n) {
   return absl::OkStatus();
 }
 
+// What lies `count` strides away still has an address.
+absl::Status CheckSpan(absl::string_view field, int64_t count, int64_t stride) {
+  int64_t bytes = 0;
+  if (CheckedMul(count, stride, &bytes)) return absl::OkStatus();
+  return InvalidArgument(kOp, field, "=", stride, "; need ", count,
+                         " of them within 2^63 bytes");
+}
+
 absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
                           int64_t cols) {
   QUERN_RETURN_IF_ERROR(
@@ -38,6 +46,7 @@ absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
   if (rows > 1) {
     QUERN_RETURN_IF_ERROR(
         CheckAtLeast(kOp, "row stride of b", b.stride(0), cols));
+    QUERN_RETURN_IF_ERROR(CheckSpan("row stride of b", rows, b.stride(0)));
   }
   if (rows > 0 && cols > 0 && b.data() == nullptr) {
     return InvalidArgument(kOp, "b is null; need ", rows, " rows of ", cols);
@@ -74,6 +83,8 @@ absl::Status S8S8CompensationPlan::CheckPanels(const Vnni4Panels& b,
   if (spec_.n > b.panel_cols) {
     QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "panel_stride", b.panel_stride,
                                        quads() * b.panel_cols * 4));
+    QUERN_RETURN_IF_ERROR(CheckSpan(
+        "panel_stride", DivCeil(spec_.n, b.panel_cols), b.panel_stride));
   }
   if (spec_.n > 0 && spec_.k > 0 && b.data == nullptr) {
     return InvalidArgument(kOp, "panels are null");

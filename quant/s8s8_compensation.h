@@ -54,8 +54,9 @@ class S8S8CompensationPlan {
 
   // What the functions below need: `b` is [k, n] (FromKN) or [n, k] (FromNK)
   // with a row stride >= its columns; panels have panel_cols >= 1 and a
-  // panel_stride >= ceil(k / 4) * panel_cols * 4; comp is [n]. InvalidArgument
-  // otherwise.
+  // panel_stride >= ceil(k / 4) * panel_cols * 4; comp is [n]. The stride of a
+  // single row or panel may be any number, those of more must span fewer than
+  // 2^63 bytes. InvalidArgument otherwise.
   absl::Status CheckKN(MatrixView<const int8_t> b,
                        VectorView<int32_t> comp) const;
   absl::Status CheckNK(MatrixView<const int8_t> b,

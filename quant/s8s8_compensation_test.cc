@@ -1,6 +1,7 @@
 #include "quant/s8s8_compensation.h"
 
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -186,6 +187,7 @@ TEST(S8S8CompensationPlanTest, RefusesArgumentsThatDoNotFit) {
   };
   const MatrixView<const int8_t> null_kn(nullptr, {5, 20}, {20, 1});
   const VectorView<int32_t> null_out(nullptr, {20}, {1});
+  constexpr int64_t kHuge = int64_t{1} << 62;
   const std::pair<absl::Status, std::string> cases[] = {
       {plan->CheckKN(matrix(20, 5, 5), out), "rows of b=20; need 5"},
       {plan->CheckNK(matrix(5, 20, 20), out), "rows of b=5; need 20"},
@@ -200,11 +202,50 @@ TEST(S8S8CompensationPlanTest, RefusesArgumentsThatDoNotFit) {
       {plan->CheckPanels({b.data(), 16, 127}, out),
        "panel_stride=127; need panel_stride >= 128"},
       {plan->CheckPanels({nullptr, 16, 128}, out), "panels are null"},
+      {plan->CheckPanels({b.data(), 16, kHuge}, out),
+       "panel_stride=4611686018427387904; need 2 of them within 2^63 bytes"},
+      {plan->CheckKN(matrix(5, 20, kHuge), out),
+       "row stride of b=4611686018427387904; need 5 of them"},
+      {plan->CheckNK(matrix(20, 5, kHuge), out),
+       "row stride of b=4611686018427387904; need 20 of them"},
   };
   for (const auto& [status, words] : cases) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
     EXPECT_NE(status.message().find(words), std::string::npos)
         << status << "\nlacks: " << words;
+  }
+}
+
+// The stride of one row or panel is never stepped over.
+TEST(S8S8CompensationPlanTest, IgnoresTheStrideOfOneRowOrPanel) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  const std::vector<int8_t> b(64, 1);
+  InlineExecutor executor;
+  for (const int64_t stride : {kHuge, -kHuge, int64_t{0}}) {
+    S8S8CompensationSpec spec;
+    spec.k = 1;
+    spec.n = 16;
+    const auto one_k = S8S8CompensationPlan::Create(spec);
+    ASSERT_TRUE(one_k.ok()) << one_k.status();
+    std::vector<int32_t> comp(16);
+    const MatrixView<const int8_t> kn(b.data(), {1, 16}, {stride, 1});
+    ASSERT_TRUE(one_k->CheckKN(kn, DenseVector(comp.data(), 16)).ok());
+    one_k->FromKN(kn, DenseVector(comp.data(), 16), executor);
+    EXPECT_EQ(comp, std::vector<int32_t>(16, 128));
+    const Vnni4Panels panels = {b.data(), 16, stride};
+    comp.assign(16, 0);
+    ASSERT_TRUE(one_k->CheckPanels(panels, DenseVector(comp.data(), 16)).ok());
+    one_k->FromPanels(panels, DenseVector(comp.data(), 16), executor);
+    EXPECT_EQ(comp[15], 4 * 128);  // b is 1 beyond k as well
+
+    spec.k = 16;
+    spec.n = 1;
+    const auto one_n = S8S8CompensationPlan::Create(spec);
+    ASSERT_TRUE(one_n.ok()) << one_n.status();
+    const MatrixView<const int8_t> nk(b.data(), {1, 16}, {stride, 1});
+    ASSERT_TRUE(one_n->CheckNK(nk, DenseVector(comp.data(), 1)).ok());
+    one_n->FromNK(nk, DenseVector(comp.data(), 1), executor);
+    EXPECT_EQ(comp[0], 16 * 128);
   }
 }
 
