@@ -11,16 +11,16 @@
 
 namespace quern {
 
-// Rows of a to the form that tiles read: 32-bit elements, either pairs of bf16
-// or f32, [elements of k][kTileStride] with row r in place r (what is in the
-// places from `rows` on is unspecified), or [elements of k] where rows is 1.
+// Rows of a, for one chunk of k, to the form that tiles read: 32-bit elements,
+// either pairs of bf16 or f32.
 struct PackRowsArgs {
   const void* a;        // row 0
   ptrdiff_t row_bytes;  // from row to row
-  size_t rows;          // 1 <= rows <= kTileRows
-  size_t k;             // elements of each row that exist
-  size_t elements;      // 32-bit elements to write; zeros for what is beyond k
+  size_t rows;
+  size_t k;         // elements of each row that exist
+  size_t elements;  // 32-bit elements to write; zeros for what is beyond k
   uint32_t* to;
+  size_t to_pitch;  // 32-bit elements from row to row
 };
 
 // c[r, i] = round(epilogue(sums[r, i] + bias[i])), r < rows, i < cols.

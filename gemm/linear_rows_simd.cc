@@ -9,7 +9,6 @@
 #define HWY_TARGET_INCLUDE "gemm/linear_rows_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "packing/transpose-inl.h"
 #include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,70 +20,37 @@ namespace hn = hwy::HWY_NAMESPACE;
 #if HWY_HAVE_SCALABLE
 using DF = hn::FixedTag<float, 4>;
 #else
-using DF = hn::CappedTag<float, kCols>;
+using DF = hn::CappedTag<float, 16>;
 #endif
 constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
 
-// One line of 16 elements for each row of a square, from T to f32.
-template <typename T>
-HWY_INLINE void LoadLineF32(const T* HWY_RESTRICT from, size_t n, float* to) {
-  const DF df;
-  for (size_t i = 0; i < kCols; i += kFloats) {
-    const size_t left = n > i ? n - i : 0;
-    hn::StoreU(
-        left >= kFloats ? LoadF32(df, from + i) : LoadNF32(df, from + i, left),
-        df, to + i);
+void PackPairs(const PackRowsArgs& args) {
+  const size_t bytes = args.k * sizeof(BFloat16);
+  for (size_t r = 0; r < args.rows; ++r) {
+    const uint8_t* from = static_cast<const uint8_t*>(args.a) +
+                          static_cast<ptrdiff_t>(r) * args.row_bytes;
+    uint32_t* to = args.to + r * args.to_pitch;
+    to[args.elements - 1] = 0;  // what follows an odd k
+    hwy::CopyBytes(from, to, bytes);
   }
 }
 
-struct ToPairs {
-  using T = BFloat16;
-  static constexpr size_t kPer = 2;  // elements of a in 32 bits
-  static HWY_INLINE void Line(const T* HWY_RESTRICT from, size_t n,
-                              uint8_t* HWY_RESTRICT to) {
-    if (HWY_LIKELY(n == 2 * kCols)) {
-      hwy::CopyBytes<kLine>(from, to);
-    } else {
-      hwy::ZeroBytes<kLine>(to);
-      hwy::CopyBytes(from, to, n * sizeof(T));
+template <typename T>
+void PackF32(const PackRowsArgs& args) {
+  const DF df;
+  for (size_t r = 0; r < args.rows; ++r) {
+    const T* HWY_RESTRICT from =
+        reinterpret_cast<const T*>(static_cast<const uint8_t*>(args.a) +
+                                   static_cast<ptrdiff_t>(r) * args.row_bytes);
+    float* HWY_RESTRICT to =
+        reinterpret_cast<float*>(args.to + r * args.to_pitch);
+    to[args.elements - 1] = 0.0f;
+    size_t i = 0;
+    for (; i + kFloats <= args.k; i += kFloats) {
+      hn::StoreU(LoadF32(df, from + i), df, to + i);
     }
-  }
-};
-
-template <typename T_>
-struct ToF32 {
-  using T = T_;
-  static constexpr size_t kPer = 1;
-  static HWY_INLINE void Line(const T* HWY_RESTRICT from, size_t n,
-                              uint8_t* HWY_RESTRICT to) {
-    LoadLineF32(from, n, reinterpret_cast<float*>(to));
-  }
-};
-
-template <class To>
-void PackRowsTo(const PackRowsArgs& args) {
-  using T = typename To::T;
-  constexpr size_t kAtOnce = kCols * To::kPer;  // elements of a in a line
-  uint8_t* HWY_RESTRICT to = reinterpret_cast<uint8_t*>(args.to);
-  for (size_t at = 0; at < args.elements; at += kCols) {
-    const size_t k = at * To::kPer;
-    const size_t n = args.k > k ? HWY_MIN(args.k - k, kAtOnce) : 0;
-    const size_t elements = HWY_MIN(args.elements - at, kCols);
-    alignas(kLine) uint8_t square[kSquare];
-    alignas(kLine) uint8_t lines[kSquare];
-    const T* row = static_cast<const T*>(args.a) + k;
-    for (size_t r = 0; r < args.rows; ++r) {
-      To::Line(row, n, square + r * kLine);
-      row = reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(row) +
-                                       args.row_bytes);
-    }
-    if (args.rows == 1) {
-      hwy::CopyBytes(square, to + at * 4, elements * 4);
-    } else if (HWY_LIKELY(elements == kCols)) {
-      Transpose16x16<Store::kCached>(square, kLine, to + at * kLine, kLine);
-    } else {
-      Transpose16x16<Store::kCached>(square, kLine, lines, kLine);
-      hwy::CopyBytes(lines, to + at * kLine, elements * kLine);
+    if (i < args.k) {
+      hn::StoreN(LoadNF32(df, from + i, args.k - i), df, to + i, args.k - i);
     }
   }
 }
@@ -114,15 +80,15 @@ void FinishTo(const FinishArgs& args) {
   }
 }
 
-PackRows PackPairs() { return &PackRowsTo<ToPairs>; }
-PackRows PackF32(DType a) {
+PackRows PairsPacker() { return &PackPairs; }
+PackRows F32Packer(DType a) {
   switch (a) {
     case DType::kBF16:
-      return &PackRowsTo<ToF32<BFloat16>>;
+      return &PackF32<BFloat16>;
     case DType::kF16:
-      return &PackRowsTo<ToF32<Float16>>;
+      return &PackF32<Float16>;
     default:
-      return &PackRowsTo<ToF32<float>>;
+      return &PackF32<float>;
   }
 }
 Finish FinishOf(DType c) {
@@ -145,12 +111,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace quern {
 namespace {
-HWY_EXPORT(PackPairs);
-HWY_EXPORT(PackF32);
+HWY_EXPORT(PairsPacker);
+HWY_EXPORT(F32Packer);
 HWY_EXPORT(FinishOf);
 }  // namespace
-PackRows GetPackPairs() { return HWY_DYNAMIC_DISPATCH(PackPairs)(); }
-PackRows GetPackF32(DType a) { return HWY_DYNAMIC_DISPATCH(PackF32)(a); }
+PackRows GetPackPairs() { return HWY_DYNAMIC_DISPATCH(PairsPacker)(); }
+PackRows GetPackF32(DType a) { return HWY_DYNAMIC_DISPATCH(F32Packer)(a); }
 Finish GetFinish(DType c) { return HWY_DYNAMIC_DISPATCH(FinishOf)(c); }
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -47,9 +47,20 @@ LinearKernels KernelsOf(const PackedLinearSpec& spec) {
   }
 }
 
-// 32-bit elements of one packed row of a.
-int64_t RowElements(const VnniLayout& layout, const LinearKernels& kernels) {
-  return layout.lines() * static_cast<int64_t>(kernels.elements_per_line);
+constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
+
+int64_t Chunks(const VnniLayout& layout) {
+  return DivCeil(layout.lines(), kChunk);
+}
+int64_t Pitch(const LinearKernels& kernels) {
+  return static_cast<int64_t>(PackedRowPitch(kernels.elements_per_line));
+}
+
+// From row to row. The stride of a single row means nothing.
+int64_t RowBytes(const AnyTensorView& x) {
+  return x.extent(0) <= 1
+             ? 0
+             : x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 
 struct Scratch {
@@ -64,12 +75,10 @@ Scratch LayOut(Allocator& allocator, const VnniLayout& layout,
                const LinearKernels& kernels, int64_t rows, int64_t workers) {
   const RowTiles tiles(rows, kernels.table);
   const int64_t a =
-      tiles.count *
-      PackedTileElements(tiles.max_size(), RowElements(layout, kernels));
+      tiles.count * tiles.max_size() * Chunks(layout) * Pitch(kernels);
   int64_t cols = workers * Division::kUnitPanels * kPanelCols;
   if (rows <= Division::kMaxSplitRows && layout.panels() < workers) {
-    cols = std::max(cols, DivCeil(layout.lines(), kChunkLines) *
-                              layout.panels() * kPanelCols);
+    cols = std::max(cols, Chunks(layout) * layout.panels() * kPanelCols);
   }
   return {allocator.template Allocate<uint32_t>("packed rows", a),
           allocator.template Allocate<float>("sums", rows * cols)};
@@ -158,51 +167,38 @@ void PackedLinearPlan::ExecuteBlock(const AnyTensorView& a,
                                     int64_t rows, Workspace workspace,
                                     Executor& executor) const noexcept {
   const RowTiles tiles(rows, kernels_.table);
-  const int64_t elements = RowElements(layout_, kernels_);
-  const int64_t a_tile = PackedTileElements(tiles.max_size(), elements);
-  const int64_t stride = a_tile / elements;
+  const int64_t chunks = Chunks(layout_), pitch = Pitch(kernels_);
   const Scratch scratch =
       LayOut(workspace, layout_, kernels_, rows, executor.num_workers());
   InlineExecutor inline_executor;
 
   // a, in tiles.
-  const int64_t a_row_bytes =
-      a.stride(0) * static_cast<int64_t>(SizeOf(spec_.a));
+  const int64_t a_row_bytes = RowBytes(a);
   const auto* a_data =
       static_cast<const uint8_t*>(a.data()) + row * a_row_bytes;
-  const int64_t per_element = DivCeil(spec_.k, elements);  // pairs: 2
-  constexpr int64_t kPieceElements = 1024;
-  const int64_t pieces = DivCeil(elements, kPieceElements);
-  Executor& packers = WorthAFork(rows * pieces * kPieceElements / 16, 0)
-                          ? executor
-                          : inline_executor;
-  packers.ParallelFor(tiles.count * pieces, [&](int64_t task, int) {
-    const int64_t tile = task / pieces;
-    const int64_t element = task % pieces * kPieceElements;
-    const int64_t k = element * per_element;
+  const int64_t chunk_k = kChunk * layout_.v();
+  Executor& packers =
+      WorthAFork(rows * layout_.lines() / 16, 0) ? executor : inline_executor;
+  packers.ParallelFor(tiles.count * chunks, [&](int64_t task, int) {
+    const int64_t tile = task / chunks, chunk = task % chunks;
     PackRowsArgs args;
     args.a = a_data + tiles.begin(tile) * a_row_bytes +
-             k * static_cast<int64_t>(SizeOf(spec_.a));
+             chunk * chunk_k * static_cast<int64_t>(SizeOf(spec_.a));
     args.row_bytes = static_cast<ptrdiff_t>(a_row_bytes);
     args.rows = static_cast<size_t>(tiles.size(tile));
-    args.elements =
-        static_cast<size_t>(std::min(kPieceElements, elements - element));
-    args.k = static_cast<size_t>(std::min<int64_t>(
-        spec_.k - k, static_cast<int64_t>(args.elements) * per_element));
-    args.to = scratch.a + tile * a_tile + element * stride;
+    args.k = static_cast<size_t>(std::min(chunk_k, spec_.k - chunk * chunk_k));
+    args.elements = static_cast<size_t>(
+                        std::min(kChunk, layout_.lines() - chunk * kChunk)) *
+                    kernels_.elements_per_line;
+    args.to = scratch.a + task * tiles.max_size() * pitch;
+    args.to_pitch = static_cast<size_t>(pitch);
     kernels_.pack_rows(args);
   });
 
-  const TileLoop loop = {&kernels_.table,
-                         static_cast<int64_t>(kernels_.elements_per_line),
-                         scratch.a,
-                         a_tile,
-                         tiles,
-                         packed_.data(),
-                         layout_.panel_bytes(),
-                         layout_.lines(),
-                         layout_.panels()};
-  const int64_t chunks = DivCeil(layout_.lines(), kChunkLines);
+  const TileLoop loop = {&kernels_.table, scratch.a,
+                         pitch,           tiles,
+                         packed_.data(),  layout_.panel_bytes(),
+                         layout_.lines(), layout_.panels()};
   const Division division = Division::Of(rows, tiles.count, layout_.panels(),
                                          chunks, executor.num_workers());
   Executor& multipliers = WorthAFork(layout_.panels() * layout_.lines(), rows)
@@ -210,8 +206,7 @@ void PackedLinearPlan::ExecuteBlock(const AnyTensorView& a,
                               : inline_executor;
 
   // c[row + first, ...) from sums.
-  const int64_t c_row_bytes =
-      c.stride(0) * static_cast<int64_t>(SizeOf(spec_.c));
+  const int64_t c_row_bytes = RowBytes(c);
   const auto finish = [&](int64_t first, int64_t count, int64_t panel,
                           int64_t panel_end, const float* sums,
                           int64_t sums_stride) {

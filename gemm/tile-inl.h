@@ -3,10 +3,9 @@
 //   sums[r, p * 16 + c] (+)= sum over l < steps of
 //                            dot(a[l, r], b[p][l][c]),   r < kRows, p < kPanels
 //
-// b is kPanels panels of packing/vnni_layout.h; a is [steps * Dot::kSub]
-// [kRows <= 16 of 16] 32-bit elements, or without the gaps where kRows is 1
-// (gemm/linear_kernels.h). Every sum is one chain over l, so its bits do not
-// depend on kRows or kPanels.
+// b is kPanels panels of packing/vnni_layout.h; a is rows of steps * Dot::kSub
+// 32-bit elements, PackedRowPitch apart. Every sum is one chain over l, so its
+// bits do not depend on kRows or kPanels.
 //
 // A Dot says what one line means:
 //
@@ -100,7 +99,8 @@ HWY_INLINE void HalfStep(
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (size_t v = 0; v < kPanels * kVecs; ++v) {
-      sum[r][v] = Dot::MulAdd(operand[v], a[r], sum[r][v]);
+      sum[r][v] =
+          Dot::MulAdd(operand[v], a[r * PackedRowPitch(Dot::kSub)], sum[r][v]);
     }
   }
 }
@@ -109,10 +109,9 @@ template <class Dot, size_t kRows, size_t kPanels>
 HWY_INLINE void Step(const uint32_t* HWY_RESTRICT a,
                      const uint8_t* HWY_RESTRICT b, size_t panel_bytes,
                      hn::Vec<typename Dot::D> (&sum)[kRows][kPanels * kVecs]) {
-  constexpr size_t kStride = kRows == 1 ? 1 : kTileStride;
   HalfStep<Dot, kRows, kPanels, 0>(a, b, panel_bytes, sum);
   if constexpr (Dot::kSub == 2) {
-    HalfStep<Dot, kRows, kPanels, 1>(a + kStride, b, panel_bytes, sum);
+    HalfStep<Dot, kRows, kPanels, 1>(a + 1, b, panel_bytes, sum);
   }
 }
 
@@ -122,7 +121,6 @@ void MultiplyTile(const TileArgs& t) {
   using T = hn::TFromD<D>;
   const D d;
   constexpr size_t kLanes = HWY_MAX_LANES_D(D);
-  constexpr size_t kStepA = Dot::kSub * (kRows == 1 ? 1 : kTileStride);
   const uint32_t* HWY_RESTRICT a = t.a;
   const uint8_t* HWY_RESTRICT b = t.b;
   const size_t panel_bytes = t.panel_bytes;
@@ -138,12 +136,12 @@ void MultiplyTile(const TileArgs& t) {
   for (; l < t.prefetch_steps; ++l, next += kLineBytes) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * panel_bytes);
-    Step<Dot, kRows, kPanels>(a + l * kStepA, b + l * kLineBytes, panel_bytes,
-                              sum);
+    Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
+                              panel_bytes, sum);
   }
   for (; l < t.steps; ++l) {
-    Step<Dot, kRows, kPanels>(a + l * kStepA, b + l * kLineBytes, panel_bytes,
-                              sum);
+    Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
+                              panel_bytes, sum);
   }
   HWY_UNROLL(16)
   for (size_t r = 0; r < kRows; ++r) {

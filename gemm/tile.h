@@ -11,15 +11,27 @@
 
 namespace quern {
 
-inline constexpr size_t kTileRows = 14;    // of a, at most
-inline constexpr size_t kTilePanels = 8;   // of b, at most
-inline constexpr size_t kTileStride = 16;  // 32-bit elements of packed a
+inline constexpr size_t kTileRows = 14;   // of a, at most
+inline constexpr size_t kTilePanels = 8;  // of b, at most
+
+// Lines of b that one call multiplies, at most, and then adds to `sums`: 16 KiB
+// of each panel, so that two panels fit L1 beside a tile of a, and the call and
+// the addition are 1 % of the time.
+inline constexpr size_t kChunkLines = 256;
+
+// From one row of packed a to the next, in 32-bit elements, where one line of b
+// meets `elements_per_line` of them. A constant, so that rows are offsets in
+// the instructions; one cache line more than a power of two, so that rows do
+// not share cache sets.
+constexpr size_t PackedRowPitch(size_t elements_per_line) {
+  return kChunkLines * elements_per_line + 16;
+}
 
 struct TileArgs {
-  const uint32_t* a;
+  const uint32_t* a;   // row r at a + r * PackedRowPitch(...)
   const uint8_t* b;    // the first line of the first panel
   size_t panel_bytes;  // from one panel to the next
-  size_t steps;        // lines of each panel
+  size_t steps;        // lines of each panel, at most kChunkLines
   void* sums;          // f32 or i32
   size_t sums_stride;  // elements from row to row
   bool add;            // to what sums holds; else it is overwritten

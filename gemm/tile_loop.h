@@ -26,10 +26,6 @@
 
 namespace quern {
 
-// 16 KiB of each panel: two panels fit L1 beside a tile of a, and the call and
-// the addition to `sums` are 1 % of the time.
-inline constexpr int64_t kChunkLines = 256;
-
 // The rows of one product divided into as few tiles as there must be, as even
 // as they can be: the first of tile i is RowTiles::begin(i).
 struct RowTiles {
@@ -46,20 +42,15 @@ struct RowTiles {
 
 struct TileLoop {
   const TileTable* table;
-  int64_t elements_per_line;  // 32-bit elements of a that a line of b meets
-  const uint32_t* a;          // tiles of rows, a_tile elements apart
-  int64_t a_tile;
+  // a[tile][chunk][row < tiles.max_size()][pitch], see PackedRowPitch.
+  const uint32_t* a;
+  int64_t a_pitch;
   RowTiles tiles;
   const uint8_t* b;  // the first panel of all
   int64_t panel_bytes;
   int64_t lines;   // of each panel
   int64_t panels;  // of all, so as not to prefetch beyond
 };
-
-// 32-bit elements of one packed tile of a.
-inline int64_t PackedTileElements(int64_t tile_rows, int64_t elements) {
-  return elements * (tile_rows == 1 ? 1 : static_cast<int64_t>(kTileStride));
-}
 
 // One task: ranges of panels, of tiles of rows, and of chunks.
 struct TileRange {
@@ -75,18 +66,19 @@ void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
   const TileTable& table = *loop.table;
   const int64_t best = static_cast<int64_t>(
       table.panels[static_cast<size_t>(loop.tiles.max_size())]);
+  constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
   constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
-  const int64_t stride =
-      loop.tiles.max_size() == 1 ? 1 : static_cast<int64_t>(kTileStride);
+  const int64_t a_chunk = loop.tiles.max_size() * loop.a_pitch;
+  const int64_t a_tile = DivCeil(loop.lines, kChunk) * a_chunk;
   TileArgs t = {};
   t.panel_bytes = static_cast<size_t>(loop.panel_bytes);
   t.sums_stride = static_cast<size_t>(sums_stride);
   const int64_t begin = range.panel, end = range.panel_end;
   const int64_t num_tiles = range.tile_end - range.tile;
   for (int64_t chunk = range.chunk; chunk < range.chunk_end; ++chunk) {
-    const int64_t line = chunk * kChunkLines;
-    const int64_t steps = std::min(kChunkLines, loop.lines - line);
+    const int64_t line = chunk * kChunk;
+    const int64_t steps = std::min(kChunk, loop.lines - line);
     t.steps = static_cast<size_t>(steps);
     t.add = chunk != range.chunk;
     for (int64_t panel = begin; panel < end;) {
@@ -100,7 +92,7 @@ void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
       if (next_panel == end) {
         const bool last = chunk + 1 == range.chunk_end;
         next_panel = last ? end : begin;
-        next_line = (last ? range.chunk : chunk + 1) * kChunkLines;
+        next_line = (last ? range.chunk : chunk + 1) * kChunk;
       }
       const int64_t next_steps = next_panel + count <= loop.panels
                                      ? std::min(steps, loop.lines - next_line)
@@ -113,8 +105,7 @@ void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
         t.prefetch = next + part * kLineBytes;
         t.prefetch_steps =
             static_cast<size_t>(next_steps * (i + 1) / num_tiles - part);
-        t.a = loop.a + tile * loop.a_tile +
-              line * loop.elements_per_line * stride;
+        t.a = loop.a + tile * a_tile + chunk * a_chunk;
         t.sums = sums +
                  (loop.tiles.begin(tile) - loop.tiles.begin(range.tile)) *
                      sums_stride +
