@@ -117,7 +117,7 @@ absl::StatusOr<Int8QuantizePlan> Int8QuantizePlan::Create(
   } else {
     if (!(kMinScale <= spec.scale && spec.scale <= kMaxScale)) {
       return InvalidArgument(kOp, "scale=", spec.scale,
-                             "; need 2^-125 <= scale <= 2^125");
+                             "; need 2^-125 <= scale <= 2^118");
     }
     QUERN_RETURN_IF_ERROR(
         CheckRange(kOp, "zero_point", spec.zero_point, -128, 127));
@@ -199,9 +199,9 @@ Int8QuantizePlan::Terms Int8QuantizePlan::DynamicTerms(const void* x,
   terms.scale = std::max(terms.scale, kMinScale);
   terms.inverse = 1.0f / terms.scale;
   if (!symmetric) {
-    // min / s lies in [-255, 0].
-    terms.zero_point =
-        -128 - static_cast<int32_t>(std::nearbyint(min * terms.inverse));
+    // In [-255, 0]; exact in double before it is rounded, as in the kernels.
+    const double steps = static_cast<double>(min) * terms.inverse;
+    terms.zero_point = -128 - static_cast<int32_t>(std::nearbyint(steps));
   }
   return terms;
 }
@@ -209,16 +209,19 @@ Int8QuantizePlan::Terms Int8QuantizePlan::DynamicTerms(const void* x,
 // All of one row but where its scale and zero point go.
 Int8QuantizePlan::Terms Int8QuantizePlan::Row(const void* x, int64_t k,
                                               const Target& target) const {
-  const Terms terms =
-      spec_.granularity == Int8Granularity::kPerToken
-          ? DynamicTerms(x, k)
-          : Terms{spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
-  if (terms.inverse == 0.0f) {  // neither a number nor finite
-    std::memset(target.q, target.flip, static_cast<size_t>(k));
+  const size_t n = static_cast<size_t>(k);
+  if (spec_.granularity == Int8Granularity::kPerTensor) {
+    const Terms terms = {spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
+    kernels_.quantize_any(x, n, terms.inverse, terms.zero_point, target.flip,
+                          target.next_x, target.stream, target.q);
+    return terms;
+  }
+  const Terms terms = DynamicTerms(x, k);
+  if (terms.inverse == 0.0f) {  // not finite
+    std::memset(target.q, target.flip, n);
   } else {
-    kernels_.quantize(x, static_cast<size_t>(k), terms.inverse,
-                      terms.zero_point, target.flip, target.next_x,
-                      target.stream, target.q);
+    kernels_.quantize(x, n, terms.inverse, terms.zero_point, target.flip,
+                      target.next_x, target.stream, target.q);
   }
   return terms;
 }

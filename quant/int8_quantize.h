@@ -4,7 +4,7 @@
 // Activations to int8: x[m, k], f32, bf16 or f16, to q[m, k] with a scale s and
 // a zero point z, one pair for each row (token) or one for all:
 //
-//   q = clamp(rint(fl(x * r)) + z, -128, 127)      r = fl(1 / s)
+//   q = clamp(rint(x * r) + z, -128, 127)      r = fl(1 / s)
 //   x ~ s * (q - z)
 //
 //   per token, symmetric    s = fl(max|x| / 127)          z = 0
@@ -14,14 +14,16 @@
 //                           in double, where they cannot overflow
 //   per tensor              s and z of the spec
 //
-// fl() rounds to f32, rint() to an integer, both to nearest, ties to even; all
-// are IEEE operations in this order, so that every instruction set gives the
-// same bits. A product with r, not a quotient: twice as fast, and of |q - z| up
-// to 255 wrong by less than 2^-15 of a step. Hence, wherever q is not clamped
-// by a scale of the spec,
+// fl() rounds to f32 and rint() to an integer, both to nearest, ties to even;
+// x * r is not rounded before rint(). That is one fused multiply-add, or a
+// product in double where there is none: the same bits on every instruction
+// set. A product with r, not a quotient, costs a tenth and is off by at most
+// |x / s| * 2^-24 (and a little). Hence, where no scale of the spec makes it
+// clamp,
 //
-//   symmetric    |x - s * q|       <= s * (1/2 + 2^-16)
-//   asymmetric   |x - s * (q - z)| <= s * (1/2 + 2^-14)
+//   symmetric    |x - s * q|       <= s * (1/2 + 2^-16)    127 * 2^-24 < 2^-17
+//   asymmetric   |x - s * (q - z)| <= s * (1/2 + 2^-15)    255 * 2^-24 < 2^-16,
+//                                     once for x and once for z
 //
 // Symmetric codes per token lie in [-127, 127], as the largest |x| has code 127
 // or -127; -128 comes only from a scale of the spec. Unlike in vLLM, the
@@ -87,9 +89,9 @@ struct Int8QuantizeSpec {
 
 class Int8QuantizePlan {
  public:
-  // Both the scale and its reciprocal are normal numbers.
+  // Scale, reciprocal, and the 256 steps that no code reaches are normal f32.
   static constexpr float kMinScale = 0x1p-125f;
-  static constexpr float kMaxScale = 0x1p125f;
+  static constexpr float kMaxScale = 0x1p118f;
 
   // InvalidArgument if dtype, scale or zero_point is none of those above;
   // per token they must be left at 1 and 0.

@@ -19,11 +19,16 @@ struct Int8QuantizeKernels {
   // The codes of the smallest and the largest of x and 0, -0 below 0. A NaN is
   // beyond the infinity of its sign.
   void (*min_max)(const void* x, size_t n, uint32_t* min, uint32_t* max);
-  // q[i] = clamp(rint(x[i] * inverse) + zero_point, -128, 127) ^ flip, NaN as
-  // 0. Meanwhile prefetches n elements at `next`, which may be any address.
-  // With `stream` stores go around the caches, and are complete after flush().
+  // q[i] = clamp(rint(x[i] * inverse) + zero_point, -128, 127) ^ flip, the
+  // product not rounded before; |x[i] * inverse| < 256. Meanwhile prefetches n
+  // elements at `next`, which may be any address. With `stream` stores go
+  // around the caches, and are complete after flush().
   void (*quantize)(const void* x, size_t n, float inverse, int32_t zero_point,
                    uint8_t flip, const void* next, bool stream, void* q);
+  // The same for any x, NaN counting as 0, and 2^-118 <= inverse <= 2^125.
+  void (*quantize_any)(const void* x, size_t n, float inverse,
+                       int32_t zero_point, uint8_t flip, const void* next,
+                       bool stream, void* q);
   void (*flush)();
 };
 

@@ -47,7 +47,7 @@ TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
   };
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::string scales = "; need 2^-125 <= scale <= 2^125";
+  const std::string scales = "; need 2^-125 <= scale <= 2^118";
   ExpectRefusals({
       {refusal(Spec(DType::kF8E4M3, kToken, kNone, 1, 0)),
        "dtype is f8e4m3; need f32, bf16 or f16"},
@@ -61,7 +61,7 @@ TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
       {refusal(Spec(kBF16, kTensor, kNone, inf, 0)), "scale=inf" + scales},
       {refusal(Spec(kBF16, kTensor, kNone, nan, 0)), "scale=nan" + scales},
       {refusal(Spec(kBF16, kTensor, kNone, 0x1p-126f, 0)), "scale=1.17549e-38"},
-      {refusal(Spec(kBF16, kTensor, kNone, 0x1p126f, 0)), "scale=8.50706e+37"},
+      {refusal(Spec(kBF16, kTensor, kNone, 0x1p119f, 0)), "scale=6.64614e+35"},
       {refusal(Spec(kBF16, kTensor, kUsed, 1, 128)),
        "zero_point=128; need -128 <= zero_point <= 127"},
       {refusal(Spec(kBF16, kTensor, kUsed, 1, -129)), "zero_point=-129; need"},

@@ -81,13 +81,42 @@ void MinMax(const void* x, size_t n, uint32_t* min, uint32_t* max) {
   *max = code(hn::ReduceMax(d, hn::Max(max0, max1)));
 }
 
-template <typename T>
+// Sixteen bits are enough for a number of steps once x is within this many.
+constexpr float kMostSteps = 256.0f;
+
+// rint(v * factor), the product not rounded before, in the lower 16 bits of
+// each lane; the upper ones are unspecified. |v * factor| < 2^15.
+template <class DF, class DI = hn::RebindToSigned<DF>>
+HWY_INLINE hn::Vec<DI> Steps(DF df, hn::Vec<DF> v, hn::Vec<DF> factor) {
+  const DI di;
+  // Added to a number whose unit in the last place is 1, and whose mantissa is
+  // 0 in the lower bits, a small one is rounded to an integer there.
+#if HWY_NATIVE_FMA
+  return hn::BitCast(di, hn::MulAdd(v, factor, hn::Set(df, 0x1.8p23f)));
+#else
+  // The product of two f32 is exact in double.
+  const hn::RepartitionToWide<DF> dd;
+  const auto unit = hn::Set(dd, 0x1.8p52);
+  const auto lower = hn::Add(
+      hn::Mul(hn::PromoteLowerTo(dd, v), hn::PromoteLowerTo(dd, factor)), unit);
+  const auto upper = hn::Add(
+      hn::Mul(hn::PromoteUpperTo(dd, v), hn::PromoteUpperTo(dd, factor)), unit);
+  return hn::ConcatEven(di, hn::BitCast(di, upper), hn::BitCast(di, lower));
+#endif
+}
+
+// kAnyX: x may be anything, as where the scale is given; else x is finite and
+// |x * inverse| < 256.
+template <typename T, bool kAnyX>
 void Quantize(const void* x, size_t n, float inverse, int32_t zero_point,
               uint8_t flip, const void* next, bool stream, void* q) {
   const hn::ScalableTag<int8_t> d8;
   const hn::Repartition<int16_t, decltype(d8)> d16;
+  const hn::Repartition<uint16_t, decltype(d8)> du16;
+  const hn::Repartition<uint32_t, decltype(d8)> du32;
   const hn::Repartition<float, decltype(d8)> df;
   const hn::Rebind<int16_t, decltype(df)> dp16;  // as many lanes as df
+  const hn::Rebind<uint16_t, decltype(df)> dpu16;
   const hn::Rebind<int8_t, decltype(df)> dp8;
   const size_t lanes = hn::Lanes(df);
   const size_t step = hn::Lanes(d8);
@@ -95,32 +124,49 @@ void Quantize(const void* x, size_t n, float inverse, int32_t zero_point,
   const uint8_t* ahead = static_cast<const uint8_t*>(next);
   int8_t* to = static_cast<int8_t*>(q);
   const auto factor = hn::Set(df, inverse);
+  const auto last = hn::Set(df, kMostSteps / inverse);
   const int16_t z = static_cast<int16_t>(zero_point);
   const int8_t sign = static_cast<int8_t>(flip);
 
-  // Saturates beyond int32, as the steps to int16 and int8 do after it.
-  const auto to_int = [&](hn::Vec<decltype(df)> v) HWY_ATTR {
-    const auto product = hn::Mul(v, factor);
-    return hn::NearestInt(
-        hn::IfThenElseZero(hn::Eq(product, product), product));
+  const auto steps = [&](hn::Vec<decltype(df)> v) HWY_ATTR {
+    if constexpr (kAnyX) {
+      v = hn::IfThenElseZero(hn::Eq(v, v), v);  // NaN
+      v = hn::Max(hn::Min(v, last), hn::Neg(last));
+    }
+    return hn::BitCast(du32, Steps(df, v, factor));
   };
   const auto quantize_part = [&](size_t i, size_t part) HWY_ATTR {
-    const auto v = to_int(LoadNF32(df, from + i, part));
-    const auto w = hn::SaturatedAdd(hn::DemoteTo(dp16, v), hn::Set(dp16, z));
+    const auto v = steps(LoadNF32(df, from + i, part));
+    const auto w = hn::SaturatedAdd(hn::BitCast(dp16, hn::TruncateTo(dpu16, v)),
+                                    hn::Set(dp16, z));
     hn::StoreN(hn::Xor(hn::DemoteTo(dp8, w), hn::Set(dp8, sign)), dp8, to + i,
                part);
   };
+  // As many elements as int16 has lanes.
+  const auto quantize_pair = [&](size_t i) HWY_ATTR {
+    auto v = hn::Zero(du16);
+    if constexpr (hwy::IsSame<T, BFloat16>()) {
+      // Without moving lanes: the odd ones are f32 but for bits below theirs.
+      const auto codes = hn::BitCast(
+          du32, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from + i)));
+      const auto even = steps(hn::BitCast(df, hn::ShiftLeft<16>(codes)));
+      const auto odd =
+          steps(hn::BitCast(df, hn::And(codes, hn::Set(du32, 0xFFFF0000u))));
+      v = hn::OddEven(hn::BitCast(du16, hn::ShiftLeft<16>(odd)),
+                      hn::BitCast(du16, even));
+    } else {
+      v = hn::OrderedTruncate2To(du16, steps(LoadF32(df, from + i)),
+                                 steps(LoadF32(df, from + i + lanes)));
+    }
+    return hn::SaturatedAdd(hn::BitCast(d16, v), hn::Set(d16, z));
+  };
   const auto quantize_step = [&](size_t i) HWY_ATTR {
-    const auto pair = [&](size_t j) HWY_ATTR {
-      const auto a = to_int(LoadF32(df, from + j));
-      const auto b = to_int(LoadF32(df, from + j + lanes));
-      return hn::SaturatedAdd(hn::OrderedDemote2To(d16, a, b), hn::Set(d16, z));
-    };
     for (size_t bytes = 0; bytes < step * sizeof(T); bytes += 64) {
       hwy::Prefetch(ahead + i * sizeof(T) + bytes);
     }
-    return hn::Xor(hn::OrderedDemote2To(d8, pair(i), pair(i + 2 * lanes)),
-                   hn::Set(d8, sign));
+    return hn::Xor(
+        hn::OrderedDemote2To(d8, quantize_pair(i), quantize_pair(i + step / 2)),
+        hn::Set(d8, sign));
   };
 
   size_t i = 0;
@@ -145,7 +191,8 @@ Int8QuantizeKernels KernelsOf() {
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.max_abs = &MaxAbs<Code>;
   kernels.min_max = &MinMax<Code>;
-  kernels.quantize = &Quantize<T>;
+  kernels.quantize = &Quantize<T, false>;
+  kernels.quantize_any = &Quantize<T, true>;
   kernels.flush = &Flush;
   return kernels;
 }

@@ -71,16 +71,16 @@ Row Formula(const Int8QuantizeSpec& spec, const std::vector<float>& x) {
             : static_cast<float>((static_cast<double>(max) - min) / 255.0);
     row.scale = std::max(row.scale, 0x1p-125f);
     if (spec.zero_points == kUsed) {
-      const float steps = min * (1.0f / row.scale);
+      const double steps = static_cast<double>(min) * (1.0f / row.scale);
       row.zero_point = static_cast<int32_t>(-128 - std::nearbyint(steps));
     }
   }
   const float inverse = 1.0f / row.scale;
   for (const float v : x) {
-    const float steps = v * inverse;
+    const double steps = static_cast<double>(v) * inverse;  // exact
     const double code = std::isnan(steps)
                             ? row.zero_point
-                            : std::nearbyint(double{steps}) + row.zero_point;
+                            : std::nearbyint(steps) + row.zero_point;
     row.q.push_back(static_cast<int8_t>(std::clamp(code, -128.0, 127.0)));
   }
   return row;
@@ -293,13 +293,13 @@ TEST_P(Int8QuantizeTest, StaysWithinTheBoundsOfTheHeader) {
       EXPECT_LE(std::abs(shifted.scale - want_shifted.scale),
                 0x1.01p-24 * want_shifted.scale);
       EXPECT_LE(std::abs(shifted.zero_point - want_shifted.exact_zero_point),
-                0.5 + 0x1p-14);
+                0.5 + 0x1p-15);
       for (size_t i = 0; i < x.size(); ++i) {
         ASSERT_LE(std::abs(reals[i] / row.scale - row.q[i]), 0.5 + 0x1p-16);
         ASSERT_GE(row.q[i], -127);
         ASSERT_LE(std::abs(reals[i] / shifted.scale -
                            (shifted.q[i] - shifted.zero_point)),
-                  0.5 + 0x1p-14);
+                  0.5 + 0x1p-15);
       }
     }
   }

@@ -103,7 +103,7 @@ class Quantize final : public Op {
         mine.Add(row, scale, want.scale, 0x1.01p-24 * want.scale);
         if (azp()) {
           zero_point = zeros_.at<int32_t>(0)[row];
-          mine.Add(row, zero_point, want.exact_zero_point, 0.5 + 0x1p-14);
+          mine.Add(row, zero_point, want.exact_zero_point, 0.5 + 0x1p-15);
         }
       }
       const int8_t* q = q_.at<int8_t>(0) + row * k_;
@@ -111,7 +111,7 @@ class Quantize final : public Op {
         mine.Add(
             row * k_ + i,
             Int8StepsOff(x[static_cast<size_t>(i)], scale, zero_point, q[i]),
-            0.0, 0.5 + (azp() ? 0x1p-14 : 0x1p-16));
+            0.0, 0.5 + (azp() ? 0x1p-15 : 0x1p-16));
       }
       all.Merge(mine);
     });
