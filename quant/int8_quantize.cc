@@ -25,6 +25,10 @@ constexpr int64_t kMinTaskElements = 16384;
 // Tasks per worker at most, to level out slow ones.
 constexpr int64_t kTasksPerWorker = 8;
 
+// What is to be in L2 before its row's turn comes: time enough for DRAM to
+// answer, and little beside 1 MiB.
+constexpr int64_t kPrefetchBytes = 16 << 10;
+
 // Rows shorter than this are not streamed: their partial cache lines at both
 // ends would cost more than is won.
 constexpr int64_t kMinStreamRowBytes = 1024;
@@ -260,14 +264,20 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
   const int64_t x_stride_bytes =
       steps ? x.stride(0) * static_cast<int64_t>(SizeOf(spec_.dtype)) : 0;
   const int64_t q_stride = steps ? q.stride(0) : 0;
-  const bool stream = spec_.stores == Int8QuantizeStores::kStream ||
-                      (spec_.stores == Int8QuantizeStores::kAuto &&
-                       k >= kMinStreamRowBytes && m * k > last_level_bytes_);
+  const int64_t row_bytes = k * static_cast<int64_t>(SizeOf(spec_.dtype));
+  // Past the caches once x and q do not fit together: x would drive q out.
+  const bool stream =
+      spec_.stores == Int8QuantizeStores::kStream ||
+      (spec_.stores == Int8QuantizeStores::kAuto && k >= kMinStreamRowBytes &&
+       m * (row_bytes + k) > last_level_bytes_);
+  const int64_t rows_ahead =
+      DivCeil(kPrefetchBytes, std::max<int64_t>(row_bytes, 1));
 
   const auto rows = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const uint8_t* row = data + i * x_stride_bytes;
-      const uint8_t* next = i + 1 < end ? row + x_stride_bytes : row;
+      const uint8_t* next =
+          data + std::min(i + rows_ahead, end - 1) * x_stride_bytes;
       const Terms terms =
           Row(row, k, {q.data() + i * q_stride, next, 0, stream});
       if (scales.extent(0) != 0) scales.data()[i] = terms.scale;
