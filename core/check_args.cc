@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 
 namespace quern {
@@ -38,14 +39,19 @@ std::string ShapeOf(absl::Span<const int64_t> want) {
                       "]");
 }
 
-// Bytes from the first element to the end of the last one, over the dimensions
-// from `first` on and at index 0 of those before it.
-int64_t SpanBytes(const AnyTensorView& v, int first) {
-  int64_t last = 0;
+// *bytes = from the first element to the end of the last one, over the
+// dimensions from `first` on and at index 0 of those before it. A stride that
+// is never stepped over does not count. False if that is 2^63 or more.
+bool SpanBytes(const AnyTensorView& v, int first, int64_t* bytes) {
+  int64_t elements = 1;
   for (int d = first; d < v.rank(); ++d) {
-    last += (v.extent(d) - 1) * v.stride(d);
+    int64_t last = 0;
+    if (v.extent(d) > 1 && !(CheckedMul(v.extent(d) - 1, v.stride(d), &last) &&
+                             CheckedAdd(elements, last, &elements))) {
+      return false;
+    }
   }
-  return (last + 1) * static_cast<int64_t>(SizeOf(v.dtype()));
+  return CheckedMul(elements, static_cast<int64_t>(SizeOf(v.dtype())), bytes);
 }
 
 bool SameOuterStrides(const AnyTensorView& a, const AnyTensorView& b) {
@@ -93,7 +99,14 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
                              " in dimension ", d, "; need ",
                              last ? "1" : "0 or more");
   }
-  if (view.data() == nullptr && !Empty(view)) {
+  if (Empty(view)) return absl::OkStatus();
+  if (int64_t bytes = 0; !SpanBytes(view, 0, &bytes)) {
+    return InvalidArgument(op, field, " is ", ShapeOf(view), " with stride ",
+                           view.stride(0),
+                           " in dimension 0; need fewer than 2^63 bytes from "
+                           "its first element to its last");
+  }
+  if (view.data() == nullptr) {
     return InvalidArgument(op, field, " is null; need ", ShapeOf(want));
   }
   return absl::OkStatus();
@@ -126,11 +139,11 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   if (Empty(a) || Empty(b)) return false;
   const auto a_begin = reinterpret_cast<intptr_t>(a.data());
   const auto b_begin = reinterpret_cast<intptr_t>(b.data());
-  if (a_begin + SpanBytes(a, 0) <= b_begin ||
-      b_begin + SpanBytes(b, 0) <= a_begin) {
-    return false;
-  }
+  int64_t a_span = 0, b_span = 0;
+  if (!SpanBytes(a, 0, &a_span) || !SpanBytes(b, 0, &b_span)) return true;
+  if (b_begin - a_begin >= a_span || a_begin - b_begin >= b_span) return false;
   // Column ranges of one matrix, such as q and k in a joint projection.
+  if (a.extent(0) <= 1 && b.extent(0) <= 1) return true;
   const auto row_stride = [](const AnyTensorView& v) {
     return v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()));
   };
@@ -138,7 +151,8 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
     return true;
   }
   const int64_t stride = row_stride(a.extent(0) > 1 ? a : b);
-  const int64_t a_bytes = SpanBytes(a, 1), b_bytes = SpanBytes(b, 1);
+  int64_t a_bytes = 0, b_bytes = 0;
+  if (!SpanBytes(a, 1, &a_bytes) || !SpanBytes(b, 1, &b_bytes)) return true;
   if (stride < std::max(a_bytes, b_bytes)) return true;
   const int64_t delta = (b_begin - a_begin) % stride;
   const int64_t at = delta < 0 ? delta + stride : delta;

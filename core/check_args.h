@@ -23,7 +23,8 @@ absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
                           DType dtype, absl::Span<const DType> choices);
 
 // `view` has this dtype, rank and extents, last stride 1, no negative stride,
-// and memory unless it is empty.
+// and memory, fewer than 2^63 bytes of it, unless it is empty. The stride of a
+// dimension of extent 1 is not used and may be any number.
 absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want);

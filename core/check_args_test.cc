@@ -1,10 +1,13 @@
 #include "core/check_args.h"
 
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "core/dtype.h"
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
@@ -89,6 +92,53 @@ TEST(MayOverlapTest, EmptyViewsTouchNothing) {
   EXPECT_FALSE(MayOverlap(full, DenseMatrix<float>(x, 0, 2)));
   EXPECT_FALSE(MayOverlap(DenseMatrix<float>(x, 2, 0), full));
   EXPECT_TRUE(MayOverlap(full, full));
+}
+
+// MatrixView's memory of bytes as seen by CheckInput and CheckOutput.
+absl::Status CheckBoth(const MatrixView<float>& v) {
+  const absl::Status input =
+      CheckInput("op", "x", v, DType::kF32, {kAnyExtent, kAnyExtent});
+  const absl::Status output =
+      CheckOutput("op", "x", v, DType::kF32, {kAnyExtent, kAnyExtent});
+  EXPECT_EQ(input, output);
+  return input;
+}
+
+TEST(CheckInputTest, RefusesASpanOf2To63BytesAndIgnoresUnusedStrides) {
+  float x[4] = {};
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  const auto rows = [&x](int64_t count, int64_t stride) {
+    return MatrixView<float>(x, {count, 4}, {stride, 1});
+  };
+  for (const auto& v : {rows(3, kMax / 2), rows(2, kMax), rows(2, kMax / 4)}) {
+    const absl::Status status = CheckBoth(v);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("need fewer than 2^63 bytes"),
+              std::string::npos)
+        << status;
+  }
+  EXPECT_EQ(CheckBoth(rows(2, kMax / 8)), absl::OkStatus());
+  for (const int64_t unused : {kMax, -kMax, int64_t{0}}) {
+    EXPECT_EQ(CheckBoth(rows(1, unused)), absl::OkStatus()) << unused;
+    EXPECT_EQ(CheckBoth(rows(0, unused)), absl::OkStatus()) << unused;
+  }
+}
+
+TEST(MayOverlapTest, DoesNotOverflow) {
+  float x[16] = {};
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  const MatrixView<float> wide(x, {3, 4}, {kMax / 2, 1});
+  const MatrixView<float> row(x, {1, 4}, {kMax, 1});
+  const MatrixView<float> next(x + 4, {1, 4}, {kMax, 1});
+  const MatrixView<float> far(x, {2, 4}, {kMax / 8, 1});
+  EXPECT_TRUE(MayOverlap(wide, row));
+  EXPECT_TRUE(MayOverlap(row, wide));
+  EXPECT_TRUE(MayOverlap(row, row));
+  EXPECT_FALSE(MayOverlap(row, next));
+  EXPECT_FALSE(MayOverlap(next, row));
+  EXPECT_TRUE(MayOverlap(far, row));
+  EXPECT_FALSE(MayOverlap(far, next));
+  EXPECT_FALSE(MayOverlap(next, far));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -32,7 +33,8 @@ absl::Status SglangInt8PackPlan::CheckArgs(MatrixView<const int8_t> w,
                                            VectorView<int32_t> compensation,
                                            const void* packed) const {
   QUERN_RETURN_IF_ERROR(pack_.CheckArgs(w, compensation, packed));
-  return compensate_.CheckNK(w, compensation);
+  QUERN_RETURN_IF_ERROR(compensate_.CheckNK(w, compensation));
+  return CheckApart("sglang_pack", "w", w, "compensation", compensation);
 }
 
 void SglangInt8PackPlan::Pack(MatrixView<const int8_t> w,

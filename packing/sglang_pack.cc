@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -57,7 +58,12 @@ absl::Status SglangPackPlan::CheckArgs(const AnyTensorView& w,
       (layout_.has_compensation() && compensation.data() == nullptr)) {
     return InvalidArgument(kOp, "null data; need memory");
   }
-  return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "w", w, layout_.dtype(), {w.extent(0), w.extent(1)}));
+  const auto to =
+      DenseVector(static_cast<const uint8_t*>(packed), layout_.bytes());
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "w", w, "packed", to));
+  return CheckApart(kOp, "compensation", compensation, "packed", to);
 }
 
 void SglangPackPlan::Pack(const AnyTensorView& w,
@@ -65,6 +71,7 @@ void SglangPackPlan::Pack(const AnyTensorView& w,
                           Executor& executor) const noexcept {
   QUERN_DCHECK(CheckArgs(w, compensation, packed).ok());
   const SglangPackKernels::Block pack = KernelOf(kernels_, layout_.dtype());
+  // n >= 16, so that the stride is one that CheckArgs has seen.
   const int64_t row_bytes =
       w.stride(0) * static_cast<int64_t>(SizeOf(layout_.dtype()));
   executor.ParallelFor(layout_.blocks(), [&](int64_t block, int /*worker*/) {

@@ -304,6 +304,16 @@ TEST(SglangPackPlanTest, RefusesBadArguments) {
          "columns of w=31");
   expect(plan->CheckArgs(good, {}, packed.data()), "compensation=0");
   expect(plan->CheckArgs(good, all, nullptr), "null data");
+  expect(plan->CheckArgs(MatrixView<const int8_t>(w.data(), {32, 32}, {-5, 1}),
+                         all, packed.data()),
+         "w has stride -5 in dimension 0; need 0 or more");
+  const auto* inside = reinterpret_cast<const int8_t*>(packed.data() + 1151);
+  expect(plan->CheckArgs(DenseMatrix(inside, 32, 32), all, packed.data()),
+         "packed overlaps w");
+  const auto* comp_inside = reinterpret_cast<const int32_t*>(packed.data());
+  expect(
+      plan->CheckArgs(good, DenseVector(comp_inside + 287, 32), packed.data()),
+      "packed overlaps compensation");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -45,6 +46,11 @@ const VnniPackKernels::Direction& DirectionOf(const VnniPackSpec& spec,
     default:
       return kernels.kn8;
   }
+}
+
+// That of a lone row may be any number and is not used.
+int64_t RowStride(const AnyTensorView& w) {
+  return w.extent(0) > 1 ? w.stride(0) : w.extent(1);
 }
 
 // Calls fn(plain block, packed block) for every tile. The rows of the plain
@@ -111,9 +117,10 @@ absl::Status VnniPackPlan::CheckArgs(const AnyTensorView& w,
     QUERN_RETURN_IF_ERROR(
         CheckAtLeast(kOp, "row stride of w", w.stride(0), w.extent(1)));
   }
-  if (w.data() == nullptr || packed == nullptr) {
-    return InvalidArgument(kOp, w.data() == nullptr ? "w" : "packed",
-                           " is null; need memory");
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "w", w, layout.dtype(), {w.extent(0), w.extent(1)}));
+  if (packed == nullptr) {
+    return InvalidArgument(kOp, "packed is null; need memory");
   }
   const uintptr_t past =
       reinterpret_cast<uintptr_t>(packed) % VnniLayout::kAlignment;
@@ -122,7 +129,9 @@ absl::Status VnniPackPlan::CheckArgs(const AnyTensorView& w,
                            " bytes past a cache line; need alignment ",
                            VnniLayout::kAlignment);
   }
-  return absl::OkStatus();
+  return CheckApart(
+      kOp, "w", w, "packed",
+      DenseVector(static_cast<const uint8_t*>(packed), layout.bytes()));
 }
 
 PackedView VnniPackPlan::Pack(const AnyTensorView& w, void* packed,
@@ -131,7 +140,7 @@ PackedView VnniPackPlan::Pack(const AnyTensorView& w, void* packed,
   const VnniPackKernels::Direction& kernel = DirectionOf(spec_, kernels_);
   const VnniPackKernels::Pack pack =
       layout().bytes() >= spec_.stream_from_bytes ? kernel.stream : kernel.pack;
-  ForEachTile(spec_, static_cast<const uint8_t*>(w.data()), w.stride(0),
+  ForEachTile(spec_, static_cast<const uint8_t*>(w.data()), RowStride(w),
               static_cast<uint8_t*>(packed), executor, pack);
   return {layout(), packed};
 }
@@ -140,7 +149,7 @@ void VnniPackPlan::Unpack(const PackedView& packed, const AnyTensorView& w,
                           Executor& executor) const noexcept {
   QUERN_DCHECK(packed.layout() == layout() && w.writable());
   QUERN_DCHECK(CheckArgs(w, packed.data()).ok());
-  ForEachTile(spec_, static_cast<uint8_t*>(w.mutable_data()), w.stride(0),
+  ForEachTile(spec_, static_cast<uint8_t*>(w.mutable_data()), RowStride(w),
               packed.data(), executor, DirectionOf(spec_, kernels_).unpack);
 }
 

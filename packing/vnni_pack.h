@@ -12,10 +12,12 @@
 //                      linear layer ([out, in])
 //   WeightOrder::kKN   w[k, n]: row k is contiguous in n
 //
-// k, n >= 1 are any; rows may lie at any stride and start at any address.
+// k, n >= 1 are any; rows may lie at any stride that is not negative and start
+// at any address.
 //
 // Refuses: Create, an empty layout; CheckArgs, a view of another dtype, rank or
-// shape, or packed memory that is not aligned.
+// shape, of a negative stride, of rows that overlap if it is to be written,
+// packed memory that is not aligned, and any that overlaps w.
 // Writes: Pack every byte of layout().bytes(), padding included; Unpack the k *
 // n elements and nothing between the rows. Reads the elements and nothing
 // beyond. Aliasing: the two sides must not overlap. Allocates: nothing outside

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -294,11 +295,54 @@ TEST(VnniPackPlanTest, RefusesBadArguments) {
   ExpectRefusal(plan->CheckArgs(good, packed + 1),
                 "packed is 1 bytes past a cache line; need alignment 64");
 
+  ExpectRefusal(
+      plan->CheckArgs(MatrixView<const int8_t>(w + 128, {16, 8}, {-8, 1}),
+                      packed),
+      "w has stride -8 in dimension 0; need 0 or more");
+  ExpectRefusal(plan->CheckArgs(DenseMatrix<int8_t>(nullptr, 16, 8), packed),
+                "w is null");
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
+  ExpectRefusal(
+      plan->CheckArgs(MatrixView<const int8_t>(w, {16, 8}, {kHuge, 1}), packed),
+      "need fewer than 2^63 bytes");
+  ExpectRefusal(plan->CheckArgs(DenseMatrix(packed, 16, 8), packed),
+                "packed overlaps w; need no element in common");
+  ExpectRefusal(plan->CheckArgs(DenseMatrix(packed + 127, 16, 8), packed),
+                "packed overlaps w");
+
   spec.order = WeightOrder::kKN;
   const auto kn = VnniPackPlan::Create(spec);
   ASSERT_TRUE(kn.ok()) << kn.status();
   ExpectRefusal(kn->CheckArgs(good, packed), "k=16");
   EXPECT_EQ(kn->CheckArgs(DenseMatrix(w, 8, 16), packed), absl::OkStatus());
+}
+
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST_P(VnniPackTest, IgnoresTheRowStrideOfOneRow) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  TestRng rng;
+  InlineExecutor executor;
+  for (const WeightOrder order : {WeightOrder::kNK, WeightOrder::kKN}) {
+    const bool nk = order == WeightOrder::kNK;
+    VnniPackSpec spec;
+    spec.layout = *VnniLayout::Create(DType::kBF16, nk ? 37 : 1, nk ? 1 : 37);
+    spec.order = order;
+    const auto plan = VnniPackPlan::Create(spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_RAN_ON(*plan);
+    std::vector<BFloat16> plain = RandomBits<BFloat16>(rng, 37);
+    GuardBuffer<uint8_t> want(spec.layout.bytes());
+    plan->Pack(DenseMatrix(plain.data(), 1, 37), want.data(), executor);
+    for (const int64_t stride : {kHuge, -kHuge, int64_t{0}}) {
+      const MatrixView<BFloat16> row(plain.data(), {1, 37}, {stride, 1});
+      GuardBuffer<uint8_t> packed(spec.layout.bytes());
+      ASSERT_EQ(plan->CheckArgs(row, packed.data()), absl::OkStatus());
+      plan->Pack(row, packed.data(), executor);
+      EXPECT_EQ(packed.ToVector(), want.ToVector());
+      plan->Unpack({spec.layout, packed.data()}, row, executor);
+    }
+  }
 }
 
 }  // namespace

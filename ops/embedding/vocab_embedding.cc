@@ -51,10 +51,15 @@ void VocabEmbeddingPlan::Execute(IndexView ids, const AnyTensorView& weight,
                                  const AnyTensorView& out,
                                  Executor& executor) const noexcept {
   QUERN_DCHECK(CheckArgs(ids, weight, out).ok());
-  const int64_t weight_row =
-      weight.stride(0) * static_cast<int64_t>(SizeOf(spec_.weight_dtype));
+  // The stride of a lone row may be any number.
+  const auto row_bytes = [](const AnyTensorView& v) {
+    return v.extent(0) > 1
+               ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
+               : 0;
+  };
+  const int64_t weight_row = row_bytes(weight);
   const size_t out_size = SizeOf(spec_.out_dtype);
-  const int64_t out_row = out.stride(0) * static_cast<int64_t>(out_size);
+  const int64_t out_row = row_bytes(out);
   const char* table = static_cast<const char*>(weight.data());
   char* out_data = static_cast<char*>(out.mutable_data());
   const size_t n = static_cast<size_t>(spec_.hidden);

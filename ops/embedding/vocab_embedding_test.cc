@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -164,6 +165,22 @@ TEST_P(VocabEmbeddingTest, DoesNotDependOnWorkers) {
       plan.Execute(view, weight.view(), one.view(), executor_));
   EXPECT_NO_ALLOCATION(plan.Execute(view, weight.view(), many.view(), **pool));
   EXPECT_EQ(one.bits(), many.bits());
+}
+
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST_P(VocabEmbeddingTest, IgnoresTheRowStrideOfOneRow) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  const VocabEmbeddingPlan plan = Plan(Spec(1, 2));
+  const std::vector<float> weight = {1, 2};
+  std::vector<float> out(2);
+  const int32_t id = 0;
+  const IndexView ids = DenseVector(&id, 1);
+  const MatrixView<const float> table(weight.data(), {1, 2}, {kHuge, 1});
+  const MatrixView<float> to(out.data(), {1, 2}, {-kHuge, 1});
+  ASSERT_EQ(plan.CheckArgs(ids, table, to), absl::OkStatus());
+  plan.Execute(ids, table, to, executor_);
+  EXPECT_EQ(out, weight);
 }
 
 TEST_P(VocabEmbeddingTest, DoesNothingWithoutTokens) {

@@ -17,7 +17,10 @@ constexpr char kOp[] = "rms_norm";
 struct Rows {
   explicit Rows(const AnyTensorView& v)
       : data(static_cast<char*>(const_cast<void*>(v.data()))),
-        row_bytes(v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))) {}
+        // The stride of a lone row may be any number.
+        row_bytes(v.extent(0) > 1
+                      ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
+                      : 0) {}
   void* operator[](int64_t i) const { return data + i * row_bytes; }
 
   char* data;

@@ -308,6 +308,23 @@ TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
                                                 all.begin() + 6 * hidden));
 }
 
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST_P(RmsNormTest, IgnoresTheRowStrideOfOneRow) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  RmsNormSpec spec = Spec(4);
+  spec.eps = 0.0f;
+  const RmsNormPlan plan = Plan(spec);
+  std::vector<float> x = {2, -2, 2, -2}, out(4);
+  const std::vector<float> w = {1, 2, 3, 4};
+  const MatrixView<const float> in(x.data(), {1, 4}, {kHuge, 1});
+  const MatrixView<float> to(out.data(), {1, 4}, {-kHuge, 1});
+  const auto weight = DenseVector(w.data(), 4);
+  ASSERT_EQ(plan.CheckArgs(in, weight, to), absl::OkStatus());
+  plan.Execute(in, weight, to, executor_);
+  EXPECT_EQ(out, (std::vector<float>{1, -2, 3, -4}));
+}
+
 TEST_P(RmsNormTest, DoesNothingWithoutRows) {
   const RmsNormPlan plan = Plan(Spec(4));
   const AnyMatrix w(DType::kF32, {1, 1, 1, 1}, 1, 4, 4);

@@ -134,8 +134,10 @@ void RotaryEmbeddingPlan::RotateToken(int64_t position, const AnyTensorView& x,
   heads.x = static_cast<const char*>(x.data()) + token * x.stride(0) * size;
   heads.out =
       static_cast<char*>(out.mutable_data()) + token * out.stride(0) * size;
-  heads.x_stride = static_cast<size_t>(x.stride(1));
-  heads.out_stride = static_cast<size_t>(out.stride(1));
+  // The stride of a lone head may be any number.
+  const bool steps = x.extent(1) > 1;
+  heads.x_stride = steps ? static_cast<size_t>(x.stride(1)) : 0;
+  heads.out_stride = steps ? static_cast<size_t>(out.stride(1)) : 0;
   heads.heads = static_cast<size_t>(x.extent(1));
   heads.rot_dim = static_cast<size_t>(spec_.rot_dim);
   heads.cos = table_.data<float>() + position * row;

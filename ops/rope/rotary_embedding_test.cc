@@ -237,6 +237,25 @@ TEST_P(RotaryEmbeddingTest, KeepsNaNInItsPair) {
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(std::isnan(y[i]), i % 4 == 1) << i;
 }
 
+// A token or head that is alone has no next one: its stride is not used, not
+// even in a product that would overflow.
+TEST_P(RotaryEmbeddingTest, IgnoresTheStridesOfOneTokenAndOneHead) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  for (const RotaryStyle style : kStyles) {
+    const RotaryEmbeddingPlan plan = Plan(Spec(8, 6, style));
+    const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8};
+    std::vector<float> out(8);
+    const int32_t position = 0;  // turns by nothing
+    const IndexView positions = DenseVector(&position, 1);
+    const TensorView<const float, 3> in(x.data(), {1, 1, 8},
+                                        {kHuge, -kHuge, 1});
+    const TensorView<float, 3> to(out.data(), {1, 1, 8}, {-kHuge, kHuge, 1});
+    ASSERT_EQ(plan.CheckArgs(positions, in, to), absl::OkStatus());
+    plan.Execute(positions, in, to, executor_);
+    EXPECT_EQ(out, x);
+  }
+}
+
 TEST_P(RotaryEmbeddingTest, DoesNothingWithoutTokensOrHeads) {
   const RotaryEmbeddingPlan plan = Plan(Spec(8, 8));
   const auto none = [](int64_t tokens, int64_t heads) {
