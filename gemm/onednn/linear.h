@@ -5,7 +5,7 @@
 //
 //   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
 //
-// a[m, k] and b[k, n] are bf16 or f32, each on its own; c is bf16 or f32.
+// a[m, k], b[k, n] and c[m, n] are f32, bf16 or f16, each on its own.
 // Products and sums are f32: operands are never rounded to a narrower type, and
 // the result is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16
 // dot product where there is one; it adds two products at a time and treats
@@ -20,8 +20,9 @@
 //
 // Where oneDNN has no kernel for the types, operands are widened: weights to
 // f32 at Create (twice the memory), rows of `a` to f32 scratch. That is the
-// case for bf16 by bf16 with AVX2 alone, and for bf16 and f32 mixed everywhere.
-// A bf16 c of f32 operands goes through f32 scratch. Explain() tells the types.
+// case for bf16 by bf16 with AVX2 alone, for f16 by f16 without AVX512-FP16,
+// and for mixed types everywhere. A narrow c that oneDNN does not write goes
+// through f32 scratch. Explain() tells the types.
 
 #include <cstdint>
 #include <memory>
@@ -29,10 +30,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
+#include "gemm/onednn/cache_stats.h"
+#include "gemm/onednn/scratch.h"
 
 namespace quern {
 
@@ -47,34 +49,20 @@ struct OneDnnLinearSpec {
   WeightOrder weight_order = WeightOrder::kNK;
 };
 
-// Scratch of Execute. Grows when a call needs more than any before it; one per
-// thread that calls Execute serves any number of plans.
-class OneDnnLinearScratch {
- public:
-  OneDnnLinearScratch() = default;
-  size_t bytes() const { return buffer_.bytes(); }
-
- private:
-  friend class OneDnnLinearPlan;
-  AlignedBuffer buffer_;
-};
+using OneDnnLinearScratch = OneDnnScratch;
 
 class OneDnnLinearPlan {
  public:
-  // Rows and columns of one oneDNN primitive.
-  static constexpr int64_t kMaxRows = 256;
-  static constexpr int64_t kMaxCols = 512;
   // oneDNN's kernels hold strides as 32-bit numbers of bytes.
   static constexpr int64_t kMaxExtent = (int64_t{1} << 29) - 1;
 
   // `weights` has two dimensions and any row stride; `bias` is empty (rank 0)
   // or f32[n]. Both are copied. Uses `executor` to pack.
   //
-  // InvalidArgument: n or k outside [1, kMaxExtent]; a dtype that is not bf16
-  // or f32; weights or bias of another shape, rank or dtype; a stride outside
-  // [columns, kMaxExtent].
-  // ResourceExhausted: no memory for the packed weights.
-  // Unimplemented: oneDNN has no kernel on this CPU, even for f32.
+  // InvalidArgument: n or k outside [1, kMaxExtent]; a dtype that is not f32,
+  // bf16 or f16; weights or bias of another shape, rank or dtype; a stride
+  // outside [columns, kMaxExtent]. ResourceExhausted: no memory for the packed
+  // weights. Unimplemented: oneDNN has no kernel on this CPU, even for f32.
   static absl::StatusOr<OneDnnLinearPlan> Create(const OneDnnLinearSpec& spec,
                                                  const AnyTensorView& weights,
                                                  const AnyTensorView& bias,
@@ -94,17 +82,20 @@ class OneDnnLinearPlan {
   // Any number of threads may call it at once, each with its own `scratch` and
   // an `executor` that allows it.
   //
-  // The first call with a new m (modulo kMaxRows) or new strides generates
-  // code: milliseconds. The plan keeps the last 64 such kernels. oneDNN's own
+  // Rows are padded into 47 sizes (gemm/onednn/partition.h), so that a new m is
+  // seldom a new kernel; the first call with a new size or new strides
+  // generates code. The plan keeps the last 128 such kernels. oneDNN's own
   // bookkeeping allocates a few small blocks per call. Everything else was
   // proved at Create: what still fails is a QUERN_CHECK.
   void Execute(const AnyTensorView& a, const AnyTensorView& c,
-               OneDnnLinearScratch& scratch, Executor& executor) const noexcept;
+               OneDnnScratch& scratch, Executor& executor) const noexcept;
 
   const OneDnnLinearSpec& spec() const;
   // Bytes of the packed weights, and how many of them lie in huge pages.
   size_t packed_bytes() const;
   size_t HugePageBytes() const;
+  // Of the generated kernels. Any thread, at any time.
+  OneDnnCacheStats cache_stats() const;
 
   // oneDNN's name of the kernel for `m` rows, and the types it works on:
   // "brg_matmul:avx512_core_bf16 a=bf16 b=bf16 c=f32". Not for a loop.

@@ -20,6 +20,7 @@
 #include "core/executor.h"
 #include "core/hwy_executor.h"
 #include "core/tensor_view.h"
+#include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "testing/compare.h"
@@ -34,7 +35,6 @@ namespace {
 using WeightOrder = OneDnnLinearSpec::WeightOrder;
 
 constexpr double kEpsF32 = 1.0 / (1 << 23);
-constexpr double kEpsBF16 = 1.0 / (1 << 8);
 
 std::unique_ptr<HwyExecutor> Workers(int workers) {
   auto executor = HwyExecutor::Create(workers);
@@ -129,10 +129,14 @@ class OneDnnLinearTest : public testing::Test {
 };
 
 using BF = BFloat16;
-using Cases = testing::Types<Case<BF, BF, float>, Case<BF, BF, BF>,
-                             Case<float, float, float>, Case<float, float, BF>,
-                             Case<float, BF, float>, Case<float, BF, BF>,
-                             Case<BF, float, float>, Case<BF, float, BF>>;
+using F16 = Float16;
+using Cases =
+    testing::Types<Case<BF, BF, float>, Case<BF, BF, BF>,
+                   Case<float, float, float>, Case<float, float, BF>,
+                   Case<float, BF, float>, Case<float, BF, BF>,
+                   Case<BF, float, float>, Case<BF, float, BF>,
+                   Case<F16, F16, float>, Case<F16, F16, F16>,
+                   Case<BF, BF, F16>, Case<float, F16, F16>, Case<F16, BF, BF>>;
 TYPED_TEST_SUITE(OneDnnLinearTest, Cases);
 
 TYPED_TEST(OneDnnLinearTest, IsExactOnSmallIntegersAtEveryRemainder) {
@@ -176,7 +180,7 @@ TYPED_TEST(OneDnnLinearTest, RealsStayWithinTheDerivedBound) {
                                            Magnitudes(dw), Magnitudes(db));
     // k + 1 sums, each off by at most kEpsF32 of the magnitude; one rounding of
     // what is then there.
-    const double eps_out = DTypeOf<Out> == DType::kBF16 ? kEpsBF16 : kEpsF32;
+    const double eps_out = UnitRoundoff<Out>();
     EXPECT_TRUE(AllWithin(this->Run(plan, m, a, *executor), want,
                           [&](double expected, int64_t flat) {
                             const double sums =
@@ -281,7 +285,7 @@ TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
   const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k));
   const auto a = UniformReals<A>(rng, 80 * k);
   const auto want = this->Run(plan, 80, a, this->inline_);
-  std::vector<std::vector<Out>> got(4);
+  std::vector<std::vector<Out>> got(8);
   std::vector<std::thread> threads;
   for (size_t t = 0; t < got.size(); ++t) {
     threads.emplace_back([&, t] {
@@ -298,6 +302,50 @@ TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& c : got) EXPECT_TRUE(AllBitsEqual(c, want));
+}
+
+// Row counts share kernels: 256 of them make 47, and no second round misses.
+TYPED_TEST(OneDnnLinearTest, ANewRowCountIsSeldomANewKernel) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  TestRng rng;
+  const int64_t n = 40, k = 24;
+  const OneDnnLinearPlan plan = this->Plan(n, k, SmallIntegers<B>(rng, n * k));
+  for (int round = 0; round < 2; ++round) {
+    for (int64_t m = 1; m <= 256; m += round == 0 ? 1 : 5) {
+      this->Run(plan, m, SmallIntegers<A>(rng, m * k), this->inline_);
+    }
+  }
+  const OneDnnCacheStats stats = plan.cache_stats();
+  // A bucket's own size runs with the strides of a and c, others with the
+  // scratch's: the same here, for both are dense.
+  EXPECT_EQ(stats.misses, 47);
+  EXPECT_EQ(stats.hits, 256 - 47 + 52);
+  EXPECT_EQ(stats.evictions, 0);
+}
+
+TYPED_TEST(OneDnnLinearTest, ExecutesWhateverWasEvicted) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using Out = typename TypeParam::C;
+  TestRng rng;
+  const int64_t m = 4, n = 17, k = 9;
+  const OneDnnLinearPlan plan = this->Plan(n, k, SmallIntegers<B>(rng, n * k));
+  const auto a = SmallIntegers<A>(rng, m * k);
+  const std::vector<Out> want = this->Run(plan, m, a, this->inline_);
+  for (int round = 0; round < 2; ++round) {
+    for (int64_t padding = 0; padding < 160; ++padding) {
+      ASSERT_TRUE(
+          AllBitsEqual(this->Run(plan, m, a, this->inline_, padding), want))
+          << padding;
+    }
+  }
+  const OneDnnCacheStats stats = plan.cache_stats();
+  EXPECT_EQ(stats.hits + stats.misses, 321);
+  // Widened rows and narrowed results go through scratch, which is dense.
+  if (stats.misses > 1) {
+    EXPECT_EQ(stats.misses - stats.evictions, 128);
+  }
 }
 
 TYPED_TEST(OneDnnLinearTest, NoRowsIsNoWork) {
@@ -370,10 +418,10 @@ TEST(OneDnnLinearRefusalTest, CreateNamesWhatIsWrong) {
       {"n=-1; need 1 <=", spec(-1, 4), w, none},
       {"k=0; need 1 <= k", spec(8, 0), w, none},
       {"k=536870912; need 1 <= k", spec(8, 1 << 29), w, none},
-      {"a is f16; need bf16 or f32", spec(8, 4, DType::kF16), w, none},
-      {"c is i8; need bf16 or f32", spec(8, 4, DType::kF32, DType::kI8), w,
+      {"a is u8; need f32, bf16 or f16", spec(8, 4, DType::kU8), w, none},
+      {"c is i8; need f32, bf16 or f16", spec(8, 4, DType::kF32, DType::kI8), w,
        none},
-      {"weights is i8; need bf16 or f32", spec(8, 4),
+      {"weights is i8; need f32, bf16 or f16", spec(8, 4),
        DenseMatrix<const int8_t>(i8.data(), 8, 4), none},
       {"weights has rank 1; need 2", spec(8, 4),
        DenseVector<const float>(f32.data(), 32), none},

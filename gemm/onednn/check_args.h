@@ -1,0 +1,79 @@
+#ifndef QUERN_GEMM_ONEDNN_CHECK_ARGS_H_
+#define QUERN_GEMM_ONEDNN_CHECK_ARGS_H_
+
+// Refusals that the plans of this folder share.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+
+// oneDNN's kernels hold strides as 32-bit numbers of bytes.
+constexpr int64_t kMaxOneDnnExtent = (int64_t{1} << 29) - 1;
+
+// `field` is a matrix of `cols` columns with a stride that oneDNN can hold.
+inline absl::Status CheckMatrix(absl::string_view op, absl::string_view field,
+                                const AnyTensorView& view, int64_t cols) {
+  if (view.rank() != 2) {
+    return InvalidArgument(op, field, " has rank ", view.rank(), "; need 2");
+  }
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, absl::StrCat(field, ".extent(1)"),
+                                   view.extent(1), cols, "the spec has it"));
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(op, absl::StrCat(field, ".extent(0)"), view.extent(0), 0));
+  // The stride of a single row is never used.
+  if (view.extent(0) > 1) {
+    QUERN_RETURN_IF_ERROR(CheckRange(op, absl::StrCat(field, ".stride(0)"),
+                                     view.stride(0), cols, kMaxOneDnnExtent));
+  }
+  if (view.data() == nullptr && view.extent(0) > 0) {
+    return InvalidArgument(op, field, " has no data");
+  }
+  return absl::OkStatus();
+}
+
+// `weights` is [n, k] (by_rows) or [k, n].
+inline absl::Status CheckWeights(absl::string_view op,
+                                 const AnyTensorView& weights, int64_t n,
+                                 int64_t k, bool by_rows) {
+  QUERN_RETURN_IF_ERROR(CheckMatrix(op, "weights", weights, by_rows ? k : n));
+  return CheckEqual(op, "weights.extent(0)", weights.extent(0), by_rows ? n : k,
+                    "the spec has it");
+}
+
+// `c` is [rows of a, n], writable.
+inline absl::Status CheckResult(absl::string_view op, const AnyTensorView& c,
+                                int64_t rows, int64_t n) {
+  QUERN_RETURN_IF_ERROR(CheckMatrix(op, "c", c, n));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(op, "c.extent(0)", c.extent(0), rows, "a has it"));
+  if (c.extent(0) > 0 && !c.writable()) {
+    return InvalidArgument(op, "c is read-only");
+  }
+  return absl::OkStatus();
+}
+
+// `bias` is f32[n], or of rank 0 for none.
+inline absl::Status CheckBias(absl::string_view op, const AnyTensorView& bias,
+                              int64_t n) {
+  if (bias.rank() == 0) return absl::OkStatus();
+  if (bias.rank() != 1) {
+    return InvalidArgument(op, "bias has rank ", bias.rank(),
+                           "; need 1, or 0 for none");
+  }
+  QUERN_RETURN_IF_ERROR(CheckDType(op, "bias", bias.dtype(), DType::kF32));
+  QUERN_RETURN_IF_ERROR(
+      CheckEqual(op, "bias.extent(0)", bias.extent(0), n, "the spec has n"));
+  if (bias.data() == nullptr) return InvalidArgument(op, "bias has no data");
+  return absl::OkStatus();
+}
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_ONEDNN_CHECK_ARGS_H_

@@ -1,0 +1,279 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "core/aligned_buffer.h"
+#include "core/check.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/tensor_view.h"
+#include "gemm/onednn/engine.h"
+#include "gemm/onednn/matmul_cache.h"
+#include "gemm/onednn/packed_matmul.h"
+#include "gemm/onednn/partition.h"
+#include "gemm/onednn/scratch.h"
+#include "gemm/onednn/status.h"
+#include "oneapi/dnnl/dnnl.hpp"
+#include "quant/convert.h"
+
+namespace quern {
+namespace {
+
+constexpr auto kAlign = static_cast<int64_t>(AlignedBuffer::kAlignment);
+// Rows of less than this are copied by the caller's thread alone.
+constexpr int64_t kParallelCopyBytes = 1 << 16;
+
+int64_t SizeInBytes(DType dtype) { return static_cast<int64_t>(SizeOf(dtype)); }
+
+AnyTensorView Rows(DType dtype, void* data, int64_t rows, int64_t cols,
+                   int64_t stride) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {stride, 1});
+}
+AnyTensorView Rows(DType dtype, const void* data, int64_t rows, int64_t cols,
+                   int64_t stride) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {stride, 1});
+}
+
+const uint8_t* RowOf(const AnyTensorView& view, int64_t row) {
+  return static_cast<const uint8_t*>(view.data()) +
+         row * view.stride(0) * SizeInBytes(view.dtype());
+}
+
+[[noreturn]] void Fail(const absl::Status& status) {
+  CheckFailed(std::string(status.message()).c_str(), __FILE__, __LINE__);
+}
+
+template <typename T>
+dnnl::memory Vector(const T* data, int64_t size) {
+  return OneDnnMemory({{size}, ToOneDnn(DTypeOf<T>), dnnl::memory::dims{1}},
+                      data);
+}
+
+}  // namespace
+
+// One call of Execute.
+struct PackedMatmul::Run {
+  const MatmulCall& call;
+  int64_t m;
+  int64_t tail_rows;
+  // [is it the tail of the rows][last column task][last piece of k]
+  MatmulCache::Kernel kernels[2][2][2];
+  uint8_t* worker_memory;
+  int64_t worker_bytes;
+  int64_t kernel_bytes;  // oneDNN's, then the tile, then a piece's sums
+  int64_t tile_bytes;
+
+  // Whether the tile goes through scratch. oneDNN 3.7.2 writes a c of one
+  // column as if its stride were 1 (2026).
+  bool Stages(const PackedMatmul& matmul, int64_t rows, int64_t width) const {
+    return call.finish != nullptr || matmul.narrows_c() || matmul.adds_i32() ||
+           width == 1 || rows != RowBucket(rows);
+  }
+};
+
+// Rows [first, first + rows) as inner_a, dense, and zeros up to `bucket` rows.
+void PackedMatmul::StageRows(const AnyTensorView& a, int64_t first,
+                             int64_t rows, int64_t bucket, uint8_t* to,
+                             Executor& executor) const {
+  const int64_t k = config_.k;
+  const int64_t row_bytes = k * SizeInBytes(config_.inner_a);
+  const auto stage = [&](int64_t row, int) {
+    uint8_t* const out = to + row * row_bytes;
+    if (row >= rows) {
+      std::memset(out, 0, static_cast<size_t>(row_bytes));
+      return;
+    }
+    const uint8_t* const in = RowOf(a, first + row);
+    if (!widens_a()) {
+      std::memcpy(out, in, static_cast<size_t>(row_bytes));
+    } else if (config_.inner_a == DType::kU8) {
+      for (int64_t i = 0; i < k; ++i) {
+        out[i] = static_cast<uint8_t>(in[i] ^ 0x80);
+      }
+    } else if (config_.a == DType::kI8) {
+      const auto* from = reinterpret_cast<const int8_t*>(in);
+      auto* const wide = reinterpret_cast<float*>(out);
+      for (int64_t i = 0; i < k; ++i) wide[i] = static_cast<float>(from[i]);
+    } else {
+      InlineExecutor inline_executor;
+      widen_->Execute(Rows(config_.a, in, 1, k, k),
+                      Rows(config_.inner_a, out, 1, k, k), inline_executor);
+    }
+  };
+  if (bucket * row_bytes <= kParallelCopyBytes) {
+    InlineExecutor().ParallelFor(bucket, stage);
+  } else {
+    executor.ParallelFor(bucket, stage);
+  }
+}
+
+// One row block and one column task; `first` is the block's row in a and c.
+void PackedMatmul::RunTask(const Run& run, int64_t first,
+                           const uint8_t* rows_of_a, int64_t task,
+                           int worker) const {
+  const bool tail = first + kMaxMatmulRows > run.m;
+  const bool last = task + 1 == num_tasks_;
+  const int64_t rows = tail ? run.tail_rows : kMaxMatmulRows;
+  const int64_t width = ColsOf(task), col = task * cols_;
+  const MatmulCall& call = run.call;
+  uint8_t* const own = run.worker_memory + worker * run.worker_bytes;
+  uint8_t* const staged = own + run.kernel_bytes;
+  uint8_t* const sums = staged + run.tile_bytes;
+  const bool stages = run.Stages(*this, rows, width);
+  const int64_t c_size = SizeInBytes(call.c.dtype());
+  uint8_t* const c_out = static_cast<uint8_t*>(call.c.mutable_data()) +
+                         (first * call.c.stride(0) + col) * c_size;
+  const absl::Status status = CatchOneDnn(config_.op, [&] {
+    for (int64_t piece = 0; piece < num_pieces_; ++piece) {
+      const MatmulKernel& kernel =
+          *run.kernels[tail][last][piece + 1 == num_pieces_];
+      const uint8_t* const a_piece =
+          rows_of_a + piece * max_k_ * SizeInBytes(config_.inner_a);
+      std::unordered_map<int, dnnl::memory> args;
+      args.emplace(DNNL_ARG_SRC, OneDnnMemory(kernel.a, a_piece));
+      args.emplace(DNNL_ARG_WEIGHTS,
+                   OneDnnMemory(kernel.b,
+                                weights_.data() + (task * num_pieces_ + piece) *
+                                                      piece_bytes_));
+      args.emplace(DNNL_ARG_DST,
+                   OneDnnMemory(kernel.c, stages ? staged : c_out));
+      if (config_.bias) {
+        const Desc bias({1, width}, dnnl::memory::data_type::f32,
+                        dnnl::memory::format_tag::ab);
+        args.emplace(DNNL_ARG_BIAS, OneDnnMemory(bias, call.bias + col));
+      }
+      if (config_.scaled) {
+        args.emplace(DNNL_ARG_ATTR_SCALES | DNNL_ARG_SRC,
+                     Vector(call.a_scale, 1));
+        args.emplace(DNNL_ARG_ATTR_SCALES | DNNL_ARG_WEIGHTS,
+                     Vector(call.weight_scales + col, width));
+      }
+      if (config_.zero_point) {
+        args.emplace(DNNL_ARG_ATTR_ZERO_POINTS | DNNL_ARG_SRC,
+                     Vector(call.a_zero_point, 1));
+      }
+      if (kernel.scratch.get_size() > 0) {
+        args.emplace(DNNL_ARG_SCRATCHPAD, OneDnnMemory(kernel.scratch, own));
+      }
+      kernel.primitive.execute(dnnl::stream(OneDnnEngine()), args);
+      if (adds_i32()) {
+        const auto* const part = reinterpret_cast<const float*>(staged);
+        auto* const sum = reinterpret_cast<int32_t*>(sums);
+        for (int64_t i = 0; i < rows * width; ++i) {
+          sum[i] = (piece == 0 ? 0 : sum[i]) + static_cast<int32_t>(part[i]);
+        }
+      }
+    }
+  });
+  if (!status.ok()) Fail(status);
+  if (!stages) return;
+  if (call.finish != nullptr) {
+    (*call.finish)({first, col, rows, width, adds_i32() ? sums : staged});
+    return;
+  }
+  const int64_t c_stride = call.c.stride(0);
+  if (narrows_c()) {
+    InlineExecutor inline_executor;
+    narrow_->Execute(Rows(config_.inner_c, staged, rows, width, width),
+                     Rows(config_.c, c_out, rows, width, c_stride),
+                     inline_executor);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(c_out + r * c_stride * c_size, staged + r * width * c_size,
+                static_cast<size_t>(width * c_size));
+  }
+}
+
+void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
+                           Executor& executor) const noexcept {
+  const AnyTensorView& a = call.a;
+  const int64_t m = a.extent(0), k = config_.k;
+  if (m == 0) return;
+  const int64_t tail_rows = m % kMaxMatmulRows;
+  const int64_t tail_bucket = tail_rows == 0 ? 0 : RowBucket(tail_rows);
+  const bool stages_tail = tail_bucket != tail_rows;
+  Run run{call, m, tail_rows, {}, nullptr, 0, 0, 0};
+  const absl::Status status = CatchOneDnn(config_.op, [&] {
+    for (const bool tail : {false, true}) {
+      const int64_t rows = tail ? tail_rows : kMaxMatmulRows;
+      if (rows == 0 || rows > m) continue;
+      const int64_t bucket = RowBucket(rows);
+      for (const bool last : {false, true}) {
+        const int64_t task = last ? num_tasks_ - 1 : 0;
+        if (!last && num_tasks_ == 1) continue;
+        const int64_t width = ColsOf(task);
+        MatmulKey key{bucket, width, k, k, width};
+        if (!widens_a() && rows == bucket) key.lda = a.stride(0);
+        if (run.Stages(*this, rows, width)) {
+          run.tile_bytes = std::max(
+              run.tile_bytes, bucket * width * SizeInBytes(config_.inner_c));
+        } else {
+          key.ldc = call.c.stride(0);
+        }
+        for (const bool last_piece : {false, true}) {
+          if (!last_piece && num_pieces_ == 1) continue;
+          const int64_t piece = last_piece ? num_pieces_ - 1 : 0;
+          key.k = KOf(piece);
+          auto& kernel = run.kernels[tail][last][last_piece];
+          kernel = Find(key, PackedOf(task, piece));
+          run.kernel_bytes =
+              std::max(run.kernel_bytes,
+                       static_cast<int64_t>(kernel->scratch.get_size()));
+        }
+      }
+    }
+  });
+  if (!status.ok()) Fail(status);
+
+  // Scratch: rows of `a` for all workers, widened or padded; then each worker's
+  // own.
+  const int64_t staged_rows =
+      !widens_a() ? (stages_tail ? tail_bucket : 0)
+                  : (m >= kMaxMatmulRows ? kMaxMatmulRows : tail_bucket);
+  const int64_t a_bytes =
+      RoundUp(staged_rows * k * SizeInBytes(config_.inner_a), kAlign);
+  run.kernel_bytes = RoundUp(run.kernel_bytes, kAlign);
+  run.tile_bytes = RoundUp(run.tile_bytes, kAlign);
+  run.worker_bytes = run.kernel_bytes + run.tile_bytes * (adds_i32() ? 2 : 1);
+  const int64_t bytes = a_bytes + executor.num_workers() * run.worker_bytes;
+  if (static_cast<int64_t>(scratch.buffer_.bytes()) < bytes) {
+    scratch.buffer_ = AlignedBuffer();
+    auto buffer = AlignedBuffer::Create(bytes);
+    if (!buffer.ok()) Fail(buffer.status());
+    scratch.buffer_ = *std::move(buffer);
+  }
+  uint8_t* const staged_a = scratch.buffer_.data();
+  run.worker_memory = staged_a + a_bytes;
+
+  if (!widens_a()) {
+    const int64_t tail_first = m - tail_rows;
+    if (stages_tail) {
+      StageRows(a, tail_first, tail_rows, tail_bucket, staged_a, executor);
+    }
+    // Rows fastest: a worker keeps its weights in cache over the row blocks.
+    const int64_t blocks = DivCeil(m, kMaxMatmulRows);
+    executor.ParallelFor(blocks * num_tasks_, [&](int64_t index, int worker) {
+      const int64_t first = index % blocks * kMaxMatmulRows;
+      const bool staged = stages_tail && first == tail_first;
+      RunTask(run, first, staged ? staged_a : RowOf(a, first), index / blocks,
+              worker);
+    });
+    return;
+  }
+  for (int64_t first = 0; first < m; first += kMaxMatmulRows) {
+    const int64_t rows = std::min(kMaxMatmulRows, m - first);
+    StageRows(a, first, rows, RowBucket(rows), staged_a, executor);
+    executor.ParallelFor(num_tasks_, [&](int64_t task, int worker) {
+      RunTask(run, first, staged_a, task, worker);
+    });
+  }
+}
+
+}  // namespace quern

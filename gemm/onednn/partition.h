@@ -1,0 +1,48 @@
+#ifndef QUERN_GEMM_ONEDNN_PARTITION_H_
+#define QUERN_GEMM_ONEDNN_PARTITION_H_
+
+// How a product is cut into oneDNN primitives. Functions of the shape alone,
+// never of the threads at hand: the same bits for any number of them.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/math_util.h"
+
+namespace quern {
+
+// Rows and columns of one primitive.
+constexpr int64_t kMaxMatmulRows = 256;
+constexpr int64_t kMaxMatmulCols = 512;
+
+// Rows that a primitive runs for `rows` in [1, kMaxMatmulRows]: the same up to
+// 16, at most an eighth more beyond, so that all row counts share 47 kernels.
+//
+// Why (Zen 4, one thread, oneDNN 3.7.2, n = 512, k = 4096, 2026): to generate a
+// kernel takes 0.2 ms (bf16) or 0.25 ms (i8), once for all plans of a shape;
+// time grows with each row, so 21 sizes a quarter apart would cost 8 % on
+// average and 38 % (bf16) or 76 % (i8) at 5 rows, for ever. A run-time row
+// count is no way out: oneDNN has kernels for it on AMX alone, and refers
+// packed weights to its reference code elsewhere.
+//
+// Never 1: oneDNN takes a single row for a column, too, and then divides k
+// otherwise; the row would get other bits than in a batch.
+constexpr int64_t RowBucket(int64_t rows) {
+  const int64_t step = rows <= 16    ? 1
+                       : rows <= 32  ? 2
+                       : rows <= 64  ? 4
+                       : rows <= 128 ? 8
+                                     : 16;
+  return rows == 1 ? 2 : RoundUp(rows, step);
+}
+
+// Wide enough that a primitive's overhead (a microsecond) does not show, narrow
+// enough for 16 threads to share one row.
+constexpr int64_t ColsPerTask(int64_t n) {
+  return std::min(
+      n, std::clamp<int64_t>(RoundUp(DivCeil(n, 16), 64), 64, kMaxMatmulCols));
+}
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_ONEDNN_PARTITION_H_
