@@ -91,7 +91,7 @@ HWY_EXPORT(GetKernels);
 }  // namespace
 LinearKernels GetLinearKernelsBF16(DType a, DType c) {
   LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernels)(a);
-  kernels.pack_rows =
+  kernels.pack_row =
       kernels.elements_per_line == 1 ? GetPackPairs() : GetPackF32(a);
   kernels.finish = GetFinish(c);
   return kernels;

@@ -76,7 +76,7 @@ HWY_EXPORT(GetKernelsF32);
 HWY_EXPORT(GetKernelsF16);
 
 LinearKernels WithRows(LinearKernels kernels, DType a, DType c) {
-  kernels.pack_rows = GetPackF32(a);
+  kernels.pack_row = GetPackF32(a);
   kernels.finish = GetFinish(c);
   return kernels;
 }

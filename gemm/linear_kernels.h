@@ -11,17 +11,9 @@
 
 namespace quern {
 
-// Rows of a, for one chunk of k, to the form that tiles read: 32-bit elements,
-// either pairs of bf16 or f32.
-struct PackRowsArgs {
-  const void* a;        // row 0
-  ptrdiff_t row_bytes;  // from row to row
-  size_t rows;
-  size_t k;         // elements of each row that exist
-  size_t elements;  // 32-bit elements to write; zeros for what is beyond k
-  uint32_t* to;
-  size_t to_pitch;  // 32-bit elements from row to row
-};
+// One chunk of a row of a, k >= 1 elements, to the form that tiles read: 32-bit
+// elements, either pairs of bf16 or f32. After an odd k comes a zero.
+using PackRow = void (*)(const void* a, size_t k, uint32_t* to);
 
 // c[r, i] = round(epilogue(sums[r, i] + bias[i])), r < rows, i < cols.
 struct FinishArgs {
@@ -33,6 +25,7 @@ struct FinishArgs {
   void* c;
   ptrdiff_t c_row_bytes;
 };
+using Finish = void (*)(const FinishArgs&);
 
 struct LinearKernels {
   const char* target;
@@ -41,8 +34,8 @@ struct LinearKernels {
   // multiplied as f32, else 1.
   size_t elements_per_line;
   TileTable table;
-  void (*pack_rows)(const PackRowsArgs&);
-  void (*finish)(const FinishArgs&);
+  PackRow pack_row;
+  Finish finish;
 };
 
 // The kernels of the best instruction set that this CPU supports. a and c: f32,
@@ -51,12 +44,10 @@ LinearKernels GetLinearKernelsBF16(DType a, DType c);
 LinearKernels GetLinearKernelsF16(DType a, DType c);
 LinearKernels GetLinearKernelsF32(DType a, DType c);
 
-// The parts that do not depend on the weights: pack_rows to pairs of bf16 (a is
+// The parts that do not depend on the weights: pack_row to pairs of bf16 (a is
 // bf16) or to f32, and finish.
-using PackRows = void (*)(const PackRowsArgs&);
-using Finish = void (*)(const FinishArgs&);
-PackRows GetPackPairs();
-PackRows GetPackF32(DType a);
+PackRow GetPackPairs();
+PackRow GetPackF32(DType a);
 Finish GetFinish(DType c);
 
 }  // namespace quern

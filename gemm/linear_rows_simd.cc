@@ -24,34 +24,24 @@ using DF = hn::CappedTag<float, 16>;
 #endif
 constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
 
-void PackPairs(const PackRowsArgs& args) {
-  const size_t bytes = args.k * sizeof(BFloat16);
-  for (size_t r = 0; r < args.rows; ++r) {
-    const uint8_t* from = static_cast<const uint8_t*>(args.a) +
-                          static_cast<ptrdiff_t>(r) * args.row_bytes;
-    uint32_t* to = args.to + r * args.to_pitch;
-    to[args.elements - 1] = 0;  // what follows an odd k
-    hwy::CopyBytes(from, to, bytes);
-  }
+void PackPairs(const void* a, size_t k, uint32_t* to) {
+  to[(k - 1) / 2] = 0;
+  hwy::CopyBytes(a, to, k * sizeof(BFloat16));
 }
 
+// An even number is written: lines of f16 and bf16 weights hold pairs.
 template <typename T>
-void PackF32(const PackRowsArgs& args) {
+void PackF32(const void* a, size_t k, uint32_t* to) {
   const DF df;
-  for (size_t r = 0; r < args.rows; ++r) {
-    const T* HWY_RESTRICT from =
-        reinterpret_cast<const T*>(static_cast<const uint8_t*>(args.a) +
-                                   static_cast<ptrdiff_t>(r) * args.row_bytes);
-    float* HWY_RESTRICT to =
-        reinterpret_cast<float*>(args.to + r * args.to_pitch);
-    to[args.elements - 1] = 0.0f;
-    size_t i = 0;
-    for (; i + kFloats <= args.k; i += kFloats) {
-      hn::StoreU(LoadF32(df, from + i), df, to + i);
-    }
-    if (i < args.k) {
-      hn::StoreN(LoadNF32(df, from + i, args.k - i), df, to + i, args.k - i);
-    }
+  const T* HWY_RESTRICT from = static_cast<const T*>(a);
+  float* HWY_RESTRICT f = reinterpret_cast<float*>(to);
+  size_t i = 0;
+  for (; i + kFloats <= k; i += kFloats) {
+    hn::StoreU(LoadF32(df, from + i), df, f + i);
+  }
+  if (i < k) {
+    if (k % 2 != 0) f[k] = 0.0f;
+    hn::StoreN(LoadNF32(df, from + i, k - i), df, f + i, k - i);
   }
 }
 
@@ -80,8 +70,8 @@ void FinishTo(const FinishArgs& args) {
   }
 }
 
-PackRows PairsPacker() { return &PackPairs; }
-PackRows F32Packer(DType a) {
+PackRow PairsPacker() { return &PackPairs; }
+PackRow F32Packer(DType a) {
   switch (a) {
     case DType::kBF16:
       return &PackF32<BFloat16>;
@@ -115,8 +105,8 @@ HWY_EXPORT(PairsPacker);
 HWY_EXPORT(F32Packer);
 HWY_EXPORT(FinishOf);
 }  // namespace
-PackRows GetPackPairs() { return HWY_DYNAMIC_DISPATCH(PairsPacker)(); }
-PackRows GetPackF32(DType a) { return HWY_DYNAMIC_DISPATCH(F32Packer)(a); }
+PackRow GetPackPairs() { return HWY_DYNAMIC_DISPATCH(PairsPacker)(); }
+PackRow GetPackF32(DType a) { return HWY_DYNAMIC_DISPATCH(F32Packer)(a); }
 Finish GetFinish(DType c) { return HWY_DYNAMIC_DISPATCH(FinishOf)(c); }
 }  // namespace quern
 #endif  // HWY_ONCE

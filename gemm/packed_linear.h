@@ -91,10 +91,6 @@ class PackedLinearPlan {
                    const LinearKernels& kernels)
       : spec_(spec), layout_(layout), kernels_(kernels) {}
 
-  void ExecuteBlock(const AnyTensorView& a, const AnyTensorView& c, int64_t row,
-                    int64_t rows, Workspace workspace,
-                    Executor& executor) const noexcept;
-
   PackedLinearSpec spec_;
   VnniLayout layout_;
   LinearKernels kernels_;

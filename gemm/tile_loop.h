@@ -33,6 +33,9 @@ struct RowTiles {
       : rows(rows),
         count(DivCeil(rows, static_cast<int64_t>(table.max_rows))) {}
   int64_t begin(int64_t tile) const { return rows * tile / count; }
+  int64_t tile_of(int64_t row) const {
+    return DivCeil((row + 1) * count, rows) - 1;
+  }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
   int64_t max_size() const { return DivCeil(rows, count); }
 
