@@ -17,6 +17,7 @@
 #include "cache/kv_layout.h"
 #include "cache/page_table.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -343,20 +344,27 @@ absl::Status PagedAttentionPlan::CheckArgs(
   }
   QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "q", args.q, spec_.q_dtype, tokens,
                                       spec_.q_heads, layout.head_dim()));
-  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "out", args.out, spec_.out_dtype,
-                                      tokens, spec_.q_heads,
-                                      layout.v_head_dim()));
-  if (tokens > 0 && !args.out.writable()) {
-    return InvalidArgument(kOp, "out is read-only");
-  }
+  QUERN_RETURN_IF_ERROR(CheckHeadRowsOut(kOp, "out", args.out, spec_.out_dtype,
+                                         tokens, spec_.q_heads,
+                                         layout.v_head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", args.q, "out", args.out));
   if (args.lse.data() != nullptr) {
     QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "lse.extent(0)", args.lse.extent(0),
                                      tokens, "the schedule's tokens"));
     QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "lse.extent(1)", args.lse.extent(1),
                                      spec_.q_heads, "the spec's q_heads"));
+    QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "lse", args.lse, DType::kF32,
+                                      {tokens, spec_.q_heads}));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", args.q, "lse", args.lse));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", args.out, "lse", args.lse));
   }
   if (args.kv.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the spec");
+  }
+  QUERN_RETURN_IF_ERROR(CheckCache(kOp, args.kv));
+  QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "out", args.out, args.kv));
+  if (args.lse.data() != nullptr) {
+    QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "lse", args.lse, args.kv));
   }
   const auto sequences = static_cast<int64_t>(schedule.sequences().size());
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "pages.num_sequences",

@@ -56,17 +56,20 @@ class PagedAttentionPlan {
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument, the sequence where there is one, the value and the bound: shapes
-  // and types that are not the plan's, a schedule of another spec, a cache of
-  // another layout, sequences longer than their pages, pages beyond the cache.
+  // and types that are not the plan's, negative strides, null memory, out or
+  // lse with rows that overlap or overlapping anything else, a schedule of
+  // another spec, a cache of another layout, sequences longer than their pages,
+  // pages beyond the cache.
   absl::Status CheckArgs(const PagedAttentionArgs& args) const;
 
   // args as CheckArgs accepts them, `workspace` of at least WorkspaceBytes.
   // Writes all of out and, if given, lse. q, out and lse may have any token and
-  // head strides; out and lse must overlap nothing. Allocates nothing. Safe to
-  // call concurrently with other workspaces and outputs. The bits do not depend
-  // on the executor, the batch, the page size, the order of the pages or how a
-  // sequence was cut into steps. Cost: each block of a schedule reads the keys
-  // and values that its last query sees, once.
+  // head strides that are not negative; out and lse must overlap nothing.
+  // Allocates nothing. Safe to call concurrently with other workspaces and
+  // outputs. The bits do not depend on the executor, the batch, the page size,
+  // the order of the pages or how a sequence was cut into steps. Cost: each
+  // block of a schedule reads the keys and values that its last query sees,
+  // once.
   void Execute(const PagedAttentionArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

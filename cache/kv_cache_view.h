@@ -42,6 +42,8 @@ class KvCacheView {
 
   const KvLayout& layout() const { return layout_; }
   int64_t num_pages() const { return num_pages_; }
+  const Blocks& k() const { return k_; }
+  const Blocks& v() const { return v_; }
 
   // The keys of one head in one page, [page_size][head_dim] elements of
   // layout().dtype().

@@ -51,6 +51,10 @@ absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
   if (args.cache.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the plan");
   }
+  QUERN_RETURN_IF_ERROR(CheckCacheOut(kOp, args.cache));
+  QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "k", args.k, args.cache));
+  QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "v", args.v, args.cache));
+  // Blocks of at least page_size bytes lie apart: no overflow.
   const int64_t end = args.cache.num_pages() * layout.page_size();
   for (size_t token = 0; token < args.slots.size(); ++token) {
     if (args.slots[token] >= end) {

@@ -46,14 +46,16 @@ class WriteKvPlan {
   const char* target() const { return kernels_.target; }
 
   // For callers that cannot trust their arguments. InvalidArgument names the
-  // argument and its value: a shape or type that is not the plan's, a slot at
-  // or beyond the end of the cache, a slot given twice. Cost: sorts the slots.
+  // argument and its value: a shape or type that is not the plan's, negative
+  // strides, a null k, v or cache, a cache whose blocks overlap or that k or v
+  // overlaps, a slot at or beyond the end of the cache, a slot given twice.
+  // Cost: sorts the slots.
   absl::Status CheckArgs(const WriteKvArgs& args) const;
 
   // args as CheckArgs accepts them. Writes the slots named, nothing else, not
   // even the padding of a block. k and v may have any token and head strides
-  // and must not overlap the cache. Allocates nothing. Safe to call
-  // concurrently on distinct slots.
+  // that are not negative, and must not overlap the cache. Allocates nothing.
+  // Safe to call concurrently on distinct slots.
   void Execute(const WriteKvArgs& args, Executor& executor) const noexcept;
 
  private:

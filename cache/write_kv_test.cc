@@ -231,6 +231,42 @@ TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
                          {3, 2, 4}, {8, 1, 2});
   expect_refused(args, "k.stride(2)=2; need 1");
   args = good;
+  args.k = TensorView<const float, 3>(nullptr, {3, 2, 4}, {8, 4, 1});
+  expect_refused(args, "k is null");
+  args.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {-8, 4, 1});
+  expect_refused(args, "k has stride -8 in dimension 0");
+  args = good;
+  args.v = TensorView<const float, 3>(nullptr, {3, 2, 6}, {12, 6, 1});
+  expect_refused(args, "v is null");
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
+  args.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {kHuge, 6, 1});
+  expect_refused(args, "need fewer than 2^63 bytes");
+  const auto* in_cache = reinterpret_cast<const float*>(cache.data());
+  args.v = TensorView<const float, 3>(in_cache, {3, 2, 6}, {12, 6, 1});
+  expect_refused(args, "keys of the cache overlaps v");
+  args = good;
+  args.cache = KvCacheView(layout, 2, nullptr);
+  expect_refused(args, "the keys of the cache are null; need memory for 2");
+  args.cache = KvCacheView(layout, -1, cache.data());
+  expect_refused(args, "num_pages of the cache=-1");
+  const auto blocks = [&](int64_t page_stride, int64_t head_stride) {
+    return KvCacheView::Blocks{cache.data(), page_stride, head_stride};
+  };
+  const auto apart = blocks(2 * 16 * 6 * 2, 16 * 6 * 2);
+  args.cache = KvCacheView(layout, 2, apart, apart);
+  EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  const auto by_head = blocks(16 * 6 * 2, 2 * 16 * 6 * 2);
+  args.cache = KvCacheView(layout, 2, by_head, by_head);
+  EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  args.cache = KvCacheView(layout, 2, apart, blocks(0, 192));
+  expect_refused(args,
+                 "the values of the cache are 0 and 192 bytes apart; "
+                 "need blocks of 192 that do not overlap");
+  args.cache = KvCacheView(layout, 2, blocks(-256, 128), apart);
+  expect_refused(args, "the keys of the cache are -256 and 128 bytes apart");
+  args.cache = KvCacheView(layout, 3, blocks(kHuge, 128), apart);
+  expect_refused(args, "fewer than 2^63 bytes from first to last");
+  args = good;
   args.cache =
       KvCacheView(MakeLayout(DType::kBF16, 2, 4, 6, 8), 4, cache.data());
   expect_refused(args, "another layout");
