@@ -47,6 +47,12 @@ absl::Status CheckLengths(absl::Span<const int64_t> q_lens,
   return absl::OkStatus();
 }
 
+absl::Status TooMuchWork() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      kOp, ": the step has more than ", AttentionSchedule::kMaxWork,
+      " work items; need fewer or shorter sequences"));
+}
+
 std::string ToString(const AttentionBlock& block) {
   return absl::StrCat("sequence ", block.sequence, " kv_head ", block.kv_head,
                       " queries [", block.q_begin, ", ", block.q_end, ")");
@@ -78,6 +84,12 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
     pairs += static_cast<double>(q_lens[s]) * static_cast<double>(kv_lens[s]);
   }
   schedule.sequences_ = storage.sequences;
+  int64_t blocks = 0;
+  for (const int64_t q_len : q_lens) {
+    // At most 2^31 heads of 2^30 blocks; the sum stays near the limit.
+    blocks += schedule.kv_heads_ * DivCeil(q_len, block_queries);
+    if (blocks > kMaxWork) return TooMuchWork();
+  }
   const double share = pairs * static_cast<double>(schedule.kv_heads_) /
                        (kPartsPerWorker * num_workers);
 
@@ -100,6 +112,9 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
         if (num_workers == 1 || chunks <= 1 || cost <= share) {
           storage.work.push_back({block, 0, chunks, kNoPartial});
           continue;
+        }
+        if (static_cast<int64_t>(storage.work.size()) + chunks > kMaxWork) {
+          return TooMuchWork();
         }
         storage.merges.push_back({block, chunks, schedule.partial_rows_});
         for (int32_t chunk = 0; chunk < chunks; ++chunk) {

@@ -86,14 +86,18 @@ class AttentionSchedule {
   static constexpr int64_t kBlockRows = 32;
   // No q_len or kv_len may be longer.
   static constexpr int64_t kMaxTokens = int64_t{1} << 30;
+  // Nor may a step have more work items: they take 128 MiB. Eight heads have
+  // as many blocks of four million tokens, or chunks of 134 million.
+  static constexpr int64_t kMaxWork = int64_t{1} << 22;
 
   // Nothing to do.
   AttentionSchedule() = default;
 
   // InvalidArgument names the field, the sequence and the value: lengths out of
   // range, lists of different sizes, q_len > kv_len (but for kv_len 0: such
-  // queries see nothing, their output is zero), num_workers < 1. Deterministic:
-  // the same arguments give the same schedule. Cost: linear in the work items.
+  // queries see nothing, their output is zero), num_workers < 1.
+  // ResourceExhausted: more than kMaxWork work items. Deterministic: the same
+  // arguments give the same schedule. Cost: linear in the work items.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, absl::Span<const int64_t> q_lens,
       absl::Span<const int64_t> kv_lens, int num_workers,

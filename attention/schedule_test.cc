@@ -216,6 +216,36 @@ TEST(AttentionScheduleTest, AllocatesNothingAfterTheFirstStep) {
       AttentionSchedule::Build(spec, q_lens, kv_lens, 4, storage).value());
 }
 
+TEST(AttentionScheduleTest, RefusesMoreWorkThanItHasMemoryFor) {
+  constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
+  const struct {
+    AttentionSpec spec;
+    Lens q_lens, kv_lens;
+    int workers;
+  } kCases[] = {
+      {MakeSpec(32, 32), {kLong}, {kLong}, 1},
+      {MakeSpec(2147483647, 2147483647), {kLong, kLong}, {kLong, kLong}, 1},
+      {MakeSpec(1, 1), Lens(5, kLong), Lens(5, kLong), 1},
+      // One chunk too many: each head has as many as there may be.
+      {MakeSpec(2, 2), {1}, {kLong}, 4},
+  };
+  for (const auto& c : kCases) {
+    AttentionScheduleStorage storage;
+    const absl::Status status =
+        AttentionSchedule::Build(c.spec, c.q_lens, c.kv_lens, c.workers,
+                                 storage)
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(status.message(),
+                HasSubstr("the step has more than 4194304 work items"));
+  }
+  AttentionScheduleStorage storage;
+  const auto most =
+      AttentionSchedule::Build(MakeSpec(1, 1), {1}, {kLong}, 8, storage);
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ(most->work().size(), 4194304u);
+}
+
 TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
   const AttentionSpec spec = MakeSpec(4, 2);
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();

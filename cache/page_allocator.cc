@@ -28,14 +28,7 @@ absl::StatusOr<PageAllocator> PageAllocator::Create(int64_t num_pages,
 }
 
 PageAllocator::PageAllocator(int64_t num_pages, int64_t page_size)
-    : num_pages_(num_pages),
-      page_size_(page_size),
-      lent_(static_cast<size_t>(num_pages), false) {
-  free_.reserve(static_cast<size_t>(num_pages));
-  for (int64_t page = num_pages; page-- > 0;) {
-    free_.push_back(static_cast<int32_t>(page));  // page 0 is lent first
-  }
-}
+    : num_pages_(num_pages), page_size_(page_size) {}
 
 absl::Status PageAllocator::Grow(int64_t kv_len, std::vector<int32_t>& pages) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "kv_len", kv_len, 0));
@@ -48,9 +41,15 @@ absl::Status PageAllocator::Grow(int64_t kv_len, std::vector<int32_t>& pages) {
                      " of ", num_pages_, " are free"));
   }
   for (int64_t i = have; i < need; ++i) {
-    const int32_t page = free_.back();
-    free_.pop_back();
-    lent_[static_cast<size_t>(page)] = true;
+    auto page = static_cast<int32_t>(lent_.size());
+    if (free_.empty()) {
+      lent_.push_back(true);
+      free_.reserve(lent_.capacity());  // so that Release does not allocate
+    } else {
+      page = free_.back();
+      free_.pop_back();
+      lent_[static_cast<size_t>(page)] = true;
+    }
     pages.push_back(page);
   }
   return absl::OkStatus();
@@ -60,7 +59,7 @@ void PageAllocator::Release(std::vector<int32_t>& pages) {
   // The last first, so that growing again gives the same order.
   for (size_t i = pages.size(); i-- > 0;) {
     const int32_t page = pages[i];
-    QUERN_CHECK(0 <= page && page < num_pages_);
+    QUERN_CHECK(0 <= page && static_cast<size_t>(page) < lent_.size());
     QUERN_CHECK(lent_[static_cast<size_t>(page)]);
     lent_[static_cast<size_t>(page)] = false;
     free_.push_back(page);

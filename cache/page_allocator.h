@@ -26,7 +26,9 @@ class PageAllocator {
 
   int64_t num_pages() const { return num_pages_; }
   int64_t page_size() const { return page_size_; }
-  int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
+  int64_t free_pages() const {
+    return num_pages_ - static_cast<int64_t>(lent_.size() - free_.size());
+  }
 
   // Appends pages to `pages` until they hold kv_len tokens; nothing if they do.
   // ResourceExhausted, and nothing changed, if too few are free.
@@ -41,7 +43,9 @@ class PageAllocator {
 
   int64_t num_pages_;
   int64_t page_size_;
-  std::vector<int32_t> free_;  // a stack
+  // Pages from lent_.size() on were never lent: memory is in proportion to the
+  // pages in use, not to num_pages.
+  std::vector<int32_t> free_;  // given back, a stack
   std::vector<bool> lent_;     // by page id
 };
 

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/data.h"
+#include "testing/no_alloc.h"
 
 namespace quern {
 namespace {
@@ -33,6 +34,20 @@ TEST(PageAllocatorTest, LendsPagesAsASequenceGrows) {
   allocator.Release(pages);
   EXPECT_THAT(pages, IsEmpty());
   EXPECT_EQ(allocator.free_pages(), 4);
+}
+
+// Lists of all pages would take 8 GiB, and a while.
+TEST(PageAllocatorTest, TakesNoMemoryForPagesNotInUse) {
+  EXPECT_NO_ALLOCATION((void)PageAllocator::Create(2147483647, 1));
+  PageAllocator allocator = PageAllocator::Create(2147483647, 1).value();
+  std::vector<int32_t> pages;
+  EXPECT_TRUE(allocator.Grow(3, pages).ok());
+  EXPECT_THAT(pages, ElementsAre(0, 1, 2));
+  EXPECT_EQ(allocator.free_pages(), 2147483644);
+  EXPECT_EQ(allocator.Grow(int64_t{1} << 40, pages).code(),
+            absl::StatusCode::kResourceExhausted);
+  allocator.Release(pages);
+  EXPECT_EQ(allocator.free_pages(), 2147483647);
 }
 
 TEST(PageAllocatorTest, ChangesNothingWhereItRefuses) {

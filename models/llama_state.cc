@@ -104,8 +104,15 @@ struct LlamaState::Impl {
            sequences[static_cast<size_t>(sequence)].used;
   }
   absl::Status CheckItems(absl::Span<const LlamaBatchItem> items) const;
+  // All that may fail. Afterwards each sequence has the pages of its new
+  // length, the buffers are large enough.
   absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
-                       LogitsOf logits_of);
+                       LogitsOf logits_of, int num_workers, PageTable& table,
+                       AttentionSchedule& schedule);
+  absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
+                             LogitsOf logits_of);
+  // Gives back the pages beyond each sequence's length.
+  void TrimSequences(absl::Span<const LlamaBatchItem> items);
   void Run(const PageTable& table, const AttentionSchedule& schedule,
            Executor& executor);
 };
@@ -149,8 +156,8 @@ absl::Status LlamaState::Impl::CheckItems(
   return absl::OkStatus();
 }
 
-absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
-                                       LogitsOf logits_of) {
+absl::Status LlamaState::Impl::GrowSequences(
+    absl::Span<const LlamaBatchItem> items, LogitsOf logits_of) {
   tokens.clear();
   positions.clear();
   q_lens.clear();
@@ -182,6 +189,37 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
   }
   slots.resize(tokens.size());
   return absl::OkStatus();
+}
+
+void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
+  for (const LlamaBatchItem& item : items) {
+    Sequence& sequence = sequences[static_cast<size_t>(item.sequence)];
+    const auto first =
+        sequence.pages.begin() + DivCeil(sequence.length, spec.page_size);
+    std::vector<int32_t> surplus(first, sequence.pages.end());
+    sequence.pages.erase(first, sequence.pages.end());
+    allocator->Release(surplus);
+  }
+}
+
+absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
+                                       LogitsOf logits_of, int num_workers,
+                                       PageTable& table,
+                                       AttentionSchedule& schedule) {
+  QUERN_RETURN_IF_ERROR(GrowSequences(items, logits_of));
+  QUERN_ASSIGN_OR_RETURN(
+      table, table_storage.Build(spec.page_size, allocator->num_pages()));
+  QUERN_RETURN_IF_ERROR(
+      table.SlotMapping(q_lens, kv_lens, absl::MakeSpan(slots)));
+  QUERN_ASSIGN_OR_RETURN(
+      schedule, AttentionSchedule::Build(attention->spec(), q_lens, kv_lens,
+                                         num_workers, schedule_storage));
+  QUERN_ASSIGN_OR_RETURN(const int64_t workspace_bytes,
+                         attention->WorkspaceBytes(schedule, num_workers));
+  QUERN_RETURN_IF_ERROR(Reserve(workspace, workspace_bytes));
+  return Reserve(logits, static_cast<int64_t>(logit_rows.size()) *
+                             model->config.vocab *
+                             static_cast<int64_t>(sizeof(float)));
 }
 
 void LlamaState::Impl::Run(const PageTable& table,
@@ -345,29 +383,22 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
   QUERN_RETURN_IF_ERROR(s.CheckItems(items));
   if (items.empty())
     return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
-  QUERN_RETURN_IF_ERROR(s.Prepare(items, logits_of));
-  QUERN_ASSIGN_OR_RETURN(
-      const PageTable table,
-      s.table_storage.Build(s.spec.page_size, s.allocator->num_pages()));
-  QUERN_RETURN_IF_ERROR(
-      table.SlotMapping(s.q_lens, s.kv_lens, absl::MakeSpan(s.slots)));
-  QUERN_ASSIGN_OR_RETURN(
-      const AttentionSchedule schedule,
-      AttentionSchedule::Build(s.attention->spec(), s.q_lens, s.kv_lens,
-                               executor.num_workers(), s.schedule_storage));
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t workspace_bytes,
-      s.attention->WorkspaceBytes(schedule, executor.num_workers()));
-  QUERN_RETURN_IF_ERROR(Reserve(s.workspace, workspace_bytes));
-  const auto rows = static_cast<int64_t>(s.logit_rows.size());
-  QUERN_RETURN_IF_ERROR(
-      Reserve(s.logits, rows * c.vocab * static_cast<int64_t>(sizeof(float))));
+  PageTable table;
+  AttentionSchedule schedule;
+  if (absl::Status prepared =
+          s.Prepare(items, logits_of, executor.num_workers(), table, schedule);
+      !prepared.ok()) {
+    s.TrimSequences(items);
+    return prepared;
+  }
   s.Run(table, schedule, executor);
   for (const LlamaBatchItem& item : items) {
     s.sequences[static_cast<size_t>(item.sequence)].length +=
         static_cast<int64_t>(item.tokens.size());
   }
-  return DenseMatrix<const float>(s.logits.data<float>(), rows, c.vocab);
+  return DenseMatrix<const float>(s.logits.data<float>(),
+                                  static_cast<int64_t>(s.logit_rows.size()),
+                                  c.vocab);
 }
 
 int64_t LlamaState::max_step_tokens() const {

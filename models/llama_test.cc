@@ -328,6 +328,36 @@ TEST_P(LlamaTest, RefusedStepsChangeNothing) {
   EXPECT_EQ(state->EndSequence(s).code(), Code::kInvalidArgument);
 }
 
+// A batch of which only some fit: refused, it must not keep the pages that were
+// already lent for the first of it.
+TEST_P(LlamaTest, ARefusedStepKeepsNoPages) {
+  TestRng rng;
+  SmallLlama shape;
+  shape.context = 128;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+  LlamaStateSpec spec;
+  spec.max_sequences = 2;
+  spec.page_size = 32;
+  spec.cache_tokens = 128;
+  auto state = LlamaState::Create(model, spec);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const int32_t a = *state->NewSequence(), b = *state->NewSequence();
+  const std::vector<int32_t> one(1, 1), some(64, 1), more(96, 1);
+  ASSERT_TRUE(state->Forward({{a, one}}, LogitsOf::kLastTokens, inline_).ok());
+  const auto both =
+      state->Forward({{a, some}, {b, more}}, LogitsOf::kLastTokens, inline_);
+  EXPECT_EQ(both.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(both.status().message()),
+              HasSubstr("sequence 1 needs 96, 32 are free"));
+  // a keeps its one page, b may have the other three.
+  const auto alone =
+      state->Forward({{b, more}}, LogitsOf::kLastTokens, inline_);
+  EXPECT_TRUE(alone.ok()) << alone.status();
+  const std::vector<int32_t> rest(31, 1);
+  EXPECT_TRUE(state->Forward({{a, rest}}, LogitsOf::kLastTokens, inline_).ok());
+}
+
 TEST_P(LlamaTest, RefusesBadStates) {
   TestRng rng;
   const LlamaModel model =

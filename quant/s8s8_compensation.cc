@@ -54,6 +54,11 @@ absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
   return absl::OkStatus();
 }
 
+// That of a lone row may be any number and is not used.
+int64_t RowStride(MatrixView<const int8_t> b) {
+  return b.extent(0) > 1 ? b.stride(0) : b.extent(1);
+}
+
 }  // namespace
 
 absl::StatusOr<S8S8CompensationPlan> S8S8CompensationPlan::Create(
@@ -96,9 +101,10 @@ void S8S8CompensationPlan::FromKN(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK(CheckKN(b, comp).ok());
+  const int64_t stride = RowStride(b);
   executor.ParallelFor(DivCeil(spec_.n, kTaskCols), [&](int64_t task, int) {
     const int64_t begin = task * kTaskCols;
-    kernels_.columns(b.data() + begin, static_cast<size_t>(b.stride(0)),
+    kernels_.columns(b.data() + begin, static_cast<size_t>(stride),
                      static_cast<size_t>(spec_.k),
                      static_cast<size_t>(std::min(kTaskCols, spec_.n - begin)),
                      comp.data() + begin);
@@ -109,11 +115,11 @@ void S8S8CompensationPlan::FromNK(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK(CheckNK(b, comp).ok());
+  const int64_t stride = RowStride(b);
   const int64_t rows = DivCeil(kTaskBytes, std::max<int64_t>(spec_.k, 1));
   executor.ParallelFor(DivCeil(spec_.n, rows), [&](int64_t task, int) {
     const int64_t begin = task * rows;
-    kernels_.rows(b.data() + begin * b.stride(0),
-                  static_cast<size_t>(b.stride(0)),
+    kernels_.rows(b.data() + begin * stride, static_cast<size_t>(stride),
                   static_cast<size_t>(std::min(rows, spec_.n - begin)),
                   static_cast<size_t>(spec_.k), comp.data() + begin);
   });
