@@ -130,7 +130,7 @@ void PackedLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
     const PackedProduct<float> product = ProductOf(layout_, kernels_, rows);
     Workspace block = workspace;
     const auto scratch = product.LayOut(block, executor.num_workers());
-    const auto pack = [&](int64_t row, uint32_t* to) {
+    const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
       const uint8_t* from = a_data + row * a_row_bytes;
       for (int64_t k = 0; k < spec_.k; k += product.chunk_k()) {
         kernels_.pack_row(

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
@@ -23,6 +22,7 @@
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
+#include "testing/many_workers.h"
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
@@ -37,23 +37,6 @@ std::unique_ptr<HwyExecutor> Workers(int workers) {
   EXPECT_TRUE(executor.ok()) << executor.status();
   return *std::move(executor);
 }
-
-// Claims many workers and runs their tasks one after the other, last first:
-// what a machine with many cores would divide, in an order it might have.
-class ManyWorkers final : public Executor {
- public:
-  explicit ManyWorkers(int workers) : workers_(workers) {}
-  int num_workers() const override { return workers_; }
-  void ParallelFor(int64_t num_tasks,
-                   absl::FunctionRef<void(int64_t, int)> fn) override {
-    for (int64_t task = num_tasks; task-- > 0;) {
-      fn(task, static_cast<int>(task % workers_));
-    }
-  }
-
- private:
-  int workers_;
-};
 
 struct Shape {
   int64_t m, n, k;

@@ -4,10 +4,11 @@
 // What every packed GEMM does between the rows of a and the rows of c, over a
 // block of at most kBlockRows rows:
 //
-//   1. pack(row, to)    the caller writes one row of a, converted or quantised,
-//                       to `to`, chunk i of it i * a_chunk() further
-//   2. tiles            sums[rows x panels], gemm/tile_loop.h
-//   3. finish(sums)     the caller turns sums into c while they are in cache
+//   1. pack(row, to, worker)   the caller writes one row of a, converted or
+//                              quantised, to `to`, chunk i of it i * a_chunk()
+//                              further
+//   2. tiles                   sums[rows x panels], gemm/tile_loop.h
+//   3. finish(sums)            the caller turns sums into c while in cache
 //
 // in two parallel regions, or on the calling thread where that is faster. Who
 // computes what depends on the number of workers; what is computed does not.
@@ -91,10 +92,12 @@ class PackedProduct {
     const int64_t rows = tiles_.rows;
     Executor& packers =
         WorthAFork(rows * layout_.lines() / 8, 0) ? executor : inline_executor;
-    packers.ParallelFor(rows, [&](int64_t row, int) {
+    packers.ParallelFor(rows, [&](int64_t row, int worker) {
       const int64_t tile = tiles_.tile_of(row);
-      pack(row, scratch.a + tile * chunks_ * a_chunk() +
-                    (row - tiles_.begin(tile)) * pitch_);
+      pack(row,
+           scratch.a + tile * chunks_ * a_chunk() +
+               (row - tiles_.begin(tile)) * pitch_,
+           worker);
     });
 
     const TileLoop loop = {&table_,
