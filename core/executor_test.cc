@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
@@ -234,6 +235,35 @@ TEST(HwyExecutorTest, EndsWhileSpinningAndWhileIdle) {
     spinning->ParallelFor(2, [](int64_t, int) {});
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Sanitizers map terabytes, which a limit would forbid.
+TEST(HwyExecutorTest, SaysSoWhereThreadsCannotStart) {
+  const int64_t mapped = [] {
+    std::ifstream statm("/proc/self/statm");
+    int64_t pages = 0;
+    statm >> pages;
+    return pages * 4096;
+  }();
+  ASSERT_GT(mapped, 0);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit tight = before;
+  // Some stacks, but not those of 127 threads.
+  tight.rlim_cur = static_cast<rlim_t>(mapped) + (rlim_t{100} << 20);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &tight), 0);
+  const absl::Status many = HwyExecutor::Create(127).status();
+  const int fallback = HwyExecutor::CreateForThisMachine()->num_workers();
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(many.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(many.message(),
+            "hwy_executor: workers=127; the system refuses the threads");
+  EXPECT_GE(fallback, 1);
+  const auto after = HwyExecutor::Create(3);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ((*after)->num_workers(), 3);
+}
+#endif
 
 }  // namespace
 }  // namespace quern

@@ -8,16 +8,62 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/memory/memory.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "core/cpu_info.h"
 #include "core/status_macros.h"
 #include "hwy/contrib/thread_pool/thread_pool.h"
 
 namespace quern {
+namespace {
+
+// Whether so many threads can live at once. Asked before a pool is made: where
+// one of its threads cannot start, its constructor unwinds past the others,
+// which ends the process and cannot be caught.
+bool CanStart(int threads) {
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool end = false;
+  const auto wait = [&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    wake.wait(lock, [&] { return end; });
+  };
+  std::vector<std::thread> started;
+  bool can = true;
+  try {
+    started.reserve(static_cast<size_t>(threads));
+    while (static_cast<int>(started.size()) < threads) {
+      started.emplace_back(wait);
+    }
+  } catch (const std::system_error&) {
+    can = false;
+  } catch (const std::bad_alloc&) {
+    can = false;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    end = true;
+  }
+  wake.notify_all();
+  for (std::thread& thread : started) thread.join();
+  return can;
+}
+
+absl::Status NoThreads(int workers) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "hwy_executor: workers=", workers, "; the system refuses the threads"));
+}
+
+}  // namespace
 
 // The pool has two ways to wait, and someone must choose: ParallelFor turns
 // spinning on, and a watcher thread turns it off after kIdle without work. The
@@ -61,12 +107,23 @@ struct HwyExecutor::State {
 absl::StatusOr<std::unique_ptr<HwyExecutor>> HwyExecutor::Create(int workers) {
   QUERN_RETURN_IF_ERROR(
       CheckRange("hwy_executor", "workers", workers, 1, kMaxWorkers));
-  return absl::WrapUnique(new HwyExecutor(workers));
+  if (workers > 1 && !CanStart(workers)) return NoThreads(workers);
+  try {
+    return absl::WrapUnique(new HwyExecutor(workers));
+  } catch (const std::system_error&) {
+    return NoThreads(workers);
+  } catch (const std::bad_alloc&) {
+    return NoThreads(workers);
+  }
 }
 
 std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine() {
-  const int workers = std::clamp(AvailableCores(), 1, kMaxWorkers);
-  return absl::WrapUnique(new HwyExecutor(workers));
+  for (int workers = std::clamp(AvailableCores(), 1, kMaxWorkers); workers > 1;
+       workers /= 2) {
+    auto executor = Create(workers);
+    if (executor.ok()) return *std::move(executor);
+  }
+  return absl::WrapUnique(new HwyExecutor(1));  // starts no thread
 }
 
 HwyExecutor::HwyExecutor(int workers)

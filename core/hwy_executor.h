@@ -27,10 +27,12 @@ class HwyExecutor final : public Executor {
   static constexpr std::chrono::milliseconds kIdle{10};
 
   // `workers` threads, the caller of ParallelFor among them.
-  // InvalidArgument unless 1 <= workers <= kMaxWorkers.
+  // InvalidArgument unless 1 <= workers <= kMaxWorkers; ResourceExhausted if
+  // the system refuses the threads.
   static absl::StatusOr<std::unique_ptr<HwyExecutor>> Create(int workers);
 
-  // One worker for each core that this process may use, at most kMaxWorkers.
+  // One worker for each core that this process may use, at most kMaxWorkers;
+  // fewer, at least one, if the system refuses the threads.
   static std::unique_ptr<HwyExecutor> CreateForThisMachine();
 
   // Ends the threads. No ParallelFor may be running.

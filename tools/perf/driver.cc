@@ -273,7 +273,8 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
   QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op->Info().isa));
 
   const int64_t cold_bytes = 8 * cpu.last_level_bytes();
-  const int64_t sets = SetsFor(op->set_bytes(), cold_bytes, settings.warm);
+  const int64_t sets =
+      SetsFor(op->set_bytes(), cold_bytes, op->max_sets(), settings.warm);
   // Beside the limits' buffer, and a tenth for everyone else.
   const double need =
       static_cast<double>(sets) * static_cast<double>(op->set_bytes()) +
@@ -291,6 +292,13 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
            << absl::StrFormat("%.1f MiB",
                               static_cast<double>(op->set_bytes()) / (1 << 20))
            << std::endl;
+  if (!settings.warm && sets * op->set_bytes() < cold_bytes) {
+    progress << entry.name << ": that is all it makes, "
+             << absl::StrFormat(
+                    "%.1f MiB; the caches may hold them: not DRAM's figure",
+                    static_cast<double>(sets * op->set_bytes()) / (1 << 20))
+             << std::endl;
+  }
   QUERN_RETURN_IF_ERROR(op->Setup(sets, *executor));
 
   double max_err = kAbsent;

@@ -169,6 +169,18 @@ TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {
   }
 }
 
+// Twelve bytes would fit into eight times the caches millions of times, and
+// each has a plan.
+TEST(DriverTest, MakesNoMillionsOfPlans) {
+  const Outcome outcome = Perf("linear --m=1 --n=1 --k=1 --threads=1 --runs=1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.progress;
+  ExpectJsonLines(outcome.out, "linear", 1);
+  EXPECT_NE(outcome.progress.find(", 4096 working sets of "), std::string::npos)
+      << outcome.progress;
+  EXPECT_NE(outcome.progress.find("not DRAM's figure"), std::string::npos)
+      << outcome.progress;
+}
+
 TEST(DriverTest, EveryOperatorHasASmokeTest) {
   for (const OpEntry& entry : AllOps()) {
     bool found = false;

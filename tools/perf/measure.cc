@@ -59,10 +59,11 @@ Samples Collect(int64_t runs, absl::FunctionRef<double()> take) {
   return samples;
 }
 
-int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, bool warm) {
+int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, int64_t max_sets,
+                bool warm) {
   if (warm) return 1;
-  return std::max<int64_t>(
-      1, DivCeil(cold_bytes, std::max<int64_t>(set_bytes, 1)));
+  return std::clamp<int64_t>(
+      DivCeil(cold_bytes, std::max<int64_t>(set_bytes, 1)), 1, max_sets);
 }
 
 Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,

@@ -52,9 +52,10 @@ bool TakeMore(const Samples& samples, int64_t runs, double seconds);
 // Adds samples of `take`, which returns one value, while TakeMore.
 Samples Collect(int64_t runs, absl::FunctionRef<double()> take);
 
-// Working sets to rotate over: `cold_bytes` of them in all, at least one; one
-// if warm.
-int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, bool warm);
+// Working sets to rotate over: `cold_bytes` of them in all, but at least one
+// and at most max_sets; one if warm.
+int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, int64_t max_sets,
+                bool warm);
 
 // Times op, which is set up with `sets` working sets. The limits are
 // calibrated. Fills every field of the row but op, threads and max_err.

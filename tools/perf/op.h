@@ -45,6 +45,8 @@ class Op {
   virtual OpInfo Info() const = 0;
   // Memory of one working set: what one Run touches, and what Check needs.
   virtual int64_t set_bytes() const = 0;
+  // Working sets at most, where each costs more than its memory.
+  virtual int64_t max_sets() const { return int64_t{1} << 20; }
   // Allocates and fills `sets` working sets. Once, before Run and Check.
   virtual absl::Status Setup(int64_t sets, Executor& executor) = 0;
   // The call that is timed, on working set 0 <= set < sets.

@@ -77,6 +77,9 @@ class Linear final : public Op {
     return weight_bytes() + a_bytes() + c_bytes();
   }
 
+  // Each has a plan, whose weights are packed one by one.
+  int64_t max_sets() const override { return 4096; }
+
   absl::Status Setup(int64_t sets, Executor& executor) override {
     QUERN_RETURN_IF_ERROR(weights_.Create(1, weight_bytes()));
     QUERN_RETURN_IF_ERROR(a_.Create(sets, a_bytes()));
