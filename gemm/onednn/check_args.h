@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
@@ -16,6 +17,38 @@ namespace quern {
 
 // oneDNN's kernels hold strides as 32-bit numbers of bytes.
 constexpr int64_t kMaxOneDnnExtent = (int64_t{1} << 29) - 1;
+
+// The elements of the last dimension `d` follow each other, at multiples of
+// their size.
+inline absl::Status CheckElements(absl::string_view op, absl::string_view field,
+                                  const AnyTensorView& view, int d) {
+  if (view.extent(d) > 1) {
+    QUERN_RETURN_IF_ERROR(
+        CheckEqual(op, absl::StrCat(field, ".stride(", d, ")"), view.stride(d),
+                   1, "elements follow each other"));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data()) % SizeOf(view.dtype()) != 0) {
+    return InvalidArgument(op, field, " is not aligned to its elements of ",
+                           SizeOf(view.dtype()), " bytes");
+  }
+  return absl::OkStatus();
+}
+
+// `field` is a vector of `size` elements of `dtype`.
+inline absl::Status CheckVector(absl::string_view op, absl::string_view field,
+                                const AnyTensorView& view, DType dtype,
+                                int64_t size, absl::string_view wanted_by) {
+  if (view.rank() != 1) {
+    return InvalidArgument(op, field, " has rank ", view.rank(), "; need 1");
+  }
+  QUERN_RETURN_IF_ERROR(CheckDType(op, field, view.dtype(), dtype));
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, absl::StrCat(field, ".extent(0)"),
+                                   view.extent(0), size, wanted_by));
+  if (view.data() == nullptr && size > 0) {
+    return InvalidArgument(op, field, " has no data");
+  }
+  return CheckElements(op, field, view, 0);
+}
 
 // `field` is a matrix of `cols` columns with a stride that oneDNN can hold.
 inline absl::Status CheckMatrix(absl::string_view op, absl::string_view field,
@@ -35,7 +68,7 @@ inline absl::Status CheckMatrix(absl::string_view op, absl::string_view field,
   if (view.data() == nullptr && view.extent(0) > 0) {
     return InvalidArgument(op, field, " has no data");
   }
-  return absl::OkStatus();
+  return CheckElements(op, field, view, 1);
 }
 
 // `weights` is [n, k] (by_rows) or [k, n].
@@ -47,16 +80,16 @@ inline absl::Status CheckWeights(absl::string_view op,
                     "the spec has it");
 }
 
-// `c` is [rows of a, n], writable.
-inline absl::Status CheckResult(absl::string_view op, const AnyTensorView& c,
-                                int64_t rows, int64_t n) {
+// `c` is [rows of a, n], writable, and does not touch a.
+inline absl::Status CheckResult(absl::string_view op, const AnyTensorView& a,
+                                const AnyTensorView& c, int64_t n) {
   QUERN_RETURN_IF_ERROR(CheckMatrix(op, "c", c, n));
   QUERN_RETURN_IF_ERROR(
-      CheckEqual(op, "c.extent(0)", c.extent(0), rows, "a has it"));
+      CheckEqual(op, "c.extent(0)", c.extent(0), a.extent(0), "a has it"));
   if (c.extent(0) > 0 && !c.writable()) {
     return InvalidArgument(op, "c is read-only");
   }
-  return absl::OkStatus();
+  return CheckApart(op, "c", c, "a", a);
 }
 
 // `bias` is f32[n], or of rank 0 for none.
@@ -67,11 +100,7 @@ inline absl::Status CheckBias(absl::string_view op, const AnyTensorView& bias,
     return InvalidArgument(op, "bias has rank ", bias.rank(),
                            "; need 1, or 0 for none");
   }
-  QUERN_RETURN_IF_ERROR(CheckDType(op, "bias", bias.dtype(), DType::kF32));
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(op, "bias.extent(0)", bias.extent(0), n, "the spec has n"));
-  if (bias.data() == nullptr) return InvalidArgument(op, "bias has no data");
-  return absl::OkStatus();
+  return CheckVector(op, "bias", bias, DType::kF32, n, "the spec has n");
 }
 
 }  // namespace quern

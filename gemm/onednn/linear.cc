@@ -102,7 +102,7 @@ absl::Status OneDnnLinearPlan::CheckArgs(const AnyTensorView& a,
   QUERN_RETURN_IF_ERROR(CheckDType(kOp, "a", a.dtype(), spec.a));
   QUERN_RETURN_IF_ERROR(CheckDType(kOp, "c", c.dtype(), spec.c));
   QUERN_RETURN_IF_ERROR(CheckMatrix(kOp, "a", a, spec.k));
-  return CheckResult(kOp, c, a.extent(0), spec.n);
+  return CheckResult(kOp, a, c, spec.n);
 }
 
 void OneDnnLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,

@@ -390,6 +390,12 @@ TEST(OneDnnLinearIsaTest, IsCappedAsThisTestWasAskedTo) {
 
 // --- refusals ---------------------------------------------------------------
 
+const void* Const(const void* data) { return data; }
+
+const void* Misaligned(const std::vector<float>& v) {
+  return reinterpret_cast<const uint8_t*>(v.data()) + 2;
+}
+
 struct Refusal {
   const char* words;
   OneDnnLinearSpec spec;
@@ -434,6 +440,12 @@ TEST(OneDnnLinearRefusalTest, CreateNamesWhatIsWrong) {
        spec(8, 4), MatrixView<const float>(f32.data(), {8, 4}, {3, 1}), none},
       {"weights has no data", spec(8, 4),
        DenseMatrix<const float>(nullptr, 8, 4), none},
+      {"weights.stride(1)=2; need 1", spec(8, 4),
+       AnyTensorView(DType::kF32, Const(f32.data()), 2, {8, 4}, {8, 2}), none},
+      {"weights is not aligned to its elements of 4 bytes", spec(8, 4),
+       AnyTensorView(DType::kF32, Misaligned(f32), 2, {8, 4}, {4, 1}), none},
+      {"bias.stride(0)=2; need 1", spec(8, 4), w,
+       AnyTensorView(DType::kF32, Const(f32.data()), 1, {8}, {2})},
       {"bias has rank 2; need 1, or 0 for none", spec(8, 4), w, w},
       {"bias is i8; need f32", spec(8, 4), w,
        DenseVector<const int8_t>(i8.data(), 8)},
@@ -466,7 +478,8 @@ TEST(OneDnnLinearRefusalTest, CheckArgsNamesWhatIsWrong) {
       spec, DenseMatrix<const float>(f32.data(), 8, 4), {}, executor);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const AnyTensorView a = DenseMatrix<const float>(f32.data(), 3, 4);
-  const AnyTensorView c = DenseMatrix<float>(f32.data(), 3, 8);
+  std::vector<float> out(64);
+  const AnyTensorView c = DenseMatrix<float>(out.data(), 3, 8);
   EXPECT_TRUE(plan->CheckArgs(a, c).ok());
   const struct {
     const char* words;
@@ -482,6 +495,12 @@ TEST(OneDnnLinearRefusalTest, CheckArgsNamesWhatIsWrong) {
       {"c.stride(0)=7; need 8 <=", a,
        MatrixView<float>(f32.data(), {3, 8}, {7, 1})},
       {"a has no data", DenseMatrix<const float>(nullptr, 3, 4), c},
+      {"a.stride(1)=2; need 1",
+       AnyTensorView(DType::kF32, Const(f32.data()), 2, {3, 4}, {8, 2}), c},
+      {"a is not aligned to its elements of 4 bytes",
+       AnyTensorView(DType::kF32, Const(Misaligned(f32)), 2, {3, 4}, {4, 1}),
+       c},
+      {"a overlaps c", a, DenseMatrix<float>(f32.data() + 11, 3, 8)},
       {"c is read-only", a, DenseMatrix<const float>(f32.data(), 3, 8)},
   };
   for (const auto& refusal : refusals) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -45,22 +46,6 @@ bool HasByteDotProduct() {
            bits;
   };
   return has(dnnl::cpu_isa::avx2_vnni) || has(dnnl::cpu_isa::avx512_core_vnni);
-}
-
-// `field` is a vector of `size` elements.
-absl::Status CheckVector(absl::string_view field, const AnyTensorView& view,
-                         DType dtype, int64_t size,
-                         absl::string_view wanted_by) {
-  if (view.rank() != 1) {
-    return InvalidArgument(kOp, field, " has rank ", view.rank(), "; need 1");
-  }
-  QUERN_RETURN_IF_ERROR(CheckDType(kOp, field, view.dtype(), dtype));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(field, ".extent(0)"),
-                                   view.extent(0), size, wanted_by));
-  if (view.data() == nullptr && size > 0) {
-    return InvalidArgument(kOp, field, " has no data");
-  }
-  return absl::OkStatus();
 }
 
 // A copy of the f32[1] or f32[n] `from`, repeated to n.
@@ -199,8 +184,8 @@ absl::StatusOr<OneDnnScaledLinearPlan> OneDnnScaledLinearPlan::Create(
                            "weight_scales.extent(0)=", weight_scales.extent(0),
                            "; need 1 or ", spec.n, ", as the spec has n");
   }
-  QUERN_RETURN_IF_ERROR(CheckVector("weight_scales", weight_scales, DType::kF32,
-                                    weight_scales.extent(0), ""));
+  QUERN_RETURN_IF_ERROR(CheckVector(kOp, "weight_scales", weight_scales,
+                                    DType::kF32, weight_scales.extent(0), ""));
   QUERN_RETURN_IF_ERROR(CheckBias(kOp, bias, spec.n));
 
   QUERN_ASSIGN_OR_RETURN(state->weight_scales, Repeated(weight_scales, spec.n));
@@ -252,20 +237,23 @@ absl::Status OneDnnScaledLinearPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(CheckDType(kOp, "c", args.c.dtype(), spec.c));
   QUERN_RETURN_IF_ERROR(CheckMatrix(kOp, "a", args.a, spec.k));
   const int64_t m = args.a.extent(0);
-  QUERN_RETURN_IF_ERROR(CheckResult(kOp, args.c, m, spec.n));
+  QUERN_RETURN_IF_ERROR(CheckResult(kOp, args.a, args.c, spec.n));
   const int64_t count = state_->per_tensor() ? 1 : m;
   const char* const wanted_by =
       state_->per_tensor() ? "activations are per tensor" : "a has rows";
   QUERN_RETURN_IF_ERROR(
-      CheckVector("scales", args.scales, DType::kF32, count, wanted_by));
+      CheckVector(kOp, "scales", args.scales, DType::kF32, count, wanted_by));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "c", args.c, "scales", args.scales));
   if (!spec.zero_points) {
     if (args.zero_points.rank() == 0) return absl::OkStatus();
     return InvalidArgument(kOp, "zero_points has rank ",
                            args.zero_points.rank(),
                            "; need 0 for none, as the spec has none");
   }
-  QUERN_RETURN_IF_ERROR(CheckVector("zero_points", args.zero_points,
+  QUERN_RETURN_IF_ERROR(CheckVector(kOp, "zero_points", args.zero_points,
                                     DType::kI32, count, wanted_by));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "c", args.c, "zero_points", args.zero_points));
   if (!state_->per_tensor()) return absl::OkStatus();
   return CheckRange(kOp, "zero_points[0]",
                     *static_cast<const int32_t*>(args.zero_points.data()), -128,

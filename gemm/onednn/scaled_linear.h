@@ -80,9 +80,10 @@ class OneDnnScaledLinearPlan {
   //
   // InvalidArgument: n outside [1, kMaxExtent]; k outside [1, kMaxK], or
   // kMaxKZeroPoint with a zero point of kPerTensor; c not f32, bf16 or f16;
-  // weights, weight_scales or bias of another shape, rank or dtype, or without
-  // data; a stride outside [columns, kMaxExtent].
-  // ResourceExhausted: no memory for the packed weights.
+  // weights, weight_scales or bias of another shape, rank or dtype, without
+  // data or misaligned; a row stride outside [columns, kMaxExtent], another
+  // stride than 1 within rows. ResourceExhausted: no memory for the packed
+  // weights.
   static absl::StatusOr<OneDnnScaledLinearPlan> Create(
       const OneDnnScaledLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& weight_scales, const AnyTensorView& bias,
@@ -93,12 +94,13 @@ class OneDnnScaledLinearPlan {
   ~OneDnnScaledLinearPlan();
 
   // InvalidArgument unless Execute may be called with these: shapes and types
-  // as above, row strides in [columns, kMaxExtent], c writable, zero points
-  // exactly if the spec has them, that of kPerTensor in [-128, 127].
+  // as above, row strides in [columns, kMaxExtent], c writable and apart from
+  // all others, zero points exactly if the spec has them, that of kPerTensor in
+  // [-128, 127].
   absl::Status CheckArgs(const OneDnnScaledLinearArgs& args) const;
 
   // Writes c[0, m) x [0, n) and nothing else; reads nothing outside a's rows.
-  // m = 0 does nothing. c overlaps no other argument.
+  // m = 0 does nothing.
   //
   // Any number of threads may call it at once, each with its own `scratch` and
   // an `executor` that allows it. Kernels are generated and kept as in

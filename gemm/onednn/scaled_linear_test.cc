@@ -517,6 +517,8 @@ TEST_P(ScaledEpilogueTest, IsExactAtEveryRemainder) {
 
 // --- refusals ---------------------------------------------------------------
 
+const void* Const(const void* data) { return data; }
+
 class Refusals : public testing::Test {
  protected:
   static void Expect(const absl::Status& status, const char* words) {
@@ -598,7 +600,8 @@ TEST_F(Refusals, CreateNamesWhatIsWrong) {
 
 TEST_F(Refusals, CheckArgsNamesWhatIsWrong) {
   const AnyTensorView a = DenseMatrix<const int8_t>(i8_.data(), 3, 4);
-  const AnyTensorView c = DenseMatrix<float>(f32_.data(), 3, 8);
+  std::vector<float> out(64);
+  const AnyTensorView c = DenseMatrix<float>(out.data(), 3, 8);
   const AnyTensorView f3 = DenseVector<const float>(f32_.data(), 3);
   const AnyTensorView f1 = DenseVector<const float>(f32_.data(), 1);
   const AnyTensorView z3 = DenseVector<const int32_t>(i32_.data(), 3);
@@ -674,6 +677,30 @@ TEST_F(Refusals, CheckArgsNamesWhatIsWrong) {
        token,
        true,
        {a, f3, DenseVector<const int32_t>(nullptr, 3), c}},
+      {"a.stride(1)=2; need 1",
+       token,
+       false,
+       {AnyTensorView(DType::kI8, Const(i8_.data()), 2, {3, 4}, {8, 2}), f3,
+        none, c}},
+      {"scales.stride(0)=2; need 1",
+       token,
+       false,
+       {a, AnyTensorView(DType::kF32, Const(f32_.data()), 1, {3}, {2}), none,
+        c}},
+      {"zero_points is not aligned to its elements of 4 bytes",
+       token,
+       true,
+       {a, f3, AnyTensorView(DType::kI32, Const(i8_.data() + 1), 1, {3}, {1}),
+        c}},
+      {"scales overlaps c",
+       token,
+       false,
+       {a, f3, none, DenseMatrix<float>(f32_.data() + 2, 3, 8)}},
+      {"zero_points overlaps c",
+       tensor,
+       true,
+       {a, f1, AnyTensorView(DType::kI32, Const(out.data() + 23), 1, {1}, {1}),
+        c}},
       {"zero_points[0]=128; need -128 <= zero_points[0] <= 127",
        tensor,
        true,
