@@ -85,7 +85,7 @@ class OneDnnLinearPlan {
   // Any number of threads may call it at once, each with its own `scratch` and
   // an `executor` that allows it.
   //
-  // Rows are padded into 47 sizes (gemm/onednn/partition.h), so that a new m is
+  // Rows are padded into 45 sizes (gemm/onednn/partition.h), so that a new m is
   // seldom a new kernel; the first call with a new size or new strides takes
   // 0.2 ms to generate code, unless another plan of this shape has. The plan
   // keeps the last 128 such kernels. oneDNN's own bookkeeping allocates a few

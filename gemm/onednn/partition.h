@@ -15,25 +15,28 @@ namespace quern {
 constexpr int64_t kMaxMatmulRows = 256;
 constexpr int64_t kMaxMatmulCols = 512;
 
-// Rows that a primitive runs for `rows` in [1, kMaxMatmulRows]: the same up to
-// 16, at most an eighth more beyond, so that all row counts share 47 kernels.
+// Rows that a primitive runs for `rows` in [1, kMaxMatmulRows]: at least 4, the
+// same up to 16, at most an eighth more beyond. All counts share 45 kernels.
 //
 // Why (Zen 4, one thread, oneDNN 3.7.2, n = 512, k = 4096, 2026): to generate a
-// kernel takes 0.2 ms (bf16) or 0.25 ms (i8), once for all plans of a shape;
-// time grows with each row, so 21 sizes a quarter apart would cost 8 % on
-// average and 38 % (bf16) or 76 % (i8) at 5 rows, for ever. A run-time row
-// count is no way out: oneDNN has kernels for it on AMX alone, and refers
+// kernel takes 0.2 ms (bf16) or 0.25 ms (i8), once for all plans of a shape.
+// Above 4, time grows with each row: 21 sizes a quarter apart would cost 8 % on
+// average and 38 % (bf16) or 76 % (i8) at 5 rows, for ever; these cost 3 % on
+// average and 13 % at 129. Below 4 oneDNN does worse than at 4: 253, 220 and
+// 148 microseconds for 2, 3 and 4 rows (bf16), 65, 54 and 47 (i8). A run-time
+// row count is no way out: oneDNN has kernels for it on AMX alone, and gives
 // packed weights to its reference code elsewhere.
 //
 // Never 1: oneDNN takes a single row for a column, too, and then divides k
 // otherwise; the row would get other bits than in a batch.
 constexpr int64_t RowBucket(int64_t rows) {
-  const int64_t step = rows <= 16    ? 1
+  const int64_t step = rows <= 4     ? 4
+                       : rows <= 16  ? 1
                        : rows <= 32  ? 2
                        : rows <= 64  ? 4
                        : rows <= 128 ? 8
                                      : 16;
-  return rows == 1 ? 2 : RoundUp(rows, step);
+  return RoundUp(rows, step);
 }
 
 // Wide enough that a primitive's overhead (a microsecond) does not show, narrow
