@@ -31,6 +31,9 @@ namespace {
 constexpr char kOp[] = "gguf";
 constexpr int64_t kMaxKeyBytes = 65535;  // the format's own limits
 constexpr int64_t kMaxNameBytes = 64;
+// Of metadata and tensor list: it is held in memory, and a sparse file may
+// claim any length. A vocabulary of 256 Ki tokens takes some 16 MiB.
+constexpr int64_t kMaxHeaderBytes = int64_t{256} << 20;
 constexpr int64_t kMaxRank = 4;
 constexpr int64_t kDefaultAlignment = 32;
 constexpr int64_t kMinAlignment = 8;
@@ -174,6 +177,11 @@ class GgufFile::Cursor {
     if (bytes > left()) {
       return InvalidArgument(kOp, what, " needs ", bytes, " bytes at offset ",
                              offset_, "; the file has ", file_.size_);
+    }
+    if (bytes > kMaxHeaderBytes - offset_) {
+      return InvalidArgument(kOp, what, " needs ", bytes, " bytes at offset ",
+                             offset_, "; need a header of at most ",
+                             kMaxHeaderBytes);
     }
     QUERN_RETURN_IF_ERROR(file_.Ensure(offset_ + bytes));
     offset_ += bytes;

@@ -313,6 +313,66 @@ TEST(GgufTest, RefusesWithASentence) {
   }
 }
 
+// A few KiB on disk that claim, and have, seven TiB: nobody may try to read
+// them all.
+TEST(GgufTest, RefusesAHeaderThatDoesNotFitInMemory) {
+  constexpr int64_t kHuge = int64_t{7} << 40;
+  const std::string path = TempFile(
+      "sparse.gguf", GgufWriter()
+                         .Key("general.architecture", "llama")
+                         .RawKey("general.name", 8, Raw<uint64_t>(kHuge - 4096))
+                         .Finish());
+  if (truncate(path.c_str(), kHuge) != 0) {
+    GTEST_SKIP() << "no sparse files of this size here";
+  }
+  const auto file = GgufFile::Open(path);
+  unlink(path.c_str());
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(file.status().message()),
+              HasSubstr("gguf: key 'general.name' needs 7696581390336 bytes at "
+                        "offset 101; need a header of at most 268435456"));
+}
+
+TEST(GgufTest, ReadsRowsFromTheMiddleOfATensorOfEveryType) {
+  constexpr int64_t kRows = 5, kCols = 96;  // three blocks a row
+  GgufWriter writer;
+  std::string f32, f16, bf16, q8;
+  for (int64_t i = 0; i < kRows * kCols; ++i) {
+    const auto value = static_cast<float>(i % 127);
+    f32 += Raw(value);
+    f16 += Raw(hwy::F16FromF32(value));
+    bf16 += Raw(hwy::BF16FromF32(value));
+    // Each block has a scale of its own.
+    if (i % 32 == 0) q8 += Raw(hwy::F16FromF32(static_cast<float>(1 + i / 32)));
+    q8 += Raw(static_cast<int8_t>(i % 127));
+  }
+  const std::vector<uint64_t> dims = {kCols, kRows};
+  writer.Tensor("f32", dims, GgufTensorType::kF32, f32)
+      .Tensor("f16", dims, GgufTensorType::kF16, f16)
+      .Tensor("bf16", dims, GgufTensorType::kBF16, bf16)
+      .Tensor("q8_0", dims, GgufTensorType::kQ8_0, q8);
+  const std::string bytes = writer.Finish();
+  const auto file = ParseString(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  for (const char* name : {"f32", "f16", "bf16", "q8_0"}) {
+    const GgufTensor& tensor = **file->FindTensor(name);
+    for (int64_t first = 0; first < kRows; ++first) {
+      for (int64_t rows = 0; rows <= kRows - first; ++rows) {
+        std::vector<float> got(static_cast<size_t>(rows * kCols));
+        ASSERT_TRUE(file->ReadRows(tensor, first, absl::MakeSpan(got)).ok());
+        for (int64_t i = 0; i < rows * kCols; ++i) {
+          const int64_t at = first * kCols + i;
+          const int64_t scale =
+              tensor.type == GgufTensorType::kQ8_0 ? 1 + at / 32 : 1;
+          ASSERT_EQ(got[static_cast<size_t>(i)],
+                    static_cast<float>(scale * (at % 127)))
+              << name << " from row " << first << " element " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(GgufTest, RefusesEveryTruncation) {
   const std::string whole = Sample().Finish();
   // The last tensor's padding may be missing; its data may not.

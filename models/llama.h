@@ -50,6 +50,8 @@ struct LlamaOptions {
   int64_t max_context = 32768;
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
+  // Elements read between two calls of `progress`, at least a row.
+  int64_t progress_elements = int64_t{8} << 20;
 };
 
 // Weights, packed, and plans. Immutable: any number of states, each on its own

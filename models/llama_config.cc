@@ -106,6 +106,7 @@ absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
                          absl::CHexEscape(architecture.substr(0, 64)),
                          "'; need 'llama'");
   }
+  bool scales = true;  // the factors below are linear ones, unless told
   if (file.Has("llama.rope.scaling.type")) {
     QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
                            file.GetString("llama.rope.scaling.type"));
@@ -113,6 +114,15 @@ absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
       return Unimplemented(kOp, "llama.rope.scaling.type is '",
                            absl::CHexEscape(scaling.substr(0, 64)),
                            "'; need 'none'");
+    }
+    scales = false;
+  }
+  for (const char* key :
+       {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    if (!scales || !file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(const float factor, file.GetF32(key));
+    if (factor != 1.0f && factor != 0.0f) {  // 0: none either
+      return Unimplemented(kOp, key, "=", factor, "; need 1");
     }
   }
   if (file.Has("llama.expert_count")) {

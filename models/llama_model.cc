@@ -106,7 +106,7 @@ class Loader {
   template <typename T>
   absl::Status ReadTensor(const GgufTensor& tensor, T* out) {
     const int64_t step =
-        std::max<int64_t>(1, (int64_t{8} << 20) / tensor.cols());
+        std::max<int64_t>(1, options_.progress_elements / tensor.cols());
     for (int64_t row = 0; row < tensor.rows(); row += step) {
       const int64_t rows = std::min(step, tensor.rows() - row);
       QUERN_RETURN_IF_ERROR(file_.ReadRows(

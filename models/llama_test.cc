@@ -167,6 +167,39 @@ TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
   }
 }
 
+// The pieces in which large tensors are read change no weight.
+TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
+  const std::vector<int32_t> tokens = {1, 36, 7, 20};
+  for (const GgufTensorType type :
+       {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
+    TestRng rng;
+    SmallLlama shape;
+    shape.type = type;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    std::vector<Rows> logits;
+    for (const int64_t elements : {int64_t{1} << 30, int64_t{1}, int64_t{70}}) {
+      LlamaOptions options;
+      options.progress_elements = elements;
+      int64_t calls = 0, last = 0;
+      options.progress = [&](int64_t done, int64_t total) {
+        EXPECT_GT(done, last);
+        EXPECT_LE(done, total);
+        last = done;
+        ++calls;
+      };
+      auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
+      ASSERT_TRUE(model.ok()) << model.status();
+      EXPECT_RAN_ON(*model);
+      EXPECT_GT(calls, elements == 1 ? 1000 : 0);
+      LlamaState state = State(*model);
+      logits.push_back(
+          Forward(state, {{*state.NewSequence(), tokens}}, inline_));
+    }
+    EXPECT_EQ(logits[1], logits[0]);
+    EXPECT_EQ(logits[2], logits[0]);
+  }
+}
+
 // Bit for bit, in bf16 and f32.
 TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
   TestRng rng;
@@ -429,11 +462,41 @@ TEST(LlamaConfigTest, RefusesWhatIsNotAPlainLlama) {
   refuse([](SmallLlama&,
             GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
          Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scale_linear", 2.0f); },
+         Code::kUnimplemented, "llama.rope.scale_linear=2; need 1");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scaling.factor", 8.0f); },
+         Code::kUnimplemented, "llama.rope.scaling.factor=8; need 1");
+  refuse(
+      [](SmallLlama&, GgufWriter& w) { w.Key("llama.rope.scale_linear", 2u); },
+      Code::kInvalidArgument, "is of type u32; need f32");
   refuse(
       [](SmallLlama&, GgufWriter& w) {
         w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
       },
       Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
+}
+
+TEST(LlamaConfigTest, TakesRotaryKeysThatScaleNothing) {
+  const auto status = [](auto&& add_keys) {
+    TestRng rng;
+    GgufWriter file = SmallLlamaKeys(SmallLlama());
+    add_keys(file);
+    AddSmallLlamaTensors(rng, SmallLlama(), file);
+    const std::string bytes = file.Finish();
+    return LlamaConfig::Create(ParseOrDie(bytes)).status();
+  };
+  EXPECT_EQ(status([](GgufWriter& w) {
+              w.Key("llama.rope.scale_linear", 1.0f)
+                  .Key("llama.rope.scaling.factor", 0.0f);
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(status([](GgufWriter& w) {
+              w.Key("llama.rope.scaling.type", "none")
+                  .Key("llama.rope.scaling.factor", 8.0f);
+            }),
+            absl::OkStatus());
 }
 
 TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {

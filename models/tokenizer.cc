@@ -102,6 +102,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
   tokenizer.bos_id_ = spec.bos_id;
   tokenizer.eos_id_ = spec.eos_id;
   tokenizer.add_space_prefix_ = spec.add_space_prefix;
+  tokenizer.add_bos_ = spec.add_bos;
   tokenizer.byte_ids_.fill(-1);
   for (size_t id = 0; id < size; ++id) {
     const std::string& piece = tokenizer.pieces_[id];
@@ -177,9 +178,12 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 0, kMaxPieces));
     *id = static_cast<int32_t>(value);
   }
-  if (file.Has("tokenizer.ggml.add_space_prefix")) {
-    QUERN_ASSIGN_OR_RETURN(spec.add_space_prefix,
-                           file.GetBool("tokenizer.ggml.add_space_prefix"));
+  for (const auto& [key, flag] :
+       {std::pair<const char*, bool*>{"tokenizer.ggml.add_space_prefix",
+                                      &spec.add_space_prefix},
+        {"tokenizer.ggml.add_bos_token", &spec.add_bos}}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(*flag, file.GetBool(key));
   }
   return Create(std::move(spec));
 }

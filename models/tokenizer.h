@@ -51,6 +51,9 @@ struct TokenizerSpec {
   int32_t eos_id = 2;
   // Whether Encode puts a space in front and Decode drops it.
   bool add_space_prefix = true;
+  // Whether the model wants bos_id in front of a text. Encode leaves that to
+  // the caller.
+  bool add_bos = true;
 };
 
 class Tokenizer {
@@ -62,7 +65,8 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   // From the keys tokenizer.ggml.*. Unimplemented for another model than
-  // "llama". Bos and eos default to 1 and 2, add_space_prefix to true.
+  // "llama". Bos and eos default to 1 and 2, add_space_prefix and add_bos to
+  // true.
   static absl::StatusOr<Tokenizer> Create(const GgufFile& file);
 
   Tokenizer(Tokenizer&&) = default;
@@ -71,6 +75,7 @@ class Tokenizer {
   int32_t vocab_size() const { return static_cast<int32_t>(pieces_.size()); }
   int32_t bos_id() const { return bos_id_; }
   int32_t eos_id() const { return eos_id_; }
+  bool add_bos() const { return add_bos_; }
   absl::string_view piece(int32_t id) const {
     return pieces_[static_cast<size_t>(id)];
   }
@@ -96,6 +101,7 @@ class Tokenizer {
   std::vector<TokenType> types_;
   int32_t bos_id_ = 0, eos_id_ = 0;
   bool add_space_prefix_ = true;
+  bool add_bos_ = true;
   // Keys point into pieces_, whose strings stay where they are in a move.
   std::unordered_map<std::string_view, int32_t> normal_;
   std::array<int32_t, 256> byte_ids_{};

@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/gguf.h"
+#include "models/gguf_testutil.h"
 #include "models/golden_testutil.h"
 #include "testing/data.h"
 
@@ -210,6 +211,47 @@ TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_THAT(tokenizer->Encode(" a"), ElementsAre(259, 260));
   EXPECT_EQ(tokenizer->Decode({259, 260}), " a");
+}
+
+TEST(TokenizerTest, ReadsTheFlagsOfAFile) {
+  const TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
+  const auto create = [&](auto&& add_keys) {
+    std::vector<int32_t> types;
+    for (const TokenType type : spec.types) {
+      types.push_back(static_cast<int32_t>(type));
+    }
+    GgufWriter writer;
+    writer.Key("tokenizer.ggml.model", "llama")
+        .Key("tokenizer.ggml.tokens", spec.pieces)
+        .Key("tokenizer.ggml.scores", spec.scores)
+        .Key("tokenizer.ggml.token_type", types);
+    add_keys(writer);
+    const std::string bytes = writer.Finish();
+    const auto file = GgufFile::Parse(absl::MakeConstSpan(
+        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    EXPECT_TRUE(file.ok()) << file.status();
+    return Tokenizer::Create(*file);
+  };
+  const auto absent = create([](GgufWriter&) {});
+  ASSERT_TRUE(absent.ok()) << absent.status();
+  EXPECT_TRUE(absent->add_bos());
+  EXPECT_THAT(absent->Encode("a"), ElementsAre(259, 260));
+  const auto off = create([](GgufWriter& w) {
+    w.Key("tokenizer.ggml.add_bos_token", false)
+        .Key("tokenizer.ggml.add_space_prefix", false);
+  });
+  ASSERT_TRUE(off.ok()) << off.status();
+  EXPECT_FALSE(off->add_bos());
+  EXPECT_THAT(off->Encode("a"), ElementsAre(260));
+  const auto on = create(
+      [](GgufWriter& w) { w.Key("tokenizer.ggml.add_bos_token", true); });
+  ASSERT_TRUE(on.ok()) << on.status();
+  EXPECT_TRUE(on->add_bos());
+  const auto wrong =
+      create([](GgufWriter& w) { w.Key("tokenizer.ggml.add_bos_token", 1u); });
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("key 'tokenizer.ggml.add_bos_token' is of type u32; "
+                        "need bool"));
 }
 
 TEST(TokenizerTest, IdsOutsideTheVocabularyDecodeToNothing) {

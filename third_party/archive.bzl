@@ -42,7 +42,7 @@ def _distribution(ctx):
         return "no distribution source package is pinned"
     script = ctx.path(ctx.attr._fetch_source)
     result = ctx.execute(
-        ["bash", str(script), ctx.attr.debian_source, ctx.attr.debian_file, str(ctx.path("distribution"))],
+        ["bash", str(script), ctx.attr.debian_source, ctx.attr.debian_file, ctx.attr.debian_sha256, str(ctx.path("distribution"))],
         timeout = 600,
         quiet = True,
     )

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Usage: fetch_source.sh NAME=VERSION FILE DESTINATION
+# Usage: fetch_source.sh NAME=VERSION FILE SHA256 DESTINATION
 #
 # Puts FILE, the upstream archive of a Debian 13 source package, into the folder
 # DESTINATION. Uses a private apt state: no root, and the machine's own package
-# sources stay as they are. Archives are kept in the user's cache folder.
-# The caller checks the sha256, so the index need not be authenticated.
+# sources stay as they are. Archives are kept in the user's cache folder; one
+# that is not what SHA256 says is deleted, not kept. That is why the index need
+# not be authenticated.
 set -euo pipefail
 
-readonly package=$1 file=$2 destination=$3
+readonly package=$1 file=$2 sha256=$3 destination=$4
 readonly suite=trixie
 readonly cache=${QUERN_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/quern}
 readonly archives=$cache/archives state=$cache/apt
@@ -17,11 +18,21 @@ fail() {
   exit 1
 }
 
+# Whether $1 is the archive. Deletes it, and says so, if not.
+verify() {
+  local actual
+  actual=$(sha256sum <"$1")
+  [[ ${actual%% *} != "$sha256" ]] || return 0
+  rm -f "$1"
+  echo "$1: sha256 mismatch, deleted; expected $sha256, actual ${actual%% *}" >&2
+  return 1
+}
+
 mkdir -p "$destination" "$archives" "$state/lists/partial" "$state/cache/archives/partial"
 exec 9>"$cache/apt.lock"
 flock 9 || fail "cannot lock $cache/apt.lock"
 
-if [[ ! -s $archives/$file ]]; then
+if [[ ! -s $archives/$file ]] || ! verify "$archives/$file"; then
   command -v apt-get >/dev/null ||
     fail "apt-get not found: this machine has no Debian source packages"
   # Mirrors as this machine's apt names them, the main one before the others.
@@ -52,6 +63,7 @@ if [[ ! -s $archives/$file ]]; then
     apt-get "${options[@]}" update >"$log" 2>&1 || continue
     (cd "$state" && apt-get "${options[@]}" source --download-only --tar-only "$package") >>"$log" 2>&1 || continue
     [[ -s $state/$file ]] || continue
+    verify "$state/$file" || exit 1
     mv "$state/$file" "$archives/$file"
     fetched=1
     break

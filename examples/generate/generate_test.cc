@@ -185,9 +185,29 @@ TEST(GenerateTest, RefusesBadFilesAndPromptsWithCode1) {
                 "the file has");
   ExpectRefused(RunGenerate({"--prompt=" + std::string(2000, '#')}), 1,
                 "tokens; this model's context holds 256");
-  const Outcome full = RunGenerate({"--prompt=x"}, "exec >/dev/full;");
-  EXPECT_EQ(full.code, 1);
-  EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+  for (const char* argument : {"--prompt=x", "--help"}) {
+    const Outcome full = RunGenerate({argument}, "exec >/dev/full;");
+    EXPECT_EQ(full.code, 1) << argument;
+    EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+  }
+}
+
+// The bytes of the key's value are changed in place: true becomes false.
+TEST(GenerateTest, StartsWithBosOnlyIfTheModelWantsIt) {
+  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
+  const std::string key = "tokenizer.ggml.add_bos_token";
+  const size_t at = model.find(key);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(model[at + key.size() + 4], 1);
+  model[at + key.size() + 4] = 0;
+  const std::string path = ::testing::TempDir() + "/no_bos.gguf";
+  std::ofstream(path, std::ios::binary) << model;
+  const Outcome outcome = RunGenerate(
+      {"--prompt=Emma was", "--max_tokens=1", "--stats", "--model=" + path});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("prompt: 2 tokens, "));
+  ExpectRefused(RunGenerate({"--prompt=", "--model=" + path}), 1,
+                "the prompt is empty");
 }
 
 }  // namespace

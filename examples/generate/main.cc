@@ -154,7 +154,11 @@ class Generator {
   // Prints `prompt` and what follows it.
   absl::Status Run(const std::string& prompt) {
     std::vector<int32_t> ids = tokenizer_->Encode(prompt);
-    ids.insert(ids.begin(), tokenizer_->bos_id());
+    if (tokenizer_->add_bos()) ids.insert(ids.begin(), tokenizer_->bos_id());
+    if (ids.empty()) {
+      return absl::InvalidArgumentError(
+          "the prompt is empty, and this model starts a text with no token");
+    }
     const auto size = static_cast<int64_t>(ids.size());
     if (size > model_->context()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -311,11 +315,8 @@ int Main(int argc, char** argv) {
                  std::string(options.status().message()).c_str());
     return 2;
   }
-  if (options->help) {
-    std::printf("%s", HelpText().c_str());
-    return 0;
-  }
-  const absl::Status status = Generate(*options);
+  const absl::Status status =
+      options->help ? Print(HelpText()) : Generate(*options);
   if (!status.ok()) {
     std::fprintf(stderr, "generate: %s\n",
                  std::string(status.message()).c_str());
