@@ -1,0 +1,267 @@
+#include "tools/perf/ops_scaled_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gemm/onednn/scaled_linear.h"
+#include "gemm/onednn/scratch.h"
+#include "gemm/packed_scaled_linear.h"
+#include "quant/int8_quantize.h"
+#include "testing/reference_convert.h"
+#include "tools/perf/args.h"
+#include "tools/perf/op.h"
+#include "tools/perf/op_util.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+// Rows that Check compares, all columns of each.
+constexpr int64_t kCheckedRows = 16;
+
+AnyTensorView Matrix(DType dtype, void* data, int64_t rows, int64_t cols) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
+}
+
+// W8A8, quantisation of the activations included.
+class ScaledLinear final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    auto op = std::make_unique<ScaledLinear>();
+    PackedScaledLinearSpec& spec = op->spec_;
+    QUERN_ASSIGN_OR_RETURN(const std::string impl,
+                           args.Choice("impl", {"packed", "onednn"}));
+    op->use_onednn_ = impl == "onednn";
+    QUERN_ASSIGN_OR_RETURN(spec.a, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.c, args.Type("out", kTypes));
+    QUERN_ASSIGN_OR_RETURN(op->m_, args.Int("m", 1, 1 << 20));
+    QUERN_ASSIGN_OR_RETURN(spec.n, args.Int("n", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(spec.k,
+                           args.Int("k", 1, PackedScaledLinearPlan::kMaxK));
+    QUERN_ASSIGN_OR_RETURN(const std::string act,
+                           args.Choice("act", {"token", "tensor"}));
+    QUERN_ASSIGN_OR_RETURN(const bool azp, args.Flag("azp"));
+    if (azp) spec.zero_points = Int8ZeroPoint::kUsed;
+    if (act == "tensor") {
+      spec.granularity = Int8Granularity::kPerTensor;
+      spec.a_scale = 1.0f / 64;  // of values in [-2, 2)
+      spec.a_zero_point = azp ? 3 : 0;
+    }
+    QUERN_RETURN_IF_ERROR(op->MakeQuantizer());
+    return op;
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape = absl::StrCat(
+        "m=", m_, " n=", n(), " k=", k(), per_token() ? " token" : " tensor",
+        spec_.zero_points == Int8ZeroPoint::kUsed ? " azp" : "");
+    info.dtype = absl::StrCat(DTypeName(spec_.a), "*i8->", DTypeName(spec_.c));
+    if (!packed_.empty()) {
+      info.isa = packed_.front().target();
+    } else if (!onednn_.empty()) {
+      const std::string name = onednn_.front().Explain(m_);
+      const size_t from = name.find(':') + 1;
+      info.isa = name.substr(from, name.find(' ') - from);
+    }
+    info.bytes = static_cast<double>(set_bytes());
+    info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
+                 static_cast<double>(k());
+    info.dram_kind = DramKind::kRead;
+    info.peak_kind = PeakKind::kI8;
+    return info;
+  }
+
+  int64_t set_bytes() const override {
+    return n() * k() + n() * 4 + a_bytes() + c_bytes();
+  }
+
+  absl::Status Setup(int64_t sets, Executor& executor) override {
+    QUERN_RETURN_IF_ERROR(weights_.Create(1, n() * k()));
+    QUERN_RETURN_IF_ERROR(scales_.Create(1, n() * 4));
+    QUERN_RETURN_IF_ERROR(a_.Create(sets, a_bytes()));
+    QUERN_RETURN_IF_ERROR(c_.Create(sets, c_bytes()));
+    FillReals<int8_t>(-127, 127, weights_);
+    FillReals<float>(0.001, 0.01, scales_);
+    WithType(spec_.a,
+             [this](auto type) { FillReals<decltype(type)>(-2, 2, a_); });
+    const AnyTensorView w = Matrix(DType::kI8, weights_.at(0), n(), k());
+    const AnyTensorView s = DenseVector(scales_.at<float>(0), n());
+    for (int64_t set = 0; set < sets; ++set) {
+      if (use_onednn_) {
+        OneDnnScaledLinearSpec spec;
+        using Activation = OneDnnScaledLinearSpec::Activation;
+        spec.n = n();
+        spec.k = k();
+        spec.c = spec_.c;
+        spec.activation =
+            per_token() ? Activation::kPerToken : Activation::kPerTensor;
+        spec.zero_points = spec_.zero_points == Int8ZeroPoint::kUsed;
+        QUERN_ASSIGN_OR_RETURN(OneDnnScaledLinearPlan plan,
+                               OneDnnScaledLinearPlan::Create(
+                                   spec, w, s, AnyTensorView(), executor));
+        onednn_.push_back(std::move(plan));
+      } else {
+        QUERN_ASSIGN_OR_RETURN(PackedScaledLinearPlan plan,
+                               PackedScaledLinearPlan::Create(
+                                   spec_, w, s, AnyTensorView(), executor));
+        packed_.push_back(std::move(plan));
+      }
+    }
+    // What the quantiser writes, for oneDNN and for Check.
+    QUERN_RETURN_IF_ERROR(q_.Create(1, m_ * k()));
+    QUERN_RETURN_IF_ERROR(q_scales_.Create(1, m_ * 4));
+    QUERN_RETURN_IF_ERROR(q_zeros_.Create(1, m_ * 4));
+    q_scales_.at<float>(0)[0] = spec_.a_scale;
+    q_zeros_.at<int32_t>(0)[0] = spec_.a_zero_point;
+    if (!use_onednn_) {
+      QUERN_ASSIGN_OR_RETURN(
+          workspace_, AlignedBuffer::Create(packed_.front().WorkspaceBytes(
+                          m_, executor.num_workers())));
+      return packed_.front().CheckArgs(A(0), AnyTensorView(), AnyTensorView(),
+                                       C(0));
+    }
+    for (int64_t set = 0; set < sets; ++set) {
+      Run(set, executor);  // generates code
+    }
+    return onednn_.front().CheckArgs(OneDnnArgs(0));
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    if (use_onednn_) {
+      RunQuantizer(set, executor);
+      onednn_[static_cast<size_t>(set)].Execute(OneDnnArgs(set), scratch_,
+                                                executor);
+    } else {
+      packed_[static_cast<size_t>(set)].Execute(
+          A(set), C(set), Workspace(workspace_), executor);
+    }
+  }
+
+  absl::StatusOr<double> Check(Executor& executor) override {
+    Run(0, executor);
+    RunQuantizer(0, executor);  // its codes are checked by `perf quantize`
+    return WithType(spec_.c,
+                    [&](auto out) { return Compare<decltype(out)>(executor); });
+  }
+
+ private:
+  int64_t n() const { return spec_.n; }
+  int64_t k() const { return spec_.k; }
+  bool per_token() const {
+    return spec_.granularity == Int8Granularity::kPerToken;
+  }
+  int64_t a_bytes() const {
+    return m_ * k() * static_cast<int64_t>(SizeOf(spec_.a));
+  }
+  int64_t c_bytes() const {
+    return m_ * n() * static_cast<int64_t>(SizeOf(spec_.c));
+  }
+  AnyTensorView A(int64_t set) { return Matrix(spec_.a, a_.at(set), m_, k()); }
+  AnyTensorView C(int64_t set) { return Matrix(spec_.c, c_.at(set), m_, n()); }
+
+  absl::Status MakeQuantizer() {
+    Int8QuantizeSpec spec;
+    spec.dtype = spec_.a;
+    spec.granularity = spec_.granularity;
+    spec.zero_points = spec_.zero_points;
+    spec.scale = spec_.a_scale;
+    spec.zero_point = spec_.a_zero_point;
+    spec.stores = Int8QuantizeStores::kCached;
+    QUERN_ASSIGN_OR_RETURN(Int8QuantizePlan plan,
+                           Int8QuantizePlan::Create(spec));
+    quantizer_ = std::make_unique<Int8QuantizePlan>(std::move(plan));
+    return absl::OkStatus();
+  }
+
+  void RunQuantizer(int64_t set, Executor& executor) {
+    const bool zeros = per_token() && spec_.zero_points == Int8ZeroPoint::kUsed;
+    quantizer_->Execute(
+        A(set), DenseMatrix(q_.at<int8_t>(0), m_, k()),
+        DenseVector(q_scales_.at<float>(0), per_token() ? m_ : 0),
+        DenseVector(q_zeros_.at<int32_t>(0), zeros ? m_ : 0), executor);
+  }
+
+  OneDnnScaledLinearArgs OneDnnArgs(int64_t set) {
+    const int64_t rows = per_token() ? m_ : 1;
+    OneDnnScaledLinearArgs args;
+    args.a = Matrix(DType::kI8, q_.at(0), m_, k());
+    args.scales = DenseVector(q_scales_.at<float>(0), rows);
+    if (spec_.zero_points == Int8ZeroPoint::kUsed) {
+      args.zero_points = DenseVector(q_zeros_.at<int32_t>(0), rows);
+    }
+    args.c = C(set);
+    return args;
+  }
+
+  // Rows spread evenly, the last among them, against every column: exact
+  // integers, four roundings in f32, one to c.
+  template <typename Out>
+  absl::StatusOr<double> Compare(Executor& executor) {
+    const int64_t rows = std::min(m_, kCheckedRows);
+    Verdict all;
+    executor.ParallelFor(n(), [&](int64_t col, int) {
+      const int8_t* w = weights_.at<int8_t>(0) + col * k();
+      Verdict mine;
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t row = (r + 1) * m_ / rows - 1;
+        const int64_t term = per_token() ? row : 0;
+        const int8_t* q = q_.at<int8_t>(0) + row * k();
+        const int32_t zero = q_zeros_.at<int32_t>(0)[term];
+        int64_t dot = 0;
+        for (int64_t i = 0; i < k(); ++i) dot += (q[i] - zero) * w[i];
+        const double want = static_cast<double>(dot) *
+                            q_scales_.at<float>(0)[term] *
+                            scales_.at<float>(0)[col];
+        const int64_t at = row * n() + col;
+        mine.Add(at, ToDouble(c_.at<Out>(0)[at]), want,
+                 std::abs(want) * (RelativeRoundoff(spec_.c) + 4 * 0x1p-24));
+      }
+      all.Merge(mine);
+    });
+    return all.Result("scaled_linear");
+  }
+
+  PackedScaledLinearSpec spec_;
+  bool use_onednn_ = false;
+  int64_t m_ = 0;
+  std::unique_ptr<Int8QuantizePlan> quantizer_;
+  SetBuffer weights_, scales_, a_, c_, q_, q_scales_, q_zeros_;
+  std::vector<PackedScaledLinearPlan> packed_;
+  AlignedBuffer workspace_;
+  std::vector<OneDnnScaledLinearPlan> onednn_;
+  OneDnnScratch scratch_;
+};
+
+}  // namespace
+
+OpEntry ScaledLinearOp() {
+  return {"scaled_linear",
+          "W8A8: c = round(s[m] * w_s[n] * sum over k of q(a)[m, k] * w[n, k])",
+          {{"impl", "packed", "packed (our kernels) or onednn"},
+           {"dtype", "bf16", "f32, bf16 or f16, of a"},
+           {"out", "bf16", "f32, bf16 or f16, of c"},
+           {"act", "token", "scales of a: token or tensor"},
+           {"azp", "0", "1: a has zero points"},
+           {"m", "1", "rows: tokens"},
+           {"n", "14336", "columns of c"},
+           {"k", "4096", "columns of a"}},
+          &ScaledLinear::Create};
+}
+
+}  // namespace quern
