@@ -66,56 +66,64 @@ struct TileRange {
 template <typename Sum>
 void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
                     int64_t sums_stride) {
-  const TileTable& table = *loop.table;
-  const int64_t best = static_cast<int64_t>(
-      table.panels[static_cast<size_t>(loop.tiles.max_size())]);
   constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
   constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
+  const TileTable& table = *loop.table;
+  const auto best = static_cast<int64_t>(table.panels[loop.tiles.max_size()]);
   const int64_t a_chunk = loop.tiles.max_size() * loop.a_pitch;
   const int64_t a_tile = DivCeil(loop.lines, kChunk) * a_chunk;
+  const int64_t num_tiles = range.tile_end - range.tile;
   TileArgs t = {};
   t.panel_bytes = static_cast<size_t>(loop.panel_bytes);
   t.sums_stride = static_cast<size_t>(sums_stride);
-  const int64_t begin = range.panel, end = range.panel_end;
-  const int64_t num_tiles = range.tile_end - range.tile;
-  for (int64_t chunk = range.chunk; chunk < range.chunk_end; ++chunk) {
+
+  // All tiles for the lines of `chunk` in panels [panel, panel + 2^log), while
+  // those at next_line and next_panel are fetched.
+  const auto multiply_block = [&](int64_t chunk, int64_t panel, size_t log,
+                                  int64_t next_panel, int64_t next_line) {
     const int64_t line = chunk * kChunk;
     const int64_t steps = std::min(kChunk, loop.lines - line);
+    const bool fetch = next_panel + (int64_t{1} << log) <= loop.panels;
+    const int64_t next_steps =
+        fetch ? std::min(steps, loop.lines - next_line) : 0;
     t.steps = static_cast<size_t>(steps);
     t.add = chunk != range.chunk;
-    for (int64_t panel = begin; panel < end;) {
-      size_t log = 0;
-      while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
-      const int64_t count = int64_t{1} << log;
-      t.b = loop.b + panel * loop.panel_bytes + line * kLineBytes;
-      // What comes after this block: more panels, the next chunk, or what the
-      // next call will most likely begin with.
-      int64_t next_panel = panel + count, next_line = line;
-      if (next_panel == end) {
-        const bool last = chunk + 1 == range.chunk_end;
-        next_panel = last ? end : begin;
-        next_line = (last ? range.chunk : chunk + 1) * kChunk;
+    t.b = loop.b + panel * loop.panel_bytes + line * kLineBytes;
+    for (int64_t i = 0; i < num_tiles; ++i) {
+      const int64_t tile = range.tile + i;
+      const int64_t part = next_steps * i / num_tiles;
+      t.prefetch = loop.b + next_panel * loop.panel_bytes +
+                   (next_line + part) * kLineBytes;
+      t.prefetch_steps =
+          static_cast<size_t>(next_steps * (i + 1) / num_tiles - part);
+      t.a = loop.a + tile * a_tile + chunk * a_chunk;
+      const int64_t row = loop.tiles.begin(tile) - loop.tiles.begin(range.tile);
+      t.sums = sums + row * sums_stride + (panel - range.panel) * kPanelCols;
+      table.tiles[loop.tiles.size(tile)][log](t);
+    }
+  };
+
+  // With one tile of rows, a group of panels from its first line to its last:
+  // the hardware's prefetchers see long streams. With more, all panels for one
+  // chunk after the other: the rows of that chunk stay in L2.
+  const int64_t width = num_tiles == 1 ? best : range.panel_end - range.panel;
+  for (int64_t begin = range.panel; begin < range.panel_end; begin += width) {
+    const int64_t end = std::min(begin + width, range.panel_end);
+    for (int64_t chunk = range.chunk; chunk < range.chunk_end; ++chunk) {
+      for (int64_t panel = begin; panel < end;) {
+        size_t log = 0;
+        while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
+        const int64_t next = panel + (int64_t{1} << log);
+        if (next < end) {
+          multiply_block(chunk, panel, log, next, chunk * kChunk);
+        } else if (chunk + 1 < range.chunk_end) {
+          multiply_block(chunk, panel, log, begin, (chunk + 1) * kChunk);
+        } else {  // what the next group or task will begin with
+          multiply_block(chunk, panel, log, end, range.chunk * kChunk);
+        }
+        panel = next;
       }
-      const int64_t next_steps = next_panel + count <= loop.panels
-                                     ? std::min(steps, loop.lines - next_line)
-                                     : 0;
-      const uint8_t* next =
-          loop.b + next_panel * loop.panel_bytes + next_line * kLineBytes;
-      for (int64_t i = 0; i < num_tiles; ++i) {
-        const int64_t tile = range.tile + i;
-        const int64_t part = next_steps * i / num_tiles;
-        t.prefetch = next + part * kLineBytes;
-        t.prefetch_steps =
-            static_cast<size_t>(next_steps * (i + 1) / num_tiles - part);
-        t.a = loop.a + tile * a_tile + chunk * a_chunk;
-        t.sums = sums +
-                 (loop.tiles.begin(tile) - loop.tiles.begin(range.tile)) *
-                     sums_stride +
-                 (panel - begin) * kPanelCols;
-        table.tiles[loop.tiles.size(tile)][log](t);
-      }
-      panel += count;
     }
   }
 }
