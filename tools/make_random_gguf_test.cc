@@ -1,0 +1,235 @@
+// Runs the program as a user would, loads what it wrote and generates.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/tokenizer.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int code;
+  std::string text;  // standard output and standard error
+};
+
+Outcome Make(const std::string& flags) {
+  const std::string command =
+      absl::StrCat("tools/make_random_gguf ", flags, " 2>&1");
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  EXPECT_NE(pipe, nullptr);
+  char piece[4096];
+  size_t got;
+  while ((got = std::fread(piece, 1, sizeof(piece), pipe)) > 0) {
+    outcome.text.append(piece, got);
+  }
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+std::string TempFile(const std::string& name) {
+  return ::testing::TempDir() + "/" + name;
+}
+
+std::string FileBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// The tokens that the model likes best after "In the", greedily.
+std::vector<int32_t> Generate(const GgufFile& file, int count) {
+  InlineExecutor executor;
+  const auto tokenizer = Tokenizer::Create(file);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto model = LlamaModel::Create(file, {}, executor);
+  EXPECT_TRUE(model.ok()) << model.status();
+  auto state = LlamaState::Create(*model, {});
+  EXPECT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(tokenizer->vocab_size(), model->config().vocab);
+  std::vector<int32_t> tokens = {tokenizer->bos_id()};
+  for (const int32_t id : tokenizer->Encode("In the")) tokens.push_back(id);
+  EXPECT_EQ(tokens.size(), 1u + 7u);  // <s>, a space in front, six bytes
+  const auto sequence = state->NewSequence();
+  EXPECT_TRUE(sequence.ok()) << sequence.status();
+  std::vector<int32_t> chosen;
+  while (count-- > 0) {
+    const auto logits =
+        state->Forward({{*sequence, tokens}}, LogitsOf::kLastTokens, executor);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    const float* row = logits->Row(0);
+    double squares = 0;
+    for (int64_t i = 0; i < logits->extent(1); ++i) {
+      EXPECT_TRUE(std::isfinite(row[i])) << i;
+      squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+    }
+    // Of order 1, as the weights are scaled for.
+    const double rms =
+        std::sqrt(squares / static_cast<double>(logits->extent(1)));
+    EXPECT_GT(rms, 0.5);
+    EXPECT_LT(rms, 2);
+    const int64_t best = std::max_element(row, row + logits->extent(1)) - row;
+    chosen.push_back(static_cast<int32_t>(best));
+    tokens = {chosen.back()};
+  }
+  return chosen;
+}
+
+TEST(MakeRandomGgufTest, TheModelRunsInEveryType) {
+  for (const char* dtype : {"bf16", "f16", "f32", "q8_0"}) {
+    SCOPED_TRACE(dtype);
+    const std::string path = TempFile(absl::StrCat(dtype, ".gguf"));
+    const Outcome outcome =
+        Make(absl::StrCat("--shape=tiny --dtype=", dtype, " --out=", path));
+    ASSERT_EQ(outcome.code, 0) << outcome.text;
+    EXPECT_EQ(outcome.text, "");  // no progress: this is no terminal
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto config = LlamaConfig::Create(*file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->name, "tiny with random weights");
+    EXPECT_EQ(Generate(*file, 5).size(), 5u);
+  }
+}
+
+TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {
+  const auto bytes = [](const std::string& name, const std::string& seed) {
+    const std::string path = TempFile(name);
+    const Outcome outcome =
+        Make(absl::StrCat("--shape tiny --out ", path, " ", seed));
+    EXPECT_EQ(outcome.code, 0) << outcome.text;
+    return FileBytes(path);
+  };
+  const std::string one = bytes("one.gguf", "");
+  EXPECT_EQ(bytes("again.gguf", "--seed=1"), one);
+  const std::string other = bytes("other.gguf", "--seed=2");
+  EXPECT_EQ(other.size(), one.size());
+  EXPECT_NE(other, one);
+}
+
+// Mean 0, the deviation that random_llama.h promises, and no two tensors alike.
+// Of n independent weights, the mean strays by deviation / sqrt(n) and the
+// variance by less than its sqrt(2 / n) part; five times that is allowed.
+TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {
+  for (const char* dtype : {"f32", "q8_0"}) {
+    const std::string path = TempFile(absl::StrCat("spread_", dtype, ".gguf"));
+    ASSERT_EQ(
+        Make(absl::StrCat("--shape=tiny --dtype=", dtype, " --out=", path))
+            .code,
+        0);
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const struct {
+      const char* name;
+      double variance;
+    } kTensors[] = {{"token_embd.weight", 1},
+                    {"blk.0.attn_q.weight", 1.0 / 64},
+                    {"blk.1.attn_output.weight", 1.0 / (4 * 64)},
+                    {"blk.1.ffn_up.weight", 1.0 / 64},
+                    {"blk.1.ffn_down.weight", 1.0 / (4 * 160)},
+                    {"output.weight", 1.0 / 64}};
+    std::vector<float> first_weights;
+    for (const auto& t : kTensors) {
+      const GgufTensor& tensor = **file->FindTensor(t.name);
+      std::vector<float> values(static_cast<size_t>(tensor.elements));
+      ASSERT_TRUE(file->ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
+      double sum = 0, squares = 0;
+      for (const float value : values) {
+        const auto v = static_cast<double>(value);
+        sum += v;
+        squares += v * v;
+      }
+      const auto n = static_cast<double>(tensor.elements);
+      EXPECT_NEAR(sum / n, 0, 5 * std::sqrt(t.variance / n)) << t.name;
+      // Q8_0 rounds: a step of 1/37 of the deviation adds 1/12 of its square.
+      EXPECT_NEAR(squares / n / t.variance, 1, 5 * std::sqrt(2 / n) + 1e-3)
+          << t.name;
+      first_weights.push_back(values[0] / values[1]);
+    }
+    std::sort(first_weights.begin(), first_weights.end());
+    EXPECT_EQ(std::adjacent_find(first_weights.begin(), first_weights.end()),
+              first_weights.end());
+  }
+}
+
+TEST(MakeRandomGgufTest, HelpIsReadable) {
+  const Outcome outcome = Make("--help");
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* words :
+       {"--shape\n", "--dtype (bf16)\n", "--out\n", "--seed (1)\n",
+        "tinyllama_1.1b: 22 layers, width 2048, 32 heads on 4, feed-forward "
+        "5632, vocabulary 32000\n",
+        "Exit code"}) {
+    EXPECT_THAT(outcome.text, HasSubstr(words));
+  }
+}
+
+TEST(MakeRandomGgufTest, RefusesBadCommandLinesWithCode2) {
+  const struct {
+    const char* flags;
+    const char* text;
+  } kRefusals[] = {
+      {"", "--shape is missing; need one of tinyllama_1.1b, llama3_8b, tiny"},
+      {"--shape=tiny", "--out=FILE is missing"},
+      {"--shape=tiny --out=",
+       "--out= is not a value of that flag: need a "
+       "file"},
+      {"--shape=gpt5 --out=x",
+       "--shape=gpt5 is not a value of that flag: need one of tinyllama_1.1b, "
+       "llama3_8b, tiny"},
+      {"--shape=tiny --out=x --dtype=int4",
+       "--dtype=int4 is not a value of that flag: need bf16, f16, f32 or "
+       "q8_0"},
+      {"--shape=tiny --out=x --seed=-1",
+       "--seed=-1 is not a value of that flag: need a whole number, 0 or "
+       "more"},
+      {"--shape=tiny --out=x --sed=1",
+       "there is no flag --sed; --help lists them"},
+      {"--shape=tiny --out", "--out needs a value"},
+      {"tiny", "'tiny' is not a flag; --help lists them"},
+  };
+  for (const auto& r : kRefusals) {
+    const Outcome outcome = Make(r.flags);
+    EXPECT_EQ(outcome.code, 2) << r.flags;
+    EXPECT_EQ(outcome.text, absl::StrCat("make_random_gguf: ", r.text, "\n"));
+  }
+}
+
+TEST(MakeRandomGgufTest, FailsWithCode1AndTheReason) {
+  const Outcome nowhere =
+      Make("--shape=tiny --out='" + TempFile("none/x.gguf") + "'");
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_THAT(nowhere.text, HasSubstr("No such file or directory\n"));
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full here";
+  const Outcome full = Make("--shape=tiny --out=/dev/full");
+  EXPECT_EQ(full.code, 1);
+  EXPECT_EQ(full.text,
+            "make_random_gguf: cannot write '/dev/full': No space left on "
+            "device\n");
+  EXPECT_EQ(access("/dev/full", W_OK), 0);  // a device is not removed
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,293 @@
+#include "tools/random_llama.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+#include "models/gguf.h"
+#include "quant/scalar_convert.h"
+#include "tools/gguf_writer.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "random_llama";
+
+// From the models' published config.json.
+constexpr RandomLlamaShape kShapes[] = {
+    {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
+    {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
+    // For tests: a moment to write, a moment to run.
+    {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
+};
+
+constexpr int64_t kBytePieces = 256;
+constexpr int64_t kFirstByte = 3;  // after <unk> <s> </s>
+constexpr int64_t kSpacePiece = kFirstByte + kBytePieces;
+constexpr int64_t kMinVocab = kSpacePiece + 1;
+
+// Sums of four bytes: 0..1020, mean 510, variance 4 * (256^2 - 1) / 12.
+constexpr int kMean = 510;
+constexpr size_t kSums = 2 * kMean + 1;
+constexpr double kVariance = 21845;
+
+// Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+class SplitMix64 {
+ public:
+  explicit SplitMix64(uint64_t seed) : state_(seed) {}
+  uint64_t Next() { return Mix(state_ += 0x9e3779b97f4a7c15u); }
+  static uint64_t Mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Two sums of four bytes from each 64 random bits.
+class SumSource {
+ public:
+  explicit SumSource(uint64_t seed) : random_(seed) {}
+  size_t Next() {
+    if (second_ != kNone) return std::exchange(second_, kNone);
+    constexpr uint64_t kBytes = 0x00ff00ff00ff00ffu;
+    const uint64_t bits = random_.Next();
+    const uint64_t pairs = (bits & kBytes) + ((bits >> 8) & kBytes);
+    const uint64_t fours = pairs + (pairs >> 16);
+    second_ = (fours >> 32) & 0xffff;
+    return fours & 0xffff;
+  }
+
+ private:
+  static constexpr size_t kNone = ~size_t{0};
+  SplitMix64 random_;
+  size_t second_ = kNone;
+};
+
+// Writes the elements of a tensor, of standard deviation `deviation`.
+class Filler {
+ public:
+  Filler(GgufTensorType type, double deviation, uint64_t seed)
+      : type_(type), sums_(seed) {
+    const auto scale = static_cast<float>(deviation / std::sqrt(kVariance));
+    for (size_t i = 0; i < kSums; ++i) {
+      const int centred = static_cast<int>(i) - kMean;
+      const float value = scale * static_cast<float>(centred);
+      f32_[i] = value;
+      bf16_[i] = FromF32<BFloat16>(value);
+      f16_[i] = FromF32<Float16>(value);
+      q8_[i] = static_cast<int8_t>(std::lround(centred * (127.0 / kMean)));
+    }
+    q8_scale_ = FromF32<Float16>(scale * static_cast<float>(kMean / 127.0));
+  }
+
+  // `elements` is a multiple of a block.
+  void Fill(int64_t elements, std::vector<uint8_t>& out) {
+    switch (type_) {
+      case GgufTensorType::kF32:
+        return FillFrom(f32_, elements, out);
+      case GgufTensorType::kF16:
+        return FillFrom(f16_, elements, out);
+      case GgufTensorType::kBF16:
+        return FillFrom(bf16_, elements, out);
+      case GgufTensorType::kQ8_0: {
+        const int64_t blocks = elements / GgufFile::kQ8Block;
+        out.resize(static_cast<size_t>(blocks * GgufFile::kQ8BlockBytes));
+        uint8_t* to = out.data();
+        for (int64_t block = 0; block < blocks; ++block) {
+          std::memcpy(to, &q8_scale_, sizeof(q8_scale_));
+          to += sizeof(q8_scale_);
+          for (int64_t i = 0; i < GgufFile::kQ8Block; ++i) {
+            *to++ = static_cast<uint8_t>(q8_[sums_.Next()]);
+          }
+        }
+        return;
+      }
+    }
+  }
+
+ private:
+  template <typename T>
+  void FillFrom(const std::array<T, kSums>& values, int64_t elements,
+                std::vector<uint8_t>& out) {
+    out.resize(static_cast<size_t>(elements) * sizeof(T));
+    uint8_t* to = out.data();
+    for (int64_t i = 0; i < elements; ++i, to += sizeof(T)) {
+      std::memcpy(to, &values[sums_.Next()], sizeof(T));
+    }
+  }
+
+  GgufTensorType type_;
+  SumSource sums_;
+  std::array<float, kSums> f32_;
+  std::array<BFloat16, kSums> bf16_;
+  std::array<Float16, kSums> f16_;
+  std::array<int8_t, kSums> q8_;
+  Float16 q8_scale_;
+};
+
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> dims;
+  double deviation;  // 0: ones, in f32
+};
+
+std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
+  const int64_t q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  const auto fan_in = [](int64_t n) {
+    return 1 / std::sqrt(static_cast<double>(n));
+  };
+  std::vector<Tensor> tensors = {{"token_embd.weight", {s.hidden, s.vocab}, 1}};
+  for (int64_t layer = 0; layer < s.layers; ++layer) {
+    const auto add = [&](absl::string_view name, std::vector<int64_t> dims,
+                         double deviation) {
+      tensors.push_back(
+          {absl::StrCat("blk.", layer, ".", name), std::move(dims), deviation});
+    };
+    add("attn_norm.weight", {s.hidden}, 0);
+    add("attn_q.weight", {s.hidden, q}, fan_in(s.hidden));
+    add("attn_k.weight", {s.hidden, kv}, fan_in(s.hidden));
+    add("attn_v.weight", {s.hidden, kv}, fan_in(s.hidden));
+    add("attn_output.weight", {q, s.hidden}, fan_in(2 * s.layers * q));
+    add("ffn_norm.weight", {s.hidden}, 0);
+    add("ffn_gate.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
+    add("ffn_up.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
+    add("ffn_down.weight", {s.ffn, s.hidden}, fan_in(2 * s.layers * s.ffn));
+  }
+  tensors.push_back({"output_norm.weight", {s.hidden}, 0});
+  tensors.push_back({"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden)});
+  return tensors;
+}
+
+// general.file_type for files that are mostly of `type`.
+uint32_t FileType(GgufTensorType type) {
+  switch (type) {
+    case GgufTensorType::kF32:
+      return 0;
+    case GgufTensorType::kF16:
+      return 1;
+    case GgufTensorType::kQ8_0:
+      return 7;
+    case GgufTensorType::kBF16:
+      return 32;
+  }
+  return 0;
+}
+
+void AddModelKeys(const RandomLlamaShape& s, GgufTensorType type,
+                  GgufFileWriter& w) {
+  const auto u32 = [&w](absl::string_view key, int64_t value) {
+    w.KeyU32(key, static_cast<uint32_t>(value));
+  };
+  w.KeyString("general.architecture", "llama");
+  w.KeyString("general.name", absl::StrCat(s.name, " with random weights"));
+  w.KeyU32("general.file_type", FileType(type));
+  u32("llama.vocab_size", s.vocab);
+  u32("llama.context_length", s.context);
+  u32("llama.embedding_length", s.hidden);
+  u32("llama.block_count", s.layers);
+  u32("llama.feed_forward_length", s.ffn);
+  u32("llama.attention.head_count", s.q_heads);
+  u32("llama.attention.head_count_kv", s.kv_heads);
+  u32("llama.attention.key_length", s.head_dim);
+  u32("llama.attention.value_length", s.head_dim);
+  w.KeyF32("llama.attention.layer_norm_rms_epsilon", s.norm_eps);
+  u32("llama.rope.dimension_count", s.head_dim);
+  w.KeyF32("llama.rope.freq_base", s.rope_base);
+}
+
+void AddTokenizerKeys(int64_t vocab, GgufFileWriter& w) {
+  // The numbers of tokenizer.ggml.token_type, see models/tokenizer.h.
+  constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
+  std::vector<std::string> pieces = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types = {kUnknown, kControl, kControl};
+  for (int byte = 0; byte < kBytePieces; ++byte) {
+    pieces.push_back(absl::StrFormat("<0x%02X>", byte));
+    types.push_back(kByte);
+  }
+  constexpr absl::string_view kSpace = "\xe2\x96\x81";  // U+2581
+  for (int64_t id = kSpacePiece; id < vocab; ++id) {
+    pieces.push_back(id == kSpacePiece ? std::string(kSpace)
+                                       : absl::StrCat(kSpace, "w", id));
+    types.push_back(kNormal);
+  }
+  std::vector<float> scores;
+  for (int64_t id = 0; id < vocab; ++id) {
+    scores.push_back(
+        static_cast<float>(std::min(kSpacePiece - id, int64_t{0})));
+  }
+  w.KeyString("tokenizer.ggml.model", "llama");
+  w.KeyString("tokenizer.ggml.pre", "default");
+  w.KeyStrings("tokenizer.ggml.tokens", pieces);
+  w.KeyF32s("tokenizer.ggml.scores", scores);
+  w.KeyI32s("tokenizer.ggml.token_type", types);
+  w.KeyU32("tokenizer.ggml.unknown_token_id", 0);
+  w.KeyU32("tokenizer.ggml.bos_token_id", 1);
+  w.KeyU32("tokenizer.ggml.eos_token_id", 2);
+  w.KeyBool("tokenizer.ggml.add_bos_token", true);
+  w.KeyBool("tokenizer.ggml.add_eos_token", false);
+}
+
+}  // namespace
+
+absl::Span<const RandomLlamaShape> RandomLlamaShapes() { return kShapes; }
+
+absl::Status WriteRandomLlama(
+    const RandomLlamaShape& shape, GgufTensorType type, uint64_t seed,
+    const std::string& path,
+    const std::function<void(int64_t done, int64_t total)>& progress) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", shape.vocab, kMinVocab));
+  GgufFileWriter writer;
+  AddModelKeys(shape, type, writer);
+  AddTokenizerKeys(shape.vocab, writer);
+  const std::vector<Tensor> tensors = Tensors(shape);
+  for (const Tensor& tensor : tensors) {
+    QUERN_RETURN_IF_ERROR(
+        writer.AddTensor(tensor.name, tensor.dims,
+                         tensor.deviation == 0 ? GgufTensorType::kF32 : type));
+  }
+  QUERN_RETURN_IF_ERROR(writer.Open(path));
+
+  constexpr int64_t kChunk = 1 << 18;  // elements: 1 MiB of f32
+  const int64_t total = writer.file_bytes();
+  int64_t done = 0;
+  std::vector<uint8_t> bytes;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const Tensor& tensor = tensors[t];
+    if (tensor.deviation == 0) {
+      const std::vector<float> ones(static_cast<size_t>(tensor.dims[0]), 1);
+      QUERN_RETURN_IF_ERROR(writer.Append(
+          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(ones.data()),
+                              ones.size() * sizeof(float))));
+      continue;
+    }
+    // Each tensor has a stream of its own.
+    Filler filler(type, tensor.deviation,
+                  SplitMix64::Mix(SplitMix64::Mix(seed) + t));
+    const int64_t elements = tensor.dims[0] * tensor.dims[1];
+    for (int64_t begin = 0; begin < elements; begin += kChunk) {
+      filler.Fill(std::min(kChunk, elements - begin), bytes);
+      QUERN_RETURN_IF_ERROR(writer.Append(bytes));
+      done += static_cast<int64_t>(bytes.size());
+      if (progress) progress(done, total);
+    }
+  }
+  return writer.Finish();
+}
+
+}  // namespace quern

@@ -1,0 +1,54 @@
+#ifndef QUERN_TOOLS_RANDOM_LLAMA_H_
+#define QUERN_TOOLS_RANDOM_LLAMA_H_
+
+// GGUF files of Llama architecture with random weights: what they compute means
+// nothing, and costs what the real model costs.
+//
+// A matrix of fan-in n has the standard deviation n^-1/2; those that add to the
+// residual stream (attn_output, ffn_down) (2 * layers * n)^-1/2, so that it
+// stays of order 1 through any number of layers; norms are 1. A weight is the
+// sum of four random bytes, less its mean, scaled: bell-shaped, at most 3.5
+// standard deviations, and the same bits on every machine.
+//
+// The vocabulary is <unk> <s> </s>, the 256 bytes, the space, and numbered
+// words that no text encodes to: a text of n bytes is about n tokens.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "models/gguf.h"
+
+namespace quern {
+
+struct RandomLlamaShape {
+  absl::string_view name;
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;  // at least 260, see above
+  int64_t context = 0;
+  float rope_base = 10000;
+  float norm_eps = 1e-5f;
+};
+
+// The shapes by name.
+absl::Span<const RandomLlamaShape> RandomLlamaShapes();
+
+// Writes `path`; the same seed gives the same bytes. `progress`, if there is
+// one, is called now and then with bytes done, of total. Memory: the vocabulary
+// and 1 MiB. Refuses what GgufFileWriter refuses.
+absl::Status WriteRandomLlama(
+    const RandomLlamaShape& shape, GgufTensorType type, uint64_t seed,
+    const std::string& path,
+    const std::function<void(int64_t done, int64_t total)>& progress);
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_RANDOM_LLAMA_H_
