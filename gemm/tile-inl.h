@@ -55,15 +55,23 @@ constexpr size_t kVecs = kPanelCols / HWY_MAX_LANES_D(LineTag<float>);
 // vectors with AVX-512, 12 of 16 before it.
 constexpr size_t kSumVecs = HWY_TARGET <= HWY_AVX3 ? 28 : 12;
 
+// Few and small tiles under sanitizers, which check every load: with all of
+// them for all instruction sets a file took gcc 12 four minutes.
+#if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN
+constexpr size_t kMostRows = 3, kMostPanels = 2;
+#else
+constexpr size_t kMostRows = kTileRows, kMostPanels = kTilePanels;
+#endif
+
 constexpr bool HasTile(size_t rows, size_t panels) {
-  return rows * panels * kVecs <= kSumVecs;
+  return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs;
 }
 
 // Of several panels a row of few sums is busy while the last are in flight.
 // Powers of two, so that what is left over is a few smaller tiles.
 constexpr size_t PanelsFor(size_t rows) {
   size_t panels = 1;
-  while (panels < kTilePanels && HasTile(rows, 2 * panels)) panels *= 2;
+  while (HasTile(rows, 2 * panels)) panels *= 2;
   return panels;
 }
 
@@ -71,7 +79,7 @@ constexpr size_t MaxRows() {
   // Two panels share each broadcast of a; four vectors to a panel leave room
   // for one only.
   constexpr size_t kMax = kSumVecs / kVecs / (kVecs == 1 ? 2 : 1);
-  return kMax < kTileRows ? kMax : kTileRows;
+  return kMax < kMostRows ? kMax : kMostRows;
 }
 
 // Into L2, past L1: the next block is as large as L1.
