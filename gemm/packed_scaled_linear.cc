@@ -82,16 +82,35 @@ absl::StatusOr<AlignedBuffer> PerColumn(const AnyTensorView& values,
 
 }  // namespace
 
-absl::StatusOr<PackedScaledLinearPlan> PackedScaledLinearPlan::Create(
-    const PackedScaledLinearSpec& spec, const AnyTensorView& weights,
-    const AnyTensorView& weight_scales, const AnyTensorView& bias,
-    Executor& executor) {
+Int8QuantizeSpec PackedScaledLinearPlan::QuantizeSpecOf(
+    const PackedScaledLinearSpec& spec) {
+  Int8QuantizeSpec quantize;
+  if (spec.a != DType::kI8) quantize.dtype = spec.a;
+  quantize.granularity = spec.granularity;
+  quantize.zero_points = spec.zero_points;
+  quantize.scale = spec.a_scale;
+  quantize.zero_point = spec.a_zero_point;
+  quantize.stores = Int8QuantizeStores::kCached;
+  return quantize;
+}
+
+absl::Status PackedScaledLinearPlan::CheckSpec(
+    const PackedScaledLinearSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "n", spec.n, 1, kMaxN));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "k", spec.k, 1, kMaxK));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(
       kOp, "a", spec.a, {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "c", spec.c, {DType::kF32, DType::kBF16, DType::kF16}));
+  // Proves scale and zero point, also of a given as i8.
+  return Int8QuantizePlan::Create(QuantizeSpecOf(spec)).status();
+}
+
+absl::StatusOr<PackedScaledLinearPlan> PackedScaledLinearPlan::Create(
+    const PackedScaledLinearSpec& spec, const AnyTensorView& weights,
+    const AnyTensorView& weight_scales, const AnyTensorView& bias,
+    Executor& executor) {
+  QUERN_RETURN_IF_ERROR(CheckSpec(spec));
   const bool nk = spec.order == WeightOrder::kNK;
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "weights", weights, DType::kI8,
@@ -103,20 +122,13 @@ absl::StatusOr<PackedScaledLinearPlan> PackedScaledLinearPlan::Create(
   if (bias.rank() != 0) {
     QUERN_RETURN_IF_ERROR(CheckInput(kOp, "bias", bias, DType::kF32, {spec.n}));
   }
-  // Proves scale and zero point for i8, too.
-  Int8QuantizeSpec quantize_spec;
-  if (spec.a != DType::kI8) quantize_spec.dtype = spec.a;
-  quantize_spec.granularity = spec.granularity;
-  quantize_spec.zero_points = spec.zero_points;
-  quantize_spec.scale = spec.a_scale;
-  quantize_spec.zero_point = spec.a_zero_point;
-  QUERN_ASSIGN_OR_RETURN(const Int8QuantizePlan quantize,
-                         Int8QuantizePlan::Create(quantize_spec));
-
   QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,
                          VnniLayout::Create(DType::kI8, spec.k, spec.n));
   PackedScaledLinearPlan plan(spec, layout);
-  if (spec.a != DType::kI8) plan.quantize_ = quantize;
+  if (spec.a != DType::kI8) {
+    QUERN_ASSIGN_OR_RETURN(plan.quantize_,
+                           Int8QuantizePlan::Create(QuantizeSpecOf(spec)));
+  }
   QUERN_ASSIGN_OR_RETURN(plan.packed_, AlignedBuffer::Create(layout.bytes()));
   VnniPackSpec pack_spec;
   pack_spec.layout = layout;
@@ -166,16 +178,16 @@ int64_t PackedScaledLinearPlan::WorkspaceBytes(int64_t max_m,
 }
 
 absl::Status PackedScaledLinearPlan::CheckArgs(
-    const AnyTensorView& a, const AnyTensorView& a_scales,
-    const AnyTensorView& a_zero_points, const AnyTensorView& c) const {
+    const PackedScaledLinearSpec& spec, const AnyTensorView& a,
+    const AnyTensorView& a_scales, const AnyTensorView& a_zero_points,
+    const AnyTensorView& c) {
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "a", a, spec.a, {kAnyExtent, spec.k}));
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "a", a, spec_.a, {kAnyExtent, spec_.k}));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "c", c, spec_.c, {a.extent(0), spec_.n}));
+      CheckOutput(kOp, "c", c, spec.c, {a.extent(0), spec.n}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "a", a, "c", c));
   const bool scales =
-      spec_.a == DType::kI8 && spec_.granularity == Int8Granularity::kPerToken;
-  const bool zero_points = scales && spec_.zero_points == Int8ZeroPoint::kUsed;
+      spec.a == DType::kI8 && spec.granularity == Int8Granularity::kPerToken;
+  const bool zero_points = scales && spec.zero_points == Int8ZeroPoint::kUsed;
   if (scales) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "a_scales", a_scales, DType::kF32, {a.extent(0)}));

@@ -77,6 +77,11 @@ class PackedScaledLinearPlan {
       const AnyTensorView& weight_scales, const AnyTensorView& bias,
       Executor& executor);
 
+  // What Create refuses of a spec, whatever the weights.
+  static absl::Status CheckSpec(const PackedScaledLinearSpec& spec);
+  // How rows of a that is not i8 are quantised.
+  static Int8QuantizeSpec QuantizeSpecOf(const PackedScaledLinearSpec& spec);
+
   const PackedScaledLinearSpec& spec() const { return spec_; }
   // The instruction set chosen by Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
@@ -98,7 +103,14 @@ class PackedScaledLinearPlan {
   // Their values are not looked at: a zero point outside [-128, 127] may wrap.
   absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& a_scales,
                          const AnyTensorView& a_zero_points,
-                         const AnyTensorView& c) const;
+                         const AnyTensorView& c) const {
+    return CheckArgs(spec_, a, a_scales, a_zero_points, c);
+  }
+  static absl::Status CheckArgs(const PackedScaledLinearSpec& spec,
+                                const AnyTensorView& a,
+                                const AnyTensorView& a_scales,
+                                const AnyTensorView& a_zero_points,
+                                const AnyTensorView& c);
 
   // Writes c and nothing else; reads nothing outside the rows of a. m = 0 does
   // nothing. Any number of threads may call it at once, each with its own

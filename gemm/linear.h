@@ -1,0 +1,92 @@
+#ifndef QUERN_GEMM_LINEAR_H_
+#define QUERN_GEMM_LINEAR_H_
+
+// The front door of linear layers: one plan, the faster of two implementations.
+//
+//   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
+//
+//   packed   our kernels, gemm/packed_linear.h
+//   oneDNN   gemm/onednn/linear.h
+//
+// a, b and c are each f32, bf16 or f16. Both sum in f32 and round once; their
+// sums differ in order, so their bits may. Which one runs is decided at Create,
+// by spec.impl or by a table of what was measured (gemm/linear.cc), and never
+// by m: a row has the same bits alone and in a batch. Explain() says what was
+// decided and why.
+//
+//   LinearSpec spec;  spec.n = 4096;  spec.k = 14336;
+//   QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
+//                          LinearPlan::Create(spec, weights, bias, executor));
+//   LinearScratch scratch;
+//   QUERN_RETURN_IF_ERROR(scratch.Reserve(plan, max_m, executor));
+//   plan.Execute(a, c, scratch, executor);
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gemm/linear_impl.h"
+#include "gemm/onednn/linear.h"
+#include "gemm/packed_linear.h"
+#include "packing/vnni_pack.h"
+
+namespace quern {
+
+struct LinearSpec {
+  int64_t n = 0;  // columns of c
+  int64_t k = 0;  // columns of a
+  DType a = DType::kBF16;
+  DType b = DType::kBF16;
+  DType c = DType::kBF16;
+  // kNK: weights[n, k], as models store them; kKN: weights[k, n].
+  WeightOrder order = WeightOrder::kNK;
+  LinearImpl impl = LinearImpl::kAuto;
+};
+
+class LinearPlan {
+ public:
+  // As PackedLinearPlan::Create and OneDnnLinearPlan::Create: the plan owns the
+  // packed weights, and refuses what the chosen one refuses.
+  static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,
+                                           const AnyTensorView& weights,
+                                           const AnyTensorView& bias,
+                                           Executor& executor);
+
+  const LinearSpec& spec() const { return spec_; }
+  // kPacked or kOneDnn.
+  LinearImpl impl() const {
+    return packed_.has_value() ? LinearImpl::kPacked : LinearImpl::kOneDnn;
+  }
+  // What runs for m rows, and why: "packed AVX3_ZEN4 bf16 dot, tiles of 8 x 32;
+  // auto: measured faster than oneDNN for m <= 128, within 2 % of it beyond".
+  std::string Explain(int64_t m) const;
+  size_t packed_bytes() const;
+
+  // Whether Execute may be called with these.
+  absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c) const;
+
+  // Writes c[0, m) x [0, n) and nothing else; m = 0 does nothing; c does not
+  // overlap a. Any number of threads may call it at once, each with a scratch
+  // of its own, reserved for at least a's rows, and an executor that allows it.
+  // The packed kernels allocate nothing; oneDNN allocates small blocks.
+  void Execute(const AnyTensorView& a, const AnyTensorView& c,
+               LinearScratch& scratch, Executor& executor) const noexcept;
+
+ private:
+  friend class LinearScratch;
+  explicit LinearPlan(const LinearSpec& spec) : spec_(spec) {}
+
+  LinearSpec spec_;
+  std::optional<PackedLinearPlan> packed_;  // one of the two
+  std::optional<OneDnnLinearPlan> onednn_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_LINEAR_H_
