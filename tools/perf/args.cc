@@ -1,14 +1,15 @@
 #include "tools/perf/args.h"
 
 #include <cstdint>
-#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
@@ -40,7 +41,6 @@ absl::StatusOr<Args> Args::Parse(absl::string_view op,
       QUERN_CHECK(inserted);  // a key of an op must not hide a common one
     }
   }
-  std::set<std::string, std::less<>> given;
   for (absl::string_view word : words) {
     const absl::string_view whole = word;
     const size_t equals = word.find('=');
@@ -56,12 +56,19 @@ absl::StatusOr<Args> Args::Parse(absl::string_view op,
                              Names(keys), keys.empty() ? "" : " ",
                              Names(common));
     }
-    if (!given.emplace(name).second) {
+    if (!args.given_.emplace(name).second) {
       return InvalidArgument(op, "--", name, " is given twice");
     }
     value->second = std::string(whole.substr(equals + 1));
   }
   return args;
+}
+
+void Args::Set(absl::string_view key, std::string value) {
+  const auto at = values_.find(key);
+  QUERN_CHECK(at != values_.end());  // not in the op's table
+  at->second = std::move(value);
+  given_.emplace(key);
 }
 
 const std::string& Args::Text(absl::string_view key) const {
@@ -81,6 +88,19 @@ absl::StatusOr<int64_t> Args::Int(absl::string_view key, int64_t min,
   }
   QUERN_RETURN_IF_ERROR(CheckRange(op_, key, value, min, max));
   return value;
+}
+
+absl::StatusOr<std::vector<int64_t>> Args::Ints(absl::string_view key,
+                                                int64_t min,
+                                                int64_t max) const {
+  std::vector<int64_t> values;
+  for (const absl::string_view piece : absl::StrSplit(Text(key), ',')) {
+    Args one = *this;
+    one.Set(key, std::string(piece));
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, one.Int(key, min, max));
+    values.push_back(value);
+  }
+  return values;
 }
 
 absl::StatusOr<std::string> Args::Choice(

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,17 +35,25 @@ class Args {
   // for: a decimal integer in range, one of the choices, 0 or 1.
   absl::StatusOr<int64_t> Int(absl::string_view key, int64_t min,
                               int64_t max) const;
+  // One integer or more, between commas.
+  absl::StatusOr<std::vector<int64_t>> Ints(absl::string_view key, int64_t min,
+                                            int64_t max) const;
   absl::StatusOr<std::string> Choice(
       absl::string_view key, absl::Span<const absl::string_view> choices) const;
   absl::StatusOr<DType> Type(absl::string_view key,
                              absl::Span<const DType> choices) const;
   absl::StatusOr<bool> Flag(absl::string_view key) const;
   const std::string& Text(absl::string_view key) const;
+  // Whether the command line has it.
+  bool given(absl::string_view key) const { return given_.count(key) != 0; }
+  // As if the command line had it.
+  void Set(absl::string_view key, std::string value);
   absl::string_view op() const { return op_; }
 
  private:
   std::string op_;
   std::map<std::string, std::string, std::less<>> values_;
+  std::set<std::string, std::less<>> given_;
 };
 
 }  // namespace quern

@@ -37,6 +37,30 @@ TEST(ArgsTest, ReadsWhatIsGiven) {
   EXPECT_EQ(args->Text("dtype"), "a=b");
 }
 
+TEST(ArgsTest, KnowsWhatIsGiven) {
+  auto args = Parse({"--n=16"});  // the default, and given
+  ASSERT_TRUE(args.ok()) << args.status();
+  EXPECT_TRUE(args->given("n"));
+  EXPECT_FALSE(args->given("dtype"));
+  args->Set("dtype", "f32");
+  EXPECT_TRUE(args->given("dtype"));
+  EXPECT_EQ(*args->Type("dtype", {DType::kF32}), DType::kF32);
+}
+
+TEST(ArgsTest, ReadsListsOfIntegers) {
+  EXPECT_EQ(*Parse({})->Ints("n", 1, 99), (std::vector<int64_t>{16}));
+  EXPECT_EQ(*Parse({"--n=4,1,99"})->Ints("n", 1, 99),
+            (std::vector<int64_t>{4, 1, 99}));
+  for (const char* word : {"--n=", "--n=1,", "--n=,1", "--n=1,,2", "--n=1;2",
+                           "--n=1,100", "--n=0,1"}) {
+    const auto values = Parse({word})->Ints("n", 1, 99);
+    EXPECT_EQ(values.status().code(), absl::StatusCode::kInvalidArgument)
+        << word;
+  }
+  EXPECT_EQ(Parse({"--n=1,100"})->Ints("n", 1, 99).status().message(),
+            "pack: n=100; need 1 <= n <= 99");
+}
+
 struct Refusal {
   std::vector<absl::string_view> words;
   const char* message;

@@ -1,12 +1,14 @@
 #include "tools/perf/driver.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -265,55 +267,79 @@ absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
   return absl::OkStatus();
 }
 
-absl::Status RunOp(const OpEntry& entry, const Args& args,
-                   const Settings& settings, const CpuInfo& cpu,
-                   std::ostream& out, std::ostream& progress) {
-  const ScopedIsa scoped_isa(settings.isa);
-  QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<Op> op, entry.create(args));
-  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op->Info().isa));
+// A case that was not refused.
+struct Ready {
+  std::string layer;
+  std::unique_ptr<Op> op;
+  int64_t sets = 0;  // working sets that its calls rotate over
+};
 
-  const int64_t cold_bytes = 8 * cpu.last_level_bytes();
-  const int64_t sets =
-      SetsFor(op->set_bytes(), cold_bytes, op->max_sets(), settings.warm);
-  // Beside the limits' buffer, and a tenth for everyone else.
-  const double need =
-      static_cast<double>(sets) * static_cast<double>(op->set_bytes()) +
-      static_cast<double>(cold_bytes);
-  const auto have = static_cast<double>(AvailableMemory());
-  if (have > 0 && need > 0.9 * have) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: needs %.1f GiB of memory; %.1f GiB are free",
-                        entry.name, need / (1 << 30), have / (1 << 30)));
+// Every case, before the first is run: a refusal comes at once.
+absl::StatusOr<std::vector<Ready>> Prepare(const OpEntry& entry,
+                                           const Args& args,
+                                           const Settings& settings,
+                                           int64_t cold_bytes) {
+  std::vector<OpCase> cases = {{args, ""}};
+  if (entry.cases != nullptr) {
+    QUERN_ASSIGN_OR_RETURN(cases, entry.cases(args));
   }
-  QUERN_ASSIGN_OR_RETURN(const auto executor,
-                         HwyExecutor::Create(settings.threads));
-  progress << entry.name << ": " << op->Info().shape << ", " << sets
+  std::vector<Ready> all;
+  for (OpCase& c : cases) {
+    Ready ready;
+    QUERN_ASSIGN_OR_RETURN(ready.op, entry.create(c.args));
+    ready.layer = std::move(c.layer);
+    const Op& op = *ready.op;
+    ready.sets =
+        SetsFor(op.set_bytes(), cold_bytes, op.max_sets(), settings.warm);
+    // Beside the limits' buffer, and a tenth for everyone else.
+    const double need =
+        static_cast<double>(ready.sets) * static_cast<double>(op.set_bytes()) +
+        static_cast<double>(cold_bytes);
+    const auto have = static_cast<double>(AvailableMemory());
+    if (have > 0 && need > 0.9 * have) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: needs %.1f GiB of memory; %.1f GiB are free",
+                          entry.name, need / (1 << 30), have / (1 << 30)));
+    }
+    all.push_back(std::move(ready));
+  }
+  return all;
+}
+
+absl::Status RunCase(const OpEntry& entry, const Ready& ready,
+                     const Settings& settings, int64_t cold_bytes,
+                     Limits& limits, Executor& executor, Printer& printer,
+                     std::ostream& progress) {
+  Op& op = *ready.op;
+  const int64_t sets = ready.sets;
+  progress << entry.name << ": " << op.Info().shape << ", " << sets
            << (sets == 1 ? " working set of " : " working sets of ")
            << absl::StrFormat("%.1f MiB",
-                              static_cast<double>(op->set_bytes()) / (1 << 20))
+                              static_cast<double>(op.set_bytes()) / (1 << 20))
            << std::endl;
-  if (!settings.warm && sets * op->set_bytes() < cold_bytes) {
+  if (!settings.warm && sets * op.set_bytes() < cold_bytes) {
     progress << entry.name << ": that is all it makes, "
              << absl::StrFormat(
                     "%.1f MiB; the caches may hold them: not DRAM's figure",
-                    static_cast<double>(sets * op->set_bytes()) / (1 << 20))
+                    static_cast<double>(sets * op.set_bytes()) / (1 << 20))
              << std::endl;
   }
-  QUERN_RETURN_IF_ERROR(op->Setup(sets, *executor));
+  QUERN_RETURN_IF_ERROR(op.Setup(sets, executor));
+  // Not before: the linear operators make their plans there.
+  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op.Info().isa));
 
   double max_err = kAbsent;
   if (settings.check) {
     progress << entry.name << ": comparing with the reference" << std::endl;
-    QUERN_ASSIGN_OR_RETURN(max_err, op->Check(*executor));
+    QUERN_ASSIGN_OR_RETURN(max_err, op.Check(executor));
   }
-  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
-  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
-  limits.Calibrate(CalibrationRounds(settings), *executor);
+  limits.Calibrate(CalibrationRounds(settings), executor);
   progress << entry.name << ": " << settings.runs << " runs on "
            << settings.threads
            << (settings.threads == 1 ? " thread" : " threads") << std::endl;
-  Row row = Measure(*op, sets, settings.runs, limits, *executor);
+  Row row = Measure(op, sets, settings.runs, limits, executor);
   row.op = std::string(entry.name);
+  row.layer = ready.layer;
   row.threads = settings.threads;
   row.max_err = max_err;
   if (row.disturbed >= 2 * settings.runs) {
@@ -321,7 +347,32 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
              << ": other processes had our cores; do not quote this"
              << std::endl;
   }
-  Printer(settings.table, out).Print(row);
+  printer.Print(row);
+  return absl::OkStatus();
+}
+
+absl::Status RunOp(const OpEntry& entry, const Args& args,
+                   const Settings& settings, const CpuInfo& cpu,
+                   std::ostream& out, std::ostream& progress) {
+  const ScopedIsa scoped_isa(settings.isa);
+  const int64_t cold_bytes = 8 * cpu.last_level_bytes();
+  QUERN_ASSIGN_OR_RETURN(std::vector<Ready> cases,
+                         Prepare(entry, args, settings, cold_bytes));
+  QUERN_ASSIGN_OR_RETURN(const auto executor,
+                         HwyExecutor::Create(settings.threads));
+  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
+  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
+  Printer printer(settings.table, out);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (cases.size() > 1) {
+      progress << entry.name << ": " << i + 1 << " of " << cases.size()
+               << (cases[i].layer.empty() ? "" : ": ") << cases[i].layer
+               << std::endl;
+    }
+    QUERN_RETURN_IF_ERROR(RunCase(entry, cases[i], settings, cold_bytes, limits,
+                                  *executor, printer, progress));
+    cases[i].op.reset();  // its memory is the next one's
+  }
   return absl::OkStatus();
 }
 

@@ -60,6 +60,18 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
            {"rms_norm --hidden=-4", "rms_norm: hidden=-4; need "},
            {"attention --q_len=5 --kv_len=4", "attention: q_len=5; need 1 <= "},
            {"attention --page_size=1000000 --batch=4096", "attention: needs "},
+           {"linear --m=1,0", "linear: m=0; need 1 <= m <= "},
+           {"linear --m=1,,2", "linear: --m=\"\" is not an integer; need "},
+           {"linear --m=1,2 --dtype=i8", "linear: --dtype=\"i8\"; need one "},
+           {"linear --model=gpt5",
+            "linear: --model=\"gpt5\"; need one of none, llama3_8b, qwen3_8b, "
+            "gemma2_9b, deepseek_v2_lite"},
+           {"scaled_linear --model=", "scaled_linear: --model=\"\"; need one "},
+           {"scaled_linear --model=qwen3_8b --layer=up",
+            "scaled_linear: --layer=\"up\"; need one of all, qkv, attn_out, "
+            "gate_up, down, lm_head"},
+           {"linear --model=qwen3_8b --n=16", "linear: --n beside --model, "},
+           {"linear --layer=down", "linear: --layer needs --model"},
            {"silu_and_mul --rows=x", "silu_and_mul: --rows=\"x\" is not "}}) {
     const Outcome outcome = Perf(r.line);
     EXPECT_EQ(outcome.exit_code, 2) << r.line;
@@ -131,6 +143,8 @@ struct Smoke {
 constexpr Smoke kSmokes[] = {
     {"linear", "--m=3 --n=37 --k=19"},
     {"linear", "--m=17 --n=16 --k=32 --dtype=f32 --out=f32"},
+    {"scaled_linear", "--m=3 --n=37 --k=19"},
+    {"scaled_linear", "--m=17 --n=16 --k=33 --act=tensor --azp=1 --out=f32"},
     {"convert", "--elements=1"},
     {"convert", "--from=bf16 --to=f32 --elements=37"},
     {"convert", "--from=f32 --to=f8e4m3 --elements=37"},
@@ -181,6 +195,38 @@ TEST(DriverTest, MakesNoMillionsOfPlans) {
       << outcome.progress;
 }
 
+TEST(DriverTest, RunsEveryRowCountOfALayerOfAModel) {
+  for (const char* op : {"linear", "scaled_linear"}) {
+    const Outcome outcome =
+        Perf(std::string(op) +
+             " --model=deepseek_v2_lite --layer=router --m=1,5 --threads=1 "
+             "--runs=1 --warm=1 --check=1");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.progress;
+    ExpectJsonLines(outcome.out, op, 2);
+    std::istringstream lines(outcome.out);
+    for (const char* shape : {"m=1 n=64 k=2048", "m=5 n=64 k=2048"}) {
+      std::string line;
+      ASSERT_TRUE(std::getline(lines, line));
+      const auto fields = FlatJson::Parse(line);
+      ASSERT_TRUE(fields.has_value()) << line;
+      EXPECT_EQ(fields->at("shape").rfind(shape, 0), 0u) << line;
+      EXPECT_EQ(fields->at("layer"), "deepseek_v2_lite router");
+    }
+    EXPECT_NE(outcome.progress.find("2 of 2: deepseek_v2_lite router"),
+              std::string::npos)
+        << outcome.progress;
+  }
+}
+
+TEST(DriverTest, RunsAListOfRowCountsOfOneShape) {
+  const Outcome outcome =
+      Perf("linear --m=3,1 --n=5 --k=7 --threads=1 --runs=1 --warm=1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.progress;
+  ExpectJsonLines(outcome.out, "linear", 2);
+  EXPECT_LT(outcome.out.find("m=3 n=5 k=7"), outcome.out.find("m=1 n=5 k=7"));
+  EXPECT_NE(outcome.out.find("\"layer\": null"), std::string::npos);
+}
+
 TEST(DriverTest, EveryOperatorHasASmokeTest) {
   for (const OpEntry& entry : AllOps()) {
     bool found = false;
@@ -192,13 +238,15 @@ TEST(DriverTest, EveryOperatorHasASmokeTest) {
 TEST(DriverTest, RunsOnTheInstructionSetThatWasAskedFor) {
   for (const int64_t bit : hwy::SupportedAndGeneratedTargets()) {
     const std::string isa = hwy::TargetName(bit);
-    const Outcome outcome = Perf(
-        "rms_norm --rows=2 --hidden=33 --threads=1 --runs=1 --warm=1 "
-        "--check=1 --isa=" +
-        isa);
-    EXPECT_EQ(outcome.exit_code, 0) << isa << "\n" << outcome.progress;
-    EXPECT_NE(outcome.out.find("\"isa\": \"" + isa + "\""), std::string::npos)
-        << outcome.out;
+    for (const char* op :
+         {"rms_norm --rows=2 --hidden=33", "linear --m=2 --n=17 --k=9"}) {
+      const Outcome outcome =
+          Perf(std::string(op) +
+               " --threads=1 --runs=1 --warm=1 --check=1 --isa=" + isa);
+      EXPECT_EQ(outcome.exit_code, 0) << isa << "\n" << outcome.progress;
+      EXPECT_NE(outcome.out.find("\"isa\": \"" + isa + "\""), std::string::npos)
+          << outcome.out;
+    }
   }
 }
 

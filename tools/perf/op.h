@@ -56,12 +56,21 @@ class Op {
   virtual absl::StatusOr<double> Check(Executor& executor) = 0;
 };
 
+// One of the shapes of a command line.
+struct OpCase {
+  Args args;
+  std::string layer;  // "llama3_8b down"; empty: of no model
+};
+
 struct OpEntry {
   absl::string_view name;
   absl::string_view summary;  // one line of --help
   std::vector<Key> keys;
   // Refuses values with InvalidArgument or Unimplemented. Allocates no data.
   absl::StatusOr<std::unique_ptr<Op>> (*create)(const Args& args);
+  // What create is called with, for a command line that means several shapes.
+  // Null: the command line itself.
+  absl::StatusOr<std::vector<OpCase>> (*cases)(const Args& args) = nullptr;
 };
 
 // Every operator but `limits`, in the order of --help.

@@ -22,6 +22,7 @@
 #include "gemm/packed_linear.h"
 #include "testing/reference_convert.h"
 #include "tools/perf/args.h"
+#include "tools/perf/linear_cases.h"
 #include "tools/perf/op.h"
 #include "tools/perf/op_util.h"
 
@@ -200,15 +201,11 @@ class Linear final : public Op {
 }  // namespace
 
 OpEntry LinearOp() {
-  return {"linear",
-          "c[m, n] = sum over k of a[m, k] * weights[n, k]",
-          {{"impl", "packed", "packed (our kernels) or onednn"},
-           {"dtype", "bf16", "f32, bf16 or f16, of a and weights"},
-           {"out", "bf16", "f32, bf16 or f16, of c"},
-           {"m", "1", "rows: tokens"},
-           {"n", "14336", "columns of c"},
-           {"k", "4096", "columns of a"}},
-          &Linear::Create};
+  return {"linear", "c[m, n] = sum over k of a[m, k] * weights[n, k]",
+          LinearKeys({{"impl", "packed", "packed (our kernels) or onednn"},
+                      {"dtype", "bf16", "f32, bf16 or f16, of a and weights"},
+                      {"out", "bf16", "f32, bf16 or f16, of c"}}),
+          &Linear::Create, &LinearCases};
 }
 
 }  // namespace quern

@@ -24,6 +24,7 @@
 #include "quant/int8_quantize.h"
 #include "testing/reference_convert.h"
 #include "tools/perf/args.h"
+#include "tools/perf/linear_cases.h"
 #include "tools/perf/op.h"
 #include "tools/perf/op_util.h"
 
@@ -253,15 +254,12 @@ class ScaledLinear final : public Op {
 OpEntry ScaledLinearOp() {
   return {"scaled_linear",
           "W8A8: c = round(s[m] * w_s[n] * sum over k of q(a)[m, k] * w[n, k])",
-          {{"impl", "packed", "packed (our kernels) or onednn"},
-           {"dtype", "bf16", "f32, bf16 or f16, of a"},
-           {"out", "bf16", "f32, bf16 or f16, of c"},
-           {"act", "token", "scales of a: token or tensor"},
-           {"azp", "0", "1: a has zero points"},
-           {"m", "1", "rows: tokens"},
-           {"n", "14336", "columns of c"},
-           {"k", "4096", "columns of a"}},
-          &ScaledLinear::Create};
+          LinearKeys({{"impl", "packed", "packed (our kernels) or onednn"},
+                      {"dtype", "bf16", "f32, bf16 or f16, of a"},
+                      {"out", "bf16", "f32, bf16 or f16, of c"},
+                      {"act", "token", "scales of a: token or tensor"},
+                      {"azp", "0", "1: a has zero points"}}),
+          &ScaledLinear::Create, &LinearCases};
 }
 
 }  // namespace quern

@@ -83,6 +83,7 @@ std::string JsonLine(const Row& row) {
   JsonObject json;
   json.Add("op", row.op);
   json.Add("shape", row.shape);
+  json.AddUnlessEmpty("layer", row.layer);
   json.Add("dtype", row.dtype);
   json.Add("isa", row.isa);
   json.Add("threads", static_cast<int64_t>(row.threads));
@@ -119,13 +120,14 @@ std::string TableHeader() {
 std::string TableLine(const Row& row) {
   std::string error = "-";
   if (std::isfinite(row.max_err)) error = absl::StrFormat("%.2g", row.max_err);
+  const std::string layer = row.layer.empty() ? "" : "  " + row.layer;
   return absl::StrFormat(
-      "%-12s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s", row.op,
+      "%-12s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s%s", row.op,
       row.shape, row.dtype, row.isa, row.threads, Cell(row.median_us, 12),
       Cell(row.min_us, 12), Cell(row.gbps(), 8), Cell(row.gflops(), 9),
       row.dram_kind.empty() ? "-" : row.dram_kind, Cell(row.dram_gbps, 8),
       Percent(row.of_dram(), 8), Percent(row.of_peak(), 8),
-      Percent(row.of_roof(), 8), error);
+      Percent(row.of_roof(), 8), error, layer);
 }
 
 }  // namespace quern

@@ -17,6 +17,7 @@ constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 struct Row {
   std::string op;
   std::string shape;
+  std::string layer;  // of a model; empty: does not apply
   std::string dtype;
   std::string isa;
   int threads = 0;
