@@ -11,7 +11,8 @@
 //                x += linear(silu(gate) * up)
 //   logits = output * rms_norm(x)
 //
-// Matrices and the rows that they multiply are bf16 or f32, the rest is f32.
+// Matrices and the rows that they multiply are bf16, f32 or int8, the rest is
+// f32.
 //
 //   QUERN_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
 //   QUERN_ASSIGN_OR_RETURN(LlamaModel model,
@@ -42,6 +43,9 @@ enum class LlamaWeights {
   kAsInFile,  // BF16 and Q8_0 to bf16; F16 and F32, and any mixture, to f32
   kBF16,
   kF32,
+  // All matrices to int8, each row by its largest magnitude; the rows that they
+  // multiply to int8, each by its own; embedding table and other rows bf16.
+  kInt8,
 };
 
 struct LlamaOptions {
@@ -71,12 +75,12 @@ class LlamaModel {
   const LlamaConfig& config() const;
   // The longest sequence: the smaller of the model's and the options' context.
   int64_t context() const;
-  DType weights_dtype() const;
+  DType weights_dtype() const;  // of matrices
   // Of matrices, packed, with the embedding table.
   int64_t weight_bytes() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
   const char* target() const;
-  // What runs: the instruction set, oneDNN's kernels for one row and for 256.
+  // What runs: the instruction set, the matrices' kernels for 1 and 256 rows.
   std::string Explain() const;
 
  private:

@@ -10,9 +10,9 @@
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/tensor_view.h"
-#include "gemm/onednn/linear.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
+#include "models/llama_matrix.h"
 #include "ops/activation/silu_and_mul.h"
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/logits/logits.h"
@@ -22,24 +22,25 @@
 namespace quern {
 
 struct LlamaLayer {
-  AlignedBuffer attn_norm;    // f32[hidden]
-  OneDnnLinearPlan qkv;       // hidden -> q_cols + 2 kv_cols, f32
-  OneDnnLinearPlan attn_out;  // q_cols -> hidden, f32
-  AlignedBuffer ffn_norm;     // f32[hidden]
-  OneDnnLinearPlan gate_up;   // hidden -> 2 ffn, f32
-  OneDnnLinearPlan down;      // ffn -> hidden, f32
+  AlignedBuffer attn_norm;  // f32[hidden]
+  LlamaMatrix qkv;          // hidden -> q_cols + 2 kv_cols
+  LlamaMatrix attn_out;     // q_cols -> hidden
+  AlignedBuffer ffn_norm;   // f32[hidden]
+  LlamaMatrix gate_up;      // hidden -> 2 ffn
+  LlamaMatrix down;         // ffn -> hidden
 };
 
 struct LlamaModel::Impl {
   LlamaConfig config;
   int64_t context = 0;
-  DType dtype = DType::kF32;  // of matrices and the rows that they multiply
+  DType dtype = DType::kF32;    // of the embedding and the rows of matrices
+  DType weights = DType::kF32;  // of matrices: dtype or i8
   int64_t weight_bytes = 0;
 
   AlignedBuffer embedding;  // dtype[vocab, hidden]
   std::vector<LlamaLayer> layers;
   AlignedBuffer output_norm;  // f32[hidden]
-  std::optional<OneDnnLinearPlan> output;
+  std::optional<LlamaMatrix> output;
 
   std::optional<VocabEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;

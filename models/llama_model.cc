@@ -16,11 +16,11 @@
 #include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
-#include "gemm/onednn/linear.h"
 #include "models/gguf.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
+#include "models/llama_matrix.h"
 #include "ops/activation/silu_and_mul.h"
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/logits/logits.h"
@@ -33,7 +33,9 @@ namespace {
 constexpr char kOp[] = "llama";
 
 DType WeightsDType(const GgufFile& file, LlamaWeights weights) {
-  if (weights == LlamaWeights::kBF16) return DType::kBF16;
+  if (weights == LlamaWeights::kBF16 || weights == LlamaWeights::kInt8) {
+    return DType::kBF16;
+  }
   if (weights == LlamaWeights::kF32) return DType::kF32;
   for (const GgufTensor& tensor : file.tensors()) {
     const bool narrow = tensor.type == GgufTensorType::kBF16 ||
@@ -79,24 +81,19 @@ class Loader {
   }
 
   // y[n] = W x[k] with the rows of `names` as W.
-  absl::StatusOr<OneDnnLinearPlan> Linear(const std::vector<std::string>& names,
-                                          int64_t n, int64_t k) {
-    QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights, Read(names, dtype_));
-    return Linear(weights, n, k);
-  }
-  absl::StatusOr<OneDnnLinearPlan> Linear(AlignedBuffer& weights, int64_t n,
-                                          int64_t k) {
-    OneDnnLinearSpec spec;
-    spec.n = n;
-    spec.k = k;
-    spec.a = dtype_;
-    spec.c = DType::kF32;
-    QUERN_ASSIGN_OR_RETURN(
-        OneDnnLinearPlan plan,
-        OneDnnLinearPlan::Create(spec, DenseAny(dtype_, weights.data(), n, k),
-                                 AnyTensorView(), executor_));
-    packed_bytes_ += static_cast<int64_t>(plan.packed_bytes());
-    return plan;
+  absl::StatusOr<LlamaMatrix> Linear(const std::vector<std::string>& names,
+                                     int64_t n, int64_t k) {
+    const bool int8 = options_.weights == LlamaWeights::kInt8;
+    QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
+                           Read(names, int8 ? DType::kF32 : dtype_));
+    auto matrix =
+        int8 ? LlamaMatrix::CreateInt8(
+                   DenseMatrix<const float>(weights.data<float>(), n, k),
+                   dtype_, executor_)
+             : LlamaMatrix::Create(DenseAny(dtype_, weights.data(), n, k),
+                                   executor_);
+    if (matrix.ok()) packed_bytes_ += matrix->packed_bytes();
+    return matrix;
   }
 
   int64_t packed_bytes() const { return packed_bytes_; }
@@ -114,8 +111,11 @@ class Loader {
           absl::MakeSpan(out + row * tensor.cols(),
                          static_cast<size_t>(rows * tensor.cols()))));
       if (options_.progress) {
-        options_.progress(done_ + tensor.bytes / tensor.rows() * (row + rows),
-                          total_);
+        // An embedding that is the output matrix too may be read twice.
+        options_.progress(
+            std::min(total_,
+                     done_ + tensor.bytes / tensor.rows() * (row + rows)),
+            total_);
       }
     }
     done_ += tensor.bytes;
@@ -136,21 +136,21 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm,
                          loader.Read({blk + "attn_norm.weight"}, DType::kF32));
   QUERN_ASSIGN_OR_RETURN(
-      OneDnnLinearPlan qkv,
+      LlamaMatrix qkv,
       loader.Linear(
           {blk + "attn_q.weight", blk + "attn_k.weight", blk + "attn_v.weight"},
           c.q_cols() + 2 * c.kv_cols(), c.hidden));
   QUERN_ASSIGN_OR_RETURN(
-      OneDnnLinearPlan attn_out,
+      LlamaMatrix attn_out,
       loader.Linear({blk + "attn_output.weight"}, c.hidden, c.q_cols()));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm,
                          loader.Read({blk + "ffn_norm.weight"}, DType::kF32));
   QUERN_ASSIGN_OR_RETURN(
-      OneDnnLinearPlan gate_up,
+      LlamaMatrix gate_up,
       loader.Linear({blk + "ffn_gate.weight", blk + "ffn_up.weight"}, 2 * c.ffn,
                     c.hidden));
   QUERN_ASSIGN_OR_RETURN(
-      OneDnnLinearPlan down,
+      LlamaMatrix down,
       loader.Linear({blk + "ffn_down.weight"}, c.hidden, c.ffn));
   return LlamaLayer{std::move(attn_norm), std::move(qkv),
                     std::move(attn_out),  std::move(ffn_norm),
@@ -178,6 +178,7 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   const LlamaConfig& c = m->config;
   m->context = std::min(c.context, options.max_context);
   m->dtype = WeightsDType(file, options.weights);
+  m->weights = options.weights == LlamaWeights::kInt8 ? DType::kI8 : m->dtype;
 
   VocabEmbeddingSpec embed;
   embed.vocab = c.vocab;
@@ -215,13 +216,10 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   }
   QUERN_ASSIGN_OR_RETURN(m->output_norm,
                          loader.Read({"output_norm.weight"}, DType::kF32));
-  if (HasOutputWeight(file)) {
-    QUERN_ASSIGN_OR_RETURN(m->output,
-                           loader.Linear({"output.weight"}, c.vocab, c.hidden));
-  } else {
-    QUERN_ASSIGN_OR_RETURN(m->output,
-                           loader.Linear(m->embedding, c.vocab, c.hidden));
-  }
+  QUERN_ASSIGN_OR_RETURN(
+      m->output, loader.Linear({HasOutputWeight(file) ? "output.weight"
+                                                      : "token_embd.weight"},
+                               c.vocab, c.hidden));
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
   return LlamaModel(std::move(m));
@@ -229,12 +227,12 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
 
 const LlamaConfig& LlamaModel::config() const { return impl_->config; }
 int64_t LlamaModel::context() const { return impl_->context; }
-DType LlamaModel::weights_dtype() const { return impl_->dtype; }
+DType LlamaModel::weights_dtype() const { return impl_->weights; }
 int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
 const char* LlamaModel::target() const { return impl_->norm->target(); }
 
 std::string LlamaModel::Explain() const {
-  const OneDnnLinearPlan& linear = impl_->layers[0].gate_up;
+  const LlamaMatrix& linear = impl_->layers[0].gate_up;
   return absl::StrCat("operators: Highway ", target(),
                       "; matrices: ", linear.Explain(1), " (one row), ",
                       linear.Explain(256), " (256 rows)");

@@ -25,7 +25,7 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
-#include "gemm/onednn/linear.h"
+#include "gemm/linear_impl.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
@@ -91,7 +91,8 @@ struct LlamaState::Impl {
   AlignedBuffer activations;  // as LayOut says
   AlignedBuffer logits;       // f32[rows, vocab], grows
   AlignedBuffer workspace;    // of attention, grows
-  OneDnnLinearScratch linear_scratch;
+  LinearScratch linear_scratch;
+  int linear_workers = 0;  // that linear_scratch has room for
 
   // This step, rebuilt by Prepare.
   std::vector<int32_t> tokens;
@@ -107,8 +108,9 @@ struct LlamaState::Impl {
   // All that may fail. Afterwards each sequence has the pages of its new
   // length, the buffers are large enough.
   absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
-                       LogitsOf logits_of, int num_workers, PageTable& table,
-                       AttentionSchedule& schedule);
+                       LogitsOf logits_of, const Executor& executor,
+                       PageTable& table, AttentionSchedule& schedule);
+  absl::Status ReserveLinearScratch(const Executor& executor);
   absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
                              LogitsOf logits_of);
   // Gives back the pages beyond each sequence's length.
@@ -202,10 +204,26 @@ void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
   }
 }
 
+// Layers have equal shapes: what the first needs serves all.
+absl::Status LlamaState::Impl::ReserveLinearScratch(const Executor& executor) {
+  if (executor.num_workers() <= linear_workers) return absl::OkStatus();
+  const LlamaLayer& l = model->layers.front();
+  for (const LlamaMatrix* matrix :
+       {&l.qkv, &l.attn_out, &l.gate_up, &l.down, &*model->output}) {
+    QUERN_RETURN_IF_ERROR(
+        matrix->Reserve(spec.max_step_tokens, executor, linear_scratch));
+  }
+  linear_workers = executor.num_workers();
+  return absl::OkStatus();
+}
+
 absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
-                                       LogitsOf logits_of, int num_workers,
+                                       LogitsOf logits_of,
+                                       const Executor& executor,
                                        PageTable& table,
                                        AttentionSchedule& schedule) {
+  const int num_workers = executor.num_workers();
+  QUERN_RETURN_IF_ERROR(ReserveLinearScratch(executor));
   QUERN_RETURN_IF_ERROR(GrowSequences(items, logits_of));
   QUERN_ASSIGN_OR_RETURN(
       table, table_storage.Build(spec.page_size, allocator->num_pages()));
@@ -333,11 +351,11 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   AttentionSpec attention;
   attention.kv = layout;
   attention.q_heads = c.q_heads;
-  attention.out_dtype = model.weights_dtype();
+  attention.out_dtype = model.impl_->dtype;
   QUERN_ASSIGN_OR_RETURN(s->attention, PagedAttentionPlan::Create(attention));
 
   WorkspaceLayout counted;
-  LayOut(counted, c, model.weights_dtype(), spec.max_step_tokens);
+  LayOut(counted, c, model.impl_->dtype, spec.max_step_tokens);
   if (counted.overflow()) {
     return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
                            " needs more than 2^63 bytes");
@@ -386,7 +404,7 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
   PageTable table;
   AttentionSchedule schedule;
   if (absl::Status prepared =
-          s.Prepare(items, logits_of, executor.num_workers(), table, schedule);
+          s.Prepare(items, logits_of, executor, table, schedule);
       !prepared.ok()) {
     s.TrimSequences(items);
     return prepared;

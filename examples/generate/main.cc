@@ -136,6 +136,7 @@ class Generator {
     }
     Progress progress("loading the model");
     LlamaOptions llama;
+    llama.weights = options.weights;
     llama.progress = [&](int64_t done, int64_t total) {
       progress.Show(done, total);
     };

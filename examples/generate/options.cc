@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/hwy_executor.h"
+#include "models/llama.h"
 
 namespace quern {
 namespace {
@@ -40,6 +42,23 @@ constexpr Flag kFlags[] = {
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;
        return true;
+     }},
+    {"weights", "file",
+     "matrices as in the file (f32 or bf16), or as bf16, f32 or int8",
+     "file, bf16, f32 or int8",
+     [](const std::string& value, GenerateOptions& o) {
+       constexpr std::pair<absl::string_view, LlamaWeights> kChoices[] = {
+           {"file", LlamaWeights::kAsInFile},
+           {"bf16", LlamaWeights::kBF16},
+           {"f32", LlamaWeights::kF32},
+           {"int8", LlamaWeights::kInt8}};
+       for (const auto& [name, weights] : kChoices) {
+         if (value == name) {
+           o.weights = weights;
+           return true;
+         }
+       }
+       return false;
      }},
     {"max_tokens", "128", "stop after so many new tokens", kWhole,
      [](const std::string& value, GenerateOptions& o) {

@@ -6,12 +6,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "models/llama.h"
 
 namespace quern {
 
 struct GenerateOptions {
   std::optional<std::string> prompt;  // none: standard input
   std::string model;                  // "": the shipped one
+  LlamaWeights weights = LlamaWeights::kAsInFile;
   int64_t max_tokens = 128;
   int threads = 0;  // 0: as many as there are cores
   float temperature = 0.8f;
