@@ -14,8 +14,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -31,24 +29,11 @@
 #include "tools/perf/measure.h"
 #include "tools/perf/op.h"
 #include "tools/perf/report.h"
+#include "tools/perf/settings.h"
 #include "tools/perf/timer.h"
 
 namespace quern {
 namespace {
-
-constexpr absl::string_view kLimits = "limits";
-
-// What every line of the driver takes, and what every operator takes besides.
-constexpr Key kCommonKeys[] = {
-    {"threads", "0", "workers; 0: one for each core this process may use"},
-    {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
-    {"runs", "21", "timed samples"},
-    {"format", "auto", "table, json; auto: table on a terminal"},
-};
-constexpr Key kOpKeys[] = {
-    {"warm", "0", "1: one working set, hot in cache; 0: rotate over DRAM"},
-    {"check", "0", "1: compare with the reference in double first"},
-};
 
 std::string Help() {
   std::string text =
@@ -80,59 +65,8 @@ std::string Help() {
   return text;
 }
 
-struct Settings {
-  int threads = 1;
-  int64_t runs = 1;
-  bool warm = false;
-  bool check = false;
-  bool table = false;
-  std::string isa;  // empty: the best
-};
-
 int64_t CalibrationRounds(const Settings& settings) {
   return std::min<int64_t>(settings.runs, 4);
-}
-
-// The targets that Highway may choose from if `name` is to be the best: those
-// below it stay, because the baseline must. 0: no such target here.
-int64_t TargetsUpTo(absl::string_view name) {
-  for (int64_t bit : hwy::SupportedAndGeneratedTargets()) {
-    // A better target has a lower bit.
-    if (absl::EqualsIgnoreCase(name, hwy::TargetName(bit))) {
-      return hwy::SupportedTargets() & ~(bit - 1);
-    }
-  }
-  return 0;
-}
-
-absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
-                                      bool terminal) {
-  Settings settings;
-  const int most =
-      std::min(std::max(cpu.cores_available, 1), int{HwyExecutor::kMaxWorkers});
-  QUERN_ASSIGN_OR_RETURN(const int64_t threads, args.Int("threads", 0, most));
-  settings.threads = threads == 0 ? most : static_cast<int>(threads);
-  QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
-  if (args.op() != kLimits) {
-    QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
-    QUERN_ASSIGN_OR_RETURN(settings.check, args.Flag("check"));
-  }
-  QUERN_ASSIGN_OR_RETURN(const std::string format,
-                         args.Choice("format", {"auto", "table", "json"}));
-  settings.table = format == "table" || (format == "auto" && terminal);
-  if (args.Text("isa") != "best") {
-    settings.isa = absl::AsciiStrToUpper(args.Text("isa"));
-    if (TargetsUpTo(settings.isa) == 0) {
-      const auto targets = hwy::SupportedAndGeneratedTargets();
-      return InvalidArgument(
-          args.op(), "--isa=\"", args.Text("isa"),
-          "\" is not on this CPU; need one of best, ",
-          absl::StrJoin(targets, ", ", [](std::string* out, int64_t bit) {
-            out->append(hwy::TargetName(bit));
-          }));
-    }
-  }
-  return settings;
 }
 
 // Restricts Highway's choice for the life of this object.

@@ -1,0 +1,60 @@
+#include "tools/perf/settings.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "core/cpu_info.h"
+#include "core/hwy_executor.h"
+#include "core/status_macros.h"
+#include "hwy/targets.h"
+#include "tools/perf/args.h"
+
+namespace quern {
+
+int64_t TargetsUpTo(absl::string_view name) {
+  for (int64_t bit : hwy::SupportedAndGeneratedTargets()) {
+    // A better target has a lower bit.
+    if (absl::EqualsIgnoreCase(name, hwy::TargetName(bit))) {
+      return hwy::SupportedTargets() & ~(bit - 1);
+    }
+  }
+  return 0;
+}
+
+absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
+                                      bool terminal) {
+  Settings settings;
+  const int most =
+      std::min(std::max(cpu.cores_available, 1), int{HwyExecutor::kMaxWorkers});
+  QUERN_ASSIGN_OR_RETURN(const int64_t threads, args.Int("threads", 0, most));
+  settings.threads = threads == 0 ? most : static_cast<int>(threads);
+  QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
+  if (args.op() != kLimits) {
+    QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
+    QUERN_ASSIGN_OR_RETURN(settings.check, args.Flag("check"));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::string format,
+                         args.Choice("format", {"auto", "table", "json"}));
+  settings.table = format == "table" || (format == "auto" && terminal);
+  if (args.Text("isa") != "best") {
+    settings.isa = absl::AsciiStrToUpper(args.Text("isa"));
+    if (TargetsUpTo(settings.isa) == 0) {
+      const auto targets = hwy::SupportedAndGeneratedTargets();
+      return InvalidArgument(
+          args.op(), "--isa=\"", args.Text("isa"),
+          "\" is not on this CPU; need one of best, ",
+          absl::StrJoin(targets, ", ", [](std::string* out, int64_t bit) {
+            out->append(hwy::TargetName(bit));
+          }));
+    }
+  }
+  return settings;
+}
+
+}  // namespace quern
