@@ -7,8 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "core/status_macros.h"
+#include "gemm/linear_impl.h"
 #include "tools/perf/args.h"
 #include "tools/perf/model_shapes.h"
 #include "tools/perf/op.h"
@@ -25,7 +27,24 @@ OpCase WithRows(Args args, int64_t m, std::string layer) {
 
 }  // namespace
 
+absl::StatusOr<LinearImpl> LinearImplOf(const Args& args) {
+  QUERN_ASSIGN_OR_RETURN(const std::string impl,
+                         args.Choice("impl", {"auto", "packed", "onednn"}));
+  if (impl == "packed") return LinearImpl::kPacked;
+  return impl == "onednn" ? LinearImpl::kOneDnn : LinearImpl::kAuto;
+}
+
+// "packed AVX3_ZEN4 bf16 dot, ...", "oneDNN brg_matmul:avx512_core a=bf16 ...".
+std::string LinearIsa(const std::string& explained) {
+  const std::vector<std::string> words =
+      absl::StrSplit(explained, absl::ByAnyChar(" :"));
+  const size_t at = words[0] == "packed" ? 1 : 2;
+  return at < words.size() ? words[at] : explained;
+}
+
 std::vector<Key> LinearKeys(std::vector<Key> keys) {
+  keys.insert(keys.begin(),
+              {"impl", "auto", "auto, packed (our kernels) or onednn"});
   for (const Key& key : std::vector<Key>{
            {"m", "auto", "rows: tokens; a list: 1,4; auto: 1, or see --model"},
            {"n", "14336", "columns of c"},

@@ -1,23 +1,32 @@
 #ifndef QUERN_TOOLS_PERF_LINEAR_CASES_H_
 #define QUERN_TOOLS_PERF_LINEAR_CASES_H_
 
-// The keys m, n, k, model and layer of the linear operators: one command line,
-// many shapes.
+// The keys impl, m, n, k, model and layer of the linear operators: one command
+// line, many shapes.
 //
 //   --m=4 --n=64 --k=32            one
 //   --m=1,4,16                     three, of the default n and k
 //   --model=llama3_8b              every layer, each with 1,4,16,64,256,1024
 //   --model=llama3_8b --layer=down --m=1,2
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "gemm/linear_impl.h"
 #include "tools/perf/args.h"
 #include "tools/perf/op.h"
 
 namespace quern {
 
-// For the end of an operator's table of keys.
+// The key impl: auto, packed or onednn.
+absl::StatusOr<LinearImpl> LinearImplOf(const Args& args);
+
+// Of the front doors' Explain(): our instruction set, or oneDNN's name of the
+// kernel without the types.
+std::string LinearIsa(const std::string& explained);
+
+// impl, then the keys of one operator, then m, n, k, model and layer.
 std::vector<Key> LinearKeys(std::vector<Key> keys_of_op);
 
 // OpEntry::cases. InvalidArgument: --m is no list of integers >= 1; --model or

@@ -12,14 +12,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "gemm/onednn/linear.h"
-#include "gemm/packed_linear.h"
+#include "gemm/linear.h"
+#include "gemm/linear_impl.h"
 #include "testing/reference_convert.h"
 #include "tools/perf/args.h"
 #include "tools/perf/linear_cases.h"
@@ -48,9 +46,7 @@ class Linear final : public Op {
     QUERN_ASSIGN_OR_RETURN(op->m_, args.Int("m", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(op->spec_.n, args.Int("n", 1, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(op->spec_.k, args.Int("k", 1, 1 << 24));
-    QUERN_ASSIGN_OR_RETURN(const std::string impl,
-                           args.Choice("impl", {"packed", "onednn"}));
-    op->use_onednn_ = impl == "onednn";
+    QUERN_ASSIGN_OR_RETURN(op->spec_.impl, LinearImplOf(args));
     op->spec_.a = op->dtype_;
     op->spec_.b = op->dtype_;
     return op;
@@ -60,12 +56,7 @@ class Linear final : public Op {
     OpInfo info;
     info.shape = absl::StrCat("m=", m_, " n=", n(), " k=", k());
     info.dtype = absl::StrCat(DTypeName(dtype_), "->", DTypeName(spec_.c));
-    if (!packed_.empty()) {
-      info.isa = packed_.front().target();
-    } else if (!onednn_.empty()) {
-      // It chooses by itself; its name for the kernel, without the types.
-      info.isa = Kernel(onednn_.front().Explain(m_));
-    }
+    if (!plans_.empty()) info.isa = LinearIsa(plans_.front().Explain(m_));
     info.bytes = static_cast<double>(set_bytes());
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
@@ -91,42 +82,20 @@ class Linear final : public Op {
     });
     for (int64_t set = 0; set < sets; ++set) {
       const AnyTensorView w = Matrix(dtype_, weights_.at(0), n(), k());
-      if (use_onednn_) {
-        OneDnnLinearSpec spec;
-        spec.n = n();
-        spec.k = k();
-        spec.a = spec_.a;
-        spec.c = spec_.c;
-        QUERN_ASSIGN_OR_RETURN(
-            OneDnnLinearPlan plan,
-            OneDnnLinearPlan::Create(spec, w, AnyTensorView(), executor));
-        onednn_.push_back(std::move(plan));
-        QUERN_RETURN_IF_ERROR(onednn_.back().CheckArgs(A(set), C(set)));
-        Run(set, executor);  // generates code
-      } else {
-        QUERN_ASSIGN_OR_RETURN(
-            PackedLinearPlan plan,
-            PackedLinearPlan::Create(spec_, w, AnyTensorView(), executor));
-        packed_.push_back(std::move(plan));
-        QUERN_RETURN_IF_ERROR(packed_.back().CheckArgs(A(set), C(set)));
-      }
-    }
-    if (!use_onednn_) {
       QUERN_ASSIGN_OR_RETURN(
-          workspace_, AlignedBuffer::Create(packed_.front().WorkspaceBytes(
-                          m_, executor.num_workers())));
+          LinearPlan plan,
+          LinearPlan::Create(spec_, w, AnyTensorView(), executor));
+      plans_.push_back(std::move(plan));
+      QUERN_RETURN_IF_ERROR(plans_.back().CheckArgs(A(set), C(set)));
+      QUERN_RETURN_IF_ERROR(scratch_.Reserve(plans_.back(), m_, executor));
+      Run(set, executor);  // oneDNN generates code
     }
     return absl::OkStatus();
   }
 
   void Run(int64_t set, Executor& executor) override {
-    if (use_onednn_) {
-      onednn_[static_cast<size_t>(set)].Execute(A(set), C(set), scratch_,
-                                                executor);
-    } else {
-      packed_[static_cast<size_t>(set)].Execute(
-          A(set), C(set), Workspace(workspace_), executor);
-    }
+    plans_[static_cast<size_t>(set)].Execute(A(set), C(set), scratch_,
+                                             executor);
   }
 
   absl::StatusOr<double> Check(Executor& executor) override {
@@ -139,10 +108,6 @@ class Linear final : public Op {
   }
 
  private:
-  static std::string Kernel(const std::string& explained) {
-    return explained.substr(explained.find(':') + 1,
-                            explained.find(' ') - explained.find(':') - 1);
-  }
   int64_t n() const { return spec_.n; }
   int64_t k() const { return spec_.k; }
   int64_t weight_bytes() const {
@@ -188,22 +153,18 @@ class Linear final : public Op {
   }
 
   DType dtype_ = DType::kBF16;
-  PackedLinearSpec spec_;
-  bool use_onednn_ = false;
+  LinearSpec spec_;
   int64_t m_ = 0;
   SetBuffer weights_, a_, c_;
-  std::vector<PackedLinearPlan> packed_;
-  AlignedBuffer workspace_;
-  std::vector<OneDnnLinearPlan> onednn_;
-  OneDnnLinearScratch scratch_;
+  std::vector<LinearPlan> plans_;
+  LinearScratch scratch_;
 };
 
 }  // namespace
 
 OpEntry LinearOp() {
   return {"linear", "c[m, n] = sum over k of a[m, k] * weights[n, k]",
-          LinearKeys({{"impl", "packed", "packed (our kernels) or onednn"},
-                      {"dtype", "bf16", "f32, bf16 or f16, of a and weights"},
+          LinearKeys({{"dtype", "bf16", "f32, bf16 or f16, of a and weights"},
                       {"out", "bf16", "f32, bf16 or f16, of c"}}),
           &Linear::Create, &LinearCases};
 }

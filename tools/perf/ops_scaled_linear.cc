@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,15 +13,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "gemm/onednn/scaled_linear.h"
-#include "gemm/onednn/scratch.h"
+#include "gemm/linear_impl.h"
 #include "gemm/packed_scaled_linear.h"
+#include "gemm/scaled_linear.h"
 #include "quant/int8_quantize.h"
 #include "testing/reference_convert.h"
 #include "tools/perf/args.h"
@@ -44,10 +43,8 @@ class ScaledLinear final : public Op {
  public:
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
     auto op = std::make_unique<ScaledLinear>();
-    PackedScaledLinearSpec& spec = op->spec_;
-    QUERN_ASSIGN_OR_RETURN(const std::string impl,
-                           args.Choice("impl", {"packed", "onednn"}));
-    op->use_onednn_ = impl == "onednn";
+    ScaledLinearSpec& spec = op->spec_;
+    QUERN_ASSIGN_OR_RETURN(spec.impl, LinearImplOf(args));
     QUERN_ASSIGN_OR_RETURN(spec.a, args.Type("dtype", kTypes));
     QUERN_ASSIGN_OR_RETURN(spec.c, args.Type("out", kTypes));
     QUERN_ASSIGN_OR_RETURN(op->m_, args.Int("m", 1, 1 << 20));
@@ -73,13 +70,7 @@ class ScaledLinear final : public Op {
         "m=", m_, " n=", n(), " k=", k(), per_token() ? " token" : " tensor",
         spec_.zero_points == Int8ZeroPoint::kUsed ? " azp" : "");
     info.dtype = absl::StrCat(DTypeName(spec_.a), "*i8->", DTypeName(spec_.c));
-    if (!packed_.empty()) {
-      info.isa = packed_.front().target();
-    } else if (!onednn_.empty()) {
-      const std::string name = onednn_.front().Explain(m_);
-      const size_t from = name.find(':') + 1;
-      info.isa = name.substr(from, name.find(' ') - from);
-    }
+    if (!plans_.empty()) info.isa = LinearIsa(plans_.front().Explain(m_));
     info.bytes = static_cast<double>(set_bytes());
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
@@ -104,54 +95,25 @@ class ScaledLinear final : public Op {
     const AnyTensorView w = Matrix(DType::kI8, weights_.at(0), n(), k());
     const AnyTensorView s = DenseVector(scales_.at<float>(0), n());
     for (int64_t set = 0; set < sets; ++set) {
-      if (use_onednn_) {
-        OneDnnScaledLinearSpec spec;
-        using Activation = OneDnnScaledLinearSpec::Activation;
-        spec.n = n();
-        spec.k = k();
-        spec.c = spec_.c;
-        spec.activation =
-            per_token() ? Activation::kPerToken : Activation::kPerTensor;
-        spec.zero_points = spec_.zero_points == Int8ZeroPoint::kUsed;
-        QUERN_ASSIGN_OR_RETURN(OneDnnScaledLinearPlan plan,
-                               OneDnnScaledLinearPlan::Create(
-                                   spec, w, s, AnyTensorView(), executor));
-        onednn_.push_back(std::move(plan));
-      } else {
-        QUERN_ASSIGN_OR_RETURN(PackedScaledLinearPlan plan,
-                               PackedScaledLinearPlan::Create(
-                                   spec_, w, s, AnyTensorView(), executor));
-        packed_.push_back(std::move(plan));
-      }
+      QUERN_ASSIGN_OR_RETURN(
+          ScaledLinearPlan plan,
+          ScaledLinearPlan::Create(spec_, w, s, AnyTensorView(), executor));
+      plans_.push_back(std::move(plan));
+      QUERN_RETURN_IF_ERROR(scratch_.Reserve(plans_.back(), m_, executor));
+      QUERN_RETURN_IF_ERROR(plans_.back().CheckArgs(ArgsOf(set)));
+      Run(set, executor);  // oneDNN generates code
     }
-    // What the quantiser writes, for oneDNN and for Check.
+    // What the quantiser writes, for Check.
     QUERN_RETURN_IF_ERROR(q_.Create(1, m_ * k()));
     QUERN_RETURN_IF_ERROR(q_scales_.Create(1, m_ * 4));
     QUERN_RETURN_IF_ERROR(q_zeros_.Create(1, m_ * 4));
     q_scales_.at<float>(0)[0] = spec_.a_scale;
     q_zeros_.at<int32_t>(0)[0] = spec_.a_zero_point;
-    if (!use_onednn_) {
-      QUERN_ASSIGN_OR_RETURN(
-          workspace_, AlignedBuffer::Create(packed_.front().WorkspaceBytes(
-                          m_, executor.num_workers())));
-      return packed_.front().CheckArgs(A(0), AnyTensorView(), AnyTensorView(),
-                                       C(0));
-    }
-    for (int64_t set = 0; set < sets; ++set) {
-      Run(set, executor);  // generates code
-    }
-    return onednn_.front().CheckArgs(OneDnnArgs(0));
+    return absl::OkStatus();
   }
 
   void Run(int64_t set, Executor& executor) override {
-    if (use_onednn_) {
-      RunQuantizer(set, executor);
-      onednn_[static_cast<size_t>(set)].Execute(OneDnnArgs(set), scratch_,
-                                                executor);
-    } else {
-      packed_[static_cast<size_t>(set)].Execute(
-          A(set), C(set), Workspace(workspace_), executor);
-    }
+    plans_[static_cast<size_t>(set)].Execute(ArgsOf(set), scratch_, executor);
   }
 
   absl::StatusOr<double> Check(Executor& executor) override {
@@ -176,17 +138,12 @@ class ScaledLinear final : public Op {
   AnyTensorView A(int64_t set) { return Matrix(spec_.a, a_.at(set), m_, k()); }
   AnyTensorView C(int64_t set) { return Matrix(spec_.c, c_.at(set), m_, n()); }
 
+  ScaledLinearArgs ArgsOf(int64_t set) { return {A(set), {}, {}, C(set)}; }
+
   absl::Status MakeQuantizer() {
-    Int8QuantizeSpec spec;
-    spec.dtype = spec_.a;
-    spec.granularity = spec_.granularity;
-    spec.zero_points = spec_.zero_points;
-    spec.scale = spec_.a_scale;
-    spec.zero_point = spec_.a_zero_point;
-    spec.stores = Int8QuantizeStores::kCached;
-    QUERN_ASSIGN_OR_RETURN(Int8QuantizePlan plan,
-                           Int8QuantizePlan::Create(spec));
-    quantizer_ = std::make_unique<Int8QuantizePlan>(std::move(plan));
+    QUERN_ASSIGN_OR_RETURN(quantizer_,
+                           Int8QuantizePlan::Create(
+                               PackedScaledLinearPlan::QuantizeSpecOf(spec_)));
     return absl::OkStatus();
   }
 
@@ -196,18 +153,6 @@ class ScaledLinear final : public Op {
         A(set), DenseMatrix(q_.at<int8_t>(0), m_, k()),
         DenseVector(q_scales_.at<float>(0), per_token() ? m_ : 0),
         DenseVector(q_zeros_.at<int32_t>(0), zeros ? m_ : 0), executor);
-  }
-
-  OneDnnScaledLinearArgs OneDnnArgs(int64_t set) {
-    const int64_t rows = per_token() ? m_ : 1;
-    OneDnnScaledLinearArgs args;
-    args.a = Matrix(DType::kI8, q_.at(0), m_, k());
-    args.scales = DenseVector(q_scales_.at<float>(0), rows);
-    if (spec_.zero_points == Int8ZeroPoint::kUsed) {
-      args.zero_points = DenseVector(q_zeros_.at<int32_t>(0), rows);
-    }
-    args.c = C(set);
-    return args;
   }
 
   // Rows spread evenly, the last among them, against every column: exact
@@ -238,15 +183,12 @@ class ScaledLinear final : public Op {
     return all.Result("scaled_linear");
   }
 
-  PackedScaledLinearSpec spec_;
-  bool use_onednn_ = false;
+  ScaledLinearSpec spec_;
   int64_t m_ = 0;
-  std::unique_ptr<Int8QuantizePlan> quantizer_;
+  std::optional<Int8QuantizePlan> quantizer_;
   SetBuffer weights_, scales_, a_, c_, q_, q_scales_, q_zeros_;
-  std::vector<PackedScaledLinearPlan> packed_;
-  AlignedBuffer workspace_;
-  std::vector<OneDnnScaledLinearPlan> onednn_;
-  OneDnnScratch scratch_;
+  std::vector<ScaledLinearPlan> plans_;
+  LinearScratch scratch_;
 };
 
 }  // namespace
@@ -254,8 +196,7 @@ class ScaledLinear final : public Op {
 OpEntry ScaledLinearOp() {
   return {"scaled_linear",
           "W8A8: c = round(s[m] * w_s[n] * sum over k of q(a)[m, k] * w[n, k])",
-          LinearKeys({{"impl", "packed", "packed (our kernels) or onednn"},
-                      {"dtype", "bf16", "f32, bf16 or f16, of a"},
+          LinearKeys({{"dtype", "bf16", "f32, bf16 or f16, of a"},
                       {"out", "bf16", "f32, bf16 or f16, of c"},
                       {"act", "token", "scales of a: token or tensor"},
                       {"azp", "0", "1: a has zero points"}}),
