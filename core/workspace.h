@@ -11,12 +11,15 @@
 //     return {a.template Allocate<float>("logits", tokens),
 //             a.template Allocate<int32_t>("order", tokens)};
 //   }
-//   WorkspaceLayout layout;  LayOut(layout, tokens);   // layout.bytes()
-//   Workspace workspace(memory, bytes);                // bytes >=
-//   layout.bytes() Scratch scratch = LayOut(workspace, tokens);
+//   WorkspaceLayout layout;
+//   LayOut(layout, tokens);
+//   Workspace workspace(memory, bytes);   // bytes >= layout.bytes()
+//   Scratch scratch = LayOut(workspace, tokens);
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
 #include "core/aligned_buffer.h"
 #include "core/check.h"
@@ -48,9 +51,18 @@ class WorkspaceLayout {
   bool overflow_ = false;
 };
 
+// "workspace too small: "packed rows" needs 4096 bytes, 64 are left"
+[[noreturn]] inline void WorkspaceTooSmall(const char* name, size_t wanted,
+                                           size_t left) {
+  std::fprintf(stderr,
+               "workspace too small: \"%s\" needs %zu bytes, %zu are left\n",
+               name, wanted, left);
+  std::abort();
+}
+
 // Hands out. `memory` is aligned to AlignedBuffer::kAlignment, which its owner
-// proved; asking for more than there is breaks a QUERN_CHECK that names the
-// piece, because the plan that asked also did the counting.
+// proved. Asking for more than there is aborts and names the piece: whoever
+// made the workspace did not ask the plan for its size.
 class Workspace {
  public:
   Workspace() = default;
@@ -67,7 +79,7 @@ class Workspace {
     const size_t piece = static_cast<size_t>(
         RoundUp(count * static_cast<int64_t>(sizeof(T)),
                 static_cast<int64_t>(AlignedBuffer::kAlignment)));
-    if (piece > left_) CheckFailed(name, "workspace too small for", 0);
+    if (piece > left_) WorkspaceTooSmall(name, piece, left_);
     T* data = reinterpret_cast<T*>(next_);
     next_ += piece;
     left_ -= piece;

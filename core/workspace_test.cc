@@ -79,7 +79,8 @@ TEST(WorkspaceDeathTest, NamesThePieceThatDoesNotFit) {
   Workspace workspace(memory, sizeof(memory));
   workspace.Allocate<float>("first", 16);
   EXPECT_EQ(workspace.bytes_left(), 64u);
-  EXPECT_DEATH(workspace.Allocate<float>("second", 17), "second");
+  EXPECT_DEATH(workspace.Allocate<float>("second", 17),
+               "workspace too small: \"second\" needs 128 bytes, 64 are left");
 }
 
 }  // namespace

@@ -82,7 +82,8 @@ class PackedLinearPlan {
 
   // Writes c and nothing else; reads nothing outside the rows of a. m = 0 does
   // nothing. Any number of threads may call it at once, each with its own
-  // workspace, and an executor that allows it. Allocates nothing.
+  // workspace, and an executor that allows it. Allocates nothing. The workspace
+  // has WorkspaceBytes(m, executor.num_workers()) or more: with less, aborts.
   void Execute(const AnyTensorView& a, const AnyTensorView& c,
                Workspace workspace, Executor& executor) const noexcept;
 
