@@ -1,11 +1,12 @@
 #ifndef QUERN_CACHE_WRITE_KV_H_
 #define QUERN_CACHE_WRITE_KV_H_
 
-// cache.K(page, head)[offset][:] = k[token, head, :]     slot = slots[token]
-// cache.V(page, head)[offset][:] = v[token, head, :]     page = slot /
-// page_size
-//                                                        offset = slot %
-//                                                        page_size
+//   cache.K(page, head)[offset][:] = k[token, head, :]
+//   cache.V(page, head)[offset][:] = v[token, head, :]
+//
+//     page = slot / page_size    offset = slot % page_size
+//     slot = slots[token]
+//
 // for every token whose slot is not negative; the others are padding and are
 // skipped. Values are rounded to the cache's type, to nearest with ties to
 // even.

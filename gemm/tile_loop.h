@@ -3,10 +3,9 @@
 
 // The order in which the packed GEMMs visit their tiles:
 //
-//   for each chunk of kChunkLines lines        sums of a chunk stay in
-//   registers
-//     for each group of panels                 a block of b, read from memory
-//       for each tile of rows                  ... by the first, then from L2
+//   for each chunk of kChunkLines lines      its sums stay in registers
+//     for each group of panels               a block of b, read from memory
+//       for each tile of rows                ... by the first, then from L2
 //
 // While one block is multiplied, the next is fetched into L2, spread evenly
 // over the tiles; but for so few rows that the core merely waits for memory,

@@ -7,9 +7,8 @@
 //   q = clamp(rint(x * r) + z, -128, 127)      r = fl(1 / s)
 //   x ~ s * (q - z)
 //
-//   per token, symmetric    s = fl(max|x| / 127)          z = 0
-//   per token, asymmetric   s = fl((max - min) / 255)     z = -128 -
-//   rint(min*r)
+//   per token, symmetric    s = fl(max|x| / 127)        z = 0
+//   per token, asymmetric   s = fl((max - min) / 255)   z = -128 - rint(min*r)
 //                           max, min of the row and 0; difference and quotient
 //                           in double, where they cannot overflow
 //   per tensor              s and z of the spec

@@ -5,9 +5,10 @@
 //
 //   q = clamp(rint(x / scale) + zero_point, -128, 127)
 //
-//   symmetric:   scale = max|x| / 127         zero_point = 0
-//   asymmetric:  scale = (max - min) / 255    zero_point = -128 -
-//   rint(min/scale)
+//   symmetric:   scale = max|x| / 127
+//                zero_point = 0
+//   asymmetric:  scale = (max - min) / 255
+//                zero_point = -128 - rint(min / scale)
 //                max and min of the row and 0
 //   zero row:    scale = 1, zero_point = 0
 
