@@ -64,14 +64,16 @@ class RmsNormPlan {
   absl::Status CheckAddArgs(const RmsNormArgs& args) const;
 
   // Writes out[rows, hidden] and nothing between rows. Rows may have any
-  // stride. out may be x itself, where their dtypes agree. rows = 0 does
-  // nothing. Allocates nothing; safe to call concurrently. A row is computed
-  // by one worker, in an order that depends on hidden alone.
+  // stride. out may be x itself, where their dtypes agree, and overlaps weight
+  // nowhere. rows = 0 does nothing. Allocates nothing; safe to call
+  // concurrently. A row is computed by one worker, in an order that depends on
+  // hidden alone.
   void Execute(const AnyTensorView& x, const AnyTensorView& weight,
                const AnyTensorView& out, Executor& executor) const noexcept;
 
-  // Writes residual_out, then out. residual_out may be residual; out may be x,
-  // but not residual_out. Otherwise as Execute.
+  // Writes residual_out, then out. Each may be x or residual itself, where
+  // dtypes agree; they overlap neither each other nor weight. Otherwise as
+  // Execute.
   void ExecuteAdd(const RmsNormArgs& args, Executor& executor) const noexcept;
 
  private:

@@ -202,6 +202,16 @@ TEST_P(RmsNormTest, WorksInPlace) {
     plan.ExecuteAdd(in_place, executor_);
     EXPECT_EQ(r.bits(), r_out.bits());
     EXPECT_EQ(y.bits(), out.bits());
+
+    // The other way round: the sum replaces x, the result the residual.
+    const AnyMatrix x2(dtype, values, rows, hidden, 70);
+    const AnyMatrix r2(dtype, residual, rows, hidden, 70);
+    const RmsNormArgs crossed = {x2.view(), w.vector(), r2.view(), r2.view(),
+                                 x2.view()};
+    ASSERT_EQ(plan.CheckAddArgs(crossed), absl::OkStatus());
+    plan.ExecuteAdd(crossed, executor_);
+    EXPECT_EQ(x2.bits(), r_out.bits());
+    EXPECT_EQ(r2.bits(), out.bits());
   }
 }
 
