@@ -8,6 +8,10 @@
 //   QUERN_ASSIGN_OR_RETURN(const auto layout, Layout::Create(k, n));
 //
 //   "int8_gemm: k=131072; need 1 <= k <= 131071"
+//
+// And what Execute may do with CheckArgs, which its caller need not call:
+//
+//   QUERN_DCHECK_OK(CheckArgs(a, c));   // aborts with the refusal's words
 
 #include <cstdint>
 #include <utility>
@@ -16,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "core/check.h"
 #include "core/dtype.h"
 
 #define QUERN_RETURN_IF_ERROR(expr)                                 \
@@ -35,7 +40,22 @@
   QUERN_ASSIGN_OR_RETURN_(QUERN_STATUS_CONCAT(quern_result_, __LINE__), lhs, \
                           expr)
 
+// QUERN_DCHECK(expr.ok()) that also prints the status.
+#ifdef NDEBUG
+#define QUERN_DCHECK_OK(expr) ((void)sizeof((expr).ok()))
+#else
+#define QUERN_DCHECK_OK(expr) \
+  ::quern::CheckOk((expr), #expr, __FILE__, __LINE__)
+#endif
+
 namespace quern {
+
+// Aborts, where `status` is an error, with where, what and why.
+inline void CheckOk(const absl::Status& status, const char* expr,
+                    const char* file, int line) {
+  if (status.ok()) return;
+  CheckFailed(absl::StrCat(expr, ": ", status.ToString()).c_str(), file, line);
+}
 
 // "op: message", the pieces joined as by absl::StrCat.
 template <typename... Pieces>

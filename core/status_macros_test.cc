@@ -87,5 +87,30 @@ TEST(StatusMacrosTest, TheBoundsThemselvesAreAllowed) {
   EXPECT_TRUE(CheckDType("op", "x", DType::kU8, DType::kU8).ok());
 }
 
+TEST(StatusMacrosDeathTest, ChecksPrintTheStatus) {
+  CheckOk(absl::OkStatus(), "Fine()", "file.cc", 7);
+  EXPECT_DEATH(CheckOk(absl::InvalidArgumentError("norm: m=3; need 4"),
+                       "CheckArgs(x)", "file.cc", 7),
+               "file.cc:7: check failed: CheckArgs\\(x\\): "
+               "INVALID_ARGUMENT: norm: m=3; need 4");
+}
+
+TEST(StatusMacrosDeathTest, DebugChecksAreNotEvaluatedInRelease) {
+  int evaluated = 0;
+  const auto counted = [&](bool fail) {
+    ++evaluated;
+    return FailsIf(fail);
+  };
+  QUERN_DCHECK_OK(counted(false));
+#ifdef NDEBUG
+  QUERN_DCHECK_OK(counted(true));
+  EXPECT_EQ(evaluated, 0);
+#else
+  EXPECT_EQ(evaluated, 1);
+  EXPECT_DEATH(QUERN_DCHECK_OK(counted(true)),
+               "status_macros_test.cc:.*counted\\(true\\): INTERNAL: asked to");
+#endif
+}
+
 }  // namespace
 }  // namespace quern

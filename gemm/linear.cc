@@ -62,9 +62,7 @@ absl::StatusOr<LinearPlan> LinearPlan::Create(const LinearSpec& spec,
   onednn.k = spec.k;
   onednn.a = spec.a;
   onednn.c = spec.c;
-  onednn.weight_order = spec.order == WeightOrder::kNK
-                            ? OneDnnLinearSpec::WeightOrder::kNK
-                            : OneDnnLinearSpec::WeightOrder::kKN;
+  onednn.order = spec.order;
   QUERN_ASSIGN_OR_RETURN(
       plan.onednn_, OneDnnLinearPlan::Create(onednn, weights, bias, executor));
   return plan;

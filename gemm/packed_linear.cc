@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "core/aligned_buffer.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -118,7 +117,7 @@ absl::Status PackedLinearPlan::CheckArgs(const AnyTensorView& a,
 void PackedLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
                                Workspace workspace,
                                Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(a, c).ok());
+  QUERN_DCHECK_OK(CheckArgs(a, c));
   const auto a_size = static_cast<int64_t>(SizeOf(spec_.a));
   const auto c_size = static_cast<int64_t>(SizeOf(spec_.c));
   const int64_t a_row_bytes = RowBytes(a), c_row_bytes = RowBytes(c);

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "core/aligned_buffer.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -216,7 +215,7 @@ void PackedScaledLinearPlan::Execute(const AnyTensorView& a,
                                      const AnyTensorView& c,
                                      Workspace workspace,
                                      Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(a, a_scales, a_zero_points, c).ok());
+  QUERN_DCHECK_OK(CheckArgs(a, a_scales, a_zero_points, c));
   const auto c_size = static_cast<int64_t>(SizeOf(spec_.c));
   const int64_t a_row_bytes = RowBytes(a), c_row_bytes = RowBytes(c);
   const bool per_token = spec_.granularity == Int8Granularity::kPerToken;

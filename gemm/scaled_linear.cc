@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -77,9 +76,7 @@ absl::Status ScaledLinearPlan::CreateOneDnn(const AnyTensorView& weights,
                           ? OneDnnScaledLinearSpec::Activation::kPerToken
                           : OneDnnScaledLinearSpec::Activation::kPerTensor;
   onednn.zero_points = spec_.zero_points == Int8ZeroPoint::kUsed;
-  onednn.weight_order = spec_.order == WeightOrder::kNK
-                            ? OneDnnScaledLinearSpec::WeightOrder::kNK
-                            : OneDnnScaledLinearSpec::WeightOrder::kKN;
+  onednn.order = spec_.order;
   QUERN_ASSIGN_OR_RETURN(
       onednn_, OneDnnScaledLinearPlan::Create(onednn, weights, weight_scales,
                                               bias, executor));
@@ -112,7 +109,7 @@ absl::Status ScaledLinearPlan::CheckArgs(const ScaledLinearArgs& args) const {
 void ScaledLinearPlan::Execute(const ScaledLinearArgs& args,
                                LinearScratch& scratch,
                                Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(args).ok());
+  QUERN_DCHECK_OK(CheckArgs(args));
   if (packed_.has_value()) {
     packed_->Execute(args.a, args.a_scales, args.a_zero_points, args.c,
                      scratch.workspace(), executor);

@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -69,7 +68,7 @@ absl::Status SglangPackPlan::CheckArgs(const AnyTensorView& w,
 void SglangPackPlan::Pack(const AnyTensorView& w,
                           VectorView<const int32_t> compensation, void* packed,
                           Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(w, compensation, packed).ok());
+  QUERN_DCHECK_OK(CheckArgs(w, compensation, packed));
   const SglangPackKernels::Block pack = KernelOf(kernels_, layout_.dtype());
   // n >= 16, so that the stride is one that CheckArgs has seen.
   const int64_t row_bytes =

@@ -136,7 +136,7 @@ absl::Status VnniPackPlan::CheckArgs(const AnyTensorView& w,
 
 PackedView VnniPackPlan::Pack(const AnyTensorView& w, void* packed,
                               Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(w, packed).ok());
+  QUERN_DCHECK_OK(CheckArgs(w, packed));
   const VnniPackKernels::Direction& kernel = DirectionOf(spec_, kernels_);
   const VnniPackKernels::Pack pack =
       layout().bytes() >= spec_.stream_from_bytes ? kernel.stream : kernel.pack;
@@ -148,7 +148,7 @@ PackedView VnniPackPlan::Pack(const AnyTensorView& w, void* packed,
 void VnniPackPlan::Unpack(const PackedView& packed, const AnyTensorView& w,
                           Executor& executor) const noexcept {
   QUERN_DCHECK(packed.layout() == layout() && w.writable());
-  QUERN_DCHECK(CheckArgs(w, packed.data()).ok());
+  QUERN_DCHECK_OK(CheckArgs(w, packed.data()));
   ForEachTile(spec_, static_cast<uint8_t*>(w.mutable_data()), RowStride(w),
               packed.data(), executor, DirectionOf(spec_, kernels_).unpack);
 }

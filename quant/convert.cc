@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/check.h"
 #include "core/cpu_info.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
@@ -249,7 +248,7 @@ void ConvertPlan::Row(const Job& job, int64_t row, int64_t col,
 void ConvertPlan::Execute(const AnyTensorView& in, const AnyTensorView& out,
                           Executor& executor,
                           const ConvertTerms& terms) const noexcept {
-  QUERN_DCHECK(CheckArgs(in, out, terms).ok());
+  QUERN_DCHECK_OK(CheckArgs(in, out, terms));
   int64_t rows = Rows(in), cols = Cols(in);
   if (rows == 0 || cols == 0) return;
   const int64_t out_bytes = static_cast<int64_t>(SizeOf(spec_.to));

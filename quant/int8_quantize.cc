@@ -254,7 +254,7 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
                                VectorView<float> scales,
                                VectorView<int32_t> zero_points,
                                Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(x, q, scales, zero_points).ok());
+  QUERN_DCHECK_OK(CheckArgs(x, q, scales, zero_points));
   const int64_t m = x.extent(0), k = x.extent(1);
   if (m == 0) return;
   const uint8_t* const data = static_cast<const uint8_t*>(x.data());

@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "absl/strings/string_view.h"
-#include "core/check.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
 
@@ -100,7 +99,7 @@ absl::Status S8S8CompensationPlan::CheckPanels(const Vnni4Panels& b,
 void S8S8CompensationPlan::FromKN(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckKN(b, comp).ok());
+  QUERN_DCHECK_OK(CheckKN(b, comp));
   const int64_t stride = RowStride(b);
   executor.ParallelFor(DivCeil(spec_.n, kTaskCols), [&](int64_t task, int) {
     const int64_t begin = task * kTaskCols;
@@ -114,7 +113,7 @@ void S8S8CompensationPlan::FromKN(MatrixView<const int8_t> b,
 void S8S8CompensationPlan::FromNK(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckNK(b, comp).ok());
+  QUERN_DCHECK_OK(CheckNK(b, comp));
   const int64_t stride = RowStride(b);
   const int64_t rows = DivCeil(kTaskBytes, std::max<int64_t>(spec_.k, 1));
   executor.ParallelFor(DivCeil(spec_.n, rows), [&](int64_t task, int) {
@@ -128,7 +127,7 @@ void S8S8CompensationPlan::FromNK(MatrixView<const int8_t> b,
 void S8S8CompensationPlan::FromPanels(const Vnni4Panels& b,
                                       VectorView<int32_t> comp,
                                       Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckPanels(b, comp).ok());
+  QUERN_DCHECK_OK(CheckPanels(b, comp));
   const int64_t line_bytes = b.panel_cols * 4;
   const int64_t panels = DivCeil(spec_.n, b.panel_cols);
   const int64_t group =

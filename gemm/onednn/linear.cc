@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/aligned_buffer.h"
-#include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -19,6 +18,7 @@
 #include "gemm/onednn/check_args.h"
 #include "gemm/onednn/packed_matmul.h"
 #include "gemm/onednn/scratch.h"
+#include "packing/vnni_pack.h"
 
 namespace quern {
 namespace {
@@ -77,7 +77,7 @@ absl::StatusOr<OneDnnLinearPlan> OneDnnLinearPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckFloat("a", spec.a));
   QUERN_RETURN_IF_ERROR(CheckFloat("c", spec.c));
   QUERN_RETURN_IF_ERROR(CheckFloat("weights", weights.dtype()));
-  const bool by_rows = spec.weight_order == OneDnnLinearSpec::WeightOrder::kNK;
+  const bool by_rows = spec.order == WeightOrder::kNK;
   QUERN_RETURN_IF_ERROR(CheckWeights(kOp, weights, spec.n, spec.k, by_rows));
   QUERN_RETURN_IF_ERROR(CheckBias(kOp, bias, spec.n));
 
@@ -108,7 +108,7 @@ absl::Status OneDnnLinearPlan::CheckArgs(const AnyTensorView& a,
 void OneDnnLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
                                OneDnnScratch& scratch,
                                Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(a, c).ok());
+  QUERN_DCHECK_OK(CheckArgs(a, c));
   MatmulCall call;
   call.a = a;
   call.c = c;

@@ -35,6 +35,7 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/cache_stats.h"
 #include "gemm/onednn/scratch.h"
+#include "packing/vnni_pack.h"
 
 namespace quern {
 
@@ -43,10 +44,8 @@ struct OneDnnLinearSpec {
   int64_t k = 0;  // columns of a
   DType a = DType::kBF16;
   DType c = DType::kF32;
-
-  enum class WeightOrder { kNK, kKN };
-  // kNK: weights[n, k], as checkpoints have them; kKN: weights[k, n].
-  WeightOrder weight_order = WeightOrder::kNK;
+  // kNK: weights[n, k], as models store them; kKN: weights[k, n].
+  WeightOrder order = WeightOrder::kNK;
 };
 
 using OneDnnLinearScratch = OneDnnScratch;

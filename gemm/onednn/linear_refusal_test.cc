@@ -8,11 +8,10 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/linear.h"
 #include "gtest/gtest.h"
+#include "packing/vnni_pack.h"
 
 namespace quern {
 namespace {
-
-using WeightOrder = OneDnnLinearSpec::WeightOrder;
 
 const void* Const(const void* data) { return data; }
 
@@ -42,7 +41,7 @@ TEST(OneDnnLinearRefusalTest, CreateNamesWhatIsWrong) {
   const AnyTensorView w = DenseMatrix<const float>(f32.data(), 8, 4);
   const AnyTensorView none;
   OneDnnLinearSpec kn = spec(8, 4);
-  kn.weight_order = WeightOrder::kKN;
+  kn.order = WeightOrder::kKN;
   const Refusal refusals[] = {
       {"n=0; need 1 <= n <= 536870911", spec(0, 4), w, none},
       {"n=-1; need 1 <=", spec(-1, 4), w, none},

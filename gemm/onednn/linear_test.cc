@@ -22,6 +22,7 @@
 #include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "packing/vnni_pack.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -30,8 +31,6 @@
 
 namespace quern {
 namespace {
-
-using WeightOrder = OneDnnLinearSpec::WeightOrder;
 
 constexpr double kEpsF32 = 1.0 / (1 << 23);
 
@@ -78,7 +77,7 @@ class OneDnnLinearTest : public testing::Test {
     spec.k = k;
     spec.a = DTypeOf<A>;
     spec.c = DTypeOf<Out>;
-    spec.weight_order = order;
+    spec.order = order;
     const bool by_rows = order == WeightOrder::kNK;
     const int64_t rows = by_rows ? n : k, cols = by_rows ? k : n;
     const StridedMatrix<B> weights(by_rows ? w : Transposed(w, n, k), rows,

@@ -14,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "core/aligned_buffer.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -27,6 +26,7 @@
 #include "gemm/onednn/scaled_epilogue_kernels.h"
 #include "gemm/onednn/scratch.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "packing/vnni_pack.h"
 #include "quant/convert.h"
 
 namespace quern {
@@ -70,7 +70,7 @@ absl::StatusOr<AlignedBuffer> ColumnSums(const AnyTensorView& weights,
       AlignedBuffer buffer,
       AlignedBuffer::Create(spec.n * static_cast<int64_t>(sizeof(int32_t))));
   const auto* w = static_cast<const int8_t*>(weights.data());
-  const bool by_rows = spec.weight_order == Spec::WeightOrder::kNK;
+  const bool by_rows = spec.order == WeightOrder::kNK;
   const int64_t stride = weights.stride(0);
   auto* const sums = buffer.data<int32_t>();
   executor.ParallelFor(DivCeil(spec.n, kCols), [&](int64_t block, int) {
@@ -176,7 +176,7 @@ absl::StatusOr<OneDnnScaledLinearPlan> OneDnnScaledLinearPlan::Create(
   }
   QUERN_RETURN_IF_ERROR(
       CheckDType(kOp, "weights", weights.dtype(), DType::kI8));
-  const bool by_rows = spec.weight_order == Spec::WeightOrder::kNK;
+  const bool by_rows = spec.order == WeightOrder::kNK;
   QUERN_RETURN_IF_ERROR(CheckWeights(kOp, weights, spec.n, spec.k, by_rows));
   if (weight_scales.rank() == 1 && weight_scales.extent(0) != 1 &&
       weight_scales.extent(0) != spec.n) {
@@ -299,7 +299,7 @@ void OneDnnScaledLinearPlan::State::Finish(const OneDnnScaledLinearArgs& args,
 void OneDnnScaledLinearPlan::Execute(const OneDnnScaledLinearArgs& args,
                                      OneDnnScratch& scratch,
                                      Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(args).ok());
+  QUERN_DCHECK_OK(CheckArgs(args));
   const State& state = *state_;
   MatmulCall call;
   call.a = args.a;

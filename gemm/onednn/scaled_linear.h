@@ -39,6 +39,7 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/cache_stats.h"
 #include "gemm/onednn/scratch.h"
+#include "packing/vnni_pack.h"
 
 namespace quern {
 
@@ -51,10 +52,8 @@ struct OneDnnScaledLinearSpec {
   Activation activation = Activation::kPerToken;
   // Whether activations have zero points: Execute must, or must not, get them.
   bool zero_points = false;
-
-  enum class WeightOrder { kNK, kKN };
-  // kNK: weights[n, k], as checkpoints have them; kKN: weights[k, n].
-  WeightOrder weight_order = WeightOrder::kNK;
+  // kNK: weights[n, k], as models store them; kKN: weights[k, n].
+  WeightOrder order = WeightOrder::kNK;
 };
 
 struct OneDnnScaledLinearArgs {

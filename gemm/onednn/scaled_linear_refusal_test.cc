@@ -8,6 +8,7 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/scaled_linear.h"
 #include "gtest/gtest.h"
+#include "packing/vnni_pack.h"
 
 namespace quern {
 namespace {
@@ -15,7 +16,6 @@ namespace {
 using Spec = OneDnnScaledLinearSpec;
 using Plan = OneDnnScaledLinearPlan;
 using Activation = Spec::Activation;
-using WeightOrder = Spec::WeightOrder;
 
 const void* Const(const void* data) { return data; }
 
@@ -46,7 +46,7 @@ TEST_F(Refusals, CreateNamesWhatIsWrong) {
     return made;
   };
   Spec kn = spec(8, 4);
-  kn.weight_order = WeightOrder::kKN;
+  kn.order = WeightOrder::kKN;
   Spec zero_point = spec(8, Plan::kMaxKZeroPoint + 1);
   zero_point.activation = Activation::kPerTensor;
   zero_point.zero_points = true;

@@ -18,6 +18,7 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
+#include "packing/vnni_pack.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -31,7 +32,6 @@ namespace {
 using Spec = OneDnnScaledLinearSpec;
 using Plan = OneDnnScaledLinearPlan;
 using Activation = Spec::Activation;
-using WeightOrder = Spec::WeightOrder;
 
 std::unique_ptr<HwyExecutor> Workers(int workers) {
   auto executor = HwyExecutor::Create(workers);
@@ -163,7 +163,7 @@ class Runner {
     spec.c = DTypeOf<Out>;
     spec.activation = layer.mode.activation;
     spec.zero_points = layer.mode.zero_points;
-    spec.weight_order = order;
+    spec.order = order;
     std::vector<int8_t> w = layer.w;
     int64_t r = layer.n, c = layer.k;
     if (order == WeightOrder::kKN) {

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
@@ -65,7 +64,7 @@ absl::Status SiluAndMulPlan::CheckSplitArgs(const AnyTensorView& gate,
 
 void SiluAndMulPlan::Execute(const AnyTensorView& x, const AnyTensorView& out,
                              Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(x, out).ok());
+  QUERN_DCHECK_OK(CheckArgs(x, out));
   ExecuteSplit(Columns(x, 0, spec_.d), Columns(x, spec_.d, spec_.d), out,
                executor);
 }
@@ -74,7 +73,7 @@ void SiluAndMulPlan::ExecuteSplit(const AnyTensorView& gate,
                                   const AnyTensorView& up,
                                   const AnyTensorView& out,
                                   Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckSplitArgs(gate, up, out).ok());
+  QUERN_DCHECK_OK(CheckSplitArgs(gate, up, out));
   const int64_t x_size = static_cast<int64_t>(SizeOf(spec_.x_dtype));
   const int64_t out_size = static_cast<int64_t>(SizeOf(spec_.out_dtype));
   const char* gate_data = static_cast<const char*>(gate.data());

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
@@ -50,7 +49,7 @@ absl::Status VocabEmbeddingPlan::CheckArgs(IndexView ids,
 void VocabEmbeddingPlan::Execute(IndexView ids, const AnyTensorView& weight,
                                  const AnyTensorView& out,
                                  Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(ids, weight, out).ok());
+  QUERN_DCHECK_OK(CheckArgs(ids, weight, out));
   // The stride of a lone row may be any number.
   const auto row_bytes = [](const AnyTensorView& v) {
     return v.extent(0) > 1

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
@@ -53,7 +52,7 @@ absl::Status LogitsPlan::CheckSelectArgs(const AnyTensorView& hidden,
 
 void LogitsPlan::SelectRows(const AnyTensorView& hidden, IndexView rows,
                             const AnyTensorView& out) const noexcept {
-  QUERN_DCHECK(CheckSelectArgs(hidden, rows, out).ok());
+  QUERN_DCHECK_OK(CheckSelectArgs(hidden, rows, out));
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.hidden_dtype));
   const char* from = static_cast<const char*>(hidden.data());
   char* to = static_cast<char*>(out.mutable_data());
@@ -71,7 +70,7 @@ absl::Status LogitsPlan::CheckArgs(MatrixView<float> logits) const {
 
 void LogitsPlan::Execute(MatrixView<float> logits,
                          Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(logits).ok());
+  QUERN_DCHECK_OK(CheckArgs(logits));
   if (spec_.soft_cap == 0.0f && spec_.scale == 1.0f) return;
   const size_t n = static_cast<size_t>(spec_.vocab);
   ParallelRows(executor, logits.extent(0), 2 * spec_.vocab,

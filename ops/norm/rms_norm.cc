@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
@@ -88,7 +87,7 @@ absl::Status RmsNormPlan::CheckAddArgs(const RmsNormArgs& args) const {
 void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
                           const AnyTensorView& out,
                           Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(x, weight, out).ok());
+  QUERN_DCHECK_OK(CheckArgs(x, weight, out));
   const Rows x_rows(x), out_rows(out);
   const size_t n = static_cast<size_t>(spec_.hidden);
   ParallelRows(
@@ -102,7 +101,7 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
 
 void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
                              Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckAddArgs(args).ok());
+  QUERN_DCHECK_OK(CheckAddArgs(args));
   const Rows x(args.x), residual(args.residual);
   const Rows residual_out(args.residual_out), out(args.out);
   const size_t n = static_cast<size_t>(spec_.hidden);

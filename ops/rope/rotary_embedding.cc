@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
@@ -160,7 +159,7 @@ void RotaryEmbeddingPlan::RotateToken(int64_t position, const AnyTensorView& x,
 void RotaryEmbeddingPlan::Execute(IndexView positions, const AnyTensorView& x,
                                   const AnyTensorView& out,
                                   Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(positions, x, out).ok());
+  QUERN_DCHECK_OK(CheckArgs(positions, x, out));
   ParallelRows(executor, x.extent(0), 2 * x.extent(1) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -172,7 +171,7 @@ void RotaryEmbeddingPlan::Execute(IndexView positions, const AnyTensorView& x,
 void RotaryEmbeddingPlan::ExecuteQk(IndexView positions, const AnyTensorView& q,
                                     const AnyTensorView& k,
                                     Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckQkArgs(positions, q, k).ok());
+  QUERN_DCHECK_OK(CheckQkArgs(positions, q, k));
   ParallelRows(executor, q.extent(0),
                2 * (q.extent(1) + k.extent(1)) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {

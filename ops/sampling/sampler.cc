@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/check.h"
 #include "core/status_macros.h"
 #include "ops/sampling/philox.h"
 
@@ -176,7 +175,7 @@ void SamplerPlan::Execute(MatrixView<const float> logits,
                           absl::Span<const SamplingParams> params,
                           absl::Span<int32_t> tokens, Workspace workspace,
                           Executor& executor) const noexcept {
-  QUERN_DCHECK(CheckArgs(logits, params, tokens).ok());
+  QUERN_DCHECK_OK(CheckArgs(logits, params, tokens));
   const int64_t vocab = spec_.vocab;
   const Scratch all = LayOut(workspace, vocab, executor.num_workers());
   executor.ParallelFor(logits.extent(0), [&](int64_t row, int worker) {
