@@ -1,0 +1,239 @@
+// The shapes that vLLM and SGLang test their linear layers with, on the front
+// doors, with exact integers in place of their tolerances: several M, one after
+// the other, on one plan; bias on and off; scales per token, per tensor, per
+// channel; zero points on and off; a row stride of its own.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/hwy_executor.h"
+#include "core/tensor_view.h"
+#include "gemm/linear.h"
+#include "gemm/linear_impl.h"
+#include "gemm/scaled_linear.h"
+#include "gtest/gtest.h"
+#include "quant/int8_quantize.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/reference_convert.h"
+
+namespace quern {
+namespace {
+
+// The oracle of the large matrices takes minutes under a sanitizer.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+struct Grid {
+  int64_t n, k;
+  std::vector<int64_t> ms;
+};
+
+// vLLM's two sequences of M for its (N, K); SGLang's M for its own. Of the two
+// large matrices fewer M: their oracle is a loop.
+std::vector<Grid> Grids() {
+  const std::vector<int64_t> vllm = {16, 1, 32, 128, 64, 1, 17, 1, 31, 17};
+  std::vector<Grid> grids = {
+      {256, 128, vllm},           {1023, 491, vllm},
+      {1001, 15, vllm},           {16, 512, {1, 101}},
+      {416, 512, {1, 101}},       {12, 512, {1, 8, 32, 1024}},
+      {1, 512, {1, 8, 32, 1024}}, {384, 544, {2, 128}}};
+  if (!QuickTests() && !kSanitized) {
+    grids.push_back({4096, 4096, {16, 1, 17}});
+    grids.push_back({16384, 4096, {1, 4}});
+  }
+  return grids;
+}
+
+// dots[m, n] of a[m, k] less its row's zero point, and w[n, k].
+std::vector<int64_t> Dots(const Grid& g, int64_t m,
+                          const std::vector<int8_t>& a,
+                          const std::vector<int32_t>& zero_points,
+                          const std::vector<int8_t>& w) {
+  std::vector<int64_t> dots;
+  for (int64_t r = 0; r < m; ++r) {
+    for (int64_t c = 0; c < g.n; ++c) {
+      const int8_t* x = a.data() + r * g.k;
+      const int8_t* y = w.data() + c * g.k;
+      int64_t dot = 0, sum = 0;
+      for (int64_t i = 0; i < g.k; ++i) {
+        dot += int64_t{x[i]} * y[i];
+        sum += y[i];
+      }
+      dots.push_back(dot - zero_points[static_cast<size_t>(r)] * sum);
+    }
+  }
+  return dots;
+}
+
+// Copies dense rows to rows `stride` apart, NaN or garbage between them.
+template <typename T, typename From>
+std::vector<T> Strided(const std::vector<From>& from, int64_t rows,
+                       int64_t cols, int64_t stride) {
+  std::vector<T> to(static_cast<size_t>(rows * stride), FromDouble<T>(77));
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      to[static_cast<size_t>(r * stride + c)] = FromDouble<T>(
+          static_cast<double>(from[static_cast<size_t>(r * cols + c)]));
+    }
+  }
+  return to;
+}
+
+class PeerGridsTest : public testing::TestWithParam<LinearImpl> {
+ protected:
+  void SetUp() override {
+    auto executor = HwyExecutor::Create(2);
+    ASSERT_TRUE(executor.ok()) << executor.status();
+    executor_ = *std::move(executor);
+  }
+  std::unique_ptr<HwyExecutor> executor_;
+  LinearScratch scratch_;
+};
+INSTANTIATE_TEST_SUITE_P(Impl, PeerGridsTest,
+                         testing::Values(LinearImpl::kPacked,
+                                         LinearImpl::kOneDnn));
+
+TEST_P(PeerGridsTest, LinearIsExact) {
+  TestRng rng;
+  for (const Grid& g : Grids()) {
+    // 4 * 4 * 4096 < 2^24: exact in f32, in any order.
+    const auto w = SmallIntegers<int8_t>(rng, g.n * g.k, -4, 4);
+    const auto weights = Strided<BFloat16>(w, g.n, g.k, g.k);
+    const auto bias = SmallIntegers<float>(rng, g.n, -99, 99);
+    for (const bool with_bias : {true, false}) {
+      if (!with_bias && g.n * g.k > 1 << 22) continue;
+      LinearSpec spec;
+      spec.n = g.n;
+      spec.k = g.k;
+      spec.impl = GetParam();
+      AnyTensorView bias_view;
+      if (with_bias) bias_view = DenseVector(bias.data(), g.n);
+      const auto plan = LinearPlan::Create(
+          spec, DenseMatrix(weights.data(), g.n, g.k), bias_view, *executor_);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      for (const int64_t m : g.ms) {
+        SCOPED_TRACE(testing::Message() << "n=" << g.n << " k=" << g.k
+                                        << " m=" << m << " bias=" << with_bias);
+        const auto a = SmallIntegers<int8_t>(rng, m * g.k, -4, 4);
+        const int64_t stride = g.k + 5;
+        const auto rows = Strided<BFloat16>(a, m, g.k, stride);
+        std::vector<BFloat16> c(static_cast<size_t>(m * g.n));
+        ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
+        plan->Execute(
+            MatrixView<const BFloat16>(rows.data(), {m, g.k}, {stride, 1}),
+            DenseMatrix(c.data(), m, g.n), scratch_, *executor_);
+        const std::vector<int32_t> zeros(static_cast<size_t>(m));
+        const auto dots = Dots(g, m, a, zeros, w);
+        std::vector<double> want;
+        for (size_t i = 0; i < dots.size(); ++i) {
+          want.push_back(static_cast<double>(dots[i]));
+          if (with_bias) {
+            want[i] += double{bias[i % static_cast<size_t>(g.n)]};
+          }
+        }
+        ASSERT_TRUE(AllEqual(c, RoundedTo<BFloat16>(want)));
+      }
+    }
+  }
+}
+
+// Scales are powers of two: the integers stay exact up to the last rounding.
+TEST_P(PeerGridsTest, ScaledLinearIsExact) {
+  TestRng rng;
+  for (const Grid& g : Grids()) {
+    const bool large = g.n * g.k > 1 << 22;
+    const auto w = SmallIntegers<int8_t>(rng, g.n * g.k, -20, 20);
+    const auto bias = SmallIntegers<float>(rng, g.n, -99, 99);
+    for (const auto granularity :
+         {Int8Granularity::kPerToken, Int8Granularity::kPerTensor}) {
+      for (const auto zeros : {Int8ZeroPoint::kNone, Int8ZeroPoint::kUsed}) {
+        for (const bool per_channel : {true, false}) {
+          for (const bool with_bias : {true, false}) {
+            const bool per_token = granularity == Int8Granularity::kPerToken;
+            const bool used = zeros == Int8ZeroPoint::kUsed;
+            // One of the eight for the large ones.
+            if (large && !(per_token && used && per_channel && with_bias)) {
+              continue;
+            }
+            ScaledLinearSpec spec;
+            spec.n = g.n;
+            spec.k = g.k;
+            spec.a = DType::kI8;
+            spec.c = DType::kF32;
+            spec.granularity = granularity;
+            spec.zero_points = zeros;
+            if (!per_token) {
+              spec.a_scale = 0.5f;
+              spec.a_zero_point = used ? 7 : 0;
+            }
+            spec.impl = GetParam();
+            std::vector<float> w_scales;
+            for (int64_t i = 0; i < (per_channel ? g.n : 1); ++i) {
+              w_scales.push_back(i % 3 == 0 ? 2.0f : 0.25f);
+            }
+            AnyTensorView bias_view;
+            if (with_bias) bias_view = DenseVector(bias.data(), g.n);
+            const auto plan = ScaledLinearPlan::Create(
+                spec, DenseMatrix(w.data(), g.n, g.k),
+                DenseVector(w_scales.data(),
+                            static_cast<int64_t>(w_scales.size())),
+                bias_view, *executor_);
+            ASSERT_TRUE(plan.ok()) << plan.status();
+            for (const int64_t m : g.ms) {
+              SCOPED_TRACE(testing::Message()
+                           << "n=" << g.n << " k=" << g.k << " m=" << m
+                           << " per token=" << per_token << " azp=" << used
+                           << " per channel=" << per_channel
+                           << " bias=" << with_bias);
+              const auto q = SmallIntegers<int8_t>(rng, m * g.k, -20, 20);
+              const int64_t stride = g.k + 3;
+              const auto rows = Strided<int8_t>(q, m, g.k, stride);
+              std::vector<float> scales;
+              std::vector<int32_t> zero_points;
+              for (int64_t i = 0; i < m; ++i) {
+                scales.push_back(!per_token ? 0.5f : i % 2 == 0 ? 1.0f : 0.5f);
+                zero_points.push_back(!used       ? 0
+                                      : per_token ? static_cast<int32_t>(i % 9)
+                                                  : 7);
+              }
+              std::vector<float> c(static_cast<size_t>(m * g.n));
+              ScaledLinearArgs args;
+              args.a =
+                  MatrixView<const int8_t>(rows.data(), {m, g.k}, {stride, 1});
+              if (per_token) args.a_scales = DenseVector(scales.data(), m);
+              if (per_token && used) {
+                args.a_zero_points = DenseVector(zero_points.data(), m);
+              }
+              args.c = DenseMatrix(c.data(), m, g.n);
+              ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
+              plan->Execute(args, scratch_, *executor_);
+              const auto dots = Dots(g, m, q, zero_points, w);
+              std::vector<double> want;
+              for (size_t i = 0; i < dots.size(); ++i) {
+                const size_t col = i % static_cast<size_t>(g.n);
+                const size_t row = i / static_cast<size_t>(g.n);
+                want.push_back(static_cast<double>(dots[i]) *
+                               double{scales[row]} *
+                               double{w_scales[per_channel ? col : 0]});
+                if (with_bias) want[i] += double{bias[col]};
+              }
+              ASSERT_TRUE(AllEqual(c, RoundedTo<float>(want)));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quern
