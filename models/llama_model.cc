@@ -232,10 +232,14 @@ int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
 const char* LlamaModel::target() const { return impl_->norm->target(); }
 
 std::string LlamaModel::Explain() const {
-  const LlamaMatrix& linear = impl_->layers[0].gate_up;
+  // What runs; why is after the semicolon.
+  const auto kernel = [this](int64_t m) {
+    const std::string text = impl_->layers[0].gate_up.Explain(m);
+    return text.substr(0, text.find(';'));
+  };
   return absl::StrCat("operators: Highway ", target(),
-                      "; matrices: ", linear.Explain(1), " (one row), ",
-                      linear.Explain(256), " (256 rows)");
+                      "; matrices: ", kernel(1), " (one row), ", kernel(256),
+                      " (256 rows)");
 }
 
 }  // namespace quern
