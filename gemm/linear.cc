@@ -9,10 +9,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "gemm/epilogue.h"
 #include "gemm/linear_impl.h"
 #include "gemm/onednn/linear.h"
 #include "gemm/packed_linear.h"
@@ -52,10 +54,12 @@ absl::StatusOr<LinearPlan> LinearPlan::Create(const LinearSpec& spec,
     packed.b = spec.b;
     packed.c = spec.c;
     packed.order = spec.order;
+    packed.activation = spec.activation;
     QUERN_ASSIGN_OR_RETURN(plan.packed_, PackedLinearPlan::Create(
                                              packed, weights, bias, executor));
     return plan;
   }
+  QUERN_RETURN_IF_ERROR(CheckNoActivation(kOp, spec.activation));
   QUERN_RETURN_IF_ERROR(CheckDType(kOp, "weights", weights.dtype(), spec.b));
   OneDnnLinearSpec onednn;
   onednn.n = spec.n;
@@ -83,17 +87,20 @@ size_t LinearPlan::packed_bytes() const {
 }
 
 absl::Status LinearPlan::CheckArgs(const AnyTensorView& a,
-                                   const AnyTensorView& c) const {
-  return packed_.has_value() ? packed_->CheckArgs(a, c)
-                             : onednn_->CheckArgs(a, c);
+                                   const AnyTensorView& c,
+                                   const AnyTensorView& residual) const {
+  if (packed_.has_value()) return packed_->CheckArgs(a, c, residual);
+  QUERN_RETURN_IF_ERROR(CheckNoResidual(kOp, residual));
+  return onednn_->CheckArgs(a, c);
 }
 
 void LinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
-                         LinearScratch& scratch,
+                         const AnyTensorView& residual, LinearScratch& scratch,
                          Executor& executor) const noexcept {
   if (packed_.has_value()) {
-    packed_->Execute(a, c, scratch.workspace(), executor);
+    packed_->Execute(a, c, residual, scratch.workspace(), executor);
   } else {
+    QUERN_DCHECK(residual.rank() == 0);
     onednn_->Execute(a, c, scratch.onednn_, executor);
   }
 }

@@ -5,8 +5,10 @@
 //
 //   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
 //
+// or that with an activation and a residual, gemm/epilogue.h.
+//
 //   packed   our kernels, gemm/packed_linear.h
-//   oneDNN   gemm/onednn/linear.h
+//   oneDNN   gemm/onednn/linear.h, which has no epilogue
 //
 // a, b and c are each f32, bf16 or f16. Both sum in f32 and round once; their
 // sums differ in order, so their bits may. Which one runs is decided at Create,
@@ -31,6 +33,7 @@
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
+#include "gemm/epilogue.h"
 #include "gemm/linear_impl.h"
 #include "gemm/onednn/linear.h"
 #include "gemm/packed_linear.h"
@@ -39,20 +42,22 @@
 namespace quern {
 
 struct LinearSpec {
-  int64_t n = 0;  // columns of c
+  int64_t n = 0;  // columns of b, and of c unless the activation is gated
   int64_t k = 0;  // columns of a
   DType a = DType::kBF16;
   DType b = DType::kBF16;
   DType c = DType::kBF16;
   // kNK: weights[n, k], as models store them; kKN: weights[k, n].
   WeightOrder order = WeightOrder::kNK;
+  LinearActivation activation = LinearActivation::kNone;
   LinearImpl impl = LinearImpl::kAuto;
 };
 
 class LinearPlan {
  public:
   // As PackedLinearPlan::Create and OneDnnLinearPlan::Create: the plan owns the
-  // packed weights, and refuses what the chosen one refuses.
+  // packed weights, and refuses what the chosen one refuses. Unimplemented: an
+  // activation where spec.impl is kOneDnn.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,
                                            const AnyTensorView& weights,
                                            const AnyTensorView& bias,
@@ -68,15 +73,24 @@ class LinearPlan {
   std::string Explain(int64_t m) const;
   size_t packed_bytes() const;
 
-  // Whether Execute may be called with these.
-  absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c) const;
+  // Whether Execute may be called with these: shapes as PackedLinearPlan's.
+  // Unimplemented: a residual of rank > 0 where impl() is kOneDnn.
+  absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c,
+                         const AnyTensorView& residual = {}) const;
 
-  // Writes c[0, m) x [0, n) and nothing else; m = 0 does nothing; c does not
-  // overlap a. Any number of threads may call it at once, each with a scratch
-  // of its own, reserved for at least a's rows, and an executor that allows it.
-  // The packed kernels allocate nothing; oneDNN allocates small blocks.
+  // Writes the elements of c and nothing else; m = 0 does nothing; c does not
+  // overlap a; residual is of rank 0, for none, or c itself, or apart from c.
+  // Any number of threads may call it at once, each with a scratch of its own,
+  // reserved for at least a's rows, and an executor that allows it. The packed
+  // kernels allocate nothing; oneDNN allocates small blocks.
   void Execute(const AnyTensorView& a, const AnyTensorView& c,
-               LinearScratch& scratch, Executor& executor) const noexcept;
+               const AnyTensorView& residual, LinearScratch& scratch,
+               Executor& executor) const noexcept;
+  // The same without a residual.
+  void Execute(const AnyTensorView& a, const AnyTensorView& c,
+               LinearScratch& scratch, Executor& executor) const noexcept {
+    Execute(a, c, AnyTensorView(), scratch, executor);
+  }
 
  private:
   friend class LinearScratch;

@@ -15,7 +15,7 @@ namespace quern {
 // elements, either pairs of bf16 or f32. After an odd k comes a zero.
 using PackRow = void (*)(const void* a, size_t k, uint32_t* to);
 
-// c[r, i] = round(epilogue(sums[r, i] + bias[i])), r < rows, i < cols.
+// c[r, i] = round(sums[r, i] + bias[i]), r < rows, i < cols.
 struct FinishArgs {
   const float* sums;
   size_t sums_stride;

@@ -17,6 +17,8 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/epilogue.h"
+#include "gemm/epilogue_kernels.h"
 #include "gemm/linear_kernels.h"
 #include "gemm/packed_product.h"
 #include "gemm/tile_loop.h"
@@ -38,17 +40,12 @@ LinearKernels KernelsOf(const PackedLinearSpec& spec) {
   }
 }
 
-// From row to row. The stride of a single row means nothing.
-int64_t RowBytes(const AnyTensorView& x) {
-  return x.extent(0) <= 1
-             ? 0
-             : x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
-}
-
-PackedProduct<float> ProductOf(const VnniLayout& layout,
+PackedProduct<float> ProductOf(const PackedLinearSpec& spec,
+                               const VnniLayout& layout,
                                const LinearKernels& kernels, int64_t rows) {
   return {layout, kernels.table,
-          static_cast<int64_t>(kernels.elements_per_line), rows};
+          static_cast<int64_t>(kernels.elements_per_line), rows,
+          PartsOf(spec.activation)};
 }
 
 }  // namespace
@@ -62,6 +59,7 @@ absl::StatusOr<PackedLinearPlan> PackedLinearPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "a", spec.a, types));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "b", spec.b, types));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "c", spec.c, types));
+  QUERN_RETURN_IF_ERROR(CheckActivation(kOp, spec.activation, spec.n));
   const bool nk = spec.order == WeightOrder::kNK;
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "weights", weights, spec.b,
@@ -70,16 +68,21 @@ absl::StatusOr<PackedLinearPlan> PackedLinearPlan::Create(
     QUERN_RETURN_IF_ERROR(CheckInput(kOp, "bias", bias, DType::kF32, {spec.n}));
   }
 
+  const int64_t parts = PartsOf(spec.activation);
   QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,
-                         VnniLayout::Create(spec.b, spec.k, spec.n));
+                         VnniLayout::Create(spec.b, spec.k, spec.n / parts));
   PackedLinearPlan plan(spec, layout, KernelsOf(spec));
-  QUERN_ASSIGN_OR_RETURN(plan.packed_, AlignedBuffer::Create(layout.bytes()));
+  QUERN_ASSIGN_OR_RETURN(plan.packed_,
+                         AlignedBuffer::Create(parts * layout.bytes()));
   VnniPackSpec pack_spec;
   pack_spec.layout = layout;
   pack_spec.order = spec.order;
   QUERN_ASSIGN_OR_RETURN(const VnniPackPlan pack,
                          VnniPackPlan::Create(pack_spec));
-  pack.Pack(weights, plan.packed_.data(), executor);
+  for (int64_t part = 0; part < parts; ++part) {
+    pack.Pack(PartOf(weights, nk ? 0 : 1, part, layout.n()),
+              plan.packed_.data() + part * layout.bytes(), executor);
+  }
   if (bias.rank() != 0) {
     QUERN_ASSIGN_OR_RETURN(plan.bias_, AlignedBuffer::Create(spec.n * 4));
     std::memcpy(plan.bias_.data(), bias.data(), plan.bias_.bytes());
@@ -100,33 +103,35 @@ std::string PackedLinearPlan::Explain(int64_t m) const {
 int64_t PackedLinearPlan::WorkspaceBytes(int64_t max_m, int max_workers) const {
   return MostWorkspaceBytes(max_m, [&](int64_t rows) {
     WorkspaceLayout layout;
-    ProductOf(layout_, kernels_, rows).LayOut(layout, max_workers);
+    ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, max_workers);
     return layout.bytes();
   });
 }
 
 absl::Status PackedLinearPlan::CheckArgs(const AnyTensorView& a,
-                                         const AnyTensorView& c) const {
+                                         const AnyTensorView& c,
+                                         const AnyTensorView& residual) const {
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "a", a, spec_.a, {kAnyExtent, spec_.k}));
   QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "c", c, spec_.c, {a.extent(0), spec_.n}));
-  return CheckApart(kOp, "a", a, "c", c);
+      CheckOutput(kOp, "c", c, spec_.c,
+                  {a.extent(0), ColumnsOfC(spec_.activation, spec_.n)}));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "a", a, "c", c));
+  return CheckResidual(kOp, residual, c);
 }
 
 void PackedLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
+                               const AnyTensorView& residual,
                                Workspace workspace,
                                Executor& executor) const noexcept {
-  QUERN_DCHECK_OK(CheckArgs(a, c));
+  QUERN_DCHECK_OK(CheckArgs(a, c, residual));
   const auto a_size = static_cast<int64_t>(SizeOf(spec_.a));
-  const auto c_size = static_cast<int64_t>(SizeOf(spec_.c));
-  const int64_t a_row_bytes = RowBytes(a), c_row_bytes = RowBytes(c);
+  const int64_t a_row_bytes = RowBytes(a);
   ForEachRowBlock(a.extent(0), [&](int64_t first, int64_t rows) {
     const auto* a_data =
         static_cast<const uint8_t*>(a.data()) + first * a_row_bytes;
-    auto* c_data =
-        static_cast<uint8_t*>(c.mutable_data()) + first * c_row_bytes;
-    const PackedProduct<float> product = ProductOf(layout_, kernels_, rows);
+    const PackedProduct<float> product =
+        ProductOf(spec_, layout_, kernels_, rows);
     Workspace block = workspace;
     const auto scratch = product.LayOut(block, executor.num_workers());
     const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
@@ -139,15 +144,35 @@ void PackedLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
       }
     };
     const auto finish = [&](const SumsBlock<float>& block) {
-      FinishArgs args;
-      args.sums = block.sums;
+      FinishArgs args = {};
       args.sums_stride = static_cast<size_t>(block.stride);
-      args.bias = bias_.empty() ? nullptr : bias_.data<float>() + block.col;
-      args.rows = static_cast<size_t>(block.rows);
-      args.cols = static_cast<size_t>(block.cols);
-      args.c = c_data + block.row * c_row_bytes + block.col * c_size;
-      args.c_row_bytes = static_cast<ptrdiff_t>(c_row_bytes);
-      kernels_.finish(args);
+      const float* bias = bias_.empty() ? nullptr : bias_.data<float>();
+      const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
+                                      block.col, c, residual);
+      if (spec_.activation == LinearActivation::kNone &&
+          to.residual == nullptr) {
+        args.sums = block.sums;
+        args.bias = bias == nullptr ? nullptr : bias + block.col;
+        args.rows = static_cast<size_t>(block.rows);
+        args.cols = static_cast<size_t>(block.cols);
+        args.c = to.c;
+        args.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
+        kernels_.finish(args);
+        return;
+      }
+      args.rows = 1;
+      ApplyEpilogue(
+          epilogue_, PartsOf(spec_.activation), to,
+          [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
+            args.sums = block.sums + part * block.part_stride +
+                        row * block.stride + col;
+            args.bias = bias == nullptr
+                            ? nullptr
+                            : bias + part * layout_.n() + block.col + col;
+            args.cols = static_cast<size_t>(cols);
+            args.c = v;
+            finish_f32_(args);
+          });
     };
     product.Run(packed_.data(), scratch, executor, pack, finish);
   });

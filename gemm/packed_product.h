@@ -10,6 +10,9 @@
 //   2. tiles                   sums[rows x panels], gemm/tile_loop.h
 //   3. finish(sums)            the caller turns sums into c while in cache
 //
+// b is `parts` matrices of one layout, one after the other in packed memory;
+// the sums of the same columns of all of them are finished together.
+//
 // in two parallel regions, or on the calling thread where that is faster. Who
 // computes what depends on the number of workers; what is computed does not.
 
@@ -45,22 +48,25 @@ struct PackedScratch {
   Sum* sums;
 };
 
-// Sums of some rows and panels, for finish.
+// Sums of some rows and panels, for finish: of part p from sums + p *
+// part_stride on.
 template <typename Sum>
 struct SumsBlock {
   int64_t row, rows;
   int64_t col, cols;
   const Sum* sums;
   int64_t stride;
+  int64_t part_stride;
 };
 
 template <typename Sum>
 class PackedProduct {
  public:
   PackedProduct(const VnniLayout& layout, const TileTable& table,
-                int64_t elements_per_line, int64_t rows)
+                int64_t elements_per_line, int64_t rows, int64_t parts)
       : layout_(layout),
         table_(table),
+        parts_(parts),
         tiles_(rows, table),
         chunks_(DivCeil(layout.lines(), kChunk)),
         pitch_(static_cast<int64_t>(
@@ -80,9 +86,10 @@ class PackedProduct {
     if (tiles_.rows <= Division::kMaxSplitRows && layout_.panels() < workers) {
       cols = std::max(cols, chunks_ * layout_.panels() * kPanelCols);
     }
-    return {allocator.template Allocate<uint32_t>(
-                "packed rows", tiles_.count * chunks_ * a_chunk()),
-            allocator.template Allocate<Sum>("sums", tiles_.rows * cols)};
+    return {
+        allocator.template Allocate<uint32_t>(
+            "packed rows", tiles_.count * chunks_ * a_chunk()),
+        allocator.template Allocate<Sum>("sums", parts_ * tiles_.rows * cols)};
   }
 
   template <typename Pack, typename Finish>
@@ -100,52 +107,65 @@ class PackedProduct {
            worker);
     });
 
-    const TileLoop loop = {&table_,
-                           scratch.a,
-                           pitch_,
-                           tiles_,
-                           b,
-                           layout_.panel_bytes(),
-                           layout_.lines(),
-                           layout_.panels()};
+    // Writes the sums of part p from sums + p * part_stride on.
+    const auto multiply = [&](const TileRange& range, Sum* sums, int64_t stride,
+                              int64_t part_stride) {
+      TileLoop loop = {&table_,
+                       scratch.a,
+                       pitch_,
+                       tiles_,
+                       b,
+                       layout_.panel_bytes(),
+                       layout_.lines(),
+                       layout_.panels()};
+      for (int64_t part = 0; part < parts_; ++part) {
+        MultiplyPanels(loop, range, sums, stride);
+        loop.b += layout_.bytes();
+        sums += part_stride;
+      }
+    };
     const Division division = Division::Of(rows, tiles_.count, layout_.panels(),
                                            chunks_, executor.num_workers());
-    Executor& multipliers = WorthAFork(layout_.panels() * layout_.lines(), rows)
-                                ? executor
-                                : inline_executor;
+    Executor& multipliers =
+        WorthAFork(parts_ * layout_.panels() * layout_.lines(), rows)
+            ? executor
+            : inline_executor;
     if (division.k_pieces == 1) {
       const int64_t stride = division.unit * kPanelCols;
+      const int64_t part_stride = rows * Division::kUnitPanels * kPanelCols;
       multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
         const TileRange range = RangeOf(division, task);
-        Sum* sums =
-            scratch.sums + worker * rows * Division::kUnitPanels * kPanelCols;
-        MultiplyPanels(loop, range, sums, stride);
+        Sum* sums = scratch.sums + worker * parts_ * part_stride;
+        multiply(range, sums, stride, part_stride);
         const int64_t row = tiles_.begin(range.tile);
         finish(BlockOf(range.panel, range.panel_end, row,
-                       tiles_.begin(range.tile_end) - row, sums, stride));
+                       tiles_.begin(range.tile_end) - row, sums, stride,
+                       part_stride));
       });
       return;
     }
     // The sums of every chunk side by side, then added in order.
     const int64_t stride = layout_.panels() * kPanelCols;
-    const int64_t chunk_sums = rows * stride;
+    const int64_t part_stride = rows * stride;
+    const int64_t chunk_sums = parts_ * part_stride;
     multipliers.ParallelFor(division.tasks(), [&](int64_t task, int) {
       TileRange range = RangeOf(division, task);
       const int64_t end = range.chunk_end;
       for (; range.chunk < end; ++range.chunk) {
         range.chunk_end = range.chunk + 1;
-        MultiplyPanels(loop, range,
-                       scratch.sums + range.chunk * chunk_sums +
-                           tiles_.begin(range.tile) * stride +
-                           range.panel * kPanelCols,
-                       stride);
+        multiply(range,
+                 scratch.sums + range.chunk * chunk_sums +
+                     tiles_.begin(range.tile) * stride +
+                     range.panel * kPanelCols,
+                 stride, part_stride);
       }
     });
     for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
       const Sum* from = scratch.sums + chunk * chunk_sums;
       for (int64_t i = 0; i < chunk_sums; ++i) scratch.sums[i] += from[i];
     }
-    finish(BlockOf(0, layout_.panels(), 0, rows, scratch.sums, stride));
+    finish(BlockOf(0, layout_.panels(), 0, rows, scratch.sums, stride,
+                   part_stride));
   }
 
  private:
@@ -167,15 +187,16 @@ class PackedProduct {
   }
 
   SumsBlock<Sum> BlockOf(int64_t panel, int64_t panel_end, int64_t row,
-                         int64_t rows, const Sum* sums, int64_t stride) const {
+                         int64_t rows, const Sum* sums, int64_t stride,
+                         int64_t part_stride) const {
     const int64_t col = panel * kPanelCols;
-    return {row,  rows,
-            col,  std::min(panel_end * kPanelCols, layout_.n()) - col,
-            sums, stride};
+    const int64_t cols = std::min(panel_end * kPanelCols, layout_.n()) - col;
+    return {row, rows, col, cols, sums, stride, part_stride};
   }
 
   const VnniLayout& layout_;
   const TileTable& table_;
+  int64_t parts_;
   RowTiles tiles_;
   int64_t chunks_;
   int64_t pitch_;

@@ -18,6 +18,8 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/epilogue.h"
+#include "gemm/epilogue_kernels.h"
 #include "gemm/packed_product.h"
 #include "gemm/scaled_linear_kernels.h"
 #include "gemm/tile_loop.h"
@@ -31,10 +33,11 @@ namespace {
 
 constexpr char kOp[] = "packed_scaled_linear";
 
-PackedProduct<int32_t> ProductOf(const VnniLayout& layout,
+PackedProduct<int32_t> ProductOf(const PackedScaledLinearSpec& spec,
+                                 const VnniLayout& layout,
                                  const ScaledLinearKernels& kernels,
                                  int64_t rows) {
-  return {layout, kernels.table, 1, rows};
+  return {layout, kernels.table, 1, rows, PartsOf(spec.activation)};
 }
 
 // What every block of rows needs besides the product.
@@ -55,13 +58,6 @@ RowTerms LayOutTerms(Allocator& allocator, int64_t rows, int64_t k,
       allocator.template Allocate<uint8_t>("quantised row",
                                            workers * RowStride(k)),
   };
-}
-
-// From row to row. The stride of a single row means nothing.
-int64_t RowBytes(const AnyTensorView& x) {
-  return x.extent(0) <= 1
-             ? 0
-             : x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 
 bool IsEmpty(const AnyTensorView& v) {
@@ -101,6 +97,7 @@ absl::Status PackedScaledLinearPlan::CheckSpec(
       kOp, "a", spec.a, {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "c", spec.c, {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckActivation(kOp, spec.activation, spec.n));
   // Proves scale and zero point, also of a given as i8.
   return Int8QuantizePlan::Create(QuantizeSpecOf(spec)).status();
 }
@@ -121,31 +118,37 @@ absl::StatusOr<PackedScaledLinearPlan> PackedScaledLinearPlan::Create(
   if (bias.rank() != 0) {
     QUERN_RETURN_IF_ERROR(CheckInput(kOp, "bias", bias, DType::kF32, {spec.n}));
   }
-  QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,
-                         VnniLayout::Create(DType::kI8, spec.k, spec.n));
+  const int64_t parts = PartsOf(spec.activation);
+  QUERN_ASSIGN_OR_RETURN(
+      const VnniLayout layout,
+      VnniLayout::Create(DType::kI8, spec.k, spec.n / parts));
   PackedScaledLinearPlan plan(spec, layout);
   if (spec.a != DType::kI8) {
     QUERN_ASSIGN_OR_RETURN(plan.quantize_,
                            Int8QuantizePlan::Create(QuantizeSpecOf(spec)));
   }
-  QUERN_ASSIGN_OR_RETURN(plan.packed_, AlignedBuffer::Create(layout.bytes()));
+  QUERN_ASSIGN_OR_RETURN(plan.packed_,
+                         AlignedBuffer::Create(parts * layout.bytes()));
   VnniPackSpec pack_spec;
   pack_spec.layout = layout;
   pack_spec.order = spec.order;
   QUERN_ASSIGN_OR_RETURN(const VnniPackPlan pack,
                          VnniPackPlan::Create(pack_spec));
-  pack.Pack(weights, plan.packed_.data(), executor);
-
   QUERN_ASSIGN_OR_RETURN(plan.col_sums_, AlignedBuffer::Create(spec.n * 4));
   S8S8CompensationSpec compensation_spec;
   compensation_spec.k = spec.k;
-  compensation_spec.n = spec.n;
+  compensation_spec.n = layout.n();
   QUERN_ASSIGN_OR_RETURN(const S8S8CompensationPlan compensation,
                          S8S8CompensationPlan::Create(compensation_spec));
   auto* col_sums = plan.col_sums_.data<int32_t>();
-  compensation.FromPanels({plan.packed_.data<int8_t>(), VnniLayout::kPanelCols,
-                           layout.panel_bytes()},
-                          DenseVector(col_sums, spec.n), executor);
+  for (int64_t part = 0; part < parts; ++part) {
+    uint8_t* packed = plan.packed_.data() + part * layout.bytes();
+    pack.Pack(PartOf(weights, nk ? 0 : 1, part, layout.n()), packed, executor);
+    compensation.FromPanels(
+        {reinterpret_cast<const int8_t*>(packed), VnniLayout::kPanelCols,
+         layout.panel_bytes()},
+        DenseVector(col_sums + part * layout.n(), layout.n()), executor);
+  }
   for (int64_t i = 0; i < spec.n; ++i) col_sums[i] /= 128;  // exact
 
   QUERN_ASSIGN_OR_RETURN(plan.b_scale_, PerColumn(weight_scales, spec.n));
@@ -171,7 +174,7 @@ int64_t PackedScaledLinearPlan::WorkspaceBytes(int64_t max_m,
   return MostWorkspaceBytes(max_m, [&](int64_t rows) {
     WorkspaceLayout layout;
     LayOutTerms(layout, rows, spec_.k, max_workers);
-    ProductOf(layout_, kernels_, rows).LayOut(layout, max_workers);
+    ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, max_workers);
     return layout.bytes();
   });
 }
@@ -179,11 +182,12 @@ int64_t PackedScaledLinearPlan::WorkspaceBytes(int64_t max_m,
 absl::Status PackedScaledLinearPlan::CheckArgs(
     const PackedScaledLinearSpec& spec, const AnyTensorView& a,
     const AnyTensorView& a_scales, const AnyTensorView& a_zero_points,
-    const AnyTensorView& c) {
+    const AnyTensorView& c, const AnyTensorView& residual) {
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "a", a, spec.a, {kAnyExtent, spec.k}));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "c", c, spec.c, {a.extent(0), spec.n}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(
+      kOp, "c", c, spec.c, {a.extent(0), ColumnsOfC(spec.activation, spec.n)}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "a", a, "c", c));
+  QUERN_RETURN_IF_ERROR(CheckResidual(kOp, residual, c));
   const bool scales =
       spec.a == DType::kI8 && spec.granularity == Int8Granularity::kPerToken;
   const bool zero_points = scales && spec.zero_points == Int8ZeroPoint::kUsed;
@@ -213,11 +217,11 @@ void PackedScaledLinearPlan::Execute(const AnyTensorView& a,
                                      const AnyTensorView& a_scales,
                                      const AnyTensorView& a_zero_points,
                                      const AnyTensorView& c,
+                                     const AnyTensorView& residual,
                                      Workspace workspace,
                                      Executor& executor) const noexcept {
-  QUERN_DCHECK_OK(CheckArgs(a, a_scales, a_zero_points, c));
-  const auto c_size = static_cast<int64_t>(SizeOf(spec_.c));
-  const int64_t a_row_bytes = RowBytes(a), c_row_bytes = RowBytes(c);
+  QUERN_DCHECK_OK(CheckArgs(a, a_scales, a_zero_points, c, residual));
+  const int64_t a_row_bytes = RowBytes(a);
   const bool per_token = spec_.granularity == Int8Granularity::kPerToken;
   const auto* scales =
       IsEmpty(a_scales) ? nullptr : static_cast<const float*>(a_scales.data());
@@ -228,9 +232,8 @@ void PackedScaledLinearPlan::Execute(const AnyTensorView& a,
   ForEachRowBlock(a.extent(0), [&](int64_t first, int64_t rows) {
     const auto* a_data =
         static_cast<const uint8_t*>(a.data()) + first * a_row_bytes;
-    auto* c_data =
-        static_cast<uint8_t*>(c.mutable_data()) + first * c_row_bytes;
-    const PackedProduct<int32_t> product = ProductOf(layout_, kernels_, rows);
+    const PackedProduct<int32_t> product =
+        ProductOf(spec_, layout_, kernels_, rows);
     Workspace memory = workspace;
     const RowTerms terms =
         LayOutTerms(memory, rows, spec_.k, executor.num_workers());
@@ -260,19 +263,41 @@ void PackedScaledLinearPlan::Execute(const AnyTensorView& a,
       }
     };
     const auto finish = [&](const SumsBlock<int32_t>& block) {
-      ScaledFinishArgs args;
-      args.sums = block.sums;
-      args.sums_stride = static_cast<size_t>(block.stride);
-      args.col_sums = col_sums_.data<int32_t>() + block.col;
-      args.b_scale = b_scale_.data<float>() + block.col;
-      args.bias = bias_.empty() ? nullptr : bias_.data<float>() + block.col;
-      args.a_scale = terms.scale + block.row;
-      args.a_offset = terms.offset + block.row;
-      args.rows = static_cast<size_t>(block.rows);
-      args.cols = static_cast<size_t>(block.cols);
-      args.c = c_data + block.row * c_row_bytes + block.col * c_size;
-      args.c_row_bytes = static_cast<ptrdiff_t>(c_row_bytes);
-      kernels_.finish(args);
+      // The terms of `part` for the rows and columns of the block from here on.
+      const auto terms_from = [&](int64_t part, int64_t row, int64_t col) {
+        ScaledFinishArgs args = {};
+        args.sums =
+            block.sums + part * block.part_stride + row * block.stride + col;
+        args.sums_stride = static_cast<size_t>(block.stride);
+        const int64_t n = part * layout_.n() + block.col + col;
+        args.col_sums = col_sums_.data<int32_t>() + n;
+        args.b_scale = b_scale_.data<float>() + n;
+        if (!bias_.empty()) args.bias = bias_.data<float>() + n;
+        args.a_scale = terms.scale + block.row + row;
+        args.a_offset = terms.offset + block.row + row;
+        return args;
+      };
+      const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
+                                      block.col, c, residual);
+      if (spec_.activation == LinearActivation::kNone &&
+          to.residual == nullptr) {
+        ScaledFinishArgs args = terms_from(0, 0, 0);
+        args.rows = static_cast<size_t>(block.rows);
+        args.cols = static_cast<size_t>(block.cols);
+        args.c = to.c;
+        args.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
+        kernels_.finish(args);
+        return;
+      }
+      ApplyEpilogue(
+          epilogue_, PartsOf(spec_.activation), to,
+          [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
+            ScaledFinishArgs args = terms_from(part, row, col);
+            args.rows = 1;
+            args.cols = static_cast<size_t>(cols);
+            args.c = v;
+            kernels_.finish_f32(args);
+          });
     };
     product.Run(packed_.data(), scratch, executor, pack, finish);
   });

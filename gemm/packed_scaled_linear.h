@@ -7,6 +7,8 @@
 //   c[m, n] = round_c(a_scale[m] * (b_scale[n] * dot[m, n]) + bias[n])
 //   dot[m, n] = sum over k of (q[m, k] - zero_point[m]) * b[k, n]
 //
+// or that with an activation and a residual, gemm/epilogue.h.
+//
 // dot is exact. It becomes f32 (one rounding), is multiplied and added in f32
 // (the second product and the sum fused where the CPU can), and the result is
 // rounded once to c, to nearest even. Nothing else decides a result: it has the
@@ -33,6 +35,8 @@
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/epilogue.h"
+#include "gemm/epilogue_kernels.h"
 #include "gemm/scaled_linear_kernels.h"
 #include "packing/vnni_layout.h"
 #include "packing/vnni_pack.h"
@@ -41,7 +45,7 @@
 namespace quern {
 
 struct PackedScaledLinearSpec {
-  int64_t n = 0;  // columns of c
+  int64_t n = 0;  // columns of b, and of c unless the activation is gated
   int64_t k = 0;  // columns of a
   DType a = DType::kBF16;
   DType c = DType::kBF16;
@@ -53,6 +57,8 @@ struct PackedScaledLinearSpec {
   // Per tensor only, as in Int8QuantizeSpec.
   float a_scale = 1.0f;
   int32_t a_zero_point = 0;
+
+  LinearActivation activation = LinearActivation::kNone;
 };
 
 class PackedScaledLinearPlan {
@@ -66,9 +72,9 @@ class PackedScaledLinearPlan {
   // all columns; `bias` is f32[n], or of rank 0 for none. All are copied. Uses
   // `executor` to pack.
   //
-  // InvalidArgument: n outside [1, kMaxN] or k outside [1, kMaxK]; weights,
-  // scales or bias of another dtype, rank or shape, or null; a scale or zero
-  // point that Int8QuantizePlan refuses.
+  // InvalidArgument: n outside [1, kMaxN] or k outside [1, kMaxK]; an odd n of
+  // a gated activation; weights, scales or bias of another dtype, rank or
+  // shape, or null; a scale or zero point that Int8QuantizePlan refuses.
   // Unimplemented: a that is not f32, bf16, f16 or i8; c that is not f32, bf16
   // or f16.
   // ResourceExhausted: no memory for the packed weights.
@@ -96,30 +102,43 @@ class PackedScaledLinearPlan {
   // max_workers workers. Grows with max_m up to a few hundred rows.
   int64_t WorkspaceBytes(int64_t max_m, int max_workers) const;
 
-  // Whether Execute may be called with these: a is [m, k], c is [m, n] and
-  // writable, of the spec's dtypes, and nothing overlaps c. a_scales is f32[m]
-  // where a is i8 and the granularity is per token, else empty (rank 0 or no
-  // elements); a_zero_points is i32[m] where, besides, zero points are used.
-  // Their values are not looked at: a zero point outside [-128, 127] may wrap.
+  // Whether Execute may be called with these: a is [m, k], c is [m,
+  // ColumnsOfC(activation, n)] and writable, of the spec's dtypes, and nothing
+  // overlaps c. a_scales is f32[m] where a is i8 and the granularity is per
+  // token, else empty (rank 0 or no elements); a_zero_points is i32[m] where,
+  // besides, zero points are used. Their values are not looked at: a zero point
+  // outside [-128, 127] may wrap. residual is of rank 0, for none, or like c,
+  // and may be c itself.
   absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& a_scales,
                          const AnyTensorView& a_zero_points,
-                         const AnyTensorView& c) const {
-    return CheckArgs(spec_, a, a_scales, a_zero_points, c);
+                         const AnyTensorView& c,
+                         const AnyTensorView& residual = {}) const {
+    return CheckArgs(spec_, a, a_scales, a_zero_points, c, residual);
   }
   static absl::Status CheckArgs(const PackedScaledLinearSpec& spec,
                                 const AnyTensorView& a,
                                 const AnyTensorView& a_scales,
                                 const AnyTensorView& a_zero_points,
-                                const AnyTensorView& c);
+                                const AnyTensorView& c,
+                                const AnyTensorView& residual = {});
 
-  // Writes c and nothing else; reads nothing outside the rows of a. m = 0 does
-  // nothing. Any number of threads may call it at once, each with its own
-  // workspace, and an executor that allows it. Allocates nothing. The workspace
-  // has WorkspaceBytes(m, executor.num_workers()) or more: with less, aborts.
+  // Writes c and nothing else; reads nothing outside the rows of a and of
+  // residual. m = 0 does nothing. Any number of threads may call it at once,
+  // each with its own workspace, and an executor that allows it. Allocates
+  // nothing. The workspace has WorkspaceBytes(m, executor.num_workers()) or
+  // more: with less, aborts.
   void Execute(const AnyTensorView& a, const AnyTensorView& a_scales,
                const AnyTensorView& a_zero_points, const AnyTensorView& c,
-               Workspace workspace, Executor& executor) const noexcept;
-  // The same where there are neither.
+               const AnyTensorView& residual, Workspace workspace,
+               Executor& executor) const noexcept;
+  // The same without a residual.
+  void Execute(const AnyTensorView& a, const AnyTensorView& a_scales,
+               const AnyTensorView& a_zero_points, const AnyTensorView& c,
+               Workspace workspace, Executor& executor) const noexcept {
+    Execute(a, a_scales, a_zero_points, c, AnyTensorView(), workspace,
+            executor);
+  }
+  // The same without scales and zero points.
   void Execute(const AnyTensorView& a, const AnyTensorView& c,
                Workspace workspace, Executor& executor) const noexcept {
     Execute(a, AnyTensorView(), AnyTensorView(), c, workspace, executor);
@@ -130,11 +149,13 @@ class PackedScaledLinearPlan {
                          const VnniLayout& layout)
       : spec_(spec),
         layout_(layout),
-        kernels_(GetScaledLinearKernels(spec.c)) {}
+        kernels_(GetScaledLinearKernels(spec.c)),
+        epilogue_(GetEpilogueKernels(spec.activation, spec.c)) {}
 
   PackedScaledLinearSpec spec_;
-  VnniLayout layout_;
+  VnniLayout layout_;  // of all columns, or of gate's and of up's
   ScaledLinearKernels kernels_;
+  EpilogueKernels epilogue_;
   std::optional<Int8QuantizePlan> quantize_;  // where a is not i8
   AlignedBuffer packed_;
   AlignedBuffer col_sums_;  // i32[n]

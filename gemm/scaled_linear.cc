@@ -14,6 +14,7 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/epilogue.h"
 #include "gemm/linear_impl.h"
 #include "gemm/onednn/scaled_linear.h"
 #include "gemm/packed_scaled_linear.h"
@@ -22,6 +23,8 @@
 
 namespace quern {
 namespace {
+
+constexpr char kOp[] = "scaled_linear";
 
 // tools/perf scaled_linear --n=4096 --k=4096, 2 threads, bf16 quantised per
 // token, packed against oneDNN 3.7.2, microseconds (Zen 4, gcc 12, 2026):
@@ -68,6 +71,7 @@ absl::Status ScaledLinearPlan::CreateOneDnn(const AnyTensorView& weights,
                                             const AnyTensorView& bias,
                                             Executor& executor) {
   QUERN_RETURN_IF_ERROR(PackedScaledLinearPlan::CheckSpec(spec_));
+  QUERN_RETURN_IF_ERROR(CheckNoActivation(kOp, spec_.activation));
   OneDnnScaledLinearSpec onednn;
   onednn.n = spec_.n;
   onednn.k = spec_.k;
@@ -102,8 +106,11 @@ size_t ScaledLinearPlan::packed_bytes() const {
 }
 
 absl::Status ScaledLinearPlan::CheckArgs(const ScaledLinearArgs& args) const {
-  return PackedScaledLinearPlan::CheckArgs(spec_, args.a, args.a_scales,
-                                           args.a_zero_points, args.c);
+  if (!packed_.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckNoResidual(kOp, args.residual));
+  }
+  return PackedScaledLinearPlan::CheckArgs(
+      spec_, args.a, args.a_scales, args.a_zero_points, args.c, args.residual);
 }
 
 void ScaledLinearPlan::Execute(const ScaledLinearArgs& args,
@@ -112,7 +119,7 @@ void ScaledLinearPlan::Execute(const ScaledLinearArgs& args,
   QUERN_DCHECK_OK(CheckArgs(args));
   if (packed_.has_value()) {
     packed_->Execute(args.a, args.a_scales, args.a_zero_points, args.c,
-                     scratch.workspace(), executor);
+                     args.residual, scratch.workspace(), executor);
     return;
   }
   const int64_t m = args.a.extent(0);

@@ -9,9 +9,11 @@
 //   c[m, n] = round_c(a_scale[m] * b_scale[n] * dot[m, n] + bias[n])
 //   dot[m, n] = sum over k of (q[m, k] - zero_point[m]) * b[k, n]     exact
 //
+// or that with an activation and a residual, gemm/epilogue.h.
+//
 //   packed   our kernels, gemm/packed_scaled_linear.h, whose spec this takes
 //   oneDNN   quant/int8_quantize.h where a is not int8, then
-//            gemm/onednn/scaled_linear.h
+//            gemm/onednn/scaled_linear.h, which has no epilogue
 //
 // Both have the same dot; the products with the scales may round differently in
 // the last bit of f32. Which one runs is decided at Create, by `impl` or by a
@@ -43,13 +45,14 @@ struct ScaledLinearArgs {
   AnyTensorView a;              // [m, k]
   AnyTensorView a_scales;       // f32[m], or empty
   AnyTensorView a_zero_points;  // i32[m], or empty
-  AnyTensorView c;              // [m, n]
+  AnyTensorView c;              // [m, ColumnsOfC(activation, n)]
+  AnyTensorView residual = {};  // like c, may be c; or of rank 0 for none
 };
 
 class ScaledLinearPlan {
  public:
   // As PackedScaledLinearPlan::Create, whichever is chosen; the plan owns the
-  // packed weights.
+  // packed weights. Unimplemented: an activation where spec.impl is kOneDnn.
   static absl::StatusOr<ScaledLinearPlan> Create(
       const ScaledLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& weight_scales, const AnyTensorView& bias,
@@ -64,7 +67,8 @@ class ScaledLinearPlan {
   std::string Explain(int64_t m) const;
   size_t packed_bytes() const;
 
-  // Whether Execute may be called with these.
+  // Whether Execute may be called with these. Unimplemented: a residual where
+  // impl() is kOneDnn.
   absl::Status CheckArgs(const ScaledLinearArgs& args) const;
 
   // Writes c and nothing else; m = 0 does nothing. Any number of threads may

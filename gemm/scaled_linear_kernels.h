@@ -35,6 +35,7 @@ struct ScaledLinearKernels {
   const char* target;
   TileTable table;  // a: quads of u8; b: quads of s8; sums: i32
   void (*finish)(const ScaledFinishArgs&);
+  void (*finish_f32)(const ScaledFinishArgs&);  // c is f32: for an epilogue
 };
 
 // The kernels of the best instruction set that this CPU supports. c: f32, bf16

@@ -76,6 +76,7 @@ ScaledLinearKernels GetKernels(DType c) {
   ScaledLinearKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.table = MakeTileTable<DotU8S8>();
+  kernels.finish_f32 = &Finish<float>;
   switch (c) {
     case DType::kBF16:
       kernels.finish = &Finish<BFloat16>;

@@ -4,8 +4,8 @@
 #define HWY_TARGET_INCLUDE "ops/activation/silu_and_mul_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
+#include "core/activation-inl.h"
 #include "hwy/highway.h"
-#include "ops/exp-inl.h"
 #include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -15,22 +15,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::ScalableTag<float>;
-using VF = hn::Vec<DF>;
-
-// With e = exp(-|v|): v / (1 + e) for v >= 0, v * e / (1 + e) below, so that
-// nothing overflows. Clamping v first makes -infinity a number whose product
-// with e = 0 is -0; written as a select, NaN stays.
-HWY_INLINE VF Silu(VF v) {
-  const DF d;
-  const auto lowest = hn::Set(d, kExpLowest);
-  const auto x = hn::IfThenElse(hn::Lt(v, lowest), lowest, v);
-  const auto minus_abs = hn::Neg(hn::Abs(x));
-  const auto e = ExpNonPositive(
-      d, hn::IfThenElse(hn::Lt(minus_abs, lowest), lowest, minus_abs));
-  const auto negative = hn::Lt(x, hn::Zero(d));
-  const auto numerator = hn::IfThenElse(negative, hn::Mul(x, e), x);
-  return hn::Div(numerator, hn::Add(e, hn::Set(d, 1.0f)));
-}
 
 template <typename X, typename O>
 void Row(const void* gate, const void* up, void* out, size_t n) {
@@ -41,11 +25,11 @@ void Row(const void* gate, const void* up, void* out, size_t n) {
   O* o = static_cast<O*>(out);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto silu = Silu(LoadF32(d, g + i));
+    const auto silu = Silu(d, LoadF32(d, g + i));
     StoreF32(hn::Mul(silu, LoadF32(d, u + i)), d, o + i);
   }
   if (i < n) {
-    const auto silu = Silu(LoadNF32(d, g + i, n - i));
+    const auto silu = Silu(d, LoadNF32(d, g + i, n - i));
     StoreNF32(hn::Mul(silu, LoadNF32(d, u + i, n - i)), d, o + i, n - i);
   }
 }

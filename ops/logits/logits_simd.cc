@@ -4,8 +4,8 @@
 #define HWY_TARGET_INCLUDE "ops/logits/logits_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
+#include "core/exp-inl.h"
 #include "hwy/highway.h"
-#include "ops/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

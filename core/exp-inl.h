@@ -1,11 +1,11 @@
 // Per-target include: e^x and e^x - 1 for x <= 0.
 
 // clang-format off
-#if defined(QUERN_OPS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef QUERN_OPS_EXP_INL_H_
-#undef QUERN_OPS_EXP_INL_H_
+#if defined(QUERN_CORE_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_CORE_EXP_INL_H_
+#undef QUERN_CORE_EXP_INL_H_
 #else
-#define QUERN_OPS_EXP_INL_H_
+#define QUERN_CORE_EXP_INL_H_
 #endif
 // clang-format on
 

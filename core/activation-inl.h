@@ -1,0 +1,98 @@
+// Per-target include: activations of f32, in f32, and how many units of
+// 2^-24, relative, they are off at most:
+//
+//   Silu(d, v) = v / (1 + e^-v)                    10
+//   Gelu(d, v) = v * Phi(v)                        16 + min(v^2 / 2, 110)
+//     Phi(v) = erfc(-v / sqrt(2)) / 2
+//   GeluTanh(d, v) = v / (1 + e^-w),               10 + 4 min(|w|, 110)
+//     w = 2 sqrt(2 / pi) (v + 0.044715 v^3): v / 2 * (1 + tanh(w / 2))
+//
+// plus an absolute 140 * 2^-149, for where an e^x is no normal number its own
+// rounding is multiplied by v. Far enough down all are -0, -infinity included
+// (the limit); infinity gives infinity, NaN gives NaN, and -0 gives -0.
+
+// clang-format off
+#if defined(QUERN_CORE_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_CORE_ACTIVATION_INL_H_
+#undef QUERN_CORE_ACTIVATION_INL_H_
+#else
+#define QUERN_CORE_ACTIVATION_INL_H_
+#endif
+// clang-format on
+
+#include "core/exp-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Written as a select, NaN stays.
+template <class D>
+HWY_INLINE hn::Vec<D> AtLeastExpLowest(D d, hn::Vec<D> x) {
+  const auto lowest = hn::Set(d, kExpLowest);
+  return hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+}
+
+// x / (1 + e^-w) for w of the sign of x >= kExpLowest. With e = e^-|w| that is
+// x / (1 + e) above zero and x * e / (1 + e) below, so that nothing overflows.
+template <class D>
+HWY_INLINE hn::Vec<D> MulSigmoid(D d, hn::Vec<D> x, hn::Vec<D> w) {
+  const auto e = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(w))));
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  const auto numerator = hn::IfThenElse(negative, hn::Mul(x, e), x);
+  return hn::Div(numerator, hn::Add(e, hn::Set(d, 1.0f)));
+}
+
+// Clamping v first makes -infinity a number whose product with e = 0 is -0.
+template <class D>
+HWY_INLINE hn::Vec<D> Silu(D d, hn::Vec<D> v) {
+  const auto x = AtLeastExpLowest(d, v);
+  return MulSigmoid(d, x, x);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> GeluTanh(D d, hn::Vec<D> v) {
+  const auto x = AtLeastExpLowest(d, v);
+  // 2 sqrt(2 / pi), and 0.044715 times that.
+  const auto slope = hn::MulAdd(hn::Mul(x, x), hn::Set(d, 0.0713548163f),
+                                hn::Set(d, 1.59576912f));
+  return MulSigmoid(d, x, hn::Mul(x, slope));
+}
+
+// With z = |v| / sqrt(2) and t = 1 / (1 + 0.325 z), erfc(z) = t e^(-z^2) Q(2 t
+// - 1): Q interpolates at Chebyshev's points for z <= 9.5 and is within 2^-25.6
+// of that, relative; the slope 0.325 was the best of a scan.
+template <class D>
+HWY_INLINE hn::Vec<D> Gelu(D d, hn::Vec<D> v) {
+  const auto x = AtLeastExpLowest(d, v);
+  const auto one = hn::Set(d, 1.0f);
+  const auto half = hn::Set(d, 0.5f);
+  const auto t =
+      hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, 0.229809704f), one));
+  const auto u = hn::Sub(hn::Add(t, t), one);
+  auto q = hn::Set(d, 0.00011919212556676939f);
+  q = hn::MulAdd(q, u, hn::Set(d, -0.00029872803133912385f));
+  q = hn::MulAdd(q, u, hn::Set(d, -0.0010028084507212043f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.0004722244048025459f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.01147016417235136f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.044007133692502975f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.1075197234749794f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.1976410299539566f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.2902507483959198f));
+  q = hn::MulAdd(q, u, hn::Set(d, 0.3498213291168213f));
+  const auto minus_z2 = hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f));
+  const auto e = ExpNonPositive(d, AtLeastExpLowest(d, minus_z2));
+  const auto tail = hn::Mul(hn::Mul(q, hn::Mul(t, half)), e);
+  const auto phi =
+      hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(one, tail));
+  return hn::Mul(x, phi);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

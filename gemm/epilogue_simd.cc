@@ -1,0 +1,117 @@
+#include <cstddef>
+
+#include "core/dtype.h"
+#include "gemm/epilogue.h"
+#include "gemm/epilogue_kernels.h"
+
+// Compiled once per instruction set: foreach_target.h re-includes this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "gemm/epilogue_simd.cc"
+// foreach_target.h comes first, whatever the alphabet says.
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "core/activation-inl.h"
+#include "quant/convert-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_HAVE_SCALABLE
+using DF = hn::FixedTag<float, 4>;
+#else
+using DF = hn::CappedTag<float, 16>;
+#endif
+constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
+
+template <LinearActivation kActivation>
+void Activate(float* v, size_t n) {
+  const DF df;
+  for (size_t i = 0; i < n; i += kFloats) {
+    const auto x = hn::LoadU(df, v + i);
+    if constexpr (kActivation == LinearActivation::kSilu) {
+      hn::StoreU(Silu(df, x), df, v + i);
+    } else if constexpr (kActivation == LinearActivation::kGelu) {
+      hn::StoreU(Gelu(df, x), df, v + i);
+    } else {
+      hn::StoreU(GeluTanh(df, x), df, v + i);
+    }
+  }
+}
+
+// residual may be c: no restrict.
+template <typename T>
+void Store(const float* v, const float* up, const void* residual, void* c,
+           size_t n) {
+  const DF df;
+  const T* from = static_cast<const T*>(residual);
+  T* to = static_cast<T*>(c);
+  for (size_t i = 0; i < n; i += kFloats) {
+    const size_t left = HWY_MIN(n - i, kFloats);
+    auto x = hn::LoadU(df, v + i);
+    if (from == nullptr) {
+      if (up != nullptr) x = hn::Mul(x, hn::LoadU(df, up + i));
+    } else {
+      const auto r = LoadNF32(df, from + i, left);
+      x = up == nullptr ? hn::Add(x, r)
+                        : hn::MulAdd(x, hn::LoadU(df, up + i), r);
+    }
+    if (HWY_LIKELY(left == kFloats)) {
+      StoreF32(x, df, to + i);
+    } else {
+      StoreNF32(x, df, to + i, left);
+    }
+  }
+}
+
+EpilogueKernels GetKernels(LinearActivation activation, DType c) {
+  EpilogueKernels kernels = {};
+  switch (activation) {
+    case LinearActivation::kNone:
+      break;
+    case LinearActivation::kSilu:
+    case LinearActivation::kSiluAndMul:
+      kernels.activate = &Activate<LinearActivation::kSilu>;
+      break;
+    case LinearActivation::kGelu:
+    case LinearActivation::kGeluAndMul:
+      kernels.activate = &Activate<LinearActivation::kGelu>;
+      break;
+    case LinearActivation::kGeluTanh:
+    case LinearActivation::kGeluTanhAndMul:
+      kernels.activate = &Activate<LinearActivation::kGeluTanh>;
+      break;
+  }
+  switch (c) {
+    case DType::kBF16:
+      kernels.store = &Store<BFloat16>;
+      break;
+    case DType::kF16:
+      kernels.store = &Store<Float16>;
+      break;
+    default:
+      kernels.store = &Store<float>;
+  }
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+EpilogueKernels GetEpilogueKernels(LinearActivation activation, DType c) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(activation, c);
+}
+}  // namespace quern
+#endif  // HWY_ONCE
