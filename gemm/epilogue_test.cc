@@ -400,7 +400,7 @@ TEST_P(EpilogueTest, RoundsOnceToEachOutputType) {
 TEST_P(EpilogueTest, IsExactHoweverItIsDivided) {
   for (const int workers : {2, 5, 64}) {
     ManyWorkers executor(workers);
-    for (const int64_t n : {6, 32, 100, 1000}) {
+    for (const int64_t n : {6, 32, 100, 300}) {
       for (const int64_t m : {1, 16, 40}) {
         ExpectExact<BF, BF, float>({m, n, 2100, Act::kSiluAndMul}, executor);
         ExpectScaledExact({m, n, 1100, Act::kSiluAndMul}, executor);

@@ -13,7 +13,6 @@
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_matrix.h"
-#include "ops/activation/silu_and_mul.h"
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/logits/logits.h"
 #include "ops/norm/rms_norm.h"
@@ -26,7 +25,7 @@ struct LlamaLayer {
   LlamaMatrix qkv;          // hidden -> q_cols + 2 kv_cols
   LlamaMatrix attn_out;     // q_cols -> hidden
   AlignedBuffer ffn_norm;   // f32[hidden]
-  LlamaMatrix gate_up;      // hidden -> 2 ffn
+  LlamaMatrix gate_up;      // hidden -> ffn: silu(gate) * up
   LlamaMatrix down;         // ffn -> hidden
 };
 
@@ -45,7 +44,6 @@ struct LlamaModel::Impl {
   std::optional<VocabEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;
   std::optional<RotaryEmbeddingPlan> rope;
-  std::optional<SiluAndMulPlan> silu_and_mul;
   std::optional<LogitsPlan> logits;
 };
 

@@ -20,13 +20,15 @@
 namespace quern {
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
+                                                const Output& y,
                                                 Executor& executor) {
   LinearSpec spec;
   spec.n = w.extent(0);
   spec.k = w.extent(1);
   spec.a = w.dtype();
   spec.b = w.dtype();
-  spec.c = DType::kF32;
+  spec.c = y.dtype;
+  spec.activation = y.activation;
   QUERN_ASSIGN_OR_RETURN(
       LinearPlan plan, LinearPlan::Create(spec, w, AnyTensorView(), executor));
   return LlamaMatrix(std::move(plan));
@@ -34,6 +36,7 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateInt8(MatrixView<const float> w,
                                                     DType x_dtype,
+                                                    const Output& y,
                                                     Executor& executor) {
   const int64_t n = w.extent(0), k = w.extent(1);
   Int8QuantizeSpec quantize_spec;
@@ -50,7 +53,8 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateInt8(MatrixView<const float> w,
   spec.n = n;
   spec.k = k;
   spec.a = x_dtype;
-  spec.c = DType::kF32;
+  spec.c = y.dtype;
+  spec.activation = y.activation;
   QUERN_ASSIGN_OR_RETURN(
       ScaledLinearPlan plan,
       ScaledLinearPlan::Create(spec, q, s, AnyTensorView(), executor));
@@ -76,14 +80,15 @@ absl::Status LlamaMatrix::Reserve(int64_t max_m, const Executor& executor,
       plan_);
 }
 
-void LlamaMatrix::Execute(const AnyTensorView& x, const AnyTensorView& y,
-                          LinearScratch& scratch,
-                          Executor& executor) const noexcept {
+void LlamaMatrix::ExecuteAdd(const AnyTensorView& x, const AnyTensorView& y,
+                             const AnyTensorView& residual,
+                             LinearScratch& scratch,
+                             Executor& executor) const noexcept {
   if (const auto* linear = std::get_if<LinearPlan>(&plan_)) {
-    linear->Execute(x, y, scratch, executor);
+    linear->Execute(x, y, residual, scratch, executor);
   } else {
-    std::get_if<ScaledLinearPlan>(&plan_)->Execute({x, {}, {}, y}, scratch,
-                                                   executor);
+    std::get_if<ScaledLinearPlan>(&plan_)->Execute({x, {}, {}, y, residual},
+                                                   scratch, executor);
   }
 }
 

@@ -2,7 +2,8 @@
 #define QUERN_MODELS_LLAMA_MATRIX_H_
 
 // Private: one weight matrix of a model, y[m, n] = sum over k of x[m, k] *
-// w[n, k], with weights as they are or as int8 with a scale for each row of w.
+// w[n, k], with weights as they are or as int8 with a scale for each row of w;
+// or that with an activation and a residual, gemm/epilogue.h.
 
 #include <cstdint>
 #include <string>
@@ -14,6 +15,7 @@
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
+#include "gemm/epilogue.h"
 #include "gemm/linear.h"
 #include "gemm/linear_impl.h"
 #include "gemm/scaled_linear.h"
@@ -22,13 +24,19 @@ namespace quern {
 
 class LlamaMatrix {
  public:
-  // w[n, k] in the type of x, packed. y is f32.
+  struct Output {
+    DType dtype = DType::kF32;
+    LinearActivation activation = LinearActivation::kNone;
+  };
+
+  // w[n, k] in the type of x, packed.
   static absl::StatusOr<LlamaMatrix> Create(const AnyTensorView& w,
+                                            const Output& y,
                                             Executor& executor);
   // w[n, k], f32, to int8: each row symmetric, by its largest magnitude. x is
   // `x_dtype`, and becomes int8 per token.
   static absl::StatusOr<LlamaMatrix> CreateInt8(MatrixView<const float> w,
-                                                DType x_dtype,
+                                                DType x_dtype, const Output& y,
                                                 Executor& executor);
 
   int64_t packed_bytes() const;
@@ -36,7 +44,13 @@ class LlamaMatrix {
   absl::Status Reserve(int64_t max_m, const Executor& executor,
                        LinearScratch& scratch) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
-               LinearScratch& scratch, Executor& executor) const noexcept;
+               LinearScratch& scratch, Executor& executor) const noexcept {
+    ExecuteAdd(x, y, AnyTensorView(), scratch, executor);
+  }
+  // The same plus residual, which may be y.
+  void ExecuteAdd(const AnyTensorView& x, const AnyTensorView& y,
+                  const AnyTensorView& residual, LinearScratch& scratch,
+                  Executor& executor) const noexcept;
 
  private:
   using Plan = std::variant<LinearPlan, ScaledLinearPlan>;

@@ -16,12 +16,12 @@
 #include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "gemm/epilogue.h"
 #include "models/gguf.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
 #include "models/llama_matrix.h"
-#include "ops/activation/silu_and_mul.h"
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/logits/logits.h"
 #include "ops/norm/rms_norm.h"
@@ -82,20 +82,22 @@ class Loader {
 
   // y[n] = W x[k] with the rows of `names` as W.
   absl::StatusOr<LlamaMatrix> Linear(const std::vector<std::string>& names,
-                                     int64_t n, int64_t k) {
+                                     int64_t n, int64_t k,
+                                     const LlamaMatrix::Output& y = {}) {
     const bool int8 = options_.weights == LlamaWeights::kInt8;
     QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
                            Read(names, int8 ? DType::kF32 : dtype_));
     auto matrix =
         int8 ? LlamaMatrix::CreateInt8(
                    DenseMatrix<const float>(weights.data<float>(), n, k),
-                   dtype_, executor_)
-             : LlamaMatrix::Create(DenseAny(dtype_, weights.data(), n, k),
+                   dtype_, y, executor_)
+             : LlamaMatrix::Create(DenseAny(dtype_, weights.data(), n, k), y,
                                    executor_);
     if (matrix.ok()) packed_bytes_ += matrix->packed_bytes();
     return matrix;
   }
 
+  DType dtype() const { return dtype_; }
   int64_t packed_bytes() const { return packed_bytes_; }
 
  private:
@@ -148,7 +150,7 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix gate_up,
       loader.Linear({blk + "ffn_gate.weight", blk + "ffn_up.weight"}, 2 * c.ffn,
-                    c.hidden));
+                    c.hidden, {loader.dtype(), LinearActivation::kSiluAndMul}));
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix down,
       loader.Linear({blk + "ffn_down.weight"}, c.hidden, c.ffn));
@@ -197,10 +199,6 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   rope.base = c.rope_base;
   rope.style = RotaryStyle::kPairs;
   QUERN_ASSIGN_OR_RETURN(m->rope, RotaryEmbeddingPlan::Create(rope));
-  SiluAndMulSpec silu;
-  silu.d = c.ffn;
-  silu.out_dtype = m->dtype;
-  QUERN_ASSIGN_OR_RETURN(m->silu_and_mul, SiluAndMulPlan::Create(silu));
   LogitsSpec logits;
   logits.vocab = c.vocab;
   logits.hidden = c.hidden;

@@ -38,28 +38,26 @@ constexpr char kOp[] = "llama";
 constexpr int64_t kMaxSequences = 1 << 20;
 constexpr int64_t kMaxStepTokens = 1 << 20;
 
-// One step's rows, each array [max_step_tokens, ...]. `rows` are of the
-// weights' type, the rest is f32.
+// One step's rows, each array [max_step_tokens, ...]. Bytes are of the model's
+// type, the rest is f32.
 struct Activations {
-  uint8_t* rows;      // what a matrix multiplies: [max(hidden, q_cols, ffn)]
-  uint8_t* selected;  // the rows whose logits are wanted: [hidden]
-  float* x;           // the residual stream: [hidden]
-  float* out;         // of attn_out and down: [hidden]
-  float* qkv;         // [q_cols + 2 kv_cols]
-  float* gate_up;     // [2 ffn]
+  uint8_t* rows;       // what a matrix multiplies: [max(hidden, q_cols)]
+  uint8_t* selected;   // the rows whose logits are wanted: [hidden]
+  uint8_t* activated;  // the rows that down multiplies: [ffn]
+  float* x;            // the residual stream: [hidden]
+  float* qkv;          // [q_cols + 2 kv_cols]
 };
 
 template <typename Allocator>
 Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, int64_t t) {
   const auto element = static_cast<int64_t>(SizeOf(dtype));
-  const int64_t widest = std::max({c.hidden, c.q_cols(), c.ffn});
+  const int64_t widest = std::max(c.hidden, c.q_cols());
   Activations s;
   s.rows = a.template Allocate<uint8_t>("rows", t * widest * element);
   s.selected = a.template Allocate<uint8_t>("selected", t * c.hidden * element);
+  s.activated = a.template Allocate<uint8_t>("activated", t * c.ffn * element);
   s.x = a.template Allocate<float>("x", t * c.hidden);
-  s.out = a.template Allocate<float>("out", t * c.hidden);
   s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
-  s.gate_up = a.template Allocate<float>("gate_up", t * 2 * c.ffn);
   return s;
 }
 
@@ -251,7 +249,6 @@ void LlamaState::Impl::Run(const PageTable& table,
   const Activations s = LayOut(memory, c, dtype, spec.max_step_tokens);
 
   const auto x = DenseMatrix<float>(s.x, t, c.hidden);
-  const auto out = DenseMatrix<float>(s.out, t, c.hidden);
   const AnyTensorView normed = DenseAny(dtype, s.rows, t, c.hidden);
   const int64_t qkv_cols = c.q_cols() + 2 * c.kv_cols();
   const auto qkv = DenseMatrix<float>(s.qkv, t, qkv_cols);
@@ -267,14 +264,12 @@ void LlamaState::Impl::Run(const PageTable& table,
                                {t, c.q_heads, c.head_dim},
                                {c.q_cols(), c.head_dim, 1});
   const AnyTensorView attended_rows = DenseAny(dtype, s.rows, t, c.q_cols());
-  const auto gate_up = DenseMatrix<float>(s.gate_up, t, 2 * c.ffn);
-  const AnyTensorView activated = DenseAny(dtype, s.rows, t, c.ffn);
+  const AnyTensorView activated = DenseAny(dtype, s.activated, t, c.ffn);
   const auto weight = [&](const AlignedBuffer& buffer) {
     return DenseVector<const float>(buffer.data<float>(), c.hidden);
   };
-  // x += out; normed = rms_norm(x).
-  const auto add_and_norm = [&](const AlignedBuffer& norm_weight) {
-    model->norm->ExecuteAdd({out, weight(norm_weight), normed, x, x}, executor);
+  const auto normalise = [&](const AlignedBuffer& norm_weight) {
+    model->norm->Execute(x, weight(norm_weight), normed, executor);
   };
   const IndexView position_view =
       DenseVector<const int64_t>(positions.data(), t);
@@ -286,24 +281,19 @@ void LlamaState::Impl::Run(const PageTable& table,
       x, executor);
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     const LlamaLayer& l = model->layers[static_cast<size_t>(layer)];
-    if (layer == 0) {
-      model->norm->Execute(x, weight(l.attn_norm), normed, executor);
-    } else {
-      add_and_norm(l.attn_norm);
-    }
+    normalise(l.attn_norm);
     l.qkv.Execute(normed, qkv, linear_scratch, executor);
     model->rope->ExecuteQk(position_view, q, k, executor);
     const KvCacheView kv = cache.Layer(layer);
     write_kv->Execute({k, v, slots, kv}, executor);
     attention->Execute({q, kv, table, schedule, attended, {}},
                        Workspace(workspace), executor);
-    l.attn_out.Execute(attended_rows, out, linear_scratch, executor);
-    add_and_norm(l.ffn_norm);
-    l.gate_up.Execute(normed, gate_up, linear_scratch, executor);
-    model->silu_and_mul->Execute(gate_up, activated, executor);
-    l.down.Execute(activated, out, linear_scratch, executor);
+    l.attn_out.ExecuteAdd(attended_rows, x, x, linear_scratch, executor);
+    normalise(l.ffn_norm);
+    l.gate_up.Execute(normed, activated, linear_scratch, executor);
+    l.down.ExecuteAdd(activated, x, x, linear_scratch, executor);
   }
-  add_and_norm(model->output_norm);
+  normalise(model->output_norm);
   const AnyTensorView selected = DenseAny(dtype, s.selected, wanted, c.hidden);
   model->logits->SelectRows(
       normed, DenseVector<const int64_t>(logit_rows.data(), wanted), selected);
