@@ -10,11 +10,11 @@
 //   2. tiles                   sums[rows x panels], gemm/tile_loop.h
 //   3. finish(sums)            the caller turns sums into c while in cache
 //
-// b is `parts` matrices of one layout, one after the other in packed memory;
-// the sums of the same columns of all of them are finished together.
-//
 // in two parallel regions, or on the calling thread where that is faster. Who
 // computes what depends on the number of workers; what is computed does not.
+//
+// b is `parts` matrices of one layout, one after the other in packed memory;
+// the sums of the same columns of all of them are finished together.
 
 #include <algorithm>
 #include <cstdint>
