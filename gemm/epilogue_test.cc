@@ -160,9 +160,7 @@ class EpilogueTest : public IsaTest {
     spec.a = DType::kI8;
     spec.order = s.order;
     spec.activation = s.act;
-    spec.granularity = Int8Granularity::kPerTensor;
     spec.zero_points = Int8ZeroPoint::kUsed;
-    spec.a_zero_point = 3;
     const bool nk = s.order == WeightOrder::kNK;
     const int64_t rows = nk ? s.n : s.k, cols = nk ? s.k : s.n;
     const StridedMatrix<int8_t> weights(w, rows, cols, cols + s.padding);
@@ -177,7 +175,8 @@ class EpilogueTest : public IsaTest {
   template <typename A, typename C, typename AnyPlan>
   std::vector<C> Run(const AnyPlan& plan, const Shape& s,
                      const std::vector<A>& a, const std::vector<C>& residual,
-                     Executor& executor) {
+                     Executor& executor, const std::vector<float>& scales = {},
+                     const std::vector<int32_t>& zero_points = {}) {
     const Edge edge = s.m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
     const StridedMatrix<A> in(a, s.m, s.k, s.k + s.padding, edge);
     StridedMatrix<C> out(s.m, s.cols(), s.cols() + s.padding, edge, s.padding);
@@ -196,14 +195,17 @@ class EpilogueTest : public IsaTest {
     const int64_t bytes = plan.WorkspaceBytes(s.m, executor.num_workers());
     GuardBuffer<float> memory(bytes / 4);
     const Workspace workspace(memory.data(), static_cast<size_t>(bytes));
-    const AnyTensorView x = in.view(), c = out.view(), none;
+    const AnyTensorView x = in.view(), c = out.view();
+    const GuardBuffer<float> row_scales(scales);
+    const GuardBuffer<int32_t> zeros(zero_points);
+    const AnyTensorView f = row_scales.view(), z = zeros.view();
     if constexpr (std::is_same_v<AnyPlan, PackedLinearPlan>) {
       EXPECT_EQ(plan.CheckArgs(x, c, added), absl::OkStatus());
       EXPECT_NO_ALLOCATION(plan.Execute(x, c, added, workspace, executor));
     } else {
-      EXPECT_EQ(plan.CheckArgs(x, none, none, c, added), absl::OkStatus());
+      EXPECT_EQ(plan.CheckArgs(x, f, z, c, added), absl::OkStatus());
       EXPECT_NO_ALLOCATION(
-          plan.Execute(x, none, none, c, added, workspace, executor));
+          plan.Execute(x, f, z, c, added, workspace, executor));
     }
     return out.ToDense();
   }
@@ -259,27 +261,37 @@ class EpilogueTest : public IsaTest {
     SCOPED_TRACE(testing::Message() << "int8 " << s);
     TestRng rng;
     const int64_t most = s.k > 200 ? 1 : 2;
-    const auto a = SmallIntegers<int8_t>(rng, s.m * s.k, 3 - most, 3 + most);
+    auto a = SmallIntegers<int8_t>(rng, s.m * s.k, -most, most);
     const auto w = SmallIntegers<int8_t>(rng, s.n * s.k, -most, most);
-    std::vector<float> scales;
+    std::vector<float> scales, row_scales;
     for (int64_t j = 0; j < s.n; ++j) {
-      scales.push_back(rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
+      scales.push_back(most == 1 || rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
+    }
+    std::vector<int32_t> zero_points;
+    for (int64_t r = 0; r < s.m; ++r) {
+      row_scales.push_back(rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
+      zero_points.push_back(static_cast<int32_t>(rng.Integer(-9, 9)));
     }
     const auto bias = DecidedBias(rng, s, s.k * most * most);
     const auto residual = ResidualOf<BF>(rng, s);
     const auto plan = Plan(s, w, scales, bias);
-    auto codes = ToDoubles(a);
-    for (double& q : codes) q -= 3;
-    auto v = Product(s, codes, ToDoubles(w));
+    auto v = Product(s, ToDoubles(a), ToDoubles(w));
     for (size_t i = 0; i < v.size(); ++i) {
       const size_t j = i % static_cast<size_t>(s.n);
-      v[i] = v[i] * double{scales[j]} + double{bias[j]};
+      v[i] = v[i] * double{row_scales[i / static_cast<size_t>(s.n)]} *
+                 double{scales[j]} +
+             double{bias[j]};
+    }
+    for (size_t i = 0; i < a.size(); ++i) {
+      a[i] =
+          static_cast<int8_t>(a[i] + zero_points[i / static_cast<size_t>(s.k)]);
     }
     auto want_shape = s;
     want_shape.act = IsGated(s.act) ? s.act : Act::kNone;
     const auto want = Reference(want_shape, Decided(s, v), ToDoubles(residual));
     EXPECT_TRUE(
-        AllEqual(Run(plan, s, a, residual, executor), RoundedTo<BF>(want)));
+        AllEqual(Run(plan, s, a, residual, executor, row_scales, zero_points),
+                 RoundedTo<BF>(want)));
   }
 
   // Calls fn at every remainder of panels, lines and tiles.
