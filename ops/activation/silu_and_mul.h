@@ -9,10 +9,10 @@
 //   ExecuteSplit:  gate and up are two views
 //
 // f32 arithmetic, rounded once, to nearest even, to out_dtype. silu is within
-// 10 units of 2^-24, relative, plus 140 * 2^-149, absolute: below -87, e^v is no
-// normal number, and its own rounding is multiplied by v. From between -103 and
-// -108 down it is -0, -infinity included (the limit, where v / (1 + e^-v) read
-// literally has none). A NaN in gate or up gives NaN.
+// 10 units of 2^-24, relative, plus 140 * 2^-149, absolute: below -87, e^v is
+// no normal number, and its own rounding is multiplied by v. From between -103
+// and -108 down it is -0, -infinity included (the limit, where v / (1 + e^-v)
+// read literally has none). A NaN in gate or up gives NaN.
 
 #include <cstdint>
 
