@@ -37,7 +37,7 @@ class SetBuffer {
     }
     QUERN_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Create(total));
     // Pages exist from the first write on.
-    std::memset(buffer_.data(), 0, buffer_.bytes());
+    if (!buffer_.empty()) std::memset(buffer_.data(), 0, buffer_.bytes());
     return absl::OkStatus();
   }
   template <typename T = uint8_t>
