@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "models/gguf.h"
 #include "models/golden_testutil.h"
+#include "models/likelihood.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_testutil.h"
@@ -162,24 +163,15 @@ class LlamaGoldenTest : public IsaTest {
           state_->Forward(items, LogitsOf::kAllTokens, executor_);
       ASSERT_TRUE(logits.ok()) << logits.status();
       for (size_t i = 0; i < count; ++i) {
-        for (size_t t = 0; t + 1 < window; ++t) {
-          const float* row =
-              logits->Row(static_cast<int64_t>(i * (window - 1) + t));
-          const auto vocab = static_cast<size_t>(logits->extent(1));
-          const double largest =
-              static_cast<double>(*std::max_element(row, row + vocab));
-          double sum = 0;
-          for (size_t v = 0; v < vocab; ++v) {
-            // f32: the error of a term is far below that of the mean.
-            sum += static_cast<double>(
-                std::exp(row[v] - static_cast<float>(largest)));
-          }
-          const int32_t next = tokens[(begin + i) * window + t + 1];
-          const double loss =
-              std::log(sum) + largest - static_cast<double>(row[next]);
-          nll += loss;
-          if (begin + i == 0) first_window_nll += loss;
-        }
+        const auto rows = static_cast<int64_t>(window) - 1;
+        const double loss = NegativeLogLikelihood(
+            DenseMatrix<const float>(
+                logits->Row(static_cast<int64_t>(i) * rows), rows,
+                logits->extent(1)),
+            absl::MakeConstSpan(tokens).subspan((begin + i) * window + 1,
+                                                window - 1));
+        nll += loss;
+        if (begin + i == 0) first_window_nll = loss;
         ASSERT_TRUE(state_->EndSequence(items[i].sequence).ok());
       }
     }

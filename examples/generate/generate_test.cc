@@ -105,11 +105,36 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
   for (const char* words :
        {"model: quern-kjv-4m, 6 layers, width 256, bf16 weights\n",
         "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s\n",
-        "stopped by: --max_tokens=8\n", " MiB weights, ", "threads: 2\n",
-        "kernels: operators: Highway "}) {
+        "stopped by: --max_tokens=8\n", " MiB weights, ", " MiB f16 cache, ",
+        "threads: 2\n", "kernels: operators: Highway "}) {
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
+}
+
+// A text in three types of cache: all predict it about equally
+// well. The words of the model's own kind are far likelier than noise.
+TEST(GenerateTest, TellsThePerplexityOfAText) {
+  const auto perplexity = [](const std::string& text, const char* kv) {
+    const Outcome outcome = RunGenerate(
+        {"--prompt=" + text, "--perplexity", absl::StrCat("--kv=", kv)});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    double value = 0;
+    EXPECT_EQ(std::sscanf(outcome.out.c_str(), "perplexity: %lf over ", &value),
+              1)
+        << outcome.out;
+    return value;
+  };
+  std::string verse;
+  for (int i = 0; i < 30; ++i) verse += " And God said, Let there be light.";
+  const double exact = perplexity(verse, "f32");
+  EXPECT_GT(exact, 1);
+  EXPECT_LT(exact, 20);
+  EXPECT_NEAR(perplexity(verse, "f16"), exact, 0.01 * exact);
+  EXPECT_NEAR(perplexity(verse, "bf16"), exact, 0.03 * exact);
+  EXPECT_GT(perplexity("zq xj vvk qqp wwx kkz jjq", "f16"), 20 * exact);
+  ExpectRefused(RunGenerate({"--prompt=", "--perplexity"}), 1,
+                "the text has 0 tokens");
 }
 
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
@@ -139,7 +164,8 @@ TEST(GenerateTest, HelpIsReadable) {
   for (const char* words :
        {"--prompt\n", "--model\n", "--max_tokens (128)\n", "--threads (0)\n",
         "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
-        "--stats (false)\n", "Exit code"}) {
+        "--kv (f16)\n", "--perplexity (false)\n", "--stats (false)\n",
+        "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
 }
@@ -164,6 +190,8 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--top_p=1.5"}, "--top_p=1.5; need more than 0"},
       {{"--seed=-1"}, "--seed=-1 is not a value of that flag"},
       {{"--stats=maybe"}, "need true or false"},
+      {{"--perplexity=maybe"}, "need true or false"},
+      {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.words);

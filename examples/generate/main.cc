@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -29,6 +31,7 @@
 #include "examples/generate/options.h"
 #include "examples/generate/progress.h"
 #include "models/gguf.h"
+#include "models/likelihood.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/tokenizer.h"
@@ -166,18 +169,56 @@ class Generator {
           "the prompt has ", size, " tokens; this model's context holds ",
           model_->context()));
     }
-    LlamaStateSpec spec;
-    spec.max_step_tokens = std::min(size, kPrefillTokens);
-    spec.cache_tokens =
+    QUERN_RETURN_IF_ERROR(NewState(
+        std::min(size, kPrefillTokens),
         std::min(model_->context(),
-                 size + std::min(options_.max_tokens, model_->context()));
-    QUERN_ASSIGN_OR_RETURN(LlamaState state, LlamaState::Create(*model_, spec));
-    state_ = std::make_unique<LlamaState>(std::move(state));
+                 size + std::min(options_.max_tokens, model_->context()))));
     QUERN_ASSIGN_OR_RETURN(sequence_, state_->NewSequence());
     QUERN_RETURN_IF_ERROR(Print(prompt));
     QUERN_ASSIGN_OR_RETURN(MatrixView<const float> logits, Prefill(ids));
     QUERN_RETURN_IF_ERROR(Continue(logits));
     return Print("\n");
+  }
+
+  // Prints the perplexity of `text`, cut into windows of the model's context,
+  // of 256 tokens at most; each starts without memory of the one before.
+  absl::Status Score(const std::string& text) {
+    const std::vector<int32_t> ids = tokenizer_->Encode(text);
+    const int64_t bos = tokenizer_->add_bos() ? 1 : 0;
+    const int64_t window = std::min(model_->context(), kPrefillTokens);
+    const auto size = static_cast<int64_t>(ids.size());
+    if (size + bos < 2 || window < 2) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the text has ", size, " tokens; none has one before it"));
+    }
+    QUERN_RETURN_IF_ERROR(NewState(window, window));
+    Progress progress("reading the text");
+    const absl::Time start = absl::Now();
+    double loss = 0;
+    int64_t predicted = 0;
+    std::vector<int32_t> tokens;
+    for (int64_t done = 0; done < size; done += window - bos) {
+      progress.Show(done, size);
+      const int64_t end = std::min(done + window - bos, size);
+      tokens.assign(static_cast<size_t>(bos), tokenizer_->bos_id());
+      tokens.insert(tokens.end(), ids.begin() + done, ids.begin() + end);
+      if (tokens.size() < 2) break;
+      QUERN_ASSIGN_OR_RETURN(sequence_, state_->NewSequence());
+      const LlamaBatchItem item{sequence_, tokens};
+      QUERN_ASSIGN_OR_RETURN(
+          const auto logits,
+          state_->Forward({item}, LogitsOf::kAllTokens, *executor_));
+      loss +=
+          NegativeLogLikelihood(logits, absl::MakeConstSpan(tokens).subspan(1));
+      predicted += static_cast<int64_t>(tokens.size()) - 1;
+      QUERN_RETURN_IF_ERROR(state_->EndSequence(sequence_));
+    }
+    stats_.prompt_s = absl::ToDoubleSeconds(absl::Now() - start);
+    stats_.prompt_tokens = size;
+    stats_.stopped_by = "the end of the text";
+    return Print(absl::StrFormat(
+        "perplexity: %.4f over %d tokens, windows of %d\n",
+        std::exp(loss / static_cast<double>(predicted)), predicted, window));
   }
 
   void PrintStats() const {
@@ -197,12 +238,14 @@ class Generator {
     // The first new token comes from the prompt's logits.
     PrintSpeed("generation", stats_.new_tokens, stats_.generation_s);
     std::fprintf(stderr, "stopped by: %s\n", stats_.stopped_by.c_str());
-    std::fprintf(stderr,
-                 "memory: %.1f MiB weights, %.1f MiB cache, %.1f MiB scratch, "
-                 "%.1f MiB peak of the process\n",
-                 mib(model_->weight_bytes()), mib(state_->cache_bytes()),
-                 mib(state_->scratch_bytes()),
-                 static_cast<double>(usage.ru_maxrss) / 1024);
+    std::fprintf(
+        stderr,
+        "memory: %.1f MiB weights, %.1f MiB %s cache, %.1f MiB scratch, "
+        "%.1f MiB peak of the process\n",
+        mib(model_->weight_bytes()), mib(state_->cache_bytes()),
+        std::string(DTypeName(options_.kv)).c_str(),
+        mib(state_->scratch_bytes()),
+        static_cast<double>(usage.ru_maxrss) / 1024);
     std::fprintf(stderr, "threads: %d\nkernels: %s\n", executor_->num_workers(),
                  model_->Explain().c_str());
   }
@@ -211,6 +254,16 @@ class Generator {
   static constexpr int64_t kPrefillTokens = 256;
 
   explicit Generator(const GenerateOptions& options) : options_(options) {}
+
+  absl::Status NewState(int64_t max_step_tokens, int64_t cache_tokens) {
+    LlamaStateSpec spec;
+    spec.max_step_tokens = max_step_tokens;
+    spec.cache_tokens = cache_tokens;
+    spec.cache_dtype = options_.kv;
+    QUERN_ASSIGN_OR_RETURN(LlamaState state, LlamaState::Create(*model_, spec));
+    state_ = std::make_unique<LlamaState>(std::move(state));
+    return absl::OkStatus();
+  }
 
   static void PrintSpeed(const char* what, int64_t tokens, double seconds) {
     std::fprintf(stderr, "%s: %lld tokens, %.3f s, %.1f tokens/s\n", what,
@@ -304,7 +357,8 @@ absl::Status Generate(const GenerateOptions& options) {
   }
   QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<Generator> generator,
                          Generator::Create(options));
-  QUERN_RETURN_IF_ERROR(generator->Run(prompt));
+  QUERN_RETURN_IF_ERROR(options.perplexity ? generator->Score(prompt)
+                                           : generator->Run(prompt));
   if (options.stats) generator->PrintStats();
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "core/dtype.h"
 #include "core/hwy_executor.h"
 #include "models/llama.h"
 
@@ -19,6 +21,18 @@ namespace {
 
 constexpr char kWhole[] = "a whole number in range";
 constexpr char kNumber[] = "a number";
+
+// Sets `to` to what `value` names; false if it is none of `choices`.
+template <typename T>
+bool Choose(std::initializer_list<std::pair<absl::string_view, T>> choices,
+            absl::string_view value, T& to) {
+  for (const auto& [name, choice] : choices) {
+    if (value != name) continue;
+    to = choice;
+    return true;
+  }
+  return false;
+}
 
 // A table instead of Abseil's flags: those need a hash table that GCC 12 does
 // not compile under its sanitizers, and they exit by themselves.
@@ -47,18 +61,18 @@ constexpr Flag kFlags[] = {
      "matrices as in the file (f32 or bf16), or as bf16, f32 or int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
-       constexpr std::pair<absl::string_view, LlamaWeights> kChoices[] = {
-           {"file", LlamaWeights::kAsInFile},
-           {"bf16", LlamaWeights::kBF16},
-           {"f32", LlamaWeights::kF32},
-           {"int8", LlamaWeights::kInt8}};
-       for (const auto& [name, weights] : kChoices) {
-         if (value == name) {
-           o.weights = weights;
-           return true;
-         }
-       }
-       return false;
+       return Choose<LlamaWeights>({{"file", LlamaWeights::kAsInFile},
+                                    {"bf16", LlamaWeights::kBF16},
+                                    {"f32", LlamaWeights::kF32},
+                                    {"int8", LlamaWeights::kInt8}},
+                                   value, o.weights);
+     }},
+    {"kv", "f16", "keys and values in the cache as f32, bf16 or f16",
+     "f32, bf16 or f16",
+     [](const std::string& value, GenerateOptions& o) {
+       return Choose<DType>(
+           {{"f32", DType::kF32}, {"bf16", DType::kBF16}, {"f16", DType::kF16}},
+           value, o.kv);
      }},
     {"max_tokens", "128", "stop after so many new tokens", kWhole,
      [](const std::string& value, GenerateOptions& o) {
@@ -87,6 +101,12 @@ constexpr Flag kFlags[] = {
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.seed);
      }},
+    {"perplexity", "false",
+     "instead of continuing the text, tell how well the model predicts it",
+     "true or false",
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtob(value, &o.perplexity);
+     }},
     {"stats", "false",
      "tell the speed, the memory and the kernels on standard error",
      "true or false",
@@ -102,7 +122,8 @@ const Flag* FindFlag(absl::string_view name) {
   return nullptr;
 }
 
-// --name=value, --name value, and --stats alone; one dash does as well.
+// --name=value, --name value, and --stats or --perplexity alone; one dash does
+// as well.
 absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
   for (int i = 1; i < argc; ++i) {
     const absl::string_view argument = argv[i];
@@ -129,7 +150,7 @@ absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
           absl::StrCat("there is no flag --", name, "; --help lists them"));
     }
     if (!value.has_value()) {
-      if (name == "stats") {
+      if (name == "stats" || name == "perplexity") {
         value = "true";
       } else if (i + 1 < argc) {
         value = argv[++i];

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "core/dtype.h"
 #include "models/llama.h"
 
 namespace quern {
@@ -14,6 +15,8 @@ struct GenerateOptions {
   std::optional<std::string> prompt;  // none: standard input
   std::string model;                  // "": the shipped one
   LlamaWeights weights = LlamaWeights::kAsInFile;
+  DType kv = DType::kF16;  // of the cache
+  bool perplexity = false;
   int64_t max_tokens = 128;
   int threads = 0;  // 0: as many as there are cores
   float temperature = 0.8f;
