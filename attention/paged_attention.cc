@@ -311,6 +311,11 @@ class Step {
 absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     const AttentionSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
+  if (spec.kv.form() != KvForm::kPlain || SizeOf(spec.kv.dtype()) == 1) {
+    return Unimplemented(kOp, "kv is ", KvFormName(spec.kv.form()), " ",
+                         DTypeName(spec.kv.dtype()),
+                         "; need plain f32, bf16 or f16");
+  }
   return PagedAttentionPlan(
       spec,
       GetPagedAttentionKernels(spec.q_dtype, spec.kv.dtype(), spec.out_dtype));

@@ -40,10 +40,9 @@ struct CacheSide {
 
 std::array<CacheSide, 2> SidesOf(const KvCacheView& cache) {
   const KvLayout& layout = cache.layout();
-  const int64_t row =
-      layout.page_size() * static_cast<int64_t>(SizeOf(layout.dtype()));
-  return {{{"keys", cache.k(), row * layout.head_dim()},
-           {"values", cache.v(), row * layout.v_head_dim()}}};
+  const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
+  return {{{"keys", cache.k(), layout.k_elements() * element},
+           {"values", cache.v(), layout.v_elements() * element}}};
 }
 
 // *bytes = from the first byte of a side to the end of its last block; false if

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/math_util.h"
@@ -15,10 +16,21 @@ namespace {
 
 constexpr char kOp[] = "kv_layout";
 
-// Bytes of one block, or more than the limit if there are more.
-int64_t BlockBytes(DType dtype, int64_t page_size, int64_t head_dim) {
+// The form of pages of 16, 32, ... tokens for which none is asked. Plain until
+// attention reads pairs.
+constexpr KvForm kFormOfWholeGroups = KvForm::kPlain;
+
+bool IsElementType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 ||
+         dtype == DType::kF16 || dtype == DType::kI8 ||
+         dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2;
+}
+
+// Bytes of one block of page_size rows, or more than the limit if there are
+// more.
+int64_t BlockBytes(DType dtype, int64_t page_size, int64_t row) {
   int64_t bytes = 0;
-  if (!CheckedMul(page_size, head_dim, &bytes) ||
+  if (!CheckedMul(page_size, row, &bytes) ||
       !CheckedMul(bytes, static_cast<int64_t>(SizeOf(dtype)), &bytes) ||
       bytes > KvLayout::kMaxPageBytes) {
     return KvLayout::kMaxPageBytes + 1;
@@ -26,7 +38,42 @@ int64_t BlockBytes(DType dtype, int64_t page_size, int64_t head_dim) {
   return RoundUp(bytes, static_cast<int64_t>(AlignedBuffer::kAlignment));
 }
 
+absl::Status CheckScaling(DType dtype, KvScaling scaling) {
+  if (SizeOf(dtype) > 1 && scaling != KvScaling::kNone) {
+    return InvalidArgument(kOp, "scaling is ", KvScalingName(scaling), " for ",
+                           DTypeName(dtype), "; need none");
+  }
+  if (dtype == DType::kI8 && scaling == KvScaling::kNone) {
+    return InvalidArgument(kOp,
+                           "scaling is none for i8; need per_tensor, per_head "
+                           "or per_token_head");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::string_view KvFormName(KvForm form) {
+  return form == KvForm::kPaired ? "paired" : "plain";
+}
+
+absl::string_view KvScalingName(KvScaling scaling) {
+  switch (scaling) {
+    case KvScaling::kNone:
+      return "none";
+    case KvScaling::kPerTensor:
+      return "per_tensor";
+    case KvScaling::kPerHead:
+      return "per_head";
+    case KvScaling::kPerTokenHead:
+      return "per_token_head";
+  }
+  return "?";
+}
+
+KvForm KvLayout::AutomaticForm(int64_t page_size) {
+  return page_size % kGroupTokens == 0 ? kFormOfWholeGroups : KvForm::kPlain;
+}
 
 absl::StatusOr<KvLayout> KvLayout::Create(const KvLayoutSpec& spec) {
   const int64_t v_head_dim =
@@ -40,22 +87,35 @@ absl::StatusOr<KvLayout> KvLayout::Create(const KvLayoutSpec& spec) {
       CheckRange(kOp, "v_head_dim", v_head_dim, 1, kMaxInt32));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "page_size", spec.page_size, 1, kMaxInt32));
-  if (spec.dtype != DType::kF32 && spec.dtype != DType::kBF16 &&
-      spec.dtype != DType::kF16) {
+  if (!IsElementType(spec.dtype)) {
     return Unimplemented(kOp, "dtype is ", DTypeName(spec.dtype),
-                         "; need f32, bf16 or f16");
+                         "; need f32, bf16, f16, i8, f8e4m3 or f8e5m2");
   }
+  QUERN_RETURN_IF_ERROR(CheckScaling(spec.dtype, spec.scaling));
   KvLayout layout;
   layout.dtype_ = spec.dtype;
+  layout.form_ = spec.form.value_or(AutomaticForm(spec.page_size));
+  layout.scaling_ = spec.scaling;
+  if (layout.form_ == KvForm::kPaired) {
+    if (spec.page_size % kGroupTokens != 0) {
+      return InvalidArgument(kOp, "page_size=", spec.page_size,
+                             "; need a multiple of ", kGroupTokens,
+                             " for the paired form");
+    }
+    layout.pair_ = SizeOf(spec.dtype) <= 2 ? 2 : 1;
+  }
   layout.kv_heads_ = spec.kv_heads;
   layout.head_dim_ = spec.head_dim;
   layout.v_head_dim_ = v_head_dim;
   layout.page_size_ = spec.page_size;
-  layout.k_block_bytes_ = BlockBytes(spec.dtype, spec.page_size, spec.head_dim);
+  layout.k_block_bytes_ =
+      BlockBytes(spec.dtype, spec.page_size, layout.k_row());
   layout.v_block_bytes_ = BlockBytes(spec.dtype, spec.page_size, v_head_dim);
+  if (spec.scaling == KvScaling::kPerTokenHead) {
+    layout.scale_block_bytes_ = BlockBytes(DType::kF32, spec.page_size, 1);
+  }
   int64_t page_bytes = 0;
-  if (!CheckedMul(spec.kv_heads, layout.k_block_bytes_ + layout.v_block_bytes_,
-                  &page_bytes) ||
+  if (!CheckedMul(spec.kv_heads, layout.head_bytes(), &page_bytes) ||
       page_bytes > kMaxPageBytes) {
     return InvalidArgument(
         kOp, "kv_heads=", spec.kv_heads, ", page_size=", spec.page_size,

@@ -38,6 +38,10 @@ absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
     return Unimplemented(kOp, "input is ", DTypeName(spec.input),
                          "; need f32 or bf16");
   }
+  if (SizeOf(spec.kv.dtype()) == 1) {
+    return Unimplemented(kOp, "kv is ", DTypeName(spec.kv.dtype()),
+                         "; need f32, bf16 or f16");
+  }
   return WriteKvPlan(spec, GetWriteKvKernels(spec.input, spec.kv.dtype()));
 }
 
@@ -82,23 +86,31 @@ void WriteKvPlan::Execute(const WriteKvArgs& args,
   const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
   const auto k_dim = static_cast<size_t>(layout.head_dim());
   const auto v_dim = static_cast<size_t>(layout.v_head_dim());
-  executor.ParallelFor(DivCeil(tokens, kTaskTokens), [&](int64_t task,
-                                                         int /*worker*/) {
-    const int64_t end = std::min(tokens, (task + 1) * kTaskTokens);
-    for (int64_t token = task * kTaskTokens; token < end; ++token) {
-      const int64_t slot = args.slots[static_cast<size_t>(token)];
-      if (slot < 0) continue;
-      const int64_t page = slot / layout.page_size();
-      const int64_t offset = slot % layout.page_size() * element;
-      for (int64_t head = 0; head < layout.kv_heads(); ++head) {
-        kernels_.convert(RowOf(args.k, token, head), k_dim,
-                         args.cache.K(page, head) + offset * layout.head_dim());
-        kernels_.convert(
-            RowOf(args.v, token, head), v_dim,
-            args.cache.V(page, head) + offset * layout.v_head_dim());
-      }
-    }
-  });
+  executor.ParallelFor(
+      DivCeil(tokens, kTaskTokens), [&](int64_t task, int /*worker*/) {
+        const int64_t end = std::min(tokens, (task + 1) * kTaskTokens);
+        for (int64_t token = task * kTaskTokens; token < end; ++token) {
+          const int64_t slot = args.slots[static_cast<size_t>(token)];
+          if (slot < 0) continue;
+          const int64_t page = slot / layout.page_size();
+          const int64_t offset = slot % layout.page_size();
+          for (int64_t head = 0; head < layout.kv_heads(); ++head) {
+            uint8_t* k =
+                args.cache.K(page, head) + layout.KOffset(offset, 0) * element;
+            uint8_t* v =
+                args.cache.V(page, head) + layout.VOffset(offset, 0) * element;
+            if (layout.form() == KvForm::kPlain) {
+              kernels_.convert(RowOf(args.k, token, head), k_dim, k);
+              kernels_.convert(RowOf(args.v, token, head), v_dim, v);
+            } else {
+              const auto pair = static_cast<size_t>(layout.pair());
+              kernels_.scatter(RowOf(args.k, token, head), k_dim, pair,
+                               KvLayout::kGroupTokens * pair, k);
+              kernels_.scatter(RowOf(args.v, token, head), v_dim, 1, pair, v);
+            }
+          }
+        }
+      });
 }
 
 }  // namespace quern

@@ -29,13 +29,15 @@ namespace {
 using ::testing::HasSubstr;
 
 KvLayout MakeLayout(DType dtype, int64_t heads, int64_t head_dim,
-                    int64_t v_head_dim, int64_t page_size) {
+                    int64_t v_head_dim, int64_t page_size,
+                    KvForm form = KvForm::kPlain) {
   KvLayoutSpec spec;
   spec.dtype = dtype;
   spec.kv_heads = heads;
   spec.head_dim = head_dim;
   spec.v_head_dim = v_head_dim;
   spec.page_size = page_size;
+  spec.form = form;
   return KvLayout::Create(spec).value();
 }
 
@@ -45,27 +47,28 @@ T& Element(GuardBuffer<T>& cache, const KvLayout& layout, bool value,
            int64_t slot, int64_t head, int64_t d) {
   const int64_t page = slot / layout.page_size();
   const int64_t offset = slot % layout.page_size();
-  const int64_t block_bytes = layout.k_block_bytes() + layout.v_block_bytes();
-  const int64_t dim = value ? layout.v_head_dim() : layout.head_dim();
-  const int64_t block = page * layout.page_bytes() + head * block_bytes +
+  const int64_t block = page * layout.page_bytes() +
+                        head * layout.head_bytes() +
                         (value ? layout.k_block_bytes() : int64_t{0});
-  return cache[block / static_cast<int64_t>(sizeof(T)) + offset * dim + d];
+  return cache[block / static_cast<int64_t>(sizeof(T)) +
+               (value ? layout.VOffset(offset, d) : layout.KOffset(offset, d))];
 }
 
 // One instance per instruction set that this CPU has.
 class WriteKvTest : public IsaTest {
  protected:
   template <typename From, typename To>
-  void ExpectWritten(int64_t heads, int64_t head_dim, int64_t v_head_dim,
-                     const std::vector<int64_t>& slots,
+  void ExpectWritten(KvForm form, int64_t heads, int64_t head_dim,
+                     int64_t v_head_dim, const std::vector<int64_t>& slots,
                      const std::vector<From>& choices, Rng& rng) {
-    constexpr int64_t kPageSize = 5, kPages = 6;
+    constexpr int64_t kPages = 6;
+    const int64_t page_size = form == KvForm::kPlain ? 5 : 16;
     SCOPED_TRACE(testing::Message()
-                 << DTypeName(DTypeOf<From>) << " to " << DTypeName(DTypeOf<To>)
-                 << " heads " << heads << " head_dim " << head_dim << " and "
-                 << v_head_dim);
+                 << DTypeName(DTypeOf<From>) << " to " << KvFormName(form)
+                 << " " << DTypeName(DTypeOf<To>) << " heads " << heads
+                 << " head_dim " << head_dim << " and " << v_head_dim);
     const KvLayout layout =
-        MakeLayout(DTypeOf<To>, heads, head_dim, v_head_dim, kPageSize);
+        MakeLayout(DTypeOf<To>, heads, head_dim, v_head_dim, page_size, form);
     const auto tokens = static_cast<int64_t>(slots.size());
     const auto k = ChosenFrom(rng, tokens * heads * head_dim, choices);
     const auto v = ChosenFrom(rng, tokens * heads * v_head_dim, choices);
@@ -100,6 +103,10 @@ class WriteKvTest : public IsaTest {
           Element(want, layout, false, slot, h, d) =
               FromDouble<To>(ToDouble(k[next_k]));
         }
+        // The zero that completes the last pair.
+        for (int64_t d = head_dim; d < layout.k_row() && slot >= 0; ++d) {
+          Element(want, layout, false, slot, h, d) = FromDouble<To>(0);
+        }
         for (int64_t d = 0; d < v_head_dim; ++d, ++next_v) {
           if (slot < 0) continue;
           Element(want, layout, true, slot, h, d) =
@@ -113,15 +120,18 @@ class WriteKvTest : public IsaTest {
 
   template <typename From, typename To>
   void ExpectAllShapesWritten(const std::vector<From>& choices, Rng& rng) {
-    for (const int64_t dim : {1, 3, 4, 7, 8, 15, 16, 17, 33, 64}) {
-      ExpectWritten<From, To>(2, dim, dim + 1, {7, -1, 0, 29, 8}, choices, rng);
+    for (const KvForm form : {KvForm::kPlain, KvForm::kPaired}) {
+      for (const int64_t dim : {1, 3, 4, 7, 8, 15, 16, 17, 33, 64, 65, 130}) {
+        ExpectWritten<From, To>(form, 2, dim, dim + 1, {7, -1, 0, 29, 8},
+                                choices, rng);
+      }
+      ExpectWritten<From, To>(form, 1, 16, 16, {}, choices, rng);
+      ExpectWritten<From, To>(form, 3, 5, 2, {-1, -9}, choices, rng);
+      std::vector<int64_t> slots;
+      for (int64_t slot = 0; slot < 30; ++slot) slots.push_back(slot);
+      rng.Shuffle(slots);
+      ExpectWritten<From, To>(form, 3, 9, 24, slots, choices, rng);
     }
-    ExpectWritten<From, To>(1, 16, 16, {}, choices, rng);
-    ExpectWritten<From, To>(3, 5, 2, {-1, -9}, choices, rng);
-    std::vector<int64_t> slots;
-    for (int64_t slot = 0; slot < 30; ++slot) slots.push_back(slot);
-    rng.Shuffle(slots);
-    ExpectWritten<From, To>(3, 9, 24, slots, choices, rng);
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(WriteKvTest);
