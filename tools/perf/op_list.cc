@@ -1,6 +1,8 @@
+#include <utility>
 #include <vector>
 
 #include "tools/perf/op.h"
+#include "tools/perf/ops_activation.h"
 #include "tools/perf/ops_attention.h"
 #include "tools/perf/ops_convert.h"
 #include "tools/perf/ops_linear.h"
@@ -12,8 +14,12 @@
 namespace quern {
 
 std::vector<OpEntry> AllOps() {
-  return {ConvertOp(),    PackOp(),   QuantizeOp(),     RmsNormOp(),
-          SiluAndMulOp(), LinearOp(), ScaledLinearOp(), AttentionOp()};
+  std::vector<OpEntry> ops = {ConvertOp(), PackOp(), QuantizeOp(), RmsNormOp()};
+  for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
+  ops.push_back(LinearOp());
+  ops.push_back(ScaledLinearOp());
+  ops.push_back(AttentionOp());
+  return ops;
 }
 
 }  // namespace quern

@@ -1,6 +1,5 @@
 #include "tools/perf/ops_rows.h"
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,59 +14,18 @@
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
-#include "ops/activation/silu_and_mul.h"
 #include "ops/norm/rms_norm.h"
-#include "testing/reference_activation.h"
-#include "testing/reference_convert.h"
 #include "testing/reference_norm.h"
 #include "tools/perf/args.h"
 #include "tools/perf/op.h"
 #include "tools/perf/op_util.h"
+#include "tools/perf/row_util.h"
 
 namespace quern {
 namespace {
 
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
-// Below it, a value may have lost bits to the denormals.
-constexpr double kTiny = 0x1p-120;
-
-AnyTensorView Matrix(DType dtype, void* data, int64_t rows, int64_t cols) {
-  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
-}
-
-// `count` elements of dtype as doubles.
-std::vector<double> Doubles(DType dtype, SetBuffer& buffer, int64_t from,
-                            int64_t count) {
-  return WithType(dtype, [&](auto type) {
-    const auto* data = buffer.at<decltype(type)>(0) + from;
-    std::vector<double> doubles;
-    doubles.reserve(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) doubles.push_back(ToDouble(data[i]));
-    return doubles;
-  });
-}
-
-// Compares out[rows, cols] row by row with reference(row), within
-// relative * |want|.
-template <typename Reference>
-absl::StatusOr<double> JudgeRows(absl::string_view op, DType dtype,
-                                 SetBuffer& out, int64_t rows, int64_t cols,
-                                 double relative, Executor& executor,
-                                 const Reference& reference) {
-  Verdict all;
-  executor.ParallelFor(rows, [&](int64_t row, int) {
-    const std::vector<double> want = reference(row);
-    const std::vector<double> got = Doubles(dtype, out, row * cols, cols);
-    Verdict mine;
-    for (size_t i = 0; i < want.size(); ++i) {
-      mine.Add(row * cols + static_cast<int64_t>(i), got[i], want[i],
-               relative * std::abs(want[i]) + kTiny);
-    }
-    all.Merge(mine);
-  });
-  return all.Result(op);
-}
 
 class RmsNorm final : public Op {
  public:
@@ -153,77 +111,6 @@ class RmsNorm final : public Op {
   SetBuffer x_, weight_, out_;
 };
 
-class SiluAndMul final : public Op {
- public:
-  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
-    SiluAndMulSpec spec;
-    QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(spec.d, args.Int("d", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
-    spec.x_dtype = spec.out_dtype = dtype;
-    QUERN_ASSIGN_OR_RETURN(SiluAndMulPlan plan, SiluAndMulPlan::Create(spec));
-    return absl::WrapUnique<Op>(new SiluAndMul(std::move(plan), rows));
-  }
-
-  OpInfo Info() const override {
-    OpInfo info;
-    info.shape = absl::StrCat("rows=", rows_, " d=", d());
-    info.dtype = std::string(DTypeName(dtype()));
-    info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
-    // The formula's: negate, exp, add, divide, multiply.
-    info.flops = 5.0 * static_cast<double>(rows_ * d());
-    info.dram_kind = DramKind::kCopy;
-    return info;
-  }
-
-  int64_t set_bytes() const override { return 3 * out_bytes(); }
-
-  absl::Status Setup(int64_t sets, Executor&) override {
-    QUERN_RETURN_IF_ERROR(x_.Create(sets, 2 * out_bytes()));
-    QUERN_RETURN_IF_ERROR(out_.Create(sets, out_bytes()));
-    WithType(dtype(),
-             [this](auto type) { FillReals<decltype(type)>(-8, 8, x_); });
-    return plan_.CheckArgs(X(0), Out(0));
-  }
-
-  void Run(int64_t set, Executor& executor) override {
-    plan_.Execute(X(set), Out(set), executor);
-  }
-
-  absl::StatusOr<double> Check(Executor& executor) override {
-    Run(0, executor);
-    // silu is good to 10 units of 2^-24; a product; the output.
-    const double relative = 12 * 0x1p-24 + RelativeRoundoff(dtype());
-    return JudgeRows("silu_and_mul", dtype(), out_, rows_, d(), relative,
-                     executor, [&](int64_t row) {
-                       return ReferenceSiluAndMul(
-                           1, d(),
-                           Doubles(dtype(), x_, row * 2 * d(), 2 * d()));
-                     });
-  }
-
- private:
-  SiluAndMul(SiluAndMulPlan plan, int64_t rows)
-      : plan_(std::move(plan)), rows_(rows) {}
-
-  int64_t d() const { return plan_.spec().d; }
-  DType dtype() const { return plan_.spec().x_dtype; }
-  int64_t out_bytes() const {
-    return rows_ * d() * static_cast<int64_t>(SizeOf(dtype()));
-  }
-  AnyTensorView X(int64_t set) {
-    return Matrix(dtype(), x_.at(set), rows_, 2 * d());
-  }
-  AnyTensorView Out(int64_t set) {
-    return Matrix(dtype(), out_.at(set), rows_, d());
-  }
-
-  SiluAndMulPlan plan_;
-  int64_t rows_;
-  SetBuffer x_, out_;
-};
-
 }  // namespace
 
 OpEntry RmsNormOp() {
@@ -233,15 +120,6 @@ OpEntry RmsNormOp() {
            {"rows", "4096", "tokens"},
            {"hidden", "4096", "elements of a row"}},
           &RmsNorm::Create};
-}
-
-OpEntry SiluAndMulOp() {
-  return {"silu_and_mul",
-          "out[t, i] = silu(x[t, i]) * x[t, d + i]",
-          {{"dtype", "bf16", "f32 or bf16, of x and out"},
-           {"rows", "4096", "tokens"},
-           {"d", "14336", "columns of out"}},
-          &SiluAndMul::Create};
 }
 
 }  // namespace quern

@@ -6,7 +6,6 @@
 namespace quern {
 
 OpEntry RmsNormOp();
-OpEntry SiluAndMulOp();
 
 }  // namespace quern
 

@@ -1,0 +1,215 @@
+#include "ops/activation/act_and_mul.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "core/check_args.h"
+#include "core/status_macros.h"
+#include "ops/activation/row_blocks.h"
+#include "ops/parallel_rows.h"
+
+namespace quern {
+namespace {
+
+// Columns [begin, begin + count) of a matrix.
+AnyTensorView Columns(const AnyTensorView& v, int64_t begin, int64_t count) {
+  AnyTensorView::Dims extents{v.extent(0), count};
+  AnyTensorView::Dims strides{v.stride(0), 1};
+  const int64_t offset = begin * static_cast<int64_t>(SizeOf(v.dtype()));
+  const char* data = static_cast<const char*>(v.data());
+  return AnyTensorView(
+      v.dtype(),
+      static_cast<const void*>(data == nullptr ? nullptr : data + offset), 2,
+      extents, strides);
+}
+
+absl::Status CheckSparsity(absl::string_view op, const ActAndMulSpec& spec) {
+  if (spec.sparsity == 0.0) return absl::OkStatus();
+  if (!(0.0 < spec.sparsity && spec.sparsity <= 1.0)) {
+    return InvalidArgument(op, "sparsity=", spec.sparsity,
+                           "; need 0 <= sparsity <= 1");
+  }
+  if ((spec.activation != Activation::kGelu &&
+       spec.activation != Activation::kGeluTanh) ||
+      spec.order == GateOrder::kInterleaved) {
+    return Unimplemented(op, "sparsity=", spec.sparsity,
+                         "; need gelu or gelu_tanh, not interleaved");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view ActAndMulName(const ActAndMulSpec& spec) {
+  const bool gate_first = spec.order == GateOrder::kGateFirst;
+  switch (spec.activation) {
+    case Activation::kSilu:
+      if (spec.order == GateOrder::kGateSecond) return "mul_and_silu";
+      return gate_first ? "silu_and_mul" : "act_and_mul";
+    case Activation::kGelu:
+    case Activation::kGeluTanh:
+      if (!gate_first) return "act_and_mul";
+      return spec.sparsity == 0.0 ? "gelu_and_mul" : "gelu_and_mul_sparse";
+    case Activation::kFatrelu:
+      return gate_first ? "fatrelu_and_mul" : "act_and_mul";
+    case Activation::kSwigluOai:
+      return "swigluoai_and_mul";
+    default:
+      return "act_and_mul";
+  }
+}
+
+double NormalQuantile(double p) {
+  if (p <= 0.0) return -std::numeric_limits<double>::infinity();
+  if (p >= 1.0) return std::numeric_limits<double>::infinity();
+  // Halving never fails, and 200 halvings of [-40, 40] leave nothing.
+  double low = -40.0, high = 40.0;
+  for (int i = 0; i < 200; ++i) {
+    const double middle = 0.5 * (low + high);
+    const double below = 0.5 * std::erfc(-middle / std::sqrt(2.0));
+    (below < p ? low : high) = middle;
+  }
+  return high;
+}
+
+ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec,
+                             const ActivationKernels& kernels)
+    : spec_(spec),
+      kernels_(kernels),
+      stream_from_bytes_(StreamFrom(spec.stores)),
+      deviations_(spec.sparsity == 0.0
+                      ? 0.0f
+                      : static_cast<float>(NormalQuantile(spec.sparsity))) {}
+
+absl::StatusOr<ActAndMulPlan> ActAndMulPlan::Create(const ActAndMulSpec& spec) {
+  const absl::string_view op = ActAndMulName(spec);
+  QUERN_RETURN_IF_ERROR(CheckRange(op, "d", spec.d, 1, (int64_t{1} << 62) - 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckActivationParams(op, spec.activation, spec.params));
+  QUERN_RETURN_IF_ERROR(CheckSparsity(op, spec));
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x_dtype", spec.x_dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(op, "out_dtype", spec.out_dtype, kChoices));
+  return ActAndMulPlan(spec, GetActivationKernels(spec.activation, spec.x_dtype,
+                                                  spec.out_dtype));
+}
+
+absl::Status ActAndMulPlan::CheckArgs(const AnyTensorView& x,
+                                      const AnyTensorView& out) const {
+  const absl::string_view op = ActAndMulName(spec_);
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(op, "x", x, spec_.x_dtype, {kAnyExtent, 2 * spec_.d}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(op, "out", out, spec_.out_dtype, {x.extent(0), spec_.d}));
+  if (spec_.order == GateOrder::kInterleaved) {
+    return CheckApart(op, "x", x, "out", out);
+  }
+  QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(
+      op, "the first half of x", Columns(x, 0, spec_.d), "out", out));
+  return CheckInPlaceOrApart(op, "the second half of x",
+                             Columns(x, spec_.d, spec_.d), "out", out);
+}
+
+absl::Status ActAndMulPlan::CheckSplitArgs(const AnyTensorView& gate,
+                                           const AnyTensorView& up,
+                                           const AnyTensorView& out) const {
+  const absl::string_view op = ActAndMulName(spec_);
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(op, "gate", gate, spec_.x_dtype, {kAnyExtent, spec_.d}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(op, "up", up, spec_.x_dtype, {gate.extent(0), spec_.d}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(op, "out", out, spec_.out_dtype, {gate.extent(0), spec_.d}));
+  QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(op, "gate", gate, "out", out));
+  return CheckInPlaceOrApart(op, "up", up, "out", out);
+}
+
+// Two passes, the mean before the squares: they cannot cancel.
+float ActAndMulPlan::Cutoff(const char* gate) const {
+  const size_t n = static_cast<size_t>(spec_.d);
+  const size_t size = SizeOf(spec_.x_dtype);
+  alignas(64) float block[kActivationBlock];
+  const auto total = [&](const auto& of_block) {
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i += kActivationBlock) {
+      const size_t count = std::min(kActivationBlock, n - i);
+      kernels_.load(gate + i * size, count, block);
+      sum += double{of_block(count)};
+    }
+    return sum / static_cast<double>(n);
+  };
+  const float mean = static_cast<float>(
+      total([&](size_t count) { return kernels_.sum(block, count); }));
+  const double variance = total(
+      [&](size_t count) { return kernels_.sum_squares(block, mean, count); });
+  return mean + static_cast<float>(std::sqrt(variance)) * deviations_;
+}
+
+// Without up, gate is interleaved.
+void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
+                        const AnyTensorView& out, Executor& executor) const {
+  const RowsOf gates(gate), ups(up != nullptr ? *up : gate), outs(out);
+  const size_t n = static_cast<size_t>(spec_.d);
+  const size_t x_size = SizeOf(spec_.x_dtype);
+  const size_t out_size = SizeOf(spec_.out_dtype);
+  const int64_t bytes = static_cast<int64_t>(2 * x_size + out_size) * spec_.d;
+  const bool stream = bytes >= kMinStreamRowBytes &&
+                      gate.extent(0) * bytes >= stream_from_bytes_;
+  ParallelRows(
+      executor, gate.extent(0), 3 * spec_.d, [&](int64_t begin, int64_t end) {
+        alignas(64) float g[kActivationBlock];
+        alignas(64) float u[kActivationBlock];
+        for (int64_t t = begin; t < end; ++t) {
+          const char* const gate_row = gates[t];
+          const char* const up_row = ups[t];
+          char* const out_row = outs[t];
+          const float cutoff = spec_.sparsity == 0.0 ? 0.0f : Cutoff(gate_row);
+          ForEachBlock(n, out_row, out_size, stream,
+                       [&](size_t i, size_t count, bool stream_block) {
+                         if (up == nullptr) {
+                           kernels_.load_pairs(gate_row + 2 * i * x_size, count,
+                                               g, u);
+                         } else {
+                           kernels_.load(gate_row + i * x_size, count, g);
+                           kernels_.load(up_row + i * x_size, count, u);
+                         }
+                         if (spec_.sparsity != 0.0) {
+                           kernels_.excess(cutoff, count, g);
+                         }
+                         kernels_.apply(spec_.params, count, g, u);
+                         kernels_.mul_store(g, u, count, stream_block,
+                                            out_row + i * out_size);
+                       });
+        }
+        if (stream) kernels_.flush();
+      });
+}
+
+void ActAndMulPlan::Execute(const AnyTensorView& x, const AnyTensorView& out,
+                            Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, out));
+  if (spec_.order == GateOrder::kInterleaved) {
+    Run(x, nullptr, out, executor);
+    return;
+  }
+  const AnyTensorView first = Columns(x, 0, spec_.d);
+  const AnyTensorView second = Columns(x, spec_.d, spec_.d);
+  if (spec_.order == GateOrder::kGateFirst) {
+    Run(first, &second, out, executor);
+  } else {
+    Run(second, &first, out, executor);
+  }
+}
+
+void ActAndMulPlan::ExecuteSplit(const AnyTensorView& gate,
+                                 const AnyTensorView& up,
+                                 const AnyTensorView& out,
+                                 Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckSplitArgs(gate, up, out));
+  Run(gate, &up, out, executor);
+}
+
+}  // namespace quern

@@ -1,0 +1,65 @@
+#ifndef QUERN_OPS_ACTIVATION_ACTIVATION_H_
+#define QUERN_OPS_ACTIVATION_ACTIVATION_H_
+
+// One number in, one number out, for every element of a matrix:
+//
+//   out[t, i] = round(activation(x[t, i]))
+//
+// gelu_new and gelu_fast, two spellings of kGeluTanh, among them. The functions
+// and their error bounds are in activation_spec.h; f32 arithmetic, rounded
+// once, to nearest even, to out_dtype.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_spec.h"
+
+namespace quern {
+
+struct ActivationSpec {
+  Activation activation = Activation::kSilu;  // not kSwigluOai
+  ActivationParams params;
+  int64_t hidden = 0;             // columns, >= 1
+  DType x_dtype = DType::kF32;    // f32, bf16 or f16
+  DType out_dtype = DType::kF32;  // the same
+  ActivationStores stores = ActivationStores::kAuto;
+};
+
+class ActivationPlan {
+ public:
+  // InvalidArgument unless 1 <= hidden < 2^62, the parameters are in range and
+  // the activation is one of one number; Unimplemented for other dtypes.
+  static absl::StatusOr<ActivationPlan> Create(const ActivationSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const ActivationSpec& spec() const { return spec_; }
+
+  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
+  // aliasing. InvalidArgument names the argument.
+  absl::Status CheckArgs(const AnyTensorView& x,
+                         const AnyTensorView& out) const;
+
+  // x[rows, hidden] -> out[rows, hidden]. Rows may have any stride; out may be
+  // x itself, where the dtypes agree. rows = 0 does nothing. Allocates nothing;
+  // safe to call concurrently; the result does not depend on the number of
+  // workers.
+  void Execute(const AnyTensorView& x, const AnyTensorView& out,
+               Executor& executor) const noexcept;
+
+ private:
+  ActivationPlan(const ActivationSpec& spec, const ActivationKernels& kernels);
+
+  ActivationSpec spec_;
+  ActivationKernels kernels_;
+  int64_t stream_from_bytes_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ACTIVATION_ACTIVATION_H_

@@ -1,0 +1,309 @@
+#include "ops/activation/activation_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include "core/activation-inl.h"
+#include "core/exp-inl.h"
+#include "hwy/highway.h"
+#include "quant/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Capped: a block is a multiple of it, however long the vectors are.
+using DF = hn::CappedTag<float, 64>;
+using VF = hn::Vec<DF>;
+
+template <typename T>
+void Load(const void* x, size_t n, float* HWY_RESTRICT block) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const T* p = static_cast<const T*>(x);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::Store(LoadF32(d, p + i), d, block + i);
+  if (i < n) hn::Store(LoadNF32(d, p + i, n - i), d, block + i);
+}
+
+template <typename T>
+void LoadPairs(const void* x, size_t n, float* HWY_RESTRICT even,
+               float* HWY_RESTRICT odd) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const T* p = static_cast<const T*>(x);
+  for (size_t i = 0; i < n; i += lanes) {
+    auto a = hn::Zero(d), b = a;
+    if (i + lanes <= n) {
+      a = LoadF32(d, p + 2 * i);
+      b = LoadF32(d, p + 2 * i + lanes);
+    } else {
+      const size_t rest = 2 * (n - i);
+      a = LoadNF32(d, p + 2 * i, HWY_MIN(rest, lanes));
+      if (rest > lanes) b = LoadNF32(d, p + 2 * i + lanes, rest - lanes);
+    }
+    hn::Store(hn::ConcatEven(d, b, a), d, even + i);
+    hn::Store(hn::ConcatOdd(d, b, a), d, odd + i);
+  }
+}
+
+struct SiluOf {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+    return Silu(DF(), v);
+  }
+};
+struct GeluOf {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+    return Gelu(DF(), v);
+  }
+};
+struct GeluTanhOf {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+    return GeluTanh(DF(), v);
+  }
+};
+
+// v / (1 + e^(-slope v)). The clamp makes -infinity a number, where e^(slope v)
+// is 0 anyhow.
+HWY_INLINE VF SlopedSilu(float slope, VF v) {
+  const DF d;
+  const auto lowest = hn::Set(d, kExpLowest / slope);
+  const auto x = hn::IfThenElse(hn::Lt(v, lowest), lowest, v);
+  return MulSigmoid(d, x, hn::Mul(x, hn::Set(d, slope)));
+}
+struct QuickGeluOf {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+    return SlopedSilu(1.702f, v);
+  }
+};
+
+// Selects, not Min and Max: NaN stays.
+HWY_INLINE VF AtMost(VF v, float limit) {
+  const auto most = hn::Set(DF(), limit);
+  return hn::IfThenElse(hn::Gt(v, most), most, v);
+}
+HWY_INLINE VF AtLeast(VF v, float limit) {
+  const auto least = hn::Set(DF(), limit);
+  return hn::IfThenElse(hn::Lt(v, least), least, v);
+}
+
+struct Relu2Of {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+    const auto positive = AtLeast(v, 0.0f);
+    return hn::Mul(positive, positive);
+  }
+};
+struct FatreluOf {
+  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
+    const DF d;
+    return hn::IfThenElse(hn::Le(v, hn::Set(d, p.threshold)), hn::Zero(d), v);
+  }
+};
+struct XieluOf {
+  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
+    const DF d;
+    const auto linear = hn::Mul(v, hn::Set(d, p.beta));
+    const auto square = hn::Mul(hn::Mul(v, hn::Set(d, p.alpha_p)), v);
+    const auto e = ExpM1NonPositive(d, AtLeastExpLowest(d, AtMost(v, p.eps)));
+    const auto below = hn::Mul(hn::Sub(e, v), hn::Set(d, p.alpha_n));
+    return hn::Add(hn::IfThenElse(hn::Gt(v, hn::Zero(d)), square, below),
+                   linear);
+  }
+};
+
+// Two vectors at a time: the latency of one hides behind the other.
+template <class Of>
+void Apply(const ActivationParams& params, size_t n, float* g, float*) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const Of of;
+  size_t i = 0;
+  for (; i + lanes < n; i += 2 * lanes) {
+    const auto a = of(params, hn::Load(d, g + i));
+    const auto b = of(params, hn::Load(d, g + i + lanes));
+    hn::Store(a, d, g + i);
+    hn::Store(b, d, g + i + lanes);
+  }
+  if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
+}
+
+void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
+                    float* u) {
+  const DF d;
+  const auto one = hn::Set(d, 1.0f);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto gate = AtMost(hn::Load(d, g + i), params.limit);
+    const auto up =
+        AtMost(AtLeast(hn::Load(d, u + i), -params.limit), params.limit);
+    hn::Store(SlopedSilu(params.alpha, gate), d, g + i);
+    hn::Store(hn::Add(up, one), d, u + i);
+  }
+}
+
+void ApplyNothing(const ActivationParams&, size_t, float*, float*) {}
+
+// Two vectors, so that 16-bit codes fill one: half a vector cannot be streamed.
+HWY_INLINE void StreamF32(VF a, VF b, float* out) {
+  const DF d;
+  hn::Stream(a, d, out);
+  hn::Stream(b, d, out + hn::Lanes(d));
+}
+template <typename T>
+HWY_INLINE void StreamF32(VF a, VF b, T* out) {
+  const DF d;
+  const hn::Twice<hn::Rebind<CodeOf<T>, DF>> dc;
+  hn::Stream(hn::Combine(dc, EncodeCodes<T>(d, b), EncodeCodes<T>(d, a)), dc,
+             reinterpret_cast<CodeOf<T>*>(out));
+}
+
+// kGated: v[i] * u[i].
+template <typename T, bool kGated>
+HWY_INLINE void StoreAll(const float* HWY_RESTRICT v,
+                         const float* HWY_RESTRICT u, size_t n, bool stream,
+                         void* out) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  T* p = static_cast<T*>(out);
+  const auto result = [&](size_t at) HWY_ATTR {
+    const auto a = hn::Load(d, v + at);
+    return kGated ? hn::Mul(a, hn::Load(d, u + at)) : a;
+  };
+  size_t i = 0;
+  if (stream) {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      StreamF32(result(i), result(i + lanes), p + i);
+    }
+  }
+  for (; i + lanes <= n; i += lanes) StoreF32(result(i), d, p + i);
+  if (i < n) StoreNF32(result(i), d, p + i, n - i);
+}
+
+template <typename T>
+void Store(const float* v, size_t n, bool stream, void* out) {
+  StoreAll<T, false>(v, nullptr, n, stream, out);
+}
+template <typename T>
+void MulStore(const float* g, const float* u, size_t n, bool stream,
+              void* out) {
+  StoreAll<T, true>(g, u, n, stream, out);
+}
+
+void Flush() { hwy::FlushStream(); }
+
+// The zeros behind n, less the center, must not count.
+float SumSquares(const float* v, float center, size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const auto c = hn::Set(d, center);
+  auto sum = hn::Zero(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto x = hn::Sub(hn::Load(d, v + i), c);
+    sum = hn::MulAdd(x, x, sum);
+  }
+  if (i < n) {
+    const auto x = hn::IfThenElseZero(hn::FirstN(d, n - i),
+                                      hn::Sub(hn::Load(d, v + i), c));
+    sum = hn::MulAdd(x, x, sum);
+  }
+  return hn::ReduceSum(d, sum);
+}
+
+float Sum(const float* v, size_t n) {
+  const DF d;
+  auto sum = hn::Zero(d);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    sum = hn::Add(sum, hn::Load(d, v + i));
+  }
+  return hn::ReduceSum(d, sum);
+}
+
+void Excess(float cutoff, size_t n, float* v) {
+  const DF d;
+  const auto c = hn::Set(d, cutoff);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    hn::Store(AtLeast(hn::Sub(hn::Load(d, v + i), c), 0.0f), d, v + i);
+  }
+}
+
+template <typename T>
+void SetLoads(ActivationKernels& kernels) {
+  kernels.load = &Load<T>;
+  kernels.load_pairs = &LoadPairs<T>;
+}
+template <typename T>
+void SetStores(ActivationKernels& kernels) {
+  kernels.store = &Store<T>;
+  kernels.mul_store = &MulStore<T>;
+}
+
+decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
+  switch (activation) {
+    case Activation::kIdentity:
+      break;
+    case Activation::kSilu:
+      return &Apply<SiluOf>;
+    case Activation::kGelu:
+      return &Apply<GeluOf>;
+    case Activation::kGeluTanh:
+      return &Apply<GeluTanhOf>;
+    case Activation::kQuickGelu:
+      return &Apply<QuickGeluOf>;
+    case Activation::kRelu2:
+      return &Apply<Relu2Of>;
+    case Activation::kFatrelu:
+      return &Apply<FatreluOf>;
+    case Activation::kXielu:
+      return &Apply<XieluOf>;
+    case Activation::kSwigluOai:
+      return &ApplySwigluOai;
+  }
+  return &ApplyNothing;
+}
+
+ActivationKernels GetKernels(Activation activation, DType x, DType out) {
+  ActivationKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  if (x == DType::kF32) {
+    SetLoads<float>(kernels);
+  } else if (x == DType::kBF16) {
+    SetLoads<BFloat16>(kernels);
+  } else {
+    SetLoads<Float16>(kernels);
+  }
+  if (out == DType::kF32) {
+    SetStores<float>(kernels);
+  } else if (out == DType::kBF16) {
+    SetStores<BFloat16>(kernels);
+  } else {
+    SetStores<Float16>(kernels);
+  }
+  kernels.apply = ApplyOf(activation);
+  kernels.flush = &Flush;
+  kernels.sum = &Sum;
+  kernels.sum_squares = &SumSquares;
+  kernels.excess = &Excess;
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+ActivationKernels GetActivationKernels(Activation activation, DType x,
+                                       DType out) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(activation, x, out);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

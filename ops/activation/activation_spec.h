@@ -1,0 +1,85 @@
+#ifndef QUERN_OPS_ACTIVATION_ACTIVATION_SPEC_H_
+#define QUERN_OPS_ACTIVATION_ACTIVATION_SPEC_H_
+
+// The functions of one number that models put between their linear layers.
+//
+//   kIdentity   v
+//   kSilu       v / (1 + e^-v)
+//   kGelu       v * Phi(v)                      Phi(v) = erfc(-v / sqrt(2)) / 2
+//   kGeluTanh   v / 2 * (1 + tanh(sqrt(2 / pi) (v + 0.044715 v^3)))
+//   kQuickGelu  v / (1 + e^(-1.702 v))
+//   kRelu2      max(v, 0)^2
+//   kFatrelu    v <= threshold ? 0 : v
+//   kXielu      v > 0 ? alpha_p v^2 + beta v
+//                     : (expm1(min(v, eps)) - v) alpha_n + beta v
+//   kSwigluOai  g / (1 + e^(-alpha g)),  g = min(v, limit)      gated only
+//
+// All are f32 arithmetic, and off by at most so many units of 2^-24, relative,
+// before the one rounding to the output:
+//
+//   kIdentity, kFatrelu 0      kRelu2 1      kSilu 10
+//   kGelu       16 + min(v^2 / 2, 110)
+//   kGeluTanh   10 + 4 min(|w|, 110), w = 2 sqrt(2 / pi) (v + 0.044715 v^3)
+//   kQuickGelu, kSwigluOai   10 + min(|alpha v|, 128)
+//   kXielu      8 of alpha_p v^2 + (|expm1(v)| + |v|) alpha_n + beta |v|, as
+//               its terms may cancel
+//
+// plus, but for the first three, an absolute 140 * 2^-149. NaN gives NaN;
+// -infinity gives the limit, -0, or for kXielu NaN: infinity less infinity.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace quern {
+
+enum class Activation : uint8_t {
+  kIdentity,
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kQuickGelu,
+  kRelu2,
+  kFatrelu,
+  kXielu,
+  kSwigluOai,
+};
+
+// "identity", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "fatrelu",
+// "xielu", "swigluoai".
+absl::string_view ActivationName(Activation activation);
+
+// Whether stores go through the caches. Streaming ones spare the read of what
+// is overwritten, and leave the result in memory only.
+enum class ActivationStores : uint8_t {
+  kAuto,    // kStream if input and output together exceed the last-level cache
+  kCached,  // the next operator reads the result at once
+  kStream,
+};
+
+// Those of one activation; the others are ignored.
+struct ActivationParams {
+  float threshold = 0.0f;  // kFatrelu: not NaN
+  float alpha = 1.702f;    // kSwigluOai: 2^-32 <= alpha <= 2^32
+  float limit = 7.0f;      // kSwigluOai: > 0; of the other half too
+  // kXielu, in its effective form; the defaults are those of a bf16 model:
+  // finite, eps <= 0.
+  float alpha_p = 0.8046875f;
+  float alpha_n = 0.80078125f;
+  float beta = 0.5f;
+  float eps = -9.98378e-07f;
+};
+
+// InvalidArgument names the parameter and the bound.
+absl::Status CheckActivationParams(absl::string_view op, Activation activation,
+                                   const ActivationParams& params);
+
+// xIELU is stored as alphas before softplus: alpha_p = softplus(stored_p),
+// alpha_n = beta + softplus(stored_n).
+ActivationParams XieluParams(float stored_p, float stored_n, float beta = 0.5f,
+                             float eps = -1e-6f);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ACTIVATION_ACTIVATION_SPEC_H_

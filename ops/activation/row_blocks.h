@@ -1,0 +1,69 @@
+#ifndef QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
+#define QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
+
+// What the plans of the family share: how a row is cut into blocks, and when it
+// is streamed.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/cpu_info.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_spec.h"
+
+namespace quern {
+
+// Rows shorter than this are not streamed: their partial cache lines at both
+// ends would cost more than is won.
+inline constexpr int64_t kMinStreamRowBytes = 1024;
+
+// Bytes of input and output from which an Execute streams.
+inline int64_t StreamFrom(ActivationStores stores) {
+  switch (stores) {
+    case ActivationStores::kAuto:
+      return GetCpuInfo().last_level_bytes() + 1;
+    case ActivationStores::kCached:
+      return INT64_MAX;
+    case ActivationStores::kStream:
+      break;
+  }
+  return 0;
+}
+
+// fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks
+// after the first begin on a cache line.
+template <typename Fn>
+void ForEachBlock(size_t n, const char* out, size_t out_size, bool stream,
+                  const Fn& fn) {
+  size_t i = 0;
+  while (i < n) {
+    const size_t beyond = reinterpret_cast<uintptr_t>(out + i * out_size) % 64;
+    const size_t whole = kActivationBlock - (stream ? beyond / out_size : 0);
+    const size_t count = std::min(whole, n - i);
+    fn(i, count, stream && beyond == 0);
+    i += count;
+  }
+}
+
+// Where row i of a matrix begins.
+class RowsOf {
+ public:
+  explicit RowsOf(const AnyTensorView& v)
+      : data_(static_cast<char*>(const_cast<void*>(v.data()))),
+        // The stride of a lone row may be any number.
+        row_bytes_(v.extent(0) > 1
+                       ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
+                       : 0) {}
+  char* operator[](int64_t i) const { return data_ + i * row_bytes_; }
+
+ private:
+  char* data_;
+  int64_t row_bytes_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
