@@ -35,6 +35,10 @@ absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
     return Unimplemented(op, "out_dtype is ", DTypeName(spec.out_dtype),
                          "; need f32 or bf16");
   }
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(op, "window_left", spec.window_left, kNoWindow));
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(op, "window_right", spec.window_right, kNoWindow));
   if (!std::isfinite(spec.scale)) {
     return InvalidArgument(op, "scale=", spec.scale, "; need a finite number");
   }

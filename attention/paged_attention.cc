@@ -1,6 +1,7 @@
 #include "attention/paged_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +49,7 @@ struct Scratch {
   float* q;
   float* logits;
   PartialRows chunk;  // of the chunk at hand
+  PartialRows piece;  // of chunks that are merged first
   PartialRows total;  // of all chunks so far
   // Of the work items that leave a partial result.
   PartialRows partials;
@@ -78,6 +80,9 @@ Scratch LayOut(Allocator& a, const Strides& strides,
   s.chunk.state = a.template Allocate<SoftmaxState>("chunk state", rows);
   s.chunk.out =
       a.template Allocate<float>("chunk out", Product(rows, strides.out));
+  s.piece.state = a.template Allocate<SoftmaxState>("piece state", rows);
+  s.piece.out =
+      a.template Allocate<float>("piece out", Product(rows, strides.out));
   s.total.state = a.template Allocate<SoftmaxState>("state", rows);
   s.total.out = a.template Allocate<float>("out", Product(rows, strides.out));
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
@@ -108,29 +113,55 @@ class Step {
 
   void Work(const AttentionWork& work, int worker) const {
     LoadQueries(work.block, worker);
-    if (work.partial != kNoPartial) {
-      ComputeChunk(work.block, work.chunk_begin, worker, Partial(work.partial));
-      return;
-    }
     const PartialRows total = OfWorker(scratch_.total, worker);
-    const PartialRows chunk = OfWorker(scratch_.chunk, worker);
-    Clear(work.block, total);
-    for (int64_t c = work.chunk_begin; c < work.chunk_end; ++c) {
-      ComputeChunk(work.block, c, worker, chunk);
-      MergeRows(work.block, chunk, total);
+    const PartialRows piece = OfWorker(scratch_.piece, worker);
+    const bool whole = work.partial == kNoPartial;
+    if (whole) Clear(Rows(work.block), total);
+    int64_t partial = work.partial;
+    for (int32_t c = work.chunk_begin; c < work.chunk_end;) {
+      const int32_t end = AttentionSchedule::PieceEnd(
+          c, work.chunk_end, c == args_.schedule.FirstChunk(work.block));
+      if (whole) {
+        ComputePiece(work.block, c, end, worker, piece);
+        MergeRows(Rows(work.block), piece, total);
+      } else {
+        ComputePiece(work.block, c, end, worker, Partial(partial));
+        partial += Rows(work.block);
+      }
+      c = end;
     }
-    Store(work.block, total);
+    if (whole) Store(work.block, 0, Rows(work.block), total);
   }
 
   // The same arithmetic in the same order as Work without partials.
   void Merge(const AttentionMerge& merge, int worker) const {
+    const AttentionBlock& block = merge.block;
+    const int64_t rows = int64_t{merge.row_end} - merge.row_begin;
     const PartialRows total = OfWorker(scratch_.total, worker);
-    Clear(merge.block, total);
-    for (int64_t c = 0; c < merge.chunks; ++c) {
-      MergeRows(merge.block, Partial(merge.partial + c * Rows(merge.block)),
-                total);
+    Clear(rows, total);
+    const absl::Span<const AttentionRun> runs = args_.schedule.Runs(merge);
+    const int32_t first = runs.front().chunk_begin;
+    PartialRows span = {};
+    for (const AttentionRun& run : runs) {
+      int64_t partial = run.partial + merge.row_begin;
+      for (int32_t c = run.chunk_begin; c < run.chunk_end;) {
+        const int32_t end =
+            AttentionSchedule::PieceEnd(c, run.chunk_end, c == first);
+        const PartialRows piece = Partial(partial);
+        if (c == first || AttentionSchedule::IsSpanBegin(c)) {
+          span = piece;
+        } else {
+          MergeRows(rows, piece, span);
+        }
+        if (AttentionSchedule::IsSpanBegin(end) ||
+            end == runs.back().chunk_end) {
+          MergeRows(rows, span, total);
+        }
+        partial += Rows(block);
+        c = end;
+      }
     }
-    Store(merge.block, total);
+    Store(block, merge.row_begin, merge.row_end, total);
   }
 
  private:
@@ -154,9 +185,9 @@ class Step {
     return scratch_.logits + FirstRow(worker) * kChunkTokens;
   }
 
-  void Clear(const AttentionBlock& block, const PartialRows& rows) const {
-    std::fill_n(rows.state, Rows(block), SoftmaxState());
-    std::fill_n(rows.out, Rows(block) * strides_.out, 0.0f);
+  void Clear(int64_t rows, const PartialRows& of) const {
+    std::fill_n(of.state, rows, SoftmaxState());
+    std::fill_n(of.out, rows * strides_.out, 0.0f);
   }
 
   // fn(row, token, head) for each row of the block: where it is in q and out.
@@ -196,7 +227,7 @@ class Step {
     const int64_t group = spec_.group();
     for (int64_t query = block.q_begin; query < block.q_end; ++query) {
       const int64_t row = (query - block.q_begin) * group;
-      const int64_t visible = args_.schedule.VisibleKeys(block, query) - begin;
+      const int64_t visible = args_.schedule.VisibleEnd(block, query) - begin;
       if (visible >= end - begin) {
         fn(row, (block.q_end - query) * group, end - begin);
         return;
@@ -221,7 +252,7 @@ class Step {
     const AttentionSchedule& schedule = args_.schedule;
     const int64_t begin = chunk * kChunkTokens;
     const int64_t end = std::min(begin + kChunkTokens,
-                                 schedule.VisibleKeys(block, block.q_end - 1));
+                                 schedule.VisibleEnd(block, block.q_end - 1));
     const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
     const auto head_dim = static_cast<size_t>(layout_.head_dim());
     const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
@@ -249,7 +280,7 @@ class Step {
     std::fill_n(result.out, Rows(block) * strides_.out, 0.0f);
     ForEachRow(block, [&](int64_t row, int64_t /*token*/, int64_t /*head*/) {
       const int64_t query = block.q_begin + row / spec_.group();
-      const int64_t visible = schedule.VisibleKeys(block, query) - begin;
+      const int64_t visible = schedule.VisibleEnd(block, query) - begin;
       const int64_t tokens =
           std::max(int64_t{0}, std::min(visible, end - begin));
       kernels_.softmax(logits + row * kChunkTokens, static_cast<size_t>(tokens),
@@ -272,20 +303,34 @@ class Step {
                 });
   }
 
-  void MergeRows(const AttentionBlock& block, const PartialRows& part,
+  // The chunks [begin, end), one after the other; writes all of `result`.
+  void ComputePiece(const AttentionBlock& block, int32_t begin, int32_t end,
+                    int worker, const PartialRows& result) const {
+    const PartialRows chunk = OfWorker(scratch_.chunk, worker);
+    ComputeChunk(block, begin, worker, result);
+    for (int32_t c = begin + 1; c < end; ++c) {
+      ComputeChunk(block, c, worker, chunk);
+      MergeRows(Rows(block), chunk, result);
+    }
+  }
+
+  void MergeRows(int64_t rows, const PartialRows& part,
                  const PartialRows& total) const {
-    for (int64_t row = 0; row < Rows(block); ++row) {
+    for (int64_t row = 0; row < rows; ++row) {
       kernels_.merge(part.state[row], part.out + row * strides_.out,
                      static_cast<size_t>(layout_.v_head_dim()),
                      total.state + row, total.out + row * strides_.out);
     }
   }
 
-  void Store(const AttentionBlock& block, const PartialRows& total) const {
+  // The rows [begin, end) of the block, the first of them at total's first.
+  void Store(const AttentionBlock& block, int64_t begin, int64_t end,
+             const PartialRows& total) const {
     auto* out = static_cast<uint8_t*>(args_.out.mutable_data());
     ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
-      const SoftmaxState& state = total.state[row];
-      kernels_.store(state, total.out + row * strides_.out,
+      if (row < begin || row >= end) return;
+      const SoftmaxState& state = total.state[row - begin];
+      kernels_.store(state, total.out + (row - begin) * strides_.out,
                      static_cast<size_t>(layout_.v_head_dim()),
                      out + HeadRowOffsetBytes(args_.out, token, head));
       if (args_.lse.data() != nullptr) {
@@ -315,6 +360,11 @@ absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     return Unimplemented(kOp, "kv is ", KvFormName(spec.kv.form()), " ",
                          DTypeName(spec.kv.dtype()),
                          "; need plain f32, bf16 or f16");
+  }
+  if (spec.window_left != kNoWindow || spec.window_right != kNoWindow) {
+    return Unimplemented(kOp, "window_left=", spec.window_left,
+                         ", window_right=", spec.window_right,
+                         "; need no window");
   }
   return PagedAttentionPlan(
       spec,
@@ -382,6 +432,9 @@ absl::Status PagedAttentionPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(CheckRange(
       kOp, "pages.num_pages", args.pages.num_pages(), 0, args.kv.num_pages()));
   for (int64_t s = 0; s < sequences; ++s) {
+    if (schedule.sequences()[static_cast<size_t>(s)].right != 0) {
+      return Unimplemented(kOp, "sequence ", s, " is not causal");
+    }
     const int64_t kv_len = schedule.sequences()[static_cast<size_t>(s)].kv_len;
     if (kv_len > args.pages.Capacity(s)) {
       return InvalidArgument(kOp, "sequence ", s, ": kv_len=", kv_len,
@@ -403,11 +456,22 @@ void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
   const Scratch scratch =
       LayOut(workspace, strides, schedule, executor.num_workers());
   const Step step(spec_, kernels_, args, strides, scratch);
-  executor.ParallelFor(static_cast<int64_t>(schedule.work().size()),
-                       [&](int64_t task, int worker) {
-                         step.Work(schedule.work()[static_cast<size_t>(task)],
-                                   worker);
-                       });
+  // Each worker takes the next share as it gets free: whatever order the
+  // executor has for its tasks, shares are taken longest first.
+  std::atomic<size_t> next{0};
+  const absl::Span<const AttentionShare> shares = schedule.shares();
+  executor.ParallelFor(
+      std::min(int64_t{executor.num_workers()},
+               static_cast<int64_t>(shares.size())),
+      [&](int64_t /*task*/, int worker) {
+        for (size_t i = next.fetch_add(1, std::memory_order_relaxed);
+             i < shares.size();
+             i = next.fetch_add(1, std::memory_order_relaxed)) {
+          for (const AttentionWork& work : schedule.Work(shares[i])) {
+            step.Work(work, worker);
+          }
+        }
+      });
   executor.ParallelFor(
       static_cast<int64_t>(schedule.merges().size()),
       [&](int64_t task, int worker) {

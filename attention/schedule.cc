@@ -17,40 +17,81 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "attention_schedule";
+constexpr int64_t kChunk = AttentionSchedule::kChunkTokens;
+constexpr int64_t kSpan = AttentionSchedule::kSpanChunks;
 
-// A block is split where it alone would take more than one part in this many of
-// a worker's share: then workers wait for one another for at most that part.
-constexpr double kPartsPerWorker = 4;
+// A key and its value brought from memory: 512 bytes.
+constexpr int64_t kKeyCost = 8;
+// A row of partial results brought from another core and merged: as many.
+constexpr int64_t kMergeCost = 16;
 
-absl::Status CheckLengths(absl::Span<const int64_t> q_lens,
-                          absl::Span<const int64_t> kv_lens) {
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "kv_lens.size()", static_cast<int64_t>(kv_lens.size()),
-                 static_cast<int64_t>(q_lens.size()), "q_lens"));
-  for (size_t s = 0; s < q_lens.size(); ++s) {
-    if (q_lens[s] < 0 || q_lens[s] > AttentionSchedule::kMaxTokens) {
+// The shares of one worker are 1/2, 1/4, 1/8, 1/8 of its work: a worker that
+// was away does not keep the others waiting for more than the last of them.
+constexpr int kMaxRounds = 4;
+// But none is shorter than this many chunks of the largest block.
+constexpr double kLeastShare = 4;
+// A block that costs less than this part of a worker's work is never cut, and
+// none is for so little: cutting costs a merge, and does not gain as much.
+constexpr double kNotWorthACut = 1.0 / 32;
+
+absl::Status CheckBatch(const AttentionBatch& batch) {
+  const auto size = static_cast<int64_t>(batch.q_lens.size());
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "kv_lens.size()",
+                                   static_cast<int64_t>(batch.kv_lens.size()),
+                                   size, "q_lens"));
+  if (!batch.causal.empty()) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "causal.size()",
+                                     static_cast<int64_t>(batch.causal.size()),
+                                     size, "q_lens"));
+  }
+  for (size_t s = 0; s < batch.q_lens.size(); ++s) {
+    const int64_t q_len = batch.q_lens[s], kv_len = batch.kv_lens[s];
+    if (q_len < 0 || q_len > AttentionSchedule::kMaxTokens) {
       return InvalidArgument(
-          kOp, "sequence ", s, ": q_len=", q_lens[s],
+          kOp, "sequence ", s, ": q_len=", q_len,
           "; need 0 <= q_len <= ", AttentionSchedule::kMaxTokens);
     }
-    if (kv_lens[s] < 0 || kv_lens[s] > AttentionSchedule::kMaxTokens) {
+    if (kv_len < 0 || kv_len > AttentionSchedule::kMaxTokens) {
       return InvalidArgument(
-          kOp, "sequence ", s, ": kv_len=", kv_lens[s],
+          kOp, "sequence ", s, ": kv_len=", kv_len,
           "; need 0 <= kv_len <= ", AttentionSchedule::kMaxTokens);
     }
-    if (kv_lens[s] != 0 && q_lens[s] > kv_lens[s]) {
-      return InvalidArgument(kOp, "sequence ", s, ": q_len=", q_lens[s],
-                             ", kv_len=", kv_lens[s],
+    if (kv_len != 0 && q_len > kv_len) {
+      return InvalidArgument(kOp, "sequence ", s, ": q_len=", q_len,
+                             ", kv_len=", kv_len,
                              "; need q_len <= kv_len, the new tokens included");
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status TooMuchWork() {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      kOp, ": the step has more than ", AttentionSchedule::kMaxWork,
-      " work items; need fewer or shorter sequences"));
+// What a window that may be unlimited is in tokens.
+int64_t WindowTokens(int64_t window) {
+  return window == kNoWindow ? AttentionSchedule::kMaxTokens
+                             : std::min(window, AttentionSchedule::kMaxTokens);
+}
+
+// Queries of a block: as many as block_rows allows, less some where that fills
+// the tiles better.
+int64_t BlockQueries(int64_t group, const AttentionTiles& tiles) {
+  const int64_t most = std::max(int64_t{1}, tiles.block_rows / group);
+  const int64_t tile = std::min(tiles.row_tile, tiles.block_rows);
+  int64_t best = most;
+  // With q queries, q * group of RoundUp(q * group, tile) rows are of use.
+  for (int64_t q = most; q > most / 2 && q > most - tile; --q) {
+    const int64_t best_rows = best * group, rows = q * group;
+    if (rows * RoundUp(best_rows, tile) > best_rows * RoundUp(rows, tile)) {
+      best = q;
+    }
+  }
+  return best;
+}
+
+// Pieces of the run [begin, end) of a block whose chunks start at `first`.
+int64_t PieceCount(int64_t begin, int64_t end, int64_t first) {
+  const int64_t head = std::min(end, RoundUp(begin, kSpan)) - begin;
+  const int64_t spans = DivCeil(end - begin - head, kSpan);
+  return (begin == first ? (head == 0 ? 0 : 1) : head) + spans;
 }
 
 std::string ToString(const AttentionBlock& block) {
@@ -58,91 +99,338 @@ std::string ToString(const AttentionBlock& block) {
                       " queries [", block.q_begin, ", ", block.q_end, ")");
 }
 
+absl::Status TooManyBlocks() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      kOp, ": the step has more than ", AttentionSchedule::kMaxBlocks,
+      " blocks; need fewer or shorter sequences"));
+}
+
+// A block's place on the line. Costs are integers in double: exact below 2^53,
+// and the same each time beyond it.
+struct Stretch {
+  Stretch(const AttentionSequence& s, const AttentionBlock& of, int64_t group)
+      : block(of), rows(of.q_count() * group) {
+    const int64_t position = s.kv_len - s.q_len;
+    key_begin = std::max(int64_t{0}, position + of.q_begin - s.left);
+    key_end = std::clamp(position + of.q_end + s.right, int64_t{0}, s.kv_len);
+    chunk_begin = static_cast<int32_t>(key_begin / kChunk);
+    chunk_end = static_cast<int32_t>(DivCeil(key_end, kChunk));
+  }
+
+  // The first key of `chunk` that any of the queries sees.
+  int64_t Key(int32_t chunk) const {
+    return std::clamp(chunk * kChunk, key_begin, key_end);
+  }
+  double key_cost() const { return static_cast<double>(kKeyCost + rows); }
+  // Of the chunks [begin, end), but without starting an item.
+  double cost(int32_t begin, int32_t end) const {
+    return static_cast<double>(Key(end) - Key(begin)) * key_cost();
+  }
+  double cost() const {
+    return AttentionSchedule::kItemCost + cost(chunk_begin, chunk_end);
+  }
+
+  AttentionBlock block;
+  int64_t rows;
+  int64_t key_begin, key_end;      // that any of the queries sees
+  int32_t chunk_begin, chunk_end;  // with those keys
+};
+
+// fn(stretch) for each block of one head of sequence s, in order.
+template <typename Fn>
+absl::Status ForEachBlock(const AttentionSequence& sequence, size_t s,
+                          int64_t head, int64_t block_queries, int64_t group,
+                          const Fn& fn) {
+  AttentionBlock block;
+  block.sequence = static_cast<int32_t>(s);
+  block.kv_head = static_cast<int32_t>(head);
+  for (int64_t q = 0; q < sequence.q_len; q += block_queries) {
+    block.q_begin = static_cast<int32_t>(q);
+    block.q_end =
+        static_cast<int32_t>(std::min(sequence.q_len, q + block_queries));
+    QUERN_RETURN_IF_ERROR(fn(Stretch(sequence, block, group)));
+  }
+  return absl::OkStatus();
+}
+
+// Lays blocks on the line and cuts it into shares.
+class Line {
+ public:
+  // The whole line costs `total`, a chunk of its largest block `chunk`.
+  Line(AttentionScheduleStorage& storage, int num_workers, double total,
+       double chunk)
+      : storage_(storage),
+        workers_(num_workers),
+        worker_(total / num_workers),
+        slack_(worker_ * kNotWorthACut) {
+    while (workers_ > 1 && rounds_ < kMaxRounds &&
+           worker_ >= kLeastShare * chunk * static_cast<double>(1 << rounds_)) {
+      ++rounds_;
+    }
+    NextTarget();
+  }
+
+  absl::Status Add(const Stretch& stretch) {
+    double cost = stretch.cost();
+    const bool may_cut = cost > slack_;
+    int32_t chunk = stretch.chunk_begin;
+    const auto first_run = static_cast<int32_t>(storage_.runs.size());
+    while (!last_share()) {
+      const double room = target_ - position_;
+      if (cost <= room) break;
+      if (may_cut) {
+        if (cost <= room + slack_) break;
+        const int32_t cut = CutNear(stretch, chunk, room);
+        if (cut >= stretch.chunk_end) break;
+        if (cut > chunk) {
+          QUERN_RETURN_IF_ERROR(AddPartial(stretch, chunk, cut));
+          const double done = stretch.cost(chunk, cut);
+          position_ += done;
+          cost -= done;
+          chunk = cut;
+        }
+      } else if (cost <= 2 * room) {
+        break;  // more of it on this side of the target than on the other
+      }
+      EndShare();
+    }
+    position_ += cost;
+    if (chunk == stretch.chunk_begin) {
+      storage_.work.push_back(
+          {stretch.block, stretch.chunk_begin, stretch.chunk_end, kNoPartial});
+      return absl::OkStatus();
+    }
+    QUERN_RETURN_IF_ERROR(AddPartial(stretch, chunk, stretch.chunk_end));
+    AddMerges(stretch, first_run);
+    return absl::OkStatus();
+  }
+
+  void End() {
+    CloseShare();
+    std::sort(storage_.shares.begin(), storage_.shares.end(),
+              [](const AttentionShare& a, const AttentionShare& b) {
+                return a.cost != b.cost ? a.cost > b.cost : a.begin < b.begin;
+              });
+  }
+
+  int64_t partial_rows() const { return partial_rows_; }
+
+ private:
+  bool last_share() const { return next_share_ >= int64_t{rounds_} * workers_; }
+
+  // The boundary of chunks nearest to `room`, or one of spans not far away:
+  // then the run leaves fewer pieces.
+  int32_t CutNear(const Stretch& stretch, int32_t chunk, double room) const {
+    const double chunks =
+        (static_cast<double>(stretch.Key(chunk)) + room / stretch.key_cost()) /
+        static_cast<double>(kChunk);
+    if (chunks <= static_cast<double>(chunk)) return chunk;
+    if (chunks >= static_cast<double>(stretch.chunk_end)) {
+      return stretch.chunk_end;
+    }
+    const auto cut = static_cast<int64_t>(chunks + 0.5);
+    const int64_t span = (cut + kSpan / 2) / kSpan * kSpan;
+    const int64_t away = (span > cut ? span - cut : cut - span) * kChunk;
+    const bool take_span =
+        static_cast<double>(away) * stretch.key_cost() <= slack_ &&
+        span > chunk && span < stretch.chunk_end;
+    return static_cast<int32_t>(take_span ? span : cut);
+  }
+
+  absl::Status AddPartial(const Stretch& stretch, int32_t begin, int32_t end) {
+    storage_.work.push_back({stretch.block, begin, end, partial_rows_});
+    storage_.runs.push_back({begin, end, partial_rows_});
+    // At most 2^22 pieces of 2^31 rows.
+    partial_rows_ += PieceCount(begin, end, stretch.chunk_begin) * stretch.rows;
+    if (partial_rows_ <= AttentionSchedule::kMaxPartialRows) {
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kOp, ": the step leaves more than ", AttentionSchedule::kMaxPartialRows,
+        " rows of partial results; need fewer workers or heads"));
+  }
+
+  void AddMerges(const Stretch& stretch, int32_t first_run) {
+    const int64_t rows = DivCeil(stretch.rows, int64_t{workers_});
+    for (int64_t row = 0; row < stretch.rows; row += rows) {
+      AttentionMerge merge;
+      merge.block = stretch.block;
+      merge.row_begin = static_cast<int32_t>(row);
+      merge.row_end = static_cast<int32_t>(std::min(stretch.rows, row + rows));
+      merge.run_begin = first_run;
+      merge.run_end = static_cast<int32_t>(storage_.runs.size());
+      storage_.merges.push_back(merge);
+    }
+  }
+
+  void EndShare() {
+    CloseShare();
+    ++next_share_;
+    NextTarget();
+  }
+
+  void CloseShare() {
+    const auto begin = static_cast<int32_t>(share_begin_);
+    const auto end = static_cast<int32_t>(storage_.work.size());
+    if (begin == end) return;
+    storage_.shares.push_back({begin, end, position_ - share_position_});
+    share_begin_ = storage_.work.size();
+    share_position_ = position_;
+  }
+
+  // The part of the line before the shares of `round`: 0, 1/2, 3/4 ...
+  double Before(int64_t round) const {
+    return round == rounds_ ? 1
+                            : 1 - 1 / static_cast<double>(int64_t{1} << round);
+  }
+  void NextTarget() {
+    const int64_t round = (next_share_ - 1) / workers_;
+    const auto shares = static_cast<double>((next_share_ - 1) % workers_ + 1);
+    const double before = Before(round);
+    target_ =
+        worker_ * (before * workers_ + (Before(round + 1) - before) * shares);
+  }
+
+  AttentionScheduleStorage& storage_;
+  const int workers_;
+  const double worker_;     // what each worker does in all
+  const double slack_;      // a share may be longer by that
+  int rounds_ = 1;          // shares of a worker
+  int64_t next_share_ = 1;  // counted from 1: ends at target_
+  double target_ = 0;
+  double position_ = 0;
+  size_t share_begin_ = 0;  // of the share at hand: in the work, on the line
+  double share_position_ = 0;
+  int64_t partial_rows_ = 0;
+};
+
 }  // namespace
 
 absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
-    const AttentionSpec& spec, absl::Span<const int64_t> q_lens,
-    absl::Span<const int64_t> kv_lens, int num_workers,
+    const AttentionSpec& spec, const AttentionBatch& batch,
+    const AttentionTiles& tiles, int num_workers,
     AttentionScheduleStorage& storage) {
   QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "num_workers", num_workers, 1));
-  QUERN_RETURN_IF_ERROR(CheckLengths(q_lens, kv_lens));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "num_workers", num_workers, 1, kMaxWorkers));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "block_rows", tiles.block_rows, 1, kMaxTokens));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "row_tile", tiles.row_tile, 1, tiles.block_rows));
+  QUERN_RETURN_IF_ERROR(CheckBatch(batch));
   storage.sequences.clear();
   storage.work.clear();
+  storage.shares.clear();
+  storage.runs.clear();
   storage.merges.clear();
 
   AttentionSchedule schedule;
   schedule.group_ = spec.group();
   schedule.kv_heads_ = spec.kv.kv_heads();
-  const int64_t block_queries =
-      std::max(int64_t{1}, kBlockRows / schedule.group_);
-  // Pairs of a query and a key, about: what the step costs for each head.
-  double pairs = 0;
-  for (size_t s = 0; s < q_lens.size(); ++s) {
-    storage.sequences.push_back({schedule.num_tokens_, q_lens[s], kv_lens[s]});
-    schedule.num_tokens_ += q_lens[s];
-    pairs += static_cast<double>(q_lens[s]) * static_cast<double>(kv_lens[s]);
-  }
-  schedule.sequences_ = storage.sequences;
-  int64_t blocks = 0;
-  for (const int64_t q_len : q_lens) {
+  const int64_t block_queries = BlockQueries(schedule.group_, tiles);
+  int64_t blocks = 0, longest = 0;
+  for (size_t s = 0; s < batch.q_lens.size(); ++s) {
+    const int64_t q_len = batch.q_lens[s];
+    const bool causal = batch.causal.empty() || batch.causal[s] != 0;
+    storage.sequences.push_back({schedule.num_tokens_, q_len, batch.kv_lens[s],
+                                 WindowTokens(spec.window_left),
+                                 causal ? 0 : WindowTokens(spec.window_right)});
+    schedule.num_tokens_ += q_len;
+    longest = std::max(longest, std::min(q_len, block_queries));
     // At most 2^31 heads of 2^30 blocks; the sum stays near the limit.
     blocks += schedule.kv_heads_ * DivCeil(q_len, block_queries);
-    if (blocks > kMaxWork) return TooMuchWork();
+    if (blocks > kMaxBlocks) return TooManyBlocks();
   }
-  const double share = pairs * static_cast<double>(schedule.kv_heads_) /
-                       (kPartsPerWorker * num_workers);
+  schedule.sequences_ = storage.sequences;
+  schedule.max_block_rows_ = longest * schedule.group_;
 
-  for (size_t s = 0; s < q_lens.size(); ++s) {
+  // Each head costs the same.
+  double total = 0;
+  for (size_t s = 0; s < storage.sequences.size(); ++s) {
+    QUERN_RETURN_IF_ERROR(ForEachBlock(storage.sequences[s], s, 0,
+                                       block_queries, schedule.group_,
+                                       [&](const Stretch& stretch) {
+                                         total += stretch.cost();
+                                         return absl::OkStatus();
+                                       }));
+  }
+  Line line(
+      storage, num_workers, total * static_cast<double>(schedule.kv_heads_),
+      static_cast<double>(kChunk * (kKeyCost + schedule.max_block_rows_)));
+  for (size_t s = 0; s < storage.sequences.size(); ++s) {
     for (int64_t head = 0; head < schedule.kv_heads_; ++head) {
-      for (int64_t q = 0; q < q_lens[s]; q += block_queries) {
-        AttentionBlock block;
-        block.sequence = static_cast<int32_t>(s);
-        block.kv_head = static_cast<int32_t>(head);
-        block.q_begin = static_cast<int32_t>(q);
-        block.q_end =
-            static_cast<int32_t>(std::min(q_lens[s], q + block_queries));
-        const int64_t rows = block.q_count() * schedule.group_;
-        schedule.max_block_rows_ = std::max(schedule.max_block_rows_, rows);
-        const int64_t visible = schedule.VisibleKeys(block, block.q_end - 1);
-        const auto chunks =
-            static_cast<int32_t>(DivCeil(visible, kChunkTokens));
-        const double cost =
-            static_cast<double>(block.q_count()) * static_cast<double>(visible);
-        if (num_workers == 1 || chunks <= 1 || cost <= share) {
-          storage.work.push_back({block, 0, chunks, kNoPartial});
-          continue;
-        }
-        if (static_cast<int64_t>(storage.work.size()) + chunks > kMaxWork) {
-          return TooMuchWork();
-        }
-        storage.merges.push_back({block, chunks, schedule.partial_rows_});
-        for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-          storage.work.push_back(
-              {block, chunk, chunk + 1, schedule.partial_rows_});
-          schedule.partial_rows_ += rows;
-        }
-      }
+      QUERN_RETURN_IF_ERROR(ForEachBlock(
+          storage.sequences[s], s, head, block_queries, schedule.group_,
+          [&](const Stretch& stretch) { return line.Add(stretch); }));
     }
   }
-  schedule.work_ = storage.work;
-  schedule.merges_ = storage.merges;
+  line.End();
+  schedule.partial_rows_ = line.partial_rows();
+  schedule.Borrow(storage);
   return schedule;
 }
 
+void AttentionSchedule::Borrow(const AttentionScheduleStorage& storage) {
+  sequences_ = storage.sequences;
+  work_ = storage.work;
+  shares_ = storage.shares;
+  runs_ = storage.runs;
+  merges_ = storage.merges;
+}
+
+AttentionSchedule AttentionSchedule::CopyTo(
+    AttentionScheduleStorage& storage) const {
+  storage.sequences.assign(sequences_.begin(), sequences_.end());
+  storage.work.assign(work_.begin(), work_.end());
+  storage.shares.assign(shares_.begin(), shares_.end());
+  storage.runs.assign(runs_.begin(), runs_.end());
+  storage.merges.assign(merges_.begin(), merges_.end());
+  AttentionSchedule copy = *this;
+  copy.Borrow(storage);
+  return copy;
+}
+
+double AttentionSchedule::Cost(const AttentionWork& work) const {
+  const Stretch stretch(sequences_[static_cast<size_t>(work.block.sequence)],
+                        work.block, group_);
+  return AttentionSchedule::kItemCost +
+         stretch.cost(work.chunk_begin, work.chunk_end);
+}
+
+double AttentionSchedule::Cost(const AttentionMerge& merge) const {
+  const absl::Span<const AttentionRun> runs = Runs(merge);
+  int64_t pieces = 0;
+  for (const AttentionRun& run : runs) {
+    pieces +=
+        PieceCount(run.chunk_begin, run.chunk_end, runs.front().chunk_begin);
+  }
+  return static_cast<double>(kMergeCost) * static_cast<double>(pieces) *
+         static_cast<double>(merge.row_end - merge.row_begin);
+}
+
 std::string AttentionSchedule::DebugString() const {
-  std::string text;
-  for (const AttentionWork& work : work_) {
-    absl::StrAppend(&text, "work ", ToString(work.block), " chunks [",
-                    work.chunk_begin, ", ", work.chunk_end, ")");
-    if (work.partial != kNoPartial) {
-      absl::StrAppend(&text, " partial ", work.partial);
+  std::string text = absl::StrCat(
+      sequences_.size(), " sequences, ", num_tokens_, " tokens, ", kv_heads_,
+      " kv_heads of ", group_, " rows, ", partial_rows_, " partial rows\n");
+  for (const AttentionShare& share : shares_) {
+    absl::StrAppend(&text, "share of cost ", share.cost, "\n");
+    for (const AttentionWork& work : Work(share)) {
+      absl::StrAppend(&text, "  ", ToString(work.block), " chunks [",
+                      work.chunk_begin, ", ", work.chunk_end, ")");
+      if (work.partial != kNoPartial) {
+        absl::StrAppend(&text, " partial ", work.partial);
+      }
+      text += '\n';
     }
-    text += '\n';
   }
   for (const AttentionMerge& merge : merges_) {
-    absl::StrAppend(&text, "merge ", ToString(merge.block), " chunks ",
-                    merge.chunks, " partial ", merge.partial, "\n");
+    absl::StrAppend(&text, "merge ", ToString(merge.block), " rows [",
+                    merge.row_begin, ", ", merge.row_end, ") of");
+    for (const AttentionRun& run : Runs(merge)) {
+      absl::StrAppend(&text, " [", run.chunk_begin, ", ", run.chunk_end,
+                      ") partial ", run.partial);
+    }
+    text += '\n';
   }
   return text;
 }

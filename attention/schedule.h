@@ -6,19 +6,30 @@
 //
 // The batch is ragged: sequence s has q_len new queries, rows
 // [q_offset, q_offset + q_len) of q, the last of its kv_len tokens. Query i of
-// it sees the keys [0, kv_len - q_len + i], itself included.
+// it stands at position p = kv_len - q_len + i and sees the keys
+// [p - left, p + right] of its sequence: right is 0 where it is causal.
 //
-//   block   kBlockRows rows that share their keys: consecutive queries of one
-//           sequence times the query heads of one key/value head
+//   block   rows that share their keys: consecutive queries of one sequence
+//           times the query heads of one key/value head
 //   chunk   the keys [c * kChunkTokens, (c + 1) * kChunkTokens) of a sequence
+//   span    kSpanChunks chunks, from a multiple of that on
+//   item    a block against a run of chunks, done by one worker
+//   share   consecutive items that a worker takes at once
 //
-// The softmax of a row is computed chunk by chunk and the results are merged in
-// the order of the chunks. Chunks depend on the position of the keys alone, so
-// the bits of a row depend neither on how many workers there are, nor on its
-// neighbours in the batch, nor on how its sequence was cut into steps. What the
-// number of workers does decide is whether one work item goes through all
-// chunks of a block, or each chunk is an item of its own, leaving a partial
-// result for a merge.
+// The rule of the bits. The softmax of a row is computed chunk by chunk; the
+// chunks of a span are merged from left to right, and so are the spans. That
+// order depends on the position of the keys alone, so the bits of a row depend
+// neither on how many workers there are, nor on its neighbours in the batch,
+// nor on how its sequence was cut into steps. An item that covers only part of
+// a block's chunks leaves, for each span, what can be merged later without
+// changing that order: see PieceEnd.
+//
+// Who does what. Lay all blocks on a line, each as long as it costs; cut it
+// into shares. A block is cut only where a share ends, so that few leave
+// partial results, and a few long sequences fill any number of workers. Half of
+// the work is one share for each worker, the rest smaller and smaller shares
+// that are claimed in order, longest first: they even out what a plan cannot
+// know, a worker that lost its core for a while.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +47,9 @@ struct AttentionSequence {
   int64_t q_offset;
   int64_t q_len;
   int64_t kv_len;
+  // What a query sees beside itself: at most kMaxTokens, which is everything.
+  int64_t left;
+  int64_t right;
 };
 
 // Consecutive queries [q_begin, q_end) of a sequence, for one key/value head.
@@ -52,8 +66,8 @@ constexpr int64_t kNoPartial = -1;
 
 // The block against the chunks [chunk_begin, chunk_end). Without a partial
 // these are all that any of its queries sees, perhaps none, and the item writes
-// the block's output. With one it is a single chunk, whose result goes to the
-// rows of partial results that start with `partial`.
+// the block's output. With one, piece i of it goes to the rows of partial
+// results [partial + i * rows, partial + (i + 1) * rows), `rows` the block's.
 struct AttentionWork {
   AttentionBlock block;
   int32_t chunk_begin;
@@ -61,18 +75,60 @@ struct AttentionWork {
   int64_t partial;
 };
 
-// Merges `chunks` partial results of the block into its output. That of chunk c
-// starts at row partial + c * (rows of the block).
+// Merges the rows [row_begin, row_end) of a block, whose items are the runs
+// [run_begin, run_end) in the order of their chunks, into its output.
 struct AttentionMerge {
   AttentionBlock block;
-  int64_t chunks;
+  int32_t row_begin;
+  int32_t row_end;
+  int32_t run_begin;
+  int32_t run_end;
+};
+
+// The chunks and the partial of one item, for merges.
+struct AttentionRun {
+  int32_t chunk_begin;
+  int32_t chunk_end;
   int64_t partial;
 };
 
+// The work items [begin, end), and what they cost together.
+struct AttentionShare {
+  int32_t begin;
+  int32_t end;
+  double cost;
+};
+
+// The sequences of a step: one entry each.
+struct AttentionBatch {
+  absl::Span<const int64_t> q_lens;
+  absl::Span<const int64_t> kv_lens;
+  // Not 0: no query sees what comes after it. Empty: all are causal.
+  absl::Span<const uint8_t> causal;
+};
+
+// The blocks that kernels like.
+struct AttentionTiles {
+  // Rows of a block at most, or those of one query if they are more.
+  int64_t block_rows = 32;
+  // Rows computed at once: blocks are multiples of it where that costs little.
+  int64_t row_tile = 1;
+
+  friend bool operator==(const AttentionTiles& a, const AttentionTiles& b) {
+    return a.block_rows == b.block_rows && a.row_tile == b.row_tile;
+  }
+  friend bool operator!=(const AttentionTiles& a, const AttentionTiles& b) {
+    return !(a == b);
+  }
+};
+
 // The arrays of a schedule, kept from step to step: only growth allocates.
+// Indices only: they may be copied and moved.
 struct AttentionScheduleStorage {
   std::vector<AttentionSequence> sequences;
   std::vector<AttentionWork> work;
+  std::vector<AttentionShare> shares;
+  std::vector<AttentionRun> runs;
   std::vector<AttentionMerge> merges;
 };
 
@@ -82,30 +138,72 @@ class AttentionSchedule {
   // Short enough that a block's logits stay in the L1 or L2 cache, long enough
   // that merging costs less than a percent.
   static constexpr int64_t kChunkTokens = 256;
-  // A block has at most this many rows, or those of one query if they are more.
-  static constexpr int64_t kBlockRows = 32;
+  // What an item leaves for a merge is one row of f32 for each span and row: a
+  // few thousandths of the keys and values it read.
+  static constexpr int64_t kSpanChunks = 4;
   // No q_len or kv_len may be longer.
   static constexpr int64_t kMaxTokens = int64_t{1} << 30;
-  // Nor may a step have more work items: they take 128 MiB. Eight heads have
-  // as many blocks of four million tokens, or chunks of 134 million.
-  static constexpr int64_t kMaxWork = int64_t{1} << 22;
+  // Nor may a step have more blocks: they take 128 MiB. Eight heads have as
+  // many where a sequence has four million tokens and a block eight queries.
+  static constexpr int64_t kMaxBlocks = int64_t{1} << 22;
+  // Nor more rows of partial results.
+  static constexpr int64_t kMaxPartialRows = int64_t{1} << 40;
+  static constexpr int kMaxWorkers = 1 << 16;
 
   // Nothing to do.
   AttentionSchedule() = default;
 
   // InvalidArgument names the field, the sequence and the value: lengths out of
   // range, lists of different sizes, q_len > kv_len (but for kv_len 0: such
-  // queries see nothing, their output is zero), num_workers < 1.
-  // ResourceExhausted: more than kMaxWork work items. Deterministic: the same
-  // arguments give the same schedule. Cost: linear in the work items.
+  // queries see nothing, their output is zero), num_workers not in
+  // [1, kMaxWorkers], tiles of no rows. ResourceExhausted: more than kMaxBlocks
+  // or kMaxPartialRows. Deterministic: the same arguments give the same bytes.
+  // Cost: linear in the blocks, a few nanoseconds each.
+  static absl::StatusOr<AttentionSchedule> Build(
+      const AttentionSpec& spec, const AttentionBatch& batch,
+      const AttentionTiles& tiles, int num_workers,
+      AttentionScheduleStorage& storage);
+  // All causal, in blocks of the default tiles.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, absl::Span<const int64_t> q_lens,
       absl::Span<const int64_t> kv_lens, int num_workers,
-      AttentionScheduleStorage& storage);
+      AttentionScheduleStorage& storage) {
+    return Build(spec, {q_lens, kv_lens, {}}, AttentionTiles(), num_workers,
+                 storage);
+  }
+
+  // The same schedule in another storage.
+  AttentionSchedule CopyTo(AttentionScheduleStorage& storage) const;
 
   absl::Span<const AttentionSequence> sequences() const { return sequences_; }
+  // In the order of the line: by sequence, head, queries and chunks.
   absl::Span<const AttentionWork> work() const { return work_; }
+  // All of the work, in parts of which none is empty. Claimed in this order,
+  // the longest first, they keep num_workers workers busy to the end.
+  absl::Span<const AttentionShare> shares() const { return shares_; }
+  absl::Span<const AttentionWork> Work(const AttentionShare& share) const {
+    return work_.subspan(static_cast<size_t>(share.begin),
+                         static_cast<size_t>(share.end - share.begin));
+  }
   absl::Span<const AttentionMerge> merges() const { return merges_; }
+  absl::Span<const AttentionRun> Runs(const AttentionMerge& merge) const {
+    return runs_.subspan(static_cast<size_t>(merge.run_begin),
+                         static_cast<size_t>(merge.run_end - merge.run_begin));
+  }
+
+  // Whether a span begins with this chunk, or ended before it.
+  static bool IsSpanBegin(int32_t chunk) { return chunk % kSpanChunks == 0; }
+  // The chunks [chunk, PieceEnd) of a run that ends at run_end are one piece:
+  // merged from left to right by whoever computes them. A piece that starts a
+  // span, or the run, goes on to the end of the span or of the run. But where
+  // earlier chunks of its span are another worker's, each chunk is a piece of
+  // its own: merging them first would change the order.
+  static int32_t PieceEnd(int32_t chunk, int32_t run_end, bool first_of_block) {
+    constexpr auto kSpan = static_cast<int32_t>(kSpanChunks);
+    if (chunk % kSpan != 0 && !first_of_block) return chunk + 1;
+    const int32_t span_end = (chunk / kSpan + 1) * kSpan;
+    return span_end < run_end ? span_end : run_end;
+  }
 
   // Rows of q and of the output.
   int64_t num_tokens() const { return num_tokens_; }
@@ -117,20 +215,44 @@ class AttentionSchedule {
   // Rows of partial results that the work items leave.
   int64_t partial_rows() const { return partial_rows_; }
 
-  // Keys of the block's sequence that its query `query` sees; >= 0.
-  int64_t VisibleKeys(const AttentionBlock& block, int64_t query) const {
+  // The keys [VisibleBegin, VisibleEnd) of the block's sequence are those that
+  // its query `query` sees. Both grow with the query; the end may be 0.
+  int64_t VisibleBegin(const AttentionBlock& block, int64_t query) const {
     const AttentionSequence& s =
         sequences_[static_cast<size_t>(block.sequence)];
-    const int64_t visible = s.kv_len - s.q_len + query + 1;
-    return visible < 0 ? 0 : visible < s.kv_len ? visible : s.kv_len;
+    const int64_t begin = s.kv_len - s.q_len + query - s.left;
+    return begin < 0 ? 0 : begin;
+  }
+  int64_t VisibleEnd(const AttentionBlock& block, int64_t query) const {
+    const AttentionSequence& s =
+        sequences_[static_cast<size_t>(block.sequence)];
+    const int64_t end = s.kv_len - s.q_len + query + s.right + 1;
+    return end < 0 ? 0 : end < s.kv_len ? end : s.kv_len;
   }
 
-  // One line for each work item and merge, to read and to compare.
+  // The first chunk of which any query of the block sees a key.
+  int32_t FirstChunk(const AttentionBlock& block) const {
+    return static_cast<int32_t>(VisibleBegin(block, block.q_begin) /
+                                kChunkTokens);
+  }
+
+  // What an item or a merge is taken to cost. The unit is one row against one
+  // key of 128 elements: about 2 ns of bf16 dot products.
+  double Cost(const AttentionWork& work) const;
+  double Cost(const AttentionMerge& merge) const;
+  // Of that, to start an item: its queries loaded, its output written.
+  static constexpr double kItemCost = 256;
+
+  // One line for each share, work item and merge, to read and to compare.
   std::string DebugString() const;
 
  private:
+  void Borrow(const AttentionScheduleStorage& storage);
+
   absl::Span<const AttentionSequence> sequences_;
   absl::Span<const AttentionWork> work_;
+  absl::Span<const AttentionShare> shares_;
+  absl::Span<const AttentionRun> runs_;
   absl::Span<const AttentionMerge> merges_;
   int64_t num_tokens_ = 0;
   int64_t group_ = 0;

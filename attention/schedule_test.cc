@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/attention_spec.h"
+#include "attention/schedule_makespan.h"
 #include "cache/kv_layout.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,116 +38,234 @@ AttentionSpec MakeSpec(int64_t q_heads, int64_t kv_heads) {
   return spec;
 }
 
-// Everything that a schedule must be, whatever the lengths.
-void ExpectValid(const AttentionSchedule& schedule, const AttentionSpec& spec,
-                 const Lens& q_lens, const Lens& kv_lens) {
-  // Of each (sequence, kv_head, query): how often each key is computed, and how
-  // often the output is written.
-  std::map<std::tuple<int, int, int>, std::vector<int>> computed;
-  std::map<std::tuple<int, int, int>, int> written;
-  // Of each row of partial results: the chunk whose it is, and -1 when merged.
-  std::vector<std::vector<int64_t>> partials(
-      static_cast<size_t>(schedule.partial_rows()));
-  int64_t tokens = 0;
-  ASSERT_EQ(schedule.sequences().size(), q_lens.size());
-  for (size_t s = 0; s < q_lens.size(); ++s) {
-    EXPECT_EQ(schedule.sequences()[s].q_offset, tokens);
-    tokens += q_lens[s];
-    for (int h = 0; h < spec.kv.kv_heads(); ++h) {
-      for (int q = 0; q < q_lens[s]; ++q) {
-        computed[{static_cast<int>(s), h, q}].assign(
-            static_cast<size_t>(kv_lens[s]), 0);
-        written[{static_cast<int>(s), h, q}] = 0;
+// The arguments of Build.
+struct Request {
+  AttentionSpec spec;
+  Lens q_lens, kv_lens;
+  std::vector<uint8_t> causal;
+  AttentionTiles tiles;
+
+  absl::StatusOr<AttentionSchedule> Build(
+      int workers, AttentionScheduleStorage& storage) const {
+    return AttentionSchedule::Build(spec, {q_lens, kv_lens, causal}, tiles,
+                                    workers, storage);
+  }
+  // Written from the definition, not from the schedule's fields.
+  bool Sees(size_t s, int64_t query, int64_t key) const {
+    const int64_t position = kv_lens[s] - q_lens[s] + query;
+    if (key > position) {
+      if (causal.empty() || causal[s] != 0) return false;
+      return spec.window_right == kNoWindow ||
+             key - position <= spec.window_right;
+    }
+    return spec.window_left == kNoWindow || position - key <= spec.window_left;
+  }
+};
+
+// Of each (sequence, kv_head, query).
+using Row = std::tuple<int, int, int>;
+
+// Counts what the items and merges of a schedule do.
+class Account {
+ public:
+  Account(const AttentionSchedule& schedule, const Request& request)
+      : schedule_(schedule),
+        request_(request),
+        partials_(static_cast<size_t>(schedule.partial_rows()), kUnwritten) {
+    for (size_t s = 0; s < request.q_lens.size(); ++s) {
+      for (int h = 0; h < request.spec.kv.kv_heads(); ++h) {
+        for (int q = 0; q < request.q_lens[s]; ++q) {
+          const Row row = {static_cast<int>(s), h, q};
+          computed_[row].assign(static_cast<size_t>(request.kv_lens[s]), 0);
+          written_[row].assign(static_cast<size_t>(request.spec.group()), 0);
+        }
       }
     }
+  }
+
+  void Add(const AttentionWork& work) {
+    const AttentionBlock& block = work.block;
+    const int64_t rows = Rows(block);
+    ASSERT_LE(work.chunk_begin, work.chunk_end);
+    if (work.partial == kNoPartial) {
+      Write(block, 0, rows);
+    } else {
+      ASSERT_LT(work.chunk_begin, work.chunk_end);
+      int64_t partial = work.partial;
+      for (int32_t c = work.chunk_begin; c < work.chunk_end;) {
+        const int32_t end = AttentionSchedule::PieceEnd(
+            c, work.chunk_end, c == schedule_.FirstChunk(block));
+        ASSERT_LT(c, end);
+        // A piece is within a span; chunks are merged only where all of the
+        // span before them is in the same piece.
+        EXPECT_LE(end, (c / kSpan + 1) * kSpan);
+        EXPECT_TRUE(end == c + 1 || c % kSpan == 0 ||
+                    c == schedule_.FirstChunk(block));
+        ASSERT_LE(partial + rows, schedule_.partial_rows());
+        for (int64_t row = partial; row < partial + rows; ++row) {
+          EXPECT_EQ(partials_[static_cast<size_t>(row)], kUnwritten);
+          partials_[static_cast<size_t>(row)] = c;
+        }
+        partial += rows;
+        c = end;
+      }
+    }
+    for (int q = block.q_begin; q < block.q_end; ++q) {
+      const Row row = {block.sequence, block.kv_head, q};
+      ASSERT_EQ(computed_.count(row), 1u);
+      const int64_t end =
+          std::min(schedule_.VisibleEnd(block, q), work.chunk_end * kChunk);
+      for (int64_t t = std::max(schedule_.VisibleBegin(block, q),
+                                work.chunk_begin * kChunk);
+           t < end; ++t) {
+        ++computed_[row].at(static_cast<size_t>(t));
+      }
+    }
+  }
+
+  void Add(const AttentionMerge& merge) {
+    const AttentionBlock& block = merge.block;
+    const int64_t rows = Rows(block);
+    ASSERT_LT(merge.row_begin, merge.row_end);
+    ASSERT_LE(merge.row_end, rows);
+    Write(block, merge.row_begin, merge.row_end);
+    const absl::Span<const AttentionRun> runs = schedule_.Runs(merge);
+    ASSERT_GE(runs.size(), 2u);
+    int32_t chunk = schedule_.FirstChunk(block);
+    for (const AttentionRun& run : runs) {
+      EXPECT_EQ(run.chunk_begin, chunk);
+      int64_t partial = run.partial;
+      while (chunk < run.chunk_end) {
+        for (int64_t row = merge.row_begin; row < merge.row_end; ++row) {
+          auto& owner = partials_.at(static_cast<size_t>(partial + row));
+          EXPECT_EQ(owner, chunk);
+          owner = kMerged;
+        }
+        partial += rows;
+        chunk = AttentionSchedule::PieceEnd(
+            chunk, run.chunk_end, chunk == schedule_.FirstChunk(block));
+      }
+    }
+  }
+
+  // All keys that each row sees, once, and each output once; what was left was
+  // merged.
+  void Expect() const {
+    for (const int64_t partial : partials_) EXPECT_EQ(partial, kMerged);
+    for (const auto& [row, counts] : written_) {
+      EXPECT_THAT(counts, ::testing::Each(1));
+    }
+    for (const auto& [row, counts] : computed_) {
+      const auto s = static_cast<size_t>(std::get<0>(row));
+      for (size_t t = 0; t < counts.size(); ++t) {
+        ASSERT_EQ(counts[t],
+                  request_.Sees(s, std::get<2>(row), static_cast<int64_t>(t)))
+            << "sequence " << s << " query " << std::get<2>(row) << " key "
+            << t;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kChunk = AttentionSchedule::kChunkTokens;
+  static constexpr int64_t kSpan = AttentionSchedule::kSpanChunks;
+  static constexpr int64_t kUnwritten = -1, kMerged = -2;
+
+  int64_t Rows(const AttentionBlock& block) const {
+    EXPECT_LT(block.q_begin, block.q_end);
+    const int64_t rows = block.q_count() * request_.spec.group();
+    EXPECT_LE(rows, schedule_.max_block_rows());
+    EXPECT_TRUE(rows <= request_.tiles.block_rows || block.q_count() == 1);
+    return rows;
+  }
+  void Write(const AttentionBlock& block, int64_t begin, int64_t end) {
+    const int64_t group = request_.spec.group();
+    for (int64_t row = begin; row < end; ++row) {
+      ++written_
+            .at({block.sequence, block.kv_head,
+                 block.q_begin + static_cast<int>(row / group)})
+            .at(static_cast<size_t>(row % group));
+    }
+  }
+
+  const AttentionSchedule& schedule_;
+  const Request& request_;
+  std::map<Row, std::vector<int>> computed_;
+  std::map<Row, std::vector<int>> written_;
+  std::vector<int64_t> partials_;  // the first chunk of the piece
+};
+
+// Everything that a schedule must be, whatever the lengths.
+void ExpectValid(const AttentionSchedule& schedule, const Request& request) {
+  int64_t tokens = 0;
+  ASSERT_EQ(schedule.sequences().size(), request.q_lens.size());
+  for (size_t s = 0; s < request.q_lens.size(); ++s) {
+    EXPECT_EQ(schedule.sequences()[s].q_offset, tokens);
+    tokens += request.q_lens[s];
   }
   EXPECT_EQ(schedule.num_tokens(), tokens);
-  const auto rows_of = [&](const AttentionBlock& block) {
-    EXPECT_LT(block.q_begin, block.q_end);
-    const int64_t rows = block.q_count() * spec.group();
-    EXPECT_LE(rows, schedule.max_block_rows());
-    EXPECT_TRUE(rows <= AttentionSchedule::kBlockRows || block.q_count() == 1);
-    return rows;
+  Account account(schedule, request);
+  std::vector<int> taken(schedule.work().size());
+  double least = std::numeric_limits<double>::infinity();
+  for (const AttentionShare& share : schedule.shares()) {
+    EXPECT_LT(share.begin, share.end);
+    EXPECT_LE(share.cost, least);
+    least = share.cost;
+    for (int32_t i = share.begin; i < share.end; ++i) {
+      ++taken.at(static_cast<size_t>(i));
+    }
+    for (const AttentionWork& work : schedule.Work(share)) account.Add(work);
+  }
+  EXPECT_THAT(taken, ::testing::Each(1));
+  for (const AttentionMerge& merge : schedule.merges()) account.Add(merge);
+  account.Expect();
+}
+
+Request RandomRequest(TestRng& rng) {
+  const auto one_of = [&](std::vector<int64_t> of) {
+    return of.at(static_cast<size_t>(
+        rng.Integer(0, static_cast<int64_t>(of.size()) - 1)));
   };
-  for (const AttentionWork& work : schedule.work()) {
-    const AttentionBlock& block = work.block;
-    const int64_t rows = rows_of(block);
-    if (work.partial != kNoPartial) {
-      ASSERT_EQ(work.chunk_end - work.chunk_begin, 1);
-      ASSERT_LE(work.partial + rows, schedule.partial_rows());
-      for (int64_t row = 0; row < rows; ++row) {
-        partials[static_cast<size_t>(work.partial + row)].push_back(
-            work.chunk_begin);
-      }
-    }
-    for (int q = block.q_begin; q < block.q_end; ++q) {
-      const std::tuple<int, int, int> key = {block.sequence, block.kv_head, q};
-      ASSERT_EQ(computed.count(key), 1u);
-      if (work.partial == kNoPartial) ++written[key];
-      const int64_t end =
-          std::min(schedule.VisibleKeys(block, q),
-                   int64_t{work.chunk_end} * AttentionSchedule::kChunkTokens);
-      for (int64_t t =
-               int64_t{work.chunk_begin} * AttentionSchedule::kChunkTokens;
-           t < end; ++t) {
-        ++computed[key].at(static_cast<size_t>(t));
-      }
-    }
+  Request r;
+  const int64_t kv_heads = rng.Integer(1, 3);
+  r.spec = MakeSpec(kv_heads * one_of({1, 2, 3, 4, 7, 8, 16, 40}), kv_heads);
+  if (rng.Integer(0, 1) == 0) {
+    r.spec.window_left = one_of({kNoWindow, 0, 1, 100, 255, 256, 700});
+    r.spec.window_right = one_of({kNoWindow, 0, 1, 100, 256, 700});
   }
-  for (const AttentionMerge& merge : schedule.merges()) {
-    const AttentionBlock& block = merge.block;
-    const int64_t rows = rows_of(block);
-    for (int64_t chunk = 0; chunk < merge.chunks; ++chunk) {
-      for (int64_t row = 0; row < rows; ++row) {
-        auto& partial = partials.at(
-            static_cast<size_t>(merge.partial + chunk * rows + row));
-        ASSERT_EQ(partial, std::vector<int64_t>{chunk});
-        partial = {-1};
-      }
-    }
-    for (int q = block.q_begin; q < block.q_end; ++q) {
-      ++written[{block.sequence, block.kv_head, q}];
-    }
+  r.tiles.block_rows = one_of({1, 16, 32, 64, 96});
+  r.tiles.row_tile = std::min(r.tiles.block_rows, one_of({1, 4, 8, 16, 24}));
+  const int64_t sequences = rng.Integer(0, 5);
+  const bool flags = rng.Integer(0, 1) == 0;
+  for (int64_t s = 0; s < sequences; ++s) {
+    r.kv_lens.push_back(rng.Integer(0, 4) == 0 ? 0 : rng.Integer(1, 3000));
+    const int64_t most = r.kv_lens.back() == 0 ? 3 : r.kv_lens.back();
+    r.q_lens.push_back(rng.Integer(0, 1) == 0
+                           ? std::min(most, int64_t{1})
+                           : rng.Integer(0, std::min(most, int64_t{70})));
+    if (flags) r.causal.push_back(rng.Integer(0, 1) == 0 ? 0 : 1);
   }
-  for (const auto& partial : partials) {
-    EXPECT_EQ(partial, std::vector<int64_t>{-1});  // written once, merged once
-  }
-  for (const auto& [key, count] : written) EXPECT_EQ(count, 1);
-  for (const auto& [key, counts] : computed) {
-    const auto s = static_cast<size_t>(std::get<0>(key));
-    for (size_t t = 0; t < counts.size(); ++t) {
-      const bool sees =
-          static_cast<int64_t>(t) <= kv_lens[s] - q_lens[s] + std::get<2>(key);
-      ASSERT_EQ(counts[t], sees ? 1 : 0);
-    }
-  }
+  return r;
 }
 
 TEST(AttentionScheduleTest, CoversEachPairOfAQueryAndAKeyOnce) {
   TestRng rng;
-  for (int round = 0; round < 60; ++round) {
-    const int64_t kv_heads = rng.Integer(1, 3);
-    const AttentionSpec spec =
-        MakeSpec(kv_heads * std::vector<int64_t>{1, 2, 3, 4, 7, 8, 16, 40}.at(
-                                static_cast<size_t>(rng.Integer(0, 7))),
-                 kv_heads);
-    Lens q_lens, kv_lens;
-    const int64_t sequences = rng.Integer(0, 5);
-    for (int64_t s = 0; s < sequences; ++s) {
-      kv_lens.push_back(rng.Integer(0, 4) == 0 ? 0 : rng.Integer(1, 1500));
-      const int64_t most = kv_lens.back() == 0 ? 3 : kv_lens.back();
-      q_lens.push_back(rng.Integer(0, 1) == 0
-                           ? std::min(most, int64_t{1})
-                           : rng.Integer(0, std::min(most, int64_t{70})));
-    }
+  int64_t merges = 0;
+  for (int round = 0; round < 100; ++round) {
+    const Request request = RandomRequest(rng);
     for (const int workers : {1, 2, 7, 64}) {
       AttentionScheduleStorage storage;
-      const auto schedule =
-          AttentionSchedule::Build(spec, q_lens, kv_lens, workers, storage);
+      const auto schedule = request.Build(workers, storage);
       ASSERT_TRUE(schedule.ok()) << schedule.status();
-      ExpectValid(*schedule, spec, q_lens, kv_lens);
+      ExpectValid(*schedule, request);
+      if (HasFailure()) {
+        FAIL() << "round " << round << ", " << workers << " workers\n"
+               << schedule->DebugString();
+      }
+      merges += static_cast<int64_t>(schedule->merges().size());
     }
   }
+  EXPECT_GT(merges, 1000);
 }
 
 TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
@@ -165,25 +285,42 @@ TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
   EXPECT_EQ(std::memcmp(a.merges.data(), b.merges.data(),
                         a.merges.size() * sizeof(AttentionMerge)),
             0);
+  ASSERT_EQ(a.shares.size(), b.shares.size());
+  EXPECT_EQ(std::memcmp(a.shares.data(), b.shares.data(),
+                        a.shares.size() * sizeof(AttentionShare)),
+            0);
   EXPECT_EQ(first->DebugString(), second->DebugString());
+
+  // And in another place.
+  AttentionScheduleStorage c;
+  const AttentionSchedule copy = first->CopyTo(c);
+  a = AttentionScheduleStorage();
+  EXPECT_EQ(copy.DebugString(), second->DebugString());
 }
 
 TEST(AttentionScheduleTest, SplitsALongSequenceForSeveralWorkersOnly) {
   const AttentionSpec spec = MakeSpec(4, 1);
   AttentionScheduleStorage storage;
   const auto one =
-      AttentionSchedule::Build(spec, {1}, {1000}, 1, storage).value();
+      AttentionSchedule::Build(spec, {1}, {2000}, 1, storage).value();
   EXPECT_EQ(one.DebugString(),
-            "work sequence 0 kv_head 0 queries [0, 1) chunks [0, 4)\n");
-  const auto two =
-      AttentionSchedule::Build(spec, {1}, {1000}, 2, storage).value();
-  EXPECT_EQ(
-      two.DebugString(),
-      "work sequence 0 kv_head 0 queries [0, 1) chunks [0, 1) partial 0\n"
-      "work sequence 0 kv_head 0 queries [0, 1) chunks [1, 2) partial 4\n"
-      "work sequence 0 kv_head 0 queries [0, 1) chunks [2, 3) partial 8\n"
-      "work sequence 0 kv_head 0 queries [0, 1) chunks [3, 4) partial 12\n"
-      "merge sequence 0 kv_head 0 queries [0, 1) chunks 4 partial 0\n");
+            "1 sequences, 1 tokens, 1 kv_heads of 4 rows, 0 partial rows\n"
+            "share of cost 24256\n"
+            "  sequence 0 kv_head 0 queries [0, 1) chunks [0, 8)\n");
+  const auto three =
+      AttentionSchedule::Build(spec, {1}, {2000}, 3, storage).value();
+  EXPECT_EQ(three.DebugString(),
+            "1 sequences, 1 tokens, 1 kv_heads of 4 rows, 24 partial rows\n"
+            "share of cost 9216\n"
+            "  sequence 0 kv_head 0 queries [0, 1) chunks [0, 3) partial 0\n"
+            "share of cost 8896\n"
+            "  sequence 0 kv_head 0 queries [0, 1) chunks [5, 8) partial 12\n"
+            "share of cost 6144\n"
+            "  sequence 0 kv_head 0 queries [0, 1) chunks [3, 5) partial 4\n"
+            "merge sequence 0 kv_head 0 queries [0, 1) rows [0, 2) of "
+            "[0, 3) partial 0 [3, 5) partial 4 [5, 8) partial 12\n"
+            "merge sequence 0 kv_head 0 queries [0, 1) rows [2, 4) of "
+            "[0, 3) partial 0 [3, 5) partial 4 [5, 8) partial 12\n");
   // A block that is a small part of the step is left whole.
   const Lens q_lens(64, 1), kv_lens(64, 1000);
   const auto many =
@@ -191,20 +328,44 @@ TEST(AttentionScheduleTest, SplitsALongSequenceForSeveralWorkersOnly) {
   EXPECT_TRUE(many.merges().empty());
 }
 
-// No item is larger than a quarter of a worker's share, or a chunk.
-TEST(AttentionScheduleTest, LeavesNoItemTooLargeToBalance) {
-  const AttentionSpec spec = MakeSpec(32, 8);
-  const Lens q_lens = {1, 1, 1}, kv_lens = {100, 5000, 20000};
-  AttentionScheduleStorage storage;
-  const auto schedule =
-      AttentionSchedule::Build(spec, q_lens, kv_lens, 16, storage).value();
-  const int64_t share = (100 + 5000 + 20000) * 8 / 16;
-  for (const AttentionWork& work : schedule.work()) {
-    const int64_t keys =
-        (work.chunk_end - work.chunk_begin) * AttentionSchedule::kChunkTokens;
-    EXPECT_TRUE(keys <= AttentionSchedule::kChunkTokens || keys <= share / 4)
-        << keys;
+TEST(AttentionScheduleTest, PacksTheQueriesOfAGroupIntoFullTiles) {
+  const struct {
+    int64_t group, q_len;
+    AttentionTiles tiles;
+    Lens block_rows;
+  } kCases[] = {
+      {4, 1, {64, 8}, {4}},            // decode
+      {4, 8, {64, 8}, {32}},           // speculative
+      {4, 16, {64, 8}, {64}},          //
+      {4, 40, {64, 8}, {64, 64, 32}},  // prefill
+      {3, 30, {32, 8}, {24, 24, 24, 18}},
+      {3, 30, {32, 1}, {30, 30, 30}},
+      {7, 9, {32, 8}, {28, 28, 7}},  // 28 of 32 are better than 21 of 24
+      {71, 2, {64, 8}, {71, 71}},    // one query is never divided
+      {1, 130, {128, 16}, {128, 2}},
+  };
+  for (const auto& c : kCases) {
+    const Request request = {
+        MakeSpec(c.group, 1), {c.q_len}, {c.q_len}, {}, c.tiles};
+    AttentionScheduleStorage storage;
+    const AttentionSchedule schedule = request.Build(1, storage).value();
+    Lens rows;
+    for (const AttentionWork& work : schedule.work()) {
+      rows.push_back(work.block.q_count() * c.group);
+    }
+    EXPECT_EQ(rows, c.block_rows) << "group " << c.group;
   }
+}
+
+// A window of 300 on 100 000 keys: two chunks at most, however long the cache.
+TEST(AttentionScheduleTest, LeavesOutWhatIsBeforeTheWindow) {
+  Request request = {MakeSpec(4, 1), {1}, {100000}, {}, {}};
+  request.spec.window_left = 299;
+  AttentionScheduleStorage storage;
+  const AttentionSchedule schedule = request.Build(1, storage).value();
+  ASSERT_EQ(schedule.work().size(), 1u);
+  EXPECT_EQ(schedule.work()[0].chunk_begin, 99700 / 256);
+  EXPECT_EQ(schedule.work()[0].chunk_end, 391);
 }
 
 TEST(AttentionScheduleTest, AllocatesNothingAfterTheFirstStep) {
@@ -212,22 +373,28 @@ TEST(AttentionScheduleTest, AllocatesNothingAfterTheFirstStep) {
   const Lens q_lens = {1, 30, 1}, kv_lens = {5000, 300, 3};
   AttentionScheduleStorage storage;
   ASSERT_TRUE(AttentionSchedule::Build(spec, q_lens, kv_lens, 4, storage).ok());
+  ASSERT_FALSE(storage.merges.empty());
   EXPECT_NO_ALLOCATION(
       AttentionSchedule::Build(spec, q_lens, kv_lens, 4, storage).value());
 }
 
-TEST(AttentionScheduleTest, RefusesMoreWorkThanItHasMemoryFor) {
+TEST(AttentionScheduleTest, RefusesMoreThanItHasMemoryFor) {
   constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
   const struct {
     AttentionSpec spec;
     Lens q_lens, kv_lens;
     int workers;
+    const char* words;
   } kCases[] = {
-      {MakeSpec(32, 32), {kLong}, {kLong}, 1},
-      {MakeSpec(2147483647, 2147483647), {kLong, kLong}, {kLong, kLong}, 1},
-      {MakeSpec(1, 1), Lens(5, kLong), Lens(5, kLong), 1},
-      // One chunk too many: each head has as many as there may be.
-      {MakeSpec(2, 2), {1}, {kLong}, 4},
+      {MakeSpec(32, 32), {kLong}, {kLong}, 1, "more than 4194304 blocks"},
+      {MakeSpec(2147483647, 2147483647),
+       {kLong, kLong},
+       {kLong, kLong},
+       1,
+       "more than 4194304 blocks"},
+      {MakeSpec(1, 1), Lens(5, kLong), Lens(5, kLong), 1,
+       "more than 4194304 blocks"},
+      {MakeSpec(2147483647, 1), {1}, {kLong}, 65536, "of partial results"},
   };
   for (const auto& c : kCases) {
     AttentionScheduleStorage storage;
@@ -236,14 +403,20 @@ TEST(AttentionScheduleTest, RefusesMoreWorkThanItHasMemoryFor) {
                                  storage)
             .status();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    EXPECT_THAT(status.message(),
-                HasSubstr("the step has more than 4194304 work items"));
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
   }
+}
+
+TEST(AttentionScheduleTest, TakesTheLongestSequencesAndTheMostWorkers) {
+  constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
+  const Request request = {
+      MakeSpec(8, 8), Lens(4, 1), Lens(4, kLong), {1, 0, 0, 1}, {}};
   AttentionScheduleStorage storage;
-  const auto most =
-      AttentionSchedule::Build(MakeSpec(1, 1), {1}, {kLong}, 8, storage);
-  ASSERT_TRUE(most.ok()) << most.status();
-  EXPECT_EQ(most->work().size(), 4194304u);
+  const auto schedule = request.Build(AttentionSchedule::kMaxWorkers, storage);
+  ASSERT_TRUE(schedule.ok()) << schedule.status();
+  const AttentionMakespan makespan =
+      SimulateMakespan(*schedule, AttentionSchedule::kMaxWorkers);
+  EXPECT_LE(makespan.work, 1.1 * makespan.ideal);
 }
 
 TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
@@ -260,7 +433,8 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
       {{1}, {kMax}, 1, "sequence 0: kv_len=9223372036854775807"},
       {{kMax}, {1}, 1, "sequence 0: q_len=9223372036854775807"},
       {{2}, {1}, 1, "sequence 0: q_len=2, kv_len=1; need q_len <= kv_len"},
-      {{1}, {1}, 0, "num_workers=0"},
+      {{1}, {1}, 0, "num_workers=0; need 1 <= num_workers <= 65536"},
+      {{1}, {1}, 65537, "num_workers=65537"},
   };
   AttentionScheduleStorage storage;
   for (const auto& c : kCases) {
@@ -271,10 +445,32 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
     EXPECT_THAT(status.message(), HasSubstr(c.words));
     EXPECT_THAT(status.message(), HasSubstr("attention_schedule: "));
   }
-  EXPECT_THAT(AttentionSchedule::Build(AttentionSpec(), {}, {}, 1, storage)
-                  .status()
-                  .message(),
-              HasSubstr("attention_schedule: kv layout is empty"));
+  const struct {
+    std::vector<uint8_t> causal;
+    AttentionTiles tiles;
+    int64_t window_left, window_right;
+    const char* words;
+  } kOthers[] = {
+      {{1}, {}, 0, 0, "causal.size()=1; need 2"},
+      {{}, {0, 1}, 0, 0, "block_rows=0; need 1 <= block_rows"},
+      {{}, {32, 0}, 0, 0, "row_tile=0; need 1 <= row_tile <= 32"},
+      {{}, {32, 33}, 0, 0, "row_tile=33; need 1 <= row_tile <= 32"},
+      {{}, {}, -2, 0, "window_left=-2; need window_left >= -1"},
+      {{}, {}, 0, -2, "window_right=-2; need window_right >= -1"},
+  };
+  for (const auto& c : kOthers) {
+    Request request = {spec, {1, 1}, {1, 1}, c.causal, c.tiles};
+    request.spec.window_left = c.window_left;
+    request.spec.window_right = c.window_right;
+    const absl::Status status = request.Build(1, storage).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
+  }
+  EXPECT_THAT(
+      AttentionSchedule::Build(AttentionSpec(), Lens(), Lens(), 1, storage)
+          .status()
+          .message(),
+      HasSubstr("attention_schedule: kv layout is empty"));
 }
 
 }  // namespace
