@@ -11,13 +11,6 @@
 namespace quern {
 namespace {
 
-bool Empty(const AnyTensorView& v) {
-  for (int d = 0; d < v.rank(); ++d) {
-    if (v.extent(d) == 0) return true;
-  }
-  return v.rank() == 0;
-}
-
 std::string ShapeOf(const AnyTensorView& v) {
   std::string shape = "[";
   for (int d = 0; d < v.rank(); ++d) {
@@ -66,6 +59,13 @@ bool SameOuterStrides(const AnyTensorView& a, const AnyTensorView& b) {
 
 }  // namespace
 
+bool IsEmpty(const AnyTensorView& view) {
+  for (int d = 0; d < view.rank(); ++d) {
+    if (view.extent(d) == 0) return true;
+  }
+  return view.rank() == 0;
+}
+
 absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
                           DType dtype, absl::Span<const DType> choices) {
   for (const DType choice : choices) {
@@ -99,7 +99,7 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
                              " in dimension ", d, "; need ",
                              last ? "1" : "0 or more");
   }
-  if (Empty(view)) return absl::OkStatus();
+  if (IsEmpty(view)) return absl::OkStatus();
   if (int64_t bytes = 0; !SpanBytes(view, 0, &bytes)) {
     return InvalidArgument(op, field, " is ", ShapeOf(view), " with stride ",
                            view.stride(0),
@@ -109,6 +109,10 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
   if (view.data() == nullptr) {
     return InvalidArgument(op, field, " is null; need ", ShapeOf(want));
   }
+  if (reinterpret_cast<uintptr_t>(view.data()) % SizeOf(dtype) != 0) {
+    return InvalidArgument(op, field, " is not aligned to its elements of ",
+                           SizeOf(dtype), " bytes");
+  }
   return absl::OkStatus();
 }
 
@@ -116,7 +120,7 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want) {
   QUERN_RETURN_IF_ERROR(CheckInput(op, field, view, dtype, want));
-  if (Empty(view)) return absl::OkStatus();
+  if (IsEmpty(view)) return absl::OkStatus();
   if (!view.writable()) {
     return InvalidArgument(op, field, " is read-only; need a writable view");
   }
@@ -136,7 +140,7 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
 }
 
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
-  if (Empty(a) || Empty(b)) return false;
+  if (IsEmpty(a) || IsEmpty(b)) return false;
   const auto a_begin = reinterpret_cast<intptr_t>(a.data());
   const auto b_begin = reinterpret_cast<intptr_t>(b.data());
   int64_t a_span = 0, b_span = 0;

@@ -22,9 +22,13 @@ inline constexpr int64_t kAnyExtent = -1;
 absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
                           DType dtype, absl::Span<const DType> choices);
 
+// Without elements: an extent is 0, or there is no view (rank 0).
+bool IsEmpty(const AnyTensorView& view);
+
 // `view` has this dtype, rank and extents, last stride 1, no negative stride,
-// and memory, fewer than 2^63 bytes of it, unless it is empty. The stride of a
-// dimension of extent 1 is not used and may be any number.
+// and, unless it is empty, memory: fewer than 2^63 bytes, at a multiple of the
+// element's size. The stride of a dimension of extent 1 is not used and may be
+// any number.
 absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want);

@@ -124,6 +124,43 @@ TEST(CheckInputTest, RefusesASpanOf2To63BytesAndIgnoresUnusedStrides) {
   }
 }
 
+TEST(CheckInputTest, RefusesMemoryThatIsNotAlignedToItsElements) {
+  alignas(8) char memory[64] = {};
+  const auto at = [&memory](DType dtype, int offset, int64_t rows) {
+    return AnyTensorView(dtype, static_cast<void*>(memory + offset), 2,
+                         {rows, 3}, {3, 1});
+  };
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16, DType::kI32, DType::kI8}) {
+    const int size = static_cast<int>(SizeOf(dtype));
+    for (int offset = 0; offset < 8; ++offset) {
+      const auto check = [&](int64_t rows) {
+        return CheckOutput("op", "x", at(dtype, offset, rows), dtype,
+                           {kAnyExtent, 3});
+      };
+      EXPECT_EQ(check(0), absl::OkStatus());
+      if (offset % size == 0) {
+        EXPECT_EQ(check(2), absl::OkStatus()) << DTypeName(dtype) << offset;
+        continue;
+      }
+      EXPECT_EQ(check(2), absl::InvalidArgumentError(
+                              "op: x is not aligned to its elements of " +
+                              std::to_string(size) + " bytes"))
+          << offset;
+    }
+  }
+}
+
+TEST(IsEmptyTest, IsWithoutElements) {
+  float x[6] = {};
+  EXPECT_TRUE(IsEmpty(AnyTensorView()));
+  EXPECT_TRUE(IsEmpty(DenseVector(x, 0)));
+  EXPECT_TRUE(IsEmpty(DenseMatrix(x, 0, 3)));
+  EXPECT_TRUE(IsEmpty(DenseMatrix(x, 3, 0)));
+  EXPECT_FALSE(IsEmpty(DenseVector(x, 1)));
+  EXPECT_FALSE(IsEmpty(DenseMatrix(x, 2, 3)));
+}
+
 TEST(MayOverlapTest, DoesNotOverflow) {
   float x[16] = {};
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();

@@ -1,6 +1,7 @@
 #include <cstddef>
 
 #include "core/dtype.h"
+#include "core/float_type.h"
 #include "gemm/epilogue.h"
 #include "gemm/epilogue_kernels.h"
 
@@ -86,16 +87,7 @@ EpilogueKernels GetKernels(LinearActivation activation, DType c) {
       kernels.activate = &Activate<LinearActivation::kGeluTanh>;
       break;
   }
-  switch (c) {
-    case DType::kBF16:
-      kernels.store = &Store<BFloat16>;
-      break;
-    case DType::kF16:
-      kernels.store = &Store<Float16>;
-      break;
-    default:
-      kernels.store = &Store<float>;
-  }
+  kernels.store = WithFloatType(c, [](auto t) { return &Store<decltype(t)>; });
   return kernels;
 }
 

@@ -14,6 +14,7 @@
 #include "gemm/linear.h"
 #include "gemm/linear_impl.h"
 #include "gemm/scaled_linear.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "packing/vnni_pack.h"
 #include "quant/int8_quantize.h"
@@ -206,16 +207,21 @@ TEST_P(FrontDoorTest, RefusesWhatNeitherCanDo) {
       << status;
   ScaledLinearSpec scaled;
   scaled.n = 4;
-  scaled.k = 65794;
   scaled.impl = GetParam();
-  const auto refused =
-      ScaledLinearPlan::Create(scaled, DenseMatrix(w8.data(), 4, 3),
-                               DenseVector(scales.data(), 4), AnyTensorView(),
-                               executor)
-          .status();
-  EXPECT_TRUE(
-      absl::StrContains(refused.message(), "k=65794; need 1 <= k <= 65793"))
-      << refused;
+  const auto refused = [&](int64_t k, Int8ZeroPoint zero_points) {
+    scaled.k = k;
+    scaled.zero_points = zero_points;
+    return std::string(ScaledLinearPlan::Create(scaled,
+                                                DenseMatrix(w8.data(), 4, 3),
+                                                DenseVector(scales.data(), 4),
+                                                AnyTensorView(), executor)
+                           .status()
+                           .message());
+  };
+  EXPECT_THAT(refused(65794, Int8ZeroPoint::kUsed),
+              testing::HasSubstr("k=65794; need 1 <= k <= 65793"));
+  EXPECT_THAT(refused(131072, Int8ZeroPoint::kNone),
+              testing::HasSubstr("k=131072; need 1 <= k <= 131071"));
 }
 
 }  // namespace

@@ -107,6 +107,7 @@ void LinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
 
 absl::Status LinearScratch::Reserve(const LinearPlan& plan, int64_t max_m,
                                     const Executor& executor) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_m", max_m, 0));
   if (!plan.packed_.has_value()) return absl::OkStatus();
   return Grow(plan.packed_->WorkspaceBytes(max_m, executor.num_workers()));
 }

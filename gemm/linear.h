@@ -73,8 +73,9 @@ class LinearPlan {
   std::string Explain(int64_t m) const;
   size_t packed_bytes() const;
 
-  // Whether Execute may be called with these: shapes as PackedLinearPlan's.
-  // Unimplemented: a residual of rank > 0 where impl() is kOneDnn.
+  // Whether Execute may be called with these: as PackedLinearPlan::CheckArgs.
+  // Where impl() is kOneDnn, as OneDnnLinearPlan::CheckArgs, which bounds the
+  // row strides; and Unimplemented: a residual of rank > 0.
   absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c,
                          const AnyTensorView& residual = {}) const;
 

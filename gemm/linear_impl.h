@@ -30,7 +30,8 @@ class LinearScratch {
   LinearScratch() = default;
 
   // Makes room for up to max_m rows of `plan` on the workers of `executor`;
-  // what there is already stays. ResourceExhausted if the memory cannot be had.
+  // what there is already stays, also where this fails. InvalidArgument if
+  // max_m < 0, ResourceExhausted if the memory cannot be had.
   absl::Status Reserve(const LinearPlan& plan, int64_t max_m,
                        const Executor& executor);
   absl::Status Reserve(const ScaledLinearPlan& plan, int64_t max_m,

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/float_type.h"
 #include "gemm/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -72,24 +73,10 @@ void FinishTo(const FinishArgs& args) {
 
 PackRow PairsPacker() { return &PackPairs; }
 PackRow F32Packer(DType a) {
-  switch (a) {
-    case DType::kBF16:
-      return &PackF32<BFloat16>;
-    case DType::kF16:
-      return &PackF32<Float16>;
-    default:
-      return &PackF32<float>;
-  }
+  return WithFloatType(a, [](auto t) { return &PackF32<decltype(t)>; });
 }
 Finish FinishOf(DType c) {
-  switch (c) {
-    case DType::kBF16:
-      return &FinishTo<BFloat16>;
-    case DType::kF16:
-      return &FinishTo<Float16>;
-    default:
-      return &FinishTo<float>;
-  }
+  return WithFloatType(c, [](auto t) { return &FinishTo<decltype(t)>; });
 }
 
 }  // namespace

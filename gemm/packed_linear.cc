@@ -14,6 +14,7 @@
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -72,8 +73,12 @@ absl::StatusOr<PackedLinearPlan> PackedLinearPlan::Create(
   QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,
                          VnniLayout::Create(spec.b, spec.k, spec.n / parts));
   PackedLinearPlan plan(spec, layout, KernelsOf(spec));
-  QUERN_ASSIGN_OR_RETURN(plan.packed_,
-                         AlignedBuffer::Create(parts * layout.bytes()));
+  int64_t bytes = 0;
+  if (!CheckedMul(parts, layout.bytes(), &bytes)) {
+    return InvalidArgument(kOp, "n=", spec.n, ", k=", spec.k,
+                           "; the packed weights have more than 2^63 bytes");
+  }
+  QUERN_ASSIGN_OR_RETURN(plan.packed_, AlignedBuffer::Create(bytes));
   VnniPackSpec pack_spec;
   pack_spec.layout = layout;
   pack_spec.order = spec.order;

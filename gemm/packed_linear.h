@@ -58,7 +58,8 @@ class PackedLinearPlan {
   // none. Both are copied. Uses `executor` to pack.
   //
   // InvalidArgument: n or k outside [1, kMaxExtent]; an odd n of a gated
-  // activation; weights or bias of another dtype, rank or shape, or null.
+  // activation; weights or bias of another dtype, rank or shape, null or
+  // misaligned; packed weights of 2^63 bytes or more.
   // Unimplemented: a dtype that is not f32, bf16 or f16.
   // ResourceExhausted: no memory for the packed weights.
   static absl::StatusOr<PackedLinearPlan> Create(const PackedLinearSpec& spec,

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -14,9 +13,9 @@
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/epilogue.h"
 #include "gtest/gtest.h"
 #include "testing/compare.h"
 #include "testing/data.h"
@@ -26,17 +25,12 @@
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
 
 constexpr double kEpsF32 = 1.0 / (1 << 23);
-
-std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
-  EXPECT_TRUE(executor.ok()) << executor.status();
-  return *std::move(executor);
-}
 
 struct Shape {
   int64_t m, n, k;
@@ -368,6 +362,16 @@ TEST(PackedLinearPlanTest, RefusesABadSpec) {
   refuse([](Spec& s) { s.k = int64_t{1} << 31; }, none, kInvalid,
          "k=2147483648; need 1 <= k");
   refuse([](Spec& s) { s.k = -3; }, none, kInvalid, "k=-3");
+  // Gate and up fit 2^63 bytes each, but not together.
+  Spec huge;
+  huge.n = PackedLinearPlan::kMaxExtent - 1;
+  huge.k = PackedLinearPlan::kMaxExtent;
+  huge.activation = LinearActivation::kSiluAndMul;
+  ExpectRefusal(PackedLinearPlan::Create(
+                    huge, MatrixView<BF>(w.data(), {huge.n, huge.k}, {0, 1}),
+                    none, executor)
+                    .status(),
+                kInvalid, "packed weights have more than 2^63 bytes");
   refuse([](Spec& s) { s.a = DType::kI8; }, none,
          absl::StatusCode::kUnimplemented, "a is i8; need f32 or bf16 or f16");
   refuse([](Spec& s) { s.b = DType::kF8E4M3; }, none,

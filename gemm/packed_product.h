@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -58,6 +59,17 @@ struct SumsBlock {
   int64_t stride;
   int64_t part_stride;
 };
+
+// As tiles add: integers modulo 2^32.
+template <typename Sum>
+Sum WrappingAdd(Sum x, Sum y) {
+  if constexpr (std::is_integral_v<Sum>) {
+    return static_cast<Sum>(static_cast<uint32_t>(x) +
+                            static_cast<uint32_t>(y));
+  } else {
+    return x + y;
+  }
+}
 
 template <typename Sum>
 class PackedProduct {
@@ -162,7 +174,9 @@ class PackedProduct {
     });
     for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
       const Sum* from = scratch.sums + chunk * chunk_sums;
-      for (int64_t i = 0; i < chunk_sums; ++i) scratch.sums[i] += from[i];
+      for (int64_t i = 0; i < chunk_sums; ++i) {
+        scratch.sums[i] = WrappingAdd(scratch.sums[i], from[i]);
+      }
     }
     finish(BlockOf(0, layout_.panels(), 0, rows, scratch.sums, stride,
                    part_stride));

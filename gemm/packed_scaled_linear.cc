@@ -60,10 +60,6 @@ RowTerms LayOutTerms(Allocator& allocator, int64_t rows, int64_t k,
   };
 }
 
-bool IsEmpty(const AnyTensorView& v) {
-  return v.rank() == 0 || (v.rank() == 1 && v.extent(0) == 0);
-}
-
 // f32[n] from f32[n] or f32[1].
 absl::StatusOr<AlignedBuffer> PerColumn(const AnyTensorView& values,
                                         int64_t n) {
@@ -92,7 +88,9 @@ Int8QuantizeSpec PackedScaledLinearPlan::QuantizeSpecOf(
 absl::Status PackedScaledLinearPlan::CheckSpec(
     const PackedScaledLinearSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "n", spec.n, 1, kMaxN));
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "k", spec.k, 1, kMaxK));
+  const bool zero_points = spec.zero_points == Int8ZeroPoint::kUsed;
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "k", spec.k, 1, zero_points ? kMaxKZeroPoint : kMaxK));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(
       kOp, "a", spec.a, {DType::kF32, DType::kBF16, DType::kF16, DType::kI8}));
   QUERN_RETURN_IF_ERROR(

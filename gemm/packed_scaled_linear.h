@@ -63,18 +63,24 @@ struct PackedScaledLinearSpec {
 
 class PackedScaledLinearPlan {
  public:
-  // |(q - zero_point) * b| <= 255 * 128, and dot must not wrap:
+  // dot must not wrap; sums on the way to it may. |q * b| <= 128 * 128:
+  // 128 * 128 * k < 2^31  <=>  k <= 131071.
+  static constexpr int64_t kMaxK = 131071;
+  // With zero points |(q - zero_point) * b| <= 255 * 128:
   // 255 * 128 * k < 2^31  <=>  k <= 65793.
-  static constexpr int64_t kMaxK = 65793;
+  static constexpr int64_t kMaxKZeroPoint = 65793;
   static constexpr int64_t kMaxN = (int64_t{1} << 31) - 1;
 
   // `weights` is i8 of any row stride; `weight_scales` is f32[n], or f32[1] for
   // all columns; `bias` is f32[n], or of rank 0 for none. All are copied. Uses
   // `executor` to pack.
   //
-  // InvalidArgument: n outside [1, kMaxN] or k outside [1, kMaxK]; an odd n of
-  // a gated activation; weights, scales or bias of another dtype, rank or
-  // shape, or null; a scale or zero point that Int8QuantizePlan refuses.
+  // InvalidArgument: n outside [1, kMaxN]; k outside [1, kMaxK], or
+  // kMaxKZeroPoint where zero points are used; an odd n of a gated activation;
+  // weights, scales or bias of another dtype, rank or shape, null or
+  // misaligned; a scale or zero point of the spec that Int8QuantizePlan
+  // refuses. Scales of weights may be any number: an infinity or a NaN goes to
+  // its column.
   // Unimplemented: a that is not f32, bf16, f16 or i8; c that is not f32, bf16
   // or f16.
   // ResourceExhausted: no memory for the packed weights.

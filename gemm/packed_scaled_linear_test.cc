@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -15,7 +14,6 @@
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
 #include "gtest/gtest.h"
@@ -29,17 +27,12 @@
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
 
 constexpr double kUnitF32 = 1.0 / (1 << 24);
-
-std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
-  EXPECT_TRUE(executor.ok()) << executor.status();
-  return *std::move(executor);
-}
 
 struct Shape {
   int64_t m, n, k;
@@ -211,28 +204,35 @@ TEST_P(PackedScaledLinearTest, IsExactAcrossChunksBlocksAndWorkers) {
 
 // vpmaddubsw would saturate; 32 bits must hold the largest k.
 TEST_P(PackedScaledLinearTest, DoesNotSaturateOrWrapAtTheExtremes) {
+  using Plan = PackedScaledLinearPlan;
   for (const int64_t k :
-       {int64_t{4}, int64_t{300}, PackedScaledLinearPlan::kMaxK}) {
+       {int64_t{4}, int64_t{300}, Plan::kMaxKZeroPoint, Plan::kMaxK}) {
+    const bool zero_points = k <= Plan::kMaxKZeroPoint;
     for (const int8_t a : {-128, 127}) {
       for (const int8_t w : {-128, 127}) {
         for (const int32_t zero_point : {-128, 0, 127}) {
+          if (!zero_points && zero_point != 0) continue;
           Layer layer;
           layer.spec.n = 2;
           layer.spec.k = k;
           layer.spec.a = DType::kI8;
           layer.spec.c = DType::kF32;
           layer.spec.granularity = Int8Granularity::kPerTensor;
-          layer.spec.zero_points = Int8ZeroPoint::kUsed;
+          if (zero_points) layer.spec.zero_points = Int8ZeroPoint::kUsed;
           layer.spec.a_zero_point = zero_point;
           layer.w.assign(static_cast<size_t>(2 * k), w);
           layer.w_scales = {1.0f};
           const std::vector<int8_t> q(static_cast<size_t>(k), a);
-          const auto plan = Plan(layer);
+          const auto plan = this->Plan(layer);
           const double want = static_cast<double>(k) * (a - zero_point) * w;
-          EXPECT_EQ((Run<int8_t, float>(plan, 1, q, inline_))[1],
-                    static_cast<float>(want))
-              << "k=" << k << " a=" << +a << " w=" << +w
-              << " zero point=" << zero_point;
+          // On many workers k is divided, and the pieces are added elsewhere.
+          for (const int workers : {1, 64}) {
+            ManyWorkers executor(workers);
+            EXPECT_EQ((Run<int8_t, float>(plan, 1, q, executor))[1],
+                      static_cast<float>(want))
+                << "k=" << k << " a=" << +a << " w=" << +w
+                << " zero point=" << zero_point << " workers=" << workers;
+          }
         }
       }
     }
@@ -458,8 +458,14 @@ TEST(PackedScaledLinearPlanTest, RefusesABadSpec) {
       PackedScaledLinearPlan::Create(good, weights, four, none, executor).ok());
   refuse([](Spec& s) { s.n = 0; }, four, none, kInvalid,
          "packed_scaled_linear: n=0; need 1 <= n");
-  refuse([](Spec& s) { s.k = 65794; }, four, none, kInvalid,
-         "k=65794; need 1 <= k <= 65793");
+  refuse([](Spec& s) { s.k = 131072; }, four, none, kInvalid,
+         "k=131072; need 1 <= k <= 131071");
+  refuse(
+      [](Spec& s) {
+        s.k = 65794;
+        s.zero_points = Int8ZeroPoint::kUsed;
+      },
+      four, none, kInvalid, "k=65794; need 1 <= k <= 65793");
   refuse([](Spec& s) { s.a = DType::kU8; }, four, none, kUnimplemented,
          "a is u8");
   refuse([](Spec& s) { s.c = DType::kI8; }, four, none, kUnimplemented,

@@ -21,6 +21,7 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/reference_convert.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
@@ -90,12 +91,7 @@ std::vector<T> Strided(const std::vector<From>& from, int64_t rows,
 
 class PeerGridsTest : public testing::TestWithParam<LinearImpl> {
  protected:
-  void SetUp() override {
-    auto executor = HwyExecutor::Create(2);
-    ASSERT_TRUE(executor.ok()) << executor.status();
-    executor_ = *std::move(executor);
-  }
-  std::unique_ptr<HwyExecutor> executor_;
+  const std::unique_ptr<HwyExecutor> executor_ = Workers(2);
   LinearScratch scratch_;
 };
 INSTANTIATE_TEST_SUITE_P(Impl, PeerGridsTest,

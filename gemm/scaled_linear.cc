@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -109,8 +110,14 @@ absl::Status ScaledLinearPlan::CheckArgs(const ScaledLinearArgs& args) const {
   if (!packed_.has_value()) {
     QUERN_RETURN_IF_ERROR(CheckNoResidual(kOp, args.residual));
   }
-  return PackedScaledLinearPlan::CheckArgs(
-      spec_, args.a, args.a_scales, args.a_zero_points, args.c, args.residual);
+  QUERN_RETURN_IF_ERROR(PackedScaledLinearPlan::CheckArgs(
+      spec_, args.a, args.a_scales, args.a_zero_points, args.c, args.residual));
+  if (packed_.has_value() || args.a.extent(0) <= 1) return absl::OkStatus();
+  // What remains of oneDNN's conditions, and of the quantisation's.
+  constexpr int64_t kMaxStride = OneDnnScaledLinearPlan::kMaxExtent;
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "a.stride(0)", args.a.stride(0), spec_.k, kMaxStride));
+  return CheckRange(kOp, "c.stride(0)", args.c.stride(0), spec_.n, kMaxStride);
 }
 
 void ScaledLinearPlan::Execute(const ScaledLinearArgs& args,
@@ -153,13 +160,16 @@ void ScaledLinearPlan::Execute(const ScaledLinearArgs& args,
 
 absl::Status LinearScratch::Reserve(const ScaledLinearPlan& plan, int64_t max_m,
                                     const Executor& executor) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_m", max_m, 0));
   if (plan.packed_.has_value()) {
     return Grow(plan.packed_->WorkspaceBytes(max_m, executor.num_workers()));
   }
   if (!plan.quantize_.has_value()) return absl::OkStatus();
+  int64_t codes = 0;
+  const bool fits = CheckedMul(max_m, plan.spec_.k, &codes);
   WorkspaceLayout layout;
-  LayOut(layout, max_m, plan.spec_.k);
-  if (layout.overflow()) {
+  if (fits) LayOut(layout, max_m, plan.spec_.k);
+  if (!fits || layout.overflow()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("scaled_linear: the codes of max_m=", max_m,
                      " rows do not fit in 2^63 bytes"));

@@ -67,8 +67,10 @@ class ScaledLinearPlan {
   std::string Explain(int64_t m) const;
   size_t packed_bytes() const;
 
-  // Whether Execute may be called with these. Unimplemented: a residual where
-  // impl() is kOneDnn.
+  // Whether Execute may be called with these, as PackedScaledLinearPlan's
+  // CheckArgs. Where impl() is kOneDnn, besides, InvalidArgument: rows of a or
+  // c whose stride is not in [columns, OneDnnScaledLinearPlan::kMaxExtent].
+  // Unimplemented: a residual.
   absl::Status CheckArgs(const ScaledLinearArgs& args) const;
 
   // Writes c and nothing else; m = 0 does nothing. Any number of threads may

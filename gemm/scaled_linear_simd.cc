@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/float_type.h"
 #include "gemm/scaled_linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -77,16 +78,8 @@ ScaledLinearKernels GetKernels(DType c) {
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.table = MakeTileTable<DotU8S8>();
   kernels.finish_f32 = &Finish<float>;
-  switch (c) {
-    case DType::kBF16:
-      kernels.finish = &Finish<BFloat16>;
-      break;
-    case DType::kF16:
-      kernels.finish = &Finish<Float16>;
-      break;
-    default:
-      kernels.finish = &Finish<float>;
-  }
+  kernels.finish =
+      WithFloatType(c, [](auto t) { return &Finish<decltype(t)>; });
   return kernels;
 }
 

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/prefetch.h"
 #include "gemm/tile.h"
 #include "hwy/highway.h"
 
@@ -82,15 +83,6 @@ constexpr size_t MaxRows() {
   return kMax < kMostRows ? kMax : kMostRows;
 }
 
-// Into L2, past L1: the next block is as large as L1.
-HWY_INLINE void PrefetchL2(const uint8_t* p) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
-}
-
 template <class Dot, size_t kRows, size_t kPanels, size_t kI>
 HWY_INLINE void HalfStep(
     const uint32_t* HWY_RESTRICT a, const uint8_t* HWY_RESTRICT b,
@@ -139,6 +131,7 @@ void MultiplyTile(const TileArgs& t) {
     HWY_UNROLL(8)
     for (size_t v = 0; v < kPanels * kVecs; ++v) sum[r][v] = hn::Zero(d);
   }
+  // Not to L1: the next block is as large.
   const uint8_t* HWY_RESTRICT next = t.prefetch;
   size_t l = 0;
   for (; l < t.prefetch_steps; ++l, next += kLineBytes) {

@@ -13,7 +13,7 @@
 //   WeightOrder::kKN   w[k, n]: row k is contiguous in n
 //
 // k, n >= 1 are any; rows may lie at any stride that is not negative and start
-// at any address.
+// at any address that an element may have.
 //
 // Refuses: Create, an empty layout; CheckArgs, a view of another dtype, rank or
 // shape, of a negative stride, of rows that overlap if it is to be written,

@@ -1,6 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/prefetch.h"
 #include "hwy/cache_control.h"  // FlushStream
 #include "packing/vnni_pack_kernels.h"
 
@@ -122,21 +123,12 @@ HWY_INLINE void PackPartialLine(const uint8_t* HWY_RESTRICT from,
   PackLine<T, Store::kCached>(block, kRow, to);
 }
 
-// Into L2 only: rows at a power-of-two stride fall into one set of L1 and would
-// push each other out.
-HWY_INLINE void PrefetchL2(const uint8_t* p) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
-}
-
 // Goes down the rows one cache line wide, and meanwhile fetches the second
 // cache line to the right (the first was 5-10 % slower, the third to eighth no
 // better): up to twice as fast as leaving that to the hardware, whose
-// prefetchers see 128 rows. Going down 16 rows of [N, K] they do well, and it
-// is no use there (Zen 4, 2026).
+// prefetchers see 128 rows. Into L2: rows at a power-of-two stride fall into
+// one set of L1 and would push each other out. Going down 16 rows of [N, K]
+// they do well, and it is no use there (Zen 4, 2026).
 template <typename T, Store kStore>
 void PackCols(const VnniPlainBlock<const uint8_t>& plain,
               const VnniPackedBlock<uint8_t>& packed) {

@@ -90,6 +90,10 @@ absl::StatusOr<Span> CheckView(absl::string_view field,
   if (view.data() == nullptr) {
     return InvalidArgument(kOp, field, " is null; need ", bytes, " bytes");
   }
+  if (reinterpret_cast<uintptr_t>(view.data()) % SizeOf(view.dtype()) != 0) {
+    return InvalidArgument(kOp, field, " is not aligned to its elements of ",
+                           SizeOf(view.dtype()), " bytes");
+  }
   span.begin = reinterpret_cast<uintptr_t>(view.data());
   span.end = span.begin + static_cast<uintptr_t>(bytes);
   return span;

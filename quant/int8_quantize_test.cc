@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "hwy/base.h"
@@ -22,6 +21,7 @@
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_int8_quantize.h"
+#include "testing/workers.h"
 
 #if HWY_ARCH_X86
 #include <xmmintrin.h>
@@ -448,13 +448,10 @@ TEST_P(Int8QuantizeTest, DoesNotDependOnFlushToZero) {
 #endif  // HWY_ARCH_X86
 
 TEST_P(Int8QuantizeTest, DoesNotDependOnTheWorkers) {
-  const auto executor = HwyExecutor::Create(3);
-  ASSERT_TRUE(executor.ok()) << executor.status();
-  // Threads allocate while they start, which must not count as Execute's.
-  (*executor)->ParallelFor(3, [](int64_t, int) {});
+  const auto executor = Workers(3);
   const std::vector<float> x = RandomValues(301 * 1000);
   for (const Int8QuantizeSpec& spec : AllModes(DType::kBF16)) {
-    ExpectFormula<BFloat16>(spec, x, 301, 1000, 3, **executor);
+    ExpectFormula<BFloat16>(spec, x, 301, 1000, 3, *executor);
   }
 }
 

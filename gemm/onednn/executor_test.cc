@@ -2,26 +2,19 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "gtest/gtest.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "oneapi/dnnl/dnnl_threadpool.hpp"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
-
-std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
-  EXPECT_TRUE(executor.ok()) << executor.status();
-  return *std::move(executor);
-}
 
 TEST(OneDnnThreadpoolTest, RunsEveryTaskOnceWithItsNumber) {
   const auto executor = Workers(3);

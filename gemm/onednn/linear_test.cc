@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,7 +16,6 @@
 #include "absl/strings/match.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
@@ -28,17 +26,12 @@
 #include "testing/guard_buffer.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
 
 constexpr double kEpsF32 = 1.0 / (1 << 23);
-
-std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
-  EXPECT_TRUE(executor.ok()) << executor.status();
-  return *std::move(executor);
-}
 
 template <typename T>
 std::vector<T> Transposed(const std::vector<T>& v, int64_t rows, int64_t cols) {

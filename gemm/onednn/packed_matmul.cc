@@ -185,7 +185,9 @@ absl::Status PackedMatmul::Pack(const AnyTensorView& from, bool by_rows,
   }
   QUERN_ASSIGN_OR_RETURN(weights_, AlignedBuffer::Create(bytes));
 
-  const int64_t stride = from.stride(0);
+  // That of a single row may be any number, even one that oneDNN takes for "to
+  // be told later".
+  const int64_t stride = from.extent(0) > 1 ? from.stride(0) : from.extent(1);
   const int64_t n_step = by_rows ? stride : 1, k_step = by_rows ? 1 : stride;
   std::mutex status_mutex;
   absl::Status status;

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
-#include <memory>
 #include <ostream>
 #include <thread>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "absl/strings/match.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
@@ -25,6 +23,7 @@
 #include "testing/isa_test.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
@@ -32,12 +31,6 @@ namespace {
 using Spec = OneDnnScaledLinearSpec;
 using Plan = OneDnnScaledLinearPlan;
 using Activation = Spec::Activation;
-
-std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
-  EXPECT_TRUE(executor.ok()) << executor.status();
-  return *std::move(executor);
-}
 
 // How a layer is quantised.
 struct Mode {

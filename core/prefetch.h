@@ -1,0 +1,22 @@
+#ifndef QUERN_CORE_PREFETCH_H_
+#define QUERN_CORE_PREFETCH_H_
+
+#include "hwy/base.h"
+#include "hwy/cache_control.h"
+
+namespace quern {
+
+// Asks for the cache line at `p`, which may be any address, to be in L2 but not
+// in L1: what is wanted soon, not next, must not drive out what is wanted now.
+// Where there is no such hint, into both.
+HWY_INLINE void PrefetchL2(const void* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
+#else
+  hwy::Prefetch(static_cast<const char*>(p));
+#endif
+}
+
+}  // namespace quern
+
+#endif  // QUERN_CORE_PREFETCH_H_
