@@ -1,9 +1,11 @@
 #include "cache/head_rows.h"
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -31,18 +33,67 @@ bool LieApart(std::array<int64_t, 2> extents, std::array<int64_t, 2> strides,
   return true;
 }
 
-// The keys or the values of a cache.
+// What has a block for each page and head: keys, values, their scales.
 struct CacheSide {
   const char* name;
   KvCacheView::Blocks blocks;
   int64_t block_bytes;  // without the padding of KvLayout
 };
 
-std::array<CacheSide, 2> SidesOf(const KvCacheView& cache) {
+CacheSide ScaleSide(const char* name, const KvScales& scales,
+                    const KvLayout& layout) {
+  constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+  CacheSide side = {name,
+                    {reinterpret_cast<uint8_t*>(scales.data), 0, 0},
+                    layout.page_size() * kElement};
+  // Strides so large that their bytes overflow are refused as negative ones.
+  if (!CheckedMul(scales.page_stride, kElement,
+                  &side.blocks.page_stride_bytes) ||
+      !CheckedMul(scales.head_stride, kElement,
+                  &side.blocks.head_stride_bytes)) {
+    side.blocks.page_stride_bytes = side.blocks.head_stride_bytes = -1;
+  }
+  return side;
+}
+
+absl::InlinedVector<CacheSide, 4> SidesOf(const KvCacheView& cache) {
   const KvLayout& layout = cache.layout();
   const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
-  return {{{"keys", cache.k(), layout.k_elements() * element},
-           {"values", cache.v(), layout.v_elements() * element}}};
+  absl::InlinedVector<CacheSide, 4> sides = {
+      {"keys", cache.k(), layout.k_elements() * element},
+      {"values", cache.v(), layout.v_elements() * element}};
+  if (layout.scaling() == KvScaling::kPerTokenHead) {
+    sides.push_back(ScaleSide("scales of keys", cache.k_scales(), layout));
+    sides.push_back(ScaleSide("scales of values", cache.v_scales(), layout));
+  }
+  return sides;
+}
+
+// The scales of the caller's.
+absl::Status CheckScales(absl::string_view op, absl::string_view name,
+                         const KvScales& scales, const KvLayout& layout) {
+  if (layout.scaling() != KvScaling::kPerTensor &&
+      layout.scaling() != KvScaling::kPerHead) {
+    return absl::OkStatus();
+  }
+  const bool per_head = layout.scaling() == KvScaling::kPerHead;
+  const int64_t count = per_head ? layout.kv_heads() : 1;
+  if (scales.data == nullptr) {
+    return InvalidArgument(op, "the scales of ", name, " are null; need ",
+                           count);
+  }
+  if (per_head && scales.head_stride < 0) {
+    return InvalidArgument(op, "the scales of ", name, " are ",
+                           scales.head_stride, " apart; need 0 or more");
+  }
+  for (int64_t head = 0; head < count; ++head) {
+    const float scale = scales.data[per_head ? head * scales.head_stride : 0];
+    if (!(scale >= KvScales::kMin) || std::isinf(scale)) {
+      return InvalidArgument(op, "scale ", head, " of ", name, "=", scale,
+                             "; need a finite number >= 2^-125");
+    }
+  }
+  return absl::OkStatus();
 }
 
 // *bytes = from the first byte of a side to the end of its last block; false if
@@ -113,7 +164,9 @@ absl::Status CheckCache(absl::string_view op, const KvCacheView& cache) {
                              "2^63 bytes from first to last");
     }
   }
-  return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(
+      CheckScales(op, "keys", cache.k_scales(), cache.layout()));
+  return CheckScales(op, "values", cache.v_scales(), cache.layout());
 }
 
 absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache) {

@@ -26,14 +26,18 @@ absl::Status CheckHeadRowsOut(absl::string_view op, absl::string_view name,
                               const AnyTensorView& view, DType dtype,
                               int64_t tokens, int64_t heads, int64_t head_dim);
 
-// `cache` has memory for all its pages, at strides that are not negative.
+// `cache` has memory for all its pages, at strides that are not negative, and
+// the scales that its layout asks for: of the caller's, each in
+// [KvScales::kMin, infinity).
 absl::Status CheckCache(absl::string_view op, const KvCacheView& cache);
 
-// The same, and no two of its blocks of keys overlap, nor of values.
+// The same, and no two of its blocks of keys overlap, nor of values, nor of the
+// scales that are written with them.
 absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache);
 
 // `view` lies outside the bytes from the first to the last of the keys, and of
-// the values, of a cache as CheckCache accepts it.
+// the values, and of the scales written with them, of a cache as CheckCache
+// accepts it.
 absl::Status CheckApartFromCache(absl::string_view op, absl::string_view name,
                                  const AnyTensorView& view,
                                  const KvCacheView& cache);

@@ -22,8 +22,12 @@ namespace quern {
 //                  token < page_size; written by write_kv with the token
 //
 // An element x is stored as the one nearest to x / scale, saturating, and means
-// stored * scale. Scales are finite and above 0.
+// stored * scale.
 struct KvScales {
+  // Scales are finite and no smaller, so that 1 / scale is finite too. (A NaN
+  // that write_kv writes says that the row held one.)
+  static constexpr float kMin = 0x1p-125f;
+
   float* data = nullptr;
   int64_t page_stride = 0;  // elements
   int64_t head_stride = 0;

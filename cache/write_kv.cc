@@ -1,16 +1,23 @@
 #include "cache/write_kv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cache/head_rows.h"
+#include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
 #include "cache/write_kv_kernels.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -22,27 +29,325 @@ namespace {
 
 constexpr char kOp[] = "write_kv";
 
-// Tokens of one task: a few microseconds of copying.
-constexpr int64_t kTaskTokens = 16;
+// Tokens of one task: a few microseconds of copying. At least one group.
+constexpr int64_t kTaskTokens = 32;
+constexpr int64_t kGroup = KvLayout::kGroupTokens;
+// Elements of a row that are encoded at once; even. Scratch of a group stays in
+// the L1 cache.
+constexpr int64_t kChunk = 256;
 
-const uint8_t* RowOf(const AnyTensorView& rows, int64_t token, int64_t head) {
-  return static_cast<const uint8_t*>(rows.data()) +
-         HeadRowOffsetBytes(rows, token, head);
+// The largest magnitude that a scaled type has.
+float MostOf(DType dtype) {
+  if (dtype == DType::kI8) return 127.0f;
+  return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
+}
+
+// A row of these is stored with this scale; see the header.
+float ScaleOf(float max_abs, DType dtype) {
+  if (!(max_abs <= std::numeric_limits<float>::max())) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  if (max_abs == 0.0f) return 1.0f;
+  return std::max(max_abs / MostOf(dtype), KvScales::kMin);
+}
+
+// The consecutive slots from `slot` on, of the tokens from `token` on.
+struct Run {
+  int64_t token;
+  int64_t count;
+  int64_t slot;
+};
+
+// Whether `token` lies in the same group as the one before, next to it: no task
+// begins there, and so no group of 16 is divided.
+bool Continues(absl::Span<const int64_t> slots, int64_t token) {
+  const auto t = static_cast<size_t>(token);
+  return t > 0 && t < slots.size() && slots[t] >= 0 && slots[t] % kGroup != 0 &&
+         slots[t] == slots[t - 1] + 1;
+}
+
+// Calls fn(run) for all tokens in [begin, end) that are not padding, in runs of
+// at most 16 tokens that do not pass a multiple of `unit` slots.
+template <typename Fn>
+void ForEachRun(absl::Span<const int64_t> slots, int64_t begin, int64_t end,
+                int64_t unit, const Fn& fn) {
+  for (int64_t token = begin; token < end;) {
+    const int64_t slot = slots[static_cast<size_t>(token)];
+    if (slot < 0) {
+      ++token;
+      continue;
+    }
+    const int64_t most =
+        std::min({end - token, unit - slot % unit, int64_t{kGroup}});
+    int64_t count = 1;
+    while (count < most &&
+           slots[static_cast<size_t>(token + count)] == slot + count) {
+      ++count;
+    }
+    fn(Run{token, count, slot});
+    token += count;
+  }
+}
+
+// row[i], i < bytes, to to[i / cell * stride + i % cell], and zeros to what the
+// last cell has beyond.
+template <size_t kCell>
+void ScatterCells(const uint8_t* row, size_t bytes, size_t stride,
+                  uint8_t* to) {
+  for (; bytes >= kCell; bytes -= kCell, row += kCell, to += stride) {
+    std::memcpy(to, row, kCell);
+  }
+  if (bytes == 0) return;
+  uint8_t cell[kCell] = {};
+  std::memcpy(cell, row, bytes);
+  std::memcpy(to, cell, kCell);
+}
+
+void Scatter(const uint8_t* row, size_t bytes, size_t cell, size_t stride,
+             uint8_t* to) {
+  switch (cell) {
+    case 1:
+      return ScatterCells<1>(row, bytes, stride, to);
+    case 2:
+      return ScatterCells<2>(row, bytes, stride, to);
+    default:
+      return ScatterCells<4>(row, bytes, stride, to);
+  }
+}
+
+// The work of one call.
+class Writer {
+ public:
+  Writer(const WriteKvSpec& spec, const WriteKvKernels& kernels,
+         const PackKvKernels& pack, const WriteKvArgs& args)
+      : spec_(spec),
+        layout_(spec.kv),
+        kernels_(kernels),
+        pack_(pack),
+        args_(args),
+        element_(static_cast<int64_t>(SizeOf(spec.kv.dtype()))) {}
+
+  void Write(const Run& run) const {
+    for (int64_t head = 0; head < layout_.kv_heads(); ++head) {
+      WriteSide(run, head, /*value=*/false);
+      WriteSide(run, head, /*value=*/true);
+    }
+  }
+
+ private:
+  // One head's keys, or values, of a run.
+  void WriteSide(const Run& run, int64_t head, bool value) const {
+    const AnyTensorView& from = value ? args_.v : args_.k;
+    const bool rotated = !value && spec_.rotation != KvRotation::kNone;
+    const int64_t dim = value ? layout_.v_head_dim() : layout_.head_dim();
+    const auto input = static_cast<int64_t>(SizeOf(spec_.input));
+    const uint8_t* rows[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      rows[i] = static_cast<const uint8_t*>(from.data()) +
+                HeadRowOffsetBytes(from, run.token + i, head);
+    }
+    float inverse[kGroup] = {};
+    if (element_ == 1) FindInverses(run, head, value, rows, inverse);
+
+    const int64_t page = run.slot / layout_.page_size();
+    const int64_t offset = run.slot % layout_.page_size();
+    uint8_t* block =
+        value ? args_.cache.V(page, head) : args_.cache.K(page, head);
+    const bool plain = layout_.form() == KvForm::kPlain;
+    const bool copied = !rotated && spec_.input == layout_.dtype();
+    for (int64_t d = 0; d < dim; d += kChunk) {
+      const int64_t count = std::min(kChunk, dim - d);
+      uint8_t* to = block + element_ * (value ? layout_.VOffset(offset, d)
+                                              : layout_.KOffset(offset, d));
+      const void* sources[kGroup];
+      alignas(64) float turned[kGroup * kChunk];
+      for (int64_t i = 0; i < run.count; ++i) {
+        sources[i] = rows[i] + d * input;
+        if (!rotated) continue;
+        float* row = turned + i * kChunk;
+        Rotate(run.token + i, rows[i], d, count, row);
+        sources[i] = row;
+      }
+      alignas(64) uint8_t scratch[kGroup * kChunk * sizeof(float)];
+      const int64_t stride = (plain ? dim : kChunk) * element_;
+      if (plain || !copied) {
+        (rotated ? kernels_.encode_f32 : kernels_.encode)(
+            sources, static_cast<size_t>(run.count), static_cast<size_t>(count),
+            inverse, plain ? to : scratch, static_cast<size_t>(stride));
+      }
+      if (plain) continue;
+      const uint8_t* codes[kGroup];
+      for (int64_t i = 0; i < run.count; ++i) {
+        codes[i] = copied ? static_cast<const uint8_t*>(sources[i])
+                          : scratch + i * stride;
+      }
+      const auto bytes = static_cast<size_t>(count * element_);
+      if (value) {
+        PlaceValues(codes, run.count, bytes, offset, to);
+      } else {
+        PlaceKeys(codes, run.count, bytes, to);
+      }
+    }
+  }
+
+  // 1 / scale of each row, and the scales, if they are the rows' own.
+  void FindInverses(const Run& run, int64_t head, bool value,
+                    const uint8_t* const* rows, float* inverse) const {
+    const int64_t page = run.slot / layout_.page_size();
+    if (layout_.scaling() == KvScaling::kNone) {
+      std::fill_n(inverse, run.count, 1.0f);
+      return;
+    }
+    float* scales = value ? args_.cache.VScales(page, head)
+                          : args_.cache.KScales(page, head);
+    if (layout_.scaling() != KvScaling::kPerTokenHead) {
+      std::fill_n(inverse, run.count, 1.0f / *scales);
+      return;
+    }
+    const int64_t offset = run.slot % layout_.page_size();
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float scale = ScaleOf(
+          value ? kernels_.max_abs(rows[i],
+                                   static_cast<size_t>(layout_.v_head_dim()))
+                : MaxAbsKey(run.token + i, rows[i]),
+          layout_.dtype());
+      scales[offset + i] = scale;
+      // A product with NaN would give codes that differ between types.
+      inverse[i] = std::isnan(scale) ? 0.0f : 1.0f / scale;
+    }
+  }
+
+  float MaxAbsKey(int64_t token, const uint8_t* row) const {
+    const int64_t dim = layout_.head_dim();
+    if (spec_.rotation == KvRotation::kNone) {
+      return kernels_.max_abs(row, static_cast<size_t>(dim));
+    }
+    float most = 0.0f;
+    for (int64_t d = 0; d < dim; d += kChunk) {
+      const int64_t count = std::min(kChunk, dim - d);
+      alignas(64) float turned[kChunk];
+      Rotate(token, row, d, count, turned);
+      const float chunk =
+          kernels_.max_abs_f32(turned, static_cast<size_t>(count));
+      if (!(chunk <= most)) most = chunk;
+      if (std::isnan(most)) return most;
+    }
+    return most;
+  }
+
+  void Rotate(int64_t token, const uint8_t* row, int64_t begin, int64_t count,
+              float* to) const {
+    const int64_t position = args_.positions[static_cast<size_t>(token)];
+    const RotatedRow rotated = {row,
+                                args_.cos.At(position, 0),
+                                args_.sin.At(position, 0),
+                                static_cast<size_t>(spec_.rot_dim),
+                                static_cast<size_t>(begin),
+                                static_cast<size_t>(count)};
+    (spec_.rotation == KvRotation::kHalves
+         ? kernels_.rotate_halves
+         : kernels_.rotate_pairs)(rotated, to);
+  }
+
+  // `to` is the cell of the first row's first element.
+  void PlaceKeys(const uint8_t* const* codes, int64_t count, size_t bytes,
+                 uint8_t* to) const {
+    if (count == kGroup) return pack_.pack_k(codes, bytes, to);
+    const auto cell = static_cast<size_t>(layout_.pair() * element_);
+    for (int64_t i = 0; i < count; ++i) {
+      Scatter(codes[i], bytes, cell, cell * kGroup,
+              to + static_cast<size_t>(i) * cell);
+    }
+  }
+
+  // `to` is the first element of the first row, at `offset` in its page.
+  void PlaceValues(const uint8_t* const* codes, int64_t count, size_t bytes,
+                   int64_t offset, uint8_t* to) const {
+    const int64_t row = layout_.v_head_dim() * element_;
+    if (layout_.pair() == 1) {
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(to + i * row, codes[i], bytes);
+      }
+      return;
+    }
+    const auto cell = static_cast<size_t>(element_);
+    for (int64_t i = 0; i < count;) {
+      // Of the pair that this row is in; odd rows begin one element later.
+      uint8_t* pair = to + ((offset + i) / 2 - offset / 2) * 2 * row;
+      if (offset % 2 != 0) pair -= element_;
+      if ((offset + i) % 2 == 0 && i + 1 < count) {
+        pack_.pack_v(codes[i], codes[i + 1], bytes, pair);
+        i += 2;
+      } else {
+        Scatter(codes[i], bytes, cell, 2 * cell,
+                pair + (offset + i) % 2 * element_);
+        ++i;
+      }
+    }
+  }
+
+  const WriteKvSpec& spec_;
+  const KvLayout& layout_;
+  const WriteKvKernels& kernels_;
+  const PackKvKernels& pack_;
+  const WriteKvArgs& args_;
+  int64_t element_;
+};
+
+absl::Status CheckSlots(absl::Span<const int64_t> slots, int64_t end) {
+  for (size_t token = 0; token < slots.size(); ++token) {
+    if (slots[token] >= end) {
+      return InvalidArgument(kOp, "slots[", token, "]=", slots[token],
+                             "; need slot < ", end, ", or negative to skip");
+    }
+  }
+  std::vector<int64_t> sorted(slots.begin(), slots.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto first = std::lower_bound(sorted.begin(), sorted.end(), 0);
+  const auto twice = std::adjacent_find(first, sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument(kOp, "slot ", *twice,
+                           " is given twice; need distinct slots");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRotation(const WriteKvSpec& spec, const WriteKvArgs& args) {
+  const int64_t positions = args.cos.extent(0);
+  const int64_t want[] = {positions, spec.rot_dim / 2};
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "cos", args.cos, DType::kF32, want));
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "sin", args.sin, DType::kF32, want));
+  QUERN_RETURN_IF_ERROR(CheckEqual(
+      kOp, "positions.size()", static_cast<int64_t>(args.positions.size()),
+      static_cast<int64_t>(args.slots.size()), "the slots"));
+  for (size_t token = 0; token < args.positions.size(); ++token) {
+    const int64_t position = args.positions[token];
+    if (args.slots[token] < 0) continue;
+    if (position < 0 || position >= positions) {
+      return InvalidArgument(kOp, "positions[", token, "]=", position,
+                             "; need 0 <= position < ", positions,
+                             ", the rows of cos");
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
   if (spec.kv == KvLayout()) return InvalidArgument(kOp, "kv layout is empty");
-  if (spec.input != DType::kF32 && spec.input != DType::kBF16) {
-    return Unimplemented(kOp, "input is ", DTypeName(spec.input),
-                         "; need f32 or bf16");
+  constexpr DType kInputs[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "input", spec.input, kInputs));
+  if (spec.rotation != KvRotation::kNone) {
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, "rot_dim", spec.rot_dim, 2, spec.kv.head_dim()));
+    if (spec.rot_dim % 2 != 0) {
+      return InvalidArgument(kOp, "rot_dim=", spec.rot_dim,
+                             "; need an even number");
+    }
   }
-  if (SizeOf(spec.kv.dtype()) == 1) {
-    return Unimplemented(kOp, "kv is ", DTypeName(spec.kv.dtype()),
-                         "; need f32, bf16 or f16");
-  }
-  return WriteKvPlan(spec, GetWriteKvKernels(spec.input, spec.kv.dtype()));
+  return WriteKvPlan(spec, GetWriteKvKernels(spec.input, spec.kv.dtype()),
+                     GetPackKvKernels(SizeOf(spec.kv.dtype())));
 }
 
 absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
@@ -58,58 +363,29 @@ absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckCacheOut(kOp, args.cache));
   QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "k", args.k, args.cache));
   QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "v", args.v, args.cache));
+  if (spec_.rotation != KvRotation::kNone) {
+    QUERN_RETURN_IF_ERROR(CheckRotation(spec_, args));
+  }
   // Blocks of at least page_size bytes lie apart: no overflow.
-  const int64_t end = args.cache.num_pages() * layout.page_size();
-  for (size_t token = 0; token < args.slots.size(); ++token) {
-    if (args.slots[token] >= end) {
-      return InvalidArgument(kOp, "slots[", token, "]=", args.slots[token],
-                             "; need slot < ", end, ", or negative to skip");
-    }
-  }
-  std::vector<int64_t> sorted(args.slots.begin(), args.slots.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto first = std::lower_bound(sorted.begin(), sorted.end(), 0);
-  const auto twice = std::adjacent_find(first, sorted.end());
-  if (twice != sorted.end()) {
-    return InvalidArgument(kOp, "slot ", *twice,
-                           " is given twice; need distinct slots");
-  }
-  return absl::OkStatus();
+  return CheckSlots(args.slots, args.cache.num_pages() * layout.page_size());
 }
 
 void WriteKvPlan::Execute(const WriteKvArgs& args,
                           Executor& executor) const noexcept {
-  const KvLayout& layout = spec_.kv;
-  QUERN_DCHECK(args.cache.layout() == layout);
+  QUERN_DCHECK(args.cache.layout() == spec_.kv);
   QUERN_DCHECK(args.k.dtype() == spec_.input && args.v.dtype() == spec_.input);
   const auto tokens = static_cast<int64_t>(args.slots.size());
-  const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
-  const auto k_dim = static_cast<size_t>(layout.head_dim());
-  const auto v_dim = static_cast<size_t>(layout.v_head_dim());
+  const bool paired = spec_.kv.form() == KvForm::kPaired;
+  const int64_t unit = paired ? kGroup : spec_.kv.page_size();
+  const Writer writer(spec_, kernels_, pack_, args);
   executor.ParallelFor(
       DivCeil(tokens, kTaskTokens), [&](int64_t task, int /*worker*/) {
-        const int64_t end = std::min(tokens, (task + 1) * kTaskTokens);
-        for (int64_t token = task * kTaskTokens; token < end; ++token) {
-          const int64_t slot = args.slots[static_cast<size_t>(token)];
-          if (slot < 0) continue;
-          const int64_t page = slot / layout.page_size();
-          const int64_t offset = slot % layout.page_size();
-          for (int64_t head = 0; head < layout.kv_heads(); ++head) {
-            uint8_t* k =
-                args.cache.K(page, head) + layout.KOffset(offset, 0) * element;
-            uint8_t* v =
-                args.cache.V(page, head) + layout.VOffset(offset, 0) * element;
-            if (layout.form() == KvForm::kPlain) {
-              kernels_.convert(RowOf(args.k, token, head), k_dim, k);
-              kernels_.convert(RowOf(args.v, token, head), v_dim, v);
-            } else {
-              const auto pair = static_cast<size_t>(layout.pair());
-              kernels_.scatter(RowOf(args.k, token, head), k_dim, pair,
-                               KvLayout::kGroupTokens * pair, k);
-              kernels_.scatter(RowOf(args.v, token, head), v_dim, 1, pair, v);
-            }
-          }
-        }
+        int64_t begin = task * kTaskTokens;
+        int64_t end = std::min(tokens, begin + kTaskTokens);
+        while (paired && begin < end && Continues(args.slots, begin)) ++begin;
+        while (paired && begin < end && Continues(args.slots, end)) ++end;
+        ForEachRun(args.slots, begin, end, unit,
+                   [&](const Run& run) { writer.Write(run); });
       });
 }
 

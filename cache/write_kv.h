@@ -1,15 +1,42 @@
 #ifndef QUERN_CACHE_WRITE_KV_H_
 #define QUERN_CACHE_WRITE_KV_H_
 
-//   cache.K(page, head)[offset][:] = k[token, head, :]
-//   cache.V(page, head)[offset][:] = v[token, head, :]
+// New keys and values into their slots of a paged cache:
+//
+//   cache.K(page, head)[KOffset(offset, d)] = Code(k[token, head, d] * r)
+//   cache.V(page, head)[VOffset(offset, d)] = Code(v[token, head, d] * r)
 //
 //     page = slot / page_size    offset = slot % page_size
-//     slot = slots[token]
+//     slot = slots[token]        r = fl(1 / scale)
 //
 // for every token whose slot is not negative; the others are padding and are
-// skipped. Values are rounded to the cache's type, to nearest with ties to
-// even.
+// skipped. Code() rounds to the cache's type, to nearest with ties to even.
+//
+//   f32, bf16, f16   no scale and no product; overflow is infinity, bits of the
+//                    same type are copied
+//   i8               |code| <= 127; a NaN is 0
+//   fp8              saturates, infinity as well; NaN stays NaN
+//
+//   kNone            r = 1
+//   kPerTensor, kPerHead   scales of the caller
+//   kPerTokenHead    scale = fl(max over d of |k[token, head, d]| / most),
+//   which
+//                    Execute writes; most is 127 (i8), 448 (e4m3) or 57344
+//                    (e5m2). Of a zero row 1; at least 2^-125, as 1 / scale
+//                    must not overflow; NaN if the row holds a NaN or an
+//                    infinity, so that all of it means NaN (the codes of such a
+//                    row are unspecified). The product is rounded to f32 before
+//                    it is rounded to a code: |x - scale * code| <= scale *
+//                    (1/2 + 2^-15) for i8.
+//
+// With a rotation, k is first turned by the angles of the token's position (see
+// ops/rope/rotary_embedding.h, which this spares a pass over k):
+//
+//   a' = a * cos[p, j] - b * sin[p, j]     kHalves  (a, b) = (j, j + rot_dim /
+//   2) b' = b * cos[p, j] + a * sin[p, j]     kPairs   (a, b) = (2j, 2j + 1)
+//
+// in f32, with no rounding to the type of k between. Elements from rot_dim on
+// stay. k itself does not change.
 
 #include <cstdint>
 
@@ -18,6 +45,7 @@
 #include "absl/types/span.h"
 #include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
 #include "cache/write_kv_kernels.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -25,9 +53,13 @@
 
 namespace quern {
 
+enum class KvRotation : uint8_t { kNone, kHalves, kPairs };
+
 struct WriteKvSpec {
   KvLayout kv;                // of the cache
-  DType input = DType::kF32;  // of k and v: kF32 or kBF16
+  DType input = DType::kF32;  // of k and v: kF32, kBF16 or kF16
+  KvRotation rotation = KvRotation::kNone;
+  int64_t rot_dim = 0;  // with a rotation: even, 2 <= rot_dim <= head_dim
 };
 
 struct WriteKvArgs {
@@ -35,36 +67,49 @@ struct WriteKvArgs {
   AnyTensorView v;                  // [tokens, kv_heads, v_head_dim]
   absl::Span<const int64_t> slots;  // [tokens], see PageTable::SlotMapping
   KvCacheView cache;
+
+  // With a rotation only.
+  absl::Span<const int64_t> positions;  // [tokens]
+  MatrixView<const float> cos;          // [max_positions, rot_dim / 2]
+  MatrixView<const float> sin;          // the same
 };
 
 class WriteKvPlan {
  public:
-  // InvalidArgument if the layout is empty; Unimplemented for another input
-  // type.
+  // InvalidArgument if the layout is empty or rot_dim out of range;
+  // Unimplemented for another input type.
   static absl::StatusOr<WriteKvPlan> Create(const WriteKvSpec& spec);
 
+  const WriteKvSpec& spec() const { return spec_; }
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument and its value: a shape or type that is not the plan's, negative
   // strides, a null k, v or cache, a cache whose blocks overlap or that k or v
-  // overlaps, a slot at or beyond the end of the cache, a slot given twice.
-  // Cost: sorts the slots.
+  // overlaps, scales that are missing, not finite, below 2^-125 or that overlap
+  // where they are written, a slot at or beyond the end of the cache, a slot
+  // given twice, a position beyond the tables. Cost: sorts the slots.
   absl::Status CheckArgs(const WriteKvArgs& args) const;
 
-  // args as CheckArgs accepts them. Writes the slots named, nothing else, not
-  // even the padding of a block. k and v may have any token and head strides
-  // that are not negative, and must not overlap the cache. Allocates nothing.
-  // Safe to call concurrently on distinct slots.
+  // args as CheckArgs accepts them. Writes the slots named (the zero that
+  // completes an odd key with them, and their scales if kPerTokenHead), nothing
+  // else, not even the padding of a block. k and v may have any token and head
+  // strides that are not negative, and must not overlap the cache. Allocates
+  // nothing. Safe to call concurrently on distinct slots. The bits do not
+  // depend on the executor, nor on which tokens share a call. Cost: 16 tokens
+  // of consecutive slots from a multiple of 16 on are transposed in registers;
+  // others are scattered, cell by cell.
   void Execute(const WriteKvArgs& args, Executor& executor) const noexcept;
 
  private:
-  WriteKvPlan(const WriteKvSpec& spec, const WriteKvKernels& kernels)
-      : spec_(spec), kernels_(kernels) {}
+  WriteKvPlan(const WriteKvSpec& spec, const WriteKvKernels& kernels,
+              const PackKvKernels& pack)
+      : spec_(spec), kernels_(kernels), pack_(pack) {}
 
   WriteKvSpec spec_;
   WriteKvKernels kernels_;
+  PackKvKernels pack_;
 };
 
 }  // namespace quern

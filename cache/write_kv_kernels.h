@@ -1,26 +1,49 @@
 #ifndef QUERN_CACHE_WRITE_KV_KERNELS_H_
 #define QUERN_CACHE_WRITE_KV_KERNELS_H_
 
-// Private seam between the plan (plain C++) and the SIMD translation unit.
+// Private seam between the plan (plain C++) and the SIMD translation unit: rows
+// of keys or values to codes of the cache's type. Where codes go is in
+// pack_kv_kernels.h.
 
 #include <cstddef>
+#include <cstdint>
 
 #include "core/dtype.h"
 
 namespace quern {
 
-struct WriteKvKernels {
-  const char* target;
-  // to[i] = from[i], i < count, converted between the types asked for.
-  void (*convert)(const void* from, size_t count, void* to);
-  // to[i / pair * stride + i % pair] = from[i], i < count, likewise. Where pair
-  // does not divide count, zero for what is missing of the last one.
-  void (*scatter)(const void* from, size_t count, size_t pair, size_t stride,
-                  void* to);
+// One head of one token's key, rotated: see WriteKvRotation.
+struct RotatedRow {
+  const void* row;   // of the input's type
+  const float* cos;  // [rot_dim / 2]
+  const float* sin;  // [rot_dim / 2]
+  size_t rot_dim;
+  size_t begin, count;  // the elements wanted; begin is even
 };
 
-// The kernels of the best instruction set this CPU supports. `input` is kF32 or
-// kBF16; `cache` kF32, kBF16 or kF16.
+struct WriteKvKernels {
+  const char* target;
+
+  // to[r][i] = Code(from[r][i] * inverse[r]), r < rows, i < count. `inverse` is
+  // not used (no product) for types of 2 and 4 bytes. Rows of `to` are
+  // to_stride bytes apart.
+  void (*encode)(const void* const* from, size_t rows, size_t count,
+                 const float* inverse, uint8_t* to, size_t to_stride);
+  // The same from f32.
+  void (*encode_f32)(const void* const* from, size_t rows, size_t count,
+                     const float* inverse, uint8_t* to, size_t to_stride);
+
+  // max |from[i]|, i < count; NaN if one is NaN.
+  float (*max_abs)(const void* from, size_t count);
+  float (*max_abs_f32)(const void* from, size_t count);
+
+  // to[i] = element begin + i of the rotated row.
+  void (*rotate_halves)(const RotatedRow& args, float* to);
+  void (*rotate_pairs)(const RotatedRow& args, float* to);
+};
+
+// The kernels of the best instruction set this CPU supports. `input` is kF32,
+// kBF16 or kF16; `cache` what KvLayout takes.
 WriteKvKernels GetWriteKvKernels(DType input, DType cache);
 
 }  // namespace quern

@@ -13,62 +13,211 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+using DF = hn::ScalableTag<float>;
+
+// The bytes of codes that saturate: v / scale is in v already.
+template <typename To, class D8 = hn::Rebind<uint8_t, DF>>
+HWY_INLINE hn::Vec<D8> ScaledCodes(hn::Vec<DF> v) {
+  const DF df;
+  const hn::RebindToUnsigned<DF> du;
+  if constexpr (hwy::IsSame<To, int8_t>()) {
+    v = hn::IfThenElseZero(hn::Eq(v, v), v);  // NaN
+    v = hn::Max(hn::Min(v, hn::Set(df, 127.0f)), hn::Set(df, -127.0f));
+    // The unit in the last place of the sum is 1: it rounds as asked.
+    const auto steps = hn::Add(v, hn::Set(df, 0x1.8p23f));
+    return hn::TruncateTo(D8(), hn::BitCast(du, steps));
+  } else {
+    const hn::RebindToSigned<DF> di;
+    const auto clamp = hn::Set(
+        di, static_cast<int>(
+                quant_internal::ClampF32Bits<To>(OverflowMode::kSaturate)));
+    return hn::TruncateTo(D8(), hn::BitCast(du, EncodeLanes<To>(df, v, clamp)));
+  }
+}
+
+// The last elements of a row go through whole vectors on the stack: their loop
+// is the same one, which is compiled once.
 template <typename From, typename To>
-void Convert(const void* from_bytes, size_t count, void* to_bytes) {
-  const From* HWY_RESTRICT from = static_cast<const From*>(from_bytes);
-  To* HWY_RESTRICT to = static_cast<To*>(to_bytes);
-  const hn::ScalableTag<float> df;
-  const size_t lanes = hn::Lanes(df);
-  for (size_t i = 0; i < count; i += lanes) {
-    const size_t valid = HWY_MIN(lanes, count - i);
-    StoreNF32(LoadNF32(df, from + i, valid), df, to + i, valid);
+HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, size_t count,
+                          float inverse, To* HWY_RESTRICT to) {
+  if constexpr (hwy::IsSame<From, To>()) {
+    hwy::CopyBytes(from, to, count * sizeof(To));
+  } else {
+    const DF df;
+    const size_t lanes = hn::Lanes(df);
+    const auto factor = hn::Set(df, inverse);
+    HWY_ALIGN From rest_from[hn::MaxLanes(df)];
+    HWY_ALIGN To rest_to[hn::MaxLanes(df)];
+    const size_t whole = count / lanes * lanes;
+    const From* source = from;
+    To* target = to;
+    for (size_t n = whole;; n = lanes) {
+      for (size_t i = 0; i < n; i += lanes) {
+        const auto v = LoadF32(df, source + i);
+        if constexpr (sizeof(To) == 1) {
+          const hn::Rebind<uint8_t, DF> d8;
+          hn::StoreU(ScaledCodes<To>(hn::Mul(v, factor)), d8,
+                     reinterpret_cast<uint8_t*>(target + i));
+        } else {
+          StoreF32(v, df, target + i);
+        }
+      }
+      const size_t rest = (count - whole) * sizeof(From);
+      if (rest == 0) return;
+      if (source == rest_from) break;
+      hwy::ZeroBytes(rest_from, sizeof(rest_from));
+      hwy::CopyBytes(from + whole, rest_from, rest);
+      source = rest_from;
+      target = rest_to;
+    }
+    hwy::CopyBytes(rest_to, to + whole, (count - whole) * sizeof(To));
   }
 }
 
 template <typename From, typename To>
-void Scatter(const void* from_bytes, size_t count, size_t pair, size_t stride,
-             void* to_bytes) {
-  constexpr size_t kBlock = 64;
-  To block[kBlock];
-  To* HWY_RESTRICT to = static_cast<To*>(to_bytes);
-  const From* HWY_RESTRICT from = static_cast<const From*>(from_bytes);
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t valid = HWY_MIN(kBlock, count - begin);
-    Convert<From, To>(from + begin, valid, block);
-    for (size_t i = 0; i < valid; ++i) {
-      const size_t d = begin + i;
-      hwy::CopyBytes<sizeof(To)>(block + i, to + d / pair * stride + d % pair);
-    }
+void Encode(const void* const* from, size_t rows, size_t count,
+            const float* inverse, uint8_t* to, size_t to_stride) {
+  for (size_t r = 0; r < rows; ++r) {
+    EncodeRow(static_cast<const From*>(from[r]), count, inverse[r],
+              reinterpret_cast<To*>(to + r * to_stride));
   }
-  if (count % pair != 0) {
-    hwy::ZeroBytes<sizeof(To)>(to + count / pair * stride + count % pair);
+}
+
+// Without its sign bit, the code of a floating-point type grows with the value,
+// and NaN is above all.
+template <typename T>
+float MaxAbs(const void* from, size_t count) {
+  using Code = hwy::SignedFromSize<sizeof(T)>;
+  const hn::ScalableTag<Code> d;
+  const size_t lanes = hn::Lanes(d);
+  const Code* HWY_RESTRICT codes = static_cast<const Code*>(from);
+  const auto magnitude = hn::Set(d, hwy::HighestValue<Code>());
+  auto max0 = hn::Zero(d), max1 = max0;
+  size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    max0 = hn::Max(max0, hn::And(hn::LoadU(d, codes + i), magnitude));
+    max1 = hn::Max(max1, hn::And(hn::LoadU(d, codes + i + lanes), magnitude));
   }
+  for (; i < count; i += lanes) {
+    const auto v = hn::LoadN(d, codes + i, HWY_MIN(lanes, count - i));
+    max0 = hn::Max(max0, hn::And(v, magnitude));
+  }
+  const Code code = hn::ReduceMax(d, hn::Max(max0, max1));
+  T largest;
+  hwy::CopySameSize(&code, &largest);
+  return hn::GetLane(LoadNF32(DF(), &largest, 1));
+}
+
+// out[i] = x[i] * c[i] + y[i] * s[i], the last factor negated if kNegate.
+template <bool kNegate, typename T>
+HWY_INLINE void Turn(const T* x, const T* y, const float* c, const float* s,
+                     size_t count, float* out) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t i = 0; i < count; i += lanes) {
+    const size_t n = HWY_MIN(lanes, count - i);
+    const auto straight =
+        hn::Mul(LoadNF32(d, x + i, n), hn::LoadN(d, c + i, n));
+    const auto across = LoadNF32(d, y + i, n);
+    const auto sine = hn::LoadN(d, s + i, n);
+    hn::StoreN(kNegate ? hn::NegMulAdd(across, sine, straight)
+                       : hn::MulAdd(across, sine, straight),
+               d, out + i, n);
+  }
+}
+
+// Calls fn(first, count) with what of [begin, begin + count) is in [from, to).
+template <class Fn>
+HWY_INLINE void ForPart(const RotatedRow& args, size_t from, size_t to,
+                        const Fn& fn) {
+  const size_t first = HWY_MAX(args.begin, from);
+  const size_t end = HWY_MIN(args.begin + args.count, to);
+  if (first < end) fn(first, end - first);
 }
 
 template <typename T>
-void Copy(const void* from, size_t count, void* to) {
-  hwy::CopyBytes(from, to, count * sizeof(T));
+void RotateHalves(const RotatedRow& args, float* to) {
+  const T* x = static_cast<const T*>(args.row);
+  const size_t half = args.rot_dim / 2;
+  const auto at = [&](size_t d) HWY_ATTR { return to + (d - args.begin); };
+  ForPart(args, 0, half, [&](size_t d, size_t n) HWY_ATTR {
+    Turn<true>(x + d, x + half + d, args.cos + d, args.sin + d, n, at(d));
+  });
+  ForPart(args, half, 2 * half, [&](size_t d, size_t n) HWY_ATTR {
+    const size_t j = d - half;
+    Turn<false>(x + d, x + j, args.cos + j, args.sin + j, n, at(d));
+  });
+  ForPart(args, 2 * half, args.begin + args.count,
+          [&](size_t d, size_t n)
+              HWY_ATTR { EncodeRow<T, float>(x + d, n, 1.0f, at(d)); });
+}
+
+template <typename T>
+void RotatePairs(const RotatedRow& args, float* to) {
+  const T* x = static_cast<const T*>(args.row) + args.begin;
+  EncodeRow<T, float>(x, args.count, 1.0f, to);
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  ForPart(args, 0, args.rot_dim, [&](size_t begin, size_t n) HWY_ATTR {
+    const float* c = args.cos + begin / 2;
+    const float* s = args.sin + begin / 2;
+    size_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      hn::Vec<DF> a, b;
+      hn::LoadInterleaved2(d, to + i, a, b);
+      const auto cosine = hn::LoadU(d, c + i / 2);
+      const auto sine = hn::LoadU(d, s + i / 2);
+      hn::StoreInterleaved2(hn::NegMulAdd(b, sine, hn::Mul(a, cosine)),
+                            hn::MulAdd(a, sine, hn::Mul(b, cosine)), d, to + i);
+    }
+    const hn::CappedTag<float, 1> d1;
+    for (; i < n; i += 2) {
+      const auto a = hn::LoadU(d1, to + i), b = hn::LoadU(d1, to + i + 1);
+      const auto cosine = hn::LoadU(d1, c + i / 2);
+      const auto sine = hn::LoadU(d1, s + i / 2);
+      hn::StoreU(hn::NegMulAdd(b, sine, hn::Mul(a, cosine)), d1, to + i);
+      hn::StoreU(hn::MulAdd(a, sine, hn::Mul(b, cosine)), d1, to + i + 1);
+    }
+  });
+}
+
+using EncodeFn = decltype(WriteKvKernels::encode);
+
+template <typename From>
+EncodeFn EncodeTo(DType cache) {
+  switch (cache) {
+    case DType::kF32:
+      return &Encode<From, float>;
+    case DType::kBF16:
+      return &Encode<From, BFloat16>;
+    case DType::kF16:
+      return &Encode<From, Float16>;
+    case DType::kI8:
+      return &Encode<From, int8_t>;
+    case DType::kF8E4M3:
+      return &Encode<From, Float8E4M3>;
+    default:
+      return &Encode<From, Float8E5M2>;
+  }
+}
+
+template <typename From>
+WriteKvKernels KernelsFrom(DType cache) {
+  WriteKvKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.encode = EncodeTo<From>(cache);
+  kernels.encode_f32 = EncodeTo<float>(cache);
+  kernels.max_abs = &MaxAbs<From>;
+  kernels.max_abs_f32 = &MaxAbs<float>;
+  kernels.rotate_halves = &RotateHalves<From>;
+  kernels.rotate_pairs = &RotatePairs<From>;
+  return kernels;
 }
 
 WriteKvKernels GetKernels(DType input, DType cache) {
-  WriteKvKernels kernels = {};
-  kernels.target = hwy::TargetName(HWY_TARGET);
-  if (input == DType::kF32) {
-    kernels.scatter = cache == DType::kBF16  ? &Scatter<float, BFloat16>
-                      : cache == DType::kF16 ? &Scatter<float, Float16>
-                                             : &Scatter<float, float>;
-    kernels.convert = cache == DType::kBF16  ? &Convert<float, BFloat16>
-                      : cache == DType::kF16 ? &Convert<float, Float16>
-                                             : &Copy<float>;
-  } else {
-    kernels.scatter = cache == DType::kF32   ? &Scatter<BFloat16, float>
-                      : cache == DType::kF16 ? &Scatter<BFloat16, Float16>
-                                             : &Scatter<BFloat16, BFloat16>;
-    kernels.convert = cache == DType::kF32   ? &Convert<BFloat16, float>
-                      : cache == DType::kF16 ? &Convert<BFloat16, Float16>
-                                             : &Copy<BFloat16>;
-  }
-  return kernels;
+  if (input == DType::kF32) return KernelsFrom<float>(cache);
+  if (input == DType::kF16) return KernelsFrom<Float16>(cache);
+  return KernelsFrom<BFloat16>(cache);
 }
 
 }  // namespace

@@ -1,0 +1,179 @@
+#include "cache/pack_kv_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cache/pack_kv_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr size_t kTokens = 16;
+constexpr size_t kBlockBytes = 16;
+
+// As many bytes as a group has in a cell of 4 bytes, at most; blocks of vectors
+// whose length is not a constant cannot be addressed one by one.
+template <typename T>
+using Tag =
+    hn::FixedTag<T, HWY_MIN(kTokens,
+                            (HWY_HAVE_SCALABLE ? kBlockBytes : HWY_MAX_BYTES) /
+                                sizeof(T))>;
+
+// The 16 bytes from `at` on of rows 0, step, 2 * step, ..., one in each block.
+// (Masked broadcasts would do too; GCC 12 fails to compile them for AVX-512.)
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const uint8_t* const* rows, size_t step,
+                                 size_t at) {
+  using T = hn::TFromD<D>;
+  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / kBlockBytes;
+  if constexpr (kBlocks == 1) {
+    return hn::LoadU(d, reinterpret_cast<const T*>(rows[0] + at));
+  } else {
+    const hn::Half<D> dh;
+    return hn::Combine(d, LoadBlocks(dh, rows + kBlocks / 2 * step, step, at),
+                       LoadBlocks(dh, rows, step, at));
+  }
+}
+
+// 4 cells of 4 bytes of 16 tokens. In every block, lane i of vector j becomes
+// lane j of vector i; blocks hold tokens 4 apart, so that a whole vector is
+// consecutive tokens of one cell.
+HWY_INLINE void Transpose4(const uint8_t* const* rows, size_t at, uint8_t* to) {
+  const Tag<uint32_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> dw;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t t = 0; t < kTokens; t += lanes) {
+    const auto v0 = LoadBlocks(d, rows + t, 4, at);
+    const auto v1 = LoadBlocks(d, rows + t + 1, 4, at);
+    const auto v2 = LoadBlocks(d, rows + t + 2, 4, at);
+    const auto v3 = LoadBlocks(d, rows + t + 3, 4, at);
+    const auto lower01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
+    const auto upper01 = hn::BitCast(dw, hn::InterleaveUpper(d, v0, v1));
+    const auto lower23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
+    const auto upper23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
+    const auto store = [&](hn::Vec<decltype(dw)> v, size_t cell) HWY_ATTR {
+      hn::StoreU(hn::BitCast(d, v), d,
+                 reinterpret_cast<uint32_t*>(to) + cell * kTokens + t);
+    };
+    store(hn::InterleaveLower(dw, lower01, lower23), 0);
+    store(hn::InterleaveUpper(dw, lower01, lower23), 1);
+    store(hn::InterleaveLower(dw, upper01, upper23), 2);
+    store(hn::InterleaveUpper(dw, upper01, upper23), 3);
+  }
+}
+
+// 8 cells of 2 bytes of 16 tokens, likewise.
+HWY_INLINE void Transpose2(const uint8_t* const* rows, size_t at, uint8_t* to) {
+  const Tag<uint16_t> d;
+  const hn::Repartition<uint32_t, decltype(d)> dw;
+  const hn::Repartition<uint64_t, decltype(d)> dq;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t t = 0; t < kTokens; t += lanes) {
+    // Cells 0-3 and 4-7 of tokens 0-3 (and 4-7), two tokens to a lane of 4
+    // bytes, then four to a lane of 8.
+    const auto four = [&](size_t token, hn::Vec<decltype(dq)>* out) HWY_ATTR {
+      const auto v0 = LoadBlocks(d, rows + t + token, 8, at);
+      const auto v1 = LoadBlocks(d, rows + t + token + 1, 8, at);
+      const auto v2 = LoadBlocks(d, rows + t + token + 2, 8, at);
+      const auto v3 = LoadBlocks(d, rows + t + token + 3, 8, at);
+      const auto lower01 = hn::BitCast(dw, hn::InterleaveLower(d, v0, v1));
+      const auto upper01 = hn::BitCast(dw, hn::InterleaveUpper(d, v0, v1));
+      const auto lower23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
+      const auto upper23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
+      out[0] = hn::BitCast(dq, hn::InterleaveLower(dw, lower01, lower23));
+      out[1] = hn::BitCast(dq, hn::InterleaveUpper(dw, lower01, lower23));
+      out[2] = hn::BitCast(dq, hn::InterleaveLower(dw, upper01, upper23));
+      out[3] = hn::BitCast(dq, hn::InterleaveUpper(dw, upper01, upper23));
+    };
+    hn::Vec<decltype(dq)> first[4], last[4];
+    four(0, first);
+    four(4, last);
+    for (size_t i = 0; i < 4; ++i) {
+      uint16_t* cells = reinterpret_cast<uint16_t*>(to) + 2 * i * kTokens + t;
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dq, first[i], last[i])), d,
+                 cells);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dq, first[i], last[i])), d,
+                 cells + kTokens);
+    }
+  }
+}
+
+template <size_t kCellBytes>
+HWY_INLINE void Transpose(const uint8_t* const* rows, size_t at, uint8_t* to) {
+  if constexpr (kCellBytes == 4) {
+    Transpose4(rows, at, to);
+  } else {
+    Transpose2(rows, at, to);
+  }
+}
+
+template <size_t kCellBytes>
+void PackK(const uint8_t* const* rows, size_t row_bytes, uint8_t* to) {
+  const size_t whole = row_bytes / kBlockBytes * kBlockBytes;
+  for (size_t at = 0; at < whole; at += kBlockBytes) {
+    Transpose<kCellBytes>(rows, at, to + at * kTokens);
+  }
+  const size_t rest = row_bytes - whole;
+  if (rest == 0) return;
+  uint8_t block[kTokens][kBlockBytes] = {};
+  const uint8_t* block_rows[kTokens];
+  for (size_t t = 0; t < kTokens; ++t) {
+    hwy::CopyBytes(rows[t] + whole, block[t], rest);
+    block_rows[t] = block[t];
+  }
+  uint8_t cells[kTokens * kBlockBytes];
+  Transpose<kCellBytes>(block_rows, 0, cells);
+  hwy::CopyBytes(cells, to + whole * kTokens,
+                 hwy::RoundUpTo(rest, kCellBytes) * kTokens);
+}
+
+template <typename T>
+void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
+           size_t row_bytes, uint8_t* to_bytes) {
+  const hn::ScalableTag<T> d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t count = row_bytes / sizeof(T);
+  const T* HWY_RESTRICT even = reinterpret_cast<const T*>(even_bytes);
+  const T* HWY_RESTRICT odd = reinterpret_cast<const T*>(odd_bytes);
+  T* HWY_RESTRICT to = reinterpret_cast<T*>(to_bytes);
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreInterleaved2(hn::LoadU(d, even + i), hn::LoadU(d, odd + i), d,
+                          to + 2 * i);
+  }
+  for (; i < count; ++i) {
+    to[2 * i] = even[i];
+    to[2 * i + 1] = odd[i];
+  }
+}
+
+PackKvKernels GetKernels(size_t element_bytes) {
+  PackKvKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.pack_k = element_bytes == 1 ? &PackK<2> : &PackK<4>;
+  kernels.pack_v = element_bytes == 1   ? &PackV<uint8_t>
+                   : element_bytes == 2 ? &PackV<uint16_t>
+                                        : nullptr;
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+PackKvKernels GetPackKvKernels(size_t element_bytes) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(element_bytes);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

@@ -1,0 +1,248 @@
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cache/kv_cache_view.h"
+#include "cache/kv_layout.h"
+#include "cache/write_kv.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+KvLayout MakeLayout(DType dtype, int64_t heads, int64_t head_dim,
+                    int64_t v_head_dim, int64_t page_size,
+                    KvScaling scaling = KvScaling::kNone) {
+  KvLayoutSpec spec;
+  spec.dtype = dtype;
+  spec.kv_heads = heads;
+  spec.head_dim = head_dim;
+  spec.v_head_dim = v_head_dim;
+  spec.page_size = page_size;
+  spec.form = KvForm::kPlain;
+  spec.scaling = scaling;
+  return KvLayout::Create(spec).value();
+}
+
+TEST(WriteKvPlanTest, RefusesASpecThatMakesNoSense) {
+  EXPECT_THAT(WriteKvPlan::Create({}).status().message(),
+              HasSubstr("write_kv: kv layout is empty"));
+  const KvLayout layout = MakeLayout(DType::kF32, 1, 4, 4, 16);
+  WriteKvSpec spec;
+  spec.kv = layout;
+  spec.input = DType::kI8;
+  const absl::Status status = WriteKvPlan::Create(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(),
+              HasSubstr("input is i8; need f32 or bf16 or f16"));
+  spec.input = DType::kF16;
+  spec.rotation = KvRotation::kPairs;
+  for (const int64_t rot_dim : {0, -2, 5, 6}) {
+    spec.rot_dim = rot_dim;
+    EXPECT_THAT(WriteKvPlan::Create(spec).status().message(),
+                HasSubstr("write_kv: rot_dim="));
+  }
+  spec.rot_dim = 3;
+  EXPECT_THAT(WriteKvPlan::Create(spec).status().message(),
+              HasSubstr("rot_dim=3; need an even number"));
+}
+
+TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
+  const KvLayout layout = MakeLayout(DType::kBF16, 2, 4, 6, 16);
+  const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+  std::vector<float> data(3 * 2 * 6);
+  std::vector<BFloat16> bf16(3 * 2 * 6);
+  std::vector<uint8_t> cache(static_cast<size_t>(2 * layout.page_bytes()));
+  std::vector<int64_t> slots = {31, -1, 0};
+  WriteKvArgs good;
+  good.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {8, 4, 1});
+  good.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {12, 6, 1});
+  good.slots = slots;
+  good.cache = KvCacheView(layout, 2, cache.data());
+  ASSERT_TRUE(plan.CheckArgs(good).ok()) << plan.CheckArgs(good);
+  const auto expect_refused = [&](const WriteKvArgs& args, const char* words) {
+    const absl::Status status = plan.CheckArgs(args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  WriteKvArgs args = good;
+  args.k = TensorView<const float, 3>(data.data(), {2, 2, 4}, {8, 4, 1});
+  expect_refused(args, "k.extent(0)=2; need 3");
+  args = good;
+  args.v = TensorView<const float, 3>(data.data(), {3, 2, 4}, {8, 4, 1});
+  expect_refused(args, "v.extent(2)=4; need 6");
+  args.v = TensorView<const float, 3>(data.data(), {3, 1, 6}, {6, 6, 1});
+  expect_refused(args, "v.extent(1)=1; need 2");
+  args.v = TensorView<const BFloat16, 3>(bf16.data(), {3, 2, 6}, {12, 6, 1});
+  expect_refused(args, "v is bf16; need f32");
+  args.v = DenseMatrix<const float>(data.data(), 3, 12);
+  expect_refused(args, "v.rank=2; need 3");
+  args = good;
+  args.k = AnyTensorView(DType::kF32, static_cast<const void*>(data.data()), 3,
+                         {3, 2, 4}, {8, 1, 2});
+  expect_refused(args, "k.stride(2)=2; need 1");
+  args = good;
+  args.k = TensorView<const float, 3>(nullptr, {3, 2, 4}, {8, 4, 1});
+  expect_refused(args, "k is null");
+  args.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {-8, 4, 1});
+  expect_refused(args, "k has stride -8 in dimension 0");
+  args = good;
+  args.v = TensorView<const float, 3>(nullptr, {3, 2, 6}, {12, 6, 1});
+  expect_refused(args, "v is null");
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
+  args.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {kHuge, 6, 1});
+  expect_refused(args, "need fewer than 2^63 bytes");
+  const auto* in_cache = reinterpret_cast<const float*>(cache.data());
+  args.v = TensorView<const float, 3>(in_cache, {3, 2, 6}, {12, 6, 1});
+  expect_refused(args, "keys of the cache overlaps v");
+  args = good;
+  args.cache = KvCacheView(layout, 2, nullptr);
+  expect_refused(args, "the keys of the cache are null; need memory for 2");
+  args.cache = KvCacheView(layout, -1, cache.data());
+  expect_refused(args, "num_pages of the cache=-1");
+  const auto blocks = [&](int64_t page_stride, int64_t head_stride) {
+    return KvCacheView::Blocks{cache.data(), page_stride, head_stride};
+  };
+  const auto apart = blocks(2 * 16 * 6 * 2, 16 * 6 * 2);
+  args.cache = KvCacheView(layout, 2, apart, apart);
+  EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  const auto by_head = blocks(16 * 6 * 2, 2 * 16 * 6 * 2);
+  args.cache = KvCacheView(layout, 2, by_head, by_head);
+  EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  args.cache = KvCacheView(layout, 2, apart, blocks(0, 192));
+  expect_refused(args,
+                 "the values of the cache are 0 and 192 bytes apart; "
+                 "need blocks of 192 that do not overlap");
+  args.cache = KvCacheView(layout, 2, blocks(-256, 128), apart);
+  expect_refused(args, "the keys of the cache are -256 and 128 bytes apart");
+  args.cache = KvCacheView(layout, 3, blocks(kHuge, 128), apart);
+  expect_refused(args, "fewer than 2^63 bytes from first to last");
+  args = good;
+  args.cache =
+      KvCacheView(MakeLayout(DType::kBF16, 2, 4, 6, 8), 4, cache.data());
+  expect_refused(args, "another layout");
+  for (const int64_t slot :
+       {int64_t{32}, std::numeric_limits<int64_t>::max()}) {
+    args = good;
+    std::vector<int64_t> bad = {31, -1, slot};
+    args.slots = bad;
+    expect_refused(args, "slots[2]=");
+    expect_refused(args, "need slot < 32");
+  }
+  args = good;
+  const std::vector<int64_t> twice = {5, -1, 5};
+  args.slots = twice;
+  expect_refused(args, "slot 5 is given twice");
+  const std::vector<int64_t> skipped = {-1, -1, 5};
+  args.slots = skipped;
+  EXPECT_TRUE(plan.CheckArgs(args).ok());
+}
+
+// The refusal of a plan with one token of 2 heads of 4 elements.
+struct SmallCall {
+  explicit SmallCall(KvScaling scaling,
+                     KvRotation rotation = KvRotation::kNone) {
+    spec.kv = MakeLayout(scaling == KvScaling::kNone ? DType::kF32 : DType::kI8,
+                         2, 4, 4, 16, scaling);
+    spec.rotation = rotation;
+    spec.rot_dim = 4;
+    cache.resize(static_cast<size_t>(2 * spec.kv.page_bytes()));
+    args.k = args.v = TensorView<const float, 3>(data, {1, 2, 4}, {8, 4, 1});
+    args.slots = slots;
+    args.cache = KvCacheView(spec.kv, 2, cache.data());
+  }
+  std::string Refusal() const {
+    const absl::Status status =
+        WriteKvPlan::Create(spec).value().CheckArgs(args);
+    if (status.ok()) return "accepted";
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  }
+
+  const float data[8] = {};
+  const std::vector<int64_t> slots = {20};
+  std::vector<uint8_t> cache;
+  WriteKvSpec spec;
+  WriteKvArgs args;
+};
+
+TEST(WriteKvPlanTest, RefusesScalesThatDivideNothing) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const KvScaling scaling : {KvScaling::kPerTensor, KvScaling::kPerHead}) {
+    SmallCall call(scaling);
+    EXPECT_THAT(call.Refusal(), HasSubstr("the scales of keys are null; need"));
+    const bool per_head = scaling == KvScaling::kPerHead;
+    float good[2] = {1, 0x1p-125f};
+    call.args.cache.set_scales({good, 0, 1}, {});
+    EXPECT_THAT(call.Refusal(), HasSubstr("the scales of values are null"));
+    for (const float bad : {0.0f, -1.0f, kInfinity, std::nanf(""), 0x1p-126f}) {
+      float scales[2] = {per_head ? 1.0f : bad, bad};
+      call.args.cache.set_scales({good, 0, 1}, {scales, 0, 1});
+      EXPECT_THAT(call.Refusal(),
+                  HasSubstr(per_head ? "scale 1 of values=" : "scale 0 of"));
+      EXPECT_THAT(call.Refusal(), HasSubstr("need a finite number >= 2^-125"));
+    }
+    call.args.cache.set_scales({good, 0, 1}, {good, 0, 1});
+    EXPECT_EQ(call.Refusal(), "accepted");
+    call.args.cache.set_scales({good, 0, -1}, {good, 0, 1});
+    EXPECT_EQ(call.Refusal(), per_head ? "write_kv: the scales of keys are -1 "
+                                         "apart; need 0 or more"
+                                       : "accepted");
+  }
+}
+
+TEST(WriteKvPlanTest, RefusesScalesThatCannotBeWritten) {
+  SmallCall call(KvScaling::kPerTokenHead);
+  EXPECT_EQ(call.Refusal(), "accepted");
+  std::vector<float> scales(2 * 2 * 16);
+  const KvScales good = {scales.data(), 32, 16};
+  call.args.cache.set_scales(good, {});
+  EXPECT_THAT(call.Refusal(),
+              HasSubstr("the scales of values of the cache are null"));
+  call.args.cache.set_scales({scales.data(), 32, 8}, good);
+  EXPECT_THAT(call.Refusal(), HasSubstr("the scales of keys of the cache are "
+                                        "128 and 32 bytes apart; need blocks "
+                                        "of 64 that do not overlap"));
+  call.args.cache.set_scales(good, {scales.data(), -32, 16});
+  EXPECT_THAT(call.Refusal(), HasSubstr("are -128 and 64 bytes apart"));
+  call.args.cache.set_scales(good, {scales.data(), int64_t{1} << 62, 16});
+  EXPECT_THAT(call.Refusal(), HasSubstr("the scales of values of the cache"));
+  call.args.cache.set_scales(good, good);
+  call.args.k = TensorView<const float, 3>(scales.data(), {1, 2, 4}, {8, 4, 1});
+  EXPECT_THAT(call.Refusal(),
+              HasSubstr("scales of keys of the cache overlaps k"));
+}
+
+TEST(WriteKvPlanTest, RefusesPositionsBeyondTheTables) {
+  SmallCall call(KvScaling::kNone, KvRotation::kHalves);
+  EXPECT_THAT(call.Refusal(), HasSubstr("cos is [0, 0]; need [0, 2]"));
+  const float table[6] = {};
+  call.args.cos = DenseMatrix<const float>(table, 3, 2);
+  call.args.sin = DenseMatrix<const float>(table, 2, 2);
+  EXPECT_THAT(call.Refusal(), HasSubstr("sin is [2, 2]; need [3, 2]"));
+  call.args.sin = call.args.cos;
+  EXPECT_THAT(call.Refusal(), HasSubstr("positions.size()=0; need 1"));
+  std::vector<int64_t> positions = {2};
+  call.args.positions = positions;
+  EXPECT_EQ(call.Refusal(), "accepted");
+  for (const int64_t position : {int64_t{3}, int64_t{-1}}) {
+    positions[0] = position;
+    EXPECT_THAT(call.Refusal(), HasSubstr("positions[0]="));
+    EXPECT_THAT(call.Refusal(), HasSubstr("need 0 <= position < 3"));
+  }
+  const std::vector<int64_t> skipped = {-1};
+  call.args.slots = skipped;
+  EXPECT_EQ(call.Refusal(), "accepted");
+}
+
+}  // namespace
+}  // namespace quern
