@@ -132,13 +132,17 @@ void MultiplyTile(const TileArgs& t) {
     for (size_t v = 0; v < kPanels * kVecs; ++v) sum[r][v] = hn::Zero(d);
   }
   // Not to L1: the next block is as large.
-  const uint8_t* HWY_RESTRICT next = t.prefetch;
   size_t l = 0;
-  for (; l < t.prefetch_steps; ++l, next += kLineBytes) {
-    HWY_UNROLL(8)
-    for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * panel_bytes);
-    Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
-                              panel_bytes, sum);
+  for (const TilePrefetch& prefetch : t.prefetch) {
+    const uint8_t* HWY_RESTRICT next = prefetch.from;
+    const size_t stream_bytes = prefetch.stream_bytes;
+    for (const size_t end = l + prefetch.steps; l < end; ++l) {
+      HWY_UNROLL(8)
+      for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * stream_bytes);
+      next += kLineBytes;
+      Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
+                                panel_bytes, sum);
+    }
   }
   for (; l < t.steps; ++l) {
     Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,

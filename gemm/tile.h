@@ -27,17 +27,23 @@ constexpr size_t PackedRowPitch(size_t elements_per_line) {
   return kChunkLines * elements_per_line + 16;
 }
 
+// What to fetch into L2 meanwhile: each step, one line of as many streams as
+// the tile has panels.
+struct TilePrefetch {
+  const uint8_t* from;
+  size_t stream_bytes;  // from one stream to the next
+  size_t steps;
+};
+
 struct TileArgs {
-  const uint32_t* a;   // row r at a + r * PackedRowPitch(...)
-  const uint8_t* b;    // the first line of the first panel
-  size_t panel_bytes;  // from one panel to the next
-  size_t steps;        // lines of each panel, at most kChunkLines
-  void* sums;          // f32 or i32
-  size_t sums_stride;  // elements from row to row
-  bool add;            // to what sums holds; else it is overwritten
-  // Lines to fetch meanwhile, one of each panel per step; steps at most.
-  const uint8_t* prefetch;
-  size_t prefetch_steps;
+  const uint32_t* a;         // row r at a + r * PackedRowPitch(...)
+  const uint8_t* b;          // the first line of the first panel
+  size_t panel_bytes;        // from one panel to the next
+  size_t steps;              // lines of each panel, at most kChunkLines
+  void* sums;                // f32 or i32
+  size_t sums_stride;        // elements from row to row
+  bool add;                  // to what sums holds; else it is overwritten
+  TilePrefetch prefetch[2];  // one after the other, in `steps` steps at most
 };
 
 using Tile = void (*)(const TileArgs&);
