@@ -21,6 +21,7 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/many_workers.h"
+#include "testing/refusal.h"
 #include "testing/workers.h"
 
 namespace quern {
@@ -29,12 +30,6 @@ namespace {
 using BF = BFloat16;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
-
-void ExpectRefusal(const absl::Status& status, const std::string& words) {
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_NE(std::string(status.message()).find(words), std::string::npos)
-      << status << "\nlacks: " << words;
-}
 
 template <typename T>
 MatrixView<T> Matrix(std::vector<T>& data, int64_t rows, int64_t cols,

@@ -1,12 +1,10 @@
 #include "gemm/packed_linear.h"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <ostream>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,14 +13,13 @@
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
-#include "gemm/epilogue.h"
+#include "gemm/packed_plan_testutil.h"
 #include "gtest/gtest.h"
+#include "packing/vnni_pack.h"
 #include "testing/compare.h"
 #include "testing/data.h"
-#include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
 #include "testing/many_workers.h"
-#include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
 #include "testing/workers.h"
@@ -30,64 +27,13 @@
 namespace quern {
 namespace {
 
+using BF = BFloat16;
+using F16 = Float16;
+
 constexpr double kEpsF32 = 1.0 / (1 << 23);
 
-struct Shape {
-  int64_t m, n, k;
-  int64_t padding = 0;
-  int64_t shift = 0;
-  bool bias = false;
-  WeightOrder order = WeightOrder::kNK;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "m=" << s.m << " n=" << s.n << " k=" << s.k
-             << " padding=" << s.padding << " bias=" << s.bias
-             << (s.order == WeightOrder::kNK ? " [N, K]" : " [K, N]");
-}
-
-class PackedLinearTest : public IsaTest {
+class PackedLinearTest : public PackedPlanTest {
  protected:
-  // w is dense, in the order of s.
-  template <typename A, typename B, typename C>
-  PackedLinearPlan Plan(const Shape& s, const std::vector<B>& w,
-                        const std::vector<float>& bias) {
-    PackedLinearSpec spec;
-    spec.n = s.n;
-    spec.k = s.k;
-    spec.a = DTypeOf<A>;
-    spec.b = DTypeOf<B>;
-    spec.c = DTypeOf<C>;
-    spec.order = s.order;
-    const bool nk = s.order == WeightOrder::kNK;
-    const int64_t rows = nk ? s.n : s.k, cols = nk ? s.k : s.n;
-    const StridedMatrix<B> weights(w, rows, cols, cols + s.padding);
-    const GuardBuffer<float> guarded(bias);
-    AnyTensorView bias_view;
-    if (!bias.empty()) bias_view = guarded.view();
-    auto plan =
-        PackedLinearPlan::Create(spec, weights.view(), bias_view, inline_);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_RAN_ON(*plan);
-    return *std::move(plan);
-  }
-
-  template <typename A, typename C>
-  std::vector<C> Run(const PackedLinearPlan& plan, const Shape& s,
-                     const std::vector<A>& a, Executor& executor) {
-    const Edge edge = s.m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
-    const StridedMatrix<A> in(a, s.m, s.k, s.k + s.padding, edge, s.shift);
-    StridedMatrix<C> out(s.m, s.n, s.n + s.padding, edge, s.shift);
-    EXPECT_EQ(plan.CheckArgs(in.view(), out.view()), absl::OkStatus());
-    // Poisoned, and not a byte more than was asked for.
-    const int64_t bytes = plan.WorkspaceBytes(s.m, executor.num_workers());
-    GuardBuffer<float> memory(bytes / 4);
-    EXPECT_NO_ALLOCATION(plan.Execute(
-        in.view(), out.view(),
-        Workspace(memory.data(), static_cast<size_t>(bytes)), executor));
-    return out.ToDense();
-  }
-
   // Small integers, exact in f32; the reference is rounded once to C.
   template <typename A, typename B, typename C>
   void ExpectExact(const Shape& s, Executor& executor) {
@@ -99,15 +45,9 @@ class PackedLinearTest : public IsaTest {
     const auto w = SmallIntegers<B>(rng, s.n * s.k);
     const auto bias = SmallIntegers<float>(rng, s.bias ? s.n : 0, -99, 99);
     const auto plan = Plan<A, B, C>(s, w, bias);
-    std::vector<double> want;
-    if (s.order == WeightOrder::kNK) {
-      want = ReferenceLinear(s.m, s.n, s.k, ToDoubles(a), ToDoubles(w),
-                             ToDoubles(bias));
-    } else {
-      want = ReferenceGemm(s.m, s.n, s.k, ToDoubles(a), ToDoubles(w));
-      for (size_t i = 0; s.bias && i < want.size(); ++i) {
-        want[i] += ToDouble(bias[i % static_cast<size_t>(s.n)]);
-      }
+    auto want = ReferenceProduct(s, ToDoubles(a), ToDoubles(w));
+    for (size_t i = 0; s.bias && i < want.size(); ++i) {
+      want[i] += ToDouble(bias[i % static_cast<size_t>(s.n)]);
     }
     EXPECT_TRUE(AllEqual(Run<A, C>(plan, s, a, executor), RoundedTo<C>(want)));
   }
@@ -155,13 +95,8 @@ class PackedLinearTest : public IsaTest {
           }));
     }
   }
-
-  InlineExecutor inline_;
 };
 QUERN_INSTANTIATE_ISA_TEST(PackedLinearTest);
-
-using BF = BFloat16;
-using F16 = Float16;
 
 TEST_P(PackedLinearTest, IsExactOnSmallIntegersAtEveryRemainderOfBF16) {
   ExpectExactAtEveryRemainder<BF, BF, float>();
@@ -327,92 +262,6 @@ TEST_P(PackedLinearTest, ManyThreadsMayExecuteAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : got) EXPECT_TRUE(AllBitsEqual(result, want));
-}
-
-void ExpectRefusal(const absl::Status& status, absl::StatusCode code,
-                   const std::string& words) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(std::string(status.message()).find(words), std::string::npos)
-      << status << "\nlacks: " << words;
-}
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-TEST(PackedLinearPlanTest, RefusesABadSpec) {
-  InlineExecutor executor;
-  std::vector<BF> w(12);
-  std::vector<float> bias(4);
-  const AnyTensorView weights = DenseMatrix(w.data(), 4, 3);
-  PackedLinearSpec good;
-  good.n = 4;
-  good.k = 3;
-  ASSERT_TRUE(
-      PackedLinearPlan::Create(good, weights, AnyTensorView(), executor).ok());
-  const auto refuse = [&](auto change, const AnyTensorView& b,
-                          absl::StatusCode code, const std::string& words) {
-    PackedLinearSpec spec = good;
-    change(spec);
-    ExpectRefusal(PackedLinearPlan::Create(spec, weights, b, executor).status(),
-                  code, words);
-  };
-  using Spec = PackedLinearSpec;
-  const AnyTensorView none;
-  refuse([](Spec& s) { s.n = 0; }, none, kInvalid,
-         "packed_linear: n=0; need 1 <= n <= 2147483647");
-  refuse([](Spec& s) { s.k = int64_t{1} << 31; }, none, kInvalid,
-         "k=2147483648; need 1 <= k");
-  refuse([](Spec& s) { s.k = -3; }, none, kInvalid, "k=-3");
-  // Gate and up fit 2^63 bytes each, but not together.
-  Spec huge;
-  huge.n = PackedLinearPlan::kMaxExtent - 1;
-  huge.k = PackedLinearPlan::kMaxExtent;
-  huge.activation = LinearActivation::kSiluAndMul;
-  ExpectRefusal(PackedLinearPlan::Create(
-                    huge, MatrixView<BF>(w.data(), {huge.n, huge.k}, {0, 1}),
-                    none, executor)
-                    .status(),
-                kInvalid, "packed weights have more than 2^63 bytes");
-  refuse([](Spec& s) { s.a = DType::kI8; }, none,
-         absl::StatusCode::kUnimplemented, "a is i8; need f32 or bf16 or f16");
-  refuse([](Spec& s) { s.b = DType::kF8E4M3; }, none,
-         absl::StatusCode::kUnimplemented, "b is f8e4m3");
-  refuse([](Spec& s) { s.c = DType::kI32; }, none,
-         absl::StatusCode::kUnimplemented, "c is i32");
-  refuse([](Spec& s) { s.b = DType::kF16; }, none, kInvalid,
-         "weights is bf16; need f16");
-  refuse([](Spec& s) { s.n = 5; }, none, kInvalid,
-         "weights is [4, 3]; need [5, 3]");
-  refuse([](Spec& s) { s.order = WeightOrder::kKN; }, none, kInvalid,
-         "weights is [4, 3]; need [3, 4]");
-  refuse([](Spec&) {}, DenseVector(bias.data(), 3), kInvalid,
-         "bias is [3]; need [4]");
-  refuse([](Spec&) {}, DenseVector(w.data(), 4), kInvalid,
-         "bias is bf16; need f32");
-}
-
-TEST(PackedLinearPlanTest, RefusesBadArguments) {
-  InlineExecutor executor;
-  std::vector<BF> w(12), a(6), c(8);
-  const std::vector<BF> constant(8);
-  PackedLinearSpec spec;
-  spec.n = 4;
-  spec.k = 3;
-  const auto plan = PackedLinearPlan::Create(spec, DenseMatrix(w.data(), 4, 3),
-                                             AnyTensorView(), executor);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  const AnyTensorView in = DenseMatrix(a.data(), 2, 3);
-  const AnyTensorView out = DenseMatrix(c.data(), 2, 4);
-  EXPECT_EQ(plan->CheckArgs(in, out), absl::OkStatus());
-  const auto refuse = [&](const AnyTensorView& x, const AnyTensorView& y,
-                          const std::string& words) {
-    ExpectRefusal(plan->CheckArgs(x, y), kInvalid, words);
-  };
-  refuse(DenseMatrix(a.data(), 3, 2), out, "a is [3, 2]; need [any, 3]");
-  refuse(in, DenseMatrix(c.data(), 1, 4), "c is [1, 4]; need [2, 4]");
-  refuse(in, DenseMatrix(constant.data(), 2, 4), "c is read-only");
-  refuse(in, DenseMatrix(a.data(), 2, 4), "c overlaps a");
-  refuse(in, MatrixView<BF>(c.data(), {2, 4}, {3, 1}), "c has stride 3");
-  refuse(MatrixView<BF>(nullptr, {2, 3}, {3, 1}), out, "a is null");
 }
 
 }  // namespace

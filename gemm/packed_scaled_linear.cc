@@ -255,7 +255,9 @@ void PackedScaledLinearPlan::Execute(const AnyTensorView& a,
           static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
       for (int64_t k = 0; k < spec_.k; k += product.chunk_k()) {
         const int64_t n = std::min(product.chunk_k(), spec_.k - k);
-        to[(n - 1) / 4] = 0;  // what follows the last k
+        // What follows the last k meets zeros of b, and may be anything, but
+        // not memory that nobody has written.
+        to[(n - 1) / 4] = 0;
         std::memcpy(to, q + k, static_cast<size_t>(n));
         to += product.a_chunk();
       }

@@ -1,13 +1,11 @@
 #include "gemm/packed_scaled_linear.h"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <ostream>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,15 +14,14 @@
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gemm/packed_plan_testutil.h"
 #include "gtest/gtest.h"
 #include "packing/vnni_pack.h"
 #include "quant/int8_quantize.h"
 #include "testing/compare.h"
 #include "testing/data.h"
-#include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
 #include "testing/many_workers.h"
-#include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 #include "testing/reference_gemm.h"
 #include "testing/workers.h"
@@ -33,19 +30,6 @@ namespace quern {
 namespace {
 
 constexpr double kUnitF32 = 1.0 / (1 << 24);
-
-struct Shape {
-  int64_t m, n, k;
-  int64_t padding = 0;
-  bool bias = false;
-  WeightOrder order = WeightOrder::kNK;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "m=" << s.m << " n=" << s.n << " k=" << s.k
-             << " padding=" << s.padding << " bias=" << s.bias
-             << (s.order == WeightOrder::kNK ? " [N, K]" : " [K, N]");
-}
 
 // Everything but a: what a plan is made of.
 struct Layer {
@@ -56,49 +40,14 @@ struct Layer {
 };
 
 // Activations as int8, and what belongs to their rows.
-struct Rows {
+struct Rows : RowTerms {
   std::vector<int8_t> q;
-  std::vector<float> scales;
-  std::vector<int32_t> zero_points;
 };
 
-class PackedScaledLinearTest : public IsaTest {
+class PackedScaledLinearTest : public PackedPlanTest {
  protected:
   PackedScaledLinearPlan Plan(const Layer& layer, int64_t padding = 0) {
-    const auto& spec = layer.spec;
-    const bool nk = spec.order == WeightOrder::kNK;
-    const int64_t rows = nk ? spec.n : spec.k, cols = nk ? spec.k : spec.n;
-    const StridedMatrix<int8_t> weights(layer.w, rows, cols, cols + padding);
-    const GuardBuffer<float> scales(layer.w_scales), bias(layer.bias);
-    AnyTensorView bias_view;
-    if (!layer.bias.empty()) bias_view = bias.view();
-    auto plan = PackedScaledLinearPlan::Create(
-        spec, weights.view(), scales.view(), bias_view, inline_);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_RAN_ON(*plan);
-    return *std::move(plan);
-  }
-
-  template <typename A, typename C>
-  std::vector<C> Run(const PackedScaledLinearPlan& plan, int64_t m,
-                     const std::vector<A>& a, Executor& executor,
-                     const std::vector<float>& scales = {},
-                     const std::vector<int32_t>& zero_points = {},
-                     int64_t padding = 0) {
-    const int64_t n = plan.spec().n, k = plan.spec().k;
-    const Edge edge = m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
-    const StridedMatrix<A> in(a, m, k, k + padding, edge);
-    StridedMatrix<C> out(m, n, n + padding, edge);
-    const GuardBuffer<float> s(scales);
-    const GuardBuffer<int32_t> z(zero_points);
-    EXPECT_EQ(plan.CheckArgs(in.view(), s.view(), z.view(), out.view()),
-              absl::OkStatus());
-    const int64_t bytes = plan.WorkspaceBytes(m, executor.num_workers());
-    GuardBuffer<float> memory(bytes / 4);
-    EXPECT_NO_ALLOCATION(plan.Execute(
-        in.view(), s.view(), z.view(), out.view(),
-        Workspace(memory.data(), static_cast<size_t>(bytes)), executor));
-    return out.ToDense();
+    return ScaledPlan(layer.spec, layer.w, layer.w_scales, layer.bias, padding);
   }
 
   // dot[m, n], exact in double up to 2^53.
@@ -150,13 +99,9 @@ class PackedScaledLinearTest : public IsaTest {
       if (s.bias) want[i] += layer.bias[col];
     }
     const auto plan = Plan(layer, s.padding);
-    EXPECT_TRUE(
-        AllEqual(Run<int8_t, C>(plan, s.m, rows.q, executor, rows.scales,
-                                rows.zero_points, s.padding),
-                 RoundedTo<C>(want)));
+    EXPECT_TRUE(AllEqual(Run<int8_t, C>(plan, s, rows.q, executor, rows),
+                         RoundedTo<C>(want)));
   }
-
-  InlineExecutor inline_;
 };
 QUERN_INSTANTIATE_ISA_TEST(PackedScaledLinearTest);
 
@@ -166,11 +111,10 @@ TEST_P(PackedScaledLinearTest, IsExactAtEveryRemainder) {
     for (const int64_t k : {1, 2, 3, 4, 5, 31, 64, 67}) {
       for (const int64_t m : {1, 2, 3, 5, 8, 13, 14, 15, 29}) {
         ++i;
-        const Shape s{
-            m,          n,
-            k,          i % 4,
-            i % 2 == 0, i % 5 == 0 ? WeightOrder::kKN : WeightOrder::kNK};
-        ExpectExact<float>(s, -128, 127, inline_);
+        const Shape s{m, n, k, i % 4, 0, i % 2 == 0};
+        ExpectExact<float>(
+            s.In(i % 5 == 0 ? WeightOrder::kKN : WeightOrder::kNK), -128, 127,
+            inline_);
         if (HasFailure()) return;
       }
     }
@@ -179,26 +123,35 @@ TEST_P(PackedScaledLinearTest, IsExactAtEveryRemainder) {
 
 TEST_P(PackedScaledLinearTest, RoundsOnceToEachOutputType) {
   for (const int64_t m : {1, 9, 33}) {
-    ExpectExact<BFloat16>({m, 50, 70, 1, true}, -9, 9, inline_);
-    ExpectExact<Float16>({m, 51, 70, 0, true}, -9, 9, inline_);
+    ExpectExact<BFloat16>({m, 50, 70, 1, 0, true}, -9, 9, inline_);
+    ExpectExact<Float16>({m, 51, 70, 0, 0, true}, -9, 9, inline_);
   }
 }
 
 TEST_P(PackedScaledLinearTest, IsExactAcrossChunksBlocksAndWorkers) {
   const auto two = Workers(2);
   for (const int64_t k : {1023, 1024, 1025, 2500}) {
-    ExpectExact<float>({5, 150, k, 0, true}, -9, 9, *two);
+    ExpectExact<float>({5, 150, k, 0, 0, true}, -9, 9, *two);
   }
   for (const int64_t m : {255, 257, 513}) {
-    ExpectExact<float>({m, 72, 40, 3, true}, -128, 127, *two);
+    ExpectExact<float>({m, 72, 40, 3, 0, true}, -128, 127, *two);
   }
   for (const int workers : {2, 5, 64}) {
     ManyWorkers executor(workers);
     for (const int64_t n : {3, 16, 100, 1000}) {
       for (const int64_t m : {1, 16, 40}) {
-        ExpectExact<float>({m, n, 4100, 0, true}, -9, 9, executor);
+        ExpectExact<float>({m, n, 4100, 0, 0, true}, -9, 9, executor);
       }
     }
+  }
+}
+
+// Rows that are worth the threads: each worker quantises in scratch of its own,
+// or else two of them would now and then write one row over the other's.
+TEST_P(PackedScaledLinearTest, IsExactWhereThreadsQuantiseAtOnce) {
+  const auto executor = Workers(3);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    ExpectExact<float>({200, 3, 4100}, -9, 9, *executor);
   }
 }
 
@@ -228,7 +181,7 @@ TEST_P(PackedScaledLinearTest, DoesNotSaturateOrWrapAtTheExtremes) {
           // On many workers k is divided, and the pieces are added elsewhere.
           for (const int workers : {1, 64}) {
             ManyWorkers executor(workers);
-            EXPECT_EQ((Run<int8_t, float>(plan, 1, q, executor))[1],
+            EXPECT_EQ((Run<int8_t, float>(plan, Shape{1}, q, executor))[1],
                       static_cast<float>(want))
                 << "k=" << k << " a=" << +a << " w=" << +w
                 << " zero point=" << zero_point << " workers=" << workers;
@@ -263,7 +216,7 @@ TEST_P(PackedScaledLinearTest, StaysWithinTheDerivedBound) {
   }
   const auto plan = Plan(layer);
   EXPECT_TRUE(
-      AllWithin(Run<int8_t, float>(plan, m, rows.q, inline_, rows.scales), want,
+      AllWithin(Run<int8_t, float>(plan, Shape{m}, rows.q, inline_, rows), want,
                 [&](double expected, int64_t flat) {
                   // Three roundings of the product, one of the sum, and the
                   // second order.
@@ -313,7 +266,7 @@ class FusedQuantisationTest : public PackedScaledLinearTest {
     const int64_t m = 19, k = layer.spec.k;
     layer.spec.a = fused ? DTypeOf<A> : DType::kI8;
     const auto plan = Plan(layer);
-    if (fused) return Run<A, float>(plan, m, a, inline_, {}, {}, 3);
+    if (fused) return Run<A, float>(plan, Shape{m, 0, 0, 3}, a, inline_);
     Int8QuantizeSpec spec;
     spec.dtype = DTypeOf<A>;
     spec.granularity = layer.spec.granularity;
@@ -336,8 +289,7 @@ class FusedQuantisationTest : public PackedScaledLinearTest {
         DenseVector(rows.zero_points.data(),
                     static_cast<int64_t>(rows.zero_points.size())),
         inline_);
-    return Run<int8_t, float>(plan, m, rows.q, inline_, rows.scales,
-                              rows.zero_points);
+    return Run<int8_t, float>(plan, Shape{m}, rows.q, inline_, rows);
   }
 
   template <typename A>
@@ -367,18 +319,18 @@ TEST_P(PackedScaledLinearTest, ARowHasTheSameBitsAloneAndInABatch) {
   const int64_t m = 67;
   const auto a = UniformReals<BFloat16>(rng, m * 2100);
   const auto plan = Plan(layer);
-  const auto batch = Run<BFloat16, float>(plan, m, a, inline_);
+  const auto batch = Run<BFloat16, float>(plan, Shape{m}, a, inline_);
   for (const int workers : {2, 3, 64}) {
     ManyWorkers executor(workers);
     EXPECT_TRUE(
-        AllBitsEqual(Run<BFloat16, float>(plan, m, a, executor), batch));
+        AllBitsEqual(Run<BFloat16, float>(plan, Shape{m}, a, executor), batch));
     for (const int64_t first : {0, 66}) {
       const std::vector<BFloat16> row(a.begin() + first * 2100,
                                       a.begin() + (first + 1) * 2100);
       const std::vector<float> want(batch.begin() + first * 83,
                                     batch.begin() + (first + 1) * 83);
-      EXPECT_TRUE(
-          AllBitsEqual(Run<BFloat16, float>(plan, 1, row, executor), want));
+      EXPECT_TRUE(AllBitsEqual(
+          Run<BFloat16, float>(plan, Shape{1}, row, executor), want));
     }
   }
 }
@@ -406,7 +358,7 @@ TEST_P(PackedScaledLinearTest, ManyThreadsMayExecuteAtOnce) {
   layer.w_scales = {0.01f};
   const auto a = UniformReals<BFloat16>(rng, 9 * 600);
   const auto plan = Plan(layer);
-  const auto want = Run<BFloat16, BFloat16>(plan, 9, a, inline_);
+  const auto want = Run<BFloat16, BFloat16>(plan, Shape{9}, a, inline_);
   std::vector<std::vector<BFloat16>> got(8);
   std::vector<std::thread> threads;
   for (auto& result : got) {
@@ -423,108 +375,6 @@ TEST_P(PackedScaledLinearTest, ManyThreadsMayExecuteAtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : got) EXPECT_TRUE(AllBitsEqual(result, want));
-}
-
-void ExpectRefusal(const absl::Status& status, absl::StatusCode code,
-                   const std::string& words) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(std::string(status.message()).find(words), std::string::npos)
-      << status << "\nlacks: " << words;
-}
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-TEST(PackedScaledLinearPlanTest, RefusesABadSpec) {
-  InlineExecutor executor;
-  std::vector<int8_t> w(12);
-  std::vector<float> scales(4), bias(4);
-  const AnyTensorView weights = DenseMatrix(w.data(), 4, 3);
-  const AnyTensorView four = DenseVector(scales.data(), 4), none;
-  PackedScaledLinearSpec good;
-  good.n = 4;
-  good.k = 3;
-  using Spec = PackedScaledLinearSpec;
-  const auto refuse = [&](auto change, const AnyTensorView& s,
-                          const AnyTensorView& b, absl::StatusCode code,
-                          const std::string& words) {
-    Spec spec = good;
-    change(spec);
-    ExpectRefusal(
-        PackedScaledLinearPlan::Create(spec, weights, s, b, executor).status(),
-        code, words);
-  };
-  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
-  ASSERT_TRUE(
-      PackedScaledLinearPlan::Create(good, weights, four, none, executor).ok());
-  refuse([](Spec& s) { s.n = 0; }, four, none, kInvalid,
-         "packed_scaled_linear: n=0; need 1 <= n");
-  refuse([](Spec& s) { s.k = 131072; }, four, none, kInvalid,
-         "k=131072; need 1 <= k <= 131071");
-  refuse(
-      [](Spec& s) {
-        s.k = 65794;
-        s.zero_points = Int8ZeroPoint::kUsed;
-      },
-      four, none, kInvalid, "k=65794; need 1 <= k <= 65793");
-  refuse([](Spec& s) { s.a = DType::kU8; }, four, none, kUnimplemented,
-         "a is u8");
-  refuse([](Spec& s) { s.c = DType::kI8; }, four, none, kUnimplemented,
-         "c is i8");
-  refuse([](Spec& s) { s.order = WeightOrder::kKN; }, four, none, kInvalid,
-         "weights is [4, 3]; need [3, 4]");
-  refuse([](Spec&) {}, DenseVector(scales.data(), 3), none, kInvalid,
-         "weight_scales is [3]; need [4]");
-  refuse([](Spec&) {}, none, none, kInvalid, "weight_scales");
-  refuse([](Spec&) {}, four, DenseVector(bias.data(), 2), kInvalid,
-         "bias is [2]; need [4]");
-  refuse([](Spec& s) { s.a_scale = 2; }, four, none, kInvalid, "scale");
-  refuse([](Spec& s) { s.a_zero_point = 3; }, four, none, kInvalid,
-         "zero_point");
-}
-
-TEST(PackedScaledLinearPlanTest, RefusesBadArguments) {
-  InlineExecutor executor;
-  std::vector<int8_t> w(12), q(6);
-  std::vector<float> scales(4);
-  std::vector<int32_t> zero_points(2);
-  std::vector<BFloat16> a(6), c(8);
-  const AnyTensorView s2 = DenseVector(scales.data(), 2), none;
-  const AnyTensorView z2 = DenseVector(zero_points.data(), 2);
-  const AnyTensorView out = DenseMatrix(c.data(), 2, 4);
-  PackedScaledLinearSpec spec;
-  spec.n = 4;
-  spec.k = 3;
-  spec.zero_points = Int8ZeroPoint::kUsed;
-  const auto make = [&] {
-    auto plan = PackedScaledLinearPlan::Create(
-        spec, DenseMatrix(w.data(), 4, 3), DenseVector(scales.data(), 4), none,
-        executor);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    return *std::move(plan);
-  };
-  const auto refuse = [](const absl::Status& status, const std::string& words) {
-    ExpectRefusal(status, kInvalid, words);
-  };
-  const auto fused = make();
-  const AnyTensorView in = DenseMatrix(a.data(), 2, 3);
-  EXPECT_EQ(fused.CheckArgs(in, none, none, out), absl::OkStatus());
-  refuse(fused.CheckArgs(in, s2, none, out), "a_scales is given; need none");
-  refuse(fused.CheckArgs(in, none, z2, out), "a_zero_points is given");
-  refuse(fused.CheckArgs(DenseMatrix(q.data(), 2, 3), none, none, out),
-         "a is i8; need bf16");
-  refuse(fused.CheckArgs(in, none, none, DenseMatrix(a.data(), 2, 4)),
-         "c overlaps a");
-  refuse(fused.CheckArgs(in, none, none, DenseMatrix(c.data(), 1, 4)),
-         "c is [1, 4]; need [2, 4]");
-
-  spec.a = DType::kI8;
-  const auto given = make();
-  const AnyTensorView quantised = DenseMatrix(q.data(), 2, 3);
-  EXPECT_EQ(given.CheckArgs(quantised, s2, z2, out), absl::OkStatus());
-  refuse(given.CheckArgs(quantised, none, z2, out), "a_scales");
-  refuse(given.CheckArgs(quantised, DenseVector(scales.data(), 3), z2, out),
-         "a_scales is [3]; need [2]");
-  refuse(given.CheckArgs(quantised, s2, none, out), "a_zero_points");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct OneDnnLinearSpec {
   int64_t n = 0;  // columns of c
   int64_t k = 0;  // columns of a
   DType a = DType::kBF16;
-  DType c = DType::kF32;
+  DType c = DType::kBF16;
   // kNK: weights[n, k], as models store them; kKN: weights[k, n].
   WeightOrder order = WeightOrder::kNK;
 };

@@ -95,7 +95,7 @@ TEST(OneDnnLinearRefusalTest, CheckArgsNamesWhatIsWrong) {
   OneDnnLinearSpec spec;
   spec.n = 8;
   spec.k = 4;
-  spec.a = DType::kF32;
+  spec.a = spec.c = DType::kF32;
   InlineExecutor executor;
   const auto plan = OneDnnLinearPlan::Create(
       spec, DenseMatrix<const float>(f32.data(), 8, 4), {}, executor);

@@ -1,0 +1,35 @@
+"""A test once per instruction set of oneDNN.
+
+oneDNN reads the cap before its first use, so it is an environment variable. A
+CPU that has less is not harmed. The sources are compiled once for all.
+"""
+
+load("@rules_cc//cc:cc_library.bzl", "cc_library")
+load("@rules_cc//cc:cc_test.bzl", "cc_test")
+
+def onednn_isa_test(name, isas, deps):
+    """Declares name_avx2 and so on, of name.cc.
+
+    Args:
+      name: of the tests, without the instruction set.
+      isas: values of ONEDNN_MAX_CPU_ISA.
+      deps: what name.cc includes, but for GoogleTest.
+    """
+    cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = [name + ".cc"],
+        deps = deps + ["@com_google_googletest//:gtest"],
+        alwayslink = True,
+    )
+    for isa in isas:
+        cc_test(
+            name = name + "_" + isa.lower(),
+            size = "medium",
+            env = {"ONEDNN_MAX_CPU_ISA": isa},
+            deps = [
+                ":" + name + "_cases",
+                "//testing:tsan_suppressions",
+                "@com_google_googletest//:gtest_main",
+            ],
+        )

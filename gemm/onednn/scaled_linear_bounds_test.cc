@@ -1,0 +1,176 @@
+// gemm/onednn/scaled_linear.h: how close results are to real arithmetic, and
+// what does not change them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "gemm/onednn/scaled_linear.h"
+#include "gemm/onednn/scaled_linear_testutil.h"
+#include "gemm/onednn/scratch.h"
+#include "gtest/gtest.h"
+#include "packing/vnni_pack.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/reference_convert.h"
+#include "testing/sanitized.h"
+#include "testing/workers.h"
+
+namespace quern {
+namespace {
+
+using Plan = OneDnnScaledLinearPlan;
+
+template <typename T>
+class OneDnnScaledLinearBoundsTest : public testing::Test {
+ protected:
+  // f32 roundings of the sum, the scales' product, the product and the result,
+  // then one to T.
+  void ExpectClose(const Plan& plan, const Layer& layer, const Rows& rows,
+                   const Product& product, Executor& executor) {
+    SCOPED_TRACE(testing::Message()
+                 << "m=" << rows.m << " n=" << layer.n << " k=" << layer.k
+                 << " " << layer.mode << " " << plan.Explain(rows.m));
+    const Exact want = Reference(layer, rows, product);
+    const double u = UnitRoundoff<float>();
+    EXPECT_TRUE(AllWithin(
+        Runner::Run<T>(plan, rows, executor, scratch_), want.values,
+        [&](double value, int64_t flat) {
+          const double product =
+              std::abs(want.products[static_cast<size_t>(flat)]);
+          const double f32 = 1.0001 * u * (3 * product + std::abs(value));
+          return f32 + UnitRoundoff<T>() * (std::abs(value) + f32) +
+                 RoundingBound<T>(0);
+        }));
+  }
+
+  InlineExecutor inline_;
+  OneDnnScratch scratch_;
+};
+
+using Types = testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(OneDnnScaledLinearBoundsTest, Types);
+
+// The shapes of vLLM's test_onednn, and its sequences of m on one plan.
+TYPED_TEST(OneDnnScaledLinearBoundsTest, RealScalesStayWithinTheDerivedBound) {
+  TestRng rng;
+  const auto executor = Workers(2);
+  const int64_t shapes[][2] = {{256, 128}, {1023, 491}, {1001, 15}};
+  for (const auto& shape : shapes) {
+    const Layer codes = RandomLayer(rng, shape[0], shape[1], {});
+    std::vector<Layer> layers;
+    std::vector<Plan> plans;
+    for (const Mode& mode : AllModes()) {
+      layers.push_back(RandomLayer(rng, shape[0], shape[1], mode));
+      layers.back().w = codes.w;
+      plans.push_back(Runner::Create<TypeParam>(
+          layers.back(), mode.bias ? WeightOrder::kKN : WeightOrder::kNK));
+    }
+    for (const int64_t m : {16, 1, 32, 128, 64, 1, 17, 1, 31, 17}) {
+      if (QuickTests() && m > 17) continue;
+      // One product for all modes: it is most of the time.
+      const Rows some = RandomRows(rng, m, codes);
+      const Product product = ProductOf(codes, some);
+      for (size_t i = 0; i < plans.size(); ++i) {
+        Rows rows = RandomRows(rng, m, layers[i]);
+        rows.a = some.a;
+        this->ExpectClose(plans[i], layers[i], rows, product, *executor);
+      }
+    }
+    for (const Plan& plan : plans) EXPECT_EQ(plan.cache_stats().evictions, 0);
+  }
+}
+
+TYPED_TEST(OneDnnScaledLinearBoundsTest, TheSameForALayerOfAModel) {
+  if (QuickTests()) GTEST_SKIP() << "large";
+  TestRng rng;
+  const auto executor = Workers(2);
+  const int64_t n = 4096, k = kSanitized ? 512 : 4096;
+  for (const Activation activation :
+       {Activation::kPerToken, Activation::kPerTensor}) {
+    const Layer layer = RandomLayer(rng, n, k, {activation, true, true, true});
+    const Plan plan = Runner::Create<TypeParam>(layer);
+    for (const int64_t m : {16, 1}) {
+      const Rows rows = RandomRows(rng, m, layer);
+      this->ExpectClose(plan, layer, rows, ProductOf(layer, rows), *executor);
+    }
+  }
+}
+
+TYPED_TEST(OneDnnScaledLinearBoundsTest, ThreadsAndNeighboursChangeNoBit) {
+  TestRng rng;
+  const int64_t n = 1100, k = 1300, m = 300;
+  for (const Mode& mode : AllModes()) {
+    if (mode.bias != mode.zero_points || !mode.per_channel) continue;
+    const Layer layer = RandomLayer(rng, n, k, mode);
+    const Plan plan = Runner::Create<TypeParam>(layer);
+    Rows rows = RandomRows(rng, m, layer);
+    const auto want =
+        Runner::Run<TypeParam>(plan, rows, this->inline_, this->scratch_);
+    for (const int workers : {2, 3, 5}) {
+      const auto executor = Workers(workers);
+      EXPECT_TRUE(AllBitsEqual(
+          Runner::Run<TypeParam>(plan, rows, *executor, this->scratch_), want))
+          << workers;
+    }
+    for (const int64_t fewer : {257, 200, 33, 17, 8, 3, 2, 1}) {
+      rows.m = fewer;
+      rows.a.resize(static_cast<size_t>(fewer * k));
+      if (mode.activation == Activation::kPerToken) {
+        rows.scales.resize(static_cast<size_t>(fewer));
+        if (mode.zero_points) {
+          rows.zero_points.resize(static_cast<size_t>(fewer));
+        }
+      }
+      const std::vector<TypeParam> first(want.begin(),
+                                         want.begin() + fewer * n);
+      EXPECT_TRUE(AllBitsEqual(
+          Runner::Run<TypeParam>(plan, rows, this->inline_, this->scratch_),
+          first))
+          << fewer;
+    }
+  }
+}
+
+TYPED_TEST(OneDnnScaledLinearBoundsTest, EightThreadsMayExecuteAtOnce) {
+  TestRng rng;
+  for (const Mode& mode : AllModes()) {
+    if (!mode.bias || !mode.per_channel) continue;
+    const Layer layer = RandomLayer(rng, 96, 130, mode);
+    const Plan plan = Runner::Create<TypeParam>(layer);
+    std::vector<Rows> rows;
+    std::vector<std::vector<TypeParam>> want;
+    // Another plan: the threads below find no kernel ready.
+    const Plan first = Runner::Create<TypeParam>(layer);
+    for (int64_t m = 1; m <= 80; m += 3) {
+      rows.push_back(RandomRows(rng, m, layer));
+      want.push_back(Runner::Run<TypeParam>(first, rows.back(), this->inline_,
+                                            this->scratch_));
+    }
+    std::vector<std::vector<std::vector<TypeParam>>> got(8);
+    std::vector<std::thread> threads;
+    for (auto& mine : got) {
+      threads.emplace_back([&] {
+        InlineExecutor executor;
+        OneDnnScratch scratch;
+        for (const Rows& some : rows) {
+          mine.push_back(Runner::Run<TypeParam>(plan, some, executor, scratch));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& mine : got) {
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(AllBitsEqual(mine[i], want[i])) << rows[i].m;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quern
