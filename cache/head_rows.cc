@@ -60,8 +60,10 @@ absl::InlinedVector<CacheSide, 4> SidesOf(const KvCacheView& cache) {
   const KvLayout& layout = cache.layout();
   const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
   absl::InlinedVector<CacheSide, 4> sides = {
-      {"keys", cache.k(), layout.k_elements() * element},
-      {"values", cache.v(), layout.v_elements() * element}};
+      {"keys", cache.k(), layout.k_elements() * element}};
+  if (layout.form() != KvForm::kLatent) {
+    sides.push_back({"values", cache.v(), layout.v_elements() * element});
+  }
   if (layout.scaling() == KvScaling::kPerTokenHead) {
     sides.push_back(ScaleSide("scales of keys", cache.k_scales(), layout));
     sides.push_back(ScaleSide("scales of values", cache.v_scales(), layout));

@@ -46,10 +46,13 @@ class KvCacheView {
 
   // No pages.
   KvCacheView() = default;
-  // Without scales: see set_scales.
+  // Without scales: see set_scales. In the latent form v is not looked at.
   KvCacheView(const KvLayout& layout, int64_t num_pages, const Blocks& k,
               const Blocks& v)
-      : layout_(layout), num_pages_(num_pages), k_(k), v_(v) {}
+      : layout_(layout),
+        num_pages_(num_pages),
+        k_(k),
+        v_(layout.form() == KvForm::kLatent ? k : v) {}
 
   // num_pages * layout.page_bytes() bytes at `memory`, one page after another;
   // null if that is none. Scales of kPerTokenHead lie in the pages.
@@ -62,7 +65,7 @@ class KvCacheView {
     const int64_t page = layout.page_bytes(), head = layout.head_bytes();
     const int64_t v = layout.k_block_bytes();
     k_ = {at(0), page, head};
-    v_ = {at(v), page, head};
+    v_ = {at(layout.form() == KvForm::kLatent ? 0 : v), page, head};
     if (layout.scale_block_bytes() == 0) return;
     constexpr auto kElement = static_cast<int64_t>(sizeof(float));
     const int64_t scales = v + layout.v_block_bytes();

@@ -51,10 +51,39 @@ absl::Status CheckScaling(DType dtype, KvScaling scaling) {
   return absl::OkStatus();
 }
 
+absl::Status CheckForm(const KvLayoutSpec& spec, KvForm form,
+                       int64_t v_head_dim) {
+  if (form == KvForm::kPlain) return absl::OkStatus();
+  if (spec.page_size % KvLayout::kGroupTokens != 0) {
+    return InvalidArgument(kOp, "page_size=", spec.page_size,
+                           "; need a multiple of ", KvLayout::kGroupTokens,
+                           " for the ", KvFormName(form), " form");
+  }
+  if (form == KvForm::kPaired) return absl::OkStatus();
+  if (v_head_dim % 4 != 0 || v_head_dim >= spec.head_dim) {
+    return InvalidArgument(kOp, "v_head_dim=", v_head_dim,
+                           "; need a multiple of 4 below head_dim=",
+                           spec.head_dim, " for the latent form");
+  }
+  if (SizeOf(spec.dtype) == 1) {
+    return Unimplemented(kOp, "dtype is ", DTypeName(spec.dtype),
+                         "; need f32, bf16 or f16 for the latent form");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::string_view KvFormName(KvForm form) {
-  return form == KvForm::kPaired ? "paired" : "plain";
+  switch (form) {
+    case KvForm::kPlain:
+      return "plain";
+    case KvForm::kPaired:
+      return "paired";
+    case KvForm::kLatent:
+      return "latent";
+  }
+  return "?";
 }
 
 absl::string_view KvScalingName(KvScaling scaling) {
@@ -96,21 +125,17 @@ absl::StatusOr<KvLayout> KvLayout::Create(const KvLayoutSpec& spec) {
   layout.dtype_ = spec.dtype;
   layout.form_ = spec.form.value_or(AutomaticForm(spec.page_size));
   layout.scaling_ = spec.scaling;
-  if (layout.form_ == KvForm::kPaired) {
-    if (spec.page_size % kGroupTokens != 0) {
-      return InvalidArgument(kOp, "page_size=", spec.page_size,
-                             "; need a multiple of ", kGroupTokens,
-                             " for the paired form");
-    }
-    layout.pair_ = SizeOf(spec.dtype) <= 2 ? 2 : 1;
-  }
+  QUERN_RETURN_IF_ERROR(CheckForm(spec, layout.form_, v_head_dim));
+  if (layout.in_groups()) layout.pair_ = SizeOf(spec.dtype) <= 2 ? 2 : 1;
   layout.kv_heads_ = spec.kv_heads;
   layout.head_dim_ = spec.head_dim;
   layout.v_head_dim_ = v_head_dim;
   layout.page_size_ = spec.page_size;
   layout.k_block_bytes_ =
       BlockBytes(spec.dtype, spec.page_size, layout.k_row());
-  layout.v_block_bytes_ = BlockBytes(spec.dtype, spec.page_size, v_head_dim);
+  if (layout.form_ != KvForm::kLatent) {
+    layout.v_block_bytes_ = BlockBytes(spec.dtype, spec.page_size, v_head_dim);
+  }
   if (spec.scaling == KvScaling::kPerTokenHead) {
     layout.scale_block_bytes_ = BlockBytes(DType::kF32, spec.page_size, 1);
   }

@@ -11,6 +11,9 @@
 //                      V block[token][dim]
 //   KvForm::kPaired    K block[token / 16][dim / pair][token % 16][dim % pair]
 //                      V block[token / pair][dim][token % pair]
+//   KvForm::kLatent    K block as in kPaired, no V block: a value is the first
+//                      v_head_dim elements of its key (MLA: the compressed
+//                      latent, behind which lies the rotated part)
 //
 // pair is 2 for types of 1 and 2 bytes, 1 for f32: what one lane of a
 // dot-product instruction multiplies, or half of it. A paired block is read
@@ -29,6 +32,7 @@ namespace quern {
 enum class KvForm : uint8_t {
   kPlain,   // any page size; what two separate tensors of a framework hold
   kPaired,  // page_size a multiple of 16
+  kLatent,  // likewise; v_head_dim a multiple of 4, and below head_dim
 };
 
 // What is stored is round(x / scale); see KvScales.
@@ -39,7 +43,8 @@ enum class KvScaling : uint8_t {
   kPerTokenHead,  // one of each for every token and head; write_kv finds them
 };
 
-// "plain", "paired"; "none", "per_tensor", "per_head", "per_token_head".
+// "plain", "paired", "latent"; "none", "per_tensor", "per_head",
+// "per_token_head".
 absl::string_view KvFormName(KvForm form);
 absl::string_view KvScalingName(KvScaling scaling);
 
@@ -63,9 +68,9 @@ class KvLayout {
   KvLayout() = default;
 
   // InvalidArgument names the field that is out of range, or says that the form
-  // does not go with the page size, that the scaling does not go with the type,
-  // or that a page is larger than kMaxPageBytes. Unimplemented for other
-  // dtypes.
+  // does not go with the page size or the head dims, that the scaling does not
+  // go with the type, or that a page is larger than kMaxPageBytes.
+  // Unimplemented for other dtypes, and for one byte in the latent form.
   static absl::StatusOr<KvLayout> Create(const KvLayoutSpec& spec);
   static constexpr int64_t kMaxPageBytes = int64_t{1} << 40;
 
@@ -82,6 +87,8 @@ class KvLayout {
 
   // 1 or 2, see above; 1 in the plain form.
   int64_t pair() const { return pair_; }
+  // Whether keys lie in groups of kGroupTokens tokens.
+  bool in_groups() const { return form_ != KvForm::kPlain; }
   // Elements of a stored key: head_dim, rounded up to pairs.
   int64_t k_row() const { return (head_dim_ + pair_ - 1) / pair_ * pair_; }
 
@@ -93,12 +100,15 @@ class KvLayout {
            dim % pair_;
   }
   int64_t VOffset(int64_t token, int64_t dim) const {
+    if (form_ == KvForm::kLatent) return KOffset(token, dim);
     return (token / pair_ * v_head_dim_ + dim) * pair_ + token % pair_;
   }
 
   // Elements of one block, padding excluded.
   int64_t k_elements() const { return page_size_ * k_row(); }
-  int64_t v_elements() const { return page_size_ * v_head_dim_; }
+  int64_t v_elements() const {
+    return form_ == KvForm::kLatent ? 0 : page_size_ * v_head_dim_;
+  }
 
   // Of one head of one page, padding included.
   int64_t k_block_bytes() const { return k_block_bytes_; }

@@ -115,6 +115,14 @@ void Scatter(const uint8_t* row, size_t bytes, size_t cell, size_t stride,
   }
 }
 
+// Elements of a row of k, or of v: see WriteKvArgs.
+int64_t RowDim(const KvLayout& layout, bool value) {
+  if (layout.form() != KvForm::kLatent) {
+    return value ? layout.v_head_dim() : layout.head_dim();
+  }
+  return value ? layout.head_dim() - layout.v_head_dim() : layout.v_head_dim();
+}
+
 // The work of one call.
 class Writer {
  public:
@@ -139,7 +147,7 @@ class Writer {
   void WriteSide(const Run& run, int64_t head, bool value) const {
     const AnyTensorView& from = value ? args_.v : args_.k;
     const bool rotated = !value && spec_.rotation != KvRotation::kNone;
-    const int64_t dim = value ? layout_.v_head_dim() : layout_.head_dim();
+    const int64_t dim = RowDim(layout_, value);
     const auto input = static_cast<int64_t>(SizeOf(spec_.input));
     const uint8_t* rows[kGroup];
     for (int64_t i = 0; i < run.count; ++i) {
@@ -151,14 +159,19 @@ class Writer {
 
     const int64_t page = run.slot / layout_.page_size();
     const int64_t offset = run.slot % layout_.page_size();
+    // In the latent form both are parts of the key.
+    const bool latent = layout_.form() == KvForm::kLatent;
+    const int64_t first = latent && value ? layout_.v_head_dim() : 0;
+    const bool to_values = value && !latent;
     uint8_t* block =
-        value ? args_.cache.V(page, head) : args_.cache.K(page, head);
+        to_values ? args_.cache.V(page, head) : args_.cache.K(page, head);
     const bool plain = layout_.form() == KvForm::kPlain;
     const bool copied = !rotated && spec_.input == layout_.dtype();
     for (int64_t d = 0; d < dim; d += kChunk) {
       const int64_t count = std::min(kChunk, dim - d);
-      uint8_t* to = block + element_ * (value ? layout_.VOffset(offset, d)
-                                              : layout_.KOffset(offset, d));
+      uint8_t* to =
+          block + element_ * (to_values ? layout_.VOffset(offset, d)
+                                        : layout_.KOffset(offset, first + d));
       const void* sources[kGroup];
       alignas(64) float turned[kGroup * kChunk];
       for (int64_t i = 0; i < run.count; ++i) {
@@ -182,7 +195,7 @@ class Writer {
                           : scratch + i * stride;
       }
       const auto bytes = static_cast<size_t>(count * element_);
-      if (value) {
+      if (to_values) {
         PlaceValues(codes, run.count, bytes, offset, to);
       } else {
         PlaceKeys(codes, run.count, bytes, to);
@@ -341,6 +354,11 @@ absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
   if (spec.rotation != KvRotation::kNone) {
     QUERN_RETURN_IF_ERROR(
         CheckRange(kOp, "rot_dim", spec.rot_dim, 2, spec.kv.head_dim()));
+    if (spec.kv.form() == KvForm::kLatent) {
+      return Unimplemented(kOp,
+                           "the layout is latent; need keys that are rotated "
+                           "already");
+    }
     if (spec.rot_dim % 2 != 0) {
       return InvalidArgument(kOp, "rot_dim=", spec.rot_dim,
                              "; need an even number");
@@ -354,9 +372,11 @@ absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
   const KvLayout& layout = spec_.kv;
   const auto tokens = static_cast<int64_t>(args.slots.size());
   QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "k", args.k, spec_.input, tokens,
-                                      layout.kv_heads(), layout.head_dim()));
+                                      layout.kv_heads(),
+                                      RowDim(layout, /*value=*/false)));
   QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "v", args.v, spec_.input, tokens,
-                                      layout.kv_heads(), layout.v_head_dim()));
+                                      layout.kv_heads(),
+                                      RowDim(layout, /*value=*/true)));
   if (args.cache.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the plan");
   }
@@ -375,7 +395,7 @@ void WriteKvPlan::Execute(const WriteKvArgs& args,
   QUERN_DCHECK(args.cache.layout() == spec_.kv);
   QUERN_DCHECK(args.k.dtype() == spec_.input && args.v.dtype() == spec_.input);
   const auto tokens = static_cast<int64_t>(args.slots.size());
-  const bool paired = spec_.kv.form() == KvForm::kPaired;
+  const bool paired = spec_.kv.in_groups();
   const int64_t unit = paired ? kGroup : spec_.kv.page_size();
   const Writer writer(spec_, kernels_, pack_, args);
   executor.ParallelFor(

@@ -19,21 +19,26 @@
 //
 //   kNone            r = 1
 //   kPerTensor, kPerHead   scales of the caller
-//   kPerTokenHead    scale = fl(max over d of |k[token, head, d]| / most),
-//   which
-//                    Execute writes; most is 127 (i8), 448 (e4m3) or 57344
-//                    (e5m2). Of a zero row 1; at least 2^-125, as 1 / scale
-//                    must not overflow; NaN if the row holds a NaN or an
-//                    infinity, so that all of it means NaN (the codes of such a
-//                    row are unspecified). The product is rounded to f32 before
-//                    it is rounded to a code: |x - scale * code| <= scale *
-//                    (1/2 + 2^-15) for i8.
+//   kPerTokenHead    scale = fl(max over d of |k[token, head, d]| / most), by
+//                    Execute; most is 127 (i8), 448 (e4m3) or 57344 (e5m2). Of
+//                    a zero row 1; at least 2^-125, as 1 / scale must not
+//                    overflow; NaN if the row holds a NaN or an infinity, so
+//                    that all of it means NaN (the codes of such a row are
+//                    unspecified). The product is rounded to f32 before it is
+//                    rounded to a code: |x - scale * code| <= scale * (1/2 +
+//                    2^-15) for i8.
+//
+// In the latent form a key is written in two parts: k has its first v_head_dim
+// elements, which are the value, and v the rest of it.
 //
 // With a rotation, k is first turned by the angles of the token's position (see
 // ops/rope/rotary_embedding.h, which this spares a pass over k):
 //
-//   a' = a * cos[p, j] - b * sin[p, j]     kHalves  (a, b) = (j, j + rot_dim /
-//   2) b' = b * cos[p, j] + a * sin[p, j]     kPairs   (a, b) = (2j, 2j + 1)
+//   a' = a * cos[p, j] - b * sin[p, j]
+//   b' = b * cos[p, j] + a * sin[p, j]
+//
+//   kHalves    a = x[j], b = x[j + rot_dim / 2]
+//   kPairs     a = x[2j], b = x[2j + 1]
 //
 // in f32, with no rounding to the type of k between. Elements from rot_dim on
 // stay. k itself does not change.
@@ -63,6 +68,8 @@ struct WriteKvSpec {
 };
 
 struct WriteKvArgs {
+  // Latent form: [tokens, kv_heads, v_head_dim] and [.., head_dim -
+  // v_head_dim].
   AnyTensorView k;                  // [tokens, kv_heads, head_dim]
   AnyTensorView v;                  // [tokens, kv_heads, v_head_dim]
   absl::Span<const int64_t> slots;  // [tokens], see PageTable::SlotMapping
@@ -77,7 +84,8 @@ struct WriteKvArgs {
 class WriteKvPlan {
  public:
   // InvalidArgument if the layout is empty or rot_dim out of range;
-  // Unimplemented for another input type.
+  // Unimplemented for another input type, and for a rotation of the latent
+  // form.
   static absl::StatusOr<WriteKvPlan> Create(const WriteKvSpec& spec);
 
   const WriteKvSpec& spec() const { return spec_; }
