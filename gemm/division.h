@@ -1,10 +1,10 @@
 #ifndef QUERN_GEMM_DIVISION_H_
 #define QUERN_GEMM_DIVISION_H_
 
-// How one product of packed weights is divided into tasks: by panels first,
-// then by tiles of rows, then, if there still is not a task for each worker, by
-// chunks of k. Who computes what depends on the number of workers; what is
-// computed does not (gemm/tile_loop.h).
+// How one product of packed weights is divided into tasks: by panels, or by
+// tiles of rows where there are few panels; then, if there still is not a task
+// for each worker, by chunks of k. Who computes what depends on the number of
+// workers; what is computed does not (gemm/tile_loop.h).
 
 #include <algorithm>
 #include <cstdint>
@@ -14,26 +14,35 @@
 namespace quern {
 
 struct Division {
-  // Panels of one task: several, so that sums of a tile of rows stay in L1 and
-  // each row of c is written two cache lines at a time or more.
+  // Panels of one task, at most: several, so that sums of a tile of rows stay
+  // in L1 and each row of c is written two cache lines at a time or more.
   static constexpr int64_t kUnitPanels = 8;
-  // Tasks per worker that level out a slow one.
+  // Tasks per worker that level out a slow one, if there is work for so many:
+  // a task should take 15 microseconds.
   static constexpr int64_t kTasksPerWorker = 4;
+  static constexpr int64_t kTaskCycles = 1 << 16;
   // More rows than this never divide k: they have tiles to divide.
   static constexpr int64_t kMaxSplitRows = 16;
 
   static Division Of(int64_t rows, int64_t row_tiles, int64_t panels,
-                     int64_t chunks, int64_t workers) {
+                     int64_t lines, int64_t chunks, int64_t workers) {
     Division d;
-    d.unit = kUnitPanels;
-    while (d.unit > 1 && DivCeil(panels, d.unit) < kTasksPerWorker * workers) {
-      d.unit /= 2;
-    }
-    d.units = DivCeil(panels, d.unit);
+    d.panels = panels;
+    // A line takes a cycle for each row, or eight to come from memory.
+    const int64_t tasks =
+        std::clamp(panels * lines * std::max<int64_t>(rows, 8) / kTaskCycles,
+                   workers, kTasksPerWorker * workers);
+    d.units = DivCeil(panels, kUnitPanels);
     d.row_groups = 1;
-    if (d.units < kTasksPerWorker * workers) {
-      d.row_groups =
-          std::min(row_tiles, DivCeil(kTasksPerWorker * workers, d.units));
+    // Few columns: whole rows. Each worker then multiplies the rows that it
+    // has packed, which matters where workers do not share a cache.
+    if (panels < 2 * tasks) {
+      d.row_groups = std::min(row_tiles, DivCeil(tasks, d.units));
+    }
+    if (d.units < 2 * tasks) {  // few: as many for each worker
+      const int64_t units = RoundUp(std::max(d.units, tasks / d.row_groups),
+                                    workers / std::min(workers, d.row_groups));
+      d.units = std::min(units, panels);
     }
     d.k_pieces = 1;
     if (d.units * d.row_groups < workers && rows <= kMaxSplitRows) {
@@ -44,9 +53,15 @@ struct Division {
   }
 
   int64_t tasks() const { return units * row_groups * k_pieces; }
+  // The first panel of a unit: an even one where there are enough, for a tile
+  // of many rows takes two panels.
+  int64_t panel(int64_t unit) const {
+    if (panels < 2 * units) return panels * unit / units;
+    return std::min(panels, DivCeil(panels, 2) * unit / units * 2);
+  }
 
-  int64_t unit;  // panels of a task
-  int64_t units;
+  int64_t panels;
+  int64_t units;  // the panels in so many parts, of even sizes
   int64_t row_groups;
   int64_t k_pieces;
 };
@@ -54,7 +69,7 @@ struct Division {
 // Below this a fork-join costs more than it wins: a worker moves a line in
 // about a nanosecond and multiplies it by four rows in another.
 inline bool WorthAFork(int64_t lines, int64_t rows) {
-  constexpr int64_t kWorth = 2048;  // nanoseconds
+  constexpr int64_t kWorth = 3072;  // nanoseconds
   return lines >= kWorth || lines * (1 + rows / 4) >= kWorth;
 }
 

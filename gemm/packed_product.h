@@ -136,15 +136,16 @@ class PackedProduct {
         sums += part_stride;
       }
     };
-    const Division division = Division::Of(rows, tiles_.count, layout_.panels(),
-                                           chunks_, executor.num_workers());
+    const Division division =
+        Division::Of(rows, tiles_.count, layout_.panels(), layout_.lines(),
+                     chunks_, executor.num_workers());
     Executor& multipliers =
         WorthAFork(parts_ * layout_.panels() * layout_.lines(), rows)
             ? executor
             : inline_executor;
     if (division.k_pieces == 1) {
-      const int64_t stride = division.unit * kPanelCols;
-      const int64_t part_stride = rows * Division::kUnitPanels * kPanelCols;
+      const int64_t stride = Division::kUnitPanels * kPanelCols;
+      const int64_t part_stride = rows * stride;
       multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
         const TileRange range = RangeOf(division, task);
         Sum* sums = scratch.sums + worker * parts_ * part_stride;
@@ -189,10 +190,10 @@ class PackedProduct {
   TileRange RangeOf(const Division& division, int64_t task) const {
     TileRange range;
     const int64_t piece = task % division.k_pieces;
-    const int64_t group = task / division.k_pieces % division.row_groups;
-    const int64_t unit = task / division.k_pieces / division.row_groups;
-    range.panel = unit * division.unit;
-    range.panel_end = std::min(range.panel + division.unit, layout_.panels());
+    const int64_t unit = task / division.k_pieces % division.units;
+    const int64_t group = task / division.k_pieces / division.units;
+    range.panel = division.panel(unit);
+    range.panel_end = division.panel(unit + 1);
     range.tile = tiles_.count * group / division.row_groups;
     range.tile_end = tiles_.count * (group + 1) / division.row_groups;
     range.chunk = chunks_ * piece / division.k_pieces;

@@ -32,11 +32,13 @@
 namespace quern {
 
 // The rows of one product divided into as few tiles as there must be, as even
-// as they can be: the first of tile i is RowTiles::begin(i).
+// as they can be: the first of tile i is RowTiles::begin(i). Not into an odd
+// number, or two workers could not share them alike.
 struct RowTiles {
   RowTiles(int64_t rows, const TileTable& table)
-      : rows(rows),
-        count(DivCeil(rows, static_cast<int64_t>(table.max_rows))) {}
+      : rows(rows), count(DivCeil(rows, static_cast<int64_t>(table.max_rows))) {
+    if (count > 1) count = RoundUp(count, 2);
+  }
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t tile_of(int64_t row) const {
     return DivCeil((row + 1) * count, rows) - 1;

@@ -1,0 +1,63 @@
+#include "gemm/division.h"
+
+#include <cstdint>
+
+#include "gtest/gtest.h"
+
+namespace quern {
+namespace {
+
+Division Of(int64_t rows, int64_t panels, int64_t lines, int64_t workers) {
+  return Division::Of(rows, (rows + 13) / 14, panels, lines,
+                      (lines + 255) / 256, workers);
+}
+
+TEST(DivisionTest, UnitsHoldAllPanelsEvenly) {
+  for (const int64_t workers : {1, 2, 3, 8, 64}) {
+    for (const int64_t rows : {1, 16, 17, 256}) {
+      for (int64_t panels = 1; panels < 300; ++panels) {
+        const Division d = Of(rows, panels, 2048, workers);
+        ASSERT_EQ(d.panel(0), 0);
+        ASSERT_EQ(d.panel(d.units), panels);
+        int64_t most = 0, least = panels;
+        for (int64_t unit = 0; unit < d.units; ++unit) {
+          const int64_t size = d.panel(unit + 1) - d.panel(unit);
+          most = size > most ? size : most;
+          // The last may lack one of its pair.
+          if (unit + 1 < d.units) least = size < least ? size : least;
+          ASSERT_GE(size, 1);
+        }
+        EXPECT_LE(most, Division::kUnitPanels);
+        if (d.units > 1) {
+          EXPECT_LE(most - least, 2);
+        }
+        EXPECT_GE(d.row_groups, 1);
+        EXPECT_LE(d.row_groups, (rows + 13) / 14);
+      }
+    }
+  }
+}
+
+TEST(DivisionTest, EveryWorkerHasTheSameNumberOfTasks) {
+  // A router, a down projection to few columns, and odd ones: rows first.
+  for (const int64_t panels : {4, 9, 31, 36, 63}) {
+    for (const int64_t rows : {1, 16, 256}) {
+      EXPECT_EQ(Of(rows, panels, 1024, 2).tasks() % 2, 0)
+          << panels << " panels, " << rows << " rows";
+    }
+  }
+  EXPECT_EQ(Of(256, 4, 1024, 2).row_groups, 8);
+  EXPECT_EQ(Of(256, 4, 1024, 2).units, 1);
+}
+
+TEST(DivisionTest, LittleWorkIsOneTaskPerWorker) {
+  EXPECT_EQ(Of(16, 4, 1024, 2).tasks(), 2);
+}
+
+TEST(DivisionTest, OnePanelOfOneRowDividesK) {
+  EXPECT_GT(Of(1, 1, 2048, 2).k_pieces, 1);
+  EXPECT_EQ(Of(64, 1, 2048, 2).k_pieces, 1);
+}
+
+}  // namespace
+}  // namespace quern
