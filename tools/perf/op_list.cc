@@ -5,6 +5,7 @@
 #include "tools/perf/ops_activation.h"
 #include "tools/perf/ops_attention.h"
 #include "tools/perf/ops_convert.h"
+#include "tools/perf/ops_kv_write.h"
 #include "tools/perf/ops_linear.h"
 #include "tools/perf/ops_pack.h"
 #include "tools/perf/ops_quantize.h"
@@ -18,6 +19,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   ops.push_back(LinearOp());
   ops.push_back(ScaledLinearOp());
+  ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   return ops;
 }
