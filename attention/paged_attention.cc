@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -32,10 +33,14 @@ namespace {
 constexpr char kOp[] = "paged_attention";
 constexpr int64_t kChunkTokens = AttentionSchedule::kChunkTokens;
 
+constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
+static_assert(kChunkTokens == kGroup * static_cast<int64_t>(kChunkGroups),
+              "the kernels' chunk is the schedule's");
+static_assert(KvLayout::kGroupTokens == kGroup, "nor is a group another");
+
 // Rows in the workspace are a multiple of this apart, in elements: the longest
 // vector of any instruction set.
 constexpr int64_t kRowAlignment = 64;
-static_assert(kChunkTokens % kRowAlignment == 0, "rows of logits");
 
 // Results for some rows: not yet divided by the sum.
 struct PartialRows {
@@ -46,11 +51,16 @@ struct PartialRows {
 // All scratch of one Execute.
 struct Scratch {
   // Of `max_block_rows` rows for each worker.
-  float* q;
+  uint32_t* q;
   float* logits;
-  PartialRows chunk;  // of the chunk at hand
+  float* weights;
+  TokenRange* seen;
   PartialRows piece;  // of chunks that are merged first
   PartialRows total;  // of all chunks so far
+  // Of a chunk for each worker: groups that are not read where they are.
+  uint8_t* k;
+  uint8_t* v;
+  uint8_t* masked_v;
   // Of the work items that leave a partial result.
   PartialRows partials;
 };
@@ -58,9 +68,18 @@ struct Scratch {
 struct Strides {
   explicit Strides(const KvLayout& kv)
       : q(RoundUp(kv.head_dim(), kRowAlignment)),
-        out(RoundUp(kv.v_head_dim(), kRowAlignment)) {}
+        out(RoundUp(kv.v_head_dim(), kRowAlignment)),
+        k_group(GroupBytes(kv, kv.head_dim())),
+        v_group(GroupBytes(kv, kv.v_head_dim())) {}
   int64_t q;
   int64_t out;
+  int64_t k_group;
+  int64_t v_group;
+
+ private:
+  static int64_t GroupBytes(const KvLayout& kv, int64_t dim) {
+    return kGroup * RoundUp(dim, 2) * static_cast<int64_t>(SizeOf(kv.dtype()));
+  }
 };
 
 // a * b, or a negative number, which WorkspaceLayout counts as overflow.
@@ -74,22 +93,34 @@ Scratch LayOut(Allocator& a, const Strides& strides,
                const AttentionSchedule& schedule, int64_t num_workers) {
   const int64_t rows = Product(schedule.max_block_rows(), num_workers);
   const int64_t partials = schedule.partial_rows();
+  const int64_t groups =
+      rows == 0 ? 0 : Product(num_workers, static_cast<int64_t>(kChunkGroups));
   Scratch s;
-  s.q = a.template Allocate<float>("q", Product(rows, strides.q));
+  s.q = a.template Allocate<uint32_t>("q", Product(rows, strides.q));
   s.logits = a.template Allocate<float>("logits", Product(rows, kChunkTokens));
-  s.chunk.state = a.template Allocate<SoftmaxState>("chunk state", rows);
-  s.chunk.out =
-      a.template Allocate<float>("chunk out", Product(rows, strides.out));
+  s.weights = a.template Allocate<float>("weights", Product(rows, 2));
+  s.seen = a.template Allocate<TokenRange>("seen", rows);
   s.piece.state = a.template Allocate<SoftmaxState>("piece state", rows);
   s.piece.out =
       a.template Allocate<float>("piece out", Product(rows, strides.out));
   s.total.state = a.template Allocate<SoftmaxState>("state", rows);
   s.total.out = a.template Allocate<float>("out", Product(rows, strides.out));
+  s.k = a.template Allocate<uint8_t>("keys", Product(groups, strides.k_group));
+  s.v =
+      a.template Allocate<uint8_t>("values", Product(groups, strides.v_group));
+  s.masked_v = a.template Allocate<uint8_t>("masked values",
+                                            Product(groups, strides.v_group));
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
   s.partials.out =
       a.template Allocate<float>("partial out", Product(partials, strides.out));
   return s;
 }
+
+// Where the groups of a chunk lie.
+struct Groups {
+  const uint8_t* k[kChunkGroups];
+  const uint8_t* v[kChunkGroups];
+};
 
 // One Execute: its arguments, and the steps of its tasks.
 class Step {
@@ -102,35 +133,54 @@ class Step {
         kernels_(kernels),
         args_(args),
         strides_(strides),
-        scratch_(scratch) {
+        scratch_(scratch),
+        paired_(layout_.form() == KvForm::kPaired) {
     const double scale =
         spec.scale != 0.0f
             ? static_cast<double>(spec.scale)
             : 1.0 / std::sqrt(static_cast<double>(layout_.head_dim()));
     // exp(x) = exp2(log2(e) * x)
-    scale_log2e_ = static_cast<float>(scale * 1.4426950408889634);
+    scale_log2e_ = static_cast<float>(std::abs(scale) * 1.4426950408889634);
+    sign_ = scale < 0 ? -1.0f : 1.0f;
   }
 
-  void Work(const AttentionWork& work, int worker) const {
-    LoadQueries(work.block, worker);
-    const PartialRows total = OfWorker(scratch_.total, worker);
-    const PartialRows piece = OfWorker(scratch_.piece, worker);
+  // `following`: what this worker does next, or null.
+  void Work(const AttentionWork& work, const AttentionWork* following,
+            int worker) const {
+    const AttentionBlock& block = work.block;
+    LoadQueries(block, worker);
     const bool whole = work.partial == kNoPartial;
-    if (whole) Clear(Rows(work.block), total);
+    const PartialRows total = OfWorker(scratch_.total, worker);
+    if (work.chunk_begin == work.chunk_end) Clear(Rows(block), total);
+    Groups groups = {}, next;
+    Locate(work, work.chunk_begin, &groups);
     int64_t partial = work.partial;
     for (int32_t c = work.chunk_begin; c < work.chunk_end;) {
+      const int32_t begin = c;
       const int32_t end = AttentionSchedule::PieceEnd(
-          c, work.chunk_end, c == args_.schedule.FirstChunk(work.block));
-      if (whole) {
-        ComputePiece(work.block, c, end, worker, piece);
-        MergeRows(Rows(work.block), piece, total);
-      } else {
-        ComputePiece(work.block, c, end, worker, Partial(partial));
-        partial += Rows(work.block);
+          c, work.chunk_end, c == args_.schedule.FirstChunk(block));
+      // The first piece is the total so far.
+      const PartialRows piece = !whole ? Partial(partial)
+                                : c == work.chunk_begin
+                                    ? total
+                                    : OfWorker(scratch_.piece, worker);
+      for (; c < end; ++c) {
+        next = groups;
+        if (c + 1 < work.chunk_end) {
+          Locate(work, c + 1, &next);
+        } else if (following != nullptr) {
+          Locate(*following, following->chunk_begin, &next);
+        }
+        ComputeChunk(block, c, worker, groups, next, c == begin, piece);
+        groups = next;
       }
-      c = end;
+      if (!whole) {
+        partial += Rows(block);
+      } else if (begin != work.chunk_begin) {
+        MergeRows(Rows(block), piece, total);
+      }
     }
-    if (whole) Store(work.block, 0, Rows(work.block), total);
+    if (whole) Store(block, 0, Rows(block), total);
   }
 
   // The same arithmetic in the same order as Work without partials.
@@ -178,11 +228,8 @@ class Step {
   int64_t FirstRow(int worker) const {
     return worker * args_.schedule.max_block_rows();
   }
-  float* Queries(int worker) const {
-    return scratch_.q + FirstRow(worker) * strides_.q;
-  }
-  float* Logits(int worker) const {
-    return scratch_.logits + FirstRow(worker) * kChunkTokens;
+  const AttentionSequence& SequenceOf(const AttentionBlock& block) const {
+    return args_.schedule.sequences()[static_cast<size_t>(block.sequence)];
   }
 
   void Clear(int64_t rows, const PartialRows& of) const {
@@ -193,8 +240,7 @@ class Step {
   // fn(row, token, head) for each row of the block: where it is in q and out.
   template <typename Fn>
   void ForEachRow(const AttentionBlock& block, const Fn& fn) const {
-    const AttentionSequence& sequence =
-        args_.schedule.sequences()[static_cast<size_t>(block.sequence)];
+    const AttentionSequence& sequence = SequenceOf(block);
     const int64_t first_head = block.kv_head * spec_.group();
     int64_t row = 0;
     for (int64_t query = block.q_begin; query < block.q_end; ++query) {
@@ -204,113 +250,176 @@ class Step {
     }
   }
 
-  // fn(keys, page, offset) for the pages that hold the keys [begin, end) of the
-  // block's sequence: the first of `keys` is at `offset` of `page`.
-  template <typename Fn>
-  void ForEachPage(const AttentionBlock& block, int64_t begin, int64_t end,
-                   const Fn& fn) const {
-    const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
-    while (begin < end) {
-      const int64_t index = begin / layout_.page_size();
-      const int64_t stop = std::min(end, (index + 1) * layout_.page_size());
-      fn(begin, stop, pages[static_cast<size_t>(index)],
-         begin % layout_.page_size());
-      begin = stop;
-    }
-  }
-
-  // fn(row, rows, tokens): those rows see `tokens` of the keys [begin, end).
-  // The later queries see them all, in one call; an earlier one may see some.
-  template <typename Fn>
-  void ForEachVisible(const AttentionBlock& block, int64_t begin, int64_t end,
-                      const Fn& fn) const {
-    const int64_t group = spec_.group();
-    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
-      const int64_t row = (query - block.q_begin) * group;
-      const int64_t visible = args_.schedule.VisibleEnd(block, query) - begin;
-      if (visible >= end - begin) {
-        fn(row, (block.q_end - query) * group, end - begin);
-        return;
-      }
-      if (visible > 0) fn(row, group, visible);
-    }
-  }
-
   void LoadQueries(const AttentionBlock& block, int worker) const {
     const auto* q = static_cast<const uint8_t*>(args_.q.data());
-    float* rows = Queries(worker);
+    uint32_t* rows = scratch_.q + FirstRow(worker) * strides_.q;
     ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
       kernels_.load_query(q + HeadRowOffsetBytes(args_.q, token, head),
-                          static_cast<size_t>(layout_.head_dim()), scale_log2e_,
+                          static_cast<size_t>(layout_.head_dim()), sign_,
                           rows + row * strides_.q);
     });
   }
 
-  // The block against one chunk of its sequence's keys; writes all of `result`.
-  void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
-                    const PartialRows& result) const {
-    const AttentionSchedule& schedule = args_.schedule;
-    const int64_t begin = chunk * kChunkTokens;
-    const int64_t end = std::min(begin + kChunkTokens,
-                                 schedule.VisibleEnd(block, block.q_end - 1));
-    const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
-    const auto head_dim = static_cast<size_t>(layout_.head_dim());
-    const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
-    const auto q_stride = static_cast<size_t>(strides_.q);
-    const auto out_stride = static_cast<size_t>(strides_.out);
-    const auto p_stride = static_cast<size_t>(kChunkTokens);
-    const float* q = Queries(worker);
-    float* logits = Logits(worker);
-
-    ForEachPage(
-        block, begin, end,
-        [&](int64_t first, int64_t last, int64_t page, int64_t offset) {
-          const uint8_t* k = args_.kv.K(page, block.kv_head) +
-                             offset * layout_.head_dim() * element;
-          ForEachVisible(
-              block, first, last,
-              [&](int64_t row, int64_t rows, int64_t tokens) {
-                kernels_.logits(
-                    q + row * strides_.q, q_stride, static_cast<size_t>(rows),
-                    k, head_dim, static_cast<size_t>(tokens),
-                    logits + row * kChunkTokens + (first - begin), p_stride);
-              });
-        });
-
-    std::fill_n(result.out, Rows(block) * strides_.out, 0.0f);
-    ForEachRow(block, [&](int64_t row, int64_t /*token*/, int64_t /*head*/) {
-      const int64_t query = block.q_begin + row / spec_.group();
-      const int64_t visible = schedule.VisibleEnd(block, query) - begin;
-      const int64_t tokens =
-          std::max(int64_t{0}, std::min(visible, end - begin));
-      kernels_.softmax(logits + row * kChunkTokens, static_cast<size_t>(tokens),
-                       result.state + row);
-    });
-
-    ForEachPage(block, begin, end,
-                [&](int64_t first, int64_t last, int64_t page, int64_t offset) {
-                  const uint8_t* v = args_.kv.V(page, block.kv_head) +
-                                     offset * layout_.v_head_dim() * element;
-                  ForEachVisible(
-                      block, first, last,
-                      [&](int64_t row, int64_t rows, int64_t tokens) {
-                        kernels_.values(
-                            logits + row * kChunkTokens + (first - begin),
-                            p_stride, static_cast<size_t>(rows), v, v_head_dim,
-                            static_cast<size_t>(tokens),
-                            result.out + row * strides_.out, out_stride);
-                      });
-                });
+  // Tokens of the chunk that the block's sequence has.
+  int64_t TokensOf(const AttentionBlock& block, int64_t chunk) const {
+    return std::min(kChunkTokens,
+                    SequenceOf(block).kv_len - chunk * kChunkTokens);
   }
 
-  // The chunks [begin, end), one after the other; writes all of `result`.
-  void ComputePiece(const AttentionBlock& block, int32_t begin, int32_t end,
-                    int worker, const PartialRows& result) const {
-    const PartialRows chunk = OfWorker(scratch_.chunk, worker);
-    ComputeChunk(block, begin, worker, result);
-    for (int32_t c = begin + 1; c < end; ++c) {
-      ComputeChunk(block, c, worker, chunk);
-      MergeRows(Rows(block), chunk, result);
+  // Where the groups of a chunk of the item lie in their pages, if they lie
+  // there as the kernels want them.
+  void Locate(const AttentionWork& work, int64_t chunk, Groups* groups) const {
+    if (!paired_ || chunk >= work.chunk_end) return;
+    const AttentionBlock& block = work.block;
+    const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+    const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
+    const int64_t page_size = layout_.page_size();
+    const int64_t tokens = TokensOf(block, chunk);
+    int64_t index = chunk * kChunkTokens / page_size;
+    int64_t offset = chunk * kChunkTokens % page_size;
+    for (int64_t t = 0; t < tokens; t += kGroup) {
+      const int64_t page = pages[static_cast<size_t>(index)];
+      groups->k[t / kGroup] = args_.kv.K(page, block.kv_head) +
+                              layout_.KOffset(offset, 0) * element;
+      groups->v[t / kGroup] = args_.kv.V(page, block.kv_head) +
+                              layout_.VOffset(offset, 0) * element;
+      offset += kGroup;
+      if (offset == page_size) {
+        offset = 0;
+        ++index;
+      }
+    }
+  }
+
+  // Copies what Locate cannot point to: a group of plain rows, and one with
+  // slots beyond the sequence's tokens, whose values must not be looked at.
+  void Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
+             int worker, Groups* groups) const {
+    const int64_t tokens = TokensOf(block, chunk) - group * kGroup;
+    const auto i = static_cast<size_t>(group);
+    const int64_t slot = worker * static_cast<int64_t>(kChunkGroups) + group;
+    uint8_t* v = scratch_.v + slot * strides_.v_group;
+    const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
+    if (paired_) {
+      if (tokens >= kGroup) return;
+      std::memcpy(v, groups->v[i], static_cast<size_t>(strides_.v_group));
+    } else {
+      uint8_t* k = scratch_.k + slot * strides_.k_group;
+      const uint8_t* k_rows[kGroupTokens];
+      const uint8_t* v_rows[kGroupTokens];
+      const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+      const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
+      const int64_t first = chunk * kChunkTokens + group * kGroup;
+      int64_t index = first / layout_.page_size();
+      int64_t offset = first % layout_.page_size();
+      for (int64_t t = 0; t < kGroup; ++t) {
+        // The last one stands in for those that are missing.
+        const int64_t page = pages[static_cast<size_t>(index)];
+        k_rows[t] = args_.kv.K(page, block.kv_head) +
+                    layout_.KOffset(offset, 0) * element;
+        v_rows[t] = args_.kv.V(page, block.kv_head) +
+                    layout_.VOffset(offset, 0) * element;
+        if (t + 1 < tokens && ++offset == layout_.page_size()) {
+          offset = 0;
+          ++index;
+        }
+      }
+      kernels_.stage_k(k_rows, static_cast<size_t>(layout_.head_dim()), k);
+      kernels_.stage_v(v_rows, v_head_dim, v);
+      groups->k[i] = k;
+    }
+    groups->v[i] = v;
+    if (tokens < kGroup) {
+      kernels_.mask_v({0, static_cast<uint32_t>(tokens)}, v_head_dim, v);
+    }
+  }
+
+  // The block against one chunk of its sequence's keys.
+  void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
+                    Groups groups, const Groups& next, bool first,
+                    const PartialRows& result) const {
+    const int64_t tokens = TokensOf(block, chunk);
+    ChunkArgs c;
+    c.rows = static_cast<size_t>(Rows(block));
+    c.q = scratch_.q + FirstRow(worker) * strides_.q;
+    c.q_stride = static_cast<size_t>(strides_.q);
+    c.head_dim = static_cast<size_t>(layout_.head_dim());
+    c.v_head_dim = static_cast<size_t>(layout_.v_head_dim());
+    c.scale_log2e = scale_log2e_;
+    c.logits = scratch_.logits + FirstRow(worker) * kChunkTokens;
+    c.weights = scratch_.weights + FirstRow(worker) * 2;
+    c.first = first;
+    c.state = result.state;
+    c.out = result.out;
+    c.out_stride = static_cast<size_t>(strides_.out);
+
+    // What each row sees, any, and all of them.
+    TokenRange* seen = scratch_.seen + FirstRow(worker);
+    TokenRange any = {static_cast<uint32_t>(tokens), 0};
+    TokenRange all = {0, static_cast<uint32_t>(tokens)};
+    c.seen = seen;
+    const auto clip = [&](int64_t token) {
+      return static_cast<uint32_t>(
+          std::max(int64_t{0}, std::min(tokens, token - chunk * kChunkTokens)));
+    };
+    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+      const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
+                                clip(args_.schedule.VisibleEnd(block, query))};
+      seen = std::fill_n(seen, spec_.group(), range);
+      all.begin = std::max(all.begin, range.begin);
+      all.end = std::min(all.end, range.end);
+      if (range.begin >= range.end) continue;
+      any.begin = std::min(any.begin, range.begin);
+      any.end = std::max(any.end, range.end);
+    }
+
+    bool finite = true;
+    const int64_t begin = any.begin / kGroup;
+    const int64_t end = DivCeil(int64_t{any.end}, kGroup);
+    const auto is_mixed = [&](int64_t group) {
+      return group * kGroup < all.begin ||
+             std::min(tokens, (group + 1) * kGroup) > all.end;
+    };
+    for (int64_t group = begin; group < end; ++group) {
+      Stage(block, chunk, group, worker, &groups);
+      if (is_mixed(group)) {
+        finite = finite &&
+                 kernels_.finite_v(groups.v[group],
+                                   static_cast<size_t>(layout_.v_head_dim()));
+      }
+    }
+    std::copy_n(groups.k, kChunkGroups, c.k);
+    std::copy_n(groups.v, kChunkGroups, c.v);
+    std::copy_n(paired_ ? next.k : groups.k, kChunkGroups, c.next_k);
+    std::copy_n(paired_ ? next.v : groups.v, kChunkGroups, c.next_v);
+    if (finite) {
+      kernels_.attend(c);
+      return;
+    }
+    // A weight of 0 times NaN is not 0: each row by itself, with zeros for what
+    // it does not see.
+    const int64_t slot = worker * static_cast<int64_t>(kChunkGroups);
+    uint8_t* masked = scratch_.masked_v + slot * strides_.v_group;
+    const size_t rows = c.rows;
+    c.rows = 1;
+    for (size_t row = 0; row < rows; ++row) {
+      for (int64_t group = begin; group < end; ++group) {
+        if (!is_mixed(group)) continue;
+        uint8_t* to = masked + group * strides_.v_group;
+        std::memcpy(to, groups.v[group],
+                    static_cast<size_t>(layout_.v_head_dim() * kGroup) *
+                        SizeOf(layout_.dtype()));
+        const auto from = static_cast<uint32_t>(group * kGroup);
+        const TokenRange keep = {std::max(c.seen->begin, from) - from,
+                                 std::max(c.seen->end, from) - from};
+        kernels_.mask_v(keep, c.v_head_dim, to);
+        c.v[group] = to;
+      }
+      kernels_.attend(c);
+      c.q += c.q_stride;
+      ++c.seen;
+      ++c.state;
+      c.out += c.out_stride;
     }
   }
 
@@ -348,7 +457,9 @@ class Step {
   const PagedAttentionArgs& args_;
   const Strides& strides_;
   const Scratch& scratch_;
+  bool paired_;
   float scale_log2e_;
+  float sign_;
 };
 
 }  // namespace
@@ -356,15 +467,9 @@ class Step {
 absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     const AttentionSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
-  if (spec.kv.form() != KvForm::kPlain || SizeOf(spec.kv.dtype()) == 1) {
-    return Unimplemented(kOp, "kv is ", KvFormName(spec.kv.form()), " ",
-                         DTypeName(spec.kv.dtype()),
-                         "; need plain f32, bf16 or f16");
-  }
-  if (spec.window_left != kNoWindow || spec.window_right != kNoWindow) {
-    return Unimplemented(kOp, "window_left=", spec.window_left,
-                         ", window_right=", spec.window_right,
-                         "; need no window");
+  if (SizeOf(spec.kv.dtype()) == 1) {
+    return Unimplemented(kOp, "kv is ", DTypeName(spec.kv.dtype()),
+                         "; need f32, bf16 or f16");
   }
   return PagedAttentionPlan(
       spec,
@@ -432,9 +537,6 @@ absl::Status PagedAttentionPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(CheckRange(
       kOp, "pages.num_pages", args.pages.num_pages(), 0, args.kv.num_pages()));
   for (int64_t s = 0; s < sequences; ++s) {
-    if (schedule.sequences()[static_cast<size_t>(s)].right != 0) {
-      return Unimplemented(kOp, "sequence ", s, " is not causal");
-    }
     const int64_t kv_len = schedule.sequences()[static_cast<size_t>(s)].kv_len;
     if (kv_len > args.pages.Capacity(s)) {
       return InvalidArgument(kOp, "sequence ", s, ": kv_len=", kv_len,
@@ -467,8 +569,11 @@ void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
         for (size_t i = next.fetch_add(1, std::memory_order_relaxed);
              i < shares.size();
              i = next.fetch_add(1, std::memory_order_relaxed)) {
-          for (const AttentionWork& work : schedule.Work(shares[i])) {
-            step.Work(work, worker);
+          const absl::Span<const AttentionWork> items =
+              schedule.Work(shares[i]);
+          for (size_t w = 0; w < items.size(); ++w) {
+            step.Work(items[w], w + 1 < items.size() ? &items[w + 1] : nullptr,
+                      worker);
           }
         }
       });

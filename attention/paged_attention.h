@@ -48,6 +48,8 @@ class PagedAttentionPlan {
   const AttentionSpec& spec() const { return spec_; }
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
+  // "bf16 dot" or "f32 fma".
+  const char* arithmetic() const { return kernels_.arithmetic; }
 
   // Scratch of one Execute with this schedule by an executor of that many
   // workers. ResourceExhausted if the size overflows.

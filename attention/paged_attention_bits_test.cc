@@ -37,9 +37,9 @@ TEST_P(PagedAttentionBitsTest, DependOnNothingButTheSequence) {
   std::vector<Sequence> batch;
   for (const Lengths length : {Lengths{1, 900}, Lengths{30, 600}, Lengths{1, 3},
                                Lengths{0, 10}, Lengths{40, 40}}) {
-    batch.push_back(RandomSequence<float, BFloat16>(rng, heads, length));
+    batch.push_back(RandomSequence<BFloat16, BFloat16>(rng, heads, length));
   }
-  using Run = Attention<float, BFloat16, float>;
+  using Run = Attention<BFloat16, BFloat16, float>;
   const Run first(heads, Variant(), batch);
   EXPECT_RAN_ON(first.plan());
   EXPECT_TRUE(first.args().schedule.merges().empty());
@@ -87,8 +87,8 @@ TEST_P(PagedAttentionBitsTest, DoNotDependOnHowASequenceIsCutIntoSteps) {
   heads.head_dim = 16;
   constexpr int64_t kLength = 290;
   const Sequence whole =
-      RandomSequence<float, BFloat16>(rng, heads, {kLength, kLength});
-  using Run = Attention<float, BFloat16, float>;
+      RandomSequence<BFloat16, BFloat16>(rng, heads, {kLength, kLength});
+  using Run = Attention<BFloat16, BFloat16, float>;
   const Run prefill(heads, Variant(), {whole});
   EXPECT_RAN_ON(prefill.plan());
   for (const int64_t step : {1, 7, 64}) {
@@ -117,9 +117,9 @@ TEST_P(PagedAttentionBitsTest, NanReachesOnlyTheRowsThatSeeIt) {
   heads.kv_heads = 2;
   heads.head_dim = 20;
   const std::vector<Sequence> clean = {
-      RandomSequence<float, BFloat16>(rng, heads, {30, 300}),
-      RandomSequence<float, BFloat16>(rng, heads, {1, 300})};
-  using Run = Attention<float, BFloat16, float>;
+      RandomSequence<BFloat16, BFloat16>(rng, heads, {30, 300}),
+      RandomSequence<BFloat16, BFloat16>(rng, heads, {1, 300})};
+  using Run = Attention<BFloat16, BFloat16, float>;
   const auto want = Run(heads, Variant(), clean).result();
   // Token 285 of sequence 0 is seen by its queries 15 and up.
   for (const bool in_key : {true, false}) {
@@ -156,8 +156,8 @@ TEST_P(PagedAttentionBitsTest, ServesTwoCallersAtOnce) {
   heads.q_heads = 4;
   heads.kv_heads = 2;
   const std::vector<Sequence> batch = {
-      RandomSequence<float, BFloat16>(rng, heads, {20, 400})};
-  using Run = Attention<float, BFloat16, float>;
+      RandomSequence<BFloat16, BFloat16>(rng, heads, {20, 400})};
+  using Run = Attention<BFloat16, BFloat16, float>;
   const Run run(heads, Variant(), batch);
   EXPECT_RAN_ON(run.plan());
   const auto want = run.result();

@@ -1,20 +1,36 @@
 #ifndef QUERN_ATTENTION_PAGED_ATTENTION_KERNELS_H_
 #define QUERN_ATTENTION_PAGED_ATTENTION_KERNELS_H_
 
-// Private seam between the plan (plain C++) and the SIMD translation unit.
+// The private seam between the plan and its SIMD kernels.
 //
-// Rows of queries, logits and values are f32 in the workspace, each `stride`
-// elements apart: a multiple of every vector length, so that kernels work on
-// whole vectors there. Logits are in units of log2: the scale and log2(e) are
-// in the queries. No kernel masks: each call is given rows and keys that all
-// see one another.
+// Kernels know neither pages nor sequences. They are given one chunk of at most
+// kChunkGroups groups of 16 consecutive tokens, and of each group where its
+// keys and values lie, in 32-bit words: pairs of bf16 or f16,
+// or one f32: KvForm::kPaired of cache/kv_layout.h.
+//
+//   keys     k[step][16 tokens]   a word holds dims 2 * step, 2 * step + 1 of
+//                                   a token, or dim `step`
+//   values   v[row][v_head_dim]   a word holds tokens 2 * row, 2 * row + 1 of
+//                                   a dim, or token `row`
+//
+// One line of 16 words is what a dot product instruction takes: a line of keys
+// times a query's word gives 16 logits, a line of values times a word of
+// weights 16 outputs. Each logit and output is one chain of sums in the order
+// of the dims and tokens, whatever the tile: bits do not depend on the other
+// rows.
+//
+// Logits are in units of log2: scale_log2e has the scale and log2(e).
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include "core/dtype.h"
 
 namespace quern {
+
+constexpr size_t kGroupTokens = 16;
+constexpr size_t kChunkGroups = 16;
 
 // The softmax of some logits: their maximum, and the sum of exp2(logit - max).
 // As it is here, of none: the identity of merging.
@@ -23,24 +39,57 @@ struct SoftmaxState {
   float sum = 0.0f;
 };
 
+// The tokens [begin, end) of a chunk.
+struct TokenRange {
+  uint32_t begin;
+  uint32_t end;
+};
+
+// Rows of queries against one chunk.
+struct ChunkArgs {
+  const uint8_t* k[kChunkGroups];
+  const uint8_t* v[kChunkGroups];
+  // What is read next: fetched into the L2 cache meanwhile. Never null.
+  const uint8_t* next_k[kChunkGroups];
+  const uint8_t* next_v[kChunkGroups];
+
+  size_t rows;
+  const uint32_t* q;       // [rows][q_stride], as load_query left them
+  size_t q_stride;         // words
+  const TokenRange* seen;  // [rows], by each row
+  size_t head_dim;
+  size_t v_head_dim;
+  float scale_log2e;  // > 0
+
+  float* logits;   // [rows][kChunkGroups * kGroupTokens], scratch
+  float* weights;  // [rows][2], scratch
+
+  // The result of the chunks before, which this one is merged into. `first`:
+  // there are none, both are only written.
+  bool first;
+  SoftmaxState* state;  // [rows]
+  float* out;           // [rows][out_stride], not yet divided by the sum
+  size_t out_stride;    // a multiple of every vector length
+};
+
 struct PagedAttentionKernels {
   const char* target;
+  // "bf16 dot", "f32 fma".
+  const char* arithmetic;
 
-  // to[d] = q[d] * scale, d < count; 0 from there to the next whole vector.
-  void (*load_query)(const void* q, size_t count, float scale, float* to);
+  // The words of one query times `sign`, which is 1 or -1; zeros up to the next
+  // multiple of two dims.
+  void (*load_query)(const void* q, size_t head_dim, float sign, uint32_t* to);
 
-  // logits[row][t] = sum over d of q[row][d] * k[t][d].
-  void (*logits)(const float* q, size_t q_stride, size_t rows, const void* k,
-                 size_t head_dim, size_t tokens, float* logits,
-                 size_t logits_stride);
+  void (*attend)(const ChunkArgs& args);
 
-  // p[t] = exp2(logits[t] - state->max), in place. Writes whole vectors.
-  void (*softmax)(float* logits, size_t tokens, SoftmaxState* state);
-
-  // out[row][d] += sum over t of p[row][t] * v[t][d], in the order of t.
-  void (*values)(const float* p, size_t p_stride, size_t rows, const void* v,
-                 size_t v_head_dim, size_t tokens, float* out,
-                 size_t out_stride);
+  // A group of keys, or of values, from 16 plain rows, which lie anywhere.
+  void (*stage_k)(const uint8_t* const* rows, size_t head_dim, uint8_t* to);
+  void (*stage_v)(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to);
+  // Zeros for the tokens of a group of values outside `keep`.
+  void (*mask_v)(TokenRange keep, size_t v_head_dim, uint8_t* group);
+  // Whether no value of the group is infinite or NaN.
+  bool (*finite_v)(const uint8_t* from, size_t v_head_dim);
 
   // (state, out) of some keys becomes that of them and of (other, other_out)'s.
   void (*merge)(const SoftmaxState& other, const float* other_out, size_t count,

@@ -1,10 +1,14 @@
+#include <cstring>
+
 #include "attention/paged_attention_kernels.h"
+#include "core/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/paged_attention_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
+#include "attention/attend-inl.h"
 #include "attention/softmax_state-inl.h"
 #include "quant/convert-inl.h"
 
@@ -14,145 +18,110 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows that share each load of a key or value. Where fewer are left, the last
-// one stands in for the missing: it is computed again and stores the same
-// bits, so that a row's bits do not depend on its neighbours.
-constexpr size_t kRows = 4;
-
-// Row `row + i` of `rows`, or the last.
-HWY_INLINE size_t RowOrLast(size_t row, size_t i, size_t rows) {
-  return HWY_MIN(row + i, rows - 1);
-}
-
+// Queries that are multiplied as f32.
 template <typename T>
-void LoadQuery(const void* q, size_t count, float scale,
-               float* HWY_RESTRICT to) {
+void LoadQueryF32(const void* q, size_t head_dim, float sign, uint32_t* to) {
   const hn::ScalableTag<float> df;
   const T* HWY_RESTRICT from = static_cast<const T*>(q);
-  const auto factor = hn::Set(df, scale);
-  for (size_t d = 0; d < count; d += hn::Lanes(df)) {
-    const auto x = LoadNF32(df, from + d, HWY_MIN(hn::Lanes(df), count - d));
-    hn::Store(hn::Mul(x, factor), df, to + d);
+  auto* HWY_RESTRICT words = reinterpret_cast<float*>(to);
+  const auto factor = hn::Set(df, sign);
+  for (size_t d = 0; d < head_dim; d += hn::Lanes(df)) {
+    const size_t n = HWY_MIN(hn::Lanes(df), head_dim - d);
+    const auto x = hn::Mul(LoadNF32(df, from + d, n), factor);
+    hn::StoreN(x, df, words + d, n);
+  }
+  if (head_dim % 2 != 0) words[head_dim] = 0.0f;
+}
+
+// Pairs of bf16.
+HWY_MAYBE_UNUSED void LoadQueryPairs(const void* q, size_t head_dim, float sign,
+                                     uint32_t* to) {
+  const hn::ScalableTag<uint16_t> d;
+  const auto* HWY_RESTRICT from = static_cast<const uint16_t*>(q);
+  auto* HWY_RESTRICT words = reinterpret_cast<uint16_t*>(to);
+  const auto flip = hn::Set(d, sign < 0 ? 0x8000 : 0);
+  for (size_t i = 0; i < head_dim; i += hn::Lanes(d)) {
+    const size_t n = HWY_MIN(hn::Lanes(d), head_dim - i);
+    hn::StoreN(hn::Xor(hn::LoadN(d, from + i, n), flip), d, words + i, n);
+  }
+  if (head_dim % 2 != 0) words[head_dim] = 0;
+}
+
+// Pairs of T, or, where T has 32 bits, T.
+template <typename T>
+void StageK(const uint8_t* const* rows, size_t head_dim, uint8_t* to) {
+  constexpr size_t kPairs = sizeof(T) == 4 ? 1 : 2;
+  const size_t whole = head_dim / kPairs;
+  for (size_t s = 0; s < whole; ++s) {
+    for (size_t t = 0; t < kGroupTokens; ++t) {
+      memcpy(to, rows[t] + s * kPairs * sizeof(T), kPairs * sizeof(T));
+      to += kPairs * sizeof(T);
+    }
+  }
+  if (head_dim % kPairs == 0) return;
+  for (size_t t = 0; t < kGroupTokens; ++t) {
+    memcpy(to, rows[t] + (head_dim - 1) * sizeof(T), sizeof(T));
+    memset(to + sizeof(T), 0, sizeof(T));
+    to += kPairs * sizeof(T);
   }
 }
 
 template <typename T>
-void Logits(const float* HWY_RESTRICT q, size_t q_stride, size_t rows,
-            const void* keys, size_t head_dim, size_t tokens,
-            float* HWY_RESTRICT logits, size_t logits_stride) {
-  const hn::ScalableTag<float> df;
-  const size_t lanes = hn::Lanes(df);
-  const size_t whole = head_dim - head_dim % lanes;
-  for (size_t row = 0; row < rows; row += kRows) {
-    const size_t r1 = RowOrLast(row, 1, rows);
-    const size_t r2 = RowOrLast(row, 2, rows);
-    const size_t r3 = RowOrLast(row, 3, rows);
-    const float* HWY_RESTRICT q0 = q + row * q_stride;
-    const float* HWY_RESTRICT q1 = q + r1 * q_stride;
-    const float* HWY_RESTRICT q2 = q + r2 * q_stride;
-    const float* HWY_RESTRICT q3 = q + r3 * q_stride;
-    const T* HWY_RESTRICT k = static_cast<const T*>(keys);
-    for (size_t t = 0; t < tokens; ++t, k += head_dim) {
-      auto s0 = hn::Zero(df);
-      auto s1 = hn::Zero(df);
-      auto s2 = hn::Zero(df);
-      auto s3 = hn::Zero(df);
-      // The tail apart: a masked load of each vector would double the work on
-      // targets without masks.
-      size_t d = 0;
-      for (; d < whole; d += lanes) {
-        const auto x = LoadF32(df, k + d);
-        s0 = hn::MulAdd(x, hn::Load(df, q0 + d), s0);
-        s1 = hn::MulAdd(x, hn::Load(df, q1 + d), s1);
-        s2 = hn::MulAdd(x, hn::Load(df, q2 + d), s2);
-        s3 = hn::MulAdd(x, hn::Load(df, q3 + d), s3);
+void StageV(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to) {
+  if constexpr (sizeof(T) == 4) {
+    for (size_t t = 0; t < kGroupTokens; ++t) {
+      memcpy(to + t * v_head_dim * sizeof(T), rows[t], v_head_dim * sizeof(T));
+    }
+  } else {
+    using U = CodeOf<T>;
+    const hn::ScalableTag<U> d;
+    for (size_t t = 0; t < kGroupTokens; t += 2) {
+      const U* HWY_RESTRICT a = reinterpret_cast<const U*>(rows[t]);
+      const U* HWY_RESTRICT b = reinterpret_cast<const U*>(rows[t + 1]);
+      U* HWY_RESTRICT row = reinterpret_cast<U*>(to) + t * v_head_dim;
+      size_t i = 0;
+      for (; i + hn::Lanes(d) <= v_head_dim; i += hn::Lanes(d)) {
+        hn::StoreInterleaved2(hn::LoadU(d, a + i), hn::LoadU(d, b + i), d,
+                              row + 2 * i);
       }
-      if (d < head_dim) {
-        const auto x = LoadNF32(df, k + d, head_dim - d);
-        s0 = hn::MulAdd(x, hn::Load(df, q0 + d), s0);
-        s1 = hn::MulAdd(x, hn::Load(df, q1 + d), s1);
-        s2 = hn::MulAdd(x, hn::Load(df, q2 + d), s2);
-        s3 = hn::MulAdd(x, hn::Load(df, q3 + d), s3);
+      for (; i < v_head_dim; ++i) {
+        row[2 * i] = a[i];
+        row[2 * i + 1] = b[i];
       }
-      logits[row * logits_stride + t] = hn::ReduceSum(df, s0);
-      logits[r1 * logits_stride + t] = hn::ReduceSum(df, s1);
-      logits[r2 * logits_stride + t] = hn::ReduceSum(df, s2);
-      logits[r3 * logits_stride + t] = hn::ReduceSum(df, s3);
     }
   }
-}
-
-void Softmax(float* logits, size_t tokens, SoftmaxState* state) {
-  *state = SoftmaxOf(hn::ScalableTag<float>(), logits, tokens);
 }
 
 template <typename T>
-void Values(const float* HWY_RESTRICT p, size_t p_stride, size_t rows,
-            const void* values, size_t v_head_dim, size_t tokens,
-            float* HWY_RESTRICT out, size_t out_stride) {
-  const hn::ScalableTag<float> df;
-  const size_t lanes = hn::Lanes(df);
-  for (size_t row = 0; row < rows; row += kRows) {
-    const size_t r1 = RowOrLast(row, 1, rows);
-    const size_t r2 = RowOrLast(row, 2, rows);
-    const size_t r3 = RowOrLast(row, 3, rows);
-    const float* HWY_RESTRICT p0 = p + row * p_stride;
-    const float* HWY_RESTRICT p1 = p + r1 * p_stride;
-    const float* HWY_RESTRICT p2 = p + r2 * p_stride;
-    const float* HWY_RESTRICT p3 = p + r3 * p_stride;
-    size_t d = 0;
-    // Two vectors at a time: eight sums in flight hide the latency of MulAdd.
-    for (; d + 2 * lanes <= v_head_dim; d += 2 * lanes) {
-      float* o0 = out + row * out_stride + d;
-      float* o1 = out + r1 * out_stride + d;
-      float* o2 = out + r2 * out_stride + d;
-      float* o3 = out + r3 * out_stride + d;
-      auto s00 = hn::Load(df, o0), s01 = hn::Load(df, o0 + lanes);
-      auto s10 = hn::Load(df, o1), s11 = hn::Load(df, o1 + lanes);
-      auto s20 = hn::Load(df, o2), s21 = hn::Load(df, o2 + lanes);
-      auto s30 = hn::Load(df, o3), s31 = hn::Load(df, o3 + lanes);
-      const T* HWY_RESTRICT v = static_cast<const T*>(values) + d;
-      for (size_t t = 0; t < tokens; ++t, v += v_head_dim) {
-        const auto x0 = LoadF32(df, v);
-        const auto x1 = LoadF32(df, v + lanes);
-        const auto w0 = hn::Set(df, p0[t]);
-        const auto w1 = hn::Set(df, p1[t]);
-        const auto w2 = hn::Set(df, p2[t]);
-        const auto w3 = hn::Set(df, p3[t]);
-        s00 = hn::MulAdd(w0, x0, s00), s01 = hn::MulAdd(w0, x1, s01);
-        s10 = hn::MulAdd(w1, x0, s10), s11 = hn::MulAdd(w1, x1, s11);
-        s20 = hn::MulAdd(w2, x0, s20), s21 = hn::MulAdd(w2, x1, s21);
-        s30 = hn::MulAdd(w3, x0, s30), s31 = hn::MulAdd(w3, x1, s31);
-      }
-      hn::Store(s00, df, o0), hn::Store(s01, df, o0 + lanes);
-      hn::Store(s10, df, o1), hn::Store(s11, df, o1 + lanes);
-      hn::Store(s20, df, o2), hn::Store(s21, df, o2 + lanes);
-      hn::Store(s30, df, o3), hn::Store(s31, df, o3 + lanes);
-    }
-    for (; d < v_head_dim; d += lanes) {
-      const size_t valid = HWY_MIN(lanes, v_head_dim - d);
-      float* o0 = out + row * out_stride + d;
-      float* o1 = out + r1 * out_stride + d;
-      float* o2 = out + r2 * out_stride + d;
-      float* o3 = out + r3 * out_stride + d;
-      auto s0 = hn::Load(df, o0);
-      auto s1 = hn::Load(df, o1);
-      auto s2 = hn::Load(df, o2);
-      auto s3 = hn::Load(df, o3);
-      const T* HWY_RESTRICT v = static_cast<const T*>(values) + d;
-      for (size_t t = 0; t < tokens; ++t, v += v_head_dim) {
-        const auto x = LoadNF32(df, v, valid);
-        s0 = hn::MulAdd(hn::Set(df, p0[t]), x, s0);
-        s1 = hn::MulAdd(hn::Set(df, p1[t]), x, s1);
-        s2 = hn::MulAdd(hn::Set(df, p2[t]), x, s2);
-        s3 = hn::MulAdd(hn::Set(df, p3[t]), x, s3);
-      }
-      hn::Store(s0, df, o0);
-      hn::Store(s1, df, o1);
-      hn::Store(s2, df, o2);
-      hn::Store(s3, df, o3);
-    }
+void MaskV(TokenRange keep, size_t v_head_dim, uint8_t* group) {
+  using U = CodeOf<T>;
+  constexpr size_t kPairs = sizeof(T) == 4 ? 1 : 2;
+  auto* HWY_RESTRICT codes = reinterpret_cast<U*>(group);
+  for (size_t t = 0; t < kGroupTokens; ++t) {
+    if (t >= keep.begin && t < keep.end) continue;
+    U* HWY_RESTRICT row = codes + t / kPairs * kPairs * v_head_dim + t % kPairs;
+    for (size_t d = 0; d < v_head_dim; ++d) row[d * kPairs] = 0;
   }
+}
+
+// All ones in the exponent: what is neither infinite nor NaN has fewer.
+template <typename T>
+bool FiniteV(const uint8_t* from, size_t v_head_dim) {
+  using U = CodeOf<T>;
+  const hn::ScalableTag<U> d;
+  constexpr U kExponent = hwy::IsSame<T, float>()      ? U(0x7F800000u)
+                          : hwy::IsSame<T, BFloat16>() ? U(0x7F80)
+                                                       : U(0x7C00);
+  const auto exponent = hn::Set(d, kExponent);
+  const U* HWY_RESTRICT codes = reinterpret_cast<const U*>(from);
+  const size_t count = kGroupTokens * v_head_dim;
+  auto most = hn::Zero(d);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    most = hn::Max(most, hn::And(hn::LoadU(d, codes + i), exponent));
+  }
+  most = hn::Max(most, hn::And(hn::LoadN(d, codes + i, count - i), exponent));
+  return hn::AllFalse(d, hn::Eq(most, exponent));
 }
 
 void Merge(const SoftmaxState& other, const float* HWY_RESTRICT other_out,
@@ -184,18 +153,40 @@ void StoreOutput(const SoftmaxState& state, const float* HWY_RESTRICT out,
   }
 }
 
+template <typename T>
+void SetGeometry(PagedAttentionKernels& kernels) {
+  kernels.stage_k = &StageK<T>;
+  kernels.stage_v = &StageV<T>;
+  kernels.mask_v = &MaskV<T>;
+  kernels.finite_v = &FiniteV<T>;
+}
+
 PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
   PagedAttentionKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.arithmetic = "f32 fma";
   kernels.load_query =
-      q == DType::kF32 ? &LoadQuery<float> : &LoadQuery<BFloat16>;
-  kernels.logits = kv == DType::kF32    ? &Logits<float>
-                   : kv == DType::kBF16 ? &Logits<BFloat16>
-                                        : &Logits<Float16>;
-  kernels.softmax = &Softmax;
-  kernels.values = kv == DType::kF32    ? &Values<float>
-                   : kv == DType::kBF16 ? &Values<BFloat16>
-                                        : &Values<Float16>;
+      q == DType::kF32 ? &LoadQueryF32<float> : &LoadQueryF32<BFloat16>;
+  switch (kv) {
+    case DType::kF32:
+      kernels.attend = &Attend<FmaF32>;
+      SetGeometry<float>(kernels);
+      break;
+    case DType::kF16:
+      kernels.attend = &Attend<FmaPairs<Float16>>;
+      SetGeometry<Float16>(kernels);
+      break;
+    default:
+      kernels.attend = &Attend<FmaPairs<BFloat16>>;
+      SetGeometry<BFloat16>(kernels);
+#if HWY_NATIVE_DOT_BF16
+      if (q == DType::kBF16) {
+        kernels.arithmetic = "bf16 dot";
+        kernels.load_query = &LoadQueryPairs;
+        kernels.attend = &Attend<DotPairs>;
+      }
+#endif
+  }
   kernels.merge = &Merge;
   kernels.store =
       out == DType::kF32 ? &StoreOutput<float> : &StoreOutput<BFloat16>;

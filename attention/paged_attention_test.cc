@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/paged_attention_testutil.h"
+#include "cache/kv_layout.h"
 #include "core/dtype.h"
 #include "gtest/gtest.h"
 #include "testing/compare.h"
@@ -41,9 +42,16 @@ class PagedAttentionTest : public IsaTest {
     const Attention<Q, Kv, Out> attention(heads, variant, batch);
     EXPECT_RAN_ON(attention.plan());
     const ReferenceAttentionResult want = Reference(heads, batch);
-    const Bounds bounds(heads, LongestKv(batch), UnitRoundoff<Out>());
+    const Bounds bounds(heads, LongestKv(batch), UnitRoundoff<Out>(),
+                        attention.plan());
     EXPECT_TRUE(AllClose(attention.result().out, want.out, bounds.out));
     EXPECT_TRUE(AllClose(attention.result().lse, want.lse, bounds.lse));
+    if (variant.page_size % KvLayout::kGroupTokens != 0) return;
+    Variant paired = variant;
+    paired.form = KvForm::kPaired;
+    const Attention<Q, Kv, Out> other(heads, paired, batch);
+    EXPECT_TRUE(AllBitsEqual(other.result().out, attention.result().out));
+    EXPECT_TRUE(AllBitsEqual(other.result().lse, attention.result().lse));
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(PagedAttentionTest);

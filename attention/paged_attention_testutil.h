@@ -10,9 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "attention/attention_spec.h"
 #include "attention/paged_attention.h"
 #include "attention/schedule.h"
@@ -59,6 +61,7 @@ struct Sequence {
 // How the same numbers are laid out and computed.
 struct Variant {
   int64_t page_size = 16;
+  std::optional<KvForm> form = KvForm::kPlain;
   int schedule_workers = 1;
   uint64_t page_order = 1;  // seed of the page ids
   Executor* executor = nullptr;
@@ -84,6 +87,7 @@ class Attention {
     layout.head_dim = heads.head_dim;
     layout.v_head_dim = heads.v_head_dim;
     layout.page_size = variant.page_size;
+    layout.form = variant.form;
     spec_.kv = KvLayout::Create(layout).value();
     spec_.q_heads = heads.q_heads;
     spec_.q_dtype = DTypeOf<Q>;
@@ -148,22 +152,24 @@ class Attention {
         const int64_t slot = args_.pages.Slot(static_cast<int64_t>(i), t);
         for (int64_t h = 0; h < layout.kv_heads(); ++h) {
           const int64_t row = t * layout.kv_heads() + h;
-          Put(batch[i].k, row, layout.head_dim(),
-              args_.kv.K(slot / layout.page_size(), h),
-              slot % layout.page_size());
-          Put(batch[i].v, row, layout.v_head_dim(),
-              args_.kv.V(slot / layout.page_size(), h),
-              slot % layout.page_size());
+          const int64_t page = slot / layout.page_size();
+          const int64_t token = slot % layout.page_size();
+          auto* k = reinterpret_cast<Kv*>(args_.kv.K(page, h));
+          for (int64_t d = 0; d < layout.head_dim(); ++d) {
+            k[layout.KOffset(token, d)] = FromDouble<Kv>(batch[i].k.at(
+                static_cast<size_t>(row * layout.head_dim() + d)));
+          }
+          // What write_kv does for an odd head_dim.
+          if (layout.k_row() > layout.head_dim()) {
+            k[layout.KOffset(token, layout.head_dim())] = FromDouble<Kv>(0.0);
+          }
+          auto* v = reinterpret_cast<Kv*>(args_.kv.V(page, h));
+          for (int64_t d = 0; d < layout.v_head_dim(); ++d) {
+            v[layout.VOffset(token, d)] = FromDouble<Kv>(batch[i].v.at(
+                static_cast<size_t>(row * layout.v_head_dim() + d)));
+          }
         }
       }
-    }
-  }
-
-  static void Put(const std::vector<double>& from, int64_t row, int64_t dim,
-                  uint8_t* block, int64_t offset) {
-    for (int64_t d = 0; d < dim; ++d) {
-      reinterpret_cast<Kv*>(block)[offset * dim + d] =
-          FromDouble<Kv>(from.at(static_cast<size_t>(row * dim + d)));
     }
   }
 
@@ -246,14 +252,18 @@ inline ReferenceAttentionResult Reference(const Heads& heads,
 //   logit    in log2 units, a dot product of head_dim + 1 roundings (the scale
 //            is one) of at most head_dim * c; the subtraction of the maximum
 //            is one rounding of twice that
-//   weight   relative: ln2 times the error of the logit, and that of exp2
+//   weight   relative: ln2 times the error of the logit, and that of exp2;
+//            with bf16 dot products it is rounded to bf16 for its value, but
+//            not for the sum of the weights
 //   merge    each of the chunks again: a subtraction, an exp2, two roundings
 //   sums     kv_len roundings each in numerator and denominator
 //   output   the division, and the output's type
 struct Bounds {
-  Bounds(const Heads& heads, int64_t kv_len, double out_roundoff) {
+  Bounds(const Heads& heads, int64_t kv_len, double out_roundoff,
+         const PagedAttentionPlan& plan) {
     constexpr double kEps = 1.0 / (1 << 23);
-    constexpr double kExp2 = 1.0 / (1 << 22);
+    const bool dot = absl::string_view(plan.arithmetic()) == "bf16 dot";
+    const double exp2 = dot ? 1.0 / (1 << 18) : 1.0 / (1 << 22);
     const double dim = static_cast<double>(heads.head_dim);
     const double keys = static_cast<double>(kv_len);
     const double scale = heads.scale != 0.0f
@@ -264,9 +274,10 @@ struct Bounds {
     const double subtraction = 2 * largest * kEps;
     const double chunks =
         std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
-    const double weight = kLn2 * (logit + subtraction) + kExp2 +
-                          chunks * (kLn2 * subtraction + kExp2 + 2 * kEps);
-    out = 2 * (weight + keys * kEps) + kEps + out_roundoff;
+    const double weight = kLn2 * (logit + subtraction) + exp2 +
+                          chunks * (kLn2 * subtraction + exp2 + 2 * kEps);
+    out = 2 * (weight + keys * kEps) + kEps + out_roundoff +
+          (dot ? UnitRoundoff<BFloat16>() : 0.0);
     lse = kLn2 * logit + weight + keys * kEps +
           (kLn2 * largest + std::log(keys + 1)) * 2 * kEps;
   }

@@ -1,5 +1,6 @@
 // The steps of the softmax, through the seam that the plan uses.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +31,7 @@ class SoftmaxStateTest : public IsaTest {
   SoftmaxStateTest() {
     row_ = AlignedBuffer::Create(kRow * 4).value();
     other_ = AlignedBuffer::Create(kRow * 4).value();
+    query_ = AlignedBuffer::Create(64).value();
   }
   // After the fixture has chosen the instruction set.
   PagedAttentionKernels Kernels() {
@@ -38,11 +40,41 @@ class SoftmaxStateTest : public IsaTest {
     EXPECT_RAN_ON(Target{kernels.target});
     return kernels;
   }
+  // The row's logits, which become exp2(logit - max), as those of a query of 1
+  // and keys of one dim.
+  void Softmax(const PagedAttentionKernels& kernels, float* row, size_t tokens,
+               SoftmaxState* state) {
+    std::vector<float> keys(kChunkGroups * kGroupTokens, std::nanf(""));
+    std::copy_n(row, tokens, keys.begin());
+    const float one = 1;
+    kernels.load_query(&one, 1, 1.0f, query_.data<uint32_t>());
+    const TokenRange seen = {0, static_cast<uint32_t>(tokens)};
+    AlignedBuffer logits =
+        AlignedBuffer::Create(kChunkGroups * kGroupTokens * 4).value();
+    float weights[2];
+    ChunkArgs c = {};
+    for (size_t g = 0; g < kChunkGroups; ++g) {
+      c.k[g] = c.next_k[g] =
+          reinterpret_cast<const uint8_t*>(keys.data() + g * kGroupTokens);
+    }
+    c.rows = 1;
+    c.q = query_.data<uint32_t>();
+    c.q_stride = 1;
+    c.seen = &seen;
+    c.head_dim = 1;
+    c.scale_log2e = 1;
+    c.logits = logits.data<float>();
+    c.weights = weights;
+    c.first = true;
+    c.state = state;
+    kernels.attend(c);
+    std::copy_n(logits.data<float>(), tokens, row);
+  }
   float* row() { return row_.data<float>(); }
   float* other() { return other_.data<float>(); }
 
  private:
-  AlignedBuffer row_, other_;
+  AlignedBuffer row_, other_, query_;
 };
 QUERN_INSTANTIATE_ISA_TEST(SoftmaxStateTest);
 
@@ -59,7 +91,7 @@ TEST_P(SoftmaxStateTest, Exp2IsWithinItsBound) {
       value -= 0.00137f;
     }
     SoftmaxState state;
-    kernels.softmax(row(), kRow, &state);
+    Softmax(kernels, row(), kRow, &state);
     EXPECT_EQ(state.max, 0.0f);
     EXPECT_EQ(row()[0], 1.0f);
     got.insert(got.end(), row() + 1, row() + kRow);
@@ -79,7 +111,7 @@ TEST_P(SoftmaxStateTest, CountsEqualLogitsExactly) {
     for (int64_t i = 0; i < kRow; ++i) row()[i] = 1e30f;
     for (size_t i = 0; i < tokens; ++i) row()[i] = -3.7f;
     SoftmaxState state;
-    kernels.softmax(row(), tokens, &state);
+    Softmax(kernels, row(), tokens, &state);
     EXPECT_EQ(state.max, -3.7f);
     EXPECT_EQ(state.sum, static_cast<float>(tokens));
     for (size_t i = 0; i < tokens; ++i) EXPECT_EQ(row()[i], 1.0f);
@@ -90,7 +122,7 @@ TEST_P(SoftmaxStateTest, NothingIsTheIdentity) {
   const auto kernels = Kernels();
   SoftmaxState none;
   none.max = 5, none.sum = 5;
-  kernels.softmax(row(), 0, &none);
+  Softmax(kernels, row(), 0, &none);
   EXPECT_EQ(none.max, -kInf);
   EXPECT_EQ(none.sum, 0.0f);
 
@@ -120,12 +152,12 @@ TEST_P(SoftmaxStateTest, MinusInfinityHasNoWeight) {
   const auto kernels = Kernels();
   for (int64_t i = 0; i < 5; ++i) row()[i] = -kInf;
   SoftmaxState state;
-  kernels.softmax(row(), 5, &state);
+  Softmax(kernels, row(), 5, &state);
   EXPECT_EQ(state.max, -kInf);
   EXPECT_EQ(state.sum, 0.0f);
   for (int64_t i = 0; i < 5; ++i) EXPECT_EQ(row()[i], 0.0f);
   row()[0] = -kInf, row()[1] = -2, row()[2] = -3;
-  kernels.softmax(row(), 3, &state);
+  Softmax(kernels, row(), 3, &state);
   EXPECT_EQ(state.max, -2.0f);
   EXPECT_EQ(state.sum, 1.5f);
   EXPECT_EQ(row()[0], 0.0f);
@@ -137,7 +169,7 @@ TEST_P(SoftmaxStateTest, NanStaysNan) {
     for (int64_t i = 0; i < 21; ++i) row()[i] = static_cast<float>(i % 5);
     row()[at] = std::nanf("");
     SoftmaxState state;
-    kernels.softmax(row(), 21, &state);
+    Softmax(kernels, row(), 21, &state);
     EXPECT_TRUE(std::isnan(state.sum)) << at;
     // On either side of a merge.
     SoftmaxState other_state = {100, 1};

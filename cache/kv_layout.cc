@@ -16,9 +16,9 @@ namespace {
 
 constexpr char kOp[] = "kv_layout";
 
-// The form of pages of 16, 32, ... tokens for which none is asked. Plain until
-// attention reads pairs.
-constexpr KvForm kFormOfWholeGroups = KvForm::kPlain;
+// The form of pages of 16, 32, ... tokens for which none is asked: what
+// attention reads without a copy.
+constexpr KvForm kFormOfWholeGroups = KvForm::kPaired;
 
 bool IsElementType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 ||

@@ -223,14 +223,14 @@ class Attention final : public Op {
     const int64_t page_size = spec().kv.page_size();
     for (int64_t t = 0; t < reference.kv_len; ++t) {
       const int64_t slot = pages_.Slot(sequence, t);
-      const int64_t from = slot % page_size * dim();
+      const int64_t token_of_page = slot % page_size;
       const auto* keys =
           reinterpret_cast<const T*>(cache.K(slot / page_size, kv_head));
       const auto* values =
           reinterpret_cast<const T*>(cache.V(slot / page_size, kv_head));
       for (int64_t d = 0; d < dim(); ++d) {
-        k.push_back(ToDouble(keys[from + d]));
-        v.push_back(ToDouble(values[from + d]));
+        k.push_back(ToDouble(keys[spec().kv.KOffset(token_of_page, d)]));
+        v.push_back(ToDouble(values[spec().kv.VOffset(token_of_page, d)]));
       }
     }
     const ReferenceAttentionResult want =
@@ -254,7 +254,8 @@ class Attention final : public Op {
         std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
     const double weight =
         std::sqrt(d) * (d + 3) * kEps + chunks * (2 * std::sqrt(d) + 4) * kEps;
-    return 2 * (weight + keys * kEps) + RelativeRoundoff(spec().out_dtype);
+    // Weights and outputs are rounded to the type.
+    return 2 * (weight + keys * kEps) + 2 * RelativeRoundoff(spec().out_dtype);
   }
 
   PagedAttentionPlan plan_;

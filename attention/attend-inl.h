@@ -1,0 +1,470 @@
+// One chunk of keys and values against rows of queries: logits, softmax,
+// weighted values. A template of the arithmetic, which says what a line of 16
+// words is multiplied by and how.
+//
+//   kSub        query or weight words for each line: 2 where the halves of a
+//               pair are multiplied one after the other
+//   kPairs      elements in a word of keys and values
+//   kWordBytes  bytes of that
+//   LoadB<i>    a vector of the line, or of its half i
+//   MulAdd      sum + that times a word
+//   StorePs     weights of one vector of tokens, as words
+
+// Per-target include guard.
+#if defined(QUERN_ATTENTION_ATTEND_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_ATTENTION_ATTEND_INL_H_
+#undef QUERN_ATTENTION_ATTEND_INL_H_
+#else
+#define QUERN_ATTENTION_ATTEND_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/paged_attention_kernels.h"
+#include "attention/softmax_state-inl.h"
+#include "core/dtype.h"
+#include "hwy/highway.h"
+#include "quant/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Lanes of one line. Where the vector length is not known to the compiler, 128
+// bits serve.
+#if HWY_HAVE_SCALABLE
+using LineF32 = hn::FixedTag<float, 4>;
+#else
+using LineF32 = hn::CappedTag<float, 16>;
+#endif
+using LineU32 = hn::RebindToUnsigned<LineF32>;
+using VF32 = hn::Vec<LineF32>;
+
+constexpr size_t kVecLanes = HWY_MAX_LANES_D(LineF32);
+constexpr size_t kLineVecs = kGroupTokens / kVecLanes;
+constexpr size_t kRowWords = kChunkGroups * kGroupTokens;
+
+// A tile of sums in registers: rows x vectors. 16 of 32 registers with AVX-512
+// hide the latency of a dot product and leave room for the line and the words;
+// 8 of 16 before it.
+constexpr size_t kTileRows = 4;
+constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+
+HWY_INLINE void PrefetchL2(const uint8_t* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
+// Pairs of bf16 or f16 by f32, to which widening is exact. Of bf16 the lower of
+// a pair moves up, the upper loses the lower bits.
+template <typename T>
+struct FmaPairs {
+  static constexpr size_t kSub = 2;
+  static constexpr size_t kPairs = 2;
+  static constexpr size_t kWordBytes = 4;
+  using B = VF32;
+  template <size_t kI>
+  static HWY_INLINE VF32 Half(hn::Vec<LineU32> pairs) {
+    const LineU32 du;
+    if constexpr (hwy::IsSame<T, BFloat16>()) {
+      return hn::BitCast(LineF32(),
+                         kI == 0 ? hn::ShiftLeft<16>(pairs)
+                                 : hn::And(pairs, hn::Set(du, 0xFFFF0000u)));
+    } else {
+      const hn::Rebind<uint16_t, LineF32> dh;
+      return DecodeCodes<T>(
+          LineF32(),
+          hn::TruncateTo(dh, kI == 0 ? hn::And(pairs, hn::Set(du, 0xFFFFu))
+                                     : hn::ShiftRight<16>(pairs)));
+    }
+  }
+  template <size_t kI>
+  static HWY_INLINE VF32 LoadB(const uint8_t* HWY_RESTRICT line) {
+    return Half<kI>(
+        hn::LoadU(LineU32(), reinterpret_cast<const uint32_t*>(line)));
+  }
+  template <size_t kI>
+  static HWY_INLINE VF32 LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    return Half<kI>(
+        hn::LoadN(LineU32(), reinterpret_cast<const uint32_t*>(line), n));
+  }
+  static HWY_INLINE VF32 MulAdd(VF32 b, uint32_t a, VF32 sum) {
+    return hn::MulAdd(hn::BitCast(LineF32(), hn::Set(LineU32(), a)), b, sum);
+  }
+  static HWY_INLINE VF32 Exp2(VF32 x) { return Exp2OfNegative(LineF32(), x); }
+  static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
+    hn::StoreU(p, LineF32(), reinterpret_cast<float*>(row + token));
+  }
+};
+
+// f32 by f32.
+struct FmaF32 {
+  static constexpr size_t kSub = 1;
+  static constexpr size_t kPairs = 1;
+  static constexpr size_t kWordBytes = 4;
+  using B = VF32;
+  template <size_t>
+  static HWY_INLINE VF32 LoadB(const uint8_t* HWY_RESTRICT line) {
+    return hn::LoadU(LineF32(), reinterpret_cast<const float*>(line));
+  }
+  template <size_t>
+  static HWY_INLINE VF32 LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    return hn::LoadN(LineF32(), reinterpret_cast<const float*>(line), n);
+  }
+  static HWY_INLINE VF32 MulAdd(VF32 b, uint32_t a, VF32 sum) {
+    return hn::MulAdd(hn::BitCast(LineF32(), hn::Set(LineU32(), a)), b, sum);
+  }
+  static HWY_INLINE VF32 Exp2(VF32 x) { return Exp2OfNegative(LineF32(), x); }
+  static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
+    hn::StoreU(p, LineF32(), reinterpret_cast<float*>(row + token));
+  }
+};
+
+#if HWY_NATIVE_DOT_BF16
+// Pairs of bf16 by pairs of bf16, summed in f32. Weights are rounded to bf16.
+struct DotPairs {
+  using DB = hn::Repartition<hwy::bfloat16_t, LineF32>;
+  using B = hn::Vec<DB>;
+  static constexpr size_t kSub = 1;
+  static constexpr size_t kPairs = 2;
+  static constexpr size_t kWordBytes = 4;
+  template <size_t>
+  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
+    return hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(line));
+  }
+  template <size_t>
+  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    return hn::BitCast(
+        DB(), hn::LoadN(LineU32(), reinterpret_cast<const uint32_t*>(line), n));
+  }
+  static HWY_INLINE VF32 MulAdd(B b, uint32_t a, VF32 sum) {
+    auto unused = hn::Zero(LineF32());  // native: all goes to the first sum
+    return hn::ReorderWidenMulAccumulate(
+        LineF32(), hn::BitCast(DB(), hn::Set(LineU32(), a)), b, sum, unused);
+  }
+  // 2^x for x <= 0 within 2^-18 of it, relatively: a weight is rounded to 2^-9.
+  // Exactly 1 for 0; NaN for NaN. 2^x = 2^floor(x) * 2^f, and on [0, 1) the
+  // second factor is a polynomial (minimax, the constant term fixed at 1).
+  static HWY_INLINE VF32 Exp2(VF32 x) {
+    const LineF32 df;
+    const VF32 f{
+        _mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    VF32 p = hn::Set(df, 0.013426684f);
+    p = hn::MulAdd(p, f, hn::Set(df, 0.0522424743f));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.241280205f));
+    p = hn::MulAdd(p, f, hn::Set(df, 0.693044845f));
+    p = hn::MulAdd(p, f, hn::Set(df, 1.0f));
+    return VF32{_mm512_scalef_ps(p.raw, x.raw)};
+  }
+  static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
+    const hn::Rebind<hwy::bfloat16_t, LineF32> dh;
+    hn::StoreU(hn::DemoteTo(dh, p), dh,
+               reinterpret_cast<hwy::bfloat16_t*>(row) + token);
+  }
+};
+#endif
+
+// sums[r][v] += line[v] * word[r], for each of the words of a line.
+template <class A, size_t kRows, size_t kVecs, size_t kI, bool kTail>
+HWY_INLINE void HalfStep(const uint32_t* HWY_RESTRICT words, size_t stride,
+                         const uint8_t* const HWY_RESTRICT (&lines)[kVecs],
+                         size_t offset, size_t valid,
+                         VF32 (&sums)[kRows][kVecs]) {
+  typename A::B b[kVecs];
+  HWY_UNROLL(4)
+  for (size_t v = 0; v < kVecs; ++v) {
+    b[v] = kTail ? A::template LoadNB<kI>(lines[v] + offset, valid)
+                 : A::template LoadB<kI>(lines[v] + offset);
+  }
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      sums[r][v] = A::MulAdd(b[v], words[r * stride], sums[r][v]);
+    }
+  }
+}
+template <class A, size_t kRows, size_t kVecs, bool kTail>
+HWY_INLINE void Step(const uint32_t* HWY_RESTRICT words, size_t stride,
+                     const uint8_t* const HWY_RESTRICT (&lines)[kVecs],
+                     size_t offset, size_t valid, VF32 (&sums)[kRows][kVecs]) {
+  HalfStep<A, kRows, kVecs, 0, kTail>(words, stride, lines, offset, valid,
+                                      sums);
+  if constexpr (A::kSub == 2) {
+    HalfStep<A, kRows, kVecs, 1, kTail>(words + 1, stride, lines, offset, valid,
+                                        sums);
+  }
+}
+
+// logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
+template <class A, size_t kRows, size_t kVecs>
+void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
+  const bool prefetch = row == 0;
+  const LineF32 df;
+  constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
+  constexpr size_t kLineBytes = kLineVecs * kVecBytes;
+  const size_t steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
+  const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
+  const uint8_t* lines[kVecs];
+  const uint8_t* next[kVecs];
+  HWY_UNROLL(4)
+  for (size_t v = 0; v < kVecs; ++v) {
+    const size_t group = (vec + v) / kLineVecs;
+    const size_t offset = (vec + v) % kLineVecs * kVecBytes;
+    lines[v] = c.k[group] + offset;
+    next[v] = c.next_k[group] + offset;
+  }
+  VF32 sums[kRows][kVecs];
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
+  }
+  for (size_t s = 0; s < steps; ++s) {
+    if (prefetch) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kVecs; v += kLineVecs) {
+        PrefetchL2(next[v] + s * kLineBytes);
+      }
+    }
+    Step<A, kRows, kVecs, false>(q + s * A::kSub, c.q_stride, lines,
+                                 s * kLineBytes, 0, sums);
+  }
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kRows; ++r) {
+    float* HWY_RESTRICT to = c.logits + (row + r) * kRowWords + vec * kVecLanes;
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      hn::StoreU(sums[r][v], df, to + v * kVecLanes);
+    }
+  }
+}
+
+// out[row + r][d ...] for kRows rows and kVecs vectors of dims, from groups
+// [begin, end). kTail: `valid` of the dims of the only vector are there.
+template <class A, size_t kRows, size_t kVecs, bool kTail>
+void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
+            size_t valid) {
+  const bool prefetch = row == 0;
+  const LineF32 df;
+  constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
+  constexpr size_t kLines = kGroupTokens / A::kPairs;
+  const size_t pitch = c.v_head_dim * A::kWordBytes;
+  const auto* HWY_RESTRICT p =
+      reinterpret_cast<const uint32_t*>(c.logits) + row * kRowWords;
+  VF32 sums[kRows][kVecs];
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kRows; ++r) {
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
+  }
+  for (size_t g = begin; g < end; ++g) {
+    const uint8_t* lines[kVecs];
+    const uint8_t* next = c.next_v[g] + d * A::kWordBytes;
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      lines[v] = c.v[g] + d * A::kWordBytes + v * kVecBytes;
+    }
+    const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
+    for (size_t t = 0; t < kLines; ++t) {
+      if (prefetch) {
+        HWY_UNROLL(4)
+        for (size_t v = 0; v < kVecs; v += kLineVecs) {
+          PrefetchL2(next + t * pitch + v * kVecBytes);
+        }
+      }
+      Step<A, kRows, kVecs, kTail>(words + t * A::kSub, kRowWords, lines,
+                                   t * pitch, valid, sums);
+    }
+  }
+  HWY_UNROLL(4)
+  for (size_t r = 0; r < kRows; ++r) {
+    float* HWY_RESTRICT to = c.out + (row + r) * c.out_stride + d;
+    const VF32 ours = hn::Set(df, c.weights[2 * (row + r) + 1]);
+    const VF32 old = hn::Set(df, c.weights[2 * (row + r)]);
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      float* HWY_RESTRICT at = to + v * kVecLanes;
+      const VF32 sum = hn::Mul(ours, sums[r][v]);
+      hn::StoreU(c.first ? sum : hn::MulAdd(old, hn::LoadU(df, at), sum), df,
+                 at);
+    }
+  }
+}
+
+template <size_t kRows>
+struct RowsTag {
+  static constexpr size_t kValue = kRows;
+};
+
+// tile(RowsTag<count>(), row) for all rows, in tiles of the largest sizes.
+template <class F>
+HWY_INLINE void ForTiles(size_t rows, const F& tile) {
+  size_t row = 0;
+  for (; row + kTileRows <= rows; row += kTileRows) {
+    tile(RowsTag<kTileRows>(), row);
+  }
+  if (row + 2 <= rows) {
+    tile(RowsTag<2>(), row);
+    row += 2;
+  }
+  if (row < rows) tile(RowsTag<1>(), row);
+}
+
+// The groups that any of `rows` rows sees, [begin, end); begin == end: none.
+HWY_INLINE TokenRange GroupsOf(const TokenRange* seen, size_t rows) {
+  TokenRange all = {kChunkGroups, 0};
+  for (size_t r = 0; r < rows; ++r) {
+    if (seen[r].begin >= seen[r].end) continue;
+    const uint32_t begin = seen[r].begin / kGroupTokens;
+    const uint32_t end = (seen[r].end + kGroupTokens - 1) / kGroupTokens;
+    all.begin = HWY_MIN(all.begin, begin);
+    all.end = HWY_MAX(all.end, end);
+  }
+  if (all.begin > all.end) all.begin = all.end;
+  return all;
+}
+
+template <class A, size_t kRows>
+HWY_INLINE void QkRows(const ChunkArgs& c, size_t row, size_t vec, size_t end) {
+  while (vec + kTileVecs <= end) {
+    QkTile<A, kRows, kTileVecs>(c, row, vec);
+    vec += kTileVecs;
+  }
+  if (kTileVecs > 2 && vec + 2 <= end) {
+    QkTile<A, kRows, 2>(c, row, vec);
+    vec += 2;
+  }
+  if (vec < end) QkTile<A, kRows, 1>(c, row, vec);
+}
+
+// The logits of a row in place to its weights, zeros in the groups that its
+// tile has beyond its own. Updates the state and what to multiply by.
+template <class A>
+HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
+  const LineF32 df;
+  // One memory: the weights of a vector lie at or before its logits.
+  float* logits = c.logits + row * kRowWords;
+  auto* words = reinterpret_cast<uint32_t*>(logits);
+  const size_t begin = c.seen[row].begin;
+  const size_t end = HWY_MAX(c.seen[row].end, c.seen[row].begin);
+  const size_t first = groups.begin * kGroupTokens;
+  const size_t last = groups.end * kGroupTokens;
+  // Whole vectors that the row sees, all of each.
+  const size_t inner_begin = (begin + kVecLanes - 1) / kVecLanes * kVecLanes;
+  const size_t inner_end = end / kVecLanes * kVecLanes;
+
+  // Where a vector is seen in part, -inf for the rest.
+  const VF32 nothing = hn::Set(df, SoftmaxState().max);
+  const auto mask = [&](size_t t) HWY_ATTR {
+    const hn::RebindToSigned<LineF32> di;
+    const auto token =
+        hn::Add(hn::Iota(di, 0), hn::Set(di, static_cast<int>(t)));
+    const auto seen =
+        hn::And(hn::Ge(token, hn::Set(di, static_cast<int>(begin))),
+                hn::Lt(token, hn::Set(di, static_cast<int>(end))));
+    hn::StoreU(hn::IfThenElse(hn::RebindMask(df, seen),
+                              hn::LoadU(df, logits + t), nothing),
+               df, logits + t);
+  };
+  for (size_t t = first; t < last; t += kVecLanes) {
+    if (t >= inner_begin && t < inner_end) {
+      t = inner_end - kVecLanes;
+      continue;
+    }
+    mask(t);
+  }
+
+  VF32 most = nothing;
+  VF32 most1 = nothing;
+  size_t t = first;
+  for (; t + 2 * kVecLanes <= last; t += 2 * kVecLanes) {
+    most = hn::Max(most, hn::LoadU(df, logits + t));
+    most1 = hn::Max(most1, hn::LoadU(df, logits + t + kVecLanes));
+  }
+  if (t < last) most = hn::Max(most, hn::LoadU(df, logits + t));
+  SoftmaxState state;
+  state.max = hn::ReduceMax(df, hn::Max(most, most1)) * c.scale_log2e;
+
+  const VF32 max = hn::Set(df, FiniteMax(state.max));
+  const VF32 scale = hn::Set(df, c.scale_log2e);
+  VF32 sum = hn::Zero(df);
+  for (t = first; t < last; t += kVecLanes) {
+    const VF32 p = A::Exp2(hn::MulSub(hn::LoadU(df, logits + t), scale, max));
+    A::StoreWeights(p, words, t);
+    sum = hn::Add(sum, p);
+  }
+  state.sum = hn::ReduceSum(df, sum);
+
+  SoftmaxState& all = c.state[row];
+  const SoftmaxState before = c.first ? SoftmaxState() : all;
+  const auto weights = WeightsOf(df, before, state);
+  c.weights[2 * row] = hn::GetLane(weights.a);
+  c.weights[2 * row + 1] = hn::GetLane(weights.b);
+  const VF32 theirs = hn::Mul(weights.b, hn::Set(df, state.sum));
+  all.sum = hn::GetLane(hn::MulAdd(weights.a, hn::Set(df, before.sum), theirs));
+  all.max = weights.max;
+}
+
+template <class A, size_t kRows>
+HWY_INLINE void PvDims(const ChunkArgs& c, size_t row, TokenRange groups,
+                       size_t d) {
+  constexpr size_t kTileDims = kTileVecs * kVecLanes;
+  const size_t left = c.v_head_dim - d;
+  if (left >= kTileDims) {
+    PvTile<A, kRows, kTileVecs, false>(c, row, d, groups.begin, groups.end, 0);
+    return;
+  }
+  const size_t whole = c.v_head_dim - left % kVecLanes;
+  if (kTileVecs > 2 && d + 2 * kVecLanes <= whole) {
+    PvTile<A, kRows, 2, false>(c, row, d, groups.begin, groups.end, 0);
+    d += 2 * kVecLanes;
+  }
+  if (d < whole) {
+    PvTile<A, kRows, 1, false>(c, row, d, groups.begin, groups.end, 0);
+    d += kVecLanes;
+  }
+  if (d < c.v_head_dim) {
+    PvTile<A, kRows, 1, true>(c, row, d, groups.begin, groups.end,
+                              c.v_head_dim - d);
+  }
+}
+
+template <class A>
+void Attend(const ChunkArgs& c) {
+  // Four groups of keys stay in the L1 cache for all rows.
+  constexpr size_t kGroups = 4;
+  for (size_t g = 0; g < kChunkGroups; g += kGroups) {
+    ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
+      constexpr size_t kRows = decltype(tag)::kValue;
+      const TokenRange groups = GroupsOf(c.seen + row, kRows);
+      const size_t begin = HWY_MAX(g, groups.begin) * kLineVecs;
+      const size_t end = HWY_MIN(g + kGroups, groups.end) * kLineVecs;
+      QkRows<A, kRows>(c, row, begin, end);
+    });
+  }
+  ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
+    constexpr size_t kRows = decltype(tag)::kValue;
+    const TokenRange groups = GroupsOf(c.seen + row, kRows);
+    for (size_t r = row; r < row + kRows; ++r) SoftmaxRow<A>(c, r, groups);
+  });
+  for (size_t d = 0; d < c.v_head_dim; d += kTileVecs * kVecLanes) {
+    ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
+      constexpr size_t kRows = decltype(tag)::kValue;
+      const TokenRange groups = GroupsOf(c.seen + row, kRows);
+      PvDims<A, kRows>(c, row, groups, d);
+    });
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
