@@ -134,7 +134,8 @@ class Step {
         args_(args),
         strides_(strides),
         scratch_(scratch),
-        paired_(layout_.form() == KvForm::kPaired) {
+        paired_(layout_.in_groups()),
+        latent_(layout_.form() == KvForm::kLatent) {
     const double scale =
         spec.scale != 0.0f
             ? static_cast<double>(spec.scale)
@@ -291,8 +292,9 @@ class Step {
     }
   }
 
-  // Copies what Locate cannot point to: a group of plain rows, and one with
-  // slots beyond the sequence's tokens, whose values must not be looked at.
+  // Copies what Locate cannot point to: a group of plain rows, values that are
+  // part of their keys, and a group with slots beyond the sequence's tokens,
+  // whose values must not be looked at.
   void Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
              int worker, Groups* groups) const {
     const int64_t tokens = TokensOf(block, chunk) - group * kGroup;
@@ -300,7 +302,9 @@ class Step {
     const int64_t slot = worker * static_cast<int64_t>(kChunkGroups) + group;
     uint8_t* v = scratch_.v + slot * strides_.v_group;
     const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
-    if (paired_) {
+    if (latent_) {
+      kernels_.stage_latent_v(groups->k[i], v_head_dim, v);
+    } else if (paired_) {
       if (tokens >= kGroup) return;
       std::memcpy(v, groups->v[i], static_cast<size_t>(strides_.v_group));
     } else {
@@ -391,7 +395,8 @@ class Step {
     std::copy_n(groups.k, kChunkGroups, c.k);
     std::copy_n(groups.v, kChunkGroups, c.v);
     std::copy_n(paired_ ? next.k : groups.k, kChunkGroups, c.next_k);
-    std::copy_n(paired_ ? next.v : groups.v, kChunkGroups, c.next_v);
+    std::copy_n(paired_ && !latent_ ? next.v : groups.v, kChunkGroups,
+                c.next_v);
     if (finite) {
       kernels_.attend(c);
       return;
@@ -458,6 +463,7 @@ class Step {
   const Strides& strides_;
   const Scratch& scratch_;
   bool paired_;
+  bool latent_;
   float scale_log2e_;
   float sign_;
 };

@@ -86,6 +86,9 @@ struct PagedAttentionKernels {
   // A group of keys, or of values, from 16 plain rows, which lie anywhere.
   void (*stage_k)(const uint8_t* const* rows, size_t head_dim, uint8_t* to);
   void (*stage_v)(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to);
+  // A group of values that are the first v_head_dim dims of a group of keys;
+  // v_head_dim is a multiple of 4.
+  void (*stage_latent_v)(const uint8_t* k, size_t v_head_dim, uint8_t* to);
   // Zeros for the tokens of a group of values outside `keep`.
   void (*mask_v)(TokenRange keep, size_t v_head_dim, uint8_t* group);
   // Whether no value of the group is infinite or NaN.
