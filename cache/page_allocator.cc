@@ -1,5 +1,6 @@
 #include "cache/page_allocator.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -30,6 +31,25 @@ absl::StatusOr<PageAllocator> PageAllocator::Create(int64_t num_pages,
 PageAllocator::PageAllocator(int64_t num_pages, int64_t page_size)
     : num_pages_(num_pages), page_size_(page_size) {}
 
+int32_t PageAllocator::Take() {
+  if (free_.empty()) {
+    holders_.push_back(1);
+    free_.reserve(holders_.capacity());  // so that Release does not allocate
+    return static_cast<int32_t>(holders_.size() - 1);
+  }
+  const int32_t page = free_.back();
+  free_.pop_back();
+  holders_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+void PageAllocator::GiveBack(int32_t page) {
+  QUERN_CHECK(0 <= page && static_cast<size_t>(page) < holders_.size());
+  int32_t& holders = holders_[static_cast<size_t>(page)];
+  QUERN_CHECK(holders > 0);
+  if (--holders == 0) free_.push_back(page);
+}
+
 absl::Status PageAllocator::Grow(int64_t kv_len, std::vector<int32_t>& pages) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "kv_len", kv_len, 0));
   const int64_t have = static_cast<int64_t>(pages.size());
@@ -40,30 +60,65 @@ absl::Status PageAllocator::Grow(int64_t kv_len, std::vector<int32_t>& pages) {
                      " more pages of ", page_size_, " tokens; ", free_pages(),
                      " of ", num_pages_, " are free"));
   }
-  for (int64_t i = have; i < need; ++i) {
-    auto page = static_cast<int32_t>(lent_.size());
-    if (free_.empty()) {
-      lent_.push_back(true);
-      free_.reserve(lent_.capacity());  // so that Release does not allocate
-    } else {
-      page = free_.back();
-      free_.pop_back();
-      lent_[static_cast<size_t>(page)] = true;
-    }
-    pages.push_back(page);
+  for (int64_t i = have; i < need; ++i) pages.push_back(Take());
+  return absl::OkStatus();
+}
+
+absl::Status PageAllocator::Fork(const std::vector<int32_t>& pages,
+                                 int64_t kv_len, std::vector<int32_t>& branch) {
+  const auto have = static_cast<int64_t>(pages.size());
+  if (kv_len < 0 || DivCeil(kv_len, page_size_) > have) {
+    return InvalidArgument(kOp, "kv_len=", kv_len,
+                           "; need 0 <= kv_len <= ", have * page_size_,
+                           ", what the pages hold");
+  }
+  if (!branch.empty()) {
+    return InvalidArgument(kOp, "the branch has ", branch.size(),
+                           " pages; need none");
+  }
+  for (int64_t i = 0; i < DivCeil(kv_len, page_size_); ++i) {
+    const int32_t page = pages[static_cast<size_t>(i)];
+    QUERN_CHECK(holders(page) > 0);
+    ++holders_[static_cast<size_t>(page)];
+    branch.push_back(page);
   }
   return absl::OkStatus();
 }
 
+absl::Status PageAllocator::GrowForWrite(int64_t begin, int64_t end,
+                                         std::vector<int32_t>& pages,
+                                         std::vector<PageCopy>& copies) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "begin", begin, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "end", end, begin));
+  if (begin == end) return Grow(end, pages);
+  const auto have = static_cast<int64_t>(pages.size());
+  const int64_t need = DivCeil(end, page_size_);
+  int64_t shared = 0;
+  for (int64_t i = begin / page_size_; i < std::min(have, need); ++i) {
+    if (holders(pages[static_cast<size_t>(i)]) > 1) ++shared;
+  }
+  const int64_t missing = std::max(need - have, int64_t{0}) + shared;
+  if (missing > free_pages()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kOp, ": tokens [", begin, ", ", end, ") need ", missing,
+                     " more pages of ", page_size_, " tokens, ", shared,
+                     " of them for shared ones; ", free_pages(), " of ",
+                     num_pages_, " are free"));
+  }
+  for (int64_t i = begin / page_size_; i < std::min(have, need); ++i) {
+    int32_t& page = pages[static_cast<size_t>(i)];
+    if (holders(page) <= 1) continue;
+    const int32_t copy = Take();
+    if (i * page_size_ < begin) copies.push_back({page, copy});
+    GiveBack(page);
+    page = copy;
+  }
+  return Grow(end, pages);
+}
+
 void PageAllocator::Release(std::vector<int32_t>& pages) {
   // The last first, so that growing again gives the same order.
-  for (size_t i = pages.size(); i-- > 0;) {
-    const int32_t page = pages[i];
-    QUERN_CHECK(0 <= page && static_cast<size_t>(page) < lent_.size());
-    QUERN_CHECK(lent_[static_cast<size_t>(page)]);
-    lent_[static_cast<size_t>(page)] = false;
-    free_.push_back(page);
-  }
+  for (size_t i = pages.size(); i-- > 0;) GiveBack(pages[i]);
   pages.clear();
 }
 

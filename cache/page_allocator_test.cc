@@ -88,6 +88,133 @@ TEST(PageAllocatorTest, NeverLendsAPageTwice) {
   }
 }
 
+TEST(PageAllocatorTest, SharesPagesUntilTheLastHolderGivesThemBack) {
+  PageAllocator allocator = PageAllocator::Create(8, 16).value();
+  std::vector<int32_t> a, b, c;
+  ASSERT_TRUE(allocator.Grow(40, a).ok());
+  ASSERT_TRUE(allocator.Fork(a, 40, b).ok());
+  ASSERT_TRUE(allocator.Fork(b, 32, c).ok());
+  EXPECT_THAT(b, ElementsAre(0, 1, 2));
+  EXPECT_THAT(c, ElementsAre(0, 1));
+  EXPECT_EQ(allocator.holders(1), 3);
+  EXPECT_EQ(allocator.holders(2), 2);
+  EXPECT_EQ(allocator.holders(7), 0);
+  EXPECT_EQ(allocator.free_pages(), 5);
+  allocator.Release(a);
+  allocator.Release(c);
+  EXPECT_EQ(allocator.free_pages(), 5);
+  EXPECT_EQ(allocator.holders(2), 1);
+  allocator.Release(b);
+  EXPECT_EQ(allocator.free_pages(), 8);
+}
+
+TEST(PageAllocatorTest, ReplacesSharedPagesThatAreWritten) {
+  PageAllocator allocator = PageAllocator::Create(8, 16).value();
+  std::vector<int32_t> a, b;
+  std::vector<PageCopy> copies;
+  ASSERT_TRUE(allocator.Grow(40, a).ok());
+  ASSERT_TRUE(allocator.Fork(a, 40, b).ok());
+  // The third page holds tokens 32 to 39 already: it is copied.
+  ASSERT_TRUE(allocator.GrowForWrite(40, 50, b, copies).ok());
+  EXPECT_THAT(b, ElementsAre(0, 1, 3, 4));
+  EXPECT_THAT(copies, ElementsAre(PageCopy{2, 3}));
+  EXPECT_EQ(allocator.holders(2), 1);
+  // The other holder is alone now.
+  copies.clear();
+  ASSERT_TRUE(allocator.GrowForWrite(40, 41, a, copies).ok());
+  EXPECT_THAT(a, ElementsAre(0, 1, 2));
+  EXPECT_THAT(copies, IsEmpty());
+  // Rewritten from its first token on: nothing of it is worth a copy.
+  ASSERT_TRUE(allocator.GrowForWrite(16, 20, a, copies).ok());
+  EXPECT_THAT(a, ElementsAre(0, 5, 2));
+  EXPECT_THAT(copies, IsEmpty());
+  // No token, no page to write.
+  ASSERT_TRUE(allocator.GrowForWrite(3, 3, a, copies).ok());
+  EXPECT_THAT(a, ElementsAre(0, 5, 2));
+  allocator.Release(a);
+  allocator.Release(b);
+  EXPECT_EQ(allocator.free_pages(), 8);
+}
+
+TEST(PageAllocatorTest, ChangesNothingWhereItRefusesToFork) {
+  PageAllocator allocator = PageAllocator::Create(4, 16).value();
+  std::vector<int32_t> a, b;
+  std::vector<PageCopy> copies;
+  ASSERT_TRUE(allocator.Grow(40, a).ok());
+  EXPECT_THAT(allocator.Fork(a, 49, b).message(),
+              HasSubstr("kv_len=49; need 0 <= kv_len <= 48"));
+  EXPECT_THAT(allocator.Fork(a, -1, b).message(), HasSubstr("kv_len=-1"));
+  ASSERT_TRUE(allocator.Fork(a, 40, b).ok());
+  EXPECT_THAT(allocator.Fork(a, 16, b).message(),
+              HasSubstr("the branch has 3 pages; need none"));
+  // One page for the shared one, one more: only one is free.
+  const absl::Status status = allocator.GrowForWrite(40, 50, b, copies);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(),
+              HasSubstr("tokens [40, 50) need 2 more pages of 16 tokens, 1 of "
+                        "them for shared ones; 1 of 4 are free"));
+  EXPECT_THAT(b, ElementsAre(0, 1, 2));
+  EXPECT_THAT(copies, IsEmpty());
+  EXPECT_EQ(allocator.holders(2), 2);
+  EXPECT_THAT(allocator.GrowForWrite(-1, 0, b, copies).message(),
+              HasSubstr("begin=-1"));
+  EXPECT_THAT(allocator.GrowForWrite(2, 1, b, copies).message(),
+              HasSubstr("end=1; need end >= 2"));
+}
+
+// Forks at random; a page that is written has one holder, and content follows.
+TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
+  TestRng rng;
+  constexpr int64_t kPages = 60, kPageSize = 4;
+  PageAllocator allocator = PageAllocator::Create(kPages, kPageSize).value();
+  struct Sequence {
+    std::vector<int32_t> pages;
+    std::vector<uint64_t> tokens;
+  };
+  std::vector<Sequence> sequences(6);
+  std::vector<uint64_t> memory(kPages * kPageSize);
+  for (int step = 0; step < 3000; ++step) {
+    Sequence& s = sequences[static_cast<size_t>(rng.Integer(0, 5))];
+    const int64_t choice = rng.Integer(0, 9);
+    if (choice == 0) {
+      allocator.Release(s.pages);
+      s.tokens.clear();
+    } else if (choice == 1 && s.pages.empty()) {
+      const Sequence& from = sequences[static_cast<size_t>(rng.Integer(0, 5))];
+      const int64_t kv_len =
+          rng.Integer(0, static_cast<int64_t>(from.tokens.size()));
+      if (&from == &s) continue;
+      ASSERT_TRUE(allocator.Fork(from.pages, kv_len, s.pages).ok());
+      s.tokens.assign(from.tokens.begin(), from.tokens.begin() + kv_len);
+    } else {
+      const auto begin = static_cast<int64_t>(s.tokens.size());
+      const int64_t end = begin + rng.Integer(0, 6);
+      std::vector<PageCopy> copies;
+      if (!allocator.GrowForWrite(begin, end, s.pages, copies).ok()) continue;
+      for (const PageCopy copy : copies) {
+        for (int64_t t = 0; t < kPageSize; ++t) {
+          memory.at(static_cast<size_t>(copy.to * kPageSize + t)) =
+              memory.at(static_cast<size_t>(copy.from * kPageSize + t));
+        }
+      }
+      for (int64_t t = begin; t < end; ++t) {
+        s.tokens.push_back(rng.Next());
+        const int32_t page = s.pages.at(static_cast<size_t>(t / kPageSize));
+        memory.at(static_cast<size_t>(page * kPageSize + t % kPageSize)) =
+            s.tokens.back();
+      }
+    }
+    for (const Sequence& each : sequences) {
+      for (size_t t = 0; t < each.tokens.size(); ++t) {
+        const auto page = static_cast<size_t>(each.pages.at(t / kPageSize));
+        ASSERT_EQ(memory.at(page * kPageSize + t % kPageSize), each.tokens[t]);
+      }
+    }
+  }
+  for (Sequence& s : sequences) allocator.Release(s.pages);
+  EXPECT_EQ(allocator.free_pages(), kPages);
+}
+
 TEST(PageAllocatorTest, RefusesSizesOutOfRange) {
   const auto expect_refused = [](int64_t num_pages, int64_t page_size,
                                  const char* words) {

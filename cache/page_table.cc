@@ -8,7 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
+#include "core/tensor_view.h"
 
 namespace quern {
 namespace {
@@ -91,6 +95,31 @@ absl::Status PageTable::SlotMapping(absl::Span<const int64_t> q_lens,
     for (int64_t t = kv_len - q_lens[static_cast<size_t>(s)]; t < kv_len; ++t) {
       slots[next++] = Slot(s, t);
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PageTableStorage::SetPadded(MatrixView<const int32_t> table,
+                                         absl::Span<const int64_t> kv_lens,
+                                         int64_t page_size) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "page_size", page_size, 1));
+  const int64_t want[] = {SizeOf(kv_lens.size()), kAnyExtent};
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "table", table, DType::kI32, want));
+  for (int64_t s = 0; s < table.extent(0); ++s) {
+    const int64_t kv_len = kv_lens[static_cast<size_t>(s)];
+    if (kv_len < 0 || DivCeil(kv_len, page_size) > table.extent(1)) {
+      return InvalidArgument(kOp, "sequence ", s, ": kv_len=", kv_len,
+                             "; need 0 <= kv_len, in at most ", table.extent(1),
+                             " pages of ", page_size,
+                             " tokens, the columns of the table");
+    }
+  }
+  Clear();
+  for (int64_t s = 0; s < table.extent(0); ++s) {
+    const int64_t pages = DivCeil(kv_lens[static_cast<size_t>(s)], page_size);
+    Append(pages == 0 ? absl::Span<const int32_t>()
+                      : absl::MakeConstSpan(table.At(s, 0),
+                                            static_cast<size_t>(pages)));
   }
   return absl::OkStatus();
 }

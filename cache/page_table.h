@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "core/tensor_view.h"
 
 namespace quern {
 
@@ -98,6 +99,14 @@ struct PageTableStorage {
     page_ids.insert(page_ids.end(), pages.begin(), pages.end());
     indptr.push_back(static_cast<int64_t>(page_ids.size()));
   }
+  // Instead of what is here: the rows of a padded table [sequences, max_pages],
+  // as block tables of vLLM and SGLang are, of which row s holds the pages of
+  // kv_lens[s] tokens. What lies beyond those is padding and is not read.
+  // InvalidArgument, and nothing changed, if kv_lens has another size, a length
+  // is negative or its pages are more than a row has, page_size < 1, or strides
+  // are negative. Page ids are checked by Build.
+  absl::Status SetPadded(MatrixView<const int32_t> table,
+                         absl::Span<const int64_t> kv_lens, int64_t page_size);
   absl::StatusOr<PageTable> Build(int64_t page_size, int64_t num_pages) const {
     return PageTable::Build(indptr, page_ids, page_size, num_pages);
   }

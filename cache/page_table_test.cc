@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/no_alloc.h"
@@ -126,6 +128,39 @@ TEST(PageTableTest, RefusesLengthsThatThePagesDoNotHold) {
                 "sequence 0: q_len=-1");
   ExpectRefused(table.SlotMapping({1, 1}, {1, 3}, out),
                 "slots.size()=3; need 2");
+}
+
+TEST(PageTableTest, TakesPaddedTables) {
+  // Rows 4 apart, of 3 columns; padding is not read.
+  const std::vector<int32_t> padded = {5, 2, -1, 77, 3, 9, 9, 77, 0, 1, 4};
+  const MatrixView<const int32_t> table(padded.data(), {3, 3}, {4, 1});
+  PageTableStorage storage;
+  storage.Append({6});
+  const std::vector<int64_t> kv_lens = {17, 0, 48};
+  ASSERT_TRUE(storage.SetPadded(table, kv_lens, 16).ok());
+  const PageTable pages = storage.Build(16, 6).value();
+  EXPECT_EQ(pages.num_sequences(), 3);
+  EXPECT_EQ(pages.Pages(0), absl::MakeConstSpan({5, 2}));
+  EXPECT_TRUE(pages.Pages(1).empty());
+  EXPECT_EQ(pages.Pages(2), absl::MakeConstSpan({0, 1, 4}));
+  EXPECT_EQ(pages.Slot(0, 16), 32);
+  EXPECT_NO_ALLOCATION((void)storage.SetPadded(table, kv_lens, 16));
+
+  const auto refusal = [&](const std::vector<int64_t>& lens, int64_t size) {
+    const absl::Status status = storage.SetPadded(table, lens, size);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal({17, 0, 49}, 16),
+              HasSubstr("sequence 2: kv_len=49; need 0 <= kv_len, in at most 3 "
+                        "pages of 16 tokens"));
+  EXPECT_THAT(refusal({17, -1, 4}, 16), HasSubstr("sequence 1: kv_len=-1"));
+  EXPECT_THAT(refusal({17, 0}, 16), HasSubstr("table is [3, 3]; need [2"));
+  EXPECT_THAT(refusal(kv_lens, 0), HasSubstr("page_size=0"));
+  EXPECT_EQ(storage.indptr.size(), 4u);  // as it was
+  // An id in use is checked, by Build.
+  EXPECT_THAT(storage.Build(16, 5).status().message(),
+              HasSubstr("sequence 0: page_ids[0]=5"));
 }
 
 }  // namespace
