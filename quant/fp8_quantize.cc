@@ -1,0 +1,270 @@
+#include "quant/fp8_quantize.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "absl/functional/function_ref.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/cpu_info.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "hwy/base.h"
+#include "quant/float_format.h"
+#include "quant/int8_quantize_kernels.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "fp8_quantize";
+
+// As of int8_quantize: what a core does in a microsecond or two, and the rows
+// that are worth streaming.
+constexpr int64_t kMinTaskElements = 16384;
+constexpr int64_t kTasksPerWorker = 8;
+constexpr int64_t kMinStreamRowBytes = 1024;
+
+// The magnitude that a code of `dtype` has; NaN above infinity.
+uint32_t F32Bits(DType dtype, uint32_t code) {
+  switch (dtype) {
+    case DType::kBF16:
+      return quant_internal::DecodeBits<BFloat16>(code);
+    case DType::kF16:
+      return quant_internal::DecodeBits<Float16>(code);
+    default:
+      return code;
+  }
+}
+
+// The smallest power of two >= s, a normal number: the exponent goes up where
+// the mantissa is not 0.
+float PowerOfTwo(float s) {
+  const uint32_t bits = hwy::BitCastScalar<uint32_t>(s);
+  return hwy::BitCastScalar<float>((bits + 0x7FFFFFu) & 0x7F800000u);
+}
+
+void ForRows(Executor& executor, int64_t m, int64_t k,
+             absl::FunctionRef<void(int64_t, int64_t)> fn) {
+  if (m == 0) return;
+  const int64_t rows_per_task =
+      std::max(DivCeil(kMinTaskElements, std::max<int64_t>(k, 1)),
+               DivCeil(m, kTasksPerWorker * executor.num_workers()));
+  const int64_t tasks = DivCeil(m, rows_per_task);
+  if (tasks == 1 || executor.num_workers() == 1) {
+    fn(0, m);
+    return;
+  }
+  executor.ParallelFor(tasks, [&](int64_t task, int) {
+    const int64_t begin = task * rows_per_task;
+    fn(begin, std::min(begin + rows_per_task, m));
+  });
+}
+
+// Where row i begins; the stride of a lone row may be any number.
+const char* RowOf(const AnyTensorView& x, int64_t i) {
+  if (i == 0) return static_cast<const char*>(x.data());
+  return static_cast<const char*>(x.data()) +
+         i * x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
+}
+template <typename T>
+T* RowOf(const MatrixView<T>& v, int64_t i) {
+  return i == 0 ? v.data() : v.data() + i * v.stride(0);
+}
+
+}  // namespace
+
+Fp8QuantizePlan::Fp8QuantizePlan(const Fp8QuantizeSpec& spec)
+    : spec_(spec),
+      kernels_(GetFp8QuantizeKernels(spec.dtype)),
+      max_code_(GetInt8QuantizeKernels(spec.dtype).max_abs),
+      last_level_bytes_(spec.stores == Fp8QuantizeStores::kAuto
+                            ? GetCpuInfo().last_level_bytes()
+                            : 0) {}
+
+absl::StatusOr<Fp8QuantizePlan> Fp8QuantizePlan::Create(
+    const Fp8QuantizeSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  if (spec.granularity == Fp8Granularity::kGroup) {
+    QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "group", spec.group, 1));
+  }
+  if (spec.granularity == Fp8Granularity::kStatic) {
+    QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "block_rows", spec.block_rows, 0));
+    QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "block_cols", spec.block_cols, 0));
+  }
+  if (!(spec.max_abs >= 0.0f && std::isfinite(spec.max_abs))) {
+    return InvalidArgument(kOp, "max_abs=", spec.max_abs,
+                           "; need a finite number >= 0");
+  }
+  if (spec.max_abs > 0.0f && spec.granularity != Fp8Granularity::kToken) {
+    return InvalidArgument(kOp, "max_abs=", spec.max_abs,
+                           "; need 0 unless per token");
+  }
+  return Fp8QuantizePlan(spec);
+}
+
+absl::Status Fp8QuantizePlan::CheckMatrices(const AnyTensorView& x,
+                                            MatrixView<Float8E4M3> q) const {
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "x", x, spec_.dtype, {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "q", q, DType::kF8E4M3, {x.extent(0), x.extent(1)}));
+  return CheckApart(kOp, "x", x, "q", q);
+}
+
+absl::Status Fp8QuantizePlan::CheckArgs(const AnyTensorView& x,
+                                        MatrixView<Float8E4M3> q,
+                                        MatrixView<float> scales) const {
+  if (spec_.granularity == Fp8Granularity::kStatic) {
+    return InvalidArgument(kOp, "scales are static; need ExecuteStatic");
+  }
+  QUERN_RETURN_IF_ERROR(CheckMatrices(x, q));
+  const bool tensor = spec_.granularity == Fp8Granularity::kTensor;
+  const bool group = spec_.granularity == Fp8Granularity::kGroup;
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "scales", scales, DType::kF32,
+                  {tensor ? 1 : x.extent(0),
+                   group ? DivCeil(x.extent(1), spec_.group) : 1}));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "x", x, "scales", scales));
+  return CheckApart(kOp, "q", q, "scales", scales);
+}
+
+absl::Status Fp8QuantizePlan::CheckStaticArgs(const AnyTensorView& x,
+                                              MatrixView<const float> scales,
+                                              MatrixView<Float8E4M3> q) const {
+  if (spec_.granularity != Fp8Granularity::kStatic) {
+    return InvalidArgument(kOp, "scales are dynamic; need Execute");
+  }
+  QUERN_RETURN_IF_ERROR(CheckMatrices(x, q));
+  const auto blocks = [](int64_t extent, int64_t block) {
+    return block == 0 ? int64_t{1} : DivCeil(extent, block);
+  };
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "scales", scales, DType::kF32,
+                                   {blocks(x.extent(0), spec_.block_rows),
+                                    blocks(x.extent(1), spec_.block_cols)}));
+  for (int64_t i = 0; i < scales.extent(0); ++i) {
+    for (int64_t j = 0; j < scales.extent(1); ++j) {
+      const float s = RowOf(scales, i)[j];
+      if (!(0x1p-125f <= s && s <= 0x1p125f)) {
+        return InvalidArgument(kOp, "scales[", i, ", ", j, "]=", s,
+                               "; need 2^-125 <= scale <= 2^125");
+      }
+    }
+  }
+  return CheckApart(kOp, "scales", scales, "q", q);
+}
+
+// NaN where there is one, or an infinity.
+float Fp8QuantizePlan::MaxAbs(const void* x, int64_t n) const {
+  const uint32_t bits =
+      F32Bits(spec_.dtype, max_code_(x, static_cast<size_t>(n)));
+  return bits >= quant_internal::kF32Infinity
+             ? std::numeric_limits<float>::quiet_NaN()
+             : hwy::BitCastScalar<float>(bits);
+}
+
+float Fp8QuantizePlan::ScaleOf(float max_abs) const {
+  if (std::isnan(max_abs)) return max_abs;
+  if (spec_.max_abs > 0.0f) max_abs = std::min(max_abs, spec_.max_abs);
+  const float scale = std::max(max_abs / kMax, kMinScale);
+  return spec_.format == Fp8ScaleFormat::kF32 ? scale : PowerOfTwo(scale);
+}
+
+float Fp8QuantizePlan::Dynamic(const void* x, int64_t n, bool stream,
+                               Float8E4M3* q) const {
+  const float scale = ScaleOf(MaxAbs(x, n));
+  kernels_.quantize(x, static_cast<size_t>(n), 1.0f / scale, stream, q);
+  return scale;
+}
+
+float Fp8QuantizePlan::QuantizeRow(const void* x, int64_t k,
+                                   Float8E4M3* q) const noexcept {
+  QUERN_DCHECK(spec_.granularity == Fp8Granularity::kToken);
+  return Dynamic(x, k, false, q);
+}
+
+bool Fp8QuantizePlan::Streams(int64_t m, int64_t k) const {
+  const int64_t row = k * static_cast<int64_t>(SizeOf(spec_.dtype));
+  return spec_.stores == Fp8QuantizeStores::kStream ||
+         (spec_.stores == Fp8QuantizeStores::kAuto && k >= kMinStreamRowBytes &&
+          m * (row + k) > last_level_bytes_);
+}
+
+void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
+                              MatrixView<float> scales,
+                              Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, q, scales));
+  const int64_t m = x.extent(0), k = x.extent(1);
+  const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const bool stream = Streams(m, k);
+  float tensor_scale = 0.0f;
+  if (spec_.granularity == Fp8Granularity::kTensor) {
+    // Magnitudes are ordered as their bits are, NaN above all.
+    std::atomic<uint32_t> max_bits{0};
+    ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
+      uint32_t mine = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        const float a = MaxAbs(RowOf(x, i), k);
+        mine = std::max(mine, hwy::BitCastScalar<uint32_t>(a));
+      }
+      uint32_t old = max_bits.load(std::memory_order_relaxed);
+      while (old < mine && !max_bits.compare_exchange_weak(
+                               old, mine, std::memory_order_relaxed)) {
+      }
+    });
+    tensor_scale = ScaleOf(hwy::BitCastScalar<float>(max_bits.load()));
+    scales.data()[0] = tensor_scale;
+  }
+  ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const char* const row = RowOf(x, i);
+      Float8E4M3* const to = RowOf(q, i);
+      switch (spec_.granularity) {
+        case Fp8Granularity::kTensor:
+          kernels_.quantize(row, static_cast<size_t>(k), 1.0f / tensor_scale,
+                            stream, to);
+          break;
+        case Fp8Granularity::kGroup:
+          for (int64_t g = 0; g * spec_.group < k; ++g) {
+            const int64_t at = g * spec_.group;
+            RowOf(scales, i)[g] = Dynamic(
+                row + at * size, std::min(spec_.group, k - at), false, to + at);
+          }
+          break;
+        default:
+          RowOf(scales, i)[0] = Dynamic(row, k, stream, to);
+      }
+    }
+    if (stream) kernels_.flush();
+  });
+}
+
+void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
+                                    MatrixView<const float> scales,
+                                    MatrixView<Float8E4M3> q,
+                                    Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckStaticArgs(x, scales, q));
+  const int64_t m = x.extent(0), k = x.extent(1);
+  const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t cols = spec_.block_cols == 0 ? k : spec_.block_cols;
+  const bool stream = Streams(m, k) && cols == k;
+  ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* const scale_row = RowOf(
+          scales, spec_.block_rows == 0 ? int64_t{0} : i / spec_.block_rows);
+      for (int64_t at = 0; at < k; at += cols) {
+        kernels_.quantize(RowOf(x, i) + at * size,
+                          static_cast<size_t>(std::min(cols, k - at)),
+                          1.0f / scale_row[at / cols], stream,
+                          RowOf(q, i) + at);
+      }
+    }
+    if (stream) kernels_.flush();
+  });
+}
+
+}  // namespace quern

@@ -1,0 +1,27 @@
+#ifndef QUERN_QUANT_FP8_QUANTIZE_KERNELS_H_
+#define QUERN_QUANT_FP8_QUANTIZE_KERNELS_H_
+
+// Private seam between the plan (plain C++) and the SIMD translation unit.
+
+#include <cstddef>
+
+#include "core/dtype.h"
+
+namespace quern {
+
+struct Fp8QuantizeKernels {
+  const char* target;
+  // q[i] = e4m3(clamp(fl(x[i] * inverse), -448, 448)), NaN staying NaN. With
+  // `stream`, stores go around the caches, and are complete after flush().
+  void (*quantize)(const void* x, size_t n, float inverse, bool stream,
+                   void* q);
+  void (*flush)();
+};
+
+// The kernels of the best instruction set this CPU supports, for x of type f32,
+// bf16 or f16.
+Fp8QuantizeKernels GetFp8QuantizeKernels(DType dtype);
+
+}  // namespace quern
+
+#endif  // QUERN_QUANT_FP8_QUANTIZE_KERNELS_H_
