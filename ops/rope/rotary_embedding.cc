@@ -21,16 +21,16 @@ int64_t RowFloats(const RotaryEmbeddingSpec& spec) {
   return spec.style == RotaryStyle::kHalves ? spec.rot_dim : 2 * spec.rot_dim;
 }
 
-void FillTable(const RotaryEmbeddingSpec& spec, float* table) {
+void FillTable(const RotaryEmbeddingSpec& spec, const RotaryFrequencies& of,
+               float* table) {
   const int64_t half = spec.rot_dim / 2;
+  const double sign = spec.turn == RotaryTurn::kBackward ? -1.0 : 1.0;
   for (int64_t j = 0; j < half; ++j) {
-    const double frequency =
-        std::pow(spec.base, -2.0 * static_cast<double>(j) /
-                                static_cast<double>(spec.rot_dim));
+    const double frequency = of.frequencies[static_cast<size_t>(j)];
     for (int64_t p = 0; p < spec.max_positions; ++p) {
       const double angle = static_cast<double>(p) * frequency;
-      const float c = static_cast<float>(std::cos(angle));
-      const float s = static_cast<float>(std::sin(angle));
+      const float c = static_cast<float>(of.magnitude * std::cos(angle));
+      const float s = static_cast<float>(sign * of.magnitude * std::sin(angle));
       float* row = table + p * RowFloats(spec);
       if (spec.style == RotaryStyle::kHalves) {
         row[j] = c;
@@ -77,13 +77,18 @@ absl::StatusOr<RotaryEmbeddingPlan> RotaryEmbeddingPlan::Create(
     return InvalidArgument(kOp, "rot_dim=", spec.rot_dim,
                            "; need an even number");
   }
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "rot_offset", spec.rot_offset, 0,
+                                   spec.head_dim - spec.rot_dim));
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "max_positions", spec.max_positions, 1));
   if (!(spec.base > 0.0 && std::isfinite(spec.base))) {
     return InvalidArgument(kOp, "base=", spec.base, "; need finite base > 0");
   }
-  QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "dtype", spec.dtype, {DType::kF32, DType::kBF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_ASSIGN_OR_RETURN(
+      const RotaryFrequencies frequencies,
+      ComputeRotaryFrequencies(spec.rot_dim, spec.base, spec.scaling));
   // Half of the way to overflow: RowFloats may double rot_dim.
   int64_t floats = 0, bytes = 0;
   if (!CheckedMul(spec.max_positions, spec.rot_dim, &floats) ||
@@ -96,7 +101,7 @@ absl::StatusOr<RotaryEmbeddingPlan> RotaryEmbeddingPlan::Create(
       AlignedBuffer table,
       AlignedBuffer::Create(spec.max_positions * RowFloats(spec) *
                             int64_t{sizeof(float)}));
-  FillTable(spec, table.data<float>());
+  FillTable(spec, frequencies, table.data<float>());
   return RotaryEmbeddingPlan(spec, GetRotaryEmbeddingKernels(spec.dtype),
                              std::move(table));
 }
@@ -130,9 +135,12 @@ void RotaryEmbeddingPlan::RotateToken(int64_t position, const AnyTensorView& x,
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
   const int64_t row = RowFloats(spec_);
   RotaryHeads heads = {};
-  heads.x = static_cast<const char*>(x.data()) + token * x.stride(0) * size;
-  heads.out =
+  const char* const from =
+      static_cast<const char*>(x.data()) + token * x.stride(0) * size;
+  char* const to =
       static_cast<char*>(out.mutable_data()) + token * out.stride(0) * size;
+  heads.x = from + spec_.rot_offset * size;
+  heads.out = to + spec_.rot_offset * size;
   // The stride of a lone head may be any number.
   const bool steps = x.extent(1) > 1;
   heads.x_stride = steps ? static_cast<size_t>(x.stride(1)) : 0;
@@ -146,13 +154,14 @@ void RotaryEmbeddingPlan::RotateToken(int64_t position, const AnyTensorView& x,
   } else {
     kernels_.pairs(heads);
   }
-  if (spec_.rot_dim == spec_.head_dim || heads.x == heads.out) return;
+  if (spec_.rot_dim == spec_.head_dim || from == to) return;
+  const int64_t end = spec_.rot_offset + spec_.rot_dim;
   for (int64_t h = 0; h < x.extent(1); ++h) {
-    std::memcpy(static_cast<char*>(heads.out) +
-                    (h * out.stride(1) + spec_.rot_dim) * size,
-                static_cast<const char*>(heads.x) +
-                    (h * x.stride(1) + spec_.rot_dim) * size,
-                static_cast<size_t>((spec_.head_dim - spec_.rot_dim) * size));
+    const char* const head = from + h * x.stride(1) * size;
+    char* const out_head = to + h * out.stride(1) * size;
+    std::memcpy(out_head, head, static_cast<size_t>(spec_.rot_offset * size));
+    std::memcpy(out_head + end * size, head + end * size,
+                static_cast<size_t>((spec_.head_dim - end) * size));
   }
 }
 

@@ -4,16 +4,20 @@
 // Rotary position embedding: turns pairs of elements of each head by an angle
 // that grows with the token's position p.
 //
-//   angle[p, j] = p * base^(-2j / rot_dim)          0 <= j < rot_dim / 2
+//   angle[p, j] = p * frequency[j]                  0 <= j < rot_dim / 2
+//   frequency[j] = base^(-2j / rot_dim), or what ops/rope/rotary_scaling.h
+//   makes
+//                  of it for long contexts
 //   out[a] = x[a] * cos(angle) - x[b] * sin(angle)
 //   out[b] = x[b] * cos(angle) + x[a] * sin(angle)
 //
 //   kHalves (GPT-NeoX)  (a, b) = (j, j + rot_dim / 2)
 //   kPairs  (GPT-J)     (a, b) = (2j, 2j + 1)
 //
-// Elements [rot_dim, head_dim) pass through. Cosines and sines are computed in
-// double at Create and kept as f32; the rotation is f32 arithmetic, rounded
-// once, to nearest even, to the dtype of the tensors.
+// Elements [rot_offset, rot_offset + rot_dim) turn, the others pass through.
+// Cosines and sines are computed in double at Create, times the magnitude of
+// the scaling, and kept as f32; the rotation is f32 arithmetic, rounded once,
+// to nearest even, to the dtype of the tensors.
 
 #include <cstdint>
 
@@ -25,10 +29,13 @@
 #include "core/tensor_view.h"
 #include "ops/index_view.h"
 #include "ops/rope/rotary_embedding_kernels.h"
+#include "ops/rope/rotary_scaling.h"
 
 namespace quern {
 
 enum class RotaryStyle : uint8_t { kHalves, kPairs };
+// kBackward turns by -angle: it undoes kForward.
+enum class RotaryTurn : uint8_t { kForward, kBackward };
 
 struct RotaryEmbeddingSpec {
   int64_t head_dim = 0;
@@ -36,7 +43,10 @@ struct RotaryEmbeddingSpec {
   int64_t max_positions = 0;  // positions are in [0, max_positions)
   double base = 10000.0;      // finite, > 0
   RotaryStyle style = RotaryStyle::kHalves;
-  DType dtype = DType::kF32;  // of x and out: f32 or bf16
+  RotaryScaling scaling;
+  RotaryTurn turn = RotaryTurn::kForward;
+  int64_t rot_offset = 0;     // rot_offset + rot_dim <= head_dim
+  DType dtype = DType::kF32;  // of x and out: f32, bf16 or f16
 };
 
 // Immutable after Create; movable, not copyable: it owns the table, of

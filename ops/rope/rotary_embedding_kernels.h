@@ -31,7 +31,8 @@ struct RotaryEmbeddingKernels {
   void (*pairs)(const RotaryHeads& heads);
 };
 
-// The kernels of the best instruction set this CPU supports, for f32 or bf16.
+// The kernels of the best instruction set this CPU supports, for f32, bf16
+// or f16.
 RotaryEmbeddingKernels GetRotaryEmbeddingKernels(DType dtype);
 
 }  // namespace quern

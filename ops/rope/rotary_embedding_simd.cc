@@ -75,9 +75,16 @@ void Pairs(const RotaryHeads& args) {
 RotaryEmbeddingKernels GetKernels(DType dtype) {
   RotaryEmbeddingKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
-  const bool f32 = dtype == DType::kF32;
-  kernels.halves = f32 ? &Halves<float> : &Halves<BFloat16>;
-  kernels.pairs = f32 ? &Pairs<float> : &Pairs<BFloat16>;
+  if (dtype == DType::kF32) {
+    kernels.halves = &Halves<float>;
+    kernels.pairs = &Pairs<float>;
+  } else if (dtype == DType::kBF16) {
+    kernels.halves = &Halves<BFloat16>;
+    kernels.pairs = &Pairs<BFloat16>;
+  } else {
+    kernels.halves = &Halves<Float16>;
+    kernels.pairs = &Pairs<Float16>;
+  }
   return kernels;
 }
 

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
 #include "ops/index_view.h"
+#include "ops/rope/rotary_scaling.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -27,7 +28,7 @@
 namespace quern {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr RotaryStyle kStyles[] = {RotaryStyle::kHalves, RotaryStyle::kPairs};
 
 RotaryEmbeddingSpec Spec(int64_t head_dim, int64_t rot_dim,
@@ -93,6 +94,59 @@ TEST_P(RotaryEmbeddingTest, IsTheIdentityAtPositionZero) {
                    out.heads(1, 34, 34), executor_);
       EXPECT_TRUE(AllEqual(out.doubles(), x.doubles()));
     }
+  }
+}
+
+// The last elements turn as the first ones do, and turn back.
+TEST_P(RotaryEmbeddingTest, TurnsAnyRangeOfAHeadAndBack) {
+  TestRng rng;
+  const std::vector<int32_t> positions = {5, 299};
+  const IndexView at = DenseVector(positions.data(), 2);
+  for (const RotaryStyle style : kStyles) {
+    const int64_t head_dim = 37, rot_dim = 14;
+    RotaryEmbeddingSpec spec = Spec(head_dim, rot_dim, style);
+    spec.rot_offset = head_dim - rot_dim;
+    spec.scaling.kind = RotaryScalingKind::kYarn;
+    spec.scaling.factor = 4;
+    spec.scaling.original = 64;
+    const RotaryEmbeddingPlan plan = Plan(spec);
+    const AnyMatrix x(DType::kF32, ToDoubles(UniformReals(rng, 2 * head_dim)),
+                      2, head_dim, head_dim);
+    const AnyMatrix out(DType::kF32, 2, head_dim, head_dim);
+    const AnyMatrix back(DType::kF32, 2, head_dim, head_dim);
+    plan.Execute(at, x.heads(1, head_dim, head_dim),
+                 out.heads(1, head_dim, head_dim), executor_);
+    const auto frequencies =
+        ComputeRotaryFrequencies(rot_dim, spec.base, spec.scaling);
+    ASSERT_TRUE(frequencies.ok());
+    const double magnitude = frequencies->magnitude;
+    EXPECT_GT(magnitude, 1.1);
+    std::vector<double> want = x.doubles();
+    for (size_t t = 0; t < 2; ++t) {
+      double* head = want.data() + t * 37 + 23;
+      for (size_t j = 0; j < 7; ++j) {
+        const bool halves = style == RotaryStyle::kHalves;
+        double& a = head[halves ? j : 2 * j];
+        double& b = head[halves ? j + 7 : 2 * j + 1];
+        const double angle = positions[t] * frequencies->frequencies[j];
+        const double c = magnitude * std::cos(angle);
+        const double s = magnitude * std::sin(angle);
+        const double old = a;
+        a = a * c - b * s;
+        b = b * c + old * s;
+      }
+    }
+    // Each of cosine, sine, two products and a sum, of numbers below 2.5.
+    EXPECT_TRUE(AllClose(out.doubles(), want, 5 * 2.5 * 0x1p-24));
+
+    spec.turn = RotaryTurn::kBackward;
+    Plan(spec).Execute(at, out.heads(1, head_dim, head_dim),
+                       back.heads(1, head_dim, head_dim), executor_);
+    std::vector<double> unturned = x.doubles();
+    for (size_t i = 0; i < unturned.size(); ++i) {
+      if (i % 37 >= 23) unturned[i] *= magnitude * magnitude;
+    }
+    EXPECT_TRUE(AllClose(back.doubles(), unturned, 10 * 2.5 * 0x1p-23));
   }
 }
 
@@ -290,8 +344,9 @@ TEST(RotaryEmbeddingPlanTest, RefusesABadSpec) {
       {Spec(8, 0), kInvalid, "rot_dim=0; need 2 <= rot_dim <= 8"},
       {Spec(8, 10), kInvalid, "rot_dim=10; need 2 <= rot_dim <= 8"},
       {Spec(8, 3), kInvalid, "rot_dim=3; need an even number"},
-      {Spec(8, 8, RotaryStyle::kPairs, DType::kF16),
-       absl::StatusCode::kUnimplemented, "dtype is f16; need f32 or bf16"},
+      {Spec(8, 8, RotaryStyle::kPairs, DType::kI8),
+       absl::StatusCode::kUnimplemented,
+       "dtype is i8; need f32 or bf16 or f16"},
   };
   RotaryEmbeddingSpec spec = Spec(8, 8);
   spec.max_positions = 0;

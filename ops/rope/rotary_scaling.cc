@@ -1,0 +1,176 @@
+#include "ops/rope/rotary_scaling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "core/status_macros.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "rotary_embedding";
+const double kTwoPi = 2.0 * std::acos(-1.0);
+
+absl::Status CheckPositive(absl::string_view field, double value) {
+  if (value > 0.0 && std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(kOp, "scaling.", field, "=", value,
+                         "; need a finite number > 0");
+}
+
+absl::Status CheckFactors(absl::string_view field,
+                          const std::vector<double>& factors, int64_t half) {
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, field,
+                                   static_cast<int64_t>(factors.size()), half,
+                                   "rot_dim has halves"));
+  for (const double factor : factors) {
+    QUERN_RETURN_IF_ERROR(CheckPositive(field, factor));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScaling(int64_t rot_dim, double base,
+                          const RotaryScaling& s) {
+  if (s.kind == RotaryScalingKind::kNone) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(CheckPositive("factor", s.factor));
+  if (s.kind == RotaryScalingKind::kLinear) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.original", s.original, 2));
+  switch (s.kind) {
+    case RotaryScalingKind::kDynamicNtk:
+      QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.target", s.target, 1));
+      QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "rot_dim", rot_dim, 4));
+      return CheckPositive("factor * target / original - (factor - 1)",
+                           s.factor * static_cast<double>(s.target) /
+                                   static_cast<double>(s.original) -
+                               (s.factor - 1.0));
+    case RotaryScalingKind::kLlama3:
+      QUERN_RETURN_IF_ERROR(CheckPositive("low_freq", s.low_freq));
+      return CheckPositive("high_freq - low_freq", s.high_freq - s.low_freq);
+    case RotaryScalingKind::kYarn:
+      QUERN_RETURN_IF_ERROR(CheckPositive("beta_fast", s.beta_fast));
+      QUERN_RETURN_IF_ERROR(CheckPositive("beta_slow", s.beta_slow));
+      QUERN_RETURN_IF_ERROR(
+          CheckPositive("attention_factor", s.attention_factor));
+      // Its logarithm divides.
+      return CheckPositive("ln base", std::log(base));
+    case RotaryScalingKind::kLongRope:
+      QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.target", s.target, 1));
+      QUERN_RETURN_IF_ERROR(
+          CheckFactors("short_factors", s.short_factors, rot_dim / 2));
+      return CheckFactors("long_factors", s.long_factors, rot_dim / 2);
+    default:
+      return absl::OkStatus();
+  }
+}
+
+double Llama3(double w, const RotaryScaling& s) {
+  const auto original = static_cast<double>(s.original);
+  const double wavelength = kTwoPi / w;
+  if (wavelength < original / s.high_freq) return w;
+  if (wavelength > original / s.low_freq) return w / s.factor;
+  const double t =
+      (original / wavelength - s.low_freq) / (s.high_freq - s.low_freq);
+  return (1.0 - t) * w / s.factor + t * w;
+}
+
+// Where, among the pairs, `rotations` fit into the original context.
+double YarnDim(double rotations, int64_t rot_dim, double base,
+               const RotaryScaling& s) {
+  return static_cast<double>(rot_dim) *
+         std::log(static_cast<double>(s.original) / (rotations * kTwoPi)) /
+         (2.0 * std::log(base));
+}
+
+struct YarnRange {
+  double low;
+  double high;
+};
+YarnRange YarnRangeOf(int64_t rot_dim, double base, const RotaryScaling& s) {
+  YarnRange range;
+  range.low = std::max(std::floor(YarnDim(s.beta_fast, rot_dim, base, s)), 0.0);
+  range.high = std::min(std::ceil(YarnDim(s.beta_slow, rot_dim, base, s)),
+                        static_cast<double>(rot_dim - 1));
+  if (range.low == range.high) range.high += 0.001;
+  return range;
+}
+
+double Yarn(double w, int64_t j, const YarnRange& range,
+            const RotaryScaling& s) {
+  const double ramp = std::clamp(
+      (static_cast<double>(j) - range.low) / (range.high - range.low), 0.0,
+      1.0);
+  const double mask = (1.0 - ramp) * s.extrapolation;
+  return w / s.factor * (1.0 - mask) + w * mask;
+}
+
+double YarnMagnitude(const RotaryScaling& s) {
+  const auto g = [&](double m) {
+    return s.factor <= 1.0 ? 1.0 : 0.1 * m * std::log(s.factor) + 1.0;
+  };
+  const double over =
+      s.mscale == 0.0 ? g(1.0) : g(s.mscale) / g(s.mscale_all_dim);
+  return over * s.attention_factor;
+}
+
+double DynamicNtkBase(int64_t rot_dim, double base, const RotaryScaling& s) {
+  const auto dim = static_cast<double>(rot_dim);
+  const double grown = s.factor * static_cast<double>(s.target) /
+                           static_cast<double>(s.original) -
+                       (s.factor - 1.0);
+  return base * std::pow(grown, dim / (dim - 2.0));
+}
+
+double LongRopeMagnitude(const RotaryScaling& s) {
+  if (s.target <= s.original) return 1.0;
+  const auto original = static_cast<double>(s.original);
+  return std::sqrt(1.0 + std::log(static_cast<double>(s.target) / original) /
+                             std::log(original));
+}
+
+}  // namespace
+
+absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
+    int64_t rot_dim, double base, const RotaryScaling& s) {
+  QUERN_RETURN_IF_ERROR(CheckScaling(rot_dim, base, s));
+  const bool yarn = s.kind == RotaryScalingKind::kYarn;
+  const YarnRange range =
+      yarn ? YarnRangeOf(rot_dim, base, s) : YarnRange{0.0, 1.0};
+  if (s.kind == RotaryScalingKind::kDynamicNtk) {
+    base = DynamicNtkBase(rot_dim, base, s);
+  }
+  RotaryFrequencies result;
+  for (int64_t j = 0; j < rot_dim / 2; ++j) {
+    const double w = std::pow(
+        base, -2.0 * static_cast<double>(j) / static_cast<double>(rot_dim));
+    double scaled = w;
+    switch (s.kind) {
+      case RotaryScalingKind::kNone:
+      case RotaryScalingKind::kDynamicNtk:
+        break;
+      case RotaryScalingKind::kLinear:
+        scaled = w / s.factor;
+        break;
+      case RotaryScalingKind::kLlama3:
+        scaled = Llama3(w, s);
+        break;
+      case RotaryScalingKind::kYarn:
+        scaled = Yarn(w, j, range, s);
+        break;
+      case RotaryScalingKind::kLongRope:
+        scaled = w / (s.target > s.original
+                          ? s.long_factors
+                          : s.short_factors)[static_cast<size_t>(j)];
+        break;
+    }
+    result.frequencies.push_back(scaled);
+  }
+  if (yarn) result.magnitude = YarnMagnitude(s);
+  if (s.kind == RotaryScalingKind::kLongRope) {
+    result.magnitude = LongRopeMagnitude(s);
+  }
+  return result;
+}
+
+}  // namespace quern

@@ -1,0 +1,79 @@
+#ifndef QUERN_OPS_ROPE_ROTARY_SCALING_H_
+#define QUERN_OPS_ROPE_ROTARY_SCALING_H_
+
+// How models stretch rotary embeddings to contexts longer than they were
+// trained on: other frequencies, and for some a factor of cosine and sine. With
+// w[j] = base^(-2j / rot_dim), 0 <= j < rot_dim / 2, and s = factor:
+//
+//   kNone        w
+//   kLinear      w / s
+//   kDynamicNtk  b^(-2j / rot_dim),
+//                b = base * (s * target / original - (s - 1))^(rot_dim /
+//                (rot_dim - 2))
+//   kLlama3      with wavelength l = 2 pi / w
+//                  w          l < original / high_freq
+//                  w / s      l > original / low_freq
+//                  else       (1 - t) w / s + t w,
+//                             t = (original / l - low_freq) / (high_freq -
+//                             low_freq)
+//   kYarn        w / s * (1 - m) + w * m,  m = (1 - ramp[j]) * extrapolation
+//                ramp[j] = clamp((j - low) / (high - low), 0, 1), where low and
+//                high are dim(beta_fast), dim(beta_slow), rounded outwards,
+//                within [0, rot_dim - 1]; dim(r) = rot_dim ln(original / (2 pi
+//                r)) / (2 ln base) magnitude: (0.1 ln s + 1) *
+//                attention_factor; with mscale and mscale_all_dim (DeepSeek)
+//                attention_factor * g(mscale) / g(mscale_all_dim), g(m) = 0.1 m
+//                ln s + 1, 1 if s <= 1
+//   kLongRope    w / long_factors[j] if target > original, else w /
+//                short_factors[j]
+//                magnitude: sqrt(1 + ln(target / original) / ln original) if
+//                target > original
+//
+// original is the context the model was trained on, target what it is to serve.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace quern {
+
+enum class RotaryScalingKind : uint8_t {
+  kNone,
+  kLinear,
+  kDynamicNtk,
+  kLlama3,
+  kYarn,
+  kLongRope,
+};
+
+struct RotaryScaling {
+  RotaryScalingKind kind = RotaryScalingKind::kNone;
+  double factor = 1.0;    // finite, > 0
+  int64_t original = 0;   // >= 2; all but kNone and kLinear
+  int64_t target = 0;     // >= 1; kDynamicNtk and kLongRope
+  double low_freq = 1.0;  // kLlama3: 0 < low_freq < high_freq
+  double high_freq = 4.0;
+  double beta_fast = 32.0;     // kYarn, > 0
+  double beta_slow = 1.0;      // the same
+  double extrapolation = 1.0;  // kYarn
+  double attention_factor = 1.0;
+  double mscale = 0.0;  // kYarn: both, or neither
+  double mscale_all_dim = 0.0;
+  std::vector<double> short_factors;  // kLongRope: rot_dim / 2 of each, > 0
+  std::vector<double> long_factors;
+};
+
+struct RotaryFrequencies {
+  std::vector<double> frequencies;  // rot_dim / 2
+  double magnitude = 1.0;
+};
+
+// rot_dim is even and >= 2, base is finite and > 0. InvalidArgument names the
+// field, its value and the bound.
+absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
+    int64_t rot_dim, double base, const RotaryScaling& scaling);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ROPE_ROTARY_SCALING_H_
