@@ -7,8 +7,8 @@
 
 #include "core/check_args.h"
 #include "core/status_macros.h"
-#include "ops/activation/row_blocks.h"
 #include "ops/parallel_rows.h"
+#include "ops/row_blocks.h"
 
 namespace quern {
 namespace {
@@ -74,10 +74,10 @@ double NormalQuantile(double p) {
   return high;
 }
 
-ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec,
-                             const ActivationKernels& kernels)
+ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec)
     : spec_(spec),
-      kernels_(kernels),
+      kernels_(GetActivationKernels(spec.activation)),
+      blocks_(GetRowBlockKernels(spec.x_dtype, spec.out_dtype)),
       stream_from_bytes_(StreamFrom(spec.stores)),
       deviations_(spec.sparsity == 0.0
                       ? 0.0f
@@ -93,8 +93,7 @@ absl::StatusOr<ActAndMulPlan> ActAndMulPlan::Create(const ActAndMulSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(op, "out_dtype", spec.out_dtype, kChoices));
-  return ActAndMulPlan(spec, GetActivationKernels(spec.activation, spec.x_dtype,
-                                                  spec.out_dtype));
+  return ActAndMulPlan(spec);
 }
 
 absl::Status ActAndMulPlan::CheckArgs(const AnyTensorView& x,
@@ -131,12 +130,12 @@ absl::Status ActAndMulPlan::CheckSplitArgs(const AnyTensorView& gate,
 float ActAndMulPlan::Cutoff(const char* gate) const {
   const size_t n = static_cast<size_t>(spec_.d);
   const size_t size = SizeOf(spec_.x_dtype);
-  alignas(64) float block[kActivationBlock];
+  alignas(64) float block[kRowBlock];
   const auto total = [&](const auto& of_block) {
     double sum = 0.0;
-    for (size_t i = 0; i < n; i += kActivationBlock) {
-      const size_t count = std::min(kActivationBlock, n - i);
-      kernels_.load(gate + i * size, count, block);
+    for (size_t i = 0; i < n; i += kRowBlock) {
+      const size_t count = std::min(kRowBlock, n - i);
+      blocks_.load(gate + i * size, count, block);
       sum += double{of_block(count)};
     }
     return sum / static_cast<double>(n);
@@ -160,8 +159,8 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
                       gate.extent(0) * bytes >= stream_from_bytes_;
   ParallelRows(
       executor, gate.extent(0), 3 * spec_.d, [&](int64_t begin, int64_t end) {
-        alignas(64) float g[kActivationBlock];
-        alignas(64) float u[kActivationBlock];
+        alignas(64) float g[kRowBlock];
+        alignas(64) float u[kRowBlock];
         for (int64_t t = begin; t < end; ++t) {
           const char* const gate_row = gates[t];
           const char* const up_row = ups[t];
@@ -170,21 +169,21 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
           ForEachBlock(n, out_row, out_size, stream,
                        [&](size_t i, size_t count, bool stream_block) {
                          if (up == nullptr) {
-                           kernels_.load_pairs(gate_row + 2 * i * x_size, count,
-                                               g, u);
+                           blocks_.load_pairs(gate_row + 2 * i * x_size, count,
+                                              g, u);
                          } else {
-                           kernels_.load(gate_row + i * x_size, count, g);
-                           kernels_.load(up_row + i * x_size, count, u);
+                           blocks_.load(gate_row + i * x_size, count, g);
+                           blocks_.load(up_row + i * x_size, count, u);
                          }
                          if (spec_.sparsity != 0.0) {
                            kernels_.excess(cutoff, count, g);
                          }
                          kernels_.apply(spec_.params, count, g, u);
-                         kernels_.mul_store(g, u, count, stream_block,
-                                            out_row + i * out_size);
+                         blocks_.mul_store(g, u, count, stream_block,
+                                           out_row + i * out_size);
                        });
         }
-        if (stream) kernels_.flush();
+        if (stream) blocks_.flush();
       });
 }
 

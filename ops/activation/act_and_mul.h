@@ -36,6 +36,8 @@
 #include "core/tensor_view.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/activation/activation_spec.h"
+#include "ops/row_block_kernels.h"
+#include "ops/row_stores.h"
 
 namespace quern {
 
@@ -50,7 +52,7 @@ struct ActAndMulSpec {
   int64_t d = 0;                  // columns of out, >= 1
   DType x_dtype = DType::kF32;    // of x, or gate and up: f32, bf16 or f16
   DType out_dtype = DType::kF32;  // the same
-  ActivationStores stores = ActivationStores::kAuto;
+  RowStores stores = RowStores::kAuto;
 };
 
 // "silu_and_mul", "mul_and_silu", "gelu_and_mul", "gelu_and_mul_sparse",
@@ -94,13 +96,14 @@ class ActAndMulPlan {
                     Executor& executor) const noexcept;
 
  private:
-  ActAndMulPlan(const ActAndMulSpec& spec, const ActivationKernels& kernels);
+  explicit ActAndMulPlan(const ActAndMulSpec& spec);
   float Cutoff(const char* gate) const;
   void Run(const AnyTensorView& gate, const AnyTensorView* up,
            const AnyTensorView& out, Executor& executor) const;
 
   ActAndMulSpec spec_;
   ActivationKernels kernels_;
+  RowBlockKernels blocks_;
   int64_t stream_from_bytes_;
   float deviations_;  // quantile(sparsity)
 };

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "ops/activation/activation_spec.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/row_stores.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -343,10 +344,10 @@ TEST_P(ActAndMulTest, StreamsTheSameBits) {
                         ToDoubles(UniformReals(rng, rows * 2 * d, -5, 5)), rows,
                         2 * d, 2 * d);
       ActAndMulSpec spec = Spec(d, dtype, dtype);
-      spec.stores = ActivationStores::kCached;
+      spec.stores = RowStores::kCached;
       const AnyMatrix cached(dtype, rows, d, d);
       Plan(spec).Execute(x.view(), cached.view(), executor_);
-      spec.stores = ActivationStores::kStream;
+      spec.stores = RowStores::kStream;
       const AnyMatrix streamed(dtype, rows, d, d + 1, Edge::kBegin, shift);
       Plan(spec).Execute(x.view(), streamed.view(), executor_);
       EXPECT_EQ(cached.bits(), streamed.bits());

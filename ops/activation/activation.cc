@@ -4,8 +4,8 @@
 
 #include "core/check_args.h"
 #include "core/status_macros.h"
-#include "ops/activation/row_blocks.h"
 #include "ops/parallel_rows.h"
+#include "ops/row_blocks.h"
 
 namespace quern {
 namespace {
@@ -16,10 +16,10 @@ absl::string_view OpName(const ActivationSpec& spec) {
 
 }  // namespace
 
-ActivationPlan::ActivationPlan(const ActivationSpec& spec,
-                               const ActivationKernels& kernels)
+ActivationPlan::ActivationPlan(const ActivationSpec& spec)
     : spec_(spec),
-      kernels_(kernels),
+      kernels_(GetActivationKernels(spec.activation)),
+      blocks_(GetRowBlockKernels(spec.x_dtype, spec.out_dtype)),
       stream_from_bytes_(StreamFrom(spec.stores)) {}
 
 absl::StatusOr<ActivationPlan> ActivationPlan::Create(
@@ -36,9 +36,7 @@ absl::StatusOr<ActivationPlan> ActivationPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(op, "out_dtype", spec.out_dtype, kChoices));
-  return ActivationPlan(
-      spec,
-      GetActivationKernels(spec.activation, spec.x_dtype, spec.out_dtype));
+  return ActivationPlan(spec);
 }
 
 absl::Status ActivationPlan::CheckArgs(const AnyTensorView& x,
@@ -63,19 +61,19 @@ void ActivationPlan::Execute(const AnyTensorView& x, const AnyTensorView& out,
       bytes >= kMinStreamRowBytes && x.extent(0) * bytes >= stream_from_bytes_;
   ParallelRows(
       executor, x.extent(0), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
-        alignas(64) float block[kActivationBlock];
+        alignas(64) float block[kRowBlock];
         for (int64_t t = begin; t < end; ++t) {
           const char* const from = xs[t];
           char* const to = outs[t];
           ForEachBlock(n, to, out_size, stream,
                        [&](size_t i, size_t count, bool stream_block) {
-                         kernels_.load(from + i * x_size, count, block);
+                         blocks_.load(from + i * x_size, count, block);
                          kernels_.apply(spec_.params, count, block, nullptr);
-                         kernels_.store(block, count, stream_block,
-                                        to + i * out_size);
+                         blocks_.store(block, count, stream_block,
+                                       to + i * out_size);
                        });
         }
-        if (stream) kernels_.flush();
+        if (stream) blocks_.flush();
       });
 }
 

@@ -18,6 +18,8 @@
 #include "core/tensor_view.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/activation/activation_spec.h"
+#include "ops/row_block_kernels.h"
+#include "ops/row_stores.h"
 
 namespace quern {
 
@@ -27,7 +29,7 @@ struct ActivationSpec {
   int64_t hidden = 0;             // columns, >= 1
   DType x_dtype = DType::kF32;    // f32, bf16 or f16
   DType out_dtype = DType::kF32;  // the same
-  ActivationStores stores = ActivationStores::kAuto;
+  RowStores stores = RowStores::kAuto;
 };
 
 class ActivationPlan {
@@ -53,10 +55,11 @@ class ActivationPlan {
                Executor& executor) const noexcept;
 
  private:
-  ActivationPlan(const ActivationSpec& spec, const ActivationKernels& kernels);
+  explicit ActivationPlan(const ActivationSpec& spec);
 
   ActivationSpec spec_;
   ActivationKernels kernels_;
+  RowBlockKernels blocks_;
   int64_t stream_from_bytes_;
 };
 

@@ -1,39 +1,19 @@
 #ifndef QUERN_OPS_ACTIVATION_ACTIVATION_KERNELS_H_
 #define QUERN_OPS_ACTIVATION_ACTIVATION_KERNELS_H_
 
-// Private seam between the plans (plain C++) and the SIMD translation unit.
-//
-// A row goes through blocks of f32 that stay in L1: loads and stores know
-// dtypes, activations know f32, so there is one of each and no product of both.
-// A pass over L1 costs a cycle a vector beside the 20 of a silu.
+// Private seam between the plans (plain C++) and the SIMD translation unit:
+// what is done to the blocks of ops/row_block_kernels.h.
 
 #include <cstddef>
 
-#include "core/dtype.h"
 #include "ops/activation/activation_spec.h"
 
 namespace quern {
 
-// Elements of a block: a multiple of every vector, 16 cache lines of f32.
-inline constexpr size_t kActivationBlock = 256;
-
-// Of each, 0 < n <= kActivationBlock. A block is aligned to 64 bytes. What is
-// behind its n elements is unspecified but for the zeros that fill the last
-// vector, and is computed on.
 struct ActivationKernels {
   const char* target;
-  // block[i] = x[i]
-  void (*load)(const void* x, size_t n, float* block);
-  // even[i] = x[2 i], odd[i] = x[2 i + 1]
-  void (*load_pairs)(const void* x, size_t n, float* even, float* odd);
   // g[i] = activation(g[i]). kSwigluOai: also u[i] = clamp(u[i]) + 1.
   void (*apply)(const ActivationParams& params, size_t n, float* g, float* u);
-  // out[i] = round(v[i]), round(g[i] * u[i]). With `stream`, out is aligned to
-  // 64 bytes, and what was written is complete after flush().
-  void (*store)(const float* v, size_t n, bool stream, void* out);
-  void (*mul_store)(const float* g, const float* u, size_t n, bool stream,
-                    void* out);
-  void (*flush)();
   // Sums of v[i] and of (v[i] - center)^2; the order depends on n alone.
   float (*sum)(const float* v, size_t n);
   float (*sum_squares)(const float* v, float center, size_t n);
@@ -41,10 +21,8 @@ struct ActivationKernels {
   void (*excess)(float cutoff, size_t n, float* v);
 };
 
-// The kernels of the best instruction set this CPU supports. Each dtype is f32,
-// bf16 or f16.
-ActivationKernels GetActivationKernels(Activation activation, DType x,
-                                       DType out);
+// The kernels of the best instruction set this CPU supports.
+ActivationKernels GetActivationKernels(Activation activation);
 
 }  // namespace quern
 

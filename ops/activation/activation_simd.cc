@@ -2,13 +2,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "core/activation-inl.h"
 #include "core/exp-inl.h"
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -19,37 +17,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Capped: a block is a multiple of it, however long the vectors are.
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
-
-template <typename T>
-void Load(const void* x, size_t n, float* HWY_RESTRICT block) {
-  const DF d;
-  const size_t lanes = hn::Lanes(d);
-  const T* p = static_cast<const T*>(x);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::Store(LoadF32(d, p + i), d, block + i);
-  if (i < n) hn::Store(LoadNF32(d, p + i, n - i), d, block + i);
-}
-
-template <typename T>
-void LoadPairs(const void* x, size_t n, float* HWY_RESTRICT even,
-               float* HWY_RESTRICT odd) {
-  const DF d;
-  const size_t lanes = hn::Lanes(d);
-  const T* p = static_cast<const T*>(x);
-  for (size_t i = 0; i < n; i += lanes) {
-    auto a = hn::Zero(d), b = a;
-    if (i + lanes <= n) {
-      a = LoadF32(d, p + 2 * i);
-      b = LoadF32(d, p + 2 * i + lanes);
-    } else {
-      const size_t rest = 2 * (n - i);
-      a = LoadNF32(d, p + 2 * i, HWY_MIN(rest, lanes));
-      if (rest > lanes) b = LoadNF32(d, p + 2 * i + lanes, rest - lanes);
-    }
-    hn::Store(hn::ConcatEven(d, b, a), d, even + i);
-    hn::Store(hn::ConcatOdd(d, b, a), d, odd + i);
-  }
-}
 
 struct SiluOf {
   HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
@@ -146,54 +113,6 @@ void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
 
 void ApplyNothing(const ActivationParams&, size_t, float*, float*) {}
 
-// Two vectors, so that 16-bit codes fill one: half a vector cannot be streamed.
-HWY_INLINE void StreamF32(VF a, VF b, float* out) {
-  const DF d;
-  hn::Stream(a, d, out);
-  hn::Stream(b, d, out + hn::Lanes(d));
-}
-template <typename T>
-HWY_INLINE void StreamF32(VF a, VF b, T* out) {
-  const DF d;
-  const hn::Twice<hn::Rebind<CodeOf<T>, DF>> dc;
-  hn::Stream(hn::Combine(dc, EncodeCodes<T>(d, b), EncodeCodes<T>(d, a)), dc,
-             reinterpret_cast<CodeOf<T>*>(out));
-}
-
-// kGated: v[i] * u[i].
-template <typename T, bool kGated>
-HWY_INLINE void StoreAll(const float* HWY_RESTRICT v,
-                         const float* HWY_RESTRICT u, size_t n, bool stream,
-                         void* out) {
-  const DF d;
-  const size_t lanes = hn::Lanes(d);
-  T* p = static_cast<T*>(out);
-  const auto result = [&](size_t at) HWY_ATTR {
-    const auto a = hn::Load(d, v + at);
-    return kGated ? hn::Mul(a, hn::Load(d, u + at)) : a;
-  };
-  size_t i = 0;
-  if (stream) {
-    for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      StreamF32(result(i), result(i + lanes), p + i);
-    }
-  }
-  for (; i + lanes <= n; i += lanes) StoreF32(result(i), d, p + i);
-  if (i < n) StoreNF32(result(i), d, p + i, n - i);
-}
-
-template <typename T>
-void Store(const float* v, size_t n, bool stream, void* out) {
-  StoreAll<T, false>(v, nullptr, n, stream, out);
-}
-template <typename T>
-void MulStore(const float* g, const float* u, size_t n, bool stream,
-              void* out) {
-  StoreAll<T, true>(g, u, n, stream, out);
-}
-
-void Flush() { hwy::FlushStream(); }
-
 // The zeros behind n, less the center, must not count.
 float SumSquares(const float* v, float center, size_t n) {
   const DF d;
@@ -230,17 +149,6 @@ void Excess(float cutoff, size_t n, float* v) {
   }
 }
 
-template <typename T>
-void SetLoads(ActivationKernels& kernels) {
-  kernels.load = &Load<T>;
-  kernels.load_pairs = &LoadPairs<T>;
-}
-template <typename T>
-void SetStores(ActivationKernels& kernels) {
-  kernels.store = &Store<T>;
-  kernels.mul_store = &MulStore<T>;
-}
-
 decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
   switch (activation) {
     case Activation::kIdentity:
@@ -265,25 +173,10 @@ decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
   return &ApplyNothing;
 }
 
-ActivationKernels GetKernels(Activation activation, DType x, DType out) {
+ActivationKernels GetKernels(Activation activation) {
   ActivationKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
-  if (x == DType::kF32) {
-    SetLoads<float>(kernels);
-  } else if (x == DType::kBF16) {
-    SetLoads<BFloat16>(kernels);
-  } else {
-    SetLoads<Float16>(kernels);
-  }
-  if (out == DType::kF32) {
-    SetStores<float>(kernels);
-  } else if (out == DType::kBF16) {
-    SetStores<BFloat16>(kernels);
-  } else {
-    SetStores<Float16>(kernels);
-  }
   kernels.apply = ApplyOf(activation);
-  kernels.flush = &Flush;
   kernels.sum = &Sum;
   kernels.sum_squares = &SumSquares;
   kernels.excess = &Excess;
@@ -301,9 +194,8 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
-ActivationKernels GetActivationKernels(Activation activation, DType x,
-                                       DType out) {
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(activation, x, out);
+ActivationKernels GetActivationKernels(Activation activation) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(activation);
 }
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -50,14 +50,6 @@ enum class Activation : uint8_t {
 // "xielu", "swigluoai".
 absl::string_view ActivationName(Activation activation);
 
-// Whether stores go through the caches. Streaming ones spare the read of what
-// is overwritten, and leave the result in memory only.
-enum class ActivationStores : uint8_t {
-  kAuto,    // kStream if input and output together exceed the last-level cache
-  kCached,  // the next operator reads the result at once
-  kStream,
-};
-
 // Those of one activation; the others are ignored.
 struct ActivationParams {
   float threshold = 0.0f;  // kFatrelu: not NaN

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "ops/activation/activation_spec.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/row_stores.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -230,7 +231,7 @@ TEST_P(ActivationTest, WorksInPlaceOnAnyNumberOfWorkersAndStreams) {
                       rows, hidden, hidden);
     const AnyMatrix one(dtype, rows, hidden, hidden);
     EXPECT_NO_ALLOCATION(plan.Execute(x.view(), one.view(), executor_));
-    spec.stores = ActivationStores::kStream;
+    spec.stores = RowStores::kStream;
     const AnyMatrix many(dtype, rows, hidden, hidden + 1);
     Plan(spec).Execute(x.view(), many.view(), **pool);
     EXPECT_EQ(one.bits(), many.bits());

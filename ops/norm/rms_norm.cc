@@ -6,40 +6,34 @@
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
+#include "ops/row_blocks.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "rms_norm";
 
-// The matrix behind a view: where row i begins.
-struct Rows {
-  explicit Rows(const AnyTensorView& v)
-      : data(static_cast<char*>(const_cast<void*>(v.data()))),
-        // The stride of a lone row may be any number.
-        row_bytes(v.extent(0) > 1
-                      ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
-                      : 0) {}
-  void* operator[](int64_t i) const { return data + i * row_bytes; }
-
-  char* data;
-  int64_t row_bytes;
-};
+int64_t SpanOf(const RmsNormSpec& spec) {
+  return spec.span == 0 ? spec.hidden : spec.span;
+}
 
 // rms^-1 from the sum of squares.
-float Scale(float sum_squares, const RmsNormSpec& spec) {
+float InverseRms(float sum_squares, const RmsNormSpec& spec) {
   return 1.0f /
-         std::sqrt(sum_squares / static_cast<float>(spec.hidden) + spec.eps);
+         std::sqrt(sum_squares / static_cast<float>(SpanOf(spec)) + spec.eps);
 }
 
 }  // namespace
 
 absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
+  if (spec.span != 0) {
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "span", spec.span, 1, spec.hidden));
+  }
   if (!(spec.eps >= 0.0f && std::isfinite(spec.eps))) {
     return InvalidArgument(kOp, "eps=", spec.eps, "; need finite eps >= 0");
   }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16};
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kChoices));
@@ -47,21 +41,35 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
       CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "residual_dtype", spec.residual_dtype, kChoices));
-  return RmsNormPlan(
-      spec, GetRmsNormKernels(spec.x_dtype, spec.weight_dtype, spec.out_dtype,
-                              spec.residual_dtype));
+  if (!HasRmsNormKernels(spec.x_dtype, spec.weight_dtype, spec.out_dtype,
+                         spec.residual_dtype)) {
+    return Unimplemented(kOp, "x is ", DTypeName(spec.x_dtype), ", weight ",
+                         DTypeName(spec.weight_dtype), ", out ",
+                         DTypeName(spec.out_dtype), ", residual ",
+                         DTypeName(spec.residual_dtype),
+                         "; need f32 or bf16 each, or f16 (weight also f32)");
+  }
+  return RmsNormPlan(spec);
 }
+
+RmsNormPlan::RmsNormPlan(const RmsNormSpec& spec)
+    : spec_(spec),
+      kernels_(GetRmsNormKernels(spec.x_dtype, spec.weight_dtype,
+                                 spec.out_dtype, spec.residual_dtype)),
+      stream_from_bytes_(StreamFrom(spec.stores)) {}
 
 absl::Status RmsNormPlan::CheckArgs(const AnyTensorView& x,
                                     const AnyTensorView& weight,
                                     const AnyTensorView& out) const {
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "x", x, spec_.x_dtype, {kAnyExtent, spec_.hidden}));
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "weight", weight, spec_.weight_dtype, {spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
                                     {x.extent(0), spec_.hidden}));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
+  if (spec_.weight != NormWeight::kNone) {
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "weight", weight, spec_.weight_dtype, {spec_.hidden}));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
+  }
   return CheckInPlaceOrApart(kOp, "x", x, "out", out);
 }
 
@@ -73,8 +81,10 @@ absl::Status RmsNormPlan::CheckAddArgs(const RmsNormArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "residual_out", args.residual_out,
                                     spec_.residual_dtype,
                                     {rows, spec_.hidden}));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", args.weight, "residual_out",
-                                   args.residual_out));
+  if (spec_.weight != NormWeight::kNone) {
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", args.weight, "residual_out",
+                                     args.residual_out));
+  }
   QUERN_RETURN_IF_ERROR(
       CheckApart(kOp, "residual_out", args.residual_out, "out", args.out));
   QUERN_RETURN_IF_ERROR(
@@ -84,38 +94,64 @@ absl::Status RmsNormPlan::CheckAddArgs(const RmsNormArgs& args) const {
   return CheckInPlaceOrApart(kOp, "residual", args.residual, "out", args.out);
 }
 
+// All but the factor of a row.
+RmsNormScale RmsNormPlan::ScaleOf(const AnyTensorView& weight,
+                                  int64_t rows) const {
+  RmsNormScale scale = {};
+  if (spec_.weight != NormWeight::kNone) scale.weight = weight.data();
+  scale.offset = spec_.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
+  const int64_t out_bytes =
+      spec_.hidden * static_cast<int64_t>(SizeOf(spec_.out_dtype));
+  scale.stream = out_bytes >= kMinStreamRowBytes &&
+                 2 * rows * out_bytes >= stream_from_bytes_;
+  return scale;
+}
+
 void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
                           const AnyTensorView& out,
                           Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, weight, out));
-  const Rows x_rows(x), out_rows(out);
+  const RowsOf xs(x), outs(out);
   const size_t n = static_cast<size_t>(spec_.hidden);
+  const size_t span = static_cast<size_t>(SpanOf(spec_));
   ParallelRows(
       executor, x.extent(0), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
+        RmsNormScale scale = ScaleOf(weight, x.extent(0));
         for (int64_t i = begin; i < end; ++i) {
-          const float scale = Scale(kernels_.sum_squares(x_rows[i], n), spec_);
-          kernels_.scale_x(x_rows[i], weight.data(), scale, out_rows[i], n);
+          scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
+          kernels_.scale_x(xs[i], scale, outs[i], n);
         }
+        if (scale.stream) kernels_.flush();
       });
 }
 
 void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
                              Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckAddArgs(args));
-  const Rows x(args.x), residual(args.residual);
-  const Rows residual_out(args.residual_out), out(args.out);
+  const RowsOf x(args.x), residual(args.residual);
+  const RowsOf residual_out(args.residual_out), out(args.out);
   const size_t n = static_cast<size_t>(spec_.hidden);
-  ParallelRows(
-      executor, args.x.extent(0), 4 * spec_.hidden,
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const float scale = Scale(
-              kernels_.add_sum_squares(x[i], residual[i], residual_out[i], n),
-              spec_);
-          kernels_.scale_residual(residual_out[i], args.weight.data(), scale,
-                                  out[i], n);
-        }
-      });
+  const size_t span = static_cast<size_t>(SpanOf(spec_));
+  const size_t x_size = SizeOf(spec_.x_dtype);
+  const size_t residual_size = SizeOf(spec_.residual_dtype);
+  ParallelRows(executor, args.x.extent(0), 4 * spec_.hidden,
+               [&](int64_t begin, int64_t end) {
+                 RmsNormScale scale = ScaleOf(args.weight, args.x.extent(0));
+                 for (int64_t i = begin; i < end; ++i) {
+                   scale.scale =
+                       InverseRms(kernels_.add_sum_squares(
+                                      x[i], residual[i], residual_out[i], span),
+                                  spec_);
+                   if (span < n) {
+                     kernels_.add_sum_squares(
+                         x[i] + span * x_size,
+                         residual[i] + span * residual_size,
+                         residual_out[i] + span * residual_size, n - span);
+                   }
+                   kernels_.scale_residual(residual_out[i], scale, out[i], n);
+                 }
+                 if (scale.stream) kernels_.flush();
+               });
 }
 
 }  // namespace quern

@@ -5,9 +5,14 @@
 //
 //   Execute:     h[t, i] = x[t, i]
 //   ExecuteAdd:  h[t, i] = round(x[t, i] + residual[t, i])   -> residual_out
-//   both:        out[t, i] = round(h[t, i] * weight[i] / rms[t])
-//                rms[t] = sqrt(sum over i of h[t, i]^2 / hidden + eps)
+//   both:        out[t, i] = round(h[t, i] * w[i] / rms[t])
+//                rms[t] = sqrt(sum over i < span of h[t, i]^2 / span + eps)
 //
+//   kPlain    w = weight                rms_norm
+//   kOnePlus  w = 1 + weight, in f32    gemma_rms_norm
+//   kNone     w = 1; weight is not given
+//
+// span is hidden, or fewer where a model says so (variance of a prefix).
 // Arithmetic is f32; `round` is to the dtype of what is written, to nearest
 // even. The norm reads the rounded sum, so ExecuteAdd(x, r) is exactly
 // Execute(residual_out).
@@ -24,20 +29,27 @@
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "ops/norm/rms_norm_kernels.h"
+#include "ops/row_stores.h"
 
 namespace quern {
 
+enum class NormWeight : uint8_t { kPlain, kOnePlus, kNone };
+
 struct RmsNormSpec {
-  int64_t hidden = 0;           // elements of a row, >= 1
-  float eps = 1e-6f;            // finite, >= 0
-  DType x_dtype = DType::kF32;  // each of these: f32 or bf16
+  int64_t hidden = 0;  // elements of a row, >= 1
+  float eps = 1e-6f;   // finite, >= 0
+  NormWeight weight = NormWeight::kPlain;
+  int64_t span = 0;  // 1 <= span <= hidden; 0: hidden
+  // Each f32 or bf16; or x, out and residual f16 and weight f16 or f32.
+  DType x_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   DType out_dtype = DType::kF32;
-  DType residual_dtype = DType::kF32;  // residual and residual_out
+  DType residual_dtype = DType::kF32;   // residual and residual_out
+  RowStores stores = RowStores::kAuto;  // of out alone
 };
 
-// x[rows, hidden], weight[hidden], out[rows, hidden]; for ExecuteAdd also
-// residual and residual_out, [rows, hidden].
+// x[rows, hidden], weight[hidden] (kNone: ignored), out[rows, hidden]; for
+// ExecuteAdd also residual and residual_out, [rows, hidden].
 struct RmsNormArgs {
   AnyTensorView x;
   AnyTensorView weight;
@@ -48,8 +60,8 @@ struct RmsNormArgs {
 
 class RmsNormPlan {
  public:
-  // InvalidArgument if hidden < 1 or eps is negative, infinite or NaN;
-  // Unimplemented for other dtypes.
+  // InvalidArgument if hidden < 1, span is out of range, or eps is negative,
+  // infinite or NaN; Unimplemented for other dtypes.
   static absl::StatusOr<RmsNormPlan> Create(const RmsNormSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
@@ -77,11 +89,12 @@ class RmsNormPlan {
   void ExecuteAdd(const RmsNormArgs& args, Executor& executor) const noexcept;
 
  private:
-  RmsNormPlan(const RmsNormSpec& spec, const RmsNormKernels& kernels)
-      : spec_(spec), kernels_(kernels) {}
+  explicit RmsNormPlan(const RmsNormSpec& spec);
+  RmsNormScale ScaleOf(const AnyTensorView& weight, int64_t rows) const;
 
   RmsNormSpec spec_;
   RmsNormKernels kernels_;
+  int64_t stream_from_bytes_;
 };
 
 }  // namespace quern

@@ -9,6 +9,13 @@
 
 namespace quern {
 
+struct RmsNormScale {
+  const void* weight;  // or null
+  float offset;
+  float scale;
+  bool stream;
+};
+
 // Kernels of one row of n elements; void is the dtype they were chosen for.
 struct RmsNormKernels {
   const char* target;
@@ -17,16 +24,22 @@ struct RmsNormKernels {
   // h[i] = round(x[i] + residual[i]) -> residual_out; sum of h[i]^2.
   float (*add_sum_squares)(const void* x, const void* residual,
                            void* residual_out, size_t n);
-  // out[i] = round(h[i] * scale * weight[i]), h being x.
-  void (*scale_x)(const void* h, const void* weight, float scale, void* out,
+  // out[i] = round(h[i] * scale * (weight[i] + offset)), h being x; without a
+  // weight, round(h[i] * scale). With `stream`, stores go around the caches,
+  // and are complete after flush().
+  void (*scale_x)(const void* h, const RmsNormScale& scale, void* out,
                   size_t n);
   // The same, h being residual_out.
-  void (*scale_residual)(const void* h, const void* weight, float scale,
-                         void* out, size_t n);
+  void (*scale_residual)(const void* h, const RmsNormScale& scale, void* out,
+                         size_t n);
+  void (*flush)();
 };
 
-// The kernels of the best instruction set this CPU supports. Each dtype is f32
-// or bf16.
+// Whether there are kernels of these: each f32 or bf16; or x, out and residual
+// f16, and weight f16 or f32.
+bool HasRmsNormKernels(DType x, DType weight, DType out, DType residual);
+
+// The kernels of the best instruction set this CPU supports.
 RmsNormKernels GetRmsNormKernels(DType x, DType weight, DType out,
                                  DType residual);
 

@@ -2,6 +2,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/norm/rms_norm_simd.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
@@ -101,27 +102,69 @@ float AddSumSquares(const void* x, const void* residual, void* residual_out,
       n);
 }
 
-template <typename H, typename W, typename O>
-void ScaleRow(const void* h, const void* weight, float scale, void* out,
-              size_t n) {
+// Two vectors, so that 16-bit codes fill one: half a vector cannot be streamed.
+HWY_INLINE void Stream2(VF a, VF b, float* out) {
   const DF d;
-  const size_t lanes = hn::Lanes(d);
-  const H* hp = static_cast<const H*>(h);
-  const W* wp = static_cast<const W*>(weight);
-  O* op = static_cast<O*>(out);
-  const auto s = hn::Set(d, scale);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const auto v = hn::Mul(LoadF32(d, hp + i), s);
-    StoreF32(hn::Mul(v, LoadF32(d, wp + i)), d, op + i);
-  }
-  if (i < n) {
-    const auto v = hn::Mul(LoadNF32(d, hp + i, n - i), s);
-    StoreNF32(hn::Mul(v, LoadNF32(d, wp + i, n - i)), d, op + i, n - i);
-  }
+  hn::Stream(a, d, out);
+  hn::Stream(b, d, out + hn::Lanes(d));
+}
+template <typename T>
+HWY_INLINE void Stream2(VF a, VF b, T* out) {
+  const DF d;
+  const hn::Twice<hn::Rebind<CodeOf<T>, DF>> dc;
+  hn::Stream(hn::Combine(dc, EncodeCodes<T>(d, b), EncodeCodes<T>(d, a)), dc,
+             reinterpret_cast<CodeOf<T>*>(out));
 }
 
-using ScaleFunction = void (*)(const void*, const void*, float, void*, size_t);
+// The normed row by vectors. A struct, as GCC 12 calls lambdas.
+template <typename H, typename W>
+struct Scaled {
+  HWY_INLINE VF Full(size_t i) const {
+    const DF d;
+    const auto v = hn::Mul(LoadF32(d, h + i), hn::Set(d, scale));
+    if (weight == nullptr) return v;
+    return hn::Mul(v, hn::Add(LoadF32(d, weight + i), hn::Set(d, offset)));
+  }
+  HWY_INLINE VF Tail(size_t i, size_t n) const {
+    const DF d;
+    const auto v = hn::Mul(LoadNF32(d, h + i, n), hn::Set(d, scale));
+    if (weight == nullptr) return v;
+    return hn::Mul(v, hn::Add(LoadNF32(d, weight + i, n), hn::Set(d, offset)));
+  }
+  const H* h;
+  const W* weight;
+  float scale;
+  float offset;
+};
+
+template <typename H, typename W, typename O>
+void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const Scaled<H, W> row = {static_cast<const H*>(h),
+                            static_cast<const W*>(scale.weight), scale.scale,
+                            scale.offset};
+  O* op = static_cast<O*>(out);
+  size_t i = 0;
+  if (scale.stream) {
+    // Whole cache lines only: a line written in parts would be read first.
+    const size_t head = HWY_MIN(
+        n, (64 - reinterpret_cast<uintptr_t>(op) % 64) % 64 / sizeof(O));
+    for (; i < head; i += HWY_MIN(lanes, head - i)) {
+      const size_t part = HWY_MIN(lanes, head - i);
+      StoreNF32(row.Tail(i, part), d, op + i, part);
+    }
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      Stream2(row.Full(i), row.Full(i + lanes), op + i);
+    }
+  }
+  for (; i + lanes <= n; i += lanes) StoreF32(row.Full(i), d, op + i);
+  if (i < n) StoreNF32(row.Tail(i, n - i), d, op + i, n - i);
+}
+
+void Flush() { hwy::FlushStream(); }
+
+using ScaleFunction = void (*)(const void*, const RmsNormScale&, void*, size_t);
 
 template <typename H>
 ScaleFunction ChooseScale(DType weight, DType out) {
@@ -134,10 +177,19 @@ ScaleFunction ChooseScale(DType weight, DType out) {
 }
 
 RmsNormKernels GetKernels(DType x, DType weight, DType out, DType residual) {
-  const bool x_f32 = x == DType::kF32;
-  const bool residual_f32 = residual == DType::kF32;
   RmsNormKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.flush = &Flush;
+  if (x == DType::kF16) {
+    kernels.sum_squares = &SumSquares<Float16>;
+    kernels.add_sum_squares = &AddSumSquares<Float16, Float16>;
+    kernels.scale_x = kernels.scale_residual =
+        weight == DType::kF32 ? &ScaleRow<Float16, float, Float16>
+                              : &ScaleRow<Float16, Float16, Float16>;
+    return kernels;
+  }
+  const bool x_f32 = x == DType::kF32;
+  const bool residual_f32 = residual == DType::kF32;
   kernels.sum_squares = x_f32 ? &SumSquares<float> : &SumSquares<BFloat16>;
   kernels.add_sum_squares =
       x_f32 ? (residual_f32 ? &AddSumSquares<float, float>
@@ -162,6 +214,15 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
+bool HasRmsNormKernels(DType x, DType weight, DType out, DType residual) {
+  const auto wide = [](DType t) {
+    return t == DType::kF32 || t == DType::kBF16;
+  };
+  if (x == DType::kF16) {
+    return out == x && residual == x && (weight == x || weight == DType::kF32);
+  }
+  return wide(x) && wide(weight) && wide(out) && wide(residual);
+}
 RmsNormKernels GetRmsNormKernels(DType x, DType weight, DType out,
                                  DType residual) {
   return HWY_DYNAMIC_DISPATCH(GetKernels)(x, weight, out, residual);

@@ -14,6 +14,7 @@
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/row_stores.h"
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
@@ -175,6 +176,70 @@ TEST_P(RmsNormTest, AddsTheResidualFirstAndNormalisesTheRoundedSum) {
   }
 }
 
+TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
+  TestRng rng;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const NormWeight kind :
+         {NormWeight::kPlain, NormWeight::kOnePlus, NormWeight::kNone}) {
+      for (const int64_t hidden : {1, 17, 769}) {
+        for (const int64_t span : {int64_t{0}, (hidden + 1) / 2}) {
+          SCOPED_TRACE(testing::Message() << DTypeName(dtype) << hidden);
+          RmsNormSpec spec = Spec(hidden, dtype, dtype, dtype, dtype);
+          spec.weight = kind;
+          spec.span = span;
+          spec.stores = RowStores::kStream;
+          const RmsNormPlan plan = Plan(spec);
+          const int64_t rows = 2;
+          const AnyMatrix x(dtype,
+                            ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
+                            rows, hidden, hidden + 1);
+          const AnyMatrix r(dtype,
+                            ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
+                            rows, hidden, hidden);
+          const AnyMatrix w(dtype, ToDoubles(UniformReals(rng, hidden, -2, 2)),
+                            1, hidden, hidden);
+          const AnyTensorView weight =
+              kind == NormWeight::kNone ? AnyTensorView() : w.vector();
+          const AnyMatrix out(dtype, rows, hidden, hidden + 3);
+          const AnyMatrix again(dtype, rows, hidden, hidden);
+          const AnyMatrix sum(dtype, rows, hidden, hidden);
+          const RmsNormArgs args = {x.const_view(), weight, out.view(),
+                                    r.const_view(), sum.view()};
+          ASSERT_EQ(plan.CheckAddArgs(args), absl::OkStatus());
+          plan.ExecuteAdd(args, executor_);
+          plan.Execute(sum.view(), weight, again.view(), executor_);
+          EXPECT_EQ(again.bits(), out.bits());
+          // The reference of the prefix, times what the rows beyond it lack.
+          const int64_t n = span == 0 ? hidden : span;
+          const auto h = sum.doubles();
+          const auto ws = w.doubles();
+          std::vector<double> want;
+          for (int64_t i = 0; i < rows * hidden; ++i) {
+            double squares = 0;
+            for (int64_t j = 0; j < n; ++j) {
+              const double v = h[static_cast<size_t>(i / hidden * hidden + j)];
+              squares += v * v;
+            }
+            double factor = 1;
+            if (kind != NormWeight::kNone) {
+              factor = ws[static_cast<size_t>(i % hidden)] +
+                       (kind == NormWeight::kOnePlus ? 1 : 0);
+            }
+            want.push_back(h[static_cast<size_t>(i)] * factor /
+                           std::sqrt(squares / static_cast<double>(n) + 1e-6));
+          }
+          EXPECT_TRUE(
+              AllWithin(out.doubles(), want, [&](double value, int64_t) {
+                // 1 + weight is rounded once more; eps is the f32 nearest 1e-6.
+                return ResultBound(dtype, value,
+                                   RelativeBound(hidden) + 0x1p-23);
+              }));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(RmsNormTest, WorksInPlace) {
   TestRng rng;
   const int64_t rows = 3, hidden = 67;
@@ -245,6 +310,12 @@ TEST_P(RmsNormTest, ReproducesTheGoldenVectors) {
   EXPECT_EQ(out.bits(),
             (std::vector<uint32_t>{0xbfb7, 0x3f2c, 0x3f47, 0x3e2c, 0x3f6d,
                                    0x4049, 0xbd3c, 0x3f82, 0xbf15, 0x3fb0}));
+  RmsNormSpec gemma = plan.spec();
+  gemma.weight = NormWeight::kOnePlus;
+  Plan(gemma).Execute(mx.view(), my.vector(), out.view(), executor_);
+  EXPECT_EQ(out.bits(),
+            (std::vector<uint32_t>{0xc06a, 0xbe6d, 0xbf97, 0xbe5a, 0x8000,
+                                   0x3dc7, 0x3e12, 0x3fa9, 0xbfe2, 0x4064}));
 }
 
 TEST_P(RmsNormTest, KeepsSpecialsInTheirRow) {
@@ -359,14 +430,19 @@ TEST(RmsNormPlanTest, RefusesABadSpec) {
       {Spec(0), absl::StatusCode::kInvalidArgument,
        "rms_norm: hidden=0; need hidden >= 1"},
       {Spec(8, DType::kF16), absl::StatusCode::kUnimplemented,
-       "rms_norm: x_dtype is f16; need f32 or bf16"},
+       "rms_norm: x is f16, weight f32, out f32, residual f32; need"},
+      {Spec(8, DType::kU8), absl::StatusCode::kUnimplemented,
+       "rms_norm: x_dtype is u8; need f32 or bf16 or f16"},
       {Spec(8, DType::kF32, DType::kI8), absl::StatusCode::kUnimplemented,
        "weight_dtype is i8"},
       {Spec(8, DType::kF32, DType::kF32, DType::kU8),
        absl::StatusCode::kUnimplemented, "out_dtype is u8"},
       {Spec(8, DType::kF32, DType::kF32, DType::kF32, DType::kF16),
-       absl::StatusCode::kUnimplemented, "residual_dtype is f16"},
+       absl::StatusCode::kUnimplemented, "residual f16"},
   };
+  cases.push_back({Spec(8), absl::StatusCode::kInvalidArgument,
+                   "rms_norm: span=9; need 1 <= span <= 8"});
+  cases.back().spec.span = 9;
   for (const float eps : {-1.0f, std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()}) {
     RmsNormSpec spec = Spec(8);

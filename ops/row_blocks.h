@@ -1,8 +1,8 @@
-#ifndef QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
-#define QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
+#ifndef QUERN_OPS_ROW_BLOCKS_H_
+#define QUERN_OPS_ROW_BLOCKS_H_
 
-// What the plans of the family share: how a row is cut into blocks, and when it
-// is streamed.
+// What plans on rows share: where rows begin, how one is cut into blocks, and
+// when it is streamed.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,8 +11,8 @@
 #include "core/cpu_info.h"
 #include "core/dtype.h"
 #include "core/tensor_view.h"
-#include "ops/activation/activation_kernels.h"
-#include "ops/activation/activation_spec.h"
+#include "ops/row_block_kernels.h"
+#include "ops/row_stores.h"
 
 namespace quern {
 
@@ -21,13 +21,13 @@ namespace quern {
 inline constexpr int64_t kMinStreamRowBytes = 1024;
 
 // Bytes of input and output from which an Execute streams.
-inline int64_t StreamFrom(ActivationStores stores) {
+inline int64_t StreamFrom(RowStores stores) {
   switch (stores) {
-    case ActivationStores::kAuto:
+    case RowStores::kAuto:
       return GetCpuInfo().last_level_bytes() + 1;
-    case ActivationStores::kCached:
+    case RowStores::kCached:
       return INT64_MAX;
-    case ActivationStores::kStream:
+    case RowStores::kStream:
       break;
   }
   return 0;
@@ -41,7 +41,7 @@ void ForEachBlock(size_t n, const char* out, size_t out_size, bool stream,
   size_t i = 0;
   while (i < n) {
     const size_t beyond = reinterpret_cast<uintptr_t>(out + i * out_size) % 64;
-    const size_t whole = kActivationBlock - (stream ? beyond / out_size : 0);
+    const size_t whole = kRowBlock - (stream ? beyond / out_size : 0);
     const size_t count = std::min(whole, n - i);
     fn(i, count, stream && beyond == 0);
     i += count;
@@ -66,4 +66,4 @@ class RowsOf {
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_ACTIVATION_ROW_BLOCKS_H_
+#endif  // QUERN_OPS_ROW_BLOCKS_H_

@@ -1,0 +1,18 @@
+#ifndef QUERN_OPS_ROW_STORES_H_
+#define QUERN_OPS_ROW_STORES_H_
+
+#include <cstdint>
+
+namespace quern {
+
+// Whether stores go through the caches. Streaming ones spare the read of what
+// is overwritten, and leave the result in memory only.
+enum class RowStores : uint8_t {
+  kAuto,    // kStream if input and output together exceed the last-level cache
+  kCached,  // the next operator reads the result at once
+  kStream,
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ROW_STORES_H_
