@@ -1,0 +1,17 @@
+#ifndef QUERN_OPS_REGISTRY_ACTIVATION_OPS_H_
+#define QUERN_OPS_REGISTRY_ACTIVATION_OPS_H_
+
+#include "absl/status/status.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+
+// silu_and_mul, mul_and_silu, gelu_and_mul, gelu_and_mul_sparse,
+// swigluoai_and_mul, fatrelu_and_mul; silu, gelu, gelu_new, gelu_fast,
+// quick_gelu, relu2, xielu. Providers: simd, and reference, which rounds as
+// ops/registry/native_activation.h says.
+absl::Status RegisterActivationOps(OpRegistry& registry);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_ACTIVATION_OPS_H_

@@ -1,0 +1,70 @@
+#include "ops/registry/all_ops.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+#include "ops/registry/activation_ops.h"
+#include "ops/registry/norm_ops.h"
+#include "ops/registry/rope_ops.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+// Found by trying: what is listed can be made.
+absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
+                                                     DType dtype) {
+  std::vector<std::string> providers;
+  if (op.example == nullptr) return providers;
+  QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> args,
+                         ArrangeArgs(op.schema, op.example(dtype)));
+  for (const OpImplementation& implementation : op.implementations) {
+    const auto made = implementation.factory(args);
+    if (made.ok()) {
+      providers.push_back(implementation.provider);
+    } else if (!absl::IsUnimplemented(made.status())) {
+      return made.status();
+    }
+  }
+  return providers;
+}
+
+}  // namespace
+
+absl::Status RegisterAllOps(OpRegistry& registry) {
+  QUERN_RETURN_IF_ERROR(RegisterActivationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+  return RegisterRopeOps(registry);
+}
+
+absl::StatusOr<std::string> ListOps(const OpRegistry& registry) {
+  std::string table = "| operator |";
+  for (const DType dtype : kDTypes) {
+    absl::StrAppend(&table, " ", DTypeName(dtype), " |");
+  }
+  table += "\n|---|---|---|---|\n";
+  for (const std::string& name : registry.Names()) {
+    const OpDefinition& op = *registry.Find(name);
+    absl::StrAppend(&table, "| `", op.schema.Print(), "` |");
+    bool any = false;
+    for (const DType dtype : kDTypes) {
+      QUERN_ASSIGN_OR_RETURN(const auto providers, ProvidersOf(op, dtype));
+      any = any || !providers.empty();
+      absl::StrAppend(&table, " ",
+                      providers.empty() ? "-" : absl::StrJoin(providers, ", "),
+                      " |");
+    }
+    if (!any) {
+      return absl::InternalError(
+          absl::StrCat("op registry: ", name, " takes none of its examples"));
+    }
+    table += "\n";
+  }
+  return table;
+}
+
+}  // namespace quern

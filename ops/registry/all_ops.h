@@ -1,0 +1,22 @@
+#ifndef QUERN_OPS_REGISTRY_ALL_OPS_H_
+#define QUERN_OPS_REGISTRY_ALL_OPS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+
+// Every operator of this library that has a name.
+absl::Status RegisterAllOps(OpRegistry& registry);
+
+// The table of ops/README.md: a line for each operator and, for each dtype, the
+// providers that take it, first choice first. Internal if an operator takes
+// none of its examples.
+absl::StatusOr<std::string> ListOps(const OpRegistry& registry);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_ALL_OPS_H_

@@ -1,0 +1,190 @@
+#ifndef QUERN_OPS_REGISTRY_BOUND_ROWS_H_
+#define QUERN_OPS_REGISTRY_BOUND_ROWS_H_
+
+// What the operators on rows are made of here: [..., n] as [rows, n], a scalar
+// view of a row, and the two forms of BoundOp, of a plan and of a loop.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/registry/op_registry.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+
+// [..., n] as [rows, n]. A view whose leading dimensions are not one stride
+// stays as it is, and the plan refuses its rank.
+inline AnyTensorView AsRows(const AnyTensorView& v) {
+  if (v.rank() == 2 || v.rank() == 0) return v;
+  const int last = v.rank() - 1;
+  int64_t rows = 1;
+  for (int d = last; d-- > 0;) {
+    if (d + 1 < last && v.extent(d) > 1 &&
+        v.stride(d) != v.stride(d + 1) * v.extent(d + 1)) {
+      return v;
+    }
+    rows *= v.extent(d);
+  }
+  const AnyTensorView::Dims extents{rows, v.extent(last)};
+  const AnyTensorView::Dims strides{
+      last > 0 ? v.stride(last - 1) : v.extent(last), v.stride(last)};
+  if (v.writable()) {
+    return AnyTensorView(v.dtype(), v.mutable_data(), 2, extents, strides);
+  }
+  return AnyTensorView(v.dtype(), v.data(), 2, extents, strides);
+}
+
+inline absl::Status CheckTensorCount(absl::string_view op,
+                                     absl::Span<const AnyTensorView> tensors,
+                                     size_t want) {
+  return CheckEqual(op, "tensors", static_cast<int64_t>(tensors.size()),
+                    static_cast<int64_t>(want), "the schema has");
+}
+
+// A plan with CheckArgs(x, out) and Execute(x, out, executor).
+template <class Plan>
+class BoundRowPlan final : public BoundOp {
+ public:
+  explicit BoundRowPlan(Plan plan) : plan_(std::move(plan)) {}
+
+  const char* target() const override { return plan_.target(); }
+  absl::Status CheckArgs(
+      absl::Span<const AnyTensorView> tensors) const override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount("op", tensors, 2));
+    return plan_.CheckArgs(AsRows(tensors[0]), AsRows(tensors[1]));
+  }
+  void Execute(absl::Span<const AnyTensorView> tensors,
+               Executor& executor) const noexcept override {
+    plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), executor);
+  }
+
+ private:
+  Plan plan_;
+};
+
+template <class Plan>
+absl::StatusOr<std::unique_ptr<BoundOp>> BindRowPlan(
+    absl::StatusOr<Plan> plan) {
+  if (!plan.ok()) return plan.status();
+  return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(*std::move(plan)));
+}
+
+// Elements as f32, rounded to the dtype when they are set. f32, bf16 or f16.
+class ScalarRow {
+ public:
+  ScalarRow(const AnyTensorView& rows, int64_t i) : dtype_(rows.dtype()) {
+    const int64_t step =
+        rows.rank() == 2 && rows.extent(0) > 1 ? i * rows.stride(0) : 0;
+    data_ = static_cast<char*>(const_cast<void*>(rows.data()));
+    if (data_ != nullptr) data_ += step * static_cast<int64_t>(SizeOf(dtype_));
+  }
+  bool null() const { return data_ == nullptr; }
+  float operator[](int64_t i) const {
+    if (dtype_ == DType::kBF16) return ToF32(At<BFloat16>(i));
+    if (dtype_ == DType::kF16) return ToF32(At<Float16>(i));
+    return At<float>(i);
+  }
+  void Set(int64_t i, float v) const {
+    if (dtype_ == DType::kBF16) {
+      At<BFloat16>(i) = FromF32<BFloat16>(v);
+    } else if (dtype_ == DType::kF16) {
+      At<Float16>(i) = FromF32<Float16>(v);
+    } else {
+      At<float>(i) = v;
+    }
+  }
+
+ private:
+  template <typename T>
+  T& At(int64_t i) const {
+    return reinterpret_cast<T*>(data_)[i];
+  }
+  char* data_;
+  DType dtype_;
+};
+
+// What a loop over rows needs of its tensors.
+struct RowTensor {
+  absl::string_view name;
+  DType dtype = DType::kF32;
+  int64_t cols = 0;
+  bool vector = false;    // [cols], the same for every row
+  bool optional = false;  // may be an empty view
+  bool written = false;
+};
+
+// fn(row of each tensor), row by row on the calling thread.
+class BoundRowLoop final : public BoundOp {
+ public:
+  using Fn = std::function<void(absl::Span<const ScalarRow>)>;
+  BoundRowLoop(absl::string_view op, std::vector<RowTensor> tensors, Fn fn)
+      : op_(op), tensors_(std::move(tensors)), fn_(std::move(fn)) {}
+
+  const char* target() const override { return "scalar"; }
+  absl::Status CheckArgs(
+      absl::Span<const AnyTensorView> tensors) const override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, tensors, tensors_.size()));
+    const int64_t rows = AsRows(tensors[0]).extent(0);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const RowTensor& want = tensors_[i];
+      if (want.optional && tensors[i].rank() == 0) continue;
+      const AnyTensorView view = want.vector ? tensors[i] : AsRows(tensors[i]);
+      std::vector<int64_t> extents;
+      if (!want.vector) extents.push_back(rows);
+      extents.push_back(want.cols);
+      QUERN_RETURN_IF_ERROR(
+          want.written ? CheckOutput(op_, want.name, view, want.dtype, extents)
+                       : CheckInput(op_, want.name, view, want.dtype, extents));
+    }
+    return absl::OkStatus();
+  }
+  void Execute(absl::Span<const AnyTensorView> tensors,
+               Executor&) const noexcept override {
+    constexpr size_t kMost = 8;
+    QUERN_CHECK(tensors.size() <= kMost);
+    const int64_t rows = AsRows(tensors[0]).extent(0);
+    for (int64_t t = 0; t < rows; ++t) {
+      ScalarRow row[kMost] = {At(tensors, 0, t), At(tensors, 1, t),
+                              At(tensors, 2, t), At(tensors, 3, t),
+                              At(tensors, 4, t), At(tensors, 5, t),
+                              At(tensors, 6, t), At(tensors, 7, t)};
+      fn_(absl::MakeConstSpan(row, tensors.size()));
+    }
+  }
+
+ private:
+  ScalarRow At(absl::Span<const AnyTensorView> tensors, size_t i,
+               int64_t t) const {
+    if (i >= tensors.size()) return ScalarRow(AnyTensorView(), 0);
+    return ScalarRow(tensors_[i].vector ? tensors[i] : AsRows(tensors[i]), t);
+  }
+
+  absl::string_view op_;  // of a literal
+  std::vector<RowTensor> tensors_;
+  Fn fn_;
+};
+
+// The last extent; InvalidArgument for a tensor of no dimension.
+inline absl::StatusOr<int64_t> LastExtent(absl::string_view op,
+                                          absl::string_view field,
+                                          const TensorMeta& meta) {
+  if (!meta.extents.empty()) return meta.extents.back();
+  return InvalidArgument(op, field, " has rank 0; need at least 1");
+}
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_BOUND_ROWS_H_

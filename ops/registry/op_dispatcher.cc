@@ -1,0 +1,97 @@
+#include "ops/registry/op_dispatcher.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "core/status_macros.h"
+
+namespace quern {
+namespace {
+
+constexpr char kWhat[] = "op dispatcher";
+
+absl::StatusOr<MadeOp> MakeWith(const OpImplementation& implementation,
+                                absl::Span<const OpArg> args) {
+  QUERN_ASSIGN_OR_RETURN(std::unique_ptr<BoundOp> op,
+                         implementation.factory(args));
+  return MadeOp{std::move(op), implementation.provider};
+}
+
+absl::StatusOr<MadeOp> MakeEnabled(const OpDefinition& op,
+                                   absl::Span<const OpArg> args) {
+  if (op.override_with.has_value()) return MakeWith(*op.override_with, args);
+  absl::Status last = Unimplemented(op.schema.name, "has no implementation");
+  for (const OpImplementation& implementation : op.implementations) {
+    absl::StatusOr<MadeOp> made = MakeWith(implementation, args);
+    if (made.ok() || !absl::IsUnimplemented(made.status())) return made;
+    last = made.status();
+  }
+  return last;
+}
+
+absl::StatusOr<MadeOp> MakeDisabled(const OpDefinition& op,
+                                    absl::Span<const OpArg> args) {
+  if (op.implementations.empty() ||
+      op.implementations.back().provider != OpRegistry::kReference) {
+    return Unimplemented(op.schema.name, "is disabled and has no reference");
+  }
+  return MakeWith(op.implementations.back(), args);
+}
+
+}  // namespace
+
+OpDispatcher::OpDispatcher(const OpRegistry& registry, OpPolicy policy)
+    : registry_(registry), policy_(std::move(policy)) {
+  for (std::string& name : registry.Names()) {
+    counters_.emplace(std::move(name), std::make_unique<Counters>());
+  }
+}
+
+absl::StatusOr<MadeOp> OpDispatcher::Make(absl::string_view op,
+                                          const NamedArgs& args,
+                                          OpEnable enable) const {
+  const OpDefinition* const definition = registry_.Find(op);
+  const auto counters = counters_.find(op);
+  if (definition == nullptr || counters == counters_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat(kWhat, ": no operator \"", op, "\""));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
+                         ArrangeArgs(definition->schema, args));
+  const bool on = enable == OpEnable::kAlways || enabled(op);
+  QUERN_ASSIGN_OR_RETURN(MadeOp made, on ? MakeEnabled(*definition, arranged)
+                                         : MakeDisabled(*definition, arranged));
+  (on ? counters->second->enabled : counters->second->disabled)
+      .fetch_add(1, std::memory_order_relaxed);
+  return made;
+}
+
+OpCounts OpDispatcher::Counts(absl::string_view op) const {
+  const auto found = counters_.find(op);
+  if (found == counters_.end()) return {};
+  return {found->second->enabled.load(std::memory_order_relaxed),
+          found->second->disabled.load(std::memory_order_relaxed)};
+}
+
+std::vector<std::string> OpDispatcher::Warnings() const {
+  const auto constructions = [this](absl::string_view op) {
+    const OpCounts counts = Counts(op);
+    return counts.enabled + counts.disabled;
+  };
+  int64_t all = 0;
+  for (const auto& [name, counters] : counters_) all += constructions(name);
+  std::vector<std::string> warnings;
+  if (all == 0) return warnings;
+  for (const std::string& token : policy_.signed_tokens()) {
+    const absl::string_view op = absl::string_view(token).substr(1);
+    if (constructions(op) > 0) continue;
+    warnings.push_back(absl::StrCat("op policy: \"", token, "\": ",
+                                    registry_.Find(op) == nullptr
+                                        ? "no operator has this name"
+                                        : "the operator is not used"));
+  }
+  return warnings;
+}
+
+}  // namespace quern

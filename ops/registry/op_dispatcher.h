@@ -1,0 +1,76 @@
+#ifndef QUERN_OPS_REGISTRY_OP_DISPATCHER_H_
+#define QUERN_OPS_REGISTRY_OP_DISPATCHER_H_
+
+// Constructs operators: a registry under a policy. Which implementation runs is
+// decided here, once; nothing is looked up when it runs.
+//
+//   enabled    the override, if there is one; else the first provider that does
+//              not answer Unimplemented, in the order of registration
+//   disabled   the reference
+//
+// Either way one construction counts, of the operator's name.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+
+enum class OpEnable : uint8_t { kByPolicy, kAlways };
+
+struct OpCounts {
+  int64_t enabled = 0;
+  int64_t disabled = 0;
+};
+
+// What was chosen, and by whom.
+struct MadeOp {
+  std::unique_ptr<BoundOp> op;
+  std::string provider;
+};
+
+class OpDispatcher {
+ public:
+  // `registry` is borrowed, and does not change while this lives.
+  OpDispatcher(const OpRegistry& registry, OpPolicy policy);
+
+  const OpPolicy& policy() const { return policy_; }
+  bool enabled(absl::string_view op) const { return policy_.enabled(op); }
+
+  // NotFound without such an operator; InvalidArgument for arguments that its
+  // schema or the chosen implementation refuses; Unimplemented if none takes
+  // them. Counts only what it returns. Safe to call concurrently.
+  absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
+                              OpEnable enable = OpEnable::kByPolicy) const;
+
+  // Constructions so far; zeros for what is no operator.
+  OpCounts Counts(absl::string_view op) const;
+
+  // One for each token of the policy whose operator was not constructed, that
+  // it does not exist or that it was not used; none before the first
+  // construction of any.
+  std::vector<std::string> Warnings() const;
+
+ private:
+  struct Counters {
+    std::atomic<int64_t> enabled{0};
+    std::atomic<int64_t> disabled{0};
+  };
+
+  const OpRegistry& registry_;
+  OpPolicy policy_;
+  // Never changes its keys.
+  std::map<std::string, std::unique_ptr<Counters>, std::less<>> counters_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_OP_DISPATCHER_H_

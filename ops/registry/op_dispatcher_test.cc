@@ -1,0 +1,205 @@
+#include "ops/registry/op_dispatcher.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+namespace {
+
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+
+// Writes a number that tells who ran.
+template <int kWho>
+class Writes final : public BoundOp {
+ public:
+  const char* target() const override { return "scalar"; }
+  absl::Status CheckArgs(absl::Span<const AnyTensorView>) const override {
+    return absl::OkStatus();
+  }
+  void Execute(absl::Span<const AnyTensorView> tensors,
+               Executor&) const noexcept override {
+    static_cast<float*>(tensors[1].mutable_data())[0] = kWho;
+  }
+};
+template <int kWho>
+Bound Make(const TensorMeta&, double) {
+  return std::unique_ptr<BoundOp>(new Writes<kWho>());
+}
+Bound OnlyF32(const TensorMeta& x, double scale) {
+  if (x.dtype != DType::kF32) return absl::UnimplementedError("f32 only");
+  return Make<1>(x, scale);
+}
+Metas Same(const TensorMeta& x, double) { return std::vector<TensorMeta>{x}; }
+
+OpRegistry Registry() {
+  OpRegistry registry;
+  for (const char* name : {"first", "second"}) {
+    EXPECT_TRUE(registry
+                    .Define<&Same>(std::string(name) +
+                                   "(Tensor x, float scale=1.0) -> Tensor")
+                    .ok());
+    EXPECT_TRUE(registry.Add<&Make<9>>(name, "reference").ok());
+    EXPECT_TRUE(registry.Add<&OnlyF32>(name, "simd").ok());
+    EXPECT_TRUE(registry.Add<&Make<2>>(name, "onednn").ok());
+  }
+  return registry;
+}
+
+NamedArgs Args(DType dtype = DType::kF32) {
+  return {{"x", TensorMeta{dtype, {2, 3}}}};
+}
+
+float WhoRan(const BoundOp& op) {
+  float x = 0, out = 0;
+  InlineExecutor executor;
+  const std::vector<AnyTensorView> tensors = {DenseVector(&x, 1),
+                                              DenseVector(&out, 1)};
+  op.Execute(tensors, executor);
+  return out;
+}
+
+TEST(OpDispatcherTest, TakesTheFirstThatIsImplemented) {
+  const OpRegistry registry = Registry();
+  const OpDispatcher ops(registry, OpPolicy());
+  const auto f32 = ops.Make("first", Args());
+  ASSERT_TRUE(f32.ok()) << f32.status();
+  EXPECT_EQ(f32->provider, "simd");
+  EXPECT_EQ(WhoRan(*f32->op), 1);
+  const auto bf16 = ops.Make("first", Args(DType::kBF16));
+  ASSERT_TRUE(bf16.ok());
+  EXPECT_EQ(bf16->provider, "onednn");
+}
+
+TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {
+  const OpRegistry registry = Registry();
+  const auto policy = OpPolicy::Parse("-first");
+  const OpDispatcher ops(registry, *policy);
+  EXPECT_EQ(ops.Make("first", Args())->provider, "reference");
+  EXPECT_EQ(ops.Make("second", Args())->provider, "simd");
+  EXPECT_EQ(ops.Make("first", Args(), OpEnable::kAlways)->provider, "simd");
+}
+
+TEST(OpDispatcherTest, CountsConstructionsNotCalls) {
+  const OpRegistry registry = Registry();
+  const auto policy = OpPolicy::Parse("-second");
+  const OpDispatcher ops(registry, *policy);
+  const auto made = ops.Make("first", Args());
+  WhoRan(*made->op);
+  WhoRan(*made->op);
+  EXPECT_TRUE(ops.Make("first", Args()).ok());
+  EXPECT_TRUE(ops.Make("second", Args()).ok());
+  EXPECT_FALSE(ops.Make("second", {}).ok());
+  EXPECT_EQ(ops.Counts("first").enabled, 2);
+  EXPECT_EQ(ops.Counts("first").disabled, 0);
+  EXPECT_EQ(ops.Counts("second").enabled, 0);
+  EXPECT_EQ(ops.Counts("second").disabled, 1);
+  EXPECT_EQ(ops.Counts("third").enabled, 0);
+}
+
+TEST(OpDispatcherTest, WarnsOfTokensThatDidNothing) {
+  const OpRegistry registry = Registry();
+  const auto policy = OpPolicy::Parse("-second,+third,+first,+");
+  const OpDispatcher ops(registry, *policy);
+  EXPECT_TRUE(ops.Warnings().empty());  // nothing was constructed
+  ASSERT_TRUE(ops.Make("first", Args()).ok());
+  EXPECT_EQ(ops.Warnings(),
+            (std::vector<std::string>{
+                "op policy: \"-second\": the operator is not used",
+                "op policy: \"+third\": no operator has this name",
+                "op policy: \"+\": no operator has this name"}));
+}
+
+TEST(OpDispatcherTest, AnEmbeddersOperatorTakesTheNameAndThePolicy) {
+  OpRegistry registry = Registry();
+  ASSERT_TRUE(registry.Override<&Make<7>>("first", "mine").ok());
+  {
+    const OpDispatcher ops(registry, OpPolicy());
+    const auto made = ops.Make("first", Args());
+    EXPECT_EQ(made->provider, "mine");
+    EXPECT_EQ(WhoRan(*made->op), 7);
+    EXPECT_EQ(ops.Make("second", Args())->provider, "simd");
+    EXPECT_EQ(ops.Counts("first").enabled, 1);
+  }
+  const auto policy = OpPolicy::Parse("-first");
+  const OpDispatcher off(registry, *policy);
+  EXPECT_EQ(off.Make("first", Args())->provider, "reference");
+  const absl::Status again = registry.Override<&Make<8>>("first", "other");
+  EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_NE(again.message().find("first is overridden by mine already"),
+            std::string::npos);
+}
+
+TEST(OpRegistryTest, RefusesASignatureThatIsNotTheSchema) {
+  OpRegistry registry;
+  for (const char* text :
+       {"f(Tensor x) -> Tensor", "f(Tensor(a0!) x, float s) -> ()",
+        "f(Tensor? x, float s) -> ()", "f(Tensor x, int s) -> ()",
+        "f(Tensor x, float? s) -> ()"}) {
+    const absl::Status status = registry.Define<&Same>(text);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_NE(status.message().find("the shape function of f is a function of "
+                                    "f(Tensor , float )"),
+              std::string::npos)
+        << status;
+  }
+  EXPECT_TRUE(registry.Define<&Same>("f(Tensor x, float s) -> Tensor").ok());
+  EXPECT_EQ(registry.Define<&Same>("f(Tensor x, float s) -> Tensor").code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(registry.Add<&Make<1>>("g", "simd").code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(registry.Add<&Make<1>>("f", "simd").ok());
+  EXPECT_EQ(registry.Add<&Make<1>>("f", "simd").code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+Metas Every(const MutatedMeta&, const std::optional<TensorMeta>&,
+            const std::optional<MutatedMeta>&, int64_t, double, bool,
+            const std::string&) {
+  return std::vector<TensorMeta>();
+}
+
+TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
+  OpRegistry registry;
+  EXPECT_EQ(registry.Define<&Every>(
+                "f(Tensor(a0!) a, Tensor? b, Tensor(a2!)? c, int i, float d, "
+                "bool e=False, str s=\"x\") -> ()"),
+            absl::OkStatus());
+  const TensorMeta meta = {DType::kF32, {1}};
+  EXPECT_TRUE(
+      registry
+          .InferShapes("f", {{"a", meta}, {"i", int64_t{1}}, {"d", int64_t{2}}})
+          .ok());
+  struct Case {
+    NamedArgs args;
+    std::string words;
+  };
+  for (const Case& c : {
+           Case{{{"a", meta}, {"d", 1.0}}, "f: i is missing; need a int"},
+           Case{{{"a", meta}, {"z", 1.0}}, "f: has no z; need those of f("},
+           Case{{{"a", meta}, {"a", meta}}, "f: a is given twice"},
+           Case{{{"a", 1.0}}, "f: a is of another type; need Tensor"},
+           Case{{{"i", 1.5}}, "f: i is of another type; need int"},
+       }) {
+    const auto shapes = registry.InferShapes("f", c.args);
+    EXPECT_EQ(shapes.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(shapes.status().message().find(c.words), std::string::npos)
+        << shapes.status();
+  }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,223 @@
+#ifndef QUERN_OPS_REGISTRY_OP_REGISTRY_H_
+#define QUERN_OPS_REGISTRY_OP_REGISTRY_H_
+
+// Operators by name: a schema, a function that infers shapes, and an
+// implementation for each of several providers. A value, not a global: an
+// embedder builds one at start-up, adds or overrides, and constructs from it.
+//
+//   OpRegistry registry;
+//   RETURN_IF_ERROR(RegisterAllOps(registry));            //
+//   ops/registry/all_ops.h
+//   RETURN_IF_ERROR(registry.Override<&MyRmsNorm>("rms_norm", "mine"));
+//   OpDispatcher ops(registry, policy);
+//   ASSIGN_OR_RETURN(auto norm, ops.Make("rms_norm", {{"x", meta}, ...}));
+//   norm->Execute({x, weight, out}, executor);
+//
+// A typed function has the schema's parameters in its signature:
+//
+//   Tensor            const TensorMeta&
+//   Tensor(aN!)       const MutatedMeta&
+//   Tensor?           const std::optional<TensorMeta>&
+//   Tensor(aN!)?      const std::optional<MutatedMeta>&
+//   int float bool    int64_t double bool     str  const std::string&
+//
+// and whoever registers one whose signature is not its schema is refused.
+// What links a kernel alone does not see any of this.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/registry/op_schema.h"
+
+namespace quern {
+
+// A tensor without its data.
+struct TensorMeta {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> extents;
+
+  friend bool operator==(const TensorMeta& a, const TensorMeta& b) {
+    return a.dtype == b.dtype && a.extents == b.extents;
+  }
+};
+struct MutatedMeta : TensorMeta {};
+
+using OpArg = std::variant<std::monostate, TensorMeta, int64_t, double, bool,
+                           std::string>;
+using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
+
+// The arguments in the order of the schema, defaults filled in; an int may be
+// given for a float. InvalidArgument names the operator and the parameter.
+absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
+                                               const NamedArgs& args);
+
+// An operator that was constructed: the implementation is chosen.
+class BoundOp {
+ public:
+  virtual ~BoundOp() = default;
+
+  // The instruction set, "scalar" where there is none to choose.
+  virtual const char* target() const = 0;
+  // Whether Execute may be called with these: the schema's tensors in its
+  // order, a default-constructed view for one that is left out, and then what
+  // it returns. InvalidArgument names the argument.
+  virtual absl::Status CheckArgs(
+      absl::Span<const AnyTensorView> tensors) const = 0;
+  // Writes the tensors that the schema marks, and those that it returns. Safe
+  // to call concurrently.
+  virtual void Execute(absl::Span<const AnyTensorView> tensors,
+                       Executor& executor) const noexcept = 0;
+};
+
+using OpShapes = std::function<absl::StatusOr<std::vector<TensorMeta>>(
+    absl::Span<const OpArg>)>;
+// Unimplemented: not for these arguments; the next provider is asked.
+using OpFactory = std::function<absl::StatusOr<std::unique_ptr<BoundOp>>(
+    absl::Span<const OpArg>)>;
+
+// What a C++ signature says of the parameters; names and defaults are left
+// empty.
+template <typename T>
+struct OpParamOf;
+template <>
+struct OpParamOf<TensorMeta> {
+  static OpParam Get() { return {}; }
+  static const TensorMeta& From(const OpArg& arg) {
+    return std::get<TensorMeta>(arg);
+  }
+};
+template <>
+struct OpParamOf<MutatedMeta> {
+  static OpParam Get() { return {"", OpType::kTensor, false, true, {}}; }
+  static MutatedMeta From(const OpArg& arg) {
+    return {std::get<TensorMeta>(arg)};
+  }
+};
+template <typename T>
+struct OpParamOf<std::optional<T>> {
+  static OpParam Get() {
+    OpParam param = OpParamOf<T>::Get();
+    param.optional = true;
+    return param;
+  }
+  static std::optional<T> From(const OpArg& arg) {
+    if (std::holds_alternative<std::monostate>(arg)) return std::nullopt;
+    return OpParamOf<T>::From(arg);
+  }
+};
+template <OpType kType, typename T>
+struct ScalarParamOf {
+  static OpParam Get() { return {"", kType, false, false, {}}; }
+  static const T& From(const OpArg& arg) { return std::get<T>(arg); }
+};
+template <>
+struct OpParamOf<int64_t> : ScalarParamOf<OpType::kInt, int64_t> {};
+template <>
+struct OpParamOf<double> : ScalarParamOf<OpType::kFloat, double> {};
+template <>
+struct OpParamOf<bool> : ScalarParamOf<OpType::kBool, bool> {};
+template <>
+struct OpParamOf<std::string> : ScalarParamOf<OpType::kString, std::string> {};
+
+template <auto kFunction>
+struct TypedOp;
+template <typename R, typename... A, R (*kFunction)(A...)>
+struct TypedOp<kFunction> {
+  static std::vector<OpParam> Params() {
+    return {OpParamOf<std::decay_t<A>>::Get()...};
+  }
+  static R Call(absl::Span<const OpArg> args) {
+    return Unpack(args, std::index_sequence_for<A...>());
+  }
+
+ private:
+  template <size_t... kIndex>
+  static R Unpack(absl::Span<const OpArg> args,
+                  std::index_sequence<kIndex...>) {
+    return kFunction(OpParamOf<std::decay_t<A>>::From(args[kIndex])...);
+  }
+};
+
+// Arguments that an operator takes, for listings and tests; what is typed has
+// this dtype.
+using OpExample = NamedArgs (*)(DType);
+
+struct OpImplementation {
+  std::string provider;  // "reference", "simd", "onednn", or an embedder's
+  OpFactory factory;
+};
+
+struct OpDefinition {
+  OpSchema schema;
+  OpShapes shapes;
+  OpExample example = nullptr;
+  // The first that takes the arguments is chosen; the reference is the last.
+  std::vector<OpImplementation> implementations;
+  std::optional<OpImplementation> override_with;  // out of tree
+};
+
+class OpRegistry {
+ public:
+  static constexpr absl::string_view kReference = "reference";
+
+  // The operator of `schema`, whose returns kShapes infers. InvalidArgument if
+  // the text is none, or not kShapes' signature; AlreadyExists if there is one
+  // of that name.
+  template <auto kShapes>
+  absl::Status Define(absl::string_view schema, OpExample example = nullptr) {
+    return DefineTyped(schema, TypedOp<kShapes>::Params(),
+                       &TypedOp<kShapes>::Call, example);
+  }
+  // Adds an implementation, behind those there are but before the reference.
+  // NotFound without such an operator, AlreadyExists with such a provider.
+  template <auto kMake>
+  absl::Status Add(absl::string_view op, absl::string_view provider) {
+    return AddTyped(op, provider, TypedOp<kMake>::Params(),
+                    &TypedOp<kMake>::Call);
+  }
+  // Takes the place of all of them where the operator is enabled, by its own
+  // name and under its own policy. AlreadyExists if something else does.
+  template <auto kMake>
+  absl::Status Override(absl::string_view op, absl::string_view provider) {
+    return OverrideTyped(op, provider, TypedOp<kMake>::Params(),
+                         &TypedOp<kMake>::Call);
+  }
+
+  // Null: no such operator. Valid until the registry changes.
+  const OpDefinition* Find(absl::string_view op) const;
+  // Sorted.
+  std::vector<std::string> Names() const;
+
+  // What the operator returns, without touching data.
+  absl::StatusOr<std::vector<TensorMeta>> InferShapes(
+      absl::string_view op, const NamedArgs& args) const;
+
+ private:
+  absl::Status DefineTyped(absl::string_view schema,
+                           std::vector<OpParam> signature, OpShapes shapes,
+                           OpExample example);
+  absl::Status AddTyped(absl::string_view op, absl::string_view provider,
+                        std::vector<OpParam> signature, OpFactory factory);
+  absl::Status OverrideTyped(absl::string_view op, absl::string_view provider,
+                             std::vector<OpParam> signature, OpFactory factory);
+
+  std::map<std::string, OpDefinition, std::less<>> ops_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_OP_REGISTRY_H_

@@ -1,0 +1,68 @@
+#ifndef QUERN_OPS_REGISTRY_OP_SCHEMA_H_
+#define QUERN_OPS_REGISTRY_OP_SCHEMA_H_
+
+// What an operator takes, writes and returns, as text and back:
+//
+//   rms_norm(Tensor x, Tensor? weight, float eps=1e-06) -> Tensor
+//   fused_add_rms_norm(Tensor(a0!) x, Tensor(a1!) residual, Tensor? weight,
+//                      float eps=1e-06) -> ()
+//
+//   schema  = name "(" [param {"," param}] ")" "->" returns
+//   param   = type name ["=" default]
+//   type    = "Tensor" ["(a" index "!)"] ["?"] | ("int" | "float" | "bool" |
+//             "str") ["?"]
+//   returns = "Tensor" | "(" ["Tensor" {"," "Tensor"}] ")"
+//   name    = [a-z_][a-z0-9_]*
+//
+// (aN!) marks a tensor that is written; N is the parameter's place, from 0.
+// "?" means that it may be left out. Spaces are free between words. Print gives
+// one form, and Parse of it the same schema.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace quern {
+
+enum class OpType : uint8_t { kTensor, kInt, kFloat, kBool, kString };
+
+// "Tensor", "int", "float", "bool", "str".
+absl::string_view OpTypeName(OpType type);
+
+using OpScalar = std::variant<int64_t, double, bool, std::string>;
+
+struct OpParam {
+  std::string name;
+  OpType type = OpType::kTensor;
+  bool optional = false;
+  bool mutated = false;
+  std::optional<OpScalar> default_value;  // never of a tensor
+
+  friend bool operator==(const OpParam& a, const OpParam& b) {
+    return a.name == b.name && a.type == b.type && a.optional == b.optional &&
+           a.mutated == b.mutated && a.default_value == b.default_value;
+  }
+};
+
+struct OpSchema {
+  std::string name;
+  std::vector<OpParam> params;
+  int returns = 0;  // tensors
+
+  // InvalidArgument names the text, the place and what is wanted there.
+  static absl::StatusOr<OpSchema> Parse(absl::string_view text);
+  std::string Print() const;
+
+  friend bool operator==(const OpSchema& a, const OpSchema& b) {
+    return a.name == b.name && a.params == b.params && a.returns == b.returns;
+  }
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_OP_SCHEMA_H_

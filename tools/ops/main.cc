@@ -1,0 +1,73 @@
+// Lists the operators: the table of ops/README.md, or with --isas every
+// operator x dtype x instruction set of this CPU x provider, tab-separated.
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/dtype.h"
+#include "hwy/targets.h"
+#include "ops/registry/all_ops.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+namespace {
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "ops: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+// A line for each that can be made, with the target that it chose.
+int ListIsas(const OpRegistry& registry) {
+  std::printf("op\tdtype\tisa\tprovider\n");
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  for (const int64_t target : targets) {
+    hwy::SetSupportedTargetsForTest(target);
+    for (const std::string& name : registry.Names()) {
+      const OpDefinition& op = *registry.Find(name);
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        const auto args = ArrangeArgs(op.schema, op.example(dtype));
+        if (!args.ok()) return Fail(args.status());
+        for (const OpImplementation& implementation : op.implementations) {
+          const auto made = implementation.factory(*args);
+          if (!made.ok()) continue;
+          // The reference has no instruction set: it is listed once.
+          const bool scalar = std::string((*made)->target()) == "scalar";
+          if (scalar && target != targets[0]) continue;
+          std::printf("%s\t%s\t%s\t%s\n", name.c_str(),
+                      std::string(DTypeName(dtype)).c_str(), (*made)->target(),
+                      implementation.provider.c_str());
+        }
+      }
+    }
+    hwy::SetSupportedTargetsForTest(0);
+  }
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  OpRegistry registry;
+  const absl::Status status = RegisterAllOps(registry);
+  if (!status.ok()) return Fail(status);
+  if (argc == 2 && absl::string_view(argv[1]) == "--isas") {
+    return ListIsas(registry);
+  }
+  if (argc != 1) {
+    return Fail(absl::InvalidArgumentError(
+        absl::StrCat("\"", argv[1], "\"; need --isas or nothing")));
+  }
+  const auto table = ListOps(registry);
+  if (!table.ok()) return Fail(table.status());
+  std::printf("%s", table->c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace quern
+
+int main(int argc, char** argv) { return quern::Main(argc, argv); }
