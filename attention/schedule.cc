@@ -105,8 +105,14 @@ absl::Status TooManyBlocks() {
       " blocks; need fewer or shorter sequences"));
 }
 
-// A block's place on the line. Costs are integers in double: exact below 2^53,
-// and the same each time beyond it.
+absl::Status TooManyPartialRows() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      kOp, ": the step leaves more than ", AttentionSchedule::kMaxPartialRows,
+      " rows of partial results; need fewer workers or heads"));
+}
+
+// The place on the line of a block, whichever its head. Costs are integers in
+// double: exact below 2^53, and the same each time beyond it.
 struct Stretch {
   Stretch(const AttentionSequence& s, const AttentionBlock& of, int64_t group)
       : block(of), rows(of.q_count() * group) {
@@ -136,21 +142,30 @@ struct Stretch {
   int32_t chunk_begin, chunk_end;  // with those keys
 };
 
-// fn(stretch) for each block of one head of sequence s, in order.
+// fn(stretch, head) for each block of the heads [begin, end) of sequence s,
+// head by head: one head's keys stay in the cache for all of its blocks.
 template <typename Fn>
-absl::Status ForEachBlock(const AttentionSequence& sequence, size_t s,
-                          int64_t head, int64_t block_queries, int64_t group,
-                          const Fn& fn) {
+void ForEachBlock(const AttentionSequence& sequence, size_t s, int64_t begin,
+                  int64_t end, int64_t block_queries, int64_t group,
+                  const Fn& fn) {
   AttentionBlock block;
   block.sequence = static_cast<int32_t>(s);
-  block.kv_head = static_cast<int32_t>(head);
-  for (int64_t q = 0; q < sequence.q_len; q += block_queries) {
-    block.q_begin = static_cast<int32_t>(q);
-    block.q_end =
-        static_cast<int32_t>(std::min(sequence.q_len, q + block_queries));
-    QUERN_RETURN_IF_ERROR(fn(Stretch(sequence, block, group)));
+  block.kv_head = 0;
+  block.q_begin = 0;
+  block.q_end = static_cast<int32_t>(std::min(sequence.q_len, block_queries));
+  const Stretch stretch(sequence, block, group);
+  for (int64_t head = begin; head < end; ++head) {
+    if (sequence.q_len <= block_queries) {  // decode: the same for all heads
+      if (sequence.q_len > 0) fn(stretch, head);
+      continue;
+    }
+    for (int64_t q = 0; q < sequence.q_len; q += block_queries) {
+      block.q_begin = static_cast<int32_t>(q);
+      block.q_end =
+          static_cast<int32_t>(std::min(sequence.q_len, q + block_queries));
+      fn(Stretch(sequence, block, group), head);
+    }
   }
-  return absl::OkStatus();
 }
 
 // Lays blocks on the line and cuts it into shares.
@@ -170,39 +185,14 @@ class Line {
     NextTarget();
   }
 
-  absl::Status Add(const Stretch& stretch) {
-    double cost = stretch.cost();
-    const bool may_cut = cost > slack_;
-    int32_t chunk = stretch.chunk_begin;
-    const auto first_run = static_cast<int32_t>(storage_.runs.size());
-    while (!last_share()) {
-      const double room = target_ - position_;
-      if (cost <= room) break;
-      if (may_cut) {
-        if (cost <= room + slack_) break;
-        const int32_t cut = CutNear(stretch, chunk, room);
-        if (cut >= stretch.chunk_end) break;
-        if (cut > chunk) {
-          QUERN_RETURN_IF_ERROR(AddPartial(stretch, chunk, cut));
-          const double done = stretch.cost(chunk, cut);
-          position_ += done;
-          cost -= done;
-          chunk = cut;
-        }
-      } else if (cost <= 2 * room) {
-        break;  // more of it on this side of the target than on the other
-      }
-      EndShare();
+  void Add(const Stretch& stretch, int64_t head) {
+    const double cost = stretch.cost();
+    head_ = static_cast<int32_t>(head);
+    if (cost <= target_ - position_ || last_share()) {
+      AddWhole(stretch, cost);
+    } else {
+      AddBeyondTarget(stretch, cost);
     }
-    position_ += cost;
-    if (chunk == stretch.chunk_begin) {
-      storage_.work.push_back(
-          {stretch.block, stretch.chunk_begin, stretch.chunk_end, kNoPartial});
-      return absl::OkStatus();
-    }
-    QUERN_RETURN_IF_ERROR(AddPartial(stretch, chunk, stretch.chunk_end));
-    AddMerges(stretch, first_run);
-    return absl::OkStatus();
   }
 
   void End() {
@@ -217,6 +207,52 @@ class Line {
 
  private:
   bool last_share() const { return next_share_ >= int64_t{rounds_} * workers_; }
+
+  // Each field by itself: a struct that is put together on the stack and copied
+  // from there waits for its small stores, 10 ns an item.
+  void AddWork(const Stretch& stretch, int32_t begin, int32_t end,
+               int64_t partial) {
+    AttentionWork& work = storage_.work.emplace_back();
+    work.block = stretch.block;
+    work.block.kv_head = head_;
+    work.chunk_begin = begin;
+    work.chunk_end = end;
+    work.partial = partial;
+  }
+
+  void AddWhole(const Stretch& stretch, double cost) {
+    position_ += cost;
+    AddWork(stretch, stretch.chunk_begin, stretch.chunk_end, kNoPartial);
+  }
+
+  void AddBeyondTarget(const Stretch& stretch, double cost) {
+    const bool may_cut = cost > slack_;
+    int32_t chunk = stretch.chunk_begin;
+    const auto first_run = static_cast<int32_t>(storage_.runs.size());
+    while (!last_share()) {
+      const double room = target_ - position_;
+      if (cost <= room) break;
+      if (may_cut) {
+        if (cost <= room + slack_) break;
+        const int32_t cut = CutNear(stretch, chunk, room);
+        if (cut >= stretch.chunk_end) break;
+        if (cut > chunk) {
+          AddPartial(stretch, chunk, cut);
+          const double done = stretch.cost(chunk, cut);
+          position_ += done;
+          cost -= done;
+          chunk = cut;
+        }
+      } else if (cost <= 2 * room) {
+        break;  // more of it on this side of the target than on the other
+      }
+      EndShare();
+    }
+    if (chunk == stretch.chunk_begin) return AddWhole(stretch, cost);
+    position_ += cost;
+    AddPartial(stretch, chunk, stretch.chunk_end);
+    AddMerges(stretch, first_run);
+  }
 
   // The boundary of chunks nearest to `room`, or one of spans not far away:
   // then the run leaves fewer pieces.
@@ -237,17 +273,14 @@ class Line {
     return static_cast<int32_t>(take_span ? span : cut);
   }
 
-  absl::Status AddPartial(const Stretch& stretch, int32_t begin, int32_t end) {
-    storage_.work.push_back({stretch.block, begin, end, partial_rows_});
+  void AddPartial(const Stretch& stretch, int32_t begin, int32_t end) {
+    AddWork(stretch, begin, end, partial_rows_);
     storage_.runs.push_back({begin, end, partial_rows_});
-    // At most 2^22 pieces of 2^31 rows.
-    partial_rows_ += PieceCount(begin, end, stretch.chunk_begin) * stretch.rows;
-    if (partial_rows_ <= AttentionSchedule::kMaxPartialRows) {
-      return absl::OkStatus();
-    }
-    return absl::ResourceExhaustedError(absl::StrCat(
-        kOp, ": the step leaves more than ", AttentionSchedule::kMaxPartialRows,
-        " rows of partial results; need fewer workers or heads"));
+    // At most 2^22 pieces of 2^31 rows; beyond the limit the sum stays near it.
+    partial_rows_ =
+        std::min(AttentionSchedule::kMaxPartialRows + 1,
+                 partial_rows_ + PieceCount(begin, end, stretch.chunk_begin) *
+                                     stretch.rows);
   }
 
   void AddMerges(const Stretch& stretch, int32_t first_run) {
@@ -255,6 +288,7 @@ class Line {
     for (int64_t row = 0; row < stretch.rows; row += rows) {
       AttentionMerge merge;
       merge.block = stretch.block;
+      merge.block.kv_head = head_;
       merge.row_begin = static_cast<int32_t>(row);
       merge.row_end = static_cast<int32_t>(std::min(stretch.rows, row + rows));
       merge.run_begin = first_run;
@@ -301,6 +335,7 @@ class Line {
   double position_ = 0;
   size_t share_begin_ = 0;  // of the share at hand: in the work, on the line
   double share_position_ = 0;
+  int32_t head_ = 0;  // of the block at hand
   int64_t partial_rows_ = 0;
 };
 
@@ -328,13 +363,18 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   schedule.group_ = spec.group();
   schedule.kv_heads_ = spec.kv.kv_heads();
   const int64_t block_queries = BlockQueries(schedule.group_, tiles);
+  const int64_t left = WindowTokens(spec.window_left);
+  const int64_t right = WindowTokens(spec.window_right);
   int64_t blocks = 0, longest = 0;
   for (size_t s = 0; s < batch.q_lens.size(); ++s) {
     const int64_t q_len = batch.q_lens[s];
     const bool causal = batch.causal.empty() || batch.causal[s] != 0;
-    storage.sequences.push_back({schedule.num_tokens_, q_len, batch.kv_lens[s],
-                                 WindowTokens(spec.window_left),
-                                 causal ? 0 : WindowTokens(spec.window_right)});
+    AttentionSequence& sequence = storage.sequences.emplace_back();
+    sequence.q_offset = schedule.num_tokens_;
+    sequence.q_len = q_len;
+    sequence.kv_len = batch.kv_lens[s];
+    sequence.left = left;
+    sequence.right = causal ? 0 : right;
     schedule.num_tokens_ += q_len;
     longest = std::max(longest, std::min(q_len, block_queries));
     // At most 2^31 heads of 2^30 blocks; the sum stays near the limit.
@@ -347,25 +387,23 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   // Each head costs the same.
   double total = 0;
   for (size_t s = 0; s < storage.sequences.size(); ++s) {
-    QUERN_RETURN_IF_ERROR(ForEachBlock(storage.sequences[s], s, 0,
-                                       block_queries, schedule.group_,
-                                       [&](const Stretch& stretch) {
-                                         total += stretch.cost();
-                                         return absl::OkStatus();
-                                       }));
+    ForEachBlock(
+        storage.sequences[s], s, 0, 1, block_queries, schedule.group_,
+        [&](const Stretch& stretch, int64_t) { total += stretch.cost(); });
   }
   Line line(
       storage, num_workers, total * static_cast<double>(schedule.kv_heads_),
       static_cast<double>(kChunk * (kKeyCost + schedule.max_block_rows_)));
+  storage.work.reserve(static_cast<size_t>(blocks));
   for (size_t s = 0; s < storage.sequences.size(); ++s) {
-    for (int64_t head = 0; head < schedule.kv_heads_; ++head) {
-      QUERN_RETURN_IF_ERROR(ForEachBlock(
-          storage.sequences[s], s, head, block_queries, schedule.group_,
-          [&](const Stretch& stretch) { return line.Add(stretch); }));
-    }
+    ForEachBlock(storage.sequences[s], s, 0, schedule.kv_heads_, block_queries,
+                 schedule.group_, [&](const Stretch& stretch, int64_t head) {
+                   line.Add(stretch, head);
+                 });
   }
   line.End();
   schedule.partial_rows_ = line.partial_rows();
+  if (schedule.partial_rows_ > kMaxPartialRows) return TooManyPartialRows();
   schedule.Borrow(storage);
   return schedule;
 }

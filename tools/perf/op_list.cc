@@ -11,6 +11,7 @@
 #include "tools/perf/ops_quantize.h"
 #include "tools/perf/ops_rows.h"
 #include "tools/perf/ops_scaled_linear.h"
+#include "tools/perf/ops_schedule.h"
 
 namespace quern {
 
@@ -21,6 +22,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(ScaledLinearOp());
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
+  ops.push_back(ScheduleOp());
   return ops;
 }
 
