@@ -197,6 +197,7 @@ class Line {
 
   void End() {
     CloseShare();
+    DivideMerges();
     std::sort(storage_.shares.begin(), storage_.shares.end(),
               [](const AttentionShare& a, const AttentionShare& b) {
                 return a.cost != b.cost ? a.cost > b.cost : a.begin < b.begin;
@@ -251,7 +252,7 @@ class Line {
     if (chunk == stretch.chunk_begin) return AddWhole(stretch, cost);
     position_ += cost;
     AddPartial(stretch, chunk, stretch.chunk_end);
-    AddMerges(stretch, first_run);
+    AddMerge(stretch, first_run);
   }
 
   // The boundary of chunks nearest to `room`, or one of spans not far away:
@@ -283,17 +284,36 @@ class Line {
                                      stretch.rows);
   }
 
-  void AddMerges(const Stretch& stretch, int32_t first_run) {
-    const int64_t rows = DivCeil(stretch.rows, int64_t{workers_});
-    for (int64_t row = 0; row < stretch.rows; row += rows) {
-      AttentionMerge merge;
-      merge.block = stretch.block;
-      merge.block.kv_head = head_;
-      merge.row_begin = static_cast<int32_t>(row);
-      merge.row_end = static_cast<int32_t>(std::min(stretch.rows, row + rows));
-      merge.run_begin = first_run;
-      merge.run_end = static_cast<int32_t>(storage_.runs.size());
-      storage_.merges.push_back(merge);
+  void AddMerge(const Stretch& stretch, int32_t first_run) {
+    AttentionMerge& merge = storage_.merges.emplace_back();
+    merge.block = stretch.block;
+    merge.block.kv_head = head_;
+    merge.row_begin = 0;
+    merge.row_end = static_cast<int32_t>(stretch.rows);
+    merge.run_begin = first_run;
+    merge.run_end = static_cast<int32_t>(storage_.runs.size());
+  }
+
+  // So that no merge has more than a worker's part of all rows.
+  void DivideMerges() {
+    int64_t rows = 0, count = 0;
+    for (const AttentionMerge& merge : storage_.merges) rows += merge.row_end;
+    const int64_t most = DivCeil(rows, workers_);
+    for (const AttentionMerge& merge : storage_.merges) {
+      count += DivCeil(merge.row_end, most);
+    }
+    // From the last one, in place: none is overwritten before it is read.
+    size_t from = storage_.merges.size();
+    size_t to = static_cast<size_t>(count);
+    storage_.merges.resize(to);
+    while (from-- > 0) {
+      AttentionMerge merge = storage_.merges[from];
+      while (merge.row_end > 0) {
+        merge.row_begin =
+            static_cast<int32_t>((merge.row_end - 1) / most * most);
+        storage_.merges[--to] = merge;
+        merge.row_end = merge.row_begin;
+      }
     }
   }
 

@@ -172,6 +172,7 @@ constexpr Smoke kSmokes[] = {
     {"quick_gelu", "--rows=3 --hidden=37"},
     {"relu2", "--rows=3 --hidden=37"},
     {"xielu", "--rows=3 --hidden=37 --dtype=f32"},
+    {"schedule", "--q_lens=1,40 --kv_lens=100,5000,20000"},
     {"attention",
      "--kv_len=37 --q_heads=6 --kv_heads=2 --head_dim=24 --page_size=5"},
     {"attention",
