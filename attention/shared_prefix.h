@@ -1,0 +1,88 @@
+#ifndef QUERN_ATTENTION_SHARED_PREFIX_H_
+#define QUERN_ATTENTION_SHARED_PREFIX_H_
+
+// Which sequences of a step begin with the same keys: a system prompt, a
+// document that several requests ask about. Their queries could be computed
+// against those keys together, which then come from memory once.
+//
+// Keys are the same where the page ids are. What a group shares is a multiple
+// of AttentionSchedule::kChunkTokens and seen by every query of its members, so
+// that a row's chunks and the order of their merging stay as they are.
+//
+// A sequence is in one group at most. Sets that share a prefix are nested or
+// apart; of a set and the best of its subsets, that is chosen which saves more
+// reading, (members - 1) * tokens. So of [system, a, x], [system, a, y] and
+// [system, b] the first two are a group where `a` is long, and all three are
+// one where it is short. What a chosen subset leaves over is in no group.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cache/page_table.h"
+
+namespace quern {
+
+// The sequences members[begin, end) share their first `tokens` keys.
+struct PrefixGroup {
+  int32_t begin;
+  int32_t end;
+  int64_t tokens;
+
+  int64_t saved_tokens() const { return (int64_t{end} - begin - 1) * tokens; }
+};
+
+// The arrays of SharedPrefixes, kept from step to step: only growth allocates.
+struct SharedPrefixStorage {
+  // A set of sequences, neighbours in `members`, that share `tokens`, and what
+  // its subsets save.
+  struct Nested {
+    int64_t tokens;
+    int32_t begin;
+    int32_t first_group;
+    int64_t saved;
+  };
+  std::vector<int32_t> members;
+  std::vector<PrefixGroup> groups;
+  std::vector<Nested> nested;
+};
+
+// Borrowed: the storage outlives it and does not change.
+class SharedPrefixes {
+ public:
+  // No groups.
+  SharedPrefixes() = default;
+
+  // For causal sequences without a window: query i of sequence s sees the keys
+  // before kv_lens[s] - q_lens[s], and some of its own. InvalidArgument where
+  // PageTable::CheckKvLens refuses, or q_lens[s] is not in [0, kv_lens[s]].
+  // Deterministic: groups by their first member's pages, members of equal pages
+  // by number. Cost: sorts the sequences by their pages.
+  static absl::StatusOr<SharedPrefixes> Find(const PageTable& pages,
+                                             absl::Span<const int64_t> q_lens,
+                                             absl::Span<const int64_t> kv_lens,
+                                             SharedPrefixStorage& storage);
+
+  // Each of two members or more, and of at least one chunk.
+  absl::Span<const PrefixGroup> groups() const { return groups_; }
+  absl::Span<const int32_t> Members(const PrefixGroup& group) const {
+    return members_.subspan(static_cast<size_t>(group.begin),
+                            static_cast<size_t>(group.end - group.begin));
+  }
+  // Keys of each head that need not be read again.
+  int64_t saved_tokens() const;
+
+  // One line for each group, to read and to compare.
+  std::string DebugString() const;
+
+ private:
+  absl::Span<const int32_t> members_;
+  absl::Span<const PrefixGroup> groups_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_ATTENTION_SHARED_PREFIX_H_
