@@ -2,6 +2,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cache/pack_kv_simd.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
@@ -39,9 +40,19 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const uint8_t* const* rows, size_t step,
   }
 }
 
+template <bool kStream, class D>
+HWY_INLINE void Store(hn::Vec<D> v, D d, hn::TFromD<D>* to) {
+  if constexpr (kStream) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
 // 4 cells of 4 bytes of 16 tokens. In every block, lane i of vector j becomes
 // lane j of vector i; blocks hold tokens 4 apart, so that a whole vector is
 // consecutive tokens of one cell.
+template <bool kStream>
 HWY_INLINE void Transpose4(const uint8_t* const* rows, size_t at, uint8_t* to) {
   const Tag<uint32_t> d;
   const hn::Repartition<uint64_t, decltype(d)> dw;
@@ -56,8 +67,8 @@ HWY_INLINE void Transpose4(const uint8_t* const* rows, size_t at, uint8_t* to) {
     const auto lower23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
     const auto upper23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
     const auto store = [&](hn::Vec<decltype(dw)> v, size_t cell) HWY_ATTR {
-      hn::StoreU(hn::BitCast(d, v), d,
-                 reinterpret_cast<uint32_t*>(to) + cell * kTokens + t);
+      Store<kStream>(hn::BitCast(d, v), d,
+                     reinterpret_cast<uint32_t*>(to) + cell * kTokens + t);
     };
     store(hn::InterleaveLower(dw, lower01, lower23), 0);
     store(hn::InterleaveUpper(dw, lower01, lower23), 1);
@@ -67,6 +78,7 @@ HWY_INLINE void Transpose4(const uint8_t* const* rows, size_t at, uint8_t* to) {
 }
 
 // 8 cells of 2 bytes of 16 tokens, likewise.
+template <bool kStream>
 HWY_INLINE void Transpose2(const uint8_t* const* rows, size_t at, uint8_t* to) {
   const Tag<uint16_t> d;
   const hn::Repartition<uint32_t, decltype(d)> dw;
@@ -94,28 +106,36 @@ HWY_INLINE void Transpose2(const uint8_t* const* rows, size_t at, uint8_t* to) {
     four(4, last);
     for (size_t i = 0; i < 4; ++i) {
       uint16_t* cells = reinterpret_cast<uint16_t*>(to) + 2 * i * kTokens + t;
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dq, first[i], last[i])), d,
-                 cells);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dq, first[i], last[i])), d,
-                 cells + kTokens);
+      Store<kStream>(hn::BitCast(d, hn::InterleaveLower(dq, first[i], last[i])),
+                     d, cells);
+      Store<kStream>(hn::BitCast(d, hn::InterleaveUpper(dq, first[i], last[i])),
+                     d, cells + kTokens);
     }
   }
 }
 
-template <size_t kCellBytes>
+template <size_t kCellBytes, bool kStream>
 HWY_INLINE void Transpose(const uint8_t* const* rows, size_t at, uint8_t* to) {
   if constexpr (kCellBytes == 4) {
-    Transpose4(rows, at, to);
+    Transpose4<kStream>(rows, at, to);
   } else {
-    Transpose2(rows, at, to);
+    Transpose2<kStream>(rows, at, to);
   }
 }
 
-template <size_t kCellBytes>
+bool IsAligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) %
+             hn::Lanes(hn::ScalableTag<uint8_t>()) ==
+         0;
+}
+
+template <size_t kCellBytes, bool kStream>
 void PackK(const uint8_t* const* rows, size_t row_bytes, uint8_t* to) {
+  if (kStream && !IsAligned(to))
+    return PackK<kCellBytes, false>(rows, row_bytes, to);
   const size_t whole = row_bytes / kBlockBytes * kBlockBytes;
   for (size_t at = 0; at < whole; at += kBlockBytes) {
-    Transpose<kCellBytes>(rows, at, to + at * kTokens);
+    Transpose<kCellBytes, kStream>(rows, at, to + at * kTokens);
   }
   const size_t rest = row_bytes - whole;
   if (rest == 0) return;
@@ -126,14 +146,17 @@ void PackK(const uint8_t* const* rows, size_t row_bytes, uint8_t* to) {
     block_rows[t] = block[t];
   }
   uint8_t cells[kTokens * kBlockBytes];
-  Transpose<kCellBytes>(block_rows, 0, cells);
+  Transpose<kCellBytes, false>(block_rows, 0, cells);
   hwy::CopyBytes(cells, to + whole * kTokens,
                  hwy::RoundUpTo(rest, kCellBytes) * kTokens);
 }
 
-template <typename T>
+template <typename T, bool kStream>
 void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
            size_t row_bytes, uint8_t* to_bytes) {
+  if (kStream && !IsAligned(to_bytes)) {
+    return PackV<T, false>(even_bytes, odd_bytes, row_bytes, to_bytes);
+  }
   const hn::ScalableTag<T> d;
   const size_t lanes = hn::Lanes(d);
   const size_t count = row_bytes / sizeof(T);
@@ -142,8 +165,10 @@ void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
   T* HWY_RESTRICT to = reinterpret_cast<T*>(to_bytes);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    hn::StoreInterleaved2(hn::LoadU(d, even + i), hn::LoadU(d, odd + i), d,
-                          to + 2 * i);
+    const auto a = hn::LoadU(d, even + i);
+    const auto b = hn::LoadU(d, odd + i);
+    Store<kStream>(hn::InterleaveWholeLower(d, a, b), d, to + 2 * i);
+    Store<kStream>(hn::InterleaveWholeUpper(d, a, b), d, to + 2 * i + lanes);
   }
   for (; i < count; ++i) {
     to[2 * i] = even[i];
@@ -151,13 +176,25 @@ void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
   }
 }
 
+void Flush() { hwy::FlushStream(); }
+
 PackKvKernels GetKernels(size_t element_bytes) {
   PackKvKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.pack_k = element_bytes == 1 ? &PackK<2> : &PackK<4>;
-  kernels.pack_v = element_bytes == 1   ? &PackV<uint8_t>
-                   : element_bytes == 2 ? &PackV<uint16_t>
-                                        : nullptr;
+  kernels.flush = &Flush;
+  if (element_bytes == 1) {
+    kernels.pack_k = &PackK<2, false>;
+    kernels.pack_k_stream = &PackK<2, true>;
+    kernels.pack_v = &PackV<uint8_t, false>;
+    kernels.pack_v_stream = &PackV<uint8_t, true>;
+    return kernels;
+  }
+  kernels.pack_k = &PackK<4, false>;
+  kernels.pack_k_stream = &PackK<4, true>;
+  if (element_bytes == 2) {
+    kernels.pack_v = &PackV<uint16_t, false>;
+    kernels.pack_v_stream = &PackV<uint16_t, true>;
+  }
   return kernels;
 }
 

@@ -60,11 +60,21 @@ namespace quern {
 
 enum class KvRotation : uint8_t { kNone, kHalves, kPairs };
 
+// Whether stores of whole groups go through the caches. Streaming ones spare
+// the read of what is overwritten, and leave keys and values in memory only.
+enum class WriteKvStores : uint8_t {
+  kAuto,    // kStream if what is read and written exceeds half the last-level
+            // cache
+  kCached,  // attention reads them at once
+  kStream,
+};
+
 struct WriteKvSpec {
   KvLayout kv;                // of the cache
   DType input = DType::kF32;  // of k and v: kF32, kBF16 or kF16
   KvRotation rotation = KvRotation::kNone;
   int64_t rot_dim = 0;  // with a rotation: even, 2 <= rot_dim <= head_dim
+  WriteKvStores stores = WriteKvStores::kAuto;
 };
 
 struct WriteKvArgs {
@@ -112,12 +122,16 @@ class WriteKvPlan {
 
  private:
   WriteKvPlan(const WriteKvSpec& spec, const WriteKvKernels& kernels,
-              const PackKvKernels& pack)
-      : spec_(spec), kernels_(kernels), pack_(pack) {}
+              const PackKvKernels& pack, int64_t stream_above_bytes)
+      : spec_(spec),
+        kernels_(kernels),
+        pack_(pack),
+        stream_above_bytes_(stream_above_bytes) {}
 
   WriteKvSpec spec_;
   WriteKvKernels kernels_;
   PackKvKernels pack_;
+  int64_t stream_above_bytes_;
 };
 
 }  // namespace quern

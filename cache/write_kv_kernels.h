@@ -33,9 +33,11 @@ struct WriteKvKernels {
   void (*encode_f32)(const void* const* from, size_t rows, size_t count,
                      const float* inverse, uint8_t* to, size_t to_stride);
 
-  // max |from[i]|, i < count; NaN if one is NaN.
-  float (*max_abs)(const void* from, size_t count);
-  float (*max_abs_f32)(const void* from, size_t count);
+  // to[r] = max over i < count of |from[r][i]|; NaN if one is NaN.
+  void (*max_abs)(const void* const* from, size_t rows, size_t count,
+                  float* to);
+  void (*max_abs_f32)(const void* const* from, size_t rows, size_t count,
+                      float* to);
 
   // to[i] = element begin + i of the rotated row.
   void (*rotate_halves)(const RotatedRow& args, float* to);

@@ -86,26 +86,28 @@ void Encode(const void* const* from, size_t rows, size_t count,
 // Without its sign bit, the code of a floating-point type grows with the value,
 // and NaN is above all.
 template <typename T>
-float MaxAbs(const void* from, size_t count) {
+void MaxAbs(const void* const* from, size_t rows, size_t count, float* to) {
   using Code = hwy::SignedFromSize<sizeof(T)>;
   const hn::ScalableTag<Code> d;
   const size_t lanes = hn::Lanes(d);
-  const Code* HWY_RESTRICT codes = static_cast<const Code*>(from);
   const auto magnitude = hn::Set(d, hwy::HighestValue<Code>());
-  auto max0 = hn::Zero(d), max1 = max0;
-  size_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    max0 = hn::Max(max0, hn::And(hn::LoadU(d, codes + i), magnitude));
-    max1 = hn::Max(max1, hn::And(hn::LoadU(d, codes + i + lanes), magnitude));
+  for (size_t r = 0; r < rows; ++r) {
+    const Code* HWY_RESTRICT codes = static_cast<const Code*>(from[r]);
+    auto max0 = hn::Zero(d), max1 = max0;
+    size_t i = 0;
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+      max0 = hn::Max(max0, hn::And(hn::LoadU(d, codes + i), magnitude));
+      max1 = hn::Max(max1, hn::And(hn::LoadU(d, codes + i + lanes), magnitude));
+    }
+    for (; i < count; i += lanes) {
+      const auto v = hn::LoadN(d, codes + i, HWY_MIN(lanes, count - i));
+      max0 = hn::Max(max0, hn::And(v, magnitude));
+    }
+    const Code code = hn::ReduceMax(d, hn::Max(max0, max1));
+    HWY_ALIGN T largest[hn::MaxLanes(DF())] = {};
+    hwy::CopySameSize(&code, &largest[0]);
+    to[r] = hn::GetLane(LoadF32(DF(), largest));
   }
-  for (; i < count; i += lanes) {
-    const auto v = hn::LoadN(d, codes + i, HWY_MIN(lanes, count - i));
-    max0 = hn::Max(max0, hn::And(v, magnitude));
-  }
-  const Code code = hn::ReduceMax(d, hn::Max(max0, max1));
-  T largest;
-  hwy::CopySameSize(&code, &largest);
-  return hn::GetLane(LoadNF32(DF(), &largest, 1));
 }
 
 // out[i] = x[i] * c[i] + y[i] * s[i], the last factor negated if kNegate.

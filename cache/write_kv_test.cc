@@ -210,6 +210,24 @@ TEST_P(WriteKvTest, RotatesKeys) {
   }
 }
 
+// Streaming stores need aligned blocks: of 36 and 80 elements, some are not.
+TEST_P(WriteKvTest, StreamsTheSameBits) {
+  WriteKvCase c;
+  c.stores = WriteKvStores::kStream;
+  for (const int64_t dim : {5, 36, 64, 80, 128}) {
+    c.head_dim = dim;
+    c.v_head_dim = dim + 4;
+    c.slots = Consecutive(0, 90);
+    c.scaling = KvScaling::kNone;
+    ExpectWritten<float, float>(c, HardNumbers<float>());
+    ExpectWritten<BFloat16, BFloat16>(c, HardNumbers<BFloat16>());
+    ExpectWritten<BFloat16, Float8E4M3>(c, HardNumbers<BFloat16>());
+    c.scaling = KvScaling::kPerTokenHead;
+    c.slots = Consecutive(7, 90);
+    ExpectWritten<BFloat16, int8_t>(c, Finite<BFloat16>());
+  }
+}
+
 TEST_P(WriteKvTest, DoesNotDependOnTheNumberOfWorkers) {
   WriteKvCase c;
   c.page_size = 48;

@@ -41,6 +41,7 @@ struct WriteKvCase {
   KvScaling scaling = KvScaling::kNone;
   KvRotation rotation = KvRotation::kNone;
   int64_t rot_dim = 0;
+  WriteKvStores stores = WriteKvStores::kAuto;
   std::vector<int64_t> slots;
 };
 
@@ -145,6 +146,7 @@ class WriteKvRun {
     spec.input = DTypeOf<From>;
     spec.rotation = case_.rotation;
     spec.rot_dim = case_.rot_dim;
+    spec.stores = case_.stores;
     const WriteKvPlan plan = WriteKvPlan::Create(spec).value();
     const absl::Status status = plan.CheckArgs(args_);
     EXPECT_TRUE(status.ok()) << status;
