@@ -6,9 +6,10 @@
 
 namespace quern {
 
-// rms_norm, fused_add_rms_norm (in place), gemma_rms_norm. Providers: simd, and
-// reference, which rounds as a framework does: the normed row to the dtype of
-// the weight, and their product; norms of the unrounded sum.
+// rms_norm, fused_add_rms_norm (in place), gemma_rms_norm, rms_norm_gated.
+// Providers: simd, and reference, which rounds as a framework does: the normed
+// row to the dtype of the weight, and their product; norms of the unrounded
+// sum.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -9,6 +9,7 @@
 #include "tools/perf/ops_linear.h"
 #include "tools/perf/ops_pack.h"
 #include "tools/perf/ops_quantize.h"
+#include "tools/perf/ops_registered.h"
 #include "tools/perf/ops_rows.h"
 #include "tools/perf/ops_scaled_linear.h"
 #include "tools/perf/ops_schedule.h"
@@ -17,6 +18,7 @@ namespace quern {
 
 std::vector<OpEntry> AllOps() {
   std::vector<OpEntry> ops = {ConvertOp(), PackOp(), QuantizeOp(), RmsNormOp()};
+  for (OpEntry& op : RegisteredOps()) ops.push_back(std::move(op));
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   ops.push_back(LinearOp());
   ops.push_back(ScaledLinearOp());

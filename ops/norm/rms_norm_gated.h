@@ -1,0 +1,76 @@
+#ifndef QUERN_OPS_NORM_RMS_NORM_GATED_H_
+#define QUERN_OPS_NORM_RMS_NORM_GATED_H_
+
+// Root-mean-square normalisation of groups, with a gate before or after it: the
+// output norm of gated delta nets and of state space models.
+//
+//   kNormFirst   out[t, i] = round(x[t, i] / rms[t, g] * weight[i] * act(z[t,
+//   i])) kGateFirst   the same with h = x * act(z) in place of x, and no gate
+//   after no gate      out[t, i] = round(x[t, i] / rms[t, g] * weight[i])
+//
+//   g = i / group;  rms[t, g] = sqrt(mean of h^2 over the group + eps)
+//
+//   kSilu     act(z) = z / (1 + e^-z)      kSigmoid   act(z) = 1 / (1 + e^-z)
+//
+// f32 arithmetic, rounded once, to nearest even, to out_dtype. A NaN or an
+// infinity makes its group NaN or zero and touches no other.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/norm/rms_norm_gated_kernels.h"
+#include "ops/row_block_kernels.h"
+
+namespace quern {
+
+enum class GateWhen : uint8_t { kNone, kNormFirst, kGateFirst };
+
+struct RmsNormGatedSpec {
+  int64_t hidden = 0;  // elements of a row, >= 1
+  int64_t group = 0;   // divides hidden; 0: hidden
+  float eps = 1e-5f;   // finite, >= 0
+  GateWhen gate = GateWhen::kGateFirst;
+  NormGate activation = NormGate::kSilu;
+  DType dtype = DType::kF32;         // of x, z and out: f32, bf16 or f16
+  DType weight_dtype = DType::kF32;  // the same
+};
+
+class RmsNormGatedPlan {
+ public:
+  // InvalidArgument if hidden < 1, group does not divide it, or eps is
+  // negative, infinite or NaN; Unimplemented for other dtypes.
+  static absl::StatusOr<RmsNormGatedPlan> Create(const RmsNormGatedSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const RmsNormGatedSpec& spec() const { return spec_; }
+
+  // x[rows, hidden], z[rows, hidden] (kNone: ignored), weight[hidden],
+  // out[rows, hidden]. InvalidArgument names the argument.
+  absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& z,
+                         const AnyTensorView& weight,
+                         const AnyTensorView& out) const;
+
+  // Writes out, which may be x or z itself. Rows may have any stride; rows = 0
+  // does nothing. Allocates nothing; safe to call concurrently; a row is
+  // computed by one worker, in an order that depends on group alone.
+  void Execute(const AnyTensorView& x, const AnyTensorView& z,
+               const AnyTensorView& weight, const AnyTensorView& out,
+               Executor& executor) const noexcept;
+
+ private:
+  explicit RmsNormGatedPlan(const RmsNormGatedSpec& spec);
+
+  RmsNormGatedSpec spec_;
+  RmsNormGatedKernels kernels_;
+  RowBlockKernels blocks_;
+  RowBlockKernels weight_blocks_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_NORM_RMS_NORM_GATED_H_

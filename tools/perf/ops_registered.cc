@@ -1,0 +1,240 @@
+#include "tools/perf/ops_registered.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/registry/all_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+#include "testing/reference_convert.h"
+#include "tools/perf/args.h"
+#include "tools/perf/op.h"
+#include "tools/perf/op_util.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr int64_t kMaxDim = int64_t{1} << 24;
+constexpr int64_t kHeadDim = 128;
+constexpr int64_t kMaxPosition = 4096;
+
+int64_t BytesOf(const TensorMeta& meta) {
+  int64_t bytes = static_cast<int64_t>(SizeOf(meta.dtype));
+  for (const int64_t extent : meta.extents) bytes *= extent;
+  return bytes;
+}
+
+absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
+                                 int64_t rows, int64_t hidden) {
+  const TensorMeta x = {dtype, {rows, hidden}};
+  const TensorMeta weight = {dtype, {hidden}};
+  if (op == "fused_add_rms_norm") {
+    return NamedArgs{{"x", x}, {"residual", x}, {"weight", weight}};
+  }
+  if (op == "rms_norm_gated") {
+    return NamedArgs{{"x", x}, {"z", x}, {"weight", weight}};
+  }
+  if (op == "gemma_rms_norm") return NamedArgs{{"x", x}, {"weight", weight}};
+  if (hidden % (4 * kHeadDim) != 0) {
+    return InvalidArgument(op, "hidden=", hidden, "; need a multiple of ",
+                           4 * kHeadDim, ", query heads of ", kHeadDim);
+  }
+  const int64_t heads = hidden / kHeadDim;
+  return NamedArgs{{"positions", TensorMeta{DType::kI32, {rows}}},
+                   {"query", TensorMeta{dtype, {rows, heads, kHeadDim}}},
+                   {"key", TensorMeta{dtype, {rows, heads / 4, kHeadDim}}},
+                   {"max_position", kMaxPosition}};
+}
+
+class Registered final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    auto op = absl::WrapUnique(new Registered());
+    op->name_ = std::string(args.op());
+    QUERN_ASSIGN_OR_RETURN(op->rows_, args.Int("rows", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(op->hidden_, args.Int("hidden", 1, kMaxDim));
+    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kTypes));
+    OpRegistry registry;
+    QUERN_RETURN_IF_ERROR(RegisterAllOps(registry));
+    QUERN_ASSIGN_OR_RETURN(
+        const NamedArgs named,
+        ArgsOf(op->name_, op->dtype_, op->rows_, op->hidden_));
+    const OpDispatcher on(registry, OpPolicy());
+    QUERN_ASSIGN_OR_RETURN(op->fast_, on.Make(op->name_, named));
+    QUERN_ASSIGN_OR_RETURN(OpPolicy none, OpPolicy::Parse("none"));
+    const OpDispatcher off(registry, std::move(none));
+    QUERN_ASSIGN_OR_RETURN(op->reference_, off.Make(op->name_, named));
+
+    const OpSchema& schema = registry.Find(op->name_)->schema;
+    QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
+                           ArrangeArgs(schema, named));
+    for (size_t i = 0; i < arranged.size(); ++i) {
+      if (const auto* meta = std::get_if<TensorMeta>(&arranged[i])) {
+        op->tensors_.push_back({*meta, true, schema.params[i].mutated});
+      }
+    }
+    QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> returns,
+                           registry.InferShapes(op->name_, named));
+    for (const TensorMeta& meta : returns) {
+      op->tensors_.push_back({meta, false, true});
+    }
+    return op;
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape = absl::StrCat("rows=", rows_, " hidden=", hidden_);
+    info.dtype = std::string(DTypeName(dtype_));
+    info.isa = fast_.op->target();
+    for (const Tensor& t : tensors_) {
+      info.bytes += static_cast<double>(BytesOf(t.meta)) * (t.read + t.written);
+    }
+    info.flops = 4.0 * static_cast<double>(rows_ * hidden_);
+    info.dram_kind = DramKind::kCopy;
+    return info;
+  }
+
+  int64_t set_bytes() const override {
+    int64_t bytes = 0;
+    for (const Tensor& t : tensors_) bytes += BytesOf(t.meta);
+    return bytes;
+  }
+
+  absl::Status Setup(int64_t sets, Executor&) override {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      buffers_.push_back(std::make_unique<SetBuffer>());
+      QUERN_RETURN_IF_ERROR(
+          buffers_[i]->Create(sets, BytesOf(tensors_[i].meta)));
+      if (tensors_[i].meta.dtype == DType::kI32) {
+        for (int64_t set = 0; set < sets; ++set) {
+          for (int64_t t = 0; t < rows_; ++t) {
+            buffers_[i]->at<int32_t>(set)[t] =
+                static_cast<int32_t>(t % kMaxPosition);
+          }
+        }
+      } else if (tensors_[i].read) {
+        WithType(dtype_, [&](auto type) {
+          FillReals<decltype(type)>(-2, 2, *buffers_[i]);
+        });
+      }
+    }
+    // Run allocates nothing.
+    for (int64_t set = 0; set < sets; ++set) {
+      std::vector<AnyTensorView> views;
+      for (size_t i = 0; i < tensors_.size(); ++i) {
+        views.push_back(View(tensors_[i].meta, buffers_[i]->at(set)));
+      }
+      views_.push_back(std::move(views));
+    }
+    return fast_.op->CheckArgs(views_[0]);
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    fast_.op->Execute(views_[static_cast<size_t>(set)], executor);
+  }
+
+  // Both from one copy; up to four roundings of numbers of a few units.
+  absl::StatusOr<double> Check(Executor& executor) override {
+    std::vector<std::vector<uint8_t>> copies;
+    std::vector<AnyTensorView> views;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const uint8_t* data = buffers_[i]->at(0);
+      copies.emplace_back(data, data + BytesOf(tensors_[i].meta));
+      views.push_back(View(tensors_[i].meta, copies.back().data()));
+    }
+    reference_.op->Execute(views, executor);
+    Run(0, executor);
+    Verdict all;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!tensors_[i].written) continue;
+      WithType(dtype_, [&](auto type) {
+        using T = decltype(type);
+        const T* got = buffers_[i]->at<T>(0);
+        const T* want = reinterpret_cast<const T*>(copies[i].data());
+        const auto count =
+            BytesOf(tensors_[i].meta) / static_cast<int64_t>(sizeof(T));
+        for (int64_t j = 0; j < count; ++j) {
+          const double w = ToDouble(want[j]);
+          all.Add(j, ToDouble(got[j]), w,
+                  (4 * RelativeRoundoff(dtype_) +
+                   static_cast<double>(hidden_) * 0x1p-24) *
+                      (std::abs(w) + 4));
+        }
+      });
+    }
+    return all.Result(name_);
+  }
+
+ private:
+  struct Tensor {
+    TensorMeta meta;
+    bool read;
+    bool written;
+  };
+
+  static AnyTensorView View(const TensorMeta& meta, void* data) {
+    AnyTensorView::Dims extents{}, strides{};
+    int64_t stride = 1;
+    for (size_t d = meta.extents.size(); d-- > 0;) {
+      extents[d] = meta.extents[d];
+      strides[d] = stride;
+      stride *= extents[d];
+    }
+    return AnyTensorView(meta.dtype, data,
+                         static_cast<int>(meta.extents.size()), extents,
+                         strides);
+  }
+
+  std::string name_;
+  int64_t rows_ = 0;
+  int64_t hidden_ = 0;
+  DType dtype_ = DType::kF32;
+  MadeOp fast_, reference_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::unique_ptr<SetBuffer>> buffers_;
+  std::vector<std::vector<AnyTensorView>> views_;  // of each set
+};
+
+}  // namespace
+
+std::vector<OpEntry> RegisteredOps() {
+  struct Named {
+    absl::string_view name, summary;
+  };
+  std::vector<OpEntry> ops;
+  for (const Named& named : {
+           Named{"fused_add_rms_norm",
+                 "residual += x; x = rms_norm(residual), in place"},
+           Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
+           Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
+           Named{"rotary_embedding",
+                 "turns heads of 128, of queries and a quarter as many keys"},
+       }) {
+    ops.push_back({named.name,
+                   named.summary,
+                   {{"dtype", "bf16", "f32, bf16 or f16"},
+                    {"rows", "4096", "tokens"},
+                    {"hidden", "4096", "elements of a row"}},
+                   &Registered::Create});
+  }
+  return ops;
+}
+
+}  // namespace quern
