@@ -48,6 +48,9 @@ TEST(DivisionTest, EveryWorkerHasTheSameNumberOfTasks) {
   }
   EXPECT_EQ(Of(256, 4, 1024, 2).row_groups, 8);
   EXPECT_EQ(Of(256, 4, 1024, 2).units, 1);
+  // Many rows: half of them for each worker.
+  EXPECT_EQ(Of(256, 256, 1024, 2).row_groups, 2);
+  EXPECT_EQ(Of(256, 256, 1024, 2).units, 32);
 }
 
 TEST(DivisionTest, LittleWorkIsOneTaskPerWorker) {
