@@ -168,12 +168,14 @@ class Writer {
       rows[i] = static_cast<const uint8_t*>(from.data()) +
                 HeadRowOffsetBytes(from, run.token + i, head);
     }
+    // The same head of the tokens that are likely to come next.
     const auto tokens = static_cast<int64_t>(args_.slots.size());
-    const int64_t next = run.token + kGroup;
-    for (int64_t t = next; t < std::min(tokens, next + run.count); ++t) {
-      Prefetch(static_cast<const uint8_t*>(from.data()) +
-                   HeadRowOffsetBytes(from, t, head),
-               dim * input);
+    const uint8_t* ahead[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      const int64_t token = run.token + kGroup + i;
+      ahead[i] = token < tokens ? static_cast<const uint8_t*>(from.data()) +
+                                      HeadRowOffsetBytes(from, token, head)
+                                : rows[i];
     }
     float inverse[kGroup] = {};
     if (element_ == 1) FindInverses(run, head, value, rows, inverse);
@@ -194,9 +196,13 @@ class Writer {
           block + element_ * (to_values ? layout_.VOffset(offset, d)
                                         : layout_.KOffset(offset, first + d));
       const void* sources[kGroup];
+      const void* next[kGroup];
       alignas(64) float turned[kGroup * kChunk];
       for (int64_t i = 0; i < run.count; ++i) {
         sources[i] = rows[i] + d * input;
+        next[i] = rotated ? static_cast<const void*>(turned + i * kChunk)
+                          : ahead[i] + d * input;
+        if (rotated || copied) Prefetch(ahead[i] + d * input, count * input);
         if (!rotated) continue;
         float* row = turned + i * kChunk;
         Rotate(run.token + i, rows[i], d, count, row);
@@ -206,8 +212,9 @@ class Writer {
       const int64_t stride = (plain ? dim : kChunk) * element_;
       if (plain || !copied) {
         (rotated ? kernels_.encode_f32 : kernels_.encode)(
-            sources, static_cast<size_t>(run.count), static_cast<size_t>(count),
-            inverse, plain ? to : scratch, static_cast<size_t>(stride));
+            sources, next, static_cast<size_t>(run.count),
+            static_cast<size_t>(count), inverse, plain ? to : scratch,
+            static_cast<size_t>(stride));
       }
       if (plain) continue;
       const uint8_t* codes[kGroup];

@@ -26,12 +26,15 @@ struct WriteKvKernels {
 
   // to[r][i] = Code(from[r][i] * inverse[r]), r < rows, i < count. `inverse` is
   // not used (no product) for types of 2 and 4 bytes. Rows of `to` are
-  // to_stride bytes apart.
-  void (*encode)(const void* const* from, size_t rows, size_t count,
-                 const float* inverse, uint8_t* to, size_t to_stride);
+  // to_stride bytes apart. On the way ahead[r], as long as from[r], is fetched
+  // into L2.
+  void (*encode)(const void* const* from, const void* const* ahead, size_t rows,
+                 size_t count, const float* inverse, uint8_t* to,
+                 size_t to_stride);
   // The same from f32.
-  void (*encode_f32)(const void* const* from, size_t rows, size_t count,
-                     const float* inverse, uint8_t* to, size_t to_stride);
+  void (*encode_f32)(const void* const* from, const void* const* ahead,
+                     size_t rows, size_t count, const float* inverse,
+                     uint8_t* to, size_t to_stride);
 
   // to[r] = max over i < count of |from[r][i]|; NaN if one is NaN.
   void (*max_abs)(const void* const* from, size_t rows, size_t count,

@@ -2,10 +2,12 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cache/write_kv_simd.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
 #include "quant/convert-inl.h"
+#include "quant/scalar_convert.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -35,12 +37,23 @@ HWY_INLINE hn::Vec<D8> ScaledCodes(hn::Vec<DF> v) {
   }
 }
 
+// One at a time, between the vectors: many at once wait for one another, and
+// what comes after waits for them.
+HWY_INLINE void PrefetchToL2(const void* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
 // The last elements of a row go through whole vectors on the stack: their loop
 // is the same one, which is compiled once.
 template <typename From, typename To>
-HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, size_t count,
-                          float inverse, To* HWY_RESTRICT to) {
+HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, const From* ahead,
+                          size_t count, float inverse, To* HWY_RESTRICT to) {
   if constexpr (hwy::IsSame<From, To>()) {
+    (void)ahead;
     hwy::CopyBytes(from, to, count * sizeof(To));
   } else {
     const DF df;
@@ -53,6 +66,7 @@ HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, size_t count,
     To* target = to;
     for (size_t n = whole;; n = lanes) {
       for (size_t i = 0; i < n; i += lanes) {
+        PrefetchToL2(ahead + i);
         const auto v = LoadF32(df, source + i);
         if constexpr (sizeof(To) == 1) {
           const hn::Rebind<uint8_t, DF> d8;
@@ -75,10 +89,11 @@ HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, size_t count,
 }
 
 template <typename From, typename To>
-void Encode(const void* const* from, size_t rows, size_t count,
-            const float* inverse, uint8_t* to, size_t to_stride) {
+void Encode(const void* const* from, const void* const* ahead, size_t rows,
+            size_t count, const float* inverse, uint8_t* to, size_t to_stride) {
   for (size_t r = 0; r < rows; ++r) {
-    EncodeRow(static_cast<const From*>(from[r]), count, inverse[r],
+    EncodeRow(static_cast<const From*>(from[r]),
+              static_cast<const From*>(ahead[r]), count, inverse[r],
               reinterpret_cast<To*>(to + r * to_stride));
   }
 }
@@ -104,9 +119,9 @@ void MaxAbs(const void* const* from, size_t rows, size_t count, float* to) {
       max0 = hn::Max(max0, hn::And(v, magnitude));
     }
     const Code code = hn::ReduceMax(d, hn::Max(max0, max1));
-    HWY_ALIGN T largest[hn::MaxLanes(DF())] = {};
-    hwy::CopySameSize(&code, &largest[0]);
-    to[r] = hn::GetLane(LoadF32(DF(), largest));
+    T largest;
+    hwy::CopySameSize(&code, &largest);
+    to[r] = ToF32(largest);
   }
 }
 
@@ -151,13 +166,13 @@ void RotateHalves(const RotatedRow& args, float* to) {
   });
   ForPart(args, 2 * half, args.begin + args.count,
           [&](size_t d, size_t n)
-              HWY_ATTR { EncodeRow<T, float>(x + d, n, 1.0f, at(d)); });
+              HWY_ATTR { EncodeRow<T, float>(x + d, x + d, n, 1.0f, at(d)); });
 }
 
 template <typename T>
 void RotatePairs(const RotatedRow& args, float* to) {
   const T* x = static_cast<const T*>(args.row) + args.begin;
-  EncodeRow<T, float>(x, args.count, 1.0f, to);
+  EncodeRow<T, float>(x, x, args.count, 1.0f, to);
   const DF d;
   const size_t lanes = hn::Lanes(d);
   ForPart(args, 0, args.rot_dim, [&](size_t begin, size_t n) HWY_ATTR {
