@@ -78,6 +78,28 @@ TEST_P(PagedAttentionBitsTest, DependOnNothingButTheSequence) {
   EXPECT_TRUE(AllBitsEqual(lse, want.lse)) << "alone";
 }
 
+// Several spans of chunks, cut within spans and between them.
+TEST_P(PagedAttentionBitsTest, DoNotDependOnWhereABlockIsCut) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 3;
+  heads.head_dim = 16;
+  const std::vector<Sequence> batch = {
+      RandomSequence<float, BFloat16>(rng, heads, {1, 3500}),
+      RandomSequence<float, BFloat16>(rng, heads, {6, 2100})};
+  using Run = Attention<float, BFloat16, float>;
+  const Run whole(heads, Variant(), batch);
+  EXPECT_RAN_ON(whole.plan());
+  for (const int workers : {2, 3, 4, 6, 9, 64}) {
+    Variant variant;
+    variant.schedule_workers = workers;
+    const Run cut(heads, variant, batch);
+    EXPECT_FALSE(cut.args().schedule.merges().empty()) << workers;
+    EXPECT_TRUE(AllBitsEqual(cut.result().out, whole.result().out)) << workers;
+    EXPECT_TRUE(AllBitsEqual(cut.result().lse, whole.result().lse)) << workers;
+  }
+}
+
 // Prefill in one step, in chunks, and one token at a time.
 TEST_P(PagedAttentionBitsTest, DoNotDependOnHowASequenceIsCutIntoSteps) {
   TestRng rng;
