@@ -182,6 +182,9 @@ constexpr Smoke kSmokes[] = {
     {"attention",
      "--batch=3 --q_len=7 --kv_len=19 --q_heads=2 --kv_heads=1 --head_dim=16 "
      "--page_size=16 --dtype=f32"},
+    {"mla",
+     "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
+     "--page_size=16"},
 };
 
 TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {

@@ -25,6 +25,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());
+  ops.push_back(MlaOp());
   return ops;
 }
 

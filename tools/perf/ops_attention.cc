@@ -63,53 +63,66 @@ class Attention final : public Op {
     QUERN_ASSIGN_OR_RETURN(kv.head_dim, args.Int("head_dim", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.page_size, args.Int("page_size", 1, 1 << 20));
     kv.dtype = spec.q_dtype = spec.out_dtype = dtype;
-    QUERN_ASSIGN_OR_RETURN(spec.kv, KvLayout::Create(kv));
-    QUERN_ASSIGN_OR_RETURN(PagedAttentionPlan plan,
-                           PagedAttentionPlan::Create(spec));
-    auto op = absl::WrapUnique(new Attention(std::move(plan), lengths));
-    // 2^12 * 2^24 tokens of 2^24 elements do not fit: every product above is
-    // of numbers that fit, this one bounds the rest.
-    int64_t bytes = 0;
-    if (!CheckedMul(op->num_pages(), spec.kv.page_bytes(), &bytes) ||
-        bytes > std::numeric_limits<int64_t>::max() / 8) {
-      return InvalidArgument("attention", "the cache exceeds 2^60 bytes");
-    }
-    return std::unique_ptr<Op>(std::move(op));
+    return Create("attention", lengths, kv, spec);
   }
 
+  static absl::StatusOr<std::unique_ptr<Op>> CreateMla(const Args& args) {
+    Lengths lengths;
+    KvLayoutSpec kv;
+    AttentionSpec spec;
+    int64_t rope_dim = 0;
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(lengths.batch, args.Int("batch", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(lengths.kv_len, args.Int("kv_len", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(lengths.q_len, args.Int("q_len", 1, lengths.kv_len));
+    QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("heads", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(kv.v_head_dim, args.Int("latent_dim", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(rope_dim, args.Int("rope_dim", 1, 4096));
+    QUERN_ASSIGN_OR_RETURN(kv.page_size, args.Int("page_size", 1, 1 << 20));
+    kv.kv_heads = 1;
+    kv.head_dim = kv.v_head_dim + rope_dim;
+    kv.form = KvForm::kLatent;
+    kv.dtype = spec.q_dtype = spec.out_dtype = dtype;
+    return Create("mla", lengths, kv, spec);
+  }
   OpInfo Info() const override {
     OpInfo info;
+    const bool latent = spec().kv.form() == KvForm::kLatent;
     info.shape =
         absl::StrCat("batch=", lengths_.batch, " q_len=", lengths_.q_len,
                      " kv_len=", lengths_.kv_len, " q_heads=", spec().q_heads,
                      " kv_heads=", spec().kv.kv_heads(), " head_dim=", dim(),
+                     latent ? absl::StrCat(" v_head_dim=", v_dim()) : "",
                      " page_size=", spec().kv.page_size());
     info.dtype = std::string(DTypeName(spec().q_dtype));
     info.isa = plan_.target();
     const auto tokens = static_cast<double>(lengths_.batch * lengths_.q_len);
     const auto kv_tokens =
         static_cast<double>(lengths_.batch * lengths_.kv_len);
-    const auto row = static_cast<double>(dim()) *
-                     static_cast<double>(SizeOf(spec().q_dtype));
-    info.bytes = 2 * row *
-                 (kv_tokens * static_cast<double>(spec().kv.kv_heads()) +
-                  tokens * static_cast<double>(spec().q_heads));
+    // Of q and out, and of the cache, whose latent form holds values in keys.
+    const auto dims = static_cast<double>(dim() + v_dim());
+    const double kv_dims = latent ? static_cast<double>(dim()) : dims;
+    info.bytes =
+        static_cast<double>(SizeOf(spec().q_dtype)) *
+        (kv_tokens * kv_dims * static_cast<double>(spec().kv.kv_heads()) +
+         tokens * dims * static_cast<double>(spec().q_heads));
     // Keys that a query sees, on average: causal.
     const double seen = static_cast<double>(lengths_.kv_len) -
                         static_cast<double>(lengths_.q_len - 1) / 2;
-    info.flops = 4 * tokens * seen * static_cast<double>(spec().q_heads) *
-                 static_cast<double>(dim());
+    info.flops = 2 * tokens * seen * static_cast<double>(spec().q_heads) * dims;
     info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(spec().q_dtype);
     return info;
   }
 
-  int64_t set_bytes() const override { return cache_bytes() + 2 * q_bytes(); }
+  int64_t set_bytes() const override {
+    return cache_bytes() + RowBytes(dim()) + RowBytes(v_dim());
+  }
 
   absl::Status Setup(int64_t sets, Executor& executor) override {
     QUERN_RETURN_IF_ERROR(cache_.Create(sets, cache_bytes()));
-    QUERN_RETURN_IF_ERROR(q_.Create(sets, q_bytes()));
-    QUERN_RETURN_IF_ERROR(out_.Create(sets, q_bytes()));
+    QUERN_RETURN_IF_ERROR(q_.Create(sets, RowBytes(dim())));
+    QUERN_RETURN_IF_ERROR(out_.Create(sets, RowBytes(v_dim())));
     WithType(spec().q_dtype, [this](auto type) {
       FillReals<decltype(type)>(-1, 1, cache_);
       FillReals<decltype(type)>(-1, 1, q_);
@@ -164,40 +177,59 @@ class Attention final : public Op {
           });
           all.Merge(mine);
         });
-    return all.Result("attention");
+    return all.Result(name_);
   }
 
  private:
-  Attention(PagedAttentionPlan plan, const Lengths& lengths)
-      : plan_(std::move(plan)), lengths_(lengths) {}
+  Attention(const char* name, PagedAttentionPlan plan, const Lengths& lengths)
+      : name_(name), plan_(std::move(plan)), lengths_(lengths) {}
+
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const char* name,
+                                                    const Lengths& lengths,
+                                                    const KvLayoutSpec& kv,
+                                                    AttentionSpec spec) {
+    QUERN_ASSIGN_OR_RETURN(spec.kv, KvLayout::Create(kv));
+    QUERN_ASSIGN_OR_RETURN(PagedAttentionPlan plan,
+                           PagedAttentionPlan::Create(spec));
+    auto op = absl::WrapUnique(new Attention(name, std::move(plan), lengths));
+    // 2^12 * 2^24 tokens of 2^24 elements do not fit: every product above is
+    // of numbers that fit, this one bounds the rest.
+    int64_t bytes = 0;
+    if (!CheckedMul(op->num_pages(), spec.kv.page_bytes(), &bytes) ||
+        bytes > std::numeric_limits<int64_t>::max() / 8) {
+      return InvalidArgument(name, "the cache exceeds 2^60 bytes");
+    }
+    return std::unique_ptr<Op>(std::move(op));
+  }
 
   const AttentionSpec& spec() const { return plan_.spec(); }
   int64_t dim() const { return spec().kv.head_dim(); }
+  int64_t v_dim() const { return spec().kv.v_head_dim(); }
   int64_t pages_per_sequence() const {
     return DivCeil(lengths_.kv_len, spec().kv.page_size());
   }
   int64_t num_pages() const { return lengths_.batch * pages_per_sequence(); }
   int64_t cache_bytes() const { return num_pages() * spec().kv.page_bytes(); }
-  int64_t q_bytes() const {
-    return lengths_.batch * lengths_.q_len * spec().q_heads * dim() *
+  // Of q, or of out.
+  int64_t RowBytes(int64_t dim) const {
+    return lengths_.batch * lengths_.q_len * spec().q_heads * dim *
            static_cast<int64_t>(SizeOf(spec().q_dtype));
   }
-  AnyTensorView Heads(void* data) const {
-    return AnyTensorView(
-        spec().q_dtype, data, 3,
-        {lengths_.batch * lengths_.q_len, spec().q_heads, dim()},
-        {spec().q_heads * dim(), dim(), 1});
+  AnyTensorView Heads(void* data, int64_t dim) const {
+    return AnyTensorView(spec().q_dtype, data, 3,
+                         {lengths_.batch * lengths_.q_len, spec().q_heads, dim},
+                         {spec().q_heads * dim, dim, 1});
   }
   KvCacheView Cache(int64_t set) {
     return KvCacheView(spec().kv, num_pages(), cache_.at(set));
   }
   PagedAttentionArgs MakeArgs(int64_t set) {
     PagedAttentionArgs args;
-    args.q = Heads(q_.at(set));
+    args.q = Heads(q_.at(set), dim());
     args.kv = Cache(set);
     args.pages = pages_;
     args.schedule = schedule_;
-    args.out = Heads(out_.at(set));
+    args.out = Heads(out_.at(set), v_dim());
     return args;
   }
 
@@ -211,15 +243,15 @@ class Attention final : public Op {
                        token % lengths_.q_len;  // what this query sees
     reference.q_heads = spec().group();
     reference.head_dim = dim();
+    reference.v_head_dim = v_dim();
     reference.scale = 1 / std::sqrt(static_cast<double>(dim()));
 
     const KvCacheView cache = Cache(0);
     std::vector<double> q, k, v;
-    const int64_t at =
-        (token * spec().q_heads + kv_head * spec().group()) * dim();
-    const int64_t count = spec().group() * dim();
-    for (int64_t d = 0; d < count; ++d)
-      q.push_back(ToDouble(q_.at<T>(0)[at + d]));
+    const int64_t row = token * spec().q_heads + kv_head * spec().group();
+    for (int64_t d = 0; d < spec().group() * dim(); ++d) {
+      q.push_back(ToDouble(q_.at<T>(0)[row * dim() + d]));
+    }
     const int64_t page_size = spec().kv.page_size();
     for (int64_t t = 0; t < reference.kv_len; ++t) {
       const int64_t slot = pages_.Slot(sequence, t);
@@ -230,14 +262,17 @@ class Attention final : public Op {
           reinterpret_cast<const T*>(cache.V(slot / page_size, kv_head));
       for (int64_t d = 0; d < dim(); ++d) {
         k.push_back(ToDouble(keys[spec().kv.KOffset(token_of_page, d)]));
+      }
+      for (int64_t d = 0; d < v_dim(); ++d) {
         v.push_back(ToDouble(values[spec().kv.VOffset(token_of_page, d)]));
       }
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
     const double bound = Bound(static_cast<double>(reference.kv_len));
-    for (int64_t d = 0; d < count; ++d) {
-      verdict.Add(at + d, ToDouble(out_.at<T>(0)[at + d]),
+    for (int64_t d = 0; d < spec().group() * v_dim(); ++d) {
+      const int64_t at = row * v_dim() + d;
+      verdict.Add(at, ToDouble(out_.at<T>(0)[at]),
                   want.out[static_cast<size_t>(d)], bound);
     }
   }
@@ -258,6 +293,7 @@ class Attention final : public Op {
     return 2 * (weight + keys * kEps) + 2 * RelativeRoundoff(spec().out_dtype);
   }
 
+  const char* name_;
   PagedAttentionPlan plan_;
   Lengths lengths_;
   SetBuffer cache_, q_, out_;
@@ -282,6 +318,20 @@ OpEntry AttentionOp() {
            {"head_dim", "128", "elements of a head"},
            {"page_size", "128", "tokens of a page"}},
           &Attention::Create};
+}
+
+OpEntry MlaOp() {
+  return {"mla",
+          "multi-head latent attention, absorbed, over a paged latent cache",
+          {{"dtype", "bf16", "f32 or bf16, of q, the cache and out"},
+           {"batch", "1", "sequences"},
+           {"q_len", "1", "new tokens of each, the last of its kv_len"},
+           {"kv_len", "4096", "tokens of each"},
+           {"heads", "16", "query heads"},
+           {"latent_dim", "512", "elements of a latent, which is the value"},
+           {"rope_dim", "64", "elements of a key behind them"},
+           {"page_size", "128", "tokens of a page, a multiple of 16"}},
+          &Attention::CreateMla};
 }
 
 }  // namespace quern

@@ -6,6 +6,7 @@
 namespace quern {
 
 OpEntry AttentionOp();
+OpEntry MlaOp();
 
 }  // namespace quern
 
