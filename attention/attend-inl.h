@@ -24,6 +24,7 @@
 #include "attention/paged_attention_kernels.h"
 #include "attention/softmax_state-inl.h"
 #include "core/dtype.h"
+#include "core/exp-inl.h"
 #include "hwy/highway.h"
 #include "quant/convert-inl.h"
 
@@ -343,6 +344,38 @@ HWY_INLINE void QkRows(const ChunkArgs& c, size_t row, size_t vec, size_t end) {
   if (vec < end) QkTile<A, kRows, 1>(c, row, vec);
 }
 
+// cap * tanh(x / cap); NaN for NaN.
+HWY_INLINE VF32 SoftCap(VF32 x, VF32 cap) {
+  const LineF32 df;
+  const VF32 y = hn::Div(x, cap);
+  const VF32 e =
+      ExpM1NonPositive(df, hn::Max(hn::Mul(hn::Set(df, -2.0f), hn::Abs(y)),
+                                   hn::Set(df, kExpLowest)));
+  const VF32 tanh = hn::Div(hn::Neg(e), hn::Add(hn::Set(df, 2.0f), e));
+  return hn::IfThenElse(hn::IsNaN(y), y, hn::Mul(cap, hn::CopySign(tanh, y)));
+}
+
+// The logits [first, last) of a row, scaled and what else the chunk asks for.
+HWY_INLINE void TransformRow(const ChunkArgs& c, size_t row, size_t first,
+                             size_t last, float* logits) {
+  const LineF32 df;
+  for (size_t t = first; t < last; t += kVecLanes) {
+    VF32 x = hn::Mul(hn::LoadU(df, logits + t), hn::Set(df, c.scale_log2e));
+    if (c.k_scales != nullptr) {
+      x = hn::Mul(x, hn::LoadU(df, c.k_scales + t));
+    }
+    if (c.soft_cap_log2e > 0.0f) {
+      x = SoftCap(x, hn::Set(df, c.soft_cap_log2e));
+    }
+    if (c.slopes != nullptr) {
+      const VF32 ahead = hn::Add(
+          hn::Set(df, c.ahead[row] + static_cast<float>(t)), hn::Iota(df, 0));
+      x = hn::MulAdd(hn::Set(df, c.slopes[row]), ahead, x);
+    }
+    hn::StoreU(x, df, logits + t);
+  }
+}
+
 // The logits of a row in place to its weights, zeros in the groups that its
 // tile has beyond its own. Updates the state and what to multiply by.
 template <class A>
@@ -358,6 +391,12 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
   // Whole vectors that the row sees, all of each.
   const size_t inner_begin = (begin + kVecLanes - 1) / kVecLanes * kVecLanes;
   const size_t inner_end = end / kVecLanes * kVecLanes;
+
+  float factor = c.scale_log2e;
+  if (c.k_scales != nullptr || c.soft_cap_log2e > 0.0f || c.slopes != nullptr) {
+    TransformRow(c, row, first, last, logits);
+    factor = 1.0f;
+  }
 
   // Where a vector is seen in part, -inf for the rest.
   const VF32 nothing = hn::Set(df, SoftmaxState().max);
@@ -389,15 +428,23 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
   }
   if (t < last) most = hn::Max(most, hn::LoadU(df, logits + t));
   SoftmaxState state;
-  state.max = hn::ReduceMax(df, hn::Max(most, most1)) * c.scale_log2e;
+  state.max = hn::ReduceMax(df, hn::Max(most, most1)) * factor;
 
   const VF32 max = hn::Set(df, FiniteMax(state.max));
-  const VF32 scale = hn::Set(df, c.scale_log2e);
+  const VF32 scale = hn::Set(df, factor);
   VF32 sum = hn::Zero(df);
   for (t = first; t < last; t += kVecLanes) {
     const VF32 p = A::Exp2(hn::MulSub(hn::LoadU(df, logits + t), scale, max));
-    A::StoreWeights(p, words, t);
     sum = hn::Add(sum, p);
+    if (c.v_scales != nullptr) {
+      // A scale of NaN is for those who see the token.
+      A::StoreWeights(
+          hn::IfThenZeroElse(hn::Eq(p, hn::Zero(df)),
+                             hn::Mul(p, hn::LoadU(df, c.v_scales + t))),
+          words, t);
+    } else {
+      A::StoreWeights(p, words, t);
+    }
   }
   state.sum = hn::ReduceSum(df, sum);
 

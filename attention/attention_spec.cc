@@ -13,7 +13,7 @@ namespace quern {
 namespace {
 
 bool IsQueryType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16;
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
 }  // namespace
@@ -29,11 +29,11 @@ absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
   }
   if (!IsQueryType(spec.q_dtype)) {
     return Unimplemented(op, "q_dtype is ", DTypeName(spec.q_dtype),
-                         "; need f32 or bf16");
+                         "; need f32, bf16 or f16");
   }
   if (!IsQueryType(spec.out_dtype)) {
     return Unimplemented(op, "out_dtype is ", DTypeName(spec.out_dtype),
-                         "; need f32 or bf16");
+                         "; need f32, bf16 or f16");
   }
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(op, "window_left", spec.window_left, kNoWindow));
@@ -41,6 +41,10 @@ absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
       CheckAtLeast(op, "window_right", spec.window_right, kNoWindow));
   if (!std::isfinite(spec.scale)) {
     return InvalidArgument(op, "scale=", spec.scale, "; need a finite number");
+  }
+  if (!(spec.soft_cap >= 0) || !std::isfinite(spec.soft_cap)) {
+    return InvalidArgument(op, "soft_cap=", spec.soft_cap,
+                           "; need 0 or a finite number above it");
   }
   return absl::OkStatus();
 }

@@ -18,13 +18,15 @@ constexpr int64_t kNoWindow = -1;
 struct AttentionSpec {
   KvLayout kv;                    // kv_heads, head dims, pages and type
   int64_t q_heads = 0;            // a multiple of kv.kv_heads()
-  DType q_dtype = DType::kF32;    // kF32 or kBF16
-  DType out_dtype = DType::kF32;  // kF32 or kBF16
+  DType q_dtype = DType::kF32;    // kF32, kBF16 or kF16
+  DType out_dtype = DType::kF32;  // kF32, kBF16 or kF16
   float scale = 0;                // of the logits; 0: 1 / sqrt(head_dim)
   // Keys that a query sees before and after its own position, itself excluded.
   // A causal sequence sees none after it, whatever the window.
   int64_t window_left = kNoWindow;
   int64_t window_right = kNoWindow;
+  // logit = soft_cap * tanh(logit / soft_cap); 0: none.
+  float soft_cap = 0;
 
   // Query heads that share one key/value head.
   int64_t group() const { return q_heads / kv.kv_heads(); }

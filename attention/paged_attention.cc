@@ -55,12 +55,16 @@ struct Scratch {
   float* logits;
   float* weights;
   TokenRange* seen;
+  float* slopes;
+  float* ahead;
   PartialRows piece;  // of chunks that are merged first
   PartialRows total;  // of all chunks so far
   // Of a chunk for each worker: groups that are not read where they are.
   uint8_t* k;
   uint8_t* v;
   uint8_t* masked_v;
+  float* k_scales;  // of the tokens of a chunk
+  float* v_scales;
   // Of the work items that leave a partial result.
   PartialRows partials;
 };
@@ -78,7 +82,9 @@ struct Strides {
 
  private:
   static int64_t GroupBytes(const KvLayout& kv, int64_t dim) {
-    return kGroup * RoundUp(dim, 2) * static_cast<int64_t>(SizeOf(kv.dtype()));
+    // One byte is widened to two.
+    const auto element = static_cast<int64_t>(SizeOf(kv.dtype()));
+    return kGroup * RoundUp(dim, 2) * std::max(int64_t{2}, element);
   }
 };
 
@@ -100,6 +106,8 @@ Scratch LayOut(Allocator& a, const Strides& strides,
   s.logits = a.template Allocate<float>("logits", Product(rows, kChunkTokens));
   s.weights = a.template Allocate<float>("weights", Product(rows, 2));
   s.seen = a.template Allocate<TokenRange>("seen", rows);
+  s.slopes = a.template Allocate<float>("slopes", rows);
+  s.ahead = a.template Allocate<float>("ahead", rows);
   s.piece.state = a.template Allocate<SoftmaxState>("piece state", rows);
   s.piece.out =
       a.template Allocate<float>("piece out", Product(rows, strides.out));
@@ -110,6 +118,10 @@ Scratch LayOut(Allocator& a, const Strides& strides,
       a.template Allocate<uint8_t>("values", Product(groups, strides.v_group));
   s.masked_v = a.template Allocate<uint8_t>("masked values",
                                             Product(groups, strides.v_group));
+  s.k_scales =
+      a.template Allocate<float>("key scales", Product(groups, kGroup));
+  s.v_scales =
+      a.template Allocate<float>("value scales", Product(groups, kGroup));
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
   s.partials.out =
       a.template Allocate<float>("partial out", Product(partials, strides.out));
@@ -135,7 +147,8 @@ class Step {
         strides_(strides),
         scratch_(scratch),
         paired_(layout_.in_groups()),
-        latent_(layout_.form() == KvForm::kLatent) {
+        latent_(layout_.form() == KvForm::kLatent),
+        narrow_(SizeOf(layout_.dtype()) == 1) {
     const double scale =
         spec.scale != 0.0f
             ? static_cast<double>(spec.scale)
@@ -143,6 +156,7 @@ class Step {
     // exp(x) = exp2(log2(e) * x)
     scale_log2e_ = static_cast<float>(std::abs(scale) * 1.4426950408889634);
     sign_ = scale < 0 ? -1.0f : 1.0f;
+    soft_cap_log2e_ = spec.soft_cap * kLog2E;
   }
 
   // `following`: what this worker does next, or null.
@@ -296,19 +310,29 @@ class Step {
   // part of their keys, and a group with slots beyond the sequence's tokens,
   // whose values must not be looked at.
   void Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
-             int worker, Groups* groups) const {
+             int worker, const Groups& next, Groups* groups) const {
     const int64_t tokens = TokensOf(block, chunk) - group * kGroup;
     const auto i = static_cast<size_t>(group);
     const int64_t slot = worker * static_cast<int64_t>(kChunkGroups) + group;
+    uint8_t* k = scratch_.k + slot * strides_.k_group;
     uint8_t* v = scratch_.v + slot * strides_.v_group;
+    const int64_t k_count = kGroup * RoundUp(layout_.head_dim(), 2);
+    const int64_t v_count = kGroup * layout_.v_head_dim();
     const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
     if (latent_) {
       kernels_.stage_latent_v(groups->k[i], v_head_dim, v);
+    } else if (paired_ && narrow_) {
+      kernels_.widen(groups->k[i], next.k[i], static_cast<size_t>(k_count), k);
+      kernels_.widen(groups->v[i], next.v[i], static_cast<size_t>(v_count), v);
+      groups->k[i] = k;
     } else if (paired_) {
       if (tokens >= kGroup) return;
-      std::memcpy(v, groups->v[i], static_cast<size_t>(strides_.v_group));
+      std::memcpy(v, groups->v[i],
+                  static_cast<size_t>(v_count) * SizeOf(layout_.dtype()));
     } else {
-      uint8_t* k = scratch_.k + slot * strides_.k_group;
+      // Bytes are widened where they lie, from the second half to both.
+      uint8_t* k_to = narrow_ ? k + k_count : k;
+      uint8_t* v_to = narrow_ ? v + v_count : v;
       const uint8_t* k_rows[kGroupTokens];
       const uint8_t* v_rows[kGroupTokens];
       const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
@@ -328,8 +352,12 @@ class Step {
           ++index;
         }
       }
-      kernels_.stage_k(k_rows, static_cast<size_t>(layout_.head_dim()), k);
-      kernels_.stage_v(v_rows, v_head_dim, v);
+      kernels_.stage_k(k_rows, static_cast<size_t>(layout_.head_dim()), k_to);
+      kernels_.stage_v(v_rows, v_head_dim, v_to);
+      if (narrow_) {
+        kernels_.widen(k_to, k_to, static_cast<size_t>(k_count), k);
+        kernels_.widen(v_to, v_to, static_cast<size_t>(v_count), v);
+      }
       groups->k[i] = k;
     }
     groups->v[i] = v;
@@ -352,6 +380,13 @@ class Step {
     c.scale_log2e = scale_log2e_;
     c.logits = scratch_.logits + FirstRow(worker) * kChunkTokens;
     c.weights = scratch_.weights + FirstRow(worker) * 2;
+    c.soft_cap_log2e = soft_cap_log2e_;
+    c.slopes = nullptr;
+    c.ahead = nullptr;
+    c.k_scales = nullptr;
+    c.v_scales = nullptr;
+    if (!args_.alibi_slopes.empty()) SetSlopes(block, chunk, worker, &c);
+    SetScales(block, chunk, worker, &c);
     c.first = first;
     c.state = result.state;
     c.out = result.out;
@@ -385,7 +420,7 @@ class Step {
              std::min(tokens, (group + 1) * kGroup) > all.end;
     };
     for (int64_t group = begin; group < end; ++group) {
-      Stage(block, chunk, group, worker, &groups);
+      Stage(block, chunk, group, worker, next, &groups);
       if (is_mixed(group)) {
         finite = finite &&
                  kernels_.finite_v(groups.v[group],
@@ -394,9 +429,10 @@ class Step {
     }
     std::copy_n(groups.k, kChunkGroups, c.k);
     std::copy_n(groups.v, kChunkGroups, c.v);
-    std::copy_n(paired_ ? next.k : groups.k, kChunkGroups, c.next_k);
-    std::copy_n(paired_ && !latent_ ? next.v : groups.v, kChunkGroups,
-                c.next_v);
+    std::copy_n(paired_ && !narrow_ ? next.k : groups.k, kChunkGroups,
+                c.next_k);
+    std::copy_n(paired_ && !narrow_ && !latent_ ? next.v : groups.v,
+                kChunkGroups, c.next_v);
     if (finite) {
       kernels_.attend(c);
       return;
@@ -411,9 +447,7 @@ class Step {
       for (int64_t group = begin; group < end; ++group) {
         if (!is_mixed(group)) continue;
         uint8_t* to = masked + group * strides_.v_group;
-        std::memcpy(to, groups.v[group],
-                    static_cast<size_t>(layout_.v_head_dim() * kGroup) *
-                        SizeOf(layout_.dtype()));
+        std::memcpy(to, groups.v[group], static_cast<size_t>(strides_.v_group));
         const auto from = static_cast<uint32_t>(group * kGroup);
         const TokenRange keep = {std::max(c.seen->begin, from) - from,
                                  std::max(c.seen->end, from) - from};
@@ -424,7 +458,54 @@ class Step {
       c.q += c.q_stride;
       ++c.seen;
       ++c.state;
+      if (c.slopes != nullptr) {
+        ++c.slopes;
+        ++c.ahead;
+      }
       c.out += c.out_stride;
+    }
+  }
+
+  // ALiBi: slope * (the key's position - the query's).
+  void SetSlopes(const AttentionBlock& block, int64_t chunk, int worker,
+                 ChunkArgs* c) const {
+    const AttentionSequence& s = SequenceOf(block);
+    float* slopes = scratch_.slopes + FirstRow(worker);
+    float* ahead = scratch_.ahead + FirstRow(worker);
+    c->slopes = slopes;
+    c->ahead = ahead;
+    ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+      const int64_t position = s.kv_len - s.q_len + (token - s.q_offset);
+      slopes[row] = args_.alibi_slopes[static_cast<size_t>(head)] * kLog2E;
+      ahead[row] = static_cast<float>(chunk * kChunkTokens - position);
+    });
+  }
+
+  // What stored keys and values are to be multiplied by. One scale for all keys
+  // goes into that of the logits, one for all values into Store.
+  void SetScales(const AttentionBlock& block, int64_t chunk, int worker,
+                 ChunkArgs* c) const {
+    if (layout_.scaling() == KvScaling::kNone) return;
+    if (layout_.scaling() != KvScaling::kPerTokenHead) {
+      c->scale_log2e *= *args_.kv.KScales(0, block.kv_head);
+      return;
+    }
+    const int64_t slot = worker * kChunkTokens;
+    float* k = scratch_.k_scales + slot;
+    float* v = scratch_.v_scales + slot;
+    c->k_scales = k;
+    c->v_scales = v;
+    const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
+    const int64_t tokens = TokensOf(block, chunk);
+    for (int64_t t = 0; t < kChunkTokens; ++t) {
+      k[t] = v[t] = 0.0f;
+      if (t >= tokens) continue;
+      const int64_t token = chunk * kChunkTokens + t;
+      const int64_t page =
+          pages[static_cast<size_t>(token / layout_.page_size())];
+      const int64_t offset = token % layout_.page_size();
+      k[t] = args_.kv.KScales(page, block.kv_head)[offset];
+      v[t] = args_.kv.VScales(page, block.kv_head)[offset];
     }
   }
 
@@ -441,20 +522,38 @@ class Step {
   void Store(const AttentionBlock& block, int64_t begin, int64_t end,
              const PartialRows& total) const {
     auto* out = static_cast<uint8_t*>(args_.out.mutable_data());
+    const bool one_scale = layout_.scaling() == KvScaling::kPerTensor ||
+                           layout_.scaling() == KvScaling::kPerHead;
+    const float v_scale =
+        one_scale ? *args_.kv.VScales(0, block.kv_head) : 1.0f;
     ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
       if (row < begin || row >= end) return;
-      const SoftmaxState& state = total.state[row - begin];
-      kernels_.store(state, total.out + (row - begin) * strides_.out,
+      SoftmaxState state = total.state[row - begin];
+      // A sink is a key without a value: it only adds to the sum.
+      if (!args_.sinks.empty()) {
+        const float sink = args_.sinks[static_cast<size_t>(head)] * kLog2E;
+        if (state.sum == 0.0f) {
+          state.max = sink;
+          state.sum = 1.0f;  // the output is 0
+        } else {
+          state.sum += std::exp2(sink - state.max);
+        }
+      }
+      kernels_.store(state.sum, v_scale,
+                     total.out + (row - begin) * strides_.out,
                      static_cast<size_t>(layout_.v_head_dim()),
                      out + HeadRowOffsetBytes(args_.out, token, head));
-      if (args_.lse.data() != nullptr) {
-        constexpr float kLn2 = 0.693147181f;
-        *args_.lse.At(token, head) =
-            state.sum == 0.0f ? -std::numeric_limits<float>::infinity()
-                              : (state.max + std::log2(state.sum)) * kLn2;
-      }
+      if (args_.lse.data() == nullptr) return;
+      constexpr float kLn2 = 0.693147181f;
+      // A sink so much larger than the logits that they vanish.
+      *args_.lse.At(token, head) =
+          state.sum == 0.0f       ? -std::numeric_limits<float>::infinity()
+          : std::isinf(state.sum) ? args_.sinks[static_cast<size_t>(head)]
+                                  : (state.max + std::log2(state.sum)) * kLn2;
     });
   }
+
+  static constexpr float kLog2E = 1.44269504f;
 
   const AttentionSpec& spec_;
   const KvLayout& layout_;
@@ -464,8 +563,10 @@ class Step {
   const Scratch& scratch_;
   bool paired_;
   bool latent_;
+  bool narrow_;
   float scale_log2e_;
   float sign_;
+  float soft_cap_log2e_;
 };
 
 }  // namespace
@@ -473,8 +574,8 @@ class Step {
 absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     const AttentionSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
-  if (SizeOf(spec.kv.dtype()) == 1) {
-    return Unimplemented(kOp, "kv is ", DTypeName(spec.kv.dtype()),
+  if (spec.kv.form() == KvForm::kLatent && SizeOf(spec.kv.dtype()) == 1) {
+    return Unimplemented(kOp, "kv is latent ", DTypeName(spec.kv.dtype()),
                          "; need f32, bf16 or f16");
   }
   return PagedAttentionPlan(
@@ -523,6 +624,17 @@ absl::Status PagedAttentionPlan::CheckArgs(
                                       {tokens, spec_.q_heads}));
     QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", args.q, "lse", args.lse));
     QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", args.out, "lse", args.lse));
+  }
+  if (!args.alibi_slopes.empty()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckEqual(kOp, "alibi_slopes.size()",
+                   static_cast<int64_t>(args.alibi_slopes.size()),
+                   spec_.q_heads, "the spec's q_heads"));
+  }
+  if (!args.sinks.empty()) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "sinks.size()",
+                                     static_cast<int64_t>(args.sinks.size()),
+                                     spec_.q_heads, "the spec's q_heads"));
   }
   if (args.kv.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the spec");

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "attention/attention_spec.h"
 #include "attention/paged_attention_kernels.h"
 #include "attention/schedule.h"
@@ -38,6 +39,8 @@ struct PagedAttentionArgs {
   AttentionSchedule schedule;  // built with the plan's spec
   AnyTensorView out;           // [tokens, q_heads, v_head_dim]
   MatrixView<float> lse;       // [tokens, q_heads], or without data: not wanted
+  absl::Span<const float> alibi_slopes;  // [q_heads], or empty: 0
+  absl::Span<const float> sinks;         // [q_heads], or empty: none
 };
 
 class PagedAttentionPlan {

@@ -61,6 +61,13 @@ struct ChunkArgs {
   size_t v_head_dim;
   float scale_log2e;  // > 0
 
+  // What a logit goes through on its way, in this order; see AttentionSpec.
+  const float* k_scales;  // [tokens of a chunk]: times that, or null
+  float soft_cap_log2e;   // 0: none
+  const float* slopes;    // [rows], times log2(e), or null: no ALiBi
+  const float* ahead;  // [rows] the chunk's first token less the row's position
+  const float* v_scales;  // [tokens of a chunk]: of the values, or null
+
   float* logits;   // [rows][kChunkGroups * kGroupTokens], scratch
   float* weights;  // [rows][2], scratch
 
@@ -83,13 +90,20 @@ struct PagedAttentionKernels {
 
   void (*attend)(const ChunkArgs& args);
 
+  // `count` elements of one byte to bf16, exactly; as many bytes of `next` are
+  // fetched into the L2 cache meanwhile. `to` may begin `count` bytes before
+  // `from`. Null for other types.
+  void (*widen)(const uint8_t* from, const uint8_t* next, size_t count,
+                uint8_t* to);
+
   // A group of keys, or of values, from 16 plain rows, which lie anywhere.
   void (*stage_k)(const uint8_t* const* rows, size_t head_dim, uint8_t* to);
   void (*stage_v)(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to);
   // A group of values that are the first v_head_dim dims of a group of keys;
   // v_head_dim is a multiple of 4.
   void (*stage_latent_v)(const uint8_t* k, size_t v_head_dim, uint8_t* to);
-  // Zeros for the tokens of a group of values outside `keep`.
+  // Zeros for the tokens of a group of values outside `keep`. Here and below
+  // after widening.
   void (*mask_v)(TokenRange keep, size_t v_head_dim, uint8_t* group);
   // Whether no value of the group is infinite or NaN.
   bool (*finite_v)(const uint8_t* from, size_t v_head_dim);
@@ -98,13 +112,13 @@ struct PagedAttentionKernels {
   void (*merge)(const SoftmaxState& other, const float* other_out, size_t count,
                 SoftmaxState* state, float* out);
 
-  // to[d] = out[d] / state.sum, d < count; 0 if that sum is 0.
-  void (*store)(const SoftmaxState& state, const float* out, size_t count,
+  // to[d] = out[d] / sum * scale, d < count; 0 if the sum is 0.
+  void (*store)(float sum, float scale, const float* out, size_t count,
                 void* to);
 };
 
 // The kernels of the best instruction set this CPU supports. `q` and `out` are
-// kF32 or kBF16; `kv` kF32, kBF16 or kF16.
+// kF32, kBF16 or kF16; `kv` also kI8, kF8E4M3 or kF8E5M2.
 PagedAttentionKernels GetPagedAttentionKernels(DType q, DType kv, DType out);
 
 }  // namespace quern

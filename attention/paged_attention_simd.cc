@@ -73,7 +73,7 @@ void StageV(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to) {
       memcpy(to + t * v_head_dim * sizeof(T), rows[t], v_head_dim * sizeof(T));
     }
   } else {
-    using U = CodeOf<T>;
+    using U = hwy::UnsignedFromSize<sizeof(T)>;
     const hn::ScalableTag<U> d;
     for (size_t t = 0; t < kGroupTokens; t += 2) {
       const U* HWY_RESTRICT a = reinterpret_cast<const U*>(rows[t]);
@@ -191,34 +191,66 @@ void Merge(const SoftmaxState& other, const float* HWY_RESTRICT other_out,
 }
 
 template <typename T>
-void StoreOutput(const SoftmaxState& state, const float* HWY_RESTRICT out,
+void StoreOutput(float state_sum, float scale, const float* HWY_RESTRICT out,
                  size_t count, void* to) {
   const hn::ScalableTag<float> df;
   T* HWY_RESTRICT row = static_cast<T*>(to);
-  const auto sum = hn::Set(df, state.sum);
+  const auto sum = hn::Set(df, state_sum);
+  const auto factor = hn::Set(df, scale);
   const auto nothing_seen = hn::Eq(sum, hn::Zero(df));
   for (size_t d = 0; d < count; d += hn::Lanes(df)) {
-    const auto value = hn::Div(hn::Load(df, out + d), sum);
+    const auto value = hn::Mul(hn::Div(hn::Load(df, out + d), sum), factor);
     StoreNF32(hn::IfThenZeroElse(nothing_seen, value), df, row + d,
               HWY_MIN(hn::Lanes(df), count - d));
   }
 }
 
+template <typename T, class DF>
+HWY_INLINE hn::Vec<DF> LoadByte(DF df, const T* p) {
+  return LoadF32(df, p);
+}
+template <class DF>
+HWY_INLINE hn::Vec<DF> LoadByte(DF df, const int8_t* p) {
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<int8_t, DF> d8;
+  return hn::ConvertTo(df, hn::PromoteTo(di, hn::LoadU(d8, p)));
+}
+
+// Whole groups: `count` is a multiple of 16.
 template <typename T>
+void Widen(const uint8_t* from, const uint8_t* next, size_t count,
+           uint8_t* to) {
+  const LineF32 df;
+  const LineU32 du;
+  const hn::Rebind<uint16_t, LineF32> dh;
+  const T* codes = reinterpret_cast<const T*>(from);
+  auto* pairs = reinterpret_cast<uint16_t*>(to);
+  for (size_t i = 0; i < count; i += kVecLanes) {
+    if (i % 64 == 0) PrefetchL2(next + i);
+    // Every code is a bf16: the lower half of the f32 is zero.
+    const auto x = hn::BitCast(du, LoadByte(df, codes + i));
+    hn::StoreU(hn::TruncateTo(dh, hn::ShiftRight<16>(x)), dh, pairs + i);
+  }
+}
+
+// T as it is stored, Wide as it is multiplied.
+template <typename T, typename Wide = T>
 void SetGeometry(PagedAttentionKernels& kernels) {
+  if constexpr (sizeof(T) == 1) kernels.widen = &Widen<T>;
   kernels.stage_k = &StageK<T>;
   kernels.stage_v = &StageV<T>;
-  kernels.stage_latent_v = &StageLatentV<T>;
-  kernels.mask_v = &MaskV<T>;
-  kernels.finite_v = &FiniteV<T>;
+  kernels.stage_latent_v = &StageLatentV<Wide>;
+  kernels.mask_v = &MaskV<Wide>;
+  kernels.finite_v = &FiniteV<Wide>;
 }
 
 PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
   PagedAttentionKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.arithmetic = "f32 fma";
-  kernels.load_query =
-      q == DType::kF32 ? &LoadQueryF32<float> : &LoadQueryF32<BFloat16>;
+  kernels.load_query = q == DType::kF32    ? &LoadQueryF32<float>
+                       : q == DType::kBF16 ? &LoadQueryF32<BFloat16>
+                                           : &LoadQueryF32<Float16>;
   switch (kv) {
     case DType::kF32:
       kernels.attend = &Attend<FmaF32>;
@@ -230,7 +262,10 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
       break;
     default:
       kernels.attend = &Attend<FmaPairs<BFloat16>>;
-      SetGeometry<BFloat16>(kernels);
+      if (kv == DType::kBF16) SetGeometry<BFloat16>(kernels);
+      if (kv == DType::kI8) SetGeometry<int8_t, BFloat16>(kernels);
+      if (kv == DType::kF8E4M3) SetGeometry<Float8E4M3, BFloat16>(kernels);
+      if (kv == DType::kF8E5M2) SetGeometry<Float8E5M2, BFloat16>(kernels);
 #if HWY_NATIVE_DOT_BF16
       if (q == DType::kBF16) {
         kernels.arithmetic = "bf16 dot";
@@ -240,8 +275,9 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
 #endif
   }
   kernels.merge = &Merge;
-  kernels.store =
-      out == DType::kF32 ? &StoreOutput<float> : &StoreOutput<BFloat16>;
+  kernels.store = out == DType::kF32    ? &StoreOutput<float>
+                  : out == DType::kBF16 ? &StoreOutput<BFloat16>
+                                        : &StoreOutput<Float16>;
   return kernels;
 }
 
