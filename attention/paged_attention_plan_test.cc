@@ -51,9 +51,18 @@ TEST(PagedAttentionPlanTest, RefusesASpecThatMakesNoSense) {
        absl::StatusCode::kInvalidArgument,
        "q_heads=5; need a multiple of kv_heads=2"},
       {[](AttentionSpec& s) { s.q_dtype = DType::kI8; },
-       absl::StatusCode::kUnimplemented, "q_dtype is i8; need f32 or bf16"},
-      {[](AttentionSpec& s) { s.out_dtype = DType::kF16; },
-       absl::StatusCode::kUnimplemented, "out_dtype is f16; need f32 or bf16"},
+       absl::StatusCode::kUnimplemented,
+       "q_dtype is i8; need f32, bf16 or f16"},
+      {[](AttentionSpec& s) { s.out_dtype = DType::kF8E5M2; },
+       absl::StatusCode::kUnimplemented,
+       "out_dtype is f8e5m2; need f32, bf16 or f16"},
+      {[](AttentionSpec& s) { s.window_left = -2; },
+       absl::StatusCode::kInvalidArgument, "window_left=-2; need"},
+      {[](AttentionSpec& s) { s.soft_cap = -1; },
+       absl::StatusCode::kInvalidArgument,
+       "soft_cap=-1; need 0 or a finite number above it"},
+      {[](AttentionSpec& s) { s.soft_cap = std::nanf(""); },
+       absl::StatusCode::kInvalidArgument, "soft_cap=nan"},
       {[](AttentionSpec& s) { s.scale = std::nanf(""); },
        absl::StatusCode::kInvalidArgument, "need a finite number"},
   };
@@ -160,6 +169,13 @@ TEST(PagedAttentionPlanTest, RefusesArgumentsThatDoNotFit) {
   args.kv =
       KvCacheView(KvLayout::Create(other_layout).value(), 3, cache.data());
   expect_refused(args, "another layout");
+  args = good;
+  const std::vector<float> three(3);
+  args.alibi_slopes = three;
+  expect_refused(args, "alibi_slopes.size()=3; need 4");
+  args = good;
+  args.sinks = three;
+  expect_refused(args, "sinks.size()=3; need 4");
   args = good;
   args.pages = pages.Build(8, 3).value();
   expect_refused(args, "pages.page_size=8; need 16");

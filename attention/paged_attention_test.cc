@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "attention/paged_attention_testutil.h"
-#include "cache/kv_layout.h"
 #include "core/dtype.h"
 #include "gtest/gtest.h"
 #include "testing/compare.h"
@@ -25,35 +24,7 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // One instance per instruction set that this CPU has.
-class PagedAttentionTest : public IsaTest {
- protected:
-  template <typename Q, typename Kv, typename Out>
-  void ExpectMatchesReference(const Heads& heads, const Variant& variant,
-                              const std::vector<Lengths>& lengths, Rng& rng) {
-    SCOPED_TRACE(testing::Message()
-                 << "q_heads " << heads.q_heads << " kv_heads "
-                 << heads.kv_heads << " head_dim " << heads.head_dim
-                 << " v_head_dim " << heads.v_head_dim << " page_size "
-                 << variant.page_size);
-    std::vector<Sequence> batch;
-    for (const Lengths& length : lengths) {
-      batch.push_back(RandomSequence<Q, Kv>(rng, heads, length));
-    }
-    const Attention<Q, Kv, Out> attention(heads, variant, batch);
-    EXPECT_RAN_ON(attention.plan());
-    const ReferenceAttentionResult want = Reference(heads, batch);
-    const Bounds bounds(heads, LongestKv(batch), UnitRoundoff<Out>(),
-                        attention.plan());
-    EXPECT_TRUE(AllClose(attention.result().out, want.out, bounds.out));
-    EXPECT_TRUE(AllClose(attention.result().lse, want.lse, bounds.lse));
-    if (variant.page_size % KvLayout::kGroupTokens != 0) return;
-    Variant paired = variant;
-    paired.form = KvForm::kPaired;
-    const Attention<Q, Kv, Out> other(heads, paired, batch);
-    EXPECT_TRUE(AllBitsEqual(other.result().out, attention.result().out));
-    EXPECT_TRUE(AllBitsEqual(other.result().lse, attention.result().lse));
-  }
-};
+class PagedAttentionTest : public AttentionIsaTest {};
 QUERN_INSTANTIATE_ISA_TEST(PagedAttentionTest);
 
 // Keys of zero give all visible tokens the same weight, exactly 1: the output
@@ -194,6 +165,8 @@ TEST_P(PagedAttentionTest, MatchesTheReferenceForEveryType) {
   ExpectMatchesReference<BFloat16, float, BFloat16>(heads, {}, lengths, rng);
   ExpectMatchesReference<BFloat16, BFloat16, float>(heads, {}, lengths, rng);
   ExpectMatchesReference<BFloat16, Float16, BFloat16>(heads, {}, lengths, rng);
+  ExpectMatchesReference<Float16, BFloat16, Float16>(heads, {}, lengths, rng);
+  ExpectMatchesReference<Float16, Float16, float>(heads, {}, lengths, rng);
 }
 
 TEST_P(PagedAttentionTest, MatchesTheReferenceAcrossPagesAndChunks) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,8 +28,10 @@
 #include "core/tensor_view.h"
 #include "core/workspace.h"
 #include "gtest/gtest.h"
+#include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
+#include "testing/isa_test.h"
 #include "testing/no_alloc.h"
 #include "testing/reference_attention.h"
 #include "testing/reference_convert.h"
@@ -43,11 +46,17 @@ struct Heads {
   int64_t head_dim = 16;
   int64_t v_head_dim = 0;  // 0: head_dim
   float scale = 0;
+  int64_t window_left = kNoWindow;
+  int64_t window_right = kNoWindow;
+  float soft_cap = 0;
+  std::vector<float> alibi_slopes = {};
+  std::vector<float> sinks = {};
 };
 
 struct Lengths {
   int64_t q_len;
   int64_t kv_len;
+  bool causal = true;
 };
 
 // One sequence: its queries, and all its keys and values, as numbers.
@@ -64,6 +73,7 @@ struct Variant {
   std::optional<KvForm> form = KvForm::kPlain;
   int schedule_workers = 1;
   uint64_t page_order = 1;  // seed of the page ids
+  KvScaling scaling = KvScaling::kNone;
   Executor* executor = nullptr;
 };
 
@@ -88,19 +98,25 @@ class Attention {
     layout.v_head_dim = heads.v_head_dim;
     layout.page_size = variant.page_size;
     layout.form = variant.form;
+    layout.scaling = variant.scaling;
     spec_.kv = KvLayout::Create(layout).value();
     spec_.q_heads = heads.q_heads;
     spec_.q_dtype = DTypeOf<Q>;
     spec_.out_dtype = DTypeOf<Out>;
     spec_.scale = heads.scale;
+    spec_.window_left = heads.window_left;
+    spec_.window_right = heads.window_right;
+    spec_.soft_cap = heads.soft_cap;
+    args_.alibi_slopes = heads.alibi_slopes;
+    args_.sinks = heads.sinks;
     plan_ = std::make_unique<PagedAttentionPlan>(
         PagedAttentionPlan::Create(spec_).value());
     FillCache(variant, batch);
     FillQueries(batch);
-    args_.schedule =
-        AttentionSchedule::Build(spec_, q_lens_, kv_lens_,
-                                 variant.schedule_workers, storage_)
-            .value();
+    args_.schedule = AttentionSchedule::Build(
+                         spec_, {q_lens_, kv_lens_, causal_}, AttentionTiles(),
+                         variant.schedule_workers, storage_)
+                         .value();
     InlineExecutor inline_executor;
     Executor& executor =
         variant.executor == nullptr ? inline_executor : *variant.executor;
@@ -146,6 +162,10 @@ class Attention {
     cache_ = std::make_unique<GuardBuffer<Kv>>(
         num_pages * layout.page_bytes() / static_cast<int64_t>(sizeof(Kv)));
     args_.kv = KvCacheView(layout, num_pages, cache_->data());
+    if (layout.scaling() == KvScaling::kPerTensor ||
+        layout.scaling() == KvScaling::kPerHead) {
+      args_.kv.set_scales({scales_[0], 0, 1}, {scales_[1], 0, 1});
+    }
     args_.pages = pages_.Build(layout.page_size(), num_pages).value();
     for (size_t i = 0; i < batch.size(); ++i) {
       for (int64_t t = 0; t < batch[i].length.kv_len; ++t) {
@@ -155,21 +175,44 @@ class Attention {
           const int64_t page = slot / layout.page_size();
           const int64_t token = slot % layout.page_size();
           auto* k = reinterpret_cast<Kv*>(args_.kv.K(page, h));
+          const double k_scale = Scale(args_.kv.KScales(page, h), token, t + h);
           for (int64_t d = 0; d < layout.head_dim(); ++d) {
-            k[layout.KOffset(token, d)] = FromDouble<Kv>(batch[i].k.at(
-                static_cast<size_t>(row * layout.head_dim() + d)));
+            k[layout.KOffset(token, d)] = Code(
+                batch[i].k.at(static_cast<size_t>(row * layout.head_dim() + d)),
+                k_scale);
           }
           // What write_kv does for an odd head_dim.
           if (layout.k_row() > layout.head_dim()) {
-            k[layout.KOffset(token, layout.head_dim())] = FromDouble<Kv>(0.0);
+            k[layout.KOffset(token, layout.head_dim())] = Code(0.0, 1.0);
           }
           auto* v = reinterpret_cast<Kv*>(args_.kv.V(page, h));
+          const double v_scale =
+              Scale(args_.kv.VScales(page, h), token, t + h + 1);
           for (int64_t d = 0; d < layout.v_head_dim(); ++d) {
-            v[layout.VOffset(token, d)] = FromDouble<Kv>(batch[i].v.at(
-                static_cast<size_t>(row * layout.v_head_dim() + d)));
+            v[layout.VOffset(token, d)] =
+                Code(batch[i].v.at(
+                         static_cast<size_t>(row * layout.v_head_dim() + d)),
+                     v_scale);
           }
         }
       }
+    }
+  }
+
+  // The scale of a token, which this chooses and writes: 2^-6 or 2^-7, of which
+  // the numbers of bytes in the tests are multiples.
+  double Scale(float* scales, int64_t token, int64_t choice) const {
+    if (scales == nullptr) return 1.0;
+    const bool each = spec_.kv.scaling() == KvScaling::kPerTokenHead;
+    float& scale = scales[each ? token : 0];
+    scale = each && choice % 2 != 0 ? 0x1p-7f : 0x1p-6f;
+    return static_cast<double>(scale);
+  }
+  static Kv Code(double x, double scale) {
+    if constexpr (std::is_same_v<Kv, int8_t>) {
+      return static_cast<int8_t>(std::lrint(x / scale));
+    } else {
+      return FromDouble<Kv>(x / scale);
     }
   }
 
@@ -182,6 +225,7 @@ class Attention {
     for (const Sequence& s : batch) {
       q_lens_.push_back(s.length.q_len);
       kv_lens_.push_back(s.length.kv_len);
+      causal_.push_back(s.length.causal ? 1 : 0);
       tokens += s.length.q_len;
       for (const double x : s.q) q.push_back(FromDouble<Q>(x));
     }
@@ -201,6 +245,8 @@ class Attention {
   PageTableStorage pages_;
   std::unique_ptr<GuardBuffer<Kv>> cache_;
   std::vector<int64_t> q_lens_, kv_lens_;
+  std::vector<uint8_t> causal_;
+  float scales_[2][64];
   std::unique_ptr<StridedMatrix<Q>> q_;
   std::unique_ptr<StridedMatrix<Out>> out_;
   std::unique_ptr<StridedMatrix<float>> lse_;
@@ -213,16 +259,23 @@ inline int64_t ValueDim(const Heads& heads) {
   return heads.v_head_dim == 0 ? heads.head_dim : heads.v_head_dim;
 }
 
-// Reals in [-1, 1), representable in the types.
+// Reals in [-1, 1), representable in the type: of bytes, multiples of 2^-6.
+template <typename T>
+std::vector<double> Reals(Rng& rng, int64_t count) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+    std::vector<double> x = ToDoubles(SmallIntegers(rng, count, -64, 63));
+    for (double& value : x) value /= 64;
+    return x;
+  } else {
+    return ToDoubles(UniformReals<T>(rng, count));
+  }
+}
+
 template <typename Q, typename Kv>
 Sequence RandomSequence(Rng& rng, const Heads& heads, const Lengths& length) {
-  return {length,
-          ToDoubles(UniformReals<Q>(
-              rng, length.q_len * heads.q_heads * heads.head_dim)),
-          ToDoubles(UniformReals<Kv>(
-              rng, length.kv_len * heads.kv_heads * heads.head_dim)),
-          ToDoubles(UniformReals<Kv>(
-              rng, length.kv_len * heads.kv_heads * ValueDim(heads)))};
+  return {length, Reals<Q>(rng, length.q_len * heads.q_heads * heads.head_dim),
+          Reals<Kv>(rng, length.kv_len * heads.kv_heads * heads.head_dim),
+          Reals<Kv>(rng, length.kv_len * heads.kv_heads * ValueDim(heads))};
 }
 
 inline ReferenceAttentionResult Reference(const Heads& heads,
@@ -239,6 +292,13 @@ inline ReferenceAttentionResult Reference(const Heads& heads,
     spec.scale = heads.scale != 0.0f
                      ? static_cast<double>(heads.scale)
                      : 1.0 / std::sqrt(static_cast<double>(heads.head_dim));
+    spec.causal = s.length.causal;
+    spec.window = heads.window_left + 1;
+    spec.window_right = s.length.causal ? -1 : heads.window_right;
+    spec.soft_cap = static_cast<double>(heads.soft_cap);
+    spec.alibi_slopes.assign(heads.alibi_slopes.begin(),
+                             heads.alibi_slopes.end());
+    spec.sinks.assign(heads.sinks.begin(), heads.sinks.end());
     const ReferenceAttentionResult one =
         ReferenceAttention(spec, s.q, s.k, s.v);
     all.out.insert(all.out.end(), one.out.begin(), one.out.end());
@@ -269,14 +329,24 @@ struct Bounds {
     const double scale = heads.scale != 0.0f
                              ? std::abs(static_cast<double>(heads.scale))
                              : 1.0 / std::sqrt(dim);
-    const double largest = dim * scale / kLn2;
-    const double logit = largest * (dim + 1) * kEps;
+    // The scale, the cap and the slope are a rounding each, the scale of a
+    // key another; tanh is within 8.
+    double largest = dim * scale / kLn2;
+    double logit =
+        largest * (dim + 1 + 2 + (heads.soft_cap > 0 ? 12 : 0)) * kEps;
+    for (const float slope : heads.alibi_slopes) {
+      largest = std::max(
+          largest, dim * scale / kLn2 +
+                       std::abs(static_cast<double>(slope)) * keys / kLn2);
+    }
+    logit += 2 * largest * kEps;
     const double subtraction = 2 * largest * kEps;
     const double chunks =
         std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
     const double weight = kLn2 * (logit + subtraction) + exp2 +
                           chunks * (kLn2 * subtraction + exp2 + 2 * kEps);
-    out = 2 * (weight + keys * kEps) + kEps + out_roundoff +
+    // The scale of values and the sink are two roundings more.
+    out = 2 * (weight + keys * kEps) + 3 * kEps + out_roundoff +
           (dot ? UnitRoundoff<BFloat16>() : 0.0);
     lse = kLn2 * logit + weight + keys * kEps +
           (kLn2 * largest + std::log(keys + 1)) * 2 * kEps;
@@ -290,6 +360,40 @@ inline int64_t LongestKv(const std::vector<Sequence>& batch) {
   for (const Sequence& s : batch) longest = std::max(longest, s.length.kv_len);
   return longest;
 }
+
+// A test of one instruction set.
+class AttentionIsaTest : public IsaTest {
+ protected:
+  // Random sequences of these lengths, against the reference; and if the pages
+  // allow for it once more in the paired form, which changes no bit.
+  template <typename Q, typename Kv, typename Out>
+  void ExpectMatchesReference(const Heads& heads, const Variant& variant,
+                              const std::vector<Lengths>& lengths, Rng& rng) {
+    SCOPED_TRACE(testing::Message()
+                 << "q_heads " << heads.q_heads << " kv_heads "
+                 << heads.kv_heads << " head_dim " << heads.head_dim
+                 << " v_head_dim " << heads.v_head_dim << " page_size "
+                 << variant.page_size << " window " << heads.window_left << " "
+                 << heads.window_right);
+    std::vector<Sequence> batch;
+    for (const Lengths& length : lengths) {
+      batch.push_back(RandomSequence<Q, Kv>(rng, heads, length));
+    }
+    const Attention<Q, Kv, Out> attention(heads, variant, batch);
+    EXPECT_RAN_ON(attention.plan());
+    const ReferenceAttentionResult want = Reference(heads, batch);
+    const Bounds bounds(heads, LongestKv(batch), UnitRoundoff<Out>(),
+                        attention.plan());
+    EXPECT_TRUE(AllClose(attention.result().out, want.out, bounds.out));
+    EXPECT_TRUE(AllClose(attention.result().lse, want.lse, bounds.lse));
+    if (variant.page_size % KvLayout::kGroupTokens != 0) return;
+    Variant paired = variant;
+    paired.form = KvForm::kPaired;
+    const Attention<Q, Kv, Out> other(heads, paired, batch);
+    EXPECT_TRUE(AllBitsEqual(other.result().out, attention.result().out));
+    EXPECT_TRUE(AllBitsEqual(other.result().lse, attention.result().lse));
+  }
+};
 
 }  // namespace quern
 

@@ -7,7 +7,8 @@
 //
 //   s[j]   = scale * sum over d of q[i, h, d] * k[j, g, d]
 //   s[j]   = soft_cap * tanh(s[j] / soft_cap)          if soft_cap > 0
-//   p      = softmax over the j that position i sees
+//   s[j]  += alibi_slopes[h] * (j - position)          if there are slopes
+//   p      = softmax over the j that position i sees, and sinks[h] if there are
 //   out[i, h, :] = sum over j of p[j] * v[j, g, :]
 //   lse[i, h]    = log(sum over j of exp(s[j]))
 //
@@ -31,9 +32,12 @@ struct ReferenceAttentionSpec {
   int64_t head_dim = 1;
   int64_t v_head_dim = 0;  // 0: head_dim
   double scale = 1.0;
-  bool causal = true;     // position p sees j <= p
-  int64_t window = 0;     // > 0: p sees only j > p - window
-  double soft_cap = 0.0;  // > 0: see above
+  bool causal = true;         // position p sees j <= p
+  int64_t window = 0;         // > 0: p sees only j > p - window
+  int64_t window_right = -1;  // >= 0: p sees only j <= p + window_right
+  double soft_cap = 0.0;      // > 0: see above
+  std::vector<double> alibi_slopes = {};  // [q_heads] or none
+  std::vector<double> sinks = {};  // [q_heads] or none: in lse, without v
 };
 
 struct ReferenceAttentionResult {
@@ -62,6 +66,8 @@ inline ReferenceAttentionResult ReferenceAttention(
       for (int64_t j = 0; j < spec.kv_len; ++j) {
         if (spec.causal && j > position) continue;
         if (spec.window > 0 && j <= position - spec.window) continue;
+        if (spec.window_right >= 0 && j > position + spec.window_right)
+          continue;
         double s = 0.0;
         for (int64_t d = 0; d < dim; ++d) {
           s += at(q, (i * spec.q_heads + h) * dim + d) *
@@ -69,9 +75,13 @@ inline ReferenceAttentionResult ReferenceAttention(
         }
         s *= spec.scale;
         if (spec.soft_cap > 0) s = spec.soft_cap * std::tanh(s / spec.soft_cap);
+        if (!spec.alibi_slopes.empty()) {
+          s += at(spec.alibi_slopes, h) * static_cast<double>(j - position);
+        }
         seen.push_back(j);
         scores.push_back(s);
       }
+      if (!spec.sinks.empty()) scores.push_back(at(spec.sinks, h));
       const std::vector<double> p = ReferenceSoftmax(scores);
       for (int64_t d = 0; d < v_dim; ++d) {
         double sum = 0.0;

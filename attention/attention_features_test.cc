@@ -1,0 +1,183 @@
+// Windows, bidirectional sequences, soft cap, ALiBi, sinks and caches of bytes,
+// against the reference.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "attention/attention_spec.h"
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_testutil.h"
+#include "cache/kv_layout.h"
+#include "core/dtype.h"
+#include "gtest/gtest.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+// One instance per instruction set that this CPU has.
+class AttentionFeaturesTest : public AttentionIsaTest {};
+QUERN_INSTANTIATE_ISA_TEST(AttentionFeaturesTest);
+
+Heads SmallHeads() {
+  Heads heads;
+  heads.q_heads = 6;
+  heads.kv_heads = 2;
+  heads.head_dim = 24;
+  return heads;
+}
+
+const std::vector<Lengths>& MixedLengths() {
+  static const auto* lengths = new std::vector<Lengths>{
+      {1, 300}, {20, 35, false}, {9, 530}, {40, 40}, {33, 290, false}, {1, 1}};
+  return *lengths;
+}
+
+TEST_P(AttentionFeaturesTest, SeesWhatTheWindowShows) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  for (const int64_t left :
+       {int64_t{0}, int64_t{1}, int64_t{17}, int64_t{270}, kNoWindow}) {
+    for (const int64_t right : {int64_t{0}, int64_t{5}, kNoWindow}) {
+      heads.window_left = left;
+      heads.window_right = right;
+      Variant variant;
+      variant.schedule_workers = left == 17 ? 4 : 1;
+      ExpectMatchesReference<float, float, float>(heads, variant,
+                                                  MixedLengths(), rng);
+      ExpectMatchesReference<BFloat16, BFloat16, float>(heads, variant,
+                                                        MixedLengths(), rng);
+    }
+  }
+}
+
+TEST_P(AttentionFeaturesTest, CapsLogitsSoftly) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  heads.scale = 1;
+  for (const float cap : {0.25f, 2.0f, 50.0f}) {
+    heads.soft_cap = cap;
+    ExpectMatchesReference<float, float, float>(heads, Variant(),
+                                                MixedLengths(), rng);
+    ExpectMatchesReference<BFloat16, BFloat16, BFloat16>(heads, Variant(),
+                                                         MixedLengths(), rng);
+  }
+}
+
+// Where tanh is 1: its argument is in the thousands.
+TEST_P(AttentionFeaturesTest, CapsLogitsOfAnySize) {
+  TestRng rng;
+  Heads heads;
+  heads.head_dim = 8;
+  heads.scale = 1e30f;
+  heads.soft_cap = 3;
+  const Attention<float, float, float> attention(
+      heads, Variant(), {RandomSequence<float, float>(rng, heads, {3, 40})});
+  EXPECT_RAN_ON(attention.plan());
+  for (const float lse : attention.result().lse) {
+    EXPECT_LE(std::abs(lse), 3 + std::log(40.0f) + 1e-5f);
+  }
+}
+
+TEST_P(AttentionFeaturesTest, LeansToNearKeysByAlibi) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  heads.alibi_slopes = {0.5f, 0.25f, 0.0f, 0.01f, -0.03f, 1.0f};
+  ExpectMatchesReference<float, float, float>(heads, Variant(), MixedLengths(),
+                                              rng);
+  heads.window_left = 100;
+  heads.soft_cap = 1;
+  ExpectMatchesReference<BFloat16, BFloat16, float>(heads, Variant(),
+                                                    MixedLengths(), rng);
+}
+
+TEST_P(AttentionFeaturesTest, SinksTakeWeight) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  heads.sinks = {0.0f, -3.0f, 4.0f, 12.0f, 1.0f, -80.0f};
+  for (const int workers : {1, 8}) {
+    Variant variant;
+    variant.schedule_workers = workers;
+    ExpectMatchesReference<float, float, float>(heads, variant, MixedLengths(),
+                                                rng);
+    ExpectMatchesReference<BFloat16, BFloat16, BFloat16>(heads, variant,
+                                                         MixedLengths(), rng);
+  }
+  // One that leaves nothing to the keys, and one without keys.
+  heads.sinks.assign(6, 1000.0f);
+  const Attention<float, float, float> attention(
+      heads, Variant(),
+      {RandomSequence<float, float>(rng, heads, {1, 5}),
+       RandomSequence<float, float>(rng, heads, {1, 0})});
+  EXPECT_TRUE(AllEqual(attention.result().out, std::vector<float>(288, 0.0f)));
+  EXPECT_TRUE(
+      AllClose(attention.result().lse, std::vector<double>(12, 1000.0), 1e-3));
+}
+
+TEST_P(AttentionFeaturesTest, ReadsBytesWithTheirScales) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  heads.v_head_dim = 19;
+  for (const int64_t page_size : {5, 16, 32}) {
+    Variant variant;
+    variant.page_size = page_size;
+    ExpectMatchesReference<float, Float8E4M3, float>(heads, variant,
+                                                     MixedLengths(), rng);
+    ExpectMatchesReference<BFloat16, Float8E5M2, float>(heads, variant,
+                                                        MixedLengths(), rng);
+    for (const KvScaling scaling : {KvScaling::kPerTensor, KvScaling::kPerHead,
+                                    KvScaling::kPerTokenHead}) {
+      variant.scaling = scaling;
+      ExpectMatchesReference<float, int8_t, float>(heads, variant,
+                                                   MixedLengths(), rng);
+      ExpectMatchesReference<BFloat16, int8_t, BFloat16>(heads, variant,
+                                                         MixedLengths(), rng);
+    }
+  }
+  heads.head_dim = 7;
+  ExpectMatchesReference<float, Float8E4M3, float>(heads, Variant(),
+                                                   MixedLengths(), rng);
+}
+
+// Keys and values that only others see: behind the window, ahead of it.
+TEST_P(AttentionFeaturesTest, NanOutsideTheWindowDoesNothing) {
+  TestRng rng;
+  Heads heads = SmallHeads();
+  heads.window_left = 20;
+  heads.window_right = 3;
+  const std::vector<Sequence> clean = {
+      RandomSequence<BFloat16, BFloat16>(rng, heads, {60, 320, false})};
+  using Run = Attention<BFloat16, BFloat16, float>;
+  const Run run(heads, Variant(), clean);
+  EXPECT_RAN_ON(run.plan());
+  const auto want = run.result();
+  constexpr int64_t kAt = 290;  // query 30
+  for (const bool in_key : {true, false}) {
+    std::vector<Sequence> batch = clean;
+    auto& rows = in_key ? batch[0].k : batch[0].v;
+    rows[static_cast<size_t>((kAt * 2 + 1) * 24 + 5)] = std::nan("");
+    const auto got = Run(heads, Variant(), batch).result();
+    for (int64_t token = 0; token < 60; ++token) {
+      for (int64_t h = 0; h < 6; ++h) {
+        const int64_t position = 260 + token;
+        const bool sees = h >= 3 && kAt >= position - 20 && kAt <= position + 3;
+        for (int64_t d = 0; d < 24; ++d) {
+          const auto i = static_cast<size_t>((token * 6 + h) * 24 + d);
+          if (sees && (in_key || d == 5)) {
+            ASSERT_TRUE(std::isnan(got.out[i])) << token << " " << h;
+          } else {
+            ASSERT_EQ(got.out[i], want.out[i]) << token << " " << h;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quern
