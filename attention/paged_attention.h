@@ -1,20 +1,33 @@
 #ifndef QUERN_ATTENTION_PAGED_ATTENTION_H_
 #define QUERN_ATTENTION_PAGED_ATTENTION_H_
 
-// Causal attention with grouped query heads over a paged KV cache. For token i
-// of a sequence's q_len queries, position p = kv_len - q_len + i, query head h
-// and its key/value head g = h / (q_heads / kv_heads):
+// Attention with grouped query heads over a paged KV cache. For token i of a
+// sequence's q_len queries, position p = kv_len - q_len + i, query head h and
+// its key/value head g = h / (q_heads / kv_heads), over the keys t that p sees:
 //
-//   logit[t]  = scale * sum over d of q[i, h, d] * k[t, g, d]     0 <= t <= p
-//   lse[i, h] = log(sum over t of exp(logit[t]))
+//   x[t]      = scale * sum over d of q[i, h, d] * k[t, g, d]
+//   x[t]      = soft_cap * tanh(x[t] / soft_cap)           with a soft cap
+//   logit[t]  = x[t] + alibi_slopes[h] * (t - p)           with ALiBi
+//   lse[i, h] = log(sum over t of exp(logit[t]) + exp(sinks[h]))
 //   out[i, h] = sum over t of exp(logit[t] - lse[i, h]) * v[t, g, :]
 //
-// Prefill, chunked prefill and decode are shapes (q_len = kv_len, less, 1), in
-// one batch if so desired. Accumulates in f32.
+//   p sees t if  p - window_left <= t  and  t <= p + right,  0 <= t < kv_len
+//   right = 0 where the sequence is causal, window_right where it is not
 //
-// No key (kv_len 0), or only keys of logit -inf: out is 0, lse is -inf. A NaN
-// in a key or value reaches the rows that see it and no others; what lies in
-// slots beyond kv_len is never read. An infinite logit gives NaN.
+// k and v are what the cache means: stored values times their scales. Without
+// sinks there is no such term. Prefill, chunked prefill and decode are shapes
+// (q_len = kv_len, less, 1), in one batch if so desired.
+//
+// Accumulates in f32. Products of bf16 queries with a cache of bf16 or bytes
+// are bf16 dot products where the CPU has them, which take denormal inputs for
+// zero; there weights are rounded to bf16 before they multiply values, but not
+// for their sum. All other products are of f32, to which q, k and v are
+// widened.
+//
+// No key (kv_len 0, or a window that shows none), or only keys of logit -inf:
+// out is 0, lse is -inf, or the sink. A NaN in a key or value reaches the rows
+// that see it and no others; what lies in slots beyond kv_len reaches no
+// output. An infinite logit gives NaN.
 
 #include <cstdint>
 
