@@ -12,9 +12,9 @@
 // its pages back; the last one frees them. Who writes to a page must be its
 // only holder:
 //
-//   allocator.Fork(pages, kv_len, branch);  // shares the pages of kv_len
-//   tokens allocator.GrowForWrite(kv_len, kv_len + 5, branch, copies);
-//   CopyPages(cache, cache, copies, executor);  // of every layer
+//   allocator.Fork(pages, kv_len, branch);   // both hold kv_len tokens now
+//   allocator.GrowForWrite(kv_len, kv_len + 5, branch, copies);
+//   CopyPages(cache, cache, copies, executor);   // of every layer
 //   (write tokens [kv_len, kv_len + 5) of the branch)
 
 #include <cstdint>

@@ -24,9 +24,10 @@
 //                    a zero row 1; at least 2^-125, as 1 / scale must not
 //                    overflow; NaN if the row holds a NaN or an infinity, so
 //                    that all of it means NaN (the codes of such a row are
-//                    unspecified). The product is rounded to f32 before it is
-//                    rounded to a code: |x - scale * code| <= scale * (1/2 +
-//                    2^-15) for i8.
+//                    unspecified)
+//
+// The product is rounded to f32 before it is rounded to a code. Of i8 with
+// kPerTokenHead, |x - scale * code| <= scale * (1/2 + 2^-15).
 //
 // In the latent form a key is written in two parts: k has its first v_head_dim
 // elements, which are the value, and v the rest of it.
@@ -78,8 +79,8 @@ struct WriteKvSpec {
 };
 
 struct WriteKvArgs {
-  // Latent form: [tokens, kv_heads, v_head_dim] and [.., head_dim -
-  // v_head_dim].
+  // Latent form: the last extent of k is v_head_dim, that of v the rest of it,
+  // head_dim - v_head_dim.
   AnyTensorView k;                  // [tokens, kv_heads, head_dim]
   AnyTensorView v;                  // [tokens, kv_heads, v_head_dim]
   absl::Span<const int64_t> slots;  // [tokens], see PageTable::SlotMapping

@@ -81,10 +81,10 @@ class PackedLinearPlan {
   // max_workers workers. Grows with max_m up to a few hundred rows.
   int64_t WorkspaceBytes(int64_t max_m, int max_workers) const;
 
-  // Whether Execute may be called with these: a is [m, k], c is [m,
-  // ColumnsOfC(activation, n)] and writable, of the spec's dtypes, and they do
-  // not overlap; residual is of rank 0, for none, or like c, and c itself or
-  // apart from it.
+  // Whether Execute may be called with these: a is [m, k], c is writable and
+  // [m, ColumnsOfC(activation, n)], both of the spec's dtypes, and they do not
+  // overlap; residual is of rank 0, for none, or like c, and c itself or apart
+  // from it.
   absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c,
                          const AnyTensorView& residual = {}) const;
 

@@ -108,8 +108,8 @@ class PackedScaledLinearPlan {
   // max_workers workers. Grows with max_m up to a few hundred rows.
   int64_t WorkspaceBytes(int64_t max_m, int max_workers) const;
 
-  // Whether Execute may be called with these: a is [m, k], c is [m,
-  // ColumnsOfC(activation, n)] and writable, of the spec's dtypes, and nothing
+  // Whether Execute may be called with these: a is [m, k], c is writable and
+  // [m, ColumnsOfC(activation, n)], both of the spec's dtypes, and nothing
   // overlaps c. a_scales is f32[m] where a is i8 and the granularity is per
   // token, else empty (rank 0 or no elements); a_zero_points is i32[m] where,
   // besides, zero points are used. Their values are not looked at: a zero point

@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_LIKELIHOOD_H_
 #define QUERN_MODELS_LIKELIHOOD_H_
 
-//   sum over rows r of  log(sum over v of exp(logits[r, v])) - logits[r,
-//   next[r]]
+//   sum over rows r of  lse[r] - logits[r, next[r]]
+//   lse[r] = log(sum over v of exp(logits[r, v]))
 //
 // in nats: how badly the logits predicted the tokens that did come. Perplexity
 // is exp of the mean. Accumulates in double.

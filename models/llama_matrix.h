@@ -1,9 +1,12 @@
 #ifndef QUERN_MODELS_LLAMA_MATRIX_H_
 #define QUERN_MODELS_LLAMA_MATRIX_H_
 
-// Private: one weight matrix of a model, y[m, n] = sum over k of x[m, k] *
-// w[n, k], with weights as they are or as int8 with a scale for each row of w;
-// or that with an activation and a residual, gemm/epilogue.h.
+// Private: one weight matrix of a model,
+//
+//   y[m, n] = sum over k of x[m, k] * w[n, k]
+//
+// with weights as they are or as int8 with a scale for each row of w; or that
+// with an activation and a residual, gemm/epilogue.h.
 
 #include <cstdint>
 #include <string>

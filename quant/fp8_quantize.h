@@ -5,18 +5,18 @@
 //
 //   q = e4m3(clamp(fl(x * fl(1 / s)), -448, 448))        x ~ s * q
 //
-//   kStatic        s is given: scales[ceil(m / block_rows), ceil(k /
-//   block_cols)],
-//                  a block of 0 being all rows or columns: [1, 1] per tensor,
-//                  [m, 1] per token, [1, k] per channel
-//   kTensor        s = S(max |x|)                       scales[1, 1]
-//   kToken         s = S(min(max |x[i]|, max_abs))      scales[m, 1]
-//   kGroup         s = S(max |x[i, g]|), g a run of `group` columns, the last
-//                  one perhaps shorter                  scales[m, ceil(k /
-//                  group)]
+//   kStatic   s is given        scales[ceil(m / block_rows),
+//                                      ceil(k / block_cols)]
+//   kTensor   s = S(max |x|)                    scales[1, 1]
+//   kToken    s = S(min(max |x[i]|, max_abs))   scales[m, 1]
+//   kGroup    s = S(max |x[i, g]|)              scales[m, ceil(k / group)]
 //
-//   S(a) = max(fl(a / 448), 1 / (448 * 512)); with kPowerOfTwo (ue8m0) the
-//   smallest power of two that is no less: for scales of one exponent byte.
+//   S(a) = max(fl(a / 448), 1 / (448 * 512))
+//
+// A block of 0 is all rows or columns: scales are [1, 1] per tensor, [m, 1] per
+// token, [1, k] per channel. g is a run of `group` columns, the last one
+// perhaps shorter. With kPowerOfTwo (ue8m0) S(a) is the smallest power of two
+// that is no less: for scales of one exponent byte.
 //
 // Everything is f32; e4m3() is to nearest, ties to even. The floor keeps a row
 // of zeros at q = 0 and a power of two. Unlike torch's native form of groups, q

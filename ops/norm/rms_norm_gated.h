@@ -4,11 +4,12 @@
 // Root-mean-square normalisation of groups, with a gate before or after it: the
 // output norm of gated delta nets and of state space models.
 //
-//   kNormFirst   out[t, i] = round(x[t, i] / rms[t, g] * weight[i] * act(z[t,
-//   i])) kGateFirst   the same with h = x * act(z) in place of x, and no gate
-//   after no gate      out[t, i] = round(x[t, i] / rms[t, g] * weight[i])
+//   out[t, i] = round(h[t, i] / rms[t, g] * weight[i] * after[t, i])
+//   rms[t, g] = sqrt(mean of h[t, :]^2 over the group + eps),  g = i / group
 //
-//   g = i / group;  rms[t, g] = sqrt(mean of h^2 over the group + eps)
+//   kNormFirst   h = x             after = act(z)
+//   kGateFirst   h = x * act(z)    after = 1
+//   kNone        h = x             after = 1
 //
 //   kSilu     act(z) = z / (1 + e^-z)      kSigmoid   act(z) = 1 / (1 + e^-z)
 //

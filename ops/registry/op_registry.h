@@ -6,8 +6,7 @@
 // embedder builds one at start-up, adds or overrides, and constructs from it.
 //
 //   OpRegistry registry;
-//   RETURN_IF_ERROR(RegisterAllOps(registry));            //
-//   ops/registry/all_ops.h
+//   RETURN_IF_ERROR(RegisterAllOps(registry));         // all_ops.h
 //   RETURN_IF_ERROR(registry.Override<&MyRmsNorm>("rms_norm", "mine"));
 //   OpDispatcher ops(registry, policy);
 //   ASSIGN_OR_RETURN(auto norm, ops.Make("rms_norm", {{"x", meta}, ...}));

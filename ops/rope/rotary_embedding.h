@@ -5,9 +5,8 @@
 // that grows with the token's position p.
 //
 //   angle[p, j] = p * frequency[j]                  0 <= j < rot_dim / 2
-//   frequency[j] = base^(-2j / rot_dim), or what ops/rope/rotary_scaling.h
-//   makes
-//                  of it for long contexts
+//   frequency[j] = base^(-2j / rot_dim)             or what rotary_scaling.h
+//                                                   makes of it
 //   out[a] = x[a] * cos(angle) - x[b] * sin(angle)
 //   out[b] = x[b] * cos(angle) + x[a] * sin(angle)
 //

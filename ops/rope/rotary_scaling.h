@@ -8,26 +8,29 @@
 //   kNone        w
 //   kLinear      w / s
 //   kDynamicNtk  b^(-2j / rot_dim),
-//                b = base * (s * target / original - (s - 1))^(rot_dim /
-//                (rot_dim - 2))
-//   kLlama3      with wavelength l = 2 pi / w
-//                  w          l < original / high_freq
-//                  w / s      l > original / low_freq
-//                  else       (1 - t) w / s + t w,
-//                             t = (original / l - low_freq) / (high_freq -
-//                             low_freq)
-//   kYarn        w / s * (1 - m) + w * m,  m = (1 - ramp[j]) * extrapolation
-//                ramp[j] = clamp((j - low) / (high - low), 0, 1), where low and
-//                high are dim(beta_fast), dim(beta_slow), rounded outwards,
-//                within [0, rot_dim - 1]; dim(r) = rot_dim ln(original / (2 pi
-//                r)) / (2 ln base) magnitude: (0.1 ln s + 1) *
-//                attention_factor; with mscale and mscale_all_dim (DeepSeek)
-//                attention_factor * g(mscale) / g(mscale_all_dim), g(m) = 0.1 m
-//                ln s + 1, 1 if s <= 1
-//   kLongRope    w / long_factors[j] if target > original, else w /
-//                short_factors[j]
-//                magnitude: sqrt(1 + ln(target / original) / ln original) if
-//                target > original
+//                b = base * u^(rot_dim / (rot_dim - 2)),
+//                u = s * target / original - (s - 1)
+//   kLlama3      w                     where l < original / high_freq
+//                w / s                 where l > original / low_freq
+//                (1 - t) w / s + t w   between,
+//                l = 2 pi / w,  the wavelength
+//                t = (original / l - low_freq) / (high_freq - low_freq)
+//   kYarn        (1 - z) w / s + z w,
+//                z = (1 - ramp[j]) * extrapolation
+//                ramp[j] = clamp((j - low) / (high - low), 0, 1)
+//                low = floor(dim(beta_fast)), at least 0
+//                high = ceil(dim(beta_slow)), at most rot_dim - 1
+//                dim(r) = rot_dim ln(original / (2 pi r)) / (2 ln base)
+//   kLongRope    w / long_factors[j]   where target > original
+//                w / short_factors[j]  elsewhere
+//
+// The magnitude, the factor of cosine and sine, is 1 but for two:
+//
+//   kYarn        attention_factor * g(1), or where mscale is given (DeepSeek)
+//                attention_factor * g(mscale) / g(mscale_all_dim)
+//                g(x) = 0.1 x ln s + 1,  1 if s <= 1
+//   kLongRope    sqrt(1 + ln(target / original) / ln original),
+//                1 if target <= original
 //
 // original is the context the model was trained on, target what it is to serve.
 
