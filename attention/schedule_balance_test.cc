@@ -145,7 +145,7 @@ TEST(AttentionScheduleBalanceTest, OneSlowWorkerDoesNotHoldUpTheOthers) {
       worker += schedule.Cost(work);
     }
   }
-  EXPECT_LE(*std::max_element(busy.begin(), busy.end()), 1.15 * ideal);
+  EXPECT_LE(*std::max_element(busy.begin(), busy.end()), 1.1 * ideal);
 }
 
 // A block is cut only where a share ends.
@@ -155,7 +155,7 @@ TEST(AttentionScheduleBalanceTest, CutsFewBlocks) {
     const auto schedule = AttentionSchedule::Build(MakeSpec(32, 8), {1},
                                                    {131072}, workers, storage)
                               .value();
-    EXPECT_LE(schedule.work().size(), 8u + static_cast<size_t>(workers) * 4);
+    EXPECT_LE(schedule.work().size(), 8u + static_cast<size_t>(workers) * 6);
     // f32 rows of 128 against keys and values of 16 bits, all read once.
     const double left = static_cast<double>(schedule.partial_rows()) * 512;
     const double read = 131072.0 * 8 * 512;
