@@ -205,16 +205,20 @@ HWY_INLINE void Step(const uint32_t* HWY_RESTRICT words, size_t stride,
 // logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
 template <class A, size_t kRows, size_t kVecs>
 void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
-  const bool prefetch = row == 0;
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLineBytes = kLineVecs * kVecBytes;
+  // Tiles of the same groups share the fetching of the next.
+  const size_t tiles = HWY_MAX(HWY_MIN(c.rows / kTileRows, kVecs), size_t{1});
+  const size_t turn = row / kTileRows;
   const size_t steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
   const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
   const uint8_t* lines[kVecs];
   const uint8_t* next[kVecs];
+  bool fetch[kVecs];
   HWY_UNROLL(4)
   for (size_t v = 0; v < kVecs; ++v) {
+    fetch[v] = v % kLineVecs == 0 && v / kLineVecs % tiles == turn;
     const size_t group = (vec + v) / kLineVecs;
     const size_t offset = (vec + v) % kLineVecs * kVecBytes;
     lines[v] = c.k[group] + offset;
@@ -227,11 +231,9 @@ void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
     for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
   }
   for (size_t s = 0; s < steps; ++s) {
-    if (prefetch) {
-      HWY_UNROLL(4)
-      for (size_t v = 0; v < kVecs; v += kLineVecs) {
-        PrefetchL2(next[v] + s * kLineBytes);
-      }
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; v += kLineVecs) {
+      if (fetch[v]) PrefetchL2(next[v] + s * kLineBytes);
     }
     Step<A, kRows, kVecs, false>(q + s * A::kSub, c.q_stride, lines,
                                  s * kLineBytes, 0, sums);
@@ -246,16 +248,24 @@ void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
   }
 }
 
+// Dims of a tile of sums, and those that are left for the one which d is in.
+constexpr size_t kTileDims = kTileVecs * kVecLanes;
+HWY_INLINE size_t LatentDims(const ChunkArgs& c, size_t d) {
+  return HWY_MIN(kTileDims, c.v_head_dim - d / kTileDims * kTileDims);
+}
+
 // out[row + r][d ...] for kRows rows and kVecs vectors of dims, from groups
 // [begin, end). kTail: `valid` of the dims of the only vector are there.
 template <class A, size_t kRows, size_t kVecs, bool kTail>
 void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
             size_t valid) {
-  const bool prefetch = row == 0;
+  const bool latent = c.latent_tile != nullptr;
+  const bool prefetch = row == 0 && !latent;
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLines = kGroupTokens / A::kPairs;
-  const size_t pitch = c.v_head_dim * A::kWordBytes;
+  const size_t pitch =
+      (latent ? LatentDims(c, d) : c.v_head_dim) * A::kWordBytes;
   const auto* HWY_RESTRICT p =
       reinterpret_cast<const uint32_t*>(c.logits) + row * kRowWords;
   VF32 sums[kRows][kVecs];
@@ -269,7 +279,10 @@ void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
     const uint8_t* next = c.next_v[g] + d * A::kWordBytes;
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
-      lines[v] = c.v[g] + d * A::kWordBytes + v * kVecBytes;
+      lines[v] = (latent ? c.latent_tile + g * kLines * pitch +
+                               d % kTileDims * A::kWordBytes
+                         : c.v[g] + d * A::kWordBytes) +
+                 v * kVecBytes;
     }
     const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
     for (size_t t = 0; t < kLines; ++t) {
@@ -461,7 +474,6 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
 template <class A, size_t kRows>
 HWY_INLINE void PvDims(const ChunkArgs& c, size_t row, TokenRange groups,
                        size_t d) {
-  constexpr size_t kTileDims = kTileVecs * kVecLanes;
   const size_t left = c.v_head_dim - d;
   if (left >= kTileDims) {
     PvTile<A, kRows, kTileVecs, false>(c, row, d, groups.begin, groups.end, 0);
@@ -479,6 +491,72 @@ HWY_INLINE void PvDims(const ChunkArgs& c, size_t row, TokenRange groups,
   if (d < c.v_head_dim) {
     PvTile<A, kRows, 1, true>(c, row, d, groups.begin, groups.end,
                               c.v_head_dim - d);
+  }
+}
+
+// Words of 16 tokens by dims to words of dims by tokens, in blocks of 128 bits
+// on every target: with 512 it takes as many instructions, for the blocks have
+// to change places.
+template <size_t kPairs>
+void StageLatentV(const uint8_t* k, size_t v_head_dim, uint8_t* to) {
+  const hn::FixedTag<uint32_t, 4> d;
+  const hn::Repartition<uint64_t, decltype(d)> dq;
+  const auto load = [&](size_t step, size_t token) HWY_ATTR {
+    return hn::LoadU(
+        d, reinterpret_cast<const uint32_t*>(k) + step * kGroupTokens + token);
+  };
+  const auto store = [&](hn::Vec<decltype(dq)> v, size_t row,
+                         size_t dim) HWY_ATTR {
+    hn::StoreU(hn::BitCast(d, v), d,
+               reinterpret_cast<uint32_t*>(to) + row * v_head_dim + dim);
+  };
+  if constexpr (kPairs == 1) {
+    for (size_t dim = 0; dim < v_head_dim; dim += 4) {
+      for (size_t t = 0; t < kGroupTokens; t += 4) {
+        const auto v0 = load(dim, t), v1 = load(dim + 1, t);
+        const auto v2 = load(dim + 2, t), v3 = load(dim + 3, t);
+        const auto lower01 = hn::BitCast(dq, hn::InterleaveLower(d, v0, v1));
+        const auto upper01 = hn::BitCast(dq, hn::InterleaveUpper(d, v0, v1));
+        const auto lower23 = hn::BitCast(dq, hn::InterleaveLower(d, v2, v3));
+        const auto upper23 = hn::BitCast(dq, hn::InterleaveUpper(d, v2, v3));
+        store(hn::InterleaveLower(dq, lower01, lower23), t, dim);
+        store(hn::InterleaveUpper(dq, lower01, lower23), t + 1, dim);
+        store(hn::InterleaveLower(dq, upper01, upper23), t + 2, dim);
+        store(hn::InterleaveUpper(dq, upper01, upper23), t + 3, dim);
+      }
+    }
+  } else {
+    // Two tokens by two dims: (t d)(t d+1) (t+1 d)(t+1 d+1) becomes
+    // (t d)(t+1 d) (t d+1)(t+1 d+1).
+    const hn::Repartition<uint8_t, decltype(d)> d8;
+    const auto order = hn::Dup128VecFromValues(d8, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9,
+                                               12, 13, 10, 11, 14, 15);
+    const auto turn = [&](size_t step, size_t token) HWY_ATTR {
+      const auto words = hn::BitCast(d8, load(step, token));
+      return hn::BitCast(dq, hn::TableLookupBytes(words, order));
+    };
+    for (size_t dim = 0; dim < v_head_dim; dim += 4) {
+      for (size_t t = 0; t < kGroupTokens; t += 4) {
+        const auto a = turn(dim / 2, t), b = turn(dim / 2 + 1, t);
+        store(hn::InterleaveLower(dq, a, b), t / 2, dim);
+        store(hn::InterleaveUpper(dq, a, b), t / 2 + 1, dim);
+      }
+    }
+  }
+}
+
+// latent_tile of the dims from d on: of all dims at once, a chunk of values
+// would not fit into the L2 cache beside its keys and those of the next.
+template <class A>
+void StageLatentTile(const ChunkArgs& c, size_t d) {
+  if constexpr (A::kWordBytes == 4) {
+    const TokenRange groups = GroupsOf(c.seen, c.rows);
+    const size_t dims = LatentDims(c, d);
+    for (size_t g = groups.begin; g < groups.end; ++g) {
+      StageLatentV<A::kPairs>(
+          c.k[g] + d / A::kPairs * kGroupTokens * 4, dims,
+          c.latent_tile + g * kGroupTokens / A::kPairs * dims * 4);
+    }
   }
 }
 
@@ -500,7 +578,8 @@ void Attend(const ChunkArgs& c) {
     const TokenRange groups = GroupsOf(c.seen + row, kRows);
     for (size_t r = row; r < row + kRows; ++r) SoftmaxRow<A>(c, r, groups);
   });
-  for (size_t d = 0; d < c.v_head_dim; d += kTileVecs * kVecLanes) {
+  for (size_t d = 0; d < c.v_head_dim; d += kTileDims) {
+    if (c.latent_tile != nullptr) StageLatentTile<A>(c, d);
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);

@@ -419,7 +419,13 @@ class Step {
       return group * kGroup < all.begin ||
              std::min(tokens, (group + 1) * kGroup) > all.end;
     };
-    for (int64_t group = begin; group < end; ++group) {
+    const bool tiled =
+        latent_ && all.begin <= begin * kGroup && all.end >= end * kGroup;
+    c.latent_tile =
+        tiled ? scratch_.v + worker * static_cast<int64_t>(kChunkGroups) *
+                                 strides_.v_group
+              : nullptr;
+    for (int64_t group = begin; group < end && !tiled; ++group) {
       Stage(block, chunk, group, worker, next, &groups);
       if (is_mixed(group)) {
         finite = finite &&

@@ -32,6 +32,9 @@ namespace quern {
 constexpr size_t kGroupTokens = 16;
 constexpr size_t kChunkGroups = 16;
 
+// Of 64 dims of a chunk, in 32-bit words; fewer where there are fewer.
+constexpr size_t kLatentTileBytes = 64 * kChunkGroups * kGroupTokens * 4;
+
 // The softmax of some logits: their maximum, and the sum of exp2(logit - max).
 // As it is here, of none: the identity of merging.
 struct SoftmaxState {
@@ -52,6 +55,11 @@ struct ChunkArgs {
   // What is read next: fetched into the L2 cache meanwhile. Never null.
   const uint8_t* next_k[kChunkGroups];
   const uint8_t* next_v[kChunkGroups];
+
+  // Where values are the first dims of keys, and every row sees all of each
+  // group that any sees: v is not read. This holds those of a few dims at a
+  // time, kLatentTileBytes at most. Null elsewhere.
+  uint8_t* latent_tile;
 
   size_t rows;
   const uint32_t* q;       // [rows][q_stride], as load_query left them

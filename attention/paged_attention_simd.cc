@@ -92,57 +92,6 @@ void StageV(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to) {
   }
 }
 
-// Words of 16 tokens by dims to words of dims by tokens, in blocks of 128 bits
-// on every target: with 512 it takes as many instructions, for the blocks have
-// to change places.
-template <typename T>
-void StageLatentV(const uint8_t* k, size_t v_head_dim, uint8_t* to) {
-  const hn::FixedTag<uint32_t, 4> d;
-  const hn::Repartition<uint64_t, decltype(d)> dq;
-  const auto load = [&](size_t step, size_t token) HWY_ATTR {
-    return hn::LoadU(
-        d, reinterpret_cast<const uint32_t*>(k) + step * kGroupTokens + token);
-  };
-  const auto store = [&](hn::Vec<decltype(dq)> v, size_t row,
-                         size_t dim) HWY_ATTR {
-    hn::StoreU(hn::BitCast(d, v), d,
-               reinterpret_cast<uint32_t*>(to) + row * v_head_dim + dim);
-  };
-  if constexpr (sizeof(T) == 4) {
-    for (size_t dim = 0; dim < v_head_dim; dim += 4) {
-      for (size_t t = 0; t < kGroupTokens; t += 4) {
-        const auto v0 = load(dim, t), v1 = load(dim + 1, t);
-        const auto v2 = load(dim + 2, t), v3 = load(dim + 3, t);
-        const auto lower01 = hn::BitCast(dq, hn::InterleaveLower(d, v0, v1));
-        const auto upper01 = hn::BitCast(dq, hn::InterleaveUpper(d, v0, v1));
-        const auto lower23 = hn::BitCast(dq, hn::InterleaveLower(d, v2, v3));
-        const auto upper23 = hn::BitCast(dq, hn::InterleaveUpper(d, v2, v3));
-        store(hn::InterleaveLower(dq, lower01, lower23), t, dim);
-        store(hn::InterleaveUpper(dq, lower01, lower23), t + 1, dim);
-        store(hn::InterleaveLower(dq, upper01, upper23), t + 2, dim);
-        store(hn::InterleaveUpper(dq, upper01, upper23), t + 3, dim);
-      }
-    }
-  } else {
-    // Two tokens by two dims: (t d)(t d+1) (t+1 d)(t+1 d+1) becomes
-    // (t d)(t+1 d) (t d+1)(t+1 d+1).
-    const hn::Repartition<uint8_t, decltype(d)> d8;
-    const auto order = hn::Dup128VecFromValues(d8, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9,
-                                               12, 13, 10, 11, 14, 15);
-    const auto turn = [&](size_t step, size_t token) HWY_ATTR {
-      const auto words = hn::BitCast(d8, load(step, token));
-      return hn::BitCast(dq, hn::TableLookupBytes(words, order));
-    };
-    for (size_t dim = 0; dim < v_head_dim; dim += 4) {
-      for (size_t t = 0; t < kGroupTokens; t += 4) {
-        const auto a = turn(dim / 2, t), b = turn(dim / 2 + 1, t);
-        store(hn::InterleaveLower(dq, a, b), t / 2, dim);
-        store(hn::InterleaveUpper(dq, a, b), t / 2 + 1, dim);
-      }
-    }
-  }
-}
-
 template <typename T>
 void MaskV(TokenRange keep, size_t v_head_dim, uint8_t* group) {
   using U = CodeOf<T>;
@@ -239,7 +188,7 @@ void SetGeometry(PagedAttentionKernels& kernels) {
   if constexpr (sizeof(T) == 1) kernels.widen = &Widen<T>;
   kernels.stage_k = &StageK<T>;
   kernels.stage_v = &StageV<T>;
-  kernels.stage_latent_v = &StageLatentV<Wide>;
+  kernels.stage_latent_v = &StageLatentV < sizeof(Wide) == 4 ? 1 : 2 > ;
   kernels.mask_v = &MaskV<Wide>;
   kernels.finite_v = &FiniteV<Wide>;
 }
