@@ -181,7 +181,12 @@ constexpr Smoke kSmokes[] = {
      "--kv_len=37 --q_heads=6 --kv_heads=2 --head_dim=24 --page_size=5"},
     {"attention",
      "--batch=3 --q_len=7 --kv_len=19 --q_heads=2 --kv_heads=1 --head_dim=16 "
-     "--page_size=16 --dtype=f32"},
+     "--page_size=16 --dtype=f32 --kv=f32"},
+    {"attention",
+     "--q_len=5 --kv_len=40 --q_heads=6 --kv_heads=2 --head_dim=24 "
+     "--page_size=16 --kv=i8 --window=9 --softcap=3"},
+    {"attention",
+     "--kv_len=40 --q_heads=6 --kv_heads=2 --head_dim=24 --kv=f8e4m3"},
     {"mla",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
      "--page_size=16"},

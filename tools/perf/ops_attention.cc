@@ -37,7 +37,9 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr DType kCacheTypes[] = {DType::kF32, DType::kBF16,   DType::kF16,
+                                 DType::kI8,  DType::kF8E4M3, DType::kF8E5M2};
 // Queries that Check compares, all heads of each: the reference is slow.
 constexpr int64_t kCheckedQueries = 32;
 
@@ -62,7 +64,14 @@ class Attention final : public Op {
     QUERN_ASSIGN_OR_RETURN(kv.kv_heads, args.Int("kv_heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.head_dim, args.Int("head_dim", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.page_size, args.Int("page_size", 1, 1 << 20));
-    kv.dtype = spec.q_dtype = spec.out_dtype = dtype;
+    int64_t window = 0, soft_cap = 0;
+    QUERN_ASSIGN_OR_RETURN(kv.dtype, args.Type("kv", kCacheTypes));
+    QUERN_ASSIGN_OR_RETURN(window, args.Int("window", 0, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(soft_cap, args.Int("softcap", 0, 1 << 20));
+    if (window > 0) spec.window_left = window - 1;
+    spec.soft_cap = static_cast<float>(soft_cap);
+    spec.q_dtype = spec.out_dtype = dtype;
+    if (kv.dtype == DType::kI8) kv.scaling = KvScaling::kPerTensor;
     return Create("attention", lengths, kv, spec);
   }
 
@@ -94,21 +103,38 @@ class Attention final : public Op {
                      " kv_heads=", spec().kv.kv_heads(), " head_dim=", dim(),
                      latent ? absl::StrCat(" v_head_dim=", v_dim()) : "",
                      " page_size=", spec().kv.page_size());
+    if (spec().kv.dtype() != spec().q_dtype) {
+      absl::StrAppend(&info.shape, " kv=", DTypeName(spec().kv.dtype()));
+    }
+    if (spec().window_left != kNoWindow) {
+      absl::StrAppend(&info.shape, " window=", spec().window_left + 1);
+    }
+    if (spec().soft_cap > 0) {
+      absl::StrAppend(&info.shape, " softcap=", spec().soft_cap);
+    }
     info.dtype = std::string(DTypeName(spec().q_dtype));
     info.isa = plan_.target();
     const auto tokens = static_cast<double>(lengths_.batch * lengths_.q_len);
-    const auto kv_tokens =
-        static_cast<double>(lengths_.batch * lengths_.kv_len);
+    // Keys that any query of a sequence sees.
+    const int64_t any =
+        spec().window_left == kNoWindow
+            ? lengths_.kv_len
+            : std::min(lengths_.kv_len, spec().window_left + lengths_.q_len);
+    const auto kv_tokens = static_cast<double>(lengths_.batch * any);
     // Of q and out, and of the cache, whose latent form holds values in keys.
     const auto dims = static_cast<double>(dim() + v_dim());
     const double kv_dims = latent ? static_cast<double>(dim()) : dims;
-    info.bytes =
-        static_cast<double>(SizeOf(spec().q_dtype)) *
-        (kv_tokens * kv_dims * static_cast<double>(spec().kv.kv_heads()) +
-         tokens * dims * static_cast<double>(spec().q_heads));
+    info.bytes = static_cast<double>(SizeOf(spec().kv.dtype())) * kv_tokens *
+                     kv_dims * static_cast<double>(spec().kv.kv_heads()) +
+                 static_cast<double>(SizeOf(spec().q_dtype)) * tokens * dims *
+                     static_cast<double>(spec().q_heads);
     // Keys that a query sees, on average: causal.
-    const double seen = static_cast<double>(lengths_.kv_len) -
-                        static_cast<double>(lengths_.q_len - 1) / 2;
+    const double before = static_cast<double>(lengths_.kv_len) -
+                          static_cast<double>(lengths_.q_len - 1) / 2;
+    const double seen =
+        spec().window_left == kNoWindow
+            ? before
+            : std::min(before, static_cast<double>(spec().window_left + 1));
     info.flops = 2 * tokens * seen * static_cast<double>(spec().q_heads) * dims;
     info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(spec().q_dtype);
@@ -123,9 +149,10 @@ class Attention final : public Op {
     QUERN_RETURN_IF_ERROR(cache_.Create(sets, cache_bytes()));
     QUERN_RETURN_IF_ERROR(q_.Create(sets, RowBytes(dim())));
     QUERN_RETURN_IF_ERROR(out_.Create(sets, RowBytes(v_dim())));
-    WithType(spec().q_dtype, [this](auto type) {
-      FillReals<decltype(type)>(-1, 1, cache_);
-      FillReals<decltype(type)>(-1, 1, q_);
+    WithType(spec().q_dtype,
+             [this](auto type) { FillReals<decltype(type)>(-1, 1, q_); });
+    WithType(spec().kv.dtype(), [this](auto type) {
+      FillReals<decltype(type)>(-1 / kv_scale(), 1 / kv_scale(), cache_);
     });
     // Pages in an order that no prefetcher guesses.
     std::vector<int32_t> ids(static_cast<size_t>(num_pages()));
@@ -204,6 +231,10 @@ class Attention final : public Op {
 
   const AttentionSpec& spec() const { return plan_.spec(); }
   int64_t dim() const { return spec().kv.head_dim(); }
+  // What a stored element is to be multiplied by.
+  double kv_scale() const {
+    return spec().kv.dtype() == DType::kI8 ? static_cast<double>(scale_) : 1;
+  }
   int64_t v_dim() const { return spec().kv.v_head_dim(); }
   int64_t pages_per_sequence() const {
     return DivCeil(lengths_.kv_len, spec().kv.page_size());
@@ -221,7 +252,11 @@ class Attention final : public Op {
                          {spec().q_heads * dim, dim, 1});
   }
   KvCacheView Cache(int64_t set) {
-    return KvCacheView(spec().kv, num_pages(), cache_.at(set));
+    KvCacheView cache(spec().kv, num_pages(), cache_.at(set));
+    if (spec().kv.scaling() == KvScaling::kPerTensor) {
+      cache.set_scales({&scale_, 0, 0}, {&scale_, 0, 0});
+    }
+    return cache;
   }
   PagedAttentionArgs MakeArgs(int64_t set) {
     PagedAttentionArgs args;
@@ -245,6 +280,8 @@ class Attention final : public Op {
     reference.head_dim = dim();
     reference.v_head_dim = v_dim();
     reference.scale = 1 / std::sqrt(static_cast<double>(dim()));
+    reference.window = spec().window_left + 1;
+    reference.soft_cap = static_cast<double>(spec().soft_cap);
 
     const KvCacheView cache = Cache(0);
     std::vector<double> q, k, v;
@@ -256,16 +293,21 @@ class Attention final : public Op {
     for (int64_t t = 0; t < reference.kv_len; ++t) {
       const int64_t slot = pages_.Slot(sequence, t);
       const int64_t token_of_page = slot % page_size;
-      const auto* keys =
-          reinterpret_cast<const T*>(cache.K(slot / page_size, kv_head));
-      const auto* values =
-          reinterpret_cast<const T*>(cache.V(slot / page_size, kv_head));
-      for (int64_t d = 0; d < dim(); ++d) {
-        k.push_back(ToDouble(keys[spec().kv.KOffset(token_of_page, d)]));
-      }
-      for (int64_t d = 0; d < v_dim(); ++d) {
-        v.push_back(ToDouble(values[spec().kv.VOffset(token_of_page, d)]));
-      }
+      const uint8_t* keys = cache.K(slot / page_size, kv_head);
+      const uint8_t* values = cache.V(slot / page_size, kv_head);
+      WithType(spec().kv.dtype(), [&](auto type) {
+        using Kv = decltype(type);
+        for (int64_t d = 0; d < dim(); ++d) {
+          k.push_back(kv_scale() *
+                      ToDouble(reinterpret_cast<const Kv*>(
+                          keys)[spec().kv.KOffset(token_of_page, d)]));
+        }
+        for (int64_t d = 0; d < v_dim(); ++d) {
+          v.push_back(kv_scale() *
+                      ToDouble(reinterpret_cast<const Kv*>(
+                          values)[spec().kv.VOffset(token_of_page, d)]));
+        }
+      });
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
@@ -288,7 +330,8 @@ class Attention final : public Op {
     const double chunks =
         std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
     const double weight =
-        std::sqrt(d) * (d + 3) * kEps + chunks * (2 * std::sqrt(d) + 4) * kEps;
+        std::sqrt(d) * (d + 3 + (spec().soft_cap > 0 ? 12 : 0)) * kEps +
+        chunks * (2 * std::sqrt(d) + 4) * kEps;
     // Weights and outputs are rounded to the type.
     return 2 * (weight + keys * kEps) + 2 * RelativeRoundoff(spec().out_dtype);
   }
@@ -296,6 +339,7 @@ class Attention final : public Op {
   const char* name_;
   PagedAttentionPlan plan_;
   Lengths lengths_;
+  float scale_ = 1.0f / 127;  // of int8
   SetBuffer cache_, q_, out_;
   PageTableStorage page_storage_;
   PageTable pages_;
@@ -309,21 +353,24 @@ class Attention final : public Op {
 OpEntry AttentionOp() {
   return {"attention",
           "causal attention over a paged KV cache; decode where q_len is 1",
-          {{"dtype", "bf16", "f32 or bf16, of q, the cache and out"},
+          {{"dtype", "bf16", "f32, bf16 or f16, of q and out"},
+           {"kv", "bf16", "of the cache: also i8, f8e4m3 and f8e5m2"},
            {"batch", "1", "sequences"},
            {"q_len", "1", "new tokens of each, the last of its kv_len"},
            {"kv_len", "4096", "tokens of each"},
            {"q_heads", "32", "a multiple of kv_heads"},
            {"kv_heads", "8", "key/value heads"},
            {"head_dim", "128", "elements of a head"},
-           {"page_size", "128", "tokens of a page"}},
+           {"page_size", "128", "tokens of a page"},
+           {"window", "0", "keys that a query sees; 0: all before it"},
+           {"softcap", "0", "of the logits; 0: none"}},
           &Attention::Create};
 }
 
 OpEntry MlaOp() {
   return {"mla",
           "multi-head latent attention, absorbed, over a paged latent cache",
-          {{"dtype", "bf16", "f32 or bf16, of q, the cache and out"},
+          {{"dtype", "bf16", "f32, bf16 or f16, of q, the cache and out"},
            {"batch", "1", "sequences"},
            {"q_len", "1", "new tokens of each, the last of its kv_len"},
            {"kv_len", "4096", "tokens of each"},
