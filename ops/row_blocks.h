@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/cpu_info.h"
 #include "core/dtype.h"
 #include "core/tensor_view.h"
 #include "ops/row_block_kernels.h"
@@ -20,17 +19,12 @@ namespace quern {
 // ends would cost more than is won.
 inline constexpr int64_t kMinStreamRowBytes = 1024;
 
-// Bytes of input and output from which an Execute streams.
+// Bytes of input and output from which an Execute streams. kAuto never does:
+// 4096 rows of 4096 bf16 are normed in 2.1 ms with cached stores and 2.6 ms
+// with streaming ones, whose rows are written behind those that are read (2
+// threads, Zen 4, 2026).
 inline int64_t StreamFrom(RowStores stores) {
-  switch (stores) {
-    case RowStores::kAuto:
-      return GetCpuInfo().last_level_bytes() + 1;
-    case RowStores::kCached:
-      return INT64_MAX;
-    case RowStores::kStream:
-      break;
-  }
-  return 0;
+  return stores == RowStores::kStream ? 0 : INT64_MAX;
 }
 
 // fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks

@@ -8,7 +8,7 @@ namespace quern {
 // Whether stores go through the caches. Streaming ones spare the read of what
 // is overwritten, and leave the result in memory only.
 enum class RowStores : uint8_t {
-  kAuto,    // kStream if input and output together exceed the last-level cache
+  kAuto,    // what measured best: kCached
   kCached,  // the next operator reads the result at once
   kStream,
 };
