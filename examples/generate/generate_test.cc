@@ -134,7 +134,12 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_NEAR(perplexity(verse, "bf16"), exact, 0.03 * exact);
   EXPECT_GT(perplexity("zq xj vvk qqp wwx kkz jjq", "f16"), 20 * exact);
   ExpectRefused(RunGenerate({"--prompt=", "--perplexity"}), 1,
-                "the text has 0 tokens");
+                "the text has 0 tokens; --perplexity needs ");
+  const Outcome stats =
+      RunGenerate({"--prompt=And God said", "--perplexity", "--stats"});
+  EXPECT_THAT(stats.err, HasSubstr("\ntext: "));
+  EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("generation: ")));
+  EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("stopped by: ")));
 }
 
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
@@ -188,7 +193,7 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--top_k=-1"}, "--top_k=-1; need 0 or more"},
       {{"--top_p=0"}, "--top_p=0; need more than 0 and at most 1"},
       {{"--top_p=1.5"}, "--top_p=1.5; need more than 0"},
-      {{"--seed=-1"}, "--seed=-1 is not a value of that flag"},
+      {{"--seed=-1"}, "--seed=-1 is not a value of that flag: need a whole "},
       {{"--stats=maybe"}, "need true or false"},
       {{"--perplexity=maybe"}, "need true or false"},
       {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},

@@ -188,8 +188,9 @@ class Generator {
     const int64_t window = std::min(model_->context(), kPrefillTokens);
     const auto size = static_cast<int64_t>(ids.size());
     if (size + bos < 2 || window < 2) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the text has ", size, " tokens; none has one before it"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the text has ", size, size == 1 ? " token" : " tokens",
+                       "; --perplexity needs one that follows another"));
     }
     QUERN_RETURN_IF_ERROR(NewState(window, window));
     Progress progress("reading the text");
@@ -215,9 +216,8 @@ class Generator {
     }
     stats_.prompt_s = absl::ToDoubleSeconds(absl::Now() - start);
     stats_.prompt_tokens = size;
-    stats_.stopped_by = "the end of the text";
     return Print(absl::StrFormat(
-        "perplexity: %.4f over %d tokens, windows of %d\n",
+        "perplexity: %.4f over %d tokens, in windows of %d at most\n",
         std::exp(loss / static_cast<double>(predicted)), predicted, window));
   }
 
@@ -234,10 +234,13 @@ class Generator {
                  static_cast<long long>(c.hidden),
                  std::string(DTypeName(model_->weights_dtype())).c_str());
     std::fprintf(stderr, "loading: %.2f s\n", stats_.load_s);
-    PrintSpeed("prompt", stats_.prompt_tokens, stats_.prompt_s);
-    // The first new token comes from the prompt's logits.
-    PrintSpeed("generation", stats_.new_tokens, stats_.generation_s);
-    std::fprintf(stderr, "stopped by: %s\n", stats_.stopped_by.c_str());
+    PrintSpeed(options_.perplexity ? "text" : "prompt", stats_.prompt_tokens,
+               stats_.prompt_s);
+    if (!options_.perplexity) {
+      // The first new token comes from the prompt's logits.
+      PrintSpeed("generation", stats_.new_tokens, stats_.generation_s);
+      std::fprintf(stderr, "stopped by: %s\n", stats_.stopped_by.c_str());
+    }
     std::fprintf(
         stderr,
         "memory: %.1f MiB weights, %.1f MiB %s cache, %.1f MiB scratch, "
@@ -266,7 +269,7 @@ class Generator {
   }
 
   static void PrintSpeed(const char* what, int64_t tokens, double seconds) {
-    std::fprintf(stderr, "%s: %lld tokens, %.3f s, %.1f tokens/s\n", what,
+    std::fprintf(stderr, "%s: %lld tokens, %.4f s, %.0f tokens/s\n", what,
                  static_cast<long long>(tokens), seconds,
                  seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0);
   }

@@ -19,7 +19,7 @@
 namespace quern {
 namespace {
 
-constexpr char kWhole[] = "a whole number in range";
+constexpr char kWhole[] = "a whole number";
 constexpr char kNumber[] = "a number";
 
 // Sets `to` to what `value` names; false if it is none of `choices`.
@@ -97,12 +97,15 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtof(value, &o.top_p);
      }},
     {"seed", "4", "of the random draws: the same seed gives the same text",
-     kWhole,
+     "a whole number from 0 to 2^64 - 1",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.seed);
      }},
     {"perplexity", "false",
-     "instead of continuing the text, tell how well the model predicts it",
+     "instead of continuing the text, tell how well the model predicts it: e "
+     "to "
+     "the\n      mean of -log p, in windows of 256 tokens at most that know "
+     "nothing of each\n      other; lower is better",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.perplexity);

@@ -35,10 +35,18 @@
 namespace quern {
 namespace {
 
-std::string Help() {
-  std::string text =
-      "Times an operator next to the limits of this machine.\n\n"
-      "  perf OP --key=value...\n";
+// Of the operator of that name, or of `limits`; of all for any other.
+std::string Help(absl::string_view name) {
+  const std::vector<OpEntry> ops = AllOps();
+  const bool is_limits = name == kLimits;
+  const bool all = !is_limits && std::none_of(ops.begin(), ops.end(),
+                                              [name](const OpEntry& entry) {
+                                                return entry.name == name;
+                                              });
+  std::string text = absl::StrCat(
+      "Times an operator next to the limits of this machine.\n\n  perf ",
+      all ? "OP" : name, " --key=value...\n");
+  if (all) absl::StrAppend(&text, "  perf OP --help\n");
   const auto add_keys = [&text](absl::Span<const Key> keys) {
     for (const Key& key : keys) {
       absl::StrAppendFormat(&text, "    --%-28s %s\n",
@@ -46,15 +54,20 @@ std::string Help() {
                             key.help);
     }
   };
-  absl::StrAppend(&text,
-                  "\nlimits: DRAM, L3, L2, and the peak of each dot product, "
-                  "on 1 and on N threads\n");
-  for (const OpEntry& entry : AllOps()) {
+  if (all || is_limits) {
+    absl::StrAppend(&text,
+                    "\nlimits: DRAM, L3, L2, and the peak of each dot product, "
+                    "on 1 and on N threads\n");
+  }
+  for (const OpEntry& entry : ops) {
+    if (!all && entry.name != name) continue;
     absl::StrAppend(&text, "\n", entry.name, ": ", entry.summary, "\n");
     add_keys(entry.keys);
   }
-  absl::StrAppend(&text, "\nEvery operator, with its defaults:\n");
-  add_keys(kOpKeys);
+  if (!is_limits) {
+    absl::StrAppend(&text, "\nEvery operator, with its defaults:\n");
+    add_keys(kOpKeys);
+  }
   absl::StrAppend(&text, "\nEvery operator and limits:\n");
   add_keys(kCommonKeys);
   absl::StrAppend(
@@ -63,6 +76,13 @@ std::string Help() {
       "refused.\n"
       "What the columns mean and how to quote them: docs/benchmarking.md\n");
   return text;
+}
+
+// "1.5 MiB", "8.8 KiB".
+std::string Size(int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  return bytes < 1 << 20 ? absl::StrFormat("%.1f KiB", value / (1 << 10))
+                         : absl::StrFormat("%.1f MiB", value / (1 << 20));
 }
 
 int64_t CalibrationRounds(const Settings& settings) {
@@ -248,14 +268,10 @@ absl::Status RunCase(const OpEntry& entry, const Ready& ready,
   const int64_t sets = ready.sets;
   progress << entry.name << ": " << op.Info().shape << ", " << sets
            << (sets == 1 ? " working set of " : " working sets of ")
-           << absl::StrFormat("%.1f MiB",
-                              static_cast<double>(op.set_bytes()) / (1 << 20))
-           << std::endl;
+           << Size(op.set_bytes()) << std::endl;
   if (!settings.warm && sets * op.set_bytes() < cold_bytes) {
-    progress << entry.name << ": that is all it makes, "
-             << absl::StrFormat(
-                    "%.1f MiB; the caches may hold them: not DRAM's figure",
-                    static_cast<double>(sets * op.set_bytes()) / (1 << 20))
+    progress << entry.name << ": no more can be made; the caches may hold "
+             << Size(sets * op.set_bytes()) << ": not a figure of DRAM"
              << std::endl;
   }
   QUERN_RETURN_IF_ERROR(op.Setup(sets, executor));
@@ -350,7 +366,7 @@ int RunPerf(absl::Span<const absl::string_view> words, bool terminal,
             std::ostream& out, std::ostream& progress) {
   for (const absl::string_view word : words) {
     if (word == "--help" || word == "-h") {
-      out << Help();
+      out << Help(words[0]);
       return 0;
     }
   }

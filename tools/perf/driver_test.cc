@@ -84,19 +84,37 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
 }
 
 TEST(DriverTest, HelpNamesEveryOperatorAndKey) {
-  for (const char* line : {"--help", "pack --help"}) {
-    const Outcome outcome = Perf(line);
-    EXPECT_EQ(outcome.exit_code, 0);
-    for (const OpEntry& entry : AllOps()) {
-      EXPECT_NE(outcome.out.find(std::string(entry.name) + ": "),
+  const Outcome outcome = Perf("--help");
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const OpEntry& entry : AllOps()) {
+    EXPECT_NE(outcome.out.find(std::string(entry.name) + ": "),
+              std::string::npos)
+        << entry.name;
+    for (const Key& key : entry.keys) {
+      EXPECT_NE(outcome.out.find("--" + std::string(key.name) + "="),
                 std::string::npos)
-          << entry.name;
-      for (const Key& key : entry.keys) {
-        EXPECT_NE(outcome.out.find("--" + std::string(key.name) + "="),
-                  std::string::npos)
-            << key.name;
-      }
+          << key.name;
     }
+  }
+}
+
+TEST(DriverTest, HelpOfOneOperatorNamesNoOther) {
+  const struct {
+    const char* line;
+    const char* has;
+    const char* has_not;
+  } cases[] = {
+      {"pack --help", "\npack: ", "\nlinear: "},
+      {"pack --n=3 -h", "--source=nk", "\nlimits: "},
+      {"pack --help", "--check=0", "--elements="},
+      {"limits --help", "--isa=best", "--check=0"},
+      {"nosuch --help", "\npack: ", "perf nosuch"},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = Perf(c.line);
+    EXPECT_EQ(outcome.exit_code, 0) << c.line;
+    EXPECT_NE(outcome.out.find(c.has), std::string::npos) << outcome.out;
+    EXPECT_EQ(outcome.out.find(c.has_not), std::string::npos) << outcome.out;
   }
 }
 
