@@ -102,10 +102,9 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtoi(value, &o.seed);
      }},
     {"perplexity", "false",
-     "instead of continuing the text, tell how well the model predicts it: e "
-     "to "
-     "the\n      mean of -log p, in windows of 256 tokens at most that know "
-     "nothing of each\n      other; lower is better",
+     "instead of continuing the text, tell how well the model predicts it: e\n"
+     "      to the mean of -log p, in windows of 256 tokens at most that know\n"
+     "      nothing of each other; lower is better",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.perplexity);
