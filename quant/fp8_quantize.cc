@@ -158,25 +158,30 @@ absl::Status Fp8QuantizePlan::CheckStaticArgs(const AnyTensorView& x,
   return CheckApart(kOp, "scales", scales, "q", q);
 }
 
-// NaN where there is one, or an infinity.
-float Fp8QuantizePlan::MaxAbs(const void* x, int64_t n) const {
-  const uint32_t bits =
-      F32Bits(spec_.dtype, max_code_(x, static_cast<size_t>(n)));
-  return bits >= quant_internal::kF32Infinity
-             ? std::numeric_limits<float>::quiet_NaN()
-             : hwy::BitCastScalar<float>(bits);
+uint32_t Fp8QuantizePlan::MaxCode(const void* x, int64_t k) const noexcept {
+  return max_code_(x, static_cast<size_t>(k));
 }
 
-float Fp8QuantizePlan::ScaleOf(float max_abs) const {
-  if (std::isnan(max_abs)) return max_abs;
+// NaN of a NaN or an infinity.
+float Fp8QuantizePlan::ScaleOf(uint32_t max_code) const noexcept {
+  const uint32_t bits = F32Bits(spec_.dtype, max_code);
+  if (bits >= quant_internal::kF32Infinity) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  float max_abs = hwy::BitCastScalar<float>(bits);
   if (spec_.max_abs > 0.0f) max_abs = std::min(max_abs, spec_.max_abs);
   const float scale = std::max(max_abs / kMax, kMinScale);
   return spec_.format == Fp8ScaleFormat::kF32 ? scale : PowerOfTwo(scale);
 }
 
+void Fp8QuantizePlan::QuantizePart(const void* x, int64_t k, float scale,
+                                   Float8E4M3* q) const noexcept {
+  kernels_.quantize(x, static_cast<size_t>(k), 1.0f / scale, false, q);
+}
+
 float Fp8QuantizePlan::Dynamic(const void* x, int64_t n, bool stream,
                                Float8E4M3* q) const {
-  const float scale = ScaleOf(MaxAbs(x, n));
+  const float scale = ScaleOf(MaxCode(x, n));
   kernels_.quantize(x, static_cast<size_t>(n), 1.0f / scale, stream, q);
   return scale;
 }
@@ -203,20 +208,19 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   const bool stream = Streams(m, k);
   float tensor_scale = 0.0f;
   if (spec_.granularity == Fp8Granularity::kTensor) {
-    // Magnitudes are ordered as their bits are, NaN above all.
-    std::atomic<uint32_t> max_bits{0};
+    // Magnitudes are ordered as their codes are, NaN above all.
+    std::atomic<uint32_t> max_code{0};
     ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
       uint32_t mine = 0;
       for (int64_t i = begin; i < end; ++i) {
-        const float a = MaxAbs(RowOf(x, i), k);
-        mine = std::max(mine, hwy::BitCastScalar<uint32_t>(a));
+        mine = std::max(mine, MaxCode(RowOf(x, i), k));
       }
-      uint32_t old = max_bits.load(std::memory_order_relaxed);
-      while (old < mine && !max_bits.compare_exchange_weak(
+      uint32_t old = max_code.load(std::memory_order_relaxed);
+      while (old < mine && !max_code.compare_exchange_weak(
                                old, mine, std::memory_order_relaxed)) {
       }
     });
-    tensor_scale = ScaleOf(hwy::BitCastScalar<float>(max_bits.load()));
+    tensor_scale = ScaleOf(max_code.load());
     scales.data()[0] = tensor_scale;
   }
   ForRows(executor, m, k, [&](int64_t begin, int64_t end) {

@@ -93,12 +93,17 @@ class Fp8QuantizePlan {
   // parallel region of their own: the bits of Execute. Returns the scale.
   float QuantizeRow(const void* x, int64_t k, Float8E4M3* q) const noexcept;
 
+  // The same in parts, for kernels that hold a row a part at a time: its scale
+  // is that of the largest MaxCode of its parts.
+  uint32_t MaxCode(const void* x, int64_t k) const noexcept;
+  float ScaleOf(uint32_t max_code) const noexcept;
+  void QuantizePart(const void* x, int64_t k, float scale,
+                    Float8E4M3* q) const noexcept;
+
  private:
   explicit Fp8QuantizePlan(const Fp8QuantizeSpec& spec);
   absl::Status CheckMatrices(const AnyTensorView& x,
                              MatrixView<Float8E4M3> q) const;
-  float ScaleOf(float max_abs) const;
-  float MaxAbs(const void* x, int64_t n) const;
   float Dynamic(const void* x, int64_t n, bool stream, Float8E4M3* q) const;
   bool Streams(int64_t m, int64_t k) const;
 

@@ -177,17 +177,31 @@ absl::Status Int8QuantizePlan::CheckArgs(
   return CheckApart("scales", s_span, "zero_points", z_span);
 }
 
-Int8QuantizePlan::Terms Int8QuantizePlan::DynamicTerms(const void* x,
-                                                       int64_t k) const {
-  const size_t n = static_cast<size_t>(k);
+uint32_t Int8QuantizePlan::MaxCode(const void* x, int64_t k) const noexcept {
+  return kernels_.max_abs(x, static_cast<size_t>(k));
+}
+
+Int8QuantizePlan::Terms Int8QuantizePlan::TermsOf(
+    uint32_t max_code) const noexcept {
+  if (spec_.granularity == Int8Granularity::kPerTensor) {
+    return {spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
+  }
+  QUERN_DCHECK(spec_.zero_points == Int8ZeroPoint::kNone);
+  const uint32_t bits = F32Bits(spec_.dtype, max_code);
+  if (!IsFinite(bits)) {
+    return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
+  }
+  const float max = Value(bits);
+  if (max == 0.0f) return {1.0f, 1.0f, 0};
+  const float scale = std::max(max / 127.0f, kMinScale);
+  return {scale, 1.0f / scale, 0};
+}
+
+Int8QuantizePlan::Terms Int8QuantizePlan::AsymmetricTerms(const void* x,
+                                                          int64_t k) const {
   uint32_t min_code = 0;
   uint32_t max_code = 0;
-  const bool symmetric = spec_.zero_points == Int8ZeroPoint::kNone;
-  if (symmetric) {
-    max_code = kernels_.max_abs(x, n);
-  } else {
-    kernels_.min_max(x, n, &min_code, &max_code);
-  }
+  kernels_.min_max(x, static_cast<size_t>(k), &min_code, &max_code);
   const uint32_t min_bits = F32Bits(spec_.dtype, min_code);
   const uint32_t max_bits = F32Bits(spec_.dtype, max_code);
   if (!IsFinite(min_bits) || !IsFinite(max_bits)) {
@@ -199,38 +213,45 @@ Int8QuantizePlan::Terms Int8QuantizePlan::DynamicTerms(const void* x,
 
   Terms terms = {};
   // In double, where max - min cannot overflow.
-  terms.scale =
-      symmetric
-          ? max / 127.0f
-          : static_cast<float>(
-                (static_cast<double>(max) - static_cast<double>(min)) / 255.0);
-  terms.scale = std::max(terms.scale, kMinScale);
+  terms.scale = std::max(
+      static_cast<float>((static_cast<double>(max) - static_cast<double>(min)) /
+                         255.0),
+      kMinScale);
   terms.inverse = 1.0f / terms.scale;
-  if (!symmetric) {
-    // In [-255, 0]; exact in double before it is rounded, as in the kernels.
-    const double steps = static_cast<double>(min) * terms.inverse;
-    terms.zero_point = -128 - static_cast<int32_t>(std::nearbyint(steps));
-  }
+  // In [-255, 0]; exact in double before it is rounded, as in the kernels.
+  const double steps = static_cast<double>(min) * terms.inverse;
+  terms.zero_point = -128 - static_cast<int32_t>(std::nearbyint(steps));
   return terms;
 }
 
-// All of one row but where its scale and zero point go.
-Int8QuantizePlan::Terms Int8QuantizePlan::Row(const void* x, int64_t k,
-                                              const Target& target) const {
+void Int8QuantizePlan::Part(const void* x, int64_t k, const Terms& terms,
+                            const Target& target) const {
   const size_t n = static_cast<size_t>(k);
   if (spec_.granularity == Int8Granularity::kPerTensor) {
-    const Terms terms = {spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
     kernels_.quantize_any(x, n, terms.inverse, terms.zero_point, target.flip,
                           target.next_x, target.stream, target.q);
-    return terms;
-  }
-  const Terms terms = DynamicTerms(x, k);
-  if (terms.inverse == 0.0f) {  // not finite
+  } else if (terms.inverse == 0.0f) {  // not finite
     std::memset(target.q, target.flip, n);
   } else {
     kernels_.quantize(x, n, terms.inverse, terms.zero_point, target.flip,
                       target.next_x, target.stream, target.q);
   }
+}
+
+void Int8QuantizePlan::QuantizePart(const void* x, int64_t k,
+                                    const Terms& terms,
+                                    int8_t* q) const noexcept {
+  Part(x, k, terms, {q, x, 0, false});
+}
+
+// All of one row but where its scale and zero point go.
+Int8QuantizePlan::Terms Int8QuantizePlan::Row(const void* x, int64_t k,
+                                              const Target& target) const {
+  const bool per_token = spec_.granularity == Int8Granularity::kPerToken;
+  const Terms terms = per_token && spec_.zero_points == Int8ZeroPoint::kUsed
+                          ? AsymmetricTerms(x, k)
+                          : TermsOf(per_token ? MaxCode(x, k) : 0);
+  Part(x, k, terms, target);
   return terms;
 }
 

@@ -131,13 +131,19 @@ class Int8QuantizePlan {
   void QuantizeRowU8(const void* x, int64_t k, uint8_t* q_plus_128,
                      float* scale, int32_t* zero_point) const noexcept;
 
- private:
-  // Of one row.
+  // The same in parts, for kernels that hold a row a part at a time: its terms
+  // are those of the largest MaxCode of its parts. Not of kUsed per token.
   struct Terms {
     float scale;
-    float inverse;
+    float inverse;  // 0: the row is not finite
     int32_t zero_point;
   };
+  uint32_t MaxCode(const void* x, int64_t k) const noexcept;
+  Terms TermsOf(uint32_t max_code) const noexcept;
+  void QuantizePart(const void* x, int64_t k, const Terms& terms,
+                    int8_t* q) const noexcept;
+
+ private:
   // What one row is written to and how.
   struct Target {
     void* q;
@@ -147,7 +153,9 @@ class Int8QuantizePlan {
   };
   Int8QuantizePlan(const Int8QuantizeSpec& spec,
                    const Int8QuantizeKernels& kernels);
-  Terms DynamicTerms(const void* x, int64_t k) const;
+  Terms AsymmetricTerms(const void* x, int64_t k) const;
+  void Part(const void* x, int64_t k, const Terms& terms,
+            const Target& target) const;
   Terms Row(const void* x, int64_t k, const Target& target) const;
 
   Int8QuantizeSpec spec_;

@@ -43,11 +43,11 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
       CheckDTypeIn(kOp, "residual_dtype", spec.residual_dtype, kChoices));
   if (!HasRmsNormKernels(spec.x_dtype, spec.weight_dtype, spec.out_dtype,
                          spec.residual_dtype)) {
-    return Unimplemented(kOp, "x is ", DTypeName(spec.x_dtype), ", weight ",
-                         DTypeName(spec.weight_dtype), ", out ",
-                         DTypeName(spec.out_dtype), ", residual ",
-                         DTypeName(spec.residual_dtype),
-                         "; need f32 or bf16 each, or f16 (weight also f32)");
+    return Unimplemented(
+        kOp, "x is ", DTypeName(spec.x_dtype), ", weight ",
+        DTypeName(spec.weight_dtype), ", out ", DTypeName(spec.out_dtype),
+        ", residual ", DTypeName(spec.residual_dtype),
+        "; need f32 or bf16 each, or f16 (weight, out also f32)");
   }
   return RmsNormPlan(spec);
 }

@@ -40,7 +40,7 @@ struct RmsNormSpec {
   float eps = 1e-6f;   // finite, >= 0
   NormWeight weight = NormWeight::kPlain;
   int64_t span = 0;  // 1 <= span <= hidden; 0: hidden
-  // Each f32 or bf16; or x, out and residual f16 and weight f16 or f32.
+  // Each f32 or bf16; or x and residual f16, and weight and out f16 or f32.
   DType x_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   DType out_dtype = DType::kF32;

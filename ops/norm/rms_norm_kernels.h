@@ -35,8 +35,8 @@ struct RmsNormKernels {
   void (*flush)();
 };
 
-// Whether there are kernels of these: each f32 or bf16; or x, out and residual
-// f16, and weight f16 or f32.
+// Whether there are kernels of these: each f32 or bf16; or x and residual f16,
+// and weight and out f16 or f32.
 bool HasRmsNormKernels(DType x, DType weight, DType out, DType residual);
 
 // The kernels of the best instruction set this CPU supports.

@@ -183,9 +183,13 @@ RmsNormKernels GetKernels(DType x, DType weight, DType out, DType residual) {
   if (x == DType::kF16) {
     kernels.sum_squares = &SumSquares<Float16>;
     kernels.add_sum_squares = &AddSumSquares<Float16, Float16>;
+    const bool weight_f32 = weight == DType::kF32;
     kernels.scale_x = kernels.scale_residual =
-        weight == DType::kF32 ? &ScaleRow<Float16, float, Float16>
-                              : &ScaleRow<Float16, Float16, Float16>;
+        out == DType::kF32
+            ? (weight_f32 ? &ScaleRow<Float16, float, float>
+                          : &ScaleRow<Float16, Float16, float>)
+            : (weight_f32 ? &ScaleRow<Float16, float, Float16>
+                          : &ScaleRow<Float16, Float16, Float16>);
     return kernels;
   }
   const bool x_f32 = x == DType::kF32;
@@ -219,7 +223,8 @@ bool HasRmsNormKernels(DType x, DType weight, DType out, DType residual) {
     return t == DType::kF32 || t == DType::kBF16;
   };
   if (x == DType::kF16) {
-    return out == x && residual == x && (weight == x || weight == DType::kF32);
+    return (out == x || out == DType::kF32) && residual == x &&
+           (weight == x || weight == DType::kF32);
   }
   return wide(x) && wide(weight) && wide(out) && wide(residual);
 }

@@ -1,0 +1,99 @@
+#ifndef QUERN_OPS_NORM_RMS_NORM_QUANT_H_
+#define QUERN_OPS_NORM_RMS_NORM_QUANT_H_
+
+// rms_norm whose result leaves as int8 or fp8 e4m3fn: the normed row is never
+// in memory, and never rounded to 16 bits.
+//
+//   y[t, i] = h[t, i] * w[i] / rms[t]         of ops/norm/rms_norm.h, as f32
+//   q[t, i] = int8 or e4m3 of y[t, i] / scale
+//
+//   kStatic    the scale (and zero point) of the spec
+//   kPerToken  the scale of a row is that of its largest |y|   -> scales[t]
+//
+// q and scales are bit for bit what quant/int8_quantize.h and
+// quant/fp8_quantize.h make of an f32 matrix y from RmsNormPlan; what NaN,
+// infinity and rows of zeros become is said there.
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/norm/rms_norm_kernels.h"
+#include "quant/fp8_quantize.h"
+#include "quant/int8_quantize.h"
+
+namespace quern {
+
+enum class NormScale : uint8_t { kStatic, kPerToken };
+
+struct RmsNormQuantSpec {
+  RmsNormSpec norm;            // out_dtype and stores are not used
+  DType q_dtype = DType::kI8;  // i8 or f8e4m3
+  NormScale scale_of = NormScale::kPerToken;
+  float scale = 1.0f;      // kStatic: 2^-125 <= scale <= 2^118
+  int32_t zero_point = 0;  // kStatic, i8: in [-128, 127]
+  float max_abs = 0.0f;    // kPerToken, fp8: bound on |y| in scales; 0: none
+};
+
+// x[rows, hidden], weight[hidden] (kNone: ignored), q[rows, hidden] of q_dtype,
+// scales[rows] of f32 (kStatic: ignored); for ExecuteAdd also residual and
+// residual_out, [rows, hidden].
+struct RmsNormQuantArgs {
+  AnyTensorView x;
+  AnyTensorView weight;
+  AnyTensorView q;
+  AnyTensorView scales;
+  AnyTensorView residual;
+  AnyTensorView residual_out;
+};
+
+class RmsNormQuantPlan {
+ public:
+  // What RmsNormPlan, Int8QuantizePlan and Fp8QuantizePlan refuse;
+  // Unimplemented for another q_dtype.
+  static absl::StatusOr<RmsNormQuantPlan> Create(const RmsNormQuantSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const RmsNormQuantSpec& spec() const { return spec_; }
+
+  // Whether Execute, or ExecuteAdd, may be called with these: dtypes, shapes,
+  // strides, memory, aliasing. InvalidArgument names the argument.
+  absl::Status CheckArgs(const RmsNormQuantArgs& args) const;
+  absl::Status CheckAddArgs(const RmsNormQuantArgs& args) const;
+
+  // Writes q, and per token scales. Rows may have any stride; rows = 0 does
+  // nothing. What is written overlaps nothing else. Allocates nothing; safe to
+  // call concurrently; a row is computed by one worker. Costs one read of x
+  // from memory and one write of q.
+  void Execute(const RmsNormQuantArgs& args, Executor& executor) const noexcept;
+
+  // h = round(x + residual), which is written to residual_out: it may be x or
+  // residual itself, where dtypes agree. Otherwise as Execute.
+  void ExecuteAdd(const RmsNormQuantArgs& args,
+                  Executor& executor) const noexcept;
+
+ private:
+  RmsNormQuantPlan(const RmsNormQuantSpec& spec,
+                   std::optional<Int8QuantizePlan> int8,
+                   std::optional<Fp8QuantizePlan> fp8);
+  using ScaleRow = void (*)(const void* h, const RmsNormScale& scale, void* out,
+                            size_t n);
+  float QuantizeRow(const char* h, ScaleRow normalise, size_t h_size,
+                    RmsNormScale scale, float sum_squares, char* q) const;
+
+  RmsNormQuantSpec spec_;
+  RmsNormKernels kernels_;
+  // One of them.
+  std::optional<Int8QuantizePlan> int8_;
+  std::optional<Fp8QuantizePlan> fp8_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_NORM_RMS_NORM_QUANT_H_
