@@ -23,8 +23,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
+#include "attention/softmax_state.h"
 #include "core/dtype.h"
 
 namespace quern {
@@ -34,13 +34,6 @@ constexpr size_t kChunkGroups = 16;
 
 // Of 64 dims of a chunk, in 32-bit words; fewer where there are fewer.
 constexpr size_t kLatentTileBytes = 64 * kChunkGroups * kGroupTokens * 4;
-
-// The softmax of some logits: their maximum, and the sum of exp2(logit - max).
-// As it is here, of none: the identity of merging.
-struct SoftmaxState {
-  float max = -std::numeric_limits<float>::infinity();
-  float sum = 0.0f;
-};
 
 // The tokens [begin, end) of a chunk.
 struct TokenRange {

@@ -18,7 +18,7 @@
 
 #include <cstddef>
 
-#include "attention/paged_attention_kernels.h"
+#include "attention/softmax_state.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,0 +1,124 @@
+#include "attention/merge_states.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "merge_states";
+
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+
+// Heads whose weights are computed at once, on the stack.
+constexpr int64_t kWeights = 64;
+
+// Elements of a task at least: a few microseconds, of which starting it takes
+// one.
+constexpr int64_t kTaskElements = 32 << 10;
+
+int64_t ByteStride(const AnyTensorView& view, int dimension) {
+  return view.stride(dimension) * static_cast<int64_t>(SizeOf(view.dtype()));
+}
+
+}  // namespace
+
+absl::StatusOr<MergeStatesPlan> MergeStatesPlan::Create(
+    const MergeStatesSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads", spec.heads, 1, kMax));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", spec.head_dim, 1, kMax));
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
+  return MergeStatesPlan(spec);
+}
+
+absl::Status MergeStatesPlan::CheckArgs(const MergeStatesArgs& args) const {
+  const int64_t tokens = args.a.out.extent(0);
+  const int64_t heads = spec_.heads;
+  const int64_t dim = spec_.head_dim;
+  const bool with_lse = args.lse.data() != nullptr;
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "a.out", args.a.out, spec_.dtype,
+                                   {kAnyExtent, heads, dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "a.lse", args.a.lse, DType::kF32, {tokens, heads}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "b.out", args.b.out, spec_.dtype, {tokens, heads, dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "b.lse", args.b.lse, DType::kF32, {tokens, heads}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "out", args.out, spec_.out_dtype, {tokens, heads, dim}));
+  if (with_lse) {
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kOp, "lse", args.lse, DType::kF32, {tokens, heads}));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", args.out, "lse", args.lse));
+  }
+  const struct {
+    const char* out_name;
+    const char* lse_name;
+    const AttentionState& state;
+  } parts[] = {{"a.out", "a.lse", args.a}, {"b.out", "b.lse", args.b}};
+  for (const auto& part : parts) {
+    QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, part.out_name,
+                                              part.state.out, "out", args.out));
+    QUERN_RETURN_IF_ERROR(
+        CheckApart(kOp, part.lse_name, part.state.lse, "out", args.out));
+    if (!with_lse) continue;
+    QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, part.lse_name,
+                                              part.state.lse, "lse", args.lse));
+    QUERN_RETURN_IF_ERROR(
+        CheckApart(kOp, part.out_name, part.state.out, "lse", args.lse));
+  }
+  return absl::OkStatus();
+}
+
+void MergeStatesPlan::Execute(const MergeStatesArgs& args,
+                              Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(args));
+  const int64_t tokens = args.out.extent(0);
+  if (tokens == 0) return;
+  const auto* const a = static_cast<const uint8_t*>(args.a.out.data());
+  const auto* const b = static_cast<const uint8_t*>(args.b.out.data());
+  auto* const out = static_cast<uint8_t*>(args.out.mutable_data());
+  const auto dim = static_cast<size_t>(spec_.head_dim);
+  const int64_t per_task =
+      std::max(DivCeil(tokens, int64_t{4} * executor.num_workers()),
+               DivCeil(kTaskElements, spec_.heads * spec_.head_dim));
+  executor.ParallelFor(DivCeil(tokens, per_task), [&](int64_t task, int) {
+    float weight_a[kWeights];
+    float weight_b[kWeights];
+    const int64_t begin = task * per_task;
+    const int64_t end = std::min(begin + per_task, tokens);
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t first = 0; first < spec_.heads; first += kWeights) {
+        const int64_t heads = std::min(kWeights, spec_.heads - first);
+        kernels_.weights(
+            args.a.lse.At(token, first), args.b.lse.At(token, first),
+            static_cast<size_t>(heads), weight_a, weight_b,
+            args.lse.data() == nullptr ? nullptr : args.lse.At(token, first));
+        for (int64_t h = 0; h < heads; ++h) {
+          const auto at = [&](const AnyTensorView& view) {
+            return token * ByteStride(view, 0) +
+                   (first + h) * ByteStride(view, 1);
+          };
+          kernels_.merge(a + at(args.a.out), weight_a[h], b + at(args.b.out),
+                         weight_b[h], dim, out + at(args.out));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace quern

@@ -1,0 +1,129 @@
+#include "attention/merge_states_kernels.h"
+#include "attention/softmax_state.h"
+#include "core/dtype.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/merge_states_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After foreach_target.
+#include "attention/softmax_state-inl.h"
+#include "quant/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// log(1 + w) for w in [0, 1], within 2^-22 of it, relatively; 0 for 0; NaN for
+// NaN. It is 2 * atanh(s) with s = w / (2 + w), at most 1/3: the eighth term of
+// the series and those beyond are less than 2^-29 of it.
+template <class DF, class V = hn::Vec<DF>>
+HWY_INLINE V Log1pOfWeight(DF df, V w) {
+  const V s = hn::Div(w, hn::Add(w, hn::Set(df, 2.0f)));
+  const V s2 = hn::Mul(s, s);
+  V p = hn::Set(df, 1.0f / 15);
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 13));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 11));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 9));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 7));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 5));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 3));
+  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f));
+  return hn::Mul(hn::Add(s, s), p);
+}
+
+// The larger part has weight 1, the other w = exp(-|a - b|); both over 1 + w.
+void Weights(const float* a, const float* b, size_t heads,
+             float* HWY_RESTRICT weight_a, float* HWY_RESTRICT weight_b,
+             float* lse) {
+  const hn::ScalableTag<float> df;
+  const auto one = hn::Set(df, 1.0f);
+  const auto minus_infinity = hn::Set(df, SoftmaxState().max);
+  for (size_t h = 0; h < heads; h += hn::Lanes(df)) {
+    const size_t n = HWY_MIN(hn::Lanes(df), heads - h);
+    const auto x = hn::LoadN(df, a + h, n);
+    const auto y = hn::LoadN(df, b + h, n);
+    const auto x_above = hn::Ge(x, y);
+    const auto most = hn::IfThenElse(x_above, x, y);
+    const auto below = hn::Neg(hn::Abs(hn::Sub(x, y)));
+    const auto w = Exp2OfNegative(df, hn::Mul(below, hn::Set(df, 1.44269504f)));
+    const auto larger = hn::Div(one, hn::Add(one, w));
+    const auto smaller = hn::Mul(w, larger);
+    const auto none = hn::And(hn::Eq(x, minus_infinity), hn::Eq(y, x));
+    hn::StoreN(
+        hn::IfThenZeroElse(none, hn::IfThenElse(x_above, larger, smaller)), df,
+        weight_a + h, n);
+    hn::StoreN(
+        hn::IfThenZeroElse(none, hn::IfThenElse(x_above, smaller, larger)), df,
+        weight_b + h, n);
+    if (lse == nullptr) continue;
+    const auto sum = hn::Add(most, Log1pOfWeight(df, w));
+    hn::StoreN(hn::IfThenElse(none, minus_infinity, sum), df, lse + h, n);
+  }
+}
+
+template <typename T, typename Out>
+void Merge(const void* a, float weight_a, const void* b, float weight_b,
+           size_t count, void* out) {
+  const hn::ScalableTag<float> df;
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+  Out* to = static_cast<Out*>(out);
+  const size_t lanes = hn::Lanes(df);
+  if (weight_a == 0.0f || weight_b == 0.0f) {
+    const T* from = weight_a == 0.0f ? y : x;
+    const bool none = weight_a == weight_b;
+    for (size_t d = 0; d < count; d += lanes) {
+      const size_t n = HWY_MIN(lanes, count - d);
+      StoreNF32(none ? hn::Zero(df) : LoadNF32(df, from + d, n), df, to + d, n);
+    }
+    return;
+  }
+  const auto wx = hn::Set(df, weight_a);
+  const auto wy = hn::Set(df, weight_b);
+  size_t d = 0;
+  for (; d + lanes <= count; d += lanes) {
+    const auto theirs = hn::Mul(wy, LoadF32(df, y + d));
+    StoreF32(hn::MulAdd(wx, LoadF32(df, x + d), theirs), df, to + d);
+  }
+  if (d == count) return;
+  const size_t n = count - d;
+  const auto theirs = hn::Mul(wy, LoadNF32(df, y + d, n));
+  StoreNF32(hn::MulAdd(wx, LoadNF32(df, x + d, n), theirs), df, to + d, n);
+}
+
+template <typename T>
+void SetMerge(DType out, MergeStatesKernels& kernels) {
+  kernels.merge = out == DType::kF32    ? &Merge<T, float>
+                  : out == DType::kBF16 ? &Merge<T, BFloat16>
+                                        : &Merge<T, Float16>;
+}
+
+MergeStatesKernels GetKernels(DType dtype, DType out) {
+  MergeStatesKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.weights = &Weights;
+  if (dtype == DType::kF32) SetMerge<float>(out, kernels);
+  if (dtype == DType::kBF16) SetMerge<BFloat16>(out, kernels);
+  if (dtype == DType::kF16) SetMerge<Float16>(out, kernels);
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+MergeStatesKernels GetMergeStatesKernels(DType dtype, DType out_dtype) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(dtype, out_dtype);
+}
+}  // namespace quern
+#endif  // HWY_ONCE
