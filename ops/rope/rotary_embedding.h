@@ -23,30 +23,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/aligned_buffer.h"
-#include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "ops/index_view.h"
 #include "ops/rope/rotary_embedding_kernels.h"
-#include "ops/rope/rotary_scaling.h"
+#include "ops/rope/rotary_spec.h"
 
 namespace quern {
-
-enum class RotaryStyle : uint8_t { kHalves, kPairs };
-// kBackward turns by -angle: it undoes kForward.
-enum class RotaryTurn : uint8_t { kForward, kBackward };
-
-struct RotaryEmbeddingSpec {
-  int64_t head_dim = 0;
-  int64_t rot_dim = 0;        // even, 2 <= rot_dim <= head_dim
-  int64_t max_positions = 0;  // positions are in [0, max_positions)
-  double base = 10000.0;      // finite, > 0
-  RotaryStyle style = RotaryStyle::kHalves;
-  RotaryScaling scaling;
-  RotaryTurn turn = RotaryTurn::kForward;
-  int64_t rot_offset = 0;     // rot_offset + rot_dim <= head_dim
-  DType dtype = DType::kF32;  // of x and out: f32, bf16 or f16
-};
 
 // Immutable after Create; movable, not copyable: it owns the table, of
 // max_positions * rot_dim f32 (kPairs: twice that). One plan serves all layers.
@@ -85,8 +68,7 @@ class RotaryEmbeddingPlan {
   RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
                       const RotaryEmbeddingKernels& kernels,
                       AlignedBuffer table);
-  void RotateToken(int64_t position, const AnyTensorView& x,
-                   const AnyTensorView& out, int64_t token) const;
+  const float* Row(int64_t position) const;
 
   RotaryEmbeddingSpec spec_;
   RotaryEmbeddingKernels kernels_;

@@ -1,0 +1,158 @@
+#include "ops/rope/apply_rotary.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/any_matrix_testutil.h"
+#include "ops/rope/rotary_spec.h"
+#include "ops/rope/rotary_testutil.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+#include "testing/many_workers.h"
+#include "testing/no_alloc.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+class ApplyRotaryTest : public IsaTest {
+ protected:
+  InlineExecutor executor_;
+};
+QUERN_INSTANTIATE_ISA_TEST(ApplyRotaryTest);
+
+// [batch, tokens, heads, head_dim] within rows of a matrix, one a token.
+AnyTensorView Batched(const AnyMatrix& m, int64_t batch, int64_t heads,
+                      int64_t head_dim) {
+  const AnyTensorView v = m.view();
+  return AnyTensorView(
+      v.dtype(), v.mutable_data(), 4,
+      {batch, v.extent(0) / batch, heads, head_dim},
+      {v.extent(0) / batch * v.stride(0), v.stride(0), head_dim, 1});
+}
+
+TEST_P(ApplyRotaryTest, TurnsByWhatIsGiven) {
+  TestRng rng;
+  for (const RotaryStyle style : {RotaryStyle::kHalves, RotaryStyle::kPairs}) {
+    for (const DType dtype : kDTypes) {
+      for (const DType table_dtype : kDTypes) {
+        for (const int64_t n : {2, 34, 80, 128, 540}) {
+          SCOPED_TRACE(testing::Message()
+                       << DTypeName(dtype) << DTypeName(table_dtype) << n);
+          ApplyRotarySpec spec;
+          spec.head_dim = n;
+          spec.style = style;
+          spec.dtype = dtype;
+          spec.table_dtype = table_dtype;
+          const auto plan = ApplyRotaryPlan::Create(spec);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_RAN_ON(*plan);
+          const int64_t tokens = 3, heads = 2, batch = 2;
+          const int64_t cols = heads * n;
+          std::vector<double> cosines, sines;
+          for (int64_t i = 0; i < tokens * n / 2; ++i) {
+            const double angle = 0.37 * static_cast<double>(i * i % 101);
+            cosines.push_back(std::cos(angle));
+            sines.push_back(std::sin(angle));
+          }
+          const AnyMatrix c(table_dtype, cosines, tokens, n / 2, n / 2 + 1);
+          const AnyMatrix s(table_dtype, sines, tokens, n / 2, n / 2);
+          const AnyMatrix x(
+              dtype, ToDoubles(UniformReals(rng, batch * tokens * cols, -3, 3)),
+              batch * tokens, cols, cols + 3);
+          const AnyMatrix out(dtype, batch * tokens, cols, cols + 1);
+          const AnyTensorView xs = Batched(x, batch, heads, n);
+          const AnyTensorView outs = Batched(out, batch, heads, n);
+          ASSERT_EQ(plan->CheckArgs(xs, c.view(), s.view(), outs),
+                    absl::OkStatus());
+          EXPECT_NO_ALLOCATION(
+              plan->Execute(xs, c.view(), s.view(), outs, executor_));
+          const auto cs = c.doubles(), ss = s.doubles();
+          const auto at = [&](size_t head, size_t j) {
+            return head / 2 % 3 * static_cast<size_t>(n / 2) + j;
+          };
+          const auto want = Turned(
+              x.doubles(), style, n,
+              [&](size_t head, size_t j) { return cs[at(head, j)]; },
+              [&](size_t head, size_t j) { return ss[at(head, j)]; });
+          EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double v, int64_t) {
+            return TurnedBound(dtype, v);
+          }));
+
+          // Without a batch, in place, by workers: the first half.
+          ManyWorkers many(3);
+          const AnyTensorView first(dtype, x.view().mutable_data(), 3,
+                                    {tokens, heads, n},
+                                    {x.view().stride(0), n, 1});
+          ASSERT_EQ(plan->CheckArgs(first, c.view(), s.view(), first),
+                    absl::OkStatus());
+          plan->Execute(first, c.view(), s.view(), first, many);
+          const auto got = x.bits(), all = out.bits();
+          EXPECT_EQ(
+              std::vector<uint32_t>(got.begin(), got.begin() + tokens * cols),
+              std::vector<uint32_t>(all.begin(), all.begin() + tokens * cols));
+        }
+      }
+    }
+  }
+}
+
+TEST(ApplyRotaryPlanTest, Refuses) {
+  ApplyRotarySpec good;
+  good.head_dim = 4;
+  struct Bad {
+    ApplyRotarySpec spec;
+    absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+    std::string words;
+  };
+  std::vector<Bad> cases(4, {good});
+  cases[0].spec.head_dim = 5;
+  cases[0].words = "apply_rotary_emb: head_dim=5; need an even number";
+  cases[1].spec.head_dim = 1026;
+  cases[1].words = "head_dim=1026; need 2 <= head_dim <= 1024";
+  cases[2].spec.dtype = DType::kI8;
+  cases[2].code = absl::StatusCode::kUnimplemented;
+  cases[2].words = "dtype is i8; need f32 or bf16 or f16";
+  cases[3].spec.table_dtype = DType::kI8;
+  cases[3].code = absl::StatusCode::kUnimplemented;
+  cases[3].words = "table_dtype is i8; need";
+  for (const Bad& c : cases) {
+    const absl::Status status = ApplyRotaryPlan::Create(c.spec).status();
+    EXPECT_EQ(status.code(), c.code);
+    EXPECT_NE(status.message().find(c.words), std::string::npos) << status;
+  }
+  const auto plan = ApplyRotaryPlan::Create(good);
+  ASSERT_TRUE(plan.ok());
+  std::vector<float> data(64);
+  const auto heads = [&](int64_t from) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(data.data() + from), 3,
+                         {2, 1, 4}, {4, 4, 1});
+  };
+  const AnyTensorView c = DenseMatrix(data.data() + 16, 2, 2);
+  const AnyTensorView s = DenseMatrix(data.data() + 20, 2, 2);
+  EXPECT_EQ(plan->CheckArgs(heads(0), c, s, heads(8)), absl::OkStatus());
+  const auto refused = [&](const absl::Status& status,
+                           const std::string& words) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(words), std::string::npos) << status;
+  };
+  refused(plan->CheckArgs(c, c, s, heads(8)),
+          "x is [2, 2]; need [any, any, 4]");
+  refused(plan->CheckArgs(heads(0), DenseMatrix(data.data() + 16, 3, 2), s,
+                          heads(8)),
+          "cos is [3, 2]; need [2, 2]");
+  refused(plan->CheckArgs(heads(0), c, s, heads(1)), "out overlaps x");
+  refused(plan->CheckArgs(heads(0), c, s, heads(21)), "out overlaps sin");
+}
+
+}  // namespace
+}  // namespace quern

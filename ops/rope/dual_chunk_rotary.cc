@@ -1,0 +1,105 @@
+#include "ops/rope/dual_chunk_rotary.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+#include "ops/parallel_rows.h"
+#include "ops/rope/rotary_rows.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "dual_chunk_rotary_embedding";
+
+}  // namespace
+
+absl::StatusOr<DualChunkRotaryPlan> DualChunkRotaryPlan::Create(
+    const DualChunkRotarySpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckRotarySpec(kOp, spec.rotary));
+  constexpr int64_t kMaxChunk = int64_t{1} << 40;
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 1, kMaxChunk));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "local", spec.local, 0, spec.chunk - 1));
+  // The farthest is m + chunk, m < L.
+  QUERN_ASSIGN_OR_RETURN(
+      AlignedBuffer table,
+      MakeRotaryTable(kOp, spec.rotary, 2 * spec.chunk - spec.local));
+  return DualChunkRotaryPlan(spec, std::move(table));
+}
+
+DualChunkRotaryPlan::DualChunkRotaryPlan(const DualChunkRotarySpec& spec,
+                                         AlignedBuffer table)
+    : spec_(spec),
+      kernels_(GetRotaryEmbeddingKernels(spec.rotary.dtype)),
+      table_(std::move(table)) {}
+
+absl::Status DualChunkRotaryPlan::CheckArgs(
+    const DualChunkRotaryArgs& args) const {
+  const RotaryEmbeddingSpec& rotary = spec_.rotary;
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "query", args.query, rotary.dtype,
+                                   {kAnyExtent, kAnyExtent, rotary.head_dim}));
+  const int64_t tokens = args.query.extent(0);
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "key", args.key, rotary.dtype,
+                                   {tokens, kAnyExtent, rotary.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "query_out", args.query_out, rotary.dtype,
+                  {tokens, kCopies * args.query.extent(1), rotary.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "key_out", args.key_out, rotary.dtype,
+                  {tokens, args.key.extent(1), rotary.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "query", args.query, "query_out", args.query_out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "key", args.key, "query_out", args.query_out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "query", args.query, "key_out", args.key_out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "query_out", args.query_out, "key_out", args.key_out));
+  QUERN_RETURN_IF_ERROR(
+      CheckInPlaceOrApart(kOp, "key", args.key, "key_out", args.key_out));
+  return CheckRotaryPositions(kOp, args.positions, tokens,
+                              rotary.max_positions);
+}
+
+void DualChunkRotaryPlan::Execute(const DualChunkRotaryArgs& args,
+                                  Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(args));
+  const RotaryEmbeddingSpec& rotary = spec_.rotary;
+  const int64_t heads = args.query.extent(1);
+  const int64_t length = spec_.chunk - spec_.local;
+  const int64_t size = static_cast<int64_t>(SizeOf(rotary.dtype));
+  const int64_t row_floats = RotaryRowFloats(rotary.style, rotary.rot_dim);
+  const auto row = [&](int64_t position) {
+    return table_.data<float>() + position * row_floats;
+  };
+  const AnyTensorView& all = args.query_out;
+  const auto copy = [&](int64_t c) {
+    // A lone head is the only one of its copy: strides between heads count.
+    char* const data = static_cast<char*>(all.mutable_data()) +
+                       c * heads * all.stride(1) * size;
+    return AnyTensorView(rotary.dtype, static_cast<void*>(data), 3,
+                         {all.extent(0), heads, rotary.head_dim},
+                         {all.stride(0), all.stride(1), 1});
+  };
+  ParallelRows(
+      executor, args.query.extent(0),
+      2 * ((1 + kCopies) * heads + 2 * args.key.extent(1)) * rotary.head_dim,
+      [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          const int64_t m = args.positions[t] % length;
+          const int64_t at[kCopies] = {m, std::min(m + length, spec_.chunk),
+                                       std::min(2 * length - 1, spec_.chunk),
+                                       m + length, m + spec_.chunk};
+          RotateToken(kernels_, rotary, row(m), args.key, args.key_out, t);
+          if (heads == 0) continue;
+          for (int64_t c = 0; c < kCopies; ++c) {
+            RotateToken(kernels_, rotary, row(at[c]), args.query, copy(c), t);
+          }
+        }
+      });
+}
+
+}  // namespace quern

@@ -1,0 +1,82 @@
+#ifndef QUERN_OPS_ROPE_DUAL_CHUNK_ROTARY_H_
+#define QUERN_OPS_ROPE_DUAL_CHUNK_ROTARY_H_
+
+// Rotary position embedding of dual chunk attention (Qwen2.5-1M): keys turn by
+// their position within a chunk, and queries five times, by how far the keys
+// are that a copy will meet. With L = chunk - local and m = p mod L:
+//
+//   key_out[t]       = rot(key[t], m)
+//   query_out[t, 0]  = rot(query[t], m)                  same chunk
+//   query_out[t, 1]  = rot(query[t], min(m + L, chunk))  the chunk before
+//   query_out[t, 2]  = rot(query[t], min(2 L - 1, chunk))  the last place of it
+//   query_out[t, 3]  = rot(query[t], m + L)
+//   query_out[t, 4]  = rot(query[t], m + chunk)
+//
+// rot(x, p) is ops/rope/rotary_embedding.h at position p: styles, scalings, the
+// range of a head that turns, rounding.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/index_view.h"
+#include "ops/rope/rotary_embedding_kernels.h"
+#include "ops/rope/rotary_spec.h"
+
+namespace quern {
+
+struct DualChunkRotarySpec {
+  RotaryEmbeddingSpec rotary;
+  int64_t chunk = 0;  // >= 1
+  int64_t local = 0;  // 0 <= local < chunk
+};
+
+// Of [tokens, heads, head_dim] each; query_out[tokens, 5 * heads, head_dim],
+// the copies one after the other.
+struct DualChunkRotaryArgs {
+  IndexView positions;
+  AnyTensorView query;
+  AnyTensorView key;
+  AnyTensorView query_out;
+  AnyTensorView key_out;
+};
+
+// Immutable after Create; movable, not copyable: it owns the table, of
+// (2 * chunk - local) * rot_dim f32 (kPairs: twice that).
+class DualChunkRotaryPlan {
+ public:
+  static constexpr int64_t kCopies = 5;
+
+  // InvalidArgument for what RotaryEmbeddingPlan refuses and for chunk and
+  // local out of range; ResourceExhausted if the table cannot be had.
+  static absl::StatusOr<DualChunkRotaryPlan> Create(
+      const DualChunkRotarySpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const DualChunkRotarySpec& spec() const { return spec_; }
+
+  // Shapes, dtypes, strides, memory, positions in [0, max_positions).
+  // query_out overlaps nothing; key_out may be key itself.
+  absl::Status CheckArgs(const DualChunkRotaryArgs& args) const;
+
+  // Writes query_out and key_out. Zero tokens or heads: nothing. Allocates
+  // nothing; safe to call concurrently; the result does not depend on the
+  // number of workers.
+  void Execute(const DualChunkRotaryArgs& args,
+               Executor& executor) const noexcept;
+
+ private:
+  DualChunkRotaryPlan(const DualChunkRotarySpec& spec, AlignedBuffer table);
+
+  DualChunkRotarySpec spec_;
+  RotaryEmbeddingKernels kernels_;
+  AlignedBuffer table_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_ROPE_DUAL_CHUNK_ROTARY_H_
