@@ -107,21 +107,11 @@ class PackedProduct {
   template <typename Pack, typename Finish>
   void Run(const uint8_t* b, const PackedScratch<Sum>& scratch,
            Executor& executor, const Pack& pack, const Finish& finish) const {
-    InlineExecutor inline_executor;
-    const int64_t rows = tiles_.rows;
-    Executor& packers =
-        WorthAFork(rows * layout_.lines() / 8, 0) ? executor : inline_executor;
-    packers.ParallelFor(rows, [&](int64_t row, int worker) {
-      const int64_t tile = tiles_.tile_of(row);
-      pack(row,
-           scratch.a + tile * chunks_ * a_chunk() +
-               (row - tiles_.begin(tile)) * pitch_,
-           worker);
-    });
+    PackRows(scratch, executor, pack);
 
     // Writes the sums of part p from sums + p * part_stride on.
     const auto multiply = [&](const TileRange& range, Sum* sums, int64_t stride,
-                              int64_t part_stride) {
+                              int64_t part_stride, int /*worker*/) {
       TileLoop loop = {&table_,
                        scratch.a,
                        pitch_,
@@ -136,25 +126,14 @@ class PackedProduct {
         sums += part_stride;
       }
     };
+    const int64_t rows = tiles_.rows;
     const Division division =
         Division::Of(rows, tiles_.count, layout_.panels(), layout_.lines(),
                      chunks_, executor.num_workers());
-    Executor& multipliers =
-        WorthAFork(parts_ * layout_.panels() * layout_.lines(), rows)
-            ? executor
-            : inline_executor;
+    InlineExecutor inline_executor;
+    Executor& multipliers = Multipliers(executor, inline_executor);
     if (division.k_pieces == 1) {
-      const int64_t stride = Division::kUnitPanels * kPanelCols;
-      const int64_t part_stride = rows * stride;
-      multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
-        const TileRange range = RangeOf(division, task);
-        Sum* sums = scratch.sums + worker * parts_ * part_stride;
-        multiply(range, sums, stride, part_stride);
-        const int64_t row = tiles_.begin(range.tile);
-        finish(BlockOf(range.panel, range.panel_end, row,
-                       tiles_.begin(range.tile_end) - row, sums, stride,
-                       part_stride));
-      });
+      MultiplyUnits(division, scratch, multipliers, multiply, finish);
       return;
     }
     // The sums of every chunk side by side, then added in order.
@@ -170,7 +149,7 @@ class PackedProduct {
                  scratch.sums + range.chunk * chunk_sums +
                      tiles_.begin(range.tile) * stride +
                      range.panel * kPanelCols,
-                 stride, part_stride);
+                 stride, part_stride, 0);
       }
     });
     for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
@@ -183,9 +162,64 @@ class PackedProduct {
                    part_stride));
   }
 
+  // The same where the caller multiplies, all of k at a time: multiply(range,
+  // sums, stride, part_stride, worker) overwrites the sums of the range.
+  template <typename Pack, typename Multiply, typename Finish>
+  void RunWith(const PackedScratch<Sum>& scratch, Executor& executor,
+               const Pack& pack, const Multiply& multiply,
+               const Finish& finish) const {
+    PackRows(scratch, executor, pack);
+    const Division division =
+        Division::Of(tiles_.rows, tiles_.count, layout_.panels(),
+                     layout_.lines(), 1, executor.num_workers());
+    InlineExecutor inline_executor;
+    MultiplyUnits(division, scratch, Multipliers(executor, inline_executor),
+                  multiply, finish);
+  }
+
  private:
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
+
+  template <typename Pack>
+  void PackRows(const PackedScratch<Sum>& scratch, Executor& executor,
+                const Pack& pack) const {
+    InlineExecutor inline_executor;
+    const int64_t rows = tiles_.rows;
+    Executor& packers =
+        WorthAFork(rows * layout_.lines() / 8, 0) ? executor : inline_executor;
+    packers.ParallelFor(rows, [&](int64_t row, int worker) {
+      const int64_t tile = tiles_.tile_of(row);
+      pack(row,
+           scratch.a + tile * chunks_ * a_chunk() +
+               (row - tiles_.begin(tile)) * pitch_,
+           worker);
+    });
+  }
+
+  Executor& Multipliers(Executor& executor, Executor& inline_executor) const {
+    return WorthAFork(parts_ * layout_.panels() * layout_.lines(), tiles_.rows)
+               ? executor
+               : inline_executor;
+  }
+
+  // Where k is not divided: each task finishes what it has multiplied.
+  template <typename Multiply, typename Finish>
+  void MultiplyUnits(const Division& division,
+                     const PackedScratch<Sum>& scratch, Executor& multipliers,
+                     const Multiply& multiply, const Finish& finish) const {
+    const int64_t stride = Division::kUnitPanels * kPanelCols;
+    const int64_t part_stride = tiles_.rows * stride;
+    multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
+      const TileRange range = RangeOf(division, task);
+      Sum* sums = scratch.sums + worker * parts_ * part_stride;
+      multiply(range, sums, stride, part_stride, worker);
+      const int64_t row = tiles_.begin(range.tile);
+      finish(BlockOf(range.panel, range.panel_end, row,
+                     tiles_.begin(range.tile_end) - row, sums, stride,
+                     part_stride));
+    });
+  }
 
   TileRange RangeOf(const Division& division, int64_t task) const {
     TileRange range;
