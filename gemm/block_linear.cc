@@ -191,6 +191,19 @@ void BlockLinear::Multiply(const PackedProduct<float>& product,
   scale.row_sums_stride = static_cast<size_t>(pieces_);
   scale.to_stride = static_cast<size_t>(stride);
 
+  // The piece that follows k in these panels, or begins the next ones.
+  const auto ahead = [&](int64_t panel, int64_t panels,
+                         int64_t k) -> TilePrefetch {
+    if (k == spec_.k) {
+      panel += panels;
+      k = 0;
+      if (panel + panels > codes_layout_.panels()) return {};
+    }
+    return {codes_.data() + panel * panel_bytes + k / line_k * kLineBytes,
+            static_cast<size_t>(panel_bytes),
+            static_cast<size_t>(DivCeil(PieceEnd(k) - k, line_k))};
+  };
+
   // All tiles of rows for [chunk_k, chunk_end) of panels [panel, panel +
   // 2^log), the pieces of blocks there from `piece` on. Returns the piece that
   // follows.
@@ -227,6 +240,8 @@ void BlockLinear::Multiply(const PackedProduct<float>& product,
         if (fused) {
           t.b = codes + k / line_k * kLineBytes;
           t.steps = static_cast<size_t>(DivCeil(end - k, line_k));
+          t.prefetch[0] = ahead(panel, panels, end);
+          t.prefetch[0].steps = std::min(t.prefetch[0].steps, t.steps);
         } else {
           if (!whole_chunks) decode(k, end);
           t.b = decoded + pairs * kLineBytes;

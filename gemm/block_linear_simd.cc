@@ -12,6 +12,7 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "core/prefetch.h"
 #include "quant/convert-inl.h"
 // clang-format on
 
@@ -175,13 +176,38 @@ float Sum(const void* a, size_t k) {
 }
 
 #if HWY_NATIVE_DOT_BF16
-// Decodes a line for each panel, and multiplies it at once.
+// Decodes a line of each panel, and multiplies it at once.
+template <class Codes, size_t kRows, size_t kPanels>
+HWY_INLINE void FusedStep(const uint32_t* HWY_RESTRICT a,
+                          const uint8_t* HWY_RESTRICT b, size_t panel_bytes,
+                          hn::Vec<DF> (&sum)[kRows][kPanels]) {
+  const DF d;
+  using DP = hn::Repartition<hwy::bfloat16_t, DF>;
+  HWY_UNROLL(8)
+  for (size_t p = 0; p < kPanels; ++p) {
+    VW lines[Codes::kLines];
+    Codes::Decode(hn::LoadU(DB(), b + p * panel_bytes), lines);
+    HWY_UNROLL(4)
+    for (size_t i = 0; i < Codes::kLines; ++i) {
+      HWY_UNROLL(4)
+      for (size_t r = 0; r < kRows; ++r) {
+        const auto pair = hn::Set(DU(), a[r * PackedRowPitch(1) + i]);
+        auto unused = hn::Zero(d);  // native: all goes to the first sum
+        sum[r][p] = hn::ReorderWidenMulAccumulate(d, hn::BitCast(DP(), pair),
+                                                  hn::BitCast(DP(), lines[i]),
+                                                  sum[r][p], unused);
+      }
+    }
+  }
+}
+
 template <class Codes, size_t kRows, size_t kPanels>
 void FusedTile(const TileArgs& t) {
   const DF d;
-  using DP = hn::Repartition<hwy::bfloat16_t, DF>;
   const uint32_t* HWY_RESTRICT a = t.a;
   const uint8_t* HWY_RESTRICT b = t.b;
+  const uint8_t* HWY_RESTRICT next = t.prefetch[0].from;
+  const size_t stream_bytes = t.prefetch[0].stream_bytes;
   const size_t panel_bytes = t.panel_bytes;
   hn::Vec<DF> sum[kRows][kPanels];
   HWY_UNROLL(4)
@@ -189,25 +215,18 @@ void FusedTile(const TileArgs& t) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) sum[r][p] = hn::Zero(d);
   }
-  for (size_t l = 0; l < t.steps; ++l) {
+  size_t l = 0;
+  for (; l < t.prefetch[0].steps; ++l) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) {
-      VW lines[Codes::kLines];
-      Codes::Decode(hn::LoadU(DB(), b + p * panel_bytes), lines);
-      HWY_UNROLL(4)
-      for (size_t i = 0; i < Codes::kLines; ++i) {
-        HWY_UNROLL(4)
-        for (size_t r = 0; r < kRows; ++r) {
-          const auto pair = hn::Set(DU(), a[r * PackedRowPitch(1) + i]);
-          auto unused = hn::Zero(d);  // native: all goes to the first sum
-          sum[r][p] = hn::ReorderWidenMulAccumulate(d, hn::BitCast(DP(), pair),
-                                                    hn::BitCast(DP(), lines[i]),
-                                                    sum[r][p], unused);
-        }
-      }
+      PrefetchL2(next + l * kLine + p * stream_bytes);
     }
-    a += Codes::kLines;
-    b += kLine;
+    FusedStep<Codes, kRows, kPanels>(a + l * Codes::kLines, b + l * kLine,
+                                     panel_bytes, sum);
+  }
+  for (; l < t.steps; ++l) {
+    FusedStep<Codes, kRows, kPanels>(a + l * Codes::kLines, b + l * kLine,
+                                     panel_bytes, sum);
   }
   float* HWY_RESTRICT to = static_cast<float*>(t.sums);
   HWY_UNROLL(4)

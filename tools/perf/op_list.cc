@@ -4,6 +4,7 @@
 #include "tools/perf/op.h"
 #include "tools/perf/ops_activation.h"
 #include "tools/perf/ops_attention.h"
+#include "tools/perf/ops_block_linear.h"
 #include "tools/perf/ops_convert.h"
 #include "tools/perf/ops_kv_write.h"
 #include "tools/perf/ops_linear.h"
@@ -22,6 +23,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   ops.push_back(LinearOp());
   ops.push_back(ScaledLinearOp());
+  for (OpEntry& op : BlockLinearOps()) ops.push_back(std::move(op));
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());
