@@ -7,7 +7,9 @@
 #include "core/dtype.h"
 #include "core/status_macros.h"
 #include "ops/registry/activation_ops.h"
+#include "ops/registry/embedding_ops.h"
 #include "ops/registry/norm_ops.h"
+#include "ops/registry/quant_ops.h"
 #include "ops/registry/rope_ops.h"
 
 namespace quern {
@@ -38,6 +40,10 @@ absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
 absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterActivationOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterNormQuantOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterQuantOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   return RegisterRopeOps(registry);
 }
 

@@ -56,6 +56,18 @@ Codes Interleaved(const Codes& a, const Codes& b) {
   return both;
 }
 
+// int8 or e4m3.
+struct CodeBytes {
+  // Numbers that are ordered as the values are.
+  int Ordered(size_t i) const {
+    const int code = bytes[i];
+    if (dtype == DType::kI8) return code < 128 ? code : code - 256;
+    return code < 128 ? code : 128 - code;
+  }
+  DType dtype = DType::kI8;
+  std::vector<uint8_t> bytes;
+};
+
 class AllOpsTest : public IsaTest {
  protected:
   AllOpsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
@@ -99,19 +111,11 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
       // Each its own memory: some are written.
       std::vector<AnyTensorView> tensors[2];
       std::vector<std::unique_ptr<AnyMatrix>> memory;
-      std::vector<std::vector<int32_t>> positions;
-      positions.reserve(8);
+      std::vector<std::unique_ptr<std::vector<int32_t>>> indices;
+      std::vector<std::unique_ptr<CodeBytes>> codes;
       const auto add = [&](const TensorMeta& meta) {
-        if (meta.dtype == DType::kI32) {
-          positions.push_back({3, 0, 17, 127});
-          for (auto& list : tensors) {
-            list.push_back(DenseVector(positions.back().data(), 4));
-          }
-          return;
-        }
         int64_t count = 1;
         for (const int64_t extent : meta.extents) count *= extent;
-        const auto values = ToDoubles(UniformReals(rng, count, -3, 3));
         AnyTensorView::Dims extents{}, strides{};
         int64_t stride = 1;
         for (size_t d = meta.extents.size(); d-- > 0;) {
@@ -119,10 +123,31 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
           strides[d] = stride;
           stride *= extents[d];
         }
+        // The static scale.
+        const bool positive =
+            name == "static_quant_fp8" && tensors[0].size() == 1;
+        const auto values =
+            ToDoubles(UniformReals(rng, count, positive ? 0.01 : -3, 3));
         for (auto& list : tensors) {
-          memory.push_back(
-              std::make_unique<AnyMatrix>(meta.dtype, values, 1, count, count));
-          list.emplace_back(meta.dtype, memory.back()->view().mutable_data(),
+          void* data = nullptr;
+          if (meta.dtype == DType::kI32) {
+            indices.push_back(std::make_unique<std::vector<int32_t>>());
+            for (int64_t i = 0; i < count; ++i) {
+              constexpr int32_t kSome[] = {3, 0, 17, 127, 64};
+              indices.back()->push_back(kSome[i % 5]);
+            }
+            data = indices.back()->data();
+          } else if (SizeOf(meta.dtype) == 1) {
+            codes.push_back(std::make_unique<CodeBytes>());
+            codes.back()->dtype = meta.dtype;
+            codes.back()->bytes.resize(static_cast<size_t>(count), 0x55);
+            data = codes.back()->bytes.data();
+          } else {
+            memory.push_back(std::make_unique<AnyMatrix>(meta.dtype, values, 1,
+                                                         count, count));
+            data = memory.back()->view().mutable_data();
+          }
+          list.emplace_back(meta.dtype, data,
                             static_cast<int>(meta.extents.size()), extents,
                             strides);
         }
@@ -146,6 +171,12 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
       for (size_t i = 0; i + 1 < memory.size(); i += 2) {
         EXPECT_TRUE(
             AllClose(memory[i]->doubles(), memory[i + 1]->doubles(), bound));
+      }
+      // Where a quotient is near a tie, the next code.
+      for (size_t i = 0; i + 1 < codes.size(); i += 2) {
+        for (size_t j = 0; j < codes[i]->bytes.size(); ++j) {
+          EXPECT_NEAR(codes[i]->Ordered(j), codes[i + 1]->Ordered(j), 1) << j;
+        }
       }
     }
   }
@@ -286,6 +317,106 @@ TEST(ReferenceOpsTest, ReproduceTheNativeNorms) {
                              0x3ea4, 0x403e, 0x3f34, 0x40e9}));
   EXPECT_EQ(x.bits(), (Codes{0xbfb7, 0x3f2b, 0x3f46, 0x3e2c, 0x3f6d, 0x4049,
                              0xbd3d, 0x3f82, 0xbf15, 0x3fb0}));
+}
+
+// Both providers: no quotient of these is near a tie.
+TEST(ReferenceOpsTest, ReproduceTheFp8GoldenVectors) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterAllOps(registry), absl::OkStatus());
+  const auto none = OpPolicy::Parse("none");
+  InlineExecutor executor;
+  struct Case {
+    NamedArgs args;
+    std::vector<uint32_t> scales;
+    std::vector<uint8_t> q;
+  };
+  const std::string group = "group";
+  const std::vector<Case> cases = {
+      {{},
+       {0x3c749249},
+       {0xfa, 0xf2, 0xe9, 0xdb, 0x00, 0x49, 0x65, 0x70, 0x76, 0x7e, 0xbb, 0x60,
+        0x03, 0xfd, 0x72, 0x67}},
+      {{{"scale_ub", 3.0}},
+       {0x3bdb6db7},
+       {0xfe, 0xfb, 0xf2, 0xe4, 0x00, 0x53, 0x6e, 0x79, 0x7e, 0x7e, 0xc4, 0x69,
+        0x08, 0xfe, 0x7c, 0x70}},
+      {{{"granularity", group}, {"group_size", int64_t{8}}},
+       {0x3c2db6db, 0x3c749249},
+       {0xfe, 0xf6, 0xed, 0xe0, 0x00, 0x4d, 0x69, 0x73, 0x76, 0x7e, 0xbb, 0x60,
+        0x03, 0xfd, 0x72, 0x67}},
+      {{{"granularity", group}, {"group_size", int64_t{8}}, {"ue8m0", true}},
+       {0x3c800000, 0x3c800000},
+       {0xfa, 0xf1, 0xe9, 0xdb, 0x00, 0x49, 0x64, 0x6f, 0x75, 0x7d, 0xba, 0x60,
+        0x03, 0xfc, 0x72, 0x66}},
+      {{{"static", true}},
+       {0x3ca3d70a},  // 0.02
+       {0xf7, 0xee, 0xe6, 0xd8, 0x00, 0x46, 0x62, 0x6c, 0x72, 0x7a, 0xb8, 0x5c,
+        0x03, 0xf9, 0x70, 0x63}},
+  };
+  const AnyMatrix x =
+      Row(Joined(kX, {0xbca4, 0x3f00, 0x38d2, 0xc0c0, 0x4020, 0x3f66}));
+  for (const OpPolicy& policy : {OpPolicy(), *none}) {
+    const OpDispatcher ops(registry, policy);
+    for (const Case& c : cases) {
+      const bool fixed = c.args.size() == 1 && c.args[0].first == "static";
+      const auto groups = static_cast<int64_t>(c.scales.size());
+      NamedArgs args = {{"x", TensorMeta{DType::kBF16, {1, 16}}}};
+      if (fixed) {
+        args.emplace_back("scale", TensorMeta{DType::kF32, {1, 1}});
+      } else {
+        args.insert(args.end(), c.args.begin(), c.args.end());
+      }
+      const auto made =
+          ops.Make(fixed ? "static_quant_fp8" : "quant_fp8", args);
+      ASSERT_TRUE(made.ok()) << made.status();
+      SCOPED_TRACE(made->provider);
+      std::vector<uint8_t> q(16);
+      const AnyTensorView codes(DType::kF8E4M3, static_cast<void*>(q.data()), 2,
+                                {1, 16}, {16, 1});
+      std::vector<float> scales(c.scales.size());
+      if (fixed) scales[0] = FromBits<float>(c.scales[0]);
+      const AnyTensorView scale_view = DenseMatrix(scales.data(), 1, groups);
+      const std::vector<AnyTensorView> tensors =
+          fixed ? std::vector<AnyTensorView>{x.view(), scale_view, codes}
+                : std::vector<AnyTensorView>{x.view(), codes, scale_view};
+      ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+      made->op->Execute(tensors, executor);
+      EXPECT_EQ(q, c.q);
+      std::vector<uint32_t> bits;
+      for (const float scale : scales) bits.push_back(BitsOf(scale));
+      EXPECT_EQ(bits, c.scales);
+    }
+  }
+}
+
+TEST(ReferenceOpsTest, ReproduceTheGoldenRotations) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterAllOps(registry), absl::OkStatus());
+  const auto none = OpPolicy::Parse("none");
+  InlineExecutor executor;
+  const std::vector<double> want[] = {
+      {-.318058, -.459716, .719667, 1.022047, 1.25, 1.5, 1.75, 2},
+      {-.353338, .469780, -.707214, 1.014548, 1.25, 1.5, 1.75, 2}};
+  for (const OpPolicy& policy : {OpPolicy(), *none}) {
+    const OpDispatcher ops(registry, policy);
+    for (const bool neox : {false, true}) {
+      const auto made = ops.Make("rotary_embedding",
+                                 {{"positions", TensorMeta{DType::kI32, {1}}},
+                                  {"query", TensorMeta{DType::kF32, {1, 1, 8}}},
+                                  {"max_position", int64_t{4}},
+                                  {"rot_dim", int64_t{4}},
+                                  {"is_neox", neox}});
+      ASSERT_TRUE(made.ok()) << made.status();
+      const AnyMatrix x(DType::kF32, {.25, .5, .75, 1, 1.25, 1.5, 1.75, 2}, 1,
+                        8, 8);
+      const int32_t position = 3;
+      const std::vector<AnyTensorView> tensors = {
+          DenseVector(&position, 1), x.heads(1, 8, 8), AnyTensorView()};
+      ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+      made->op->Execute(tensors, executor);
+      EXPECT_TRUE(AllClose(x.doubles(), want[neox], 6e-7));
+    }
+  }
 }
 
 TEST(AllOpsShapeTest, RefuseWithoutData) {

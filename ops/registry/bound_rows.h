@@ -2,7 +2,7 @@
 #define QUERN_OPS_REGISTRY_BOUND_ROWS_H_
 
 // What the operators on rows are made of here: [..., n] as [rows, n], a scalar
-// view of a row, and the two forms of BoundOp, of a plan and of a loop.
+// view of a row, and the forms of BoundOp: of a plan, of a loop, of calls.
 
 #include <cstdint>
 #include <functional>
@@ -82,7 +82,32 @@ absl::StatusOr<std::unique_ptr<BoundOp>> BindRowPlan(
   return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(*std::move(plan)));
 }
 
-// Elements as f32, rounded to the dtype when they are set. f32, bf16 or f16.
+// Two functions, for what neither of the other forms fits.
+class BoundCalls final : public BoundOp {
+ public:
+  using Tensors = absl::Span<const AnyTensorView>;
+  using Check = std::function<absl::Status(Tensors)>;
+  using Call = std::function<void(Tensors, Executor&)>;
+  // `target` is a literal or a plan's.
+  BoundCalls(const char* target, Check check, Call call)
+      : target_(target), check_(std::move(check)), call_(std::move(call)) {}
+
+  const char* target() const override { return target_; }
+  absl::Status CheckArgs(Tensors tensors) const override {
+    return check_(tensors);
+  }
+  void Execute(Tensors tensors, Executor& executor) const noexcept override {
+    call_(tensors, executor);
+  }
+
+ private:
+  const char* target_;
+  Check check_;
+  Call call_;
+};
+
+// Elements as f32, rounded to the dtype when they are set. f32, bf16, f16, i8
+// (of whole numbers in its range) or e4m3 (of numbers up to 448, or NaN).
 class ScalarRow {
  public:
   ScalarRow(const AnyTensorView& rows, int64_t i) : dtype_(rows.dtype()) {
@@ -95,6 +120,8 @@ class ScalarRow {
   float operator[](int64_t i) const {
     if (dtype_ == DType::kBF16) return ToF32(At<BFloat16>(i));
     if (dtype_ == DType::kF16) return ToF32(At<Float16>(i));
+    if (dtype_ == DType::kI8) return static_cast<float>(At<int8_t>(i));
+    if (dtype_ == DType::kF8E4M3) return ToF32(At<Float8E4M3>(i));
     return At<float>(i);
   }
   void Set(int64_t i, float v) const {
@@ -102,6 +129,10 @@ class ScalarRow {
       At<BFloat16>(i) = FromF32<BFloat16>(v);
     } else if (dtype_ == DType::kF16) {
       At<Float16>(i) = FromF32<Float16>(v);
+    } else if (dtype_ == DType::kI8) {
+      At<int8_t>(i) = static_cast<int8_t>(v);
+    } else if (dtype_ == DType::kF8E4M3) {
+      At<Float8E4M3>(i) = FromF32<Float8E4M3>(v);
     } else {
       At<float>(i) = v;
     }

@@ -51,15 +51,54 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
   if (op == "rms_norm_gated") {
     return NamedArgs{{"x", x}, {"z", x}, {"weight", weight}};
   }
-  if (op == "gemma_rms_norm") return NamedArgs{{"x", x}, {"weight", weight}};
+  if (op == "gemma_rms_norm" || op == "rms_norm_quant") {
+    return NamedArgs{{"x", x}, {"weight", weight}};
+  }
+  if (op == "fused_add_rms_norm_quant") {
+    return NamedArgs{{"x", x}, {"residual", x}, {"weight", weight}};
+  }
+  if (op == "quant_fp8" || op == "quant_int8") return NamedArgs{{"x", x}};
+  if (op == "static_quant_fp8") {
+    return NamedArgs{{"x", x}, {"scale", TensorMeta{DType::kF32, {1, 1}}}};
+  }
+  if (op == "vocab_parallel_embedding") {
+    return NamedArgs{{"ids", TensorMeta{DType::kI32, {rows}}},
+                     {"weight", TensorMeta{dtype, {kMaxPosition, hidden}}}};
+  }
+  if (op == "logits_processor") {
+    return NamedArgs{{"logits", x}, {"soft_cap", 30.0}};
+  }
   if (hidden % (4 * kHeadDim) != 0) {
     return InvalidArgument(op, "hidden=", hidden, "; need a multiple of ",
                            4 * kHeadDim, ", query heads of ", kHeadDim);
   }
   const int64_t heads = hidden / kHeadDim;
+  const TensorMeta query = {dtype, {rows, heads, kHeadDim}};
+  const TensorMeta key = {dtype, {rows, heads / 4, kHeadDim}};
+  if (op == "apply_rotary_emb") {
+    const TensorMeta table = {dtype, {rows, kHeadDim / 2}};
+    return NamedArgs{{"x", query}, {"cos", table}, {"sin", table}};
+  }
+  if (op == "mrope") {
+    return NamedArgs{{"positions", TensorMeta{DType::kI32, {3, rows}}},
+                     {"query", query},
+                     {"key", key},
+                     {"max_position", kMaxPosition},
+                     {"section_t", int64_t{16}},
+                     {"section_h", int64_t{24}},
+                     {"section_w", int64_t{24}}};
+  }
+  if (op == "dual_chunk_rotary_embedding") {
+    return NamedArgs{{"positions", TensorMeta{DType::kI32, {rows}}},
+                     {"query", query},
+                     {"key", key},
+                     {"max_position", kMaxPosition},
+                     {"chunk_size", int64_t{1024}},
+                     {"local_size", int64_t{256}}};
+  }
   return NamedArgs{{"positions", TensorMeta{DType::kI32, {rows}}},
-                   {"query", TensorMeta{dtype, {rows, heads, kHeadDim}}},
-                   {"key", TensorMeta{dtype, {rows, heads / 4, kHeadDim}}},
+                   {"query", query},
+                   {"key", key},
                    {"max_position", kMaxPosition}};
 }
 
@@ -124,14 +163,18 @@ class Registered final : public Op {
           buffers_[i]->Create(sets, BytesOf(tensors_[i].meta)));
       if (tensors_[i].meta.dtype == DType::kI32) {
         for (int64_t set = 0; set < sets; ++set) {
-          for (int64_t t = 0; t < rows_; ++t) {
+          const int64_t count =
+              BytesOf(tensors_[i].meta) / int64_t{sizeof(int32_t)};
+          for (int64_t t = 0; t < count; ++t) {
             buffers_[i]->at<int32_t>(set)[t] =
-                static_cast<int32_t>(t % kMaxPosition);
+                static_cast<int32_t>(t % rows_ % kMaxPosition);
           }
         }
       } else if (tensors_[i].read) {
-        WithType(dtype_, [&](auto type) {
-          FillReals<decltype(type)>(-2, 2, *buffers_[i]);
+        // A static scale is positive.
+        const double least = name_ == "static_quant_fp8" && i == 1 ? 0.01 : -2;
+        WithType(tensors_[i].meta.dtype, [&](auto type) {
+          FillReals<decltype(type)>(least, 2, *buffers_[i]);
         });
       }
     }
@@ -164,7 +207,16 @@ class Registered final : public Op {
     Verdict all;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (!tensors_[i].written) continue;
-      WithType(dtype_, [&](auto type) {
+      const DType dtype = tensors_[i].meta.dtype;
+      // Codes may be the next ones.
+      const double relative = dtype == DType::kF8E4M3
+                                  ? 0.125
+                                  : 4 * RelativeRoundoff(dtype) +
+                                        static_cast<double>(hidden_) * 0x1p-24;
+      const double absolute = dtype == DType::kI8       ? 1.0
+                              : dtype == DType::kF8E4M3 ? 0x1p-9
+                                                        : 4 * relative;
+      WithType(dtype, [&](auto type) {
         using T = decltype(type);
         const T* got = buffers_[i]->at<T>(0);
         const T* want = reinterpret_cast<const T*>(copies[i].data());
@@ -172,10 +224,7 @@ class Registered final : public Op {
             BytesOf(tensors_[i].meta) / static_cast<int64_t>(sizeof(T));
         for (int64_t j = 0; j < count; ++j) {
           const double w = ToDouble(want[j]);
-          all.Add(j, ToDouble(got[j]), w,
-                  (4 * RelativeRoundoff(dtype_) +
-                   static_cast<double>(hidden_) * 0x1p-24) *
-                      (std::abs(w) + 4));
+          all.Add(j, ToDouble(got[j]), w, relative * std::abs(w) + absolute);
         }
       });
     }
@@ -224,12 +273,26 @@ std::vector<OpEntry> RegisteredOps() {
                  "residual += x; x = rms_norm(residual), in place"},
            Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
            Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
+           Named{"rms_norm_quant", "q, scales = fp8 of rms_norm(x), per token"},
+           Named{"fused_add_rms_norm_quant",
+                 "residual += x; q, scales = fp8 of rms_norm(residual)"},
+           Named{"quant_fp8", "q, scales = fp8 of x, per token"},
+           Named{"static_quant_fp8", "q = fp8 of x / scale"},
+           Named{"quant_int8", "q, scales = int8 of x, per token"},
            Named{"rotary_embedding",
                  "turns heads of 128, of queries and a quarter as many keys"},
+           Named{"mrope", "the same by three positions"},
+           Named{"dual_chunk_rotary_embedding",
+                 "the same, queries five times, by chunks of 1024"},
+           Named{"apply_rotary_emb",
+                 "turns heads of 128 by given cosines and sines"},
+           Named{"vocab_parallel_embedding", "rows of a table of 4096"},
+           Named{"logits_processor", "30 tanh(x / 30), f32, in place"},
        }) {
     ops.push_back({named.name,
                    named.summary,
-                   {{"dtype", "bf16", "f32, bf16 or f16"},
+                   {{"dtype", named.name == "logits_processor" ? "f32" : "bf16",
+                     "f32, bf16 or f16"},
                     {"rows", "4096", "tokens"},
                     {"hidden", "4096", "elements of a row"}},
                    &Registered::Create});

@@ -1,0 +1,190 @@
+#include "ops/registry/embedding_ops.h"
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/embedding/vocab_embedding.h"
+#include "ops/index_view.h"
+#include "ops/logits/logits.h"
+#include "ops/registry/bound_rows.h"
+
+namespace quern {
+namespace {
+
+using Tensors = absl::Span<const AnyTensorView>;
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+
+constexpr char kEmbedding[] = "vocab_parallel_embedding";
+constexpr char kGather[] = "gather_rows";
+constexpr char kLogits[] = "logits_processor";
+
+IndexView Indices(const AnyTensorView& v) { return v.As<const int32_t, 1>(); }
+
+// table[.., n] by indices[count]: [count, n].
+Metas RowsShapes(absl::string_view op, const TensorMeta& indices,
+                 const TensorMeta& table) {
+  if (indices.extents.size() != 1 || table.extents.size() != 2) {
+    return InvalidArgument(op, "need indices[n] and a matrix");
+  }
+  return std::vector<TensorMeta>{
+      {table.dtype, {indices.extents[0], table.extents[1]}}};
+}
+
+// Row indices[t] of a matrix -> row t, element by element.
+void CopyRows(const AnyTensorView& indices, const AnyTensorView& table,
+              const AnyTensorView& out) {
+  const IndexView at = Indices(indices);
+  for (int64_t t = 0; t < at.size(); ++t) {
+    const ScalarRow from(table, at[t]), to(out, t);
+    for (int64_t i = 0; i < table.extent(1); ++i) to.Set(i, from[i]);
+  }
+}
+
+NamedArgs EmbeddingExample(DType dtype) {
+  return {{"ids", TensorMeta{DType::kI32, {4}}},
+          {"weight", TensorMeta{dtype, {128, 64}}}};
+}
+Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight) {
+  return RowsShapes(kEmbedding, ids, weight);
+}
+template <bool kNative>
+Bound Embedding(const TensorMeta& ids, const TensorMeta& weight) {
+  QUERN_RETURN_IF_ERROR(EmbeddingShapes(ids, weight).status());
+  VocabEmbeddingSpec spec;
+  spec.vocab = weight.extents[0];
+  spec.hidden = weight.extents[1];
+  spec.weight_dtype = spec.out_dtype = weight.dtype;
+  QUERN_ASSIGN_OR_RETURN(const VocabEmbeddingPlan plan,
+                         VocabEmbeddingPlan::Create(spec));
+  const auto check = [plan](Tensors t) -> absl::Status {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kEmbedding, t, 3));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kEmbedding, "ids", t[0], DType::kI32, {kAnyExtent}));
+    return plan.CheckArgs(Indices(t[0]), t[1], t[2]);
+  };
+  if (kNative) {
+    return std::unique_ptr<BoundOp>(new BoundCalls(
+        "scalar", check,
+        [](Tensors t, Executor&) { CopyRows(t[0], t[1], t[2]); }));
+  }
+  return std::unique_ptr<BoundOp>(
+      new BoundCalls(plan.target(), check, [plan](Tensors t, Executor& e) {
+        plan.Execute(Indices(t[0]), t[1], t[2], e);
+      }));
+}
+
+NamedArgs GatherExample(DType dtype) {
+  return {{"x", TensorMeta{dtype, {128, 64}}},
+          {"rows", TensorMeta{DType::kI32, {4}}}};
+}
+Metas GatherShapes(const TensorMeta& x, const TensorMeta& rows) {
+  return RowsShapes(kGather, rows, x);
+}
+template <bool kNative>
+Bound Gather(const TensorMeta& x, const TensorMeta& rows) {
+  QUERN_RETURN_IF_ERROR(GatherShapes(x, rows).status());
+  LogitsSpec spec;
+  spec.vocab = 1;
+  spec.hidden = x.extents[1];
+  spec.hidden_dtype = x.dtype;
+  QUERN_ASSIGN_OR_RETURN(const LogitsPlan plan, LogitsPlan::Create(spec));
+  const auto check = [plan](Tensors t) -> absl::Status {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kGather, t, 3));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kGather, "rows", t[1], DType::kI32, {kAnyExtent}));
+    return plan.CheckSelectArgs(t[0], Indices(t[1]), t[2]);
+  };
+  if (kNative) {
+    return std::unique_ptr<BoundOp>(new BoundCalls(
+        "scalar", check,
+        [](Tensors t, Executor&) { CopyRows(t[1], t[0], t[2]); }));
+  }
+  return std::unique_ptr<BoundOp>(
+      new BoundCalls(plan.target(), check, [plan](Tensors t, Executor&) {
+        plan.SelectRows(t[0], Indices(t[1]), t[2]);
+      }));
+}
+
+NamedArgs LogitsExample(DType dtype) {
+  return {{"logits", TensorMeta{dtype, {4, 64}}},
+          {"soft_cap", 2.0},
+          {"scale", 0.5}};
+}
+Metas LogitsShapes(const MutatedMeta& logits, double, double) {
+  if (logits.extents.size() == 2) return std::vector<TensorMeta>();
+  return InvalidArgument(kLogits, "logits have rank ", logits.extents.size(),
+                         "; need 2");
+}
+template <bool kNative>
+Bound Logits(const MutatedMeta& logits, double soft_cap, double scale) {
+  QUERN_RETURN_IF_ERROR(LogitsShapes(logits, soft_cap, scale).status());
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kLogits, "logits", logits.dtype, {DType::kF32}));
+  LogitsSpec spec;
+  spec.vocab = logits.extents[1];
+  spec.hidden = 1;
+  spec.soft_cap = static_cast<float>(soft_cap);
+  spec.scale = static_cast<float>(scale);
+  QUERN_ASSIGN_OR_RETURN(const LogitsPlan plan, LogitsPlan::Create(spec));
+  const auto check = [plan](Tensors t) -> absl::Status {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kLogits, t, 1));
+    QUERN_RETURN_IF_ERROR(CheckOutput(kLogits, "logits", t[0], DType::kF32,
+                                      {kAnyExtent, kAnyExtent}));
+    return plan.CheckArgs(t[0].As<float, 2>());
+  };
+  if (kNative) {
+    return std::unique_ptr<BoundOp>(
+        new BoundCalls("scalar", check, [spec](Tensors t, Executor&) {
+          for (int64_t r = 0; r < t[0].extent(0); ++r) {
+            const ScalarRow row(t[0], r);
+            for (int64_t i = 0; i < spec.vocab; ++i) {
+              float v = row[i];
+              if (spec.soft_cap > 0) {
+                v = std::tanh(v / spec.soft_cap) * spec.soft_cap;
+              }
+              row.Set(i, v * spec.scale);
+            }
+          }
+        }));
+  }
+  return std::unique_ptr<BoundOp>(
+      new BoundCalls(plan.target(), check, [plan](Tensors t, Executor& e) {
+        plan.Execute(t[0].As<float, 2>(), e);
+      }));
+}
+
+}  // namespace
+
+absl::Status RegisterEmbeddingOps(OpRegistry& r) {
+  constexpr absl::string_view kSimd = "simd";
+  constexpr absl::string_view kReference = OpRegistry::kReference;
+  QUERN_RETURN_IF_ERROR(r.Define<&EmbeddingShapes>(
+      "vocab_parallel_embedding(Tensor ids, Tensor weight) -> Tensor",
+      &EmbeddingExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&Embedding<false>>(kEmbedding, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&Embedding<true>>(kEmbedding, kReference));
+  QUERN_RETURN_IF_ERROR(r.Define<&GatherShapes>(
+      "gather_rows(Tensor x, Tensor rows) -> Tensor", &GatherExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&Gather<false>>(kGather, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&Gather<true>>(kGather, kReference));
+  QUERN_RETURN_IF_ERROR(
+      r.Define<&LogitsShapes>("logits_processor(Tensor(a0!) logits, "
+                              "float soft_cap=0.0, float scale=1.0) -> ()",
+                              &LogitsExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&Logits<false>>(kLogits, kSimd));
+  return r.Add<&Logits<true>>(kLogits, kReference);
+}
+
+}  // namespace quern

@@ -1,0 +1,262 @@
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/norm/rms_norm_quant.h"
+#include "ops/registry/bound_rows.h"
+#include "ops/registry/quant_ops.h"
+#include "quant/fp8_quantize.h"
+
+namespace quern {
+namespace {
+
+using Tensors = absl::Span<const AnyTensorView>;
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+using MaybeMeta = std::optional<TensorMeta>;
+
+constexpr char kOp[] = "rms_norm_quant";
+
+// What the four operators have in common.
+struct Wanted {
+  TensorMeta x;
+  std::optional<TensorMeta> residual;
+  MaybeMeta weight;
+  std::string q_dtype;
+  double eps;
+  std::optional<double> scale;  // static
+};
+
+absl::StatusOr<RmsNormQuantSpec> SpecOf(const Wanted& w) {
+  RmsNormQuantSpec spec;
+  QUERN_ASSIGN_OR_RETURN(spec.norm.hidden, LastExtent(kOp, "x", w.x));
+  if (w.weight.has_value() &&
+      w.weight->extents != std::vector<int64_t>{spec.norm.hidden}) {
+    return InvalidArgument(kOp, "weight is not [", spec.norm.hidden, "]");
+  }
+  if (w.residual.has_value() && !(*w.residual == w.x)) {
+    return InvalidArgument(kOp, "residual has another shape than x");
+  }
+  if (w.q_dtype != "int8" && w.q_dtype != "fp8") {
+    return InvalidArgument(kOp, "q_dtype=\"", w.q_dtype,
+                           "\"; need \"int8\" or \"fp8\"");
+  }
+  spec.norm.eps = static_cast<float>(w.eps);
+  spec.norm.x_dtype = spec.norm.residual_dtype = w.x.dtype;
+  spec.norm.weight_dtype = w.weight.has_value() ? w.weight->dtype : w.x.dtype;
+  spec.norm.weight =
+      w.weight.has_value() ? NormWeight::kPlain : NormWeight::kNone;
+  spec.q_dtype = w.q_dtype == "int8" ? DType::kI8 : DType::kF8E4M3;
+  if (w.scale.has_value()) {
+    spec.scale_of = NormScale::kStatic;
+    spec.scale = static_cast<float>(*w.scale);
+  }
+  return spec;
+}
+
+Metas ShapesOf(const Wanted& w) {
+  QUERN_ASSIGN_OR_RETURN(const RmsNormQuantSpec spec, SpecOf(w));
+  std::vector<TensorMeta> metas = {{spec.q_dtype, w.x.extents}};
+  if (!w.scale.has_value()) {
+    int64_t rows = 1;
+    for (const int64_t extent : w.x.extents) rows *= extent;
+    metas.push_back({DType::kF32, {rows / spec.norm.hidden}});
+  }
+  return metas;
+}
+
+// x, residual in place or not, weight, q, and scales or not.
+RmsNormQuantArgs ArgsOf(Tensors t, bool add, bool dynamic) {
+  RmsNormQuantArgs args;
+  size_t i = 0;
+  args.x = AsRows(t[i++]);
+  if (add) args.residual = args.residual_out = AsRows(t[i++]);
+  args.weight = t[i++];
+  args.q = AsRows(t[i++]);
+  if (dynamic) args.scales = t[i++];
+  return args;
+}
+
+// In f32 with a sum in double; the norm is not rounded to 16 bits.
+void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
+                bool add) {
+  const int64_t n = spec.norm.hidden;
+  std::vector<float> y(static_cast<size_t>(n));
+  for (int64_t t = 0; t < args.x.extent(0); ++t) {
+    const ScalarRow x(args.x, t), q(args.q, t);
+    const ScalarRow residual(add ? args.residual_out : args.x, t);
+    const ScalarRow weight(args.weight, 0);
+    double squares = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (add) residual.Set(i, x[i] + residual[i]);
+      squares += double{residual[i]} * double{residual[i]};
+    }
+    const double rms = std::sqrt(squares / static_cast<double>(n) +
+                                 static_cast<double>(spec.norm.eps));
+    float most = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double w = weight.null() ? 1.0 : double{weight[i]};
+      const float v = static_cast<float>(double{residual[i]} / rms * w);
+      y[static_cast<size_t>(i)] = v;
+      if (!(std::abs(v) <= most)) {
+        most = std::isnan(most) ? most : std::abs(v);
+      }
+    }
+    const bool int8 = spec.q_dtype == DType::kI8;
+    float s = spec.scale;
+    if (spec.scale_of == NormScale::kPerToken) {
+      s = int8 ? (most == 0 ? 1.0f : most / 127.0f)
+               : std::max(most / 448.0f, Fp8QuantizePlan::kMinScale);
+      if (!std::isfinite(most)) s = std::nanf("");
+      static_cast<float*>(args.scales.mutable_data())[t] = s;
+    }
+    const float limit = int8 ? 127.0f : 448.0f;
+    for (int64_t i = 0; i < n; ++i) {
+      const float v = y[static_cast<size_t>(i)] / s;
+      if (std::isnan(v)) {
+        q.Set(i, int8 ? 0.0f : v);
+        continue;
+      }
+      const float clamped =
+          std::min(std::max(v, int8 ? -128.0f : -limit), limit);
+      q.Set(i, int8 ? std::nearbyint(clamped) : clamped);
+    }
+  }
+}
+
+Bound Make(const Wanted& w, bool native) {
+  QUERN_ASSIGN_OR_RETURN(const RmsNormQuantSpec spec, SpecOf(w));
+  QUERN_ASSIGN_OR_RETURN(RmsNormQuantPlan made, RmsNormQuantPlan::Create(spec));
+  const auto plan = std::make_shared<const RmsNormQuantPlan>(std::move(made));
+  const bool add = w.residual.has_value(), dynamic = !w.scale.has_value();
+  const auto check = [plan, add, dynamic](Tensors t) -> absl::Status {
+    QUERN_RETURN_IF_ERROR(
+        CheckTensorCount(kOp, t, 3 + (add ? 1 : 0) + (dynamic ? 1 : 0)));
+    const RmsNormQuantArgs args = ArgsOf(t, add, dynamic);
+    return add ? plan->CheckAddArgs(args) : plan->CheckArgs(args);
+  };
+  if (native) {
+    return std::unique_ptr<BoundOp>(new BoundCalls(
+        "scalar", check, [spec, add, dynamic](Tensors t, Executor&) {
+          NativeRows(spec, ArgsOf(t, add, dynamic), add);
+        }));
+  }
+  return std::unique_ptr<BoundOp>(new BoundCalls(
+      plan->target(), check, [plan, add, dynamic](Tensors t, Executor& e) {
+        const RmsNormQuantArgs args = ArgsOf(t, add, dynamic);
+        if (add) {
+          plan->ExecuteAdd(args, e);
+        } else {
+          plan->Execute(args, e);
+        }
+      }));
+}
+
+NamedArgs Example(DType dtype) {
+  return {{"x", TensorMeta{dtype, {4, 64}}},
+          {"weight", TensorMeta{dtype, {64}}}};
+}
+NamedArgs StaticExample(DType dtype) {
+  NamedArgs args = Example(dtype);
+  args.emplace_back("scale", 0.05);
+  return args;
+}
+NamedArgs AddExample(DType dtype) {
+  NamedArgs args = Example(dtype);
+  args.emplace_back("residual", TensorMeta{dtype, {4, 64}});
+  return args;
+}
+NamedArgs StaticAddExample(DType dtype) {
+  NamedArgs args = AddExample(dtype);
+  args.emplace_back("scale", 0.05);
+  return args;
+}
+
+Metas Shapes(const TensorMeta& x, const MaybeMeta& weight,
+             const std::string& q_dtype, double eps) {
+  return ShapesOf({x, {}, weight, q_dtype, eps, {}});
+}
+template <bool kNative>
+Bound Norm(const TensorMeta& x, const MaybeMeta& weight,
+           const std::string& q_dtype, double eps) {
+  return Make({x, {}, weight, q_dtype, eps, {}}, kNative);
+}
+Metas StaticShapes(const TensorMeta& x, const MaybeMeta& weight, double scale,
+                   const std::string& q_dtype, double eps) {
+  return ShapesOf({x, {}, weight, q_dtype, eps, scale});
+}
+template <bool kNative>
+Bound StaticNorm(const TensorMeta& x, const MaybeMeta& weight, double scale,
+                 const std::string& q_dtype, double eps) {
+  return Make({x, {}, weight, q_dtype, eps, scale}, kNative);
+}
+Metas AddShapes(const TensorMeta& x, const MutatedMeta& residual,
+                const MaybeMeta& weight, const std::string& q_dtype,
+                double eps) {
+  return ShapesOf({x, residual, weight, q_dtype, eps, {}});
+}
+template <bool kNative>
+Bound AddNorm(const TensorMeta& x, const MutatedMeta& residual,
+              const MaybeMeta& weight, const std::string& q_dtype, double eps) {
+  return Make({x, residual, weight, q_dtype, eps, {}}, kNative);
+}
+Metas StaticAddShapes(const TensorMeta& x, const MutatedMeta& residual,
+                      const MaybeMeta& weight, double scale,
+                      const std::string& q_dtype, double eps) {
+  return ShapesOf({x, residual, weight, q_dtype, eps, scale});
+}
+template <bool kNative>
+Bound StaticAddNorm(const TensorMeta& x, const MutatedMeta& residual,
+                    const MaybeMeta& weight, double scale,
+                    const std::string& q_dtype, double eps) {
+  return Make({x, residual, weight, q_dtype, eps, scale}, kNative);
+}
+
+}  // namespace
+
+absl::Status RegisterNormQuantOps(OpRegistry& r) {
+  constexpr absl::string_view kSimd = "simd";
+  constexpr absl::string_view kReference = OpRegistry::kReference;
+  QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
+      "rms_norm_quant(Tensor x, Tensor? weight, str q_dtype=\"fp8\", "
+      "float eps=1e-06) -> (Tensor, Tensor)",
+      &Example));
+  QUERN_RETURN_IF_ERROR(r.Add<&Norm<false>>(kOp, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&Norm<true>>(kOp, kReference));
+  constexpr absl::string_view kStatic = "rms_norm_static_quant";
+  QUERN_RETURN_IF_ERROR(r.Define<&StaticShapes>(
+      "rms_norm_static_quant(Tensor x, Tensor? weight, float scale, "
+      "str q_dtype=\"fp8\", float eps=1e-06) -> Tensor",
+      &StaticExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&StaticNorm<false>>(kStatic, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&StaticNorm<true>>(kStatic, kReference));
+  constexpr absl::string_view kAdd = "fused_add_rms_norm_quant";
+  QUERN_RETURN_IF_ERROR(r.Define<&AddShapes>(
+      "fused_add_rms_norm_quant(Tensor x, Tensor(a1!) residual, "
+      "Tensor? weight, str q_dtype=\"fp8\", float eps=1e-06) -> "
+      "(Tensor, Tensor)",
+      &AddExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<false>>(kAdd, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<true>>(kAdd, kReference));
+  constexpr absl::string_view kStaticAdd = "fused_add_rms_norm_static_quant";
+  QUERN_RETURN_IF_ERROR(r.Define<&StaticAddShapes>(
+      "fused_add_rms_norm_static_quant(Tensor x, Tensor(a1!) residual, "
+      "Tensor? weight, float scale, str q_dtype=\"fp8\", float eps=1e-06) -> "
+      "Tensor",
+      &StaticAddExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&StaticAddNorm<false>>(kStaticAdd, kSimd));
+  return r.Add<&StaticAddNorm<true>>(kStaticAdd, kReference);
+}
+
+}  // namespace quern
