@@ -1,14 +1,48 @@
-// Packs one weight matrix with Quern, as an engine would at load time.
+// Packs one weight matrix with Quern, as an engine would at load time, and runs
+// an operator of this repository in the place of Quern's relu2.
 
 #include <cstdint>
 #include <cstdio>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
 #include "core/hwy_executor.h"
 #include "core/tensor_view.h"
+#include "my_relu2.h"
+#include "ops/registry/activation_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
 #include "packing/vnni_layout.h"
 #include "packing/vnni_pack.h"
+
+namespace {
+
+// Whether `provider` runs relu2 under `policy`, and computes it.
+bool Relu2RunsBy(const quern::OpRegistry& registry, const char* policy,
+                 const char* provider, quern::Executor& executor) {
+  auto parsed = quern::OpPolicy::Parse(policy);
+  if (!parsed.ok()) return false;
+  const quern::OpDispatcher ops(registry, *parsed);
+  const auto made =
+      ops.Make("relu2", {{"x", quern::TensorMeta{quern::DType::kF32, {1, 3}}}});
+  if (!made.ok()) return false;
+  const std::vector<float> x = {-2.0f, 0.5f, 3.0f};
+  std::vector<float> out(3);
+  const std::vector<quern::AnyTensorView> tensors = {
+      quern::DenseMatrix(x.data(), 1, 3), quern::DenseMatrix(out.data(), 1, 3)};
+  if (!made->op->CheckArgs(tensors).ok()) return false;
+  made->op->Execute(tensors, executor);
+  std::printf("relu2 under \"%s\": %s\n", policy, made->provider.c_str());
+  return made->provider == provider && out[0] == 0.0f && out[1] == 0.25f &&
+         out[2] == 9.0f;
+}
+
+}  // namespace
 
 int main() {
   const int64_t n = 33, k = 130;  // neither is a multiple of anything
@@ -34,5 +68,16 @@ int main() {
   std::printf("packed %lld x %lld int8 weights into %lld bytes with %s\n",
               static_cast<long long>(n), static_cast<long long>(k),
               static_cast<long long>(layout->bytes()), plan->target());
+
+  quern::OpRegistry registry;
+  const absl::Status registered = quern::RegisterActivationOps(registry);
+  if (!registered.ok() || !Relu2RunsBy(registry, "all", "simd", *executor) ||
+      !OverrideRelu2(registry).ok() ||
+      !Relu2RunsBy(registry, "all", "mine", *executor) ||
+      !Relu2RunsBy(registry, "none,+relu2", "mine", *executor) ||
+      !Relu2RunsBy(registry, "-relu2", "reference", *executor)) {
+    std::fprintf(stderr, "relu2 does not run as the policy says\n");
+    return 1;
+  }
   return 0;
 }
