@@ -97,7 +97,11 @@ struct LlamaStateSpec {
   // times the model's context.
   int64_t cache_tokens = 0;
   int64_t page_size = 32;
-  DType cache_dtype = DType::kF16;  // kF32, kBF16 or kF16
+  // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Of one byte: with a scale for
+  // each token and head, f32, found as the token is written. Queries are
+  // rounded to bf16 where the model's rows are and the cache is of bf16 or one
+  // byte: their products are bf16 dot products then.
+  DType cache_dtype = DType::kF16;
 };
 
 // New tokens of one sequence.
@@ -145,7 +149,11 @@ class LlamaState {
       Executor& executor);
 
   int64_t max_step_tokens() const;
+  // Of the cache, scales included.
   int64_t cache_bytes() const;
+  int64_t cache_bytes_per_token() const;  // all layers
+  // "bf16 dot" or "f32 fma": what queries meet keys in.
+  const char* attention_arithmetic() const;
   // Of all buffers but the cache.
   int64_t scratch_bytes() const;
 

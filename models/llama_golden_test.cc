@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -239,6 +240,55 @@ TEST_P(LlamaGoldenTest, Int8PerplexityIsCloseToTheGoldenOne) {
   EXPECT_NEAR(loss.first_window, golden_.first_window_nll, 0.02);
   if (!loss.perplexity.has_value()) return;
   EXPECT_NEAR(*loss.perplexity, golden_.perplexity, 0.01 * golden_.perplexity);
+}
+
+// What a narrow cache costs, in dot products and, for one instruction set, in
+// f32: of all windows the former, and of these the likeliest types.
+struct CacheCase {
+  DType dtype;
+  double loss_bound;        // of the first window's mean, in nats
+  double perplexity_bound;  // relative
+  bool golden_text, all_windows;
+  // Of a token: six layers, two heads of 64 for keys and as many for values;
+  // of one byte with an f32 scale for each head.
+  int64_t bytes_per_token;
+};
+
+TEST_P(LlamaGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
+  constexpr CacheCase kCaches[] = {
+      {DType::kF32, 0.002, 0.001, true, false, 6144},
+      {DType::kBF16, 0.002, 0.001, true, false, 3072},
+      {DType::kF16, 0.002, 0.001, true, false, 3072},
+      {DType::kI8, 0.003, 0.001, true, true, 1632},
+      {DType::kF8E4M3, 0.006, 0.003, false, true, 1632},
+      {DType::kF8E5M2, 0.02, 0.005, false, false, 1632},
+  };
+  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, DType::kBF16));
+  const bool dot = absl::StrContains(state_->attention_arithmetic(), "dot");
+  if (!dot && absl::string_view(isa()) != "AVX2") {
+    GTEST_SKIP() << "AVX2 stands for all that have no dot products";
+  }
+  for (const CacheCase& c : kCaches) {
+    SCOPED_TRACE(DTypeName(c.dtype));
+    ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, c.dtype));
+    EXPECT_EQ(state_->cache_bytes_per_token(), c.bytes_per_token);
+    Loss loss;
+    ASSERT_NO_FATAL_FAILURE(MeasureLoss(dot && c.all_windows, loss));
+    EXPECT_NEAR(loss.first_window, golden_.first_window_nll, c.loss_bound);
+    std::printf("%s cache, %s, %lld bytes a token: first window %+.5f\n",
+                std::string(DTypeName(c.dtype)).c_str(),
+                state_->attention_arithmetic(),
+                static_cast<long long>(state_->cache_bytes_per_token()),
+                loss.first_window - golden_.first_window_nll);
+    if (loss.perplexity.has_value()) {
+      EXPECT_NEAR(*loss.perplexity, golden_.perplexity,
+                  c.perplexity_bound * golden_.perplexity);
+    }
+    if (!c.golden_text) continue;
+    const GoldenPrompt& prompt = golden_.prompts[0];
+    EXPECT_EQ(Continue(prompt.ids, prompt.greedy_ids.size()),
+              prompt.greedy_ids);
+  }
 }
 
 QUERN_INSTANTIATE_ISA_TEST(LlamaGoldenTest);

@@ -30,6 +30,7 @@
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
 #include "ops/index_view.h"
+#include "quant/convert.h"
 
 namespace quern {
 namespace {
@@ -44,18 +45,38 @@ struct Activations {
   uint8_t* rows;       // what a matrix multiplies: [max(hidden, q_cols)]
   uint8_t* selected;   // the rows whose logits are wanted: [hidden]
   uint8_t* activated;  // the rows that down multiplies: [ffn]
+  uint8_t* queries;    // what attention reads, unless it is in qkv: [q_cols]
   float* x;            // the residual stream: [hidden]
   float* qkv;          // [q_cols + 2 kv_cols]
 };
 
+// Keys and values of one byte: each row of a head with a scale of its own,
+// which serves any model, as none was measured beforehand.
+KvScaling ScalingOf(DType cache_dtype) {
+  return SizeOf(cache_dtype) == 1 ? KvScaling::kPerTokenHead : KvScaling::kNone;
+}
+
+// What attention gets of queries, which come in f32. bf16 against bf16 or bytes
+// are dot products; a model in f32, and a cache of more bits, want all of them.
+DType QueryType(DType model, DType cache) {
+  const bool dot = cache == DType::kBF16 || SizeOf(cache) == 1;
+  return dot && model == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
 template <typename Allocator>
-Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, int64_t t) {
+Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, DType query,
+                   int64_t t) {
   const auto element = static_cast<int64_t>(SizeOf(dtype));
   const int64_t widest = std::max(c.hidden, c.q_cols());
   Activations s;
   s.rows = a.template Allocate<uint8_t>("rows", t * widest * element);
   s.selected = a.template Allocate<uint8_t>("selected", t * c.hidden * element);
   s.activated = a.template Allocate<uint8_t>("activated", t * c.ffn * element);
+  const int64_t queries =
+      query == DType::kF32
+          ? 0
+          : t * c.q_cols() * static_cast<int64_t>(SizeOf(query));
+  s.queries = a.template Allocate<uint8_t>("queries", queries);
   s.x = a.template Allocate<float>("x", t * c.hidden);
   s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
   return s;
@@ -84,6 +105,7 @@ struct LlamaState::Impl {
   KvCache cache;
   std::optional<PageAllocator> allocator;
   std::optional<WriteKvPlan> write_kv;
+  std::optional<ConvertPlan> convert_queries;  // none if attention reads f32
   std::optional<PagedAttentionPlan> attention;
 
   AlignedBuffer activations;  // as LayOut says
@@ -246,7 +268,9 @@ void LlamaState::Impl::Run(const PageTable& table,
   const auto t = static_cast<int64_t>(tokens.size());
   const auto wanted = static_cast<int64_t>(logit_rows.size());
   Workspace memory(activations);
-  const Activations s = LayOut(memory, c, dtype, spec.max_step_tokens);
+  const DType query_dtype = attention->spec().q_dtype;
+  const Activations s =
+      LayOut(memory, c, dtype, query_dtype, spec.max_step_tokens);
 
   const auto x = DenseMatrix<float>(s.x, t, c.hidden);
   const AnyTensorView normed = DenseAny(dtype, s.rows, t, c.hidden);
@@ -260,6 +284,16 @@ void LlamaState::Impl::Run(const PageTable& table,
   const auto q = heads(0, c.q_heads);
   const auto k = heads(c.q_cols(), c.kv_heads);
   const auto v = heads(c.q_cols() + c.kv_cols(), c.kv_heads);
+  const AnyTensorView q_rows =
+      MatrixView<const float>(s.qkv, {t, c.q_cols()}, {qkv_cols, 1});
+  const AnyTensorView query_rows =
+      DenseAny(query_dtype, s.queries, t, c.q_cols());
+  const AnyTensorView queries =
+      !convert_queries.has_value()
+          ? AnyTensorView(q)
+          : AnyTensorView(query_dtype, static_cast<const void*>(s.queries), 3,
+                          {t, c.q_heads, c.head_dim},
+                          {c.q_cols(), c.head_dim, 1});
   const AnyTensorView attended(dtype, static_cast<void*>(s.rows), 3,
                                {t, c.q_heads, c.head_dim},
                                {c.q_cols(), c.head_dim, 1});
@@ -286,7 +320,10 @@ void LlamaState::Impl::Run(const PageTable& table,
     model->rope->ExecuteQk(position_view, q, k, executor);
     const KvCacheView kv = cache.Layer(layer);
     write_kv->Execute({k, v, slots, kv}, executor);
-    attention->Execute({q, kv, table, schedule, attended, {}},
+    if (convert_queries.has_value()) {
+      convert_queries->Execute(q_rows, query_rows, executor);
+    }
+    attention->Execute({queries, kv, table, schedule, attended, {}, {}, {}},
                        Workspace(workspace), executor);
     l.attn_out.ExecuteAdd(attended_rows, x, x, linear_scratch, executor);
     normalise(l.ffn_norm);
@@ -323,6 +360,7 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
 
   KvLayoutSpec kv;
   kv.dtype = spec.cache_dtype;
+  kv.scaling = ScalingOf(spec.cache_dtype);
   kv.kv_heads = c.kv_heads;
   kv.head_dim = c.head_dim;
   kv.page_size = spec.page_size;
@@ -341,11 +379,20 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   AttentionSpec attention;
   attention.kv = layout;
   attention.q_heads = c.q_heads;
+  attention.q_dtype = QueryType(model.impl_->dtype, spec.cache_dtype);
   attention.out_dtype = model.impl_->dtype;
   QUERN_ASSIGN_OR_RETURN(s->attention, PagedAttentionPlan::Create(attention));
 
+  if (attention.q_dtype != DType::kF32) {
+    ConvertSpec convert;
+    convert.to = attention.q_dtype;
+    convert.stores = ConvertStores::kCached;
+    QUERN_ASSIGN_OR_RETURN(s->convert_queries, ConvertPlan::Create(convert));
+  }
+
   WorkspaceLayout counted;
-  LayOut(counted, c, model.impl_->dtype, spec.max_step_tokens);
+  LayOut(counted, c, model.impl_->dtype, attention.q_dtype,
+         spec.max_step_tokens);
   if (counted.overflow()) {
     return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
                            " needs more than 2^63 bytes");
@@ -414,6 +461,14 @@ int64_t LlamaState::max_step_tokens() const {
 }
 int64_t LlamaState::cache_bytes() const {
   return static_cast<int64_t>(impl_->cache.bytes());
+}
+int64_t LlamaState::cache_bytes_per_token() const {
+  const KvCache& cache = impl_->cache;
+  return cache.num_layers() * cache.layout().page_bytes() /
+         cache.layout().page_size();
+}
+const char* LlamaState::attention_arithmetic() const {
+  return impl_->attention->arithmetic();
 }
 int64_t LlamaState::scratch_bytes() const {
   return static_cast<int64_t>(impl_->activations.bytes() +

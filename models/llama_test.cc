@@ -291,24 +291,68 @@ TEST_P(LlamaTest, LastTokensAreTheLastOfAll) {
   EXPECT_EQ(last.Forward({}, LogitsOf::kAllTokens, inline_)->extent(0), 0);
 }
 
+// In plain pages and in pairs: the root of the mean square of what the logits,
+// themselves around 1, are off. Bounds are twice what was measured; with scales
+// of 1, e4m3 is off by XX and int8 by YY.
 TEST_P(LlamaTest, NarrowCachesStayClose) {
   TestRng rng;
   const SmallLlama shape;
   const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
   const std::vector<int32_t> tokens = RandomTokens(rng, 30, shape.vocab);
-  const auto rows = [&](DType cache) {
-    LlamaState state = State(model, 8, cache);
+  const auto rows = [&](DType cache, int64_t page_size) {
+    LlamaState state = State(model, page_size, cache);
     return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
   };
-  const Rows want = rows(DType::kF32);
-  for (const auto& [cache, bound] : {std::pair{DType::kF16, kBF16Bound / 8},
-                                     std::pair{DType::kBF16, kBF16Bound}}) {
-    const Rows got = rows(cache);
-    for (size_t t = 0; t < want.size(); ++t) {
-      for (size_t i = 0; i < want[t].size(); ++i) {
-        ASSERT_NEAR(got[t][i], want[t][i], bound) << DTypeName(cache);
+  const Rows want = rows(DType::kF32, 8);
+  constexpr struct {
+    DType cache;
+    double bound;
+  } kCases[] = {{DType::kF16, 0.001},
+                {DType::kBF16, 0.008},
+                {DType::kI8, 0.02},
+                {DType::kF8E4M3, 0.1},
+                {DType::kF8E5M2, 0.2}};
+  for (const auto& [cache, bound] : kCases) {
+    for (const int64_t page_size : {8, 16}) {
+      const Rows got = rows(cache, page_size);
+      double squares = 0, count = 0;
+      for (size_t t = 0; t < want.size(); ++t) {
+        for (size_t i = 0; i < want[t].size(); ++i) {
+          const double d =
+              static_cast<double>(got[t][i]) - static_cast<double>(want[t][i]);
+          squares += d * d;
+          ++count;
+        }
+      }
+      const double rms = std::sqrt(squares / count);
+      EXPECT_TRUE(rms <= bound)  // false for NaN
+          << rms << " > " << bound << ": " << DTypeName(cache)
+          << " in pages of " << page_size;
+    }
+  }
+}
+
+// With rows of bf16 the queries are rounded for caches of bf16 and bytes: how a
+// text is cut into steps and which sequences share them still does not matter.
+TEST_P(LlamaTest, NarrowCachesDoNotSeeHowTheTextIsCut) {
+  TestRng rng;
+  const SmallLlama shape;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, shape), LlamaWeights::kBF16);
+  const std::vector<int32_t> tokens = RandomTokens(rng, 30, shape.vocab);
+  const auto all = absl::MakeConstSpan(tokens);
+  for (const DType cache : {DType::kBF16, DType::kI8, DType::kF8E4M3}) {
+    LlamaState whole = State(model, 16, cache), cut = State(model, 16, cache);
+    const Rows want = Forward(whole, {{*whole.NewSequence(), tokens}}, inline_);
+    const int32_t a = *cut.NewSequence(), b = *cut.NewSequence();
+    Rows got = Forward(cut, {{b, all.first(5)}, {a, all.first(19)}}, inline_);
+    got.erase(got.begin(), got.begin() + 5);
+    for (const auto& rest : {all.subspan(19, 1), all.subspan(20)}) {
+      for (std::vector<float>& row : Forward(cut, {{a, rest}}, inline_)) {
+        got.push_back(std::move(row));
       }
     }
+    EXPECT_EQ(got, want) << DTypeName(cache);
   }
 }
 
@@ -412,8 +456,8 @@ TEST_P(LlamaTest, RefusesBadStates) {
               HasSubstr("llama: cache_tokens=-1"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.page_size = 0; }),
               HasSubstr("page_size=0"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI8; }),
-              HasSubstr("i8"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI32; }),
+              HasSubstr("i32"));
 }
 
 QUERN_INSTANTIATE_ISA_TEST(LlamaTest);

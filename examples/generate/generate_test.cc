@@ -105,15 +105,16 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
   for (const char* words :
        {"model: quern-kjv-4m, 6 layers, width 256, bf16 weights\n",
         "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s\n",
-        "stopped by: --max_tokens=8\n", " MiB weights, ", " MiB f16 cache, ",
-        "threads: 2\n", "kernels: operators: Highway "}) {
+        "stopped by: --max_tokens=8\n", " MiB weights, ",
+        " MiB f16 cache (3072 bytes a token), ", "threads: 2\n",
+        "kernels: operators: Highway "}) {
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
 }
 
-// A text in three types of cache: all predict it about equally
-// well. The words of the model's own kind are far likelier than noise.
+// A text in each type of cache: all predict it about equally well. The words of
+// the model's own kind are far likelier than noise.
 TEST(GenerateTest, TellsThePerplexityOfAText) {
   const auto perplexity = [](const std::string& text, const char* kv) {
     const Outcome outcome = RunGenerate(
@@ -132,6 +133,9 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_LT(exact, 20);
   EXPECT_NEAR(perplexity(verse, "f16"), exact, 0.01 * exact);
   EXPECT_NEAR(perplexity(verse, "bf16"), exact, 0.03 * exact);
+  EXPECT_NEAR(perplexity(verse, "int8"), exact, 0.03 * exact);
+  EXPECT_NEAR(perplexity(verse, "fp8"), exact, 0.05 * exact);
+  EXPECT_NEAR(perplexity(verse, "fp8e5m2"), exact, 0.1 * exact);
   EXPECT_GT(perplexity("zq xj vvk qqp wwx kkz jjq", "f16"), 20 * exact);
   ExpectRefused(RunGenerate({"--prompt=", "--perplexity"}), 1,
                 "the text has 0 tokens; --perplexity needs ");
@@ -197,6 +201,7 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--stats=maybe"}, "need true or false"},
       {{"--perplexity=maybe"}, "need true or false"},
       {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},
+      {{"--kv=i8"}, "need f32, bf16, f16, int8, fp8 or fp8e5m2"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.words);

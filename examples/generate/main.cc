@@ -243,14 +243,16 @@ class Generator {
     }
     std::fprintf(
         stderr,
-        "memory: %.1f MiB weights, %.1f MiB %s cache, %.1f MiB scratch, "
-        "%.1f MiB peak of the process\n",
+        "memory: %.1f MiB weights, %.2f MiB %s cache (%lld bytes a token), "
+        "%.1f MiB scratch, %.1f MiB peak of the process\n",
         mib(model_->weight_bytes()), mib(state_->cache_bytes()),
         std::string(DTypeName(options_.kv)).c_str(),
+        static_cast<long long>(state_->cache_bytes_per_token()),
         mib(state_->scratch_bytes()),
         static_cast<double>(usage.ru_maxrss) / 1024);
-    std::fprintf(stderr, "threads: %d\nkernels: %s\n", executor_->num_workers(),
-                 model_->Explain().c_str());
+    std::fprintf(stderr, "threads: %d\nkernels: %s; attention: %s\n",
+                 executor_->num_workers(), model_->Explain().c_str(),
+                 state_->attention_arithmetic());
   }
 
  private:

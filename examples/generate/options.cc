@@ -67,12 +67,18 @@ constexpr Flag kFlags[] = {
                                     {"int8", LlamaWeights::kInt8}},
                                    value, o.weights);
      }},
-    {"kv", "f16", "keys and values in the cache as f32, bf16 or f16",
-     "f32, bf16 or f16",
+    {"kv", "f16",
+     "keys and values in the cache as f32, bf16, f16, int8, fp8 (e4m3) or\n"
+     "      fp8e5m2; those of one byte with a scale for each token and head",
+     "f32, bf16, f16, int8, fp8 or fp8e5m2",
      [](const std::string& value, GenerateOptions& o) {
-       return Choose<DType>(
-           {{"f32", DType::kF32}, {"bf16", DType::kBF16}, {"f16", DType::kF16}},
-           value, o.kv);
+       return Choose<DType>({{"f32", DType::kF32},
+                             {"bf16", DType::kBF16},
+                             {"f16", DType::kF16},
+                             {"int8", DType::kI8},
+                             {"fp8", DType::kF8E4M3},
+                             {"fp8e5m2", DType::kF8E5M2}},
+                            value, o.kv);
      }},
     {"max_tokens", "128", "stop after so many new tokens", kWhole,
      [](const std::string& value, GenerateOptions& o) {
