@@ -240,8 +240,11 @@ void BlockLinear::Multiply(const PackedProduct<float>& product,
         if (fused) {
           t.b = codes + k / line_k * kLineBytes;
           t.steps = static_cast<size_t>(DivCeil(end - k, line_k));
-          t.prefetch[0] = ahead(panel, panels, end);
-          t.prefetch[0].steps = std::min(t.prefetch[0].steps, t.steps);
+          t.prefetch[0] = {};
+          if (tile == range.tile) {
+            t.prefetch[0] = ahead(panel, panels, end);
+            t.prefetch[0].steps = std::min(t.prefetch[0].steps, t.steps);
+          }
         } else {
           if (!whole_chunks) decode(k, end);
           t.b = decoded + pairs * kLineBytes;

@@ -24,6 +24,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr size_t kLine = 64;
 
+// Whether a vector is a line, and tables of as many bytes and a bf16 dot
+// product are there: then tiles decode in registers.
+#undef QUERN_CODES_IN_REGISTERS
+#if HWY_ARCH_X86 && HWY_NATIVE_DOT_BF16
+#define QUERN_CODES_IN_REGISTERS 1
+#else
+#define QUERN_CODES_IN_REGISTERS 0
+#endif
+
 // Vectors of at most one line.
 #if HWY_HAVE_SCALABLE
 using DF = hn::FixedTag<float, 4>;
@@ -42,31 +51,38 @@ constexpr size_t kBytes = 4 * kFloats;
 // Decoders: Decode(v, lines) turns the bytes v of a line into the same columns
 // of kLines lines of pairs of bf16.
 
-// A normal number's bits move, and its exponent is 120 more; the seven
-// subnormal ones, and zero, come from a table. The NaN gets the upper exponent
-// bits.
 struct E4M3 {
   static constexpr size_t kLines = 2;
   static HWY_INLINE void Decode(VB v, VW (&lines)[kLines]) {
     const DB d;
-    alignas(16) constexpr uint8_t kUpper[16] = {0,    0x3B, 0x3B, 0x3B,
-                                                0x3C, 0x3C, 0x3C, 0x3C};
-    alignas(16) constexpr uint8_t kLower[16] = {0, 0x00, 0x80, 0xC0,
-                                                0, 0x20, 0x40, 0x60};
     const auto abs = hn::And(v, hn::Set(d, 0x7F));
+    const auto sign = hn::And(v, hn::Set(d, 0x80));
+#if QUERN_CODES_IN_REGISTERS
+    // All 128 magnitudes in two registers each: half the instructions of what
+    // follows (Zen 4, 2026).
+    const auto index = hn::IndicesFromVec(d, abs);
+    const auto lower =
+        hn::TwoTablesLookupLanes(d, hn::Load(d, kE4M3Tables.lower),
+                                 hn::Load(d, kE4M3Tables.lower + 64), index);
+    const auto upper = hn::Or(
+        sign,
+        hn::TwoTablesLookupLanes(d, hn::Load(d, kE4M3Tables.upper),
+                                 hn::Load(d, kE4M3Tables.upper + 64), index));
+#else
+    // Normal numbers by arithmetic, the first eight from the table.
     const auto small = hn::Eq(hn::And(v, hn::Set(d, 0x78)), hn::Zero(d));
     const auto nan = hn::Eq(abs, hn::Set(d, 0x7F));
-    const auto normal = hn::Add(hn::ShiftRight<4>(abs), hn::Set(d, 0x3C));
     const auto lower = hn::IfThenElse(
-        small, hn::TableLookupBytes(hn::LoadDup128(d, kLower), abs),
+        small, hn::TableLookupBytes(hn::LoadDup128(d, kE4M3Tables.lower), abs),
         hn::ShiftLeft<4>(v));
-    const auto upper = hn::IfThenElse(
-        small, hn::TableLookupBytes(hn::LoadDup128(d, kUpper), abs), normal);
-    const auto rest = hn::Or(hn::And(v, hn::Set(d, 0x80)),
-                             hn::IfThenElseZero(nan, hn::Set(d, 0x3C)));
-    const auto signed_upper = hn::Or(upper, rest);
-    lines[0] = hn::BitCast(DW(), hn::InterleaveLower(d, lower, signed_upper));
-    lines[1] = hn::BitCast(DW(), hn::InterleaveUpper(d, lower, signed_upper));
+    const auto magnitude = hn::IfThenElse(
+        small, hn::TableLookupBytes(hn::LoadDup128(d, kE4M3Tables.upper), abs),
+        hn::Add(hn::ShiftRight<4>(abs), hn::Set(d, 0x3C)));
+    const auto upper = hn::Or(
+        magnitude, hn::Or(sign, hn::IfThenElseZero(nan, hn::Set(d, 0x3C))));
+#endif
+    lines[0] = hn::BitCast(DW(), hn::InterleaveLower(d, lower, upper));
+    lines[1] = hn::BitCast(DW(), hn::InterleaveUpper(d, lower, upper));
   }
 };
 
@@ -88,21 +104,28 @@ struct I8 {
   }
 };
 
-// The bytes of bf16(q - 8).
-alignas(16) constexpr uint8_t kI4Upper[16] = {
-    0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF,
-    0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40};
-alignas(16) constexpr uint8_t kI4Lower[16] = {
-    0x00, 0xE0, 0xC0, 0xA0, 0x80, 0x40, 0x00, 0x80,
-    0x00, 0x80, 0x00, 0x40, 0x80, 0xA0, 0xC0, 0xE0};
-
 struct I4 {
   static constexpr size_t kLines = 4;
+#if QUERN_CODES_IN_REGISTERS
+  // By the lowest five bits of each index; Highway's debug builds refuse that
+  // there are others.
+  static HWY_INLINE VW Lookup(VW index) {
+    return VW{_mm512_permutexvar_epi16(index.raw,
+                                       hn::Load(DW(), kI4Tables.words).raw)};
+  }
+  static HWY_INLINE void Decode(VB v, VW (&lines)[kLines]) {
+    const auto words = hn::BitCast(DW(), v);
+    lines[0] = Lookup(words);
+    lines[1] = Lookup(hn::ShiftRight<4>(words));
+    lines[2] = Lookup(hn::ShiftRight<8>(words));
+    lines[3] = Lookup(hn::ShiftRight<12>(words));
+  }
+#else
   static HWY_INLINE void Decode(VB v, VW (&lines)[kLines]) {
     const DB d;
     const DW dw;
-    const auto upper_bytes = hn::LoadDup128(d, kI4Upper);
-    const auto lower_bytes = hn::LoadDup128(d, kI4Lower);
+    const auto upper_bytes = hn::LoadDup128(d, kI4Tables.upper);
+    const auto lower_bytes = hn::LoadDup128(d, kI4Tables.lower);
     const auto low_half = hn::Set(dw, 0x00FF);
     HWY_UNROLL(2)
     for (size_t i = 0; i < 2; ++i) {
@@ -117,12 +140,16 @@ struct I4 {
           hn::Or(hn::ShiftRight<8>(lower), hn::AndNot(low_half, upper));
     }
   }
+#endif
 };
 
 template <class Codes>
 void DecodeLines(const uint8_t* HWY_RESTRICT codes, size_t lines,
                  uint8_t* HWY_RESTRICT to) {
+  const size_t block_bytes = lines * kLine;
   for (size_t l = 0; l < lines; ++l) {
+    // The panel's next block, which is wanted after some other panels' blocks.
+    PrefetchL2(codes + block_bytes);
     for (size_t b = 0; b < kLine; b += kBytes) {
       VW out[Codes::kLines];
       Codes::Decode(hn::LoadU(DB(), codes + b), out);
@@ -175,7 +202,7 @@ float Sum(const void* a, size_t k) {
   return hn::ReduceSum(d, sum);
 }
 
-#if HWY_NATIVE_DOT_BF16
+#if QUERN_CODES_IN_REGISTERS
 // Decodes a line of each panel, and multiplies it at once.
 template <class Codes, size_t kRows, size_t kPanels>
 HWY_INLINE void FusedStep(const uint32_t* HWY_RESTRICT a,
@@ -189,7 +216,7 @@ HWY_INLINE void FusedStep(const uint32_t* HWY_RESTRICT a,
     Codes::Decode(hn::LoadU(DB(), b + p * panel_bytes), lines);
     HWY_UNROLL(4)
     for (size_t i = 0; i < Codes::kLines; ++i) {
-      HWY_UNROLL(4)
+      HWY_UNROLL(16)
       for (size_t r = 0; r < kRows; ++r) {
         const auto pair = hn::Set(DU(), a[r * PackedRowPitch(1) + i]);
         auto unused = hn::Zero(d);  // native: all goes to the first sum
@@ -210,7 +237,7 @@ void FusedTile(const TileArgs& t) {
   const size_t stream_bytes = t.prefetch[0].stream_bytes;
   const size_t panel_bytes = t.panel_bytes;
   hn::Vec<DF> sum[kRows][kPanels];
-  HWY_UNROLL(4)
+  HWY_UNROLL(16)
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) sum[r][p] = hn::Zero(d);
@@ -229,7 +256,7 @@ void FusedTile(const TileArgs& t) {
                                      panel_bytes, sum);
   }
   float* HWY_RESTRICT to = static_cast<float*>(t.sums);
-  HWY_UNROLL(4)
+  HWY_UNROLL(16)
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) {
@@ -238,9 +265,15 @@ void FusedTile(const TileArgs& t) {
   }
 }
 
-// Rows that wait for memory and not for arithmetic, and sums that leave half of
-// the registers to the decoder.
-constexpr size_t kFusedRows = 4, kFusedSums = 16;
+// Sums that leave registers to the decoder. int8 decodes in so many
+// instructions that many rows had better share them. Few tiles under
+// sanitizers, as in gemm/tile-inl.h.
+template <class Codes>
+constexpr size_t FusedRows() {
+  constexpr bool kFew = HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN;
+  return kFew ? 3 : (hwy::IsSame<Codes, I8>() ? 4 : 8);
+}
+constexpr size_t kFusedSums = 24;
 
 template <class Codes, size_t kRows, size_t kLog>
 void FillFused(TileTable& table) {
@@ -253,15 +286,15 @@ void FillFused(TileTable& table) {
     FillFused<Codes, kRows - 1, 0>(table);
   }
 }
-#endif  // HWY_NATIVE_DOT_BF16
+#endif  // QUERN_CODES_IN_REGISTERS
 
 template <class Codes>
 void FillKernels(BlockKernels& kernels) {
   kernels.decode = &DecodeLines<Codes>;
-#if HWY_NATIVE_DOT_BF16
+#if QUERN_CODES_IN_REGISTERS
   static_assert(kBytes == kLine, "a vector is a line");
-  kernels.fused.max_rows = kFusedRows;
-  FillFused<Codes, kFusedRows, 0>(kernels.fused);
+  kernels.fused.max_rows = FusedRows<Codes>();
+  FillFused<Codes, FusedRows<Codes>(), 0>(kernels.fused);
 #endif
 }
 

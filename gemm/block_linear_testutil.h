@@ -113,7 +113,7 @@ class BlockLinearTest : public IsaTest {
           << count << " workers";
     }
     ManyWorkers many(5);
-    for (const int64_t rows : {1, 2, 3, 4, 5, 16}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 9, 16, 17}) {
       for (const int64_t first : {int64_t{0}, int64_t{3}, m - rows}) {
         const std::vector<A> some(a.begin() + first * k,
                                   a.begin() + (first + rows) * k);

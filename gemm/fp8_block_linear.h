@@ -15,7 +15,7 @@
 // subnormal numbers of a for zero; everything else is widened to f32 and uses
 // its fused multiply-add.
 //
-// Up to 4 rows of bf16 decode in registers, at the speed of memory; more decode
+// A few rows of bf16 (16) decode in registers where the CPU can; more decode
 // what they multiply once, to scratch. The bits of a row do not depend on the
 // rows beside it, on the number of threads, or on which of the two it was.
 

@@ -21,10 +21,10 @@
 // makes its row NaN.
 //
 // Weights are repacked once, from any of the layouts below to one of ours
-// (packing/code_layout.h). Up to 4 rows of bf16 decode in registers, at the
-// speed of memory; more decode what they multiply once, to scratch. The bits of
-// a row do not depend on the rows beside it, on the number of threads, or on
-// which of the two it was.
+// (packing/code_layout.h). A few rows of bf16 (16, or 8 of int8) decode in
+// registers where the CPU can; more decode what they multiply once, to scratch.
+// The bits of a row do not depend on the rows beside it, on the number of
+// threads, or on which of the two it was.
 
 #include <cstdint>
 #include <string>
