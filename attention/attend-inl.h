@@ -5,7 +5,7 @@
 //   kSub        query or weight words for each line: 2 where the halves of a
 //               pair are multiplied one after the other
 //   kPairs      elements in a word of keys and values
-//   kWordBytes  bytes of that
+//   kWordBytes  bytes of that where it is stored
 //   LoadB<i>    a vector of the line, or of its half i
 //   MulAdd      sum + that times a word
 //   StorePs     weights of one vector of tokens, as words
@@ -126,7 +126,7 @@ struct FmaF32 {
   }
 };
 
-#if HWY_NATIVE_DOT_BF16
+#if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
 // Pairs of bf16 by pairs of bf16, summed in f32. Weights are rounded to bf16.
 struct DotPairs {
   using DB = hn::Repartition<hwy::bfloat16_t, LineF32>;
@@ -168,7 +168,147 @@ struct DotPairs {
                reinterpret_cast<hwy::bfloat16_t*>(row) + token);
   }
 };
+
+// Pairs of int8, which become the same pairs of bf16 on their way.
+struct DotI8 : DotPairs {
+  static constexpr size_t kWordBytes = 2;
+  using DW = hn::Rebind<uint16_t, LineF32>;
+  template <size_t>
+  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
+    return Widen(hn::LoadU(DW(), reinterpret_cast<const uint16_t*>(line)));
+  }
+  template <size_t>
+  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    return Widen(hn::LoadN(DW(), reinterpret_cast<const uint16_t*>(line), n));
+  }
+
+ private:
+  static HWY_INLINE B Widen(hn::Vec<DW> words) {
+    const hn::Repartition<int8_t, DW> d8;
+    const hn::RebindToSigned<LineF32> di;
+    const auto bytes = hn::BitCast(d8, words);
+    const auto to_f32 = [&](auto half) HWY_ATTR {
+      return hn::ConvertTo(LineF32(), hn::PromoteTo(di, half));
+    };
+    const hn::Half<decltype(d8)> dh;
+    return hn::OrderedDemote2To(DB(), to_f32(hn::LowerHalf(dh, bytes)),
+                                to_f32(hn::UpperHalf(dh, bytes)));
+  }
+};
+
+// The bf16 of an fp8 code without its sign, by halves: what 7 bits choose.
+struct Fp8Table {
+  alignas(64) uint8_t lower[128];
+  alignas(64) uint8_t upper[128];
+  // Byte i of the lower halves, then of the upper: 0 64 1 65 ...
+  alignas(64) uint8_t order[64];
+};
+template <typename T>
+constexpr Fp8Table MakeFp8Table() {
+  constexpr bool kE4M3 = hwy::IsSame<T, Float8E4M3>();
+  constexpr unsigned kMantissa = kE4M3 ? 3 : 2;
+  constexpr unsigned kBias = kE4M3 ? 7 : 15;
+  constexpr unsigned kFirstNaN = kE4M3 ? 0x7F : 0x7D;
+  constexpr unsigned kInfinity = kE4M3 ? 0x80 : 0x7C;
+  Fp8Table table = {};
+  for (unsigned code = 0; code < 128; ++code) {
+    const unsigned exponent = code >> kMantissa;
+    const unsigned mantissa = code & ((1u << kMantissa) - 1);
+    unsigned bf16 = (exponent + 127 - kBias) << 7 | mantissa << (7 - kMantissa);
+    if (exponent == 0) {  // mantissa * 2^(1 - bias - bits of it)
+      unsigned top = kMantissa;
+      while (top > 0 && mantissa >> top == 0) --top;
+      bf16 = mantissa == 0 ? 0
+                           : (128 - kBias - kMantissa + top) << 7 |
+                                 (mantissa << (7 - top) & 0x7F);
+    } else if (code >= kFirstNaN) {
+      bf16 = 0x7FC0;
+    } else if (code == kInfinity) {
+      bf16 = 0x7F80;
+    }
+    table.lower[code] = static_cast<uint8_t>(bf16 & 0xFF);
+    table.upper[code] = static_cast<uint8_t>(bf16 >> 8);
+    table.order[code / 2] = static_cast<uint8_t>(code / 4 + code / 2 % 2 * 64);
+  }
+  return table;
+}
+
+template <typename T>
+struct DotFp8 : DotPairs {
+  static constexpr size_t kWordBytes = 2;
+  template <size_t>
+  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
+    return Widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
+  }
+  template <size_t>
+  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    const hn::Rebind<uint16_t, LineF32> d;
+    return Widen(hn::LoadN(d, reinterpret_cast<const uint16_t*>(line), n).raw);
+  }
+
+ private:
+  // By the lower 7 bits of each byte.
+  static HWY_INLINE __m512i Lookup(const uint8_t* table, __m512i index) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index,
+                                    _mm512_load_si512(table + 64));
+  }
+  static HWY_INLINE B Widen(__m256i codes) {
+    static constexpr Fp8Table kTable = MakeFp8Table<T>();
+    const __m512i index = _mm512_castsi256_si512(codes);
+    const __m512i lower = Lookup(kTable.lower, index);
+    // a | (b & c)
+    const __m512i upper = _mm512_ternarylogic_epi32(
+        Lookup(kTable.upper, index), index, _mm512_set1_epi8(-128), 0xF8);
+    const __m512i order = _mm512_load_si512(kTable.order);
+    return B{_mm512_permutex2var_epi8(lower, order, upper)};
+  }
+};
 #endif
+
+// Fetches the keys and values of the next chunk into the L2 cache, from the
+// first byte to the last, a few lines at each of `steps` steps of this one:
+// DRAM is never idle, nor are there ever more requests than it takes.
+class Fetcher {
+ public:
+  Fetcher(const ChunkArgs& c, size_t k_bytes, size_t v_bytes, size_t steps)
+      : c_(c), k_bytes_(k_bytes), v_bytes_(v_bytes) {
+    const size_t lines = kChunkGroups * (Lines(k_bytes) + Lines(v_bytes));
+    stride_ = (lines + steps - 1) / HWY_MAX(steps, size_t{1}) * kLine;
+    NextGroup();
+  }
+  HWY_INLINE void Step() {
+    if (HWY_UNLIKELY(at_ == nullptr)) return;
+    for (size_t i = 0; i < stride_; i += kLine) PrefetchL2(at_ + i);
+    if (left_ <= stride_) {
+      NextGroup();
+    } else {
+      at_ += stride_;
+      left_ -= stride_;
+    }
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  static size_t Lines(size_t bytes) { return (bytes + kLine - 1) / kLine; }
+
+  HWY_INLINE void NextGroup() {
+    const size_t groups = v_bytes_ == 0 ? kChunkGroups : 2 * kChunkGroups;
+    const size_t i = next_++;
+    const bool keys = i < kChunkGroups;
+    at_ = i >= groups ? nullptr
+          : keys      ? c_.next_k[i]
+                      : c_.next_v[i - kChunkGroups];
+    left_ = keys ? k_bytes_ : v_bytes_;
+  }
+
+  const ChunkArgs& c_;
+  size_t k_bytes_;  // of a group
+  size_t v_bytes_;
+  size_t stride_;
+  size_t next_ = 0;
+  const uint8_t* at_;  // null: all is fetched
+  size_t left_;
+};
 
 // sums[r][v] += line[v] * word[r], for each of the words of a line.
 template <class A, size_t kRows, size_t kVecs, size_t kI, bool kTail>
@@ -204,25 +344,16 @@ HWY_INLINE void Step(const uint32_t* HWY_RESTRICT words, size_t stride,
 
 // logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
 template <class A, size_t kRows, size_t kVecs>
-void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
+void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLineBytes = kLineVecs * kVecBytes;
-  // Tiles of the same groups share the fetching of the next.
-  const size_t tiles = HWY_MAX(HWY_MIN(c.rows / kTileRows, kVecs), size_t{1});
-  const size_t turn = row / kTileRows;
   const size_t steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
   const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
   const uint8_t* lines[kVecs];
-  const uint8_t* next[kVecs];
-  bool fetch[kVecs];
   HWY_UNROLL(4)
   for (size_t v = 0; v < kVecs; ++v) {
-    fetch[v] = v % kLineVecs == 0 && v / kLineVecs % tiles == turn;
-    const size_t group = (vec + v) / kLineVecs;
-    const size_t offset = (vec + v) % kLineVecs * kVecBytes;
-    lines[v] = c.k[group] + offset;
-    next[v] = c.next_k[group] + offset;
+    lines[v] = c.k[(vec + v) / kLineVecs] + (vec + v) % kLineVecs * kVecBytes;
   }
   VF32 sums[kRows][kVecs];
   HWY_UNROLL(4)
@@ -231,10 +362,7 @@ void QkTile(const ChunkArgs& c, size_t row, size_t vec) {
     for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
   }
   for (size_t s = 0; s < steps; ++s) {
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; v += kLineVecs) {
-      if (fetch[v]) PrefetchL2(next[v] + s * kLineBytes);
-    }
+    fetcher.Step();
     Step<A, kRows, kVecs, false>(q + s * A::kSub, c.q_stride, lines,
                                  s * kLineBytes, 0, sums);
   }
@@ -257,10 +385,9 @@ HWY_INLINE size_t LatentDims(const ChunkArgs& c, size_t d) {
 // out[row + r][d ...] for kRows rows and kVecs vectors of dims, from groups
 // [begin, end). kTail: `valid` of the dims of the only vector are there.
 template <class A, size_t kRows, size_t kVecs, bool kTail>
-void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
-            size_t valid) {
+void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
+            size_t begin, size_t end, size_t valid) {
   const bool latent = c.latent_tile != nullptr;
-  const bool prefetch = row == 0 && !latent;
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLines = kGroupTokens / A::kPairs;
@@ -276,7 +403,6 @@ void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
   }
   for (size_t g = begin; g < end; ++g) {
     const uint8_t* lines[kVecs];
-    const uint8_t* next = c.next_v[g] + d * A::kWordBytes;
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
       lines[v] = (latent ? c.latent_tile + g * kLines * pitch +
@@ -286,12 +412,7 @@ void PvTile(const ChunkArgs& c, size_t row, size_t d, size_t begin, size_t end,
     }
     const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
     for (size_t t = 0; t < kLines; ++t) {
-      if (prefetch) {
-        HWY_UNROLL(4)
-        for (size_t v = 0; v < kVecs; v += kLineVecs) {
-          PrefetchL2(next + t * pitch + v * kVecBytes);
-        }
-      }
+      fetcher.Step();
       Step<A, kRows, kVecs, kTail>(words + t * A::kSub, kRowWords, lines,
                                    t * pitch, valid, sums);
     }
@@ -345,16 +466,17 @@ HWY_INLINE TokenRange GroupsOf(const TokenRange* seen, size_t rows) {
 }
 
 template <class A, size_t kRows>
-HWY_INLINE void QkRows(const ChunkArgs& c, size_t row, size_t vec, size_t end) {
+HWY_INLINE void QkRows(const ChunkArgs& c, Fetcher& fetcher, size_t row,
+                       size_t vec, size_t end) {
   while (vec + kTileVecs <= end) {
-    QkTile<A, kRows, kTileVecs>(c, row, vec);
+    QkTile<A, kRows, kTileVecs>(c, fetcher, row, vec);
     vec += kTileVecs;
   }
   if (kTileVecs > 2 && vec + 2 <= end) {
-    QkTile<A, kRows, 2>(c, row, vec);
+    QkTile<A, kRows, 2>(c, fetcher, row, vec);
     vec += 2;
   }
-  if (vec < end) QkTile<A, kRows, 1>(c, row, vec);
+  if (vec < end) QkTile<A, kRows, 1>(c, fetcher, row, vec);
 }
 
 // cap * tanh(x / cap); NaN for NaN.
@@ -389,14 +511,22 @@ HWY_INLINE void TransformRow(const ChunkArgs& c, size_t row, size_t first,
   }
 }
 
-// The logits of a row in place to its weights, zeros in the groups that its
-// tile has beyond its own. Updates the state and what to multiply by.
-template <class A>
-HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
+// What is left to multiply the logits of a row by, once they are transformed.
+HWY_INLINE bool IsTransformed(const ChunkArgs& c) {
+  return c.k_scales != nullptr || c.soft_cap_log2e > 0.0f ||
+         c.slopes != nullptr;
+}
+HWY_INLINE float LogitFactor(const ChunkArgs& c) {
+  return IsTransformed(c) ? 1.0f : c.scale_log2e;
+}
+
+// The softmax of a chunk takes three passes over all rows, so that none waits
+// for the latency of the one before in the same row.
+//
+// The first: logits masked, and weights[2 * row] becomes their maximum.
+HWY_INLINE void MaxOfRow(const ChunkArgs& c, size_t row, TokenRange groups) {
   const LineF32 df;
-  // One memory: the weights of a vector lie at or before its logits.
   float* logits = c.logits + row * kRowWords;
-  auto* words = reinterpret_cast<uint32_t*>(logits);
   const size_t begin = c.seen[row].begin;
   const size_t end = HWY_MAX(c.seen[row].end, c.seen[row].begin);
   const size_t first = groups.begin * kGroupTokens;
@@ -405,11 +535,7 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
   const size_t inner_begin = (begin + kVecLanes - 1) / kVecLanes * kVecLanes;
   const size_t inner_end = end / kVecLanes * kVecLanes;
 
-  float factor = c.scale_log2e;
-  if (c.k_scales != nullptr || c.soft_cap_log2e > 0.0f || c.slopes != nullptr) {
-    TransformRow(c, row, first, last, logits);
-    factor = 1.0f;
-  }
+  if (IsTransformed(c)) TransformRow(c, row, first, last, logits);
 
   // Where a vector is seen in part, -inf for the rest.
   const VF32 nothing = hn::Set(df, SoftmaxState().max);
@@ -440,13 +566,24 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
     most1 = hn::Max(most1, hn::LoadU(df, logits + t + kVecLanes));
   }
   if (t < last) most = hn::Max(most, hn::LoadU(df, logits + t));
-  SoftmaxState state;
-  state.max = hn::ReduceMax(df, hn::Max(most, most1)) * factor;
+  c.weights[2 * row] = hn::ReduceMax(df, hn::Max(most, most1)) * LogitFactor(c);
+}
 
-  const VF32 max = hn::Set(df, FiniteMax(state.max));
-  const VF32 scale = hn::Set(df, factor);
+// The second: logits in place to weights, zeros in the groups that the row's
+// tile has beyond its own; weights[2 * row + 1] becomes their sum.
+template <class A>
+HWY_INLINE void ExpOfRow(const ChunkArgs& c, Fetcher& fetcher, size_t row,
+                         TokenRange groups) {
+  const LineF32 df;
+  // One memory: the weights of a vector lie at or before its logits.
+  float* logits = c.logits + row * kRowWords;
+  auto* words = reinterpret_cast<uint32_t*>(logits);
+  const VF32 max = hn::Set(df, FiniteMax(c.weights[2 * row]));
+  const VF32 scale = hn::Set(df, LogitFactor(c));
   VF32 sum = hn::Zero(df);
-  for (t = first; t < last; t += kVecLanes) {
+  const size_t last = groups.end * kGroupTokens;
+  for (size_t t = groups.begin * kGroupTokens; t < last; t += kVecLanes) {
+    fetcher.Step();
     const VF32 p = A::Exp2(hn::MulSub(hn::LoadU(df, logits + t), scale, max));
     sum = hn::Add(sum, p);
     if (c.v_scales != nullptr) {
@@ -459,38 +596,61 @@ HWY_INLINE void SoftmaxRow(const ChunkArgs& c, size_t row, TokenRange groups) {
       A::StoreWeights(p, words, t);
     }
   }
-  state.sum = hn::ReduceSum(df, sum);
-
-  SoftmaxState& all = c.state[row];
-  const SoftmaxState before = c.first ? SoftmaxState() : all;
-  const auto weights = WeightsOf(df, before, state);
-  c.weights[2 * row] = hn::GetLane(weights.a);
-  c.weights[2 * row + 1] = hn::GetLane(weights.b);
-  const VF32 theirs = hn::Mul(weights.b, hn::Set(df, state.sum));
-  all.sum = hn::GetLane(hn::MulAdd(weights.a, hn::Set(df, before.sum), theirs));
-  all.max = weights.max;
+  c.weights[2 * row + 1] = hn::ReduceSum(df, sum);
 }
 
+// The third, rows in lanes: the chunk's (max, sum) go into the state, and
+// `weights` become what to multiply the old output and the chunk's by.
+HWY_INLINE void UpdateStates(const ChunkArgs& c) {
+  const LineF32 df;
+  for (size_t row = 0; row < c.rows; row += kVecLanes) {
+    const size_t n = HWY_MIN(kVecLanes, c.rows - row);
+    HWY_ALIGN float old_max[kVecLanes] = {}, old_sum[kVecLanes] = {};
+    HWY_ALIGN float new_max[kVecLanes] = {}, new_sum[kVecLanes] = {};
+    for (size_t i = 0; i < n; ++i) {
+      const SoftmaxState old = c.first ? SoftmaxState() : c.state[row + i];
+      old_max[i] = old.max;
+      old_sum[i] = old.sum;
+      new_max[i] = c.weights[2 * (row + i)];
+      new_sum[i] = c.weights[2 * (row + i) + 1];
+    }
+    const auto weights =
+        WeightsOf(df, hn::Load(df, old_max), hn::Load(df, new_max));
+    const VF32 theirs = hn::Mul(weights.b, hn::Load(df, new_sum));
+    hn::Store(hn::MulAdd(weights.a, hn::Load(df, old_sum), theirs), df,
+              new_sum);
+    hn::Store(weights.max, df, new_max);
+    hn::Store(weights.a, df, old_max);
+    hn::Store(weights.b, df, old_sum);
+    for (size_t i = 0; i < n; ++i) {
+      c.state[row + i] = {new_max[i], new_sum[i]};
+      c.weights[2 * (row + i)] = old_max[i];
+      c.weights[2 * (row + i) + 1] = old_sum[i];
+    }
+  }
+}
+
+// The dims [d, d + kTileDims), or as many of them as there are.
 template <class A, size_t kRows>
-HWY_INLINE void PvDims(const ChunkArgs& c, size_t row, TokenRange groups,
-                       size_t d) {
-  const size_t left = c.v_head_dim - d;
-  if (left >= kTileDims) {
-    PvTile<A, kRows, kTileVecs, false>(c, row, d, groups.begin, groups.end, 0);
+HWY_INLINE void PvDims(const ChunkArgs& c, Fetcher& fetcher, size_t row,
+                       TokenRange groups, size_t d) {
+  const size_t end = HWY_MIN(d + kTileDims, c.v_head_dim);
+  if (d + kTileDims <= end) {
+    PvTile<A, kRows, kTileVecs, false>(c, fetcher, row, d, groups.begin,
+                                       groups.end, 0);
     return;
   }
-  const size_t whole = c.v_head_dim - left % kVecLanes;
-  if (kTileVecs > 2 && d + 2 * kVecLanes <= whole) {
-    PvTile<A, kRows, 2, false>(c, row, d, groups.begin, groups.end, 0);
+  if (kTileVecs > 2 && d + 2 * kVecLanes <= end) {
+    PvTile<A, kRows, 2, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
     d += 2 * kVecLanes;
   }
-  if (d < whole) {
-    PvTile<A, kRows, 1, false>(c, row, d, groups.begin, groups.end, 0);
+  if (d + kVecLanes <= end) {
+    PvTile<A, kRows, 1, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
     d += kVecLanes;
   }
-  if (d < c.v_head_dim) {
-    PvTile<A, kRows, 1, true>(c, row, d, groups.begin, groups.end,
-                              c.v_head_dim - d);
+  if (d < end) {
+    PvTile<A, kRows, 1, true>(c, fetcher, row, d, groups.begin, groups.end,
+                              end - d);
   }
 }
 
@@ -562,28 +722,45 @@ void StageLatentTile(const ChunkArgs& c, size_t d) {
 
 template <class A>
 void Attend(const ChunkArgs& c) {
+  constexpr size_t kLines = kGroupTokens / A::kPairs;
   // Four groups of keys stay in the L1 cache for all rows.
   constexpr size_t kGroups = 4;
+  const size_t k_steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
+  const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
+  const size_t tiles = c.rows / kTileRows + c.rows % kTileRows / 2 + c.rows % 2;
+  const size_t vecs = kChunkGroups * kLineVecs;
+  Fetcher fetcher(
+      c, k_steps * kGroupTokens * A::kWordBytes,
+      c.latent_tile != nullptr ? 0 : kLines * c.v_head_dim * A::kWordBytes,
+      tiles * (vecs / kTileVecs * k_steps + d_tiles * kChunkGroups * kLines) +
+          c.rows * vecs);
   for (size_t g = 0; g < kChunkGroups; g += kGroups) {
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);
       const size_t begin = HWY_MAX(g, groups.begin) * kLineVecs;
       const size_t end = HWY_MIN(g + kGroups, groups.end) * kLineVecs;
-      QkRows<A, kRows>(c, row, begin, end);
+      QkRows<A, kRows>(c, fetcher, row, begin, end);
     });
   }
   ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
     constexpr size_t kRows = decltype(tag)::kValue;
     const TokenRange groups = GroupsOf(c.seen + row, kRows);
-    for (size_t r = row; r < row + kRows; ++r) SoftmaxRow<A>(c, r, groups);
+    for (size_t r = row; r < row + kRows; ++r) MaxOfRow(c, r, groups);
   });
+  ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
+    constexpr size_t kRows = decltype(tag)::kValue;
+    const TokenRange groups = GroupsOf(c.seen + row, kRows);
+    for (size_t r = row; r < row + kRows; ++r)
+      ExpOfRow<A>(c, fetcher, r, groups);
+  });
+  UpdateStates(c);
   for (size_t d = 0; d < c.v_head_dim; d += kTileDims) {
     if (c.latent_tile != nullptr) StageLatentTile<A>(c, d);
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);
-      PvDims<A, kRows>(c, row, groups, d);
+      PvDims<A, kRows>(c, fetcher, row, groups, d);
     });
   }
 }

@@ -42,6 +42,10 @@ static_assert(KvLayout::kGroupTokens == kGroup, "nor is a group another");
 // vector of any instruction set.
 constexpr int64_t kRowAlignment = 64;
 
+// Bytes are widened again for every four rows, or once for all in the
+// workspace: with more rows than these the latter is faster.
+constexpr size_t kByteRows = 8;
+
 // Results for some rows: not yet divided by the sum.
 struct PartialRows {
   SoftmaxState* state;
@@ -419,13 +423,16 @@ class Step {
       return group * kGroup < all.begin ||
              std::min(tokens, (group + 1) * kGroup) > all.end;
     };
-    const bool tiled =
-        latent_ && all.begin <= begin * kGroup && all.end >= end * kGroup;
+    // Every row sees all of each group that any sees.
+    const bool whole = all.begin <= begin * kGroup && all.end >= end * kGroup;
+    const bool tiled = latent_ && whole;
+    const bool bytes = narrow_ && paired_ && whole && c.rows <= kByteRows &&
+                       kernels_.attend_bytes != nullptr;
     c.latent_tile =
         tiled ? scratch_.v + worker * static_cast<int64_t>(kChunkGroups) *
                                  strides_.v_group
               : nullptr;
-    for (int64_t group = begin; group < end && !tiled; ++group) {
+    for (int64_t group = begin; group < end && !tiled && !bytes; ++group) {
       Stage(block, chunk, group, worker, next, &groups);
       if (is_mixed(group)) {
         finite = finite &&
@@ -435,12 +442,12 @@ class Step {
     }
     std::copy_n(groups.k, kChunkGroups, c.k);
     std::copy_n(groups.v, kChunkGroups, c.v);
-    std::copy_n(paired_ && !narrow_ ? next.k : groups.k, kChunkGroups,
-                c.next_k);
-    std::copy_n(paired_ && !narrow_ && !latent_ ? next.v : groups.v,
-                kChunkGroups, c.next_v);
+    // Staging has fetched what it will read next.
+    const bool staged = !paired_ || (narrow_ && !bytes);
+    std::copy_n(staged ? groups.k : next.k, kChunkGroups, c.next_k);
+    std::copy_n(staged || latent_ ? groups.v : next.v, kChunkGroups, c.next_v);
     if (finite) {
-      kernels_.attend(c);
+      (bytes ? kernels_.attend_bytes : kernels_.attend)(c);
       return;
     }
     // A weight of 0 times NaN is not 0: each row by itself, with zeros for what

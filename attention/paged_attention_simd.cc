@@ -1,3 +1,4 @@
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR)
 #include <cstring>
 
 #include "attention/paged_attention_kernels.h"
@@ -127,7 +128,8 @@ bool FiniteV(const uint8_t* from, size_t v_head_dim) {
 void Merge(const SoftmaxState& other, const float* HWY_RESTRICT other_out,
            size_t count, SoftmaxState* state, float* HWY_RESTRICT out) {
   const hn::ScalableTag<float> df;
-  const auto weights = WeightsOf(df, *state, other);
+  const auto weights =
+      WeightsOf(df, hn::Set(df, state->max), hn::Set(df, other.max));
   for (size_t d = 0; d < count; d += hn::Lanes(df)) {
     const auto theirs = hn::Mul(weights.b, hn::Load(df, other_out + d));
     hn::Store(hn::MulAdd(weights.a, hn::Load(df, out + d), theirs), df,
@@ -136,7 +138,7 @@ void Merge(const SoftmaxState& other, const float* HWY_RESTRICT other_out,
   const auto theirs = hn::Mul(weights.b, hn::Set(df, other.sum));
   state->sum =
       hn::GetLane(hn::MulAdd(weights.a, hn::Set(df, state->sum), theirs));
-  state->max = weights.max;
+  state->max = hn::GetLane(weights.max);
 }
 
 template <typename T>
@@ -215,11 +217,18 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
       if (kv == DType::kI8) SetGeometry<int8_t, BFloat16>(kernels);
       if (kv == DType::kF8E4M3) SetGeometry<Float8E4M3, BFloat16>(kernels);
       if (kv == DType::kF8E5M2) SetGeometry<Float8E5M2, BFloat16>(kernels);
-#if HWY_NATIVE_DOT_BF16
+#if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
       if (q == DType::kBF16) {
         kernels.arithmetic = "bf16 dot";
         kernels.load_query = &LoadQueryPairs;
         kernels.attend = &Attend<DotPairs>;
+        if (kv == DType::kI8) kernels.attend_bytes = &Attend<DotI8>;
+        if (kv == DType::kF8E4M3) {
+          kernels.attend_bytes = &Attend<DotFp8<Float8E4M3>>;
+        }
+        if (kv == DType::kF8E5M2) {
+          kernels.attend_bytes = &Attend<DotFp8<Float8E5M2>>;
+        }
       }
 #endif
   }

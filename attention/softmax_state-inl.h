@@ -52,6 +52,11 @@ HWY_INLINE float FiniteMax(float max) {
   return max == SoftmaxState().max ? 0.0f : max;
 }
 
+template <class DF, class V = hn::Vec<DF>>
+HWY_INLINE V FiniteMaxV(DF df, V max) {
+  return hn::IfThenZeroElse(hn::Eq(max, hn::Set(df, SoftmaxState().max)), max);
+}
+
 // The state of logits[tokens], which become exp2(logit - max). Works on whole
 // vectors: what is beyond `tokens` in the last one becomes 0.
 template <class DF>
@@ -81,22 +86,21 @@ HWY_INLINE SoftmaxState SoftmaxOf(DF df, float* HWY_RESTRICT logits,
   return state;
 }
 
-// What `a` and `b`, and sums weighted with theirs, are to be multiplied by in
-// the union of both, whose maximum is `max`.
-template <class DF>
+// What sums of which the maximum is `a`, or `b`, are to be multiplied by in the
+// union of both, whose maximum is `max`.
+template <class V>
 struct MergeWeights {
-  float max;
-  hn::Vec<DF> a;
-  hn::Vec<DF> b;
+  V max;
+  V a;
+  V b;
 };
 
-template <class DF>
-HWY_INLINE MergeWeights<DF> WeightsOf(DF df, const SoftmaxState& a,
-                                      const SoftmaxState& b) {
-  const float max = b.max > a.max ? b.max : a.max;
-  const float finite_max = FiniteMax(max);
-  return {max, Exp2OfNegative(df, hn::Set(df, a.max - finite_max)),
-          Exp2OfNegative(df, hn::Set(df, b.max - finite_max))};
+template <class DF, class V = hn::Vec<DF>>
+HWY_INLINE MergeWeights<V> WeightsOf(DF df, V a, V b) {
+  const V max = hn::IfThenElse(hn::Gt(b, a), b, a);
+  const V finite_max = FiniteMaxV(df, max);
+  return {max, Exp2OfNegative(df, hn::Sub(a, finite_max)),
+          Exp2OfNegative(df, hn::Sub(b, finite_max))};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
