@@ -16,6 +16,7 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
+#include "testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -142,6 +143,49 @@ TEST_P(AttentionFeaturesTest, ReadsBytesWithTheirScales) {
   heads.head_dim = 7;
   ExpectMatchesReference<float, Float8E4M3, float>(heads, Variant(),
                                                    MixedLengths(), rng);
+}
+
+// Bytes that kernels widen in registers are what they are where they are
+// widened in memory first: every finite code, as a key and as a value.
+class AttentionBytesTest : public AttentionIsaTest {
+ protected:
+  template <typename T>
+  void ExpectEveryCodeIsOne() {
+    TestRng rng;
+    Heads heads = SmallHeads();
+    heads.v_head_dim = 40;
+    heads.scale = 1e-4f;  // keys of any size get some weight
+    Sequence sequence = RandomSequence<BFloat16, T>(rng, heads, {1, 512});
+    const auto fill = [](std::vector<double>& values) {
+      uint32_t code = 0;
+      for (double& value : values) {
+        do {
+          value = Decode(FormatOf<T>(), code++ % 256);
+        } while (!std::isfinite(value));
+      }
+    };
+    fill(sequence.k);
+    fill(sequence.v);
+    using Run = Attention<BFloat16, T, float>;
+    const auto result = [&](KvForm form) {
+      Variant variant;
+      variant.form = form;
+      const Run run(heads, variant, {sequence});
+      EXPECT_RAN_ON(run.plan());
+      return run.result();
+    };
+    const auto plain = result(KvForm::kPlain);
+    const auto paired = result(KvForm::kPaired);
+    EXPECT_TRUE(AllBitsEqual(paired.out, plain.out));
+    EXPECT_TRUE(AllBitsEqual(paired.lse, plain.lse));
+    for (const float value : plain.out) EXPECT_TRUE(std::isfinite(value));
+  }
+};
+QUERN_INSTANTIATE_ISA_TEST(AttentionBytesTest);
+
+TEST_P(AttentionBytesTest, EveryCodeOfAByteIsOneWhereverItIsWidened) {
+  ExpectEveryCodeIsOne<Float8E4M3>();
+  ExpectEveryCodeIsOne<Float8E5M2>();
 }
 
 // Keys and values that only others see: behind the window, ahead of it.

@@ -1,4 +1,3 @@
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR)
 #include <cstring>
 
 #include "attention/paged_attention_kernels.h"
