@@ -58,9 +58,8 @@ HWY_INLINE void StreamF32(VF a, VF b, float* out) {
 template <typename T>
 HWY_INLINE void StreamF32(VF a, VF b, T* out) {
   const DF d;
-  const hn::Twice<hn::Rebind<CodeOf<T>, DF>> dc;
-  hn::Stream(hn::Combine(dc, EncodeCodes<T>(d, b), EncodeCodes<T>(d, a)), dc,
-             reinterpret_cast<CodeOf<T>*>(out));
+  const hn::Repartition<CodeOf<T>, DF> dc;
+  hn::Stream(EncodeCodes2<T>(d, a, b), dc, reinterpret_cast<CodeOf<T>*>(out));
 }
 
 // kGated: v[i] * u[i].
@@ -80,6 +79,9 @@ HWY_INLINE void StoreAll(const float* HWY_RESTRICT v,
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
       StreamF32(result(i), result(i + lanes), p + i);
     }
+  }
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    StoreF32x2(result(i), result(i + lanes), d, p + i);
   }
   for (; i + lanes <= n; i += lanes) StoreF32(result(i), d, p + i);
   if (i < n) StoreNF32(result(i), d, p + i, n - i);

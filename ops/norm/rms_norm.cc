@@ -1,5 +1,6 @@
 #include "ops/norm/rms_norm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -119,6 +120,7 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
         RmsNormScale scale = ScaleOf(weight, x.extent(0));
         for (int64_t i = begin; i < end; ++i) {
           scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
+          scale.next = xs[std::min(i + 1, end - 1)];
           kernels_.scale_x(xs[i], scale, outs[i], n);
         }
         if (scale.stream) kernels_.flush();
@@ -148,6 +150,9 @@ void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
                          residual[i] + span * residual_size,
                          residual_out[i] + span * residual_size, n - span);
                    }
+                   const int64_t next = std::min(i + 1, end - 1);
+                   scale.next = residual[next];
+                   scale.next2 = x_size == residual_size ? x[next] : nullptr;
                    kernels_.scale_residual(residual_out[i], scale, out[i], n);
                  }
                  if (scale.stream) kernels_.flush();

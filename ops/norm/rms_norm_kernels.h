@@ -14,6 +14,10 @@ struct RmsNormScale {
   float offset;
   float scale;
   bool stream;
+  // Rows of n elements to prefetch meanwhile, of h's type; any addresses, the
+  // second perhaps null.
+  const void* next;
+  const void* next2;
 };
 
 // Kernels of one row of n elements; void is the dtype they were chosen for.

@@ -145,6 +145,7 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
   scale.scale =
       1.0f /
       std::sqrt(sum_squares / static_cast<float>(SpanOf(norm)) + norm.eps);
+  scale.next = h;
   const char* const weight = static_cast<const char*>(scale.weight);
   const int64_t weight_size = static_cast<int64_t>(SizeOf(norm.weight_dtype));
   const bool keep = n <= kKept;

@@ -1,3 +1,4 @@
+#include "core/prefetch.h"
 #include "ops/norm/rms_norm_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -56,13 +57,20 @@ struct Plain {
   const X* x;
 };
 
-// What storing v as T and loading it again gives.
+// Stores v as T, up to n of it; what loading that again gives.
 template <typename T>
-HWY_INLINE VF RoundTo(VF v) {
+HWY_INLINE VF StoreRounded(VF v, T* to, size_t n) {
+  const DF d;
   if constexpr (hwy::IsSame<T, float>()) {
+    n < hn::Lanes(d) ? hn::StoreN(v, d, to, n) : hn::StoreU(v, d, to);
     return v;
   } else {
-    return DecodeCodes<T>(DF(), EncodeCodes<T>(DF(), v));
+    const hn::Rebind<CodeOf<T>, DF> dc;
+    CodeOf<T>* const codes_to = reinterpret_cast<CodeOf<T>*>(to);
+    const auto codes = EncodeCodes<T>(d, v);
+    n < hn::Lanes(d) ? hn::StoreN(codes, dc, codes_to, n)
+                     : hn::StoreU(codes, dc, codes_to);
+    return DecodeCodes<T>(d, codes);
   }
 }
 
@@ -71,17 +79,14 @@ template <typename X, typename R>
 struct Added {
   HWY_INLINE VF Full(size_t i) const {
     const DF d;
-    const auto h =
-        RoundTo<R>(hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i)));
-    StoreF32(h, d, residual_out + i);
-    return h;
+    return StoreRounded(hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i)),
+                        residual_out + i, hn::Lanes(d));
   }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
     const DF d;
-    const auto h = RoundTo<R>(
-        hn::Add(LoadNF32(d, x + i, n), LoadNF32(d, residual + i, n)));
-    StoreNF32(h, d, residual_out + i, n);
-    return h;
+    return StoreRounded(
+        hn::Add(LoadNF32(d, x + i, n), LoadNF32(d, residual + i, n)),
+        residual_out + i, n);
   }
   const X* x;
   const R* residual;
@@ -111,9 +116,8 @@ HWY_INLINE void Stream2(VF a, VF b, float* out) {
 template <typename T>
 HWY_INLINE void Stream2(VF a, VF b, T* out) {
   const DF d;
-  const hn::Twice<hn::Rebind<CodeOf<T>, DF>> dc;
-  hn::Stream(hn::Combine(dc, EncodeCodes<T>(d, b), EncodeCodes<T>(d, a)), dc,
-             reinterpret_cast<CodeOf<T>*>(out));
+  const hn::Repartition<CodeOf<T>, DF> dc;
+  hn::Stream(EncodeCodes2<T>(d, a, b), dc, reinterpret_cast<CodeOf<T>*>(out));
 }
 
 // The normed row by vectors. A struct, as GCC 12 calls lambdas.
@@ -157,6 +161,15 @@ void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
       Stream2(row.Full(i), row.Full(i + lanes), op + i);
     }
+  }
+  const char* const next = static_cast<const char*>(scale.next);
+  const char* const next2 = static_cast<const char*>(scale.next2);
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    for (size_t b = 0; b < 2 * lanes * sizeof(H); b += 64) {
+      PrefetchL2(next + i * sizeof(H) + b);
+      if (next2 != nullptr) PrefetchL2(next2 + i * sizeof(H) + b);
+    }
+    StoreF32x2(row.Full(i), row.Full(i + lanes), d, op + i);
   }
   for (; i + lanes <= n; i += lanes) StoreF32(row.Full(i), d, op + i);
   if (i < n) StoreNF32(row.Tail(i, n - i), d, op + i, n - i);
