@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "attention/attention_args.h"
 #include "attention/attention_spec.h"
 #include "attention/paged_attention_kernels.h"
 #include "attention/schedule.h"
@@ -614,41 +615,9 @@ absl::Status PagedAttentionPlan::CheckArgs(
     const PagedAttentionArgs& args) const {
   const KvLayout& layout = spec_.kv;
   const AttentionSchedule& schedule = args.schedule;
-  const int64_t tokens = schedule.num_tokens();
-  if (tokens > 0) {
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "schedule.kv_heads",
-                                     schedule.kv_heads(), layout.kv_heads(),
-                                     "the spec's"));
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "schedule.group", schedule.group(),
-                                     spec_.group(), "the spec's"));
-  }
-  QUERN_RETURN_IF_ERROR(CheckHeadRows(kOp, "q", args.q, spec_.q_dtype, tokens,
-                                      spec_.q_heads, layout.head_dim()));
-  QUERN_RETURN_IF_ERROR(CheckHeadRowsOut(kOp, "out", args.out, spec_.out_dtype,
-                                         tokens, spec_.q_heads,
-                                         layout.v_head_dim()));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", args.q, "out", args.out));
-  if (args.lse.data() != nullptr) {
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "lse.extent(0)", args.lse.extent(0),
-                                     tokens, "the schedule's tokens"));
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "lse.extent(1)", args.lse.extent(1),
-                                     spec_.q_heads, "the spec's q_heads"));
-    QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "lse", args.lse, DType::kF32,
-                                      {tokens, spec_.q_heads}));
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", args.q, "lse", args.lse));
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "out", args.out, "lse", args.lse));
-  }
-  if (!args.alibi_slopes.empty()) {
-    QUERN_RETURN_IF_ERROR(
-        CheckEqual(kOp, "alibi_slopes.size()",
-                   static_cast<int64_t>(args.alibi_slopes.size()),
-                   spec_.q_heads, "the spec's q_heads"));
-  }
-  if (!args.sinks.empty()) {
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "sinks.size()",
-                                     static_cast<int64_t>(args.sinks.size()),
-                                     spec_.q_heads, "the spec's q_heads"));
-  }
+  QUERN_RETURN_IF_ERROR(CheckAttentionRows(
+      kOp, spec_,
+      {schedule, args.q, args.out, args.lse, args.alibi_slopes, args.sinks}));
   if (args.kv.layout() != layout) {
     return InvalidArgument(kOp, "the cache has another layout than the spec");
   }

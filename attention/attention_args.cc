@@ -1,0 +1,59 @@
+#include "attention/attention_args.h"
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "attention/attention_spec.h"
+#include "attention/schedule.h"
+#include "cache/head_rows.h"
+#include "cache/kv_layout.h"
+#include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+
+namespace quern {
+
+absl::Status CheckAttentionRows(const char* op, const AttentionSpec& spec,
+                                const AttentionRows& rows) {
+  const KvLayout& layout = spec.kv;
+  const int64_t tokens = rows.schedule.num_tokens();
+  if (tokens > 0) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(op, "schedule.kv_heads",
+                                     rows.schedule.kv_heads(),
+                                     layout.kv_heads(), "the spec's"));
+    QUERN_RETURN_IF_ERROR(CheckEqual(op, "schedule.group",
+                                     rows.schedule.group(), spec.group(),
+                                     "the spec's"));
+  }
+  QUERN_RETURN_IF_ERROR(CheckHeadRows(op, "q", rows.q, spec.q_dtype, tokens,
+                                      spec.q_heads, layout.head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckHeadRowsOut(op, "out", rows.out, spec.out_dtype,
+                                         tokens, spec.q_heads,
+                                         layout.v_head_dim()));
+  QUERN_RETURN_IF_ERROR(CheckApart(op, "q", rows.q, "out", rows.out));
+  if (rows.lse.data() != nullptr) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(op, "lse.extent(0)", rows.lse.extent(0),
+                                     tokens, "the schedule's tokens"));
+    QUERN_RETURN_IF_ERROR(CheckEqual(op, "lse.extent(1)", rows.lse.extent(1),
+                                     spec.q_heads, "the spec's q_heads"));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(op, "lse", rows.lse, DType::kF32, {tokens, spec.q_heads}));
+    QUERN_RETURN_IF_ERROR(CheckApart(op, "q", rows.q, "lse", rows.lse));
+    QUERN_RETURN_IF_ERROR(CheckApart(op, "out", rows.out, "lse", rows.lse));
+  }
+  if (!rows.alibi_slopes.empty()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckEqual(op, "alibi_slopes.size()",
+                   static_cast<int64_t>(rows.alibi_slopes.size()), spec.q_heads,
+                   "the spec's q_heads"));
+  }
+  if (!rows.sinks.empty()) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(op, "sinks.size()",
+                                     static_cast<int64_t>(rows.sinks.size()),
+                                     spec.q_heads, "the spec's q_heads"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quern
