@@ -223,6 +223,10 @@ constexpr Smoke kSmokes[] = {
     {"mla",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
      "--page_size=16"},
+    {"varlen_attention",
+     "--batch=2 --len=37 --q_heads=6 --kv_heads=2 --head_dim=24"},
+    {"varlen_attention",
+     "--len=41 --q_heads=2 --kv_heads=2 --head_dim=72 --causal=0 --dtype=f32"},
 };
 
 TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {

@@ -14,6 +14,7 @@
 #include "tools/perf/ops_rows.h"
 #include "tools/perf/ops_scaled_linear.h"
 #include "tools/perf/ops_schedule.h"
+#include "tools/perf/ops_varlen_attention.h"
 
 namespace quern {
 
@@ -28,6 +29,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());
   ops.push_back(MlaOp());
+  ops.push_back(VarlenAttentionOp());
   return ops;
 }
 
