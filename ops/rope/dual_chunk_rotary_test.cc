@@ -41,72 +41,88 @@ QUERN_INSTANTIATE_ISA_TEST(DualChunkRotaryTest);
 
 TEST_P(DualChunkRotaryTest, TurnsQueriesFiveTimesAndKeysOnce) {
   TestRng rng;
-  const std::vector<int64_t> positions = {0, 29, 30, 999};  // m of 30
-  // Of each token, for the five copies.
-  const std::vector<std::vector<double>> turns = {{0, 30, 40, 30, 40},
-                                                  {29, 40, 40, 59, 69},
-                                                  {0, 30, 40, 30, 40},
-                                                  {9, 39, 40, 39, 49}};
-  for (const RotaryStyle style : {RotaryStyle::kHalves, RotaryStyle::kPairs}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (const int64_t n : {2, 34, 128}) {
-        SCOPED_TRACE(testing::Message() << DTypeName(dtype) << n);
-        const auto plan = DualChunkRotaryPlan::Create(Spec(n, style, dtype));
-        ASSERT_TRUE(plan.ok()) << plan.status();
-        EXPECT_RAN_ON(*plan);
-        const int64_t tokens = 4, heads = 2;
-        const auto reals = [&](int64_t count) {
-          return ToDoubles(UniformReals(rng, count, -3, 3));
-        };
-        const AnyMatrix q(dtype, reals(tokens * heads * n), tokens, heads * n,
-                          heads * n + 1);
-        const AnyMatrix k(dtype, reals(tokens * n), tokens, n, n + 2);
-        const AnyMatrix q_out(dtype, tokens, 5 * heads * n, 5 * heads * n + 3);
-        const AnyMatrix k_out(dtype, tokens, n, n);
-        DualChunkRotaryArgs args = {DenseVector(positions.data(), tokens),
-                                    q.heads(heads, n, n), k.heads(1, n, n),
-                                    q_out.heads(5 * heads, n, n),
-                                    k_out.heads(1, n, n)};
-        ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
-        EXPECT_NO_ALLOCATION(plan->Execute(args, executor_));
+  const std::vector<int64_t> positions = {0, 29, 30, 999};
+  struct Turns {
+    int64_t local;
+    // Of each token, for the five copies.
+    std::vector<std::vector<double>> of;
+  };
+  for (const Turns& turns : {Turns{10,
+                                   {{0, 30, 40, 30, 40},
+                                    {29, 40, 40, 59, 69},
+                                    {0, 30, 40, 30, 40},
+                                    {9, 39, 40, 39, 49}}},
+                             Turns{25,
+                                   {{0, 15, 29, 15, 40},
+                                    {14, 29, 29, 29, 54},
+                                    {0, 15, 29, 15, 40},
+                                    {9, 24, 29, 24, 49}}}}) {
+    for (const RotaryStyle style :
+         {RotaryStyle::kHalves, RotaryStyle::kPairs}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (const int64_t n : {2, 34, 128}) {
+          SCOPED_TRACE(testing::Message() << DTypeName(dtype) << n);
+          DualChunkRotarySpec spec = Spec(n, style, dtype);
+          spec.local = turns.local;
+          const auto plan = DualChunkRotaryPlan::Create(spec);
+          ASSERT_TRUE(plan.ok()) << plan.status();
+          EXPECT_RAN_ON(*plan);
+          const int64_t tokens = 4, heads = 2;
+          const auto reals = [&](int64_t count) {
+            return ToDoubles(UniformReals(rng, count, -3, 3));
+          };
+          const AnyMatrix q(dtype, reals(tokens * heads * n), tokens, heads * n,
+                            heads * n + 1);
+          const AnyMatrix k(dtype, reals(tokens * n), tokens, n, n + 2);
+          const AnyMatrix q_out(dtype, tokens, 5 * heads * n,
+                                5 * heads * n + 3);
+          const AnyMatrix k_out(dtype, tokens, n, n);
+          DualChunkRotaryArgs args = {DenseVector(positions.data(), tokens),
+                                      q.heads(heads, n, n), k.heads(1, n, n),
+                                      q_out.heads(5 * heads, n, n),
+                                      k_out.heads(1, n, n)};
+          ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+          EXPECT_NO_ALLOCATION(plan->Execute(args, executor_));
 
-        const auto qs = q.doubles();
-        std::vector<double> copies;
-        for (size_t t = 0; t < 4; ++t) {
-          const auto row = qs.begin() + static_cast<int64_t>(t) * heads * n;
-          for (int copy = 0; copy < 5; ++copy) {
-            copies.insert(copies.end(), row, row + heads * n);
+          const auto qs = q.doubles();
+          std::vector<double> copies;
+          for (size_t t = 0; t < 4; ++t) {
+            const auto row = qs.begin() + static_cast<int64_t>(t) * heads * n;
+            for (int copy = 0; copy < 5; ++copy) {
+              copies.insert(copies.end(), row, row + heads * n);
+            }
           }
-        }
-        const auto frequency = [&](size_t j) {
-          return std::pow(
-              1e4, -2.0 * static_cast<double>(j) / static_cast<double>(n));
-        };
-        const auto bound = [&](double v, int64_t) {
-          return TurnedBound(dtype, v);
-        };
-        EXPECT_TRUE(AllWithin(
-            q_out.doubles(),
-            TurnedBy(copies, style, n,
-                     [&](size_t head, size_t j) {
-                       return turns[head / 10][head % 10 / 2] * frequency(j);
-                     }),
-            bound));
-        EXPECT_TRUE(AllWithin(k_out.doubles(),
-                              TurnedBy(k.doubles(), style, n,
-                                       [&](size_t t, size_t j) {
-                                         return turns[t][0] * frequency(j);
-                                       }),
-                              bound));
+          const auto frequency = [&](size_t j) {
+            return std::pow(
+                1e4, -2.0 * static_cast<double>(j) / static_cast<double>(n));
+          };
+          const auto bound = [&](double v, int64_t) {
+            return TurnedBound(dtype, v);
+          };
+          EXPECT_TRUE(
+              AllWithin(q_out.doubles(),
+                        TurnedBy(copies, style, n,
+                                 [&](size_t head, size_t j) {
+                                   return turns.of[head / 10][head % 10 / 2] *
+                                          frequency(j);
+                                 }),
+                        bound));
+          EXPECT_TRUE(AllWithin(k_out.doubles(),
+                                TurnedBy(k.doubles(), style, n,
+                                         [&](size_t t, size_t j) {
+                                           return turns.of[t][0] * frequency(j);
+                                         }),
+                                bound));
 
-        // Keys in place, by workers.
-        ManyWorkers many(3);
-        args.key_out = args.key;
-        ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
-        const auto before = q_out.bits();
-        plan->Execute(args, many);
-        EXPECT_EQ(k.bits(), k_out.bits());
-        EXPECT_EQ(q_out.bits(), before);
+          // Keys in place, by workers.
+          ManyWorkers many(3);
+          args.key_out = args.key;
+          ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+          const auto before = q_out.bits();
+          plan->Execute(args, many);
+          EXPECT_EQ(k.bits(), k_out.bits());
+          EXPECT_EQ(q_out.bits(), before);
+        }
       }
     }
   }
