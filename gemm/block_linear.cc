@@ -18,6 +18,7 @@
 #include "core/tensor_view.h"
 #include "core/workspace.h"
 #include "gemm/block_linear_kernels.h"
+#include "gemm/epilogue_kernels.h"
 #include "gemm/linear_kernels.h"
 #include "gemm/packed_product.h"
 #include "gemm/tile.h"
@@ -36,13 +37,6 @@ constexpr int64_t kDecodedBytes =
     static_cast<int64_t>(kTilePanels) * kDecodedPanelBytes;
 // The sums of one tile: vectors of 16 that fit in registers, or fewer.
 constexpr int64_t kTileSums = 32 * VnniLayout::kPanelCols;
-
-// From row to row of a matrix. The stride of a single row means nothing.
-int64_t RowBytes(const AnyTensorView& x) {
-  return x.extent(0) <= 1
-             ? 0
-             : x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
-}
 
 template <typename T>
 void Gather(const uint8_t* row, const int32_t* order, int64_t k, uint8_t* to) {
