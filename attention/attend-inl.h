@@ -47,10 +47,9 @@ constexpr size_t kVecLanes = HWY_MAX_LANES_D(LineF32);
 constexpr size_t kLineVecs = kGroupTokens / kVecLanes;
 constexpr size_t kRowWords = kChunkGroups * kGroupTokens;
 
-// A tile of sums in registers: rows x vectors. 16 of 32 registers with AVX-512
-// hide the latency of a dot product and leave room for the line and the words;
-// 8 of 16 before it.
-constexpr size_t kTileRows = 4;
+// A tile of sums in registers: rows x vectors. With AVX-512 24 of 32 registers
+// leave room for the lines and a word; before it 8 of 16.
+constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX3 ? 6 : 4;
 constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
 HWY_INLINE void PrefetchL2(const uint8_t* p) {
@@ -322,7 +321,7 @@ HWY_INLINE void HalfStep(const uint32_t* HWY_RESTRICT words, size_t stride,
     b[v] = kTail ? A::template LoadNB<kI>(lines[v] + offset, valid)
                  : A::template LoadB<kI>(lines[v] + offset);
   }
-  HWY_UNROLL(4)
+  HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
@@ -356,7 +355,7 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
     lines[v] = c.k[(vec + v) / kLineVecs] + (vec + v) % kLineVecs * kVecBytes;
   }
   VF32 sums[kRows][kVecs];
-  HWY_UNROLL(4)
+  HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
@@ -366,7 +365,7 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
     Step<A, kRows, kVecs, false>(q + s * A::kSub, c.q_stride, lines,
                                  s * kLineBytes, 0, sums);
   }
-  HWY_UNROLL(4)
+  HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     float* HWY_RESTRICT to = c.logits + (row + r) * kRowWords + vec * kVecLanes;
     HWY_UNROLL(4)
@@ -396,7 +395,7 @@ void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
   const auto* HWY_RESTRICT p =
       reinterpret_cast<const uint32_t*>(c.logits) + row * kRowWords;
   VF32 sums[kRows][kVecs];
-  HWY_UNROLL(4)
+  HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
@@ -417,7 +416,7 @@ void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
                                    t * pitch, valid, sums);
     }
   }
-  HWY_UNROLL(4)
+  HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     float* HWY_RESTRICT to = c.out + (row + r) * c.out_stride + d;
     const VF32 ours = hn::Set(df, c.weights[2 * (row + r) + 1]);
@@ -441,9 +440,12 @@ struct RowsTag {
 template <class F>
 HWY_INLINE void ForTiles(size_t rows, const F& tile) {
   size_t row = 0;
-  for (; row + kTileRows <= rows; row += kTileRows) {
+  // Of eight, 4 + 4 rather than 6 + 2.
+  for (; row + kTileRows <= rows && (kTileRows == 4 || row + 8 != rows);
+       row += kTileRows) {
     tile(RowsTag<kTileRows>(), row);
   }
+  for (; kTileRows > 4 && row + 4 <= rows; row += 4) tile(RowsTag<4>(), row);
   if (row + 2 <= rows) {
     tile(RowsTag<2>(), row);
     row += 2;
@@ -727,7 +729,8 @@ void Attend(const ChunkArgs& c) {
   constexpr size_t kGroups = 4;
   const size_t k_steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
   const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
-  const size_t tiles = c.rows / kTileRows + c.rows % kTileRows / 2 + c.rows % 2;
+  size_t tiles = 0;
+  ForTiles(c.rows, [&](auto, size_t) { ++tiles; });
   const size_t vecs = kChunkGroups * kLineVecs;
   Fetcher fetcher(
       c, k_steps * kGroupTokens * A::kWordBytes,
