@@ -1,9 +1,10 @@
 #include "ops/rope/apply_rotary.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
-#include <vector>
 
+#include "absl/types/span.h"
 #include "core/check_args.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
@@ -59,8 +60,11 @@ absl::Status ApplyRotaryPlan::CheckArgs(const AnyTensorView& x,
                                         const AnyTensorView& cos,
                                         const AnyTensorView& sin,
                                         const AnyTensorView& out) const {
-  std::vector<int64_t> want = {kAnyExtent, kAnyExtent, spec_.head_dim};
-  if (x.rank() == 4) want.insert(want.begin(), kAnyExtent);
+  // The last three, or all four.
+  std::array<int64_t, 4> dims = {kAnyExtent, kAnyExtent, kAnyExtent,
+                                 spec_.head_dim};
+  const absl::Span<int64_t> want =
+      absl::MakeSpan(dims).subspan(x.rank() == 4 ? 0 : 1);
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "x", x, spec_.dtype, want));
   for (size_t d = 0; d + 1 < want.size(); ++d) {
     want[d] = x.extent(static_cast<int>(d));
