@@ -12,20 +12,13 @@
 #include <cstdint>
 
 #include "attention/paged_attention_kernels.h"
+#include "core/prefetch.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-HWY_INLINE void PrefetchL2(const uint8_t* p) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
-}
 
 // Fetches the keys and values of the next chunk into the L2 cache, from the
 // first byte to the last, a few lines at each of `steps` steps of this one:

@@ -24,6 +24,7 @@
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
+#include "core/prefetch.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -161,6 +162,9 @@ class Step {
     // exp(x) = exp2(log2(e) * x)
     scale_log2e_ = static_cast<float>(std::abs(scale) * 1.4426950408889634);
     sign_ = scale < 0 ? -1.0f : 1.0f;
+    const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+    k_step_ = layout_.KOffset(kGroup, 0) * element;
+    v_step_ = layout_.VOffset(kGroup, 0) * element;
     soft_cap_log2e_ = spec.soft_cap * kLog2E;
   }
 
@@ -169,6 +173,7 @@ class Step {
             int worker) const {
     const AttentionBlock& block = work.block;
     LoadQueries(block, worker);
+    if (following != nullptr) FetchQueries(following->block);
     const bool whole = work.partial == kNoPartial;
     const PartialRows total = OfWorker(scratch_.total, worker);
     if (work.chunk_begin == work.chunk_end) Clear(Rows(block), total);
@@ -280,6 +285,16 @@ class Step {
     });
   }
 
+  void FetchQueries(const AttentionBlock& block) const {
+    const auto* q = static_cast<const uint8_t*>(args_.q.data());
+    const auto bytes =
+        layout_.head_dim() * static_cast<int64_t>(SizeOf(args_.q.dtype()));
+    ForEachRow(block, [&](int64_t /*row*/, int64_t token, int64_t head) {
+      const uint8_t* row = q + HeadRowOffsetBytes(args_.q, token, head);
+      for (int64_t i = 0; i < bytes; i += 64) PrefetchL2(row + i);
+    });
+  }
+
   // Tokens of the chunk that the block's sequence has.
   int64_t TokensOf(const AttentionBlock& block, int64_t chunk) const {
     return std::min(kChunkTokens,
@@ -291,7 +306,6 @@ class Step {
   void Locate(const AttentionWork& work, int64_t chunk, Groups* groups) const {
     if (!paired_ || chunk >= work.chunk_end) return;
     const AttentionBlock& block = work.block;
-    const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
     const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
     const int64_t page_size = layout_.page_size();
     const int64_t tokens = TokensOf(block, chunk);
@@ -299,10 +313,10 @@ class Step {
     int64_t offset = chunk * kChunkTokens % page_size;
     for (int64_t t = 0; t < tokens; t += kGroup) {
       const int64_t page = pages[static_cast<size_t>(index)];
-      groups->k[t / kGroup] = args_.kv.K(page, block.kv_head) +
-                              layout_.KOffset(offset, 0) * element;
-      groups->v[t / kGroup] = args_.kv.V(page, block.kv_head) +
-                              layout_.VOffset(offset, 0) * element;
+      groups->k[t / kGroup] =
+          args_.kv.K(page, block.kv_head) + offset / kGroup * k_step_;
+      groups->v[t / kGroup] =
+          args_.kv.V(page, block.kv_head) + offset / kGroup * v_step_;
       offset += kGroup;
       if (offset == page_size) {
         offset = 0;
@@ -580,6 +594,9 @@ class Step {
   bool narrow_;
   float scale_log2e_;
   float sign_;
+  // Bytes from a group of keys, or values, to the next of the page.
+  int64_t k_step_;
+  int64_t v_step_;
   float soft_cap_log2e_;
 };
 

@@ -2,6 +2,7 @@
 
 #include "attention/paged_attention_kernels.h"
 #include "core/dtype.h"
+#include "core/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/paged_attention_simd.cc"
