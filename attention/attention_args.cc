@@ -26,6 +26,18 @@ absl::Status CheckAttentionRows(const char* op, const AttentionSpec& spec,
                                      rows.schedule.group(), spec.group(),
                                      "the spec's"));
   }
+  const int64_t left = AttentionSchedule::WindowTokens(spec.window_left);
+  const int64_t right = AttentionSchedule::WindowTokens(spec.window_right);
+  int64_t index = 0;
+  for (const AttentionSequence& s : rows.schedule.sequences()) {
+    if (s.left != left || (s.right != 0 && s.right != right)) {
+      return InvalidArgument(op, "sequence ", index, " of the schedule sees ",
+                             s.left, " tokens before and ", s.right,
+                             " after its own; need ", left, " and 0 or ", right,
+                             ", the spec's windows");
+    }
+    ++index;
+  }
   QUERN_RETURN_IF_ERROR(CheckHeadRows(op, "q", rows.q, spec.q_dtype, tokens,
                                       spec.q_heads, layout.head_dim()));
   QUERN_RETURN_IF_ERROR(CheckHeadRowsOut(op, "out", rows.out, spec.out_dtype,

@@ -39,12 +39,15 @@ absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
       CheckAtLeast(op, "window_left", spec.window_left, kNoWindow));
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(op, "window_right", spec.window_right, kNoWindow));
-  if (!std::isfinite(spec.scale)) {
-    return InvalidArgument(op, "scale=", spec.scale, "; need a finite number");
+  // Both are multiplied by log2(e), which must not overflow.
+  constexpr float kMost = 1e38f;
+  if (!(std::abs(spec.scale) <= kMost)) {
+    return InvalidArgument(op, "scale=", spec.scale,
+                           "; need a finite number of at most 1e38");
   }
-  if (!(spec.soft_cap >= 0) || !std::isfinite(spec.soft_cap)) {
+  if (!(spec.soft_cap >= 0 && spec.soft_cap <= kMost)) {
     return InvalidArgument(op, "soft_cap=", spec.soft_cap,
-                           "; need 0 or a finite number above it");
+                           "; need 0 or a number above it of at most 1e38");
   }
   return absl::OkStatus();
 }

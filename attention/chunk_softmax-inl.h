@@ -67,7 +67,9 @@ HWY_INLINE float LogitFactor(const ChunkArgs& c) {
 // The softmax of a chunk takes three passes over all rows, so that none waits
 // for the latency of the one before in the same row.
 //
-// The first: logits masked, and weights[2 * row] becomes their maximum.
+// The first: logits masked, and weights[2 * row] becomes their maximum, not yet
+// times LogitFactor: the largest logit must be 1 after exp2, however large it
+// is, which it is not where a rounded product is taken from an exact one.
 HWY_INLINE void MaxOfRow(const ChunkArgs& c, size_t row, TokenRange groups) {
   const LineF32 df;
   float* logits = c.logits + row * kRowWords;
@@ -110,7 +112,7 @@ HWY_INLINE void MaxOfRow(const ChunkArgs& c, size_t row, TokenRange groups) {
     most1 = hn::Max(most1, hn::LoadU(df, logits + t + kVecLanes));
   }
   if (t < last) most = hn::Max(most, hn::LoadU(df, logits + t));
-  c.weights[2 * row] = hn::ReduceMax(df, hn::Max(most, most1)) * LogitFactor(c);
+  c.weights[2 * row] = hn::ReduceMax(df, hn::Max(most, most1));
 }
 
 // The second: logits in place to weights, zeros in the groups that the row's
@@ -128,7 +130,8 @@ HWY_INLINE void ExpOfRow(const ChunkArgs& c, Fetcher& fetcher, size_t row,
   const size_t last = groups.end * kGroupTokens;
   for (size_t t = groups.begin * kGroupTokens; t < last; t += kVecLanes) {
     fetcher.Step();
-    const VF32 p = A::Exp2(hn::MulSub(hn::LoadU(df, logits + t), scale, max));
+    const VF32 p =
+        A::Exp2(hn::Mul(hn::Sub(hn::LoadU(df, logits + t), max), scale));
     sum = hn::Add(sum, p);
     if (c.v_scales != nullptr) {
       // A scale of NaN is for those who see the token.
@@ -155,7 +158,7 @@ HWY_INLINE void UpdateStates(const ChunkArgs& c) {
       const SoftmaxState old = c.first ? SoftmaxState() : c.state[row + i];
       old_max[i] = old.max;
       old_sum[i] = old.sum;
-      new_max[i] = c.weights[2 * (row + i)];
+      new_max[i] = c.weights[2 * (row + i)] * LogitFactor(c);
       new_sum[i] = c.weights[2 * (row + i) + 1];
     }
     const auto weights =

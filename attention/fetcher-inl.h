@@ -46,14 +46,16 @@ class Fetcher {
   static constexpr size_t kLine = 64;
   static size_t Lines(size_t bytes) { return (bytes + kLine - 1) / kLine; }
 
+  // The next group that there is: the last chunk has fewer.
   HWY_INLINE void NextGroup() {
     const size_t groups = v_bytes_ == 0 ? kChunkGroups : 2 * kChunkGroups;
-    const size_t i = next_++;
-    const bool keys = i < kChunkGroups;
-    at_ = i >= groups ? nullptr
-          : keys      ? c_.next_k[i]
-                      : c_.next_v[i - kChunkGroups];
-    left_ = keys ? k_bytes_ : v_bytes_;
+    at_ = nullptr;
+    while (at_ == nullptr && next_ < groups) {
+      const size_t i = next_++;
+      const bool keys = i < kChunkGroups;
+      at_ = keys ? c_.next_k[i] : c_.next_v[i - kChunkGroups];
+      left_ = keys ? k_bytes_ : v_bytes_;
+    }
   }
 
   const ChunkArgs& c_;

@@ -44,7 +44,7 @@ static_assert(KvLayout::kGroupTokens == kGroup, "nor is a group another");
 // vector of any instruction set.
 constexpr int64_t kRowAlignment = 64;
 
-// Bytes are widened again for every four rows, or once for all in the
+// Bytes are widened again for every tile of rows, or once for all in the
 // workspace: with more rows than these the latter is faster.
 constexpr size_t kByteRows = 8;
 
@@ -470,12 +470,16 @@ class Step {
     const int64_t slot = worker * static_cast<int64_t>(kChunkGroups);
     uint8_t* masked = scratch_.masked_v + slot * strides_.v_group;
     const size_t rows = c.rows;
+    // Where it lies in its page, it has no more than that.
+    const int64_t v_bytes =
+        kGroup * layout_.v_head_dim() *
+        std::max(int64_t{2}, static_cast<int64_t>(SizeOf(layout_.dtype())));
     c.rows = 1;
     for (size_t row = 0; row < rows; ++row) {
       for (int64_t group = begin; group < end; ++group) {
         if (!is_mixed(group)) continue;
         uint8_t* to = masked + group * strides_.v_group;
-        std::memcpy(to, groups.v[group], static_cast<size_t>(strides_.v_group));
+        std::memcpy(to, groups.v[group], static_cast<size_t>(v_bytes));
         const auto from = static_cast<uint32_t>(group * kGroup);
         const TokenRange keep = {std::max(c.seen->begin, from) - from,
                                  std::max(c.seen->end, from) - from};
@@ -552,8 +556,9 @@ class Step {
     auto* out = static_cast<uint8_t*>(args_.out.mutable_data());
     const bool one_scale = layout_.scaling() == KvScaling::kPerTensor ||
                            layout_.scaling() == KvScaling::kPerHead;
-    const float v_scale =
-        one_scale ? *args_.kv.VScales(0, block.kv_head) : 1.0f;
+    const float v_scale = one_scale && args_.kv.num_pages() > 0
+                              ? *args_.kv.VScales(0, block.kv_head)
+                              : 1.0f;
     ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
       if (row < begin || row >= end) return;
       SoftmaxState state = total.state[row - begin];
@@ -605,10 +610,6 @@ class Step {
 absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     const AttentionSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
-  if (spec.kv.form() == KvForm::kLatent && SizeOf(spec.kv.dtype()) == 1) {
-    return Unimplemented(kOp, "kv is latent ", DTypeName(spec.kv.dtype()),
-                         "; need f32, bf16 or f16");
-  }
   return PagedAttentionPlan(
       spec,
       GetPagedAttentionKernels(spec.q_dtype, spec.kv.dtype(), spec.out_dtype));

@@ -26,8 +26,9 @@
 //
 // No key (kv_len 0, or a window that shows none), or only keys of logit -inf:
 // out is 0, lse is -inf, or the sink. A NaN in a key or value reaches the rows
-// that see it and no others; what lies in slots beyond kv_len reaches no
-// output. An infinite logit gives NaN.
+// that see it and no others, but a scale of NaN no row to which its value adds
+// nothing; what lies in slots beyond kv_len reaches no output. A logit of
+// +infinity, before a soft cap, gives NaN.
 
 #include <cstdint>
 

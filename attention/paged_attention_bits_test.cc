@@ -10,6 +10,7 @@
 
 #include "attention/paged_attention.h"
 #include "attention/paged_attention_testutil.h"
+#include "cache/kv_layout.h"
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -132,44 +133,59 @@ TEST_P(PagedAttentionBitsTest, DoNotDependOnHowASequenceIsCutIntoSteps) {
   }
 }
 
-TEST_P(PagedAttentionBitsTest, NanReachesOnlyTheRowsThatSeeIt) {
-  TestRng rng;
-  Heads heads;
-  heads.q_heads = 6;
-  heads.kv_heads = 2;
-  heads.head_dim = 20;
-  const std::vector<Sequence> clean = {
-      RandomSequence<BFloat16, BFloat16>(rng, heads, {30, 300}),
-      RandomSequence<BFloat16, BFloat16>(rng, heads, {1, 300})};
-  using Run = Attention<BFloat16, BFloat16, float>;
-  const auto want = Run(heads, Variant(), clean).result();
-  // Token 285 of sequence 0 is seen by its queries 15 and up.
-  for (const bool in_key : {true, false}) {
-    for (const int64_t dim : {0, 19}) {
-      std::vector<Sequence> batch = clean;
-      auto& rows = in_key ? batch[0].k : batch[0].v;
-      // Key/value head 1: query heads 3, 4, 5.
-      rows[static_cast<size_t>((285 * 2 + 1) * 20 + dim)] = std::nan("");
-      const Run run(heads, Variant(), batch);
-      EXPECT_RAN_ON(run.plan());
-      const auto got = run.result();
-      for (int64_t token = 0; token < 31; ++token) {
-        for (int64_t h = 0; h < 6; ++h) {
-          const bool sees = token >= 15 && token < 30 && h >= 3;
-          for (int64_t d = 0; d < 20; ++d) {
-            const auto i = static_cast<size_t>((token * 6 + h) * 20 + d);
-            if (sees && (in_key || d == dim)) {
-              ASSERT_TRUE(std::isnan(got.out[i])) << token << " " << h;
-            } else {
-              ASSERT_EQ(got.out[i], want.out[i]) << token << " " << h;
+// A NaN in token 285 of sequence 0, which its queries 15 and up see.
+class PagedAttentionNanTest : public AttentionIsaTest {
+ protected:
+  template <typename T>
+  void ExpectReachesOnlyWhoSeesIt(const Variant& variant) {
+    TestRng rng;
+    Heads heads;
+    heads.q_heads = 6;
+    heads.kv_heads = 2;
+    heads.head_dim = 20;
+    heads.v_head_dim = 19;
+    const std::vector<Sequence> clean = {
+        RandomSequence<T, T>(rng, heads, {30, 300}),
+        RandomSequence<T, T>(rng, heads, {1, 300})};
+    using Run = Attention<T, T, float>;
+    const auto want = Run(heads, variant, clean).result();
+    for (const bool in_key : {true, false}) {
+      const int64_t dims = in_key ? 20 : 19;
+      for (const int64_t dim : {int64_t{0}, dims - 1}) {
+        std::vector<Sequence> batch = clean;
+        auto& rows = in_key ? batch[0].k : batch[0].v;
+        // Key/value head 1: query heads 3, 4, 5.
+        rows[static_cast<size_t>((285 * 2 + 1) * dims + dim)] = std::nan("");
+        const Run run(heads, variant, batch);
+        EXPECT_RAN_ON(run.plan());
+        const auto got = run.result();
+        for (int64_t token = 0; token < 31; ++token) {
+          for (int64_t h = 0; h < 6; ++h) {
+            const bool sees = token >= 15 && token < 30 && h >= 3;
+            for (int64_t d = 0; d < 19; ++d) {
+              const auto i = static_cast<size_t>((token * 6 + h) * 19 + d);
+              if (sees && (in_key || d == dim)) {
+                ASSERT_TRUE(std::isnan(got.out[i])) << token << " " << h;
+              } else {
+                ASSERT_EQ(got.out[i], want.out[i]) << token << " " << h;
+              }
             }
+            ASSERT_EQ(std::isnan(got.lse[static_cast<size_t>(token * 6 + h)]),
+                      sees && in_key);
           }
-          ASSERT_EQ(std::isnan(got.lse[static_cast<size_t>(token * 6 + h)]),
-                    sees && in_key);
         }
       }
     }
   }
+};
+QUERN_INSTANTIATE_ISA_TEST(PagedAttentionNanTest);
+
+TEST_P(PagedAttentionNanTest, ReachesOnlyTheRowsThatSeeIt) {
+  Variant variant;
+  ExpectReachesOnlyWhoSeesIt<BFloat16>(variant);
+  variant.form = KvForm::kPaired;  // read where it lies
+  ExpectReachesOnlyWhoSeesIt<BFloat16>(variant);
+  ExpectReachesOnlyWhoSeesIt<float>(variant);
 }
 
 TEST_P(PagedAttentionBitsTest, ServesTwoCallersAtOnce) {

@@ -32,9 +32,6 @@ namespace quern {
 constexpr size_t kGroupTokens = 16;
 constexpr size_t kChunkGroups = 16;
 
-// Of 64 dims of a chunk, in 32-bit words; fewer where there are fewer.
-constexpr size_t kLatentTileBytes = 64 * kChunkGroups * kGroupTokens * 4;
-
 // The tokens [begin, end) of a chunk.
 struct TokenRange {
   uint32_t begin;
@@ -45,13 +42,13 @@ struct TokenRange {
 struct ChunkArgs {
   const uint8_t* k[kChunkGroups];
   const uint8_t* v[kChunkGroups];
-  // What is read next: fetched into the L2 cache meanwhile. Never null.
+  // What is read next: fetched into the L2 cache meanwhile. Null: no group.
   const uint8_t* next_k[kChunkGroups];
   const uint8_t* next_v[kChunkGroups];
 
   // Where values are the first dims of keys, and every row sees all of each
-  // group that any sees: v is not read. This holds those of a few dims at a
-  // time, kLatentTileBytes at most. Null elsewhere.
+  // group that any sees: v is not read. This holds those of up to 64 dims
+  // at a time. Null elsewhere.
   uint8_t* latent_tile;
 
   size_t rows;

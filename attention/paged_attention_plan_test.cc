@@ -12,8 +12,11 @@
 #include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
 #include "cache/page_table.h"
+#include "core/aligned_buffer.h"
 #include "core/dtype.h"
+#include "core/executor.h"
 #include "core/tensor_view.h"
+#include "core/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -60,11 +63,15 @@ TEST(PagedAttentionPlanTest, RefusesASpecThatMakesNoSense) {
        absl::StatusCode::kInvalidArgument, "window_left=-2; need"},
       {[](AttentionSpec& s) { s.soft_cap = -1; },
        absl::StatusCode::kInvalidArgument,
-       "soft_cap=-1; need 0 or a finite number above it"},
+       "soft_cap=-1; need 0 or a number above it of at most 1e38"},
       {[](AttentionSpec& s) { s.soft_cap = std::nanf(""); },
        absl::StatusCode::kInvalidArgument, "soft_cap=nan"},
       {[](AttentionSpec& s) { s.scale = std::nanf(""); },
        absl::StatusCode::kInvalidArgument, "need a finite number"},
+      {[](AttentionSpec& s) { s.scale = -3e38f; },
+       absl::StatusCode::kInvalidArgument, "scale=-3e+38; need a finite"},
+      {[](AttentionSpec& s) { s.soft_cap = 3e38f; },
+       absl::StatusCode::kInvalidArgument, "soft_cap=3e+38; need 0"},
   };
   for (const auto& c : kCases) {
     AttentionSpec spec = GoodSpec();
@@ -192,6 +199,51 @@ TEST(PagedAttentionPlanTest, RefusesArgumentsThatDoNotFit) {
       AttentionSchedule::Build(other, {1, 2}, {20, 16}, 1, other_storage)
           .value();
   expect_refused(args, "schedule.group=4; need 2");
+  other = spec;
+  other.window_left = 7;
+  args.schedule =
+      AttentionSchedule::Build(other, {1, 2}, {20, 16}, 1, other_storage)
+          .value();
+  expect_refused(args, "sequence 0 of the schedule sees 7 tokens before");
+  other = spec;
+  other.window_right = 3;
+  const uint8_t bidirectional[] = {1, 0};
+  args.schedule =
+      AttentionSchedule::Build(other, {{1, 2}, {20, 16}, bidirectional},
+                               AttentionTiles(), 1, other_storage)
+          .value();
+  expect_refused(args, "sequence 1 of the schedule sees 1073741824 tokens");
+}
+
+// A cache of no pages has no scales either.
+TEST(PagedAttentionPlanTest, NoPageIsEnoughForNoKey) {
+  KvLayoutSpec layout;
+  layout.dtype = DType::kI8;
+  layout.scaling = KvScaling::kPerTensor;
+  layout.kv_heads = 1;
+  layout.page_size = 16;
+  layout.head_dim = 8;
+  AttentionSpec spec;
+  spec.kv = KvLayout::Create(layout).value();
+  spec.q_heads = 1;
+  const auto plan = PagedAttentionPlan::Create(spec).value();
+  AttentionScheduleStorage storage;
+  PageTableStorage pages;
+  pages.Append({});
+  const std::vector<float> q(8, 1.0f);
+  std::vector<float> out(8, 1.0f);
+  PagedAttentionArgs args;
+  args.q = TensorView<const float, 3>(q.data(), {1, 1, 8}, {8, 8, 1});
+  args.out = TensorView<float, 3>(out.data(), {1, 1, 8}, {8, 8, 1});
+  args.kv = KvCacheView(spec.kv, 0, nullptr);
+  args.pages = pages.Build(layout.page_size, 0).value();
+  args.schedule = AttentionSchedule::Build(spec, {1}, {0}, 1, storage).value();
+  ASSERT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  const int64_t bytes = plan.WorkspaceBytes(args.schedule, 1).value();
+  AlignedBuffer scratch = AlignedBuffer::Create(bytes).value();
+  InlineExecutor executor;
+  plan.Execute(args, Workspace(scratch.data(), bytes), executor);
+  for (const float value : out) EXPECT_EQ(value, 0.0f);
 }
 
 TEST(PagedAttentionPlanTest, RefusesAWorkspaceTooLargeToCount) {

@@ -225,6 +225,20 @@ TEST_P(PagedAttentionTest, SurvivesLargeLogits) {
   EXPECT_TRUE(AllClose(attention.result().out, want.out, 300 * 3e-7));
 }
 
+// Its weight is 1 however far a float of its size is from the next.
+TEST_P(PagedAttentionTest, OneKeyOfALargeLogitIsItsValue) {
+  Heads heads;
+  heads.head_dim = 1;
+  heads.scale = 1;
+  for (const double x : {1e3, 7e4, 1e5, 123456.0, 3e15}) {
+    const std::vector<Sequence> batch = {{{1, 1}, {x}, {x}, {0.75}}};
+    const Attention<float, float, float> attention(heads, Variant(), batch);
+    EXPECT_RAN_ON(attention.plan());
+    EXPECT_EQ(attention.result().out[0], 0.75f) << x;
+    EXPECT_NEAR(attention.result().lse[0] / (x * x), 1, 1e-6) << x;
+  }
+}
+
 TEST_P(PagedAttentionTest, NoKeyGivesZero) {
   TestRng rng;
   Heads heads;

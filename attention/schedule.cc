@@ -67,12 +67,6 @@ absl::Status CheckBatch(const AttentionBatch& batch) {
   return absl::OkStatus();
 }
 
-// What a window that may be unlimited is in tokens.
-int64_t WindowTokens(int64_t window) {
-  return window == kNoWindow ? AttentionSchedule::kMaxTokens
-                             : std::min(window, AttentionSchedule::kMaxTokens);
-}
-
 // Queries of a block: as many as block_rows allows, less some where that fills
 // the tiles better.
 int64_t BlockQueries(int64_t group, const AttentionTiles& tiles) {
@@ -385,8 +379,8 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   schedule.group_ = spec.group();
   schedule.kv_heads_ = spec.kv.kv_heads();
   const int64_t block_queries = BlockQueries(schedule.group_, tiles);
-  const int64_t left = WindowTokens(spec.window_left);
-  const int64_t right = WindowTokens(spec.window_right);
+  const int64_t left = AttentionSchedule::WindowTokens(spec.window_left);
+  const int64_t right = AttentionSchedule::WindowTokens(spec.window_right);
   int64_t blocks = 0, longest = 0;
   for (size_t s = 0; s < batch.q_lens.size(); ++s) {
     const int64_t q_len = batch.q_lens[s];

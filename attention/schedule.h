@@ -191,6 +191,11 @@ class AttentionSchedule {
                          static_cast<size_t>(merge.run_end - merge.run_begin));
   }
 
+  // A window of a spec as `left` and `right` of AttentionSequence have it.
+  static constexpr int64_t WindowTokens(int64_t window) {
+    return window == kNoWindow || window > kMaxTokens ? kMaxTokens : window;
+  }
+
   // Whether a span begins with this chunk, or ended before it.
   static bool IsSpanBegin(int32_t chunk) { return chunk % kSpanChunks == 0; }
   // The chunks [chunk, PieceEnd) of a run that ends at run_end are one piece:
