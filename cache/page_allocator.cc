@@ -76,11 +76,16 @@ absl::Status PageAllocator::Fork(const std::vector<int32_t>& pages,
     return InvalidArgument(kOp, "the branch has ", branch.size(),
                            " pages; need none");
   }
-  for (int64_t i = 0; i < DivCeil(kv_len, page_size_); ++i) {
-    const int32_t page = pages[static_cast<size_t>(i)];
-    QUERN_CHECK(holders(page) > 0);
-    ++holders_[static_cast<size_t>(page)];
-    branch.push_back(page);
+  const auto forked = static_cast<size_t>(DivCeil(kv_len, page_size_));
+  for (size_t i = 0; i < forked; ++i) {
+    if (holders(pages[i]) == 0) {
+      return InvalidArgument(kOp, "pages[", i, "]=", pages[i],
+                             " is not on loan; need pages that are");
+    }
+  }
+  for (size_t i = 0; i < forked; ++i) {
+    ++holders_[static_cast<size_t>(pages[i])];
+    branch.push_back(pages[i]);
   }
   return absl::OkStatus();
 }

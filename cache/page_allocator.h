@@ -53,8 +53,9 @@ class PageAllocator {
   absl::Status Grow(int64_t kv_len, std::vector<int32_t>& pages);
 
   // Appends to `branch`, which is empty, the pages of the first kv_len tokens
-  // of `pages`: both hold them now. InvalidArgument if `branch` is not empty or
-  // `pages` hold fewer tokens.
+  // of `pages`: both hold them now. InvalidArgument, and nothing changed, if
+  // `branch` is not empty, `pages` hold fewer tokens, or one of these pages is
+  // not on loan.
   absl::Status Fork(const std::vector<int32_t>& pages, int64_t kv_len,
                     std::vector<int32_t>& branch);
 

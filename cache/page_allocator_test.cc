@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -144,6 +145,18 @@ TEST(PageAllocatorTest, ChangesNothingWhereItRefusesToFork) {
   EXPECT_THAT(allocator.Fork(a, 49, b).message(),
               HasSubstr("kv_len=49; need 0 <= kv_len <= 48"));
   EXPECT_THAT(allocator.Fork(a, -1, b).message(), HasSubstr("kv_len=-1"));
+  for (const int32_t stray : {3, 4, -1, 2147483647}) {
+    const absl::Status status = allocator.Fork({0, 1, stray}, 40, b);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(
+        status.message(),
+        HasSubstr("pages[2]=" + std::to_string(stray) + " is not on loan"));
+    EXPECT_THAT(b, IsEmpty());
+    EXPECT_EQ(allocator.holders(0), 1);
+  }
+  // Only those that the branch holds matter.
+  ASSERT_TRUE(allocator.Fork({0, 3}, 16, b).ok());
+  allocator.Release(b);
   ASSERT_TRUE(allocator.Fork(a, 40, b).ok());
   EXPECT_THAT(allocator.Fork(a, 16, b).message(),
               HasSubstr("the branch has 3 pages; need none"));
