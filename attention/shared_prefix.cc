@@ -37,12 +37,14 @@ class Prefixes {
     return pages_.Pages(sequence).first(
         static_cast<size_t>(DivCeil(Tokens(sequence), pages_.page_size())));
   }
-  // By pages; sequences of the same pages by number.
+  // By the keys to share, a prefix before what it begins: by pages, then by how
+  // much of them is shared (less than all of a large page); then by number.
   bool Before(int32_t a, int32_t b) const {
     const absl::Span<const int32_t> x = Pages(a), y = Pages(b);
     const auto [i, j] = std::mismatch(x.begin(), x.end(), y.begin(), y.end());
     if (i != x.end() && j != y.end()) return *i < *j;
-    return x.size() != y.size() ? x.size() < y.size() : a < b;
+    if (x.size() != y.size()) return x.size() < y.size();
+    return Tokens(a) != Tokens(b) ? Tokens(a) < Tokens(b) : a < b;
   }
   int64_t SharedTokens(int32_t a, int32_t b) const {
     const absl::Span<const int32_t> x = Pages(a), y = Pages(b);

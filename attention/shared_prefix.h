@@ -60,7 +60,8 @@ class SharedPrefixes {
   // before kv_lens[s] - q_lens[s], and some of its own. InvalidArgument where
   // PageTable::CheckKvLens refuses, or q_lens[s] is not in [0, kv_lens[s]].
   // Deterministic: groups by their first member's pages, members of equal pages
-  // by number. Cost: sorts the sequences by their pages.
+  // by how much of them they can share, then by number. Cost: sorts the
+  // sequences by their pages.
   static absl::StatusOr<SharedPrefixes> Find(const PageTable& pages,
                                              absl::Span<const int64_t> q_lens,
                                              absl::Span<const int64_t> kv_lens,
