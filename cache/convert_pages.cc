@@ -42,6 +42,7 @@ void ConvertBlocks(const KvCacheView& from, const KvCacheView& to, int64_t page,
       CopyElement(from.K(page, head), a.KOffset(t, d), k, b.KOffset(t, d),
                   element);
     }
+    // From latent to latent: the first dims of the key once more.
     for (int64_t d = 0; d < a.v_head_dim(); ++d) {
       CopyElement(from.V(page, head), a.VOffset(t, d), to.V(page, head),
                   b.VOffset(t, d), element);
@@ -65,6 +66,13 @@ absl::Status ConvertPages(const KvCacheView& from, const KvCacheView& to) {
         kOp,
         "the layouts differ in more than their form; need the same dtype, "
         "heads, dims, page size and scaling");
+  }
+  if (to.layout().form() == KvForm::kLatent &&
+      from.layout().form() != KvForm::kLatent) {
+    return InvalidArgument(
+        kOp, "from ", KvFormName(from.layout().form()), " to ",
+        KvFormName(to.layout().form()),
+        "; need values of their own in `to`, or latent pages in `from`");
   }
   for (int64_t page = 0; page < from.num_pages(); ++page) {
     for (int64_t head = 0; head < from.layout().kv_heads(); ++head) {

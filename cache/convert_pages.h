@@ -9,7 +9,8 @@
 // for all pages, heads, tokens and dims, V the same, and the scales where the
 // layout has one for each token. Two tensors k[pages, kv_heads, page_size,
 // head_dim] and v are a view of the plain form: this is the converter to and
-// from them. Simple and slow: for tests, tools and debugging.
+// from them. A value of the latent form is part of its key: pages go from it to
+// the others, and not back. Simple and slow: for tests, tools and debugging.
 
 #include "absl/status/status.h"
 #include "cache/kv_cache_view.h"
@@ -17,9 +18,10 @@
 namespace quern {
 
 // InvalidArgument, and nothing written, unless both have memory for the same
-// number of pages, and layouts that differ in their form at most. The pages of
-// `to` do not overlap one another nor those of `from`. The zero that an odd
-// head_dim has in a paired K block is written.
+// number of pages, and layouts that differ in their form at most; also where
+// `to` is latent and `from` is not. The pages of `to` do not overlap one
+// another nor those of `from`. The zero that an odd head_dim has in a paired K
+// block is written.
 absl::Status ConvertPages(const KvCacheView& from, const KvCacheView& to);
 
 }  // namespace quern

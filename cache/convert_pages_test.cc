@@ -151,5 +151,55 @@ TEST(ConvertPagesTest, RefusesWhatDiffersInMoreThanForm) {
                   .ok());
 }
 
+// A value of the latent form is a part of its key: there is no place for one
+// that differs.
+TEST(ConvertPagesTest, GoesFromTheLatentFormButNotToIt) {
+  const auto layout = [](KvForm form) {
+    KvLayoutSpec spec;
+    spec.dtype = DType::kF32;
+    spec.kv_heads = 1;
+    spec.head_dim = 6;
+    spec.v_head_dim = 4;
+    spec.page_size = 16;
+    spec.form = form;
+    return KvLayout::Create(spec).value();
+  };
+  const KvLayout latent = layout(KvForm::kLatent);
+  const auto floats = [](const KvLayout& of) {
+    return std::vector<float>(static_cast<size_t>(of.page_bytes()) / 4);
+  };
+  std::vector<float> keys = floats(latent), same = keys;
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<float>(i);
+  const KvCacheView from(latent, 1, keys.data());
+  ASSERT_TRUE(ConvertPages(from, KvCacheView(latent, 1, same.data())).ok());
+  EXPECT_EQ(same, keys);
+  for (const KvForm form : {KvForm::kPlain, KvForm::kPaired}) {
+    SCOPED_TRACE(std::string(KvFormName(form)));
+    const KvLayout other = layout(form);
+    std::vector<float> pages = floats(other);
+    const KvCacheView to(other, 1, pages.data());
+    ASSERT_TRUE(ConvertPages(from, to).ok());
+    const auto at = [](const uint8_t* block, int64_t offset) {
+      float x = 0;
+      std::memcpy(&x, block + offset * int64_t{sizeof(float)}, sizeof(float));
+      return x;
+    };
+    for (int64_t t = 0; t < 16; ++t) {
+      for (int64_t d = 0; d < 6; ++d) {
+        const float want = at(from.K(0, 0), latent.KOffset(t, d));
+        EXPECT_EQ(at(to.K(0, 0), other.KOffset(t, d)), want);
+        if (d >= 4) continue;
+        EXPECT_EQ(at(to.V(0, 0), other.VOffset(t, d)), want);
+      }
+    }
+    const absl::Status status = ConvertPages(to, from);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(),
+                HasSubstr("convert_pages: from " +
+                          std::string(KvFormName(form)) + " to latent"));
+    EXPECT_EQ(same, keys);
+  }
+}
+
 }  // namespace
 }  // namespace quern
