@@ -5,6 +5,7 @@
 
 #include "core/check_args.h"
 #include "core/dtype.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
 #include "ops/rope/rotary_rows.h"
@@ -24,9 +25,9 @@ absl::StatusOr<DualChunkRotaryPlan> DualChunkRotaryPlan::Create(
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "local", spec.local, 0, spec.chunk - 1));
   // The farthest is m + chunk, m < L.
-  QUERN_ASSIGN_OR_RETURN(
-      AlignedBuffer table,
-      MakeRotaryTable(kOp, spec.rotary, 2 * spec.chunk - spec.local));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
+                         MakeRotaryTable(kOp, spec.rotary, "2 * chunk - local",
+                                         2 * spec.chunk - spec.local));
   return DualChunkRotaryPlan(spec, std::move(table));
 }
 
@@ -41,12 +42,18 @@ absl::Status DualChunkRotaryPlan::CheckArgs(
   const RotaryEmbeddingSpec& rotary = spec_.rotary;
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "query", args.query, rotary.dtype,
                                    {kAnyExtent, kAnyExtent, rotary.head_dim}));
+  int64_t copies = 0;
+  if (!CheckedMul(kCopies, args.query.extent(1), &copies)) {
+    return InvalidArgument(kOp, "query has ", args.query.extent(1),
+                           " heads; need ", kCopies,
+                           " times as many to be below 2^63");
+  }
   const int64_t tokens = args.query.extent(0);
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "key", args.key, rotary.dtype,
                                    {tokens, kAnyExtent, rotary.head_dim}));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "query_out", args.query_out, rotary.dtype,
-                  {tokens, kCopies * args.query.extent(1), rotary.head_dim}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "query_out", args.query_out,
+                                    rotary.dtype,
+                                    {tokens, copies, rotary.head_dim}));
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kOp, "key_out", args.key_out, rotary.dtype,
                   {tokens, args.key.extent(1), rotary.head_dim}));

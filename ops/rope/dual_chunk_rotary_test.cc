@@ -160,7 +160,7 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
     std::string words;
   };
   const DualChunkRotarySpec good = Spec(4, RotaryStyle::kHalves, DType::kF32);
-  std::vector<Bad> cases(4, {good, ""});
+  std::vector<Bad> cases(5, {good, ""});
   cases[0].spec.chunk = 0;
   cases[0].words = "dual_chunk_rotary_embedding: chunk=0; need 1 <= chunk";
   cases[1].spec.local = 40;
@@ -169,6 +169,10 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
   cases[2].words = "local=-1; need 0 <= local <= 39";
   cases[3].spec.rotary.rot_dim = 3;
   cases[3].words = "rot_dim=3; need an even number";
+  cases[4].spec.chunk = int64_t{1} << 40;
+  cases[4].spec.local = 0;
+  cases[4].spec.rotary.head_dim = cases[4].spec.rotary.rot_dim = 1 << 22;
+  cases[4].words = "2 * chunk - local=2199023255552, rot_dim=4194304; need";
   for (const Bad& c : cases) {
     const absl::Status status = DualChunkRotaryPlan::Create(c.spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -202,6 +206,12 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
   bad = args;
   bad.key_out = heads(24, 1);
   refused(bad, "key_out overlaps query_out");
+  // 5 * heads would be 4.
+  constexpr int64_t kMany = 0x3333333333333334;
+  bad = args;
+  bad.query = AnyTensorView(DType::kF32, static_cast<const void*>(nullptr), 3,
+                            {0, kMany, 4}, {4, 4, 1});
+  refused(bad, "query has 3689348814741910324 heads; need 5 times as many");
   bad = args;
   bad.positions = DenseVector(positions.data() + 1, 1);
   refused(bad, "positions[0]=1000; need 0 <= position < 1000");

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check_args.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "ops/parallel_rows.h"
 #include "ops/rope/rotary_rows.h"
@@ -66,9 +67,9 @@ absl::StatusOr<MropePlan> MropePlan::Create(const MropeSpec& spec) {
   if (spec.order == MropeOrder::kSplit) {
     table_spec.rot_dim = 2 * spec.sections[0];
   }
-  QUERN_ASSIGN_OR_RETURN(
-      AlignedBuffer table,
-      MakeRotaryTable(kOp, table_spec, spec.rotary.max_positions));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
+                         MakeRotaryTable(kOp, table_spec, "max_positions",
+                                         spec.rotary.max_positions));
   return MropePlan(spec, std::move(sources), table_spec.rot_dim / 2,
                    std::move(table));
 }
@@ -90,8 +91,7 @@ absl::Status MropePlan::CheckArgs(IndexView positions, const AnyTensorView& x,
       CheckOutput(kOp, "out", out, rotary.dtype,
                   {x.extent(0), x.extent(1), rotary.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
-  return CheckRotaryPositions(kOp, positions, streams() * x.extent(0),
-                              rotary.max_positions);
+  return CheckPositions(positions, x.extent(0));
 }
 
 absl::Status MropePlan::CheckQkArgs(IndexView positions, const AnyTensorView& q,
@@ -102,8 +102,18 @@ absl::Status MropePlan::CheckQkArgs(IndexView positions, const AnyTensorView& q,
   QUERN_RETURN_IF_ERROR(CheckOutput(
       kOp, "k", k, rotary.dtype, {q.extent(0), kAnyExtent, rotary.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
-  return CheckRotaryPositions(kOp, positions, streams() * q.extent(0),
-                              rotary.max_positions);
+  return CheckPositions(positions, q.extent(0));
+}
+
+absl::Status MropePlan::CheckPositions(IndexView positions,
+                                       int64_t tokens) const {
+  int64_t count = 0;
+  if (!CheckedMul(streams(), tokens, &count)) {
+    return InvalidArgument(kOp, "tokens=", tokens, "; need ", streams(),
+                           " times as many to be below 2^63");
+  }
+  return CheckRotaryPositions(kOp, positions, count,
+                              spec_.rotary.max_positions);
 }
 
 void MropePlan::MakeRow(IndexView positions, int64_t tokens, int64_t token,
@@ -123,6 +133,7 @@ void MropePlan::Execute(IndexView positions, const AnyTensorView& x,
                         const AnyTensorView& out,
                         Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(positions, x, out));
+  if (x.extent(1) == 0) return;
   const int64_t tokens = x.extent(0);
   ParallelRows(executor, tokens, 2 * x.extent(1) * spec_.rotary.head_dim,
                [&](int64_t begin, int64_t end) {
@@ -138,6 +149,7 @@ void MropePlan::ExecuteQk(IndexView positions, const AnyTensorView& q,
                           const AnyTensorView& k,
                           Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckQkArgs(positions, q, k));
+  if (q.extent(1) == 0 && k.extent(1) == 0) return;
   const int64_t tokens = q.extent(0);
   ParallelRows(executor, tokens,
                2 * (q.extent(1) + k.extent(1)) * spec_.rotary.head_dim,

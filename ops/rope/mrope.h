@@ -79,6 +79,7 @@ class MropePlan {
   int64_t streams() const {
     return static_cast<int64_t>(spec_.sections.size());
   }
+  absl::Status CheckPositions(IndexView positions, int64_t tokens) const;
   void MakeRow(IndexView positions, int64_t tokens, int64_t token,
                float* row) const;
 

@@ -207,5 +207,32 @@ TEST(MropePlanTest, Refuses) {
       << far;
 }
 
+// Without heads, tokens are as many as the caller says, of no memory.
+TEST(MropePlanTest, TakesTokensWithoutHeads) {
+  const auto plan =
+      MropePlan::Create(Spec({1, 1, 1, 1}, MropeOrder::kContiguous));
+  ASSERT_TRUE(plan.ok());
+  const auto none = [](int64_t tokens) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(nullptr), 3,
+                         {tokens, 0, 8}, {8, 8, 1});
+  };
+  const std::vector<int32_t> positions(8);
+  const IndexView at = DenseVector(positions.data(), 8);
+  InlineExecutor executor;
+  ASSERT_EQ(plan->CheckArgs(at, none(2), none(2)), absl::OkStatus());
+  plan->Execute(at, none(2), none(2), executor);
+  ASSERT_EQ(plan->CheckQkArgs(at, none(2), none(2)), absl::OkStatus());
+  plan->ExecuteQk(at, none(2), none(2), executor);
+  // 4 * tokens would be 0.
+  constexpr int64_t kMany = int64_t{1} << 62;
+  for (const absl::Status& status :
+       {plan->CheckArgs(IndexView(), none(kMany), none(kMany)),
+        plan->CheckQkArgs(IndexView(), none(kMany), none(kMany))}) {
+    EXPECT_NE(status.message().find("mrope: tokens=4611686018427387904; need"),
+              std::string::npos)
+        << status;
+  }
+}
+
 }  // namespace
 }  // namespace quern

@@ -22,8 +22,9 @@ RotaryEmbeddingPlan::RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
 absl::StatusOr<RotaryEmbeddingPlan> RotaryEmbeddingPlan::Create(
     const RotaryEmbeddingSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRotarySpec(kOp, spec));
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
-                         MakeRotaryTable(kOp, spec, spec.max_positions));
+  QUERN_ASSIGN_OR_RETURN(
+      AlignedBuffer table,
+      MakeRotaryTable(kOp, spec, "max_positions", spec.max_positions));
   return RotaryEmbeddingPlan(spec, GetRotaryEmbeddingKernels(spec.dtype),
                              std::move(table));
 }

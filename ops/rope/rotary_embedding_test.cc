@@ -353,6 +353,13 @@ TEST(RotaryEmbeddingPlanTest, RefusesABadSpec) {
   cases.push_back({spec, kInvalid, "max_positions=0"});
   spec.max_positions = int64_t{1} << 61;
   cases.push_back({spec, kInvalid, "need their product to be below 2^60"});
+  // Heads whose frequencies alone are more than there is memory.
+  spec = Spec(int64_t{1} << 60, int64_t{1} << 60);
+  spec.max_positions = 1;
+  cases.push_back(
+      {spec, kInvalid, "max_positions=1, rot_dim=1152921504606846976; need"});
+  cases.push_back({Spec(int64_t{1} << 50, int64_t{1} << 50),
+                   absl::StatusCode::kResourceExhausted, "cannot be"});
   for (const double base : {0.0, -1.0, std::numeric_limits<double>::infinity(),
                             std::numeric_limits<double>::quiet_NaN()}) {
     spec = Spec(8, 8);

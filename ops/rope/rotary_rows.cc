@@ -54,22 +54,24 @@ absl::Status CheckRotarySpec(absl::string_view op,
 
 absl::StatusOr<AlignedBuffer> MakeRotaryTable(absl::string_view op,
                                               const RotaryEmbeddingSpec& spec,
+                                              absl::string_view count_field,
                                               int64_t count) {
-  QUERN_ASSIGN_OR_RETURN(
-      const RotaryFrequencies frequencies,
-      ComputeRotaryFrequencies(spec.rot_dim, spec.base, spec.scaling));
   // Half of the way to overflow: a row may be twice rot_dim.
   int64_t floats = 0, bytes = 0;
   if (!CheckedMul(count, spec.rot_dim, &floats) ||
       !CheckedMul(floats, 2 * int64_t{sizeof(float)}, &bytes)) {
-    return InvalidArgument(op, "max_positions=", count,
+    return InvalidArgument(op, count_field, "=", count,
                            ", rot_dim=", spec.rot_dim,
                            "; need their product to be below 2^60");
   }
+  // Before the frequencies, which have no room where it has none.
   QUERN_ASSIGN_OR_RETURN(
       AlignedBuffer table,
       AlignedBuffer::Create(count * RotaryRowFloats(spec.style, spec.rot_dim) *
                             int64_t{sizeof(float)}));
+  QUERN_ASSIGN_OR_RETURN(
+      const RotaryFrequencies frequencies,
+      ComputeRotaryFrequencies(spec.rot_dim, spec.base, spec.scaling));
   FillTable(spec, frequencies, count, table.data<float>());
   return table;
 }
@@ -94,6 +96,7 @@ void RotateToken(const RotaryEmbeddingKernels& kernels,
                  const RotaryEmbeddingSpec& spec, const float* row,
                  const AnyTensorView& x, const AnyTensorView& out,
                  int64_t token) {
+  if (x.extent(1) == 0) return;  // there may be no memory
   const int64_t size = static_cast<int64_t>(SizeOf(spec.dtype));
   RotaryHeads heads = {};
   const char* const from =

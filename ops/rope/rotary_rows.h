@@ -45,8 +45,10 @@ absl::Status CheckRotarySpec(absl::string_view op,
                              const RotaryEmbeddingSpec& spec);
 
 // Rows of positions [0, count), of the spec's frequencies, style and turn.
+// Refusals name the field that count is of.
 absl::StatusOr<AlignedBuffer> MakeRotaryTable(absl::string_view op,
                                               const RotaryEmbeddingSpec& spec,
+                                              absl::string_view count_field,
                                               int64_t count);
 
 // `count` positions, each in [0, max_positions).
