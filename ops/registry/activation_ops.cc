@@ -91,7 +91,8 @@ Bound Unary(ActivationSpec spec, const TensorMeta& x) {
   QUERN_ASSIGN_OR_RETURN(spec.hidden,
                          LastExtent(ActivationName(spec.activation), "x", x));
   spec.x_dtype = spec.out_dtype = x.dtype;
-  return BindRowPlan(ActivationPlan::Create(spec));
+  return BindRowPlan(ActivationName(spec.activation),
+                     ActivationPlan::Create(spec));
 }
 Bound NativeUnary(ActivationSpec spec, NativeActivation native,
                   const TensorMeta& x) {
@@ -113,7 +114,7 @@ Bound Gated(ActAndMulSpec spec, const TensorMeta& x) {
   QUERN_ASSIGN_OR_RETURN(const auto out, HalfShape(x));
   spec.d = out[0].extents.back();
   spec.x_dtype = spec.out_dtype = x.dtype;
-  return BindRowPlan(ActAndMulPlan::Create(spec));
+  return BindRowPlan(ActAndMulName(spec), ActAndMulPlan::Create(spec));
 }
 
 // mean, deviation and cutoff each rounded; the quantile kept f32.

@@ -18,6 +18,7 @@
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "ops/registry/op_registry.h"
@@ -25,22 +26,25 @@
 
 namespace quern {
 
-// [..., n] as [rows, n]. A view whose leading dimensions are not one stride
-// stays as it is, and the plan refuses its rank.
+// [..., n] as [rows, n]. A view whose leading dimensions are not one stride, or
+// of 2^63 rows or more, stays as it is, and the plan refuses its rank.
 inline AnyTensorView AsRows(const AnyTensorView& v) {
   if (v.rank() == 2 || v.rank() == 0) return v;
   const int last = v.rank() - 1;
-  int64_t rows = 1;
+  // The stride of a dimension of extent 1 is not used and may be any number.
+  int64_t rows = 1, row_stride = v.extent(last), want_stride = 0;
   for (int d = last; d-- > 0;) {
-    if (d + 1 < last && v.extent(d) > 1 &&
-        v.stride(d) != v.stride(d + 1) * v.extent(d + 1)) {
-      return v;
+    const int64_t extent = v.extent(d);
+    if (extent < 0) return v;
+    if (extent > 1) {
+      if (rows == 1) row_stride = v.stride(d);
+      if (rows > 1 && v.stride(d) != want_stride) return v;
+      if (!CheckedMul(v.stride(d), extent, &want_stride)) return v;
     }
-    rows *= v.extent(d);
+    if (!CheckedMul(rows, extent, &rows)) return v;
   }
   const AnyTensorView::Dims extents{rows, v.extent(last)};
-  const AnyTensorView::Dims strides{
-      last > 0 ? v.stride(last - 1) : v.extent(last), v.stride(last)};
+  const AnyTensorView::Dims strides{row_stride, v.stride(last)};
   if (v.writable()) {
     return AnyTensorView(v.dtype(), v.mutable_data(), 2, extents, strides);
   }
@@ -58,12 +62,14 @@ inline absl::Status CheckTensorCount(absl::string_view op,
 template <class Plan>
 class BoundRowPlan final : public BoundOp {
  public:
-  explicit BoundRowPlan(Plan plan) : plan_(std::move(plan)) {}
+  // `op` is of a literal.
+  BoundRowPlan(absl::string_view op, Plan plan)
+      : op_(op), plan_(std::move(plan)) {}
 
   const char* target() const override { return plan_.target(); }
   absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount("op", tensors, 2));
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, tensors, 2));
     return plan_.CheckArgs(AsRows(tensors[0]), AsRows(tensors[1]));
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
@@ -72,14 +78,15 @@ class BoundRowPlan final : public BoundOp {
   }
 
  private:
+  absl::string_view op_;
   Plan plan_;
 };
 
 template <class Plan>
 absl::StatusOr<std::unique_ptr<BoundOp>> BindRowPlan(
-    absl::StatusOr<Plan> plan) {
+    absl::string_view op, absl::StatusOr<Plan> plan) {
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(*std::move(plan)));
+  return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(op, *std::move(plan)));
 }
 
 // Two functions, for what neither of the other forms fits.

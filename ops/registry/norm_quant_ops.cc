@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,12 +12,14 @@
 #include "absl/types/span.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "ops/norm/rms_norm_quant.h"
 #include "ops/registry/bound_rows.h"
 #include "ops/registry/quant_ops.h"
 #include "quant/fp8_quantize.h"
+#include "quant/int8_quantize.h"
 
 namespace quern {
 namespace {
@@ -70,8 +73,12 @@ Metas ShapesOf(const Wanted& w) {
   std::vector<TensorMeta> metas = {{spec.q_dtype, w.x.extents}};
   if (!w.scale.has_value()) {
     int64_t rows = 1;
-    for (const int64_t extent : w.x.extents) rows *= extent;
-    metas.push_back({DType::kF32, {rows / spec.norm.hidden}});
+    for (size_t d = 0; d + 1 < w.x.extents.size(); ++d) {
+      if (!CheckedMul(rows, w.x.extents[d], &rows)) {
+        return InvalidArgument(kOp, "x has 2^63 rows or more");
+      }
+    }
+    metas.push_back({DType::kF32, {rows}});
   }
   return metas;
 }
@@ -96,7 +103,9 @@ void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
   for (int64_t t = 0; t < args.x.extent(0); ++t) {
     const ScalarRow x(args.x, t), q(args.q, t);
     const ScalarRow residual(add ? args.residual_out : args.x, t);
-    const ScalarRow weight(args.weight, 0);
+    const ScalarRow weight(
+        spec.norm.weight == NormWeight::kNone ? AnyTensorView() : args.weight,
+        0);
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) {
       if (add) residual.Set(i, x[i] + residual[i]);
@@ -116,8 +125,10 @@ void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
     const bool int8 = spec.q_dtype == DType::kI8;
     float s = spec.scale;
     if (spec.scale_of == NormScale::kPerToken) {
-      s = int8 ? (most == 0 ? 1.0f : most / 127.0f)
-               : std::max(most / 448.0f, Fp8QuantizePlan::kMinScale);
+      s = !int8 ? std::max(most / 448.0f, Fp8QuantizePlan::kMinScale)
+          : most < 0x1p-126f
+              ? 1.0f
+              : std::max(most / 127.0f, Int8QuantizePlan::kMinScale);
       if (!std::isfinite(most)) s = std::nanf("");
       static_cast<float*>(args.scales.mutable_data())[t] = s;
     }

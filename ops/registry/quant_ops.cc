@@ -124,8 +124,9 @@ void NativeDynamic(const Fp8QuantizeSpec& spec, Tensors tensors) {
   const bool tensor = spec.granularity == Fp8Granularity::kTensor;
   const bool grouped = spec.granularity == Fp8Granularity::kGroup;
   const int64_t rows = tensor ? m : 1, cols = grouped ? spec.group : k;
-  for (int64_t r = 0; r < m; r += rows) {
-    for (int64_t c = 0; c < std::max<int64_t>(k, 1);
+  // A tensor has its scale and a row has its, with no elements, too.
+  for (int64_t r = 0; r < (tensor ? 1 : m); ++r) {
+    for (int64_t c = 0; c < (grouped ? k : std::max<int64_t>(k, 1));
          c += std::max<int64_t>(cols, 1)) {
       const int64_t end = std::min(k, c + cols);
       float max_abs = 0;

@@ -13,6 +13,7 @@
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "ops/index_view.h"
@@ -199,9 +200,11 @@ NamedArgs ApplyExample(DType dtype) {
 Metas ApplyShapes(const TensorMeta& x, const TensorMeta& cosines,
                   const TensorMeta& sines, bool, bool) {
   const size_t rank = x.extents.size();
+  int64_t head_dim = 0;
   if ((rank != 3 && rank != 4) || cosines.extents.size() != 2 ||
       !(cosines == sines) || cosines.extents[0] != x.extents[rank - 3] ||
-      2 * cosines.extents[1] != x.extents[rank - 1]) {
+      !CheckedMul(2, cosines.extents[1], &head_dim) ||
+      head_dim != x.extents[rank - 1]) {
     return InvalidArgument(kApply,
                            "need x[.., n, heads, head_dim], cos and sin [n, "
                            "head_dim / 2] of one dtype");
@@ -279,7 +282,12 @@ Metas DualShapes(const TensorMeta& positions, const TensorMeta& query,
         kDual, "need positions[n], query and key [n, heads, head_dim]");
   }
   TensorMeta copies = query;
-  copies.extents[1] *= DualChunkRotaryPlan::kCopies;
+  if (!CheckedMul(query.extents[1], DualChunkRotaryPlan::kCopies,
+                  &copies.extents[1])) {
+    return InvalidArgument(kDual, "query has ", query.extents[1],
+                           " heads; need ", DualChunkRotaryPlan::kCopies,
+                           " times as many to be below 2^63");
+  }
   return std::vector<TensorMeta>{copies, key};
 }
 

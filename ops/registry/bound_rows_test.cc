@@ -1,0 +1,235 @@
+#include "ops/registry/bound_rows.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/registry/all_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+namespace {
+
+using Dims = AnyTensorView::Dims;
+
+AnyTensorView Floats(std::vector<float>& data, int rank, const Dims& extents,
+                     const Dims& strides) {
+  return AnyTensorView(DType::kF32, static_cast<void*>(data.data()), rank,
+                       extents, strides);
+}
+AnyTensorView Vector(std::vector<float>& data) {
+  return Floats(data, 1, {static_cast<int64_t>(data.size())}, {1});
+}
+AnyTensorView Codes(std::vector<uint8_t>& data, DType dtype, int64_t rows,
+                    int64_t cols) {
+  return AnyTensorView(dtype, static_cast<void*>(data.data()), 2, {rows, cols},
+                       {cols, 1});
+}
+
+TEST(AsRowsTest, JoinsDimensionsOfOneStride) {
+  std::vector<float> data(8);
+  struct Case {
+    int rank;
+    Dims extents;
+    Dims strides;
+    int64_t rows;
+    int64_t stride;  // 0: any
+  };
+  const Case cases[] = {
+      {1, {8}, {1}, 1, 0},
+      {3, {2, 3, 8}, {24, 8, 1}, 6, 8},
+      {3, {2, 3, 8}, {48, 16, 1}, 6, 16},
+      {3, {0, 3, 8}, {24, 8, 1}, 0, 0},
+      {3, {3, 0, 8}, {24, 8, 1}, 0, 0},
+      // What is never stepped over.
+      {3, {4, 1, 64}, {64, 0, 1}, 4, 64},
+      {3, {1, 4, 64}, {7, 80, 1}, 4, 80},
+      {4, {2, 3, 1, 8}, {48, 16, 5, 1}, 6, 16},
+      {4, {2, 1, 3, 8}, {48, 5, 16, 1}, 6, 16},
+      {5, {1, 1, 1, 1, 8}, {9, 9, 9, 9, 1}, 1, 0},
+  };
+  for (const Case& c : cases) {
+    const AnyTensorView rows =
+        AsRows(Floats(data, c.rank, c.extents, c.strides));
+    ASSERT_EQ(rows.rank(), 2);
+    EXPECT_EQ(rows.extent(0), c.rows);
+    EXPECT_EQ(rows.extent(1), c.extents[static_cast<size_t>(c.rank) - 1]);
+    if (c.stride != 0) {
+      EXPECT_EQ(rows.stride(0), c.stride);
+    }
+  }
+}
+
+TEST(AsRowsTest, LeavesWhatIsNotOneStride) {
+  std::vector<float> data(8);
+  constexpr int64_t kHalf = int64_t{1} << 32;
+  // [2, 1, 3, 64] of a dense [2, 1, 5, 64].
+  EXPECT_EQ(AsRows(Floats(data, 4, {2, 1, 3, 64}, {320, 320, 64, 1})).rank(),
+            4);
+  EXPECT_EQ(AsRows(Floats(data, 3, {2, 3, 8}, {25, 8, 1})).rank(), 3);
+  EXPECT_EQ(AsRows(Floats(data, 3, {2, 3, 8}, {24, 9, 1})).rank(), 3);
+  EXPECT_EQ(AsRows(Floats(data, 3, {kHalf, kHalf, 8}, {0, 0, 1})).rank(), 3);
+  EXPECT_EQ(AsRows(Floats(data, 3, {-1, -4, 8}, {32, 8, 1})).rank(), 3);
+  EXPECT_EQ(AsRows(AnyTensorView()).rank(), 0);
+}
+
+// By both providers: "simd" and "reference".
+class RegistryRowsTest : public testing::Test {
+ protected:
+  RegistryRowsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
+
+  template <class Fn>
+  void ForBoth(const std::string& name, const NamedArgs& args, const Fn& fn) {
+    const auto none = OpPolicy::Parse("none");
+    for (const OpPolicy& policy : {OpPolicy(), *none}) {
+      const OpDispatcher ops(registry_, policy);
+      const auto made = ops.Make(name, args);
+      ASSERT_TRUE(made.ok()) << made.status();
+      SCOPED_TRACE(made->provider);
+      fn(*made->op);
+    }
+  }
+  void Execute(const BoundOp& op, const std::vector<AnyTensorView>& tensors) {
+    ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
+    op.Execute(tensors, executor_);
+  }
+
+  OpRegistry registry_;
+  InlineExecutor executor_;
+};
+
+TEST_F(RegistryRowsTest, TakesRowsAndRefusesSlices) {
+  const TensorMeta meta = {DType::kF32, {4, 1, 64}};
+  ForBoth("gelu", {{"x", meta}}, [&](const BoundOp& op) {
+    std::vector<float> x(4 * 64), out(4 * 64, -9.0f);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = 100.0f + static_cast<float>(i);
+    Execute(op, {Floats(x, 3, {4, 1, 64}, {64, 0, 1}),
+                 Floats(out, 3, {4, 1, 64}, {64, 0, 1})});
+    EXPECT_EQ(out, x);  // far from 0
+    std::vector<float> y(640), z(640);
+    EXPECT_EQ(op.CheckArgs({Floats(y, 4, {2, 1, 3, 64}, {320, 320, 64, 1}),
+                            Floats(z, 4, {2, 1, 3, 64}, {320, 320, 64, 1})})
+                  .code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST_F(RegistryRowsTest, CountsTensorsByName) {
+  const auto expect = [&](const std::string& op, const TensorMeta& x,
+                          const std::string& words) {
+    ForBoth(op, {{"x", x}}, [&](const BoundOp& bound) {
+      const absl::Status status = bound.CheckArgs({AnyTensorView()});
+      EXPECT_TRUE(absl::StrContains(status.message(), words)) << status;
+    });
+  };
+  const TensorMeta x = {DType::kF32, {2, 8}};
+  expect("gelu", x, "gelu: tensors=1; need 2, as the schema has");
+  expect("silu_and_mul", x, "silu_and_mul: tensors=1; need 2");
+}
+
+TEST_F(RegistryRowsTest, InfersTheRowsOfNoColumns) {
+  const auto shapes = registry_.InferShapes(
+      "rms_norm_quant", {{"x", TensorMeta{DType::kF32, {4, 3, 0}}}});
+  if (shapes.ok()) {
+    EXPECT_EQ((*shapes)[1], (TensorMeta{DType::kF32, {12}}));
+  }
+}
+
+TEST_F(RegistryRowsTest, RefusesShapesBeyondInt64) {
+  // 5 * heads would be 4.
+  const TensorMeta heads = {DType::kF32, {1, 0x3333333333333334, 64}};
+  const absl::Status copies =
+      registry_
+          .InferShapes("dual_chunk_rotary_embedding",
+                       {{"positions", TensorMeta{DType::kI32, {1}}},
+                        {"query", heads},
+                        {"key", TensorMeta{DType::kF32, {1, 1, 64}}},
+                        {"max_position", int64_t{8}},
+                        {"chunk_size", int64_t{4}},
+                        {"local_size", int64_t{1}}})
+          .status();
+  EXPECT_TRUE(absl::StrContains(copies.message(),
+                                "query has 3689348814741910324 heads; need 5"))
+      << copies;
+  constexpr int64_t kHalf = int64_t{1} << 32;
+  const absl::Status rows =
+      registry_
+          .InferShapes("rms_norm_quant",
+                       {{"x", TensorMeta{DType::kF32, {kHalf, kHalf, 8}}}})
+          .status();
+  EXPECT_TRUE(absl::StrContains(rows.message(), "x has 2^63 rows or more"))
+      << rows;
+}
+
+TEST_F(RegistryRowsTest, NormsWithoutTheWeightThatWasNotPromised) {
+  ForBoth("rms_norm_quant",
+          {{"x", TensorMeta{DType::kF32, {1, 4}}},
+           {"q_dtype", std::string("int8")}},
+          [&](const BoundOp& op) {
+            std::vector<float> x = {1, -1, 1, -1}, weight = {1, 2, 4, 8};
+            std::vector<float> scales(1);
+            std::vector<uint8_t> q(4);
+            Execute(op, {Floats(x, 2, {1, 4}, {4, 1}), Vector(weight),
+                         Codes(q, DType::kI8, 1, 4), Vector(scales)});
+            EXPECT_EQ(q, (std::vector<uint8_t>{127, 129, 127, 129}));
+          });
+}
+
+TEST_F(RegistryRowsTest, Int8ScalesHaveTheirLeast) {
+  const float tiny = std::ldexp(1.0f, -121);
+  for (const float w : {tiny, std::ldexp(1.0f, -130)}) {
+    ForBoth("rms_norm_quant",
+            {{"x", TensorMeta{DType::kF32, {1, 2}}},
+             {"weight", TensorMeta{DType::kF32, {2}}},
+             {"q_dtype", std::string("int8")}},
+            [&](const BoundOp& op) {
+              std::vector<float> x = {1, -1}, weight = {w, w}, scales(1);
+              std::vector<uint8_t> q(2);
+              Execute(op, {Floats(x, 2, {1, 2}, {2, 1}), Vector(weight),
+                           Codes(q, DType::kI8, 1, 2), Vector(scales)});
+              EXPECT_EQ(scales[0], w == tiny ? std::ldexp(1.0f, -125) : 1.0f);
+            });
+  }
+}
+
+TEST_F(RegistryRowsTest, ScalesOfNothing) {
+  std::vector<float> none(1);
+  std::vector<uint8_t> q(1);
+  std::vector<float> first;
+  ForBoth("quant_fp8",
+          {{"x", TensorMeta{DType::kF32, {0, 8}}},
+           {"granularity", std::string("tensor")}},
+          [&](const BoundOp& op) {
+            std::vector<float> scales = {-1.0f};
+            Execute(op, {Floats(none, 2, {0, 8}, {8, 1}),
+                         Codes(q, DType::kF8E4M3, 0, 8),
+                         Floats(scales, 2, {1, 1}, {1, 1})});
+            first.push_back(scales[0]);
+          });
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_GT(first[0], 0.0f);
+  EXPECT_EQ(first[1], first[0]);
+  // No columns: no groups.
+  ForBoth("quant_fp8",
+          {{"x", TensorMeta{DType::kF32, {2, 0}}},
+           {"granularity", std::string("group")}},
+          [&](const BoundOp& op) {
+            std::vector<float> scales = {-1.0f};
+            Execute(op, {Floats(none, 2, {2, 0}, {0, 1}),
+                         Codes(q, DType::kF8E4M3, 2, 0),
+                         Floats(scales, 2, {2, 0}, {0, 1})});
+            EXPECT_EQ(scales[0], -1.0f);
+          });
+}
+
+}  // namespace
+}  // namespace quern
