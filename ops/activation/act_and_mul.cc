@@ -195,9 +195,10 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
                            blocks_.load(up_row + i * x_size, count, u);
                          }
                          // Each row goes on where this one ends, or nearly.
-                         for (size_t b = 0; b < count * x_size; b += 64) {
-                           PrefetchL2(gate_row + i * x_size + kAhead + b);
-                           PrefetchL2(up_row + i * x_size + kAhead + b);
+                         const size_t ahead = i * in_step + kAhead;
+                         for (size_t b = 0; b < count * in_step; b += 64) {
+                           PrefetchL2(gate_row + ahead + b);
+                           if (up != nullptr) PrefetchL2(up_row + ahead + b);
                          }
                          if (spec_.sparsity != 0.0) {
                            kernels_.excess(cutoff, count, g);

@@ -135,7 +135,7 @@ absl::Status RmsNormQuantPlan::CheckAddArgs(
                              args.residual_out);
 }
 
-// Returns the scale.
+// Returns the scale. Of `scale`: the weight, and what to prefetch.
 float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
                                     size_t h_size, RmsNormScale scale,
                                     float sum_squares, char* q) const {
@@ -145,7 +145,8 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
   scale.scale =
       1.0f /
       std::sqrt(sum_squares / static_cast<float>(SpanOf(norm)) + norm.eps);
-  scale.next = h;
+  const char* const next = static_cast<const char*>(scale.next);
+  const char* const next2 = static_cast<const char*>(scale.next2);
   const char* const weight = static_cast<const char*>(scale.weight);
   const int64_t weight_size = static_cast<int64_t>(SizeOf(norm.weight_dtype));
   const bool keep = n <= kKept;
@@ -157,8 +158,10 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
       float* const part = row + (keep ? i : 0);
       if (!normed) {
         if (weight != nullptr) scale.weight = weight + i * weight_size;
-        normalise(h + i * static_cast<int64_t>(h_size), scale, part,
-                  static_cast<size_t>(count));
+        const int64_t at = i * static_cast<int64_t>(h_size);
+        scale.next = next + at;
+        if (next2 != nullptr) scale.next2 = next2 + at;
+        normalise(h + at, scale, part, static_cast<size_t>(count));
       }
       fn(i, count, part);
     }
@@ -195,13 +198,15 @@ void RmsNormQuantPlan::Execute(const RmsNormQuantArgs& args,
   const bool per_token = spec_.scale_of == NormScale::kPerToken;
   float* const scales =
       per_token ? static_cast<float*>(args.scales.mutable_data()) : nullptr;
-  RmsNormScale scale = {};
-  if (spec_.norm.weight != NormWeight::kNone) scale.weight = args.weight.data();
+  RmsNormScale every = {};
+  if (spec_.norm.weight != NormWeight::kNone) every.weight = args.weight.data();
   const size_t span = static_cast<size_t>(SpanOf(spec_.norm));
   const size_t x_size = SizeOf(spec_.norm.x_dtype);
   ParallelRows(executor, args.x.extent(0), 4 * spec_.norm.hidden,
                [&](int64_t begin, int64_t end) {
+                 RmsNormScale scale = every;
                  for (int64_t i = begin; i < end; ++i) {
+                   scale.next = x[std::min(i + 1, end - 1)];
                    const float s =
                        QuantizeRow(x[i], kernels_.scale_x, x_size, scale,
                                    kernels_.sum_squares(x[i], span), q[i]);
@@ -218,14 +223,15 @@ void RmsNormQuantPlan::ExecuteAdd(const RmsNormQuantArgs& args,
   const bool per_token = spec_.scale_of == NormScale::kPerToken;
   float* const scales =
       per_token ? static_cast<float*>(args.scales.mutable_data()) : nullptr;
-  RmsNormScale scale = {};
-  if (spec_.norm.weight != NormWeight::kNone) scale.weight = args.weight.data();
+  RmsNormScale every = {};
+  if (spec_.norm.weight != NormWeight::kNone) every.weight = args.weight.data();
   const size_t n = static_cast<size_t>(spec_.norm.hidden);
   const size_t span = static_cast<size_t>(SpanOf(spec_.norm));
   const size_t x_size = SizeOf(spec_.norm.x_dtype);
   const size_t r_size = SizeOf(spec_.norm.residual_dtype);
   ParallelRows(executor, args.x.extent(0), 6 * spec_.norm.hidden,
                [&](int64_t begin, int64_t end) {
+                 RmsNormScale scale = every;
                  for (int64_t i = begin; i < end; ++i) {
                    const float sum_squares = kernels_.add_sum_squares(
                        x[i], residual[i], residual_out[i], span);
@@ -234,6 +240,9 @@ void RmsNormQuantPlan::ExecuteAdd(const RmsNormQuantArgs& args,
                          x[i] + span * x_size, residual[i] + span * r_size,
                          residual_out[i] + span * r_size, n - span);
                    }
+                   const int64_t next = std::min(i + 1, end - 1);
+                   scale.next = residual[next];
+                   scale.next2 = x_size == r_size ? x[next] : nullptr;
                    const float s =
                        QuantizeRow(residual_out[i], kernels_.scale_residual,
                                    r_size, scale, sum_squares, q[i]);
