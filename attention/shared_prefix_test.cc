@@ -147,7 +147,10 @@ int64_t MostSaved(const std::vector<int32_t>& set, const SharedFn& shared) {
 TEST(SharedPrefixTest, HoldsForRandomTables) {
   TestRng rng;
   int64_t found = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 400; ++round) {
+    constexpr std::array<int64_t, 4> kPageSizes = {128, 256, 384, 1024};
+    const int64_t page_size = kPageSizes.at(static_cast<size_t>(round) % 4);
+    const int64_t most_pages = page_size > 256 ? 2 : 6;
     std::vector<Pages> sequences;
     const int64_t count = rng.Integer(0, 12);
     for (int64_t s = 0; s < count; ++s) {
@@ -159,14 +162,13 @@ TEST(SharedPrefixTest, HoldsForRandomTables) {
             of.begin(),
             of.begin() + rng.Integer(0, static_cast<int64_t>(of.size())));
       }
-      const int64_t more = rng.Integer(0, 6);
+      const int64_t more = rng.Integer(0, most_pages);
       for (int64_t i = 0; i < more; ++i) {
         pages.push_back(static_cast<int32_t>(rng.Integer(0, 99999)));
       }
       sequences.push_back(pages);
     }
-    constexpr std::array<int64_t, 4> kPageSizes = {128, 256, 384, 1024};
-    Step step(sequences, kPageSizes.at(static_cast<size_t>(round) % 4));
+    Step step(sequences, page_size);
     for (size_t s = 0; s < sequences.size(); ++s) {
       step.kv_lens[s] -=
           std::min(step.kv_lens[s], rng.Integer(0, 1) * rng.Integer(0, 1024));
