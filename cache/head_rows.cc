@@ -1,5 +1,6 @@
 #include "cache/head_rows.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -38,6 +39,7 @@ struct CacheSide {
   const char* name;
   KvCacheView::Blocks blocks;
   int64_t block_bytes;  // without the padding of KvLayout
+  size_t element_bytes;
 };
 
 CacheSide ScaleSide(const char* name, const KvScales& scales,
@@ -45,7 +47,8 @@ CacheSide ScaleSide(const char* name, const KvScales& scales,
   constexpr auto kElement = static_cast<int64_t>(sizeof(float));
   CacheSide side = {name,
                     {reinterpret_cast<uint8_t*>(scales.data), 0, 0},
-                    layout.page_size() * kElement};
+                    layout.page_size() * kElement,
+                    sizeof(float)};
   // Strides so large that their bytes overflow are refused as negative ones.
   if (!CheckedMul(scales.page_stride, kElement,
                   &side.blocks.page_stride_bytes) ||
@@ -58,17 +61,31 @@ CacheSide ScaleSide(const char* name, const KvScales& scales,
 
 absl::InlinedVector<CacheSide, 4> SidesOf(const KvCacheView& cache) {
   const KvLayout& layout = cache.layout();
-  const auto element = static_cast<int64_t>(SizeOf(layout.dtype()));
+  const size_t element = SizeOf(layout.dtype());
+  const auto bytes = [&](int64_t elements) {
+    return elements * static_cast<int64_t>(element);
+  };
   absl::InlinedVector<CacheSide, 4> sides = {
-      {"keys", cache.k(), layout.k_elements() * element}};
+      {"keys", cache.k(), bytes(layout.k_elements()), element}};
   if (layout.form() != KvForm::kLatent) {
-    sides.push_back({"values", cache.v(), layout.v_elements() * element});
+    sides.push_back({"values", cache.v(), bytes(layout.v_elements()), element});
   }
   if (layout.scaling() == KvScaling::kPerTokenHead) {
     sides.push_back(ScaleSide("scales of keys", cache.k_scales(), layout));
     sides.push_back(ScaleSide("scales of values", cache.v_scales(), layout));
   }
   return sides;
+}
+
+bool IsAligned(const void* data, size_t element) {
+  return reinterpret_cast<uintptr_t>(data) % element == 0;
+}
+
+absl::Status NotAligned(absl::string_view op, absl::string_view what,
+                        size_t element) {
+  return InvalidArgument(op, "the ", what,
+                         " are not aligned to their elements of ", element,
+                         " bytes");
 }
 
 // The scales of the caller's.
@@ -83,6 +100,9 @@ absl::Status CheckScales(absl::string_view op, absl::string_view name,
   if (scales.data == nullptr) {
     return InvalidArgument(op, "the scales of ", name, " are null; need ",
                            count);
+  }
+  if (!IsAligned(scales.data, sizeof(float))) {
+    return NotAligned(op, absl::StrCat("scales of ", name), sizeof(float));
   }
   if (per_head && scales.head_stride < 0) {
     return InvalidArgument(op, "the scales of ", name, " are ",
@@ -109,6 +129,56 @@ bool SpanBytes(const KvCacheView& cache, const CacheSide& side,
                     side.blocks.head_stride_bytes, &heads) &&
          CheckedAdd(pages, heads, bytes) &&
          CheckedAdd(*bytes, side.block_bytes, bytes);
+}
+
+// Whether there is a whole number q in [first, last] of which at + q * stride
+// is in (below, above). stride >= 0.
+bool AnyStepWithin(int64_t at, int64_t stride, int64_t first, int64_t last,
+                   int64_t below, int64_t above) {
+  int64_t q = first;
+  if (stride > 0) {
+    const int64_t room = above - 1 - at;
+    q = room / stride - (room % stride < 0 ? 1 : 0);  // the last one below it
+    q = std::clamp(q, first, last);
+  }
+  const int64_t reached = at + q * stride;
+  return below < reached && reached < above;
+}
+
+// Whether a block of `a` and one of `b` have a byte in common: exact, but for
+// sides of more bytes than a memory has. Equal strides spare a loop, as only
+// the difference of two indices matters then. There is a page.
+bool Overlap(const KvCacheView& cache, const CacheSide& a, const CacheSide& b) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  int64_t a_bytes = 0, b_bytes = 0;
+  if (!SpanBytes(cache, a, &a_bytes) || !SpanBytes(cache, b, &b_bytes)) {
+    return true;
+  }
+  const int64_t distance = reinterpret_cast<intptr_t>(b.blocks.data) -
+                           reinterpret_cast<intptr_t>(a.blocks.data);
+  if (distance >= a_bytes || -distance >= b_bytes) return false;
+  if (a_bytes > kMost || b_bytes > kMost) return true;
+  const int64_t a_page = a.blocks.page_stride_bytes;
+  const int64_t b_page = b.blocks.page_stride_bytes;
+  const int64_t a_head = a.blocks.head_stride_bytes;
+  const int64_t b_head = b.blocks.head_stride_bytes;
+  const int64_t pages = cache.num_pages();
+  const int64_t heads = cache.layout().kv_heads();
+  const int64_t a_pages = a_page == b_page ? 1 : pages;
+  const int64_t first = a_page == b_page ? 1 - pages : 0;
+  for (int64_t p = 0; p < a_pages; ++p) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t b_heads = a_head == b_head && h > 0 ? 1 : heads;
+      for (int64_t g = 0; g < b_heads; ++g) {
+        const int64_t at = distance + g * b_head - h * a_head - p * a_page;
+        if (AnyStepWithin(at, b_page, first, pages - 1, -b.block_bytes,
+                          a.block_bytes)) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -165,6 +235,14 @@ absl::Status CheckCache(absl::string_view op, const KvCacheView& cache) {
                              " bytes apart; need 0 or more, and fewer than "
                              "2^63 bytes from first to last");
     }
+    const auto element = static_cast<int64_t>(side.element_bytes);
+    if (!IsAligned(side.blocks.data, side.element_bytes) ||
+        (pages > 1 && side.blocks.page_stride_bytes % element != 0) ||
+        (cache.layout().kv_heads() > 1 &&
+         side.blocks.head_stride_bytes % element != 0)) {
+      return NotAligned(op, absl::StrCat(side.name, " of the cache"),
+                        side.element_bytes);
+    }
   }
   QUERN_RETURN_IF_ERROR(
       CheckScales(op, "keys", cache.k_scales(), cache.layout()));
@@ -175,7 +253,8 @@ absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache) {
   QUERN_RETURN_IF_ERROR(CheckCache(op, cache));
   const int64_t pages = cache.num_pages();
   if (pages == 0) return absl::OkStatus();
-  for (const CacheSide& side : SidesOf(cache)) {
+  const auto sides = SidesOf(cache);
+  for (const CacheSide& side : sides) {
     if (!LieApart(
             {pages, cache.layout().kv_heads()},
             {side.blocks.page_stride_bytes, side.blocks.head_stride_bytes},
@@ -185,6 +264,15 @@ absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache) {
                              side.blocks.head_stride_bytes,
                              " bytes apart; need blocks of ", side.block_bytes,
                              " that do not overlap");
+    }
+  }
+  for (size_t i = 0; i < sides.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (Overlap(cache, sides[j], sides[i])) {
+        return InvalidArgument(op, "the ", sides[i].name,
+                               " of the cache overlap the ", sides[j].name,
+                               " of the cache; need no byte in common");
+      }
     }
   }
   return absl::OkStatus();

@@ -28,11 +28,15 @@ absl::Status CheckHeadRowsOut(absl::string_view op, absl::string_view name,
 
 // `cache` has memory for all its pages, at strides that are not negative, and
 // the scales that its layout asks for: of the caller's, each in
-// [KvScales::kMin, infinity).
+// [KvScales::kMin, infinity). All of them, and the strides, at multiples of the
+// element's size.
 absl::Status CheckCache(absl::string_view op, const KvCacheView& cache);
 
-// The same, and no two of its blocks of keys overlap, nor of values, nor of the
-// scales that are written with them.
+// The same, and no two of its blocks overlap: of keys, of values, and of the
+// scales that are written with them. Keys and values may be interleaved in one
+// buffer in whichever way. Cost: for two kinds whose address ranges meet, one
+// step for each head where they have the same strides; one for each two heads
+// where head strides differ; and those for each page where page strides do.
 absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache);
 
 // `view` lies outside the bytes from the first to the last of the keys, and of

@@ -105,10 +105,11 @@ class WriteKvPlan {
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument and its value: a shape or type that is not the plan's, negative
-  // strides, a null k, v or cache, a cache whose blocks overlap or that k or v
-  // overlaps, scales that are missing, not finite, below 2^-125 or that overlap
-  // where they are written, a slot at or beyond the end of the cache, a slot
-  // given twice, a position beyond the tables. Cost: sorts the slots.
+  // strides, a null k, v or cache, one not aligned to its elements, a cache
+  // whose blocks overlap, of keys or values or both, or that k or v overlaps,
+  // scales that are missing, not aligned, not finite, below 2^-125 or that
+  // overlap where they are written, a slot at or beyond the end of the cache, a
+  // slot given twice, a position beyond the tables. Cost: sorts the slots.
   absl::Status CheckArgs(const WriteKvArgs& args) const;
 
   // args as CheckArgs accepts them. Writes the slots named (the zero that

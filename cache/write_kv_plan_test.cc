@@ -113,10 +113,17 @@ TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
     return KvCacheView::Blocks{cache.data(), page_stride, head_stride};
   };
   const auto apart = blocks(2 * 16 * 6 * 2, 16 * 6 * 2);
-  args.cache = KvCacheView(layout, 2, apart, apart);
+  std::vector<uint8_t> values(2 * 2 * 16 * 6 * 2);
+  auto values_apart = apart;
+  values_apart.data = values.data();
+  args.cache = KvCacheView(layout, 2, apart, values_apart);
   EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  args.cache = KvCacheView(layout, 2, apart, apart);
+  expect_refused(args, "the values of the cache overlap the keys of the cache");
   const auto by_head = blocks(16 * 6 * 2, 2 * 16 * 6 * 2);
-  args.cache = KvCacheView(layout, 2, by_head, by_head);
+  auto values_by_head = by_head;
+  values_by_head.data = values.data();
+  args.cache = KvCacheView(layout, 2, by_head, values_by_head);
   EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
   args.cache = KvCacheView(layout, 2, apart, blocks(0, 192));
   expect_refused(args,
@@ -217,9 +224,112 @@ TEST(WriteKvPlanTest, RefusesScalesThatCannotBeWritten) {
   call.args.cache.set_scales(good, {scales.data(), int64_t{1} << 62, 16});
   EXPECT_THAT(call.Refusal(), HasSubstr("the scales of values of the cache"));
   call.args.cache.set_scales(good, good);
+  EXPECT_THAT(call.Refusal(), HasSubstr("the scales of values of the cache "
+                                        "overlap the scales of keys"));
+  call.args.cache.set_scales(
+      good,
+      {static_cast<float*>(static_cast<void*>(call.cache.data())), 32, 16});
+  EXPECT_THAT(call.Refusal(), HasSubstr("the scales of values of the cache "
+                                        "overlap the keys"));
+  std::vector<float> others(scales.size());
+  call.args.cache.set_scales(good, {others.data(), 32, 16});
+  EXPECT_EQ(call.Refusal(), "accepted");
   call.args.k = TensorView<const float, 3>(scales.data(), {1, 2, 4}, {8, 4, 1});
   EXPECT_THAT(call.Refusal(),
               HasSubstr("scales of keys of the cache overlaps k"));
+}
+
+// Where the blocks of keys and values may lie in one buffer. Keys of 16 x 4 f32
+// are 256 bytes, values of 16 x 8 are 512.
+TEST(WriteKvPlanTest, AcceptsKeysAndValuesOfOneBufferWhereTheyAreApart) {
+  const KvLayout layout = MakeLayout(DType::kF32, 2, 4, 8, 16);
+  const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+  const std::vector<float> data(16);
+  const std::vector<int64_t> slots = {20};
+  WriteKvArgs args;
+  args.k = TensorView<const float, 3>(data.data(), {1, 2, 4}, {8, 4, 1});
+  args.v = TensorView<const float, 3>(data.data(), {1, 2, 8}, {16, 8, 1});
+  args.slots = slots;
+  std::vector<float> memory(10000);
+  auto* bytes = reinterpret_cast<uint8_t*>(memory.data());
+  const struct {
+    int64_t k_page, k_head, v, v_page, v_head;
+    bool apart;
+  } kCases[] = {
+      {1536, 768, 256, 1536, 768, true},  // [page][head][K, V]
+      {1536, 768, 252, 1536, 768, false},
+      {1536, 768, 260, 1536, 768, false},
+      {1540, 768, 260, 1540, 768, false},
+      {1536, 256, 512, 1536, 512, true},  // [page][K, V][head]
+      {1536, 256, 508, 1536, 512, false},
+      {1536, 256, 516, 1536, 512, false},
+      {256, 2304, 768, 512, 2304, true},  // [head][K, V][page]
+      {256, 2304, 764, 512, 2304, false},
+      {256, 2304, 772, 512, 2304, false},
+      {768, 2304, 256, 768, 2304, true},  // [head][page][K, V]
+      {768, 2304, 252, 768, 2304, false},
+      {512, 256, 1536, 1024, 512, true},  // [K, V][page][head]
+      {512, 256, 1532, 1024, 512, false},
+      {1024, 512, 512, 2048, 1024, false},
+      {1024, 256, 512, 2048, 1024, true},  // of other strides both
+      {1024, 256, 508, 2048, 1024, false},
+      {1536, 768, 256 + 1536, 1536, 768, true},  // a page later
+      {1536, 768, 2 * 1536, 1536, 768, false},
+      {1536, 768, 3 * 1536, 1536, 768, true},
+      {512, 256, 0, int64_t{1} << 61, 512, false},
+  };
+  for (const auto& c : kCases) {
+    args.cache = KvCacheView(layout, 3, {bytes, c.k_page, c.k_head},
+                             {bytes + c.v, c.v_page, c.v_head});
+    const absl::Status status = plan.CheckArgs(args);
+    EXPECT_EQ(status.ok(), c.apart) << c.v << ": " << status;
+    if (!c.apart) {
+      EXPECT_THAT(status.message(),
+                  HasSubstr("the values of the cache overlap the keys"));
+    }
+  }
+}
+
+TEST(WriteKvPlanTest, RefusesACacheThatIsNotAligned) {
+  SmallCall call(KvScaling::kNone);
+  const KvCacheView good = call.args.cache;
+  const auto moved = [](KvCacheView::Blocks blocks, int64_t bytes) {
+    blocks.data += bytes;
+    return blocks;
+  };
+  call.args.cache = KvCacheView(call.spec.kv, 1, moved(good.k(), 2), good.v());
+  EXPECT_THAT(call.Refusal(),
+              HasSubstr("the keys of the cache are not aligned to their "
+                        "elements of 4 bytes"));
+  call.args.cache = KvCacheView(call.spec.kv, 1, good.k(), moved(good.v(), 1));
+  EXPECT_THAT(call.Refusal(), HasSubstr("the values of the cache are not"));
+  KvCacheView::Blocks stepped = good.k();
+  stepped.page_stride_bytes += 2;
+  call.args.cache = KvCacheView(call.spec.kv, 2, stepped, good.v());
+  EXPECT_THAT(call.Refusal(), HasSubstr("the keys of the cache are not"));
+  stepped = good.v();
+  stepped.head_stride_bytes += 1;
+  call.args.cache = KvCacheView(call.spec.kv, 1, good.k(), stepped);
+  EXPECT_THAT(call.Refusal(), HasSubstr("the values of the cache are not"));
+  // Bytes are aligned anywhere, their scales are not.
+  std::vector<float> memory(2 * 2 * 16 + 1);
+  auto* stray =
+      reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(memory.data()) + 1);
+  float one = 1;
+  for (const KvScaling scaling :
+       {KvScaling::kPerTensor, KvScaling::kPerHead, KvScaling::kPerTokenHead}) {
+    SmallCall scaled(scaling);
+    const KvCacheView& view = scaled.args.cache;
+    KvScales k = {&one, 0, 0}, v = {stray, 0, 0};
+    if (scaling == KvScaling::kPerTokenHead) {
+      k = view.k_scales();
+      v = {stray, 32, 16};
+    }
+    scaled.args.cache.set_scales(k, v);
+    EXPECT_THAT(scaled.Refusal(), HasSubstr("the scales of values"));
+    EXPECT_THAT(scaled.Refusal(),
+                HasSubstr("not aligned to their elements of 4 bytes"));
+  }
 }
 
 TEST(WriteKvPlanTest, RefusesPositionsBeyondTheTables) {
