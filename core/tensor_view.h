@@ -169,7 +169,8 @@ class AnyTensorView {
   constexpr void* mutable_data() const { return mutable_data_; }
   constexpr bool writable() const { return mutable_data_ != nullptr; }
 
-  // The typed view again. T must be dtype(), const unless writable().
+  // The typed view again. T must be dtype(), const unless writable() or empty.
+  // The last stride is 1 also where it is not used: its extent is 1 at most.
   template <typename T, int kRank>
   TensorView<T, kRank> As() const {
     QUERN_DCHECK(DTypeOf<T> == dtype_ && kRank == rank_);
@@ -178,11 +179,14 @@ class AnyTensorView {
       extents[d] = extents_[d];
       strides[d] = strides_[d];
     }
+    if (extents[kRank - 1] <= 1) strides[kRank - 1] = 1;
     if constexpr (std::is_const_v<T>) {
       return {static_cast<T*>(data_), extents, strides};
     } else {
-      QUERN_DCHECK(writable() || data_ == nullptr);
-      return {static_cast<T*>(mutable_data_), extents, strides};
+      const TensorView<T, kRank> view(static_cast<T*>(mutable_data_), extents,
+                                      strides);
+      QUERN_DCHECK(writable() || data_ == nullptr || view.empty());
+      return view;
     }
   }
 

@@ -98,6 +98,21 @@ TEST(AnyTensorViewTest, IsMadeAtRunTimeToo) {
   EXPECT_EQ((constant.As<const int8_t, 1>().extent(0)), 10);
 }
 
+// What CheckInput and CheckOutput let pass.
+TEST(AnyTensorViewTest, IsTypedWhereAStrideOrMemoryIsNotUsed) {
+  float data[16] = {};
+  // A column of a column-major matrix, and one element.
+  const AnyTensorView column(DType::kF32, static_cast<void*>(data), 2, {4, 1},
+                             {1, 4});
+  EXPECT_EQ((column.As<float, 2>().strides()), (std::array<int64_t, 2>{1, 1}));
+  EXPECT_EQ((column.As<const float, 2>().At(3, 0)), data + 3);
+  const AnyTensorView one(DType::kF32, static_cast<void*>(data), 1, {1}, {2});
+  EXPECT_EQ((one.As<float, 1>().stride(0)), 1);
+  const AnyTensorView none(DType::kF32, static_cast<const void*>(data), 2,
+                           {0, 4}, {4, 1});
+  EXPECT_TRUE((none.As<float, 2>().empty()));
+}
+
 TEST(TensorViewDeathTest, ChecksWhatCreateProvedInDebugBuilds) {
   float data[6] = {};
   const auto m = DenseMatrix(data, 2, 3);
@@ -107,6 +122,8 @@ TEST(TensorViewDeathTest, ChecksWhatCreateProvedInDebugBuilds) {
   EXPECT_DEATH((void)m.At(0, 3), "check failed");
   EXPECT_DEATH(((void)AnyTensorView(m).As<int32_t, 2>()), "check failed");
   EXPECT_DEATH((MatrixView<float>(data, {2, 3}, {1, 2})), "check failed");
+  const AnyTensorView read_only = MatrixView<const float>(m);
+  EXPECT_DEATH(((void)read_only.As<float, 2>()), "check failed");
 #else
   GTEST_SKIP() << "QUERN_DCHECK is off";
 #endif

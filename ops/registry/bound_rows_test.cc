@@ -231,5 +231,33 @@ TEST_F(RegistryRowsTest, ScalesOfNothing) {
           });
 }
 
+// Scales that are a column of a column-major matrix, one position of a
+// vector's.
+TEST_F(RegistryRowsTest, TakesStridesThatDoNotCount) {
+  ForBoth("quant_fp8", {{"x", TensorMeta{DType::kF32, {4, 1}}}},
+          [&](const BoundOp& op) {
+            std::vector<float> x = {448, 896, -1792, 448};
+            std::vector<float> scales(8, -1.0f);
+            std::vector<uint8_t> q(4);
+            Execute(op, {Floats(x, 2, {4, 1}, {1, 1}),
+                         Codes(q, DType::kF8E4M3, 4, 1),
+                         Floats(scales, 2, {4, 1}, {1, 4})});
+            EXPECT_EQ(scales, (std::vector<float>{1, 2, 4, 1, -1, -1, -1, -1}));
+          });
+  ForBoth("rotary_embedding",
+          {{"positions", TensorMeta{DType::kI32, {1}}},
+           {"query", TensorMeta{DType::kF32, {1, 1, 2}}},
+           {"max_position", int64_t{4}}},
+          [&](const BoundOp& op) {
+            std::vector<float> x = {1, 0};
+            const int32_t position = 3;
+            Execute(op, {AnyTensorView(DType::kI32,
+                                       static_cast<const void*>(&position), 1,
+                                       {1}, {2}),
+                         Floats(x, 3, {1, 1, 2}, {2, 2, 1}), AnyTensorView()});
+            EXPECT_NEAR(x[0], std::cos(3.0), 1e-6);
+          });
+}
+
 }  // namespace
 }  // namespace quern
