@@ -21,7 +21,7 @@ absl::StatusOr<Fp8BlockLinearPlan> Fp8BlockLinearPlan::Create(
     const Fp8BlockLinearSpec& spec, const AnyTensorView& weights,
     const AnyTensorView& scales, const AnyTensorView& bias,
     Executor& executor) {
-  constexpr char kOp[] = "fp8_block_linear";
+  static constexpr char kOp[] = "fp8_block_linear";
   BlockLinearSpec block;
   block.op = kOp;
   block.n = spec.n;
