@@ -1,8 +1,9 @@
 #ifndef QUERN_MODELS_LLAMA_H_
 #define QUERN_MODELS_LLAMA_H_
 
-// The forward pass of a Llama-architecture model, composed of this library's
-// operators. For the tokens t of a step, x[t, hidden] in f32:
+// The forward pass of a Llama, and of models that differ from it in details,
+// composed of this library's operators. For the tokens t of a step,
+// x[t, hidden] in f32:
 //
 //   x = embedding[token]
 //   each layer:  [q, k, v] = linear(rms_norm(x));  q, k = rope(q), rope(k)
@@ -10,6 +11,12 @@
 //                [gate, up] = linear(rms_norm(x))
 //                x += linear(silu(gate) * up)
 //   logits = output * rms_norm(x)
+//
+// general.architecture of the file decides on the details:
+//
+//   llama   as above; RoPE turns the pairs (2j, 2j + 1)
+//   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself;
+//           RoPE turns the pairs (j, j + rope_dim / 2)
 //
 // Matrices and the rows that they multiply are bf16, f32 or int8, the rest is
 // f32.

@@ -23,25 +23,73 @@ constexpr char kOp[] = "llama";
 constexpr int64_t kMaxDim = int64_t{1} << 28;
 constexpr int64_t kMaxLayers = 4096;
 
-// The integer of `key`, or `fallback` if that is not negative and there is no
-// such key.
-absl::StatusOr<int64_t> Int(const GgufFile& file, absl::string_view key,
-                            int64_t max, int64_t fallback = -1) {
-  if (fallback >= 0 && !file.Has(key)) return fallback;
-  QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 1, max));
-  return value;
-}
+// The keys of one architecture.
+class Keys {
+ public:
+  Keys(const GgufFile& file, absl::string_view architecture)
+      : file_(file), prefix_(absl::StrCat(architecture, ".")) {}
 
-absl::StatusOr<float> PositiveF32(const GgufFile& file, absl::string_view key,
-                                  float fallback) {
-  if (!file.Has(key)) return fallback;
-  QUERN_ASSIGN_OR_RETURN(const float value, file.GetF32(key));
-  if (!std::isfinite(value) || value <= 0) {
-    return InvalidArgument(kOp, key, "=", value, "; need a number > 0");
+  std::string Name(absl::string_view key) const {
+    return absl::StrCat(prefix_, key);
   }
-  return value;
-}
+  bool Has(absl::string_view key) const { return file_.Has(Name(key)); }
+
+  // The integer of `key`, in [1, max]; or `fallback` if that is not negative
+  // and there is no such key.
+  absl::StatusOr<int64_t> Int(absl::string_view key, int64_t max,
+                              int64_t fallback = -1) const {
+    if (fallback >= 0 && !Has(key)) return fallback;
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file_.GetInt(Name(key)));
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, Name(key), value, 1, max));
+    return value;
+  }
+
+  absl::StatusOr<float> PositiveF32(absl::string_view key) const {
+    QUERN_ASSIGN_OR_RETURN(const float value, file_.GetF32(Name(key)));
+    if (!std::isfinite(value) || value <= 0) {
+      return InvalidArgument(kOp, Name(key), "=", value, "; need a number > 0");
+    }
+    return value;
+  }
+  absl::StatusOr<float> PositiveF32(absl::string_view key,
+                                    float fallback) const {
+    if (!Has(key)) return fallback;
+    return PositiveF32(key);
+  }
+
+  // Unimplemented, if there is scaling of rotary positions.
+  absl::Status CheckNoRopeScaling() const {
+    if (const char* key = "rope.scaling.type"; Has(key)) {
+      QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
+                             file_.GetString(Name(key)));
+      if (scaling == "none") return absl::OkStatus();
+      return Unimplemented(kOp, Name(key), " is '",
+                           absl::CHexEscape(scaling.substr(0, 64)),
+                           "'; need 'none'");
+    }
+    // Factors are linear ones, unless told.
+    for (const char* key : {"rope.scaling.factor", "rope.scale_linear"}) {
+      if (!Has(key)) continue;
+      QUERN_ASSIGN_OR_RETURN(const float factor, file_.GetF32(Name(key)));
+      if (factor != 1.0f && factor != 0.0f) {  // 0: none either
+        return Unimplemented(kOp, Name(key), "=", factor, "; need 1");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckNoExperts() const {
+    if (!Has("expert_count")) return absl::OkStatus();
+    QUERN_ASSIGN_OR_RETURN(const int64_t experts,
+                           file_.GetInt(Name("expert_count")));
+    if (experts == 0) return absl::OkStatus();
+    return Unimplemented(kOp, Name("expert_count"), "=", experts, "; need 0");
+  }
+
+ private:
+  const GgufFile& file_;
+  std::string prefix_;
+};
 
 absl::Status CheckShape(const GgufFile& file, absl::string_view name,
                         const std::vector<int64_t>& dims) {
@@ -72,6 +120,10 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
     wanted.push_back({blk + "attn_q.weight", {c.hidden, c.q_cols()}});
     wanted.push_back({blk + "attn_k.weight", {c.hidden, c.kv_cols()}});
     wanted.push_back({blk + "attn_v.weight", {c.hidden, c.kv_cols()}});
+    if (c.head_norms) {
+      wanted.push_back({blk + "attn_q_norm.weight", {c.head_dim}});
+      wanted.push_back({blk + "attn_k_norm.weight", {c.head_dim}});
+    }
     wanted.push_back({blk + "attn_output.weight", {c.q_cols(), c.hidden}});
     wanted.push_back({blk + "ffn_norm.weight", {c.hidden}});
     wanted.push_back({blk + "ffn_gate.weight", {c.hidden, c.ffn}});
@@ -89,11 +141,63 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
   for (const GgufTensor& tensor : file.tensors()) {
     if (!std::binary_search(names.begin(), names.end(), tensor.name)) {
       return Unimplemented(kOp, "tensor '", absl::CHexEscape(tensor.name),
-                           "' is not part of a plain Llama of ", c.layers,
-                           " layers");
+                           "' is not part of a plain ", c.architecture, " of ",
+                           c.layers, " layers");
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadShape(const Keys& keys, LlamaConfig& c) {
+  QUERN_ASSIGN_OR_RETURN(c.context, keys.Int("context_length", kMaxDim));
+  QUERN_ASSIGN_OR_RETURN(c.hidden, keys.Int("embedding_length", kMaxDim));
+  QUERN_ASSIGN_OR_RETURN(c.layers, keys.Int("block_count", kMaxLayers));
+  QUERN_ASSIGN_OR_RETURN(c.ffn, keys.Int("feed_forward_length", kMaxDim));
+  QUERN_ASSIGN_OR_RETURN(c.q_heads, keys.Int("attention.head_count", kMaxDim));
+  QUERN_ASSIGN_OR_RETURN(
+      c.kv_heads, keys.Int("attention.head_count_kv", kMaxDim, c.q_heads));
+  if (c.q_heads % c.kv_heads != 0) {
+    return InvalidArgument(kOp, keys.Name("attention.head_count="), c.q_heads,
+                           "; need a multiple of head_count_kv=", c.kv_heads);
+  }
+  QUERN_ASSIGN_OR_RETURN(c.head_dim, keys.Int("attention.key_length", kMaxDim,
+                                              c.hidden / c.q_heads));
+  if (c.head_dim == 0 ||
+      (!keys.Has("attention.key_length") && c.hidden % c.q_heads != 0)) {
+    return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
+                           "; need a multiple of head_count=", c.q_heads);
+  }
+  QUERN_ASSIGN_OR_RETURN(const int64_t v_dim, keys.Int("attention.value_length",
+                                                       kMaxDim, c.head_dim));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
+                                   v_dim, c.head_dim, "the keys have"));
+  QUERN_ASSIGN_OR_RETURN(
+      c.rope_dim, keys.Int("rope.dimension_count", c.head_dim, c.head_dim));
+  if (c.rope_dim % 2 != 0) {
+    return InvalidArgument(kOp, keys.Name("rope.dimension_count="), c.rope_dim,
+                           "; need an even number");
+  }
+  QUERN_ASSIGN_OR_RETURN(c.rope_base,
+                         keys.PositiveF32("rope.freq_base", 10000.0f));
+  QUERN_ASSIGN_OR_RETURN(c.norm_eps,
+                         keys.PositiveF32("attention.layer_norm_rms_epsilon"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadVocab(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
+  QUERN_ASSIGN_OR_RETURN(const GgufTensor* embedding,
+                         file.FindTensor("token_embd.weight"));
+  c.vocab = embedding->rows();
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "vocabulary", c.vocab, 1, kMaxDim));
+  QUERN_ASSIGN_OR_RETURN(const int64_t vocab,
+                         keys.Int("vocab_size", kMaxDim, c.vocab));
+  return CheckEqual(kOp, keys.Name("vocab_size"), vocab, c.vocab,
+                    "token_embd.weight has rows");
+}
+
+void SetQwen3(LlamaConfig& c) {
+  c.rope_style = RotaryStyle::kHalves;
+  c.head_norms = true;
 }
 
 }  // namespace
@@ -101,91 +205,25 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
 absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
   QUERN_ASSIGN_OR_RETURN(const absl::string_view architecture,
                          file.GetString("general.architecture"));
-  if (architecture != "llama") {
+  if (architecture != "llama" && architecture != "qwen3") {
     return Unimplemented(kOp, "general.architecture is '",
                          absl::CHexEscape(architecture.substr(0, 64)),
-                         "'; need 'llama'");
+                         "'; need 'llama' or 'qwen3'");
   }
-  bool scales = true;  // the factors below are linear ones, unless told
-  if (file.Has("llama.rope.scaling.type")) {
-    QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
-                           file.GetString("llama.rope.scaling.type"));
-    if (scaling != "none") {
-      return Unimplemented(kOp, "llama.rope.scaling.type is '",
-                           absl::CHexEscape(scaling.substr(0, 64)),
-                           "'; need 'none'");
-    }
-    scales = false;
-  }
-  for (const char* key :
-       {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
-    if (!scales || !file.Has(key)) continue;
-    QUERN_ASSIGN_OR_RETURN(const float factor, file.GetF32(key));
-    if (factor != 1.0f && factor != 0.0f) {  // 0: none either
-      return Unimplemented(kOp, key, "=", factor, "; need 1");
-    }
-  }
-  if (file.Has("llama.expert_count")) {
-    QUERN_ASSIGN_OR_RETURN(const int64_t experts,
-                           file.GetInt("llama.expert_count"));
-    if (experts != 0) {
-      return Unimplemented(kOp, "llama.expert_count=", experts, "; need 0");
-    }
-  }
+  const Keys keys(file, architecture);
+  QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());
+  QUERN_RETURN_IF_ERROR(keys.CheckNoExperts());
 
   LlamaConfig c;
+  c.architecture = std::string(architecture);
   if (file.Has("general.name")) {
     QUERN_ASSIGN_OR_RETURN(const absl::string_view name,
                            file.GetString("general.name"));
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
-  QUERN_ASSIGN_OR_RETURN(c.context, Int(file, "llama.context_length", kMaxDim));
-  QUERN_ASSIGN_OR_RETURN(c.hidden,
-                         Int(file, "llama.embedding_length", kMaxDim));
-  QUERN_ASSIGN_OR_RETURN(c.layers, Int(file, "llama.block_count", kMaxLayers));
-  QUERN_ASSIGN_OR_RETURN(c.ffn,
-                         Int(file, "llama.feed_forward_length", kMaxDim));
-  QUERN_ASSIGN_OR_RETURN(c.q_heads,
-                         Int(file, "llama.attention.head_count", kMaxDim));
-  QUERN_ASSIGN_OR_RETURN(c.kv_heads, Int(file, "llama.attention.head_count_kv",
-                                         kMaxDim, c.q_heads));
-  if (c.q_heads % c.kv_heads != 0) {
-    return InvalidArgument(kOp, "llama.attention.head_count=", c.q_heads,
-                           "; need a multiple of head_count_kv=", c.kv_heads);
-  }
-  QUERN_ASSIGN_OR_RETURN(c.head_dim, Int(file, "llama.attention.key_length",
-                                         kMaxDim, c.hidden / c.q_heads));
-  if (c.head_dim == 0 ||
-      (!file.Has("llama.attention.key_length") && c.hidden % c.q_heads != 0)) {
-    return InvalidArgument(kOp, "llama.embedding_length=", c.hidden,
-                           "; need a multiple of head_count=", c.q_heads);
-  }
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t v_dim,
-      Int(file, "llama.attention.value_length", kMaxDim, c.head_dim));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "llama.attention.value_length", v_dim,
-                                   c.head_dim, "the keys have"));
-  QUERN_ASSIGN_OR_RETURN(c.rope_dim, Int(file, "llama.rope.dimension_count",
-                                         c.head_dim, c.head_dim));
-  if (c.rope_dim % 2 != 0) {
-    return InvalidArgument(kOp, "llama.rope.dimension_count=", c.rope_dim,
-                           "; need an even number");
-  }
-  QUERN_ASSIGN_OR_RETURN(c.rope_base,
-                         PositiveF32(file, "llama.rope.freq_base", 10000.0f));
-  QUERN_RETURN_IF_ERROR(
-      file.GetF32("llama.attention.layer_norm_rms_epsilon").status());
-  QUERN_ASSIGN_OR_RETURN(
-      c.norm_eps,
-      PositiveF32(file, "llama.attention.layer_norm_rms_epsilon", 0));
-  QUERN_ASSIGN_OR_RETURN(const GgufTensor* embedding,
-                         file.FindTensor("token_embd.weight"));
-  c.vocab = embedding->rows();
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "vocabulary", c.vocab, 1, kMaxDim));
-  QUERN_ASSIGN_OR_RETURN(const int64_t vocab,
-                         Int(file, "llama.vocab_size", kMaxDim, c.vocab));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "llama.vocab_size", vocab, c.vocab,
-                                   "token_embd.weight has rows"));
+  QUERN_RETURN_IF_ERROR(ReadShape(keys, c));
+  if (architecture == "qwen3") SetQwen3(c);
+  QUERN_RETURN_IF_ERROR(ReadVocab(file, keys, c));
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));
   return c;
 }

@@ -1,18 +1,23 @@
 #ifndef QUERN_MODELS_LLAMA_CONFIG_H_
 #define QUERN_MODELS_LLAMA_CONFIG_H_
 
-// The shape of a Llama-architecture model, from the metadata of a GGUF file.
+// The shape of a model, and what its architecture does differently from others,
+// from the metadata of a GGUF file.
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "gemm/epilogue.h"
 #include "models/gguf.h"
+#include "ops/rope/rotary_spec.h"
 
 namespace quern {
 
 struct LlamaConfig {
-  std::string name;     // general.name, or ""
+  std::string architecture;  // "llama" or "qwen3"
+  std::string name;          // general.name, or ""
+
   int64_t vocab = 0;    // rows of token_embd.weight
   int64_t context = 0;  // positions that the model was made for
   int64_t hidden = 0;   // elements of a token's row
@@ -25,14 +30,18 @@ struct LlamaConfig {
   double rope_base = 10000;
   float norm_eps = 0;
 
+  // What an architecture adds to Llama, or does differently.
+  RotaryStyle rope_style = RotaryStyle::kPairs;
+  bool head_norms = false;  // each head of q and k: rms_norm, before RoPE
+
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
 
-  // Reads and checks llama.* and the tensors' shapes: every tensor that the
-  // model needs is there with the right dimensions, and there is no other.
-  // NotFound and InvalidArgument name the key or tensor and the bound;
-  // Unimplemented: another architecture, rope scaling, experts, tensors that a
-  // plain Llama does not have (biases).
+  // Reads and checks the keys, <architecture>.*, and the tensors' shapes: every
+  // tensor that the model needs is there with the right dimensions, and there
+  // is no other. NotFound and InvalidArgument name the key or tensor and the
+  // bound; Unimplemented: another architecture, rope scaling, experts, tensors
+  // that the architecture does not have (biases).
   static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
 };
 

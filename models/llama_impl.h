@@ -23,10 +23,12 @@ namespace quern {
 struct LlamaLayer {
   AlignedBuffer attn_norm;  // f32[hidden]
   LlamaMatrix qkv;          // hidden -> q_cols + 2 kv_cols
-  LlamaMatrix attn_out;     // q_cols -> hidden
-  AlignedBuffer ffn_norm;   // f32[hidden]
-  LlamaMatrix gate_up;      // hidden -> ffn: silu(gate) * up
-  LlamaMatrix down;         // ffn -> hidden
+  AlignedBuffer q_norm;     // f32[head_dim], with head_norms
+  AlignedBuffer k_norm;
+  LlamaMatrix attn_out;    // q_cols -> hidden
+  AlignedBuffer ffn_norm;  // f32[hidden]
+  LlamaMatrix gate_up;     // hidden -> ffn: silu(gate) * up
+  LlamaMatrix down;        // ffn -> hidden
 };
 
 struct LlamaModel::Impl {
@@ -43,6 +45,7 @@ struct LlamaModel::Impl {
 
   std::optional<VocabEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;
+  std::optional<RmsNormPlan> head_norm;  // with head_norms
   std::optional<RotaryEmbeddingPlan> rope;
   std::optional<LogitsPlan> logits;
 };

@@ -134,27 +134,34 @@ class Loader {
 
 absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
                                      int64_t layer) {
-  const std::string blk = absl::StrCat("blk.", layer, ".");
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm,
-                         loader.Read({blk + "attn_norm.weight"}, DType::kF32));
+  const auto name = [layer](absl::string_view part) {
+    return absl::StrCat("blk.", layer, ".", part, ".weight");
+  };
+  const auto norm = [&](absl::string_view part) {
+    return loader.Read({name(part)}, DType::kF32);
+  };
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm, norm("attn_norm"));
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix qkv,
-      loader.Linear(
-          {blk + "attn_q.weight", blk + "attn_k.weight", blk + "attn_v.weight"},
-          c.q_cols() + 2 * c.kv_cols(), c.hidden));
+      loader.Linear({name("attn_q"), name("attn_k"), name("attn_v")},
+                    c.q_cols() + 2 * c.kv_cols(), c.hidden));
+  AlignedBuffer q_norm, k_norm;
+  if (c.head_norms) {
+    QUERN_ASSIGN_OR_RETURN(q_norm, norm("attn_q_norm"));
+    QUERN_ASSIGN_OR_RETURN(k_norm, norm("attn_k_norm"));
+  }
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix attn_out,
-      loader.Linear({blk + "attn_output.weight"}, c.hidden, c.q_cols()));
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm,
-                         loader.Read({blk + "ffn_norm.weight"}, DType::kF32));
+      loader.Linear({name("attn_output")}, c.hidden, c.q_cols()));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm, norm("ffn_norm"));
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix gate_up,
-      loader.Linear({blk + "ffn_gate.weight", blk + "ffn_up.weight"}, 2 * c.ffn,
-                    c.hidden, {loader.dtype(), LinearActivation::kSiluAndMul}));
-  QUERN_ASSIGN_OR_RETURN(
-      LlamaMatrix down,
-      loader.Linear({blk + "ffn_down.weight"}, c.hidden, c.ffn));
+      loader.Linear({name("ffn_gate"), name("ffn_up")}, 2 * c.ffn, c.hidden,
+                    {loader.dtype(), LinearActivation::kSiluAndMul}));
+  QUERN_ASSIGN_OR_RETURN(LlamaMatrix down,
+                         loader.Linear({name("ffn_down")}, c.hidden, c.ffn));
   return LlamaLayer{std::move(attn_norm), std::move(qkv),
+                    std::move(q_norm),    std::move(k_norm),
                     std::move(attn_out),  std::move(ffn_norm),
                     std::move(gate_up),   std::move(down)};
 }
@@ -192,12 +199,17 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   norm.eps = c.norm_eps;
   norm.out_dtype = m->dtype;
   QUERN_ASSIGN_OR_RETURN(m->norm, RmsNormPlan::Create(norm));
+  if (c.head_norms) {
+    norm.hidden = c.head_dim;
+    norm.out_dtype = DType::kF32;
+    QUERN_ASSIGN_OR_RETURN(m->head_norm, RmsNormPlan::Create(norm));
+  }
   RotaryEmbeddingSpec rope;
   rope.head_dim = c.head_dim;
   rope.rot_dim = c.rope_dim;
   rope.max_positions = m->context;
   rope.base = c.rope_base;
-  rope.style = RotaryStyle::kPairs;
+  rope.style = c.rope_style;
   QUERN_ASSIGN_OR_RETURN(m->rope, RotaryEmbeddingPlan::Create(rope));
   LogitsSpec logits;
   logits.vocab = c.vocab;

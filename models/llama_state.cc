@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "attention/paged_attention.h"
 #include "attention/schedule.h"
 #include "cache/kv_cache.h"
-#include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
 #include "cache/page_allocator.h"
 #include "cache/page_table.h"
@@ -24,12 +22,10 @@
 #include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "gemm/linear_impl.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
-#include "ops/index_view.h"
+#include "models/llama_state_impl.h"
 #include "quant/convert.h"
 
 namespace quern {
@@ -38,17 +34,6 @@ namespace {
 constexpr char kOp[] = "llama";
 constexpr int64_t kMaxSequences = 1 << 20;
 constexpr int64_t kMaxStepTokens = 1 << 20;
-
-// One step's rows, each array [max_step_tokens, ...]. Bytes are of the model's
-// type, the rest is f32.
-struct Activations {
-  uint8_t* rows;       // what a matrix multiplies: [max(hidden, q_cols)]
-  uint8_t* selected;   // the rows whose logits are wanted: [hidden]
-  uint8_t* activated;  // the rows that down multiplies: [ffn]
-  uint8_t* queries;    // what attention reads, unless it is in qkv: [q_cols]
-  float* x;            // the residual stream: [hidden]
-  float* qkv;          // [q_cols + 2 kv_cols]
-};
 
 // Keys and values of one byte: each row of a head with a scale of its own,
 // which serves any model, as none was measured beforehand.
@@ -63,25 +48,6 @@ DType QueryType(DType model, DType cache) {
   return dot && model == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
-template <typename Allocator>
-Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, DType query,
-                   int64_t t) {
-  const auto element = static_cast<int64_t>(SizeOf(dtype));
-  const int64_t widest = std::max(c.hidden, c.q_cols());
-  Activations s;
-  s.rows = a.template Allocate<uint8_t>("rows", t * widest * element);
-  s.selected = a.template Allocate<uint8_t>("selected", t * c.hidden * element);
-  s.activated = a.template Allocate<uint8_t>("activated", t * c.ffn * element);
-  const int64_t queries =
-      query == DType::kF32
-          ? 0
-          : t * c.q_cols() * static_cast<int64_t>(SizeOf(query));
-  s.queries = a.template Allocate<uint8_t>("queries", queries);
-  s.x = a.template Allocate<float>("x", t * c.hidden);
-  s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
-  return s;
-}
-
 // Makes `buffer` at least so large; its contents are lost if it grows.
 absl::Status Reserve(AlignedBuffer& buffer, int64_t bytes) {
   if (static_cast<int64_t>(buffer.bytes()) >= bytes) return absl::OkStatus();
@@ -91,53 +57,6 @@ absl::Status Reserve(AlignedBuffer& buffer, int64_t bytes) {
 }
 
 }  // namespace
-
-struct LlamaState::Impl {
-  struct Sequence {
-    bool used = false;
-    int64_t length = 0;
-    std::vector<int32_t> pages;
-  };
-
-  const LlamaModel::Impl* model = nullptr;
-  LlamaStateSpec spec;
-  std::vector<Sequence> sequences;
-  KvCache cache;
-  std::optional<PageAllocator> allocator;
-  std::optional<WriteKvPlan> write_kv;
-  std::optional<ConvertPlan> convert_queries;  // none if attention reads f32
-  std::optional<PagedAttentionPlan> attention;
-
-  AlignedBuffer activations;  // as LayOut says
-  AlignedBuffer logits;       // f32[rows, vocab], grows
-  AlignedBuffer workspace;    // of attention, grows
-  LinearScratch linear_scratch;
-  int linear_workers = 0;  // that linear_scratch has room for
-
-  // This step, rebuilt by Prepare.
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> positions, q_lens, kv_lens, slots, logit_rows;
-  PageTableStorage table_storage;
-  AttentionScheduleStorage schedule_storage;
-
-  bool Has(int32_t sequence) const {
-    return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
-           sequences[static_cast<size_t>(sequence)].used;
-  }
-  absl::Status CheckItems(absl::Span<const LlamaBatchItem> items) const;
-  // All that may fail. Afterwards each sequence has the pages of its new
-  // length, the buffers are large enough.
-  absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
-                       LogitsOf logits_of, const Executor& executor,
-                       PageTable& table, AttentionSchedule& schedule);
-  absl::Status ReserveLinearScratch(const Executor& executor);
-  absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
-                             LogitsOf logits_of);
-  // Gives back the pages beyond each sequence's length.
-  void TrimSequences(absl::Span<const LlamaBatchItem> items);
-  void Run(const PageTable& table, const AttentionSchedule& schedule,
-           Executor& executor);
-};
 
 absl::Status LlamaState::Impl::CheckItems(
     absl::Span<const LlamaBatchItem> items) const {
@@ -260,85 +179,6 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
                              static_cast<int64_t>(sizeof(float)));
 }
 
-void LlamaState::Impl::Run(const PageTable& table,
-                           const AttentionSchedule& schedule,
-                           Executor& executor) {
-  const LlamaConfig& c = model->config;
-  const DType dtype = model->dtype;
-  const auto t = static_cast<int64_t>(tokens.size());
-  const auto wanted = static_cast<int64_t>(logit_rows.size());
-  Workspace memory(activations);
-  const DType query_dtype = attention->spec().q_dtype;
-  const Activations s =
-      LayOut(memory, c, dtype, query_dtype, spec.max_step_tokens);
-
-  const auto x = DenseMatrix<float>(s.x, t, c.hidden);
-  const AnyTensorView normed = DenseAny(dtype, s.rows, t, c.hidden);
-  const int64_t qkv_cols = c.q_cols() + 2 * c.kv_cols();
-  const auto qkv = DenseMatrix<float>(s.qkv, t, qkv_cols);
-  // q, k and v are columns of qkv, as heads.
-  const auto heads = [&](int64_t column, int64_t count) {
-    return TensorView<float, 3>(s.qkv + column, {t, count, c.head_dim},
-                                {qkv_cols, c.head_dim, 1});
-  };
-  const auto q = heads(0, c.q_heads);
-  const auto k = heads(c.q_cols(), c.kv_heads);
-  const auto v = heads(c.q_cols() + c.kv_cols(), c.kv_heads);
-  const AnyTensorView q_rows =
-      MatrixView<const float>(s.qkv, {t, c.q_cols()}, {qkv_cols, 1});
-  const AnyTensorView query_rows =
-      DenseAny(query_dtype, s.queries, t, c.q_cols());
-  const AnyTensorView queries =
-      !convert_queries.has_value()
-          ? AnyTensorView(q)
-          : AnyTensorView(query_dtype, static_cast<const void*>(s.queries), 3,
-                          {t, c.q_heads, c.head_dim},
-                          {c.q_cols(), c.head_dim, 1});
-  const AnyTensorView attended(dtype, static_cast<void*>(s.rows), 3,
-                               {t, c.q_heads, c.head_dim},
-                               {c.q_cols(), c.head_dim, 1});
-  const AnyTensorView attended_rows = DenseAny(dtype, s.rows, t, c.q_cols());
-  const AnyTensorView activated = DenseAny(dtype, s.activated, t, c.ffn);
-  const auto weight = [&](const AlignedBuffer& buffer) {
-    return DenseVector<const float>(buffer.data<float>(), c.hidden);
-  };
-  const auto normalise = [&](const AlignedBuffer& norm_weight) {
-    model->norm->Execute(x, weight(norm_weight), normed, executor);
-  };
-  const IndexView position_view =
-      DenseVector<const int64_t>(positions.data(), t);
-
-  model->embed->Execute(
-      DenseVector<const int32_t>(tokens.data(), t),
-      DenseAny(dtype, const_cast<uint8_t*>(model->embedding.data()), c.vocab,
-               c.hidden),
-      x, executor);
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const LlamaLayer& l = model->layers[static_cast<size_t>(layer)];
-    normalise(l.attn_norm);
-    l.qkv.Execute(normed, qkv, linear_scratch, executor);
-    model->rope->ExecuteQk(position_view, q, k, executor);
-    const KvCacheView kv = cache.Layer(layer);
-    write_kv->Execute({k, v, slots, kv}, executor);
-    if (convert_queries.has_value()) {
-      convert_queries->Execute(q_rows, query_rows, executor);
-    }
-    attention->Execute({queries, kv, table, schedule, attended, {}, {}, {}},
-                       Workspace(workspace), executor);
-    l.attn_out.ExecuteAdd(attended_rows, x, x, linear_scratch, executor);
-    normalise(l.ffn_norm);
-    l.gate_up.Execute(normed, activated, linear_scratch, executor);
-    l.down.ExecuteAdd(activated, x, x, linear_scratch, executor);
-  }
-  normalise(model->output_norm);
-  const AnyTensorView selected = DenseAny(dtype, s.selected, wanted, c.hidden);
-  model->logits->SelectRows(
-      normed, DenseVector<const int64_t>(logit_rows.data(), wanted), selected);
-  model->output->Execute(selected,
-                         DenseMatrix(logits.data<float>(), wanted, c.vocab),
-                         linear_scratch, executor);
-}
-
 LlamaState::LlamaState(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LlamaState::LlamaState(LlamaState&&) noexcept = default;
 LlamaState& LlamaState::operator=(LlamaState&&) noexcept = default;
@@ -390,15 +230,8 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
     QUERN_ASSIGN_OR_RETURN(s->convert_queries, ConvertPlan::Create(convert));
   }
 
-  WorkspaceLayout counted;
-  LayOut(counted, c, model.impl_->dtype, attention.q_dtype,
-         spec.max_step_tokens);
-  if (counted.overflow()) {
-    return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
-                           " needs more than 2^63 bytes");
-  }
-  QUERN_ASSIGN_OR_RETURN(s->activations,
-                         AlignedBuffer::Create(counted.bytes()));
+  QUERN_ASSIGN_OR_RETURN(const int64_t bytes, s->ActivationBytes());
+  QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
   return LlamaState(std::move(s));
 }
 

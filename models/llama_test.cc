@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/dtype.h"
@@ -111,107 +112,14 @@ class LlamaTest : public IsaTest {
     return largest;
   }
 
-  InlineExecutor inline_;
-};
-
-// Logits of these models are around 1. f32: sums of some hundred terms over two
-// layers stay within a few thousand units of 2^-24. bf16: about twenty
-// roundings of up to 2^-9 on the way; a bound for the worst case would be
-// useless, so this separates what was measured (0.06 at most) from a wrong wire
-// (1 and more).
-constexpr double kF32Bound = 2e-4;
-constexpr double kBF16Bound = 0.125;
-// Steps of up to 2^-8 of the largest of a row instead: at most 0.19 measured.
-constexpr double kInt8Bound = 0.4;
-
-TEST_P(LlamaTest, EqualsTheOracleForEveryTensorType) {
-  SmallLlama shape;
-  for (const GgufTensorType type :
-       {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
-        GgufTensorType::kQ8_0}) {
-    SCOPED_TRACE(GgufTensorTypeName(type));
-    shape.type = type;
-    EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
-    EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
-    EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
-  }
-}
-
-TEST_P(LlamaTest, EqualsTheOracleForAwkwardShapes) {
-  SmallLlama odd;  // nothing is a multiple of a vector
-  odd.vocab = 19;
-  odd.hidden = 10;
-  odd.layers = 3;
-  odd.ffn = 7;
-  odd.q_heads = 3;
-  odd.kv_heads = 1;
-  odd.head_dim = 6;
-  odd.rope_dim = 6;
-  odd.output = false;
-  EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
-  SmallLlama one;  // the smallest
-  one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
-  one.hidden = one.head_dim = one.rope_dim = 2;
-  EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
-}
-
-TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
-  TestRng rng;
-  SmallLlama shape;
-  for (const auto& [type, want] :
-       {std::pair{GgufTensorType::kF32, DType::kF32},
-        std::pair{GgufTensorType::kF16, DType::kF32},
-        std::pair{GgufTensorType::kBF16, DType::kBF16},
-        std::pair{GgufTensorType::kQ8_0, DType::kBF16}}) {
-    shape.type = type;
-    EXPECT_EQ(Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile)
-                  .weights_dtype(),
-              want);
-  }
-}
-
-// The pieces in which large tensors are read change no weight.
-TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
-  const std::vector<int32_t> tokens = {1, 36, 7, 20};
-  for (const GgufTensorType type :
-       {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
+  // How the tokens of four sequences are divided: one sequence a step or all in
+  // one, whole or in pieces, in which pages, by how many threads.
+  void ExpectDivisionChangesNothing(const SmallLlama& shape,
+                                    LlamaWeights weights) {
     TestRng rng;
-    SmallLlama shape;
-    shape.type = type;
     const std::string bytes = SmallLlamaFile(rng, shape);
-    std::vector<Rows> logits;
-    for (const int64_t elements : {int64_t{1} << 30, int64_t{1}, int64_t{70}}) {
-      LlamaOptions options;
-      options.progress_elements = elements;
-      int64_t calls = 0, last = 0;
-      options.progress = [&](int64_t done, int64_t total) {
-        EXPECT_GT(done, last);
-        EXPECT_LE(done, total);
-        last = done;
-        ++calls;
-      };
-      auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
-      ASSERT_TRUE(model.ok()) << model.status();
-      EXPECT_RAN_ON(*model);
-      EXPECT_GT(calls, elements == 1 ? 1000 : 0);
-      LlamaState state = State(*model);
-      logits.push_back(
-          Forward(state, {{*state.NewSequence(), tokens}}, inline_));
-    }
-    EXPECT_EQ(logits[1], logits[0]);
-    EXPECT_EQ(logits[2], logits[0]);
-  }
-}
-
-// Bit for bit, in bf16 and f32.
-TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
-  TestRng rng;
-  const SmallLlama shape;
-  const std::string bytes = SmallLlamaFile(rng, shape);
-  const auto two = HwyExecutor::Create(2);
-  ASSERT_TRUE(two.ok()) << two.status();
-  for (const LlamaWeights weights :
-       {LlamaWeights::kF32, LlamaWeights::kBF16, LlamaWeights::kInt8}) {
+    const auto two = HwyExecutor::Create(2);
+    ASSERT_TRUE(two.ok()) << two.status();
     const LlamaModel model = Load(bytes, weights);
     std::vector<std::vector<int32_t>> prompts;
     std::vector<Rows> alone;
@@ -267,6 +175,119 @@ TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
         }
       }
       ASSERT_TRUE(chunked.EndSequence(visitor).ok());
+    }
+  }
+
+  InlineExecutor inline_;
+};
+
+// Logits of these models are around 1. f32: sums of some hundred terms over two
+// layers stay within a few thousand units of 2^-24. bf16: about twenty
+// roundings of up to 2^-9 on the way; a bound for the worst case would be
+// useless, so this separates what was measured (0.06 at most) from a wrong wire
+// (1 and more).
+constexpr double kF32Bound = 2e-4;
+constexpr double kBF16Bound = 0.125;
+// Steps of up to 2^-8 of the largest of a row instead: at most 0.19 measured.
+constexpr double kInt8Bound = 0.4;
+
+constexpr const char* kArchitectures[] = {"llama", "qwen3"};
+
+TEST_P(LlamaTest, EqualsTheOracleForEveryTensorType) {
+  SmallLlama shape;
+  for (const char* architecture : kArchitectures) {
+    shape.architecture = architecture;
+    for (const GgufTensorType type :
+         {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
+          GgufTensorType::kQ8_0}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type)));
+      shape.type = type;
+      EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+      EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
+      EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
+    }
+  }
+}
+
+TEST_P(LlamaTest, EqualsTheOracleForAwkwardShapes) {
+  SmallLlama odd;  // nothing is a multiple of a vector
+  odd.vocab = 19;
+  odd.hidden = 10;
+  odd.layers = 3;
+  odd.ffn = 7;
+  odd.q_heads = 3;
+  odd.kv_heads = 1;
+  odd.head_dim = 6;
+  odd.rope_dim = 6;
+  odd.output = false;
+  SmallLlama one;  // the smallest
+  one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
+  one.hidden = one.head_dim = one.rope_dim = 2;
+  for (const char* architecture : kArchitectures) {
+    SCOPED_TRACE(architecture);
+    odd.architecture = one.architecture = architecture;
+    EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
+    EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
+  }
+}
+
+TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
+  TestRng rng;
+  SmallLlama shape;
+  for (const auto& [type, want] :
+       {std::pair{GgufTensorType::kF32, DType::kF32},
+        std::pair{GgufTensorType::kF16, DType::kF32},
+        std::pair{GgufTensorType::kBF16, DType::kBF16},
+        std::pair{GgufTensorType::kQ8_0, DType::kBF16}}) {
+    shape.type = type;
+    EXPECT_EQ(Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile)
+                  .weights_dtype(),
+              want);
+  }
+}
+
+// The pieces in which large tensors are read change no weight.
+TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
+  const std::vector<int32_t> tokens = {1, 36, 7, 20};
+  for (const GgufTensorType type :
+       {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
+    TestRng rng;
+    SmallLlama shape;
+    shape.type = type;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    std::vector<Rows> logits;
+    for (const int64_t elements : {int64_t{1} << 30, int64_t{1}, int64_t{70}}) {
+      LlamaOptions options;
+      options.progress_elements = elements;
+      int64_t calls = 0, last = 0;
+      options.progress = [&](int64_t done, int64_t total) {
+        EXPECT_GT(done, last);
+        EXPECT_LE(done, total);
+        last = done;
+        ++calls;
+      };
+      auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
+      ASSERT_TRUE(model.ok()) << model.status();
+      EXPECT_RAN_ON(*model);
+      EXPECT_GT(calls, elements == 1 ? 1000 : 0);
+      LlamaState state = State(*model);
+      logits.push_back(
+          Forward(state, {{*state.NewSequence(), tokens}}, inline_));
+    }
+    EXPECT_EQ(logits[1], logits[0]);
+    EXPECT_EQ(logits[2], logits[0]);
+  }
+}
+
+// Bit for bit, in every type.
+TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
+  for (const char* architecture : kArchitectures) {
+    for (const LlamaWeights weights :
+         {LlamaWeights::kF32, LlamaWeights::kBF16, LlamaWeights::kInt8}) {
+      SCOPED_TRACE(architecture);
+      SmallLlama shape;
+      shape.architecture = architecture;
+      ExpectDivisionChangesNothing(shape, weights);
     }
   }
 }
@@ -490,7 +511,7 @@ TEST(LlamaConfigTest, RefusesWhatIsNotAPlainLlama) {
   refuse([](SmallLlama& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
          "no tensor 'blk.2.attn_norm.weight'");
   refuse([](SmallLlama& m, GgufWriter&) { m.layers = 1; }, Code::kUnimplemented,
-         "tensor 'blk.1.attn_norm.weight' is not part of a plain Llama of 1");
+         "tensor 'blk.1.attn_norm.weight' is not part of a plain llama of 1");
   refuse([](SmallLlama& m, GgufWriter&) { m.hidden = 33; },
          Code::kInvalidArgument,
          "token_embd.weight has dimensions [32, 37]; need [33, 37]");
@@ -559,7 +580,7 @@ TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   EXPECT_EQ(message(other),
-            "llama: general.architecture is 'gpt2'; need 'llama'");
+            "llama: general.architecture is 'gpt2'; need 'llama' or 'qwen3'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

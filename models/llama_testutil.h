@@ -1,8 +1,10 @@
 #ifndef QUERN_MODELS_LLAMA_TESTUTIL_H_
 #define QUERN_MODELS_LLAMA_TESTUTIL_H_
 
-// An oracle for the Llama forward pass, in double with plain loops, and small
-// random models of any shape for it.
+// An oracle for the forward pass, in double with plain loops, and small random
+// models of any shape and architecture for it. What an architecture does
+// differently the oracle knows by itself: it asks the file, not the config that
+// it checks.
 
 #include <cmath>
 #include <cstdint>
@@ -25,7 +27,7 @@ using DoubleRows = std::vector<std::vector<double>>;
 class ReferenceLlama {
  public:
   ReferenceLlama(const GgufFile& file, const LlamaConfig& config)
-      : file_(file), c_(config) {}
+      : file_(file), c_(config), qwen3_(Is("qwen3")) {}
 
   // logits[token][vocab] of one sequence from its start.
   DoubleRows Logits(const std::vector<int32_t>& tokens) const {
@@ -54,6 +56,10 @@ class ReferenceLlama {
   }
 
  private:
+  bool Is(absl::string_view architecture) const {
+    return *file_.GetString("general.architecture") == architecture;
+  }
+
   DoubleRows Matrix(const std::string& name) const {
     const GgufTensor& tensor = **file_.FindTensor(name);
     std::vector<float> values(static_cast<size_t>(tensor.elements));
@@ -97,18 +103,37 @@ class ReferenceLlama {
     }
   }
 
-  // Turns the pairs (2j, 2j + 1) of every head by position * base^(-2j / dim).
+  // Each head of each row by itself.
+  DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
+    DoubleRows y;
+    for (const std::vector<double>& row : x) {
+      DoubleRows heads;
+      for (auto it = row.begin(); it != row.end(); it += c_.head_dim) {
+        heads.emplace_back(it, it + c_.head_dim);
+      }
+      y.emplace_back();
+      for (const std::vector<double>& head : Norm(name, heads)) {
+        y.back().insert(y.back().end(), head.begin(), head.end());
+      }
+    }
+    return y;
+  }
+
+  // Turns pairs j of every head by position * base^(-2j / dim): 2j and 2j + 1
+  // in Llama's files, j and j + dim / 2 in others.
   void Rotate(DoubleRows& x) const {
     const auto dim = static_cast<size_t>(c_.head_dim);
+    const auto half = static_cast<size_t>(c_.rope_dim) / 2;
     for (size_t t = 0; t < x.size(); ++t) {
       for (size_t head = 0; head < x[t].size(); head += dim) {
-        for (size_t j = 0; j < static_cast<size_t>(c_.rope_dim); j += 2) {
+        for (size_t j = 0; j < half; ++j) {
           const double angle =
               static_cast<double>(t) *
-              std::pow(c_.rope_base, -static_cast<double>(j) /
-                                         static_cast<double>(c_.rope_dim));
-          double& a = x[t][head + j];
-          double& b = x[t][head + j + 1];
+              std::pow(c_.rope_base,
+                       -static_cast<double>(j) / static_cast<double>(half));
+          const bool pairs = Is("llama");
+          double& a = x[t][head + (pairs ? 2 * j : j)];
+          double& b = x[t][head + (pairs ? 2 * j + 1 : j + half)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
           b = b * std::cos(angle) + a * std::sin(angle);
           a = turned;
@@ -121,6 +146,10 @@ class ReferenceLlama {
     DoubleRows q = Times(h, blk + "attn_q.weight");
     DoubleRows k = Times(h, blk + "attn_k.weight");
     const DoubleRows v = Times(h, blk + "attn_v.weight");
+    if (qwen3_) {
+      q = NormHeads(blk + "attn_q_norm.weight", q);
+      k = NormHeads(blk + "attn_k_norm.weight", k);
+    }
     Rotate(q);
     Rotate(k);
     const auto dim = static_cast<size_t>(c_.head_dim);
@@ -153,9 +182,11 @@ class ReferenceLlama {
 
   const GgufFile& file_;
   const LlamaConfig& c_;
+  const bool qwen3_;
 };
 
 struct SmallLlama {
+  std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
   GgufTensorType type = GgufTensorType::kF32;
@@ -166,20 +197,23 @@ struct SmallLlama {
 inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
   GgufWriter w;
   const auto u32 = [](int64_t v) { return static_cast<uint32_t>(v); };
-  w.Key("general.architecture", "llama")
+  const auto key = [&](absl::string_view name) {
+    return absl::StrCat(m.architecture, ".", name);
+  };
+  w.Key("general.architecture", m.architecture.c_str())
       .Key("general.name", "small")
-      .Key("llama.vocab_size", u32(m.vocab))
-      .Key("llama.context_length", u32(m.context))
-      .Key("llama.embedding_length", u32(m.hidden))
-      .Key("llama.block_count", u32(m.layers))
-      .Key("llama.feed_forward_length", u32(m.ffn))
-      .Key("llama.attention.head_count", u32(m.q_heads))
-      .Key("llama.attention.head_count_kv", u32(m.kv_heads))
-      .Key("llama.attention.key_length", u32(m.head_dim))
-      .Key("llama.attention.value_length", u32(m.head_dim))
-      .Key("llama.attention.layer_norm_rms_epsilon", 1e-5f)
-      .Key("llama.rope.dimension_count", u32(m.rope_dim))
-      .Key("llama.rope.freq_base", 500.0f);
+      .Key(key("vocab_size"), u32(m.vocab))
+      .Key(key("context_length"), u32(m.context))
+      .Key(key("embedding_length"), u32(m.hidden))
+      .Key(key("block_count"), u32(m.layers))
+      .Key(key("feed_forward_length"), u32(m.ffn))
+      .Key(key("attention.head_count"), u32(m.q_heads))
+      .Key(key("attention.head_count_kv"), u32(m.kv_heads))
+      .Key(key("attention.key_length"), u32(m.head_dim))
+      .Key(key("attention.value_length"), u32(m.head_dim))
+      .Key(key("attention.layer_norm_rms_epsilon"), 1e-5f)
+      .Key(key("rope.dimension_count"), u32(m.rope_dim))
+      .Key(key("rope.freq_base"), 500.0f);
   return w;
 }
 
@@ -205,10 +239,11 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
     w.Tensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)},
              m.type, data);
   };
-  const auto norm = [&](const std::string& name) {
-    w.Tensor(name, {static_cast<uint64_t>(m.hidden)}, GgufTensorType::kF32,
-             BytesOf(UniformReals<float>(rng, m.hidden, 0.5, 1.5)));
+  const auto norm_of = [&](const std::string& name, int64_t cols) {
+    w.Tensor(name, {static_cast<uint64_t>(cols)}, GgufTensorType::kF32,
+             BytesOf(UniformReals<float>(rng, cols, 0.5, 1.5)));
   };
+  const auto norm = [&](const std::string& name) { norm_of(name, m.hidden); };
   matrix("token_embd.weight", m.hidden, m.vocab);
   for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string blk = absl::StrCat("blk.", layer, ".");
@@ -216,6 +251,10 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
     matrix(blk + "attn_q.weight", m.hidden, m.q_heads * m.head_dim);
     matrix(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim);
     matrix(blk + "attn_v.weight", m.hidden, m.kv_heads * m.head_dim);
+    if (m.architecture == "qwen3") {
+      norm_of(blk + "attn_q_norm.weight", m.head_dim);
+      norm_of(blk + "attn_k_norm.weight", m.head_dim);
+    }
     matrix(blk + "attn_output.weight", m.q_heads * m.head_dim, m.hidden);
     norm(blk + "ffn_norm.weight");
     matrix(blk + "ffn_gate.weight", m.hidden, m.ffn);
