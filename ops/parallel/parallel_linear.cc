@@ -1,0 +1,385 @@
+#include "ops/parallel/parallel_linear.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/aligned_buffer.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "gemm/epilogue.h"
+#include "gemm/linear.h"
+#include "ops/parallel/matrix_parts.h"
+
+namespace quern {
+namespace {
+
+constexpr char kReplicated[] = "replicated_linear";
+constexpr char kColumn[] = "column_parallel_linear";
+constexpr char kRow[] = "row_parallel_linear";
+constexpr int64_t kMaxExtent = PackedLinearPlan::kMaxExtent;
+
+// n and k are set by the caller.
+template <typename Spec>
+LinearSpec LinearOf(const Spec& spec, int64_t n, int64_t k) {
+  LinearSpec linear;
+  linear.n = n;
+  linear.k = k;
+  linear.a = spec.x;
+  linear.b = spec.w;
+  linear.c = spec.y;
+  linear.impl = spec.impl;
+  return linear;
+}
+
+absl::Status CheckOutput(const ColumnOutput& output, absl::string_view field) {
+  QUERN_RETURN_IF_ERROR(CheckRange(kColumn, absl::StrCat(field, ".size"),
+                                   output.size, 1, kMaxExtent));
+  QUERN_RETURN_IF_ERROR(CheckRange(kColumn, absl::StrCat(field, ".unit"),
+                                   output.unit, 1, output.size));
+  if (output.size % output.unit != 0) {
+    return InvalidArgument(kColumn, field, ".size=", output.size,
+                           "; need a multiple of unit=", output.unit);
+  }
+  return absl::OkStatus();
+}
+
+// The part of `output` that belongs to a rank.
+absl::StatusOr<ColumnParallelLinearPlan::OutputShard> ShardOf(
+    const ColumnOutput& output, absl::string_view field, int rank, int size) {
+  QUERN_RETURN_IF_ERROR(CheckOutput(output, field));
+  const int64_t units = output.size / output.unit;
+  if (units % size == 0) {
+    const int64_t count = output.size / size;
+    return ColumnParallelLinearPlan::OutputShard{rank * count, count};
+  }
+  if (output.replicate && units < size && size % units == 0) {
+    const int64_t unit = rank / (size / units);
+    return ColumnParallelLinearPlan::OutputShard{unit * output.unit,
+                                                 output.unit};
+  }
+  return InvalidArgument(
+      kColumn, field, " has ", units, " units of ", output.unit,
+      " columns; need a multiple of the ", size, " ranks",
+      output.replicate ? ", or a number that divides them" : "");
+}
+
+bool IsWhole(const ColumnOutput& output, int size) {
+  return output.size / output.unit % size == 0;
+}
+
+absl::Status CheckColumnSpec(const ColumnParallelLinearSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(
+      kColumn, "outputs", static_cast<int64_t>(spec.outputs.size()), 1));
+  QUERN_RETURN_IF_ERROR(CheckRange(kColumn, "k", spec.k, 1, kMaxExtent));
+  if (IsGated(spec.activation) &&
+      (spec.outputs.size() != 2 ||
+       spec.outputs[0].size != spec.outputs[1].size)) {
+    return InvalidArgument(kColumn,
+                           "activation is gated; need two outputs of "
+                           "equal size, gate and up");
+  }
+  if (spec.activation != LinearActivation::kNone &&
+      spec.bias == BiasUse::kSkip) {
+    return InvalidArgument(
+        kColumn, "bias is skipped; need activation=none, which comes after it");
+  }
+  return absl::OkStatus();
+}
+
+// The rank's rows of each output, one after the other.
+absl::StatusOr<AlignedBuffer> CopyShards(
+    const AnyTensorView& weights,
+    const std::vector<ColumnParallelLinearPlan::OutputShard>& from_rows,
+    int64_t n) {
+  const int64_t k = weights.extent(1);
+  const auto size = static_cast<int64_t>(SizeOf(weights.dtype()));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer copy,
+                         AlignedBuffer::Create(n * k * size));
+  char* to = copy.data<char>();
+  for (const auto& rows : from_rows) {
+    CopyColumns(RowsOf(weights, rows.begin, rows.count),
+                AnyTensorView(weights.dtype(), static_cast<void*>(to), 2,
+                              {rows.count, k}, {k, 1}));
+    to += rows.count * k * size;
+  }
+  return copy;
+}
+
+absl::Status CheckRows(absl::string_view op, const AnyTensorView& x,
+                       const AnyTensorView& y, const LinearSpec& linear,
+                       int64_t x_columns, int64_t y_columns) {
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(op, "x", x, linear.a, {kAnyExtent, x_columns}));
+  QUERN_RETURN_IF_ERROR(
+      quern::CheckOutput(op, "y", y, linear.c, {x.extent(0), y_columns}));
+  return CheckApart(op, "x", x, "y", y);
+}
+
+}  // namespace
+
+std::vector<ColumnOutput> QkvOutputs(int64_t head_dim, int64_t q_heads,
+                                     int64_t kv_heads, int64_t v_head_dim) {
+  if (v_head_dim == 0) v_head_dim = head_dim;
+  return {{q_heads * head_dim, head_dim, false},
+          {kv_heads * head_dim, head_dim, true},
+          {kv_heads * v_head_dim, v_head_dim, true}};
+}
+
+absl::Status ParallelLinearScratch::Reserve(const LinearPlan& plan,
+                                            int64_t row_bytes, int64_t max_m,
+                                            const Executor& executor) {
+  QUERN_RETURN_IF_ERROR(linear_.Reserve(plan, max_m, executor));
+  int64_t bytes = 0;
+  if (!CheckedMul(max_m, row_bytes, &bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kColumn, ": ", max_m, " rows of ", row_bytes, " bytes are too many"));
+  }
+  if (bytes <= static_cast<int64_t>(rows_.bytes())) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(rows_, AlignedBuffer::Create(bytes));
+  return absl::OkStatus();
+}
+
+// ---- replicated
+
+ReplicatedLinearPlan::ReplicatedLinearPlan(const ReplicatedLinearSpec& spec,
+                                           LinearPlan linear)
+    : spec_(spec), linear_(std::move(linear)) {}
+
+absl::StatusOr<ReplicatedLinearPlan> ReplicatedLinearPlan::Create(
+    const ReplicatedLinearSpec& spec, const AnyTensorView& weights,
+    const AnyTensorView& bias, Executor& executor) {
+  QUERN_RETURN_IF_ERROR(CheckRange(kReplicated, "n", spec.n, 1, kMaxExtent));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias,
+                         BiasAsF32(kReplicated, bias, spec.n));
+  const bool add = spec.bias == BiasUse::kAdd;
+  QUERN_ASSIGN_OR_RETURN(
+      LinearPlan linear,
+      LinearPlan::Create(LinearOf(spec, spec.n, spec.k), weights,
+                         add ? BiasView(f32_bias) : AnyTensorView(), executor));
+  ReplicatedLinearPlan plan(spec, std::move(linear));
+  if (!add) plan.skipped_bias_ = std::move(f32_bias);
+  return plan;
+}
+
+VectorView<const float> ReplicatedLinearPlan::bias() const {
+  return BiasVector(skipped_bias_);
+}
+
+absl::Status ReplicatedLinearPlan::CheckArgs(const AnyTensorView& x,
+                                             const AnyTensorView& y) const {
+  QUERN_RETURN_IF_ERROR(
+      CheckRows(kReplicated, x, y, linear_.spec(), spec_.k, spec_.n));
+  return linear_.CheckArgs(x, y);
+}
+
+void ReplicatedLinearPlan::Execute(const AnyTensorView& x,
+                                   const AnyTensorView& y,
+                                   ParallelLinearScratch& scratch,
+                                   Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, y));
+  linear_.Execute(x, y, scratch.linear_, executor);
+}
+
+// ---- column
+
+ColumnParallelLinearPlan::ColumnParallelLinearPlan(
+    const ColumnParallelLinearSpec& spec, LinearPlan linear)
+    : spec_(spec), linear_(std::move(linear)) {}
+
+absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
+    const ColumnParallelLinearSpec& spec, const AnyTensorView& weights,
+    const AnyTensorView& bias, const Communicator& communicator,
+    Executor& executor) {
+  QUERN_RETURN_IF_ERROR(CheckColumnSpec(spec));
+  const int rank = communicator.rank(), size = communicator.size();
+  std::vector<OutputShard> shards, rows;  // of each output, of the weights
+  int64_t all = 0, own = 0;
+  for (size_t i = 0; i < spec.outputs.size(); ++i) {
+    const std::string field = absl::StrCat("outputs[", i, "]");
+    QUERN_ASSIGN_OR_RETURN(const OutputShard shard,
+                           ShardOf(spec.outputs[i], field, rank, size));
+    if (spec.gather_output && !IsWhole(spec.outputs[i], size)) {
+      return InvalidArgument(kColumn, field,
+                             " is replicated; need gather_output=false");
+    }
+    shards.push_back(shard);
+    rows.push_back({all + shard.begin, shard.count});
+    all += spec.outputs[i].size;
+    own += shard.count;
+  }
+  const bool full = spec.part == WeightPart::kFull;
+  const int64_t given = full ? all : own;
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kColumn, "weights", weights, spec.w, {given, spec.k}));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias,
+                         BiasAsF32(kColumn, bias, given));
+  AnyTensorView own_weights = weights;
+  AlignedBuffer copy;
+  if (full && rows.size() == 1) {
+    own_weights = RowsOf(weights, rows[0].begin, own);
+  } else if (full) {
+    QUERN_ASSIGN_OR_RETURN(copy, CopyShards(weights, rows, own));
+    own_weights = AnyTensorView(spec.w, static_cast<const void*>(copy.data()),
+                                2, {own, spec.k}, {spec.k, 1});
+  }
+  if (full && !f32_bias.empty()) {
+    QUERN_ASSIGN_OR_RETURN(
+        f32_bias,
+        CopyShards(AnyTensorView(DType::kF32,
+                                 static_cast<const void*>(f32_bias.data()), 2,
+                                 {all, 1}, {1, 1}),
+                   rows, own));
+  }
+
+  LinearSpec linear_spec = LinearOf(spec, own, spec.k);
+  linear_spec.activation = spec.activation;
+  const bool add = spec.bias == BiasUse::kAdd;
+  QUERN_ASSIGN_OR_RETURN(
+      LinearPlan linear,
+      LinearPlan::Create(linear_spec, own_weights,
+                         add ? BiasView(f32_bias) : AnyTensorView(), executor));
+  ColumnParallelLinearPlan plan(spec, std::move(linear));
+  plan.rank_ = rank;
+  plan.size_ = size;
+  plan.shards_ = std::move(shards);
+  plan.columns_ = ColumnsOfC(spec.activation, spec.gather_output ? all : own);
+  if (spec.gather_output && size > 1 && spec.outputs.size() > 1 &&
+      !IsGated(spec.activation)) {
+    plan.gathered_row_bytes_ = own * static_cast<int64_t>(SizeOf(spec.y));
+  }
+  if (!add) plan.skipped_bias_ = std::move(f32_bias);
+  return plan;
+}
+
+VectorView<const float> ColumnParallelLinearPlan::bias() const {
+  return BiasVector(skipped_bias_);
+}
+
+absl::Status ColumnParallelLinearPlan::CheckArgs(const AnyTensorView& x,
+                                                 const AnyTensorView& y) const {
+  QUERN_RETURN_IF_ERROR(
+      CheckRows(kColumn, x, y, linear_.spec(), spec_.k, columns_));
+  const int64_t own = ColumnsOfC(spec_.activation, linear_.spec().n);
+  return linear_.CheckArgs(x, ColumnsOf(y, 0, own));
+}
+
+void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
+                                       const AnyTensorView& y,
+                                       ParallelLinearScratch& scratch,
+                                       Communicator& communicator,
+                                       Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, y));
+  QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  if (!spec_.gather_output || size_ == 1) {
+    linear_.Execute(x, y, scratch.linear_, executor);
+    return;
+  }
+  if (gathered_row_bytes_ == 0) {
+    // One piece, which lies in y at its place.
+    const int64_t width = columns_ / size_;
+    const AnyTensorView own = ColumnsOf(y, rank_ * width, width);
+    linear_.Execute(x, own, scratch.linear_, executor);
+    communicator.AllGatherColumns(own, y, {columns_, width});
+    return;
+  }
+  const int64_t m = x.extent(0), n = linear_.spec().n;
+  QUERN_CHECK(m * gathered_row_bytes_ <=
+              static_cast<int64_t>(scratch.rows_.bytes()));
+  const AnyTensorView own(spec_.y, static_cast<void*>(scratch.rows_.data()), 2,
+                          {m, n}, {n, 1});
+  linear_.Execute(x, own, scratch.linear_, executor);
+  int64_t from = 0, to = 0;
+  for (const ColumnOutput& output : spec_.outputs) {
+    const int64_t width = output.size / size_;
+    communicator.AllGatherColumns(ColumnsOf(own, from, width),
+                                  ColumnsOf(y, to, output.size),
+                                  {output.size, width});
+    from += width;
+    to += output.size;
+  }
+}
+
+// ---- row
+
+RowParallelLinearPlan::RowParallelLinearPlan(const RowParallelLinearSpec& spec,
+                                             LinearPlan linear)
+    : spec_(spec), linear_(std::move(linear)) {}
+
+absl::StatusOr<RowParallelLinearPlan> RowParallelLinearPlan::Create(
+    const RowParallelLinearSpec& spec, const AnyTensorView& weights,
+    const AnyTensorView& bias, const Communicator& communicator,
+    Executor& executor) {
+  const int rank = communicator.rank(), size = communicator.size();
+  QUERN_RETURN_IF_ERROR(CheckRange(kRow, "n", spec.n, 1, kMaxExtent));
+  QUERN_RETURN_IF_ERROR(CheckRange(kRow, "k", spec.k, 1, kMaxExtent));
+  if (spec.k % size != 0) {
+    return InvalidArgument(kRow, "k=", spec.k, "; need a multiple of the ",
+                           size, " ranks");
+  }
+  const bool add = spec.bias == BiasUse::kAdd;
+  if (!spec.reduce_results && add && bias.rank() != 0) {
+    return InvalidArgument(
+        kRow,
+        "reduce_results=false with a bias; need it to be skipped, as "
+        "only rank 0 would add it");
+  }
+  const int64_t own = spec.k / size;
+  const bool full = spec.part == WeightPart::kFull;
+  QUERN_RETURN_IF_ERROR(CheckInput(kRow, "weights", weights, spec.w,
+                                   {spec.n, full ? spec.k : own}));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias, BiasAsF32(kRow, bias, spec.n));
+  QUERN_ASSIGN_OR_RETURN(
+      LinearPlan linear,
+      LinearPlan::Create(
+          LinearOf(spec, spec.n, own),
+          full ? ColumnsOf(weights, rank * own, own) : weights,
+          add && rank == 0 ? BiasView(f32_bias) : AnyTensorView(), executor));
+  RowParallelLinearPlan plan(spec, std::move(linear));
+  plan.rank_ = rank;
+  plan.size_ = size;
+  if (!add) plan.skipped_bias_ = std::move(f32_bias);
+  return plan;
+}
+
+VectorView<const float> RowParallelLinearPlan::bias() const {
+  return BiasVector(skipped_bias_);
+}
+
+AnyTensorView RowParallelLinearPlan::OwnColumns(const AnyTensorView& x) const {
+  const int64_t own = spec_.k / size_;
+  return spec_.input_is_parallel ? x : ColumnsOf(x, rank_ * own, own);
+}
+
+absl::Status RowParallelLinearPlan::CheckArgs(const AnyTensorView& x,
+                                              const AnyTensorView& y) const {
+  QUERN_RETURN_IF_ERROR(
+      CheckRows(kRow, x, y, linear_.spec(),
+                spec_.input_is_parallel ? spec_.k / size_ : spec_.k, spec_.n));
+  return linear_.CheckArgs(OwnColumns(x), y);
+}
+
+void RowParallelLinearPlan::Execute(const AnyTensorView& x,
+                                    const AnyTensorView& y,
+                                    ParallelLinearScratch& scratch,
+                                    Communicator& communicator,
+                                    Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(x, y));
+  QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  linear_.Execute(OwnColumns(x), y, scratch.linear_, executor);
+  if (spec_.reduce_results) communicator.AllReduceSum(y);
+}
+
+}  // namespace quern

@@ -1,0 +1,29 @@
+#ifndef QUERN_OPS_PARALLEL_RANKS_TESTUTIL_H_
+#define QUERN_OPS_PARALLEL_RANKS_TESTUTIL_H_
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "gtest/gtest.h"
+#include "ops/parallel/thread_communicator.h"
+
+namespace quern {
+
+// fn(communicator) on a thread for each of `ranks` ranks.
+inline void RunRanks(int ranks,
+                     absl::FunctionRef<void(ThreadCommunicator&)> fn) {
+  auto group = ThreadCommunicator::CreateGroup(ranks);
+  ASSERT_TRUE(group.ok()) << group.status();
+  std::vector<std::thread> threads;
+  for (const auto& communicator : *group) {
+    threads.emplace_back([&fn, c = communicator.get()] { fn(*c); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_PARALLEL_RANKS_TESTUTIL_H_

@@ -1,0 +1,245 @@
+#include "ops/parallel/thread_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/check.h"
+#include "core/communicator.h"
+#include "core/cpu_info.h"
+#include "core/dtype.h"
+#include "core/math_util.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "hwy/cache_control.h"
+#include "ops/parallel/rank_sum_kernels.h"
+
+namespace quern {
+namespace {
+
+// Bounds of chunks lie on multiples of this, so that in a dense matrix no two
+// ranks write to one cache line.
+constexpr int64_t kChunkUnit = 64;
+
+// fn(row, column, elements) for the pieces of rows that make up the elements
+// [begin, end) of a matrix, counted row by row.
+template <typename Fn>
+void ForEachPiece(int64_t begin, int64_t end, int64_t cols, const Fn& fn) {
+  while (begin < end) {
+    const int64_t col = begin % cols;
+    const int64_t count = std::min(cols - col, end - begin);
+    fn(begin / cols, col, count);
+    begin += count;
+  }
+}
+
+}  // namespace
+
+struct ThreadCommunicator::Group {
+  explicit Group(int size) : ranks(size), may_spin(size <= AvailableCores()) {}
+
+  // What a rank shows the others between two barriers.
+  struct alignas(64) Slot {
+    const char* data = nullptr;
+    int64_t row_bytes = 0;
+  };
+
+  const int ranks;
+  const bool may_spin;  // else a spinner would keep a rank off its core
+  std::array<Slot, kMaxRanks> slots;
+  AlignedBuffer small;  // [2, ranks, kSmallBytes]
+
+  alignas(64) std::atomic<int> arrived{0};
+  alignas(64) std::atomic<uint32_t> phase{0};
+  std::mutex mutex;  // held while phase changes, for those who sleep
+  std::condition_variable next_phase;
+
+  char* Small(int parity, int rank) {
+    return small.data<char>() + (parity * ranks + rank) * kSmallBytes;
+  }
+
+  void Wait() {
+    // Nobody can end this phase before this rank has arrived.
+    const uint32_t now = phase.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks) {
+      arrived.store(0, std::memory_order_relaxed);
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        phase.store(now + 1, std::memory_order_release);
+      }
+      next_phase.notify_all();
+      return;
+    }
+    const auto over = [this, now] {
+      return phase.load(std::memory_order_acquire) != now;
+    };
+    if (may_spin) {
+      const auto end = std::chrono::steady_clock::now() + kSpin;
+      do {
+        for (int i = 0; i < 64; ++i) {
+          if (over()) return;
+          hwy::Pause();
+        }
+      } while (std::chrono::steady_clock::now() < end);
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    next_phase.wait(lock, over);
+  }
+};
+
+absl::StatusOr<std::vector<std::unique_ptr<ThreadCommunicator>>>
+ThreadCommunicator::CreateGroup(int ranks) {
+  QUERN_RETURN_IF_ERROR(
+      CheckRange("thread_communicator", "ranks", ranks, 1, kMaxRanks));
+  const auto group = std::make_shared<Group>(ranks);
+  QUERN_ASSIGN_OR_RETURN(group->small,
+                         AlignedBuffer::Create(2 * ranks * kSmallBytes));
+  std::vector<std::unique_ptr<ThreadCommunicator>> communicators;
+  for (int rank = 0; rank < ranks; ++rank) {
+    communicators.push_back(
+        absl::WrapUnique(new ThreadCommunicator(group, rank)));
+  }
+  return communicators;
+}
+
+ThreadCommunicator::ThreadCommunicator(std::shared_ptr<Group> group, int rank)
+    : group_(std::move(group)), rank_(rank), kernels_(GetRankSumKernels()) {}
+
+ThreadCommunicator::~ThreadCommunicator() = default;
+
+int ThreadCommunicator::size() const { return group_->ranks; }
+
+void ThreadCommunicator::Barrier() noexcept { group_->Wait(); }
+
+void ThreadCommunicator::Publish(const AnyTensorView& x) noexcept {
+  Group::Slot& slot = group_->slots[static_cast<size_t>(rank_)];
+  slot.data = static_cast<const char*>(x.data());
+  slot.row_bytes = x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
+}
+
+// Everyone writes where nobody reads any more: the same half was read two calls
+// ago, and the barrier of the last call came after that.
+void ThreadCommunicator::SmallSum(const AnyTensorView& x) noexcept {
+  const auto size = static_cast<int64_t>(SizeOf(x.dtype()));
+  const int64_t row_bytes = x.extent(1) * size;
+  char* data = static_cast<char*>(x.mutable_data());
+  char* mine = group_->Small(parity_, rank_);
+  for (int64_t i = 0; i < x.extent(0); ++i) {
+    std::memcpy(mine + i * row_bytes, data + i * x.stride(0) * size,
+                static_cast<size_t>(row_bytes));
+  }
+  group_->Wait();
+  const RankSum sum = kernels_.For(x.dtype());
+  std::array<const void*, kMaxRanks> in;
+  for (int64_t i = 0; i < x.extent(0); ++i) {
+    for (int r = 0; r < group_->ranks; ++r) {
+      in[static_cast<size_t>(r)] = group_->Small(parity_, r) + i * row_bytes;
+    }
+    sum(in.data(), static_cast<size_t>(group_->ranks),
+        data + i * x.stride(0) * size, static_cast<size_t>(x.extent(1)));
+  }
+  parity_ = 1 - parity_;
+}
+
+void ThreadCommunicator::AllReduceSum(const AnyTensorView& x) noexcept {
+  QUERN_DCHECK(x.rank() == 2 && (x.writable() || x.extent(0) == 0));
+  QUERN_DCHECK(x.dtype() == DType::kF32 || x.dtype() == DType::kBF16 ||
+               x.dtype() == DType::kF16);
+  const int ranks = group_->ranks;
+  const int64_t cols = x.extent(1);
+  const int64_t total = x.extent(0) * cols;
+  const auto size = static_cast<int64_t>(SizeOf(x.dtype()));
+  if (ranks == 1 || total == 0) return;
+  if (total * size <= kSmallBytes) return SmallSum(x);
+
+  Publish(x);
+  group_->Wait();
+  // Rank r makes elements [r * chunk, (r + 1) * chunk) of the sum, in place:
+  // nobody else reads or writes those of its own x meanwhile.
+  const int64_t chunk = RoundUp(DivCeil(total, int64_t{ranks}), kChunkUnit);
+  const auto begin = [&](int r) { return std::min(r * chunk, total); };
+  const auto at = [&](int r, int64_t row, int64_t col) {
+    const Group::Slot& slot = group_->slots[static_cast<size_t>(r)];
+    return slot.data + row * slot.row_bytes + col * size;
+  };
+  char* data = static_cast<char*>(x.mutable_data());
+  const auto mine = [&](int64_t row, int64_t col) {
+    return data + (row * x.stride(0) + col) * size;
+  };
+  const RankSum sum = kernels_.For(x.dtype());
+  ForEachPiece(begin(rank_), begin(rank_ + 1), cols,
+               [&](int64_t row, int64_t col, int64_t count) {
+                 std::array<const void*, kMaxRanks> in;
+                 for (int r = 0; r < ranks; ++r) {
+                   in[static_cast<size_t>(r)] = at(r, row, col);
+                 }
+                 sum(in.data(), static_cast<size_t>(ranks), mine(row, col),
+                     static_cast<size_t>(count));
+               });
+  group_->Wait();
+  for (int r = 0; r < ranks; ++r) {
+    if (r == rank_) continue;
+    ForEachPiece(begin(r), begin(r + 1), cols,
+                 [&](int64_t row, int64_t col, int64_t count) {
+                   std::memcpy(mine(row, col), at(r, row, col),
+                               static_cast<size_t>(count * size));
+                 });
+  }
+  group_->Wait();
+}
+
+void ThreadCommunicator::Broadcast(void* data, int64_t bytes,
+                                   int root) noexcept {
+  QUERN_DCHECK(0 <= root && root < group_->ranks);
+  if (group_->ranks == 1 || bytes == 0) return;
+  if (rank_ == root) {
+    group_->slots[static_cast<size_t>(rank_)].data =
+        static_cast<const char*>(data);
+  }
+  group_->Wait();
+  if (rank_ != root) {
+    std::memcpy(data, group_->slots[static_cast<size_t>(root)].data,
+                static_cast<size_t>(bytes));
+  }
+  group_->Wait();
+}
+
+void ThreadCommunicator::GatherColumns(const AnyTensorView& shard,
+                                       const AnyTensorView& out,
+                                       const ColumnShards& shards,
+                                       int receiver) noexcept {
+  QUERN_DCHECK(shard.extent(1) == shards.Count(rank_));
+  const bool receives = receiver == kEveryRank || receiver == rank_;
+  QUERN_DCHECK(!receives || out.extent(1) == shards.total);
+  const int64_t rows = shard.extent(0);
+  if (rows == 0 || shards.total == 0) return;
+  const auto size = static_cast<int64_t>(SizeOf(shard.dtype()));
+  Publish(shard);
+  group_->Wait();
+  for (int r = 0; receives && r < group_->ranks; ++r) {
+    const auto bytes = static_cast<size_t>(shards.Count(r) * size);
+    const Group::Slot& slot = group_->slots[static_cast<size_t>(r)];
+    char* to = static_cast<char*>(out.mutable_data()) + shards.Begin(r) * size;
+    if (bytes == 0 || to == slot.data) continue;
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(to + i * out.stride(0) * size, slot.data + i * slot.row_bytes,
+                  bytes);
+    }
+  }
+  group_->Wait();
+}
+
+}  // namespace quern

@@ -1,0 +1,68 @@
+#ifndef QUERN_OPS_PARALLEL_THREAD_COMMUNICATOR_H_
+#define QUERN_OPS_PARALLEL_THREAD_COMMUNICATOR_H_
+
+// Ranks as threads of one process.
+//
+//   QUERN_ASSIGN_OR_RETURN(auto group, ThreadCommunicator::CreateGroup(4));
+//   // On thread r, and on no other:
+//   plan.Execute(x, y, scratch, *group[r], executor_of_rank_r);
+//
+// Ranks read each other's memory in place, between two barriers; what is small
+// is handed over in memory of the group, with one. A waiting rank spins for
+// kSpin, which is longer than ranks of equal shares differ, and then sleeps in
+// the kernel. With more ranks than this process has cores none spins.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/communicator.h"
+#include "core/tensor_view.h"
+#include "ops/parallel/rank_sum_kernels.h"
+
+namespace quern {
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  static constexpr int kMaxRanks = 64;
+  static constexpr std::chrono::microseconds kSpin{100};
+  // An all-reduce of at most so many bytes is handed over.
+  static constexpr int64_t kSmallBytes = 16 * 1024;
+
+  // One for each rank, in order. They share what the last of them frees.
+  // InvalidArgument unless 1 <= ranks <= kMaxRanks; ResourceExhausted if the
+  // memory cannot be had.
+  static absl::StatusOr<std::vector<std::unique_ptr<ThreadCommunicator>>>
+  CreateGroup(int ranks);
+
+  ~ThreadCommunicator() override;
+
+  // Instruction set of the sums, chosen at CreateGroup, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+
+  int rank() const override { return rank_; }
+  int size() const override;
+  void Barrier() noexcept override;
+  void AllReduceSum(const AnyTensorView& x) noexcept override;
+  void Broadcast(void* data, int64_t bytes, int root) noexcept override;
+
+ private:
+  struct Group;
+  ThreadCommunicator(std::shared_ptr<Group> group, int rank);
+  void GatherColumns(const AnyTensorView& shard, const AnyTensorView& out,
+                     const ColumnShards& shards,
+                     int receiver) noexcept override;
+  void Publish(const AnyTensorView& x) noexcept;
+  void SmallSum(const AnyTensorView& x) noexcept;
+
+  std::shared_ptr<Group> group_;
+  int rank_;
+  RankSumKernels kernels_;
+  int parity_ = 0;  // which half of the group's memory is next
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_PARALLEL_THREAD_COMMUNICATOR_H_
