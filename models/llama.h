@@ -17,6 +17,14 @@
 //   llama   as above; RoPE turns the pairs (2j, 2j + 1)
 //   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself;
 //           RoPE turns the pairs (j, j + rope_dim / 2)
+//   gemma2  x = sqrt(hidden) * embedding[token];  RoPE as qwen3
+//           x += rms_norm(linear(attention(q, cache)))
+//           x += rms_norm(linear(gelu_tanh(gate) * up))
+//           soft caps on attention's scores and on logits; layers 0, 2, 4 ...
+//           are local: a query sees no more than the window's tokens
+//
+// A norm multiplies by the weights in the file, those of gemma2 too: whoever
+// writes GGUF has added Gemma's 1 to them.
 //
 // Matrices and the rows that they multiply are bf16, f32 or int8, the rest is
 // f32.

@@ -19,6 +19,8 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "llama";
+constexpr absl::string_view kQwen3 = "qwen3";
+constexpr absl::string_view kGemma2 = "gemma2";
 // Far above any model, and low enough that products of two fit in int64.
 constexpr int64_t kMaxDim = int64_t{1} << 28;
 constexpr int64_t kMaxLayers = 4096;
@@ -111,7 +113,7 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
       {"token_embd.weight", {c.hidden, c.vocab}},
       {"output_norm.weight", {c.hidden}},
   };
-  if (HasOutputWeight(file)) {
+  if (HasOutputWeight(file) && c.architecture != kGemma2) {  // tied
     wanted.push_back({"output.weight", {c.hidden, c.vocab}});
   }
   for (int64_t layer = 0; layer < c.layers; ++layer) {
@@ -125,6 +127,10 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
       wanted.push_back({blk + "attn_k_norm.weight", {c.head_dim}});
     }
     wanted.push_back({blk + "attn_output.weight", {c.q_cols(), c.hidden}});
+    if (c.post_norms) {
+      wanted.push_back({blk + "post_attention_norm.weight", {c.hidden}});
+      wanted.push_back({blk + "post_ffw_norm.weight", {c.hidden}});
+    }
     wanted.push_back({blk + "ffn_norm.weight", {c.hidden}});
     wanted.push_back({blk + "ffn_gate.weight", {c.hidden, c.ffn}});
     wanted.push_back({blk + "ffn_up.weight", {c.hidden, c.ffn}});
@@ -195,9 +201,33 @@ absl::Status ReadVocab(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
                     "token_embd.weight has rows");
 }
 
-void SetQwen3(LlamaConfig& c) {
-  c.rope_style = RotaryStyle::kHalves;
-  c.head_norms = true;
+// What the architecture does unlike Llama.
+absl::Status ReadDifferences(const Keys& keys, LlamaConfig& c) {
+  if (c.architecture == kQwen3) {
+    c.rope_style = RotaryStyle::kHalves;
+    c.head_norms = true;
+  }
+  if (c.architecture == kGemma2) {
+    c.rope_style = RotaryStyle::kHalves;
+    c.post_norms = true;
+    c.activation = LinearActivation::kGeluTanhAndMul;
+    c.embedding_scale =
+        static_cast<float>(std::sqrt(static_cast<double>(c.hidden)));
+    // The file does not tell the divisor of queries: it is head_dim, but for
+    // the model of 27 billion weights, known by its layers.
+    constexpr int64_t kLayersOf27B = 46;
+    if (c.layers == kLayersOf27B) {
+      c.attention_scale = static_cast<float>(std::sqrt(
+          static_cast<double>(c.q_heads) / static_cast<double>(c.hidden)));
+    }
+    QUERN_ASSIGN_OR_RETURN(c.attention_cap,
+                           keys.PositiveF32("attn_logit_softcapping"));
+    QUERN_ASSIGN_OR_RETURN(c.logit_cap,
+                           keys.PositiveF32("final_logit_softcapping"));
+    QUERN_ASSIGN_OR_RETURN(c.window,
+                           keys.Int("attention.sliding_window", kMaxDim));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -205,10 +235,11 @@ void SetQwen3(LlamaConfig& c) {
 absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
   QUERN_ASSIGN_OR_RETURN(const absl::string_view architecture,
                          file.GetString("general.architecture"));
-  if (architecture != "llama" && architecture != "qwen3") {
+  if (architecture != "llama" && architecture != kQwen3 &&
+      architecture != kGemma2) {
     return Unimplemented(kOp, "general.architecture is '",
                          absl::CHexEscape(architecture.substr(0, 64)),
-                         "'; need 'llama' or 'qwen3'");
+                         "'; need 'llama', 'qwen3' or 'gemma2'");
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());
@@ -222,7 +253,7 @@ absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
   QUERN_RETURN_IF_ERROR(ReadShape(keys, c));
-  if (architecture == "qwen3") SetQwen3(c);
+  QUERN_RETURN_IF_ERROR(ReadDifferences(keys, c));
   QUERN_RETURN_IF_ERROR(ReadVocab(file, keys, c));
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));
   return c;

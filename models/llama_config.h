@@ -15,7 +15,7 @@
 namespace quern {
 
 struct LlamaConfig {
-  std::string architecture;  // "llama" or "qwen3"
+  std::string architecture;  // "llama", "qwen3" or "gemma2"
   std::string name;          // general.name, or ""
 
   int64_t vocab = 0;    // rows of token_embd.weight
@@ -33,6 +33,17 @@ struct LlamaConfig {
   // What an architecture adds to Llama, or does differently.
   RotaryStyle rope_style = RotaryStyle::kPairs;
   bool head_norms = false;  // each head of q and k: rms_norm, before RoPE
+  bool post_norms = false;  // what is added to x: rms_norm, before it is
+  LinearActivation activation = LinearActivation::kSiluAndMul;
+  float embedding_scale = 1;  // x = scale * embedding[token]
+  float attention_scale = 0;  // of q k; 0: 1 / sqrt(head_dim)
+  float attention_cap = 0;    // of scale * q k, see AttentionSpec; 0: none
+  float logit_cap = 0;        // logit = cap * tanh(logit / cap); 0: none
+  // Tokens that a local layer sees, the query's own among them; 0: no layer is
+  // local.
+  int64_t window = 0;
+
+  bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }

@@ -3,7 +3,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/schedule.h"
 #include "cache/kv_cache_view.h"
 #include "cache/page_table.h"
 #include "core/aligned_buffer.h"
@@ -15,6 +14,7 @@
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
+#include "models/llama_matrix.h"
 #include "models/llama_state_impl.h"
 #include "ops/index_view.h"
 #include "ops/norm/rms_norm.h"
@@ -34,6 +34,7 @@ struct Activations {
   uint8_t* queries;    // what attention reads, unless it is in qkv: [q_cols]
   float* x;            // the residual stream: [hidden]
   float* qkv;          // [q_cols + 2 kv_cols]
+  float* branch;       // what x gains, with post_norms: [hidden]
 };
 
 template <typename Allocator>
@@ -52,6 +53,8 @@ Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, DType query,
   s.queries = a.template Allocate<uint8_t>("queries", queries);
   s.x = a.template Allocate<float>("x", t * c.hidden);
   s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
+  s.branch =
+      a.template Allocate<float>("branch", c.post_norms ? t * c.hidden : 0);
   return s;
 }
 
@@ -69,7 +72,7 @@ void NormaliseHeads(const RmsNormPlan& norm, const AlignedBuffer& weight,
 
 absl::StatusOr<int64_t> LlamaState::Impl::ActivationBytes() const {
   WorkspaceLayout counted;
-  LayOut(counted, model->config, model->dtype, attention->spec().q_dtype,
+  LayOut(counted, model->config, model->dtype, full.plan->spec().q_dtype,
          spec.max_step_tokens);
   if (counted.overflow()) {
     return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
@@ -78,19 +81,18 @@ absl::StatusOr<int64_t> LlamaState::Impl::ActivationBytes() const {
   return counted.bytes();
 }
 
-void LlamaState::Impl::Run(const PageTable& table,
-                           const AttentionSchedule& schedule,
-                           Executor& executor) {
+void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
   const LlamaConfig& c = model->config;
   const DType dtype = model->dtype;
   const auto t = static_cast<int64_t>(tokens.size());
   const auto wanted = static_cast<int64_t>(logit_rows.size());
   Workspace memory(activations);
-  const DType query_dtype = attention->spec().q_dtype;
+  const DType query_dtype = full.plan->spec().q_dtype;
   const Activations s =
       LayOut(memory, c, dtype, query_dtype, spec.max_step_tokens);
 
   const auto x = DenseMatrix<float>(s.x, t, c.hidden);
+  const auto branch = DenseMatrix<float>(s.branch, t, c.hidden);
   const AnyTensorView normed = DenseAny(dtype, s.rows, t, c.hidden);
   const int64_t qkv_cols = c.q_cols() + 2 * c.kv_cols();
   const auto qkv = DenseMatrix<float>(s.qkv, t, qkv_cols);
@@ -120,11 +122,10 @@ void LlamaState::Impl::Run(const PageTable& table,
   const IndexView position_view =
       DenseVector<const int64_t>(positions.data(), t);
 
-  const auto normalise = [&](const AlignedBuffer& weight) {
-    model->norm->Execute(
-        x, DenseVector<const float>(weight.data<float>(), c.hidden), normed,
-        executor);
+  const auto weight = [&](const AlignedBuffer& norm) {
+    return DenseVector<const float>(norm.data<float>(), c.hidden);
   };
+
   const auto normalise_heads = [&](const LlamaLayer& l) {
     ParallelRows(executor, t, 2 * qkv_cols, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -134,7 +135,8 @@ void LlamaState::Impl::Run(const PageTable& table,
       }
     });
   };
-  const auto attend = [&](const LlamaLayer& l, const KvCacheView& kv) {
+  const auto attend = [&](const LlamaLayer& l, const KvCacheView& kv,
+                          const Attention& a) {
     l.qkv.Execute(normed, qkv, linear_scratch, executor);
     if (c.head_norms) normalise_heads(l);
     model->rope->ExecuteQk(position_view, q, k, executor);
@@ -142,8 +144,22 @@ void LlamaState::Impl::Run(const PageTable& table,
     if (convert_queries.has_value()) {
       convert_queries->Execute(q_rows, query_rows, executor);
     }
-    attention->Execute({queries, kv, table, schedule, attended, {}, {}, {}},
-                       Workspace(workspace), executor);
+    a.plan->Execute({queries, kv, table, a.schedule, attended, {}, {}, {}},
+                    Workspace(workspace), executor);
+  };
+  // x += matrix * rows; then normed = rms_norm(x) by the weight that is next.
+  const auto add = [&](const LlamaMatrix& matrix, const AnyTensorView& rows,
+                       const AlignedBuffer& post_norm,
+                       const AlignedBuffer& next_norm) {
+    if (!c.post_norms) {
+      matrix.ExecuteAdd(rows, x, x, linear_scratch, executor);
+      model->norm->Execute(x, weight(next_norm), normed, executor);
+      return;
+    }
+    matrix.Execute(rows, branch, linear_scratch, executor);
+    model->post_norm->Execute(branch, weight(post_norm), branch, executor);
+    model->norm->ExecuteAdd({branch, weight(next_norm), normed, x, x},
+                            executor);
   };
 
   model->embed->Execute(
@@ -151,22 +167,24 @@ void LlamaState::Impl::Run(const PageTable& table,
       DenseAny(dtype, const_cast<uint8_t*>(model->embedding.data()), c.vocab,
                c.hidden),
       x, executor);
+  model->norm->Execute(x, weight(model->layers.front().attn_norm), normed,
+                       executor);
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     const LlamaLayer& l = model->layers[static_cast<size_t>(layer)];
-    normalise(l.attn_norm);
-    attend(l, cache.Layer(layer));
-    l.attn_out.ExecuteAdd(attended_rows, x, x, linear_scratch, executor);
-    normalise(l.ffn_norm);
+    attend(l, cache.Layer(layer), windowed && c.IsLocal(layer) ? local : full);
+    add(l.attn_out, attended_rows, l.post_attn_norm, l.ffn_norm);
     l.gate_up.Execute(normed, activated, linear_scratch, executor);
-    l.down.ExecuteAdd(activated, x, x, linear_scratch, executor);
+    add(l.down, activated, l.post_ffn_norm,
+        layer + 1 < c.layers
+            ? model->layers[static_cast<size_t>(layer + 1)].attn_norm
+            : model->output_norm);
   }
-  normalise(model->output_norm);
   const AnyTensorView selected = DenseAny(dtype, s.selected, wanted, c.hidden);
   model->logits->SelectRows(
       normed, DenseVector<const int64_t>(logit_rows.data(), wanted), selected);
-  model->output->Execute(selected,
-                         DenseMatrix(logits.data<float>(), wanted, c.vocab),
-                         linear_scratch, executor);
+  const auto vocabulary = DenseMatrix(logits.data<float>(), wanted, c.vocab);
+  model->output->Execute(selected, vocabulary, linear_scratch, executor);
+  model->logits->Execute(vocabulary, executor);
 }
 
 }  // namespace quern

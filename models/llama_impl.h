@@ -21,14 +21,15 @@
 namespace quern {
 
 struct LlamaLayer {
-  AlignedBuffer attn_norm;  // f32[hidden]
-  LlamaMatrix qkv;          // hidden -> q_cols + 2 kv_cols
-  AlignedBuffer q_norm;     // f32[head_dim], with head_norms
-  AlignedBuffer k_norm;
-  LlamaMatrix attn_out;    // q_cols -> hidden
-  AlignedBuffer ffn_norm;  // f32[hidden]
-  LlamaMatrix gate_up;     // hidden -> ffn: silu(gate) * up
-  LlamaMatrix down;        // ffn -> hidden
+  AlignedBuffer attn_norm;       // f32[hidden]
+  LlamaMatrix qkv;               // hidden -> q_cols + 2 kv_cols
+  AlignedBuffer q_norm, k_norm;  // f32[head_dim], with head_norms
+  LlamaMatrix attn_out;          // q_cols -> hidden
+  AlignedBuffer post_attn_norm;  // f32[hidden], with post_norms
+  AlignedBuffer ffn_norm;        // f32[hidden]
+  LlamaMatrix gate_up;           // hidden -> ffn: act(gate) * up
+  LlamaMatrix down;              // ffn -> hidden
+  AlignedBuffer post_ffn_norm;   // f32[hidden], with post_norms
 };
 
 struct LlamaModel::Impl {
@@ -46,6 +47,7 @@ struct LlamaModel::Impl {
   std::optional<VocabEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;
   std::optional<RmsNormPlan> head_norm;  // with head_norms
+  std::optional<RmsNormPlan> post_norm;  // with post_norms
   std::optional<RotaryEmbeddingPlan> rope;
   std::optional<LogitsPlan> logits;
 };

@@ -145,7 +145,7 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
       LlamaMatrix qkv,
       loader.Linear({name("attn_q"), name("attn_k"), name("attn_v")},
                     c.q_cols() + 2 * c.kv_cols(), c.hidden));
-  AlignedBuffer q_norm, k_norm;
+  AlignedBuffer q_norm, k_norm, post_attn_norm, post_ffn_norm;
   if (c.head_norms) {
     QUERN_ASSIGN_OR_RETURN(q_norm, norm("attn_q_norm"));
     QUERN_ASSIGN_OR_RETURN(k_norm, norm("attn_k_norm"));
@@ -153,17 +153,22 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix attn_out,
       loader.Linear({name("attn_output")}, c.hidden, c.q_cols()));
+  if (c.post_norms) {
+    QUERN_ASSIGN_OR_RETURN(post_attn_norm, norm("post_attention_norm"));
+    QUERN_ASSIGN_OR_RETURN(post_ffn_norm, norm("post_ffw_norm"));
+  }
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm, norm("ffn_norm"));
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix gate_up,
       loader.Linear({name("ffn_gate"), name("ffn_up")}, 2 * c.ffn, c.hidden,
-                    {loader.dtype(), LinearActivation::kSiluAndMul}));
+                    {loader.dtype(), c.activation}));
   QUERN_ASSIGN_OR_RETURN(LlamaMatrix down,
                          loader.Linear({name("ffn_down")}, c.hidden, c.ffn));
   return LlamaLayer{std::move(attn_norm), std::move(qkv),
                     std::move(q_norm),    std::move(k_norm),
-                    std::move(attn_out),  std::move(ffn_norm),
-                    std::move(gate_up),   std::move(down)};
+                    std::move(attn_out),  std::move(post_attn_norm),
+                    std::move(ffn_norm),  std::move(gate_up),
+                    std::move(down),      std::move(post_ffn_norm)};
 }
 
 }  // namespace
@@ -193,15 +198,19 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   embed.vocab = c.vocab;
   embed.hidden = c.hidden;
   embed.weight_dtype = m->dtype;
+  embed.scale = c.embedding_scale;
   QUERN_ASSIGN_OR_RETURN(m->embed, VocabEmbeddingPlan::Create(embed));
   RmsNormSpec norm;
   norm.hidden = c.hidden;
   norm.eps = c.norm_eps;
   norm.out_dtype = m->dtype;
   QUERN_ASSIGN_OR_RETURN(m->norm, RmsNormPlan::Create(norm));
+  norm.out_dtype = DType::kF32;
+  if (c.post_norms) {
+    QUERN_ASSIGN_OR_RETURN(m->post_norm, RmsNormPlan::Create(norm));
+  }
   if (c.head_norms) {
     norm.hidden = c.head_dim;
-    norm.out_dtype = DType::kF32;
     QUERN_ASSIGN_OR_RETURN(m->head_norm, RmsNormPlan::Create(norm));
   }
   RotaryEmbeddingSpec rope;
@@ -215,6 +224,7 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   logits.vocab = c.vocab;
   logits.hidden = c.hidden;
   logits.hidden_dtype = m->dtype;
+  logits.soft_cap = c.logit_cap;
   QUERN_ASSIGN_OR_RETURN(m->logits, LogitsPlan::Create(logits));
 
   Loader loader(file, m->dtype, options, executor);

@@ -156,11 +156,21 @@ absl::Status LlamaState::Impl::ReserveLinearScratch(const Executor& executor) {
   return absl::OkStatus();
 }
 
+absl::Status LlamaState::Impl::Schedule(int num_workers, Attention& attention) {
+  QUERN_ASSIGN_OR_RETURN(
+      attention.schedule,
+      AttentionSchedule::Build(attention.plan->spec(), q_lens, kv_lens,
+                               num_workers, attention.storage));
+  QUERN_ASSIGN_OR_RETURN(
+      const int64_t workspace_bytes,
+      attention.plan->WorkspaceBytes(attention.schedule, num_workers));
+  return Reserve(workspace, workspace_bytes);
+}
+
 absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
                                        LogitsOf logits_of,
                                        const Executor& executor,
-                                       PageTable& table,
-                                       AttentionSchedule& schedule) {
+                                       PageTable& table) {
   const int num_workers = executor.num_workers();
   QUERN_RETURN_IF_ERROR(ReserveLinearScratch(executor));
   QUERN_RETURN_IF_ERROR(GrowSequences(items, logits_of));
@@ -168,12 +178,12 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
       table, table_storage.Build(spec.page_size, allocator->num_pages()));
   QUERN_RETURN_IF_ERROR(
       table.SlotMapping(q_lens, kv_lens, absl::MakeSpan(slots)));
-  QUERN_ASSIGN_OR_RETURN(
-      schedule, AttentionSchedule::Build(attention->spec(), q_lens, kv_lens,
-                                         num_workers, schedule_storage));
-  QUERN_ASSIGN_OR_RETURN(const int64_t workspace_bytes,
-                         attention->WorkspaceBytes(schedule, num_workers));
-  QUERN_RETURN_IF_ERROR(Reserve(workspace, workspace_bytes));
+  QUERN_RETURN_IF_ERROR(Schedule(num_workers, full));
+  // A window that hides nothing changes no bit: one schedule does then.
+  windowed =
+      local.plan.has_value() &&
+      *std::max_element(kv_lens.begin(), kv_lens.end()) > model->config.window;
+  if (windowed) QUERN_RETURN_IF_ERROR(Schedule(num_workers, local));
   return Reserve(logits, static_cast<int64_t>(logit_rows.size()) *
                              model->config.vocab *
                              static_cast<int64_t>(sizeof(float)));
@@ -221,7 +231,14 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   attention.q_heads = c.q_heads;
   attention.q_dtype = QueryType(model.impl_->dtype, spec.cache_dtype);
   attention.out_dtype = model.impl_->dtype;
-  QUERN_ASSIGN_OR_RETURN(s->attention, PagedAttentionPlan::Create(attention));
+  attention.scale = c.attention_scale;
+  attention.soft_cap = c.attention_cap;
+  QUERN_ASSIGN_OR_RETURN(s->full.plan, PagedAttentionPlan::Create(attention));
+  if (c.window > 0) {
+    attention.window_left = c.window - 1;
+    QUERN_ASSIGN_OR_RETURN(s->local.plan,
+                           PagedAttentionPlan::Create(attention));
+  }
 
   if (attention.q_dtype != DType::kF32) {
     ConvertSpec convert;
@@ -272,14 +289,12 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
   if (items.empty())
     return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
   PageTable table;
-  AttentionSchedule schedule;
-  if (absl::Status prepared =
-          s.Prepare(items, logits_of, executor, table, schedule);
+  if (absl::Status prepared = s.Prepare(items, logits_of, executor, table);
       !prepared.ok()) {
     s.TrimSequences(items);
     return prepared;
   }
-  s.Run(table, schedule, executor);
+  s.Run(table, executor);
   for (const LlamaBatchItem& item : items) {
     s.sequences[static_cast<size_t>(item.sequence)].length +=
         static_cast<int64_t>(item.tokens.size());
@@ -301,7 +316,7 @@ int64_t LlamaState::cache_bytes_per_token() const {
          cache.layout().page_size();
 }
 const char* LlamaState::attention_arithmetic() const {
-  return impl_->attention->arithmetic();
+  return impl_->full.plan->arithmetic();
 }
 int64_t LlamaState::scratch_bytes() const {
   return static_cast<int64_t>(impl_->activations.bytes() +

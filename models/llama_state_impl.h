@@ -34,6 +34,13 @@ struct LlamaState::Impl {
     std::vector<int32_t> pages;
   };
 
+  // Attention within a window, or without one.
+  struct Attention {
+    std::optional<PagedAttentionPlan> plan;
+    AttentionScheduleStorage storage;
+    AttentionSchedule schedule;  // of this step
+  };
+
   const LlamaModel::Impl* model = nullptr;
   LlamaStateSpec spec;
   std::vector<Sequence> sequences;
@@ -41,7 +48,8 @@ struct LlamaState::Impl {
   std::optional<PageAllocator> allocator;
   std::optional<WriteKvPlan> write_kv;
   std::optional<ConvertPlan> convert_queries;  // none if attention reads f32
-  std::optional<PagedAttentionPlan> attention;
+  Attention full;
+  Attention local;  // without a plan if no layer is local
 
   AlignedBuffer activations;  // of one step's rows
   AlignedBuffer logits;       // f32[rows, vocab], grows
@@ -53,7 +61,7 @@ struct LlamaState::Impl {
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions, q_lens, kv_lens, slots, logit_rows;
   PageTableStorage table_storage;
-  AttentionScheduleStorage schedule_storage;
+  bool windowed = false;  // a sequence is longer than the window: local is used
 
   bool Has(int32_t sequence) const {
     return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
@@ -67,14 +75,14 @@ struct LlamaState::Impl {
   // length, the buffers are large enough.
   absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
                        LogitsOf logits_of, const Executor& executor,
-                       PageTable& table, AttentionSchedule& schedule);
+                       PageTable& table);
+  absl::Status Schedule(int num_workers, Attention& attention);
   absl::Status ReserveLinearScratch(const Executor& executor);
   absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
                              LogitsOf logits_of);
   // Gives back the pages beyond each sequence's length.
   void TrimSequences(absl::Span<const LlamaBatchItem> items);
-  void Run(const PageTable& table, const AttentionSchedule& schedule,
-           Executor& executor);
+  void Run(const PageTable& table, Executor& executor);
 };
 
 }  // namespace quern

@@ -27,7 +27,12 @@ using DoubleRows = std::vector<std::vector<double>>;
 class ReferenceLlama {
  public:
   ReferenceLlama(const GgufFile& file, const LlamaConfig& config)
-      : file_(file), c_(config), qwen3_(Is("qwen3")) {}
+      : file_(file), c_(config), qwen3_(Is("qwen3")), gemma_(Is("gemma2")) {
+    if (!gemma_) return;
+    attention_cap_ = F32("gemma2.attn_logit_softcapping");
+    logit_cap_ = F32("gemma2.final_logit_softcapping");
+    window_ = *file.GetInt("gemma2.attention.sliding_window");
+  }
 
   // logits[token][vocab] of one sequence from its start.
   DoubleRows Logits(const std::vector<int32_t>& tokens) const {
@@ -35,29 +40,62 @@ class ReferenceLlama {
     DoubleRows x;
     for (const int32_t token : tokens) {
       x.push_back(embedding[static_cast<size_t>(token)]);
+      if (!gemma_) continue;
+      for (double& v : x.back()) v *= std::sqrt(static_cast<double>(c_.hidden));
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      Add(x, Times(Attention(blk, Norm(blk + "attn_norm.weight", x)),
-                   blk + "attn_output.weight"));
+      const DoubleRows attended =
+          Times(Attention(layer, Norm(blk + "attn_norm.weight", x)),
+                blk + "attn_output.weight");
+      Add(x, gemma_ ? Norm(blk + "post_attention_norm.weight", attended)
+                    : attended);
       const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
       DoubleRows gate = Times(h, blk + "ffn_gate.weight");
       const DoubleRows up = Times(h, blk + "ffn_up.weight");
       for (size_t t = 0; t < gate.size(); ++t) {
         for (size_t i = 0; i < gate[t].size(); ++i) {
-          gate[t][i] *= up[t][i] / (1 + std::exp(-gate[t][i]));
+          gate[t][i] = Activation(gate[t][i]) * up[t][i];
         }
       }
-      Add(x, Times(gate, blk + "ffn_down.weight"));
+      const DoubleRows down = Times(gate, blk + "ffn_down.weight");
+      Add(x, gemma_ ? Norm(blk + "post_ffw_norm.weight", down) : down);
     }
-    return Times(Norm("output_norm.weight", x), HasOutputWeight(file_)
-                                                    ? "output.weight"
-                                                    : "token_embd.weight");
+    DoubleRows logits =
+        Times(Norm("output_norm.weight", x),
+              HasOutputWeight(file_) ? "output.weight" : "token_embd.weight");
+    for (std::vector<double>& row : logits) {
+      for (double& v : row) v = Capped(v, logit_cap_);
+    }
+    return logits;
   }
 
  private:
   bool Is(absl::string_view architecture) const {
     return *file_.GetString("general.architecture") == architecture;
+  }
+
+  double F32(absl::string_view key) const {
+    return static_cast<double>(*file_.GetF32(key));
+  }
+
+  static double Capped(double v, double cap) {
+    return cap > 0 ? cap * std::tanh(v / cap) : v;
+  }
+
+  // silu, or gelu by tanh.
+  double Activation(double v) const {
+    if (!gemma_) return v / (1 + std::exp(-v));
+    constexpr double kSqrt2OverPi = 0.79788456080286535588;
+    return v / 2 * (1 + std::tanh(kSqrt2OverPi * (v + 0.044715 * v * v * v)));
+  }
+
+  // What a query's products with keys are divided by.
+  double Divisor() const {
+    const auto hidden = static_cast<double>(c_.hidden);
+    return gemma_ && c_.layers == 46  // the model of 27 billion weights
+               ? std::sqrt(hidden / static_cast<double>(c_.q_heads))
+               : std::sqrt(static_cast<double>(c_.head_dim));
   }
 
   DoubleRows Matrix(const std::string& name) const {
@@ -142,7 +180,10 @@ class ReferenceLlama {
     }
   }
 
-  DoubleRows Attention(const std::string& blk, const DoubleRows& h) const {
+  DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
+    const std::string blk = absl::StrCat("blk.", layer, ".");
+    const size_t window =
+        gemma_ && layer % 2 == 0 ? static_cast<size_t>(window_) : h.size();
     DoubleRows q = Times(h, blk + "attn_q.weight");
     DoubleRows k = Times(h, blk + "attn_k.weight");
     const DoubleRows v = Times(h, blk + "attn_v.weight");
@@ -156,23 +197,24 @@ class ReferenceLlama {
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
     DoubleRows out(q.size(), std::vector<double>(q[0].size()));
     for (size_t t = 0; t < q.size(); ++t) {
+      const size_t first = t + 1 > window ? t + 1 - window : 0;
       for (size_t head = 0; head < static_cast<size_t>(c_.q_heads); ++head) {
         const size_t kv = head / group * dim;
         std::vector<double> weights;
         double sum = 0;
-        for (size_t s = 0; s <= t; ++s) {
+        for (size_t s = first; s <= t; ++s) {
           double score = 0;
           for (size_t i = 0; i < dim; ++i) {
             score += q[t][head * dim + i] * k[s][kv + i];
           }
           // Scores of these models are far below the overflow of exp.
           weights.push_back(
-              std::exp(score / std::sqrt(static_cast<double>(dim))));
+              std::exp(Capped(score / Divisor(), attention_cap_)));
           sum += weights.back();
         }
-        for (size_t s = 0; s <= t; ++s) {
+        for (size_t s = first; s <= t; ++s) {
           for (size_t i = 0; i < dim; ++i) {
-            out[t][head * dim + i] += weights[s] / sum * v[s][kv + i];
+            out[t][head * dim + i] += weights[s - first] / sum * v[s][kv + i];
           }
         }
       }
@@ -182,7 +224,9 @@ class ReferenceLlama {
 
   const GgufFile& file_;
   const LlamaConfig& c_;
-  const bool qwen3_;
+  const bool qwen3_, gemma_;
+  double attention_cap_ = 0, logit_cap_ = 0;  // none
+  int64_t window_ = 0;
 };
 
 struct SmallLlama {
@@ -190,7 +234,10 @@ struct SmallLlama {
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
   GgufTensorType type = GgufTensorType::kF32;
-  bool output = true;  // an output.weight of its own
+  bool output = true;  // an output.weight of its own; never that of gemma2
+  // Of gemma2. Scores and logits are around 1: such caps bend them.
+  float attention_cap = 0.7f, logit_cap = 1.5f;
+  int64_t window = 9;  // far shorter than what tests run
 };
 
 // Metadata, then tensors, of random weights.
@@ -214,6 +261,11 @@ inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
       .Key(key("attention.layer_norm_rms_epsilon"), 1e-5f)
       .Key(key("rope.dimension_count"), u32(m.rope_dim))
       .Key(key("rope.freq_base"), 500.0f);
+  if (m.architecture == "gemma2") {
+    w.Key("gemma2.attn_logit_softcapping", m.attention_cap)
+        .Key("gemma2.final_logit_softcapping", m.logit_cap)
+        .Key("gemma2.attention.sliding_window", u32(m.window));
+  }
   return w;
 }
 
@@ -256,13 +308,18 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
       norm_of(blk + "attn_k_norm.weight", m.head_dim);
     }
     matrix(blk + "attn_output.weight", m.q_heads * m.head_dim, m.hidden);
+    if (m.architecture == "gemma2") {
+      norm(blk + "post_attention_norm.weight");
+      norm(blk + "post_ffw_norm.weight");
+    }
     norm(blk + "ffn_norm.weight");
     matrix(blk + "ffn_gate.weight", m.hidden, m.ffn);
     matrix(blk + "ffn_up.weight", m.hidden, m.ffn);
     matrix(blk + "ffn_down.weight", m.ffn, m.hidden);
   }
   norm("output_norm.weight");
-  if (m.output) matrix("output.weight", m.hidden, m.vocab);
+  if (m.output && m.architecture != "gemma2")
+    matrix("output.weight", m.hidden, m.vocab);
 }
 
 inline std::string SmallLlamaFile(Rng& rng, const SmallLlama& m) {

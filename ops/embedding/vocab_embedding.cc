@@ -1,5 +1,6 @@
 #include "ops/embedding/vocab_embedding.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -22,6 +23,9 @@ absl::StatusOr<VocabEmbeddingPlan> VocabEmbeddingPlan::Create(
                                      {DType::kF32, DType::kBF16, DType::kF16}));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out_dtype", spec.out_dtype,
                                      {DType::kF32, DType::kBF16}));
+  if (!std::isfinite(spec.scale)) {
+    return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
+  }
   return VocabEmbeddingPlan(
       spec, GetVocabEmbeddingKernels(spec.weight_dtype, spec.out_dtype));
 }
@@ -62,7 +66,8 @@ void VocabEmbeddingPlan::Execute(IndexView ids, const AnyTensorView& weight,
   const char* table = static_cast<const char*>(weight.data());
   char* out_data = static_cast<char*>(out.mutable_data());
   const size_t n = static_cast<size_t>(spec_.hidden);
-  const bool same_dtype = spec_.weight_dtype == spec_.out_dtype;
+  const bool copies =
+      spec_.weight_dtype == spec_.out_dtype && spec_.scale == 1.0f;
   ParallelRows(executor, ids.size(), 2 * spec_.hidden,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -73,10 +78,10 @@ void VocabEmbeddingPlan::Execute(IndexView ids, const AnyTensorView& weight,
                      continue;
                    }
                    const char* from = table + ids[t] * weight_row;
-                   if (same_dtype) {
+                   if (copies) {
                      std::memcpy(to, from, n * out_size);
                    } else {
-                     kernels_.convert(from, to, n);
+                     kernels_.convert(from, spec_.scale, to, n);
                    }
                  }
                });

@@ -3,9 +3,10 @@
 
 // The first layer of a model: the rows of a table that the token ids name.
 //
-//   out[t, i] = convert(weight[ids[t], i])         0, if ids[t] is padding_id
+//   out[t, i] = round(scale * weight[ids[t], i])   0, if ids[t] is padding_id
 //
-// Widening conversions are exact; to bf16, to nearest even.
+// The product is f32, `round` is to the dtype of out, to nearest even. With a
+// scale of 1, widening is exact and equal dtypes are copied.
 
 #include <cstdint>
 #include <optional>
@@ -25,6 +26,7 @@ struct VocabEmbeddingSpec {
   int64_t hidden = 0;                // columns, >= 1
   DType weight_dtype = DType::kF32;  // f32, bf16 or f16
   DType out_dtype = DType::kF32;     // f32 or bf16
+  float scale = 1;                   // finite
   // Tokens with this id get zeros. It need not be a row of the table: -1 is a
   // common choice.
   std::optional<int64_t> padding_id;
@@ -32,7 +34,8 @@ struct VocabEmbeddingSpec {
 
 class VocabEmbeddingPlan {
  public:
-  // InvalidArgument if vocab or hidden < 1; Unimplemented for other dtypes.
+  // InvalidArgument if vocab or hidden < 1, or scale is not finite;
+  // Unimplemented for other dtypes.
   static absl::StatusOr<VocabEmbeddingPlan> Create(
       const VocabEmbeddingSpec& spec);
 

@@ -11,9 +11,8 @@ namespace quern {
 
 struct VocabEmbeddingKernels {
   const char* target;
-  // out[i] = convert(row[i]), i < n; void is the dtype it was chosen for. Null
-  // where the dtypes are equal: that is a copy.
-  void (*convert)(const void* row, void* out, size_t n);
+  // out[i] = round(scale * row[i]), i < n; void is the dtype it was chosen for.
+  void (*convert)(const void* row, float scale, void* out, size_t n);
 };
 
 // The kernel of the best instruction set this CPU supports. weight: f32, bf16

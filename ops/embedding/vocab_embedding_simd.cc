@@ -14,31 +14,31 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <typename W, typename O>
-void Convert(const void* row, void* out, size_t n) {
+void Convert(const void* row, float scale, void* out, size_t n) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
+  const auto factor = hn::Set(d, scale);
   const W* w = static_cast<const W*>(row);
   O* o = static_cast<O*>(out);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    StoreF32(LoadF32(d, w + i), d, o + i);
+    StoreF32(hn::Mul(LoadF32(d, w + i), factor), d, o + i);
   }
-  if (i < n) StoreNF32(LoadNF32(d, w + i, n - i), d, o + i, n - i);
+  if (i < n) {
+    StoreNF32(hn::Mul(LoadNF32(d, w + i, n - i), factor), d, o + i, n - i);
+  }
+}
+
+template <typename W>
+VocabEmbeddingKernels KernelsFrom(DType out) {
+  return {hwy::TargetName(HWY_TARGET),
+          out == DType::kF32 ? &Convert<W, float> : &Convert<W, BFloat16>};
 }
 
 VocabEmbeddingKernels GetKernels(DType weight, DType out) {
-  VocabEmbeddingKernels kernels = {};
-  kernels.target = hwy::TargetName(HWY_TARGET);
-  const bool out_f32 = out == DType::kF32;
-  // Equal dtypes are copied by the plan.
-  if (weight == DType::kF16) {
-    kernels.convert =
-        out_f32 ? &Convert<Float16, float> : &Convert<Float16, BFloat16>;
-  } else if (weight != out) {
-    kernels.convert =
-        out_f32 ? &Convert<BFloat16, float> : &Convert<float, BFloat16>;
-  }
-  return kernels;
+  if (weight == DType::kF16) return KernelsFrom<Float16>(out);
+  if (weight == DType::kBF16) return KernelsFrom<BFloat16>(out);
+  return KernelsFrom<float>(out);
 }
 
 }  // namespace

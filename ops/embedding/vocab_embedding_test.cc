@@ -49,7 +49,8 @@ class VocabEmbeddingTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(VocabEmbeddingTest);
 
-TEST_P(VocabEmbeddingTest, GathersAndConvertsExactly) {
+// The product is exact in double: the oracle rounds it to f32, then to out.
+TEST_P(VocabEmbeddingTest, GathersScalesAndConvertsExactly) {
   TestRng rng;
   const int64_t vocab = 5;
   const std::vector<int64_t> ids = {4, 0, 0, 3, -7, 2, 1};
@@ -57,11 +58,13 @@ TEST_P(VocabEmbeddingTest, GathersAndConvertsExactly) {
   for (const DType weight_dtype : kWeightDTypes) {
     for (const DType out_dtype : kOutDTypes) {
       for (const int64_t hidden : {1, 7, 8, 15, 16, 17, 33, 769}) {
+        const float scale = hidden % 2 == 0 ? 1.0f : 3.25f;
         SCOPED_TRACE(testing::Message()
                      << hidden << " " << DTypeName(weight_dtype) << " "
-                     << DTypeName(out_dtype));
+                     << DTypeName(out_dtype) << " times " << scale);
         VocabEmbeddingSpec spec = Spec(vocab, hidden, weight_dtype, out_dtype);
         spec.padding_id = -7;
+        spec.scale = scale;
         const VocabEmbeddingPlan plan = Plan(spec);
         const AnyMatrix weight(weight_dtype,
                                ToDoubles(UniformReals(rng, vocab * hidden)),
@@ -79,7 +82,8 @@ TEST_P(VocabEmbeddingTest, GathersAndConvertsExactly) {
                 id < 0 ? 0.0
                        : RoundThroughF32(
                              out_dtype,
-                             table[static_cast<size_t>(id * hidden + i)]));
+                             static_cast<double>(scale) *
+                                 table[static_cast<size_t>(id * hidden + i)]));
           }
         }
         EXPECT_TRUE(AllEqual(out.doubles(), want));
@@ -211,6 +215,11 @@ TEST(VocabEmbeddingPlanTest, RefusesABadSpec) {
           "weight_dtype is i8; need f32 or bf16 or f16");
   refused(Spec(1, 1, DType::kF32, DType::kF16), kUnimplemented,
           "out_dtype is f16; need f32 or bf16");
+  for (const float scale : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
+    VocabEmbeddingSpec spec = Spec(1, 1);
+    spec.scale = scale;
+    refused(spec, kInvalid, "; need a finite number");
+  }
 }
 
 TEST(VocabEmbeddingPlanTest, RefusesBadArguments) {
