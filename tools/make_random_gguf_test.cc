@@ -97,21 +97,30 @@ std::vector<int32_t> Generate(const GgufFile& file, int count) {
   return chosen;
 }
 
+void ExpectRuns(const std::string& shape, const std::string& dtype) {
+  SCOPED_TRACE(absl::StrCat(shape, " ", dtype));
+  const std::string path = TempFile(absl::StrCat(shape, "_", dtype, ".gguf"));
+  const Outcome outcome = Make(
+      absl::StrCat("--shape=", shape, " --dtype=", dtype, " --out=", path));
+  ASSERT_EQ(outcome.code, 0) << outcome.text;
+  EXPECT_EQ(outcome.text, "");  // no progress: this is no terminal
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto config = LlamaConfig::Create(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->name, shape + " with random weights");
+  EXPECT_EQ(Generate(*file, 5).size(), 5u);
+}
+
 TEST(MakeRandomGgufTest, TheModelRunsInEveryType) {
   for (const char* dtype : {"bf16", "f16", "f32", "q8_0"}) {
-    SCOPED_TRACE(dtype);
-    const std::string path = TempFile(absl::StrCat(dtype, ".gguf"));
-    const Outcome outcome =
-        Make(absl::StrCat("--shape=tiny --dtype=", dtype, " --out=", path));
-    ASSERT_EQ(outcome.code, 0) << outcome.text;
-    EXPECT_EQ(outcome.text, "");  // no progress: this is no terminal
-    const auto file = GgufFile::Open(path);
-    ASSERT_TRUE(file.ok()) << file.status();
-    const auto config = LlamaConfig::Create(*file);
-    ASSERT_TRUE(config.ok()) << config.status();
-    EXPECT_EQ(config->name, "tiny with random weights");
-    EXPECT_EQ(Generate(*file, 5).size(), 5u);
+    ExpectRuns("tiny", dtype);
   }
+}
+
+TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
+  ExpectRuns("tiny_qwen3", "bf16");
+  ExpectRuns("tiny_gemma2", "bf16");
 }
 
 TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {
@@ -191,14 +200,16 @@ TEST(MakeRandomGgufTest, RefusesBadCommandLinesWithCode2) {
     const char* flags;
     const char* text;
   } kRefusals[] = {
-      {"", "--shape is missing; need one of tinyllama_1.1b, llama3_8b, tiny"},
+      {"",
+       "--shape is missing; need one of tinyllama_1.1b, llama3_8b, qwen3_8b, "
+       "gemma2_2b, tiny, tiny_qwen3, tiny_gemma2"},
       {"--shape=tiny", "--out=FILE is missing"},
       {"--shape=tiny --out=",
        "--out= is not a value of that flag: need a "
        "file"},
       {"--shape=gpt5 --out=x",
        "--shape=gpt5 is not a value of that flag: need one of tinyllama_1.1b, "
-       "llama3_8b, tiny"},
+       "llama3_8b, qwen3_8b, gemma2_2b, tiny, tiny_qwen3, tiny_gemma2"},
       {"--shape=tiny --out=x --dtype=int4",
        "--dtype=int4 is not a value of that flag: need bf16, f16, f32 or "
        "q8_0"},

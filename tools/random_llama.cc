@@ -30,8 +30,14 @@ constexpr char kOp[] = "random_llama";
 constexpr RandomLlamaShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
     {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
+    {"qwen3_8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6f, 1e-6f,
+     "qwen3"},
+    {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
+     "gemma2", 4096},
     // For tests: a moment to write, a moment to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
+    {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
+    {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
 };
 
 constexpr int64_t kBytePieces = 256;
@@ -152,7 +158,10 @@ std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
   const auto fan_in = [](int64_t n) {
     return 1 / std::sqrt(static_cast<double>(n));
   };
-  std::vector<Tensor> tensors = {{"token_embd.weight", {s.hidden, s.vocab}, 1}};
+  const bool qwen3 = s.architecture == "qwen3";
+  const bool gemma = s.architecture == "gemma2";
+  std::vector<Tensor> tensors = {
+      {"token_embd.weight", {s.hidden, s.vocab}, gemma ? fan_in(s.hidden) : 1}};
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     const auto add = [&](absl::string_view name, std::vector<int64_t> dims,
                          double deviation) {
@@ -163,14 +172,24 @@ std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
     add("attn_q.weight", {s.hidden, q}, fan_in(s.hidden));
     add("attn_k.weight", {s.hidden, kv}, fan_in(s.hidden));
     add("attn_v.weight", {s.hidden, kv}, fan_in(s.hidden));
+    if (qwen3) {
+      add("attn_q_norm.weight", {s.head_dim}, 0);
+      add("attn_k_norm.weight", {s.head_dim}, 0);
+    }
     add("attn_output.weight", {q, s.hidden}, fan_in(2 * s.layers * q));
+    if (gemma) {
+      add("post_attention_norm.weight", {s.hidden}, 0);
+      add("post_ffw_norm.weight", {s.hidden}, 0);
+    }
     add("ffn_norm.weight", {s.hidden}, 0);
     add("ffn_gate.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
     add("ffn_up.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
     add("ffn_down.weight", {s.ffn, s.hidden}, fan_in(2 * s.layers * s.ffn));
   }
   tensors.push_back({"output_norm.weight", {s.hidden}, 0});
-  tensors.push_back({"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden)});
+  if (!gemma) {
+    tensors.push_back({"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden)});
+  }
   return tensors;
 }
 
@@ -191,24 +210,32 @@ uint32_t FileType(GgufTensorType type) {
 
 void AddModelKeys(const RandomLlamaShape& s, GgufTensorType type,
                   GgufFileWriter& w) {
-  const auto u32 = [&w](absl::string_view key, int64_t value) {
-    w.KeyU32(key, static_cast<uint32_t>(value));
+  const auto name = [&s](absl::string_view key) {
+    return absl::StrCat(s.architecture, ".", key);
   };
-  w.KeyString("general.architecture", "llama");
+  const auto u32 = [&](absl::string_view key, int64_t value) {
+    w.KeyU32(name(key), static_cast<uint32_t>(value));
+  };
+  w.KeyString("general.architecture", s.architecture);
   w.KeyString("general.name", absl::StrCat(s.name, " with random weights"));
   w.KeyU32("general.file_type", FileType(type));
-  u32("llama.vocab_size", s.vocab);
-  u32("llama.context_length", s.context);
-  u32("llama.embedding_length", s.hidden);
-  u32("llama.block_count", s.layers);
-  u32("llama.feed_forward_length", s.ffn);
-  u32("llama.attention.head_count", s.q_heads);
-  u32("llama.attention.head_count_kv", s.kv_heads);
-  u32("llama.attention.key_length", s.head_dim);
-  u32("llama.attention.value_length", s.head_dim);
-  w.KeyF32("llama.attention.layer_norm_rms_epsilon", s.norm_eps);
-  u32("llama.rope.dimension_count", s.head_dim);
-  w.KeyF32("llama.rope.freq_base", s.rope_base);
+  u32("vocab_size", s.vocab);
+  u32("context_length", s.context);
+  u32("embedding_length", s.hidden);
+  u32("block_count", s.layers);
+  u32("feed_forward_length", s.ffn);
+  u32("attention.head_count", s.q_heads);
+  u32("attention.head_count_kv", s.kv_heads);
+  u32("attention.key_length", s.head_dim);
+  u32("attention.value_length", s.head_dim);
+  w.KeyF32(name("attention.layer_norm_rms_epsilon"), s.norm_eps);
+  u32("rope.dimension_count", s.head_dim);
+  w.KeyF32(name("rope.freq_base"), s.rope_base);
+  if (s.architecture == "gemma2") {
+    u32("attention.sliding_window", s.window);
+    w.KeyF32(name("attn_logit_softcapping"), 50);
+    w.KeyF32(name("final_logit_softcapping"), 30);
+  }
 }
 
 void AddTokenizerKeys(int64_t vocab, GgufFileWriter& w) {
