@@ -28,6 +28,7 @@ namespace {
 
 constexpr char kReplicated[] = "replicated_linear";
 constexpr char kColumn[] = "column_parallel_linear";
+constexpr char kScratch[] = "parallel_linear_scratch";
 constexpr char kRow[] = "row_parallel_linear";
 constexpr int64_t kMaxExtent = PackedLinearPlan::kMaxExtent;
 
@@ -138,14 +139,17 @@ std::vector<ColumnOutput> QkvOutputs(int64_t head_dim, int64_t q_heads,
           {kv_heads * v_head_dim, v_head_dim, true}};
 }
 
-absl::Status ParallelLinearScratch::Reserve(const LinearPlan& plan,
+absl::Status ParallelLinearScratch::Reserve(const LinearPlan* plan,
                                             int64_t row_bytes, int64_t max_m,
                                             const Executor& executor) {
-  QUERN_RETURN_IF_ERROR(linear_.Reserve(plan, max_m, executor));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kScratch, "max_m", max_m, 0));
+  if (plan != nullptr) {
+    QUERN_RETURN_IF_ERROR(linear_.Reserve(*plan, max_m, executor));
+  }
   int64_t bytes = 0;
   if (!CheckedMul(max_m, row_bytes, &bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        kColumn, ": ", max_m, " rows of ", row_bytes, " bytes are too many"));
+        kScratch, ": ", max_m, " rows of ", row_bytes, " bytes are too many"));
   }
   if (bytes <= static_cast<int64_t>(rows_.bytes())) return absl::OkStatus();
   QUERN_ASSIGN_OR_RETURN(rows_, AlignedBuffer::Create(bytes));
@@ -258,7 +262,7 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
   plan.columns_ = ColumnsOfC(spec.activation, spec.gather_output ? all : own);
   if (spec.gather_output && size > 1 && spec.outputs.size() > 1 &&
       !IsGated(spec.activation)) {
-    plan.gathered_row_bytes_ = own * static_cast<int64_t>(SizeOf(spec.y));
+    plan.row_bytes_ = own * static_cast<int64_t>(SizeOf(spec.y));
   }
   if (!add) plan.skipped_bias_ = std::move(f32_bias);
   return plan;
@@ -287,7 +291,7 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
     linear_.Execute(x, y, scratch.linear_, executor);
     return;
   }
-  if (gathered_row_bytes_ == 0) {
+  if (row_bytes_ == 0) {
     // One piece, which lies in y at its place.
     const int64_t width = columns_ / size_;
     const AnyTensorView own = ColumnsOf(y, rank_ * width, width);
@@ -296,8 +300,7 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
     return;
   }
   const int64_t m = x.extent(0), n = linear_.spec().n;
-  QUERN_CHECK(m * gathered_row_bytes_ <=
-              static_cast<int64_t>(scratch.rows_.bytes()));
+  QUERN_CHECK(m * row_bytes_ <= static_cast<int64_t>(scratch.rows_.bytes()));
   const AnyTensorView own(spec_.y, static_cast<void*>(scratch.rows_.data()), 2,
                           {m, n}, {n, 1});
   linear_.Execute(x, own, scratch.linear_, executor);

@@ -127,14 +127,15 @@ class ParallelLinearScratch {
   template <typename Plan>
   absl::Status Reserve(const Plan& plan, int64_t max_m,
                        const Executor& executor) {
-    return Reserve(plan.linear(), plan.gathered_row_bytes(), max_m, executor);
+    return Reserve(plan.linear(), plan.row_bytes(), max_m, executor);
   }
 
  private:
   friend class ReplicatedLinearPlan;
   friend class ColumnParallelLinearPlan;
   friend class RowParallelLinearPlan;
-  absl::Status Reserve(const LinearPlan& plan, int64_t row_bytes, int64_t max_m,
+  friend class ParallelLmHeadPlan;
+  absl::Status Reserve(const LinearPlan* plan, int64_t row_bytes, int64_t max_m,
                        const Executor& executor);
 
   LinearScratch linear_;
@@ -150,8 +151,8 @@ class ReplicatedLinearPlan {
       const AnyTensorView& bias, Executor& executor);
 
   const ReplicatedLinearSpec& spec() const { return spec_; }
-  const LinearPlan& linear() const { return linear_; }
-  int64_t gathered_row_bytes() const { return 0; }
+  const LinearPlan* linear() const { return &linear_; }
+  int64_t row_bytes() const { return 0; }  // of scratch
   // The bias that Execute did not add; empty if it did, or there is none.
   VectorView<const float> bias() const;
 
@@ -184,7 +185,7 @@ class ColumnParallelLinearPlan {
       Executor& executor);
 
   const ColumnParallelLinearSpec& spec() const { return spec_; }
-  const LinearPlan& linear() const { return linear_; }
+  const LinearPlan* linear() const { return &linear_; }
 
   // The rank's part of an output: columns [begin, begin + count) of it.
   struct OutputShard {
@@ -196,7 +197,7 @@ class ColumnParallelLinearPlan {
   }
   // Of y: of this rank alone, unless gather_output.
   int64_t columns() const { return columns_; }
-  int64_t gathered_row_bytes() const { return gathered_row_bytes_; }
+  int64_t row_bytes() const { return row_bytes_; }  // of scratch
   // The rank's part of the bias that Execute did not add; empty if it did, or
   // there is none.
   VectorView<const float> bias() const;
@@ -216,7 +217,7 @@ class ColumnParallelLinearPlan {
   int size_ = 1;
   std::vector<OutputShard> shards_;
   int64_t columns_ = 0;
-  int64_t gathered_row_bytes_ = 0;  // of scratch, where y's parts lie apart
+  int64_t row_bytes_ = 0;  // where the rank's parts of y lie apart
   LinearPlan linear_;
   AlignedBuffer skipped_bias_;
 };
@@ -235,8 +236,8 @@ class RowParallelLinearPlan {
       Executor& executor);
 
   const RowParallelLinearSpec& spec() const { return spec_; }
-  const LinearPlan& linear() const { return linear_; }
-  int64_t gathered_row_bytes() const { return 0; }
+  const LinearPlan* linear() const { return &linear_; }
+  int64_t row_bytes() const { return 0; }  // of scratch
   // The bias that Execute did not add, all of it, on every rank; empty if it
   // did, or there is none.
   VectorView<const float> bias() const;

@@ -1,0 +1,276 @@
+#include "ops/parallel/parallel_lm_head.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/float_type.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "gemm/linear.h"
+#include "hwy/base.h"
+#include "ops/logits/logits.h"
+#include "ops/parallel/matrix_parts.h"
+#include "ops/parallel/parallel_linear.h"
+#include "ops/parallel/vocab_shard.h"
+#include "ops/parallel_rows.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "parallel_lm_head";
+
+// What ranks exchange for the largest logit of a row.
+struct Candidate {
+  float logit;
+  int32_t id;
+
+  // NaN is larger than anything but NaN.
+  bool LargerThan(const Candidate& other) const {
+    if (std::isnan(other.logit)) return false;
+    return logit > other.logit || std::isnan(logit);
+  }
+};
+
+// The step of each 16-bit logit. T is BFloat16 or Float16.
+template <typename T>
+std::vector<uint16_t> StepTable(float soft_cap, float scale) {
+  std::vector<uint16_t> table(65536);
+  const auto round = [](float x) { return ToF32(FromF32<T>(x)); };
+  for (uint32_t code = 0; code < 65536; ++code) {
+    float l = ToF32(T::FromBits(static_cast<uint16_t>(code)));
+    if (soft_cap > 0.0f) {
+      l = round(l / soft_cap);
+      l = round(std::tanh(l));
+      l = round(l * soft_cap);
+    }
+    if (scale != 1.0f) l = round(l * scale);
+    table[code] = hwy::BitCastScalar<uint16_t>(FromF32<T>(l));
+  }
+  return table;
+}
+
+void LookUp(const std::vector<uint16_t>& table, const AnyTensorView& logits,
+            Executor& executor) {
+  auto* data = static_cast<uint16_t*>(logits.mutable_data());
+  ParallelRows(executor, logits.extent(0), 2 * logits.extent(1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   uint16_t* row = data + i * logits.stride(0);
+                   for (int64_t j = 0; j < logits.extent(1); ++j) {
+                     row[j] = table[row[j]];
+                   }
+                 }
+               });
+}
+
+// The largest of each row; ids count from first_id.
+void LargestOf(const AnyTensorView& logits, int64_t first_id,
+               Candidate* candidates, Executor& executor) {
+  WithFloatType(logits.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const T* data = static_cast<const T*>(logits.data());
+    ParallelRows(
+        executor, logits.extent(0), logits.extent(1),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const T* row = data + i * logits.stride(0);
+            Candidate best = {ToF32(row[0]), static_cast<int32_t>(first_id)};
+            for (int64_t j = 1; j < logits.extent(1); ++j) {
+              const Candidate here = {ToF32(row[j]),
+                                      static_cast<int32_t>(first_id + j)};
+              if (here.LargerThan(best)) best = here;
+            }
+            candidates[i] = best;
+          }
+        });
+    return 0;
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<ParallelLmHeadPlan> ParallelLmHeadPlan::Create(
+    const ParallelLmHeadSpec& spec, const AnyTensorView& weight,
+    const AnyTensorView& bias, const Communicator& communicator,
+    Executor& executor) {
+  const int rank = communicator.rank(), size = communicator.size();
+  QUERN_ASSIGN_OR_RETURN(const VocabShard shard,
+                         VocabShard::Create(spec.vocab, rank, size));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  const int64_t own = shard.originals();
+  LogitsSpec process;
+  process.vocab = std::max<int64_t>(own, 1);
+  process.hidden = spec.hidden;
+  process.soft_cap = spec.soft_cap;
+  process.scale = spec.scale;
+  QUERN_ASSIGN_OR_RETURN(LogitsPlan process_plan, LogitsPlan::Create(process));
+
+  const bool full = spec.part == WeightPart::kFull;
+  const int64_t given = full ? spec.vocab.original : shard.rows();
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "weight", weight, spec.weight_dtype,
+                                   {given, spec.hidden}));
+  QUERN_ASSIGN_OR_RETURN(const AlignedBuffer f32_bias,
+                         BiasAsF32(kOp, bias, given));
+
+  ParallelLmHeadPlan plan(spec, shard, std::move(process_plan), rank, size);
+  const bool processes = spec.soft_cap > 0.0f || spec.scale != 1.0f;
+  if (processes && spec.logits_dtype == DType::kBF16) {
+    plan.table_ = StepTable<BFloat16>(spec.soft_cap, spec.scale);
+  } else if (processes && spec.logits_dtype == DType::kF16) {
+    plan.table_ = StepTable<Float16>(spec.soft_cap, spec.scale);
+  }
+  if (own == 0) return plan;
+  LinearSpec linear;
+  linear.n = own;
+  linear.k = spec.hidden;
+  linear.a = spec.hidden_dtype;
+  linear.b = spec.weight_dtype;
+  linear.c = spec.logits_dtype;
+  linear.impl = spec.impl;
+  const int64_t first = full ? shard.original_begin : 0;
+  AnyTensorView own_bias;
+  if (!f32_bias.empty()) {
+    own_bias = DenseVector(f32_bias.data<float>() + first, own);
+  }
+  QUERN_ASSIGN_OR_RETURN(plan.linear_,
+                         LinearPlan::Create(linear, RowsOf(weight, first, own),
+                                            own_bias, executor));
+  return plan;
+}
+
+int64_t ParallelLmHeadPlan::row_bytes() const {
+  return static_cast<int64_t>(sizeof(Candidate)) * (size_ + 1) +
+         shard_.originals() * static_cast<int64_t>(SizeOf(spec_.logits_dtype));
+}
+
+ColumnShards ParallelLmHeadPlan::Columns() const {
+  return {spec_.vocab.original, spec_.vocab.padded_original() / size_};
+}
+
+absl::Status ParallelLmHeadPlan::CheckHidden(
+    const AnyTensorView& hidden) const {
+  return CheckInput(kOp, "hidden", hidden, spec_.hidden_dtype,
+                    {kAnyExtent, spec_.hidden});
+}
+
+absl::Status ParallelLmHeadPlan::CheckArgs(const AnyTensorView& hidden,
+                                           const AnyTensorView& logits) const {
+  QUERN_RETURN_IF_ERROR(CheckHidden(hidden));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "logits", logits, spec_.logits_dtype,
+                                    {hidden.extent(0), spec_.vocab.original}));
+  return CheckApart(kOp, "hidden", hidden, "logits", logits);
+}
+
+absl::Status ParallelLmHeadPlan::CheckArgMaxArgs(
+    const AnyTensorView& hidden, VectorView<int64_t> tokens) const {
+  if (!(spec_.scale > 0.0f)) {
+    return InvalidArgument(kOp, "scale=", spec_.scale,
+                           "; need scale > 0 for the largest");
+  }
+  QUERN_RETURN_IF_ERROR(CheckHidden(hidden));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "tokens", tokens.extent(0),
+                                   hidden.extent(0), "rows of hidden"));
+  if (tokens.data() == nullptr && !tokens.empty()) {
+    return InvalidArgument(kOp, "tokens is null; need ", tokens.extent(0));
+  }
+  return absl::OkStatus();
+}
+
+// Before the logits, the candidates of this rank, then of all.
+AnyTensorView ParallelLmHeadPlan::ScratchLogits(
+    int64_t rows, ParallelLinearScratch& scratch) const noexcept {
+  QUERN_CHECK(rows * row_bytes() <=
+              static_cast<int64_t>(scratch.rows_.bytes()));
+  const int64_t own = shard_.originals();
+  return AnyTensorView(
+      spec_.logits_dtype,
+      static_cast<void*>(scratch.rows_.data<Candidate>() + rows * (size_ + 1)),
+      2, {rows, own}, {own, 1});
+}
+
+void ParallelLmHeadPlan::OwnLogits(const AnyTensorView& hidden,
+                                   const AnyTensorView& logits,
+                                   ParallelLinearScratch& scratch,
+                                   Executor& executor) const noexcept {
+  if (!linear_.has_value()) return;
+  linear_->Execute(hidden, logits, scratch.linear_, executor);
+  if (spec_.logits_dtype == DType::kF32) {
+    process_.Execute(logits.As<float, 2>(), executor);
+  } else if (!table_.empty()) {
+    LookUp(table_, logits, executor);
+  }
+}
+
+void ParallelLmHeadPlan::Execute(const AnyTensorView& hidden,
+                                 const AnyTensorView& logits,
+                                 ParallelLinearScratch& scratch,
+                                 Communicator& communicator,
+                                 Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(hidden, logits));
+  QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  const AnyTensorView own =
+      ColumnsOf(logits, shard_.original_begin, shard_.originals());
+  OwnLogits(hidden, own, scratch, executor);
+  communicator.AllGatherColumns(own, logits, Columns());
+}
+
+void ParallelLmHeadPlan::ExecuteToRoot(const AnyTensorView& hidden,
+                                       const AnyTensorView& logits,
+                                       ParallelLinearScratch& scratch,
+                                       Communicator& communicator,
+                                       Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(rank_ == 0 ? CheckArgs(hidden, logits) : CheckHidden(hidden));
+  QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  const AnyTensorView own =
+      rank_ == 0 ? ColumnsOf(logits, shard_.original_begin, shard_.originals())
+                 : ScratchLogits(hidden.extent(0), scratch);
+  OwnLogits(hidden, own, scratch, executor);
+  communicator.GatherColumnsToRoot(own, logits, Columns());
+}
+
+void ParallelLmHeadPlan::ArgMax(const AnyTensorView& hidden,
+                                VectorView<int64_t> tokens,
+                                ParallelLinearScratch& scratch,
+                                Communicator& communicator,
+                                Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgMaxArgs(hidden, tokens));
+  QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  const int64_t n = hidden.extent(0);
+  if (n == 0) return;
+  const AnyTensorView logits = ScratchLogits(n, scratch);
+  auto* own = scratch.rows_.data<Candidate>();
+  Candidate* all = own + n;
+  if (linear_.has_value()) {
+    OwnLogits(hidden, logits, scratch, executor);
+    LargestOf(logits, shard_.original_begin, own, executor);
+  } else {
+    // Never larger than that of rank 0, which has an id.
+    std::fill_n(own, n, Candidate{-std::numeric_limits<float>::infinity(), 0});
+  }
+  communicator.AllGather(own, all, n * static_cast<int64_t>(sizeof(Candidate)));
+  for (int64_t i = 0; i < n; ++i) {
+    Candidate best = all[i];
+    for (int r = 1; r < size_; ++r) {
+      if (all[r * n + i].LargerThan(best)) best = all[r * n + i];
+    }
+    *tokens.At(i) = best.id;
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,117 @@
+#include "ops/parallel/vocab_parallel_embedding.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/float_type.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "ops/embedding/vocab_embedding.h"
+#include "ops/index_view.h"
+#include "ops/parallel/matrix_parts.h"
+#include "ops/parallel/vocab_shard.h"
+#include "ops/parallel_rows.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "vocab_parallel_embedding";
+
+// Tokens whose rows are looked up at once.
+constexpr int64_t kBlock = 256;
+
+// What a rank has not: zero to all that it is added to.
+void FillWithMinusZero(const AnyTensorView& out, int64_t row) {
+  WithFloatType(out.dtype(), [&](auto type) {
+    using T = decltype(type);
+    T* to = static_cast<T*>(out.mutable_data()) + row * out.stride(0);
+    std::fill_n(to, out.extent(1), FromF32<T>(-0.0f));
+    return 0;
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<VocabParallelEmbeddingPlan> VocabParallelEmbeddingPlan::Create(
+    const VocabParallelEmbeddingSpec& spec, const Communicator& communicator) {
+  QUERN_ASSIGN_OR_RETURN(
+      const VocabShard shard,
+      VocabShard::Create(spec.vocab, communicator.rank(), communicator.size()));
+  VocabEmbeddingSpec gather;
+  gather.vocab = shard.rows();
+  gather.hidden = spec.hidden;
+  gather.weight_dtype = spec.weight_dtype;
+  gather.out_dtype = spec.out_dtype;
+  gather.padding_id = VocabShard::kNotHere;
+  QUERN_ASSIGN_OR_RETURN(const VocabEmbeddingPlan gather_plan,
+                         VocabEmbeddingPlan::Create(gather));
+  return VocabParallelEmbeddingPlan(spec, shard, gather_plan,
+                                    communicator.size());
+}
+
+absl::Status VocabParallelEmbeddingPlan::CheckArgs(
+    IndexView ids, const AnyTensorView& weight,
+    const AnyTensorView& out) const {
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "weight", weight, spec_.weight_dtype,
+                                   {shard_.rows(), spec_.hidden}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
+                                    {ids.size(), spec_.hidden}));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
+  if (ids.null() && ids.size() > 0) {
+    return InvalidArgument(kOp, "ids is null; need ", ids.size());
+  }
+  for (int64_t t = 0; t < ids.size(); ++t) {
+    if (ids[t] < 0 || ids[t] >= spec_.vocab.ids()) {
+      return InvalidArgument(kOp, "ids[", t, "]=", ids[t], "; need 0 <= id < ",
+                             spec_.vocab.ids());
+    }
+  }
+  return absl::OkStatus();
+}
+
+void VocabParallelEmbeddingPlan::Gather(IndexView ids,
+                                        const AnyTensorView& weight,
+                                        const AnyTensorView& out, int64_t begin,
+                                        int64_t end) const noexcept {
+  std::array<int64_t, kBlock> rows;
+  for (int64_t t = begin; t < end; ++t) {
+    rows[static_cast<size_t>(t - begin)] = shard_.RowOf(ids[t]);
+  }
+  InlineExecutor self;
+  gather_.Execute(DenseVector<const int64_t>(rows.data(), end - begin), weight,
+                  RowsOf(out, begin, end - begin), self);
+  if (size_ == 1) return;
+  for (int64_t t = begin; t < end; ++t) {
+    const bool elsewhere =
+        rows[static_cast<size_t>(t - begin)] == VocabShard::kNotHere &&
+        0 <= ids[t] && ids[t] < spec_.vocab.ids();
+    if (elsewhere) FillWithMinusZero(out, t);
+  }
+}
+
+void VocabParallelEmbeddingPlan::Execute(IndexView ids,
+                                         const AnyTensorView& weight,
+                                         const AnyTensorView& out,
+                                         Communicator& communicator,
+                                         Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(ids, weight, out));
+  QUERN_DCHECK(communicator.size() == size_);
+  ParallelRows(
+      executor, ids.size(), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
+        for (; begin < end; begin += kBlock) {
+          Gather(ids, weight, out, begin, std::min(begin + kBlock, end));
+        }
+      });
+  communicator.AllReduceSum(out);
+}
+
+}  // namespace quern

@@ -1,0 +1,81 @@
+#ifndef QUERN_OPS_PARALLEL_VOCAB_PARALLEL_EMBEDDING_H_
+#define QUERN_OPS_PARALLEL_VOCAB_PARALLEL_EMBEDDING_H_
+
+// The rows of a table that token ids name, where the table is divided over the
+// ranks as ops/parallel/vocab_shard.h says:
+//
+//   out[t, i] = convert(weight_of_owner[row of ids[t], i])     on every rank
+//
+// Each rank gathers what it has, and the ranks' parts are summed. The result is
+// exact, the sign of zero included: what a rank has not is -0, to which adding
+// anything leaves that. An id outside the vocabulary, which CheckArgs
+// refuses, gives zeros.
+//
+// Added ids are looked up where they are for any number of ranks, one included.
+// vLLM does not with one rank, and reads the padding instead where `original`
+// is no multiple of `padding`.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "ops/embedding/vocab_embedding.h"
+#include "ops/index_view.h"
+#include "ops/parallel/vocab_shard.h"
+
+namespace quern {
+
+struct VocabParallelEmbeddingSpec {
+  VocabSpec vocab;
+  int64_t hidden = 0;                // columns, >= 1
+  DType weight_dtype = DType::kF32;  // f32, bf16 or f16
+  DType out_dtype = DType::kF32;     // f32 or bf16
+};
+
+class VocabParallelEmbeddingPlan {
+ public:
+  // What VocabShard::Create and VocabEmbeddingPlan::Create refuse.
+  static absl::StatusOr<VocabParallelEmbeddingPlan> Create(
+      const VocabParallelEmbeddingSpec& spec, const Communicator& communicator);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return gather_.target(); }
+  const VocabParallelEmbeddingSpec& spec() const { return spec_; }
+  const VocabShard& shard() const { return shard_; }
+
+  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
+  // aliasing, and that each id is in [0, vocab.ids()). O(tokens).
+  absl::Status CheckArgs(IndexView ids, const AnyTensorView& weight,
+                         const AnyTensorView& out) const;
+
+  // ids[tokens], the same on all ranks; weight[shard().rows(), hidden], as
+  // LoadVocabShard fills it -> out[tokens, hidden]. Rows may have any stride;
+  // out does not overlap weight. tokens = 0 does nothing. Allocates nothing.
+  // Called by all ranks; from several threads of a rank with a communicator
+  // for each.
+  void Execute(IndexView ids, const AnyTensorView& weight,
+               const AnyTensorView& out, Communicator& communicator,
+               Executor& executor) const noexcept;
+
+ private:
+  VocabParallelEmbeddingPlan(const VocabParallelEmbeddingSpec& spec,
+                             const VocabShard& shard,
+                             const VocabEmbeddingPlan& gather, int size)
+      : spec_(spec), shard_(shard), gather_(gather), size_(size) {}
+  void Gather(IndexView ids, const AnyTensorView& weight,
+              const AnyTensorView& out, int64_t begin,
+              int64_t end) const noexcept;
+
+  VocabParallelEmbeddingSpec spec_;
+  VocabShard shard_;
+  VocabEmbeddingPlan gather_;
+  int size_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_PARALLEL_VOCAB_PARALLEL_EMBEDDING_H_
