@@ -28,19 +28,36 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Written as a select, NaN stays.
+// NaN stays.
 template <class D>
 HWY_INLINE hn::Vec<D> AtLeastExpLowest(D d, hn::Vec<D> x) {
   const auto lowest = hn::Set(d, kExpLowest);
+#if HWY_ARCH_X86
+  return hn::Max(lowest, x);  // the second operand if either is NaN
+#else
   return hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+#endif
+}
+
+// -min(|w|, -kExpLowest); unspecified but no NaN, or NaN, for NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpArgument(D d, hn::Vec<D> w) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if constexpr (sizeof(hn::Vec<D>) == 64) {
+    // The smaller magnitude (2), with its sign set (12).
+    return hn::Vec<D>{
+        _mm512_range_ps(w.raw, hn::Set(d, kExpLowest).raw, 12 + 2)};
+  }
+#endif
+  return AtLeastExpLowest(d, hn::Neg(hn::Abs(w)));
 }
 
 // x / y for y in [1, 2], within 3 units of 2^-24.
 template <class D>
 HWY_INLINE hn::Vec<D> DivBySmall(D d, hn::Vec<D> x, hn::Vec<D> y) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  // Good to 2^-14, and to 2^-28 after a step of Newton's: a third of a
-  // quotient.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 && HWY_TARGET != HWY_AVX3_ZEN4
+  // Good to 2^-14, and to 2^-28 after a step of Newton's. On Zen 4 a quotient
+  // costs two multiplications, and this four (2026).
   const auto r = hn::ApproximateReciprocal(y);
   const auto error = hn::NegMulAdd(y, r, hn::Set(d, 1.0f));
   return hn::Mul(x, hn::MulAdd(r, error, r));
@@ -54,9 +71,9 @@ HWY_INLINE hn::Vec<D> DivBySmall(D d, hn::Vec<D> x, hn::Vec<D> y) {
 // x / (1 + e) above zero and x * e / (1 + e) below, so that nothing overflows.
 template <class D>
 HWY_INLINE hn::Vec<D> MulSigmoid(D d, hn::Vec<D> x, hn::Vec<D> w) {
-  const auto e = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(w))));
+  const auto e = ExpNonPositive(d, ExpArgument(d, w));
   const auto negative = hn::Lt(x, hn::Zero(d));
-  const auto numerator = hn::IfThenElse(negative, hn::Mul(x, e), x);
+  const auto numerator = hn::MaskedMulOr(x, negative, x, e);
   return DivBySmall(d, numerator, hn::Add(e, hn::Set(d, 1.0f)));
 }
 

@@ -6,6 +6,9 @@
 //
 //   StoreF32x2(a, b, df, p)                   a, then b
 //
+//   EvenF32(df, codes), OddF32(df, codes)     of a vector of bf16 codes; and
+//   EncodeBF16Pairs(df, even, odd)            back: no code crosses a lane
+//
 // df is a tag of float. Lanes beyond n load as zero; nothing beyond n is read
 // or written. Stores overflow as OverflowMode::kIeee.
 
@@ -224,6 +227,43 @@ HWY_INLINE hn::Vec<DC> EncodeCodes2(DF df, hn::Vec<DF> a, hn::Vec<DF> b) {
   } else {
     return hn::Combine(dc, EncodeCodes<T>(df, b), EncodeCodes<T>(df, a));
   }
+}
+
+// Even and odd elements are the halves of 32-bit lanes, and the upper half of a
+// f32 is a bf16.
+template <class DF, class DC = hn::Repartition<uint16_t, DF>>
+HWY_INLINE hn::Vec<DF> EvenF32(DF df, hn::Vec<DC> codes) {
+  const hn::RebindToUnsigned<DF> du;
+  return hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(du, codes)));
+}
+template <class DF, class DC = hn::Repartition<uint16_t, DF>>
+HWY_INLINE hn::Vec<DF> OddF32(DF df, hn::Vec<DC> codes) {
+  const hn::RebindToUnsigned<DF> du;
+  return hn::BitCast(df,
+                     hn::And(hn::BitCast(du, codes), hn::Set(du, 0xFFFF0000u)));
+}
+template <class DF, class DC = hn::Repartition<uint16_t, DF>>
+HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
+                                       hn::Vec<DF> odd) {
+  const DC dc;
+#if QUERN_NATIVE_BF16
+  if constexpr (HWY_MAX_LANES_D(DF) == 16) {
+    if (HWY_LIKELY(!AnyDenormal(even) && !AnyDenormal(odd))) {
+      const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
+      const auto halves =
+          hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
+      const hn::RebindToUnsigned<DF> du;
+      const auto i = hn::Iota(du, 0);
+      const auto order =
+          hn::Or(i, hn::ShiftLeft<16>(hn::Add(i, hn::Set(du, uint32_t{16}))));
+      return hn::TableLookupLanes(
+          halves, hn::IndicesFromVec(dc, hn::BitCast(dc, order)));
+    }
+  }
+#endif
+  const auto lower = hn::ShiftRight<16>(EncodeBF16UpperHalf(df, even));
+  return hn::OddEven(hn::BitCast(dc, EncodeBF16UpperHalf(df, odd)),
+                     hn::BitCast(dc, lower));
 }
 
 template <class DF>

@@ -149,14 +149,18 @@ float ActAndMulPlan::Cutoff(const char* gate) const {
   return mean + static_cast<float>(std::sqrt(variance)) * deviations_;
 }
 
-// Bytes from the block that is computed to the one that is fetched: the latency
-// of memory at a core's half of its bandwidth, and a little.
-constexpr size_t kAhead = 4096;
+// Elements of a row that one worker takes at most; and what one costs, in
+// elements that are copied (Zen 4, 2026).
+constexpr int64_t kRange = 2048;
+constexpr int64_t kCostInOnePass = 5;
+constexpr int64_t kCostInBlocks = 10;
 
-// Elements of a row that one worker takes, a multiple of a block; and what one
-// costs, in elements that are copied (Zen 4, 2026).
-constexpr size_t kRange = 2048;
-constexpr int64_t kCostPerElement = 10;
+// Whole blocks, as many ranges for each worker.
+int64_t RangeOf(int64_t n, int64_t workers) {
+  constexpr int64_t kBlock = static_cast<int64_t>(kRowBlock);
+  const int64_t ranges = workers * DivCeil(n, workers * kRange);
+  return std::min(n, kBlock * DivCeil(n, ranges * kBlock));
+}
 
 // Without up, gate is interleaved.
 void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
@@ -169,12 +173,20 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
   const bool stream = bytes >= kMinStreamRowBytes &&
                       gate.extent(0) * bytes >= stream_from_bytes_;
   // One row is work for several: ranges of it, unless its statistics count.
-  const size_t range = spec_.sparsity == 0.0 ? std::min(n, kRange) : n;
+  const size_t range =
+      spec_.sparsity == 0.0
+          ? static_cast<size_t>(RangeOf(spec_.d, executor.num_workers()))
+          : n;
   const int64_t ranges = DivCeil(spec_.d, static_cast<int64_t>(range));
+  const bool in_one_pass = kernels_.gated_bf16 != nullptr && up != nullptr &&
+                           spec_.sparsity == 0.0 &&
+                           spec_.x_dtype == DType::kBF16 &&
+                           spec_.out_dtype == DType::kBF16;
   const size_t in_step = up == nullptr ? 2 * x_size : x_size;
   ParallelRows(
       executor, gate.extent(0) * ranges,
-      kCostPerElement * static_cast<int64_t>(range),
+      (in_one_pass ? kCostInOnePass : kCostInBlocks) *
+          static_cast<int64_t>(range),
       [&](int64_t begin, int64_t end) {
         alignas(64) float g[kRowBlock];
         alignas(64) float u[kRowBlock];
@@ -184,6 +196,11 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
           const char* const gate_row = gates[t] + from * in_step;
           const char* const up_row = ups[t] + from * in_step;
           char* const out_row = outs[t] + from * out_size;
+          if (in_one_pass) {
+            kernels_.gated_bf16(gate_row, up_row, std::min(range, n - from),
+                                stream, out_row);
+            continue;
+          }
           const float cutoff = spec_.sparsity == 0.0 ? 0.0f : Cutoff(gate_row);
           ForEachBlock(std::min(range, n - from), out_row, out_size, stream,
                        [&](size_t i, size_t count, bool stream_block) {

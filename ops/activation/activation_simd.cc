@@ -1,3 +1,7 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "core/prefetch.h"
 #include "ops/activation/activation_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,6 +11,7 @@
 #include "core/activation-inl.h"
 #include "core/exp-inl.h"
 #include "hwy/highway.h"
+#include "quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -17,6 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Capped: a block is a multiple of it, however long the vectors are.
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
+using DC = hn::Repartition<uint16_t, DF>;
 
 struct SiluOf {
   HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
@@ -98,6 +104,72 @@ void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
 }
 
+// A functor, not lambdas: GCC 12 does not inline a lambda that is called twice.
+template <class Of>
+struct GatedBF16 {
+  // Even and odd elements are a vector each.
+  HWY_INLINE hn::Vec<DC> Result(hn::Vec<DC> g, hn::Vec<DC> u) const {
+    const DF d;
+    const Of of;
+    const ActivationParams none;
+    return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
+                           hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
+  }
+  HWY_INLINE hn::Vec<DC> Whole(size_t i) const {
+    const DC d;
+    // Each row goes on where this one ends, or nearly.
+    for (size_t b = 0; b < 2 * hn::Lanes(d); b += 64) {
+      PrefetchL2(reinterpret_cast<const char*>(gate + i) + kAhead + b);
+      PrefetchL2(reinterpret_cast<const char*>(up + i) + kAhead + b);
+    }
+    return Result(hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+  }
+  HWY_INLINE void Part(size_t i, size_t count, uint16_t* out) const {
+    const DC d;
+    hn::StoreN(
+        Result(hn::LoadN(d, gate + i, count), hn::LoadN(d, up + i, count)), d,
+        out + i, count);
+  }
+  const uint16_t* gate;
+  const uint16_t* up;
+};
+
+// 18 cycles for 16 elements of a silu where blocks of f32, which hold back what
+// could overlap, took 33 (Zen 4, 2026).
+template <class Of>
+void Gated(const void* gate, const void* up, size_t n, bool stream, void* out) {
+  const DC d;
+  const size_t lanes = hn::Lanes(d);
+  const GatedBF16<Of> gated = {static_cast<const uint16_t*>(gate),
+                               static_cast<const uint16_t*>(up)};
+  uint16_t* to = static_cast<uint16_t*>(out);
+  size_t i = 0;
+  if (stream) {
+    // Whole cache lines only: a line written in parts would be read first.
+    const size_t head =
+        HWY_MIN(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / 2);
+    for (; i < head; i += HWY_MIN(lanes, head - i)) {
+      gated.Part(i, HWY_MIN(lanes, head - i), to);
+    }
+    for (; i + lanes <= n; i += lanes) hn::Stream(gated.Whole(i), d, to + i);
+  }
+  for (; i + lanes <= n; i += lanes) hn::StoreU(gated.Whole(i), d, to + i);
+  if (i < n) gated.Part(i, n - i, to);
+}
+
+decltype(ActivationKernels::gated_bf16) GatedOf(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return &Gated<SiluOf>;
+    case Activation::kGelu:
+      return &Gated<GeluOf>;
+    case Activation::kGeluTanh:
+      return &Gated<GeluTanhOf>;
+    default:
+      return nullptr;
+  }
+}
+
 void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
                     float* u) {
   const DF d;
@@ -176,6 +248,7 @@ decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
 ActivationKernels GetKernels(Activation activation) {
   ActivationKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.gated_bf16 = GatedOf(activation);
   kernels.apply = ApplyOf(activation);
   kernels.sum = &Sum;
   kernels.sum_squares = &SumSquares;
