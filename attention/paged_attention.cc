@@ -58,6 +58,7 @@ struct PartialRows {
 struct Scratch {
   // Of `max_block_rows` rows for each worker.
   uint32_t* q;
+  const uint8_t** next_q;  // where the next block's queries lie
   float* logits;
   float* weights;
   TokenRange* seen;
@@ -109,6 +110,7 @@ Scratch LayOut(Allocator& a, const Strides& strides,
       rows == 0 ? 0 : Product(num_workers, static_cast<int64_t>(kChunkGroups));
   Scratch s;
   s.q = a.template Allocate<uint32_t>("q", Product(rows, strides.q));
+  s.next_q = a.template Allocate<const uint8_t*>("next queries", rows);
   s.logits = a.template Allocate<float>("logits", Product(rows, kChunkTokens));
   s.weights = a.template Allocate<float>("weights", Product(rows, 2));
   s.seen = a.template Allocate<TokenRange>("seen", rows);
@@ -173,7 +175,6 @@ class Step {
             int worker) const {
     const AttentionBlock& block = work.block;
     LoadQueries(block, worker);
-    if (following != nullptr) FetchQueries(following->block);
     const bool whole = work.partial == kNoPartial;
     const PartialRows total = OfWorker(scratch_.total, worker);
     if (work.chunk_begin == work.chunk_end) Clear(Rows(block), total);
@@ -191,12 +192,15 @@ class Step {
                                     : OfWorker(scratch_.piece, worker);
       for (; c < end; ++c) {
         next = groups;
+        const AttentionBlock* next_block = nullptr;
         if (c + 1 < work.chunk_end) {
           Locate(work, c + 1, &next);
         } else if (following != nullptr) {
           Locate(*following, following->chunk_begin, &next);
+          next_block = &following->block;
         }
-        ComputeChunk(block, c, worker, groups, next, c == begin, piece);
+        ComputeChunk(block, c, worker, groups, next, next_block, c == begin,
+                     piece);
         groups = next;
       }
       if (!whole) {
@@ -285,14 +289,22 @@ class Step {
     });
   }
 
-  void FetchQueries(const AttentionBlock& block) const {
+  // The queries of the block, if there is one, as what to fetch.
+  void SetNextQueries(const AttentionBlock* block, int worker,
+                      ChunkArgs* c) const {
+    c->next_q = nullptr;
+    c->next_q_rows = 0;
+    c->next_q_bytes = 0;
+    if (block == nullptr) return;
     const auto* q = static_cast<const uint8_t*>(args_.q.data());
-    const auto bytes =
-        layout_.head_dim() * static_cast<int64_t>(SizeOf(args_.q.dtype()));
-    ForEachRow(block, [&](int64_t /*row*/, int64_t token, int64_t head) {
-      const uint8_t* row = q + HeadRowOffsetBytes(args_.q, token, head);
-      for (int64_t i = 0; i < bytes; i += 64) PrefetchL2(row + i);
+    const uint8_t** rows = scratch_.next_q + FirstRow(worker);
+    ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head) {
+      rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
     });
+    c->next_q = rows;
+    c->next_q_rows = static_cast<size_t>(Rows(*block));
+    c->next_q_bytes =
+        static_cast<size_t>(layout_.head_dim()) * SizeOf(args_.q.dtype());
   }
 
   // Tokens of the chunk that the block's sequence has.
@@ -387,7 +399,8 @@ class Step {
 
   // The block against one chunk of its sequence's keys.
   void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
-                    Groups groups, const Groups& next, bool first,
+                    Groups groups, const Groups& next,
+                    const AttentionBlock* next_block, bool first,
                     const PartialRows& result) const {
     const int64_t tokens = TokensOf(block, chunk);
     ChunkArgs c;
@@ -458,6 +471,7 @@ class Step {
     std::copy_n(groups.k, kChunkGroups, c.k);
     std::copy_n(groups.v, kChunkGroups, c.v);
     // Staging has fetched what it will read next.
+    SetNextQueries(next_block, worker, &c);
     const bool staged = !paired_ || (narrow_ && !bytes);
     std::copy_n(staged ? groups.k : next.k, kChunkGroups, c.next_k);
     std::copy_n(staged || latent_ ? groups.v : next.v, kChunkGroups, c.next_v);

@@ -45,6 +45,10 @@ struct ChunkArgs {
   // What is read next: fetched into the L2 cache meanwhile. Null: no group.
   const uint8_t* next_k[kChunkGroups];
   const uint8_t* next_v[kChunkGroups];
+  // And the queries of the next block, if the next chunk is of another.
+  const uint8_t* const* next_q;  // [next_q_rows]
+  size_t next_q_rows;
+  size_t next_q_bytes;  // of a row
 
   // Where values are the first dims of keys, and every row sees all of each
   // group that any sees: v is not read. This holds those of up to 64 dims

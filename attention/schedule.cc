@@ -36,6 +36,11 @@ constexpr double kLeastShare = 4;
 // none is for so little: cutting costs a merge, and does not gain as much.
 constexpr double kNotWorthACut = 1.0 / 32;
 
+// Below these rows a block is not made smaller to have more of them.
+constexpr int64_t kLeastBlockRows = 32;
+// Chunks of whole blocks that are enough for a worker.
+constexpr double kEnoughChunks = 48;
+
 absl::Status CheckBatch(const AttentionBatch& batch) {
   const auto size = static_cast<int64_t>(batch.q_lens.size());
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "kv_lens.size()",
@@ -71,16 +76,37 @@ absl::Status CheckBatch(const AttentionBatch& batch) {
 // the tiles better.
 int64_t BlockQueries(int64_t group, const AttentionTiles& tiles) {
   const int64_t most = std::max(int64_t{1}, tiles.block_rows / group);
-  const int64_t tile = std::min(tiles.row_tile, tiles.block_rows);
   int64_t best = most;
   // With q queries, q * group of RoundUp(q * group, tile) rows are of use.
-  for (int64_t q = most; q > most / 2 && q > most - tile; --q) {
+  for (int64_t q = most; q > most / 2 && q > most - tiles.row_tile; --q) {
     const int64_t best_rows = best * group, rows = q * group;
-    if (rows * RoundUp(best_rows, tile) > best_rows * RoundUp(rows, tile)) {
+    if (rows * RoundUp(best_rows, tiles.row_tile) >
+        best_rows * RoundUp(rows, tiles.row_tile)) {
       best = q;
     }
   }
   return best;
+}
+
+// `tiles`, of fewer rows where the workers would share too few blocks. What
+// queries do not see is counted too: it only makes the answer a coarser one.
+AttentionTiles TilesFor(const AttentionBatch& batch,
+                        const AttentionTiles& tiles, int64_t heads,
+                        int num_workers) {
+  double row_chunks = 0;
+  for (size_t s = 0; s < batch.q_lens.size(); ++s) {
+    row_chunks += static_cast<double>(heads) *
+                  static_cast<double>(batch.q_lens[s]) *
+                  static_cast<double>(DivCeil(batch.kv_lens[s], kChunk));
+  }
+  AttentionTiles result = tiles;
+  while (num_workers > 1 && result.block_rows >= 2 * kLeastBlockRows &&
+         row_chunks < kEnoughChunks * num_workers *
+                          static_cast<double>(result.block_rows)) {
+    result.block_rows /= 2;
+  }
+  result.row_tile = std::min(result.row_tile, result.block_rows);
+  return result;
 }
 
 // Pieces of the run [begin, end) of a block whose chunks start at `first`.
@@ -378,7 +404,10 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   AttentionSchedule schedule;
   schedule.group_ = spec.group();
   schedule.kv_heads_ = spec.kv.kv_heads();
-  const int64_t block_queries = BlockQueries(schedule.group_, tiles);
+  const int64_t block_queries =
+      BlockQueries(schedule.group_,
+                   TilesFor(batch, tiles, schedule.group_ * schedule.kv_heads_,
+                            num_workers));
   const int64_t left = AttentionSchedule::WindowTokens(spec.window_left);
   const int64_t right = AttentionSchedule::WindowTokens(spec.window_right);
   int64_t blocks = 0, longest = 0;

@@ -109,8 +109,9 @@ struct AttentionBatch {
 
 // The blocks that kernels like.
 struct AttentionTiles {
-  // Rows of a block at most, or those of one query if they are more.
-  int64_t block_rows = 32;
+  // Rows of a block at most, or those of one query if they are more. It is
+  // halved, down to 32, while the workers would have few blocks to share.
+  int64_t block_rows = 128;
   // Rows computed at once: blocks are multiples of it where that costs little.
   int64_t row_tile = 1;
 

@@ -357,6 +357,22 @@ TEST(AttentionScheduleTest, PacksTheQueriesOfAGroupIntoFullTiles) {
   }
 }
 
+// 512 queries of 8 heads of 4 make 128 blocks of 128 rows: plenty for five
+// workers, too few for 64.
+TEST(AttentionScheduleTest, MakesSmallerBlocksForManyWorkers) {
+  const struct {
+    int workers;
+    int64_t rows;
+  } kCases[] = {{1, 128}, {5, 128}, {10, 64}, {11, 32}, {1000, 32}};
+  for (const auto& c : kCases) {
+    const Request request = {MakeSpec(32, 8), {512}, {512}, {}, {}};
+    AttentionScheduleStorage storage;
+    EXPECT_EQ(request.Build(c.workers, storage).value().max_block_rows(),
+              c.rows)
+        << c.workers << " workers";
+  }
+}
+
 // A window of 300 on 100 000 keys: two chunks at most, however long the cache.
 TEST(AttentionScheduleTest, LeavesOutWhatIsBeforeTheWindow) {
   Request request = {MakeSpec(4, 1), {1}, {100000}, {}, {}};

@@ -150,7 +150,7 @@ OpEntry ScheduleOp() {
            {"q_heads", "32", "a multiple of kv_heads"},
            {"kv_heads", "8", "key/value heads"},
            {"workers", "64", "that it is for: only one of them makes it"},
-           {"block_rows", "32", "rows of a block at most"},
+           {"block_rows", "128", "rows of a block at most"},
            {"row_tile", "1", "rows that kernels compute at once"}},
           &Schedule::Create};
 }
