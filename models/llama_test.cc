@@ -1,5 +1,5 @@
-// Small random models of awkward shapes against the oracle in double, and what
-// must not change a bit: batch, chunks, pages, threads.
+// What must not change a bit: batch, chunks, pages, threads; narrow caches; and
+// what steps and states are refused.
 
 #include "models/llama.h"
 
@@ -13,18 +13,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/llama_config.h"
+#include "models/llama_fixture_testutil.h"
 #include "models/llama_testutil.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
@@ -34,84 +31,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-GgufFile ParseOrDie(const std::string& bytes) {
-  auto file = GgufFile::Parse(absl::MakeConstSpan(
-      reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-  EXPECT_TRUE(file.ok()) << file.status();
-  return *std::move(file);
-}
-
-std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
-  std::vector<int32_t> tokens;
-  while (count-- > 0) {
-    tokens.push_back(static_cast<int32_t>(rng.Integer(0, vocab - 1)));
-  }
-  return tokens;
-}
-
-using Rows = std::vector<std::vector<float>>;
-
-Rows Copy(MatrixView<const float> m) {
-  Rows rows;
-  for (int64_t i = 0; i < m.extent(0); ++i) {
-    rows.emplace_back(m.Row(i), m.Row(i) + m.extent(1));
-  }
-  return rows;
-}
-
-class LlamaTest : public IsaTest {
+class LlamaTest : public LlamaFixture {
  protected:
-  LlamaModel Load(const std::string& bytes, LlamaWeights weights) {
-    LlamaOptions options;
-    options.weights = weights;
-    auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
-    EXPECT_TRUE(model.ok()) << model.status();
-    EXPECT_RAN_ON(*model);
-    return *std::move(model);
-  }
-
-  LlamaState State(const LlamaModel& model, int64_t page_size = 8,
-                   DType cache = DType::kF32) {
-    LlamaStateSpec spec;
-    spec.max_sequences = 5;
-    spec.max_step_tokens = 200;
-    spec.page_size = page_size;
-    spec.cache_dtype = cache;
-    auto state = LlamaState::Create(model, spec);
-    EXPECT_TRUE(state.ok()) << state.status();
-    return *std::move(state);
-  }
-
-  Rows Forward(LlamaState& state, const std::vector<LlamaBatchItem>& items,
-               Executor& executor) {
-    const auto logits = state.Forward(items, LogitsOf::kAllTokens, executor);
-    EXPECT_TRUE(logits.ok()) << logits.status();
-    return logits.ok() ? Copy(*logits) : Rows();
-  }
-
-  // The largest distance from the oracle; NaN counts as the largest.
-  double Distance(const SmallLlama& shape, LlamaWeights weights) {
-    TestRng rng;
-    const std::string bytes = SmallLlamaFile(rng, shape);
-    const GgufFile file = ParseOrDie(bytes);
-    const auto config = LlamaConfig::Create(file);
-    EXPECT_TRUE(config.ok()) << config.status();
-    const std::vector<int32_t> tokens = RandomTokens(rng, 41, shape.vocab);
-    const DoubleRows want = ReferenceLlama(file, *config).Logits(tokens);
-    const LlamaModel model = Load(bytes, weights);
-    LlamaState state = State(model);
-    const Rows got = Forward(state, {{*state.NewSequence(), tokens}}, inline_);
-    double largest = 0;
-    EXPECT_EQ(got.size(), want.size());
-    for (size_t t = 0; t < got.size(); ++t) {
-      for (size_t i = 0; i < got[t].size(); ++i) {
-        const double d = std::fabs(static_cast<double>(got[t][i]) - want[t][i]);
-        if (!(d <= largest)) largest = d;
-      }
-    }
-    return largest;
-  }
-
   // How the tokens of four sequences are divided: one sequence a step or all in
   // one, whole or in pieces, in which pages, by how many threads.
   void ExpectDivisionChangesNothing(const SmallLlama& shape,
@@ -177,59 +98,7 @@ class LlamaTest : public IsaTest {
       ASSERT_TRUE(chunked.EndSequence(visitor).ok());
     }
   }
-
-  InlineExecutor inline_;
 };
-
-// Logits of these models are around 1. f32: sums of some hundred terms over two
-// layers stay within a few thousand units of 2^-24. bf16: about twenty
-// roundings of up to 2^-9 on the way; a bound for the worst case would be
-// useless, so this separates what was measured (0.08 at most) from a wrong wire
-// (1 and more).
-constexpr double kF32Bound = 2e-4;
-constexpr double kBF16Bound = 0.125;
-// Steps of up to 2^-8 of the largest of a row instead: at most 0.2 measured.
-constexpr double kInt8Bound = 0.4;
-
-constexpr const char* kArchitectures[] = {"llama", "qwen3", "gemma2"};
-
-TEST_P(LlamaTest, EqualsTheOracleForEveryTensorType) {
-  SmallLlama shape;
-  for (const char* architecture : kArchitectures) {
-    shape.architecture = architecture;
-    for (const GgufTensorType type :
-         {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
-          GgufTensorType::kQ8_0}) {
-      SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type)));
-      shape.type = type;
-      EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
-      EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
-      EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
-    }
-  }
-}
-
-TEST_P(LlamaTest, EqualsTheOracleForAwkwardShapes) {
-  SmallLlama odd;  // nothing is a multiple of a vector
-  odd.vocab = 19;
-  odd.hidden = 10;
-  odd.layers = 3;
-  odd.ffn = 7;
-  odd.q_heads = 3;
-  odd.kv_heads = 1;
-  odd.head_dim = 6;
-  odd.rope_dim = 6;
-  odd.output = false;
-  SmallLlama one;  // the smallest
-  one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
-  one.hidden = one.head_dim = one.rope_dim = 2;
-  for (const char* architecture : kArchitectures) {
-    SCOPED_TRACE(architecture);
-    odd.architecture = one.architecture = architecture;
-    EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
-    EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
-  }
-}
 
 TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
   TestRng rng;
@@ -281,7 +150,7 @@ TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
 
 // Bit for bit, in every type.
 TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
-  for (const char* architecture : kArchitectures) {
+  for (const char* architecture : kLlamaArchitectures) {
     for (const LlamaWeights weights :
          {LlamaWeights::kF32, LlamaWeights::kBF16, LlamaWeights::kInt8}) {
       SCOPED_TRACE(architecture);
@@ -483,117 +352,6 @@ TEST_P(LlamaTest, RefusesBadStates) {
 }
 
 QUERN_INSTANTIATE_ISA_TEST(LlamaTest);
-
-TEST(LlamaConfigTest, RefusesWhatIsNotAPlainLlama) {
-  const SmallLlama shape;
-  const auto refuse = [&](auto&& change, absl::StatusCode code,
-                          absl::string_view words) {
-    TestRng rng;
-    SmallLlama changed = shape;
-    GgufWriter unused;
-    change(changed, unused);
-    GgufWriter file = SmallLlamaKeys(changed);
-    change(changed, file);
-    AddSmallLlamaTensors(rng, shape, file);
-    const std::string bytes = file.Finish();
-    const auto parsed = GgufFile::Parse(absl::MakeConstSpan(
-        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    const auto config = LlamaConfig::Create(*parsed);
-    EXPECT_EQ(config.status().code(), code) << config.status();
-    EXPECT_THAT(std::string(config.status().message()),
-                HasSubstr(std::string(words)));
-  };
-  using Code = absl::StatusCode;
-  refuse([](SmallLlama& m, GgufWriter&) { m.context = 0; },
-         Code::kInvalidArgument,
-         "llama: llama.context_length=0; need 1 <= llama.context_length");
-  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
-         "no tensor 'blk.2.attn_norm.weight'");
-  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 1; }, Code::kUnimplemented,
-         "tensor 'blk.1.attn_norm.weight' is not part of a plain llama of 1");
-  refuse([](SmallLlama& m, GgufWriter&) { m.hidden = 33; },
-         Code::kInvalidArgument,
-         "token_embd.weight has dimensions [32, 37]; need [33, 37]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.ffn = 95; }, Code::kInvalidArgument,
-         "blk.0.ffn_gate.weight has dimensions [32, 96]; need [32, 95]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.kv_heads = 4; },
-         Code::kInvalidArgument,
-         "llama.attention.head_count=6; need a multiple of head_count_kv=4");
-  refuse([](SmallLlama& m, GgufWriter&) { m.vocab = 38; },
-         Code::kInvalidArgument, "llama.vocab_size=38; need 37");
-  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 21; },
-         Code::kInvalidArgument,
-         "llama.rope.dimension_count=21; need an even number");
-  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 34; },
-         Code::kInvalidArgument, "llama.rope.dimension_count=34; need 1 <=");
-  refuse([](SmallLlama&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
-         Code::kUnimplemented, "llama.expert_count=8; need 0");
-  refuse([](SmallLlama&,
-            GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
-         Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
-  refuse([](SmallLlama&,
-            GgufWriter& w) { w.Key("llama.rope.scale_linear", 2.0f); },
-         Code::kUnimplemented, "llama.rope.scale_linear=2; need 1");
-  refuse([](SmallLlama&,
-            GgufWriter& w) { w.Key("llama.rope.scaling.factor", 8.0f); },
-         Code::kUnimplemented, "llama.rope.scaling.factor=8; need 1");
-  refuse(
-      [](SmallLlama&, GgufWriter& w) { w.Key("llama.rope.scale_linear", 2u); },
-      Code::kInvalidArgument, "is of type u32; need f32");
-  refuse(
-      [](SmallLlama&, GgufWriter& w) {
-        w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
-      },
-      Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
-}
-
-TEST(LlamaConfigTest, TakesRotaryKeysThatScaleNothing) {
-  const auto status = [](auto&& add_keys) {
-    TestRng rng;
-    GgufWriter file = SmallLlamaKeys(SmallLlama());
-    add_keys(file);
-    AddSmallLlamaTensors(rng, SmallLlama(), file);
-    const std::string bytes = file.Finish();
-    return LlamaConfig::Create(ParseOrDie(bytes)).status();
-  };
-  EXPECT_EQ(status([](GgufWriter& w) {
-              w.Key("llama.rope.scale_linear", 1.0f)
-                  .Key("llama.rope.scaling.factor", 0.0f);
-            }),
-            absl::OkStatus());
-  EXPECT_EQ(status([](GgufWriter& w) {
-              w.Key("llama.rope.scaling.type", "none")
-                  .Key("llama.rope.scaling.factor", 8.0f);
-            }),
-            absl::OkStatus());
-}
-
-TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
-  const auto message = [](GgufWriter& writer) {
-    const std::string bytes = writer.Finish();
-    return std::string(
-        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
-  };
-  GgufWriter none;
-  EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
-  GgufWriter other;
-  other.Key("general.architecture", "gpt2");
-  EXPECT_EQ(message(other),
-            "llama: general.architecture is 'gpt2'; need 'llama', 'qwen3' or "
-            "'gemma2'");
-  for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
-    GgufWriter writer;
-    writer.Key("general.architecture", "llama")
-        .Key("llama.context_length", 8u)
-        .Key("llama.embedding_length", 8u)
-        .Key("llama.block_count", 1u)
-        .Key("llama.feed_forward_length", 8u)
-        .Key("llama.attention.head_count", 1u)
-        .Key("llama.attention.layer_norm_rms_epsilon", eps);
-    EXPECT_THAT(message(writer), HasSubstr("need a number > 0")) << eps;
-  }
-}
 
 }  // namespace
 }  // namespace quern

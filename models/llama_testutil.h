@@ -22,17 +22,57 @@
 
 namespace quern {
 
+inline GgufFile ParseOrDie(const std::string& bytes) {
+  auto file = GgufFile::Parse(absl::MakeConstSpan(
+      reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+  EXPECT_TRUE(file.ok()) << file.status();
+  return *std::move(file);
+}
+
 using DoubleRows = std::vector<std::vector<double>>;
+
+// What architectures do differently.
+struct ReferenceForm {
+  bool rope_pairs = true;  // (2j, 2j + 1) turn, or else (j, j + dim / 2)
+  bool q_norm = false, k_norm = false;
+  bool post_attention_norm = false, post_ffw_norm = false;
+  bool gelu = false;  // by tanh, instead of silu
+  double embedding_scale = 1;
+  double divisor = 1;                       // of a query's products with keys
+  double attention_cap = 0, logit_cap = 0;  // 0: none
+  int64_t window = 0;       // of local layers; 0: there are none
+  int64_t first_local = 0;  // then each second one
+
+  static ReferenceForm Of(const GgufFile& file, const LlamaConfig& c) {
+    const auto f32 = [&](absl::string_view key) {
+      return static_cast<double>(*file.GetF32(key));
+    };
+    const auto architecture = *file.GetString("general.architecture");
+    const auto hidden = static_cast<double>(c.hidden);
+    ReferenceForm form;
+    form.rope_pairs = architecture == "llama";
+    form.q_norm = form.k_norm = architecture == "qwen3";
+    form.divisor = std::sqrt(static_cast<double>(c.head_dim));
+    if (architecture != "gemma2") return form;
+    form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
+    form.embedding_scale = std::sqrt(hidden);
+    if (c.layers == 46) {  // the model of 27 billion weights
+      form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
+    }
+    form.attention_cap = f32("gemma2.attn_logit_softcapping");
+    form.logit_cap = f32("gemma2.final_logit_softcapping");
+    form.window = *file.GetInt("gemma2.attention.sliding_window");
+    return form;
+  }
+};
 
 class ReferenceLlama {
  public:
   ReferenceLlama(const GgufFile& file, const LlamaConfig& config)
-      : file_(file), c_(config), qwen3_(Is("qwen3")), gemma_(Is("gemma2")) {
-    if (!gemma_) return;
-    attention_cap_ = F32("gemma2.attn_logit_softcapping");
-    logit_cap_ = F32("gemma2.final_logit_softcapping");
-    window_ = *file.GetInt("gemma2.attention.sliding_window");
-  }
+      : ReferenceLlama(file, config, ReferenceForm::Of(file, config)) {}
+  ReferenceLlama(const GgufFile& file, const LlamaConfig& config,
+                 const ReferenceForm& form)
+      : file_(file), c_(config), form_(form) {}
 
   // logits[token][vocab] of one sequence from its start.
   DoubleRows Logits(const std::vector<int32_t>& tokens) const {
@@ -40,16 +80,16 @@ class ReferenceLlama {
     DoubleRows x;
     for (const int32_t token : tokens) {
       x.push_back(embedding[static_cast<size_t>(token)]);
-      if (!gemma_) continue;
-      for (double& v : x.back()) v *= std::sqrt(static_cast<double>(c_.hidden));
+      for (double& v : x.back()) v *= form_.embedding_scale;
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
       const DoubleRows attended =
           Times(Attention(layer, Norm(blk + "attn_norm.weight", x)),
                 blk + "attn_output.weight");
-      Add(x, gemma_ ? Norm(blk + "post_attention_norm.weight", attended)
-                    : attended);
+      Add(x, form_.post_attention_norm
+                 ? Norm(blk + "post_attention_norm.weight", attended)
+                 : attended);
       const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
       DoubleRows gate = Times(h, blk + "ffn_gate.weight");
       const DoubleRows up = Times(h, blk + "ffn_up.weight");
@@ -59,43 +99,27 @@ class ReferenceLlama {
         }
       }
       const DoubleRows down = Times(gate, blk + "ffn_down.weight");
-      Add(x, gemma_ ? Norm(blk + "post_ffw_norm.weight", down) : down);
+      Add(x, form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down)
+                                 : down);
     }
     DoubleRows logits =
         Times(Norm("output_norm.weight", x),
               HasOutputWeight(file_) ? "output.weight" : "token_embd.weight");
     for (std::vector<double>& row : logits) {
-      for (double& v : row) v = Capped(v, logit_cap_);
+      for (double& v : row) v = Capped(v, form_.logit_cap);
     }
     return logits;
   }
 
  private:
-  bool Is(absl::string_view architecture) const {
-    return *file_.GetString("general.architecture") == architecture;
-  }
-
-  double F32(absl::string_view key) const {
-    return static_cast<double>(*file_.GetF32(key));
-  }
-
   static double Capped(double v, double cap) {
     return cap > 0 ? cap * std::tanh(v / cap) : v;
   }
 
-  // silu, or gelu by tanh.
   double Activation(double v) const {
-    if (!gemma_) return v / (1 + std::exp(-v));
+    if (!form_.gelu) return v / (1 + std::exp(-v));
     constexpr double kSqrt2OverPi = 0.79788456080286535588;
     return v / 2 * (1 + std::tanh(kSqrt2OverPi * (v + 0.044715 * v * v * v)));
-  }
-
-  // What a query's products with keys are divided by.
-  double Divisor() const {
-    const auto hidden = static_cast<double>(c_.hidden);
-    return gemma_ && c_.layers == 46  // the model of 27 billion weights
-               ? std::sqrt(hidden / static_cast<double>(c_.q_heads))
-               : std::sqrt(static_cast<double>(c_.head_dim));
   }
 
   DoubleRows Matrix(const std::string& name) const {
@@ -169,9 +193,8 @@ class ReferenceLlama {
               static_cast<double>(t) *
               std::pow(c_.rope_base,
                        -static_cast<double>(j) / static_cast<double>(half));
-          const bool pairs = Is("llama");
-          double& a = x[t][head + (pairs ? 2 * j : j)];
-          double& b = x[t][head + (pairs ? 2 * j + 1 : j + half)];
+          double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
+          double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
           b = b * std::cos(angle) + a * std::sin(angle);
           a = turned;
@@ -182,15 +205,13 @@ class ReferenceLlama {
 
   DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
-    const size_t window =
-        gemma_ && layer % 2 == 0 ? static_cast<size_t>(window_) : h.size();
+    const bool local = form_.window > 0 && layer % 2 == form_.first_local;
+    const auto window = local ? static_cast<size_t>(form_.window) : h.size();
     DoubleRows q = Times(h, blk + "attn_q.weight");
     DoubleRows k = Times(h, blk + "attn_k.weight");
     const DoubleRows v = Times(h, blk + "attn_v.weight");
-    if (qwen3_) {
-      q = NormHeads(blk + "attn_q_norm.weight", q);
-      k = NormHeads(blk + "attn_k_norm.weight", k);
-    }
+    if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
+    if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
     Rotate(q);
     Rotate(k);
     const auto dim = static_cast<size_t>(c_.head_dim);
@@ -209,7 +230,7 @@ class ReferenceLlama {
           }
           // Scores of these models are far below the overflow of exp.
           weights.push_back(
-              std::exp(Capped(score / Divisor(), attention_cap_)));
+              std::exp(Capped(score / form_.divisor, form_.attention_cap)));
           sum += weights.back();
         }
         for (size_t s = first; s <= t; ++s) {
@@ -224,9 +245,7 @@ class ReferenceLlama {
 
   const GgufFile& file_;
   const LlamaConfig& c_;
-  const bool qwen3_, gemma_;
-  double attention_cap_ = 0, logit_cap_ = 0;  // none
-  int64_t window_ = 0;
+  const ReferenceForm form_;
 };
 
 struct SmallLlama {

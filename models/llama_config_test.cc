@@ -1,0 +1,228 @@
+// What LlamaConfig takes and refuses.
+
+#include "models/llama_config.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/gguf_testutil.h"
+#include "models/llama_testutil.h"
+#include "testing/data.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+// `change` is applied to the shape that the keys tell, and to the file; tensors
+// are those of a small Llama.
+TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
+  const SmallLlama shape;
+  const auto refuse = [&](auto&& change, absl::StatusCode code,
+                          absl::string_view words) {
+    TestRng rng;
+    SmallLlama changed = shape;
+    GgufWriter unused;
+    change(changed, unused);
+    GgufWriter file = SmallLlamaKeys(changed);
+    change(changed, file);
+    AddSmallLlamaTensors(rng, shape, file);
+    const std::string bytes = file.Finish();
+    const auto config = LlamaConfig::Create(ParseOrDie(bytes));
+    EXPECT_EQ(config.status().code(), code) << config.status();
+    EXPECT_THAT(std::string(config.status().message()),
+                HasSubstr(std::string(words)));
+  };
+  using Code = absl::StatusCode;
+  refuse([](SmallLlama& m, GgufWriter&) { m.context = 0; },
+         Code::kInvalidArgument,
+         "llama: llama.context_length=0; need 1 <= llama.context_length");
+  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
+         "no tensor 'blk.2.attn_norm.weight'");
+  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 1; }, Code::kUnimplemented,
+         "tensor 'blk.1.attn_norm.weight' is not part of a plain llama of 1");
+  refuse([](SmallLlama& m, GgufWriter&) { m.hidden = 33; },
+         Code::kInvalidArgument,
+         "token_embd.weight has dimensions [32, 37]; need [33, 37]");
+  refuse([](SmallLlama& m, GgufWriter&) { m.ffn = 95; }, Code::kInvalidArgument,
+         "blk.0.ffn_gate.weight has dimensions [32, 96]; need [32, 95]");
+  refuse([](SmallLlama& m, GgufWriter&) { m.kv_heads = 4; },
+         Code::kInvalidArgument,
+         "llama.attention.head_count=6; need a multiple of head_count_kv=4");
+  refuse([](SmallLlama& m, GgufWriter&) { m.vocab = 38; },
+         Code::kInvalidArgument, "llama.vocab_size=38; need 37");
+  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 21; },
+         Code::kInvalidArgument,
+         "llama.rope.dimension_count=21; need an even number");
+  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 34; },
+         Code::kInvalidArgument, "llama.rope.dimension_count=34; need 1 <=");
+  refuse([](SmallLlama&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
+         Code::kUnimplemented, "llama.expert_count=8; need 0");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
+         Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scale_linear", 2.0f); },
+         Code::kUnimplemented, "llama.rope.scale_linear=2; need 1");
+  refuse([](SmallLlama&,
+            GgufWriter& w) { w.Key("llama.rope.scaling.factor", 8.0f); },
+         Code::kUnimplemented, "llama.rope.scaling.factor=8; need 1");
+  refuse(
+      [](SmallLlama&, GgufWriter& w) { w.Key("llama.rope.scale_linear", 2u); },
+      Code::kInvalidArgument, "is of type u32; need f32");
+  refuse(
+      [](SmallLlama&, GgufWriter& w) {
+        w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
+      },
+      Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
+  // Tensors of other architectures: too many, too few, of another shape.
+  const auto norm = [](GgufWriter& w, absl::string_view name, int64_t size) {
+    w.Tensor(name, {static_cast<uint64_t>(size)}, GgufTensorType::kF32,
+             std::string(static_cast<size_t>(4 * size), '\0'));
+  };
+  refuse([&](SmallLlama&,
+             GgufWriter& w) { norm(w, "blk.0.attn_q_norm.weight", 32); },
+         Code::kUnimplemented,
+         "tensor 'blk.0.attn_q_norm.weight' is not part of a plain llama of 2");
+  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "qwen3"; },
+         Code::kNotFound, "no tensor 'blk.0.attn_q_norm.weight'");
+  refuse(
+      [&](SmallLlama& m, GgufWriter& w) {
+        m.architecture = "qwen3";
+        norm(w, "blk.0.attn_q_norm.weight", 6 * 32);
+      },
+      Code::kInvalidArgument,
+      "blk.0.attn_q_norm.weight has dimensions [192]; need [32]");
+  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "gemma2"; },
+         Code::kNotFound, "no tensor 'blk.0.post_attention_norm.weight'");
+  refuse(
+      [&](SmallLlama& m, GgufWriter& w) {
+        m.architecture = "gemma2";
+        norm(w, "blk.0.post_attention_norm.weight", 32);
+        norm(w, "blk.0.post_ffw_norm.weight", 31);
+      },
+      Code::kInvalidArgument,
+      "blk.0.post_ffw_norm.weight has dimensions [31]; need [32]");
+  refuse(
+      [&](SmallLlama& m, GgufWriter& w) {
+        m.architecture = "gemma2";
+        for (const char* name :
+             {"blk.0.post_attention_norm.weight", "blk.0.post_ffw_norm.weight",
+              "blk.1.post_attention_norm.weight",
+              "blk.1.post_ffw_norm.weight"}) {
+          norm(w, name, 32);
+        }
+      },
+      Code::kUnimplemented,
+      "tensor 'output.weight' is not part of a plain gemma2 of 2 layers");
+}
+
+TEST(LlamaConfigTest, RefusesBadNumbersOfGemma2) {
+  const auto expect = [](auto&& change, absl::string_view words) {
+    SmallLlama shape;
+    shape.architecture = "gemma2";
+    change(shape);
+    const std::string bytes = SmallLlamaKeys(shape).Finish();
+    const absl::Status status = LlamaConfig::Create(ParseOrDie(bytes)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(words)));
+  };
+  for (const float cap : {0.0f, -50.0f, std::nanf(""), HUGE_VALF}) {
+    SCOPED_TRACE(cap);
+    expect([&](SmallLlama& m) { m.attention_cap = cap; },
+           "llama: gemma2.attn_logit_softcapping=");
+    expect([&](SmallLlama& m) { m.logit_cap = cap; },
+           "llama: gemma2.final_logit_softcapping=");
+    expect([&](SmallLlama& m) { m.logit_cap = cap; }, "; need a number > 0");
+  }
+  expect([](SmallLlama& m) { m.window = 0; },
+         "llama: gemma2.attention.sliding_window=0; need 1 <= ");
+  expect([](SmallLlama& m) { m.window = (1 << 28) + 1; },
+         "gemma2.attention.sliding_window=268435457; need 1 <= ");
+}
+
+// An architecture's keys are its own: another's do not count.
+TEST(LlamaConfigTest, RefusesMissingKeys) {
+  for (const char* missing :
+       {"context_length", "embedding_length", "block_count",
+        "feed_forward_length", "attention.head_count",
+        "attention.layer_norm_rms_epsilon", "attn_logit_softcapping",
+        "final_logit_softcapping", "attention.sliding_window"}) {
+    GgufWriter w;
+    w.Key("general.architecture", "gemma2");
+    const auto key = [&](absl::string_view name, auto value) {
+      w.Key(absl::StrCat(name == missing ? "llama." : "gemma2.", name), value);
+    };
+    key("context_length", 8u);
+    key("embedding_length", 8u);
+    key("block_count", 1u);
+    key("feed_forward_length", 8u);
+    key("attention.head_count", 1u);
+    key("attention.layer_norm_rms_epsilon", 1e-6f);
+    key("attn_logit_softcapping", 50.0f);
+    key("final_logit_softcapping", 30.0f);
+    key("attention.sliding_window", 4u);
+    const std::string bytes = w.Finish();
+    const absl::Status status = LlamaConfig::Create(ParseOrDie(bytes)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_EQ(status.message(),
+              absl::StrCat("gguf: no key 'gemma2.", missing, "'"));
+  }
+}
+
+TEST(LlamaConfigTest, TakesRotaryKeysThatScaleNothing) {
+  const auto status = [](auto&& add_keys) {
+    TestRng rng;
+    GgufWriter file = SmallLlamaKeys(SmallLlama());
+    add_keys(file);
+    AddSmallLlamaTensors(rng, SmallLlama(), file);
+    const std::string bytes = file.Finish();
+    return LlamaConfig::Create(ParseOrDie(bytes)).status();
+  };
+  EXPECT_EQ(status([](GgufWriter& w) {
+              w.Key("llama.rope.scale_linear", 1.0f)
+                  .Key("llama.rope.scaling.factor", 0.0f);
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(status([](GgufWriter& w) {
+              w.Key("llama.rope.scaling.type", "none")
+                  .Key("llama.rope.scaling.factor", 8.0f);
+            }),
+            absl::OkStatus());
+}
+
+TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
+  const auto message = [](GgufWriter& writer) {
+    const std::string bytes = writer.Finish();
+    return std::string(
+        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
+  };
+  GgufWriter none;
+  EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
+  GgufWriter other;
+  other.Key("general.architecture", "gpt2");
+  EXPECT_EQ(message(other),
+            "llama: general.architecture is 'gpt2'; need 'llama', 'qwen3' or "
+            "'gemma2'");
+  for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
+    GgufWriter writer;
+    writer.Key("general.architecture", "llama")
+        .Key("llama.context_length", 8u)
+        .Key("llama.embedding_length", 8u)
+        .Key("llama.block_count", 1u)
+        .Key("llama.feed_forward_length", 8u)
+        .Key("llama.attention.head_count", 1u)
+        .Key("llama.attention.layer_norm_rms_epsilon", eps);
+    EXPECT_THAT(message(writer), HasSubstr("need a number > 0")) << eps;
+  }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,209 @@
+// Small random models of every architecture and of awkward shapes against the
+// oracle in double.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "core/dtype.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/llama_fixture_testutil.h"
+#include "models/llama_testutil.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+// NaN counts as the largest.
+template <typename Got>
+double LargestDifference(const Got& got, const DoubleRows& want) {
+  double largest = 0;
+  EXPECT_EQ(got.size(), want.size());
+  for (size_t t = 0; t < got.size(); ++t) {
+    EXPECT_EQ(got[t].size(), want[t].size());
+    for (size_t i = 0; i < got[t].size(); ++i) {
+      const double d = std::fabs(static_cast<double>(got[t][i]) - want[t][i]);
+      if (!(d <= largest)) largest = d;
+    }
+  }
+  return largest;
+}
+
+class LlamaOracleTest : public LlamaFixture {
+ protected:
+  // The largest distance from the oracle.
+  double Distance(const SmallLlama& shape, LlamaWeights weights,
+                  int64_t num_tokens = 41) {
+    TestRng rng;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto config = LlamaConfig::Create(file);
+    EXPECT_TRUE(config.ok()) << config.status();
+    const auto tokens = RandomTokens(rng, num_tokens, shape.vocab);
+    const LlamaModel model = Load(bytes, weights);
+    LlamaState state = State(model);
+    return LargestDifference(
+        Forward(state, {{*state.NewSequence(), tokens}}, inline_),
+        ReferenceLlama(file, *config).Logits(tokens));
+  }
+};
+
+// Logits of these models are around 1. f32: sums of some hundred terms over two
+// layers stay within a few thousand units of 2^-24. bf16: about twenty
+// roundings of up to 2^-9 on the way; a bound for the worst case would be
+// useless, so this separates what was measured (0.08 at most) from a wrong wire
+// (1 and more).
+constexpr double kF32Bound = 2e-4;
+constexpr double kBF16Bound = 0.125;
+// Steps of up to 2^-8 of the largest of a row instead: at most 0.2 measured.
+constexpr double kInt8Bound = 0.4;
+
+TEST_P(LlamaOracleTest, EqualsTheOracleForEveryTensorType) {
+  SmallLlama shape;
+  for (const char* architecture : kLlamaArchitectures) {
+    shape.architecture = architecture;
+    for (const GgufTensorType type :
+         {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
+          GgufTensorType::kQ8_0}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type)));
+      shape.type = type;
+      EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+      EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
+      EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
+    }
+  }
+}
+
+TEST_P(LlamaOracleTest, EqualsTheOracleForAwkwardShapes) {
+  SmallLlama odd;  // nothing is a multiple of a vector
+  odd.vocab = 19;
+  odd.hidden = 10;
+  odd.layers = 3;
+  odd.ffn = 7;
+  odd.q_heads = 3;
+  odd.kv_heads = 1;
+  odd.head_dim = 6;
+  odd.rope_dim = 6;
+  odd.output = false;
+  SmallLlama one;  // the smallest
+  one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
+  one.hidden = one.head_dim = one.rope_dim = 2;
+  for (const char* architecture : kLlamaArchitectures) {
+    SCOPED_TRACE(architecture);
+    odd.architecture = one.architecture = architecture;
+    EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
+    EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
+  }
+}
+
+// Shorter than, as long as and longer than the text; and where a chunk of keys
+// is behind all that the last queries see.
+TEST_P(LlamaOracleTest, EqualsTheOracleForEveryWindow) {
+  SmallLlama shape;
+  shape.architecture = "gemma2";
+  for (const int64_t window : {1, 2, 8, 40, 41, 1000}) {
+    shape.window = window;
+    EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound) << window;
+  }
+  shape.context = 300;
+  shape.window = 20;
+  shape.layers = 3;  // local, full, local
+  EXPECT_LE(Distance(shape, LlamaWeights::kF32, 300), kF32Bound);
+}
+
+TEST_P(LlamaOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
+  SmallLlama shape;
+  shape.architecture = "gemma2";
+  shape.layers = 46;
+  shape.hidden = 12;
+  shape.q_heads = 3;
+  shape.kv_heads = 1;
+  shape.head_dim = shape.rope_dim = 8;
+  shape.ffn = 10;
+  // Not two layers but twenty-three times as many.
+  EXPECT_LE(Distance(shape, LlamaWeights::kF32), 23 * kF32Bound);
+}
+
+// Not bounds but bits: a window changes nothing for queries that it hides
+// nothing from.
+TEST_P(LlamaOracleTest, AWindowHidesWhatIsBeforeIt) {
+  const auto logits = [this](int64_t window) {
+    TestRng rng;
+    SmallLlama shape;
+    shape.architecture = "gemma2";
+    shape.vocab = 41;
+    shape.window = window;
+    const LlamaModel model =
+        Load(SmallLlamaFile(rng, shape), LlamaWeights::kBF16);
+    LlamaState state = State(model, 16, DType::kBF16);
+    // Each unlike those before it: equal ones would not be missed.
+    std::vector<int32_t> tokens;
+    for (int32_t t = 0; t < 41; ++t) tokens.push_back(t * 7 % 41);
+    return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
+  };
+  const Rows want = logits(1000);
+  EXPECT_EQ(logits(41), want);
+  for (const size_t window : {1, 9, 40}) {
+    const Rows got = logits(static_cast<int64_t>(window));
+    for (size_t t = 0; t < window; ++t) {
+      EXPECT_EQ(got[t], want[t]) << window << " " << t;
+    }
+    for (size_t t = window; t < want.size(); ++t) {
+      EXPECT_NE(got[t], want[t]) << window << " " << t;
+    }
+  }
+}
+
+// The models above have teeth: an oracle that lacks one of the differences is
+// far off.
+TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
+  const auto distance = [](const char* architecture, auto&& change,
+                           int64_t layers = 2) {
+    TestRng rng;
+    SmallLlama shape;
+    shape.architecture = architecture;
+    shape.layers = layers;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto c = LlamaConfig::Create(file);
+    EXPECT_TRUE(c.ok()) << c.status();
+    const auto tokens = RandomTokens(rng, 41, shape.vocab);
+    ReferenceForm form = ReferenceForm::Of(file, *c);
+    change(form);
+    return LargestDifference(ReferenceLlama(file, *c, form).Logits(tokens),
+                             ReferenceLlama(file, *c).Logits(tokens));
+  };
+  using Form = ReferenceForm;
+  constexpr double kFelt = 2 * kBF16Bound;
+  EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
+  EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.post_attention_norm = false; }),
+            kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.post_ffw_norm = false; }),
+            kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.gelu = false; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.embedding_scale = 1; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.attention_cap = 0; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.logit_cap = 0; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.window = 0; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.window += 1; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.first_local = 1; }), kFelt);
+  EXPECT_GT(distance(
+                "gemma2", [](Form& f) { f.divisor = std::sqrt(32.0); }, 46),
+            kFelt);
+}
+
+QUERN_INSTANTIATE_ISA_TEST(LlamaOracleTest);
+
+}  // namespace
+}  // namespace quern
