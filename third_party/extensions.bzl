@@ -2,6 +2,7 @@
 
 load("//third_party:archive.bzl", "quern_archive")
 load("//third_party:pins.bzl", "ARCHIVES")
+load("//third_party/mpi:mpi.bzl", "quern_system_mpi")
 
 # The others are in the Bazel Central Registry and come from MODULE.bazel.
 _FROM_PINS = ["eigen", "highway", "onednn"]
@@ -9,5 +10,6 @@ _FROM_PINS = ["eigen", "highway", "onednn"]
 def _archives_impl(_module_ctx):
     for name in _FROM_PINS:
         quern_archive(name = name, **ARCHIVES[name])
+    quern_system_mpi(name = "mpi")
 
 archives = module_extension(implementation = _archives_impl)

@@ -189,7 +189,8 @@ TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
             Types{DType::kF16, DType::kF32},
             Types{DType::kF32, DType::kBF16}}) {
         for (const int ranks : {1, 2, 4}) {
-          for (const int64_t tokens : {0, 1, 613}) {
+          for (const int64_t tokens :
+               {int64_t{0}, int64_t{1}, hidden < 300 ? int64_t{613} : 97}) {
             std::vector<int64_t> ids;
             for (int64_t t = 0; t < tokens; ++t) {
               ids.push_back(t < vocab.ids() ? t
