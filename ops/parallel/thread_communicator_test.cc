@@ -1,5 +1,6 @@
 #include "ops/parallel/thread_communicator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -224,6 +225,49 @@ TEST(ThreadCommunicator, KeepsManyCallsApart) {
         int word = c.rank() == call % ranks ? call : -1;
         c.Broadcast(&word, sizeof(word), call % ranks);
         EXPECT_EQ(word, call);
+      }
+    });
+  }
+}
+
+// A call has returned, so its memory may be used again: nobody reads it still.
+TEST(ThreadCommunicator, ReturnsWhenNobodyReadsAnyMore) {
+  constexpr int64_t kCount = 4096;
+  for (const int ranks : {2, 8}) {
+    RunRanks(ranks, [&](ThreadCommunicator& c) {
+      std::vector<int32_t> x(kCount), all(kCount * 8);
+      for (int call = 0; call < 200; ++call) {
+        std::fill(x.begin(), x.end(), c.rank() == 0 ? call : 0);
+        c.Broadcast(x.data(), kCount * 4, 0);
+        if (c.rank() != 0) {  // which is ahead: it does not look
+          EXPECT_EQ(std::count(x.begin(), x.end(), call), kCount);
+        }
+        std::fill(x.begin(), x.end(), c.rank());
+        c.AllGather(x.data(), all.data(), kCount * 4);
+        std::fill(x.begin(), x.end(), -1);
+        for (int r = 0; r < ranks; ++r) {
+          const auto from = all.begin() + r * kCount;
+          EXPECT_EQ(std::count(from, from + kCount, r), kCount) << call;
+        }
+      }
+    });
+  }
+}
+
+// One after another, without a barrier between: who is ahead must not write
+// where the others still read.
+TEST(ThreadCommunicator, KeepsSmallSumsApart) {
+  for (const int ranks : {2, 8}) {
+    RunRanks(ranks, [ranks](ThreadCommunicator& c) {
+      constexpr int64_t kCount =
+          ThreadCommunicator::kSmallBytes / static_cast<int64_t>(sizeof(float));
+      std::vector<float> x(kCount);
+      for (int call = 0; call < 300; ++call) {
+        std::fill(x.begin(), x.end(), static_cast<float>(c.rank() + call));
+        c.AllReduceSum(DenseMatrix(x.data(), 1, kCount));
+        const auto want =
+            static_cast<float>(ranks * (ranks - 1) / 2 + ranks * call);
+        EXPECT_EQ(std::count(x.begin(), x.end(), want), kCount) << call;
       }
     });
   }

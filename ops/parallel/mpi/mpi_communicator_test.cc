@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -215,10 +216,12 @@ int main(int argc, char** argv) {
                        "mpi_communicator: MPI is not initialised");
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
-  int ranks = 0, rank = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank == 0) std::printf("%d ranks\n", ranks);
+  const int ranks = quern::Ranks();
+  // A launcher of another MPI starts as many processes, each of them alone.
+  if (argc > 1 && argv[1] != "--ranks=" + std::to_string(ranks)) {
+    std::fprintf(stderr, "%s asked for, there are %d\n", argv[1], ranks);
+    return 1;
+  }
   const int status = RUN_ALL_TESTS();
   MPI_Finalize();
   return status;

@@ -1,0 +1,96 @@
+// What ranks that are threads wait for each other, and how fast they sum: the
+// all-reduce of a row parallel layer of Llama 3 8B, hidden 4096, bf16.
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "ops/parallel/thread_communicator.h"
+
+namespace quern {
+namespace {
+
+using Group = std::vector<std::unique_ptr<ThreadCommunicator>>;
+
+// Of the case that runs.
+Group& CurrentGroup() {
+  static Group group;
+  return group;
+}
+void MakeGroup(const benchmark::State& state) {
+  auto group = ThreadCommunicator::CreateGroup(state.threads());
+  if (group.ok()) CurrentGroup() = *std::move(group);
+}
+void EndGroup(const benchmark::State&) { CurrentGroup().clear(); }
+
+void BM_Barrier(benchmark::State& state) {
+  ThreadCommunicator& c =
+      *CurrentGroup()[static_cast<size_t>(state.thread_index())];
+  for (auto _ : state) c.Barrier();
+}
+BENCHMARK(BM_Barrier)
+    ->Threads(2)
+    ->Setup(MakeGroup)
+    ->Teardown(EndGroup)
+    ->UseRealTime();
+
+void BM_AllReduceSum(benchmark::State& state) {
+  ThreadCommunicator& c =
+      *CurrentGroup()[static_cast<size_t>(state.thread_index())];
+  const int64_t rows = state.range(0), cols = 4096;
+  auto buffer = AlignedBuffer::Create(rows * cols * 2);
+  if (!buffer.ok()) return state.SkipWithError("no memory");
+  std::memset(buffer->data(), 0, buffer->bytes());
+  auto* data = buffer->data<BFloat16>();
+  const auto x = DenseMatrix(data, rows, cols);
+  data[rows * cols - 1] = BFloat16::FromBits(0x3F80);  // 1
+  c.AllReduceSum(x);
+  // 2 of 2 ranks; and zeros from here on.
+  if (hwy::BitCastScalar<uint16_t>(data[rows * cols - 1]) != 0x4000) {
+    state.SkipWithError("wrong sum");
+  }
+  data[rows * cols - 1] = BFloat16::FromBits(0);
+  for (auto _ : state) c.AllReduceSum(x);
+  state.SetBytesProcessed(state.iterations() * rows * cols * 2);
+}
+BENCHMARK(BM_AllReduceSum)
+    ->ArgName("llama3_8b_rows")
+    ->Arg(1)
+    ->Arg(2)
+    ->Arg(3)
+    ->Arg(16)
+    ->Arg(512)
+    ->Arg(4096)
+    ->Threads(2)
+    ->Setup(MakeGroup)
+    ->Teardown(EndGroup)
+    ->UseRealTime();
+
+// The limit: half of what each rank of two reads and writes.
+void BM_Copy(benchmark::State& state) {
+  const int64_t bytes = state.range(0) * 4096 * 2;
+  auto from = AlignedBuffer::Create(bytes), to = AlignedBuffer::Create(bytes);
+  if (!from.ok() || !to.ok()) return state.SkipWithError("no memory");
+  std::memset(from->data(), 1, from->bytes());
+  for (auto _ : state) {
+    std::memcpy(to->data(), from->data(), to->bytes());
+    benchmark::DoNotOptimize(to->data());
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+BENCHMARK(BM_Copy)
+    ->ArgName("llama3_8b_rows")
+    ->Arg(1)
+    ->Arg(512)
+    ->Arg(4096)
+    ->Threads(2)
+    ->UseRealTime();
+
+}  // namespace
+}  // namespace quern
