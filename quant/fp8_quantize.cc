@@ -22,11 +22,12 @@ namespace {
 
 constexpr char kOp[] = "fp8_quantize";
 
-// As of int8_quantize: what a core does in a microsecond or two, and the rows
-// that are worth streaming.
+// As of int8_quantize: what a core does in a microsecond or two, the rows that
+// are worth streaming, and what is to be in L2 before its turn comes.
 constexpr int64_t kMinTaskElements = 16384;
 constexpr int64_t kTasksPerWorker = 8;
 constexpr int64_t kMinStreamRowBytes = 1024;
+constexpr int64_t kPrefetchBytes = 16 << 10;
 
 // The magnitude that a code of `dtype` has; NaN above infinity.
 uint32_t F32Bits(DType dtype, uint32_t code) {
@@ -176,20 +177,29 @@ float Fp8QuantizePlan::ScaleOf(uint32_t max_code) const noexcept {
 
 void Fp8QuantizePlan::QuantizePart(const void* x, int64_t k, float scale,
                                    Float8E4M3* q) const noexcept {
-  kernels_.quantize(x, static_cast<size_t>(k), 1.0f / scale, false, q);
+  Quantize(x, k, scale, x, false, q);
 }
 
-float Fp8QuantizePlan::Dynamic(const void* x, int64_t n, bool stream,
+void Fp8QuantizePlan::Quantize(const void* x, int64_t n, float scale,
+                               const void* next, bool stream,
                                Float8E4M3* q) const {
+  const bool fits = spec_.granularity != Fp8Granularity::kStatic &&
+                    spec_.max_abs == 0.0f && !std::isnan(scale);
+  (fits ? kernels_.quantize : kernels_.quantize_any)(
+      x, static_cast<size_t>(n), 1.0f / scale, next, stream, q);
+}
+
+float Fp8QuantizePlan::Dynamic(const void* x, int64_t n, const void* next,
+                               bool stream, Float8E4M3* q) const {
   const float scale = ScaleOf(MaxCode(x, n));
-  kernels_.quantize(x, static_cast<size_t>(n), 1.0f / scale, stream, q);
+  Quantize(x, n, scale, next, stream, q);
   return scale;
 }
 
 float Fp8QuantizePlan::QuantizeRow(const void* x, int64_t k,
                                    Float8E4M3* q) const noexcept {
   QUERN_DCHECK(spec_.granularity == Fp8Granularity::kToken);
-  return Dynamic(x, k, false, q);
+  return Dynamic(x, k, x, false, q);
 }
 
 bool Fp8QuantizePlan::Streams(int64_t m, int64_t k) const {
@@ -205,6 +215,8 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   QUERN_DCHECK_OK(CheckArgs(x, q, scales));
   const int64_t m = x.extent(0), k = x.extent(1);
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t rows_ahead =
+      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
   const bool stream = Streams(m, k);
   float tensor_scale = 0.0f;
   if (spec_.granularity == Fp8Granularity::kTensor) {
@@ -226,21 +238,22 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const char* const row = RowOf(x, i);
+      const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
       Float8E4M3* const to = RowOf(q, i);
       switch (spec_.granularity) {
         case Fp8Granularity::kTensor:
-          kernels_.quantize(row, static_cast<size_t>(k), 1.0f / tensor_scale,
-                            stream, to);
+          Quantize(row, k, tensor_scale, next, stream, to);
           break;
         case Fp8Granularity::kGroup:
           for (int64_t g = 0; g * spec_.group < k; ++g) {
             const int64_t at = g * spec_.group;
-            RowOf(scales, i)[g] = Dynamic(
-                row + at * size, std::min(spec_.group, k - at), false, to + at);
+            RowOf(scales, i)[g] =
+                Dynamic(row + at * size, std::min(spec_.group, k - at),
+                        next + at * size, false, to + at);
           }
           break;
         default:
-          RowOf(scales, i)[0] = Dynamic(row, k, stream, to);
+          RowOf(scales, i)[0] = Dynamic(row, k, next, stream, to);
       }
     }
     if (stream) kernels_.flush();
@@ -254,17 +267,19 @@ void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
   QUERN_DCHECK_OK(CheckStaticArgs(x, scales, q));
   const int64_t m = x.extent(0), k = x.extent(1);
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t rows_ahead =
+      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
   const int64_t cols = spec_.block_cols == 0 ? k : spec_.block_cols;
   const bool stream = Streams(m, k) && cols == k;
   ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const float* const scale_row = RowOf(
           scales, spec_.block_rows == 0 ? int64_t{0} : i / spec_.block_rows);
+      const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
       for (int64_t at = 0; at < k; at += cols) {
-        kernels_.quantize(RowOf(x, i) + at * size,
-                          static_cast<size_t>(std::min(cols, k - at)),
-                          1.0f / scale_row[at / cols], stream,
-                          RowOf(q, i) + at);
+        Quantize(RowOf(x, i) + at * size, std::min(cols, k - at),
+                 scale_row[at / cols], next + at * size, stream,
+                 RowOf(q, i) + at);
       }
     }
     if (stream) kernels_.flush();

@@ -104,7 +104,11 @@ class Fp8QuantizePlan {
   explicit Fp8QuantizePlan(const Fp8QuantizeSpec& spec);
   absl::Status CheckMatrices(const AnyTensorView& x,
                              MatrixView<Float8E4M3> q) const;
-  float Dynamic(const void* x, int64_t n, bool stream, Float8E4M3* q) const;
+  // Meanwhile prefetches as much at `next`.
+  void Quantize(const void* x, int64_t n, float scale, const void* next,
+                bool stream, Float8E4M3* q) const;
+  float Dynamic(const void* x, int64_t n, const void* next, bool stream,
+                Float8E4M3* q) const;
   bool Streams(int64_t m, int64_t k) const;
 
   Fp8QuantizeSpec spec_;

@@ -11,10 +11,14 @@ namespace quern {
 
 struct Fp8QuantizeKernels {
   const char* target;
-  // q[i] = e4m3(clamp(fl(x[i] * inverse), -448, 448)), NaN staying NaN. With
+  // q[i] = e4m3(clamp(fl(x[i] * inverse), -448, 448)), NaN staying NaN.
+  // Meanwhile prefetches n elements at `next`, which may be any address. With
   // `stream`, stores go around the caches, and are complete after flush().
-  void (*quantize)(const void* x, size_t n, float inverse, bool stream,
-                   void* q);
+  void (*quantize_any)(const void* x, size_t n, float inverse, const void* next,
+                       bool stream, void* q);
+  // The same for |x[i] * inverse| < 464, which rounds to no more than 448.
+  void (*quantize)(const void* x, size_t n, float inverse, const void* next,
+                   bool stream, void* q);
   void (*flush)();
 };
 

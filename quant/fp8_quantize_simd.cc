@@ -1,3 +1,8 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "core/float_type.h"
+#include "core/prefetch.h"
 #include "quant/fp8_quantize_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,7 +12,6 @@
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quant/convert-inl.h"
-#include "quant/float_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -20,22 +24,89 @@ using D16 = hn::Repartition<uint16_t, D8>;
 using D32 = hn::Repartition<uint32_t, D8>;
 using DF = hn::Repartition<float, D8>;
 
-template <typename T>
+// To L2, for the reasons that int8_quantize_simd.cc gives.
+HWY_INLINE void PrefetchAllToL2(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) {
+    PrefetchL2(static_cast<const char*>(p) + i);
+  }
+}
+
+// y if |y| >= least, else least with the sign of y; not for NaN.
+HWY_INLINE hn::Vec<DF> AtLeastMagnitude(hn::Vec<DF> y, float least) {
+  const DF df;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  // The larger magnitude (3), with the sign of the first (0).
+  return hn::Vec<DF>{_mm512_range_ps(y.raw, hn::Set(df, least).raw, 3)};
+#else
+  return hn::CopySign(hn::Max(hn::Abs(y), hn::Set(df, least)), y);
+#endif
+}
+
+// y if |y| <= most, else most with the sign of y; unspecified for NaN.
+HWY_INLINE hn::Vec<DF> AtMostMagnitude(hn::Vec<DF> y, float most) {
+  const DF df;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<DF>{_mm512_range_ps(y.raw, hn::Set(df, most).raw, 2)};
+#else
+  return hn::Max(hn::Min(y, hn::Set(df, most)), hn::Set(df, -most));
+#endif
+}
+
+// For |y| < 464: the code of y less its sign in the lower byte of each lane,
+// the sign in bit 11, the rest unspecified.
+//
+// Let p be the power of two of y, or that of the denormals of e4m3: y has 4
+// bits before the fraction of p / 8. The sum y + 2^20 p has a unit of p / 8 and
+// so rounds y to that, to nearest even, and holds the number n of units,
+// 0 <= n <= 16, in the lower bits. With p = 2^e the code is n + 8 (e + 6); the
+// exponent of the sum, moved to where it counts eights, is 8 (e + 147), and 152
+// units in advance (19 / 8 of p, an even number) make the rest 0 modulo 256.
+HWY_INLINE hn::Vec<D32> Codes(hn::Vec<DF> y) {
+  const DF df;
+  const D32 d32;
+  const auto at_least = hn::BitCast(d32, AtLeastMagnitude(y, 0x1p-6f));
+  const auto power =
+      hn::BitCast(df, hn::And(at_least, hn::Set(d32, 0xFF800000u)));
+  const auto sum =
+      hn::BitCast(d32, hn::MulAdd(power, hn::Set(df, 0x1p20f + 19.0f), y));
+  return hn::Add(sum, hn::ShiftRight<20>(sum));
+}
+
+// What quantises a row. kAnyX: x may be anything; else |x * inverse| < 464.
+// Functions, not lambdas: GCC 12 does not inline a lambda that is called twice.
+template <typename T, bool kAnyX>
 struct Quantizer {
-  // As many codes as f32 has lanes, from element i on; v are the elements.
-  HWY_INLINE hn::Vec<D32> Codes(hn::Vec<DF> v) const {
+  HWY_INLINE hn::Vec<D32> CodesOf(hn::Vec<DF> v) const {
     const DF df;
-    const hn::RebindToSigned<DF> di;
-    const auto clamp =
-        hn::Set(di, static_cast<int>(quant_internal::ClampF32Bits<Float8E4M3>(
-                        OverflowMode::kSaturate)));
-    return hn::BitCast(D32(), EncodeLanes<Float8E4M3>(
-                                  df, hn::Mul(v, hn::Set(df, inverse)), clamp));
+    auto y = hn::Mul(v, hn::Set(df, inverse));
+    if constexpr (kAnyX) {
+      // NaN: what its code would stand for.
+      y = hn::IfThenElse(hn::IsNaN(y), hn::Set(df, 480.0f),
+                         AtMostMagnitude(y, 448.0f));
+    }
+    return Codes(y);
+  }
+  // The sign joins the code.
+  template <class D>
+  HWY_INLINE hn::Vec<D> Signed(D d, hn::Vec<D> codes) const {
+    return hn::BitwiseIfThenElse(hn::Set(d, 0x80), hn::ShiftRight<4>(codes),
+                                 codes);
   }
   HWY_INLINE hn::Vec<D16> Pair(size_t i) const {
     const DF df;
-    return hn::OrderedTruncate2To(D16(), Codes(LoadF32(df, x + i)),
-                                  Codes(LoadF32(df, x + i + hn::Lanes(df))));
+    const D16 d16;
+    if constexpr (hwy::IsSame<T, BFloat16>()) {
+      const auto codes =
+          hn::LoadU(d16, reinterpret_cast<const uint16_t*>(x + i));
+      const auto even = CodesOf(EvenF32(df, codes));
+      const auto odd = CodesOf(OddF32(df, codes));
+      return Signed(d16, hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(odd)),
+                                     hn::BitCast(d16, even)));
+    } else {
+      return Signed(d16, hn::OrderedTruncate2To(
+                             d16, CodesOf(LoadF32(df, x + i)),
+                             CodesOf(LoadF32(df, x + i + hn::Lanes(df)))));
+    }
   }
   HWY_INLINE hn::Vec<D8> Step(size_t i) const {
     const D8 d8;
@@ -44,19 +115,21 @@ struct Quantizer {
   // At most as many as f32 has lanes.
   HWY_INLINE void Part(size_t i, size_t part, uint8_t* q) const {
     const hn::Rebind<uint8_t, DF> d8;
-    hn::StoreN(hn::TruncateTo(d8, Codes(LoadNF32(DF(), x + i, part))), d8,
-               q + i, part);
+    const auto codes = Signed(D32(), CodesOf(LoadNF32(DF(), x + i, part)));
+    hn::StoreN(hn::TruncateTo(d8, codes), d8, q + i, part);
   }
   const T* x;
   float inverse;
 };
 
-template <typename T>
-void Quantize(const void* x, size_t n, float inverse, bool stream, void* q) {
+template <typename T, bool kAnyX>
+void Quantize(const void* x, size_t n, float inverse, const void* next,
+              bool stream, void* q) {
   const D8 d8;
   const size_t lanes = hn::Lanes(DF());
   const size_t step = hn::Lanes(d8);
-  const Quantizer<T> quantizer = {static_cast<const T*>(x), inverse};
+  const Quantizer<T, kAnyX> quantizer = {static_cast<const T*>(x), inverse};
+  const T* ahead = static_cast<const T*>(next);
   uint8_t* to = static_cast<uint8_t*>(q);
   size_t i = 0;
   if (stream) {
@@ -67,10 +140,12 @@ void Quantize(const void* x, size_t n, float inverse, bool stream, void* q) {
       quantizer.Part(i, HWY_MIN(lanes, head - i), to);
     }
     for (; i + step <= n; i += step) {
+      PrefetchAllToL2(ahead + i, step * sizeof(T));
       hn::Stream(quantizer.Step(i), d8, to + i);
     }
   }
   for (; i + step <= n; i += step) {
+    PrefetchAllToL2(ahead + i, step * sizeof(T));
     hn::StoreU(quantizer.Step(i), d8, to + i);
   }
   for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);
@@ -78,21 +153,18 @@ void Quantize(const void* x, size_t n, float inverse, bool stream, void* q) {
 
 void Flush() { hwy::FlushStream(); }
 
-Fp8QuantizeKernels GetKernels(DType dtype) {
+template <typename T>
+Fp8QuantizeKernels KernelsOf() {
   Fp8QuantizeKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.quantize = &Quantize<T, false>;
+  kernels.quantize_any = &Quantize<T, true>;
   kernels.flush = &Flush;
-  switch (dtype) {
-    case DType::kBF16:
-      kernels.quantize = &Quantize<BFloat16>;
-      break;
-    case DType::kF16:
-      kernels.quantize = &Quantize<Float16>;
-      break;
-    default:
-      kernels.quantize = &Quantize<float>;
-  }
   return kernels;
+}
+
+Fp8QuantizeKernels GetKernels(DType dtype) {
+  return WithFloatType(dtype, [](auto t) { return KernelsOf<decltype(t)>(); });
 }
 
 }  // namespace

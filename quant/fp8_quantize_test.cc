@@ -131,6 +131,62 @@ TEST_P(Fp8QuantizeTest, RoundsToNearestEvenAndSaturates) {
   EXPECT_EQ(q.back().bits, 0x80);
 }
 
+// Every code, every tie between two and its neighbours in f32, at any place in
+// a row whose scale is 1, given and found.
+TEST_P(Fp8QuantizeTest, RoundsEveryTieToEven) {
+  std::vector<float> x = {448, 0, -0.0f, 0x1p-149f, -0x1.8p-127f, 0x1p-30f};
+  for (uint32_t code = 0; code < 0x7e; ++code) {
+    const double low = ToDouble(Float8E4M3{static_cast<uint8_t>(code)});
+    const double high = ToDouble(Float8E4M3{static_cast<uint8_t>(code + 1)});
+    const float tie = static_cast<float>((low + high) / 2);
+    for (const float v :
+         {static_cast<float>(low), tie, std::nextafter(tie, 0.0f),
+          std::nextafter(tie, 500.0f)}) {
+      x.push_back(v);
+      x.push_back(-v);
+    }
+  }
+  const float one = 1;
+  for (size_t shift = 0; shift < 3; ++shift) {
+    x.insert(x.begin(), 0.0f);
+    const auto n = static_cast<int64_t>(x.size());
+    const auto vx = DenseMatrix<const float>(x.data(), 1, n);
+    std::vector<Float8E4M3> q(x.size()), given(x.size());
+    float scale = 0;
+    Plan(Spec(Fp8Granularity::kToken, DType::kF32))
+        .Execute(vx, DenseMatrix(q.data(), 1, n), DenseMatrix(&scale, 1, 1),
+                 executor_);
+    EXPECT_EQ(scale, 1);
+    Plan(Spec(Fp8Granularity::kStatic, DType::kF32))
+        .ExecuteStatic(vx, DenseMatrix<const float>(&one, 1, 1),
+                       DenseMatrix(given.data(), 1, n), executor_);
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(q[i].bits, ReferenceCode(x[i], 1)) << x[i];
+      ASSERT_EQ(given[i].bits, ReferenceCode(x[i], 1)) << x[i];
+    }
+  }
+}
+
+TEST_P(Fp8QuantizeTest, QuantisesEveryBFloat16ByAnyScale) {
+  std::vector<BFloat16> x;
+  for (uint32_t code = 0; code < 65536; ++code) {
+    x.push_back(FromBits<BFloat16>(code));
+  }
+  for (const float scale : {1.0f, 0.0213f, 3.3e-30f, 7e30f, 0x1p-125f}) {
+    std::vector<Float8E4M3> q(x.size());
+    Plan(Spec(Fp8Granularity::kStatic))
+        .ExecuteStatic(DenseMatrix<const BFloat16>(x.data(), 64, 1024),
+                       DenseMatrix<const float>(&scale, 1, 1),
+                       DenseMatrix(q.data(), 64, 1024), executor_);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float v = static_cast<float>(ToDouble(x[i]));
+      ASSERT_EQ(std::isnan(v) ? q[i].bits & 0x7f : q[i].bits,
+                ReferenceCode(v, scale))
+          << v << " by " << scale;
+    }
+  }
+}
+
 template <typename T>
 void Compare(const Fp8QuantizePlan& plan, Rng& rng, Executor& executor) {
   const Fp8QuantizeSpec& spec = plan.spec();
