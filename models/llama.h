@@ -15,9 +15,10 @@
 // general.architecture of the file decides on the details:
 //
 //   llama   as above; RoPE turns the pairs (2j, 2j + 1)
-//   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself;
-//           RoPE turns the pairs (j, j + rope_dim / 2)
-//   gemma2  x = sqrt(hidden) * embedding[token];  RoPE as qwen3
+//   qwen2   q, k and v have biases; RoPE turns the pairs (j, j + rope_dim / 2),
+//           as it does in those below
+//   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself
+//   gemma2  x = sqrt(hidden) * embedding[token]
 //           x += rms_norm(linear(attention(q, cache)))
 //           x += rms_norm(linear(gelu_tanh(gate) * up))
 //           soft caps on attention's scores and on logits; layers 0, 2, 4 ...

@@ -19,6 +19,7 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "llama";
+constexpr absl::string_view kQwen2 = "qwen2";
 constexpr absl::string_view kQwen3 = "qwen3";
 constexpr absl::string_view kGemma2 = "gemma2";
 // Far above any model, and low enough that products of two fit in int64.
@@ -122,6 +123,11 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
     wanted.push_back({blk + "attn_q.weight", {c.hidden, c.q_cols()}});
     wanted.push_back({blk + "attn_k.weight", {c.hidden, c.kv_cols()}});
     wanted.push_back({blk + "attn_v.weight", {c.hidden, c.kv_cols()}});
+    if (c.qkv_bias) {
+      wanted.push_back({blk + "attn_q.bias", {c.q_cols()}});
+      wanted.push_back({blk + "attn_k.bias", {c.kv_cols()}});
+      wanted.push_back({blk + "attn_v.bias", {c.kv_cols()}});
+    }
     if (c.head_norms) {
       wanted.push_back({blk + "attn_q_norm.weight", {c.head_dim}});
       wanted.push_back({blk + "attn_k_norm.weight", {c.head_dim}});
@@ -203,6 +209,10 @@ absl::Status ReadVocab(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
 
 // What the architecture does unlike Llama.
 absl::Status ReadDifferences(const Keys& keys, LlamaConfig& c) {
+  if (c.architecture == kQwen2) {
+    c.rope_style = RotaryStyle::kHalves;
+    c.qkv_bias = true;
+  }
   if (c.architecture == kQwen3) {
     c.rope_style = RotaryStyle::kHalves;
     c.head_norms = true;
@@ -235,11 +245,11 @@ absl::Status ReadDifferences(const Keys& keys, LlamaConfig& c) {
 absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
   QUERN_ASSIGN_OR_RETURN(const absl::string_view architecture,
                          file.GetString("general.architecture"));
-  if (architecture != "llama" && architecture != kQwen3 &&
-      architecture != kGemma2) {
+  if (architecture != "llama" && architecture != kQwen2 &&
+      architecture != kQwen3 && architecture != kGemma2) {
     return Unimplemented(kOp, "general.architecture is '",
                          absl::CHexEscape(architecture.substr(0, 64)),
-                         "'; need 'llama', 'qwen3' or 'gemma2'");
+                         "'; need 'llama', 'qwen2', 'qwen3' or 'gemma2'");
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());

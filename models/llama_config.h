@@ -15,7 +15,7 @@
 namespace quern {
 
 struct LlamaConfig {
-  std::string architecture;  // "llama", "qwen3" or "gemma2"
+  std::string architecture;  // "llama", "qwen2", "qwen3" or "gemma2"
   std::string name;          // general.name, or ""
 
   int64_t vocab = 0;    // rows of token_embd.weight
@@ -32,6 +32,7 @@ struct LlamaConfig {
 
   // What an architecture adds to Llama, or does differently.
   RotaryStyle rope_style = RotaryStyle::kPairs;
+  bool qkv_bias = false;    // q, k and v have one
   bool head_norms = false;  // each head of q and k: rms_norm, before RoPE
   bool post_norms = false;  // what is added to x: rms_norm, before it is
   LinearActivation activation = LinearActivation::kSiluAndMul;
@@ -52,7 +53,7 @@ struct LlamaConfig {
   // tensor that the model needs is there with the right dimensions, and there
   // is no other. NotFound and InvalidArgument name the key or tensor and the
   // bound; Unimplemented: another architecture, rope scaling, experts, tensors
-  // that the architecture does not have (biases).
+  // that the architecture does not have.
   static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
 };
 

@@ -83,20 +83,29 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       },
       Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
   // Tensors of other architectures: too many, too few, of another shape.
-  const auto norm = [](GgufWriter& w, absl::string_view name, int64_t size) {
+  const auto zeros = [](GgufWriter& w, absl::string_view name, int64_t size) {
     w.Tensor(name, {static_cast<uint64_t>(size)}, GgufTensorType::kF32,
              std::string(static_cast<size_t>(4 * size), '\0'));
   };
   refuse([&](SmallLlama&,
-             GgufWriter& w) { norm(w, "blk.0.attn_q_norm.weight", 32); },
+             GgufWriter& w) { zeros(w, "blk.0.attn_q_norm.weight", 32); },
          Code::kUnimplemented,
          "tensor 'blk.0.attn_q_norm.weight' is not part of a plain llama of 2");
+  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "qwen2"; },
+         Code::kNotFound, "no tensor 'blk.0.attn_q.bias'");
+  refuse(
+      [&](SmallLlama& m, GgufWriter& w) {
+        m.architecture = "qwen2";
+        zeros(w, "blk.0.attn_q.bias", 31);
+      },
+      Code::kInvalidArgument,
+      "blk.0.attn_q.bias has dimensions [31]; need [192]");
   refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "qwen3"; },
          Code::kNotFound, "no tensor 'blk.0.attn_q_norm.weight'");
   refuse(
       [&](SmallLlama& m, GgufWriter& w) {
         m.architecture = "qwen3";
-        norm(w, "blk.0.attn_q_norm.weight", 6 * 32);
+        zeros(w, "blk.0.attn_q_norm.weight", 6 * 32);
       },
       Code::kInvalidArgument,
       "blk.0.attn_q_norm.weight has dimensions [192]; need [32]");
@@ -105,8 +114,8 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
   refuse(
       [&](SmallLlama& m, GgufWriter& w) {
         m.architecture = "gemma2";
-        norm(w, "blk.0.post_attention_norm.weight", 32);
-        norm(w, "blk.0.post_ffw_norm.weight", 31);
+        zeros(w, "blk.0.post_attention_norm.weight", 32);
+        zeros(w, "blk.0.post_ffw_norm.weight", 31);
       },
       Code::kInvalidArgument,
       "blk.0.post_ffw_norm.weight has dimensions [31]; need [32]");
@@ -117,7 +126,7 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
              {"blk.0.post_attention_norm.weight", "blk.0.post_ffw_norm.weight",
               "blk.1.post_attention_norm.weight",
               "blk.1.post_ffw_norm.weight"}) {
-          norm(w, name, 32);
+          zeros(w, name, 32);
         }
       },
       Code::kUnimplemented,
@@ -209,8 +218,8 @@ TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   EXPECT_EQ(message(other),
-            "llama: general.architecture is 'gpt2'; need 'llama', 'qwen3' or "
-            "'gemma2'");
+            "llama: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+            "'qwen3' or 'gemma2'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

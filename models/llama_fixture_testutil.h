@@ -21,7 +21,8 @@
 
 namespace quern {
 
-constexpr const char* kLlamaArchitectures[] = {"llama", "qwen3", "gemma2"};
+constexpr const char* kLlamaArchitectures[] = {"llama", "qwen2", "qwen3",
+                                               "gemma2"};
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,
                                          int64_t vocab) {

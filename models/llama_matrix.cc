@@ -20,6 +20,7 @@
 namespace quern {
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
+                                                const AnyTensorView& bias,
                                                 const Output& y,
                                                 Executor& executor) {
   LinearSpec spec;
@@ -29,12 +30,13 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
   spec.b = w.dtype();
   spec.c = y.dtype;
   spec.activation = y.activation;
-  QUERN_ASSIGN_OR_RETURN(
-      LinearPlan plan, LinearPlan::Create(spec, w, AnyTensorView(), executor));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
+                         LinearPlan::Create(spec, w, bias, executor));
   return LlamaMatrix(std::move(plan));
 }
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateInt8(MatrixView<const float> w,
+                                                    const AnyTensorView& bias,
                                                     DType x_dtype,
                                                     const Output& y,
                                                     Executor& executor) {
@@ -55,9 +57,8 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateInt8(MatrixView<const float> w,
   spec.a = x_dtype;
   spec.c = y.dtype;
   spec.activation = y.activation;
-  QUERN_ASSIGN_OR_RETURN(
-      ScaledLinearPlan plan,
-      ScaledLinearPlan::Create(spec, q, s, AnyTensorView(), executor));
+  QUERN_ASSIGN_OR_RETURN(ScaledLinearPlan plan,
+                         ScaledLinearPlan::Create(spec, q, s, bias, executor));
   return LlamaMatrix(std::move(plan));
 }
 

@@ -3,7 +3,7 @@
 
 // Private: one weight matrix of a model,
 //
-//   y[m, n] = sum over k of x[m, k] * w[n, k]
+//   y[m, n] = bias[n] + sum over k of x[m, k] * w[n, k]
 //
 // with weights as they are or as int8 with a scale for each row of w; or that
 // with an activation and a residual, gemm/epilogue.h.
@@ -32,13 +32,15 @@ class LlamaMatrix {
     LinearActivation activation = LinearActivation::kNone;
   };
 
-  // w[n, k] in the type of x, packed.
+  // w[n, k] in the type of x, packed; bias f32[n], or of rank 0 for none.
   static absl::StatusOr<LlamaMatrix> Create(const AnyTensorView& w,
+                                            const AnyTensorView& bias,
                                             const Output& y,
                                             Executor& executor);
   // w[n, k], f32, to int8: each row symmetric, by its largest magnitude. x is
   // `x_dtype`, and becomes int8 per token.
   static absl::StatusOr<LlamaMatrix> CreateInt8(MatrixView<const float> w,
+                                                const AnyTensorView& bias,
                                                 DType x_dtype, const Output& y,
                                                 Executor& executor);
 

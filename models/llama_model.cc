@@ -80,19 +80,27 @@ class Loader {
     return buffer;
   }
 
-  // y[n] = W x[k] with the rows of `names` as W.
-  absl::StatusOr<LlamaMatrix> Linear(const std::vector<std::string>& names,
-                                     int64_t n, int64_t k,
-                                     const LlamaMatrix::Output& y = {}) {
+  // y[n] = W x[k] + b, with the rows of `names` as W; those of `biases`, if
+  // there are any, as b.
+  absl::StatusOr<LlamaMatrix> Linear(
+      const std::vector<std::string>& names, int64_t n, int64_t k,
+      const LlamaMatrix::Output& y = {},
+      const std::vector<std::string>& biases = {}) {
     const bool int8 = options_.weights == LlamaWeights::kInt8;
     QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
                            Read(names, int8 ? DType::kF32 : dtype_));
+    QUERN_ASSIGN_OR_RETURN(const AlignedBuffer values,
+                           Read(biases, DType::kF32));
+    AnyTensorView bias;
+    if (!biases.empty()) {
+      bias = DenseVector<const float>(values.data<float>(), n);
+    }
     auto matrix =
         int8 ? LlamaMatrix::CreateInt8(
-                   DenseMatrix<const float>(weights.data<float>(), n, k),
+                   DenseMatrix<const float>(weights.data<float>(), n, k), bias,
                    dtype_, y, executor_)
-             : LlamaMatrix::Create(DenseAny(dtype_, weights.data(), n, k), y,
-                                   executor_);
+             : LlamaMatrix::Create(DenseAny(dtype_, weights.data(), n, k), bias,
+                                   y, executor_);
     if (matrix.ok()) packed_bytes_ += matrix->packed_bytes();
     return matrix;
   }
@@ -137,6 +145,12 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
   const auto name = [layer](absl::string_view part) {
     return absl::StrCat("blk.", layer, ".", part, ".weight");
   };
+  std::vector<std::string> biases;
+  if (c.qkv_bias) {
+    for (const char* part : {"attn_q", "attn_k", "attn_v"}) {
+      biases.push_back(absl::StrCat("blk.", layer, ".", part, ".bias"));
+    }
+  }
   const auto norm = [&](absl::string_view part) {
     return loader.Read({name(part)}, DType::kF32);
   };
@@ -144,7 +158,7 @@ absl::StatusOr<LlamaLayer> LoadLayer(Loader& loader, const LlamaConfig& c,
   QUERN_ASSIGN_OR_RETURN(
       LlamaMatrix qkv,
       loader.Linear({name("attn_q"), name("attn_k"), name("attn_v")},
-                    c.q_cols() + 2 * c.kv_cols(), c.hidden));
+                    c.q_cols() + 2 * c.kv_cols(), c.hidden, {}, biases));
   AlignedBuffer q_norm, k_norm, post_attn_norm, post_ffn_norm;
   if (c.head_norms) {
     QUERN_ASSIGN_OR_RETURN(q_norm, norm("attn_q_norm"));

@@ -182,6 +182,10 @@ TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
   };
   using Form = ReferenceForm;
   constexpr double kFelt = 2 * kBF16Bound;
+  EXPECT_GT(distance("qwen2", [](Form& f) { f.q_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen2", [](Form& f) { f.k_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen2", [](Form& f) { f.v_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen2", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);

@@ -34,6 +34,7 @@ using DoubleRows = std::vector<std::vector<double>>;
 // What architectures do differently.
 struct ReferenceForm {
   bool rope_pairs = true;  // (2j, 2j + 1) turn, or else (j, j + dim / 2)
+  bool q_bias = false, k_bias = false, v_bias = false;
   bool q_norm = false, k_norm = false;
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // by tanh, instead of silu
@@ -51,6 +52,7 @@ struct ReferenceForm {
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
     form.rope_pairs = architecture == "llama";
+    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
     form.q_norm = form.k_norm = architecture == "qwen3";
     form.divisor = std::sqrt(static_cast<double>(c.head_dim));
     if (architecture != "gemma2") return form;
@@ -165,6 +167,10 @@ class ReferenceLlama {
     }
   }
 
+  void AddToEach(DoubleRows& x, const std::string& name) const {
+    Add(x, DoubleRows(x.size(), Matrix(name)[0]));
+  }
+
   // Each head of each row by itself.
   DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
     DoubleRows y;
@@ -209,7 +215,10 @@ class ReferenceLlama {
     const auto window = local ? static_cast<size_t>(form_.window) : h.size();
     DoubleRows q = Times(h, blk + "attn_q.weight");
     DoubleRows k = Times(h, blk + "attn_k.weight");
-    const DoubleRows v = Times(h, blk + "attn_v.weight");
+    DoubleRows v = Times(h, blk + "attn_v.weight");
+    if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
+    if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
+    if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
     if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
     Rotate(q);
@@ -310,11 +319,14 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
     w.Tensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)},
              m.type, data);
   };
-  const auto norm_of = [&](const std::string& name, int64_t cols) {
+  const auto vector = [&](const std::string& name, int64_t cols, double min,
+                          double max) {
     w.Tensor(name, {static_cast<uint64_t>(cols)}, GgufTensorType::kF32,
-             BytesOf(UniformReals<float>(rng, cols, 0.5, 1.5)));
+             BytesOf(UniformReals<float>(rng, cols, min, max)));
   };
-  const auto norm = [&](const std::string& name) { norm_of(name, m.hidden); };
+  const auto norm = [&](const std::string& name) {
+    vector(name, m.hidden, 0.5, 1.5);
+  };
   matrix("token_embd.weight", m.hidden, m.vocab);
   for (int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string blk = absl::StrCat("blk.", layer, ".");
@@ -322,9 +334,14 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
     matrix(blk + "attn_q.weight", m.hidden, m.q_heads * m.head_dim);
     matrix(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim);
     matrix(blk + "attn_v.weight", m.hidden, m.kv_heads * m.head_dim);
+    if (m.architecture == "qwen2") {
+      vector(blk + "attn_q.bias", m.q_heads * m.head_dim, -1, 1);
+      vector(blk + "attn_k.bias", m.kv_heads * m.head_dim, -1, 1);
+      vector(blk + "attn_v.bias", m.kv_heads * m.head_dim, -1, 1);
+    }
     if (m.architecture == "qwen3") {
-      norm_of(blk + "attn_q_norm.weight", m.head_dim);
-      norm_of(blk + "attn_k_norm.weight", m.head_dim);
+      vector(blk + "attn_q_norm.weight", m.head_dim, 0.5, 1.5);
+      vector(blk + "attn_k_norm.weight", m.head_dim, 0.5, 1.5);
     }
     matrix(blk + "attn_output.weight", m.q_heads * m.head_dim, m.hidden);
     if (m.architecture == "gemma2") {
