@@ -300,11 +300,9 @@ void Attend(const ChunkArgs& c) {
   size_t tiles = 0;
   ForTiles(c.rows, [&](auto, size_t) { ++tiles; });
   const size_t vecs = kChunkGroups * kLineVecs;
-  Fetcher fetcher(
-      c, k_steps * kGroupTokens * A::kWordBytes,
-      c.latent_tile != nullptr ? 0 : kLines * c.v_head_dim * A::kWordBytes,
-      tiles * (vecs / kTileVecs * k_steps + d_tiles * kChunkGroups * kLines) +
-          c.rows * vecs);
+  Fetcher fetcher(c, tiles * (vecs / kTileVecs * k_steps +
+                              d_tiles * kChunkGroups * kLines) +
+                         c.rows * vecs);
   for (size_t g = 0; g < kChunkGroups; g += kGroups) {
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;

@@ -39,6 +39,7 @@
 #include "attention/paged_attention_kernels.h"
 #include "attention/schedule.h"
 #include "cache/kv_cache_view.h"
+#include "cache/pack_kv_kernels.h"
 #include "cache/page_table.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
@@ -94,11 +95,13 @@ class PagedAttentionPlan {
 
  private:
   PagedAttentionPlan(const AttentionSpec& spec,
-                     const PagedAttentionKernels& kernels)
-      : spec_(spec), kernels_(kernels) {}
+                     const PagedAttentionKernels& kernels,
+                     const PackKvKernels& pack_kernels)
+      : spec_(spec), kernels_(kernels), pack_kernels_(pack_kernels) {}
 
   AttentionSpec spec_;
   PagedAttentionKernels kernels_;
+  PackKvKernels pack_kernels_;  // of the plain form
 };
 
 }  // namespace quern

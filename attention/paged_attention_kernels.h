@@ -38,17 +38,20 @@ struct TokenRange {
   uint32_t end;
 };
 
+// `count` rows of `bytes`; those that are null are none.
+struct FetchList {
+  const uint8_t* const* rows;
+  size_t count;
+  size_t bytes;
+};
+
 // Rows of queries against one chunk.
 struct ChunkArgs {
   const uint8_t* k[kChunkGroups];
   const uint8_t* v[kChunkGroups];
-  // What is read next: fetched into the L2 cache meanwhile. Null: no group.
-  const uint8_t* next_k[kChunkGroups];
-  const uint8_t* next_v[kChunkGroups];
-  // And the queries of the next block, if the next chunk is of another.
-  const uint8_t* const* next_q;  // [next_q_rows]
-  size_t next_q_rows;
-  size_t next_q_bytes;  // of a row
+  // What is read next, keys, values and queries: fetched into the L2 cache
+  // meanwhile.
+  FetchList next[3];
 
   // Where values are the first dims of keys, and every row sees all of each
   // group that any sees: v is not read. This holds those of up to 64 dims
@@ -101,9 +104,6 @@ struct PagedAttentionKernels {
   void (*widen)(const uint8_t* from, const uint8_t* next, size_t count,
                 uint8_t* to);
 
-  // A group of keys, or of values, from 16 plain rows, which lie anywhere.
-  void (*stage_k)(const uint8_t* const* rows, size_t head_dim, uint8_t* to);
-  void (*stage_v)(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to);
   // A group of values that are the first v_head_dim dims of a group of keys;
   // v_head_dim is a multiple of 4.
   void (*stage_latent_v)(const uint8_t* k, size_t v_head_dim, uint8_t* to);

@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "attention/paged_attention_kernels.h"
 #include "core/dtype.h"
 #include "core/prefetch.h"
@@ -46,51 +44,6 @@ HWY_MAYBE_UNUSED void LoadQueryPairs(const void* q, size_t head_dim, float sign,
     hn::StoreN(hn::Xor(hn::LoadN(d, from + i, n), flip), d, words + i, n);
   }
   if (head_dim % 2 != 0) words[head_dim] = 0;
-}
-
-// Pairs of T, or, where T has 32 bits, T.
-template <typename T>
-void StageK(const uint8_t* const* rows, size_t head_dim, uint8_t* to) {
-  constexpr size_t kPairs = sizeof(T) == 4 ? 1 : 2;
-  const size_t whole = head_dim / kPairs;
-  for (size_t s = 0; s < whole; ++s) {
-    for (size_t t = 0; t < kGroupTokens; ++t) {
-      memcpy(to, rows[t] + s * kPairs * sizeof(T), kPairs * sizeof(T));
-      to += kPairs * sizeof(T);
-    }
-  }
-  if (head_dim % kPairs == 0) return;
-  for (size_t t = 0; t < kGroupTokens; ++t) {
-    memcpy(to, rows[t] + (head_dim - 1) * sizeof(T), sizeof(T));
-    memset(to + sizeof(T), 0, sizeof(T));
-    to += kPairs * sizeof(T);
-  }
-}
-
-template <typename T>
-void StageV(const uint8_t* const* rows, size_t v_head_dim, uint8_t* to) {
-  if constexpr (sizeof(T) == 4) {
-    for (size_t t = 0; t < kGroupTokens; ++t) {
-      memcpy(to + t * v_head_dim * sizeof(T), rows[t], v_head_dim * sizeof(T));
-    }
-  } else {
-    using U = hwy::UnsignedFromSize<sizeof(T)>;
-    const hn::ScalableTag<U> d;
-    for (size_t t = 0; t < kGroupTokens; t += 2) {
-      const U* HWY_RESTRICT a = reinterpret_cast<const U*>(rows[t]);
-      const U* HWY_RESTRICT b = reinterpret_cast<const U*>(rows[t + 1]);
-      U* HWY_RESTRICT row = reinterpret_cast<U*>(to) + t * v_head_dim;
-      size_t i = 0;
-      for (; i + hn::Lanes(d) <= v_head_dim; i += hn::Lanes(d)) {
-        hn::StoreInterleaved2(hn::LoadU(d, a + i), hn::LoadU(d, b + i), d,
-                              row + 2 * i);
-      }
-      for (; i < v_head_dim; ++i) {
-        row[2 * i] = a[i];
-        row[2 * i + 1] = b[i];
-      }
-    }
-  }
 }
 
 template <typename T>
@@ -188,8 +141,6 @@ void Widen(const uint8_t* from, const uint8_t* next, size_t count,
 template <typename T, typename Wide = T>
 void SetGeometry(PagedAttentionKernels& kernels) {
   if constexpr (sizeof(T) == 1) kernels.widen = &Widen<T>;
-  kernels.stage_k = &StageK<T>;
-  kernels.stage_v = &StageV<T>;
   kernels.stage_latent_v = &StageLatentV < sizeof(Wide) == 4 ? 1 : 2 > ;
   kernels.mask_v = &MaskV<Wide>;
   kernels.finite_v = &FiniteV<Wide>;

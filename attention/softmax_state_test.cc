@@ -54,8 +54,7 @@ class SoftmaxStateTest : public IsaTest {
     float weights[2];
     ChunkArgs c = {};
     for (size_t g = 0; g < kChunkGroups; ++g) {
-      c.k[g] = c.next_k[g] =
-          reinterpret_cast<const uint8_t*>(keys.data() + g * kGroupTokens);
+      c.k[g] = reinterpret_cast<const uint8_t*>(keys.data() + g * kGroupTokens);
     }
     c.rows = 1;
     c.q = query_.data<uint32_t>();

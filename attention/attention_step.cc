@@ -1,0 +1,331 @@
+#include "attention/attention_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "absl/types/span.h"
+#include "attention/attention_scratch.h"
+#include "attention/attention_spec.h"
+#include "attention/kv_chunks.h"
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_kernels.h"
+#include "attention/schedule.h"
+#include "attention/softmax_state.h"
+#include "cache/head_rows.h"
+#include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
+#include "core/dtype.h"
+#include "core/math_util.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kChunkTokens = AttentionSchedule::kChunkTokens;
+constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
+static_assert(kChunkTokens == kGroup * static_cast<int64_t>(kChunkGroups),
+              "the kernels' chunk is the schedule's");
+static_assert(KvLayout::kGroupTokens == kGroup, "nor is a group another");
+
+// Bytes are widened again for every tile of rows, or once for all in the
+// workspace: with more rows than these the latter is faster.
+constexpr size_t kByteRows = 8;
+
+}  // namespace
+
+AttentionStep::AttentionStep(const AttentionSpec& spec,
+                             const PagedAttentionKernels& kernels,
+                             const PackKvKernels& pack_kernels,
+                             const PagedAttentionArgs& args,
+                             const AttentionScratch& scratch)
+    : spec_(spec),
+      layout_(spec.kv),
+      kernels_(kernels),
+      args_(args),
+      scratch_(scratch),
+      chunks_(kernels, pack_kernels, args, scratch),
+      strides_(layout_) {
+  const double scale =
+      spec.scale != 0.0f
+          ? static_cast<double>(spec.scale)
+          : 1.0 / std::sqrt(static_cast<double>(layout_.head_dim()));
+  // exp(x) = exp2(log2(e) * x)
+  scale_log2e_ = static_cast<float>(std::abs(scale) * 1.4426950408889634);
+  sign_ = scale < 0 ? -1.0f : 1.0f;
+  soft_cap_log2e_ = spec.soft_cap * kLog2E;
+}
+
+void AttentionStep::Work(const AttentionWork& work,
+                         const AttentionWork* following, int worker) const {
+  const AttentionBlock& block = work.block;
+  LoadQueries(block, worker);
+  const bool whole = work.partial == kNoPartial;
+  const PartialRows total = OfWorker(scratch_.total, worker);
+  if (work.chunk_begin == work.chunk_end) Clear(Rows(block), total);
+  KvChunk chunk = {};
+  if (work.chunk_begin < work.chunk_end) {
+    chunk = chunks_.Locate(block, work.chunk_begin, worker, chunk);
+  }
+  int64_t partial = work.partial;
+  for (int32_t c = work.chunk_begin; c < work.chunk_end;) {
+    const int32_t begin = c;
+    const int32_t end = AttentionSchedule::PieceEnd(
+        c, work.chunk_end, c == args_.schedule.FirstChunk(block));
+    // The first piece is the total so far.
+    const PartialRows piece = !whole ? Partial(partial)
+                              : c == work.chunk_begin
+                                  ? total
+                                  : OfWorker(scratch_.piece, worker);
+    for (; c < end; ++c) {
+      KvChunk next = {};
+      const AttentionBlock* next_block = nullptr;
+      if (c + 1 < work.chunk_end) {
+        next = chunks_.Locate(block, c + 1, worker, chunk);
+      } else if (following != nullptr) {
+        next_block = &following->block;
+        if (following->chunk_begin < following->chunk_end) {
+          next = chunks_.Locate(*next_block, following->chunk_begin, worker,
+                                chunk);
+        }
+      }
+      ComputeChunk(block, c, worker, chunk, next, next_block, c == begin,
+                   piece);
+      chunk = next;
+    }
+    if (!whole) {
+      partial += Rows(block);
+    } else if (begin != work.chunk_begin) {
+      MergeRows(Rows(block), piece, total);
+    }
+  }
+  if (whole) Store(block, 0, Rows(block), total);
+}
+
+void AttentionStep::Merge(const AttentionMerge& merge, int worker) const {
+  const AttentionBlock& block = merge.block;
+  const int64_t rows = int64_t{merge.row_end} - merge.row_begin;
+  const PartialRows total = OfWorker(scratch_.total, worker);
+  Clear(rows, total);
+  const absl::Span<const AttentionRun> runs = args_.schedule.Runs(merge);
+  const int32_t first = runs.front().chunk_begin;
+  PartialRows span = {};
+  for (const AttentionRun& run : runs) {
+    int64_t partial = run.partial + merge.row_begin;
+    for (int32_t c = run.chunk_begin; c < run.chunk_end;) {
+      const int32_t end =
+          AttentionSchedule::PieceEnd(c, run.chunk_end, c == first);
+      const PartialRows piece = Partial(partial);
+      if (c == first || AttentionSchedule::IsSpanBegin(c)) {
+        span = piece;
+      } else {
+        MergeRows(rows, piece, span);
+      }
+      if (AttentionSchedule::IsSpanBegin(end) || end == runs.back().chunk_end) {
+        MergeRows(rows, span, total);
+      }
+      partial += Rows(block);
+      c = end;
+    }
+  }
+  Store(block, merge.row_begin, merge.row_end, total);
+}
+
+void AttentionStep::LoadQueries(const AttentionBlock& block, int worker) const {
+  const auto* q = static_cast<const uint8_t*>(args_.q.data());
+  uint32_t* rows = scratch_.q + FirstRow(worker) * strides_.q;
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+    kernels_.load_query(q + HeadRowOffsetBytes(args_.q, token, head),
+                        static_cast<size_t>(layout_.head_dim()), sign_,
+                        rows + row * strides_.q);
+  });
+}
+
+void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
+                                   ChunkArgs* c) const {
+  c->next[2] = {nullptr, 0, 0};
+  if (block == nullptr) return;
+  const auto* q = static_cast<const uint8_t*>(args_.q.data());
+  const uint8_t** rows = scratch_.next_q + FirstRow(worker);
+  ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head) {
+    rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
+  });
+  c->next[2] = {
+      rows, static_cast<size_t>(Rows(*block)),
+      static_cast<size_t>(layout_.head_dim()) * SizeOf(args_.q.dtype())};
+}
+
+void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
+                                 int worker, KvChunk groups,
+                                 const KvChunk& next,
+                                 const AttentionBlock* next_block, bool first,
+                                 const PartialRows& result) const {
+  const int64_t tokens = chunks_.Tokens(block, chunk);
+  ChunkArgs c;
+  c.rows = static_cast<size_t>(Rows(block));
+  c.q = scratch_.q + FirstRow(worker) * strides_.q;
+  c.q_stride = static_cast<size_t>(strides_.q);
+  c.head_dim = static_cast<size_t>(layout_.head_dim());
+  c.v_head_dim = static_cast<size_t>(layout_.v_head_dim());
+  c.scale_log2e = scale_log2e_;
+  c.logits = scratch_.logits + FirstRow(worker) * kChunkTokens;
+  c.weights = scratch_.weights + FirstRow(worker) * 2;
+  c.soft_cap_log2e = soft_cap_log2e_;
+  c.slopes = nullptr;
+  c.ahead = nullptr;
+  c.k_scales = nullptr;
+  c.v_scales = nullptr;
+  if (!args_.alibi_slopes.empty()) SetSlopes(block, chunk, worker, &c);
+  chunks_.SetScales(block, chunk, worker, &c);
+  c.first = first;
+  c.state = result.state;
+  c.out = result.out;
+  c.out_stride = static_cast<size_t>(strides_.out);
+
+  // What each row sees, any, and all of them.
+  TokenRange* seen = scratch_.seen + FirstRow(worker);
+  TokenRange any = {static_cast<uint32_t>(tokens), 0};
+  TokenRange all = {0, static_cast<uint32_t>(tokens)};
+  c.seen = seen;
+  const auto clip = [&](int64_t token) {
+    return static_cast<uint32_t>(
+        std::max(int64_t{0}, std::min(tokens, token - chunk * kChunkTokens)));
+  };
+  for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+    const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
+                              clip(args_.schedule.VisibleEnd(block, query))};
+    seen = std::fill_n(seen, spec_.group(), range);
+    all.begin = std::max(all.begin, range.begin);
+    all.end = std::min(all.end, range.end);
+    if (range.begin >= range.end) continue;
+    any.begin = std::min(any.begin, range.begin);
+    any.end = std::max(any.end, range.end);
+  }
+
+  bool finite = true;
+  const int64_t begin = any.begin / kGroup;
+  const int64_t end = DivCeil(int64_t{any.end}, kGroup);
+  const auto is_mixed = [&](int64_t group) {
+    return group * kGroup < all.begin ||
+           std::min(tokens, (group + 1) * kGroup) > all.end;
+  };
+  // Every row sees all of each group that any sees.
+  const bool whole = all.begin <= begin * kGroup && all.end >= end * kGroup;
+  const bool tiled = chunks_.latent() && whole;
+  const bool bytes = chunks_.narrow() && chunks_.paired() && whole &&
+                     c.rows <= kByteRows && kernels_.attend_bytes != nullptr;
+  c.latent_tile = tiled ? scratch_.v + worker *
+                                           static_cast<int64_t>(kChunkGroups) *
+                                           strides_.v_group
+                        : nullptr;
+  for (int64_t group = begin; group < end && !tiled && !bytes; ++group) {
+    chunks_.Stage(block, chunk, group, worker, next, &groups);
+    if (is_mixed(group)) {
+      finite = finite &&
+               kernels_.finite_v(groups.v[group],
+                                 static_cast<size_t>(layout_.v_head_dim()));
+    }
+  }
+  std::copy_n(groups.k, kChunkGroups, c.k);
+  std::copy_n(groups.v, kChunkGroups, c.v);
+  // Staging has fetched what it will read next.
+  // Bytes have been widened, and the next ones fetched on the way.
+  chunks_.SetNext(next, chunks_.narrow() && !bytes, &c);
+  SetNextQueries(next_block, worker, &c);
+  if (finite) {
+    (bytes ? kernels_.attend_bytes : kernels_.attend)(c);
+    return;
+  }
+  // A weight of 0 times NaN is not 0: each row by itself, with zeros for what
+  // it does not see.
+  const int64_t slot = worker * static_cast<int64_t>(kChunkGroups);
+  uint8_t* masked = scratch_.masked_v + slot * strides_.v_group;
+  const size_t rows = c.rows;
+  // Where it lies in its page, it has no more than that.
+  const int64_t v_bytes =
+      kGroup * layout_.v_head_dim() *
+      std::max(int64_t{2}, static_cast<int64_t>(SizeOf(layout_.dtype())));
+  c.rows = 1;
+  for (size_t row = 0; row < rows; ++row) {
+    for (int64_t group = begin; group < end; ++group) {
+      if (!is_mixed(group)) continue;
+      uint8_t* to = masked + group * strides_.v_group;
+      std::memcpy(to, groups.v[group], static_cast<size_t>(v_bytes));
+      const auto from = static_cast<uint32_t>(group * kGroup);
+      const TokenRange keep = {std::max(c.seen->begin, from) - from,
+                               std::max(c.seen->end, from) - from};
+      kernels_.mask_v(keep, c.v_head_dim, to);
+      c.v[group] = to;
+    }
+    kernels_.attend(c);
+    c.q += c.q_stride;
+    ++c.seen;
+    ++c.state;
+    if (c.slopes != nullptr) {
+      ++c.slopes;
+      ++c.ahead;
+    }
+    c.out += c.out_stride;
+  }
+}
+
+void AttentionStep::SetSlopes(const AttentionBlock& block, int64_t chunk,
+                              int worker, ChunkArgs* c) const {
+  const AttentionSequence& s = SequenceOf(block);
+  float* slopes = scratch_.slopes + FirstRow(worker);
+  float* ahead = scratch_.ahead + FirstRow(worker);
+  c->slopes = slopes;
+  c->ahead = ahead;
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+    const int64_t position = s.kv_len - s.q_len + (token - s.q_offset);
+    slopes[row] = args_.alibi_slopes[static_cast<size_t>(head)] * kLog2E;
+    ahead[row] = static_cast<float>(chunk * kChunkTokens - position);
+  });
+}
+
+void AttentionStep::MergeRows(int64_t rows, const PartialRows& part,
+                              const PartialRows& total) const {
+  for (int64_t row = 0; row < rows; ++row) {
+    kernels_.merge(part.state[row], part.out + row * strides_.out,
+                   static_cast<size_t>(layout_.v_head_dim()), total.state + row,
+                   total.out + row * strides_.out);
+  }
+}
+
+void AttentionStep::Store(const AttentionBlock& block, int64_t begin,
+                          int64_t end, const PartialRows& total) const {
+  auto* out = static_cast<uint8_t*>(args_.out.mutable_data());
+  const bool one_scale = layout_.scaling() == KvScaling::kPerTensor ||
+                         layout_.scaling() == KvScaling::kPerHead;
+  const float v_scale = one_scale && args_.kv.num_pages() > 0
+                            ? *args_.kv.VScales(0, block.kv_head)
+                            : 1.0f;
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+    if (row < begin || row >= end) return;
+    SoftmaxState state = total.state[row - begin];
+    // A sink is a key without a value: it only adds to the sum.
+    if (!args_.sinks.empty()) {
+      const float sink = args_.sinks[static_cast<size_t>(head)] * kLog2E;
+      if (state.sum == 0.0f) {
+        state.max = sink;
+        state.sum = 1.0f;  // the output is 0
+      } else {
+        state.sum += std::exp2(sink - state.max);
+      }
+    }
+    kernels_.store(state.sum, v_scale, total.out + (row - begin) * strides_.out,
+                   static_cast<size_t>(layout_.v_head_dim()),
+                   out + HeadRowOffsetBytes(args_.out, token, head));
+    if (args_.lse.data() == nullptr) return;
+    constexpr float kLn2 = 0.693147181f;
+    // A sink so much larger than the logits that they vanish.
+    *args_.lse.At(token, head) =
+        state.sum == 0.0f       ? -std::numeric_limits<float>::infinity()
+        : std::isinf(state.sum) ? args_.sinks[static_cast<size_t>(head)]
+                                : (state.max + std::log2(state.sum)) * kLn2;
+  });
+}
+
+}  // namespace quern

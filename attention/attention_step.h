@@ -1,0 +1,115 @@
+#ifndef QUERN_ATTENTION_ATTENTION_STEP_H_
+#define QUERN_ATTENTION_ATTENTION_STEP_H_
+
+// Private: one PagedAttentionPlan::Execute, the items and merges of its
+// schedule one by one.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/attention_scratch.h"
+#include "attention/attention_spec.h"
+#include "attention/kv_chunks.h"
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_kernels.h"
+#include "attention/schedule.h"
+#include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
+
+namespace quern {
+
+class AttentionStep {
+ public:
+  // All are of one Execute and outlive this.
+  AttentionStep(const AttentionSpec& spec, const PagedAttentionKernels& kernels,
+                const PackKvKernels& pack_kernels,
+                const PagedAttentionArgs& args,
+                const AttentionScratch& scratch);
+
+  // `following`: what this worker does next, or null.
+  void Work(const AttentionWork& work, const AttentionWork* following,
+            int worker) const;
+  // The same arithmetic in the same order as Work without partials.
+  void Merge(const AttentionMerge& merge, int worker) const;
+
+ private:
+  int64_t Rows(const AttentionBlock& block) const {
+    return block.q_count() * spec_.group();
+  }
+
+  PartialRows At(const PartialRows& rows, int64_t row) const {
+    return {rows.state + row, rows.out + row * strides_.out};
+  }
+
+  PartialRows Partial(int64_t row) const { return At(scratch_.partials, row); }
+  PartialRows OfWorker(const PartialRows& rows, int worker) const {
+    return At(rows, FirstRow(worker));
+  }
+
+  int64_t FirstRow(int worker) const {
+    return worker * args_.schedule.max_block_rows();
+  }
+
+  const AttentionSequence& SequenceOf(const AttentionBlock& block) const {
+    return args_.schedule.sequences()[static_cast<size_t>(block.sequence)];
+  }
+
+  void Clear(int64_t rows, const PartialRows& of) const {
+    std::fill_n(of.state, rows, SoftmaxState());
+    std::fill_n(of.out, rows * strides_.out, 0.0f);
+  }
+
+  // fn(row, token, head) for each row of the block: where it is in q and out.
+  template <typename Fn>
+  void ForEachRow(const AttentionBlock& block, const Fn& fn) const {
+    const AttentionSequence& sequence = SequenceOf(block);
+    const int64_t first_head = block.kv_head * spec_.group();
+    int64_t row = 0;
+    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+      for (int64_t g = 0; g < spec_.group(); ++g) {
+        fn(row++, sequence.q_offset + query, first_head + g);
+      }
+    }
+  }
+
+  void LoadQueries(const AttentionBlock& block, int worker) const;
+
+  // The queries of the block, if there is one, as what is fetched meanwhile.
+  void SetNextQueries(const AttentionBlock* block, int worker,
+                      ChunkArgs* c) const;
+
+  // The block against one chunk of its sequence's keys.
+  void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
+                    KvChunk groups, const KvChunk& next,
+                    const AttentionBlock* next_block, bool first,
+                    const PartialRows& result) const;
+
+  // ALiBi: slope * (the key's position - the query's).
+  void SetSlopes(const AttentionBlock& block, int64_t chunk, int worker,
+                 ChunkArgs* c) const;
+
+  void MergeRows(int64_t rows, const PartialRows& part,
+                 const PartialRows& total) const;
+
+  // The rows [begin, end) of the block, the first of them at total's first.
+  void Store(const AttentionBlock& block, int64_t begin, int64_t end,
+             const PartialRows& total) const;
+
+  static constexpr float kLog2E = 1.44269504f;
+
+  const AttentionSpec& spec_;
+  const KvLayout& layout_;
+  const PagedAttentionKernels& kernels_;
+  const PagedAttentionArgs& args_;
+  const AttentionScratch& scratch_;
+  KvChunks chunks_;
+  AttentionStrides strides_;
+  float scale_log2e_;
+  float sign_;
+  float soft_cap_log2e_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_ATTENTION_ATTENTION_STEP_H_

@@ -1,0 +1,190 @@
+#include "attention/kv_chunks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/types/span.h"
+#include "attention/attention_scratch.h"
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_kernels.h"
+#include "attention/schedule.h"
+#include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
+#include "cache/page_table.h"
+#include "core/dtype.h"
+#include "core/math_util.h"
+
+namespace quern {
+namespace {
+
+constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
+constexpr int64_t kChunkTokens = AttentionSchedule::kChunkTokens;
+
+}  // namespace
+
+KvChunks::KvChunks(const PagedAttentionKernels& kernels,
+                   const PackKvKernels& pack_kernels,
+                   const PagedAttentionArgs& args,
+                   const AttentionScratch& scratch)
+    : layout_(args.kv.layout()),
+      kernels_(kernels),
+      pack_kernels_(pack_kernels),
+      args_(args),
+      scratch_(scratch),
+      strides_(layout_),
+      paired_(layout_.in_groups()),
+      latent_(layout_.form() == KvForm::kLatent),
+      narrow_(SizeOf(layout_.dtype()) == 1) {
+  const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+  k_step_ = layout_.KOffset(kGroup, 0) * element;
+  v_step_ = layout_.VOffset(kGroup, 0) * element;
+}
+
+KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
+                         const KvChunk& current) const {
+  KvChunk found = {};
+  const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
+  const int64_t page_size = layout_.page_size();
+  const int64_t tokens = Tokens(block, chunk);
+  int64_t index = chunk * kChunkTokens / page_size;
+  int64_t offset = chunk * kChunkTokens % page_size;
+  const auto advance = [&](int64_t by) {
+    offset += by;
+    if (offset != page_size) return;
+    offset = 0;
+    ++index;
+  };
+  if (paired_) {
+    for (int64_t t = 0; t < tokens; t += kGroup) {
+      const int64_t page = pages[static_cast<size_t>(index)];
+      found.k[t / kGroup] =
+          args_.kv.K(page, block.kv_head) + offset / kGroup * k_step_;
+      found.v[t / kGroup] =
+          args_.kv.V(page, block.kv_head) + offset / kGroup * v_step_;
+      advance(kGroup);
+    }
+    return found;
+  }
+  found.k_rows = scratch_.rows + worker * 4 * kChunkTokens;
+  if (found.k_rows == current.k_rows) found.k_rows += 2 * kChunkTokens;
+  found.v_rows = found.k_rows + kChunkTokens;
+  found.tokens = static_cast<size_t>(tokens);
+  const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t page = pages[static_cast<size_t>(index)];
+    found.k_rows[t] =
+        args_.kv.K(page, block.kv_head) + layout_.KOffset(offset, 0) * element;
+    found.v_rows[t] =
+        args_.kv.V(page, block.kv_head) + layout_.VOffset(offset, 0) * element;
+    advance(1);
+  }
+  return found;
+}
+
+void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
+                     int worker, const KvChunk& next, KvChunk* of) const {
+  const int64_t tokens = Tokens(block, chunk) - group * kGroup;
+  const auto i = static_cast<size_t>(group);
+  const int64_t slot = worker * static_cast<int64_t>(kChunkGroups) + group;
+  uint8_t* k = scratch_.k + slot * strides_.k_group;
+  uint8_t* v = scratch_.v + slot * strides_.v_group;
+  const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
+  const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
+  const int64_t k_count = kGroup * RoundUp(layout_.head_dim(), 2);
+  const int64_t v_count = kGroup * layout_.v_head_dim();
+  const auto widen = [&](const uint8_t* from, const uint8_t* fetch,
+                         int64_t count, uint8_t* to) {
+    kernels_.widen(from, fetch != nullptr ? fetch : from,
+                   static_cast<size_t>(count), to);
+  };
+  if (latent_) {
+    kernels_.stage_latent_v(of->k[i], v_head_dim, v);
+  } else if (paired_ && narrow_) {
+    widen(of->k[i], next.k[i], k_count, k);
+    widen(of->v[i], next.v[i], v_count, v);
+    of->k[i] = k;
+  } else if (paired_) {
+    if (tokens >= kGroup) return;
+    std::memcpy(v, of->v[i], static_cast<size_t>(v_count * element));
+  } else {
+    // The last one stands in for those that are missing.
+    const uint8_t* k_rows[kGroupTokens];
+    const uint8_t* v_rows[kGroupTokens];
+    for (int64_t t = 0; t < kGroup; ++t) {
+      const int64_t token = group * kGroup + std::min(t, tokens - 1);
+      k_rows[t] = of->k_rows[token];
+      v_rows[t] = of->v_rows[token];
+    }
+    // Bytes are widened where they lie, from the second half to both.
+    uint8_t* k_to = narrow_ ? k + k_count : k;
+    uint8_t* v_to = narrow_ ? v + v_count : v;
+    const size_t v_row = v_head_dim * static_cast<size_t>(element);
+    pack_kernels_.pack_k(
+        k_rows, static_cast<size_t>(layout_.head_dim() * element), k_to);
+    for (size_t t = 0; t < kGroupTokens; ++t) {
+      if (pack_kernels_.pack_v == nullptr) {
+        std::memcpy(v_to + t * v_row, v_rows[t], v_row);
+      } else if (t % 2 == 0) {
+        pack_kernels_.pack_v(v_rows[t], v_rows[t + 1], v_row, v_to + t * v_row);
+      }
+    }
+    if (narrow_) {
+      widen(k_to, k_to, k_count, k);
+      widen(v_to, v_to, v_count, v);
+    }
+    of->k[i] = k;
+  }
+  of->v[i] = v;
+  if (tokens < kGroup) {
+    kernels_.mask_v({0, static_cast<uint32_t>(tokens)}, v_head_dim, v);
+  }
+}
+
+void KvChunks::SetScales(const AttentionBlock& block, int64_t chunk, int worker,
+                         ChunkArgs* c) const {
+  if (layout_.scaling() == KvScaling::kNone) return;
+  if (layout_.scaling() != KvScaling::kPerTokenHead) {
+    c->scale_log2e *= *args_.kv.KScales(0, block.kv_head);
+    return;
+  }
+  const int64_t slot = worker * kChunkTokens;
+  float* k = scratch_.k_scales + slot;
+  float* v = scratch_.v_scales + slot;
+  c->k_scales = k;
+  c->v_scales = v;
+  const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
+  const int64_t tokens = Tokens(block, chunk);
+  const int64_t page_size = layout_.page_size();
+  int64_t t = 0;
+  while (t < tokens) {
+    const int64_t token = chunk * kChunkTokens + t;
+    const int64_t page = pages[static_cast<size_t>(token / page_size)];
+    const int64_t offset = token % page_size;
+    const int64_t count = std::min(page_size - offset, tokens - t);
+    std::copy_n(args_.kv.KScales(page, block.kv_head) + offset, count, k + t);
+    std::copy_n(args_.kv.VScales(page, block.kv_head) + offset, count, v + t);
+    t += count;
+  }
+  std::fill_n(k + t, kChunkTokens - t, 0.0f);
+  std::fill_n(v + t, kChunkTokens - t, 0.0f);
+}
+
+void KvChunks::SetNext(const KvChunk& next, bool staged, ChunkArgs* c) const {
+  FetchList& k = c->next[0];
+  FetchList& v = c->next[1];
+  k = v = {nullptr, 0, 0};
+  const size_t element = SizeOf(layout_.dtype());
+  const auto k_row = static_cast<size_t>(layout_.k_row()) * element;
+  const auto v_row = static_cast<size_t>(layout_.v_head_dim()) * element;
+  if (!paired_) {
+    k = {next.k_rows, next.tokens, k_row};
+    v = {next.v_rows, next.tokens, v_row};
+  } else if (!staged) {
+    k = {next.k, kChunkGroups, kGroupTokens * k_row};
+    if (!latent_) v = {next.v, kChunkGroups, kGroupTokens * v_row};
+  }
+}
+
+}  // namespace quern

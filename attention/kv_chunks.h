@@ -1,0 +1,86 @@
+#ifndef QUERN_ATTENTION_KV_CHUNKS_H_
+#define QUERN_ATTENTION_KV_CHUNKS_H_
+
+// Private: the keys and values of a chunk, found in their pages and brought
+// into the form that kernels read.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/attention_scratch.h"
+#include "attention/paged_attention.h"
+#include "attention/paged_attention_kernels.h"
+#include "attention/schedule.h"
+#include "cache/kv_layout.h"
+#include "cache/pack_kv_kernels.h"
+
+namespace quern {
+
+// Where a chunk lies.
+struct KvChunk {
+  // In groups. Null: the chunk has no such group, or the cache no groups.
+  const uint8_t* k[kChunkGroups];
+  const uint8_t* v[kChunkGroups];
+  // Of the plain form: one row for each token; null in others.
+  const uint8_t** k_rows;
+  const uint8_t** v_rows;
+  size_t tokens;  // rows of them
+};
+
+class KvChunks {
+ public:
+  // All are of one Execute and outlive this.
+  KvChunks(const PagedAttentionKernels& kernels,
+           const PackKvKernels& pack_kernels, const PagedAttentionArgs& args,
+           const AttentionScratch& scratch);
+
+  bool paired() const { return paired_; }
+  bool latent() const { return latent_; }
+  bool narrow() const { return narrow_; }
+
+  // Tokens of the chunk that the block's sequence has.
+  int64_t Tokens(const AttentionBlock& block, int64_t chunk) const {
+    const auto sequence = static_cast<size_t>(block.sequence);
+    return std::min(AttentionSchedule::kChunkTokens,
+                    args_.schedule.sequences()[sequence].kv_len -
+                        chunk * AttentionSchedule::kChunkTokens);
+  }
+
+  // The worker's chunk that is neither `current` nor found yet: two take turns.
+  KvChunk Locate(const AttentionBlock& block, int64_t chunk, int worker,
+                 const KvChunk& current) const;
+
+  // Group `group` of the chunk, copied if kernels cannot read it where it lies:
+  // a group of plain rows, values that are part of their keys, bytes, and a
+  // group with slots beyond the sequence's tokens, whose values must not be
+  // looked at.
+  void Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
+             int worker, const KvChunk& next, KvChunk* of) const;
+
+  // What stored keys and values are to be multiplied by. One scale for all keys
+  // goes into that of the logits; one for all values is the caller's.
+  void SetScales(const AttentionBlock& block, int64_t chunk, int worker,
+                 ChunkArgs* c) const;
+
+  // `next` as what is fetched meanwhile. `staged`: its groups are already.
+  void SetNext(const KvChunk& next, bool staged, ChunkArgs* c) const;
+
+ private:
+  const KvLayout& layout_;
+  const PagedAttentionKernels& kernels_;
+  const PackKvKernels& pack_kernels_;
+  const PagedAttentionArgs& args_;
+  const AttentionScratch& scratch_;
+  AttentionStrides strides_;
+  bool paired_;
+  bool latent_;
+  bool narrow_;
+  // Bytes from a group of keys, or values, to the next of the page.
+  int64_t k_step_;
+  int64_t v_step_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_ATTENTION_KV_CHUNKS_H_
