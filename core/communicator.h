@@ -68,36 +68,47 @@ class Communicator {
   // it. Every rank gets out.
   void AllGatherColumns(const AnyTensorView& shard, const AnyTensorView& out,
                         const ColumnShards& shards) noexcept {
-    GatherColumns(shard, out, shards, kEveryRank);
+    Gather(shard, out, shards, kEveryRank);
   }
   // The same, but only rank `root` gets out; the others' is not used.
   void GatherColumnsToRoot(const AnyTensorView& shard, const AnyTensorView& out,
                            const ColumnShards& shards, int root = 0) noexcept {
-    GatherColumns(shard, out, shards, root);
+    Gather(shard, out, shards, root);
   }
 
   // out[r * bytes, (r + 1) * bytes) = in of rank r, on every rank.
   void AllGather(const void* in, void* out, int64_t bytes) noexcept {
-    GatherColumns(Bytes(in, bytes), Bytes(out, bytes * size()),
-                  {bytes * size(), bytes}, kEveryRank);
+    Gather(Bytes(in, bytes), Bytes(out, bytes * size()),
+           {bytes * size(), bytes}, kEveryRank);
   }
   // The same, but only rank `root` gets out; the others' may be null.
   void GatherToRoot(const void* in, void* out, int64_t bytes,
                     int root = 0) noexcept {
-    GatherColumns(Bytes(in, bytes), Bytes(out, bytes * size()),
-                  {bytes * size(), bytes}, root);
+    Gather(Bytes(in, bytes), Bytes(out, bytes * size()),
+           {bytes * size(), bytes}, root);
   }
 
  protected:
   static constexpr int kEveryRank = -1;
 
-  // `receiver` is a rank or kEveryRank.
+  // `receiver` is a rank or kEveryRank. There are rows and columns.
   virtual void GatherColumns(const AnyTensorView& shard,
                              const AnyTensorView& out,
                              const ColumnShards& shards,
                              int receiver) noexcept = 0;
 
  private:
+  void Gather(const AnyTensorView& shard, const AnyTensorView& out,
+              const ColumnShards& shards, int receiver) noexcept {
+    QUERN_DCHECK(kEveryRank <= receiver && receiver < size());
+    QUERN_DCHECK(shard.extent(1) == shards.Count(rank()));
+    QUERN_DCHECK((receiver != kEveryRank && receiver != rank()) ||
+                 (out.extent(1) == shards.total &&
+                  out.extent(0) == shard.extent(0) &&
+                  out.dtype() == shard.dtype()));
+    if (shard.extent(0) == 0 || shards.total == 0) return;
+    GatherColumns(shard, out, shards, receiver);
+  }
   static AnyTensorView Bytes(const void* data, int64_t bytes) {
     return AnyTensorView(DType::kU8, data, 2, {1, bytes}, {bytes, 1});
   }

@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
 #include "ops/parallel/thread_communicator.h"
+#include "testing/no_alloc.h"
 
 namespace quern {
 
@@ -22,6 +23,22 @@ inline void RunRanks(int ranks,
     threads.emplace_back([&fn, c = communicator.get()] { fn(*c); });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// `calls` a second time, on all ranks, allocate nothing. The first time a
+// thread may, when it first waits.
+inline void ExpectNoAllocation(ThreadCommunicator& c,
+                               absl::FunctionRef<void()> calls) {
+  calls();
+  c.Barrier();
+  if (c.rank() == 0) {
+    // The others end theirs before the scope does.
+    EXPECT_NO_ALLOCATION(calls(); c.Barrier());
+  } else {
+    calls();
+    c.Barrier();
+  }
+  c.Barrier();
 }
 
 }  // namespace quern

@@ -221,11 +221,8 @@ void ThreadCommunicator::GatherColumns(const AnyTensorView& shard,
                                        const AnyTensorView& out,
                                        const ColumnShards& shards,
                                        int receiver) noexcept {
-  QUERN_DCHECK(shard.extent(1) == shards.Count(rank_));
   const bool receives = receiver == kEveryRank || receiver == rank_;
-  QUERN_DCHECK(!receives || out.extent(1) == shards.total);
   const int64_t rows = shard.extent(0);
-  if (rows == 0 || shards.total == 0) return;
   const auto size = static_cast<int64_t>(SizeOf(shard.dtype()));
   Publish(shard);
   group_->Wait();

@@ -23,7 +23,6 @@
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
-#include "testing/no_alloc.h"
 #include "testing/refusal.h"
 
 namespace quern {
@@ -190,7 +189,7 @@ TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
             Types{DType::kF32, DType::kBF16}}) {
         for (const int ranks : {1, 2, 4}) {
           for (const int64_t tokens :
-               {int64_t{0}, int64_t{1}, hidden < 300 ? int64_t{613} : 97}) {
+               {int64_t{0}, int64_t{1}, hidden < 300 ? int64_t{270} : 9}) {
             std::vector<int64_t> ids;
             for (int64_t t = 0; t < tokens; ++t) {
               ids.push_back(t < vocab.ids() ? t
@@ -292,15 +291,8 @@ TEST(VocabParallelEmbedding, AllocatesNothing) {
     const auto run = [&] {
       plan->Execute(DenseVector(ids, 3), weight.const_view(), out.view(), c,
                     executor);
-      c.Barrier();
     };
-    run();
-    if (c.rank() == 0) {
-      EXPECT_NO_ALLOCATION(run());
-    } else {
-      run();
-    }
-    c.Barrier();
+    ExpectNoAllocation(c, run);
     EXPECT_EQ(out.doubles(), Doubles(24, 1.0));
   });
 }
