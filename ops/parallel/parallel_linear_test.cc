@@ -172,6 +172,29 @@ TEST(ColumnParallelLinear, IsExactOnSmallIntegers) {
   }
 }
 
+TEST(ColumnParallelLinear, KeepsItsPartOfASkippedBias) {
+  InlineExecutor executor;
+  auto group = ThreadCommunicator::CreateGroup(2);
+  ASSERT_TRUE(group.ok());
+  ColumnParallelLinearSpec spec;
+  spec.outputs = {{4}, {2}};
+  spec.k = 1;
+  spec.bias = BiasUse::kSkip;
+  const AnyMatrix w(DType::kBF16, Doubles(6, 0.0), 6, 1, 1);
+  const AnyMatrix b(DType::kBF16, {1, 2, 3, 4, 5, 6}, 1, 6, 6);
+  const float want[2][3] = {{1, 2, 5}, {3, 4, 6}};
+  for (const auto& c : *group) {
+    const auto plan = ColumnParallelLinearPlan::Create(
+        spec, w.const_view(), b.vector(), *c, executor);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(
+        AllEqual(plan->bias(), DenseVector<const float>(want[c->rank()], 3)));
+    EXPECT_EQ(Apply(*plan, AnyMatrix(DType::kBF16, {1}, 1, 1, 1),
+                    AnyMatrix(DType::kBF16, 1, 3, 3), *c),
+              Doubles(3, 0.0));
+  }
+}
+
 TEST(ColumnParallelLinear, ReplicatesHeadsOfWhichThereAreTooFew) {
   InlineExecutor executor;
   const int64_t head_dim = 4, k = 8;
