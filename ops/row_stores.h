@@ -8,7 +8,8 @@ namespace quern {
 // Whether stores go through the caches. Streaming ones spare the read of what
 // is overwritten, and leave the result in memory only.
 enum class RowStores : uint8_t {
-  kAuto,    // what measured best: kCached
+  kAuto,    // what measured best: kCached, but for what act_and_mul does in one
+            // pass of bf16, once x and out exceed the last-level cache
   kCached,  // the next operator reads the result at once
   kStream,
 };

@@ -104,6 +104,7 @@ class ActAndMulPlan {
   ActAndMulSpec spec_;
   ActivationKernels kernels_;
   RowBlockKernels blocks_;
+  bool in_one_pass_;
   int64_t stream_from_bytes_;
   float deviations_;  // quantile(sparsity)
 };

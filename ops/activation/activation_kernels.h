@@ -10,16 +10,14 @@
 
 namespace quern {
 
-// Bytes from what is computed to what is fetched: the latency of memory at a
-// core's half of its bandwidth, and a little.
-inline constexpr size_t kAhead = 4096;
-
 struct ActivationKernels {
   const char* target;
   // out[i] = round(activation(gate[i]) * up[i]), of bf16, in one pass; null for
-  // activations that go through blocks only. out may be gate or up. With
+  // activations that go through blocks only. out may be gate or up. Meanwhile
+  // prefetches n elements at each `next`, which may be any address. With
   // `stream`, out is complete after a flush.
-  void (*gated_bf16)(const void* gate, const void* up, size_t n, bool stream,
+  void (*gated_bf16)(const void* gate, const void* up, size_t n,
+                     const void* next_gate, const void* next_up, bool stream,
                      void* out);
   // g[i] = activation(g[i]). kSwigluOai: also u[i] = clamp(u[i]) + 1.
   void (*apply)(const ActivationParams& params, size_t n, float* g, float* u);

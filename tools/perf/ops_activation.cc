@@ -19,6 +19,7 @@
 #include "ops/activation/act_and_mul.h"
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_spec.h"
+#include "ops/row_stores.h"
 #include "testing/reference_activation.h"
 #include "tools/perf/args.h"
 #include "tools/perf/op.h"
@@ -29,6 +30,7 @@ namespace quern {
 namespace {
 
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr absl::string_view kStores[] = {"auto", "cached", "stream"};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 // Inputs are in [-kReach, kReach).
 constexpr double kReach = 8.0;
@@ -113,6 +115,10 @@ class ActAndMulOp final : public Op {
     QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(spec.d, args.Int("d", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(const std::string stores,
+                           args.Choice("stores", kStores));
+    if (stores == "cached") spec.stores = RowStores::kCached;
+    if (stores == "stream") spec.stores = RowStores::kStream;
     spec.x_dtype = spec.out_dtype = dtype;
     QUERN_ASSIGN_OR_RETURN(ActAndMulPlan plan, ActAndMulPlan::Create(spec));
     return absl::WrapUnique<Op>(new ActAndMulOp(std::move(plan), rows));
@@ -283,7 +289,8 @@ std::vector<OpEntry> ActivationOps() {
                    named.summary,
                    {{"dtype", "bf16", "f32, bf16 or f16, of x and out"},
                     {"rows", "4096", "tokens"},
-                    {"d", "14336", "columns of out"}},
+                    {"d", "14336", "columns of out"},
+                    {"stores", "auto", "auto, cached or stream"}},
                    &ActAndMulOp::Create});
   }
   for (const Named& named : kUnary) {
