@@ -110,7 +110,8 @@ struct LlamaStateSpec {
   int64_t max_sequences = 1;
   int64_t max_step_tokens = 512;  // of one Forward, all sequences together
   // Tokens that the cache holds, all sequences together; 0: max_sequences
-  // times the model's context.
+  // times the model's context. Local layers keep what their window has left
+  // behind, too.
   int64_t cache_tokens = 0;
   int64_t page_size = 32;
   // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Of one byte: with a scale for
