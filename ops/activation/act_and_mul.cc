@@ -166,7 +166,7 @@ constexpr int64_t kRowAheadElements = 4096;
 
 // Elements of a row that one worker takes at most where there are few rows; and
 // what one costs, in elements that are copied (Zen 4, 2026).
-constexpr int64_t kRange = 2048;
+constexpr int64_t kRange = 8192;
 constexpr int64_t kCostInOnePass = 4;
 constexpr int64_t kCostInBlocks = 10;
 
