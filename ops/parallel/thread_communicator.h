@@ -8,9 +8,10 @@
 //   plan.Execute(x, y, scratch, *group[r], executor_of_rank_r);
 //
 // Ranks read each other's memory in place, between two barriers; what is small
-// is handed over in memory of the group, with one. A waiting rank spins for
-// kSpin, which is longer than ranks of equal shares differ, and then sleeps in
-// the kernel. With more ranks than this process has cores none spins.
+// is handed over in memory of the group, with one. A waiting rank spins, soon
+// yields its core between looks, and after kSpin, which is longer than ranks of
+// equal shares differ, sleeps in the kernel. With more ranks than this process
+// has cores it yields from the beginning.
 
 #include <chrono>
 #include <cstdint>
@@ -28,8 +29,10 @@ class ThreadCommunicator final : public Communicator {
  public:
   static constexpr int kMaxRanks = 64;
   static constexpr std::chrono::microseconds kSpin{100};
-  // An all-reduce of at most so many bytes is handed over.
-  static constexpr int64_t kSmallBytes = 16 * 1024;
+  // An all-reduce of at most so many bytes is handed over. In place takes two
+  // barriers more, but moves fewer cache lines from core to core: 2.7
+  // microseconds against 4.4 for 8 KiB (Zen 4, 2 ranks, 2026).
+  static constexpr int64_t kSmallBytes = 1024;
 
   // One for each rank, in order. They share what the last of them frees.
   // InvalidArgument unless 1 <= ranks <= kMaxRanks; ResourceExhausted if the

@@ -1,5 +1,10 @@
 // What ranks that are threads wait for each other, and how fast they sum: the
 // all-reduce of a row parallel layer of Llama 3 8B, hidden 4096, bf16.
+//
+// Google Benchmark counts the iterations of both threads: what one call takes
+// is twice the time that it prints. Zen 4, 2 ranks, 2026: a barrier 0.07
+// microseconds; the sum of 8 KiB 2.7, of 4 MiB 320; of 32 MiB 5.4 ms, where
+// each rank copies as much in 7.0 ms.
 
 #include <cstdint>
 #include <cstring>
@@ -71,7 +76,7 @@ BENCHMARK(BM_AllReduceSum)
     ->Teardown(EndGroup)
     ->UseRealTime();
 
-// The limit: half of what each rank of two reads and writes.
+// For comparison: each rank copies as much.
 void BM_Copy(benchmark::State& state) {
   const int64_t bytes = state.range(0) * 4096 * 2;
   auto from = AlignedBuffer::Create(bytes), to = AlignedBuffer::Create(bytes);

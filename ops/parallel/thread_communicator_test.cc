@@ -261,7 +261,7 @@ TEST(ThreadCommunicator, KeepsSmallSumsApart) {
       constexpr int64_t kCount =
           ThreadCommunicator::kSmallBytes / static_cast<int64_t>(sizeof(float));
       std::vector<float> x(kCount);
-      for (int call = 0; call < 300; ++call) {
+      for (int call = 0; call < 3000; ++call) {
         std::fill(x.begin(), x.end(), static_cast<float>(c.rank() + call));
         c.AllReduceSum(DenseMatrix(x.data(), 1, kCount));
         const auto want =
