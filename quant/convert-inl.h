@@ -167,6 +167,10 @@ HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
 HWY_INLINE bool AnyDenormal(hn::Vec512<float> v) {
   return _mm512_fpclass_ps_mask(v.raw, 0x20) != 0;
 }
+// Either zero.
+HWY_INLINE bool AnyZero(hn::Vec512<uint16_t> codes) {
+  return _mm512_testn_epi16_mask(codes.raw, _mm512_set1_epi16(0x7FFF)) != 0;
+}
 #endif
 
 // Half (or quarter) vectors of codes to a vector of f32, and back.
@@ -248,10 +252,10 @@ HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
   const DC dc;
 #if QUERN_NATIVE_BF16
   if constexpr (HWY_MAX_LANES_D(DF) == 16) {
-    if (HWY_LIKELY(!AnyDenormal(even) && !AnyDenormal(odd))) {
-      const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
-      const auto halves =
-          hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
+    const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
+    const auto halves = hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
+    // A zero may have been a denormal: half the work of asking both for one.
+    if (HWY_LIKELY(!AnyZero(halves))) {
       const hn::RebindToUnsigned<DF> du;
       const auto i = hn::Iota(du, 0);
       const auto order =
