@@ -126,7 +126,7 @@ void AttentionStep::Merge(const AttentionMerge& merge, int worker) const {
       if (AttentionSchedule::IsSpanBegin(end) || end == runs.back().chunk_end) {
         MergeRows(rows, span, total);
       }
-      partial += Rows(block);
+      partial += run.rows;
       c = end;
     }
   }
@@ -136,7 +136,8 @@ void AttentionStep::Merge(const AttentionMerge& merge, int worker) const {
 void AttentionStep::LoadQueries(const AttentionBlock& block, int worker) const {
   const auto* q = static_cast<const uint8_t*>(args_.q.data());
   uint32_t* rows = scratch_.q + FirstRow(worker) * strides_.q;
-  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head,
+                        const AttentionSequence& /*sequence*/) {
     kernels_.load_query(q + HeadRowOffsetBytes(args_.q, token, head),
                         static_cast<size_t>(layout_.head_dim()), sign_,
                         rows + row * strides_.q);
@@ -149,7 +150,8 @@ void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
   if (block == nullptr) return;
   const auto* q = static_cast<const uint8_t*>(args_.q.data());
   const uint8_t** rows = scratch_.next_q + FirstRow(worker);
-  ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head) {
+  ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head,
+                         const AttentionSequence& /*sequence*/) {
     rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
   });
   c->next[2] = {
@@ -193,7 +195,13 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
     return static_cast<uint32_t>(
         std::max(int64_t{0}, std::min(tokens, token - chunk * kChunkTokens)));
   };
-  for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+  if (block.prefix != kNoPrefix) {
+    std::fill_n(seen, c.rows, all);
+    any.begin = 0;
+    any.end = all.end;
+  }
+  for (int64_t query = block.prefix == kNoPrefix ? block.q_begin : block.q_end;
+       query < block.q_end; ++query) {
     const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
                               clip(args_.schedule.VisibleEnd(block, query))};
     seen = std::fill_n(seen, spec_.group(), range);
@@ -273,12 +281,12 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
 
 void AttentionStep::SetSlopes(const AttentionBlock& block, int64_t chunk,
                               int worker, ChunkArgs* c) const {
-  const AttentionSequence& s = SequenceOf(block);
   float* slopes = scratch_.slopes + FirstRow(worker);
   float* ahead = scratch_.ahead + FirstRow(worker);
   c->slopes = slopes;
   c->ahead = ahead;
-  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head,
+                        const AttentionSequence& s) {
     const int64_t position = s.kv_len - s.q_len + (token - s.q_offset);
     slopes[row] = args_.alibi_slopes[static_cast<size_t>(head)] * kLog2E;
     ahead[row] = static_cast<float>(chunk * kChunkTokens - position);
@@ -302,7 +310,8 @@ void AttentionStep::Store(const AttentionBlock& block, int64_t begin,
   const float v_scale = one_scale && args_.kv.num_pages() > 0
                             ? *args_.kv.VScales(0, block.kv_head)
                             : 1.0f;
-  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head) {
+  ForEachRow(block, [&](int64_t row, int64_t token, int64_t head,
+                        const AttentionSequence& /*sequence*/) {
     if (row < begin || row >= end) return;
     SoftmaxState state = total.state[row - begin];
     // A sink is a key without a value: it only adds to the sum.

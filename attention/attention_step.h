@@ -51,25 +51,34 @@ class AttentionStep {
     return worker * args_.schedule.max_block_rows();
   }
 
-  const AttentionSequence& SequenceOf(const AttentionBlock& block) const {
-    return args_.schedule.sequences()[static_cast<size_t>(block.sequence)];
-  }
-
   void Clear(int64_t rows, const PartialRows& of) const {
     std::fill_n(of.state, rows, SoftmaxState());
     std::fill_n(of.out, rows * strides_.out, 0.0f);
   }
 
-  // fn(row, token, head) for each row of the block: where it is in q and out.
+  // fn(row, token, head, sequence) for each row of the block: where it is in q
+  // and out, and whose it is.
   template <typename Fn>
   void ForEachRow(const AttentionBlock& block, const Fn& fn) const {
-    const AttentionSequence& sequence = SequenceOf(block);
+    const AttentionSchedule& schedule = args_.schedule;
     const int64_t first_head = block.kv_head * spec_.group();
     int64_t row = 0;
-    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
-      for (int64_t g = 0; g < spec_.group(); ++g) {
-        fn(row++, sequence.q_offset + query, first_head + g);
+    const auto rows_of = [&](int32_t index, int64_t begin, int64_t end) {
+      const AttentionSequence& sequence =
+          schedule.sequences()[static_cast<size_t>(index)];
+      for (int64_t query = begin; query < end; ++query) {
+        for (int64_t g = 0; g < spec_.group(); ++g) {
+          fn(row++, sequence.q_offset + query, first_head + g, sequence);
+        }
       }
+    };
+    if (block.prefix == kNoPrefix) {
+      rows_of(block.sequence, block.q_begin, block.q_end);
+      return;
+    }
+    const auto prefix = static_cast<size_t>(block.prefix);
+    for (const int32_t s : schedule.Members(schedule.prefixes()[prefix])) {
+      rows_of(s, 0, schedule.sequences()[static_cast<size_t>(s)].q_len);
     }
   }
 

@@ -23,6 +23,7 @@
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
@@ -31,6 +32,30 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "paged_attention";
+
+// What the schedule takes to be shared must be the same pages.
+absl::Status CheckPrefixes(const PagedAttentionArgs& args) {
+  const AttentionSchedule& schedule = args.schedule;
+  for (const PrefixGroup& prefix : schedule.prefixes()) {
+    const absl::Span<const int32_t> members = schedule.Members(prefix);
+    const auto count =
+        static_cast<size_t>(DivCeil(prefix.tokens, args.pages.page_size()));
+    const absl::Span<const int32_t> pages =
+        args.pages.Pages(members.front()).first(count);
+    for (const int32_t member : members) {
+      const absl::Span<const int32_t> theirs =
+          args.pages.Pages(member).first(count);
+      const auto at = std::mismatch(pages.begin(), pages.end(), theirs.begin());
+      if (at.first == pages.end()) continue;
+      return InvalidArgument(kOp, "sequences ", members.front(), " and ",
+                             member, " share a prefix of ", prefix.tokens,
+                             " tokens in the schedule, but ", *at.first,
+                             " and ", *at.second, " are their pages ",
+                             at.first - pages.begin(), "; need the same");
+    }
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -90,7 +115,7 @@ absl::Status PagedAttentionPlan::CheckArgs(
                              ", what its pages hold");
     }
   }
-  return absl::OkStatus();
+  return CheckPrefixes(args);
 }
 
 void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,

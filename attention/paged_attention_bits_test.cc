@@ -17,6 +17,7 @@
 #include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/compare.h"
 #include "testing/data.h"
@@ -99,6 +100,74 @@ TEST_P(PagedAttentionBitsTest, DoNotDependOnWhereABlockIsCut) {
     EXPECT_TRUE(AllBitsEqual(cut.result().out, whole.result().out)) << workers;
     EXPECT_TRUE(AllBitsEqual(cut.result().lse, whole.result().lse)) << workers;
   }
+}
+
+// Two groups, of decode and of several queries; members with too many queries
+// for a block of several, or with none, compute for themselves.
+TEST_P(PagedAttentionBitsTest, DoNotDependOnBlocksOfSharedPrefixes) {
+  TestRng rng;
+  const std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0f, -0.25f, 1.0f};
+  const std::vector<float> sinks = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -3.0f};
+  const auto expect_same = [&](auto kv, KvScaling scaling) {
+    using Kv = decltype(kv);
+    using Run = Attention<BFloat16, Kv, float>;
+    Heads heads;
+    heads.q_heads = 6;
+    heads.kv_heads = 2;
+    heads.head_dim = 20;
+    heads.soft_cap = 5;
+    heads.alibi_slopes = slopes;
+    heads.sinks = sinks;
+    std::vector<Sequence> batch;
+    for (const Lengths length :
+         {Lengths{1, 900}, Lengths{1, 1400}, Lengths{3, 700}, Lengths{0, 600},
+          Lengths{1, 1300}, Lengths{2, 2000, false}, Lengths{60, 800},
+          Lengths{1, 5}, Lengths{1, 1281}}) {
+      batch.push_back(RandomSequence<BFloat16, Kv>(rng, heads, length));
+    }
+    Variant variant;
+    variant.scaling = scaling;
+    variant.prefix_groups = {{0, 5, 512}, {5, 8, 1280}};
+    variant.prefix_members = {0, 2, 3, 5, 6, 1, 4, 8};
+    for (const PrefixGroup& group : variant.prefix_groups) {
+      const auto member = [&](int32_t i) -> Sequence& {
+        return batch.at(static_cast<size_t>(
+            variant.prefix_members.at(static_cast<size_t>(i))));
+      };
+      const auto count =
+          static_cast<size_t>(group.tokens * heads.kv_heads * heads.head_dim);
+      for (int32_t i = group.begin + 1; i < group.end; ++i) {
+        std::copy_n(member(group.begin).k.begin(), count, member(i).k.begin());
+        std::copy_n(member(group.begin).v.begin(), count, member(i).v.begin());
+      }
+    }
+    variant.plan_prefixes = false;
+    const auto want = Run(heads, variant, batch).result();
+    variant.plan_prefixes = true;
+    for (const int64_t page_size : {1, 16, 256}) {
+      for (const int workers : {1, 2, 5, 64}) {
+        const auto executor = HwyExecutor::Create(2).value();
+        variant.page_size = page_size;
+        variant.form = std::nullopt;
+        variant.schedule_workers = workers;
+        variant.executor = workers == 1 ? nullptr : executor.get();
+        const Run run(heads, variant, batch);
+        EXPECT_RAN_ON(run.plan());
+        const AttentionSchedule& schedule = run.args().schedule;
+        ASSERT_EQ(schedule.prefixes().size(), 2u);
+        EXPECT_THAT(schedule.Members(schedule.prefixes()[0]),
+                    ::testing::ElementsAre(0, 2, 5));
+        EXPECT_THAT(schedule.Members(schedule.prefixes()[1]),
+                    ::testing::ElementsAre(1, 4, 8));
+        EXPECT_TRUE(AllBitsEqual(run.result().out, want.out))
+            << page_size << " " << workers << "\n"
+            << schedule.DebugString();
+        EXPECT_TRUE(AllBitsEqual(run.result().lse, want.lse));
+      }
+    }
+  };
+  expect_same(BFloat16(), KvScaling::kNone);
+  expect_same(int8_t(), KvScaling::kPerTokenHead);
 }
 
 // Prefill in one step, in chunks, and one token at a time.

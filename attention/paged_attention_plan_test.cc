@@ -246,6 +246,48 @@ TEST(PagedAttentionPlanTest, NoPageIsEnoughForNoKey) {
   for (const float value : out) EXPECT_EQ(value, 0.0f);
 }
 
+TEST(PagedAttentionPlanTest, RefusesPrefixesOfOtherPages) {
+  KvLayoutSpec layout;
+  layout.kv_heads = 1;
+  layout.head_dim = 8;
+  layout.page_size = 128;
+  AttentionSpec spec;
+  spec.kv = KvLayout::Create(layout).value();
+  spec.q_heads = 1;
+  const PagedAttentionPlan plan = PagedAttentionPlan::Create(spec).value();
+  constexpr int64_t kPages = 8;
+  std::vector<float> cache(static_cast<size_t>(kPages * spec.kv.page_bytes()));
+  std::vector<float> q(3 * 8), out(3 * 8);
+  const std::vector<int64_t> q_lens = {1, 1, 1}, kv_lens = {300, 260, 384};
+  const std::vector<PrefixGroup> groups = {{0, 2, 256}};
+  const std::vector<int32_t> members = {2, 0};
+  AttentionScheduleStorage storage;
+  PagedAttentionArgs args;
+  args.schedule =
+      AttentionSchedule::Build(spec, {q_lens, kv_lens, {}, groups, members},
+                               AttentionTiles(), 1, storage)
+          .value();
+  args.q = TensorView<const float, 3>(q.data(), {3, 1, 8}, {8, 8, 1});
+  args.out = TensorView<float, 3>(out.data(), {3, 1, 8}, {8, 8, 1});
+  args.kv = KvCacheView(spec.kv, kPages, cache.data());
+  const auto check = [&](const std::vector<int32_t>& ids) {
+    PageTableStorage pages;
+    pages.page_ids = ids;
+    pages.indptr = {0, 3, 6, 9};
+    args.pages = pages.Build(layout.page_size, kPages).value();
+    return plan.CheckArgs(args);
+  };
+  const absl::Status same = check({0, 1, 2, 3, 4, 5, 0, 1, 6});
+  EXPECT_TRUE(same.ok()) << same;
+  const absl::Status other = check({0, 2, 2, 3, 4, 5, 0, 1, 6});
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      other.message(),
+      ::testing::HasSubstr("sequences 2 and 0 share a prefix of 256 tokens in "
+                           "the schedule, but 1 and 2 are their pages 1; need "
+                           "the same"));
+}
+
 TEST(PagedAttentionPlanTest, RefusesAWorkspaceTooLargeToCount) {
   KvLayoutSpec layout;
   layout.kv_heads = 1;

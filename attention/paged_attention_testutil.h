@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -75,6 +76,10 @@ struct Variant {
   uint64_t page_order = 1;  // seed of the page ids
   KvScaling scaling = KvScaling::kNone;
   Executor* executor = nullptr;
+  // Sequences that begin with the pages of the first of their group.
+  std::vector<PrefixGroup> prefix_groups = {};
+  std::vector<int32_t> prefix_members = {};
+  bool plan_prefixes = true;  // whether the schedule knows of them
 };
 
 template <typename Out>
@@ -113,10 +118,15 @@ class Attention {
         PagedAttentionPlan::Create(spec_).value());
     FillCache(variant, batch);
     FillQueries(batch);
-    args_.schedule = AttentionSchedule::Build(
-                         spec_, {q_lens_, kv_lens_, causal_}, AttentionTiles(),
-                         variant.schedule_workers, storage_)
-                         .value();
+    AttentionBatch lengths = {q_lens_, kv_lens_, causal_, {}, {}};
+    if (variant.plan_prefixes) {
+      lengths.prefix_groups = variant.prefix_groups;
+      lengths.prefix_members = variant.prefix_members;
+    }
+    args_.schedule =
+        AttentionSchedule::Build(spec_, lengths, AttentionTiles(),
+                                 variant.schedule_workers, storage_)
+            .value();
     InlineExecutor inline_executor;
     Executor& executor =
         variant.executor == nullptr ? inline_executor : *variant.executor;
@@ -152,8 +162,15 @@ class Attention {
       ids.push_back(static_cast<int32_t>(p));
     }
     Rng(variant.page_order).Shuffle(ids);
-    for (const Sequence& s : batch) {
-      for (int64_t t = 0; t < s.length.kv_len; t += layout.page_size()) {
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const auto [leader, tokens] = SharedWith(variant, i);
+      for (int64_t t = 0; t < batch[i].length.kv_len; t += layout.page_size()) {
+        if (t < tokens) {
+          const auto first = static_cast<size_t>(pages_.indptr.at(leader));
+          const auto page = static_cast<size_t>(t / layout.page_size());
+          pages_.page_ids.push_back(pages_.page_ids.at(first + page));
+          continue;
+        }
         pages_.page_ids.push_back(ids.back());
         ids.pop_back();
       }
@@ -197,6 +214,23 @@ class Attention {
         }
       }
     }
+  }
+
+  // The sequence whose pages this one begins with, and for how many tokens: 0,
+  // if it has its own.
+  static std::pair<size_t, int64_t> SharedWith(const Variant& variant,
+                                               size_t sequence) {
+    for (const PrefixGroup& group : variant.prefix_groups) {
+      const auto first = static_cast<size_t>(group.begin);
+      const auto leader = static_cast<size_t>(variant.prefix_members.at(first));
+      for (int32_t i = group.begin + 1; i < group.end; ++i) {
+        const auto at = static_cast<size_t>(i);
+        if (static_cast<size_t>(variant.prefix_members.at(at)) == sequence) {
+          return {leader, group.tokens};
+        }
+      }
+    }
+    return {0, 0};
   }
 
   // The scale of a token, which this chooses and writes: 2^-6 or 2^-7, of which

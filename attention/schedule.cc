@@ -8,8 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "attention/attention_spec.h"
+#include "attention/prefix_blocks.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
 
@@ -117,6 +119,10 @@ int64_t PieceCount(int64_t begin, int64_t end, int64_t first) {
 }
 
 std::string ToString(const AttentionBlock& block) {
+  if (block.prefix != kNoPrefix) {
+    return absl::StrCat("prefix ", block.prefix, " kv_head ", block.kv_head,
+                        " queries [", block.q_begin, ", ", block.q_end, ")");
+  }
   return absl::StrCat("sequence ", block.sequence, " kv_head ", block.kv_head,
                       " queries [", block.q_begin, ", ", block.q_end, ")");
 }
@@ -143,6 +149,16 @@ struct Stretch {
     key_end = std::clamp(position + of.q_end + s.right, int64_t{0}, s.kv_len);
     chunk_begin = static_cast<int32_t>(key_begin / kChunk);
     chunk_end = static_cast<int32_t>(DivCeil(key_end, kChunk));
+    first_chunk = chunk_begin;
+  }
+  // Of `tokens` that are whole chunks, seen by all: only those, and without.
+  void OnlyPrefix(int64_t tokens) {
+    key_end = tokens;
+    chunk_end = static_cast<int32_t>(tokens / kChunk);
+  }
+  void AfterPrefix(int64_t tokens) {
+    key_begin = tokens;
+    chunk_begin = static_cast<int32_t>(tokens / kChunk);
   }
 
   // The first key of `chunk` that any of the queries sees.
@@ -162,6 +178,7 @@ struct Stretch {
   int64_t rows;
   int64_t key_begin, key_end;      // that any of the queries sees
   int32_t chunk_begin, chunk_end;  // with those keys
+  int32_t first_chunk;             // of the block, in whichever item
 };
 
 // fn(stretch, head) for each block of the heads [begin, end) of sequence s,
@@ -173,6 +190,7 @@ void ForEachBlock(const AttentionSequence& sequence, size_t s, int64_t begin,
   AttentionBlock block;
   block.sequence = static_cast<int32_t>(s);
   block.kv_head = 0;
+  block.prefix = kNoPrefix;
   block.q_begin = 0;
   block.q_end = static_cast<int32_t>(std::min(sequence.q_len, block_queries));
   const Stretch stretch(sequence, block, group);
@@ -188,6 +206,35 @@ void ForEachBlock(const AttentionSequence& sequence, size_t s, int64_t begin,
       fn(Stretch(sequence, block, group), head);
     }
   }
+}
+
+// The prefix that the sequence is a member of, or null.
+const PrefixGroup* PrefixOf(const AttentionScheduleStorage& storage, size_t s) {
+  if (storage.places.empty() || storage.places[s].prefix == kNoPrefix) {
+    return nullptr;
+  }
+  return &storage.prefixes[static_cast<size_t>(storage.places[s].prefix)];
+}
+
+// The block of all members' queries.
+Stretch PrefixStretch(const AttentionScheduleStorage& storage, size_t index,
+                      int64_t group) {
+  const PrefixGroup& prefix = storage.prefixes[index];
+  const auto sequence = [&](int32_t i) -> const AttentionSequence& {
+    return storage.sequences[static_cast<size_t>(
+        storage.members[static_cast<size_t>(i)])];
+  };
+  AttentionBlock block;
+  block.sequence = storage.members[static_cast<size_t>(prefix.begin)];
+  block.kv_head = 0;
+  block.q_begin = block.q_end = 0;
+  block.prefix = static_cast<int32_t>(index);
+  for (int32_t i = prefix.begin; i < prefix.end; ++i) {
+    block.q_end += static_cast<int32_t>(sequence(i).q_len);
+  }
+  Stretch stretch(sequence(prefix.begin), block, group);
+  stretch.OnlyPrefix(prefix.tokens);
+  return stretch;
 }
 
 // Lays blocks on the line and cuts it into shares.
@@ -208,13 +255,31 @@ class Line {
   }
 
   void Add(const Stretch& stretch, int64_t head) {
-    const double cost = stretch.cost();
     head_ = static_cast<int32_t>(head);
-    if (cost <= target_ - position_ || last_share()) {
-      AddWhole(stretch, cost);
-    } else {
-      AddBeyondTarget(stretch, cost);
+    const auto first_run = static_cast<int32_t>(storage_.runs.size());
+    if (AddItems(stretch, true)) AddMerge(stretch, first_run);
+  }
+
+  // A block of a prefix: its rows are merged with what its members add.
+  void AddPrefix(const Stretch& stretch, int64_t head) {
+    head_ = static_cast<int32_t>(head);
+    AddItems(stretch, false);
+  }
+
+  // What follows a prefix, whose runs are [prefix_begin, prefix_end), and in
+  // whose partial results the block's rows begin at `first_row`.
+  void AddAfterPrefix(const Stretch& stretch, int64_t head,
+                      int32_t prefix_begin, int32_t prefix_end,
+                      int64_t first_row) {
+    head_ = static_cast<int32_t>(head);
+    const auto first_run = static_cast<int32_t>(storage_.runs.size());
+    for (int32_t i = prefix_begin; i < prefix_end; ++i) {
+      AttentionRun run = storage_.runs[static_cast<size_t>(i)];
+      run.partial += first_row;
+      storage_.runs.push_back(run);
     }
+    AddItems(stretch, false);
+    AddMerge(stretch, first_run);
   }
 
   void End() {
@@ -243,15 +308,12 @@ class Line {
     work.partial = partial;
   }
 
-  void AddWhole(const Stretch& stretch, double cost) {
-    position_ += cost;
-    AddWork(stretch, stretch.chunk_begin, stretch.chunk_end, kNoPartial);
-  }
-
-  void AddBeyondTarget(const Stretch& stretch, double cost) {
-    const bool may_cut = cost > slack_;
+  // Whether the items are parts of the block, with partial results. One that is
+  // not cut is a part too where it may not be whole.
+  bool AddItems(const Stretch& stretch, bool may_be_whole) {
+    double cost = stretch.cost();
     int32_t chunk = stretch.chunk_begin;
-    const auto first_run = static_cast<int32_t>(storage_.runs.size());
+    const bool may_cut = cost > slack_;
     while (!last_share()) {
       const double room = target_ - position_;
       if (cost <= room) break;
@@ -271,10 +333,13 @@ class Line {
       }
       EndShare();
     }
-    if (chunk == stretch.chunk_begin) return AddWhole(stretch, cost);
     position_ += cost;
+    if (chunk == stretch.chunk_begin && may_be_whole) {
+      AddWork(stretch, chunk, stretch.chunk_end, kNoPartial);
+      return false;
+    }
     AddPartial(stretch, chunk, stretch.chunk_end);
-    AddMerge(stretch, first_run);
+    return true;
   }
 
   // The boundary of chunks nearest to `room`, or one of spans not far away:
@@ -298,11 +363,11 @@ class Line {
 
   void AddPartial(const Stretch& stretch, int32_t begin, int32_t end) {
     AddWork(stretch, begin, end, partial_rows_);
-    storage_.runs.push_back({begin, end, partial_rows_});
+    storage_.runs.push_back({begin, end, partial_rows_, stretch.rows});
     // At most 2^22 pieces of 2^31 rows; beyond the limit the sum stays near it.
     partial_rows_ =
         std::min(AttentionSchedule::kMaxPartialRows + 1,
-                 partial_rows_ + PieceCount(begin, end, stretch.chunk_begin) *
+                 partial_rows_ + PieceCount(begin, end, stretch.first_chunk) *
                                      stretch.rows);
   }
 
@@ -426,24 +491,53 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
     blocks += schedule.kv_heads_ * DivCeil(q_len, block_queries);
     if (blocks > kMaxBlocks) return TooManyBlocks();
   }
+  QUERN_RETURN_IF_ERROR(MakePrefixBlocks(spec, batch, block_queries, storage));
   schedule.sequences_ = storage.sequences;
-  schedule.max_block_rows_ = longest * schedule.group_;
 
   // Each head costs the same.
   double total = 0;
-  for (size_t s = 0; s < storage.sequences.size(); ++s) {
-    ForEachBlock(
-        storage.sequences[s], s, 0, 1, block_queries, schedule.group_,
-        [&](const Stretch& stretch, int64_t) { total += stretch.cost(); });
+  for (size_t p = 0; p < storage.prefixes.size(); ++p) {
+    const Stretch stretch = PrefixStretch(storage, p, schedule.group_);
+    longest = std::max(longest, stretch.block.q_count());
+    total += stretch.cost();
   }
+  for (size_t s = 0; s < storage.sequences.size(); ++s) {
+    const PrefixGroup* prefix = PrefixOf(storage, s);
+    ForEachBlock(storage.sequences[s], s, 0, 1, block_queries, schedule.group_,
+                 [&](const Stretch& stretch, int64_t) {
+                   Stretch rest = stretch;
+                   if (prefix != nullptr) rest.AfterPrefix(prefix->tokens);
+                   total += rest.cost();
+                 });
+  }
+  schedule.max_block_rows_ = longest * schedule.group_;
   Line line(
       storage, num_workers, total * static_cast<double>(schedule.kv_heads_),
       static_cast<double>(kChunk * (kKeyCost + schedule.max_block_rows_)));
   storage.work.reserve(static_cast<size_t>(blocks));
+  storage.prefix_runs.clear();
+  const auto runs = [&] { return static_cast<int32_t>(storage.runs.size()); };
+  for (size_t p = 0; p < storage.prefixes.size(); ++p) {
+    const Stretch stretch = PrefixStretch(storage, p, schedule.group_);
+    for (int64_t head = 0; head < schedule.kv_heads_; ++head) {
+      storage.prefix_runs.push_back(runs());
+      line.AddPrefix(stretch, head);
+    }
+  }
+  storage.prefix_runs.push_back(runs());
   for (size_t s = 0; s < storage.sequences.size(); ++s) {
+    const PrefixGroup* prefix = PrefixOf(storage, s);
     ForEachBlock(storage.sequences[s], s, 0, schedule.kv_heads_, block_queries,
                  schedule.group_, [&](const Stretch& stretch, int64_t head) {
-                   line.Add(stretch, head);
+                   if (prefix == nullptr) return line.Add(stretch, head);
+                   Stretch rest = stretch;
+                   rest.AfterPrefix(prefix->tokens);
+                   const PrefixPlace& place = storage.places[s];
+                   const auto first = static_cast<size_t>(
+                       place.prefix * schedule.kv_heads_ + head);
+                   line.AddAfterPrefix(rest, head, storage.prefix_runs[first],
+                                       storage.prefix_runs[first + 1],
+                                       place.first_query * schedule.group_);
                  });
   }
   line.End();
@@ -459,6 +553,8 @@ void AttentionSchedule::Borrow(const AttentionScheduleStorage& storage) {
   shares_ = storage.shares;
   runs_ = storage.runs;
   merges_ = storage.merges;
+  members_ = storage.members;
+  prefixes_ = storage.prefixes;
 }
 
 AttentionSchedule AttentionSchedule::CopyTo(
@@ -468,6 +564,8 @@ AttentionSchedule AttentionSchedule::CopyTo(
   storage.shares.assign(shares_.begin(), shares_.end());
   storage.runs.assign(runs_.begin(), runs_.end());
   storage.merges.assign(merges_.begin(), merges_.end());
+  storage.members.assign(members_.begin(), members_.end());
+  storage.prefixes.assign(prefixes_.begin(), prefixes_.end());
   AttentionSchedule copy = *this;
   copy.Borrow(storage);
   return copy;
@@ -495,6 +593,10 @@ std::string AttentionSchedule::DebugString() const {
   std::string text = absl::StrCat(
       sequences_.size(), " sequences, ", num_tokens_, " tokens, ", kv_heads_,
       " kv_heads of ", group_, " rows, ", partial_rows_, " partial rows\n");
+  for (const PrefixGroup& prefix : prefixes_) {
+    absl::StrAppend(&text, "prefix of ", prefix.tokens, " tokens, sequences ",
+                    absl::StrJoin(Members(prefix), " "), "\n");
+  }
   for (const AttentionShare& share : shares_) {
     absl::StrAppend(&text, "share of cost ", share.cost, "\n");
     for (const AttentionWork& work : Work(share)) {

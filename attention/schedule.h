@@ -53,13 +53,33 @@ struct AttentionSequence {
 };
 
 // Consecutive queries [q_begin, q_end) of a sequence, for one key/value head.
+// Or those of all members of a prefix, one after another, against the keys that
+// they share: `sequence` is the first of them then.
 struct AttentionBlock {
   int32_t sequence;
   int32_t kv_head;
   int32_t q_begin;
   int32_t q_end;
+  int32_t prefix;  // of prefixes(), or kNoPrefix
 
   int64_t q_count() const { return int64_t{q_end} - q_begin; }
+};
+constexpr int32_t kNoPrefix = -1;
+
+// The sequences members[begin, end) share their first `tokens` keys.
+struct PrefixGroup {
+  int32_t begin;
+  int32_t end;
+  int64_t tokens;
+
+  int64_t saved_tokens() const { return (int64_t{end} - begin - 1) * tokens; }
+};
+
+// The prefix that a sequence is a member of, and how many queries of its block
+// are those of members before.
+struct PrefixPlace {
+  int32_t prefix = kNoPrefix;
+  int32_t first_query = 0;
 };
 
 constexpr int64_t kNoPartial = -1;
@@ -76,7 +96,8 @@ struct AttentionWork {
 };
 
 // Merges the rows [row_begin, row_end) of a block, whose items are the runs
-// [run_begin, run_end) in the order of their chunks, into its output.
+// [run_begin, run_end) in the order of their chunks, into its output. The first
+// ones may be those of a prefix.
 struct AttentionMerge {
   AttentionBlock block;
   int32_t row_begin;
@@ -85,11 +106,13 @@ struct AttentionMerge {
   int32_t run_end;
 };
 
-// The chunks and the partial of one item, for merges.
+// The chunks of one item, for merges: where its partial results are, and how
+// many rows from one piece to the next.
 struct AttentionRun {
   int32_t chunk_begin;
   int32_t chunk_end;
   int64_t partial;
+  int64_t rows;
 };
 
 // The work items [begin, end), and what they cost together.
@@ -105,6 +128,11 @@ struct AttentionBatch {
   absl::Span<const int64_t> kv_lens;
   // Not 0: no query sees what comes after it. Empty: all are causal.
   absl::Span<const uint8_t> causal;
+  // Sequences that begin with the same pages, as SharedPrefixes finds them: the
+  // queries of a group meet those keys in blocks of their own, which read them
+  // once. The bits of the results are the same.
+  absl::Span<const PrefixGroup> prefix_groups;
+  absl::Span<const int32_t> prefix_members;
 };
 
 // The blocks that kernels like.
@@ -131,6 +159,10 @@ struct AttentionScheduleStorage {
   std::vector<AttentionShare> shares;
   std::vector<AttentionRun> runs;
   std::vector<AttentionMerge> merges;
+  std::vector<int32_t> members;
+  std::vector<PrefixGroup> prefixes;
+  std::vector<PrefixPlace> places;   // of each sequence
+  std::vector<int32_t> prefix_runs;  // the first of each prefix and head
 };
 
 // A borrowed, validated schedule: the storage outlives it and does not change.
@@ -157,9 +189,11 @@ class AttentionSchedule {
   // InvalidArgument names the field, the sequence and the value: lengths out of
   // range, lists of different sizes, q_len > kv_len (but for kv_len 0: such
   // queries see nothing, their output is zero), num_workers not in
-  // [1, kMaxWorkers], tiles of no rows. ResourceExhausted: more than kMaxBlocks
-  // or kMaxPartialRows. Deterministic: the same arguments give the same bytes.
-  // Cost: linear in the blocks, a few nanoseconds each.
+  // [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
+  // that some query does not see, of a sequence in two groups or with a
+  // window_left. ResourceExhausted: more than kMaxBlocks or kMaxPartialRows.
+  // Deterministic: the same arguments give the same bytes. Cost: linear in the
+  // blocks, a few nanoseconds each.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, const AttentionBatch& batch,
       const AttentionTiles& tiles, int num_workers,
@@ -192,6 +226,13 @@ class AttentionSchedule {
                          static_cast<size_t>(merge.run_end - merge.run_begin));
   }
 
+  // What blocks share, each a part of a group of the batch.
+  absl::Span<const PrefixGroup> prefixes() const { return prefixes_; }
+  absl::Span<const int32_t> Members(const PrefixGroup& prefix) const {
+    return members_.subspan(static_cast<size_t>(prefix.begin),
+                            static_cast<size_t>(prefix.end - prefix.begin));
+  }
+
   // A window of a spec as `left` and `right` of AttentionSequence have it.
   static constexpr int64_t WindowTokens(int64_t window) {
     return window == kNoWindow || window > kMaxTokens ? kMaxTokens : window;
@@ -222,7 +263,8 @@ class AttentionSchedule {
   int64_t partial_rows() const { return partial_rows_; }
 
   // The keys [VisibleBegin, VisibleEnd) of the block's sequence are those that
-  // its query `query` sees. Both grow with the query; the end may be 0.
+  // its query `query` sees. Both grow with the query; the end may be 0. Not for
+  // the blocks of a prefix, which all of its queries see.
   int64_t VisibleBegin(const AttentionBlock& block, int64_t query) const {
     const AttentionSequence& s =
         sequences_[static_cast<size_t>(block.sequence)];
@@ -260,6 +302,8 @@ class AttentionSchedule {
   absl::Span<const AttentionShare> shares_;
   absl::Span<const AttentionRun> runs_;
   absl::Span<const AttentionMerge> merges_;
+  absl::Span<const int32_t> members_;
+  absl::Span<const PrefixGroup> prefixes_;
   int64_t num_tokens_ = 0;
   int64_t group_ = 0;
   int64_t kv_heads_ = 0;

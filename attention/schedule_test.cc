@@ -44,11 +44,14 @@ struct Request {
   Lens q_lens, kv_lens;
   std::vector<uint8_t> causal;
   AttentionTiles tiles;
+  std::vector<PrefixGroup> groups = {};
+  std::vector<int32_t> members = {};
 
   absl::StatusOr<AttentionSchedule> Build(
       int workers, AttentionScheduleStorage& storage) const {
-    return AttentionSchedule::Build(spec, {q_lens, kv_lens, causal}, tiles,
-                                    workers, storage);
+    return AttentionSchedule::Build(spec,
+                                    {q_lens, kv_lens, causal, groups, members},
+                                    tiles, workers, storage);
   }
   // Written from the definition, not from the schedule's fields.
   bool Sees(size_t s, int64_t query, int64_t key) const {
@@ -110,14 +113,16 @@ class Account {
         c = end;
       }
     }
-    for (int q = block.q_begin; q < block.q_end; ++q) {
-      const Row row = {block.sequence, block.kv_head, q};
+    for (const Row& row : Queries(block)) {
       ASSERT_EQ(computed_.count(row), 1u);
-      const int64_t end =
-          std::min(schedule_.VisibleEnd(block, q), work.chunk_end * kChunk);
-      for (int64_t t = std::max(schedule_.VisibleBegin(block, q),
-                                work.chunk_begin * kChunk);
-           t < end; ++t) {
+      int64_t begin = work.chunk_begin * kChunk;
+      int64_t end = work.chunk_end * kChunk;
+      if (block.prefix == kNoPrefix) {
+        begin =
+            std::max(begin, schedule_.VisibleBegin(block, std::get<2>(row)));
+        end = std::min(end, schedule_.VisibleEnd(block, std::get<2>(row)));
+      }
+      for (int64_t t = begin; t < end; ++t) {
         ++computed_[row].at(static_cast<size_t>(t));
       }
     }
@@ -141,7 +146,7 @@ class Account {
           EXPECT_EQ(owner, chunk);
           owner = kMerged;
         }
-        partial += rows;
+        partial += run.rows;
         chunk = AttentionSchedule::PieceEnd(
             chunk, run.chunk_end, chunk == schedule_.FirstChunk(block));
       }
@@ -171,6 +176,26 @@ class Account {
   static constexpr int64_t kSpan = AttentionSchedule::kSpanChunks;
   static constexpr int64_t kUnwritten = -1, kMerged = -2;
 
+  std::vector<Row> Queries(const AttentionBlock& block) const {
+    std::vector<Row> rows;
+    const auto add = [&](int sequence, int begin, int end) {
+      for (int q = begin; q < end; ++q) {
+        rows.push_back({sequence, block.kv_head, q});
+      }
+    };
+    if (block.prefix == kNoPrefix) {
+      add(block.sequence, block.q_begin, block.q_end);
+      return rows;
+    }
+    const PrefixGroup& prefix =
+        schedule_.prefixes()[static_cast<size_t>(block.prefix)];
+    for (const int32_t s : schedule_.Members(prefix)) {
+      add(s, 0, static_cast<int>(request_.q_lens[static_cast<size_t>(s)]));
+    }
+    EXPECT_EQ(block.q_begin, 0);
+    EXPECT_EQ(block.q_end, static_cast<int>(rows.size()));
+    return rows;
+  }
   int64_t Rows(const AttentionBlock& block) const {
     EXPECT_LT(block.q_begin, block.q_end);
     const int64_t rows = block.q_count() * request_.spec.group();
@@ -221,6 +246,26 @@ void ExpectValid(const AttentionSchedule& schedule, const Request& request) {
   account.Expect();
 }
 
+// Each sequence in one of two groups, or in none, sharing as much as they can.
+void AddGroups(TestRng& rng, Request& r) {
+  constexpr int64_t kChunk = AttentionSchedule::kChunkTokens;
+  std::vector<int64_t> group_of;
+  for (size_t s = 0; s < r.q_lens.size(); ++s) {
+    group_of.push_back(rng.Integer(0, 5) == 0 ? 2 : rng.Integer(0, 1));
+  }
+  for (const int64_t g : {0, 1}) {
+    PrefixGroup group = {static_cast<int32_t>(r.members.size()), 0, 2560};
+    for (size_t s = 0; s < r.q_lens.size(); ++s) {
+      const int64_t before = (r.kv_lens[s] - r.q_lens[s]) / kChunk * kChunk;
+      if (group_of[s] != g || before <= 0) continue;
+      r.members.push_back(static_cast<int32_t>(s));
+      group.tokens = std::min(group.tokens, before);
+    }
+    group.end = static_cast<int32_t>(r.members.size());
+    if (group.begin < group.end) r.groups.push_back(group);
+  }
+}
+
 Request RandomRequest(TestRng& rng) {
   const auto one_of = [&](std::vector<int64_t> of) {
     return of.at(static_cast<size_t>(
@@ -245,13 +290,14 @@ Request RandomRequest(TestRng& rng) {
                            : rng.Integer(0, std::min(most, int64_t{70})));
     if (flags) r.causal.push_back(rng.Integer(0, 1) == 0 ? 0 : 1);
   }
+  if (r.spec.window_left == kNoWindow) AddGroups(rng, r);
   return r;
 }
 
 TEST(AttentionScheduleTest, CoversEachPairOfAQueryAndAKeyOnce) {
   TestRng rng;
-  int64_t merges = 0;
-  for (int round = 0; round < 100; ++round) {
+  int64_t merges = 0, prefixes = 0;
+  for (int round = 0; round < 200; ++round) {
     const Request request = RandomRequest(rng);
     for (const int workers : {1, 2, 7, 64}) {
       AttentionScheduleStorage storage;
@@ -263,9 +309,11 @@ TEST(AttentionScheduleTest, CoversEachPairOfAQueryAndAKeyOnce) {
                << schedule->DebugString();
       }
       merges += static_cast<int64_t>(schedule->merges().size());
+      prefixes += static_cast<int64_t>(schedule->prefixes().size());
     }
   }
   EXPECT_GT(merges, 1000);
+  EXPECT_GT(prefixes, 50);
 }
 
 TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
@@ -478,6 +526,42 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
     Request request = {spec, {1, 1}, {1, 1}, c.causal, c.tiles};
     request.spec.window_left = c.window_left;
     request.spec.window_right = c.window_right;
+    const absl::Status status = request.Build(1, storage).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
+  }
+  const struct {
+    std::vector<PrefixGroup> groups;
+    std::vector<int32_t> members;
+    int64_t window_left;
+    const char* words;
+  } kPrefixes[] = {
+      {{{0, 3, 256}},
+       {0, 1},
+       kNoWindow,
+       "prefix group 0: members [0, 3); need 0 <= begin <= end <= 2"},
+      {{{1, 0, 256}}, {0, 1}, kNoWindow, "members [1, 0); need 0 <= begin"},
+      {{{-1, 1, 256}}, {0, 1}, kNoWindow, "members [-1, 1); need 0 <= begin"},
+      {{{0, 2, 0}},
+       {0, 1},
+       kNoWindow,
+       "tokens=0; need a multiple of 256 above 0"},
+      {{{0, 2, 255}}, {0, 1}, kNoWindow, "tokens=255; need a multiple of 256"},
+      {{{0, 2, 512}},
+       {0, 1},
+       kNoWindow,
+       "tokens=512; need tokens <= 510, what all queries of sequence 1 see"},
+      {{{0, 2, 256}}, {0, 2}, kNoWindow, "member 2; need 0 <= member < 2"},
+      {{{0, 2, 256}}, {-1, 1}, kNoWindow, "member -1; need 0 <= member < 2"},
+      {{{0, 1, 256}, {1, 2, 256}},
+       {1, 1},
+       kNoWindow,
+       "sequence 1 is in prefix group 0 and again in 1"},
+      {{{0, 2, 256}}, {0, 1}, 10, "prefix groups and window_left=10; need no"},
+  };
+  for (const auto& c : kPrefixes) {
+    Request request = {spec, {1, 2}, {600, 512}, {}, {}, c.groups, c.members};
+    request.spec.window_left = c.window_left;
     const absl::Status status = request.Build(1, storage).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
     EXPECT_THAT(status.message(), HasSubstr(c.words));

@@ -2,8 +2,9 @@
 #define QUERN_ATTENTION_SHARED_PREFIX_H_
 
 // Which sequences of a step begin with the same keys: a system prompt, a
-// document that several requests ask about. Their queries could be computed
-// against those keys together, which then come from memory once.
+// document that several requests ask about. Their queries are computed against
+// those keys together, which then come from memory once, where the groups are
+// handed to AttentionSchedule::Build: the members and groups of AttentionBatch.
 //
 // Keys are the same where the page ids are. What a group shares is a multiple
 // of AttentionSchedule::kChunkTokens and seen by every query of its members, so
@@ -22,18 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/schedule.h"
 #include "cache/page_table.h"
 
 namespace quern {
-
-// The sequences members[begin, end) share their first `tokens` keys.
-struct PrefixGroup {
-  int32_t begin;
-  int32_t end;
-  int64_t tokens;
-
-  int64_t saved_tokens() const { return (int64_t{end} - begin - 1) * tokens; }
-};
 
 // The arrays of SharedPrefixes, kept from step to step: only growth allocates.
 struct SharedPrefixStorage {
@@ -69,6 +62,7 @@ class SharedPrefixes {
 
   // Each of two members or more, and of at least one chunk.
   absl::Span<const PrefixGroup> groups() const { return groups_; }
+  absl::Span<const int32_t> members() const { return members_; }
   absl::Span<const int32_t> Members(const PrefixGroup& group) const {
     return members_.subspan(static_cast<size_t>(group.begin),
                             static_cast<size_t>(group.end - group.begin));

@@ -18,6 +18,7 @@
 #include "attention/attention_spec.h"
 #include "attention/paged_attention.h"
 #include "attention/schedule.h"
+#include "attention/shared_prefix.h"
 #include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
 #include "cache/page_table.h"
@@ -47,6 +48,7 @@ struct Lengths {
   int64_t batch = 0;
   int64_t q_len = 0;
   int64_t kv_len = 0;
+  int64_t prefix = 0;  // tokens that all sequences share, whole pages
 };
 
 // `batch` sequences of equal length over a paged cache, in random page order.
@@ -68,6 +70,9 @@ class Attention final : public Op {
     QUERN_ASSIGN_OR_RETURN(kv.dtype, args.Type("kv", kCacheTypes));
     QUERN_ASSIGN_OR_RETURN(window, args.Int("window", 0, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(soft_cap, args.Int("softcap", 0, 1 << 20));
+    QUERN_ASSIGN_OR_RETURN(
+        lengths.prefix, args.Int("prefix", 0, lengths.kv_len - lengths.q_len));
+    lengths.prefix -= lengths.prefix % kv.page_size;
     if (window > 0) spec.window_left = window - 1;
     spec.soft_cap = static_cast<float>(soft_cap);
     spec.q_dtype = spec.out_dtype = dtype;
@@ -112,6 +117,9 @@ class Attention final : public Op {
     if (spec().soft_cap > 0) {
       absl::StrAppend(&info.shape, " softcap=", spec().soft_cap);
     }
+    if (lengths_.prefix > 0) {
+      absl::StrAppend(&info.shape, " prefix=", lengths_.prefix);
+    }
     info.dtype = std::string(DTypeName(spec().q_dtype));
     info.isa = plan_.target();
     const auto tokens = static_cast<double>(lengths_.batch * lengths_.q_len);
@@ -120,7 +128,8 @@ class Attention final : public Op {
         spec().window_left == kNoWindow
             ? lengths_.kv_len
             : std::min(lengths_.kv_len, spec().window_left + lengths_.q_len);
-    const auto kv_tokens = static_cast<double>(lengths_.batch * any);
+    const auto kv_tokens = static_cast<double>(
+        lengths_.batch * any - (lengths_.batch - 1) * lengths_.prefix);
     // Of q and out, and of the cache, whose latent form holds values in keys.
     const auto dims = static_cast<double>(dim() + v_dim());
     const double kv_dims = latent ? static_cast<double>(dim()) : dims;
@@ -163,18 +172,29 @@ class Attention final : public Op {
       std::swap(ids[i - 1], ids[(state >> 33) % i]);
     }
     const auto each = static_cast<size_t>(pages_per_sequence());
-    const absl::Span<const int32_t> all(ids);
-    for (int64_t s = 0; s < lengths_.batch; ++s) {
-      page_storage_.Append(all.subspan(static_cast<size_t>(s) * each, each));
+    const auto shared =
+        static_cast<size_t>(lengths_.prefix / spec().kv.page_size());
+    for (size_t s = 0; s < static_cast<size_t>(lengths_.batch); ++s) {
+      std::copy_n(ids.begin(), shared, ids.begin() + s * each);
+      page_storage_.Append(
+          absl::Span<const int32_t>(ids).subspan(s * each, each));
     }
     QUERN_ASSIGN_OR_RETURN(
         pages_, page_storage_.Build(spec().kv.page_size(), num_pages()));
     const auto batch = static_cast<size_t>(lengths_.batch);
     const std::vector<int64_t> q_lens(batch, lengths_.q_len);
     const std::vector<int64_t> kv_lens(batch, lengths_.kv_len);
+    AttentionBatch lens = {q_lens, kv_lens, {}, {}, {}};
+    if (lengths_.prefix > 0) {
+      QUERN_ASSIGN_OR_RETURN(
+          const SharedPrefixes prefixes,
+          SharedPrefixes::Find(pages_, q_lens, kv_lens, prefix_storage_));
+      lens.prefix_groups = prefixes.groups();
+      lens.prefix_members = prefixes.members();
+    }
     QUERN_ASSIGN_OR_RETURN(
         schedule_,
-        AttentionSchedule::Build(spec(), q_lens, kv_lens,
+        AttentionSchedule::Build(spec(), lens, AttentionTiles(),
                                  executor.num_workers(), schedule_storage_));
     QUERN_ASSIGN_OR_RETURN(
         const int64_t bytes,
@@ -343,6 +363,7 @@ class Attention final : public Op {
   SetBuffer cache_, q_, out_;
   PageTableStorage page_storage_;
   PageTable pages_;
+  SharedPrefixStorage prefix_storage_;
   AttentionScheduleStorage schedule_storage_;
   AttentionSchedule schedule_;
   AlignedBuffer workspace_;
@@ -363,7 +384,8 @@ OpEntry AttentionOp() {
            {"head_dim", "128", "elements of a head"},
            {"page_size", "128", "tokens of a page"},
            {"window", "0", "keys that a query sees; 0: all before it"},
-           {"softcap", "0", "of the logits; 0: none"}},
+           {"softcap", "0", "of the logits; 0: none"},
+           {"prefix", "0", "tokens of whole pages that all sequences share"}},
           &Attention::Create};
 }
 
