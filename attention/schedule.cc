@@ -256,6 +256,11 @@ class Line {
 
   void Add(const Stretch& stretch, int64_t head) {
     head_ = static_cast<int32_t>(head);
+    const double cost = stretch.cost();
+    if (cost <= target_ - position_ || last_share()) {
+      AddWhole(stretch, cost);
+      return;
+    }
     const auto first_run = static_cast<int32_t>(storage_.runs.size());
     if (AddItems(stretch, true)) AddMerge(stretch, first_run);
   }
@@ -301,11 +306,19 @@ class Line {
   void AddWork(const Stretch& stretch, int32_t begin, int32_t end,
                int64_t partial) {
     AttentionWork& work = storage_.work.emplace_back();
-    work.block = stretch.block;
+    work.block.sequence = stretch.block.sequence;
     work.block.kv_head = head_;
+    work.block.q_begin = stretch.block.q_begin;
+    work.block.q_end = stretch.block.q_end;
+    work.block.prefix = stretch.block.prefix;
     work.chunk_begin = begin;
     work.chunk_end = end;
     work.partial = partial;
+  }
+
+  void AddWhole(const Stretch& stretch, double cost) {
+    position_ += cost;
+    AddWork(stretch, stretch.chunk_begin, stretch.chunk_end, kNoPartial);
   }
 
   // Whether the items are parts of the block, with partial results. One that is
@@ -333,11 +346,11 @@ class Line {
       }
       EndShare();
     }
-    position_ += cost;
     if (chunk == stretch.chunk_begin && may_be_whole) {
-      AddWork(stretch, chunk, stretch.chunk_end, kNoPartial);
+      AddWhole(stretch, cost);
       return false;
     }
+    position_ += cost;
     AddPartial(stretch, chunk, stretch.chunk_end);
     return true;
   }
@@ -505,8 +518,12 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
     const PrefixGroup* prefix = PrefixOf(storage, s);
     ForEachBlock(storage.sequences[s], s, 0, 1, block_queries, schedule.group_,
                  [&](const Stretch& stretch, int64_t) {
+                   if (prefix == nullptr) {
+                     total += stretch.cost();
+                     return;
+                   }
                    Stretch rest = stretch;
-                   if (prefix != nullptr) rest.AfterPrefix(prefix->tokens);
+                   rest.AfterPrefix(prefix->tokens);
                    total += rest.cost();
                  });
   }
