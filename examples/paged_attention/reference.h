@@ -1,0 +1,94 @@
+#ifndef QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
+#define QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
+
+// Made-up queries, keys and values, and attention over them as a plain loop.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/dtype.h"
+#include "quant/scalar_convert.h"
+
+namespace quern {
+
+constexpr int64_t kQHeads = 8, kKvHeads = 2, kHeadDim = 64;
+constexpr int64_t kDocument = 256;  // tokens that all sequences begin with
+
+// An element of a query, key or value, in [-1, 1] and exact in bf16.
+inline float Element(char which, int64_t sequence, int64_t token, int64_t head,
+                     int64_t d) {
+  auto x = static_cast<uint32_t>(which);
+  for (const int64_t i : {token < kDocument ? 0 : sequence, token, head, d}) {
+    x = (x ^ static_cast<uint32_t>(i)) * 2654435761u;
+    x ^= x >> 15;
+  }
+  return static_cast<float>(static_cast<int>(x % 129) - 64) / 64.0f;
+}
+
+// fn(sequence, token) for the new tokens of each sequence, the last q_lens[s]
+// of its kv_lens[s]: the rows of a step, in their order.
+template <typename Fn>
+void ForEachRow(const std::vector<int64_t>& q_lens,
+                const std::vector<int64_t>& kv_lens, const Fn& fn) {
+  for (size_t s = 0; s < q_lens.size(); ++s) {
+    for (int64_t t = kv_lens[s] - q_lens[s]; t < kv_lens[s]; ++t) {
+      fn(static_cast<int64_t>(s), t);
+    }
+  }
+}
+
+// [tokens, heads, kHeadDim]: what a layer's projections would give.
+inline std::vector<BFloat16> Rows(char which, int64_t heads,
+                                  const std::vector<int64_t>& q_lens,
+                                  const std::vector<int64_t>& kv_lens) {
+  std::vector<BFloat16> rows;
+  ForEachRow(q_lens, kv_lens, [&](int64_t sequence, int64_t token) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t d = 0; d < kHeadDim; ++d) {
+        rows.push_back(
+            FromF32<BFloat16>(Element(which, sequence, token, h, d)));
+      }
+    }
+  });
+  return rows;
+}
+
+// The largest difference of out, [tokens, kQHeads, kHeadDim], to a loop over
+// the keys that each row sees.
+inline double MaxError(const std::vector<float>& out,
+                       const std::vector<int64_t>& q_lens,
+                       const std::vector<int64_t>& kv_lens) {
+  double worst = 0;
+  const float* actual = out.data();
+  ForEachRow(q_lens, kv_lens, [&](int64_t s, int64_t token) {
+    for (int64_t h = 0; h < kQHeads; ++h) {
+      const int64_t g = h / (kQHeads / kKvHeads);
+      std::vector<double> sums(kHeadDim);
+      double weights = 0;
+      for (int64_t t = 0; t <= token; ++t) {
+        double logit = 0;
+        for (int64_t d = 0; d < kHeadDim; ++d) {
+          logit += double{Element('q', s, token, h, d)} *
+                   double{Element('k', s, t, g, d)};
+        }
+        const double weight = std::exp(logit / std::sqrt(double{kHeadDim}));
+        weights += weight;
+        for (size_t d = 0; d < sums.size(); ++d) {
+          sums[d] +=
+              weight * double{Element('v', s, t, g, static_cast<int64_t>(d))};
+        }
+      }
+      for (const double sum : sums) {
+        worst = std::max(worst, std::abs(sum / weights - double{*actual++}));
+      }
+    }
+  });
+  return worst;
+}
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
