@@ -162,6 +162,10 @@ absl::Status VarlenAttentionPlan::CheckArgs(
       CheckAttentionRows(kOp, spec,
                          {args.schedule, args.q, args.out, args.lse,
                           args.alibi_slopes, args.sinks}));
+  // Each sequence has keys of its own.
+  QUERN_RETURN_IF_ERROR(CheckEqual(
+      kOp, "schedule.prefixes().size()",
+      static_cast<int64_t>(args.schedule.prefixes().size()), 0, "none"));
   const int64_t kv_tokens = Sizes(args.schedule).kv_tokens;
   const struct {
     const char* name;

@@ -375,5 +375,32 @@ TEST(VarlenAttentionPlanTest, RefusesArguments) {
   EXPECT_FALSE(plan.WorkspaceBytes(good.schedule, 0).ok());
 }
 
+// Of which each sequence has its own: a schedule of another maker.
+TEST(VarlenAttentionPlanTest, RefusesSharedKeys) {
+  VarlenAttentionSpec spec;
+  spec.dtype = spec.out_dtype = DType::kF32;
+  spec.q_heads = spec.kv_heads = spec.head_dim = 1;
+  const auto plan = VarlenAttentionPlan::Create(spec).value();
+  KvLayoutSpec layout;
+  layout.kv_heads = layout.head_dim = layout.page_size = 1;
+  AttentionSpec paged;
+  paged.kv = KvLayout::Create(layout).value();
+  paged.q_heads = 1;
+  const std::vector<int64_t> q_lens = {1, 1}, kv_lens = {300, 300};
+  const std::vector<PrefixGroup> groups = {{0, 2, 256}};
+  const std::vector<int32_t> members = {0, 1};
+  AttentionScheduleStorage storage;
+  VarlenAttentionArgs args;
+  args.schedule =
+      AttentionSchedule::Build(paged, {q_lens, kv_lens, {}, groups, members},
+                               AttentionTiles(), 1, storage)
+          .value();
+  std::vector<float> q(2), kv(600), out(2);
+  args.q = TensorView<float, 3>(q.data(), {2, 1, 1}, {1, 1, 1});
+  args.k = args.v = TensorView<float, 3>(kv.data(), {600, 1, 1}, {1, 1, 1});
+  args.out = TensorView<float, 3>(out.data(), {2, 1, 1}, {1, 1, 1});
+  ExpectRefusal(plan.CheckArgs(args), "schedule.prefixes().size()=1; need 0");
+}
+
 }  // namespace
 }  // namespace quern
