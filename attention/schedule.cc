@@ -133,6 +133,12 @@ absl::Status TooManyBlocks() {
       " blocks; need fewer or shorter sequences"));
 }
 
+absl::Status TooManyRuns() {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      kOp, ": the members of prefixes have more than ",
+      AttentionSchedule::kMaxRuns, " runs; need fewer workers or members"));
+}
+
 absl::Status TooManyPartialRows() {
   return absl::ResourceExhaustedError(absl::StrCat(
       kOp, ": the step leaves more than ", AttentionSchedule::kMaxPartialRows,
@@ -505,6 +511,8 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
     if (blocks > kMaxBlocks) return TooManyBlocks();
   }
   QUERN_RETURN_IF_ERROR(MakePrefixBlocks(spec, batch, block_queries, storage));
+  blocks += schedule.kv_heads_ * static_cast<int64_t>(storage.prefixes.size());
+  if (blocks > kMaxBlocks) return TooManyBlocks();
   schedule.sequences_ = storage.sequences;
 
   // Each head costs the same.
@@ -534,14 +542,19 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   storage.work.reserve(static_cast<size_t>(blocks));
   storage.prefix_runs.clear();
   const auto runs = [&] { return static_cast<int32_t>(storage.runs.size()); };
+  int64_t member_runs = 0;
   for (size_t p = 0; p < storage.prefixes.size(); ++p) {
     const Stretch stretch = PrefixStretch(storage, p, schedule.group_);
     for (int64_t head = 0; head < schedule.kv_heads_; ++head) {
       storage.prefix_runs.push_back(runs());
       line.AddPrefix(stretch, head);
+      const PrefixGroup& prefix = storage.prefixes[p];
+      member_runs += (int64_t{prefix.end} - prefix.begin) *
+                     (int64_t{runs()} - storage.prefix_runs.back());
     }
   }
   storage.prefix_runs.push_back(runs());
+  if (member_runs > kMaxRuns) return TooManyRuns();
   for (size_t s = 0; s < storage.sequences.size(); ++s) {
     const PrefixGroup* prefix = PrefixOf(storage, s);
     ForEachBlock(storage.sequences[s], s, 0, schedule.kv_heads_, block_queries,

@@ -171,14 +171,18 @@ class AttentionSchedule {
   // Short enough that a block's logits stay in the L1 or L2 cache, long enough
   // that merging costs less than a percent.
   static constexpr int64_t kChunkTokens = 256;
-  // What an item leaves for a merge is one row of f32 for each span and row: a
-  // few thousandths of the keys and values it read.
+  // What an item leaves for a merge is one row of f32 for each span and row:
+  // for each of its rows, about a thousandth of the keys and values it read.
   static constexpr int64_t kSpanChunks = 4;
   // No q_len or kv_len may be longer.
   static constexpr int64_t kMaxTokens = int64_t{1} << 30;
-  // Nor may a step have more blocks: they take 128 MiB. Eight heads have as
-  // many where a sequence has four million tokens and a block eight queries.
+  // Nor may a step have more blocks, those of prefixes included: they take 160
+  // MiB. Eight heads have as many where a sequence has four million tokens and
+  // a block eight queries.
   static constexpr int64_t kMaxBlocks = int64_t{1} << 22;
+  // Nor more runs of prefixes, each once for every member: 384 MiB. 128 members
+  // have as many where their prefix is cut into 131072 items.
+  static constexpr int64_t kMaxRuns = int64_t{1} << 24;
   // Nor more rows of partial results.
   static constexpr int64_t kMaxPartialRows = int64_t{1} << 40;
   static constexpr int kMaxWorkers = 1 << 16;
@@ -191,9 +195,9 @@ class AttentionSchedule {
   // queries see nothing, their output is zero), num_workers not in
   // [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
   // that some query does not see, of a sequence in two groups or with a
-  // window_left. ResourceExhausted: more than kMaxBlocks or kMaxPartialRows.
-  // Deterministic: the same arguments give the same bytes. Cost: linear in the
-  // blocks, a few nanoseconds each.
+  // window_left. ResourceExhausted: more than kMaxBlocks, kMaxRuns or
+  // kMaxPartialRows. Deterministic: the same arguments give the same bytes.
+  // Cost: linear in the blocks and runs, a few nanoseconds each.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, const AttentionBatch& batch,
       const AttentionTiles& tiles, int num_workers,
@@ -211,7 +215,8 @@ class AttentionSchedule {
   AttentionSchedule CopyTo(AttentionScheduleStorage& storage) const;
 
   absl::Span<const AttentionSequence> sequences() const { return sequences_; }
-  // In the order of the line: by sequence, head, queries and chunks.
+  // In the order of the line: by sequence, head, queries and chunks, prefixes
+  // before all sequences.
   absl::Span<const AttentionWork> work() const { return work_; }
   // All of the work, in parts of which none is empty. Claimed in this order,
   // the longest first, they keep num_workers workers busy to the end.

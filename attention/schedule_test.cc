@@ -471,6 +471,30 @@ TEST(AttentionScheduleTest, RefusesMoreThanItHasMemoryFor) {
   }
 }
 
+// Blocks of prefixes count too, and every member has the runs of its prefix.
+TEST(AttentionScheduleTest, RefusesPrefixesThatItHasNoMemoryFor) {
+  constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
+  const auto expect_refused = [](const AttentionSpec& spec, size_t sequences,
+                                 int64_t kv_len, int workers,
+                                 const char* words) {
+    Request request = {
+        spec, Lens(sequences, 1), Lens(sequences, kv_len), {}, {}};
+    for (size_t s = 0; s < sequences; ++s) {
+      request.members.push_back(static_cast<int32_t>(s));
+    }
+    request.groups = {{0, static_cast<int32_t>(sequences), kv_len - 256}};
+    AttentionScheduleStorage storage;
+    const absl::Status status = request.Build(workers, storage).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  constexpr int64_t kHeads = AttentionSchedule::kMaxBlocks / 4;
+  expect_refused(MakeSpec(kHeads, kHeads), 4, 512, 1,
+                 "more than 4194304 blocks");
+  expect_refused(MakeSpec(1, 1), 128, kLong, AttentionSchedule::kMaxWorkers,
+                 "the members of prefixes have more than 16777216 runs");
+}
+
 TEST(AttentionScheduleTest, TakesTheLongestSequencesAndTheMostWorkers) {
   constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
   const Request request = {
