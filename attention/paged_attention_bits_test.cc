@@ -14,7 +14,6 @@
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
 #include "gmock/gmock.h"
@@ -22,6 +21,7 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
@@ -56,7 +56,7 @@ TEST_P(PagedAttentionBitsTest, DependOnNothingButTheSequence) {
   EXPECT_FALSE(Run(heads, variant, batch).args().schedule.merges().empty());
   expect_same(variant, "8 workers planned, 1 at work");
   for (const int workers : {2, 3, 5}) {
-    const auto executor = HwyExecutor::Create(workers).value();
+    const auto executor = Workers(workers);
     variant.executor = executor.get();
     variant.schedule_workers = workers;
     expect_same(variant, "several workers");
@@ -146,7 +146,7 @@ TEST_P(PagedAttentionBitsTest, DoNotDependOnBlocksOfSharedPrefixes) {
     variant.plan_prefixes = true;
     for (const int64_t page_size : {1, 16, 256}) {
       for (const int workers : {1, 2, 5, 64}) {
-        const auto executor = HwyExecutor::Create(2).value();
+        const auto executor = Workers(2);
         variant.page_size = page_size;
         variant.form = std::nullopt;
         variant.schedule_workers = workers;

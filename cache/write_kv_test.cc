@@ -10,11 +10,11 @@
 #include "cache/write_kv_testutil.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "gtest/gtest.h"
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
+#include "testing/workers.h"
 
 namespace quern {
 namespace {
@@ -238,9 +238,7 @@ TEST_P(WriteKvTest, DoesNotDependOnTheNumberOfWorkers) {
   for (const int64_t slot : Consecutive(137, 230)) c.slots.push_back(slot);
   std::vector<std::vector<uint8_t>> caches;
   for (const int workers : {1, 2, 5}) {
-    const auto executor = HwyExecutor::Create(workers).value();
-    // Threads that are still starting allocate: wait for all of them.
-    executor->ParallelFor(workers, [](int64_t, int) {});
+    const auto executor = Workers(workers);
     Rng rng(1);
     WriteKvRun<float, int8_t> run(c, Finite<float>(), rng);
     EXPECT_TRUE(RanOn(run.Run(*executor)));
