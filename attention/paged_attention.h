@@ -47,10 +47,14 @@
 
 namespace quern {
 
+// Everything is borrowed for the time of one Execute; the storages behind
+// `pages` and `schedule` too. The file examples/paged_attention/main.cc fills
+// one.
 struct PagedAttentionArgs {
+  // tokens: the sum of the schedule's q_lens, sequence by sequence.
   AnyTensorView q;             // [tokens, q_heads, head_dim]
   KvCacheView kv;              // the new tokens' keys and values are in it
-  PageTable pages;             // of the schedule's sequences
+  PageTable pages;             // of the schedule's sequences, in its order
   AttentionSchedule schedule;  // built with the plan's spec
   AnyTensorView out;           // [tokens, q_heads, v_head_dim]
   MatrixView<float> lse;       // [tokens, q_heads], or without data: not wanted
@@ -69,8 +73,10 @@ class PagedAttentionPlan {
   // "bf16 dot" or "f32 fma".
   const char* arithmetic() const { return kernels_.arithmetic; }
 
-  // Scratch of one Execute with this schedule by an executor of that many
-  // workers. ResourceExhausted if the size overflows.
+  // Bytes of scratch for one Execute with this schedule, by an executor of at
+  // most that many workers. One workspace serves all layers, one after another;
+  // the next step may need a larger one. ResourceExhausted if the size
+  // overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSchedule& schedule,
                                          int num_workers) const;
 
@@ -79,7 +85,8 @@ class PagedAttentionPlan {
   // and types that are not the plan's, negative strides, null memory, out or
   // lse with rows that overlap or overlapping anything else, a schedule of
   // another spec, a cache of another layout, sequences longer than their pages,
-  // pages beyond the cache.
+  // pages beyond the cache, sequences that share a prefix in the schedule but
+  // not the pages of it.
   absl::Status CheckArgs(const PagedAttentionArgs& args) const;
 
   // args as CheckArgs accepts them, `workspace` of at least WorkspaceBytes.

@@ -122,20 +122,25 @@ struct AttentionShare {
   double cost;
 };
 
-// The sequences of a step: one entry each.
+// The sequences of a step: one entry each. Build reads these arrays and keeps
+// none of them.
 struct AttentionBatch {
-  absl::Span<const int64_t> q_lens;
-  absl::Span<const int64_t> kv_lens;
+  absl::Span<const int64_t> q_lens;   // new tokens, which have queries
+  absl::Span<const int64_t> kv_lens;  // all tokens, the new ones included
   // Not 0: no query sees what comes after it. Empty: all are causal.
   absl::Span<const uint8_t> causal;
-  // Sequences that begin with the same pages, as SharedPrefixes finds them: the
-  // queries of a group meet those keys in blocks of their own, which read them
-  // once. The bits of the results are the same.
+  // Sequences that begin with the same pages: groups() and members() of
+  // SharedPrefixes::Find. The queries of a group meet those keys in blocks of
+  // their own, which read them once. The bits of the results are the same. Each
+  // block takes as many members as it has room for queries (block_rows / group
+  // of them); a member that brings more queries than that, in a long prefill,
+  // reads the keys by itself. Both empty: no groups.
   absl::Span<const PrefixGroup> prefix_groups;
   absl::Span<const int32_t> prefix_members;
 };
 
-// The blocks that kernels like.
+// The blocks that kernels like. The defaults are right for all kernels here;
+// other values are for experiments.
 struct AttentionTiles {
   // Rows of a block at most, or those of one query if they are more. It is
   // halved, down to 32, while the workers would have few blocks to share.
@@ -152,7 +157,7 @@ struct AttentionTiles {
 };
 
 // The arrays of a schedule, kept from step to step: only growth allocates.
-// Indices only: they may be copied and moved.
+// Indices only: they may be copied and moved. Callers do not look inside.
 struct AttentionScheduleStorage {
   std::vector<AttentionSequence> sequences;
   std::vector<AttentionWork> work;
@@ -165,7 +170,8 @@ struct AttentionScheduleStorage {
   std::vector<int32_t> prefix_runs;  // the first of each prefix and head
 };
 
-// A borrowed, validated schedule: the storage outlives it and does not change.
+// A borrowed, validated schedule: the storage outlives it and does not change,
+// and the next Build into that storage ends it. It may be copied freely.
 class AttentionSchedule {
  public:
   // Short enough that a block's logits stay in the L1 or L2 cache, long enough
@@ -196,8 +202,10 @@ class AttentionSchedule {
   // [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
   // that some query does not see, of a sequence in two groups or with a
   // window_left. ResourceExhausted: more than kMaxBlocks, kMaxRuns or
-  // kMaxPartialRows. Deterministic: the same arguments give the same bytes.
-  // Cost: linear in the blocks and runs, a few nanoseconds each.
+  // kMaxPartialRows. num_workers: those of the executor that will run it; with
+  // any other number the results are the same, the shares less even.
+  // Deterministic: the same arguments give the same bytes. Cost: linear in the
+  // blocks and runs, a few nanoseconds each.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, const AttentionBatch& batch,
       const AttentionTiles& tiles, int num_workers,
@@ -231,7 +239,8 @@ class AttentionSchedule {
                          static_cast<size_t>(merge.run_end - merge.run_begin));
   }
 
-  // What blocks share, each a part of a group of the batch.
+  // What blocks share, each a part of a group of the batch. None where no two
+  // neighbours in a group fit into one block.
   absl::Span<const PrefixGroup> prefixes() const { return prefixes_; }
   absl::Span<const int32_t> Members(const PrefixGroup& prefix) const {
     return members_.subspan(static_cast<size_t>(prefix.begin),

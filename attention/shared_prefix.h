@@ -15,6 +15,18 @@
 // reading, (members - 1) * tokens. So of [system, a, x], [system, a, y] and
 // [system, b] the first two are a group where `a` is long, and all three are
 // one where it is short. What a chosen subset leaves over is in no group.
+//
+//   SharedPrefixStorage kept;  // from step to step
+//   const auto prefixes = SharedPrefixes::Find(pages, q_lens, kv_lens, kept);
+//   if (!prefixes.ok()) return prefixes.status();
+//   AttentionBatch batch;
+//   batch.q_lens = q_lens;
+//   batch.kv_lens = kv_lens;
+//   batch.prefix_groups = prefixes->groups();
+//   batch.prefix_members = prefixes->members();
+//   AttentionSchedule::Build(spec, batch, AttentionTiles(), workers, ...);
+//
+// PageAllocator::Fork makes sequences hold the same pages.
 
 #include <cstdint>
 #include <string>
@@ -43,14 +55,17 @@ struct SharedPrefixStorage {
   std::vector<Nested> nested;
 };
 
-// Borrowed: the storage outlives it and does not change.
+// Borrowed: the storage outlives it and does not change. Build copies what it
+// needs, so that nothing of it need outlive Build.
 class SharedPrefixes {
  public:
   // No groups.
   SharedPrefixes() = default;
 
-  // For causal sequences without a window: query i of sequence s sees the keys
-  // before kv_lens[s] - q_lens[s], and some of its own. InvalidArgument where
+  // For causal sequences without a window. Only keys of earlier steps count,
+  // the first kv_lens[s] - q_lens[s] of sequence s, because every query sees
+  // those: a sequence that brings the prefix itself, in a first prefill, is in
+  // no group. InvalidArgument where
   // PageTable::CheckKvLens refuses, or q_lens[s] is not in [0, kv_lens[s]].
   // Deterministic: groups by their first member's pages, members of equal pages
   // by how much of them they can share, then by number. Cost: sorts the
@@ -67,7 +82,8 @@ class SharedPrefixes {
     return members_.subspan(static_cast<size_t>(group.begin),
                             static_cast<size_t>(group.end - group.begin));
   }
-  // Keys of each head that need not be read again.
+  // Keys of each head that need not be read again, if Build can use all groups:
+  // schedule.prefixes() has what it used.
   int64_t saved_tokens() const;
 
   // One line for each group, to read and to compare.

@@ -74,7 +74,8 @@ class KvLayout {
   static absl::StatusOr<KvLayout> Create(const KvLayoutSpec& spec);
   static constexpr int64_t kMaxPageBytes = int64_t{1} << 40;
 
-  // What a spec without a form gets.
+  // What a spec without a form gets: kPaired, which attention reads fastest,
+  // where page_size is a multiple of 16, else kPlain.
   static KvForm AutomaticForm(int64_t page_size);
 
   DType dtype() const { return dtype_; }

@@ -78,6 +78,9 @@ struct WriteKvSpec {
   WriteKvStores stores = WriteKvStores::kAuto;
 };
 
+// tokens: the new ones of all sequences of a step, one sequence after the
+// other; slots say where each goes. A page that several sequences hold is not
+// to be written to: PageAllocator::GrowForWrite gives the writer a copy.
 struct WriteKvArgs {
   // Latent form: the last extent of k is v_head_dim, that of v the rest of it,
   // head_dim - v_head_dim.
