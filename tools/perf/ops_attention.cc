@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,7 @@ struct Lengths {
   int64_t batch = 0;
   int64_t q_len = 0;
   int64_t kv_len = 0;
-  int64_t prefix = 0;  // tokens that all sequences share, whole pages
+  int64_t prefix = 0;  // tokens that all sequences share
 };
 
 // `batch` sequences of equal length over a paged cache, in random page order.
@@ -72,7 +73,8 @@ class Attention final : public Op {
     QUERN_ASSIGN_OR_RETURN(soft_cap, args.Int("softcap", 0, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(
         lengths.prefix, args.Int("prefix", 0, lengths.kv_len - lengths.q_len));
-    lengths.prefix -= lengths.prefix % kv.page_size;
+    lengths.prefix -= lengths.prefix %
+                      std::lcm(kv.page_size, AttentionSchedule::kChunkTokens);
     if (window > 0) spec.window_left = window - 1;
     spec.soft_cap = static_cast<float>(soft_cap);
     spec.q_dtype = spec.out_dtype = dtype;
@@ -385,7 +387,8 @@ OpEntry AttentionOp() {
            {"page_size", "128", "tokens of a page"},
            {"window", "0", "keys that a query sees; 0: all before it"},
            {"softcap", "0", "of the logits; 0: none"},
-           {"prefix", "0", "tokens of whole pages that all sequences share"}},
+           {"prefix", "0",
+            "tokens that all share, of whole pages and chunks of 256"}},
           &Attention::Create};
 }
 
