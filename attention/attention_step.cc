@@ -197,19 +197,18 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   };
   if (block.prefix != kNoPrefix) {
     std::fill_n(seen, c.rows, all);
-    any.begin = 0;
-    any.end = all.end;
-  }
-  for (int64_t query = block.prefix == kNoPrefix ? block.q_begin : block.q_end;
-       query < block.q_end; ++query) {
-    const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
-                              clip(args_.schedule.VisibleEnd(block, query))};
-    seen = std::fill_n(seen, spec_.group(), range);
-    all.begin = std::max(all.begin, range.begin);
-    all.end = std::min(all.end, range.end);
-    if (range.begin >= range.end) continue;
-    any.begin = std::min(any.begin, range.begin);
-    any.end = std::max(any.end, range.end);
+    any = all;
+  } else {
+    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+      const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
+                                clip(args_.schedule.VisibleEnd(block, query))};
+      seen = std::fill_n(seen, spec_.group(), range);
+      all.begin = std::max(all.begin, range.begin);
+      all.end = std::min(all.end, range.end);
+      if (range.begin >= range.end) continue;
+      any.begin = std::min(any.begin, range.begin);
+      any.end = std::max(any.end, range.end);
+    }
   }
 
   bool finite = true;
@@ -238,7 +237,6 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   }
   std::copy_n(groups.k, kChunkGroups, c.k);
   std::copy_n(groups.v, kChunkGroups, c.v);
-  // Staging has fetched what it will read next.
   // Bytes have been widened, and the next ones fetched on the way.
   chunks_.SetNext(next, chunks_.narrow() && !bytes, &c);
   SetNextQueries(next_block, worker, &c);
