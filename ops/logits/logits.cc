@@ -2,24 +2,63 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/check_args.h"
+#include "core/dtype.h"
+#include "core/executor.h"
 #include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "hwy/base.h"
+#include "ops/index_view.h"
+#include "ops/logits/logits_kernels.h"
 #include "ops/parallel_rows.h"
+#include "quant/scalar_convert.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "logits";
 
+// From one row of v to the next. That of a lone row may be any number, and is
+// not used.
+int64_t RowBytes(const AnyTensorView& v) {
+  return v.extent(0) > 1 ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
+                         : 0;
+}
+
 }  // namespace
+
+// T is BFloat16 or Float16.
+template <typename T>
+std::shared_ptr<const LogitsPlan::Steps> LogitsPlan::StepsOf(
+    const LogitsSpec& spec) {
+  auto steps = std::make_shared<Steps>();
+  const auto round = [](float x) { return ToF32(FromF32<T>(x)); };
+  for (uint32_t code = 0; code < steps->size(); ++code) {
+    float l = ToF32(T::FromBits(static_cast<uint16_t>(code)));
+    if (spec.soft_cap > 0.0f) {
+      l = round(l / spec.soft_cap);
+      // By way of double: tanh of float differs between libraries.
+      l = round(static_cast<float>(std::tanh(static_cast<double>(l))));
+      l = round(l * spec.soft_cap);
+    }
+    if (spec.scale != 1.0f) l = round(l * spec.scale);
+    (*steps)[code] = hwy::BitCastScalar<uint16_t>(FromF32<T>(l));
+  }
+  return steps;
+}
 
 absl::StatusOr<LogitsPlan> LogitsPlan::Create(const LogitsSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", spec.vocab, 1));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "hidden_dtype", spec.hidden_dtype,
-                                     {DType::kF32, DType::kBF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
   if (!(spec.soft_cap >= 0.0f && std::isfinite(spec.soft_cap))) {
     return InvalidArgument(kOp, "soft_cap=", spec.soft_cap,
                            "; need finite soft_cap >= 0");
@@ -27,7 +66,12 @@ absl::StatusOr<LogitsPlan> LogitsPlan::Create(const LogitsSpec& spec) {
   if (!std::isfinite(spec.scale)) {
     return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite scale");
   }
-  return LogitsPlan(spec, GetLogitsKernels());
+  std::shared_ptr<const Steps> steps;
+  if (spec.soft_cap > 0.0f || spec.scale != 1.0f) {
+    if (spec.logits_dtype == DType::kBF16) steps = StepsOf<BFloat16>(spec);
+    if (spec.logits_dtype == DType::kF16) steps = StepsOf<Float16>(spec);
+  }
+  return LogitsPlan(spec, GetLogitsKernels(), std::move(steps));
 }
 
 absl::Status LogitsPlan::CheckSelectArgs(const AnyTensorView& hidden,
@@ -53,35 +97,44 @@ absl::Status LogitsPlan::CheckSelectArgs(const AnyTensorView& hidden,
 void LogitsPlan::SelectRows(const AnyTensorView& hidden, IndexView rows,
                             const AnyTensorView& out) const noexcept {
   QUERN_DCHECK_OK(CheckSelectArgs(hidden, rows, out));
-  const int64_t size = static_cast<int64_t>(SizeOf(spec_.hidden_dtype));
+  const size_t bytes =
+      static_cast<size_t>(spec_.hidden) * SizeOf(spec_.hidden_dtype);
+  const int64_t from_row = RowBytes(hidden), to_row = RowBytes(out);
   const char* from = static_cast<const char*>(hidden.data());
   char* to = static_cast<char*>(out.mutable_data());
   for (int64_t r = 0; r < rows.size(); ++r) {
-    std::memcpy(to + r * out.stride(0) * size,
-                from + rows[r] * hidden.stride(0) * size,
-                static_cast<size_t>(spec_.hidden * size));
+    std::memcpy(to + r * to_row, from + rows[r] * from_row, bytes);
   }
 }
 
-absl::Status LogitsPlan::CheckArgs(MatrixView<float> logits) const {
-  return CheckOutput(kOp, "logits", logits, DType::kF32,
+absl::Status LogitsPlan::CheckArgs(const AnyTensorView& logits) const {
+  return CheckOutput(kOp, "logits", logits, spec_.logits_dtype,
                      {kAnyExtent, spec_.vocab});
 }
 
-void LogitsPlan::Execute(MatrixView<float> logits,
+void LogitsPlan::Execute(const AnyTensorView& logits,
                          Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(logits));
   if (spec_.soft_cap == 0.0f && spec_.scale == 1.0f) return;
   const size_t n = static_cast<size_t>(spec_.vocab);
+  const int64_t row_bytes = RowBytes(logits);
+  char* data = static_cast<char*>(logits.mutable_data());
+  const auto process = [&](void* row) {
+    if (steps_ != nullptr) {
+      const Steps& steps = *steps_;
+      auto* l = static_cast<uint16_t*>(row);
+      for (size_t j = 0; j < n; ++j) l[j] = steps[l[j]];
+    } else if (spec_.soft_cap > 0.0f) {
+      kernels_.cap_and_scale(static_cast<float*>(row), n, spec_.soft_cap,
+                             spec_.scale);
+    } else {
+      kernels_.scale(static_cast<float*>(row), n, spec_.scale);
+    }
+  };
   ParallelRows(executor, logits.extent(0), 2 * spec_.vocab,
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   if (spec_.soft_cap > 0.0f) {
-                     kernels_.cap_and_scale(logits.Row(i), n, spec_.soft_cap,
-                                            spec_.scale);
-                   } else {
-                     kernels_.scale(logits.Row(i), n, spec_.scale);
-                   }
+                   process(data + i * row_bytes);
                  }
                });
 }

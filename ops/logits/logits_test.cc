@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,12 @@
 #include "testing/isa_test.h"
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
+#include "testing/refusal.h"
 
 namespace quern {
 namespace {
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 // The header's 12 units of tanh; the quotient's rounding moves tanh by no more
 // than its own share, and two products follow.
@@ -120,6 +124,118 @@ TEST_P(LogitsTest, ScalesExactlyOrLeavesAlone) {
   }
 }
 
+// A logit of T as the header says, every step in double and rounded by way of
+// f32. What the kernel shares with this is the library's tanh.
+template <typename T>
+double Step(double l, float soft_cap, float scale) {
+  const auto round = [](double x) {
+    return ToDouble(FromDouble<T>(ToDouble(FromDouble<float>(x))));
+  };
+  if (soft_cap > 0) {
+    const double cap = soft_cap;
+    l = round(l / cap);
+    l = round(std::tanh(l));
+    l = round(l * cap);
+  }
+  return scale == 1 ? l : round(l * scale);
+}
+
+// Denormals, infinities, NaN and both zeros among them.
+TEST_P(LogitsTest, RoundsEveryHalfPrecisionLogitAtEachStep) {
+  struct Case {
+    float soft_cap, scale;
+  };
+  for (const Case c : {Case{30, 1}, Case{50, 0.0625f}, Case{1, -3},
+                       Case{0.7f, 1.1f}, Case{1e5f, 1e-3f}, Case{1e-30f, 1},
+                       Case{0, 0.3f}, Case{0, 1}, Case{0, 0}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(dtype) << " " << c.soft_cap << " " << c.scale);
+      WithType(dtype, [&](auto type) {
+        using T = decltype(type);
+        LogitsSpec spec = Spec(257, c.soft_cap, c.scale);
+        spec.logits_dtype = dtype;
+        const LogitsPlan plan = Plan(spec);
+        StridedMatrix<T> m(256, 257, 259);
+        for (int64_t i = 0; i < 256 * 257; ++i) {
+          *m.view().At(i / 257, i % 257) =
+              FromBits<T>(static_cast<uint32_t>(i) & 0xFFFF);
+        }
+        ASSERT_EQ(plan.CheckArgs(m.view()), absl::OkStatus());
+        plan.Execute(m.view(), executor_);
+        for (int64_t i = 0; i < 256 * 257; ++i) {
+          const T got = *m.view().At(i / 257, i % 257);
+          const uint32_t code = static_cast<uint32_t>(i) & 0xFFFF;
+          if (c.soft_cap == 0 && c.scale == 1) {
+            ASSERT_EQ(BitsOf(got), code);
+            continue;
+          }
+          const double want =
+              Step<T>(ToDouble(FromBits<T>(code)), c.soft_cap, c.scale);
+          if (std::isnan(want)) {
+            ASSERT_TRUE(std::isnan(ToDouble(got))) << code;
+          } else {
+            ASSERT_EQ(BitsOf(got), BitsOf(FromDouble<T>(want)))
+                << code << ": " << ToDouble(got) << " for " << want;
+          }
+        }
+      });
+    }
+  }
+}
+
+// All three dtypes; what lies between and behind the rows is checked by the
+// matrix.
+TEST_P(LogitsTest, TakesStridedRowsOfAnyWidth) {
+  TestRng rng;
+  for (const DType dtype : kDTypes) {
+    for (const int64_t vocab : {1, 2, 7, 31, 32, 33, 769}) {
+      for (const int64_t rows : {0, 1, 3}) {
+        SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " " << rows
+                                        << " rows of " << vocab);
+        LogitsSpec spec = Spec(vocab, 20.0f, 0.5f);
+        spec.logits_dtype = dtype;
+        const LogitsPlan plan = Plan(spec);
+        const AnyMatrix m(dtype,
+                          ToDoubles(UniformReals(rng, rows * vocab, -90, 90)),
+                          rows, vocab, vocab + 3, Edge::kBegin, 1);
+        const std::vector<double> logits = m.doubles();
+        plan.Execute(m.view(), executor_);
+        std::vector<double> want;
+        for (const double l : logits) {
+          want.push_back(WithType(dtype, [l](auto type) {
+            return Step<decltype(type)>(l, 20.0f, 0.5f);
+          }));
+        }
+        EXPECT_TRUE(
+            AllWithin(m.doubles(), want, [dtype](double value, int64_t) {
+              return dtype == DType::kF32 ? 2 * kRelative * std::abs(value)
+                                          : 0.0;
+            }));
+      }
+    }
+  }
+}
+
+// Not even in a product that would overflow.
+TEST_P(LogitsTest, IgnoresTheRowStrideOfOneRow) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  const LogitsPlan plan = Plan(Spec(2, 0.0f, 2.0f));
+  std::vector<float> l = {1, 2};
+  const MatrixView<float> row(l.data(), {1, 2}, {kHuge, 1});
+  ASSERT_EQ(plan.CheckArgs(row), absl::OkStatus());
+  plan.Execute(row, executor_);
+  EXPECT_EQ(l, (std::vector<float>{2, 4}));
+  std::vector<float> x = {1, 2, 3, 4}, out(4);
+  const MatrixView<const float> hidden(x.data(), {1, 4}, {kHuge, 1});
+  const MatrixView<float> to(out.data(), {1, 4}, {-kHuge, 1});
+  const int32_t zero = 0;
+  const IndexView rows = DenseVector(&zero, 1);
+  ASSERT_EQ(plan.CheckSelectArgs(hidden, rows, to), absl::OkStatus());
+  plan.SelectRows(hidden, rows, to);
+  EXPECT_EQ(out, x);
+}
+
 TEST_P(LogitsTest, DoesNotDependOnWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
@@ -127,43 +243,66 @@ TEST_P(LogitsTest, DoesNotDependOnWorkers) {
   // Threads allocate while they start.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t rows = 23, vocab = 4099;
-  const LogitsPlan plan = Plan(Spec(vocab, 30.0f, 2.0f));
-  std::vector<float> one = UniformReals(rng, rows * vocab, -50, 50);
-  std::vector<float> many = one;
-  EXPECT_NO_ALLOCATION(
-      plan.Execute(DenseMatrix(one.data(), rows, vocab), executor_));
-  EXPECT_NO_ALLOCATION(
-      plan.Execute(DenseMatrix(many.data(), rows, vocab), **pool));
-  EXPECT_TRUE(AllBitsEqual(one, many));
+  for (const DType dtype : kDTypes) {
+    LogitsSpec spec = Spec(vocab, 30.0f, 2.0f);
+    spec.logits_dtype = dtype;
+    const LogitsPlan plan = Plan(spec);
+    const auto values = ToDoubles(UniformReals(rng, rows * vocab, -50, 50));
+    const AnyMatrix one(dtype, values, rows, vocab, vocab);
+    const AnyMatrix many(dtype, values, rows, vocab, vocab);
+    EXPECT_NO_ALLOCATION(plan.Execute(one.view(), executor_));
+    EXPECT_NO_ALLOCATION(plan.Execute(many.view(), **pool));
+    EXPECT_EQ(one.bits(), many.bits());
+  }
 }
 
-TEST_P(LogitsTest, SelectsRows) {
+// Byte for byte: no dtype is read, so that NaN and codes that are none stay.
+TEST_P(LogitsTest, SelectsRowsOfAnyDType) {
   TestRng rng;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    LogitsSpec spec = Spec(9);
-    spec.hidden = 17;
-    spec.hidden_dtype = dtype;
-    const LogitsPlan plan = Plan(spec);
-    const AnyMatrix hidden(dtype, ToDoubles(UniformReals(rng, 5 * 17)), 5, 17,
-                           19);
-    const AnyMatrix out(dtype, 3, 17, 18);
-    const std::vector<int32_t> rows = {4, 0, 4};
-    const IndexView view = DenseVector(rows.data(), 3);
-    ASSERT_EQ(plan.CheckSelectArgs(hidden.const_view(), view, out.view()),
-              absl::OkStatus());
-    EXPECT_NO_ALLOCATION(
-        plan.SelectRows(hidden.const_view(), view, out.view()));
-    const auto from = hidden.bits(), to = out.bits();
-    for (size_t i = 0; i < to.size(); ++i) {
-      EXPECT_EQ(to[i], from[static_cast<size_t>(rows[i / 17]) * 17 + i % 17]);
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2,
+        DType::kI32, DType::kI8, DType::kU8}) {
+    for (const int64_t width : {1, 3, 17, 64}) {
+      SCOPED_TRACE(testing::Message() << width << " of " << DTypeName(dtype));
+      LogitsSpec spec = Spec(9);
+      spec.hidden = width;
+      spec.hidden_dtype = dtype;
+      const LogitsPlan plan = Plan(spec);
+      const auto size = static_cast<int64_t>(SizeOf(dtype));
+      StridedMatrix<uint8_t> hidden(5, width * size, (width + 2) * size);
+      StridedMatrix<uint8_t> out(3, width * size, (width + 1) * size);
+      for (int64_t i = 0; i < 5 * width * size; ++i) {
+        *hidden.view().At(i / (width * size), i % (width * size)) =
+            static_cast<uint8_t>(rng.Integer(0, 255));
+      }
+      const AnyTensorView from(dtype,
+                               static_cast<const void*>(hidden.view().Row(0)),
+                               2, {5, width}, {width + 2, 1});
+      const AnyTensorView to(dtype, static_cast<void*>(out.view().Row(0)), 2,
+                             {3, width}, {width + 1, 1});
+      const std::vector<int32_t> rows = {4, 0, 4};
+      const IndexView view = DenseVector(rows.data(), 3);
+      ASSERT_EQ(plan.CheckSelectArgs(from, view, to), absl::OkStatus());
+      EXPECT_NO_ALLOCATION(plan.SelectRows(from, view, to));
+      for (int64_t r = 0; r < 3; ++r) {
+        for (int64_t i = 0; i < width * size; ++i) {
+          ASSERT_EQ(*out.view().At(r, i),
+                    *hidden.view().At(rows[static_cast<size_t>(r)], i));
+        }
+      }
     }
   }
 }
 
-void ExpectRefused(const absl::Status& status, absl::StatusCode code,
-                   const std::string& words) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(status.message().find(words), std::string::npos) << status;
+TEST_P(LogitsTest, SharesWhatItMadeWithItsCopies) {
+  LogitsSpec spec = Spec(1, 2.0f);
+  spec.logits_dtype = DType::kBF16;
+  auto plan = std::make_unique<LogitsPlan>(Plan(spec));
+  const LogitsPlan copy = *plan;
+  plan.reset();
+  const AnyMatrix m(DType::kBF16, {100.0}, 1, 1, 1);
+  copy.Execute(m.view(), executor_);
+  EXPECT_EQ(m.doubles(), std::vector<double>{2.0});
 }
 
 TEST(LogitsPlanTest, RefusesABadSpec) {
@@ -172,16 +311,16 @@ TEST(LogitsPlanTest, RefusesABadSpec) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const auto refused = [](const LogitsSpec& spec, absl::StatusCode code,
                           const std::string& words) {
-    ExpectRefused(LogitsPlan::Create(spec).status(), code, words);
+    ExpectRefusal(LogitsPlan::Create(spec).status(), code, words);
   };
   refused(Spec(0), kInvalid, "logits: vocab=0; need vocab >= 1");
   LogitsSpec spec = Spec(1);
   spec.hidden = 0;
   refused(spec, kInvalid, "hidden=0; need hidden >= 1");
   spec = Spec(1);
-  spec.hidden_dtype = DType::kF16;
+  spec.logits_dtype = DType::kI32;
   refused(spec, absl::StatusCode::kUnimplemented,
-          "hidden_dtype is f16; need f32 or bf16");
+          "logits: logits_dtype is i32; need f32 or bf16 or f16");
   for (const float cap : {-1.0f, kInf, kNaN}) {
     refused(Spec(1, cap), kInvalid, "need finite soft_cap >= 0");
   }
@@ -199,11 +338,20 @@ TEST(LogitsPlanTest, RefusesBadArguments) {
   std::vector<int64_t> rows = {0, 5};
   const auto refused = [](const absl::Status& status,
                           const std::string& words) {
-    ExpectRefused(status, absl::StatusCode::kInvalidArgument, words);
+    ExpectRefusal(status, absl::StatusCode::kInvalidArgument, words);
   };
   refused(plan->CheckArgs(DenseMatrix(x.data(), 2, 4)),
           "logits is [2, 4]; need [any, 3]");
+  const AnyMatrix bf16(DType::kBF16, 2, 3, 3), f32(DType::kF32, 2, 3, 3);
+  refused(plan->CheckArgs(bf16.view()), "logits is bf16; need f32");
+  refused(plan->CheckArgs(f32.const_view()), "logits");
+  EXPECT_EQ(plan->CheckArgs(f32.view()), absl::OkStatus());
   const IndexView view = DenseVector(rows.data(), 2);
+  refused(plan->CheckSelectArgs(bf16.const_view(), view, to),
+          "hidden is bf16; need f32");
+  refused(plan->CheckSelectArgs(hidden, view, hidden), "out");
+  refused(plan->CheckSelectArgs(hidden, view, DenseMatrix(out.data(), 3, 4)),
+          "out is [3, 4]; need [2, 4]");
   refused(plan->CheckSelectArgs(hidden, view, to),
           "rows[1]=5; need 0 <= row < 5");
   rows[1] = -1;

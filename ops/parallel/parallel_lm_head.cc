@@ -4,10 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,7 +19,6 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "gemm/linear.h"
-#include "hwy/base.h"
 #include "ops/logits/logits.h"
 #include "ops/parallel/matrix_parts.h"
 #include "ops/parallel/parallel_linear.h"
@@ -45,38 +42,6 @@ struct Candidate {
     return logit > other.logit || std::isnan(logit);
   }
 };
-
-// The step of each 16-bit logit. T is BFloat16 or Float16.
-template <typename T>
-std::vector<uint16_t> StepTable(float soft_cap, float scale) {
-  std::vector<uint16_t> table(65536);
-  const auto round = [](float x) { return ToF32(FromF32<T>(x)); };
-  for (uint32_t code = 0; code < 65536; ++code) {
-    float l = ToF32(T::FromBits(static_cast<uint16_t>(code)));
-    if (soft_cap > 0.0f) {
-      l = round(l / soft_cap);
-      l = round(std::tanh(l));
-      l = round(l * soft_cap);
-    }
-    if (scale != 1.0f) l = round(l * scale);
-    table[code] = hwy::BitCastScalar<uint16_t>(FromF32<T>(l));
-  }
-  return table;
-}
-
-void LookUp(const std::vector<uint16_t>& table, const AnyTensorView& logits,
-            Executor& executor) {
-  auto* data = static_cast<uint16_t*>(logits.mutable_data());
-  ParallelRows(executor, logits.extent(0), 2 * logits.extent(1),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) {
-                   uint16_t* row = data + i * logits.stride(0);
-                   for (int64_t j = 0; j < logits.extent(1); ++j) {
-                     row[j] = table[row[j]];
-                   }
-                 }
-               });
-}
 
 // The largest of each row; ids count from first_id.
 void LargestOf(const AnyTensorView& logits, int64_t first_id,
@@ -111,12 +76,11 @@ absl::StatusOr<ParallelLmHeadPlan> ParallelLmHeadPlan::Create(
   const int rank = communicator.rank(), size = communicator.size();
   QUERN_ASSIGN_OR_RETURN(const VocabShard shard,
                          VocabShard::Create(spec.vocab, rank, size));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
   const int64_t own = shard.originals();
   LogitsSpec process;
   process.vocab = std::max<int64_t>(own, 1);
   process.hidden = spec.hidden;
+  process.logits_dtype = spec.logits_dtype;
   process.soft_cap = spec.soft_cap;
   process.scale = spec.scale;
   QUERN_ASSIGN_OR_RETURN(LogitsPlan process_plan, LogitsPlan::Create(process));
@@ -129,12 +93,6 @@ absl::StatusOr<ParallelLmHeadPlan> ParallelLmHeadPlan::Create(
                          BiasAsF32(kOp, bias, given));
 
   ParallelLmHeadPlan plan(spec, shard, std::move(process_plan), rank, size);
-  const bool processes = spec.soft_cap > 0.0f || spec.scale != 1.0f;
-  if (processes && spec.logits_dtype == DType::kBF16) {
-    plan.table_ = StepTable<BFloat16>(spec.soft_cap, spec.scale);
-  } else if (processes && spec.logits_dtype == DType::kF16) {
-    plan.table_ = StepTable<Float16>(spec.soft_cap, spec.scale);
-  }
   if (own == 0) return plan;
   LinearSpec linear;
   linear.n = own;
@@ -210,11 +168,7 @@ void ParallelLmHeadPlan::OwnLogits(const AnyTensorView& hidden,
                                    Executor& executor) const noexcept {
   if (!linear_.has_value()) return;
   linear_->Execute(hidden, logits, scratch.linear_, executor);
-  if (spec_.logits_dtype == DType::kF32) {
-    process_.Execute(logits.As<float, 2>(), executor);
-  } else if (!table_.empty()) {
-    LookUp(table_, logits, executor);
-  }
+  process_.Execute(logits, executor);
 }
 
 void ParallelLmHeadPlan::Execute(const AnyTensorView& hidden,

@@ -5,21 +5,15 @@
 // ops/parallel/vocab_shard.h says: logits, or the token with the largest one.
 //
 //   l[i, v] = round(bias[v] + sum over d of hidden[i, d] * weight[v, d])
-//   l = soft_cap * tanh(l / soft_cap)       if soft_cap > 0
-//   l = l * scale                           if scale != 1
+//   l = what ops/logits/logits.h makes of it, with soft_cap and scale
 //
 // for the original ids v. A rank computes those that it has, caps and scales
 // them, and hands them to the others, or to rank 0 alone; padding and added ids
 // are never computed. So the logits have the same bits for any number of ranks.
-//
-// f32 logits are capped as ops/logits/logits.h does. bf16 and f16 logits are
-// rounded after the division, tanh, the product and the scale each, as a
-// framework's operators do: one table look-up here.
 
 #include <cstdint>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -109,12 +103,10 @@ class ParallelLmHeadPlan {
 
   ParallelLmHeadSpec spec_;
   VocabShard shard_;
-  LogitsPlan process_;  // of f32 logits
+  LogitsPlan process_;
   int rank_;
   int size_;
   std::optional<LinearPlan> linear_;
-  // Of 16-bit logits: what becomes of each; empty where nothing does.
-  std::vector<uint16_t> table_;
 };
 
 }  // namespace quern

@@ -1,5 +1,6 @@
 #include "ops/registry/embedding_ops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -42,13 +43,19 @@ Metas RowsShapes(absl::string_view op, const TensorMeta& indices,
       {table.dtype, {indices.extents[0], table.extents[1]}}};
 }
 
-// Row indices[t] of a matrix -> row t, element by element.
+// Row indices[t] of a matrix -> row t, byte by byte: any dtype.
 void CopyRows(const AnyTensorView& indices, const AnyTensorView& table,
               const AnyTensorView& out) {
   const IndexView at = Indices(indices);
+  const auto size = static_cast<int64_t>(SizeOf(table.dtype()));
+  const auto row = [size](const AnyTensorView& v, int64_t i) {
+    return v.extent(0) > 1 ? i * v.stride(0) * size : 0;
+  };
+  const auto* from = static_cast<const char*>(table.data());
+  auto* to = static_cast<char*>(out.mutable_data());
   for (int64_t t = 0; t < at.size(); ++t) {
-    const ScalarRow from(table, at[t]), to(out, t);
-    for (int64_t i = 0; i < table.extent(1); ++i) to.Set(i, from[i]);
+    std::copy_n(from + row(table, at[t]), table.extent(1) * size,
+                to + row(out, t));
   }
 }
 
