@@ -22,7 +22,7 @@ absl::StatusOr<VocabEmbeddingPlan> VocabEmbeddingPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype,
                                      {DType::kF32, DType::kBF16, DType::kF16}));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out_dtype", spec.out_dtype,
-                                     {DType::kF32, DType::kBF16}));
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
   if (!std::isfinite(spec.scale)) {
     return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
   }

@@ -6,7 +6,8 @@
 //   out[t, i] = round(scale * weight[ids[t], i])   0, if ids[t] is padding_id
 //
 // The product is f32, `round` is to the dtype of out, to nearest even. With a
-// scale of 1, widening is exact and equal dtypes are copied.
+// scale of 1, widening is exact and equal dtypes are copied. f16 results beyond
+// 65504 become infinite; NaN stays NaN.
 
 #include <cstdint>
 #include <optional>
@@ -25,7 +26,7 @@ struct VocabEmbeddingSpec {
   int64_t vocab = 0;                 // rows of weight, >= 1
   int64_t hidden = 0;                // columns, >= 1
   DType weight_dtype = DType::kF32;  // f32, bf16 or f16
-  DType out_dtype = DType::kF32;     // f32 or bf16
+  DType out_dtype = DType::kF32;     // the same three, any pair
   float scale = 1;                   // finite
   // Tokens with this id get zeros. It need not be a row of the table: -1 is a
   // common choice.
@@ -52,7 +53,9 @@ class VocabEmbeddingPlan {
   // ids[tokens], weight[vocab, hidden] -> out[tokens, hidden]. Rows may have
   // any stride; out must not overlap weight. An id outside the table reads
   // outside the table: ids from outside the program go through CheckArgs.
-  // tokens = 0 does nothing. Allocates nothing; safe to call concurrently.
+  // tokens = 0 does nothing. Allocates nothing; safe to call concurrently; the
+  // result does not depend on the number of workers, which share tokens. A pass
+  // over the rows that are named, at the speed of memory.
   void Execute(IndexView ids, const AnyTensorView& weight,
                const AnyTensorView& out, Executor& executor) const noexcept;
 

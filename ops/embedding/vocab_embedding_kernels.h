@@ -15,8 +15,8 @@ struct VocabEmbeddingKernels {
   void (*convert)(const void* row, float scale, void* out, size_t n);
 };
 
-// The kernel of the best instruction set this CPU supports. weight: f32, bf16
-// or f16; out: f32 or bf16.
+// The kernel of the best instruction set this CPU supports; of f32, bf16 or
+// f16.
 VocabEmbeddingKernels GetVocabEmbeddingKernels(DType weight, DType out);
 
 }  // namespace quern

@@ -4,6 +4,7 @@
 #define HWY_TARGET_INCLUDE "ops/embedding/vocab_embedding_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
+#include "core/float_type.h"
 #include "hwy/highway.h"
 #include "quant/convert-inl.h"
 
@@ -29,16 +30,12 @@ void Convert(const void* row, float scale, void* out, size_t n) {
   }
 }
 
-template <typename W>
-VocabEmbeddingKernels KernelsFrom(DType out) {
-  return {hwy::TargetName(HWY_TARGET),
-          out == DType::kF32 ? &Convert<W, float> : &Convert<W, BFloat16>};
-}
-
 VocabEmbeddingKernels GetKernels(DType weight, DType out) {
-  if (weight == DType::kF16) return KernelsFrom<Float16>(out);
-  if (weight == DType::kBF16) return KernelsFrom<BFloat16>(out);
-  return KernelsFrom<float>(out);
+  const auto convert = WithFloatType(weight, [out](auto w) {
+    using W = decltype(w);
+    return WithFloatType(out, [](auto o) { return &Convert<W, decltype(o)>; });
+  });
+  return {hwy::TargetName(HWY_TARGET), convert};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "ops/embedding/vocab_embedding.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -20,12 +21,12 @@
 #include "testing/isa_test.h"
 #include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
+#include "testing/refusal.h"
 
 namespace quern {
 namespace {
 
-constexpr DType kWeightDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-constexpr DType kOutDTypes[] = {DType::kF32, DType::kBF16};
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 VocabEmbeddingSpec Spec(int64_t vocab, int64_t hidden,
                         DType weight = DType::kF32, DType out = DType::kF32) {
@@ -55,8 +56,8 @@ TEST_P(VocabEmbeddingTest, GathersScalesAndConvertsExactly) {
   const int64_t vocab = 5;
   const std::vector<int64_t> ids = {4, 0, 0, 3, -7, 2, 1};
   const int64_t tokens = static_cast<int64_t>(ids.size());
-  for (const DType weight_dtype : kWeightDTypes) {
-    for (const DType out_dtype : kOutDTypes) {
+  for (const DType weight_dtype : kDTypes) {
+    for (const DType out_dtype : kDTypes) {
       for (const int64_t hidden : {1, 7, 8, 15, 16, 17, 33, 769}) {
         const float scale = hidden % 2 == 0 ? 1.0f : 3.25f;
         SCOPED_TRACE(testing::Message()
@@ -95,7 +96,7 @@ TEST_P(VocabEmbeddingTest, GathersScalesAndConvertsExactly) {
 // Denormals, infinities, NaN and both zeros among them.
 TEST_P(VocabEmbeddingTest, ConvertsEveryHalfPrecisionCode) {
   for (const DType weight_dtype : {DType::kBF16, DType::kF16}) {
-    for (const DType out_dtype : kOutDTypes) {
+    for (const DType out_dtype : kDTypes) {
       SCOPED_TRACE(testing::Message() << DTypeName(weight_dtype) << " to "
                                       << DTypeName(out_dtype));
       std::vector<double> values;
@@ -126,26 +127,56 @@ TEST_P(VocabEmbeddingTest, ConvertsEveryHalfPrecisionCode) {
   }
 }
 
-// From every f32 that is a bf16, halfway to the next one, or next to halfway.
+// From every f32 that is a 16-bit value, halfway to the next one, or next to
+// halfway. Beyond the largest f16 and below the smallest too.
 TEST_P(VocabEmbeddingTest, RoundsToNearestEven) {
-  std::vector<double> values;
-  for (uint32_t upper = 0; upper < 65536; upper += 7) {
-    for (const uint32_t lower : {0x0000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
-      values.push_back(ToDouble(FromBits<float>(upper << 16 | lower)));
+  for (const DType out_dtype : {DType::kBF16, DType::kF16}) {
+    // The bits of an f32 that the other has not.
+    const int dropped = out_dtype == DType::kBF16 ? 16 : 13;
+    const uint32_t half = 1u << (dropped - 1);
+    std::vector<double> values;
+    for (uint32_t upper = 0; upper < (1u << (32 - dropped)); upper += 7) {
+      for (const uint32_t lower :
+           {0u, half - 1, half, half + 1, 2 * half - 1}) {
+        values.push_back(ToDouble(FromBits<float>(upper << dropped | lower)));
+      }
     }
+    const int64_t hidden = static_cast<int64_t>(values.size());
+    const AnyMatrix weight(DType::kF32, values, 1, hidden, hidden);
+    const AnyMatrix out(out_dtype, 1, hidden, hidden);
+    const std::vector<int32_t> ids = {0};
+    Plan(Spec(1, hidden, DType::kF32, out_dtype))
+        .Execute(DenseVector(ids.data(), 1), weight.view(), out.view(),
+                 executor_);
+    std::vector<double> want;
+    for (const double value : values) {
+      want.push_back(RoundThroughF32(out_dtype, value));
+    }
+    EXPECT_TRUE(AllEqual(out.doubles(), want)) << DTypeName(out_dtype);
   }
-  const int64_t hidden = static_cast<int64_t>(values.size());
-  const AnyMatrix weight(DType::kF32, values, 1, hidden, hidden);
-  const AnyMatrix out(DType::kBF16, 1, hidden, hidden);
-  const std::vector<int32_t> ids = {0};
-  Plan(Spec(1, hidden, DType::kF32, DType::kBF16))
-      .Execute(DenseVector(ids.data(), 1), weight.view(), out.view(),
-               executor_);
-  std::vector<double> want;
-  for (const double value : values) {
-    want.push_back(ToDouble(FromDouble<BFloat16>(value)));
-  }
-  EXPECT_TRUE(AllEqual(out.doubles(), want));
+}
+
+// Equal dtypes and a scale of 1: the bits, which a conversion of NaN changes.
+TEST_P(VocabEmbeddingTest, CopiesBits) {
+  const std::vector<uint32_t> f32 = {0x7f800001, 0xffc01234, 1, 0x80000000};
+  const std::vector<uint16_t> bf16 = {0x7f81, 0xffc5, 1, 0x8000};
+  const std::vector<uint16_t> f16 = {0x7c01, 0xfe05, 1, 0x8000};
+  const auto copies = [this](DType dtype, const auto& bits) {
+    auto out = bits;
+    std::fill(out.begin(), out.end(), 0x55);
+    const int32_t id = 0;
+    const VocabEmbeddingPlan plan = Plan(Spec(1, 4, dtype, dtype));
+    plan.Execute(
+        DenseVector(&id, 1),
+        AnyTensorView(dtype, static_cast<const void*>(bits.data()), 2, {1, 4},
+                      {4, 1}),
+        AnyTensorView(dtype, static_cast<void*>(out.data()), 2, {1, 4}, {4, 1}),
+        executor_);
+    EXPECT_EQ(out, bits) << DTypeName(dtype);
+  };
+  copies(DType::kF32, f32);
+  copies(DType::kBF16, bf16);
+  copies(DType::kF16, f16);
 }
 
 TEST_P(VocabEmbeddingTest, DoesNotDependOnWorkers) {
@@ -196,25 +227,19 @@ TEST_P(VocabEmbeddingTest, DoesNothingWithoutTokens) {
   plan.Execute(IndexView(), table, out, executor_);
 }
 
-void ExpectRefused(const absl::Status& status, absl::StatusCode code,
-                   const std::string& words) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(status.message().find(words), std::string::npos) << status;
-}
-
 TEST(VocabEmbeddingPlanTest, RefusesABadSpec) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   const auto refused = [](const VocabEmbeddingSpec& spec, absl::StatusCode code,
                           const std::string& words) {
-    ExpectRefused(VocabEmbeddingPlan::Create(spec).status(), code, words);
+    ExpectRefusal(VocabEmbeddingPlan::Create(spec).status(), code, words);
   };
   refused(Spec(0, 1), kInvalid, "vocab_embedding: vocab=0; need vocab >= 1");
   refused(Spec(1, 0), kInvalid, "hidden=0; need hidden >= 1");
   refused(Spec(1, 1, DType::kI8), kUnimplemented,
           "weight_dtype is i8; need f32 or bf16 or f16");
-  refused(Spec(1, 1, DType::kF32, DType::kF16), kUnimplemented,
-          "out_dtype is f16; need f32 or bf16");
+  refused(Spec(1, 1, DType::kF32, DType::kF8E4M3), kUnimplemented,
+          "out_dtype is f8e4m3; need f32 or bf16 or f16");
   for (const float scale : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
     VocabEmbeddingSpec spec = Spec(1, 1);
     spec.scale = scale;
@@ -235,7 +260,7 @@ TEST(VocabEmbeddingPlanTest, RefusesBadArguments) {
   const AnyTensorView vout = DenseMatrix(out.data(), 2, 4);
   const auto refused = [](const absl::Status& status,
                           const std::string& words) {
-    ExpectRefused(status, absl::StatusCode::kInvalidArgument, words);
+    ExpectRefusal(status, absl::StatusCode::kInvalidArgument, words);
   };
   EXPECT_EQ(plan->CheckArgs(view, vw, vout), absl::OkStatus());
   refused(plan->CheckArgs(view, DenseMatrix<const float>(w.data(), 2, 4), vout),

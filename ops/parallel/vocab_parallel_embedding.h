@@ -33,7 +33,7 @@ struct VocabParallelEmbeddingSpec {
   VocabSpec vocab;
   int64_t hidden = 0;                // columns, >= 1
   DType weight_dtype = DType::kF32;  // f32, bf16 or f16
-  DType out_dtype = DType::kF32;     // f32 or bf16
+  DType out_dtype = DType::kF32;     // the same three, any pair
 };
 
 class VocabParallelEmbeddingPlan {
