@@ -134,42 +134,44 @@ Metas LogitsShapes(const MutatedMeta& logits, double, double) {
   return InvalidArgument(kLogits, "logits have rank ", logits.extents.size(),
                          "; need 2");
 }
+// Every step is stored, and so rounded.
+void NativeLogits(const LogitsSpec& spec, const ScalarRow& row) {
+  for (int64_t i = 0; i < spec.vocab; ++i) {
+    if (spec.soft_cap > 0) {
+      row.Set(i, row[i] / spec.soft_cap);
+      row.Set(i, static_cast<float>(std::tanh(static_cast<double>(row[i]))));
+      row.Set(i, row[i] * spec.soft_cap);
+    }
+    if (spec.scale != 1) row.Set(i, row[i] * spec.scale);
+  }
+}
 template <bool kNative>
 Bound Logits(const MutatedMeta& logits, double soft_cap, double scale) {
   QUERN_RETURN_IF_ERROR(LogitsShapes(logits, soft_cap, scale).status());
-  QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kLogits, "logits", logits.dtype, {DType::kF32}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kLogits, "logits", logits.dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
   LogitsSpec spec;
   spec.vocab = logits.extents[1];
   spec.hidden = 1;
+  spec.logits_dtype = logits.dtype;
   spec.soft_cap = static_cast<float>(soft_cap);
   spec.scale = static_cast<float>(scale);
   QUERN_ASSIGN_OR_RETURN(const LogitsPlan plan, LogitsPlan::Create(spec));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kLogits, t, 1));
-    QUERN_RETURN_IF_ERROR(CheckOutput(kLogits, "logits", t[0], DType::kF32,
-                                      {kAnyExtent, kAnyExtent}));
-    return plan.CheckArgs(t[0].As<float, 2>());
+    return plan.CheckArgs(t[0]);
   };
   if (kNative) {
     return std::unique_ptr<BoundOp>(
         new BoundCalls("scalar", check, [spec](Tensors t, Executor&) {
           for (int64_t r = 0; r < t[0].extent(0); ++r) {
-            const ScalarRow row(t[0], r);
-            for (int64_t i = 0; i < spec.vocab; ++i) {
-              float v = row[i];
-              if (spec.soft_cap > 0) {
-                v = std::tanh(v / spec.soft_cap) * spec.soft_cap;
-              }
-              row.Set(i, v * spec.scale);
-            }
+            NativeLogits(spec, ScalarRow(t[0], r));
           }
         }));
   }
-  return std::unique_ptr<BoundOp>(
-      new BoundCalls(plan.target(), check, [plan](Tensors t, Executor& e) {
-        plan.Execute(t[0].As<float, 2>(), e);
-      }));
+  return std::unique_ptr<BoundOp>(new BoundCalls(
+      plan.target(), check,
+      [plan](Tensors t, Executor& e) { plan.Execute(t[0], e); }));
 }
 
 }  // namespace

@@ -6,10 +6,21 @@
 
 namespace quern {
 
-// vocab_parallel_embedding (of one rank), gather_rows (the hidden states whose
-// logits are wanted) and logits_processor (soft cap, then scale, of f32 logits
-// in place). ids and rows are int32. Providers: simd, and reference, which
-// rounds each step of the cap.
+// vocab_parallel_embedding   out[t] = weight[ids[t]]       the table of one
+// rank gather_rows                out[t] = x[rows[t]]           the hidden
+// states whose
+//                                                          logits are wanted
+// logits_processor           logits = cap and scale of them, in place
+//
+// ids and rows are int32. Tables and logits are f32, bf16 or f16, x is of any
+// dtype. Providers: simd and reference, which agree to the bit in 16 bits, as
+// ops/logits/logits.h rounds each step of logits_processor.
+//
+// logits_processor is vLLM's with logits_as_input: logits come in, and all
+// their columns are processed, where vLLM's own first makes them by a linear
+// layer, gathers them from the ranks and cuts off their padding. Those are the
+// linear operators', or in one plan ops/parallel/parallel_lm_head.h's, which
+// makes no padding.
 absl::Status RegisterEmbeddingOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -287,7 +287,7 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"apply_rotary_emb",
                  "turns heads of 128 by given cosines and sines"},
            Named{"vocab_parallel_embedding", "rows of a table of 4096"},
-           Named{"logits_processor", "30 tanh(x / 30), f32, in place"},
+           Named{"logits_processor", "30 tanh(x / 30), in place"},
        }) {
     ops.push_back({named.name,
                    named.summary,
