@@ -68,6 +68,10 @@ class LinearPlan {
   LinearImpl impl() const {
     return packed_.has_value() ? LinearImpl::kPacked : LinearImpl::kOneDnn;
   }
+  // The instruction set of the packed kernels, e.g. "AVX3_ZEN4", or "oneDNN".
+  const char* target() const {
+    return packed_.has_value() ? packed_->target() : "oneDNN";
+  }
   // What runs for m rows, and why: "packed AVX3_ZEN4 bf16 dot, tiles of 8 x 32;
   // auto: measured faster than oneDNN for m <= 128, within 2 % of it beyond".
   std::string Explain(int64_t m) const;

@@ -12,10 +12,15 @@
 // A column layer followed by a row layer is a block with one sum over the ranks
 // at its end: what the first leaves apart, the second takes apart.
 //
-//   ColumnParallelLinearSpec up;   up.outputs = {{14336}, {14336}};
-//   up.k = 4096;                   up.activation =
-//   LinearActivation::kSiluAndMul; RowParallelLinearSpec down;    down.n =
-//   4096;  down.k = 14336;
+//   ColumnParallelLinearSpec up;
+//   up.outputs = {{14336}, {14336}};
+//   up.k = 4096;
+//   up.activation = LinearActivation::kSiluAndMul;
+//
+//   RowParallelLinearSpec down;
+//   down.n = 4096;
+//   down.k = 14336;
+//
 //   ... Create(up, weights, bias, communicator, executor), the same for down
 //   up_plan.Execute(x, h, scratch, communicator, executor);    h: 14336 / size
 //   down_plan.Execute(h, y, scratch, communicator, executor);  y: all of it

@@ -8,6 +8,7 @@
 #include "core/status_macros.h"
 #include "ops/registry/activation_ops.h"
 #include "ops/registry/embedding_ops.h"
+#include "ops/registry/linear_ops.h"
 #include "ops/registry/norm_ops.h"
 #include "ops/registry/quant_ops.h"
 #include "ops/registry/rope_ops.h"
@@ -43,6 +44,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterNormQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   return RegisterRopeOps(registry);
 }

@@ -30,6 +30,20 @@ absl::StatusOr<MadeOp> MakeEnabled(const OpDefinition& op,
   return last;
 }
 
+absl::StatusOr<MadeOp> MakeNamed(absl::string_view provider,
+                                 const OpDefinition& op,
+                                 absl::Span<const OpArg> args) {
+  const auto& own = op.override_with;
+  if (own.has_value() && own->provider == provider) return MakeWith(*own, args);
+  for (const OpImplementation& implementation : op.implementations) {
+    if (implementation.provider == provider) {
+      return MakeWith(implementation, args);
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(
+      kWhat, ": ", op.schema.name, " has no provider \"", provider, "\""));
+}
+
 absl::StatusOr<MadeOp> MakeDisabled(const OpDefinition& op,
                                     absl::Span<const OpArg> args) {
   if (op.implementations.empty() ||
@@ -48,9 +62,9 @@ OpDispatcher::OpDispatcher(const OpRegistry& registry, OpPolicy policy)
   }
 }
 
-absl::StatusOr<MadeOp> OpDispatcher::Make(absl::string_view op,
-                                          const NamedArgs& args,
-                                          OpEnable enable) const {
+absl::StatusOr<MadeOp> OpDispatcher::MakeBy(absl::string_view op,
+                                            const NamedArgs& args,
+                                            Maker make) const {
   const OpDefinition* const definition = registry_.Find(op);
   const auto counters = counters_.find(op);
   if (definition == nullptr || counters == counters_.end()) {
@@ -59,12 +73,34 @@ absl::StatusOr<MadeOp> OpDispatcher::Make(absl::string_view op,
   }
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
-  const bool on = enable == OpEnable::kAlways || enabled(op);
-  QUERN_ASSIGN_OR_RETURN(MadeOp made, on ? MakeEnabled(*definition, arranged)
-                                         : MakeDisabled(*definition, arranged));
+  bool on = true;
+  QUERN_ASSIGN_OR_RETURN(MadeOp made, make(*definition, arranged, on));
   (on ? counters->second->enabled : counters->second->disabled)
       .fetch_add(1, std::memory_order_relaxed);
   return made;
+}
+
+absl::StatusOr<MadeOp> OpDispatcher::Make(absl::string_view op,
+                                          const NamedArgs& args,
+                                          OpEnable enable) const {
+  return MakeBy(op, args,
+                [&](const OpDefinition& definition,
+                    absl::Span<const OpArg> arranged, bool& on) {
+                  on = enable == OpEnable::kAlways || enabled(op);
+                  return on ? MakeEnabled(definition, arranged)
+                            : MakeDisabled(definition, arranged);
+                });
+}
+
+absl::StatusOr<MadeOp> OpDispatcher::MakeFrom(absl::string_view provider,
+                                              absl::string_view op,
+                                              const NamedArgs& args) const {
+  return MakeBy(op, args,
+                [&](const OpDefinition& definition,
+                    absl::Span<const OpArg> arranged, bool& on) {
+                  on = provider != OpRegistry::kReference;
+                  return MakeNamed(provider, definition, arranged);
+                });
 }
 
 OpCounts OpDispatcher::Counts(absl::string_view op) const {

@@ -8,7 +8,8 @@
 //              not answer Unimplemented, in the order of registration
 //   disabled   the reference
 //
-// Either way one construction counts, of the operator's name.
+// or whom the caller names. Each construction counts, of the operator's name:
+// as disabled if it is the reference that a policy or a caller chose.
 
 #include <atomic>
 #include <cstdint>
@@ -17,8 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "ops/registry/op_policy.h"
 #include "ops/registry/op_registry.h"
 
@@ -51,6 +54,12 @@ class OpDispatcher {
   absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
                               OpEnable enable = OpEnable::kByPolicy) const;
 
+  // The same from one provider, by name, whatever the policy; an override is
+  // its provider's. NotFound if the operator has none of that name.
+  absl::StatusOr<MadeOp> MakeFrom(absl::string_view provider,
+                                  absl::string_view op,
+                                  const NamedArgs& args) const;
+
   // Constructions so far; zeros for what is no operator.
   OpCounts Counts(absl::string_view op) const;
 
@@ -64,6 +73,12 @@ class OpDispatcher {
     std::atomic<int64_t> enabled{0};
     std::atomic<int64_t> disabled{0};
   };
+  using Maker = absl::FunctionRef<absl::StatusOr<MadeOp>(
+      const OpDefinition& op, absl::Span<const OpArg> args, bool& enabled)>;
+
+  // Finds the operator, arranges its arguments, makes it, and counts it.
+  absl::StatusOr<MadeOp> MakeBy(absl::string_view op, const NamedArgs& args,
+                                Maker make) const;
 
   const OpRegistry& registry_;
   OpPolicy policy_;

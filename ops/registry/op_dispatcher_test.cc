@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
@@ -93,6 +94,34 @@ TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {
   EXPECT_EQ(ops.Make("first", Args(), OpEnable::kAlways)->provider, "simd");
 }
 
+TEST(OpDispatcherTest, TakesTheProviderThatIsNamed) {
+  OpRegistry registry = Registry();
+  ASSERT_TRUE(registry.Override<&Make<7>>("first", "mine").ok());
+  const auto policy = OpPolicy::Parse("-first");
+  const OpDispatcher ops(registry, *policy);
+  const char* const providers[] = {"simd", "onednn", "reference", "mine"};
+  const float ran[] = {1, 2, 9, 7};
+  for (int i = 0; i < 4; ++i) {
+    const auto made = ops.MakeFrom(providers[i], "first", Args());
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->provider, providers[i]);
+    EXPECT_EQ(WhoRan(*made->op), ran[i]);
+  }
+  EXPECT_EQ(ops.Counts("first").enabled, 3);
+  EXPECT_EQ(ops.Counts("first").disabled, 1);
+  EXPECT_EQ(ops.MakeFrom("simd", "first", Args(DType::kBF16)).status().code(),
+            absl::StatusCode::kUnimplemented);
+  for (const char* provider : {"mine", "", "Simd"}) {
+    const absl::Status none = ops.MakeFrom(provider, "second", Args()).status();
+    EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
+    EXPECT_NE(none.message().find(std::string("second has no provider \"") +
+                                  provider + "\""),
+              std::string::npos)
+        << none;
+  }
+  EXPECT_EQ(ops.Counts("second").enabled, 0);
+}
+
 TEST(OpDispatcherTest, CountsConstructionsNotCalls) {
   const OpRegistry registry = Registry();
   const auto policy = OpPolicy::Parse("-second");
@@ -166,23 +195,30 @@ TEST(OpRegistryTest, RefusesASignatureThatIsNotTheSchema) {
             absl::StatusCode::kAlreadyExists);
 }
 
-Metas Every(const MutatedMeta&, const std::optional<TensorMeta>&,
+// A vector for each rank.
+Metas Every(const MutatedMeta& a, const std::optional<TensorMeta>&,
             const std::optional<MutatedMeta>&, int64_t, double, bool,
-            const std::string&) {
-  return std::vector<TensorMeta>();
+            const std::string&, Communicator* ranks) {
+  return std::vector<TensorMeta>{
+      {a.dtype, {ranks == nullptr ? 0 : ranks->size()}}};
 }
 
 TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
   OpRegistry registry;
   EXPECT_EQ(registry.Define<&Every>(
                 "f(Tensor(a0!) a, Tensor? b, Tensor(a2!)? c, int i, float d, "
-                "bool e=False, str s=\"x\") -> ()"),
+                "bool e=False, str s=\"x\", Communicator? ranks) -> Tensor"),
             absl::OkStatus());
   const TensorMeta meta = {DType::kF32, {1}};
   EXPECT_TRUE(
       registry
           .InferShapes("f", {{"a", meta}, {"i", int64_t{1}}, {"d", int64_t{2}}})
           .ok());
+  SelfCommunicator self;
+  const auto shapes = registry.InferShapes(
+      "f", {{"a", meta}, {"i", int64_t{1}}, {"d", 2.0}, {"ranks", &self}});
+  ASSERT_TRUE(shapes.ok()) << shapes.status();
+  EXPECT_EQ((*shapes)[0].extents, std::vector<int64_t>{1});
   struct Case {
     NamedArgs args;
     std::string words;
@@ -193,6 +229,9 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
            Case{{{"a", meta}, {"a", meta}}, "f: a is given twice"},
            Case{{{"a", 1.0}}, "f: a is of another type; need Tensor"},
            Case{{{"i", 1.5}}, "f: i is of another type; need int"},
+           Case{{{"ranks", 1.5}},
+                "f: ranks is of another type; need Communicator"},
+           Case{{{"d", &self}}, "f: d is of another type; need float"},
        }) {
     const auto shapes = registry.InferShapes("f", c.args);
     EXPECT_EQ(shapes.status().code(), absl::StatusCode::kInvalidArgument);

@@ -44,6 +44,9 @@ absl::StatusOr<OpArg> Convert(const OpSchema& schema, const OpParam& param,
   if (std::holds_alternative<std::string>(arg) && is(OpType::kString)) {
     return arg;
   }
+  if (std::holds_alternative<Communicator*>(arg) && is(OpType::kCommunicator)) {
+    return arg;
+  }
   if (std::holds_alternative<std::monostate>(arg) && param.optional) return arg;
   return InvalidArgument(schema.name, param.name, " is of another type; need ",
                          OpTypeName(param.type));

@@ -12,6 +12,8 @@
 //   ASSIGN_OR_RETURN(auto norm, ops.Make("rms_norm", {{"x", meta}, ...}));
 //   norm->Execute({x, weight, out}, executor);
 //
+// An operator with weights to pack is handed them first, by Prepare.
+//
 // A typed function has the schema's parameters in its signature:
 //
 //   Tensor            const TensorMeta&
@@ -19,6 +21,7 @@
 //   Tensor?           const std::optional<TensorMeta>&
 //   Tensor(aN!)?      const std::optional<MutatedMeta>&
 //   int float bool    int64_t double bool     str  const std::string&
+//   Communicator?     Communicator*           null where it is left out
 //
 // and whoever registers one whose signature is not its schema is refused.
 // What links a kernel alone does not see any of this.
@@ -37,6 +40,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
@@ -55,8 +59,9 @@ struct TensorMeta {
 };
 struct MutatedMeta : TensorMeta {};
 
+// A communicator is borrowed by the operator that is made with it.
 using OpArg = std::variant<std::monostate, TensorMeta, int64_t, double, bool,
-                           std::string>;
+                           std::string, Communicator*>;
 using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
 
 // The arguments in the order of the schema, defaults filled in; an int may be
@@ -71,6 +76,16 @@ class BoundOp {
 
   // The instruction set, "scalar" where there is none to choose.
   virtual const char* target() const = 0;
+  // Hands over the weights of an operator that packs them; what else there is
+  // among `tensors` is not read. Called before CheckArgs and Execute, whose
+  // executors have no more workers than this one, and again after the weights
+  // have changed; by all ranks, where there are ranks. Not at the same time as
+  // another call. Most operators have nothing to do here.
+  virtual absl::Status Prepare(absl::Span<const AnyTensorView> /*tensors*/,
+                               Executor& /*executor*/) {
+    return absl::OkStatus();
+  }
+
   // Whether Execute may be called with these: the schema's tensors in its
   // order, a default-constructed view for one that is left out, and then what
   // it returns. InvalidArgument names the argument.
@@ -131,6 +146,14 @@ template <>
 struct OpParamOf<bool> : ScalarParamOf<OpType::kBool, bool> {};
 template <>
 struct OpParamOf<std::string> : ScalarParamOf<OpType::kString, std::string> {};
+template <>
+struct OpParamOf<Communicator*> {
+  static OpParam Get() { return {"", OpType::kCommunicator, true, false, {}}; }
+  static Communicator* From(const OpArg& arg) {
+    const auto* ranks = std::get_if<Communicator*>(&arg);
+    return ranks == nullptr ? nullptr : *ranks;
+  }
+};
 
 template <auto kFunction>
 struct TypedOp;

@@ -12,8 +12,9 @@
 namespace quern {
 namespace {
 
-constexpr OpType kTypes[] = {OpType::kTensor, OpType::kInt, OpType::kFloat,
-                             OpType::kBool, OpType::kString};
+constexpr OpType kTypes[] = {OpType::kTensor, OpType::kInt,
+                             OpType::kFloat,  OpType::kBool,
+                             OpType::kString, OpType::kCommunicator};
 
 class Parser {
  public:
@@ -108,16 +109,18 @@ class Parser {
     if (!found) {
       at_ = begin;
       SkipSpaces();
-      return Error("Tensor, int, float, bool or str");
+      return Error("Tensor, int, float, bool, str or Communicator");
     }
     if (param.type == OpType::kTensor && Accept("(")) {
       QUERN_RETURN_IF_ERROR(Expect(absl::StrCat("a", index, "!)")));
       param.mutated = true;
     }
     param.optional = Accept("?");
+    const bool ranks = param.type == OpType::kCommunicator;
+    if (ranks && !param.optional) return Error("\"?\"");
     QUERN_ASSIGN_OR_RETURN(param.name, Name());
     if (Accept("=")) {
-      if (param.type == OpType::kTensor) return Error("no default");
+      if (param.type == OpType::kTensor || ranks) return Error("no default");
       QUERN_ASSIGN_OR_RETURN(param.default_value, Default(param.type));
     }
     return param;
@@ -187,6 +190,8 @@ absl::string_view OpTypeName(OpType type) {
       return "bool";
     case OpType::kString:
       return "str";
+    case OpType::kCommunicator:
+      return "Communicator";
   }
   return "";
 }

@@ -10,12 +10,13 @@
 //   schema  = name "(" [param {"," param}] ")" "->" returns
 //   param   = type name ["=" default]
 //   type    = "Tensor" ["(a" index "!)"] ["?"] | ("int" | "float" | "bool" |
-//             "str") ["?"]
+//             "str") ["?"] | "Communicator" "?"
 //   returns = "Tensor" | "(" ["Tensor" {"," "Tensor"}] ")"
 //   name    = [a-z_][a-z0-9_]*
 //
 // (aN!) marks a tensor that is written; N is the parameter's place, from 0.
-// "?" means that it may be left out. Spaces are free between words. Print gives
+// "?" means that it may be left out; without a Communicator an operator is of
+// one rank. Spaces are free between words. Print gives
 // one form, and Parse of it the same schema.
 
 #include <cstdint>
@@ -29,9 +30,16 @@
 
 namespace quern {
 
-enum class OpType : uint8_t { kTensor, kInt, kFloat, kBool, kString };
+enum class OpType : uint8_t {
+  kTensor,
+  kInt,
+  kFloat,
+  kBool,
+  kString,
+  kCommunicator
+};
 
-// "Tensor", "int", "float", "bool", "str".
+// "Tensor", "int", "float", "bool", "str", "Communicator".
 absl::string_view OpTypeName(OpType type);
 
 using OpScalar = std::variant<int64_t, double, bool, std::string>;
@@ -41,7 +49,8 @@ struct OpParam {
   OpType type = OpType::kTensor;
   bool optional = false;
   bool mutated = false;
-  std::optional<OpScalar> default_value;  // never of a tensor
+  // Never of a tensor or a communicator.
+  std::optional<OpScalar> default_value;
 
   friend bool operator==(const OpParam& a, const OpParam& b) {
     return a.name == b.name && a.type == b.type && a.optional == b.optional &&

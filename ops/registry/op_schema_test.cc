@@ -16,6 +16,7 @@ TEST(OpSchemaTest, PrintsWhatItParsed) {
            "add(Tensor(a0!) x, Tensor(a1!)? residual, int n) -> ()",
            "f(Tensor x, int n=-3, float f=7.0, bool b=True, str s=\"a,b\") "
            "-> (Tensor, Tensor)",
+           "h(Tensor x, Communicator? ranks, bool gather=False) -> Tensor",
            "g(int? n, float scale=0.1, float big=1e+30, bool c=False) -> ()",
        }) {
     const auto schema = OpSchema::Parse(text);
@@ -53,6 +54,8 @@ TEST(OpSchemaTest, RefusesAndSaysWhere) {
            Case{"f(Tensor x, Tensor x) -> ()", "need another name than x"},
            Case{"f(Tensor(a1!) x) -> ()", "need \"a0!)\""},
            Case{"f(Tensor x=1) -> ()", "need no default"},
+           Case{"f(Communicator c) -> ()", "at 15: need \"?\""},
+           Case{"f(Communicator? c=1) -> ()", "need no default"},
            Case{"f(int n=1.5) -> ()", "need a default of type int"},
            Case{"f(bool n=1) -> ()", "need a default of type bool"},
            Case{"f(str s=\"a) -> ()", "need a closing"},

@@ -36,9 +36,10 @@ int ListIsas(const OpRegistry& registry) {
         for (const OpImplementation& implementation : op.implementations) {
           const auto made = implementation.factory(*args);
           if (!made.ok()) continue;
-          // The reference has no instruction set: it is listed once.
-          const bool scalar = std::string((*made)->target()) == "scalar";
-          if (scalar && target != targets[0]) continue;
+          // What chooses none, or by itself, is listed once.
+          const absl::string_view isa = (*made)->target();
+          const bool once = isa == "scalar" || isa == "oneDNN";
+          if (once && target != targets[0]) continue;
           std::printf("%s\t%s\t%s\t%s\n", name.c_str(),
                       std::string(DTypeName(dtype)).c_str(), (*made)->target(),
                       implementation.provider.c_str());

@@ -1,0 +1,296 @@
+#include "ops/registry/linear_ops.h"
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "core/check.h"
+#include "core/check_args.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
+#include "core/tensor_view.h"
+#include "gemm/linear.h"
+#include "gemm/linear_impl.h"
+#include "ops/parallel/matrix_parts.h"
+#include "ops/parallel/parallel_linear.h"
+#include "ops/parallel/parallel_lm_head.h"
+#include "ops/registry/bound_rows.h"
+#include "ops/registry/linear_layers.h"
+
+namespace quern {
+namespace {
+
+using Tensors = absl::Span<const AnyTensorView>;
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+
+absl::StatusOr<ReplicatedLinearPlan> CreatePlan(
+    const ReplicatedLinearSpec& spec, const AnyTensorView& weight,
+    const AnyTensorView& bias, const Communicator&, Executor& executor) {
+  return ReplicatedLinearPlan::Create(spec, weight, bias, executor);
+}
+absl::StatusOr<ColumnParallelLinearPlan> CreatePlan(
+    const ColumnParallelLinearSpec& spec, const AnyTensorView& weight,
+    const AnyTensorView& bias, const Communicator& ranks, Executor& executor) {
+  return ColumnParallelLinearPlan::Create(spec, weight, bias, ranks, executor);
+}
+absl::StatusOr<RowParallelLinearPlan> CreatePlan(
+    const RowParallelLinearSpec& spec, const AnyTensorView& weight,
+    const AnyTensorView& bias, const Communicator& ranks, Executor& executor) {
+  return RowParallelLinearPlan::Create(spec, weight, bias, ranks, executor);
+}
+absl::StatusOr<ParallelLmHeadPlan> CreatePlan(const ParallelLmHeadSpec& spec,
+                                              const AnyTensorView& weight,
+                                              const AnyTensorView& bias,
+                                              const Communicator& ranks,
+                                              Executor& executor) {
+  return ParallelLmHeadPlan::Create(spec, weight, bias, ranks, executor);
+}
+
+void ExecutePlan(const ReplicatedLinearPlan& plan, const AnyTensorView& x,
+                 const AnyTensorView& y, ParallelLinearScratch& scratch,
+                 Communicator&, Executor& executor) {
+  plan.Execute(x, y, scratch, executor);
+}
+template <class Plan>
+void ExecutePlan(const Plan& plan, const AnyTensorView& x,
+                 const AnyTensorView& y, ParallelLinearScratch& scratch,
+                 Communicator& ranks, Executor& executor) {
+  plan.Execute(x, y, scratch, ranks, executor);
+}
+
+bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
+  if (a.rank() != b.rank() || a.data() != b.data()) return false;
+  for (int d = 0; d < a.rank(); ++d) {
+    if (a.extent(d) != b.extent(d) || a.stride(d) != b.stride(d)) return false;
+  }
+  return a.rank() == 0 || a.dtype() == b.dtype();
+}
+
+// A plan that is made when the weights come.
+template <class Spec>
+class BoundLayer final : public BoundOp {
+ public:
+  using Plan = typename decltype(CreatePlan(
+      std::declval<Spec>(), AnyTensorView(), AnyTensorView(),
+      std::declval<const Communicator&>(),
+      std::declval<Executor&>()))::value_type;
+
+  BoundLayer(const Described<Spec>& described, const char* target)
+      : layer_(described.layer), spec_(described.spec), target_(target) {}
+
+  const char* target() const override { return target_; }
+
+  absl::Status Prepare(Tensors t, Executor& executor) override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(layer_.op, t, 4));
+    if ((t[2].rank() != 0) != layer_.bias.has_value()) {
+      return InvalidArgument(layer_.op, "bias has rank ", t[2].rank(),
+                             "; need what the operator was made with");
+    }
+    QUERN_ASSIGN_OR_RETURN(Plan plan,
+                           CreatePlan(spec_, t[1], t[2], ranks(), executor));
+    ParallelLinearScratch scratch;
+    QUERN_RETURN_IF_ERROR(scratch.Reserve(plan, layer_.max_rows, executor));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    scratch_ = std::move(scratch);
+    plan_.emplace(std::move(plan));
+    weight_ = t[1];
+    bias_ = t[2];
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckArgs(Tensors t) const override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(layer_.op, t, 4));
+    if (!plan_.has_value()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          layer_.op, ": has no weights; need a call of Prepare before"));
+    }
+    if (!SameView(t[1], weight_) || !SameView(t[2], bias_)) {
+      return InvalidArgument(layer_.op,
+                             "weight or bias is not what Prepare was given");
+    }
+    const AnyTensorView x = AsRows(t[0]);
+    QUERN_RETURN_IF_ERROR(plan_->CheckArgs(x, AsRows(t[3])));
+    return CheckRange(layer_.op, "rows of x", x.extent(0), 0, layer_.max_rows);
+  }
+
+  void Execute(Tensors t, Executor& executor) const noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    QUERN_CHECK(plan_.has_value());
+    ExecutePlan(*plan_, AsRows(t[0]), AsRows(t[3]), scratch_, ranks(),
+                executor);
+  }
+
+ private:
+  Communicator& ranks() const {
+    if (layer_.ranks != nullptr) return *layer_.ranks;
+    return self_;
+  }
+
+  const Layer layer_;
+  const Spec spec_;
+  const char* const target_;
+  mutable SelfCommunicator self_;
+  std::optional<Plan> plan_;
+  AnyTensorView weight_, bias_;
+  mutable std::mutex mutex_;
+  mutable ParallelLinearScratch scratch_;
+};
+
+// y = x w^T + bias, a sum in double.
+void Multiply(const AnyTensorView& x, const AnyTensorView& w,
+              const AnyTensorView& bias, const AnyTensorView& y) {
+  const ScalarRow b(bias, 0);
+  for (int64_t t = 0; t < x.extent(0); ++t) {
+    const ScalarRow in(x, t), out(y, t);
+    for (int64_t j = 0; j < w.extent(0); ++j) {
+      const ScalarRow row(w, j);
+      double sum = b.null() ? 0.0 : double{b[j]};
+      for (int64_t i = 0; i < w.extent(1); ++i) {
+        sum += double{in[i]} * double{row[i]};
+      }
+      out.Set(j, static_cast<float>(sum));
+    }
+  }
+}
+
+void ExecuteReference(const Layer& layer, Tensors t) {
+  const AnyTensorView x = AsRows(t[0]), y = AsRows(t[3]);
+  const AnyTensorView part = ColumnsOf(y, layer.y_column, layer.n);
+  AnyTensorView bias;
+  if (t[2].rank() == 1 && (layer.join != Join::kSum || layer.rank == 0)) {
+    const AnyTensorView row(t[2].dtype(), t[2].data(), 2, {1, t[2].extent(0)},
+                            {t[2].extent(0), 1});
+    bias = ColumnsOf(row, layer.w_row, layer.n);
+  }
+  if (layer.n > 0) {
+    Multiply(
+        ColumnsOf(x, layer.x_column, layer.k),
+        ColumnsOf(RowsOf(t[1], layer.w_row, layer.n), layer.w_column, layer.k),
+        bias, part);
+  }
+  if (layer.ranks == nullptr) return;
+  if (layer.join == Join::kSum) layer.ranks->AllReduceSum(y);
+  if (layer.join == Join::kGather) {
+    layer.ranks->AllGatherColumns(part, y, layer.shards);
+  }
+}
+
+absl::Status CheckReference(const Layer& layer, Tensors t) {
+  QUERN_RETURN_IF_ERROR(CheckTensorCount(layer.op, t, 4));
+  const AnyTensorView x = AsRows(t[0]), y = AsRows(t[3]);
+  QUERN_RETURN_IF_ERROR(CheckInput(layer.op, "x", x, layer.x.dtype,
+                                   {kAnyExtent, layer.x.extents.back()}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(layer.op, "weight", t[1], layer.w.dtype, layer.w.extents));
+  if (layer.bias.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckInput(layer.op, "bias", t[2], layer.bias->dtype,
+                                     layer.bias->extents));
+  } else if (t[2].rank() != 0) {
+    return InvalidArgument(layer.op, "bias has rank ", t[2].rank(),
+                           "; need none");
+  }
+  QUERN_RETURN_IF_ERROR(CheckOutput(layer.op, "y", y, layer.x.dtype,
+                                    {x.extent(0), layer.y.extents.back()}));
+  return CheckApart(layer.op, "x", x, "y", y);
+}
+
+// The functions that a registry takes of what kDescribe describes.
+template <auto kDescribe>
+struct OpOf;
+template <class Spec, class... A,
+          absl::StatusOr<Described<Spec>> (*kDescribe)(A...)>
+struct OpOf<kDescribe> {
+  static Metas Shapes(A... args) {
+    QUERN_ASSIGN_OR_RETURN(const auto described, kDescribe(args...));
+    return std::vector<TensorMeta>{described.layer.y};
+  }
+
+  template <LinearImpl kImpl>
+  static Bound Packed(A... args) {
+    QUERN_ASSIGN_OR_RETURN(auto described, kDescribe(args...));
+    // Of one weight: whether there are kernels for the dtypes, and which.
+    LinearSpec small;
+    small.n = small.k = 1;
+    small.a = small.c = described.layer.x.dtype;
+    small.b = described.layer.w.dtype;
+    small.impl = described.spec.impl = kImpl;
+    const float zero = 0.0f;
+    const AnyTensorView weight(small.b, static_cast<const void*>(&zero), 2,
+                               {1, 1}, {1, 1});
+    InlineExecutor executor;
+    QUERN_ASSIGN_OR_RETURN(
+        const LinearPlan probe,
+        LinearPlan::Create(small, weight, AnyTensorView(), executor));
+    return std::unique_ptr<BoundOp>(
+        new BoundLayer<Spec>(described, probe.target()));
+  }
+
+  static Bound Reference(A... args) {
+    QUERN_ASSIGN_OR_RETURN(const auto described, kDescribe(args...));
+    const Layer layer = described.layer;
+    return std::unique_ptr<BoundOp>(new BoundCalls(
+        "scalar", [layer](Tensors t) { return CheckReference(layer, t); },
+        [layer](Tensors t, Executor&) { ExecuteReference(layer, t); }));
+  }
+};
+
+template <auto kDescribe>
+absl::Status Register(OpRegistry& r, absl::string_view op,
+                      absl::string_view params, OpExample example) {
+  using Op = OpOf<kDescribe>;
+  QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(
+      absl::StrCat(op, "(", params, ") -> Tensor"), example));
+  QUERN_RETURN_IF_ERROR(
+      (r.Add<&Op::template Packed<LinearImpl::kPacked>>(op, "simd")));
+  QUERN_RETURN_IF_ERROR(
+      (r.Add<&Op::template Packed<LinearImpl::kOneDnn>>(op, "onednn")));
+  return r.Add<&Op::Reference>(op, OpRegistry::kReference);
+}
+
+NamedArgs Example(DType dtype) {
+  return {{"x", TensorMeta{dtype, {4, 64}}},
+          {"weight", TensorMeta{dtype, {32, 64}}},
+          {"bias", TensorMeta{DType::kF32, {32}}}};
+}
+NamedArgs HeadExample(DType dtype) {
+  return {{"hidden", TensorMeta{dtype, {4, 64}}},
+          {"weight", TensorMeta{dtype, {100, 64}}},
+          {"vocab", int64_t{100}}};
+}
+
+}  // namespace
+
+absl::Status RegisterLinearOps(OpRegistry& r) {
+  QUERN_RETURN_IF_ERROR(Register<&DescribeReplicated>(
+      r, "replicated_linear", "Tensor x, Tensor weight, Tensor? bias",
+      &Example));
+  QUERN_RETURN_IF_ERROR(Register<&DescribeColumn>(
+      r, "column_parallel_linear",
+      "Tensor x, Tensor weight, Tensor? bias, Communicator? ranks, "
+      "bool weight_is_shard=False, bool gather_output=False",
+      &Example));
+  QUERN_RETURN_IF_ERROR(Register<&DescribeRow>(
+      r, "row_parallel_linear",
+      "Tensor x, Tensor weight, Tensor? bias, Communicator? ranks, "
+      "bool weight_is_shard=False, bool input_is_parallel=True, "
+      "bool reduce_results=True",
+      &Example));
+  return Register<&DescribeHead>(
+      r, "parallel_lm_head",
+      "Tensor hidden, Tensor weight, Tensor? bias, Communicator? ranks, "
+      "int vocab, int added=0, bool weight_is_shard=False",
+      &HeadExample);
+}
+
+}  // namespace quern

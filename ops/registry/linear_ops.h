@@ -1,0 +1,25 @@
+#ifndef QUERN_OPS_REGISTRY_LINEAR_OPS_H_
+#define QUERN_OPS_REGISTRY_LINEAR_OPS_H_
+
+#include "absl/status/status.h"
+#include "ops/registry/op_registry.h"
+
+namespace quern {
+
+// replicated_linear, column_parallel_linear, row_parallel_linear and
+// parallel_lm_head: ops/parallel by name. weight is [n, k], or with
+// weight_is_shard the rank's part of it; without `ranks` there is one.
+// Providers: simd, our packed kernels; onednn, which MakeFrom takes; reference,
+// a loop with a sum in double.
+//
+// simd and onednn pack weight and bias in Prepare, FailedPrecondition from
+// CheckArgs before it, and reserve scratch for as many rows as the x that the
+// operator was made with. They do not read weight and bias again, but CheckArgs
+// wants the same views. Calls of one operator take turns.
+//
+// Brings gemm and oneDNN along, which the other operators do without.
+absl::Status RegisterLinearOps(OpRegistry& registry);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_LINEAR_OPS_H_

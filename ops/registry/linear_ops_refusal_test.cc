@@ -1,0 +1,119 @@
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/dtype.h"
+#include "gtest/gtest.h"
+#include "ops/parallel/ranks_testutil.h"
+#include "ops/parallel/thread_communicator.h"
+#include "ops/registry/linear_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+#include "testing/refusal.h"
+
+namespace quern {
+namespace {
+
+TEST(LinearOpsRefusalTest, NamesWhatDoesNotFit) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterLinearOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const auto meta = [](std::vector<int64_t> extents,
+                       DType dtype = DType::kBF16) {
+    return TensorMeta{dtype, std::move(extents)};
+  };
+  RunRanks(2, [&](ThreadCommunicator& c) {
+    struct Case {
+      const char* op;
+      NamedArgs args;
+      const char* words;
+    };
+    const int64_t huge = int64_t{1} << 62;
+    for (const Case& r : std::vector<Case>{
+             {"replicated_linear",
+              {{"x", meta({3, 8})}, {"weight", meta({4, 9})}},
+              "columns of x=8"},
+             {"replicated_linear",
+              {{"x", meta({})}, {"weight", meta({4, 9})}},
+              "x has rank 0"},
+             {"replicated_linear",
+              {{"x", meta({3, 8})}, {"weight", meta({8})}},
+              "weight has rank 1; need 2"},
+             {"replicated_linear",
+              {{"x", meta({3, 8})}, {"weight", meta({0, 8})}},
+              "an extent of weight=0"},
+             {"replicated_linear",
+              {{"x", meta({-1, 8})}, {"weight", meta({4, 8})}},
+              "an extent of x=-1"},
+             {"replicated_linear",
+              {{"x", meta({huge, 4, 8})}, {"weight", meta({4, 8})}},
+              "x has 2^63 rows or more"},
+             {"replicated_linear",
+              {{"x", meta({3, 8})},
+               {"weight", meta({4, 8})},
+               {"bias", meta({5})}},
+              "bias is not [4]"},
+             {"column_parallel_linear",
+              {{"x", meta({3, 8})}, {"weight", meta({5, 8})}, {"ranks", &c}},
+              "rows of weight=5; need a multiple of the 2 ranks"},
+             {"column_parallel_linear",
+              {{"x", meta({3, 7})}, {"weight", meta({4, 8})}, {"ranks", &c}},
+              "columns of x=7"},
+             {"row_parallel_linear",
+              {{"x", meta({3, 4})}, {"weight", meta({4, 9})}, {"ranks", &c}},
+              "columns of weight=9; need a multiple of the 2 ranks"},
+             {"row_parallel_linear",
+              {{"x", meta({3, 8})}, {"weight", meta({4, 8})}, {"ranks", &c}},
+              "columns of x=8"},
+             {"row_parallel_linear",
+              {{"x", meta({3, 4})},
+               {"weight", meta({4, 8})},
+               {"ranks", &c},
+               {"input_is_parallel", false}},
+              "columns of x=4"},
+             {"row_parallel_linear",
+              {{"x", meta({3, 4})},
+               {"weight", meta({4, 8})},
+               {"bias", meta({4})},
+               {"ranks", &c},
+               {"reduce_results", false}},
+              "reduce_results=False with a bias"},
+             {"parallel_lm_head",
+              {{"hidden", meta({3, 8})},
+               {"weight", meta({99, 8})},
+               {"ranks", &c},
+               {"vocab", int64_t{100}}},
+              "rows of weight=99"},
+             {"parallel_lm_head",
+              {{"hidden", meta({3, 8})},
+               {"weight", meta({100, 8})},
+               {"ranks", &c},
+               {"vocab", int64_t{100}},
+               {"weight_is_shard", true}},
+              "rows of weight=100"},
+             {"parallel_lm_head",
+              {{"hidden", meta({3, 7})},
+               {"weight", meta({100, 8})},
+               {"vocab", int64_t{100}}},
+              "columns of hidden=7"},
+         }) {
+      SCOPED_TRACE(r.words);
+      ExpectRefusal(registry.InferShapes(r.op, r.args).status(), r.words);
+      for (const char* provider : {"simd", "onednn", "reference"}) {
+        ExpectRefusal(ops.MakeFrom(provider, r.op, r.args).status(), r.words);
+      }
+    }
+    for (const char* provider : {"simd", "onednn", "reference"}) {
+      ExpectRefusal(ops.MakeFrom(provider, "replicated_linear",
+                                 {{"x", meta({3, 8}, DType::kI8)},
+                                  {"weight", meta({4, 8})}})
+                        .status(),
+                    absl::StatusCode::kUnimplemented, "x");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace quern

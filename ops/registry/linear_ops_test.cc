@@ -1,0 +1,382 @@
+#include "ops/registry/linear_ops.h"
+
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/any_matrix_testutil.h"
+#include "ops/parallel/ranks_testutil.h"
+#include "ops/parallel/thread_communicator.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+#include "testing/data.h"
+#include "testing/isa_test.h"
+#include "testing/no_alloc.h"
+#include "testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using Doubles = std::vector<double>;
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr const char* kProviders[] = {"simd", "onednn", "reference"};
+
+OpRegistry Registry() {
+  OpRegistry registry;
+  EXPECT_EQ(RegisterLinearOps(registry), absl::OkStatus());
+  return registry;
+}
+
+// Exact in every dtype, and so are sums of 60 products of two of them.
+Doubles Integers(Rng& rng, int64_t count) {
+  Doubles v;
+  while (count-- > 0) v.push_back(static_cast<double>(rng.Integer(-2, 2)));
+  return v;
+}
+
+// A layer x[m, k] w[n, k]^T + b, and what a rank is handed and has to leave.
+struct Model {
+  Model(Rng& rng, int64_t m, int64_t n, int64_t k)
+      : m(m),
+        n(n),
+        k(k),
+        x(Integers(rng, m * k)),
+        w(Integers(rng, n * k)),
+        b(Integers(rng, n)) {}
+  double At(int64_t i, int64_t j) const {
+    double sum = b[static_cast<size_t>(j)];
+    for (int64_t d = 0; d < k; ++d) {
+      sum +=
+          x[static_cast<size_t>(i * k + d)] * w[static_cast<size_t>(j * k + d)];
+    }
+    return sum;
+  }
+  Doubles Y(int64_t begin, int64_t count) const {
+    Doubles y;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = begin; j < begin + count; ++j) y.push_back(At(i, j));
+    }
+    return y;
+  }
+
+  int64_t m, n, k;
+  Doubles x, w, b;
+};
+
+// Rows and columns of a dense matrix.
+Doubles Part(const Doubles& x, int64_t cols, int64_t row, int64_t rows,
+             int64_t column, int64_t count) {
+  Doubles part;
+  for (int64_t i = row; i < row + rows; ++i) {
+    for (int64_t j = column; j < column + count; ++j) {
+      part.push_back(x[static_cast<size_t>(i * cols + j)]);
+    }
+  }
+  return part;
+}
+
+TensorMeta MetaOf(const AnyTensorView& v) {
+  TensorMeta meta = {v.dtype(), {}};
+  for (int d = 0; d < v.rank(); ++d) meta.extents.push_back(v.extent(d));
+  return meta;
+}
+
+class LinearOpsTest : public IsaTest {
+ protected:
+  LinearOpsTest() : registry_(Registry()), ops_(registry_, OpPolicy()) {}
+
+  // y of the operator made by `provider`, [x's rows, y_cols].
+  Doubles Run(const char* provider, const char* op, const AnyMatrix& x,
+              const AnyMatrix& w, const AnyTensorView& b, int64_t y_cols,
+              NamedArgs more) {
+    const bool head = std::string(op) == "parallel_lm_head";
+    NamedArgs args = {{head ? "hidden" : "x", MetaOf(x.view())},
+                      {"weight", MetaOf(w.view())}};
+    if (b.rank() > 0) args.emplace_back("bias", MetaOf(b));
+    args.insert(args.end(), more.begin(), more.end());
+    const auto shapes = registry_.InferShapes(op, args);
+    EXPECT_TRUE(shapes.ok()) << shapes.status();
+    const int64_t m = x.view().extent(0);
+    const DType dtype = x.view().dtype();
+    EXPECT_EQ((*shapes)[0], (TensorMeta{dtype, {m, y_cols}}));
+    const auto made = ops_.MakeFrom(provider, op, args);
+    if (!made.ok()) {
+      ADD_FAILURE() << made.status();
+      return {};
+    }
+    if (made->provider == "simd") {
+      EXPECT_RAN_ON(*made->op);
+    }
+    const AnyMatrix y(dtype, m, y_cols, y_cols + 3);
+    const std::vector<AnyTensorView> tensors = {x.const_view(), w.const_view(),
+                                                b, y.view()};
+    InlineExecutor executor;
+    EXPECT_EQ(made->op->Prepare(tensors, executor), absl::OkStatus());
+    EXPECT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+    made->op->Execute(tensors, executor);
+    return y.doubles();
+  }
+
+  OpRegistry registry_;
+  OpDispatcher ops_;
+};
+QUERN_INSTANTIATE_ISA_TEST(LinearOpsTest);
+
+TEST_P(LinearOpsTest, ReplicatedIsExactOnSmallIntegers) {
+  TestRng rng;
+  const Model layer(rng, 3, 17, 60);
+  for (const DType dtype : kDTypes) {
+    for (const char* provider : kProviders) {
+      SCOPED_TRACE(std::string(provider) + " " + std::string(DTypeName(dtype)));
+      EXPECT_EQ(Run(provider, "replicated_linear",
+                    AnyMatrix(dtype, layer.x, 3, 60, 61),
+                    AnyMatrix(dtype, layer.w, 17, 60, 64),
+                    AnyMatrix(dtype, layer.b, 1, 17, 17).vector(), 17, {}),
+                layer.Y(0, 17));
+    }
+  }
+}
+
+TEST_P(LinearOpsTest, ColumnIsExactOnSmallIntegers) {
+  TestRng rng;
+  const Model layer(rng, 3, 20, 60);
+  for (const int ranks : {1, 2, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool shard : {false, true}) {
+        for (const bool gather : {false, true}) {
+          RunRanks(ranks, [&](ThreadCommunicator& c) {
+            const int64_t own = 20 / c.size(), begin = c.rank() * own;
+            const int64_t row = shard ? begin : 0, rows = shard ? own : 20;
+            for (const char* provider : kProviders) {
+              EXPECT_EQ(
+                  Run(provider, "column_parallel_linear",
+                      AnyMatrix(dtype, layer.x, 3, 60, 61),
+                      AnyMatrix(dtype, Part(layer.w, 60, row, rows, 0, 60),
+                                rows, 60, 60),
+                      AnyMatrix(dtype, Part(layer.b, 1, row, rows, 0, 1), 1,
+                                rows, rows)
+                          .vector(),
+                      gather ? 20 : own,
+                      {{"ranks", &c},
+                       {"weight_is_shard", shard},
+                       {"gather_output", gather}}),
+                  gather ? layer.Y(0, 20) : layer.Y(begin, own))
+                  << provider << c.rank() << c.size() << shard << gather;
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearOpsTest, RowIsExactOnSmallIntegers) {
+  TestRng rng;
+  const Model layer(rng, 3, 20, 60);
+  for (const int ranks : {1, 2, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool shard : {false, true}) {
+        for (const bool parallel : {false, true}) {
+          RunRanks(ranks, [&](ThreadCommunicator& c) {
+            const int64_t own = 60 / c.size(), begin = c.rank() * own;
+            const int64_t x_cols = parallel ? own : 60;
+            const int64_t w_cols = shard ? own : 60;
+            for (const char* provider : kProviders) {
+              EXPECT_EQ(Run(provider, "row_parallel_linear",
+                            AnyMatrix(dtype,
+                                      Part(layer.x, 60, 0, 3,
+                                           parallel ? begin : 0, x_cols),
+                                      3, x_cols, x_cols),
+                            AnyMatrix(dtype,
+                                      Part(layer.w, 60, 0, 20,
+                                           shard ? begin : 0, w_cols),
+                                      20, w_cols, w_cols),
+                            AnyMatrix(dtype, layer.b, 1, 20, 20).vector(), 20,
+                            {{"ranks", &c},
+                             {"weight_is_shard", shard},
+                             {"input_is_parallel", parallel}}),
+                        layer.Y(0, 20))
+                  << provider << c.rank() << c.size() << shard << parallel;
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+// Each rank keeps its summand; together they are y without bias.
+TEST_P(LinearOpsTest, RowLeavesTheSumToTheCaller) {
+  TestRng rng;
+  const Model layer(rng, 3, 20, 60);
+  RunRanks(2, [&](ThreadCommunicator& c) {
+    Model part = layer;
+    part.k = 30;
+    part.x = Part(layer.x, 60, 0, 3, 30 * c.rank(), 30);
+    part.w = Part(layer.w, 60, 0, 20, 30 * c.rank(), 30);
+    part.b.assign(20, 0.0);
+    for (const char* provider : kProviders) {
+      const DType dtype = DType::kF32;
+      EXPECT_EQ(Run(provider, "row_parallel_linear",
+                    AnyMatrix(dtype, part.x, 3, 30, 30),
+                    AnyMatrix(dtype, layer.w, 20, 60, 60), AnyTensorView(), 20,
+                    {{"ranks", &c}, {"reduce_results", false}}),
+                part.Y(0, 20))
+          << provider << c.rank();
+    }
+  });
+}
+
+// 100 ids are 128 rows: the last of 4 ranks has 4 of them; of 70, none.
+TEST_P(LinearOpsTest, HeadIsExactOnSmallIntegers) {
+  TestRng rng;
+  for (const int64_t vocab : {100, 64, 33}) {
+    const Model layer(rng, 3, vocab, 60);
+    const int64_t padded = (vocab + 63) / 64 * 64;
+    Doubles w = layer.w, b = layer.b;
+    w.resize(static_cast<size_t>(padded * 60), 7);
+    b.resize(static_cast<size_t>(padded), 7);
+    for (const int ranks : {1, 2, 4}) {
+      for (const bool shard : {false, true}) {
+        RunRanks(ranks, [&](ThreadCommunicator& c) {
+          const int64_t rows = shard ? padded / c.size() : vocab;
+          const int64_t row = shard ? c.rank() * rows : 0;
+          for (const char* provider : kProviders) {
+            const DType dtype = DType::kF32;
+            EXPECT_EQ(
+                Run(provider, "parallel_lm_head",
+                    AnyMatrix(dtype, layer.x, 3, 60, 61),
+                    AnyMatrix(dtype, Part(w, 60, row, rows, 0, 60), rows, 60,
+                              60),
+                    AnyMatrix(dtype, Part(b, 1, row, rows, 0, 1), 1, rows, rows)
+                        .vector(),
+                    vocab,
+                    {{"ranks", &c},
+                     {"vocab", vocab},
+                     {"weight_is_shard", shard}}),
+                layer.Y(0, vocab))
+                << provider << c.rank() << c.size() << shard;
+          }
+        });
+      }
+    }
+  }
+}
+
+// What a layer goes through: made, prepared, run, given other weights.
+TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
+  TestRng rng;
+  const OpRegistry registry = Registry();
+  const OpDispatcher ops(registry, OpPolicy());
+  InlineExecutor executor;
+  const Model one(rng, 6, 17, 60), other(rng, 6, 17, 60);
+  const AnyMatrix x(DType::kF32, one.x, 6, 60, 60);
+  const AnyMatrix w(DType::kF32, one.w, 17, 60, 60);
+  const AnyMatrix w2(DType::kF32, other.w, 17, 60, 60);
+  const AnyMatrix y(DType::kF32, 6, 17, 17);
+  const AnyTensorView none;
+  const auto made =
+      ops.Make("replicated_linear", {{"x", TensorMeta{DType::kF32, {2, 3, 60}}},
+                                     {"weight", MetaOf(w.view())}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->provider, "simd");
+  // [2, 3, k] as well as [6, k].
+  const AnyTensorView x3(DType::kF32, x.view().data(), 3, {2, 3, 60},
+                         {180, 60, 1});
+  const AnyTensorView y3(DType::kF32, y.view().mutable_data(), 3, {2, 3, 17},
+                         {51, 17, 1});
+  const std::vector<AnyTensorView> tensors = {x3, w.view(), none, y3};
+  BoundOp& op = *made->op;
+  ExpectRefusal(op.CheckArgs(tensors), absl::StatusCode::kFailedPrecondition,
+                "replicated_linear: has no weights; need a call of Prepare");
+  ASSERT_EQ(op.Prepare(tensors, executor), absl::OkStatus());
+  ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
+  EXPECT_NO_ALLOCATION(op.Execute(tensors, executor));
+  Doubles want;
+  for (int64_t i = 0; i < 6; ++i) {
+    for (int64_t j = 0; j < 17; ++j) {
+      want.push_back(one.At(i, j) - one.b[static_cast<size_t>(j)]);
+    }
+  }
+  EXPECT_EQ(y.doubles(), want);
+
+  // Other weights are refused, until they are prepared.
+  const std::vector<AnyTensorView> with_other = {x.view(), w2.view(), none,
+                                                 y.view()};
+  ExpectRefusal(op.CheckArgs(with_other),
+                "weight or bias is not what Prepare was given");
+  ASSERT_EQ(op.Prepare(with_other, executor), absl::OkStatus());
+  ASSERT_EQ(op.CheckArgs(with_other), absl::OkStatus());
+  op.Execute(with_other, executor);
+  EXPECT_NE(y.doubles(), want);
+
+  // Fewer rows are welcome, more are not.
+  const std::vector<AnyTensorView> empty = {
+      AnyTensorView(DType::kF32, x.view().data(), 2, {0, 60}, {60, 1}),
+      w2.view(), none,
+      AnyTensorView(DType::kF32, y.view().mutable_data(), 2, {0, 17}, {17, 1})};
+  EXPECT_EQ(op.CheckArgs(empty), absl::OkStatus());
+  op.Execute(empty, executor);
+  const AnyMatrix seven(DType::kF32, 7, 60, 60), out(DType::kF32, 7, 17, 17);
+  const std::vector<AnyTensorView> more = {seven.view(), w2.view(), none,
+                                           out.view()};
+  ExpectRefusal(op.CheckArgs(more), "rows of x=7");
+  const std::vector<AnyTensorView> biased = {x.view(), w.view(), y.vector(),
+                                             y.view()};
+  ExpectRefusal(op.Prepare(biased, executor), "bias has rank 1; need what");
+  const std::vector<AnyTensorView> narrow = {
+      x.view(), AnyMatrix(DType::kF32, 17, 59, 59).view(), none, y.view()};
+  EXPECT_EQ(op.Prepare(narrow, executor).code(),
+            absl::StatusCode::kInvalidArgument);
+  // What was refused changed nothing.
+  EXPECT_EQ(op.CheckArgs(with_other), absl::OkStatus());
+}
+
+// Scratch holds the rows of one call at a time.
+TEST(LinearOpsLifeTest, CallsFromTwoThreadsTakeTurns) {
+  TestRng rng;
+  const OpRegistry registry = Registry();
+  const OpDispatcher ops(registry, OpPolicy());
+  constexpr int64_t kM = 64, kN = 17, kK = 60;
+  const Model layer(rng, kM, kN, kK);
+  const AnyMatrix w(DType::kF16, layer.w, kN, kK, kK);
+  const AnyTensorView none;
+  const auto made = ops.Make(
+      "row_parallel_linear",
+      {{"x", TensorMeta{DType::kF16, {kM, kK}}}, {"weight", MetaOf(w.view())}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  InlineExecutor executor;
+  const std::vector<AnyTensorView> weights = {none, w.view(), none, none};
+  ASSERT_EQ(made->op->Prepare(weights, executor), absl::OkStatus());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    Model own = layer;
+    own.x = Integers(rng, kM * kK);
+    own.b.assign(kN, 0.0);
+    threads.emplace_back([own, &made, &w, &none] {
+      const AnyMatrix x(DType::kF16, own.x, kM, kK, kK);
+      const AnyMatrix y(DType::kF16, kM, kN, kN);
+      const std::vector<AnyTensorView> tensors = {x.view(), w.view(), none,
+                                                  y.view()};
+      InlineExecutor own_executor;
+      const Doubles want = own.Y(0, kN);
+      for (int call = 0; call < 500; ++call) {
+        made->op->Execute(tensors, own_executor);
+        ASSERT_EQ(y.doubles(), want);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace quern
