@@ -57,6 +57,17 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
   if (op == "fused_add_rms_norm_quant") {
     return NamedArgs{{"x", x}, {"residual", x}, {"weight", weight}};
   }
+  if (op == "rms_norm_static_quant") {
+    return NamedArgs{{"x", x}, {"weight", weight}, {"scale", 0.02}};
+  }
+  if (op == "fused_add_rms_norm_static_quant") {
+    return NamedArgs{
+        {"x", x}, {"residual", x}, {"weight", weight}, {"scale", 0.02}};
+  }
+  if (op == "gather_rows") {
+    return NamedArgs{{"x", TensorMeta{dtype, {kMaxPosition, hidden}}},
+                     {"rows", TensorMeta{DType::kI32, {rows}}}};
+  }
   if (op == "quant_fp8" || op == "quant_int8") return NamedArgs{{"x", x}};
   if (op == "static_quant_fp8") {
     return NamedArgs{{"x", x}, {"scale", TensorMeta{DType::kF32, {1, 1}}}};
@@ -143,7 +154,7 @@ class Registered final : public Op {
     info.dtype = std::string(DTypeName(dtype_));
     info.isa = fast_.op->target();
     for (const Tensor& t : tensors_) {
-      info.bytes += static_cast<double>(BytesOf(t.meta)) * (t.read + t.written);
+      info.bytes += static_cast<double>(UsedBytes(t)) * (t.read + t.written);
     }
     info.flops = 4.0 * static_cast<double>(rows_ * hidden_);
     info.dram_kind = DramKind::kCopy;
@@ -238,6 +249,17 @@ class Registered final : public Op {
     bool written;
   };
 
+  // Of the table that rows are taken of, those alone.
+  int64_t UsedBytes(const Tensor& t) const {
+    const int64_t bytes = BytesOf(t.meta);
+    if (name_ != "vocab_parallel_embedding" && name_ != "gather_rows") {
+      return bytes;
+    }
+    return t.meta.extents.size() == 2 && t.read && rows_ < kMaxPosition
+               ? bytes / kMaxPosition * rows_
+               : bytes;
+  }
+
   static AnyTensorView View(const TensorMeta& meta, void* data) {
     AnyTensorView::Dims extents{}, strides{};
     int64_t stride = 1;
@@ -276,6 +298,9 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"rms_norm_quant", "q, scales = fp8 of rms_norm(x), per token"},
            Named{"fused_add_rms_norm_quant",
                  "residual += x; q, scales = fp8 of rms_norm(residual)"},
+           Named{"rms_norm_static_quant", "q = fp8 of rms_norm(x) / scale"},
+           Named{"fused_add_rms_norm_static_quant",
+                 "residual += x; q = fp8 of rms_norm(residual) / scale"},
            Named{"quant_fp8", "q, scales = fp8 of x, per token"},
            Named{"static_quant_fp8", "q = fp8 of x / scale"},
            Named{"quant_int8", "q, scales = int8 of x, per token"},
@@ -287,6 +312,7 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"apply_rotary_emb",
                  "turns heads of 128 by given cosines and sines"},
            Named{"vocab_parallel_embedding", "rows of a table of 4096"},
+           Named{"gather_rows", "rows of a matrix of 4096"},
            Named{"logits_processor", "30 tanh(x / 30), in place"},
        }) {
     ops.push_back({named.name,
