@@ -72,6 +72,8 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
             "gate_up, down, lm_head"},
            {"linear --model=qwen3_8b --n=16", "linear: --n beside --model, "},
            {"linear --layer=down", "linear: --layer needs --model"},
+           {"all_reduce --ranks=65",
+            "all_reduce: ranks=65; need 1 <= ranks <="},
            {"silu_and_mul --rows=x", "silu_and_mul: --rows=\"x\" is not "}}) {
     const Outcome outcome = Perf(r.line);
     EXPECT_EQ(outcome.exit_code, 2) << r.line;
@@ -232,6 +234,9 @@ constexpr Smoke kSmokes[] = {
      "--batch=2 --len=37 --q_heads=6 --kv_heads=2 --head_dim=24"},
     {"varlen_attention",
      "--len=41 --q_heads=2 --kv_heads=2 --head_dim=72 --causal=0 --dtype=f32"},
+    {"all_reduce", "--rows=3 --hidden=37"},
+    {"all_reduce", "--rows=1 --hidden=1 --ranks=1 --dtype=f32"},
+    {"all_reduce", "--rows=33 --hidden=137 --ranks=3 --dtype=f16"},
 };
 
 TEST(DriverTest, EveryOperatorRunsAndPassesItsCheck) {

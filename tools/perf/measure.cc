@@ -74,10 +74,12 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
     op.Run(set, executor);
     set = set + 1 < sets ? set + 1 : 0;
   };
+  op.BeginTimed();
   double once = Seconds(call);  // the first one pays for what is set up lazily
   for (int i = 0; i < 3 && (i == 0 || once < 0.1); ++i) {
     once = std::min(once, Seconds(call));
   }
+  op.EndTimed(executor);
   const int64_t calls = std::clamp<int64_t>(
       static_cast<int64_t>(std::ceil(kSampleSeconds / std::max(once, 1e-9))), 1,
       kMaxCallsPerSample);
@@ -92,6 +94,7 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
   sample_dram();
   Samples microseconds;
   for (const Stopwatch total; TakeMore(microseconds, runs, total.seconds());) {
+    op.BeginTimed();
     {
       const PreemptionWatch watch;
       const double seconds = Seconds([&] {
@@ -100,6 +103,7 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
       microseconds.Add(seconds / static_cast<double>(calls) * 1e6,
                        watch.Delay(seconds));
     }
+    op.EndTimed(executor);
     {
       const PreemptionWatch watch;
       const LimitSample sample = limits.Peak(info.peak_kind, executor);

@@ -51,6 +51,10 @@ class Op {
   virtual absl::Status Setup(int64_t sets, Executor& executor) = 0;
   // The call that is timed, on working set 0 <= set < sets.
   virtual void Run(int64_t set, Executor& executor) = 0;
+  // Around many calls of Run that are timed, and not timed: for an op that has
+  // threads of its own, which sleep while the limits are measured.
+  virtual void BeginTimed() {}
+  virtual void EndTimed(Executor& /*executor*/) {}
   // Runs on set 0 and compares with the reference in double: the largest
   // absolute difference, or Internal if one is beyond the op's bound.
   virtual absl::StatusOr<double> Check(Executor& executor) = 0;

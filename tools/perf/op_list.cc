@@ -3,6 +3,7 @@
 
 #include "tools/perf/op.h"
 #include "tools/perf/ops_activation.h"
+#include "tools/perf/ops_all_reduce.h"
 #include "tools/perf/ops_attention.h"
 #include "tools/perf/ops_block_linear.h"
 #include "tools/perf/ops_convert.h"
@@ -30,6 +31,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(ScheduleOp());
   ops.push_back(MlaOp());
   ops.push_back(VarlenAttentionOp());
+  ops.push_back(AllReduceOp());
   return ops;
 }
 
