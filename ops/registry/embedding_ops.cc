@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/check_args.h"
+#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -18,6 +19,8 @@
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/index_view.h"
 #include "ops/logits/logits.h"
+#include "ops/parallel/vocab_parallel_embedding.h"
+#include "ops/parallel/vocab_shard.h"
 #include "ops/registry/bound_rows.h"
 
 namespace quern {
@@ -63,12 +66,81 @@ NamedArgs EmbeddingExample(DType dtype) {
   return {{"ids", TensorMeta{DType::kI32, {4}}},
           {"weight", TensorMeta{dtype, {128, 64}}}};
 }
-Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight) {
-  return RowsShapes(kEmbedding, ids, weight);
+// The rank's shard; of one rank, where there are none.
+absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
+    const TensorMeta& weight, const Communicator& ranks, int64_t vocab,
+    int64_t added) {
+  VocabParallelEmbeddingSpec spec;
+  spec.vocab.original = vocab;
+  spec.vocab.added = added;
+  spec.hidden = weight.extents[1];
+  spec.weight_dtype = spec.out_dtype = weight.dtype;
+  QUERN_ASSIGN_OR_RETURN(
+      const VocabShard shard,
+      VocabShard::Create(spec.vocab, ranks.rank(), ranks.size()));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kEmbedding, "rows of weight",
+                                   weight.extents[0], shard.rows(),
+                                   "the shard has"));
+  return spec;
+}
+Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight,
+                      Communicator* ranks, int64_t vocab, int64_t added) {
+  QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> shapes,
+                         RowsShapes(kEmbedding, ids, weight));
+  if (ranks != nullptr) {
+    QUERN_RETURN_IF_ERROR(ParallelSpec(weight, *ranks, vocab, added).status());
+  } else if (vocab != 0 || added != 0) {
+    return InvalidArgument(kEmbedding, "vocab=", vocab, ", added=", added,
+                           " without ranks; need neither, the table has them");
+  }
+  return shapes;
+}
+// Rows that the rank has, -0 for the others, to which a sum adds them.
+void CopyShardRows(const VocabShard& shard, const AnyTensorView& ids,
+                   const AnyTensorView& weight, const AnyTensorView& out) {
+  const IndexView at = Indices(ids);
+  for (int64_t t = 0; t < at.size(); ++t) {
+    const int64_t row = shard.RowOf(at[t]);
+    const ScalarRow to(out, t);
+    for (int64_t i = 0; i < out.extent(1); ++i) {
+      to.Set(i, row < 0 ? -0.0f : ScalarRow(weight, row)[i]);
+    }
+  }
 }
 template <bool kNative>
-Bound Embedding(const TensorMeta& ids, const TensorMeta& weight) {
-  QUERN_RETURN_IF_ERROR(EmbeddingShapes(ids, weight).status());
+Bound ParallelEmbedding(const TensorMeta& weight, Communicator& ranks,
+                        int64_t vocab, int64_t added) {
+  QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingSpec spec,
+                         ParallelSpec(weight, ranks, vocab, added));
+  QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingPlan plan,
+                         VocabParallelEmbeddingPlan::Create(spec, ranks));
+  const auto check = [plan](Tensors t) -> absl::Status {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kEmbedding, t, 3));
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kEmbedding, "ids", t[0], DType::kI32, {kAnyExtent}));
+    return plan.CheckArgs(Indices(t[0]), t[1], t[2]);
+  };
+  Communicator* const all = &ranks;
+  if (kNative) {
+    return std::unique_ptr<BoundOp>(
+        new BoundCalls("scalar", check, [plan, all](Tensors t, Executor&) {
+          CopyShardRows(plan.shard(), t[0], t[1], t[2]);
+          all->AllReduceSum(t[2]);
+        }));
+  }
+  return std::unique_ptr<BoundOp>(
+      new BoundCalls(plan.target(), check, [plan, all](Tensors t, Executor& e) {
+        plan.Execute(Indices(t[0]), t[1], t[2], *all, e);
+      }));
+}
+template <bool kNative>
+Bound Embedding(const TensorMeta& ids, const TensorMeta& weight,
+                Communicator* ranks, int64_t vocab, int64_t added) {
+  QUERN_RETURN_IF_ERROR(
+      EmbeddingShapes(ids, weight, ranks, vocab, added).status());
+  if (ranks != nullptr) {
+    return ParallelEmbedding<kNative>(weight, *ranks, vocab, added);
+  }
   VocabEmbeddingSpec spec;
   spec.vocab = weight.extents[0];
   spec.hidden = weight.extents[1];
@@ -180,7 +252,8 @@ absl::Status RegisterEmbeddingOps(OpRegistry& r) {
   constexpr absl::string_view kSimd = "simd";
   constexpr absl::string_view kReference = OpRegistry::kReference;
   QUERN_RETURN_IF_ERROR(r.Define<&EmbeddingShapes>(
-      "vocab_parallel_embedding(Tensor ids, Tensor weight) -> Tensor",
+      "vocab_parallel_embedding(Tensor ids, Tensor weight, "
+      "Communicator? ranks, int vocab=0, int added=0) -> Tensor",
       &EmbeddingExample));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<false>>(kEmbedding, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<true>>(kEmbedding, kReference));

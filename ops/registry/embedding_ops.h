@@ -6,11 +6,13 @@
 
 namespace quern {
 
-// vocab_parallel_embedding   out[t] = weight[ids[t]]       the table of one
-// rank gather_rows                out[t] = x[rows[t]]           the hidden
-// states whose
-//                                                          logits are wanted
-// logits_processor           logits = cap and scale of them, in place
+//   vocab_parallel_embedding   out[t] = weight[ids[t]]
+//   gather_rows                out[t] = x[rows[t]]
+//   logits_processor           logits = cap and scale of them, in place
+//
+// Without ranks vocab_parallel_embedding has the whole table; with them, each
+// rank its shard of `vocab` original and `added` ids, as
+// ops/parallel/vocab_parallel_embedding.h says.
 //
 // ids and rows are int32. Tables and logits are f32, bf16 or f16, x is of any
 // dtype. Providers: simd and reference, which agree to the bit in 16 bits, as

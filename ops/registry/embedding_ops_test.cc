@@ -6,11 +6,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/parallel/ranks_testutil.h"
+#include "ops/parallel/thread_communicator.h"
+#include "ops/parallel/vocab_shard.h"
 #include "ops/registry/op_dispatcher.h"
 #include "ops/registry/op_policy.h"
 #include "ops/registry/op_registry.h"
@@ -138,6 +142,67 @@ TEST_P(EmbeddingOpsTest, GathersRowsOfAnyDType) {
       }
     }
   }
+}
+
+// The whole table over ranks, as without them; 70 original ids and 3 added.
+TEST_P(EmbeddingOpsTest, LooksUpRowsOfATableOverRanks) {
+  TestRng rng;
+  constexpr int64_t kVocab = 70, kAdded = 3, kHidden = 17;
+  const std::vector<double> table =
+      ToDoubles(UniformReals(rng, (kVocab + kAdded) * kHidden));
+  const std::vector<int32_t> ids = {69, 0, 72, 63, 64, 70, 0};
+  const auto tokens = static_cast<int64_t>(ids.size());
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const AnyMatrix whole(dtype, table, kVocab + kAdded, kHidden, kHidden);
+    for (const int ranks : {1, 2, 4}) {
+      RunRanks(ranks, [&](ThreadCommunicator& c) {
+        VocabSpec vocab;
+        vocab.original = kVocab;
+        vocab.added = kAdded;
+        const auto shard = VocabShard::Create(vocab, c.rank(), c.size());
+        ASSERT_TRUE(shard.ok()) << shard.status();
+        std::vector<double> own(static_cast<size_t>(shard->rows() * kHidden));
+        for (int64_t id = 0; id < kVocab + kAdded; ++id) {
+          const int64_t row = shard->RowOf(id);
+          for (int64_t i = 0; row >= 0 && i < kHidden; ++i) {
+            own[static_cast<size_t>(row * kHidden + i)] =
+                table[static_cast<size_t>(id * kHidden + i)];
+          }
+        }
+        const AnyMatrix weight(dtype, own, shard->rows(), kHidden, kHidden + 1);
+        for (const bool simd : {false, true}) {
+          const AnyMatrix out(dtype, tokens, kHidden, kHidden + 2);
+          Run(Make("vocab_parallel_embedding",
+                   {{"ids", TensorMeta{DType::kI32, {tokens}}},
+                    {"weight", TensorMeta{dtype, {shard->rows(), kHidden}}},
+                    {"ranks", &c},
+                    {"vocab", kVocab},
+                    {"added", kAdded}},
+                   simd),
+              {DenseVector<const int32_t>(ids.data(), tokens),
+               weight.const_view(), out.view()});
+          const std::vector<double> rows = whole.doubles();
+          std::vector<double> want;
+          for (const int32_t id : ids) {
+            want.insert(want.end(), rows.begin() + id * kHidden,
+                        rows.begin() + (id + 1) * kHidden);
+          }
+          EXPECT_EQ(out.doubles(), want) << c.rank() << c.size() << simd;
+        }
+      });
+    }
+  }
+  SelfCommunicator self;
+  const TensorMeta some = {DType::kI32, {4}}, weight = {DType::kF32, {73, 8}};
+  ExpectRefusal(Refusal("vocab_parallel_embedding", {{"ids", some},
+                                                     {"weight", weight},
+                                                     {"ranks", &self},
+                                                     {"vocab", int64_t{70}}}),
+                "rows of weight=73");
+  ExpectRefusal(
+      Refusal("vocab_parallel_embedding",
+              {{"ids", some}, {"weight", weight}, {"vocab", int64_t{70}}}),
+      "vocab=70, added=0 without ranks");
 }
 
 TEST_P(EmbeddingOpsTest, LooksUpRowsOfATable) {
