@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,7 +17,7 @@
 #include "core/tensor_view.h"
 #include "ops/index_view.h"
 #include "ops/registry/bound_rows.h"
-#include "ops/registry/native_activation.h"
+#include "ops/registry/native_rope.h"
 #include "ops/registry/rope_ops.h"
 #include "ops/rope/apply_rotary.h"
 #include "ops/rope/dual_chunk_rotary.h"
@@ -36,61 +35,6 @@ using MaybeMutated = std::optional<MutatedMeta>;
 constexpr char kMrope[] = "mrope";
 constexpr char kApply[] = "apply_rotary_emb";
 constexpr char kDual[] = "dual_chunk_rotary_embedding";
-
-RotaryStyle StyleOf(bool is_neox) {
-  return is_neox ? RotaryStyle::kHalves : RotaryStyle::kPairs;
-}
-
-// Heads of v[.., tokens, heads, head_dim] as rows.
-ScalarRow Head(const AnyTensorView& v, int64_t b, int64_t t, int64_t h) {
-  const int r = v.rank();
-  const int64_t at = (r == 4 ? b * v.stride(0) : 0) + t * v.stride(r - 3) +
-                     h * v.stride(r - 2);
-  const char* const data = static_cast<const char*>(v.data()) +
-                           at * static_cast<int64_t>(SizeOf(v.dtype()));
-  return ScalarRow(AnyTensorView(v.dtype(), static_cast<const void*>(data), 1,
-                                 {v.extent(r - 1)}, {1}),
-                   0);
-}
-
-// Each product and each sum rounded, cosine and sine first.
-void NativeTurn(const RotaryEmbeddingSpec& spec, int64_t j, float cosine,
-                float sine, const ScalarRow& x, const ScalarRow& out) {
-  const NativeRound rd(spec.dtype);
-  const bool halves = spec.style == RotaryStyle::kHalves;
-  const int64_t ia = halves ? j : 2 * j;
-  const int64_t ib = halves ? j + spec.rot_dim / 2 : 2 * j + 1;
-  const float a = x[ia], b = x[ib], c = rd(cosine), s = rd(sine);
-  out.Set(ia, rd(a * c) - rd(b * s));
-  out.Set(ib, rd(b * c) + rd(a * s));
-}
-
-void NativeTurnTo(const RotaryEmbeddingSpec& spec, int64_t j, int64_t position,
-                  const ScalarRow& x, const ScalarRow& out) {
-  const double angle =
-      static_cast<double>(position) *
-      std::pow(spec.base, -2.0 * static_cast<double>(j) /
-                              static_cast<double>(spec.rot_dim));
-  NativeTurn(spec, j, static_cast<float>(std::cos(angle)),
-             static_cast<float>(std::sin(angle)), x, out);
-}
-
-absl::StatusOr<RotaryEmbeddingSpec> RotarySpecOf(
-    absl::string_view op, const TensorMeta& query, const TensorMeta* key,
-    int64_t max_position, int64_t rot_dim, double base, bool is_neox) {
-  if (query.extents.size() != 3 ||
-      (key != nullptr && key->extents.size() != 3)) {
-    return InvalidArgument(op, "need query and key [n, heads, head_dim]");
-  }
-  RotaryEmbeddingSpec spec;
-  spec.head_dim = query.extents[2];
-  spec.rot_dim = rot_dim == 0 ? spec.head_dim : rot_dim;
-  spec.max_positions = max_position;
-  spec.base = base;
-  spec.style = StyleOf(is_neox);
-  spec.dtype = query.dtype;
-  return spec;
-}
 
 NamedArgs MropeExample(DType dtype) {
   return {{"positions", TensorMeta{DType::kI32, {3, 4}}},
@@ -148,7 +92,7 @@ void NativeMrope(const MropeSpec& spec, Tensors tensors) {
     if (x.rank() == 0) continue;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t h = 0; h < x.extent(1); ++h) {
-        const ScalarRow head = Head(x, 0, t, h);
+        const ScalarRow head = NativeHead(x, 0, t, h);
         for (int64_t j = 0; j < spec.rotary.rot_dim / 2; ++j) {
           NativeTurnTo(spec.rotary, j, positions[stream(j) * tokens + t], head,
                        head);
@@ -222,8 +166,8 @@ void NativeApply(const RotaryEmbeddingSpec& spec, bool fp32, Tensors t) {
       const ScalarRow c(t[1], token), s(t[2], token);
       for (int64_t h = 0; h < x.extent(r - 2); ++h) {
         for (int64_t j = 0; j < spec.rot_dim / 2; ++j) {
-          NativeTurn(steps, j, c[j], s[j], Head(x, b, token, h),
-                     Head(out, b, token, h));
+          NativeTurn(steps, j, c[j], s[j], NativeHead(x, b, token, h),
+                     NativeHead(out, b, token, h));
         }
       }
     }
@@ -314,13 +258,13 @@ void NativeDual(const DualChunkRotarySpec& spec, Tensors tensors) {
                           std::min(2 * length - 1, spec.chunk), m + length,
                           m + spec.chunk};
     for (int64_t h = 0; h < args.key.extent(1); ++h) {
-      NativeHeadTo(spec.rotary, m, Head(args.key, 0, t, h),
-                   Head(args.key_out, 0, t, h));
+      NativeHeadTo(spec.rotary, m, NativeHead(args.key, 0, t, h),
+                   NativeHead(args.key_out, 0, t, h));
     }
     for (int64_t c = 0; c < DualChunkRotaryPlan::kCopies; ++c) {
       for (int64_t h = 0; h < heads; ++h) {
-        NativeHeadTo(spec.rotary, at[c], Head(args.query, 0, t, h),
-                     Head(args.query_out, 0, t, c * heads + h));
+        NativeHeadTo(spec.rotary, at[c], NativeHead(args.query, 0, t, h),
+                     NativeHead(args.query_out, 0, t, c * heads + h));
       }
     }
   }
