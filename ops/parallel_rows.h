@@ -17,6 +17,11 @@ namespace quern {
 // one to two. Less work than two grains stays on the calling thread.
 inline constexpr int64_t kParallelRowsGrain = 16384;
 
+// Plans refuse rows of more columns. Bytes and costs of a row, up to 15 for
+// each column, then fit in an int64, even where there are no rows and no
+// memory.
+inline constexpr int64_t kMaxRowElements = (int64_t{1} << 59) - 1;
+
 // fn(begin, end) for ranges that cover [0, rows) once. row_elements: work of a
 // row, in elements touched.
 inline void ParallelRows(Executor& executor, int64_t rows, int64_t row_elements,

@@ -65,15 +65,16 @@ void ForRows(Executor& executor, int64_t m, int64_t k,
   });
 }
 
-// Where row i begins; the stride of a lone row may be any number.
+// Where row i begins; the stride of a lone row, or of rows of nothing, may be
+// any number.
 const char* RowOf(const AnyTensorView& x, int64_t i) {
-  if (i == 0) return static_cast<const char*>(x.data());
+  if (i == 0 || x.extent(1) == 0) return static_cast<const char*>(x.data());
   return static_cast<const char*>(x.data()) +
          i * x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 template <typename T>
 T* RowOf(const MatrixView<T>& v, int64_t i) {
-  return i == 0 ? v.data() : v.data() + i * v.stride(0);
+  return i == 0 || v.extent(1) == 0 ? v.data() : v.data() + i * v.stride(0);
 }
 
 }  // namespace
@@ -213,11 +214,10 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
                               MatrixView<float> scales,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, q, scales));
-  const int64_t m = x.extent(0), k = x.extent(1);
-  const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
-  const int64_t rows_ahead =
-      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
-  const bool stream = Streams(m, k);
+  const int64_t k = x.extent(1);
+  // Rows of nothing have a scale per token alone.
+  const int64_t m =
+      k > 0 || spec_.granularity == Fp8Granularity::kToken ? x.extent(0) : 0;
   float tensor_scale = 0.0f;
   if (spec_.granularity == Fp8Granularity::kTensor) {
     // Magnitudes are ordered as their codes are, NaN above all.
@@ -235,6 +235,11 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
     tensor_scale = ScaleOf(max_code.load());
     scales.data()[0] = tensor_scale;
   }
+  if (m == 0) return;
+  const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t rows_ahead =
+      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
+  const bool stream = Streams(m, k);
   ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const char* const row = RowOf(x, i);
@@ -266,6 +271,7 @@ void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
                                     Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckStaticArgs(x, scales, q));
   const int64_t m = x.extent(0), k = x.extent(1);
+  if (m == 0 || k == 0) return;
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
   const int64_t rows_ahead =
       DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));

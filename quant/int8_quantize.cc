@@ -281,7 +281,8 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
                                Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, q, scales, zero_points));
   const int64_t m = x.extent(0), k = x.extent(1);
-  if (m == 0) return;
+  // Rows of nothing have terms per token alone.
+  if (m == 0 || (k == 0 && scales.extent(0) == 0)) return;
   const uint8_t* const data = static_cast<const uint8_t*>(x.data());
   // Without elements there need not be memory, and the stride of a lone row may
   // be any number.

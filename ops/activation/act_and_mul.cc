@@ -96,7 +96,7 @@ ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec)
 
 absl::StatusOr<ActAndMulPlan> ActAndMulPlan::Create(const ActAndMulSpec& spec) {
   const absl::string_view op = ActAndMulName(spec);
-  QUERN_RETURN_IF_ERROR(CheckRange(op, "d", spec.d, 1, (int64_t{1} << 62) - 1));
+  QUERN_RETURN_IF_ERROR(CheckRange(op, "d", spec.d, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(
       CheckActivationParams(op, spec.activation, spec.params));
   QUERN_RETURN_IF_ERROR(CheckSparsity(op, spec));

@@ -66,7 +66,7 @@ double NormalQuantile(double p);
 
 class ActAndMulPlan {
  public:
-  // InvalidArgument unless 1 <= d < 2^62, parameters and sparsity are in range;
+  // InvalidArgument unless 1 <= d < 2^59, parameters and sparsity are in range;
   // Unimplemented for other dtypes, and for sparsity elsewhere.
   static absl::StatusOr<ActAndMulPlan> Create(const ActAndMulSpec& spec);
 

@@ -459,7 +459,7 @@ TEST(ActAndMulPlanTest, RefusesABadSpec) {
     ExpectRefused(ActAndMulPlan::Create(spec).status(), code, words);
   };
   refused(Spec(0), kInvalid, "silu_and_mul: d=0; need 1 <= d");
-  refused(Spec(int64_t{1} << 62), kInvalid, "d=4611686018427387904");
+  refused(Spec(int64_t{1} << 59), kInvalid, "d=576460752303423488");
   refused(Spec(8, DType::kI8), kUnimplemented,
           "x_dtype is i8; need f32 or bf16 or f16");
   refused(Spec(8, DType::kF32, DType::kI8), kUnimplemented,

@@ -29,7 +29,7 @@ absl::StatusOr<ActivationPlan> ActivationPlan::Create(
     return InvalidArgument(op, "has two inputs; need ActAndMulPlan");
   }
   QUERN_RETURN_IF_ERROR(
-      CheckRange(op, "hidden", spec.hidden, 1, (int64_t{1} << 62) - 1));
+      CheckRange(op, "hidden", spec.hidden, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(
       CheckActivationParams(op, spec.activation, spec.params));
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};

@@ -34,7 +34,7 @@ struct ActivationSpec {
 
 class ActivationPlan {
  public:
-  // InvalidArgument unless 1 <= hidden < 2^62, the parameters are in range and
+  // InvalidArgument unless 1 <= hidden < 2^59, the parameters are in range and
   // the activation is one of one number; Unimplemented for other dtypes.
   static absl::StatusOr<ActivationPlan> Create(const ActivationSpec& spec);
 

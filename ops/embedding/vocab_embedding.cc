@@ -18,7 +18,8 @@ constexpr char kOp[] = "vocab_embedding";
 absl::StatusOr<VocabEmbeddingPlan> VocabEmbeddingPlan::Create(
     const VocabEmbeddingSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", spec.vocab, 1));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "hidden", spec.hidden, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype,
                                      {DType::kF32, DType::kBF16, DType::kF16}));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out_dtype", spec.out_dtype,

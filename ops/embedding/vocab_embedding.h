@@ -35,7 +35,8 @@ struct VocabEmbeddingSpec {
 
 class VocabEmbeddingPlan {
  public:
-  // InvalidArgument if vocab or hidden < 1, or scale is not finite;
+  // InvalidArgument if vocab < 1, hidden < 1 or >= 2^59, or scale is not
+  // finite;
   // Unimplemented for other dtypes.
   static absl::StatusOr<VocabEmbeddingPlan> Create(
       const VocabEmbeddingSpec& spec);

@@ -235,7 +235,7 @@ TEST(VocabEmbeddingPlanTest, RefusesABadSpec) {
     ExpectRefusal(VocabEmbeddingPlan::Create(spec).status(), code, words);
   };
   refused(Spec(0, 1), kInvalid, "vocab_embedding: vocab=0; need vocab >= 1");
-  refused(Spec(1, 0), kInvalid, "hidden=0; need hidden >= 1");
+  refused(Spec(1, 0), kInvalid, "hidden=0; need 1 <= hidden <= ");
   refused(Spec(1, 1, DType::kI8), kUnimplemented,
           "weight_dtype is i8; need f32 or bf16 or f16");
   refused(Spec(1, 1, DType::kF32, DType::kF8E4M3), kUnimplemented,

@@ -55,7 +55,8 @@ std::shared_ptr<const LogitsPlan::Steps> LogitsPlan::StepsOf(
 }
 
 absl::StatusOr<LogitsPlan> LogitsPlan::Create(const LogitsSpec& spec) {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", spec.vocab, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "vocab", spec.vocab, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype,
                                      {DType::kF32, DType::kBF16, DType::kF16}));

@@ -44,7 +44,7 @@
 namespace quern {
 
 struct LogitsSpec {
-  int64_t vocab = 0;                 // columns of the logits, >= 1
+  int64_t vocab = 0;                 // columns of the logits, in [1, 2^59)
   int64_t hidden = 0;                // columns of the hidden states, >= 1
   DType hidden_dtype = DType::kF32;  // any: SelectRows copies bytes
   DType logits_dtype = DType::kF32;  // f32, bf16 or f16

@@ -313,7 +313,8 @@ TEST(LogitsPlanTest, RefusesABadSpec) {
                           const std::string& words) {
     ExpectRefusal(LogitsPlan::Create(spec).status(), code, words);
   };
-  refused(Spec(0), kInvalid, "logits: vocab=0; need vocab >= 1");
+  refused(Spec(0), kInvalid,
+          "logits: vocab=0; need 1 <= vocab <= 576460752303423487");
   LogitsSpec spec = Spec(1);
   spec.hidden = 0;
   refused(spec, kInvalid, "hidden=0; need hidden >= 1");

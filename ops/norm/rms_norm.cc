@@ -27,7 +27,8 @@ float InverseRms(float sum_squares, const RmsNormSpec& spec) {
 }  // namespace
 
 absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "hidden", spec.hidden, 1, kMaxRowElements));
   if (spec.span != 0) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "span", spec.span, 1, spec.hidden));
   }

@@ -60,8 +60,8 @@ struct RmsNormArgs {
 
 class RmsNormPlan {
  public:
-  // InvalidArgument if hidden < 1, span is out of range, or eps is negative,
-  // infinite or NaN; Unimplemented for other dtypes.
+  // InvalidArgument unless 1 <= hidden < 2^59, if span is out of range, or eps
+  // is negative, infinite or NaN; Unimplemented for other dtypes.
   static absl::StatusOr<RmsNormPlan> Create(const RmsNormSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".

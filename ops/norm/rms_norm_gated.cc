@@ -26,7 +26,8 @@ RmsNormGatedPlan::RmsNormGatedPlan(const RmsNormGatedSpec& spec)
 
 absl::StatusOr<RmsNormGatedPlan> RmsNormGatedPlan::Create(
     const RmsNormGatedSpec& spec) {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "hidden", spec.hidden, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "group", spec.group, 0, spec.hidden));
   if (spec.group != 0 && spec.hidden % spec.group != 0) {
     return InvalidArgument(kOp, "group=", spec.group,

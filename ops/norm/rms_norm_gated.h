@@ -42,8 +42,8 @@ struct RmsNormGatedSpec {
 
 class RmsNormGatedPlan {
  public:
-  // InvalidArgument if hidden < 1, group does not divide it, or eps is
-  // negative, infinite or NaN; Unimplemented for other dtypes.
+  // InvalidArgument unless 1 <= hidden < 2^59, if group does not divide it, or
+  // eps is negative, infinite or NaN; Unimplemented for other dtypes.
   static absl::StatusOr<RmsNormGatedPlan> Create(const RmsNormGatedSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".

@@ -289,7 +289,7 @@ TEST(RmsNormQuantPlanTest, Refuses) {
   };
   std::vector<Case> cases(9, {good});
   cases[0].spec.norm.hidden = 0;
-  cases[0].words = "rms_norm: hidden=0; need hidden >= 1";
+  cases[0].words = "rms_norm: hidden=0; need 1 <= hidden <= ";
   cases[1].spec.q_dtype = DType::kU8;
   cases[1].code = absl::StatusCode::kUnimplemented;
   cases[1].words = "rms_norm_quant: q_dtype is u8; need i8 or f8e4m3";

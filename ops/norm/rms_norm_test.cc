@@ -209,6 +209,13 @@ TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
           plan.ExecuteAdd(args, executor_);
           plan.Execute(sum.view(), weight, again.view(), executor_);
           EXPECT_EQ(again.bits(), out.bits());
+          // All of the sum, behind the prefix too.
+          std::vector<double> sums;
+          const auto xs = x.doubles(), rs = r.doubles();
+          for (size_t i = 0; i < xs.size(); ++i) {
+            sums.push_back(RoundThroughF32(dtype, xs[i] + rs[i]));
+          }
+          EXPECT_TRUE(AllEqual(sum.doubles(), sums));
           // The reference of the prefix, times what the rows beyond it lack.
           const int64_t n = span == 0 ? hidden : span;
           const auto h = sum.doubles();
@@ -428,7 +435,7 @@ TEST(RmsNormPlanTest, RefusesABadSpec) {
   };
   std::vector<Case> cases = {
       {Spec(0), absl::StatusCode::kInvalidArgument,
-       "rms_norm: hidden=0; need hidden >= 1"},
+       "rms_norm: hidden=0; need 1 <= hidden <= 576460752303423487"},
       {Spec(8, DType::kF16), absl::StatusCode::kUnimplemented,
        "rms_norm: x is f16, weight f32, out f32, residual f32; need"},
       {Spec(8, DType::kU8), absl::StatusCode::kUnimplemented,

@@ -161,6 +161,8 @@ TEST(VocabShard, Refuses) {
   }
   EXPECT_TRUE(VocabShard::Create({9, 1, 3}, 0, 3).ok());
   EXPECT_FALSE(GatheredVocabOrder({8, 1, 2}, 4).ok());
+  EXPECT_FALSE(GatheredVocabOrder({8, 0, 2}, 0).ok());
+  EXPECT_FALSE(GatheredVocabOrder({0, 0, 2}, 1).ok());
 }
 
 class VocabParallelEmbeddingTest : public IsaTest {};
@@ -252,7 +254,7 @@ TEST(VocabParallelEmbedding, Refuses) {
   VocabParallelEmbeddingSpec spec;
   spec.vocab = {70, 20, 64};
   ExpectRefusal(VocabParallelEmbeddingPlan::Create(spec, *(*group)[0]).status(),
-                "hidden=0; need hidden >= 1");
+                "hidden=0; need 1 <= hidden <= ");
   spec.hidden = 3;
   const auto plan = VocabParallelEmbeddingPlan::Create(spec, *(*group)[0]);
   ASSERT_TRUE(plan.ok());

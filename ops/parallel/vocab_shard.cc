@@ -59,6 +59,7 @@ absl::StatusOr<VocabShard> VocabShard::Create(const VocabSpec& spec, int rank,
 
 absl::StatusOr<std::vector<int64_t>> GatheredVocabOrder(const VocabSpec& spec,
                                                         int size) {
+  QUERN_RETURN_IF_ERROR(VocabShard::Create(spec, 0, size).status());
   std::vector<int64_t> originals, added, padding;
   for (int rank = 0; rank < size; ++rank) {
     QUERN_ASSIGN_OR_RETURN(const VocabShard shard,

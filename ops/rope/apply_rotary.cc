@@ -85,6 +85,7 @@ void ApplyRotaryPlan::Execute(const AnyTensorView& x, const AnyTensorView& cos,
                               const AnyTensorView& out,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, cos, sin, out));
+  if (IsEmpty(x)) return;
   RotaryEmbeddingSpec heads;
   heads.head_dim = heads.rot_dim = spec_.head_dim;
   heads.style = spec_.style;

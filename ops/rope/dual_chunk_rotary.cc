@@ -74,6 +74,7 @@ absl::Status DualChunkRotaryPlan::CheckArgs(
 void DualChunkRotaryPlan::Execute(const DualChunkRotaryArgs& args,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
+  if (IsEmpty(args.query) && IsEmpty(args.key)) return;
   const RotaryEmbeddingSpec& rotary = spec_.rotary;
   const int64_t heads = args.query.extent(1);
   const int64_t length = spec_.chunk - spec_.local;

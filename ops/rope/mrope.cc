@@ -133,7 +133,7 @@ void MropePlan::Execute(IndexView positions, const AnyTensorView& x,
                         const AnyTensorView& out,
                         Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(positions, x, out));
-  if (x.extent(1) == 0) return;
+  if (IsEmpty(x)) return;
   const int64_t tokens = x.extent(0);
   ParallelRows(executor, tokens, 2 * x.extent(1) * spec_.rotary.head_dim,
                [&](int64_t begin, int64_t end) {
@@ -149,7 +149,7 @@ void MropePlan::ExecuteQk(IndexView positions, const AnyTensorView& q,
                           const AnyTensorView& k,
                           Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckQkArgs(positions, q, k));
-  if (q.extent(1) == 0 && k.extent(1) == 0) return;
+  if (IsEmpty(q) && IsEmpty(k)) return;
   const int64_t tokens = q.extent(0);
   ParallelRows(executor, tokens,
                2 * (q.extent(1) + k.extent(1)) * spec_.rotary.head_dim,

@@ -61,6 +61,7 @@ void RotaryEmbeddingPlan::Execute(IndexView positions, const AnyTensorView& x,
                                   const AnyTensorView& out,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(positions, x, out));
+  if (IsEmpty(x)) return;
   ParallelRows(executor, x.extent(0), 2 * x.extent(1) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -73,6 +74,7 @@ void RotaryEmbeddingPlan::ExecuteQk(IndexView positions, const AnyTensorView& q,
                                     const AnyTensorView& k,
                                     Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckQkArgs(positions, q, k));
+  if (IsEmpty(q) && IsEmpty(k)) return;
   ParallelRows(executor, q.extent(0),
                2 * (q.extent(1) + k.extent(1)) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {
