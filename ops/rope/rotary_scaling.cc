@@ -20,6 +20,18 @@ absl::Status CheckPositive(absl::string_view field, double value) {
                          "; need a finite number > 0");
 }
 
+absl::Status CheckFinite(absl::string_view field, double value) {
+  if (std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(kOp, "scaling.", field, "=", value,
+                         "; need a finite number");
+}
+
+absl::Status CheckNotNegative(absl::string_view field, double value) {
+  if (value >= 0.0 && std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(kOp, "scaling.", field, "=", value,
+                         "; need a finite number >= 0");
+}
+
 absl::Status CheckFactors(absl::string_view field,
                           const std::vector<double>& factors, int64_t half) {
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, field,
@@ -53,6 +65,10 @@ absl::Status CheckScaling(int64_t rot_dim, double base,
       QUERN_RETURN_IF_ERROR(CheckPositive("beta_slow", s.beta_slow));
       QUERN_RETURN_IF_ERROR(
           CheckPositive("attention_factor", s.attention_factor));
+      QUERN_RETURN_IF_ERROR(CheckFinite("extrapolation", s.extrapolation));
+      QUERN_RETURN_IF_ERROR(CheckNotNegative("mscale", s.mscale));
+      QUERN_RETURN_IF_ERROR(
+          CheckNotNegative("mscale_all_dim", s.mscale_all_dim));
       // Its logarithm divides.
       return CheckPositive("ln base", std::log(base));
     case RotaryScalingKind::kLongRope:
@@ -109,8 +125,9 @@ double YarnMagnitude(const RotaryScaling& s) {
   const auto g = [&](double m) {
     return s.factor <= 1.0 ? 1.0 : 0.1 * m * std::log(s.factor) + 1.0;
   };
-  const double over =
-      s.mscale == 0.0 ? g(1.0) : g(s.mscale) / g(s.mscale_all_dim);
+  const double over = s.mscale == 0.0 && s.mscale_all_dim == 0.0
+                          ? g(1.0)
+                          : g(s.mscale) / g(s.mscale_all_dim);
   return over * s.attention_factor;
 }
 
@@ -169,6 +186,18 @@ absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
   if (yarn) result.magnitude = YarnMagnitude(s);
   if (s.kind == RotaryScalingKind::kLongRope) {
     result.magnitude = LongRopeMagnitude(s);
+  }
+  // A base or factors at the ends of what a double can be.
+  for (const double frequency : result.frequencies) {
+    if (!std::isfinite(frequency)) {
+      return InvalidArgument(kOp, "base=", base, ", scaling.factor=", s.factor,
+                             " make a frequency of ", frequency,
+                             "; need finite ones");
+    }
+  }
+  if (!(result.magnitude > 0.0 && std::isfinite(result.magnitude))) {
+    return InvalidArgument(kOp, "scaling makes a magnitude of ",
+                           result.magnitude, "; need a finite number > 0");
   }
   return result;
 }

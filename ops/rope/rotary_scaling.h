@@ -57,11 +57,11 @@ struct RotaryScaling {
   int64_t target = 0;     // >= 1; kDynamicNtk and kLongRope
   double low_freq = 1.0;  // kLlama3: 0 < low_freq < high_freq
   double high_freq = 4.0;
-  double beta_fast = 32.0;     // kYarn, > 0
-  double beta_slow = 1.0;      // the same
-  double extrapolation = 1.0;  // kYarn
-  double attention_factor = 1.0;
-  double mscale = 0.0;  // kYarn: both, or neither
+  double beta_fast = 32.0;        // kYarn, > 0
+  double beta_slow = 1.0;         // the same
+  double extrapolation = 1.0;     // kYarn, finite
+  double attention_factor = 1.0;  // kYarn, > 0
+  double mscale = 0.0;            // kYarn, >= 0; both 0: not given
   double mscale_all_dim = 0.0;
   std::vector<double> short_factors;  // kLongRope: rot_dim / 2 of each, > 0
   std::vector<double> long_factors;
@@ -73,7 +73,8 @@ struct RotaryFrequencies {
 };
 
 // rot_dim is even and >= 2, base is finite and > 0. InvalidArgument names the
-// field, its value and the bound.
+// field, its value and the bound; also if they make a frequency, or a
+// magnitude, that is no finite number.
 absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
     int64_t rot_dim, double base, const RotaryScaling& scaling);
 

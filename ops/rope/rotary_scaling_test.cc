@@ -72,6 +72,26 @@ TEST(RotaryScalingTest, YarnHasTheFrequenciesOfDeepSeek) {
   s.mscale = 1.0;
   EXPECT_NEAR(Compute(64, 1e4, s).magnitude,
               1.36888795 / (0.1 * 0.707 * std::log(40.0) + 1.0), 1e-8);
+  // One that is given counts, the other being 0.
+  s.mscale = 0.0;
+  EXPECT_NEAR(Compute(64, 1e4, s).magnitude,
+              1.0 / (0.1 * 0.707 * std::log(40.0) + 1.0), 1e-8);
+}
+
+TEST(RotaryScalingTest, YarnRampsWithinThePairsThatThereAre) {
+  RotaryScaling s;
+  s.kind = RotaryScalingKind::kYarn;
+  s.factor = 4.0;
+  s.original = int64_t{1} << 40;
+  s.beta_fast = 1e9;
+  s.extrapolation = 0.5;
+  s.attention_factor = 3.0;
+  const RotaryFrequencies of = Compute(8, 1e4, s);
+  // low = floor(2.24), high = ceil(11.2) but at most 7: ramp[3] = 1 / 5.
+  const double z = 0.8 * 0.5;
+  EXPECT_NEAR(of.frequencies[3], 1e-3 * ((1 - z) / 4 + z), 1e-15);
+  EXPECT_NEAR(of.frequencies[0], 0.5 / 4 + 0.5, 1e-12);
+  EXPECT_NEAR(of.magnitude, 3.0 * (0.1 * std::log(4.0) + 1.0), 1e-12);
 }
 
 TEST(RotaryScalingTest, DynamicNtkGrowsTheBase) {
@@ -110,7 +130,7 @@ TEST(RotaryScalingTest, Refuses) {
     RotaryScaling scaling;
     std::string words;
   };
-  std::vector<Case> cases(7);
+  std::vector<Case> cases(13);
   cases[0].scaling.kind = Kind::kLinear;
   cases[0].scaling.factor = 0.0;
   cases[0].words = "rotary_embedding: scaling.factor=0; need a finite";
@@ -135,6 +155,31 @@ TEST(RotaryScalingTest, Refuses) {
   cases[6].scaling.original = 4096;
   cases[6].scaling.beta_fast = std::numeric_limits<double>::quiet_NaN();
   cases[6].words = "scaling.beta_fast=nan";
+  for (size_t i = 7; i < 11; ++i) {
+    cases[i].scaling.kind = Kind::kYarn;
+    cases[i].scaling.original = 4096;
+    cases[i].scaling.factor = 40.0;
+  }
+  cases[7].scaling.extrapolation = std::numeric_limits<double>::quiet_NaN();
+  cases[7].words = "scaling.extrapolation=nan; need a finite number";
+  cases[8].scaling.mscale = std::numeric_limits<double>::quiet_NaN();
+  cases[8].words = "scaling.mscale=nan; need a finite number >= 0";
+  cases[9].scaling.mscale_all_dim = -1.0;
+  cases[9].words = "scaling.mscale_all_dim=-1; need a finite number >= 0";
+  cases[10].scaling.mscale = 1e300;
+  cases[10].scaling.mscale_all_dim = 1.0;
+  cases[10].scaling.attention_factor = 1e300;
+  cases[10].words = "scaling makes a magnitude of inf; need";
+  // 1 / factor is beyond a double.
+  cases[11].scaling.kind = Kind::kLinear;
+  cases[11].scaling.factor = 1e-310;
+  cases[11].words = "scaling.factor=1e-310 make a frequency of inf; need";
+  cases[12].scaling.kind = Kind::kLongRope;
+  cases[12].scaling.original = 4096;
+  cases[12].scaling.target = 8192;
+  cases[12].scaling.short_factors = {1, 1, 1, 1};
+  cases[12].scaling.long_factors = {1, 1, 1e-312, 1};
+  cases[12].words = "make a frequency of inf";
   for (const Case& c : cases) {
     const auto result = ComputeRotaryFrequencies(8, 1e4, c.scaling);
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
