@@ -279,7 +279,8 @@ TEST_P(Fp8QuantizeTest, HasAScaleForZerosAndNoneForNaN) {
 TEST_P(Fp8QuantizeTest, RoundsScalesUpByTheirBits) {
   Fp8QuantizeSpec spec = Spec(Fp8Granularity::kToken, DType::kF32);
   spec.format = Fp8ScaleFormat::kPowerOfTwo;
-  const std::vector<float> x = {448, 448.0001f, 447.9999f};
+  // The second is 1 + 2^-23 of 448 once it is divided.
+  const std::vector<float> x = {448, std::nextafter(448.0f, 449.0f), 447.9999f};
   std::vector<Float8E4M3> q(3);
   std::vector<float> scales(3);
   Plan(spec).Execute(DenseMatrix<const float>(x.data(), 3, 1),
