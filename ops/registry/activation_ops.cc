@@ -96,13 +96,11 @@ Bound Unary(ActivationSpec spec, const TensorMeta& x) {
 }
 Bound NativeUnary(ActivationSpec spec, NativeActivation native,
                   const TensorMeta& x) {
-  // Refuses what the other refuses.
-  QUERN_RETURN_IF_ERROR(Unary(spec, x).status());
+  QUERN_ASSIGN_OR_RETURN(auto fast, Unary(spec, x));
   const int64_t n = x.extents.back();
   const NativeRound rd(x.dtype);
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      ActivationName(spec.activation),
-      {{"x", x.dtype, n}, {"out", x.dtype, n, false, false, true}},
+      std::move(fast), {RowOf::kMatrix, RowOf::kMatrix},
       [=](absl::Span<const ScalarRow> row) {
         for (int64_t i = 0; i < n; ++i) {
           row[1].Set(i, NativeActivate(native, spec.params, row[0][i], rd));
@@ -132,15 +130,14 @@ float NativeCutoff(const ScalarRow& gate, int64_t n, float quantile,
 }
 
 Bound NativeGated(ActAndMulSpec spec, const TensorMeta& x) {
-  QUERN_RETURN_IF_ERROR(Gated(spec, x).status());
+  QUERN_ASSIGN_OR_RETURN(auto fast, Gated(spec, x));
   const int64_t d = x.extents.back() / 2;
   const NativeRound rd(x.dtype);
   const float quantile =
       spec.sparsity == 0.0 ? 0.0f
                            : static_cast<float>(NormalQuantile(spec.sparsity));
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      ActAndMulName(spec),
-      {{"x", x.dtype, 2 * d}, {"out", x.dtype, d, false, false, true}},
+      std::move(fast), {RowOf::kMatrix, RowOf::kMatrix},
       [=](absl::Span<const ScalarRow> row) {
         const float cutoff =
             spec.sparsity == 0.0 ? 0.0f : NativeCutoff(row[0], d, quantile, rd);

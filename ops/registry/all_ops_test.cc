@@ -19,6 +19,7 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
+#include "testing/no_alloc.h"
 #include "testing/reference_convert.h"
 
 namespace quern {
@@ -81,7 +82,7 @@ class AllOpsTest : public IsaTest {
   void Execute(BoundOp& op, const std::vector<AnyTensorView>& tensors) {
     ASSERT_EQ(op.Prepare(tensors, executor_), absl::OkStatus());
     ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
-    op.Execute(tensors, executor_);
+    EXPECT_NO_ALLOCATION(op.Execute(tensors, executor_));
   }
 
   OpRegistry registry_;

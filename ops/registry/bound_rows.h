@@ -154,64 +154,52 @@ class ScalarRow {
   DType dtype_;
 };
 
-// What a loop over rows needs of its tensors.
-struct RowTensor {
-  absl::string_view name;
-  DType dtype = DType::kF32;
-  int64_t cols = 0;
-  bool vector = false;    // [cols], the same for every row
-  bool optional = false;  // may be an empty view
-  bool written = false;
+// How a loop over rows sees a tensor.
+enum class RowOf : uint8_t {
+  kMatrix,   // row by row
+  kVector,   // the same for every row
+  kNothing,  // a null row: what was not promised is not looked at
 };
 
-// fn(row of each tensor), row by row on the calling thread.
+// fn(row of each tensor), row by row on the calling thread. It takes what
+// `fast`, the implementation beside it, takes.
 class BoundRowLoop final : public BoundOp {
  public:
   using Fn = std::function<void(absl::Span<const ScalarRow>)>;
-  BoundRowLoop(absl::string_view op, std::vector<RowTensor> tensors, Fn fn)
-      : op_(op), tensors_(std::move(tensors)), fn_(std::move(fn)) {}
+  BoundRowLoop(std::unique_ptr<BoundOp> fast, std::vector<RowOf> rows, Fn fn)
+      : fast_(std::move(fast)), rows_(std::move(rows)), fn_(std::move(fn)) {
+    QUERN_CHECK(rows_.size() <= kMost);
+  }
 
   const char* target() const override { return "scalar"; }
   absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, tensors, tensors_.size()));
-    const int64_t rows = AsRows(tensors[0]).extent(0);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const RowTensor& want = tensors_[i];
-      if (want.optional && tensors[i].rank() == 0) continue;
-      const AnyTensorView view = want.vector ? tensors[i] : AsRows(tensors[i]);
-      std::vector<int64_t> extents;
-      if (!want.vector) extents.push_back(rows);
-      extents.push_back(want.cols);
-      QUERN_RETURN_IF_ERROR(
-          want.written ? CheckOutput(op_, want.name, view, want.dtype, extents)
-                       : CheckInput(op_, want.name, view, want.dtype, extents));
-    }
-    return absl::OkStatus();
+    return fast_->CheckArgs(tensors);
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor&) const noexcept override {
-    constexpr size_t kMost = 8;
-    QUERN_CHECK(tensors.size() <= kMost);
     const int64_t rows = AsRows(tensors[0]).extent(0);
     for (int64_t t = 0; t < rows; ++t) {
       ScalarRow row[kMost] = {At(tensors, 0, t), At(tensors, 1, t),
-                              At(tensors, 2, t), At(tensors, 3, t),
-                              At(tensors, 4, t), At(tensors, 5, t),
-                              At(tensors, 6, t), At(tensors, 7, t)};
+                              At(tensors, 2, t), At(tensors, 3, t)};
       fn_(absl::MakeConstSpan(row, tensors.size()));
     }
   }
 
  private:
+  static constexpr size_t kMost = 4;
+
   ScalarRow At(absl::Span<const AnyTensorView> tensors, size_t i,
                int64_t t) const {
-    if (i >= tensors.size()) return ScalarRow(AnyTensorView(), 0);
-    return ScalarRow(tensors_[i].vector ? tensors[i] : AsRows(tensors[i]), t);
+    if (i >= rows_.size() || rows_[i] == RowOf::kNothing) {
+      return ScalarRow(AnyTensorView(), 0);
+    }
+    return rows_[i] == RowOf::kVector ? ScalarRow(tensors[i], 0)
+                                      : ScalarRow(AsRows(tensors[i]), t);
   }
 
-  absl::string_view op_;  // of a literal
-  std::vector<RowTensor> tensors_;
+  std::unique_ptr<BoundOp> fast_;
+  std::vector<RowOf> rows_;
   Fn fn_;
 };
 

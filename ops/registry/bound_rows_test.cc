@@ -183,6 +183,61 @@ TEST_F(RegistryRowsTest, NormsWithoutTheWeightThatWasNotPromised) {
           });
 }
 
+TEST_F(RegistryRowsTest, DoesNotLookAtWhatWasNotPromised) {
+  const TensorMeta meta = {DType::kF32, {1, 4}};
+  const std::vector<float> ones = {1, -1, 1, -1};
+  std::vector<float> weight = {1, 2, 4, 8}, x = ones, r = {0, 0, 0, 0};
+  ForBoth("rms_norm", {{"x", meta}, {"eps", 0.0}}, [&](const BoundOp& op) {
+    std::vector<float> out(4);
+    Execute(op, {Floats(x, 2, {1, 4}, {4, 1}), Vector(weight),
+                 Floats(out, 2, {1, 4}, {4, 1})});
+    EXPECT_EQ(out, ones);
+  });
+  ForBoth("fused_add_rms_norm", {{"x", meta}, {"residual", meta}, {"eps", 0.0}},
+          [&](const BoundOp& op) {
+            Execute(op, {Floats(x, 2, {1, 4}, {4, 1}),
+                         Floats(r, 2, {1, 4}, {4, 1}), Vector(weight)});
+            EXPECT_EQ(x, ones);
+            r = {0, 0, 0, 0};
+          });
+  ForBoth("rms_norm_gated",
+          {{"x", meta}, {"weight", TensorMeta{DType::kF32, {4}}}, {"eps", 0.0}},
+          [&](const BoundOp& op) {
+            std::vector<float> z(4), out(4);
+            Execute(op,
+                    {Floats(x, 2, {1, 4}, {4, 1}), Floats(z, 2, {1, 4}, {4, 1}),
+                     Vector(weight), Floats(out, 2, {1, 4}, {4, 1})});
+            EXPECT_EQ(out, (std::vector<float>{1, -2, 4, -8}));
+          });
+}
+
+// One element apart is neither in place nor elsewhere.
+TEST_F(RegistryRowsTest, RefusesWhatOverlaps) {
+  std::vector<float> data(64), weight(4);
+  const auto rows = [&](int64_t at, int64_t cols) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(data.data() + at), 2,
+                         {2, cols}, {8, 1});
+  };
+  const auto expect = [&](const char* name, NamedArgs args, int64_t cols,
+                          const std::vector<AnyTensorView>& tensors) {
+    SCOPED_TRACE(name);
+    args.emplace_back("x", TensorMeta{DType::kF32, {2, cols}});
+    ForBoth(name, args, [&](const BoundOp& op) {
+      const absl::Status status = op.CheckArgs(tensors);
+      EXPECT_TRUE(absl::StrContains(status.message(), "overlaps")) << status;
+    });
+  };
+  const TensorMeta meta = {DType::kF32, {2, 4}}, w = {DType::kF32, {4}};
+  expect("gelu", {}, 4, {rows(0, 4), rows(1, 4)});
+  expect("silu_and_mul", {}, 8, {rows(0, 8), rows(1, 4)});
+  expect("rms_norm", {{"weight", w}}, 4,
+         {rows(0, 4), Vector(weight), rows(1, 4)});
+  expect("fused_add_rms_norm", {{"residual", meta}}, 4,
+         {rows(0, 4), rows(0, 4), AnyTensorView()});
+  expect("rms_norm_gated", {{"z", meta}, {"weight", w}}, 4,
+         {rows(0, 4), rows(16, 4), Vector(weight), rows(15, 4)});
+}
+
 TEST_F(RegistryRowsTest, Int8ScalesHaveTheirLeast) {
   const float tiny = std::ldexp(1.0f, -121);
   for (const float w : {tiny, std::ldexp(1.0f, -130)}) {

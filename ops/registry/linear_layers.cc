@@ -47,7 +47,6 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   QUERN_RETURN_IF_ERROR(LastExtent(op, "x", x).status());
   layer.max_rows = 1;
   for (size_t d = 0; d + 1 < x.extents.size(); ++d) {
-    QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "an extent of x", x.extents[d], 0));
     if (!CheckedMul(layer.max_rows, x.extents[d], &layer.max_rows)) {
       return InvalidArgument(op, "x has 2^63 rows or more");
     }

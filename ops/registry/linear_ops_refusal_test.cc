@@ -46,7 +46,7 @@ TEST(LinearOpsRefusalTest, NamesWhatDoesNotFit) {
               "an extent of weight=0"},
              {"replicated_linear",
               {{"x", meta({-1, 8})}, {"weight", meta({4, 8})}},
-              "an extent of x=-1"},
+              "x has an extent of -1; need 0 or more"},
              {"replicated_linear",
               {{"x", meta({huge, 4, 8})}, {"weight", meta({4, 8})}},
               "x has 2^63 rows or more"},

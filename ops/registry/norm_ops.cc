@@ -116,20 +116,16 @@ Bound Norm(const TensorMeta& x, const MaybeMeta& weight, double eps,
            int64_t span) {
   QUERN_ASSIGN_OR_RETURN(RmsNormPlan plan, PlanOf(kKind, x, weight, eps, span));
   const RmsNormSpec spec = plan.spec();
-  if (!kNative) {
-    return std::unique_ptr<BoundOp>(new BoundRmsNorm(std::move(plan), kAdd));
-  }
+  std::unique_ptr<BoundOp> fast(new BoundRmsNorm(std::move(plan), kAdd));
+  if (!kNative) return fast;
   const int64_t n = spec.hidden;
   const NativeNorm norm = {n, spec.span == 0 ? n : spec.span, spec.eps,
                            kKind == NormWeight::kOnePlus, spec.weight_dtype};
-  const RowTensor weight_row = {"weight", spec.weight_dtype, n, true,
-                                !weight.has_value()};
+  const RowOf weight_row =
+      weight.has_value() ? RowOf::kVector : RowOf::kNothing;
   if (kAdd) {
     return std::unique_ptr<BoundOp>(new BoundRowLoop(
-        "fused_add_rms_norm",
-        {{"x", x.dtype, n, false, false, true},
-         {"residual", x.dtype, n, false, false, true},
-         weight_row},
+        std::move(fast), {RowOf::kMatrix, RowOf::kMatrix, weight_row},
         [norm](absl::Span<const ScalarRow> row) {
           norm.Row([&](int64_t i) { return row[0][i] + row[1][i]; }, row[2],
                    [&](int64_t i, float h, float normed) {
@@ -139,8 +135,7 @@ Bound Norm(const TensorMeta& x, const MaybeMeta& weight, double eps,
         }));
   }
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      "rms_norm",
-      {{"x", x.dtype, n}, weight_row, {"out", x.dtype, n, false, false, true}},
+      std::move(fast), {RowOf::kMatrix, weight_row, RowOf::kMatrix},
       [norm](absl::Span<const ScalarRow> row) {
         norm.Row(
             [&](int64_t i) { return row[0][i]; }, row[1],
@@ -282,15 +277,12 @@ Bound Gated(const TensorMeta& x, const MaybeMeta& z, const TensorMeta& weight,
       RmsNormGatedPlan plan,
       GatedPlanOf(x, z, weight, eps, group_size, norm_before_gate, activation));
   const RmsNormGatedSpec spec = plan.spec();
-  if (!kNative) {
-    return std::unique_ptr<BoundOp>(new BoundRmsNormGated(std::move(plan)));
-  }
+  std::unique_ptr<BoundOp> fast(new BoundRmsNormGated(std::move(plan)));
+  if (!kNative) return fast;
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      "rms_norm_gated",
-      {{"x", x.dtype, spec.hidden},
-       {"z", x.dtype, spec.hidden, false, !z.has_value()},
-       {"weight", weight.dtype, spec.hidden, true},
-       {"out", x.dtype, spec.hidden, false, false, true}},
+      std::move(fast),
+      {RowOf::kMatrix, z.has_value() ? RowOf::kMatrix : RowOf::kNothing,
+       RowOf::kVector, RowOf::kMatrix},
       [spec](absl::Span<const ScalarRow> row) { NativeGatedRow(spec, row); }));
 }
 

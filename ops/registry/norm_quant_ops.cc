@@ -99,7 +99,6 @@ RmsNormQuantArgs ArgsOf(Tensors t, bool add, bool dynamic) {
 void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
                 bool add) {
   const int64_t n = spec.norm.hidden;
-  std::vector<float> y(static_cast<size_t>(n));
   for (int64_t t = 0; t < args.x.extent(0); ++t) {
     const ScalarRow x(args.x, t), q(args.q, t);
     const ScalarRow residual(add ? args.residual_out : args.x, t);
@@ -113,14 +112,15 @@ void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
     }
     const double rms = std::sqrt(squares / static_cast<double>(n) +
                                  static_cast<double>(spec.norm.eps));
+    // Made twice rather than kept: there is no memory to keep it in.
+    const auto normed = [&](int64_t i) {
+      const double w = weight.null() ? 1.0 : double{weight[i]};
+      return static_cast<float>(double{residual[i]} / rms * w);
+    };
     float most = 0;
     for (int64_t i = 0; i < n; ++i) {
-      const double w = weight.null() ? 1.0 : double{weight[i]};
-      const float v = static_cast<float>(double{residual[i]} / rms * w);
-      y[static_cast<size_t>(i)] = v;
-      if (!(std::abs(v) <= most)) {
-        most = std::isnan(most) ? most : std::abs(v);
-      }
+      const float v = std::abs(normed(i));
+      if (!(v <= most)) most = std::isnan(most) ? most : v;
     }
     const bool int8 = spec.q_dtype == DType::kI8;
     float s = spec.scale;
@@ -134,7 +134,7 @@ void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
     }
     const float limit = int8 ? 127.0f : 448.0f;
     for (int64_t i = 0; i < n; ++i) {
-      const float v = y[static_cast<size_t>(i)] / s;
+      const float v = normed(i) / s;
       if (std::isnan(v)) {
         q.Set(i, int8 ? 0.0f : v);
         continue;

@@ -92,6 +92,9 @@ TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {
   EXPECT_EQ(ops.Make("first", Args())->provider, "reference");
   EXPECT_EQ(ops.Make("second", Args())->provider, "simd");
   EXPECT_EQ(ops.Make("first", Args(), OpEnable::kAlways)->provider, "simd");
+  // It counts as what it was.
+  EXPECT_EQ(ops.Counts("first").disabled, 1);
+  EXPECT_EQ(ops.Counts("first").enabled, 1);
 }
 
 TEST(OpDispatcherTest, TakesTheProviderThatIsNamed) {
@@ -219,11 +222,18 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
       "f", {{"a", meta}, {"i", int64_t{1}}, {"d", 2.0}, {"ranks", &self}});
   ASSERT_TRUE(shapes.ok()) << shapes.status();
   EXPECT_EQ((*shapes)[0].extents, std::vector<int64_t>{1});
+  // What may be left out may be given as nothing.
+  EXPECT_TRUE(
+      registry
+          .InferShapes(
+              "f", {{"a", meta}, {"b", OpArg()}, {"i", int64_t{1}}, {"d", 1.0}})
+          .ok());
   struct Case {
     NamedArgs args;
     std::string words;
   };
   for (const Case& c : {
+           Case{{{"a", OpArg()}}, "f: a is of another type; need Tensor"},
            Case{{{"a", meta}, {"d", 1.0}}, "f: i is missing; need a int"},
            Case{{{"a", meta}, {"z", 1.0}}, "f: has no z; need those of f("},
            Case{{{"a", meta}, {"a", meta}}, "f: a is given twice"},
@@ -232,6 +242,8 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
            Case{{{"ranks", 1.5}},
                 "f: ranks is of another type; need Communicator"},
            Case{{{"d", &self}}, "f: d is of another type; need float"},
+           Case{{{"a", TensorMeta{DType::kF32, {2, -1}}}},
+                "f: a has an extent of -1; need 0 or more"},
        }) {
     const auto shapes = registry.InferShapes("f", c.args);
     EXPECT_EQ(shapes.status().code(), absl::StatusCode::kInvalidArgument);

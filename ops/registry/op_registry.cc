@@ -1,6 +1,7 @@
 #include "ops/registry/op_registry.h"
 
 #include <cstddef>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "core/status_macros.h"
@@ -32,7 +33,13 @@ absl::Status CheckSignature(const OpSchema& schema,
 absl::StatusOr<OpArg> Convert(const OpSchema& schema, const OpParam& param,
                               const OpArg& arg) {
   const auto is = [&](OpType type) { return param.type == type; };
-  if (std::holds_alternative<TensorMeta>(arg) && is(OpType::kTensor)) {
+  if (const auto* meta = std::get_if<TensorMeta>(&arg);
+      meta != nullptr && is(OpType::kTensor)) {
+    for (const int64_t extent : meta->extents) {
+      if (extent >= 0) continue;
+      return InvalidArgument(schema.name, param.name, " has an extent of ",
+                             extent, "; need 0 or more");
+    }
     return arg;
   }
   if (const auto* i = std::get_if<int64_t>(&arg)) {

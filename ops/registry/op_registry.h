@@ -65,7 +65,8 @@ using OpArg = std::variant<std::monostate, TensorMeta, int64_t, double, bool,
 using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
 
 // The arguments in the order of the schema, defaults filled in; an int may be
-// given for a float. InvalidArgument names the operator and the parameter.
+// given for a float. InvalidArgument names the operator and the parameter, also
+// of a tensor with a negative extent.
 absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
                                                const NamedArgs& args);
 

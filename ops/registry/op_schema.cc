@@ -98,7 +98,7 @@ class Parser {
   absl::StatusOr<OpParam> Param(size_t index) {
     OpParam param;
     const size_t begin = at_;
-    const absl::string_view type = Word("");
+    const absl::string_view type = Word("_");
     bool found = false;
     for (const OpType t : kTypes) {
       if (type == OpTypeName(t)) {
@@ -144,7 +144,8 @@ class Parser {
       return OpScalar(word == "True");
     }
     if (type == OpType::kInt && absl::SimpleAtoi(word, &i)) return OpScalar(i);
-    if (type == OpType::kFloat && absl::SimpleAtod(word, &d)) {
+    // NaN is not equal to itself: its schema would not be what is read back.
+    if (type == OpType::kFloat && absl::SimpleAtod(word, &d) && d == d) {
       return OpScalar(d);
     }
     at_ = begin;

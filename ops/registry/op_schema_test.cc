@@ -58,6 +58,8 @@ TEST(OpSchemaTest, RefusesAndSaysWhere) {
            Case{"f(Communicator? c=1) -> ()", "need no default"},
            Case{"f(int n=1.5) -> ()", "need a default of type int"},
            Case{"f(bool n=1) -> ()", "need a default of type bool"},
+           Case{"f(float n=nan) -> ()", "need a default of type float"},
+           Case{"f(Tensor_x) -> ()", "at 2: need Tensor, int"},
            Case{"f(str s=\"a) -> ()", "need a closing"},
            Case{"f()", "need \"->\""},
            Case{"f() -> int", "need \"Tensor\""},

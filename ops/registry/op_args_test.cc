@@ -1,0 +1,405 @@
+// Each argument of a schema reaches its plan: what an operator writes is, bit
+// for bit, what the plan writes whose spec says the same. The tests of the
+// plans say what that is.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/activation/act_and_mul.h"
+#include "ops/activation/activation.h"
+#include "ops/activation/activation_spec.h"
+#include "ops/index_view.h"
+#include "ops/logits/logits.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/norm/rms_norm_gated.h"
+#include "ops/norm/rms_norm_quant.h"
+#include "ops/registry/all_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+#include "ops/rope/apply_rotary.h"
+#include "ops/rope/dual_chunk_rotary.h"
+#include "ops/rope/mrope.h"
+#include "ops/rope/rotary_embedding.h"
+#include "ops/rope/rotary_spec.h"
+#include "quant/fp8_quantize.h"
+#include "testing/data.h"
+
+namespace quern {
+namespace {
+
+using Floats = std::vector<float>;
+using Bytes = std::vector<uint8_t>;
+
+constexpr int64_t kRows = 3;
+constexpr int64_t kCols = 16;
+
+std::string Text(const char* text) { return text; }
+TensorMeta F32(std::vector<int64_t> extents) {
+  return {DType::kF32, std::move(extents)};
+}
+AnyTensorView Matrix(Floats& data, int64_t cols) {
+  return DenseMatrix(data.data(), static_cast<int64_t>(data.size()) / cols,
+                     cols);
+}
+AnyTensorView Vector(Floats& data) {
+  return DenseVector(data.data(), static_cast<int64_t>(data.size()));
+}
+AnyTensorView Heads(Floats& data, int64_t tokens, int64_t head_dim) {
+  return DenseTensor(
+      data.data(),
+      std::array<int64_t, 3>{
+          tokens, static_cast<int64_t>(data.size()) / tokens / head_dim,
+          head_dim});
+}
+AnyTensorView Codes(Bytes& data, DType dtype, int64_t cols) {
+  return AnyTensorView(dtype, static_cast<void*>(data.data()), 2,
+                       {static_cast<int64_t>(data.size()) / cols, cols},
+                       {cols, 1});
+}
+
+class OpArgsTest : public testing::Test {
+ protected:
+  OpArgsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
+
+  Floats Reals(int64_t count) {
+    return UniformReals<float>(rng_, count, -3, 3);
+  }
+  // The operator, not its reference.
+  void Run(const std::string& name, const NamedArgs& args,
+           const std::vector<AnyTensorView>& tensors) {
+    SCOPED_TRACE(name);
+    const OpDispatcher ops(registry_, OpPolicy());
+    const auto made = ops.Make(name, args);
+    ASSERT_TRUE(made.ok()) << made.status();
+    ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+    made->op->Execute(tensors, executor_);
+  }
+  template <class Plan>
+  static Plan Made(absl::StatusOr<Plan> plan) {
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+
+  TestRng rng_;
+  OpRegistry registry_;
+  InlineExecutor executor_;
+};
+
+TEST_F(OpArgsTest, OfActivations) {
+  Floats x = Reals(kRows * kCols);
+  const auto expect = [&](const char* name, NamedArgs args,
+                          ActivationSpec spec) {
+    spec.hidden = kCols;
+    Floats got(x.size()), want(x.size());
+    args.emplace_back("x", F32({kRows, kCols}));
+    Run(name, args, {Matrix(x, kCols), Matrix(got, kCols)});
+    Made(ActivationPlan::Create(spec))
+        .Execute(Matrix(x, kCols), Matrix(want, kCols), executor_);
+    EXPECT_EQ(got, want) << name;
+  };
+  ActivationSpec spec;
+  spec.activation = Activation::kGeluTanh;
+  expect("gelu", {{"approximate", Text("tanh")}}, spec);
+  spec.activation = Activation::kXielu;
+  spec.params = XieluParams(0.3f, -0.7f, 0.25f, -0.5f);
+  expect("xielu",
+         {{"alpha_p", 0.3}, {"alpha_n", -0.7}, {"beta", 0.25}, {"eps", -0.5}},
+         spec);
+}
+
+TEST_F(OpArgsTest, OfGatedActivations) {
+  Floats x = Reals(kRows * 2 * kCols);
+  const auto expect = [&](const char* name, NamedArgs args,
+                          ActAndMulSpec spec) {
+    spec.d = kCols;
+    Floats got(static_cast<size_t>(kRows * kCols)), want(got.size());
+    args.emplace_back("x", F32({kRows, 2 * kCols}));
+    Run(name, args, {Matrix(x, 2 * kCols), Matrix(got, kCols)});
+    Made(ActAndMulPlan::Create(spec))
+        .Execute(Matrix(x, 2 * kCols), Matrix(want, kCols), executor_);
+    EXPECT_EQ(got, want) << name;
+  };
+  ActAndMulSpec spec;
+  expect("silu_and_mul", {}, spec);
+  spec.order = GateOrder::kGateSecond;
+  expect("mul_and_silu", {}, spec);
+  spec = {};
+  spec.activation = Activation::kGeluTanh;
+  expect("gelu_and_mul", {{"approximate", Text("tanh")}}, spec);
+  spec.sparsity = 0.625;
+  expect("gelu_and_mul_sparse",
+         {{"activation_sparsity", 0.625}, {"approximate", Text("tanh")}}, spec);
+  spec = {};
+  spec.activation = Activation::kFatrelu;
+  spec.params.threshold = 0.75f;
+  expect("fatrelu_and_mul", {{"threshold", 0.75}}, spec);
+  spec = {};
+  spec.activation = Activation::kSwigluOai;
+  spec.order = GateOrder::kInterleaved;
+  spec.params.alpha = 1.25f;
+  spec.params.limit = 2.0f;
+  expect("swigluoai_and_mul", {{"alpha", 1.25}, {"limit", 2.0}}, spec);
+}
+
+TEST_F(OpArgsTest, OfNorms) {
+  Floats x = Reals(kRows * kCols), w = Reals(kCols);
+  Floats got(x.size()), want(x.size());
+  const TensorMeta meta = F32({kRows, kCols}), weight = F32({kCols});
+  RmsNormSpec spec;
+  spec.hidden = kCols;
+  spec.eps = 0.5f;
+  spec.weight = NormWeight::kOnePlus;
+  Run("gemma_rms_norm", {{"x", meta}, {"weight", weight}, {"eps", 0.5}},
+      {Matrix(x, kCols), Vector(w), Matrix(got, kCols)});
+  Made(RmsNormPlan::Create(spec))
+      .Execute(Matrix(x, kCols), Vector(w), Matrix(want, kCols), executor_);
+  EXPECT_EQ(got, want);
+
+  spec.weight = NormWeight::kPlain;
+  Floats sum = Reals(kRows * kCols), sum_want = sum;
+  got = x;
+  Run("fused_add_rms_norm",
+      {{"x", meta}, {"residual", meta}, {"weight", weight}, {"eps", 0.5}},
+      {Matrix(got, kCols), Matrix(sum, kCols), Vector(w)});
+  Made(RmsNormPlan::Create(spec))
+      .ExecuteAdd({Matrix(x, kCols), Vector(w), Matrix(want, kCols),
+                   Matrix(sum_want, kCols), Matrix(sum_want, kCols)},
+                  executor_);
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(sum, sum_want);
+
+  spec.span = 5;
+  Run("rms_norm",
+      {{"x", meta},
+       {"weight", weight},
+       {"eps", 0.5},
+       {"var_hidden_size", int64_t{5}}},
+      {Matrix(x, kCols), Vector(w), Matrix(got, kCols)});
+  Made(RmsNormPlan::Create(spec))
+      .Execute(Matrix(x, kCols), Vector(w), Matrix(want, kCols), executor_);
+  EXPECT_EQ(got, want);
+}
+
+TEST_F(OpArgsTest, OfGatedNorms) {
+  Floats x = Reals(kRows * kCols), z = Reals(kRows * kCols), w = Reals(kCols);
+  const TensorMeta meta = F32({kRows, kCols});
+  for (const bool norm_before_gate : {false, true}) {
+    for (const char* activation : {"silu", "swish", "sigmoid"}) {
+      Floats got(x.size()), want(x.size());
+      Run("rms_norm_gated",
+          {{"x", meta},
+           {"z", meta},
+           {"weight", F32({kCols})},
+           {"eps", 0.5},
+           {"group_size", int64_t{4}},
+           {"norm_before_gate", norm_before_gate},
+           {"activation", Text(activation)}},
+          {Matrix(x, kCols), Matrix(z, kCols), Vector(w), Matrix(got, kCols)});
+      RmsNormGatedSpec spec;
+      spec.hidden = kCols;
+      spec.group = 4;
+      spec.eps = 0.5f;
+      spec.gate =
+          norm_before_gate ? GateWhen::kNormFirst : GateWhen::kGateFirst;
+      spec.activation =
+          Text(activation) == "sigmoid" ? NormGate::kSigmoid : NormGate::kSilu;
+      Made(RmsNormGatedPlan::Create(spec))
+          .Execute(Matrix(x, kCols), Matrix(z, kCols), Vector(w),
+                   Matrix(want, kCols), executor_);
+      EXPECT_EQ(got, want) << norm_before_gate << activation;
+    }
+  }
+}
+
+TEST_F(OpArgsTest, OfQuantisedNorms) {
+  Floats x = Reals(kRows * kCols), w = Reals(kCols);
+  for (const DType q_dtype : {DType::kI8, DType::kF8E4M3}) {
+    for (const bool fixed : {false, true}) {
+      NamedArgs args = {
+          {"x", F32({kRows, kCols})},
+          {"weight", F32({kCols})},
+          {"q_dtype", Text(q_dtype == DType::kI8 ? "int8" : "fp8")},
+          {"eps", 0.5}};
+      if (fixed) args.emplace_back("scale", 0.125);
+      RmsNormQuantSpec spec;
+      spec.norm.hidden = kCols;
+      spec.norm.eps = 0.5f;
+      spec.q_dtype = q_dtype;
+      if (fixed) {
+        spec.scale_of = NormScale::kStatic;
+        spec.scale = 0.125f;
+      }
+      const RmsNormQuantPlan plan = Made(RmsNormQuantPlan::Create(spec));
+      const std::string kind = fixed ? "static_quant" : "quant";
+      for (const bool add : {false, true}) {
+        SCOPED_TRACE(kind);
+        Floats r = Reals(kRows * kCols), r_want = r;
+        Bytes q(x.size()), q_want(x.size());
+        Floats scales(kRows), scales_want(kRows);
+        std::vector<AnyTensorView> tensors = {Matrix(x, kCols), Vector(w),
+                                              Codes(q, q_dtype, kCols)};
+        if (!fixed) tensors.push_back(Vector(scales));
+        RmsNormQuantArgs plan_args = {Matrix(x, kCols), Vector(w),
+                                      Codes(q_want, q_dtype, kCols),
+                                      Vector(scales_want)};
+        if (add) {
+          args.emplace_back("residual", F32({kRows, kCols}));
+          tensors.insert(tensors.begin() + 1, Matrix(r, kCols));
+          plan_args.residual = plan_args.residual_out = Matrix(r_want, kCols);
+          Run("fused_add_rms_norm_" + kind, args, tensors);
+          plan.ExecuteAdd(plan_args, executor_);
+        } else {
+          Run("rms_norm_" + kind, args, tensors);
+          plan.Execute(plan_args, executor_);
+        }
+        EXPECT_EQ(q, q_want);
+        EXPECT_EQ(scales, scales_want);
+        EXPECT_EQ(r, r_want);
+      }
+    }
+  }
+}
+
+TEST_F(OpArgsTest, OfStaticFp8) {
+  Floats x = Reals(6 * kCols), scales = UniformReals<float>(rng_, 8, 0.01, 1);
+  Bytes got(x.size()), want(x.size());
+  Run("static_quant_fp8",
+      {{"x", F32({6, kCols})},
+       {"scale", F32({2, 4})},
+       {"block_rows", int64_t{3}},
+       {"block_cols", int64_t{4}}},
+      {Matrix(x, kCols), Matrix(scales, 4), Codes(got, DType::kF8E4M3, kCols)});
+  Fp8QuantizeSpec spec;
+  spec.dtype = DType::kF32;
+  spec.granularity = Fp8Granularity::kStatic;
+  spec.block_rows = 3;
+  spec.block_cols = 4;
+  Made(Fp8QuantizePlan::Create(spec))
+      .ExecuteStatic(
+          Matrix(x, kCols), DenseMatrix<const float>(scales.data(), 2, 4),
+          Codes(want, DType::kF8E4M3, kCols).As<Float8E4M3, 2>(), executor_);
+  EXPECT_EQ(got, want);
+}
+
+TEST_F(OpArgsTest, OfLogits) {
+  Floats got = Reals(kRows * kCols), want = got;
+  Run("logits_processor",
+      {{"logits", F32({kRows, kCols})}, {"soft_cap", 1.5}, {"scale", 0.25}},
+      {Matrix(got, kCols)});
+  LogitsSpec spec;
+  spec.vocab = kCols;
+  spec.hidden = 1;
+  spec.soft_cap = 1.5f;
+  spec.scale = 0.25f;
+  Made(LogitsPlan::Create(spec)).Execute(Matrix(want, kCols), executor_);
+  EXPECT_EQ(got, want);
+}
+
+// Of head_dim kCols.
+RotaryEmbeddingSpec Rotary(int64_t rot_dim, bool is_neox) {
+  RotaryEmbeddingSpec spec;
+  spec.head_dim = kCols;
+  spec.rot_dim = rot_dim;
+  spec.max_positions = 40;
+  spec.base = 100;
+  spec.style = is_neox ? RotaryStyle::kHalves : RotaryStyle::kPairs;
+  return spec;
+}
+
+TEST_F(OpArgsTest, OfRotaryEmbeddings) {
+  std::vector<int32_t> positions = {39, 0, 7, 1, 5, 3, 30, 2, 11};
+  const IndexView at = DenseVector<const int32_t>(positions.data(), kRows);
+  const AnyTensorView at_view =
+      DenseVector<const int32_t>(positions.data(), kRows);
+  const TensorMeta heads = F32({kRows, 2, kCols});
+  for (const bool is_neox : {false, true}) {
+    Floats q = Reals(kRows * 2 * kCols), k = Reals(kRows * 2 * kCols);
+    NamedArgs args = {{"query", heads},
+                      {"key", heads},
+                      {"max_position", int64_t{40}},
+                      {"rot_dim", int64_t{12}},
+                      {"base", 100.0},
+                      {"is_neox", is_neox}};
+    const RotaryEmbeddingSpec spec = Rotary(12, is_neox);
+    const auto view = [](Floats& data) { return Heads(data, kRows, kCols); };
+
+    NamedArgs rope = args;
+    rope.emplace_back("positions", TensorMeta{DType::kI32, {kRows}});
+    Floats q_got = q, k_got = k, q_want = q, k_want = k;
+    Run("rotary_embedding", rope, {at_view, view(q_got), view(k_got)});
+    Made(RotaryEmbeddingPlan::Create(spec))
+        .ExecuteQk(at, view(q_want), view(k_want), executor_);
+    EXPECT_EQ(q_got, q_want);
+    EXPECT_EQ(k_got, k_want);
+
+    for (const bool interleaved : {false, true}) {
+      NamedArgs mrope = args;
+      mrope.emplace_back("positions", TensorMeta{DType::kI32, {3, kRows}});
+      mrope.emplace_back("section_t", int64_t{3});
+      mrope.emplace_back("section_h", int64_t{2});
+      mrope.emplace_back("section_w", int64_t{1});
+      mrope.emplace_back("interleaved", interleaved);
+      q_got = q_want = q;
+      k_got = k_want = k;
+      Run("mrope", mrope,
+          {DenseMatrix<const int32_t>(positions.data(), 3, kRows), view(q_got),
+           view(k_got)});
+      MropeSpec mrope_spec;
+      mrope_spec.rotary = spec;
+      mrope_spec.sections = {3, 2, 1};
+      mrope_spec.order =
+          interleaved ? MropeOrder::kInterleaved : MropeOrder::kContiguous;
+      Made(MropePlan::Create(mrope_spec))
+          .ExecuteQk(DenseVector<const int32_t>(positions.data(), 3 * kRows),
+                     view(q_want), view(k_want), executor_);
+      EXPECT_EQ(q_got, q_want);
+      EXPECT_EQ(k_got, k_want);
+    }
+
+    NamedArgs dual = rope;
+    dual.emplace_back("chunk_size", int64_t{7});
+    dual.emplace_back("local_size", int64_t{2});
+    q_got = q_want = Floats(5 * q.size());
+    k_got = k_want = Floats(k.size());
+    Run("dual_chunk_rotary_embedding", dual,
+        {at_view, view(q), view(k), view(q_got), view(k_got)});
+    DualChunkRotarySpec dual_spec;
+    dual_spec.rotary = spec;
+    dual_spec.chunk = 7;
+    dual_spec.local = 2;
+    Made(DualChunkRotaryPlan::Create(dual_spec))
+        .Execute({at, view(q), view(k), view(q_want), view(k_want)}, executor_);
+    EXPECT_EQ(q_got, q_want);
+    EXPECT_EQ(k_got, k_want);
+
+    Floats c = Reals(kRows * kCols / 2), s = Reals(kRows * kCols / 2);
+    q_got = q_want = Floats(q.size());
+    const TensorMeta table = F32({kRows, kCols / 2});
+    Run("apply_rotary_emb",
+        {{"x", heads},
+         {"cos", table},
+         {"sin", table},
+         {"is_neox_style", is_neox}},
+        {view(q), Matrix(c, kCols / 2), Matrix(s, kCols / 2), view(q_got)});
+    ApplyRotarySpec apply;
+    apply.head_dim = kCols;
+    apply.style = spec.style;
+    Made(ApplyRotaryPlan::Create(apply))
+        .Execute(view(q), Matrix(c, kCols / 2), Matrix(s, kCols / 2),
+                 view(q_want), executor_);
+    EXPECT_EQ(q_got, q_want);
+  }
+}
+
+}  // namespace
+}  // namespace quern
