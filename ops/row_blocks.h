@@ -1,17 +1,16 @@
 #ifndef QUERN_OPS_ROW_BLOCKS_H_
 #define QUERN_OPS_ROW_BLOCKS_H_
 
-// What plans on rows share: where rows begin, how one is cut into blocks, and
-// when it is streamed.
+// What plans on rows share: where rows begin (rows_of.h), how one is cut into
+// blocks, and when it is streamed.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "ops/row_block_kernels.h"
 #include "ops/row_stores.h"
+#include "ops/rows_of.h"  // IWYU pragma: export
 
 namespace quern {
 
@@ -41,22 +40,6 @@ void ForEachBlock(size_t n, const char* out, size_t out_size, bool stream,
     i += count;
   }
 }
-
-// Where row i of a matrix begins.
-class RowsOf {
- public:
-  explicit RowsOf(const AnyTensorView& v)
-      : data_(static_cast<char*>(const_cast<void*>(v.data()))),
-        // The stride of a lone row may be any number.
-        row_bytes_(v.extent(0) > 1
-                       ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
-                       : 0) {}
-  char* operator[](int64_t i) const { return data_ + i * row_bytes_; }
-
- private:
-  char* data_;
-  int64_t row_bytes_;
-};
 
 }  // namespace quern
 

@@ -15,22 +15,17 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "hwy/base.h"
+#include "ops/check_indices.h"
 #include "ops/index_view.h"
 #include "ops/logits/logits_kernels.h"
 #include "ops/parallel_rows.h"
+#include "ops/rows_of.h"
 #include "quant/scalar_convert.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "logits";
-
-// From one row of v to the next. That of a lone row may be any number, and is
-// not used.
-int64_t RowBytes(const AnyTensorView& v) {
-  return v.extent(0) > 1 ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
-                         : 0;
-}
 
 }  // namespace
 
@@ -83,16 +78,7 @@ absl::Status LogitsPlan::CheckSelectArgs(const AnyTensorView& hidden,
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.hidden_dtype,
                                     {rows.size(), spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "hidden", hidden, "out", out));
-  if (rows.null() && rows.size() > 0) {
-    return InvalidArgument(kOp, "rows is null; need ", rows.size());
-  }
-  for (int64_t r = 0; r < rows.size(); ++r) {
-    if (rows[r] < 0 || rows[r] >= hidden.extent(0)) {
-      return InvalidArgument(kOp, "rows[", r, "]=", rows[r],
-                             "; need 0 <= row < ", hidden.extent(0));
-    }
-  }
-  return absl::OkStatus();
+  return CheckIndices(kOp, "rows", "row", rows, hidden.extent(0));
 }
 
 void LogitsPlan::SelectRows(const AnyTensorView& hidden, IndexView rows,
@@ -100,11 +86,9 @@ void LogitsPlan::SelectRows(const AnyTensorView& hidden, IndexView rows,
   QUERN_DCHECK_OK(CheckSelectArgs(hidden, rows, out));
   const size_t bytes =
       static_cast<size_t>(spec_.hidden) * SizeOf(spec_.hidden_dtype);
-  const int64_t from_row = RowBytes(hidden), to_row = RowBytes(out);
-  const char* from = static_cast<const char*>(hidden.data());
-  char* to = static_cast<char*>(out.mutable_data());
+  const RowsOf from(hidden), to(out);
   for (int64_t r = 0; r < rows.size(); ++r) {
-    std::memcpy(to + r * to_row, from + rows[r] * from_row, bytes);
+    std::memcpy(to[r], from[rows[r]], bytes);
   }
 }
 
@@ -118,8 +102,7 @@ void LogitsPlan::Execute(const AnyTensorView& logits,
   QUERN_DCHECK_OK(CheckArgs(logits));
   if (spec_.soft_cap == 0.0f && spec_.scale == 1.0f) return;
   const size_t n = static_cast<size_t>(spec_.vocab);
-  const int64_t row_bytes = RowBytes(logits);
-  char* data = static_cast<char*>(logits.mutable_data());
+  const RowsOf all(logits);
   const auto process = [&](void* row) {
     if (steps_ != nullptr) {
       const Steps& steps = *steps_;
@@ -135,7 +118,7 @@ void LogitsPlan::Execute(const AnyTensorView& logits,
   ParallelRows(executor, logits.extent(0), 2 * spec_.vocab,
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   process(data + i * row_bytes);
+                   process(all[i]);
                  }
                });
 }

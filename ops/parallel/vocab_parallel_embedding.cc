@@ -14,6 +14,7 @@
 #include "core/float_type.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "ops/check_indices.h"
 #include "ops/embedding/vocab_embedding.h"
 #include "ops/index_view.h"
 #include "ops/parallel/matrix_parts.h"
@@ -66,16 +67,7 @@ absl::Status VocabParallelEmbeddingPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
                                     {ids.size(), spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
-  if (ids.null() && ids.size() > 0) {
-    return InvalidArgument(kOp, "ids is null; need ", ids.size());
-  }
-  for (int64_t t = 0; t < ids.size(); ++t) {
-    if (ids[t] < 0 || ids[t] >= spec_.vocab.ids()) {
-      return InvalidArgument(kOp, "ids[", t, "]=", ids[t], "; need 0 <= id < ",
-                             spec_.vocab.ids());
-    }
-  }
-  return absl::OkStatus();
+  return CheckIndices(kOp, "ids", "id", ids, spec_.vocab.ids());
 }
 
 void VocabParallelEmbeddingPlan::Gather(IndexView ids,

@@ -8,6 +8,7 @@
 #include "core/check_args.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
+#include "ops/check_indices.h"
 #include "ops/rope/rotary_scaling.h"
 
 namespace quern {
@@ -80,16 +81,7 @@ absl::Status CheckRotaryPositions(absl::string_view op, IndexView positions,
                                   int64_t count, int64_t max_positions) {
   QUERN_RETURN_IF_ERROR(
       CheckEqual(op, "positions.size", positions.size(), count, "tokens"));
-  if (positions.null() && count > 0) {
-    return InvalidArgument(op, "positions is null; need ", count);
-  }
-  for (int64_t t = 0; t < count; ++t) {
-    if (positions[t] < 0 || positions[t] >= max_positions) {
-      return InvalidArgument(op, "positions[", t, "]=", positions[t],
-                             "; need 0 <= position < ", max_positions);
-    }
-  }
-  return absl::OkStatus();
+  return CheckIndices(op, "positions", "position", positions, max_positions);
 }
 
 void RotateToken(const RotaryEmbeddingKernels& kernels,

@@ -1,0 +1,34 @@
+#ifndef QUERN_OPS_CHECK_INDICES_H_
+#define QUERN_OPS_CHECK_INDICES_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "core/status_macros.h"
+#include "ops/index_view.h"
+
+namespace quern {
+
+// There is memory, and each index is in [0, end), or is `other`; `one` names an
+// index of `field`: "op: ids[7]=9; need 0 <= id < 8". O(indices).
+inline absl::Status CheckIndices(absl::string_view op, absl::string_view field,
+                                 absl::string_view one, IndexView indices,
+                                 int64_t end,
+                                 std::optional<int64_t> other = std::nullopt) {
+  if (indices.null() && indices.size() > 0) {
+    return InvalidArgument(op, field, " is null; need ", indices.size());
+  }
+  for (int64_t i = 0; i < indices.size(); ++i) {
+    if ((indices[i] < 0 || indices[i] >= end) && indices[i] != other) {
+      return InvalidArgument(op, field, "[", i, "]=", indices[i],
+                             "; need 0 <= ", one, " < ", end);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_CHECK_INDICES_H_
