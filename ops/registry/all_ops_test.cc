@@ -272,8 +272,8 @@ TEST(ReferenceOpsTest, ReproduceTheNativeGoldenVectors) {
     made->op->Execute(tensors, executor);
     Codes got = out.bits();
     // 1 + erf(-3.36) is 34.1 units of 2^-24: 34 by a C library, 33 by oneDNN's
-    // polynomial for AVX-512 (3.7.2), which is what the framework calls for this
-    // operator and the vector was made by.
+    // polynomial for AVX-512 (3.7.2), which is what the framework calls for
+    // this operator and the vector was made by.
     if (c.want[0] == 0xb6cc) {
       EXPECT_EQ(got[0], 0xb6d2u);
       got[0] = 0xb6cc;

@@ -202,6 +202,8 @@ absl::Status CheckReference(const Layer& layer, Tensors t) {
   }
   QUERN_RETURN_IF_ERROR(CheckOutput(layer.op, "y", y, layer.x.dtype,
                                     {x.extent(0), layer.y.extents.back()}));
+  QUERN_RETURN_IF_ERROR(CheckApart(layer.op, "weight", t[1], "y", y));
+  QUERN_RETURN_IF_ERROR(CheckApart(layer.op, "bias", t[2], "y", y));
   return CheckApart(layer.op, "x", x, "y", y);
 }
 

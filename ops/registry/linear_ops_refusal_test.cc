@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "core/dtype.h"
+#include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
@@ -113,6 +114,31 @@ TEST(LinearOpsRefusalTest, NamesWhatDoesNotFit) {
                     absl::StatusCode::kUnimplemented, "x");
     }
   });
+}
+
+// Which reads the weights when it runs; the others have copies.
+TEST(LinearOpsRefusalTest, ReferenceWritesNoWeights) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterLinearOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const TensorMeta square = {DType::kF32, {4, 4}};
+  const auto made = ops.MakeFrom("reference", "replicated_linear",
+                                 {{"x", square},
+                                  {"weight", square},
+                                  {"bias", TensorMeta{DType::kF32, {4}}}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  std::vector<float> x(16), w(16), y(16);
+  const auto matrix = [](std::vector<float>& data) {
+    return DenseMatrix(data.data(), 4, 4);
+  };
+  const auto check = [&](std::vector<float>& bias, std::vector<float>& out) {
+    const std::vector<AnyTensorView> tensors = {
+        matrix(x), matrix(w), DenseVector(bias.data(), 4), matrix(out)};
+    return made->op->CheckArgs(tensors);
+  };
+  EXPECT_EQ(check(x, y), absl::OkStatus());
+  ExpectRefusal(check(x, w), "y overlaps weight");
+  ExpectRefusal(check(y, y), "y overlaps bias");
 }
 
 }  // namespace

@@ -33,6 +33,7 @@
 #include "ops/rope/rotary_spec.h"
 #include "quant/fp8_quantize.h"
 #include "testing/data.h"
+#include "testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -399,6 +400,42 @@ TEST_F(OpArgsTest, OfRotaryEmbeddings) {
                  view(q_want), executor_);
     EXPECT_EQ(q_got, q_want);
   }
+}
+
+// Of the reference, which else rounds each product and each sum.
+TEST_F(OpArgsTest, TurnsInF32WhereThatIsAsked) {
+  const int64_t n = kRows * kCols;
+  auto x = UniformReals<BFloat16>(rng_, n, -3, 3);
+  auto c = UniformReals<BFloat16>(rng_, n, -1, 1);
+  const TensorMeta meta = {DType::kBF16, {kRows, 1, kCols}};
+  const TensorMeta table = {DType::kBF16, {kRows, kCols / 2}};
+  const OpDispatcher ops(registry_, OpPolicy());
+  std::vector<BFloat16> out[3];
+  for (const size_t i : {size_t{0}, size_t{1}, size_t{2}}) {
+    out[i].resize(x.size());
+    const auto made =
+        ops.MakeFrom(i == 2 ? "simd" : "reference", "apply_rotary_emb",
+                     {{"x", meta},
+                      {"cos", table},
+                      {"sin", table},
+                      {"enable_fp32_compute", i == 1}});
+    ASSERT_TRUE(made.ok()) << made.status();
+    const auto view = [](std::vector<BFloat16>& data) {
+      return DenseTensor(data.data(), std::array<int64_t, 3>{kRows, 1, kCols});
+    };
+    const std::vector<AnyTensorView> tensors = {
+        view(x), DenseMatrix(c.data(), kRows, kCols / 2),
+        DenseMatrix(c.data() + n / 2, kRows, kCols / 2), view(out[i])};
+    ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+    made->op->Execute(tensors, executor_);
+  }
+  int by_steps = 0, at_once = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    by_steps += BitsOf(out[0][i]) != BitsOf(out[2][i]);
+    at_once += BitsOf(out[1][i]) != BitsOf(out[2][i]);
+  }
+  EXPECT_GT(by_steps, 5);
+  EXPECT_LE(at_once, 1);  // a tie, with luck
 }
 
 }  // namespace
