@@ -41,6 +41,7 @@ absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
 absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterActivationOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMixer2NormOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));

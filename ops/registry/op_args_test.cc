@@ -3,6 +3,7 @@
 // plans say what that is.
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
@@ -22,6 +24,7 @@
 #include "ops/norm/rms_norm.h"
 #include "ops/norm/rms_norm_gated.h"
 #include "ops/norm/rms_norm_quant.h"
+#include "ops/parallel/thread_communicator.h"
 #include "ops/registry/all_ops.h"
 #include "ops/registry/op_dispatcher.h"
 #include "ops/registry/op_policy.h"
@@ -34,6 +37,7 @@
 #include "quant/fp8_quantize.h"
 #include "testing/data.h"
 #include "testing/reference_convert.h"
+#include "testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -219,6 +223,89 @@ TEST_F(OpArgsTest, OfGatedNorms) {
                    Matrix(want, kCols), executor_);
       EXPECT_EQ(got, want) << norm_before_gate << activation;
     }
+  }
+}
+
+TEST_F(OpArgsTest, OfMixerNorms) {
+  Floats x = Reals(kRows * kCols), z = Reals(kRows * kCols), w = Reals(kCols);
+  Floats got(x.size()), want(x.size());
+  const TensorMeta meta = F32({kRows, kCols});
+  NamedArgs args = {{"x", meta},
+                    {"gate", meta},
+                    {"weight", F32({kCols})},
+                    {"n_groups", int64_t{4}},
+                    {"eps", 0.5}};
+  Run("mixer2_gated_rms_norm", args,
+      {Matrix(x, kCols), Matrix(z, kCols), Vector(w), Matrix(got, kCols)});
+  RmsNormGatedSpec spec;
+  spec.hidden = kCols;
+  spec.group = kCols / 4;
+  spec.eps = 0.5f;
+  Made(RmsNormGatedPlan::Create(spec))
+      .Execute(Matrix(x, kCols), Matrix(z, kCols), Vector(w),
+               Matrix(want, kCols), executor_);
+  EXPECT_EQ(got, want);
+
+  Run("mixer2_gated_rms_norm",
+      {{"x", meta}, {"gate", meta}, {"use_rms_norm", false}},
+      {Matrix(x, kCols), Matrix(z, kCols), AnyTensorView(),
+       Matrix(got, kCols)});
+  ActAndMulSpec gated;
+  gated.d = kCols;
+  Made(ActAndMulPlan::Create(gated))
+      .ExecuteSplit(Matrix(z, kCols), Matrix(x, kCols), Matrix(want, kCols),
+                    executor_);
+  EXPECT_EQ(got, want);
+
+  // The rank's half of eight groups, and what cannot be divided.
+  auto ranks = ThreadCommunicator::CreateGroup(2);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  Communicator* const rank = (*ranks)[1].get();
+  const auto shapes = [&](int64_t n_groups, Communicator* of) {
+    args[3].second = n_groups;
+    NamedArgs with = args;
+    with.emplace_back("ranks", of);
+    return registry_.InferShapes("mixer2_gated_rms_norm", with).status();
+  };
+  EXPECT_EQ(shapes(32, rank), absl::OkStatus());
+  ExpectRefusal(shapes(32, nullptr), "x has 16 columns; need a multiple of 32");
+  ExpectRefusal(shapes(1, rank), absl::StatusCode::kUnimplemented,
+                "n_groups=1; need a multiple of the 2 ranks");
+  ExpectRefusal(shapes(0, rank), "n_groups=0; need n_groups >= 1");
+  args.emplace_back("use_rms_norm", false);
+  ExpectRefusal(shapes(4, rank), "weight is given; need one exactly where");
+}
+
+// The reference rounds the norm to the dtype of x, then its product.
+TEST_F(OpArgsTest, RoundsTheMixerNormTwice) {
+  const OpDispatcher ops(registry_, OpPolicy());
+  const TensorMeta meta = {DType::kBF16, {1, 2}};
+  const auto made = ops.MakeFrom("reference", "mixer2_gated_rms_norm",
+                                 {{"x", meta},
+                                  {"gate", meta},
+                                  {"weight", TensorMeta{DType::kBF16, {2}}},
+                                  {"eps", 0.0}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto bf16 = [](std::vector<double> values) {
+    std::vector<BFloat16> codes;
+    for (const double v : values) codes.push_back(FromDouble<BFloat16>(v));
+    return codes;
+  };
+  // silu(1) is common to both: the norm is of (1, 3), rms sqrt(5).
+  auto x = bf16({1, 3}), gate = bf16({1, 1}), w = bf16({1.1171875, 1.1171875});
+  auto out = bf16({0, 0});
+  const auto row = [](std::vector<BFloat16>& v) {
+    return DenseMatrix(v.data(), 1, 2);
+  };
+  const std::vector<AnyTensorView> tensors = {
+      row(x), row(gate), DenseVector(w.data(), 2), row(out)};
+  ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+  made->op->Execute(tensors, executor_);
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    const double normed =
+        ToDouble(FromDouble<BFloat16>((i == 0 ? 1.0 : 3.0) / std::sqrt(5.0)));
+    EXPECT_EQ(ToDouble(out[i]),
+              ToDouble(FromDouble<BFloat16>(normed * 1.1171875)));
   }
 }
 

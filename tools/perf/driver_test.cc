@@ -184,6 +184,7 @@ constexpr Smoke kSmokes[] = {
     {"fused_add_rms_norm", "--rows=3 --hidden=37"},
     {"gemma_rms_norm", "--rows=3 --hidden=37 --dtype=f16"},
     {"rms_norm_gated", "--rows=3 --hidden=37"},
+    {"mixer2_gated_rms_norm", "--rows=3 --hidden=37"},
     {"rotary_embedding", "--rows=3 --hidden=512"},
     {"rms_norm_quant", "--rows=3 --hidden=37"},
     {"fused_add_rms_norm_quant", "--rows=3 --hidden=37"},

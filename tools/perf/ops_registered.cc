@@ -51,6 +51,9 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
   if (op == "rms_norm_gated") {
     return NamedArgs{{"x", x}, {"z", x}, {"weight", weight}};
   }
+  if (op == "mixer2_gated_rms_norm") {
+    return NamedArgs{{"x", x}, {"gate", x}, {"weight", weight}};
+  }
   if (op == "gemma_rms_norm" || op == "rms_norm_quant") {
     return NamedArgs{{"x", x}, {"weight", weight}};
   }
@@ -295,6 +298,8 @@ std::vector<OpEntry> RegisteredOps() {
                  "residual += x; x = rms_norm(residual), in place"},
            Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
            Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
+           Named{"mixer2_gated_rms_norm",
+                 "out = rms_norm(x * silu(gate)) * weight, of Mamba-2"},
            Named{"rms_norm_quant", "q, scales = fp8 of rms_norm(x), per token"},
            Named{"fused_add_rms_norm_quant",
                  "residual += x; q, scales = fp8 of rms_norm(residual)"},

@@ -8,7 +8,8 @@
 namespace quern {
 
 // Operators that are made by name and checked against their own reference:
-// fused_add_rms_norm, gemma_rms_norm, rms_norm_gated, rotary_embedding.
+// fused_add_rms_norm, gemma_rms_norm, rms_norm_gated, mixer2_gated_rms_norm,
+// rotary_embedding and more.
 std::vector<OpEntry> RegisteredOps();
 
 }  // namespace quern
