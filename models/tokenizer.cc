@@ -1,11 +1,13 @@
 #include "models/tokenizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <queue>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/status_macros.h"
-#include "models/gguf.h"
+#include "models/byte_bpe.h"
+#include "models/utf8.h"
+#include "models/word_split.h"
 
 namespace quern {
 namespace {
@@ -26,37 +30,6 @@ constexpr char kOp[] = "tokenizer";
 constexpr absl::string_view kSpace = "\xe2\x96\x81";  // U+2581
 constexpr absl::string_view kReplacement = "\xef\xbf\xbd";
 constexpr int64_t kMaxPieces = 1 << 24;
-
-// The bytes of the UTF-8 character at the front of `text`: 1..4 if it is valid,
-// 0 if more bytes could make it so, -1 if none can. Unicode 15, table 3-7.
-int Utf8Length(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead < 0xc2 || lead > 0xf4) return -1;
-  const int length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  for (size_t i = 1; i < static_cast<size_t>(length); ++i) {
-    if (i == text.size()) return 0;
-    uint8_t low = 0x80, high = 0xbf;
-    if (i == 1) {
-      if (lead == 0xe0) low = 0xa0;   // not overlong
-      if (lead == 0xed) high = 0x9f;  // no surrogates
-      if (lead == 0xf0) low = 0x90;
-      if (lead == 0xf4) high = 0x8f;  // <= U+10FFFF
-    }
-    if (byte(i) < low || byte(i) > high) return -1;
-  }
-  return length;
-}
-
-bool IsUtf8(absl::string_view text) {
-  while (!text.empty()) {
-    const int length = Utf8Length(text);
-    if (length <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(length));
-  }
-  return true;
-}
 
 // The value of "<0xHH>", or -1.
 int ByteOfPiece(absl::string_view piece) {
@@ -79,21 +52,29 @@ std::string PieceName(size_t id, absl::string_view piece) {
                       "'");
 }
 
+absl::Status Duplicate(size_t id, absl::string_view piece, int32_t first) {
+  return InvalidArgument(kOp, PieceName(id, piece), " is also piece ", first);
+}
+
 }  // namespace
 
 absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
-  const size_t size = spec.pieces.size();
-  QUERN_RETURN_IF_ERROR(
-      CheckRange(kOp, "pieces", static_cast<int64_t>(size), 1, kMaxPieces));
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "scores", static_cast<int64_t>(spec.scores.size()),
-                 static_cast<int64_t>(size), "there are pieces"));
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "types", static_cast<int64_t>(spec.types.size()),
-                 static_cast<int64_t>(size), "there are pieces"));
-  const auto last = static_cast<int64_t>(size) - 1;
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "bos_id", spec.bos_id, 0, last));
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "eos_id", spec.eos_id, 0, last));
+  const bool bytes = spec.kind == TokenizerKind::kByteBpe;
+  const auto size = static_cast<int64_t>(spec.pieces.size());
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "pieces", size, 1, kMaxPieces));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "types",
+                                   static_cast<int64_t>(spec.types.size()),
+                                   size, "there are pieces"));
+  if (!bytes) {
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "scores",
+                                     static_cast<int64_t>(spec.scores.size()),
+                                     size, "there are pieces"));
+  }
+  const bool no_bos = bytes && !spec.add_bos && spec.bos_id == -1;
+  if (!no_bos) {
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "bos_id", spec.bos_id, 0, size - 1));
+  }
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "eos_id", spec.eos_id, 0, size - 1));
 
   Tokenizer tokenizer;
   tokenizer.pieces_ = std::move(spec.pieces);
@@ -101,91 +82,99 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
   tokenizer.types_ = std::move(spec.types);
   tokenizer.bos_id_ = spec.bos_id;
   tokenizer.eos_id_ = spec.eos_id;
-  tokenizer.add_space_prefix_ = spec.add_space_prefix;
+  tokenizer.add_space_prefix_ = spec.add_space_prefix && !bytes;
   tokenizer.add_bos_ = spec.add_bos;
-  tokenizer.byte_ids_.fill(-1);
-  for (size_t id = 0; id < size; ++id) {
-    const std::string& piece = tokenizer.pieces_[id];
-    if (std::isnan(tokenizer.scores_[id])) {
-      return InvalidArgument(kOp, PieceName(id, piece), " has score NaN");
-    }
+  tokenizer.word_rules_ = spec.word_rules;
+  for (size_t id = 0; id < tokenizer.pieces_.size(); ++id) {
     const auto type = static_cast<int32_t>(tokenizer.types_[id]);
     if (type < 1 || type > 6) {
-      return InvalidArgument(kOp, PieceName(id, piece), " has type ", type,
-                             "; need 1..6");
+      return InvalidArgument(kOp, PieceName(id, tokenizer.pieces_[id]),
+                             " has type ", type, "; need 1..6");
     }
-    if (tokenizer.types_[id] == TokenType::kByte) {
+  }
+  QUERN_RETURN_IF_ERROR(bytes ? tokenizer.IndexBytePieces()
+                              : tokenizer.IndexSentencePieces());
+  if (bytes) {
+    QUERN_ASSIGN_OR_RETURN(
+        tokenizer.byte_bpe_,
+        ByteBpe::Create(spec.merges, [&](absl::string_view text) {
+          return tokenizer.FindPiece(text);
+        }));
+  }
+  tokenizer.IndexSpecials();
+  return tokenizer;
+}
+
+absl::Status Tokenizer::IndexSentencePieces() {
+  byte_ids_.fill(-1);
+  for (size_t id = 0; id < pieces_.size(); ++id) {
+    const std::string& piece = pieces_[id];
+    if (std::isnan(scores_[id])) {
+      return InvalidArgument(kOp, PieceName(id, piece), " has score NaN");
+    }
+    if (types_[id] == TokenType::kByte) {
       const int byte = ByteOfPiece(piece);
       if (byte < 0) {
         return InvalidArgument(kOp, PieceName(id, piece),
                                " has type byte; need <0x00>..<0xFF>");
       }
-      int32_t& slot = tokenizer.byte_ids_[static_cast<size_t>(byte)];
-      if (slot >= 0) {
-        return InvalidArgument(kOp, PieceName(id, piece), " is also piece ",
-                               slot);
-      }
+      int32_t& slot = byte_ids_[static_cast<size_t>(byte)];
+      if (slot >= 0) return Duplicate(id, piece, slot);
       slot = static_cast<int32_t>(id);
-    } else if (tokenizer.types_[id] == TokenType::kNormal) {
+    } else if (types_[id] == TokenType::kNormal) {
       if (piece.empty() || !IsUtf8(piece)) {
         return InvalidArgument(kOp, PieceName(id, piece),
                                " is empty or not UTF-8");
       }
-      const auto inserted =
-          tokenizer.normal_.emplace(piece, static_cast<int32_t>(id));
-      if (!inserted.second) {
-        return InvalidArgument(kOp, PieceName(id, piece), " is also piece ",
-                               inserted.first->second);
-      }
+      const auto inserted = normal_.emplace(piece, static_cast<int32_t>(id));
+      if (!inserted.second) return Duplicate(id, piece, inserted.first->second);
     }
   }
   for (size_t byte = 0; byte < 256; ++byte) {
-    if (tokenizer.byte_ids_[byte] < 0) {
+    if (byte_ids_[byte] < 0) {
       return InvalidArgument(kOp, "no token for byte ", byte,
                              "; need all of 0..255");
     }
   }
-  if (tokenizer.FindPiece(kSpace) < 0) {
+  if (FindPiece(kSpace) < 0) {
     return InvalidArgument(kOp, "no piece U+2581; need one, it is the space");
   }
-  return tokenizer;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
-  QUERN_ASSIGN_OR_RETURN(const absl::string_view model,
-                         file.GetString("tokenizer.ggml.model"));
-  if (model != "llama") {
-    return Unimplemented(kOp, "tokenizer.ggml.model is '",
-                         absl::CHexEscape(model.substr(0, 64)),
-                         "'; need 'llama'");
+absl::Status Tokenizer::IndexBytePieces() {
+  std::unordered_map<std::string_view, int32_t> used;
+  for (size_t id = 0; id < pieces_.size(); ++id) {
+    const std::string& piece = pieces_[id];
+    if (types_[id] == TokenType::kUnused) continue;
+    if (types_[id] == TokenType::kByte) {
+      return InvalidArgument(kOp, PieceName(id, piece),
+                             " has type byte; a vocabulary of merges has none");
+    }
+    const auto inserted = used.emplace(piece, static_cast<int32_t>(id));
+    if (!inserted.second) return Duplicate(id, piece, inserted.first->second);
+    if (types_[id] != TokenType::kNormal) continue;
+    std::string bytes;
+    if (piece.empty() || !AppendBytesOfPrintable(piece, bytes)) {
+      return InvalidArgument(kOp, PieceName(id, piece),
+                             " is empty or has a character that stands for no "
+                             "byte");
+    }
+    normal_.emplace(piece, static_cast<int32_t>(id));
   }
-  TokenizerSpec spec;
-  QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> pieces,
-                         file.GetStrings("tokenizer.ggml.tokens"));
-  spec.pieces.assign(pieces.begin(), pieces.end());
-  QUERN_ASSIGN_OR_RETURN(spec.scores, file.GetF32s("tokenizer.ggml.scores"));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> types,
-                         file.GetI32s("tokenizer.ggml.token_type"));
-  for (const int32_t type : types) {
-    spec.types.push_back(static_cast<TokenType>(type));
+  return absl::OkStatus();
+}
+
+void Tokenizer::IndexSpecials() {
+  for (size_t id = 0; id < pieces_.size(); ++id) {
+    if (types_[id] == TokenType::kControl ||
+        types_[id] == TokenType::kUserDefined) {
+      specials_.push_back(static_cast<int32_t>(id));
+    }
   }
-  for (const auto& [key, id] :
-       {std::pair<const char*, int32_t*>{"tokenizer.ggml.bos_token_id",
-                                         &spec.bos_id},
-        {"tokenizer.ggml.eos_token_id", &spec.eos_id}}) {
-    if (!file.Has(key)) continue;
-    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
-    QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 0, kMaxPieces));
-    *id = static_cast<int32_t>(value);
-  }
-  for (const auto& [key, flag] :
-       {std::pair<const char*, bool*>{"tokenizer.ggml.add_space_prefix",
-                                      &spec.add_space_prefix},
-        {"tokenizer.ggml.add_bos_token", &spec.add_bos}}) {
-    if (!file.Has(key)) continue;
-    QUERN_ASSIGN_OR_RETURN(*flag, file.GetBool(key));
-  }
-  return Create(std::move(spec));
+  std::sort(specials_.begin(), specials_.end(), [&](int32_t a, int32_t b) {
+    return std::make_pair(piece(a), a) < std::make_pair(piece(b), b);
+  });
 }
 
 int32_t Tokenizer::FindPiece(absl::string_view text) const {
@@ -193,9 +182,74 @@ int32_t Tokenizer::FindPiece(absl::string_view text) const {
   return it == normal_.end() ? -1 : it->second;
 }
 
-std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
+int32_t Tokenizer::FindSpecial(absl::string_view text) const {
+  int32_t longest = -1;
+  // Those that begin with text[0, depth) lie between these two.
+  auto begin = specials_.begin(), end = specials_.end();
+  for (size_t depth = 0; depth < text.size(); ++depth) {
+    const auto byte_of = [&](int32_t id) {
+      return static_cast<uint8_t>(piece(id)[depth]);
+    };
+    while (begin != end && piece(*begin).size() == depth) ++begin;
+    const auto byte = static_cast<uint8_t>(text[depth]);
+    begin = std::partition_point(
+        begin, end, [&](int32_t id) { return byte_of(id) < byte; });
+    end = std::partition_point(begin, end,
+                               [&](int32_t id) { return byte_of(id) == byte; });
+    if (begin == end) break;
+    if (piece(*begin).size() == depth + 1) longest = *begin;
+  }
+  return longest;
+}
+
+std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
+                                       Specials specials) const {
   std::vector<int32_t> ids;
-  if (text.empty()) return ids;
+  size_t done = 0;
+  for (size_t at = 0; specials == Specials::kAsTokens && at < text.size();) {
+    const int32_t id = FindSpecial(text.substr(at));
+    if (id < 0) {
+      ++at;
+      continue;
+    }
+    AppendText(text.substr(done, at - done), ids);
+    ids.push_back(id);
+    at += piece(id).size();
+    done = at;
+  }
+  AppendText(text.substr(done), ids);
+  return ids;
+}
+
+void Tokenizer::AppendText(absl::string_view text,
+                           std::vector<int32_t>& ids) const {
+  if (text.empty()) return;
+  if (byte_bpe_.has_value()) {
+    AppendWords(text, ids);
+  } else {
+    AppendSentence(text, ids);
+  }
+}
+
+void Tokenizer::AppendWords(absl::string_view text,
+                            std::vector<int32_t>& ids) const {
+  while (!text.empty()) {
+    const absl::string_view word =
+        text.substr(0, FirstWordBytes(word_rules_, text));
+    text.remove_prefix(word.size());
+    const int32_t whole = word_rules_ == WordRules::kLlama3
+                              ? FindPiece(PrintableBytes(word))
+                              : -1;
+    if (whole >= 0) {
+      ids.push_back(whole);
+    } else {
+      byte_bpe_->Encode(word, ids);
+    }
+  }
+}
+
+void Tokenizer::AppendSentence(absl::string_view text,
+                               std::vector<int32_t>& ids) const {
   const std::string marked =
       absl::StrCat(add_space_prefix_ ? kSpace : "",
                    absl::StrReplaceAll(text, {{" ", kSpace}}));
@@ -265,11 +319,18 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text) const {
       }
     }
   }
-  return ids;
 }
 
 std::string Tokenizer::TokenBytes(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return "";
+  if (byte_bpe_.has_value()) {
+    std::string bytes;
+    if (type(id) == TokenType::kUserDefined) return std::string(piece(id));
+    if (type(id) == TokenType::kNormal) {
+      AppendBytesOfPrintable(piece(id), bytes);
+    }
+    return bytes;
+  }
   switch (type(id)) {
     case TokenType::kByte:
       return std::string(1, static_cast<char>(ByteOfPiece(piece(id))));

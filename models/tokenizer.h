@@ -1,25 +1,33 @@
 #ifndef QUERN_MODELS_TOKENIZER_H_
 #define QUERN_MODELS_TOKENIZER_H_
 
-// SentencePiece-style byte-pair encoding with byte fallback: the "llama"
-// tokenizer of GGUF files.
+// Text to token ids and back, two ways.
 //
-// Encode: put one space in front (not before the empty text), replace every
-// space by U+2581, split into code points; while some neighbouring pair
-// concatenates to a normal piece, join the one of highest score, the leftmost
-// on a tie. A symbol that is no piece becomes the byte tokens of its UTF-8; so
-// does each byte that is not part of valid UTF-8. Nothing is normalised.
+// kSentencePiece: byte-pair encoding of characters with byte fallback, the
+// "llama" tokenizer of GGUF files.
+//   Encode: put one space in front (not before the empty text), replace every
+//   space by U+2581, split into code points; while some neighbouring pair
+//   concatenates to a normal piece, join the one of highest score, the leftmost
+//   on a tie. A symbol that is no piece becomes the byte tokens of its UTF-8;
+//   so does each byte that is not part of valid UTF-8.
+//   Decode: join the pieces, U+2581 becoming a space and byte tokens becoming
+//   bytes; drop one leading space.
 //
-// Decode: join the pieces, U+2581 becoming a space and byte tokens becoming
-// bytes; control and unknown tokens give nothing; drop one leading space.
+// kByteBpe: byte-pair encoding of the bytes of words, the "gpt2" tokenizer.
+//   Encode: cut the text into words (word_split.h), join the bytes of each by
+//   rank of merge (byte_bpe.h). By the rules kLlama3, a word that is a piece is
+//   that piece, whatever the merges say.
+//   Decode: join the bytes that the pieces stand for.
 //
-// Decode(Encode(text)) == text for all bytes, but for U+2581 itself, which
-// comes back as a space.
+// In both, nothing is normalised; control, unknown and unused tokens decode to
+// nothing. Decode(Encode(text)) == text for all bytes, but for U+2581 in
+// kSentencePiece, which comes back as a space.
 //
 // Kudo, Richardson, "SentencePiece", EMNLP 2018; Sennrich et al., ACL 2016.
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -29,7 +37,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "models/byte_bpe.h"
 #include "models/gguf.h"
+#include "models/word_split.h"
 
 namespace quern {
 
@@ -38,19 +48,24 @@ enum class TokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,
   kControl = 3,
-  kUserDefined = 4,  // decodes as its text; Encode does not look for it
+  kUserDefined = 4,  // decodes as its text
   kUnused = 5,
   kByte = 6,  // the piece is "<0xHH>"
 };
 
+enum class TokenizerKind { kSentencePiece, kByteBpe };
+
 struct TokenizerSpec {
+  TokenizerKind kind = TokenizerKind::kSentencePiece;
   std::vector<std::string> pieces;
-  std::vector<float> scores;
   std::vector<TokenType> types;
-  int32_t bos_id = 1;
+  int32_t bos_id = 1;  // kByteBpe: -1 if there is none
   int32_t eos_id = 2;
-  // Whether Encode puts a space in front and Decode drops it.
+  std::vector<float> scores;  // of kSentencePiece
+  // Whether Encode puts a space in front and Decode drops it: kSentencePiece.
   bool add_space_prefix = true;
+  WordRules word_rules = WordRules::kQwen2;  // of kByteBpe, as are
+  std::vector<std::string> merges;           // these, lowest rank first
   // Whether the model wants bos_id in front of a text. Encode leaves that to
   // the caller.
   bool add_bos = true;
@@ -58,22 +73,27 @@ struct TokenizerSpec {
 
 class Tokenizer {
  public:
-  // InvalidArgument unless: 1..2^24 pieces with as many scores and types;
-  // scores are numbers; types are known; each of the 256 bytes has exactly one
-  // byte token; normal pieces are distinct, not empty, valid UTF-8, and U+2581
-  // is among them; bos_id and eos_id are pieces.
+  // InvalidArgument unless: 1..2^24 pieces with as many types, all known;
+  // bos_id and eos_id are pieces. kSentencePiece: as many scores, which are
+  // numbers; each of the 256 bytes has exactly one byte token; normal pieces
+  // are distinct, not empty, valid UTF-8, and U+2581 is among them. kByteBpe:
+  // pieces are distinct but for unused ones, and none is of type byte; normal
+  // ones stand for bytes, at least one; merges are as ByteBpe::Create wants
+  // them; bos_id may be -1 without add_bos.
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   // From the keys tokenizer.ggml.*. Unimplemented for another model than
-  // "llama". Bos and eos default to 1 and 2, add_space_prefix and add_bos to
-  // true.
+  // "llama" and "gpt2", and of that for another pre than "qwen2", "llama-bpe"
+  // and "gpt-2". llama: bos and eos default to 1 and 2, add_space_prefix and
+  // add_bos to true. gpt2: eos must be there, bos defaults to none, add_bos to
+  // whether pre is "llama-bpe".
   static absl::StatusOr<Tokenizer> Create(const GgufFile& file);
 
   Tokenizer(Tokenizer&&) = default;
   Tokenizer& operator=(Tokenizer&&) = default;
 
   int32_t vocab_size() const { return static_cast<int32_t>(pieces_.size()); }
-  int32_t bos_id() const { return bos_id_; }
+  int32_t bos_id() const { return bos_id_; }  // -1: none
   int32_t eos_id() const { return eos_id_; }
   bool add_bos() const { return add_bos_; }
   absl::string_view piece(int32_t id) const {
@@ -81,8 +101,17 @@ class Tokenizer {
   }
   TokenType type(int32_t id) const { return types_[static_cast<size_t>(id)]; }
 
-  // Ids without bos. O(n log n) in the bytes of `text`.
-  std::vector<int32_t> Encode(absl::string_view text) const;
+  // What Encode makes of the text of a control or user-defined token.
+  enum class Specials {
+    kAsText,    // text like any other: what a user wrote commands nothing
+    kAsTokens,  // that token, the longest where several begin; the text between
+                // two of them is encoded as one of its own
+  };
+
+  // Ids without bos. O(n log n) in the bytes of `text`; for kAsTokens, times
+  // the bytes of the longest special token at worst.
+  std::vector<int32_t> Encode(absl::string_view text,
+                              Specials specials = Specials::kAsText) const;
 
   // The bytes of `ids`. Ids outside [0, vocab_size) give nothing.
   std::string Decode(absl::Span<const int32_t> ids) const;
@@ -93,8 +122,17 @@ class Tokenizer {
  private:
   friend class StreamDecoder;
   Tokenizer() = default;
+  // Build what Encode looks up, from pieces_ and types_.
+  absl::Status IndexSentencePieces();
+  absl::Status IndexBytePieces();
+  void IndexSpecials();
   // The id of the normal piece `text`, or -1.
   int32_t FindPiece(absl::string_view text) const;
+  // The longest special token at the front of `text`, or -1.
+  int32_t FindSpecial(absl::string_view text) const;
+  void AppendText(absl::string_view text, std::vector<int32_t>& ids) const;
+  void AppendSentence(absl::string_view text, std::vector<int32_t>& ids) const;
+  void AppendWords(absl::string_view text, std::vector<int32_t>& ids) const;
 
   std::vector<std::string> pieces_;
   std::vector<float> scores_;
@@ -102,9 +140,12 @@ class Tokenizer {
   int32_t bos_id_ = 0, eos_id_ = 0;
   bool add_space_prefix_ = true;
   bool add_bos_ = true;
+  WordRules word_rules_ = WordRules::kQwen2;
   // Keys point into pieces_, whose strings stay where they are in a move.
   std::unordered_map<std::string_view, int32_t> normal_;
-  std::array<int32_t, 256> byte_ids_{};
+  std::array<int32_t, 256> byte_ids_{};  // of kSentencePiece
+  std::optional<ByteBpe> byte_bpe_;      // of kByteBpe
+  std::vector<int32_t> specials_;        // by text
 };
 
 // Decodes one token at a time to text for a person to read: what it returns is

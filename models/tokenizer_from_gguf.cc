@@ -1,0 +1,91 @@
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
+#include "core/status_macros.h"
+#include "models/gguf.h"
+#include "models/tokenizer.h"
+#include "models/word_split.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "tokenizer";
+
+absl::Status ReadSentencePieces(const GgufFile& file, TokenizerSpec& spec) {
+  QUERN_ASSIGN_OR_RETURN(spec.scores, file.GetF32s("tokenizer.ggml.scores"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
+  spec.kind = TokenizerKind::kByteBpe;
+  QUERN_ASSIGN_OR_RETURN(const absl::string_view pre,
+                         file.GetString("tokenizer.ggml.pre"));
+  if (pre == "qwen2") {
+    spec.word_rules = WordRules::kQwen2;
+  } else if (pre == "llama-bpe") {
+    spec.word_rules = WordRules::kLlama3;
+  } else if (pre == "gpt-2") {
+    spec.word_rules = WordRules::kGpt2;
+  } else {
+    return Unimplemented(kOp, "tokenizer.ggml.pre is '",
+                         absl::CHexEscape(pre.substr(0, 64)),
+                         "'; need 'qwen2', 'llama-bpe' or 'gpt-2'");
+  }
+  // What ends a text differs from model to model: there is no default.
+  QUERN_RETURN_IF_ERROR(file.GetInt("tokenizer.ggml.eos_token_id").status());
+  spec.bos_id = -1;
+  spec.add_bos = spec.word_rules == WordRules::kLlama3;
+  QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> merges,
+                         file.GetStrings("tokenizer.ggml.merges"));
+  spec.merges.assign(merges.begin(), merges.end());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
+  QUERN_ASSIGN_OR_RETURN(const absl::string_view model,
+                         file.GetString("tokenizer.ggml.model"));
+  if (model != "llama" && model != "gpt2") {
+    return Unimplemented(kOp, "tokenizer.ggml.model is '",
+                         absl::CHexEscape(model.substr(0, 64)),
+                         "'; need 'llama' or 'gpt2'");
+  }
+  TokenizerSpec spec;
+  QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> pieces,
+                         file.GetStrings("tokenizer.ggml.tokens"));
+  spec.pieces.assign(pieces.begin(), pieces.end());
+  QUERN_RETURN_IF_ERROR(model == "gpt2" ? ReadBytePieces(file, spec)
+                                        : ReadSentencePieces(file, spec));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> types,
+                         file.GetI32s("tokenizer.ggml.token_type"));
+  for (const int32_t type : types) {
+    spec.types.push_back(static_cast<TokenType>(type));
+  }
+  for (const auto& [key, id] :
+       {std::pair<const char*, int32_t*>{"tokenizer.ggml.bos_token_id",
+                                         &spec.bos_id},
+        {"tokenizer.ggml.eos_token_id", &spec.eos_id}}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, key, value, 0, std::numeric_limits<int32_t>::max()));
+    *id = static_cast<int32_t>(value);
+  }
+  for (const auto& [key, flag] :
+       {std::pair<const char*, bool*>{"tokenizer.ggml.add_space_prefix",
+                                      &spec.add_space_prefix},
+        {"tokenizer.ggml.add_bos_token", &spec.add_bos}}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(*flag, file.GetBool(key));
+  }
+  return Create(std::move(spec));
+}
+
+}  // namespace quern
