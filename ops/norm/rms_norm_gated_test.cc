@@ -172,9 +172,18 @@ TEST(RmsNormGatedPlanTest, Refuses) {
   const AnyTensorView b = DenseMatrix(x.data() + 16, 2, 8);
   const AnyTensorView w = DenseVector(x.data() + 32, 8);
   EXPECT_EQ(plan->CheckArgs(a, b, w, a), absl::OkStatus());
-  const absl::Status status =
-      plan->CheckArgs(a, b, w, DenseMatrix(x.data() + 24, 2, 8));
-  EXPECT_NE(status.message().find("overlaps"), std::string::npos) << status;
+  EXPECT_EQ(plan->CheckArgs(a, b, w, b), absl::OkStatus());
+  const auto refused = [&](int64_t out, const std::string& words) {
+    const absl::Status status =
+        plan->CheckArgs(a, b, w, DenseMatrix(x.data() + out, 2, 8));
+    EXPECT_NE(status.message().find(words), std::string::npos) << status;
+  };
+  refused(1, "out overlaps x");
+  refused(17, "out overlaps weight");
+  const absl::Status z = plan->CheckArgs(DenseMatrix(x.data() + 40, 2, 8), b,
+                                         DenseVector(x.data() + 56, 8),
+                                         DenseMatrix(x.data() + 17, 2, 8));
+  EXPECT_NE(z.message().find("out overlaps z"), std::string::npos) << z;
 }
 
 }  // namespace

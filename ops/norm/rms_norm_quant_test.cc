@@ -137,6 +137,7 @@ TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
                              : n == 511 ? NormWeight::kNone
                                         : NormWeight::kPlain;
           spec.norm.span = n == 769 ? 700 : 0;
+          spec.norm.eps = n == 511 ? 0.5f : 1e-6f;
           spec.q_dtype = q_dtype;
           spec.scale_of = scale_of;
           if (scale_of == NormScale::kStatic) {
@@ -358,6 +359,30 @@ TEST(RmsNormQuantPlanTest, Refuses) {
   bad = args;
   bad.residual = DenseMatrix(x.data() + 16, 1, 4);
   refused(bad, "residual is [1, 4]; need [2, 4]");
+  bad = args;
+  bad.residual = DenseMatrix(x.data() + 13, 2, 4);
+  refused(bad, "scales overlaps residual");
+  bad = args;
+  bad.scales = DenseVector(x.data() + 31, 2);
+  refused(bad, "scales overlaps residual_out");
+  const auto as_codes = [&](int64_t at) {
+    return DenseMatrix(reinterpret_cast<int8_t*>(x.data() + at), 2, 4);
+  };
+  bad = args;
+  bad.q = as_codes(23);
+  refused(bad, "q overlaps residual");
+  bad = args;
+  bad.q = as_codes(31);
+  refused(bad, "q overlaps residual_out");
+  bad = args;
+  bad.q = as_codes(11);
+  refused(bad, "q overlaps weight");
+  bad = args;
+  bad.q = as_codes(13);
+  refused(bad, "scales overlaps q");
+  bad = args;
+  bad.x = DenseMatrix(x.data() + 30, 2, 4);
+  refused(bad, "residual_out overlaps x");
 }
 
 }  // namespace

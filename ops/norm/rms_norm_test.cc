@@ -519,6 +519,15 @@ TEST(RmsNormPlanTest, RefusesBadArguments) {
   bad = args;
   bad.residual_out = DenseMatrix(r.data() + 4, 2, 4);
   refused_add(bad, "residual_out overlaps residual");
+  bad = args;
+  bad.residual = DenseMatrix<const float>(out.data() + 1, 2, 4);
+  refused_add(bad, "out overlaps residual");
+  bad = args;
+  bad.x = DenseMatrix<const float>(r_out.data() + 4, 2, 4);
+  refused_add(bad, "residual_out overlaps x");
+  bad = args;
+  bad.weight = DenseVector<const float>(r_out.data() + 7, 4);
+  refused_add(bad, "residual_out overlaps weight");
 }
 
 }  // namespace
