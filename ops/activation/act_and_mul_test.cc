@@ -405,34 +405,40 @@ TEST_P(ActAndMulTest, WorksInPlaceOnAnyNumberOfWorkers) {
   ASSERT_TRUE(pool.ok());
   // Threads allocate while they start.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
-  const int64_t rows = 61, d = 333;
-  for (const DType dtype : kDTypes) {
-    const ActAndMulPlan plan = Plan(Spec(d, dtype, dtype));
-    const auto values = ToDoubles(UniformReals(rng, rows * 2 * d, -5, 5));
-    const AnyMatrix x(dtype, values, rows, 2 * d, 2 * d);
-    const AnyMatrix one(dtype, rows, d, d);
-    const AnyMatrix many(dtype, rows, d, d);
-    EXPECT_NO_ALLOCATION(plan.Execute(x.view(), one.view(), executor_));
-    EXPECT_NO_ALLOCATION(plan.Execute(x.view(), many.view(), **pool));
-    EXPECT_EQ(one.bits(), many.bits());
+  struct Shape {
+    int64_t rows, d;
+  };
+  // The second: rows that several share.
+  for (const auto& [rows, d] : {Shape{61, 333}, Shape{2, 20011}}) {
+    for (const DType dtype : kDTypes) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " " << d);
+      const ActAndMulPlan plan = Plan(Spec(d, dtype, dtype));
+      const auto values = ToDoubles(UniformReals(rng, rows * 2 * d, -5, 5));
+      const AnyMatrix x(dtype, values, rows, 2 * d, 2 * d);
+      const AnyMatrix one(dtype, rows, d, d);
+      const AnyMatrix many(dtype, rows, d, d);
+      EXPECT_NO_ALLOCATION(plan.Execute(x.view(), one.view(), executor_));
+      EXPECT_NO_ALLOCATION(plan.Execute(x.view(), many.view(), **pool));
+      EXPECT_EQ(one.bits(), many.bits());
 
-    for (const int64_t half : {0, 1}) {
-      const AnyMatrix y(dtype, values, rows, 2 * d, 2 * d);
-      const AnyTensorView v = y.view();
-      const AnyTensorView out(
-          dtype,
-          static_cast<char*>(v.mutable_data()) +
-              half * d * static_cast<int64_t>(SizeOf(dtype)),
-          2, {rows, d}, {2 * d, 1});
-      ASSERT_EQ(plan.CheckArgs(v, out), absl::OkStatus());
-      EXPECT_NO_ALLOCATION(plan.Execute(v, out, **pool));
-      std::vector<uint32_t> got;
-      const auto bits = y.bits();
-      for (int64_t i = 0; i < rows * 2 * d; ++i) {
-        if (i % (2 * d) / d == half)
-          got.push_back(bits[static_cast<size_t>(i)]);
+      for (const int64_t half : {0, 1}) {
+        const AnyMatrix y(dtype, values, rows, 2 * d, 2 * d);
+        const AnyTensorView v = y.view();
+        const AnyTensorView out(
+            dtype,
+            static_cast<char*>(v.mutable_data()) +
+                half * d * static_cast<int64_t>(SizeOf(dtype)),
+            2, {rows, d}, {2 * d, 1});
+        ASSERT_EQ(plan.CheckArgs(v, out), absl::OkStatus());
+        EXPECT_NO_ALLOCATION(plan.Execute(v, out, **pool));
+        std::vector<uint32_t> got;
+        const auto bits = y.bits();
+        for (int64_t i = 0; i < rows * 2 * d; ++i) {
+          if (i % (2 * d) / d == half)
+            got.push_back(bits[static_cast<size_t>(i)]);
+        }
+        EXPECT_EQ(got, one.bits());
       }
-      EXPECT_EQ(got, one.bits());
     }
   }
 }
@@ -513,6 +519,14 @@ TEST(ActAndMulPlanTest, RefusesBadArguments) {
           "up is [3, 4]; need [2, 4]");
   refused(plan->CheckSplitArgs(gate, up, DenseMatrix(x.data() + 12, 2, 4)),
           "out overlaps up");
+  // Pairs are read behind what is written.
+  ActAndMulSpec pairs = Spec(4);
+  pairs.order = GateOrder::kInterleaved;
+  const auto interleaved = ActAndMulPlan::Create(pairs);
+  ASSERT_TRUE(interleaved.ok()) << interleaved.status();
+  refused(
+      interleaved->CheckArgs(vx, MatrixView<float>(x.data(), {2, 4}, {8, 1})),
+      "out overlaps x");
 }
 
 }  // namespace
