@@ -211,6 +211,19 @@ inline absl::StatusOr<int64_t> LastExtent(absl::string_view op,
   return InvalidArgument(op, field, " has rank 0; need at least 1");
 }
 
+// The rows of [..., n]; InvalidArgument for 2^63 or more.
+inline absl::StatusOr<int64_t> LeadingRows(absl::string_view op,
+                                           absl::string_view field,
+                                           const TensorMeta& meta) {
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < meta.extents.size(); ++d) {
+    if (!CheckedMul(rows, meta.extents[d], &rows)) {
+      return InvalidArgument(op, field, " has 2^63 rows or more");
+    }
+  }
+  return rows;
+}
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_BOUND_ROWS_H_

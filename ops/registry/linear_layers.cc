@@ -45,12 +45,7 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x", x.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "weight", w.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(LastExtent(op, "x", x).status());
-  layer.max_rows = 1;
-  for (size_t d = 0; d + 1 < x.extents.size(); ++d) {
-    if (!CheckedMul(layer.max_rows, x.extents[d], &layer.max_rows)) {
-      return InvalidArgument(op, "x has 2^63 rows or more");
-    }
-  }
+  QUERN_ASSIGN_OR_RETURN(layer.max_rows, LeadingRows(op, "x", x));
   if (w.extents.size() != 2) {
     return InvalidArgument(op, "weight has rank ", w.extents.size(),
                            "; need 2");

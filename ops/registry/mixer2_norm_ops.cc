@@ -1,30 +1,32 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "core/aligned_buffer.h"
+#include "core/check_args.h"
 #include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
+#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "core/workspace.h"
 #include "ops/activation/act_and_mul.h"
-#include "ops/norm/rms_norm_gated.h"
+#include "ops/norm/mixer2_gated_rms_norm.h"
 #include "ops/registry/bound_rows.h"
-#include "ops/registry/native_activation.h"
 #include "ops/registry/norm_ops.h"
 
 namespace quern {
 namespace {
 
 using Tensors = absl::Span<const AnyTensorView>;
-using Metas = absl::StatusOr<std::vector<TensorMeta>>;
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using MaybeMeta = std::optional<TensorMeta>;
 
@@ -34,74 +36,120 @@ NamedArgs Example(DType dtype) {
   return {{"x", TensorMeta{dtype, {4, 64}}},
           {"gate", TensorMeta{dtype, {4, 64}}},
           {"weight", TensorMeta{dtype, {64}}},
-          {"n_groups", int64_t{4}}};
+          {"n_groups", int64_t{2}}};
 }
 
-// Columns of a group.
-absl::StatusOr<int64_t> GroupOf(const TensorMeta& x, const Communicator* ranks,
-                                int64_t n_groups) {
-  QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent(kOp, "x", x));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "n_groups", n_groups, 1));
-  const int64_t size = ranks == nullptr ? 1 : ranks->size();
-  if (n_groups % size != 0) {
-    return Unimplemented(kOp, "n_groups=", n_groups,
-                         "; need a multiple of the ", size,
-                         " ranks: a group lies on one of them");
-  }
-  const int64_t own = n_groups / size;
-  if (n % own != 0) {
-    return InvalidArgument(kOp, "x has ", n, " columns; need a multiple of ",
-                           own, ", the rank's groups");
-  }
-  return n / own;
-}
-
-Metas Shapes(const TensorMeta& x, const TensorMeta& gate,
-             const MaybeMeta& weight, Communicator* ranks, int64_t n_groups,
-             bool use_rms_norm, double) {
-  QUERN_RETURN_IF_ERROR(GroupOf(x, ranks, n_groups).status());
+absl::StatusOr<std::vector<TensorMeta>> Shapes(const TensorMeta& x,
+                                               const TensorMeta& gate,
+                                               const MaybeMeta& weight,
+                                               Communicator*, int64_t n_groups,
+                                               double) {
+  QUERN_ASSIGN_OR_RETURN(const int64_t columns, LastExtent(kOp, "x", x));
   if (!(gate == x)) {
-    return InvalidArgument(kOp, "gate has another shape than x");
+    return InvalidArgument(kOp, "gate has another shape or dtype than x");
   }
-  if (weight.has_value() != use_rms_norm) {
-    return InvalidArgument(kOp, "weight is ",
-                           weight.has_value() ? "given" : "left out",
-                           "; need one exactly where use_rms_norm");
+  if (weight.has_value() && weight->extents != std::vector<int64_t>{columns}) {
+    return InvalidArgument(kOp, "weight is not [", columns, "]");
   }
-  if (weight.has_value() &&
-      weight->extents != std::vector<int64_t>{x.extents.back()}) {
-    return InvalidArgument(kOp, "weight is not [", x.extents.back(), "]");
-  }
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "n_groups", n_groups, 1));
   return std::vector<TensorMeta>{x};
 }
 
-Bound Normed(const TensorMeta& x, const TensorMeta& weight, int64_t group,
-             double eps) {
-  RmsNormGatedSpec spec;
-  spec.hidden = x.extents.back();
-  spec.group = group;
-  spec.eps = static_cast<float>(eps);
-  spec.dtype = x.dtype;
-  spec.weight_dtype = weight.dtype;
-  QUERN_ASSIGN_OR_RETURN(const RmsNormGatedPlan plan,
-                         RmsNormGatedPlan::Create(spec));
-  return std::unique_ptr<BoundOp>(new BoundCalls(
-      plan.target(),
-      [plan](Tensors t) -> absl::Status {
-        QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 4));
-        return plan.CheckArgs(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]));
-      },
-      [plan](Tensors t, Executor& e) {
-        plan.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]), e);
-      }));
-}
+// x, gate, weight, out. Calls take turns: the sums of squares of
+// ranks that share a group are kept here.
+class BoundMixer2 final : public BoundOp {
+ public:
+  BoundMixer2(Mixer2GatedRmsNormPlan plan, Communicator* ranks, bool native)
+      : plan_(std::move(plan)), ranks_(ranks), native_(native) {}
 
-Bound Gated(const TensorMeta& x) {
+  absl::Status Reserve(int64_t rows) {
+    int64_t bytes = 0;
+    if (native_) {
+      if (!CheckedMul(rows, plan_.spec().groups * 4, &bytes)) {
+        return InvalidArgument(kOp, "x has 2^63 rows or more");
+      }
+    } else {
+      QUERN_ASSIGN_OR_RETURN(bytes, plan_.WorkspaceBytes(rows));
+    }
+    if (bytes > 0) max_rows_ = rows;
+    QUERN_ASSIGN_OR_RETURN(memory_, AlignedBuffer::Create(bytes));
+    return absl::OkStatus();
+  }
+
+  const char* target() const override {
+    return native_ ? "scalar" : plan_.target();
+  }
+  absl::Status CheckArgs(Tensors t) const override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 4));
+    const AnyTensorView x = AsRows(t[0]);
+    QUERN_RETURN_IF_ERROR(plan_.CheckArgs(x, AsRows(t[1]), t[2], AsRows(t[3])));
+    return CheckRange(kOp, "rows of x", x.extent(0), 0, max_rows_);
+  }
+  void Execute(Tensors t, Executor& executor) const noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (native_) return Native(t);
+    plan_.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]),
+                  Workspace(memory_), ranks(), executor);
+  }
+
+ private:
+  Communicator& ranks() const {
+    if (ranks_ != nullptr) return *ranks_;
+    return self_;
+  }
+
+  // What a framework's operators round: the normed row to its dtype, and its
+  // product with the weight.
+  void Native(Tensors t) const {
+    const AnyTensorView x = AsRows(t[0]), z = AsRows(t[1]), out = AsRows(t[3]);
+    const Mixer2GatedRmsNormSpec& spec = plan_.spec();
+    const int64_t rows = x.extent(0), group = spec.hidden / spec.groups;
+    const int64_t first = ranks().rank() * plan_.columns();
+    const auto h = [&](int64_t row, int64_t i) {
+      const float g = ScalarRow(z, row)[i];
+      return ScalarRow(x, row)[i] * (g / (1.0f + std::exp(-g)));
+    };
+    float* const sums = memory_.data<float>();
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t g = 0; g < spec.groups; ++g) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < plan_.columns(); ++i) {
+          if ((first + i) / group != g) continue;
+          sum += double{h(row, i)} * double{h(row, i)};
+        }
+        sums[row * spec.groups + g] = static_cast<float>(sum);
+      }
+    }
+    ranks().AllReduceSum(DenseMatrix(sums, rows, spec.groups));
+    const ScalarRow weight(t[2], 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      const ScalarRow to(out, row);
+      for (int64_t i = 0; i < plan_.columns(); ++i) {
+        const float mean = sums[row * spec.groups + (first + i) / group] /
+                           static_cast<float>(group);
+        to.Set(i, h(row, i) * (1.0f / std::sqrt(mean + spec.eps)));
+        to.Set(i, to[i] * weight[i]);
+      }
+    }
+  }
+
+  const Mixer2GatedRmsNormPlan plan_;
+  Communicator* const ranks_;
+  const bool native_;
+  mutable SelfCommunicator self_;
+  int64_t max_rows_ = INT64_MAX;
+  mutable std::mutex mutex_;
+  mutable AlignedBuffer memory_;
+};
+
+// Without a weight, there is no norm either.
+template <bool kNative>
+Bound MakeGate(const TensorMeta& x) {
   ActAndMulSpec spec;
   spec.d = x.extents.back();
   spec.x_dtype = spec.out_dtype = x.dtype;
   QUERN_ASSIGN_OR_RETURN(const ActAndMulPlan plan, ActAndMulPlan::Create(spec));
-  return std::unique_ptr<BoundOp>(new BoundCalls(
+  auto fast = std::make_unique<BoundCalls>(
       plan.target(),
       [plan](Tensors t) -> absl::Status {
         QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 4));
@@ -109,55 +157,40 @@ Bound Gated(const TensorMeta& x) {
       },
       [plan](Tensors t, Executor& e) {
         plan.ExecuteSplit(AsRows(t[1]), AsRows(t[0]), AsRows(t[3]), e);
+      });
+  if (!kNative) return std::unique_ptr<BoundOp>(std::move(fast));
+  return std::unique_ptr<BoundOp>(new BoundRowLoop(
+      std::move(fast),
+      {RowOf::kMatrix, RowOf::kMatrix, RowOf::kNothing, RowOf::kMatrix},
+      [n = spec.d](absl::Span<const ScalarRow> row) {
+        for (int64_t i = 0; i < n; ++i) {
+          const float z = row[1][i];
+          row[3].Set(i, row[0][i] * (z / (1.0f + std::exp(-z))));
+        }
       }));
 }
 
-// In f32 up to the norm, which is rounded before it meets the weight.
-struct NativeMixer {
-  int64_t n;
-  int64_t group;  // 0: no norm
-  float eps;
-  NativeRound rd;
-
-  void operator()(absl::Span<const ScalarRow> row) const {
-    const auto h = [&](int64_t i) {
-      const float z = row[1][i];
-      return row[0][i] * (z / (1.0f + std::exp(-z)));
-    };
-    if (group == 0) {
-      for (int64_t i = 0; i < n; ++i) row[3].Set(i, h(i));
-      return;
-    }
-    for (int64_t g = 0; g < n; g += group) {
-      double squares = 0;
-      for (int64_t i = g; i < g + group; ++i) {
-        squares += double{h(i)} * double{h(i)};
-      }
-      const double mean = squares / static_cast<double>(group);
-      const float inverse = 1.0f / std::sqrt(static_cast<float>(mean) + eps);
-      for (int64_t i = g; i < g + group; ++i) {
-        row[3].Set(i, rd(h(i) * inverse) * row[2][i]);
-      }
-    }
-  }
-};
-
 template <bool kNative>
 Bound Make(const TensorMeta& x, const TensorMeta& gate, const MaybeMeta& weight,
-           Communicator* ranks, int64_t n_groups, bool use_rms_norm,
-           double eps) {
-  QUERN_RETURN_IF_ERROR(
-      Shapes(x, gate, weight, ranks, n_groups, use_rms_norm, eps).status());
-  QUERN_ASSIGN_OR_RETURN(const int64_t group, GroupOf(x, ranks, n_groups));
-  Bound fast = use_rms_norm ? Normed(x, *weight, group, eps) : Gated(x);
-  if (!kNative || !fast.ok()) return fast;
-  const NativeMixer native = {x.extents.back(), use_rms_norm ? group : 0,
-                              static_cast<float>(eps), NativeRound(x.dtype)};
-  return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      *std::move(fast),
-      {RowOf::kMatrix, RowOf::kMatrix,
-       use_rms_norm ? RowOf::kVector : RowOf::kNothing, RowOf::kMatrix},
-      native));
+           Communicator* ranks, int64_t n_groups, double eps) {
+  QUERN_RETURN_IF_ERROR(Shapes(x, gate, weight, ranks, n_groups, eps).status());
+  if (!weight.has_value()) return MakeGate<kNative>(x);
+  SelfCommunicator self;
+  const Communicator& all = ranks == nullptr ? self : *ranks;
+  Mixer2GatedRmsNormSpec spec;
+  if (!CheckedMul(x.extents.back(), int64_t{all.size()}, &spec.hidden)) {
+    return InvalidArgument(kOp, "x has 2^63 columns or more");
+  }
+  spec.groups = n_groups;
+  spec.eps = static_cast<float>(eps);
+  spec.dtype = x.dtype;
+  spec.weight_dtype = weight->dtype;
+  QUERN_ASSIGN_OR_RETURN(Mixer2GatedRmsNormPlan plan,
+                         Mixer2GatedRmsNormPlan::Create(spec, all));
+  QUERN_ASSIGN_OR_RETURN(const int64_t rows, LeadingRows(kOp, "x", x));
+  auto op = std::make_unique<BoundMixer2>(std::move(plan), ranks, kNative);
+  QUERN_RETURN_IF_ERROR(op->Reserve(rows));
+  return std::unique_ptr<BoundOp>(std::move(op));
 }
 
 }  // namespace
@@ -165,8 +198,7 @@ Bound Make(const TensorMeta& x, const TensorMeta& gate, const MaybeMeta& weight,
 absl::Status RegisterMixer2NormOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
       "mixer2_gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, "
-      "Communicator? ranks, int n_groups=1, bool use_rms_norm=True, "
-      "float eps=1e-06) -> Tensor",
+      "Communicator? ranks, int n_groups=1, float eps=1e-06) -> Tensor",
       &Example));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);

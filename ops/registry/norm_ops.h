@@ -12,12 +12,11 @@ namespace quern {
 // sum.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
-// mixer2_gated_rms_norm, the output norm of Mamba-2, of h = x * silu(gate):
-//
-//   out = round(h / rms of its group * weight), or round(h) if not use_rms_norm
-//
-// n_groups is of all ranks; x, gate and weight are the rank's columns. A group
-// lies on one rank: Unimplemented where n_groups is no multiple of the ranks.
+// mixer2_gated_rms_norm, over `ranks` where there are some; without a weight
+// the gate alone. Providers: simd, and reference, which rounds the normed row
+// before the product with the weight. Where ranks share a group, simd takes as
+// many rows as the x that it was made with, and reference always. Calls of one
+// operator take turns.
 absl::Status RegisterMixer2NormOps(OpRegistry& registry);
 
 }  // namespace quern

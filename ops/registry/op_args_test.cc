@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
@@ -24,7 +23,6 @@
 #include "ops/norm/rms_norm.h"
 #include "ops/norm/rms_norm_gated.h"
 #include "ops/norm/rms_norm_quant.h"
-#include "ops/parallel/thread_communicator.h"
 #include "ops/registry/all_ops.h"
 #include "ops/registry/op_dispatcher.h"
 #include "ops/registry/op_policy.h"
@@ -37,7 +35,6 @@
 #include "quant/fp8_quantize.h"
 #include "testing/data.h"
 #include "testing/reference_convert.h"
-#include "testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -246,8 +243,7 @@ TEST_F(OpArgsTest, OfMixerNorms) {
                Matrix(want, kCols), executor_);
   EXPECT_EQ(got, want);
 
-  Run("mixer2_gated_rms_norm",
-      {{"x", meta}, {"gate", meta}, {"use_rms_norm", false}},
+  Run("mixer2_gated_rms_norm", {{"x", meta}, {"gate", meta}},
       {Matrix(x, kCols), Matrix(z, kCols), AnyTensorView(),
        Matrix(got, kCols)});
   ActAndMulSpec gated;
@@ -256,24 +252,6 @@ TEST_F(OpArgsTest, OfMixerNorms) {
       .ExecuteSplit(Matrix(z, kCols), Matrix(x, kCols), Matrix(want, kCols),
                     executor_);
   EXPECT_EQ(got, want);
-
-  // The rank's half of eight groups, and what cannot be divided.
-  auto ranks = ThreadCommunicator::CreateGroup(2);
-  ASSERT_TRUE(ranks.ok()) << ranks.status();
-  Communicator* const rank = (*ranks)[1].get();
-  const auto shapes = [&](int64_t n_groups, Communicator* of) {
-    args[3].second = n_groups;
-    NamedArgs with = args;
-    with.emplace_back("ranks", of);
-    return registry_.InferShapes("mixer2_gated_rms_norm", with).status();
-  };
-  EXPECT_EQ(shapes(32, rank), absl::OkStatus());
-  ExpectRefusal(shapes(32, nullptr), "x has 16 columns; need a multiple of 32");
-  ExpectRefusal(shapes(1, rank), absl::StatusCode::kUnimplemented,
-                "n_groups=1; need a multiple of the 2 ranks");
-  ExpectRefusal(shapes(0, rank), "n_groups=0; need n_groups >= 1");
-  args.emplace_back("use_rms_norm", false);
-  ExpectRefusal(shapes(4, rank), "weight is given; need one exactly where");
 }
 
 // The reference rounds the norm to the dtype of x, then its product.

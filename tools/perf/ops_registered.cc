@@ -299,7 +299,7 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
            Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
            Named{"mixer2_gated_rms_norm",
-                 "out = rms_norm(x * silu(gate)) * weight, of Mamba-2"},
+                 "out = rms_norm(x * silu(gate)) * weight, of one rank"},
            Named{"rms_norm_quant", "q, scales = fp8 of rms_norm(x), per token"},
            Named{"fused_add_rms_norm_quant",
                  "residual += x; q, scales = fp8 of rms_norm(residual)"},

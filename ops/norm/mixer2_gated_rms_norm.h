@@ -1,0 +1,98 @@
+#ifndef QUERN_OPS_NORM_MIXER2_GATED_RMS_NORM_H_
+#define QUERN_OPS_NORM_MIXER2_GATED_RMS_NORM_H_
+
+// The gated norm at the end of a Mamba-2 mixer whose heads, and so the columns
+// of its output, are divided over the ranks of a Communicator:
+//
+//   h[t, i] = x[t, i] * silu(z[t, i])
+//   out[t, i] = round(h[t, i] / rms[t, g] * weight[i])
+//   rms[t, g] = sqrt(mean of h[t, :]^2 over the group + eps)
+//
+// with i over all `hidden` columns, g = i / (hidden / groups). A rank has
+// columns [rank, rank + 1) * hidden / size of x, z, weight and out. Where each
+// group lies within a rank this is ops/norm/rms_norm_gated.h, to the bit, and
+// ranks do not speak. Otherwise they sum their parts of each group's squares,
+// in the order of ranks, which is `groups` numbers a row; results then depend
+// on the number of ranks. f32 arithmetic, rounded once, to nearest even.
+//
+// Mixers without this norm have the gate alone, which is silu_and_mul:
+// ActAndMulPlan::ExecuteSplit of ops/activation/act_and_mul.h.
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/communicator.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "ops/norm/rms_norm_gated.h"
+#include "ops/norm/rms_norm_gated_kernels.h"
+#include "ops/row_block_kernels.h"
+
+namespace quern {
+
+struct Mixer2GatedRmsNormSpec {
+  int64_t hidden = 0;                // elements of a row, over all ranks
+  int64_t groups = 1;                // divides hidden
+  float eps = 1e-6f;                 // finite, >= 0
+  DType dtype = DType::kF32;         // of x, z and out: f32, bf16 or f16
+  DType weight_dtype = DType::kF32;  // the same
+};
+
+class Mixer2GatedRmsNormPlan {
+ public:
+  // InvalidArgument unless 1 <= hidden < 2^59, if groups or the number of ranks
+  // do not divide it, or eps is negative, infinite or NaN; Unimplemented for
+  // other dtypes.
+  static absl::StatusOr<Mixer2GatedRmsNormPlan> Create(
+      const Mixer2GatedRmsNormSpec& spec, const Communicator& communicator);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const Mixer2GatedRmsNormSpec& spec() const { return spec_; }
+  // Of this rank.
+  int64_t columns() const { return columns_; }
+
+  // Of the workspace that Execute needs for `rows` rows; 0 where ranks do not
+  // speak. InvalidArgument if rows < 0, ResourceExhausted for 2^63 or more.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t rows) const;
+
+  // x, z and out are [rows, columns()], weight is [columns()].
+  // InvalidArgument names the argument.
+  absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& z,
+                         const AnyTensorView& weight,
+                         const AnyTensorView& out) const;
+
+  // Called by all ranks, with as many rows and a communicator like that of
+  // Create. Writes out, which may be x or z itself. Rows may have any stride;
+  // rows = 0 does nothing. Allocates nothing. Any number of threads of a rank
+  // may call it at once, each with a workspace and a communicator of its own.
+  void Execute(const AnyTensorView& x, const AnyTensorView& z,
+               const AnyTensorView& weight, const AnyTensorView& out,
+               Workspace workspace, Communicator& communicator,
+               Executor& executor) const noexcept;
+
+ private:
+  Mixer2GatedRmsNormPlan(const Mixer2GatedRmsNormSpec& spec, int rank,
+                         int size);
+  template <typename Allocator>
+  float* LayOut(Allocator& a, int64_t rows) const;
+  template <typename Fn>
+  void ForEachPiece(const Fn& fn) const;
+
+  Mixer2GatedRmsNormSpec spec_;
+  int rank_;
+  int size_;
+  int64_t columns_;
+  RmsNormGatedKernels kernels_;
+  RowBlockKernels blocks_;
+  RowBlockKernels weight_blocks_;
+  std::optional<RmsNormGatedPlan> local_;  // where no group is divided
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_NORM_MIXER2_GATED_RMS_NORM_H_

@@ -1,0 +1,129 @@
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "core/tensor_view.h"
+#include "gtest/gtest.h"
+#include "ops/any_matrix_testutil.h"
+#include "ops/parallel/ranks_testutil.h"
+#include "ops/parallel/thread_communicator.h"
+#include "ops/registry/norm_ops.h"
+#include "ops/registry/op_dispatcher.h"
+#include "ops/registry/op_policy.h"
+#include "ops/registry/op_registry.h"
+#include "testing/compare.h"
+#include "testing/data.h"
+#include "testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using Doubles = std::vector<double>;
+
+Doubles Columns(const Doubles& x, int64_t cols, int64_t begin, int64_t count) {
+  Doubles part;
+  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(cols)) {
+    for (int64_t j = begin; j < begin + count; ++j) {
+      part.push_back(x[i + static_cast<size_t>(j)]);
+    }
+  }
+  return part;
+}
+
+// Whatever the ranks, whoever provides it: the same rows within f32's rounding,
+// and one more of the reference's.
+TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterMixer2NormOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  TestRng rng;
+  constexpr int64_t kRows = 3, kHidden = 48;
+  const auto reals = [&](int64_t count) {
+    return ToDoubles(UniformReals(rng, count, -3, 3));
+  };
+  const Doubles x = reals(kRows * kHidden), z = reals(kRows * kHidden);
+  const Doubles w = reals(kHidden);
+  for (const bool norm : {true, false}) {
+    for (const int64_t groups : {1, 2, 3}) {
+      Doubles whole;
+      for (const int ranks : {1, 2, 4}) {
+        RunRanks(ranks, [&](ThreadCommunicator& c) {
+          const int64_t n = kHidden / ranks, begin = c.rank() * n;
+          const DType dtype = DType::kF32;
+          const AnyMatrix own_x(dtype, Columns(x, kHidden, begin, n), kRows, n,
+                                n);
+          const AnyMatrix own_z(dtype, Columns(z, kHidden, begin, n), kRows, n,
+                                n);
+          const AnyMatrix own_w(dtype, Columns(w, kHidden, begin, n), 1, n, n);
+          for (const char* provider : {"simd", "reference"}) {
+            const TensorMeta meta = {dtype, {kRows, n}};
+            NamedArgs args = {{"x", meta},
+                              {"gate", meta},
+                              {"n_groups", groups},
+                              {"ranks", &c}};
+            if (norm) args.emplace_back("weight", TensorMeta{dtype, {n}});
+            const auto made =
+                ops.MakeFrom(provider, "mixer2_gated_rms_norm", args);
+            ASSERT_TRUE(made.ok()) << made.status();
+            const AnyMatrix out(dtype, kRows, n, n);
+            const std::vector<AnyTensorView> tensors = {
+                own_x.view(), own_z.view(),
+                norm ? own_w.vector() : AnyTensorView(), out.view()};
+            ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+            InlineExecutor executor;
+            ExpectNoAllocation(c,
+                               [&] { made->op->Execute(tensors, executor); });
+            if (whole.empty()) whole = out.doubles();  // of one rank
+            EXPECT_TRUE(AllClose(out.doubles(),
+                                 Columns(whole, kHidden, begin, n), 1e-4))
+                << provider << groups << c.rank() << "/" << ranks;
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Mixer2NormOpsTest, RefusesWhatDoesNotFit) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterMixer2NormOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const TensorMeta x = {DType::kF32, {3, 8}}, w = {DType::kF32, {8}};
+  RunRanks(2, [&](ThreadCommunicator& c) {
+    const auto refusal = [&](const NamedArgs& args) {
+      return ops.Make("mixer2_gated_rms_norm", args).status();
+    };
+    ExpectRefusal(
+        refusal({{"x", x}, {"gate", TensorMeta{DType::kF32, {3, 7}}}}),
+        "gate has another shape or dtype than x");
+    ExpectRefusal(
+        refusal(
+            {{"x", x}, {"gate", x}, {"weight", TensorMeta{DType::kF32, {7}}}}),
+        "weight is not [8]");
+    ExpectRefusal(
+        refusal(
+            {{"x", x}, {"gate", x}, {"weight", w}, {"n_groups", int64_t{0}}}),
+        "n_groups=0");
+    ExpectRefusal(
+        refusal(
+            {{"x", x}, {"gate", x}, {"weight", w}, {"n_groups", int64_t{3}}}),
+        "groups=3; need a divisor of hidden=8");
+    // 16 columns over both ranks.
+    const NamedArgs good = {{"x", x},
+                            {"gate", x},
+                            {"weight", TensorMeta{DType::kF32, {8}}},
+                            {"ranks", &c}};
+    const auto made = ops.Make("mixer2_gated_rms_norm", good);
+    ASSERT_TRUE(made.ok()) << made.status();
+    const AnyMatrix four(DType::kF32, 4, 8, 8), out(DType::kF32, 4, 8, 8);
+    const AnyMatrix weight(DType::kF32, 1, 8, 8);
+    const std::vector<AnyTensorView> more = {four.view(), four.view(),
+                                             weight.vector(), out.view()};
+    ExpectRefusal(made->op->CheckArgs(more), "rows of x=4");
+  });
+}
+
+}  // namespace
+}  // namespace quern
