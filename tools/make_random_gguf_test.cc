@@ -34,9 +34,8 @@ struct Outcome {
   std::string text;  // standard output and standard error
 };
 
-Outcome Make(const std::string& flags) {
-  const std::string command =
-      absl::StrCat("tools/make_random_gguf ", flags, " 2>&1");
+Outcome RunProgram(const std::string& program, const std::string& flags) {
+  const std::string command = absl::StrCat(program, " ", flags, " 2>&1");
   Outcome outcome;
   FILE* pipe = popen(command.c_str(), "r");
   EXPECT_NE(pipe, nullptr);
@@ -48,6 +47,10 @@ Outcome Make(const std::string& flags) {
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
+}
+
+Outcome Make(const std::string& flags) {
+  return RunProgram("tools/make_random_gguf", flags);
 }
 
 std::string TempFile(const std::string& name) {
@@ -69,9 +72,13 @@ std::vector<int32_t> Generate(const GgufFile& file, int count) {
   auto state = LlamaState::Create(*model, {});
   EXPECT_TRUE(state.ok()) << state.status();
   EXPECT_EQ(tokenizer->vocab_size(), model->config().vocab);
-  std::vector<int32_t> tokens = {tokenizer->bos_id()};
-  for (const int32_t id : tokenizer->Encode("In the")) tokens.push_back(id);
-  EXPECT_EQ(tokens.size(), 1u + 7u);  // <s>, a space in front, six bytes
+  std::vector<int32_t> tokens = tokenizer->Encode("In the");
+  if (tokenizer->add_bos()) {
+    tokens.insert(tokens.begin(), tokenizer->bos_id());
+    EXPECT_EQ(tokens.size(), 1u + 7u);  // <s>, a space in front, six bytes
+  } else {
+    EXPECT_EQ(tokens.size(), 5u);  // "I", "n", " t", "h", "e"
+  }
   const auto sequence = state->NewSequence();
   EXPECT_TRUE(sequence.ok()) << sequence.status();
   std::vector<int32_t> chosen;
@@ -121,6 +128,26 @@ TEST(MakeRandomGgufTest, TheModelRunsInEveryType) {
 TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
   ExpectRuns("tiny_qwen3", "bf16");
   ExpectRuns("tiny_gemma2", "bf16");
+}
+
+// From a prompt with a byte that is no character to printed text.
+TEST(MakeRandomGgufTest, GenerateRunsOnAByteLevelVocabulary) {
+  const std::string path = TempFile("generate.gguf");
+  ASSERT_EQ(Make("--shape=tiny_qwen3 --out=" + path).code, 0);
+  const auto generate = [&](const std::string& flags) {
+    return RunProgram("examples/generate/generate",
+                      absl::StrCat("--model=", path,
+                                   " --stats --max_tokens=4 --temperature=0 "
+                                   "--prompt='In the \xff<|endoftext|>' ",
+                                   flags));
+  };
+  const Outcome text = generate("");
+  EXPECT_EQ(text.code, 0) << text.text;
+  EXPECT_THAT(text.text, HasSubstr("In the \xff<|endoftext|>"));
+  EXPECT_THAT(text.text, HasSubstr("prompt: 20 tokens, "));
+  const Outcome token = generate("--specials");
+  EXPECT_EQ(token.code, 0) << token.text;
+  EXPECT_THAT(token.text, HasSubstr("prompt: 8 tokens, "));
 }
 
 TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "core/dtype.h"
 #include "core/status_macros.h"
+#include "models/byte_bpe.h"
 #include "models/gguf.h"
 #include "quant/scalar_convert.h"
 #include "tools/gguf_writer.h"
@@ -238,9 +239,36 @@ void AddModelKeys(const RandomLlamaShape& s, GgufTensorType type,
   }
 }
 
-void AddTokenizerKeys(int64_t vocab, GgufFileWriter& w) {
-  // The numbers of tokenizer.ggml.token_type, see models/tokenizer.h.
-  constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
+// The numbers of tokenizer.ggml.token_type, see models/tokenizer.h.
+constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
+
+// As Qwen's: byte-level, one control token that ends a text, none in front.
+void AddBytePieceKeys(int64_t vocab, GgufFileWriter& w) {
+  std::vector<std::string> pieces;
+  for (int byte = 0; byte < kBytePieces; ++byte) {
+    const char c = static_cast<char>(byte);
+    pieces.push_back(PrintableBytes(absl::string_view(&c, 1)));
+  }
+  const std::string space = PrintableBytes(" ");
+  pieces.push_back(space + "t");
+  std::vector<int32_t> types(pieces.size(), kNormal);
+  const auto end = static_cast<uint32_t>(pieces.size());
+  pieces.push_back("<|endoftext|>");
+  types.push_back(kControl);
+  for (auto id = static_cast<int64_t>(pieces.size()); id < vocab; ++id) {
+    pieces.push_back(absl::StrCat(space, "w", id));
+    types.push_back(kNormal);
+  }
+  w.KeyString("tokenizer.ggml.model", "gpt2");
+  w.KeyString("tokenizer.ggml.pre", "qwen2");
+  w.KeyStrings("tokenizer.ggml.tokens", pieces);
+  w.KeyI32s("tokenizer.ggml.token_type", types);
+  w.KeyStrings("tokenizer.ggml.merges", {space + " t"});
+  w.KeyU32("tokenizer.ggml.eos_token_id", end);
+  w.KeyBool("tokenizer.ggml.add_bos_token", false);
+}
+
+void AddSentencePieceKeys(int64_t vocab, GgufFileWriter& w) {
   std::vector<std::string> pieces = {"<unk>", "<s>", "</s>"};
   std::vector<int32_t> types = {kUnknown, kControl, kControl};
   for (int byte = 0; byte < kBytePieces; ++byte) {
@@ -281,7 +309,11 @@ absl::Status WriteRandomLlama(
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", shape.vocab, kMinVocab));
   GgufFileWriter writer;
   AddModelKeys(shape, type, writer);
-  AddTokenizerKeys(shape.vocab, writer);
+  if (shape.architecture == "qwen3") {
+    AddBytePieceKeys(shape.vocab, writer);
+  } else {
+    AddSentencePieceKeys(shape.vocab, writer);
+  }
   const std::vector<Tensor> tensors = Tensors(shape);
   for (const Tensor& tensor : tensors) {
     QUERN_RETURN_IF_ERROR(

@@ -13,7 +13,8 @@
 // standard deviations, and the same bits on every machine.
 //
 // The vocabulary is <unk> <s> </s>, the 256 bytes, the space, and numbered
-// words that no text encodes to: a text of n bytes is about n tokens.
+// words that no text encodes to: a text of n bytes is about n tokens. That of
+// Qwen3 is the 256 bytes, " t", <|endoftext|> and such words.
 
 #include <cstdint>
 #include <functional>

@@ -171,10 +171,10 @@ TEST(GenerateTest, HelpIsReadable) {
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.err, "");
   for (const char* words :
-       {"--prompt\n", "--model\n", "--max_tokens (128)\n", "--threads (0)\n",
-        "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
-        "--kv (f16)\n", "--perplexity (false)\n", "--stats (false)\n",
-        "Exit code"}) {
+       {"--prompt\n", "--specials (false)\n", "--model\n",
+        "--max_tokens (128)\n", "--threads (0)\n", "--temperature (0.8)\n",
+        "--top_k (40)\n", "--top_p (1)\n", "--seed (", "--kv (f16)\n",
+        "--perplexity (false)\n", "--stats (false)\n", "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
 }

@@ -157,7 +157,7 @@ class Generator {
 
   // Prints `prompt` and what follows it.
   absl::Status Run(const std::string& prompt) {
-    std::vector<int32_t> ids = tokenizer_->Encode(prompt);
+    std::vector<int32_t> ids = Encode(prompt);
     if (tokenizer_->add_bos()) ids.insert(ids.begin(), tokenizer_->bos_id());
     if (ids.empty()) {
       return absl::InvalidArgumentError(
@@ -183,7 +183,7 @@ class Generator {
   // Prints the perplexity of `text`, cut into windows of the model's context,
   // of 256 tokens at most; each starts without memory of the one before.
   absl::Status Score(const std::string& text) {
-    const std::vector<int32_t> ids = tokenizer_->Encode(text);
+    const std::vector<int32_t> ids = Encode(text);
     const int64_t bos = tokenizer_->add_bos() ? 1 : 0;
     const int64_t window = std::min(model_->context(), kPrefillTokens);
     const auto size = static_cast<int64_t>(ids.size());
@@ -256,6 +256,12 @@ class Generator {
   }
 
  private:
+  std::vector<int32_t> Encode(const std::string& text) const {
+    return tokenizer_->Encode(text, options_.specials
+                                        ? Tokenizer::Specials::kAsTokens
+                                        : Tokenizer::Specials::kAsText);
+  }
+
   static constexpr int64_t kPrefillTokens = 256;
 
   explicit Generator(const GenerateOptions& options) : options_(options) {}

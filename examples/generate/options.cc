@@ -50,6 +50,13 @@ constexpr Flag kFlags[] = {
        o.prompt = value;
        return true;
      }},
+    {"specials", "false",
+     "names of control tokens in the text, such as <|im_start|>, are those\n"
+     "      tokens; else they are text like any other",
+     "true or false",
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtob(value, &o.specials);
+     }},
     {"model", "",
      "GGUF file of a Llama model; default: the one that comes with this",
      "a file",
@@ -130,8 +137,8 @@ const Flag* FindFlag(absl::string_view name) {
   return nullptr;
 }
 
-// --name=value, --name value, and --stats or --perplexity alone; one dash does
-// as well.
+// --name=value, --name value, and a flag that is true or false alone; one dash
+// does as well.
 absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
   for (int i = 1; i < argc; ++i) {
     const absl::string_view argument = argv[i];
@@ -158,7 +165,7 @@ absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
           absl::StrCat("there is no flag --", name, "; --help lists them"));
     }
     if (!value.has_value()) {
-      if (name == "stats" || name == "perplexity") {
+      if (flag->need == "true or false") {
         value = "true";
       } else if (i + 1 < argc) {
         value = argv[++i];

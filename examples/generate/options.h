@@ -14,6 +14,7 @@ namespace quern {
 struct GenerateOptions {
   std::optional<std::string> prompt;  // none: standard input
   std::string model;                  // "": the shipped one
+  bool specials = false;
   LlamaWeights weights = LlamaWeights::kAsInFile;
   DType kv = DType::kF16;  // of the cache
   bool perplexity = false;
