@@ -152,6 +152,7 @@ TEST(ApplyRotaryPlanTest, Refuses) {
           "cos is [3, 2]; need [2, 2]");
   refused(plan->CheckArgs(heads(0), c, s, heads(1)), "out overlaps x");
   refused(plan->CheckArgs(heads(0), c, s, heads(21)), "out overlaps sin");
+  refused(plan->CheckArgs(heads(0), c, s, heads(17)), "out overlaps cos");
 }
 
 }  // namespace

@@ -206,6 +206,15 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
   bad = args;
   bad.key_out = heads(24, 1);
   refused(bad, "key_out overlaps query_out");
+  bad = args;
+  bad.key_out = heads(1, 1);
+  refused(bad, "key_out overlaps query");
+  bad = args;
+  bad.key_out = heads(5, 1);
+  refused(bad, "key_out overlaps key");
+  bad = args;
+  bad.key = heads(10, 1);
+  refused(bad, "query_out overlaps key");
   // 5 * heads would be 4.
   constexpr int64_t kMany = 0x3333333333333334;
   bad = args;

@@ -205,6 +205,13 @@ TEST(MropePlanTest, Refuses) {
   EXPECT_NE(far.message().find("positions[3]=100; need 0 <= position < 100"),
             std::string::npos)
       << far;
+  const AnyTensorView one_on(DType::kF32, static_cast<void*>(x.data() + 1), 3,
+                             {2, 1, 4}, {4, 4, 1});
+  const IndexView at = DenseVector(positions.data(), 4);
+  const absl::Status out = plan->CheckArgs(at, in, one_on);
+  EXPECT_NE(out.message().find("out overlaps x"), std::string::npos) << out;
+  const absl::Status k = plan->CheckQkArgs(at, in, one_on);
+  EXPECT_NE(k.message().find("k overlaps q"), std::string::npos) << k;
 }
 
 // Without heads, tokens are as many as the caller says, of no memory.
