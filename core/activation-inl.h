@@ -84,13 +84,17 @@ HWY_INLINE hn::Vec<D> Silu(D d, hn::Vec<D> v) {
   return MulSigmoid(d, x, x);
 }
 
+// w / v of GeluTanh: 2 sqrt(2 / pi), and 0.044715 times that.
+template <class D>
+HWY_INLINE hn::Vec<D> GeluTanhSlope(D d, hn::Vec<D> v) {
+  return hn::MulAdd(hn::Mul(v, v), hn::Set(d, 0.0713548163f),
+                    hn::Set(d, 1.59576912f));
+}
+
 template <class D>
 HWY_INLINE hn::Vec<D> GeluTanh(D d, hn::Vec<D> v) {
   const auto x = AtLeastExpLowest(d, v);
-  // 2 sqrt(2 / pi), and 0.044715 times that.
-  const auto slope = hn::MulAdd(hn::Mul(x, x), hn::Set(d, 0.0713548163f),
-                                hn::Set(d, 1.59576912f));
-  return MulSigmoid(d, x, hn::Mul(x, slope));
+  return MulSigmoid(d, x, hn::Mul(x, GeluTanhSlope(d, x)));
 }
 
 // With z = |v| / sqrt(2) and t = 1 / (1 + 0.325 z), erfc(z) = t e^(-z^2) Q(2 t

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/fp8_quantize_simd.cc"
 #include "hwy/cache_control.h"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h" // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quant/convert-inl.h"
@@ -24,10 +24,18 @@ using D16 = hn::Repartition<uint16_t, D8>;
 using D32 = hn::Repartition<uint32_t, D8>;
 using DF = hn::Repartition<float, D8>;
 
+// Whether one instruction looks up a vector of bytes in 128 of them.
+#undef QUERN_FP8_BY_TABLE
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+#define QUERN_FP8_BY_TABLE 1
+#else
+#define QUERN_FP8_BY_TABLE 0
+#endif
+
 // To L2, for the reasons that int8_quantize_simd.cc gives.
-HWY_INLINE void PrefetchAllToL2(const void* p, size_t bytes) {
+HWY_INLINE void PrefetchAllToL2(const void *p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) {
-    PrefetchL2(static_cast<const char*>(p) + i);
+    PrefetchL2(static_cast<const char *>(p) + i);
   }
 }
 
@@ -74,8 +82,7 @@ HWY_INLINE hn::Vec<D32> Codes(hn::Vec<DF> y) {
 
 // What quantises a row. kAnyX: x may be anything; else |x * inverse| < 464.
 // Functions, not lambdas: GCC 12 does not inline a lambda that is called twice.
-template <typename T, bool kAnyX>
-struct Quantizer {
+template <typename T, bool kAnyX> struct Quantizer {
   HWY_INLINE hn::Vec<D32> CodesOf(hn::Vec<DF> v) const {
     const DF df;
     auto y = hn::Mul(v, hn::Set(df, inverse));
@@ -87,21 +94,24 @@ struct Quantizer {
     return Codes(y);
   }
   // The sign joins the code.
-  template <class D>
-  HWY_INLINE hn::Vec<D> Signed(D d, hn::Vec<D> codes) const {
+  template <class D> HWY_INLINE hn::Vec<D> Signed(D d, hn::Vec<D> codes) const {
     return hn::BitwiseIfThenElse(hn::Set(d, 0x80), hn::ShiftRight<4>(codes),
                                  codes);
+  }
+  // In the lower bytes; of bf16.
+  HWY_INLINE hn::Vec<D16> PairOf(hn::Vec<D16> bf16) const {
+    const DF df;
+    const D16 d16;
+    const auto even = CodesOf(EvenF32(df, bf16));
+    const auto odd = CodesOf(OddF32(df, bf16));
+    return Signed(d16, hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(odd)),
+                                   hn::BitCast(d16, even)));
   }
   HWY_INLINE hn::Vec<D16> Pair(size_t i) const {
     const DF df;
     const D16 d16;
     if constexpr (hwy::IsSame<T, BFloat16>()) {
-      const auto codes =
-          hn::LoadU(d16, reinterpret_cast<const uint16_t*>(x + i));
-      const auto even = CodesOf(EvenF32(df, codes));
-      const auto odd = CodesOf(OddF32(df, codes));
-      return Signed(d16, hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(odd)),
-                                     hn::BitCast(d16, even)));
+      return PairOf(hn::LoadU(d16, reinterpret_cast<const uint16_t *>(x + i)));
     } else {
       return Signed(d16, hn::OrderedTruncate2To(
                              d16, CodesOf(LoadF32(df, x + i)),
@@ -113,24 +123,92 @@ struct Quantizer {
     return hn::OrderedTruncate2To(d8, Pair(i), Pair(i + hn::Lanes(d8) / 2));
   }
   // At most as many as f32 has lanes.
-  HWY_INLINE void Part(size_t i, size_t part, uint8_t* q) const {
+  HWY_INLINE void Part(size_t i, size_t part, uint8_t *q) const {
     const hn::Rebind<uint8_t, DF> d8;
     const auto codes = Signed(D32(), CodesOf(LoadNF32(DF(), x + i, part)));
     hn::StoreN(hn::TruncateTo(d8, codes), d8, q + i, part);
   }
-  const T* x;
+  const T *x;
   float inverse;
 };
 
-template <typename T, bool kAnyX>
-void Quantize(const void* x, size_t n, float inverse, const void* next,
-              bool stream, void* q) {
+#if QUERN_FP8_BY_TABLE
+// The same by a table, of bf16 v = +-2^e (1 + m / 128). Where y = fl(v *
+// inverse) is a normal number of e4m3, 2^-6 <= |y| < 464, one more in e doubles
+// y, rounding included, and adds 8 to its code: that is 8 e and one of 128
+// numbers, which m selects. They are bytes, and fill two vectors.
+class ByTable {
+public:
+  explicit HWY_INLINE ByTable(const Quantizer<BFloat16, false> &quantizer)
+      : quantizer_(quantizer) {
+    // The table is of the v whose y is in [0.5, 2].
+    const D16 d16;
+    const auto one = hwy::BitCastScalar<uint32_t>(1.0f / quantizer.inverse);
+    const auto first = hn::Iota(d16, static_cast<uint16_t>(one >> 23 << 7));
+    lower_ = Entries(first, 0);
+    upper_ = Entries(first, 64);
+    // A little above 2^-6, and rounded up.
+    const auto least =
+        hwy::BitCastScalar<uint32_t>(0x1.01p-6f / quantizer.inverse);
+    least2_ = hn::Set(d16, static_cast<uint16_t>(2 * ((least >> 16) + 1)));
+  }
+
+  HWY_INLINE hn::Vec<D8> Step(size_t i) const {
+    const D8 d8;
+    const D16 d16;
+    const auto *v = reinterpret_cast<const uint16_t *>(quantizer_.x + i);
+    const auto v0 = hn::LoadU(d16, v);
+    const auto v1 = hn::LoadU(d16, v + hn::Lanes(d16));
+    // Twice a code has lost its sign.
+    const auto least = hn::Min(hn::Add(v0, v0), hn::Add(v1, v1));
+    if (HWY_UNLIKELY(!hn::AllFalse(d16, hn::Lt(least, least2_)))) {
+      return quantizer_.Step(i);
+    }
+    const auto codes = hn::ConcatEven(d8, Code(v1), Code(v0));
+    const auto signs =
+        hn::ConcatOdd(d8, hn::BitCast(d8, v1), hn::BitCast(d8, v0));
+    return hn::BitwiseIfThenElse(hn::Set(d8, 0x80), signs, codes);
+  }
+  HWY_INLINE void Part(size_t i, size_t part, uint8_t *q) const {
+    quantizer_.Part(i, part, q);
+  }
+
+private:
+  // The lower byte of v >> 4 is 8 e and three bits of m; the table has the
+  // rest.
+  HWY_INLINE hn::Vec<D8> Entries(hn::Vec<D16> first, uint16_t m) const {
+    const D16 d16;
+    const auto v0 = hn::Add(first, hn::Set(d16, m));
+    const auto v1 = hn::Add(v0, hn::Set(d16, 32));
+    return hn::OrderedTruncate2To(
+        D8(), hn::Sub(quantizer_.PairOf(v0), hn::ShiftRight<4>(v0)),
+        hn::Sub(quantizer_.PairOf(v1), hn::ShiftRight<4>(v1)));
+  }
+  // In the lower bytes. An index is seven bits: m.
+  HWY_INLINE hn::Vec<D8> Code(hn::Vec<D16> v) const {
+    const auto of_m =
+        hn::Vec<D8>{_mm512_permutex2var_epi8(lower_.raw, v.raw, upper_.raw)};
+    return hn::Add(of_m, hn::BitCast(D8(), hn::ShiftRight<4>(v)));
+  }
+
+  Quantizer<BFloat16, false> quantizer_;
+  hn::Vec<D8> lower_, upper_;
+  hn::Vec<D16> least2_;
+};
+
+// Elements of a row that are worth a table: it costs as much as five steps
+// save.
+constexpr size_t kMinByTable = 512;
+#endif
+
+template <typename T, class Q>
+HWY_INLINE void QuantizeBy(const Q &quantizer, size_t n, const void *next,
+                           bool stream, void *q) {
   const D8 d8;
   const size_t lanes = hn::Lanes(DF());
   const size_t step = hn::Lanes(d8);
-  const Quantizer<T, kAnyX> quantizer = {static_cast<const T*>(x), inverse};
-  const T* ahead = static_cast<const T*>(next);
-  uint8_t* to = static_cast<uint8_t*>(q);
+  const T *ahead = static_cast<const T *>(next);
+  uint8_t *to = static_cast<uint8_t *>(q);
   size_t i = 0;
   if (stream) {
     // Whole cache lines only: a line written in parts would be read first.
@@ -148,13 +226,30 @@ void Quantize(const void* x, size_t n, float inverse, const void* next,
     PrefetchAllToL2(ahead + i, step * sizeof(T));
     hn::StoreU(quantizer.Step(i), d8, to + i);
   }
-  for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);
+  for (; i < n; i += lanes)
+    quantizer.Part(i, HWY_MIN(lanes, n - i), to);
+}
+
+template <typename T, bool kAnyX>
+void Quantize(const void *x, size_t n, float inverse, const void *next,
+              bool stream, void *q) {
+  const Quantizer<T, kAnyX> quantizer = {static_cast<const T *>(x), inverse};
+#if QUERN_FP8_BY_TABLE
+  if constexpr (hwy::IsSame<T, BFloat16>() && !kAnyX) {
+    // Not what is streamed: memory is slower than either, and arithmetic
+    // between the fetches spreads them (README.md).
+    if (!stream && n >= kMinByTable) {
+      QuantizeBy<T>(ByTable(quantizer), n, next, false, q);
+      return;
+    }
+  }
+#endif
+  QuantizeBy<T>(quantizer, n, next, stream, q);
 }
 
 void Flush() { hwy::FlushStream(); }
 
-template <typename T>
-Fp8QuantizeKernels KernelsOf() {
+template <typename T> Fp8QuantizeKernels KernelsOf() {
   Fp8QuantizeKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.quantize = &Quantize<T, false>;
@@ -167,19 +262,19 @@ Fp8QuantizeKernels GetKernels(DType dtype) {
   return WithFloatType(dtype, [](auto t) { return KernelsOf<decltype(t)>(); });
 }
 
-}  // namespace
+} // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
-}  // namespace quern
+} // namespace HWY_NAMESPACE
+} // namespace quern
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
-}  // namespace
+} // namespace
 Fp8QuantizeKernels GetFp8QuantizeKernels(DType dtype) {
   return HWY_DYNAMIC_DISPATCH(GetKernels)(dtype);
 }
-}  // namespace quern
-#endif  // HWY_ONCE
+} // namespace quern
+#endif // HWY_ONCE

@@ -187,6 +187,32 @@ TEST_P(Fp8QuantizeTest, QuantisesEveryBFloat16ByAnyScale) {
   }
 }
 
+// Neighbours side by side, so that whole vectors are normal numbers of e4m3,
+// which may have a faster way, or none is.
+TEST_P(Fp8QuantizeTest, QuantisesEveryBFloat16BelowTheLargestOfItsRow) {
+  const Fp8QuantizePlan plan = Plan(Spec(Fp8Granularity::kToken));
+  // 0x1p0f, the whole binade above it, extremes of scales, and the largest.
+  std::vector<uint32_t> largest = {0x2000, 0x3700, 0x43e0, 0x7ac0, 0x7f7f};
+  for (uint32_t code = 0x3f80; code <= 0x4000; ++code) largest.push_back(code);
+  for (const uint32_t most : largest) {
+    std::vector<BFloat16> x;
+    for (uint32_t code = 0; code <= most; ++code) {
+      x.push_back(FromBits<BFloat16>(code));
+      x.push_back(FromBits<BFloat16>(code | 0x8000));
+    }
+    const auto k = static_cast<int64_t>(x.size());
+    std::vector<Float8E4M3> q(x.size());
+    float scale = 0;
+    plan.Execute(DenseMatrix<const BFloat16>(x.data(), 1, k),
+                 DenseMatrix(q.data(), 1, k), DenseMatrix(&scale, 1, 1),
+                 executor_);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float v = static_cast<float>(ToDouble(x[i]));
+      ASSERT_EQ(q[i].bits, ReferenceCode(v, scale)) << v << " by " << scale;
+    }
+  }
+}
+
 template <typename T>
 void Compare(const Fp8QuantizePlan& plan, Rng& rng, Executor& executor) {
   const Fp8QuantizeSpec& spec = plan.spec();

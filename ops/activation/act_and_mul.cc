@@ -168,6 +168,7 @@ constexpr int64_t kRowAheadElements = 4096;
 // what one costs, in elements that are copied (Zen 4, 2026).
 constexpr int64_t kRange = 8192;
 constexpr int64_t kCostInOnePass = 4;
+constexpr int64_t kCostOfGelu = 8;
 constexpr int64_t kCostInBlocks = 10;
 
 // Whole blocks, as many ranges for each worker.
@@ -202,10 +203,11 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
   const int64_t ranges = DivCeil(spec_.d, static_cast<int64_t>(range));
   const int64_t ahead = ranges * DivCeil(kRowAheadElements, spec_.d);
   const size_t in_step = up == nullptr ? 2 * x_size : x_size;
+  const int64_t cost = !in_one_pass                            ? kCostInBlocks
+                       : spec_.activation == Activation::kGelu ? kCostOfGelu
+                                                               : kCostInOnePass;
   ParallelRows(
-      executor, gate.extent(0) * ranges,
-      (in_one_pass ? kCostInOnePass : kCostInBlocks) *
-          static_cast<int64_t>(range),
+      executor, gate.extent(0) * ranges, cost * static_cast<int64_t>(range),
       [&](int64_t begin, int64_t end) {
         alignas(64) float g[kRowBlock];
         alignas(64) float u[kRowBlock];
@@ -216,11 +218,13 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
           const char* const up_row = ups[t] + from * in_step;
           char* const out_row = outs[t] + from * out_size;
           if (in_one_pass) {
-            const int64_t next =
-                (task + ahead < end ? task + ahead : task) / ranges;
+            // A fetch of nothing new costs time of L2.
+            const bool fetch = task + ahead < end;
+            const int64_t next = (task + ahead) / ranges;
             kernels_.gated_bf16(gate_row, up_row, std::min(range, n - from),
-                                gates[next] + from * x_size,
-                                ups[next] + from * x_size, stream, out_row);
+                                fetch ? gates[next] + from * x_size : nullptr,
+                                fetch ? ups[next] + from * x_size : nullptr,
+                                stream, out_row);
             continue;
           }
           const float cutoff = spec_.sparsity == 0.0 ? 0.0f : Cutoff(gate_row);

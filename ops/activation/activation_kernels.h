@@ -14,8 +14,8 @@ struct ActivationKernels {
   const char* target;
   // out[i] = round(activation(gate[i]) * up[i]), of bf16, in one pass; null for
   // activations that go through blocks only. out may be gate or up. Meanwhile
-  // prefetches n elements at each `next`, which may be any address. With
-  // `stream`, out is complete after a flush.
+  // prefetches n elements at each `next`, which may be any address, or both
+  // null. With `stream`, out is complete after a flush.
   void (*gated_bf16)(const void* gate, const void* up, size_t n,
                      const void* next_gate, const void* next_up, bool stream,
                      void* out);

@@ -6,7 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h" // IWYU pragma: keep
 // After foreach_target.
 #include "core/activation-inl.h"
 #include "core/exp-inl.h"
@@ -24,19 +24,84 @@ using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
 using DC = hn::Repartition<uint16_t, DF>;
 
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// e^-w + 1 for |w| <= 64, as ExpByTable: no power of two leaves the range, so
+// that the exponent is an integer sum, not an instruction of two cycles.
+class ModerateExp {
+public:
+  HWY_INLINE ModerateExp() {
+    const DI di;
+    const DF d;
+    // What PlusOne adds is the exponent and, below it, the index.
+    const auto i = hn::ShiftLeft<18>(hn::Iota(di, 0));
+    lower_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable)), i);
+    upper_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable + 16)),
+                     hn::Add(i, hn::Set(di, 16 << 18)));
+  }
+  HWY_INLINE VF PlusOne(VF w) const {
+    const DF d;
+    const DI di;
+    const auto round = hn::Set(d, 0x1.8p18f);
+    const auto rounded = hn::MulAdd(w, hn::Set(d, -1.44269504f), round);
+    const auto bits = hn::BitCast(di, rounded);
+    const auto entry = hn::Vec<DI>{
+        _mm512_permutex2var_epi32(lower_.raw, bits.raw, upper_.raw)};
+    const auto power = hn::BitCast(d, hn::Add(entry, hn::ShiftLeft<18>(bits)));
+    const auto k = hn::Sub(rounded, round);
+    const auto minus_r = hn::MulAdd(k, hn::Set(d, 0.693147182f), w);
+    const auto s = hn::Sub(hn::Set(d, 1.00002204f), minus_r);
+    const auto q = hn::MulAdd(s, s, hn::Set(d, 0.99997062f));
+    return hn::MulAdd(q, power, hn::Set(d, 1.0f));
+  }
+
+private:
+  using DI = hn::RebindToSigned<DF>;
+  hn::Vec<DI> lower_, upper_;
+};
+
+// v / (1 + e^-w) where |v| <= kMost, whose w is within 64, and General(v)
+// elsewhere; the bounds of activation-inl.h hold for both.
+template <class Of> struct MostlyModerate {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+    const DF d;
+    const auto near = hn::Le(hn::Abs(v), hn::Set(d, Of::kMost));
+    const auto moderate = Moderate(v);
+    if (HWY_LIKELY(hn::AllTrue(d, near)))
+      return moderate;
+    return hn::IfThenElse(near, moderate, Of::General(v));
+  }
+  HWY_INLINE VF Moderate(VF v) const {
+    return hn::Div(v, ModerateExp().PlusOne(Of::W(v)));
+  }
+};
+struct SiluParts {
+  static constexpr float kMost = 64.0f;
+  static HWY_INLINE VF W(VF v) { return v; }
+  static HWY_INLINE VF General(VF v) { return Silu(DF(), v); }
+};
+struct GeluTanhParts {
+  static constexpr float kMost = 8.0f;
+  static HWY_INLINE VF W(VF v) { return hn::Mul(v, GeluTanhSlope(DF(), v)); }
+  static HWY_INLINE VF General(VF v) { return GeluTanh(DF(), v); }
+};
+using SiluOf = MostlyModerate<SiluParts>;
+using GeluTanhOf = MostlyModerate<GeluTanhParts>;
+#else
 struct SiluOf {
-  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
     return Silu(DF(), v);
   }
 };
-struct GeluOf {
-  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
-    return Gelu(DF(), v);
+struct GeluTanhOf {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+    return GeluTanh(DF(), v);
   }
 };
-struct GeluTanhOf {
-  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
-    return GeluTanh(DF(), v);
+#endif
+
+struct GeluOf {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+    return Gelu(DF(), v);
   }
 };
 
@@ -49,7 +114,7 @@ HWY_INLINE VF SlopedSilu(float slope, VF v) {
   return MulSigmoid(d, x, hn::Mul(x, hn::Set(d, slope)));
 }
 struct QuickGeluOf {
-  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
     return SlopedSilu(1.702f, v);
   }
 };
@@ -65,19 +130,19 @@ HWY_INLINE VF AtLeast(VF v, float limit) {
 }
 
 struct Relu2Of {
-  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
     const auto positive = AtLeast(v, 0.0f);
     return hn::Mul(positive, positive);
   }
 };
 struct FatreluOf {
-  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams &p, VF v) const {
     const DF d;
     return hn::IfThenElse(hn::Le(v, hn::Set(d, p.threshold)), hn::Zero(d), v);
   }
 };
 struct XieluOf {
-  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams &p, VF v) const {
     const DF d;
     const auto linear = hn::Mul(v, hn::Set(d, p.beta));
     const auto square = hn::Mul(hn::Mul(v, hn::Set(d, p.alpha_p)), v);
@@ -90,7 +155,7 @@ struct XieluOf {
 
 // Two vectors at a time: the latency of one hides behind the other.
 template <class Of>
-void Apply(const ActivationParams& params, size_t n, float* g, float*) {
+void Apply(const ActivationParams &params, size_t n, float *g, float *) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const Of of;
@@ -101,52 +166,100 @@ void Apply(const ActivationParams& params, size_t n, float* g, float*) {
     hn::Store(a, d, g + i);
     hn::Store(b, d, g + i + lanes);
   }
-  if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
+  if (i < n)
+    hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
 }
 
-// A functor, not lambdas: GCC 12 does not inline a lambda that is called twice.
-template <class Of>
-struct GatedBF16 {
-  // Even and odd elements are a vector each.
-  HWY_INLINE hn::Vec<DC> Result(hn::Vec<DC> g, hn::Vec<DC> u) const {
+// round(Of(g) * u) of bf16 codes. Even and odd elements are a vector each.
+template <class Of> struct GatedResult {
+  HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
     const DF d;
     const Of of;
     const ActivationParams none;
     return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
                            hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
   }
+};
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+// The same where most gates are moderate. What becomes of one does not depend
+// on those around it: only the way there does.
+template <class Parts> struct GatedResult<MostlyModerate<Parts>> {
+  HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
+    const DF d;
+    const DC dc;
+    const MostlyModerate<Parts> of;
+    const auto even = hn::Mul(of.Moderate(EvenF32(d, g)), EvenF32(d, u));
+    const auto odd = hn::Mul(of.Moderate(OddF32(d, g)), OddF32(d, u));
+    // Twice a code has lost its sign.
+    const auto most2 =
+        static_cast<uint16_t>(hwy::BitCastScalar<uint32_t>(Parts::kMost) >> 15);
+    const auto large = hn::Gt(hn::Add(g, g), hn::Set(dc, most2));
+#if QUERN_NATIVE_BF16
+    // A zero may have been a denormal, as in EncodeBF16Pairs; one question for
+    // both is a cycle less for 16 results.
+    const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
+    const auto halves = hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
+    const hn::Mask<DC> zero{
+        _mm512_testn_epi16_mask(halves.raw, hn::Set(dc, 0x7FFF).raw)};
+    if (HWY_LIKELY(hn::AllFalse(dc, hn::Or(large, zero)))) {
+      const hn::RebindToUnsigned<DF> du;
+      const auto i = hn::Iota(du, 0);
+      const auto order =
+          hn::Or(i, hn::ShiftLeft<16>(hn::Add(i, hn::Set(du, uint32_t{16}))));
+      return hn::TableLookupLanes(
+          halves, hn::IndicesFromVec(dc, hn::BitCast(dc, order)));
+    }
+#else
+    if (HWY_LIKELY(hn::AllFalse(dc, large))) {
+      return EncodeBF16Pairs(d, even, odd);
+    }
+#endif
+    const ActivationParams none;
+    return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
+                           hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
+  }
+};
+#endif
+
+// A functor, not lambdas: GCC 12 does not inline a lambda that is called twice.
+template <class Of> struct GatedBF16 {
   HWY_INLINE hn::Vec<DC> Whole(size_t i) const {
     const DC d;
-    for (size_t b = 0; b < hn::Lanes(d); b += 32) {
-      PrefetchL2(next_gate + i + b);
-      PrefetchL2(next_up + i + b);
+    if (next_gate != nullptr) {
+      for (size_t b = 0; b < hn::Lanes(d); b += 32) {
+        PrefetchL2(next_gate + i + b);
+        PrefetchL2(next_up + i + b);
+      }
     }
-    return Result(hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+    return result(hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
   }
-  HWY_INLINE void Part(size_t i, size_t count, uint16_t* out) const {
+  HWY_INLINE void Part(size_t i, size_t count, uint16_t *out) const {
     const DC d;
     hn::StoreN(
-        Result(hn::LoadN(d, gate + i, count), hn::LoadN(d, up + i, count)), d,
+        result(hn::LoadN(d, gate + i, count), hn::LoadN(d, up + i, count)), d,
         out + i, count);
   }
-  const uint16_t* gate;
-  const uint16_t* up;
-  const uint16_t* next_gate;
-  const uint16_t* next_up;
+  const uint16_t *gate;
+  const uint16_t *up;
+  const uint16_t *next_gate;
+  const uint16_t *next_up;
+  GatedResult<Of> result;
 };
 
 // 15 cycles for 16 elements of a silu where blocks of f32, which hold back what
 // could overlap, took 33 (Zen 4, 2026).
 template <class Of>
-void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
-           const void* next_up, bool stream, void* out) {
+void Gated(const void *gate, const void *up, size_t n, const void *next_gate,
+           const void *next_up, bool stream, void *out) {
   const DC d;
   const size_t lanes = hn::Lanes(d);
-  const GatedBF16<Of> gated = {static_cast<const uint16_t*>(gate),
-                               static_cast<const uint16_t*>(up),
-                               static_cast<const uint16_t*>(next_gate),
-                               static_cast<const uint16_t*>(next_up)};
-  uint16_t* to = static_cast<uint16_t*>(out);
+  const GatedBF16<Of> gated = {static_cast<const uint16_t *>(gate),
+                               static_cast<const uint16_t *>(up),
+                               static_cast<const uint16_t *>(next_gate),
+                               static_cast<const uint16_t *>(next_up),
+                               {}};
+  uint16_t *to = static_cast<uint16_t *>(out);
   size_t i = 0;
   if (stream) {
     // Whole cache lines only: a line written in parts would be read first.
@@ -155,27 +268,30 @@ void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
     for (; i < head; i += HWY_MIN(lanes, head - i)) {
       gated.Part(i, HWY_MIN(lanes, head - i), to);
     }
-    for (; i + lanes <= n; i += lanes) hn::Stream(gated.Whole(i), d, to + i);
+    for (; i + lanes <= n; i += lanes)
+      hn::Stream(gated.Whole(i), d, to + i);
   }
-  for (; i + lanes <= n; i += lanes) hn::StoreU(gated.Whole(i), d, to + i);
-  if (i < n) gated.Part(i, n - i, to);
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(gated.Whole(i), d, to + i);
+  if (i < n)
+    gated.Part(i, n - i, to);
 }
 
 decltype(ActivationKernels::gated_bf16) GatedOf(Activation activation) {
   switch (activation) {
-    case Activation::kSilu:
-      return &Gated<SiluOf>;
-    case Activation::kGelu:
-      return &Gated<GeluOf>;
-    case Activation::kGeluTanh:
-      return &Gated<GeluTanhOf>;
-    default:
-      return nullptr;
+  case Activation::kSilu:
+    return &Gated<SiluOf>;
+  case Activation::kGelu:
+    return &Gated<GeluOf>;
+  case Activation::kGeluTanh:
+    return &Gated<GeluTanhOf>;
+  default:
+    return nullptr;
   }
 }
 
-void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
-                    float* u) {
+void ApplySwigluOai(const ActivationParams &params, size_t n, float *g,
+                    float *u) {
   const DF d;
   const auto one = hn::Set(d, 1.0f);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -187,10 +303,10 @@ void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
   }
 }
 
-void ApplyNothing(const ActivationParams&, size_t, float*, float*) {}
+void ApplyNothing(const ActivationParams &, size_t, float *, float *) {}
 
 // The zeros behind n, less the center, must not count.
-float SumSquares(const float* v, float center, size_t n) {
+float SumSquares(const float *v, float center, size_t n) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const auto c = hn::Set(d, center);
@@ -208,7 +324,7 @@ float SumSquares(const float* v, float center, size_t n) {
   return hn::ReduceSum(d, sum);
 }
 
-float Sum(const float* v, size_t n) {
+float Sum(const float *v, size_t n) {
   const DF d;
   auto sum = hn::Zero(d);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -217,7 +333,7 @@ float Sum(const float* v, size_t n) {
   return hn::ReduceSum(d, sum);
 }
 
-void Excess(float cutoff, size_t n, float* v) {
+void Excess(float cutoff, size_t n, float *v) {
   const DF d;
   const auto c = hn::Set(d, cutoff);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -227,24 +343,24 @@ void Excess(float cutoff, size_t n, float* v) {
 
 decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
   switch (activation) {
-    case Activation::kIdentity:
-      break;
-    case Activation::kSilu:
-      return &Apply<SiluOf>;
-    case Activation::kGelu:
-      return &Apply<GeluOf>;
-    case Activation::kGeluTanh:
-      return &Apply<GeluTanhOf>;
-    case Activation::kQuickGelu:
-      return &Apply<QuickGeluOf>;
-    case Activation::kRelu2:
-      return &Apply<Relu2Of>;
-    case Activation::kFatrelu:
-      return &Apply<FatreluOf>;
-    case Activation::kXielu:
-      return &Apply<XieluOf>;
-    case Activation::kSwigluOai:
-      return &ApplySwigluOai;
+  case Activation::kIdentity:
+    break;
+  case Activation::kSilu:
+    return &Apply<SiluOf>;
+  case Activation::kGelu:
+    return &Apply<GeluOf>;
+  case Activation::kGeluTanh:
+    return &Apply<GeluTanhOf>;
+  case Activation::kQuickGelu:
+    return &Apply<QuickGeluOf>;
+  case Activation::kRelu2:
+    return &Apply<Relu2Of>;
+  case Activation::kFatrelu:
+    return &Apply<FatreluOf>;
+  case Activation::kXielu:
+    return &Apply<XieluOf>;
+  case Activation::kSwigluOai:
+    return &ApplySwigluOai;
   }
   return &ApplyNothing;
 }
@@ -260,19 +376,19 @@ ActivationKernels GetKernels(Activation activation) {
   return kernels;
 }
 
-}  // namespace
+} // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
-}  // namespace quern
+} // namespace HWY_NAMESPACE
+} // namespace quern
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
-}  // namespace
+} // namespace
 ActivationKernels GetActivationKernels(Activation activation) {
   return HWY_DYNAMIC_DISPATCH(GetKernels)(activation);
 }
-}  // namespace quern
-#endif  // HWY_ONCE
+} // namespace quern
+#endif // HWY_ONCE
