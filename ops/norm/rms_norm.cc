@@ -1,6 +1,5 @@
 #include "ops/norm/rms_norm.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -121,7 +120,7 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
         RmsNormScale scale = ScaleOf(weight, x.extent(0));
         for (int64_t i = begin; i < end; ++i) {
           scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
-          scale.next = xs[std::min(i + 1, end - 1)];
+          scale.next = i + 1 < end ? xs[i + 1] : nullptr;
           kernels_.scale_x(xs[i], scale, outs[i], n);
         }
         if (scale.stream) kernels_.flush();
@@ -137,27 +136,27 @@ void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
   const size_t span = static_cast<size_t>(SpanOf(spec_));
   const size_t x_size = SizeOf(spec_.x_dtype);
   const size_t residual_size = SizeOf(spec_.residual_dtype);
-  ParallelRows(executor, args.x.extent(0), 4 * spec_.hidden,
-               [&](int64_t begin, int64_t end) {
-                 RmsNormScale scale = ScaleOf(args.weight, args.x.extent(0));
-                 for (int64_t i = begin; i < end; ++i) {
-                   scale.scale =
-                       InverseRms(kernels_.add_sum_squares(
-                                      x[i], residual[i], residual_out[i], span),
-                                  spec_);
-                   if (span < n) {
-                     kernels_.add_sum_squares(
-                         x[i] + span * x_size,
-                         residual[i] + span * residual_size,
-                         residual_out[i] + span * residual_size, n - span);
-                   }
-                   const int64_t next = std::min(i + 1, end - 1);
-                   scale.next = residual[next];
-                   scale.next2 = x_size == residual_size ? x[next] : nullptr;
-                   kernels_.scale_residual(residual_out[i], scale, out[i], n);
-                 }
-                 if (scale.stream) kernels_.flush();
-               });
+  ParallelRows(
+      executor, args.x.extent(0), 4 * spec_.hidden,
+      [&](int64_t begin, int64_t end) {
+        RmsNormScale scale = ScaleOf(args.weight, args.x.extent(0));
+        for (int64_t i = begin; i < end; ++i) {
+          scale.scale =
+              InverseRms(kernels_.add_sum_squares(x[i], residual[i],
+                                                  residual_out[i], span),
+                         spec_);
+          if (span < n) {
+            kernels_.add_sum_squares(
+                x[i] + span * x_size, residual[i] + span * residual_size,
+                residual_out[i] + span * residual_size, n - span);
+          }
+          const bool more = i + 1 < end;
+          scale.next = more ? residual[i + 1] : nullptr;
+          scale.next2 = more && x_size == residual_size ? x[i + 1] : nullptr;
+          kernels_.scale_residual(residual_out[i], scale, out[i], n);
+        }
+        if (scale.stream) kernels_.flush();
+      });
 }
 
 }  // namespace quern

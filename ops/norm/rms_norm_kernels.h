@@ -14,8 +14,8 @@ struct RmsNormScale {
   float offset;
   float scale;
   bool stream;
-  // Rows of n elements to prefetch meanwhile, of h's type; any addresses, the
-  // second perhaps null.
+  // Rows of n elements to prefetch meanwhile, of h's type; any addresses, or
+  // null.
   const void* next;
   const void* next2;
 };

@@ -17,10 +17,34 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::ScalableTag<float>;
 using VF = hn::Vec<DF>;
+using DC = hn::Repartition<uint16_t, DF>;
 
-// Sum over i of h(i)^2, where h.Full(i) gives the lanes from i on and
-// h.Tail(i, n) the first n of them, zero behind. Four sums hide the latency of
-// the multiply-add. The order is a function of n alone.
+// The elements of two vectors, in any order.
+struct Two {
+  VF a, b;
+};
+
+template <typename... T>
+constexpr bool AllBF16() {
+  return (hwy::IsSame<T, BFloat16>() && ...);
+}
+
+HWY_INLINE const uint16_t* Codes(const BFloat16* p) {
+  return reinterpret_cast<const uint16_t*>(p);
+}
+HWY_INLINE uint16_t* Codes(BFloat16* p) {
+  return reinterpret_cast<uint16_t*>(p);
+}
+
+// Of bf16, the even elements and the odd ones: half the work of widening them
+// in order.
+HWY_INLINE Two EvenOdd(hn::Vec<DC> codes) {
+  return {EvenF32(DF(), codes), OddF32(DF(), codes)};
+}
+
+// Sum over i of h(i)^2, where h.Full(i) gives the lanes from i on, h.Both(i)
+// twice as many and h.Tail(i, n) the first n of them, zero behind. Four sums
+// hide the latency of the multiply-add. The order is a function of n alone.
 template <class H>
 HWY_INLINE float SumOfSquares(const H& h, size_t n) {
   const DF d;
@@ -28,14 +52,12 @@ HWY_INLINE float SumOfSquares(const H& h, size_t n) {
   auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
   size_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    const auto h0 = h.Full(i);
-    const auto h1 = h.Full(i + lanes);
-    const auto h2 = h.Full(i + 2 * lanes);
-    const auto h3 = h.Full(i + 3 * lanes);
-    s0 = hn::MulAdd(h0, h0, s0);
-    s1 = hn::MulAdd(h1, h1, s1);
-    s2 = hn::MulAdd(h2, h2, s2);
-    s3 = hn::MulAdd(h3, h3, s3);
+    const Two h0 = h.Both(i);
+    const Two h1 = h.Both(i + 2 * lanes);
+    s0 = hn::MulAdd(h0.a, h0.a, s0);
+    s1 = hn::MulAdd(h0.b, h0.b, s1);
+    s2 = hn::MulAdd(h1.a, h1.a, s2);
+    s3 = hn::MulAdd(h1.b, h1.b, s3);
   }
   for (; i + lanes <= n; i += lanes) {
     const auto h0 = h.Full(i);
@@ -50,6 +72,13 @@ HWY_INLINE float SumOfSquares(const H& h, size_t n) {
 
 template <typename X>
 struct Plain {
+  HWY_INLINE Two Both(size_t i) const {
+    if constexpr (AllBF16<X>()) {
+      return EvenOdd(hn::LoadU(DC(), Codes(x + i)));
+    } else {
+      return {Full(i), Full(i + hn::Lanes(DF()))};
+    }
+  }
   HWY_INLINE VF Full(size_t i) const { return LoadF32(DF(), x + i); }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
     return LoadNF32(DF(), x + i, n);
@@ -77,6 +106,31 @@ HWY_INLINE VF StoreRounded(VF v, T* to, size_t n) {
 // Stores the sum on the way.
 template <typename X, typename R>
 struct Added {
+  HWY_INLINE Two Both(size_t i) const {
+    // In the order in which Plain<R> reads them.
+    if constexpr (AllBF16<R>()) {
+      const DC dc;
+      const auto codes = Codes2(i);
+      hn::StoreU(codes, dc, Codes(residual_out + i));
+      return EvenOdd(codes);
+    } else {
+      return {Full(i), Full(i + hn::Lanes(DF()))};
+    }
+  }
+  HWY_INLINE hn::Vec<DC> Codes2(size_t i) const {
+    const DF d;
+    const DC dc;
+    if constexpr (AllBF16<X>()) {
+      const Two v = EvenOdd(hn::LoadU(dc, Codes(x + i)));
+      const Two r = EvenOdd(hn::LoadU(dc, Codes(residual + i)));
+      return EncodeBF16Pairs(d, hn::Add(v.a, r.a), hn::Add(v.b, r.b));
+    } else {
+      const size_t j = i + hn::Lanes(d);
+      return EncodeCodes2<R>(
+          d, hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i)),
+          hn::Add(LoadF32(d, x + j), LoadF32(d, residual + j)));
+    }
+  }
   HWY_INLINE VF Full(size_t i) const {
     const DF d;
     return StoreRounded(hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i)),
@@ -107,33 +161,56 @@ float AddSumSquares(const void* x, const void* residual, void* residual_out,
       n);
 }
 
-// Two vectors, so that 16-bit codes fill one: half a vector cannot be streamed.
-HWY_INLINE void Stream2(VF a, VF b, float* out) {
-  const DF d;
-  hn::Stream(a, d, out);
-  hn::Stream(b, d, out + hn::Lanes(d));
-}
-template <typename T>
-HWY_INLINE void Stream2(VF a, VF b, T* out) {
-  const DF d;
-  const hn::Repartition<CodeOf<T>, DF> dc;
-  hn::Stream(EncodeCodes2<T>(d, a, b), dc, reinterpret_cast<CodeOf<T>*>(out));
-}
-
 // The normed row by vectors. A struct, as GCC 12 calls lambdas.
-template <typename H, typename W>
+template <typename H, typename W, typename O>
 struct Scaled {
+  HWY_INLINE VF Product(VF v) const { return hn::Mul(v, hn::Set(DF(), scale)); }
+  HWY_INLINE VF Product(VF v, VF w) const {
+    return hn::Mul(Product(v), hn::Add(w, hn::Set(DF(), offset)));
+  }
   HWY_INLINE VF Full(size_t i) const {
     const DF d;
-    const auto v = hn::Mul(LoadF32(d, h + i), hn::Set(d, scale));
-    if (weight == nullptr) return v;
-    return hn::Mul(v, hn::Add(LoadF32(d, weight + i), hn::Set(d, offset)));
+    const auto v = LoadF32(d, h + i);
+    if (weight == nullptr) return Product(v);
+    return Product(v, LoadF32(d, weight + i));
   }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
     const DF d;
-    const auto v = hn::Mul(LoadNF32(d, h + i, n), hn::Set(d, scale));
-    if (weight == nullptr) return v;
-    return hn::Mul(v, hn::Add(LoadNF32(d, weight + i, n), hn::Set(d, offset)));
+    const auto v = LoadNF32(d, h + i, n);
+    if (weight == nullptr) return Product(v);
+    return Product(v, LoadNF32(d, weight + i, n));
+  }
+  // Two vectors, so that 16-bit codes fill one: half a vector cannot be
+  // streamed.
+  template <bool kStream>
+  HWY_INLINE void Store2(size_t i, O* out) const {
+    const DF d;
+    if constexpr (hwy::IsSame<O, float>()) {
+      const auto a = Full(i), b = Full(i + hn::Lanes(d));
+      kStream ? hn::Stream(a, d, out + i) : hn::StoreU(a, d, out + i);
+      float* const to_b = out + i + hn::Lanes(d);
+      kStream ? hn::Stream(b, d, to_b) : hn::StoreU(b, d, to_b);
+    } else {
+      const hn::Repartition<CodeOf<O>, DF> dc;
+      const auto codes = Codes2(i);
+      CodeOf<O>* const to = reinterpret_cast<CodeOf<O>*>(out + i);
+      kStream ? hn::Stream(codes, dc, to) : hn::StoreU(codes, dc, to);
+    }
+  }
+  HWY_INLINE auto Codes2(size_t i) const {
+    const DF d;
+    if constexpr (AllBF16<H, W, O>()) {
+      Two v = EvenOdd(hn::LoadU(DC(), Codes(h + i)));
+      if (weight == nullptr) {
+        v = {Product(v.a), Product(v.b)};
+      } else {
+        const Two w = EvenOdd(hn::LoadU(DC(), Codes(weight + i)));
+        v = {Product(v.a, w.a), Product(v.b, w.b)};
+      }
+      return EncodeBF16Pairs(d, v.a, v.b);
+    } else {
+      return EncodeCodes2<O>(d, Full(i), Full(i + hn::Lanes(d)));
+    }
   }
   const H* h;
   const W* weight;
@@ -141,14 +218,24 @@ struct Scaled {
   float offset;
 };
 
+HWY_INLINE void Fetch(const char* next, const char* next2, size_t at,
+                      size_t bytes) {
+  for (size_t b = at; b < at + bytes; b += 64) {
+    if (next != nullptr) PrefetchL2(next + b);
+    if (next2 != nullptr) PrefetchL2(next2 + b);
+  }
+}
+
 template <typename H, typename W, typename O>
 void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  const Scaled<H, W> row = {static_cast<const H*>(h),
-                            static_cast<const W*>(scale.weight), scale.scale,
-                            scale.offset};
+  const Scaled<H, W, O> row = {static_cast<const H*>(h),
+                               static_cast<const W*>(scale.weight), scale.scale,
+                               scale.offset};
   O* op = static_cast<O*>(out);
+  const char* const next = static_cast<const char*>(scale.next);
+  const char* const next2 = static_cast<const char*>(scale.next2);
   size_t i = 0;
   if (scale.stream) {
     // Whole cache lines only: a line written in parts would be read first.
@@ -159,17 +246,13 @@ void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
       StoreNF32(row.Tail(i, part), d, op + i, part);
     }
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
-      Stream2(row.Full(i), row.Full(i + lanes), op + i);
+      Fetch(next, next2, i * sizeof(H), 2 * lanes * sizeof(H));
+      row.template Store2<true>(i, op);
     }
   }
-  const char* const next = static_cast<const char*>(scale.next);
-  const char* const next2 = static_cast<const char*>(scale.next2);
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    for (size_t b = 0; b < 2 * lanes * sizeof(H); b += 64) {
-      PrefetchL2(next + i * sizeof(H) + b);
-      if (next2 != nullptr) PrefetchL2(next2 + i * sizeof(H) + b);
-    }
-    StoreF32x2(row.Full(i), row.Full(i + lanes), d, op + i);
+    Fetch(next, next2, i * sizeof(H), 2 * lanes * sizeof(H));
+    row.template Store2<false>(i, op);
   }
   for (; i + lanes <= n; i += lanes) StoreF32(row.Full(i), d, op + i);
   if (i < n) StoreNF32(row.Tail(i, n - i), d, op + i, n - i);
