@@ -210,7 +210,8 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
   bad.key_out = heads(1, 1);
   refused(bad, "key_out overlaps query");
   bad = args;
-  bad.key_out = heads(5, 1);
+  bad.key = heads(50, 1);
+  bad.key_out = heads(51, 1);
   refused(bad, "key_out overlaps key");
   bad = args;
   bad.key = heads(10, 1);
