@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/fp8_quantize_simd.cc"
 #include "hwy/cache_control.h"
-#include "hwy/foreach_target.h" // IWYU pragma: keep
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quant/convert-inl.h"
@@ -82,7 +82,8 @@ HWY_INLINE hn::Vec<D32> Codes(hn::Vec<DF> y) {
 
 // What quantises a row. kAnyX: x may be anything; else |x * inverse| < 464.
 // Functions, not lambdas: GCC 12 does not inline a lambda that is called twice.
-template <typename T, bool kAnyX> struct Quantizer {
+template <typename T, bool kAnyX>
+struct Quantizer {
   HWY_INLINE hn::Vec<D32> CodesOf(hn::Vec<DF> v) const {
     const DF df;
     auto y = hn::Mul(v, hn::Set(df, inverse));
@@ -94,7 +95,8 @@ template <typename T, bool kAnyX> struct Quantizer {
     return Codes(y);
   }
   // The sign joins the code.
-  template <class D> HWY_INLINE hn::Vec<D> Signed(D d, hn::Vec<D> codes) const {
+  template <class D>
+  HWY_INLINE hn::Vec<D> Signed(D d, hn::Vec<D> codes) const {
     return hn::BitwiseIfThenElse(hn::Set(d, 0x80), hn::ShiftRight<4>(codes),
                                  codes);
   }
@@ -138,7 +140,7 @@ template <typename T, bool kAnyX> struct Quantizer {
 // y, rounding included, and adds 8 to its code: that is 8 e and one of 128
 // numbers, which m selects. They are bytes, and fill two vectors.
 class ByTable {
-public:
+ public:
   explicit HWY_INLINE ByTable(const Quantizer<BFloat16, false> &quantizer)
       : quantizer_(quantizer) {
     // The table is of the v whose y is in [0.5, 2].
@@ -173,7 +175,7 @@ public:
     quantizer_.Part(i, part, q);
   }
 
-private:
+ private:
   // The lower byte of v >> 4 is 8 e and three bits of m; the table has the
   // rest.
   HWY_INLINE hn::Vec<D8> Entries(hn::Vec<D16> first, uint16_t m) const {
@@ -226,8 +228,7 @@ HWY_INLINE void QuantizeBy(const Q &quantizer, size_t n, const void *next,
     PrefetchAllToL2(ahead + i, step * sizeof(T));
     hn::StoreU(quantizer.Step(i), d8, to + i);
   }
-  for (; i < n; i += lanes)
-    quantizer.Part(i, HWY_MIN(lanes, n - i), to);
+  for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);
 }
 
 template <typename T, bool kAnyX>
@@ -249,7 +250,8 @@ void Quantize(const void *x, size_t n, float inverse, const void *next,
 
 void Flush() { hwy::FlushStream(); }
 
-template <typename T> Fp8QuantizeKernels KernelsOf() {
+template <typename T>
+Fp8QuantizeKernels KernelsOf() {
   Fp8QuantizeKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
   kernels.quantize = &Quantize<T, false>;
@@ -262,19 +264,19 @@ Fp8QuantizeKernels GetKernels(DType dtype) {
   return WithFloatType(dtype, [](auto t) { return KernelsOf<decltype(t)>(); });
 }
 
-} // namespace
+}  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-} // namespace HWY_NAMESPACE
-} // namespace quern
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
-} // namespace
+}  // namespace
 Fp8QuantizeKernels GetFp8QuantizeKernels(DType dtype) {
   return HWY_DYNAMIC_DISPATCH(GetKernels)(dtype);
 }
-} // namespace quern
-#endif // HWY_ONCE
+}  // namespace quern
+#endif  // HWY_ONCE

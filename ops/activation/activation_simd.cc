@@ -6,7 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
-#include "hwy/foreach_target.h" // IWYU pragma: keep
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "core/activation-inl.h"
 #include "core/exp-inl.h"
@@ -28,7 +28,7 @@ using DC = hn::Repartition<uint16_t, DF>;
 // e^-w + 1 for |w| <= 64, as ExpByTable: no power of two leaves the range, so
 // that the exponent is an integer sum, not an instruction of two cycles.
 class ModerateExp {
-public:
+ public:
   HWY_INLINE ModerateExp() {
     const DI di;
     const DF d;
@@ -54,20 +54,20 @@ public:
     return hn::MulAdd(q, power, hn::Set(d, 1.0f));
   }
 
-private:
+ private:
   using DI = hn::RebindToSigned<DF>;
   hn::Vec<DI> lower_, upper_;
 };
 
 // v / (1 + e^-w) where |v| <= kMost, whose w is within 64, and General(v)
 // elsewhere; the bounds of activation-inl.h hold for both.
-template <class Of> struct MostlyModerate {
+template <class Of>
+struct MostlyModerate {
   HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
     const DF d;
     const auto near = hn::Le(hn::Abs(v), hn::Set(d, Of::kMost));
     const auto moderate = Moderate(v);
-    if (HWY_LIKELY(hn::AllTrue(d, near)))
-      return moderate;
+    if (HWY_LIKELY(hn::AllTrue(d, near))) return moderate;
     return hn::IfThenElse(near, moderate, Of::General(v));
   }
   HWY_INLINE VF Moderate(VF v) const {
@@ -166,12 +166,12 @@ void Apply(const ActivationParams &params, size_t n, float *g, float *) {
     hn::Store(a, d, g + i);
     hn::Store(b, d, g + i + lanes);
   }
-  if (i < n)
-    hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
+  if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
 }
 
 // round(Of(g) * u) of bf16 codes. Even and odd elements are a vector each.
-template <class Of> struct GatedResult {
+template <class Of>
+struct GatedResult {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
     const DF d;
     const Of of;
@@ -184,7 +184,8 @@ template <class Of> struct GatedResult {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 // The same where most gates are moderate. What becomes of one does not depend
 // on those around it: only the way there does.
-template <class Parts> struct GatedResult<MostlyModerate<Parts>> {
+template <class Parts>
+struct GatedResult<MostlyModerate<Parts>> {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
     const DF d;
     const DC dc;
@@ -223,7 +224,8 @@ template <class Parts> struct GatedResult<MostlyModerate<Parts>> {
 #endif
 
 // A functor, not lambdas: GCC 12 does not inline a lambda that is called twice.
-template <class Of> struct GatedBF16 {
+template <class Of>
+struct GatedBF16 {
   HWY_INLINE hn::Vec<DC> Whole(size_t i) const {
     const DC d;
     if (next_gate != nullptr) {
@@ -268,25 +270,22 @@ void Gated(const void *gate, const void *up, size_t n, const void *next_gate,
     for (; i < head; i += HWY_MIN(lanes, head - i)) {
       gated.Part(i, HWY_MIN(lanes, head - i), to);
     }
-    for (; i + lanes <= n; i += lanes)
-      hn::Stream(gated.Whole(i), d, to + i);
+    for (; i + lanes <= n; i += lanes) hn::Stream(gated.Whole(i), d, to + i);
   }
-  for (; i + lanes <= n; i += lanes)
-    hn::StoreU(gated.Whole(i), d, to + i);
-  if (i < n)
-    gated.Part(i, n - i, to);
+  for (; i + lanes <= n; i += lanes) hn::StoreU(gated.Whole(i), d, to + i);
+  if (i < n) gated.Part(i, n - i, to);
 }
 
 decltype(ActivationKernels::gated_bf16) GatedOf(Activation activation) {
   switch (activation) {
-  case Activation::kSilu:
-    return &Gated<SiluOf>;
-  case Activation::kGelu:
-    return &Gated<GeluOf>;
-  case Activation::kGeluTanh:
-    return &Gated<GeluTanhOf>;
-  default:
-    return nullptr;
+    case Activation::kSilu:
+      return &Gated<SiluOf>;
+    case Activation::kGelu:
+      return &Gated<GeluOf>;
+    case Activation::kGeluTanh:
+      return &Gated<GeluTanhOf>;
+    default:
+      return nullptr;
   }
 }
 
@@ -343,24 +342,24 @@ void Excess(float cutoff, size_t n, float *v) {
 
 decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
   switch (activation) {
-  case Activation::kIdentity:
-    break;
-  case Activation::kSilu:
-    return &Apply<SiluOf>;
-  case Activation::kGelu:
-    return &Apply<GeluOf>;
-  case Activation::kGeluTanh:
-    return &Apply<GeluTanhOf>;
-  case Activation::kQuickGelu:
-    return &Apply<QuickGeluOf>;
-  case Activation::kRelu2:
-    return &Apply<Relu2Of>;
-  case Activation::kFatrelu:
-    return &Apply<FatreluOf>;
-  case Activation::kXielu:
-    return &Apply<XieluOf>;
-  case Activation::kSwigluOai:
-    return &ApplySwigluOai;
+    case Activation::kIdentity:
+      break;
+    case Activation::kSilu:
+      return &Apply<SiluOf>;
+    case Activation::kGelu:
+      return &Apply<GeluOf>;
+    case Activation::kGeluTanh:
+      return &Apply<GeluTanhOf>;
+    case Activation::kQuickGelu:
+      return &Apply<QuickGeluOf>;
+    case Activation::kRelu2:
+      return &Apply<Relu2Of>;
+    case Activation::kFatrelu:
+      return &Apply<FatreluOf>;
+    case Activation::kXielu:
+      return &Apply<XieluOf>;
+    case Activation::kSwigluOai:
+      return &ApplySwigluOai;
   }
   return &ApplyNothing;
 }
@@ -376,19 +375,19 @@ ActivationKernels GetKernels(Activation activation) {
   return kernels;
 }
 
-} // namespace
+}  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-} // namespace HWY_NAMESPACE
-} // namespace quern
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
-} // namespace
+}  // namespace
 ActivationKernels GetActivationKernels(Activation activation) {
   return HWY_DYNAMIC_DISPATCH(GetKernels)(activation);
 }
-} // namespace quern
-#endif // HWY_ONCE
+}  // namespace quern
+#endif  // HWY_ONCE
