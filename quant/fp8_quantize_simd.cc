@@ -33,9 +33,9 @@ using DF = hn::Repartition<float, D8>;
 #endif
 
 // To L2, for the reasons that int8_quantize_simd.cc gives.
-HWY_INLINE void PrefetchAllToL2(const void *p, size_t bytes) {
+HWY_INLINE void PrefetchAllToL2(const void* p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) {
-    PrefetchL2(static_cast<const char *>(p) + i);
+    PrefetchL2(static_cast<const char*>(p) + i);
   }
 }
 
@@ -113,7 +113,7 @@ struct Quantizer {
     const DF df;
     const D16 d16;
     if constexpr (hwy::IsSame<T, BFloat16>()) {
-      return PairOf(hn::LoadU(d16, reinterpret_cast<const uint16_t *>(x + i)));
+      return PairOf(hn::LoadU(d16, reinterpret_cast<const uint16_t*>(x + i)));
     } else {
       return Signed(d16, hn::OrderedTruncate2To(
                              d16, CodesOf(LoadF32(df, x + i)),
@@ -125,12 +125,12 @@ struct Quantizer {
     return hn::OrderedTruncate2To(d8, Pair(i), Pair(i + hn::Lanes(d8) / 2));
   }
   // At most as many as f32 has lanes.
-  HWY_INLINE void Part(size_t i, size_t part, uint8_t *q) const {
+  HWY_INLINE void Part(size_t i, size_t part, uint8_t* q) const {
     const hn::Rebind<uint8_t, DF> d8;
     const auto codes = Signed(D32(), CodesOf(LoadNF32(DF(), x + i, part)));
     hn::StoreN(hn::TruncateTo(d8, codes), d8, q + i, part);
   }
-  const T *x;
+  const T* x;
   float inverse;
 };
 
@@ -141,7 +141,7 @@ struct Quantizer {
 // numbers, which m selects. They are bytes, and fill two vectors.
 class ByTable {
  public:
-  explicit HWY_INLINE ByTable(const Quantizer<BFloat16, false> &quantizer)
+  explicit HWY_INLINE ByTable(const Quantizer<BFloat16, false>& quantizer)
       : quantizer_(quantizer) {
     // The table is of the v whose y is in [0.5, 2].
     const D16 d16;
@@ -158,7 +158,7 @@ class ByTable {
   HWY_INLINE hn::Vec<D8> Step(size_t i) const {
     const D8 d8;
     const D16 d16;
-    const auto *v = reinterpret_cast<const uint16_t *>(quantizer_.x + i);
+    const auto* v = reinterpret_cast<const uint16_t*>(quantizer_.x + i);
     const auto v0 = hn::LoadU(d16, v);
     const auto v1 = hn::LoadU(d16, v + hn::Lanes(d16));
     // Twice a code has lost its sign.
@@ -171,7 +171,7 @@ class ByTable {
         hn::ConcatOdd(d8, hn::BitCast(d8, v1), hn::BitCast(d8, v0));
     return hn::BitwiseIfThenElse(hn::Set(d8, 0x80), signs, codes);
   }
-  HWY_INLINE void Part(size_t i, size_t part, uint8_t *q) const {
+  HWY_INLINE void Part(size_t i, size_t part, uint8_t* q) const {
     quantizer_.Part(i, part, q);
   }
 
@@ -204,13 +204,13 @@ constexpr size_t kMinByTable = 512;
 #endif
 
 template <typename T, class Q>
-HWY_INLINE void QuantizeBy(const Q &quantizer, size_t n, const void *next,
-                           bool stream, void *q) {
+HWY_INLINE void QuantizeBy(const Q& quantizer, size_t n, const void* next,
+                           bool stream, void* q) {
   const D8 d8;
   const size_t lanes = hn::Lanes(DF());
   const size_t step = hn::Lanes(d8);
-  const T *ahead = static_cast<const T *>(next);
-  uint8_t *to = static_cast<uint8_t *>(q);
+  const T* ahead = static_cast<const T*>(next);
+  uint8_t* to = static_cast<uint8_t*>(q);
   size_t i = 0;
   if (stream) {
     // Whole cache lines only: a line written in parts would be read first.
@@ -232,9 +232,9 @@ HWY_INLINE void QuantizeBy(const Q &quantizer, size_t n, const void *next,
 }
 
 template <typename T, bool kAnyX>
-void Quantize(const void *x, size_t n, float inverse, const void *next,
-              bool stream, void *q) {
-  const Quantizer<T, kAnyX> quantizer = {static_cast<const T *>(x), inverse};
+void Quantize(const void* x, size_t n, float inverse, const void* next,
+              bool stream, void* q) {
+  const Quantizer<T, kAnyX> quantizer = {static_cast<const T*>(x), inverse};
 #if QUERN_FP8_BY_TABLE
   if constexpr (hwy::IsSame<T, BFloat16>() && !kAnyX) {
     // Not what is streamed: memory is slower than either, and arithmetic

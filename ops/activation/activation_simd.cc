@@ -63,7 +63,7 @@ class ModerateExp {
 // elsewhere; the bounds of activation-inl.h hold for both.
 template <class Of>
 struct MostlyModerate {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     const DF d;
     const auto near = hn::Le(hn::Abs(v), hn::Set(d, Of::kMost));
     const auto moderate = Moderate(v);
@@ -88,19 +88,19 @@ using SiluOf = MostlyModerate<SiluParts>;
 using GeluTanhOf = MostlyModerate<GeluTanhParts>;
 #else
 struct SiluOf {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     return Silu(DF(), v);
   }
 };
 struct GeluTanhOf {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     return GeluTanh(DF(), v);
   }
 };
 #endif
 
 struct GeluOf {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     return Gelu(DF(), v);
   }
 };
@@ -114,7 +114,7 @@ HWY_INLINE VF SlopedSilu(float slope, VF v) {
   return MulSigmoid(d, x, hn::Mul(x, hn::Set(d, slope)));
 }
 struct QuickGeluOf {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     return SlopedSilu(1.702f, v);
   }
 };
@@ -130,19 +130,19 @@ HWY_INLINE VF AtLeast(VF v, float limit) {
 }
 
 struct Relu2Of {
-  HWY_INLINE VF operator()(const ActivationParams &, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
     const auto positive = AtLeast(v, 0.0f);
     return hn::Mul(positive, positive);
   }
 };
 struct FatreluOf {
-  HWY_INLINE VF operator()(const ActivationParams &p, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
     const DF d;
     return hn::IfThenElse(hn::Le(v, hn::Set(d, p.threshold)), hn::Zero(d), v);
   }
 };
 struct XieluOf {
-  HWY_INLINE VF operator()(const ActivationParams &p, VF v) const {
+  HWY_INLINE VF operator()(const ActivationParams& p, VF v) const {
     const DF d;
     const auto linear = hn::Mul(v, hn::Set(d, p.beta));
     const auto square = hn::Mul(hn::Mul(v, hn::Set(d, p.alpha_p)), v);
@@ -155,7 +155,7 @@ struct XieluOf {
 
 // Two vectors at a time: the latency of one hides behind the other.
 template <class Of>
-void Apply(const ActivationParams &params, size_t n, float *g, float *) {
+void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const Of of;
@@ -236,32 +236,32 @@ struct GatedBF16 {
     }
     return result(hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
   }
-  HWY_INLINE void Part(size_t i, size_t count, uint16_t *out) const {
+  HWY_INLINE void Part(size_t i, size_t count, uint16_t* out) const {
     const DC d;
     hn::StoreN(
         result(hn::LoadN(d, gate + i, count), hn::LoadN(d, up + i, count)), d,
         out + i, count);
   }
-  const uint16_t *gate;
-  const uint16_t *up;
-  const uint16_t *next_gate;
-  const uint16_t *next_up;
+  const uint16_t* gate;
+  const uint16_t* up;
+  const uint16_t* next_gate;
+  const uint16_t* next_up;
   GatedResult<Of> result;
 };
 
 // 15 cycles for 16 elements of a silu where blocks of f32, which hold back what
 // could overlap, took 33 (Zen 4, 2026).
 template <class Of>
-void Gated(const void *gate, const void *up, size_t n, const void *next_gate,
-           const void *next_up, bool stream, void *out) {
+void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
+           const void* next_up, bool stream, void* out) {
   const DC d;
   const size_t lanes = hn::Lanes(d);
-  const GatedBF16<Of> gated = {static_cast<const uint16_t *>(gate),
-                               static_cast<const uint16_t *>(up),
-                               static_cast<const uint16_t *>(next_gate),
-                               static_cast<const uint16_t *>(next_up),
+  const GatedBF16<Of> gated = {static_cast<const uint16_t*>(gate),
+                               static_cast<const uint16_t*>(up),
+                               static_cast<const uint16_t*>(next_gate),
+                               static_cast<const uint16_t*>(next_up),
                                {}};
-  uint16_t *to = static_cast<uint16_t *>(out);
+  uint16_t* to = static_cast<uint16_t*>(out);
   size_t i = 0;
   if (stream) {
     // Whole cache lines only: a line written in parts would be read first.
@@ -289,8 +289,8 @@ decltype(ActivationKernels::gated_bf16) GatedOf(Activation activation) {
   }
 }
 
-void ApplySwigluOai(const ActivationParams &params, size_t n, float *g,
-                    float *u) {
+void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
+                    float* u) {
   const DF d;
   const auto one = hn::Set(d, 1.0f);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -302,10 +302,10 @@ void ApplySwigluOai(const ActivationParams &params, size_t n, float *g,
   }
 }
 
-void ApplyNothing(const ActivationParams &, size_t, float *, float *) {}
+void ApplyNothing(const ActivationParams&, size_t, float*, float*) {}
 
 // The zeros behind n, less the center, must not count.
-float SumSquares(const float *v, float center, size_t n) {
+float SumSquares(const float* v, float center, size_t n) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const auto c = hn::Set(d, center);
@@ -323,7 +323,7 @@ float SumSquares(const float *v, float center, size_t n) {
   return hn::ReduceSum(d, sum);
 }
 
-float Sum(const float *v, size_t n) {
+float Sum(const float* v, size_t n) {
   const DF d;
   auto sum = hn::Zero(d);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -332,7 +332,7 @@ float Sum(const float *v, size_t n) {
   return hn::ReduceSum(d, sum);
 }
 
-void Excess(float cutoff, size_t n, float *v) {
+void Excess(float cutoff, size_t n, float* v) {
   const DF d;
   const auto c = hn::Set(d, cutoff);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
