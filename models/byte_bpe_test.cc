@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -130,21 +131,45 @@ std::vector<int32_t> ReferenceEncode(const TokenizerSpec& spec,
   return ids;
 }
 
+// Random vocabularies over two letters, where any wrong order shows; several
+// merges may make the same piece.
 TEST(ByteBpeTest, EqualsTheDefinitionOnCollidingMerges) {
-  // Of two letters: any wrong order shows. "a aab" and "aa ab" make the same.
-  TokenizerSpec spec = SmallSpec({"a b", "b b", "aa ab", "a a", "ab a", "aa a",
-                                  "bb ab", "abaab b", "aba ab", "b a"});
-  spec.merges.push_back("a aab");
-  spec.pieces.push_back("aab");
-  spec.types.push_back(TokenType::kNormal);
-  const Tokenizer tokenizer = Make(spec);
   TestRng rng;
-  for (int i = 0; i < 3000; ++i) {
-    std::string word;
-    for (int64_t n = rng.Integer(1, 24); n > 0; --n) {
-      word += rng.Integer(0, 2) == 0 ? 'b' : 'a';
+  for (int vocabulary = 0; vocabulary < 100; ++vocabulary) {
+    std::vector<std::string> pieces = {"a", "b"};
+    const auto any_piece = [&] {
+      return pieces[static_cast<size_t>(
+          rng.Integer(0, static_cast<int64_t>(pieces.size()) - 1))];
+    };
+    std::vector<std::string> merges;
+    while (merges.size() < 12) {
+      const std::string left = any_piece(), right = any_piece();
+      const std::string merge = absl::StrCat(left, " ", right);
+      if (absl::c_linear_search(merges, merge)) continue;
+      merges.push_back(merge);
+      if (!absl::c_linear_search(pieces, left + right)) {
+        pieces.push_back(left + right);
+      }
     }
-    ASSERT_EQ(tokenizer.Encode(word), ReferenceEncode(spec, word)) << word;
+    // SmallSpec adds a piece for each merge: give it those that make new ones.
+    std::vector<std::string> first_merges, made;
+    for (const std::string& merge : merges) {
+      const std::string piece = absl::StrJoin(absl::StrSplit(merge, ' '), "");
+      if (absl::c_linear_search(made, piece)) continue;
+      made.push_back(piece);
+      first_merges.push_back(merge);
+    }
+    TokenizerSpec spec = SmallSpec(first_merges);
+    spec.merges = merges;
+    const Tokenizer tokenizer = Make(spec);
+    for (int i = 0; i < 40; ++i) {
+      std::string word;
+      for (int64_t n = rng.Integer(1, 24); n > 0; --n) {
+        word += rng.Integer(0, 1) == 0 ? 'b' : 'a';
+      }
+      ASSERT_EQ(tokenizer.Encode(word), ReferenceEncode(spec, word))
+          << word << " by " << absl::StrJoin(merges, ", ");
+    }
   }
 }
 
@@ -198,6 +223,9 @@ TEST(ByteBpeTest, SpecialTokensAreTextUnlessAskedFor) {
               ElementsAre('<', '|', '<', 't', 'o', 'o', 'l'));
   EXPECT_THAT(tokenizer.Encode("<<tool>a<|end|>aa", Specials::kAsTokens),
               ElementsAre('<', kTool, 'a', kEnd, kAa));
+  EXPECT_THAT(tokenizer.Encode(absl::string_view("<|end|>\0\0", 9),
+                               Specials::kAsTokens),
+              ElementsAre(kEnd, 0, 0));
   EXPECT_THAT(tokenizer.Encode("", Specials::kAsTokens), ElementsAre());
   // Control tokens decode to nothing, user-defined ones to their text.
   EXPECT_EQ(tokenizer.Decode({kEnd, 'a', kTool, -1, 268}), "a<tool>");
@@ -221,6 +249,8 @@ TEST(ByteBpeTest, AStreamHoldsIncompleteCharactersBack) {
   EXPECT_EQ(decoder.Add(0xc3), "");
   EXPECT_EQ(decoder.Add(0xa9), "\u00e9");
   EXPECT_EQ(decoder.Add(0xff), "\ufffd");
+  EXPECT_EQ(decoder.Add(0xed), "");
+  EXPECT_EQ(decoder.Add(0xa0), "\ufffd\ufffd");  // half a surrogate
   EXPECT_EQ(decoder.Add(kTool), "<tool>");
 }
 
@@ -283,6 +313,52 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
   const auto gpt = Create(bos, "gpt-2");
   ASSERT_TRUE(gpt.ok()) << gpt.status();
   EXPECT_FALSE(gpt->add_bos());
+}
+
+// Flipped, overwritten and cut: refused, or a tokenizer that works.
+TEST_F(ByteBpeFileTest, DamagedFilesDoNotBreakIt) {
+  ASSERT_TRUE(Create(&Nothing, "qwen2").ok());
+  const std::string good = bytes_;
+  const std::string text = "the 'S \xff\r\n12<|end|><tool> aaab\u6f22";
+  TestRng rng;
+  const auto any = [&](size_t size) {
+    return static_cast<size_t>(rng.Integer(0, static_cast<int64_t>(size) - 1));
+  };
+  int accepted = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string bytes = good;
+    for (int64_t n = rng.Integer(1, 3); n > 0; --n) {
+      const size_t at = any(bytes.size());
+      switch (rng.Integer(0, 3)) {
+        case 0:
+          bytes[at] = static_cast<char>(rng.Next());
+          break;
+        case 1:
+          bytes[at] = bytes[any(bytes.size())];
+          break;
+        case 2:
+          std::swap(bytes[at], bytes[any(bytes.size())]);
+          break;
+        default:
+          bytes[at] = static_cast<char>(bytes[at] ^ (1 << rng.Integer(0, 7)));
+      }
+    }
+    if (rng.Integer(0, 15) == 0) bytes.resize(any(bytes.size()));
+    const auto file = GgufFile::Parse(absl::MakeConstSpan(
+        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    if (!file.ok()) continue;
+    const auto tokenizer = Tokenizer::Create(*file);
+    if (!tokenizer.ok()) continue;
+    ++accepted;
+    ASSERT_EQ(tokenizer->Decode(tokenizer->Encode(text)), text) << i;
+    for (const int32_t id :
+         tokenizer->Encode(text, Tokenizer::Specials::kAsTokens)) {
+      ASSERT_GE(id, 0);
+      ASSERT_LT(id, tokenizer->vocab_size());
+    }
+  }
+  EXPECT_GT(accepted, 30);  // else this tests the reader of files only
+  EXPECT_LT(accepted, 2700);
 }
 
 TEST_F(ByteBpeFileTest, RefusesWhatItCannotRead) {

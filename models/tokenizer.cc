@@ -144,6 +144,8 @@ absl::Status Tokenizer::IndexSentencePieces() {
 
 absl::Status Tokenizer::IndexBytePieces() {
   std::unordered_map<std::string_view, int32_t> used;
+  used.reserve(pieces_.size());
+  normal_.reserve(pieces_.size());
   for (size_t id = 0; id < pieces_.size(); ++id) {
     const std::string& piece = pieces_[id];
     if (types_[id] == TokenType::kUnused) continue;

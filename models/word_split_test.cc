@@ -76,6 +76,7 @@ constexpr Case kCases[] = {
     {"a  b", "a| | b"},
     {"a   ", "a|   "},
     {"a \n b", "a| \n| b", nullptr, "a| \n| b"},
+    {"a \r b", "a| \r| b"},
     {"a \n\n  b", "a| \n\n| | b", nullptr, "a| \n\n | b"},
     {"a\n\nb", "a|\n\n|b", nullptr, "a|\n|\n|b"},
     {"a\n \n  ", "a|\n \n|  ", nullptr, "a|\n \n  "},
