@@ -1,21 +1,15 @@
 #ifndef QUERN_OPS_PARALLEL_ROWS_H_
 #define QUERN_OPS_PARALLEL_ROWS_H_
 
-// Divides independent rows among workers. Rows never share a result, so the
-// division decides who computes a row and never what is computed.
+// core/parallel_rows.h as every operator on rows divides them.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
 #include "core/executor.h"
-#include "core/math_util.h"
+#include "core/parallel_rows.h"
 
 namespace quern {
-
-// A fork-join costs about a microsecond; a core streams this many elements in
-// one to two. Less work than two grains stays on the calling thread.
-inline constexpr int64_t kParallelRowsGrain = 16384;
 
 // Plans refuse rows of more columns. Bytes and costs of a row, up to 15 for
 // each column, then fit in an int64, even where there are no rows and no
@@ -26,21 +20,7 @@ inline constexpr int64_t kMaxRowElements = (int64_t{1} << 59) - 1;
 // row, in elements touched.
 inline void ParallelRows(Executor& executor, int64_t rows, int64_t row_elements,
                          absl::FunctionRef<void(int64_t, int64_t)> fn) {
-  if (rows <= 0) return;
-  // Rows that make up a grain, and enough ranges to level out slow workers.
-  const int64_t min_rows =
-      DivCeil(kParallelRowsGrain, std::max<int64_t>(row_elements, 1));
-  const int64_t max_tasks = int64_t{4} * executor.num_workers();
-  const int64_t rows_per_task = std::max(min_rows, DivCeil(rows, max_tasks));
-  const int64_t tasks = DivCeil(rows, rows_per_task);
-  if (tasks == 1 || executor.num_workers() == 1) {
-    fn(0, rows);
-    return;
-  }
-  executor.ParallelFor(tasks, [&](int64_t task, int /*worker*/) {
-    const int64_t begin = task * rows_per_task;
-    fn(begin, std::min(begin + rows_per_task, rows));
-  });
+  ParallelRowRanges(executor, rows, row_elements, 4, fn);
 }
 
 }  // namespace quern

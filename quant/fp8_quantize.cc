@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <limits>
 
-#include "absl/functional/function_ref.h"
 #include "core/check.h"
 #include "core/check_args.h"
 #include "core/cpu_info.h"
 #include "core/math_util.h"
+#include "core/parallel_rows.h"
 #include "core/status_macros.h"
 #include "hwy/base.h"
 #include "quant/float_format.h"
@@ -22,9 +22,8 @@ namespace {
 
 constexpr char kOp[] = "fp8_quantize";
 
-// As of int8_quantize: what a core does in a microsecond or two, the rows that
-// are worth streaming, and what is to be in L2 before its turn comes.
-constexpr int64_t kMinTaskElements = 16384;
+// As of int8_quantize: the rows that are worth streaming, and what is to be in
+// L2 before its turn comes.
 constexpr int64_t kTasksPerWorker = 8;
 constexpr int64_t kMinStreamRowBytes = 1024;
 constexpr int64_t kPrefetchBytes = 16 << 10;
@@ -46,23 +45,6 @@ uint32_t F32Bits(DType dtype, uint32_t code) {
 float PowerOfTwo(float s) {
   const uint32_t bits = hwy::BitCastScalar<uint32_t>(s);
   return hwy::BitCastScalar<float>((bits + 0x7FFFFFu) & 0x7F800000u);
-}
-
-void ForRows(Executor& executor, int64_t m, int64_t k,
-             absl::FunctionRef<void(int64_t, int64_t)> fn) {
-  if (m == 0) return;
-  const int64_t rows_per_task =
-      std::max(DivCeil(kMinTaskElements, std::max<int64_t>(k, 1)),
-               DivCeil(m, kTasksPerWorker * executor.num_workers()));
-  const int64_t tasks = DivCeil(m, rows_per_task);
-  if (tasks == 1 || executor.num_workers() == 1) {
-    fn(0, m);
-    return;
-  }
-  executor.ParallelFor(tasks, [&](int64_t task, int) {
-    const int64_t begin = task * rows_per_task;
-    fn(begin, std::min(begin + rows_per_task, m));
-  });
 }
 
 // Where row i begins; the stride of a lone row, or of rows of nothing, may be
@@ -222,16 +204,17 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   if (spec_.granularity == Fp8Granularity::kTensor) {
     // Magnitudes are ordered as their codes are, NaN above all.
     std::atomic<uint32_t> max_code{0};
-    ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
-      uint32_t mine = 0;
-      for (int64_t i = begin; i < end; ++i) {
-        mine = std::max(mine, MaxCode(RowOf(x, i), k));
-      }
-      uint32_t old = max_code.load(std::memory_order_relaxed);
-      while (old < mine && !max_code.compare_exchange_weak(
-                               old, mine, std::memory_order_relaxed)) {
-      }
-    });
+    ParallelRowRanges(
+        executor, m, k, kTasksPerWorker, [&](int64_t begin, int64_t end) {
+          uint32_t mine = 0;
+          for (int64_t i = begin; i < end; ++i) {
+            mine = std::max(mine, MaxCode(RowOf(x, i), k));
+          }
+          uint32_t old = max_code.load(std::memory_order_relaxed);
+          while (old < mine && !max_code.compare_exchange_weak(
+                                   old, mine, std::memory_order_relaxed)) {
+          }
+        });
     tensor_scale = ScaleOf(max_code.load());
     scales.data()[0] = tensor_scale;
   }
@@ -240,29 +223,30 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   const int64_t rows_ahead =
       DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
   const bool stream = Streams(m, k);
-  ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const char* const row = RowOf(x, i);
-      const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
-      Float8E4M3* const to = RowOf(q, i);
-      switch (spec_.granularity) {
-        case Fp8Granularity::kTensor:
-          Quantize(row, k, tensor_scale, next, stream, to);
-          break;
-        case Fp8Granularity::kGroup:
-          for (int64_t g = 0; g * spec_.group < k; ++g) {
-            const int64_t at = g * spec_.group;
-            RowOf(scales, i)[g] =
-                Dynamic(row + at * size, std::min(spec_.group, k - at),
-                        next + at * size, false, to + at);
+  ParallelRowRanges(
+      executor, m, k, kTasksPerWorker, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const char* const row = RowOf(x, i);
+          const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
+          Float8E4M3* const to = RowOf(q, i);
+          switch (spec_.granularity) {
+            case Fp8Granularity::kTensor:
+              Quantize(row, k, tensor_scale, next, stream, to);
+              break;
+            case Fp8Granularity::kGroup:
+              for (int64_t g = 0; g * spec_.group < k; ++g) {
+                const int64_t at = g * spec_.group;
+                RowOf(scales, i)[g] =
+                    Dynamic(row + at * size, std::min(spec_.group, k - at),
+                            next + at * size, false, to + at);
+              }
+              break;
+            default:
+              RowOf(scales, i)[0] = Dynamic(row, k, next, stream, to);
           }
-          break;
-        default:
-          RowOf(scales, i)[0] = Dynamic(row, k, next, stream, to);
-      }
-    }
-    if (stream) kernels_.flush();
-  });
+        }
+        if (stream) kernels_.flush();
+      });
 }
 
 void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
@@ -277,19 +261,21 @@ void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
       DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
   const int64_t cols = spec_.block_cols == 0 ? k : spec_.block_cols;
   const bool stream = Streams(m, k) && cols == k;
-  ForRows(executor, m, k, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float* const scale_row = RowOf(
-          scales, spec_.block_rows == 0 ? int64_t{0} : i / spec_.block_rows);
-      const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
-      for (int64_t at = 0; at < k; at += cols) {
-        Quantize(RowOf(x, i) + at * size, std::min(cols, k - at),
-                 scale_row[at / cols], next + at * size, stream,
-                 RowOf(q, i) + at);
-      }
-    }
-    if (stream) kernels_.flush();
-  });
+  ParallelRowRanges(
+      executor, m, k, kTasksPerWorker, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const float* const scale_row =
+              RowOf(scales,
+                    spec_.block_rows == 0 ? int64_t{0} : i / spec_.block_rows);
+          const char* const next = RowOf(x, std::min(i + rows_ahead, end - 1));
+          for (int64_t at = 0; at < k; at += cols) {
+            Quantize(RowOf(x, i) + at * size, std::min(cols, k - at),
+                     scale_row[at / cols], next + at * size, stream,
+                     RowOf(q, i) + at);
+          }
+        }
+        if (stream) kernels_.flush();
+      });
 }
 
 }  // namespace quern

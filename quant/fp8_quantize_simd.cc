@@ -2,8 +2,8 @@
 #include <cstdint>
 
 #include "core/float_type.h"
-#include "core/prefetch.h"
 #include "quant/fp8_quantize_kernels.h"
+#include "quant/prefetch_all.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/fp8_quantize_simd.cc"
@@ -31,13 +31,6 @@ using DF = hn::Repartition<float, D8>;
 #else
 #define QUERN_FP8_BY_TABLE 0
 #endif
-
-// To L2, for the reasons that int8_quantize_simd.cc gives.
-HWY_INLINE void PrefetchAllToL2(const void* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) {
-    PrefetchL2(static_cast<const char*>(p) + i);
-  }
-}
 
 // y if |y| >= least, else least with the sign of y; not for NaN.
 HWY_INLINE hn::Vec<DF> AtLeastMagnitude(hn::Vec<DF> y, float least) {

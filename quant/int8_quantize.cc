@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/cpu_info.h"
 #include "core/math_util.h"
+#include "core/parallel_rows.h"
 #include "core/status_macros.h"
 #include "hwy/base.h"
 #include "quant/scalar_convert.h"
@@ -19,9 +20,6 @@ namespace {
 
 constexpr absl::string_view kOp = "int8_quantize";
 
-// Elements per task at least: a core takes one to two microseconds for them,
-// a fork-join one.
-constexpr int64_t kMinTaskElements = 16384;
 // Tasks per worker at most, to level out slow ones.
 constexpr int64_t kTasksPerWorker = 8;
 
@@ -313,18 +311,7 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
     }
     if (stream) kernels_.flush();
   };
-  const int64_t rows_per_task =
-      std::max(DivCeil(kMinTaskElements, std::max<int64_t>(k, 1)),
-               DivCeil(m, kTasksPerWorker * executor.num_workers()));
-  const int64_t tasks = DivCeil(m, rows_per_task);
-  if (tasks == 1 || executor.num_workers() == 1) {
-    rows(0, m);
-    return;
-  }
-  executor.ParallelFor(tasks, [&](int64_t task, int) {
-    const int64_t begin = task * rows_per_task;
-    rows(begin, std::min(begin + rows_per_task, m));
-  });
+  ParallelRowRanges(executor, m, k, kTasksPerWorker, rows);
 }
 
 }  // namespace quern
