@@ -12,6 +12,21 @@ namespace quern {
 // Providers: simd, our packed kernels; onednn, which MakeFrom takes; reference,
 // a loop with a sum in double.
 //
+//   const TensorMeta x_meta{DType::kBF16, {max_tokens, k}};
+//   QUERN_ASSIGN_OR_RETURN(
+//       MadeOp up, ops.Make("column_parallel_linear",
+//                           {{"x", x_meta}, {"weight", w_meta},
+//                            {"ranks", &communicator}}));
+//   // No bias; y[tokens, n / ranks] is what is returned.
+//   const AnyTensorView tensors[] = {x, weight, AnyTensorView(), y};
+//   QUERN_RETURN_IF_ERROR(up.op->Prepare(tensors, executor));   // once
+//   QUERN_RETURN_IF_ERROR(up.op->CheckArgs(tensors));
+//   up.op->Execute(tensors, executor);
+//
+// on the thread or in the process of each rank, in the same order on all: where
+// one rank turns back on an error, the others wait for it. x and y are this
+// rank's: x of a row layer has k / ranks columns.
+//
 // simd and onednn pack weight and bias in Prepare, FailedPrecondition from
 // CheckArgs before it, and reserve scratch for as many rows as the x that the
 // operator was made with. They do not read weight and bias again, but CheckArgs

@@ -1,9 +1,11 @@
 #include "ops/registry/op_dispatcher.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/status_macros.h"
 
 namespace quern {
@@ -35,13 +37,17 @@ absl::StatusOr<MadeOp> MakeNamed(absl::string_view provider,
                                  absl::Span<const OpArg> args) {
   const auto& own = op.override_with;
   if (own.has_value() && own->provider == provider) return MakeWith(*own, args);
+  std::vector<absl::string_view> names;
+  if (own.has_value()) names.push_back(own->provider);
   for (const OpImplementation& implementation : op.implementations) {
     if (implementation.provider == provider) {
       return MakeWith(implementation, args);
     }
+    names.push_back(implementation.provider);
   }
-  return absl::NotFoundError(absl::StrCat(
-      kWhat, ": ", op.schema.name, " has no provider \"", provider, "\""));
+  return absl::NotFoundError(
+      absl::StrCat(kWhat, ": ", op.schema.name, " has no provider \"", provider,
+                   "\"; need one of ", absl::StrJoin(names, ", ")));
 }
 
 absl::StatusOr<MadeOp> MakeDisabled(const OpDefinition& op,

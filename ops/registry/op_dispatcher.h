@@ -4,8 +4,9 @@
 // Constructs operators: a registry under a policy. Which implementation runs is
 // decided here, once; nothing is looked up when it runs.
 //
-//   enabled    the override, if there is one; else the first provider that does
-//              not answer Unimplemented, in the order of registration
+//   enabled    the override, if there is one, whatever it answers; else the
+//              first provider that does not answer Unimplemented, in the order
+//              of registration
 //   disabled   the reference
 //
 // or whom the caller names. Each construction counts, of the operator's name:
@@ -50,7 +51,9 @@ class OpDispatcher {
 
   // NotFound without such an operator; InvalidArgument for arguments that its
   // schema or the chosen implementation refuses; Unimplemented if none takes
-  // them. Counts only what it returns. Safe to call concurrently.
+  // them. Most look at dtypes and at x here, and at all of the tensors in
+  // CheckArgs; OpRegistry::InferShapes compares shapes without data. Counts
+  // only what it returns. Safe to call concurrently.
   absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
                               OpEnable enable = OpEnable::kByPolicy) const;
 

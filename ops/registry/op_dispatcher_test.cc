@@ -118,7 +118,7 @@ TEST(OpDispatcherTest, TakesTheProviderThatIsNamed) {
     const absl::Status none = ops.MakeFrom(provider, "second", Args()).status();
     EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
     EXPECT_NE(none.message().find(std::string("second has no provider \"") +
-                                  provider + "\""),
+                                  provider + "\"; need one of "),
               std::string::npos)
         << none;
   }

@@ -6,15 +6,28 @@
 // embedder builds one at start-up, adds or overrides, and constructs from it.
 //
 //   OpRegistry registry;
-//   RETURN_IF_ERROR(RegisterAllOps(registry));         // all_ops.h
-//   RETURN_IF_ERROR(registry.Override<&MyRmsNorm>("rms_norm", "mine"));
+//   QUERN_RETURN_IF_ERROR(RegisterAllOps(registry));  // all_ops.h
+//   QUERN_RETURN_IF_ERROR(registry.Override<&MakeMine>("rms_norm", "mine"));
+//   QUERN_ASSIGN_OR_RETURN(OpPolicy policy, OpPolicy::Parse("none,+rms_norm"));
 //   OpDispatcher ops(registry, policy);
-//   ASSIGN_OR_RETURN(auto norm, ops.Make("rms_norm", {{"x", meta}, ...}));
-//   norm->Execute({x, weight, out}, executor);
+//   const TensorMeta x_meta{DType::kBF16, {tokens, hidden}};
+//   QUERN_ASSIGN_OR_RETURN(MadeOp norm, ops.Make("rms_norm", {{"x", x_meta}}));
+//   const AnyTensorView tensors[] = {x, AnyTensorView(), out};  // no weight
+//   QUERN_RETURN_IF_ERROR(norm.op->CheckArgs(tensors));
+//   norm.op->Execute(tensors, executor);
 //
-// An operator with weights to pack is handed them first, by Prepare.
+// An operator with weights to pack is handed them first, by Prepare
+// (linear_ops.h). A whole program with an override: examples/embed_workspace.
 //
-// A typed function has the schema's parameters in its signature:
+// A typed function, in the example
+//
+//   absl::StatusOr<std::unique_ptr<BoundOp>> MakeMine(
+//       const TensorMeta& x, const std::optional<TensorMeta>& weight,
+//       double eps, int64_t var_hidden_size);
+//
+// makes an operator (Add, Override) or infers shapes (Define), for which it
+// returns absl::StatusOr<std::vector<TensorMeta>>. It has the schema's
+// parameters, all of them and in their order, in its signature:
 //
 //   Tensor            const TensorMeta&
 //   Tensor(aN!)       const MutatedMeta&
@@ -89,7 +102,9 @@ class BoundOp {
 
   // Whether Execute may be called with these: the schema's tensors in its
   // order, a default-constructed view for one that is left out, and then what
-  // it returns. InvalidArgument names the argument.
+  // it returns. InvalidArgument names the argument. Rows may be more or fewer
+  // than those that the operator was made with, but for what the header of its
+  // family says.
   virtual absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const = 0;
   // Writes the tensors that the schema marks, and those that it returns. Safe
@@ -100,7 +115,8 @@ class BoundOp {
 
 using OpShapes = std::function<absl::StatusOr<std::vector<TensorMeta>>(
     absl::Span<const OpArg>)>;
-// Unimplemented: not for these arguments; the next provider is asked.
+// Unimplemented: not for these arguments; the next provider is asked, unless
+// it is an override that says so.
 using OpFactory = std::function<absl::StatusOr<std::unique_ptr<BoundOp>>(
     absl::Span<const OpArg>)>;
 

@@ -6,8 +6,12 @@
 
 namespace quern {
 
-// rotary_embedding (in place; positions are int32). Providers: simd, and
-// reference, which rounds each product and each sum.
+// rotary_embedding (in place): positions is int32[n], query and key are
+// [n, heads, head_dim], not [n, heads * head_dim]. Angles are computed from
+// `base`, where vLLM's is handed a table; rot_dim 0 is head_dim, and positions
+// are less than max_position. A model's scaling (YaRN, Llama 3) is in the
+// plan's spec alone. Providers: simd, and reference, which rounds each product
+// and each sum. Equation: ops/rope/rotary_embedding.h.
 absl::Status RegisterRopeOps(OpRegistry& registry);
 
 // mrope (in place; positions[3, n] of time, row and column), apply_rotary_emb,
