@@ -159,6 +159,13 @@ TEST_P(ActAndMulTest, PropagatesNaNAndHasALimitAtMinusInfinity) {
     EXPECT_EQ(y[3], -kInf);
     EXPECT_EQ(y[4], 0.0);
     EXPECT_TRUE(y[5] == 0.0 && !std::signbit(y[5])) << y[5];
+
+    // Clamps do not swallow it.
+    ActAndMulSpec clamped = Spec(6, dtype, dtype);
+    clamped.activation = Activation::kSwigluOai;
+    Plan(clamped).ExecuteSplit(gate.view(), up.view(), out.view(), executor_);
+    EXPECT_TRUE(std::isnan(out.doubles()[1]));
+    EXPECT_TRUE(std::isnan(out.doubles()[2]));
   }
 }
 
