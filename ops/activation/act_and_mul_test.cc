@@ -407,7 +407,7 @@ TEST_P(ActAndMulTest, StreamsTheSameBits) {
 }
 
 // A vector may be computed another way if one of its gates needs that.
-TEST_P(ActAndMulTest, ABFloat16ResultDoesNotDependOnItsNeighbours) {
+TEST_P(ActAndMulTest, AResultDoesNotDependOnItsNeighbours) {
   TestRng rng;
   const int64_t d = 65536;
   std::vector<double> gates, ups, gates_apart, ups_apart;
@@ -415,28 +415,31 @@ TEST_P(ActAndMulTest, ABFloat16ResultDoesNotDependOnItsNeighbours) {
   for (uint32_t code = 0; code < 65536; ++code) {
     gates.push_back(ToDouble(FromBits<BFloat16>(code)));
     ups.push_back(double{reals[code]});
-    for (const double gate : {gates.back(), -1000.0}) {
+    for (const double gate : {gates.back(), -1000.0, -1000.0}) {
       gates_apart.push_back(gate);
       ups_apart.push_back(ups.back());
     }
   }
-  const auto run = [&](Activation activation, const std::vector<double>& g,
+  const auto run = [&](Activation activation, DType dtype,
+                       const std::vector<double>& g,
                        const std::vector<double>& u) {
     const auto n = static_cast<int64_t>(g.size());
-    ActAndMulSpec spec = Spec(n, DType::kBF16, DType::kBF16);
+    ActAndMulSpec spec = Spec(n, dtype, dtype);
     spec.activation = activation;
-    const AnyMatrix gate(DType::kBF16, g, 1, n, n);
-    const AnyMatrix up(DType::kBF16, u, 1, n, n);
-    const AnyMatrix out(DType::kBF16, 1, n, n);
+    const AnyMatrix gate(dtype, g, 1, n, n);
+    const AnyMatrix up(dtype, u, 1, n, n);
+    const AnyMatrix out(dtype, 1, n, n);
     Plan(spec).ExecuteSplit(gate.view(), up.view(), out.view(), executor_);
     return out.bits();
   };
   for (const Activation activation :
        {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh}) {
-    const auto together = run(activation, gates, ups);
-    const auto apart = run(activation, gates_apart, ups_apart);
-    for (size_t i = 0; i < together.size(); ++i) {
-      ASSERT_EQ(together[i], apart[2 * i]) << gates[i] << " " << ups[i];
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const auto together = run(activation, dtype, gates, ups);
+      const auto apart = run(activation, dtype, gates_apart, ups_apart);
+      for (size_t i = 0; i < together.size(); ++i) {
+        ASSERT_EQ(together[i], apart[3 * i]) << gates[i] << " " << ups[i];
+      }
     }
   }
 }
