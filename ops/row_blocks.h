@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cpu_info.h"
 #include "ops/row_block_kernels.h"
 #include "ops/row_stores.h"
 #include "ops/rows_of.h"  // IWYU pragma: export
@@ -18,12 +19,15 @@ namespace quern {
 // ends would cost more than is won.
 inline constexpr int64_t kMinStreamRowBytes = 1024;
 
-// Bytes of input and output from which an Execute streams. kAuto never does:
-// 4096 rows of 4096 bf16 are normed in 2.1 ms with cached stores and 2.6 ms
-// with streaming ones, whose rows are written behind those that are read (2
-// threads, Zen 4, 2026).
-inline int64_t StreamFrom(RowStores stores) {
-  return stores == RowStores::kStream ? 0 : INT64_MAX;
+// Bytes of input and output from which an Execute streams. kAuto does where the
+// kernel fetches ahead, once both do not fit the last-level cache together: out
+// would drive the input out, and is read in vain. Without fetches it loses:
+// rows are written behind those that are read.
+inline int64_t StreamFrom(RowStores stores, bool auto_streams = false) {
+  if (stores == RowStores::kStream) return 0;
+  return stores == RowStores::kAuto && auto_streams
+             ? GetCpuInfo().last_level_bytes()
+             : INT64_MAX;
 }
 
 // fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks

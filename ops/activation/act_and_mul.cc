@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "core/check_args.h"
-#include "core/cpu_info.h"
 #include "core/math_util.h"
 #include "core/prefetch.h"
 #include "core/status_macros.h"
@@ -84,12 +83,9 @@ ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec)
       in_one_pass_(kernels_.gated_bf16 != nullptr && spec.sparsity == 0.0 &&
                    spec.x_dtype == DType::kBF16 &&
                    spec.out_dtype == DType::kBF16),
-      // Once x and out do not fit together, out would drive x out, and is read
-      // in vain: 4096 rows of 14336 take 9.0 ms past the caches, 10.1 to 11.0
-      // through them (2 threads, Zen 4, 2026). Not so from blocks.
-      stream_from_bytes_(in_one_pass_ && spec.stores == RowStores::kAuto
-                             ? GetCpuInfo().last_level_bytes()
-                             : StreamFrom(spec.stores)),
+      // 4096 rows of 14336 take 9.0 ms past the caches, 10.1 to 11.0 through
+      // them (2 threads, Zen 4, 2026). Not so from blocks.
+      stream_from_bytes_(StreamFrom(spec.stores, in_one_pass_)),
       deviations_(spec.sparsity == 0.0
                       ? 0.0f
                       : static_cast<float>(NormalQuantile(spec.sparsity))) {}

@@ -90,7 +90,8 @@ class RmsNormPlan {
 
  private:
   explicit RmsNormPlan(const RmsNormSpec& spec);
-  RmsNormScale ScaleOf(const AnyTensorView& weight, int64_t rows) const;
+  RmsNormScale ScaleOf(const AnyTensorView& weight, int64_t rows,
+                       bool in_place) const;
 
   RmsNormSpec spec_;
   RmsNormKernels kernels_;

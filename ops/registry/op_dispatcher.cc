@@ -17,6 +17,10 @@ absl::StatusOr<MadeOp> MakeWith(const OpImplementation& implementation,
                                 absl::Span<const OpArg> args) {
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<BoundOp> op,
                          implementation.factory(args));
+  if (op == nullptr) {
+    return absl::InternalError(absl::StrCat(
+        kWhat, ": the maker of ", implementation.provider, " made nothing"));
+  }
   return MadeOp{std::move(op), implementation.provider};
 }
 

@@ -125,6 +125,19 @@ TEST(OpDispatcherTest, TakesTheProviderThatIsNamed) {
   EXPECT_EQ(ops.Counts("second").enabled, 0);
 }
 
+Bound Nothing(const TensorMeta&, double) { return std::unique_ptr<BoundOp>(); }
+
+TEST(OpDispatcherTest, RefusesAMakerThatMadeNothing) {
+  OpRegistry registry = Registry();
+  ASSERT_TRUE(registry.Override<&Nothing>("first", "mine").ok());
+  const OpDispatcher ops(registry, OpPolicy());
+  const absl::Status status = ops.Make("first", Args()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_NE(status.message().find("the maker of mine made nothing"),
+            std::string::npos);
+  EXPECT_EQ(ops.Counts("first").enabled, 0);
+}
+
 TEST(OpDispatcherTest, CountsConstructionsNotCalls) {
   const OpRegistry registry = Registry();
   const auto policy = OpPolicy::Parse("-second");
