@@ -451,6 +451,20 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
           .message(),
       "weight is not [8]"));
   const OpDispatcher ops(registry, OpPolicy());
+  // In the operator's name, and by Make as well.
+  for (const char* op : {"silu_and_mul", "gelu_and_mul"}) {
+    const NamedArgs odd = {{"x", TensorMeta{DType::kF32, {2, 7}}}};
+    const std::string words = std::string(op) + ": act_and_mul: x has 7";
+    EXPECT_TRUE(absl::StrContains(
+        registry.InferShapes(op, odd).status().message(), words));
+    EXPECT_TRUE(absl::StrContains(ops.Make(op, odd).status().message(), words));
+  }
+  EXPECT_TRUE(absl::StrContains(
+      ops.Make("rms_norm", {{"x", TensorMeta{DType::kF32, {2, 8}}},
+                            {"weight", TensorMeta{DType::kF32, {7}}}})
+          .status()
+          .message(),
+      "weight is not [8]"));
   EXPECT_TRUE(absl::StrContains(
       ops.Make("gelu_and_mul_sparse", {{"x", TensorMeta{DType::kF32, {2, 8}}},
                                        {"activation_sparsity", 0.0}})

@@ -83,8 +83,10 @@ absl::StatusOr<MadeOp> OpDispatcher::MakeBy(absl::string_view op,
   }
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
+  QUERN_RETURN_IF_ERROR(OfOp(op, definition->shapes(arranged).status()));
   bool on = true;
-  QUERN_ASSIGN_OR_RETURN(MadeOp made, make(*definition, arranged, on));
+  absl::StatusOr<MadeOp> made = make(*definition, arranged, on);
+  if (!made.ok()) return OfOp(op, made.status());
   (on ? counters->second->enabled : counters->second->disabled)
       .fetch_add(1, std::memory_order_relaxed);
   return made;

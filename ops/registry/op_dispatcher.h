@@ -50,10 +50,9 @@ class OpDispatcher {
   bool enabled(absl::string_view op) const { return policy_.enabled(op); }
 
   // NotFound without such an operator; InvalidArgument for arguments that its
-  // schema or the chosen implementation refuses; Unimplemented if none takes
-  // them. Most look at dtypes and at x here, and at all of the tensors in
-  // CheckArgs; OpRegistry::InferShapes compares shapes without data. Counts
-  // only what it returns. Safe to call concurrently.
+  // schema, its shapes (OpRegistry::InferShapes) or the chosen implementation
+  // refuse; Unimplemented if none takes them. What is left is for CheckArgs.
+  // Counts only what it returns. Safe to call concurrently.
   absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
                               OpEnable enable = OpEnable::kByPolicy) const;
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/status_macros.h"
 
@@ -90,6 +91,12 @@ absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
   return arranged;
 }
 
+absl::Status OfOp(absl::string_view op, const absl::Status& status) {
+  const std::string name = absl::StrCat(op, ": ");
+  if (status.ok() || absl::StartsWith(status.message(), name)) return status;
+  return absl::Status(status.code(), absl::StrCat(name, status.message()));
+}
+
 absl::Status OpRegistry::DefineTyped(absl::string_view text,
                                      std::vector<OpParam> signature,
                                      OpShapes shapes, OpExample example) {
@@ -164,7 +171,9 @@ absl::StatusOr<std::vector<TensorMeta>> OpRegistry::InferShapes(
   if (definition == nullptr) return NoSuchOp(op);
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
-  return definition->shapes(arranged);
+  auto shapes = definition->shapes(arranged);
+  if (!shapes.ok()) return OfOp(op, shapes.status());
+  return shapes;
 }
 
 }  // namespace quern

@@ -83,6 +83,10 @@ using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
 absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
                                                const NamedArgs& args);
 
+// A refusal in the name of an operator, whichever of the functions that several
+// operators share it comes from.
+absl::Status OfOp(absl::string_view op, const absl::Status& status);
+
 // An operator that was constructed: the implementation is chosen.
 class BoundOp {
  public:
