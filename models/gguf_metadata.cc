@@ -1,0 +1,151 @@
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "core/status_macros.h"
+#include "models/gguf.h"
+#include "models/gguf_format.h"
+
+namespace quern {
+namespace {
+
+using gguf_format::kOp;
+using gguf_format::Load;
+using gguf_format::Quoted;
+using gguf_format::ValueTypeName;
+
+}  // namespace
+
+absl::StatusOr<const GgufTensor*> GgufFile::FindTensor(
+    absl::string_view name) const {
+  const auto it = tensor_index_.find(name);
+  if (it == tensor_index_.end()) {
+    return absl::NotFoundError(absl::StrCat(kOp, ": no tensor ", Quoted(name)));
+  }
+  return &tensors_[it->second];
+}
+
+absl::StatusOr<GgufFile::Value> GgufFile::Find(absl::string_view key,
+                                               GgufValueType type) const {
+  const auto it = values_.find(key);
+  if (it == values_.end()) {
+    return absl::NotFoundError(absl::StrCat(kOp, ": no key ", Quoted(key)));
+  }
+  if (it->second.type != type) {
+    return InvalidArgument(kOp, "key ", Quoted(key), " is of type ",
+                           ValueTypeName(it->second.type), "; need ",
+                           ValueTypeName(type));
+  }
+  return it->second;
+}
+
+absl::StatusOr<GgufFile::Value> GgufFile::FindArray(
+    absl::string_view key, GgufValueType element) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kArray));
+  if (value.element != element) {
+    return InvalidArgument(kOp, "key ", Quoted(key), " is an array of ",
+                           ValueTypeName(value.element), "; need ",
+                           ValueTypeName(element));
+  }
+  return value;
+}
+
+absl::StatusOr<int64_t> GgufFile::GetInt(absl::string_view key) const {
+  const auto it = values_.find(key);
+  const GgufValueType type =
+      it == values_.end() ? GgufValueType::kI64 : it->second.type;
+  const uint8_t* at =
+      it == values_.end() ? nullptr : header() + it->second.offset;
+  switch (type) {
+    case GgufValueType::kU8:
+      return Load<uint8_t>(at);
+    case GgufValueType::kI8:
+      return Load<int8_t>(at);
+    case GgufValueType::kU16:
+      return Load<uint16_t>(at);
+    case GgufValueType::kI16:
+      return Load<int16_t>(at);
+    case GgufValueType::kU32:
+      return Load<uint32_t>(at);
+    case GgufValueType::kI32:
+      return Load<int32_t>(at);
+    case GgufValueType::kU64:
+      if (Load<uint64_t>(at) >> 63 != 0) {
+        return InvalidArgument(kOp, "key ", Quoted(key), " is ",
+                               Load<uint64_t>(at), "; need < 2^63");
+      }
+      return static_cast<int64_t>(Load<uint64_t>(at));
+    default: {
+      QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kI64));
+      return Load<int64_t>(header() + value.offset);
+    }
+  }
+}
+
+absl::StatusOr<uint32_t> GgufFile::GetU32(absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kU32));
+  return Load<uint32_t>(header() + value.offset);
+}
+
+absl::StatusOr<float> GgufFile::GetF32(absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kF32));
+  return Load<float>(header() + value.offset);
+}
+
+absl::StatusOr<bool> GgufFile::GetBool(absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kBool));
+  return header()[value.offset] != 0;
+}
+
+absl::StatusOr<absl::string_view> GgufFile::GetString(
+    absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value, Find(key, GgufValueType::kString));
+  const uint8_t* at = header() + value.offset;
+  return absl::string_view(reinterpret_cast<const char*>(at + 8),
+                           Load<uint64_t>(at));
+}
+
+absl::StatusOr<std::vector<absl::string_view>> GgufFile::GetStrings(
+    absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value,
+                         FindArray(key, GgufValueType::kString));
+  std::vector<absl::string_view> strings;
+  strings.reserve(static_cast<size_t>(value.count));
+  const uint8_t* at = header() + value.offset;
+  for (int64_t i = 0; i < value.count; ++i) {
+    const auto length = Load<uint64_t>(at);
+    strings.emplace_back(reinterpret_cast<const char*>(at + 8), length);
+    at += 8 + length;
+  }
+  return strings;
+}
+
+absl::StatusOr<std::vector<float>> GgufFile::GetF32s(
+    absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value,
+                         FindArray(key, GgufValueType::kF32));
+  std::vector<float> out(static_cast<size_t>(value.count));
+  if (!out.empty()) {
+    std::memcpy(out.data(), header() + value.offset,
+                out.size() * sizeof(float));
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<int32_t>> GgufFile::GetI32s(
+    absl::string_view key) const {
+  QUERN_ASSIGN_OR_RETURN(const Value value,
+                         FindArray(key, GgufValueType::kI32));
+  std::vector<int32_t> out(static_cast<size_t>(value.count));
+  if (!out.empty()) {
+    std::memcpy(out.data(), header() + value.offset,
+                out.size() * sizeof(int32_t));
+  }
+  return out;
+}
+
+}  // namespace quern
