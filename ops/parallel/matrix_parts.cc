@@ -37,11 +37,12 @@ AnyTensorView PartOf(const AnyTensorView& x, int64_t offset,
 
 }  // namespace
 
-AnyTensorView RowsOf(const AnyTensorView& x, int64_t begin, int64_t count) {
+AnyTensorView RowSlice(const AnyTensorView& x, int64_t begin, int64_t count) {
   return PartOf(x, begin * x.stride(0), {count, x.extent(1)});
 }
 
-AnyTensorView ColumnsOf(const AnyTensorView& x, int64_t begin, int64_t count) {
+AnyTensorView ColumnSlice(const AnyTensorView& x, int64_t begin,
+                          int64_t count) {
   return PartOf(x, begin, {x.extent(0), count});
 }
 

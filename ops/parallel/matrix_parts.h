@@ -14,10 +14,10 @@
 namespace quern {
 
 // Rows [begin, begin + count) of a matrix.
-AnyTensorView RowsOf(const AnyTensorView& x, int64_t begin, int64_t count);
+AnyTensorView RowSlice(const AnyTensorView& x, int64_t begin, int64_t count);
 
 // Columns [begin, begin + count) of a matrix.
-AnyTensorView ColumnsOf(const AnyTensorView& x, int64_t begin, int64_t count);
+AnyTensorView ColumnSlice(const AnyTensorView& x, int64_t begin, int64_t count);
 
 // bias[n] as f32, empty for one of rank 0. InvalidArgument for another shape,
 // Unimplemented for a dtype other than f32, bf16 and f16.

@@ -111,7 +111,7 @@ absl::StatusOr<AlignedBuffer> CopyShards(
                          AlignedBuffer::Create(n * k * size));
   char* to = copy.data<char>();
   for (const auto& rows : from_rows) {
-    CopyColumns(RowsOf(weights, rows.begin, rows.count),
+    CopyColumns(RowSlice(weights, rows.begin, rows.count),
                 AnyTensorView(weights.dtype(), static_cast<void*>(to), 2,
                               {rows.count, k}, {k, 1}));
     to += rows.count * k * size;
@@ -233,7 +233,7 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
   AnyTensorView own_weights = weights;
   AlignedBuffer copy;
   if (full && rows.size() == 1) {
-    own_weights = RowsOf(weights, rows[0].begin, own);
+    own_weights = RowSlice(weights, rows[0].begin, own);
   } else if (full) {
     QUERN_ASSIGN_OR_RETURN(copy, CopyShards(weights, rows, own));
     own_weights = AnyTensorView(spec.w, static_cast<const void*>(copy.data()),
@@ -277,7 +277,7 @@ absl::Status ColumnParallelLinearPlan::CheckArgs(const AnyTensorView& x,
   QUERN_RETURN_IF_ERROR(
       CheckRows(kColumn, x, y, linear_.spec(), spec_.k, columns_));
   const int64_t own = ColumnsOfC(spec_.activation, linear_.spec().n);
-  return linear_.CheckArgs(x, ColumnsOf(y, 0, own));
+  return linear_.CheckArgs(x, ColumnSlice(y, 0, own));
 }
 
 void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
@@ -294,7 +294,7 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
   if (row_bytes_ == 0) {
     // One piece, which lies in y at its place.
     const int64_t width = columns_ / size_;
-    const AnyTensorView own = ColumnsOf(y, rank_ * width, width);
+    const AnyTensorView own = ColumnSlice(y, rank_ * width, width);
     linear_.Execute(x, own, scratch.linear_, executor);
     communicator.AllGatherColumns(own, y, {columns_, width});
     return;
@@ -307,8 +307,8 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
   int64_t from = 0, to = 0;
   for (const ColumnOutput& output : spec_.outputs) {
     const int64_t width = output.size / size_;
-    communicator.AllGatherColumns(ColumnsOf(own, from, width),
-                                  ColumnsOf(y, to, output.size),
+    communicator.AllGatherColumns(ColumnSlice(own, from, width),
+                                  ColumnSlice(y, to, output.size),
                                   {output.size, width});
     from += width;
     to += output.size;
@@ -348,7 +348,7 @@ absl::StatusOr<RowParallelLinearPlan> RowParallelLinearPlan::Create(
       LinearPlan linear,
       LinearPlan::Create(
           LinearOf(spec, spec.n, own),
-          full ? ColumnsOf(weights, rank * own, own) : weights,
+          full ? ColumnSlice(weights, rank * own, own) : weights,
           add && rank == 0 ? BiasView(f32_bias) : AnyTensorView(), executor));
   RowParallelLinearPlan plan(spec, std::move(linear));
   plan.rank_ = rank;
@@ -363,7 +363,7 @@ VectorView<const float> RowParallelLinearPlan::bias() const {
 
 AnyTensorView RowParallelLinearPlan::OwnColumns(const AnyTensorView& x) const {
   const int64_t own = spec_.k / size_;
-  return spec_.input_is_parallel ? x : ColumnsOf(x, rank_ * own, own);
+  return spec_.input_is_parallel ? x : ColumnSlice(x, rank_ * own, own);
 }
 
 absl::Status RowParallelLinearPlan::CheckArgs(const AnyTensorView& x,

@@ -106,9 +106,9 @@ absl::StatusOr<ParallelLmHeadPlan> ParallelLmHeadPlan::Create(
   if (!f32_bias.empty()) {
     own_bias = DenseVector(f32_bias.data<float>() + first, own);
   }
-  QUERN_ASSIGN_OR_RETURN(plan.linear_,
-                         LinearPlan::Create(linear, RowsOf(weight, first, own),
-                                            own_bias, executor));
+  QUERN_ASSIGN_OR_RETURN(
+      plan.linear_, LinearPlan::Create(linear, RowSlice(weight, first, own),
+                                       own_bias, executor));
   return plan;
 }
 
@@ -179,7 +179,7 @@ void ParallelLmHeadPlan::Execute(const AnyTensorView& hidden,
   QUERN_DCHECK_OK(CheckArgs(hidden, logits));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const AnyTensorView own =
-      ColumnsOf(logits, shard_.original_begin, shard_.originals());
+      ColumnSlice(logits, shard_.original_begin, shard_.originals());
   OwnLogits(hidden, own, scratch, executor);
   communicator.AllGatherColumns(own, logits, Columns());
 }
@@ -192,8 +192,9 @@ void ParallelLmHeadPlan::ExecuteToRoot(const AnyTensorView& hidden,
   QUERN_DCHECK_OK(rank_ == 0 ? CheckArgs(hidden, logits) : CheckHidden(hidden));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const AnyTensorView own =
-      rank_ == 0 ? ColumnsOf(logits, shard_.original_begin, shard_.originals())
-                 : ScratchLogits(hidden.extent(0), scratch);
+      rank_ == 0
+          ? ColumnSlice(logits, shard_.original_begin, shard_.originals())
+          : ScratchLogits(hidden.extent(0), scratch);
   OwnLogits(hidden, own, scratch, executor);
   communicator.GatherColumnsToRoot(own, logits, Columns());
 }

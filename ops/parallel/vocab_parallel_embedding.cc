@@ -80,7 +80,7 @@ void VocabParallelEmbeddingPlan::Gather(IndexView ids,
   }
   InlineExecutor self;
   gather_.Execute(DenseVector<const int64_t>(rows.data(), end - begin), weight,
-                  RowsOf(out, begin, end - begin), self);
+                  RowSlice(out, begin, end - begin), self);
   if (size_ == 1) return;
   for (int64_t t = begin; t < end; ++t) {
     const bool elsewhere =

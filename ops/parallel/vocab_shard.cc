@@ -88,8 +88,8 @@ absl::Status LoadVocabShard(const VocabShard& shard, const AnyTensorView& table,
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "to", to, table.dtype(),
                                     {shard.rows(), table.extent(1)}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "table", table, "to", to));
-  CopyColumns(RowsOf(table, shard.original_begin, shard.originals()),
-              RowsOf(to, 0, shard.originals()));
+  CopyColumns(RowSlice(table, shard.original_begin, shard.originals()),
+              RowSlice(to, 0, shard.originals()));
   const auto size = static_cast<int64_t>(SizeOf(to.dtype()));
   for (int64_t i = shard.originals(); i < shard.rows(); ++i) {
     std::memset(static_cast<char*>(to.mutable_data()) + i * to.stride(0) * size,

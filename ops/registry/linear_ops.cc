@@ -166,18 +166,18 @@ void Multiply(const AnyTensorView& x, const AnyTensorView& w,
 
 void ExecuteReference(const Layer& layer, Tensors t) {
   const AnyTensorView x = AsRows(t[0]), y = AsRows(t[3]);
-  const AnyTensorView part = ColumnsOf(y, layer.y_column, layer.n);
+  const AnyTensorView part = ColumnSlice(y, layer.y_column, layer.n);
   AnyTensorView bias;
   if (t[2].rank() == 1 && (layer.join != Join::kSum || layer.rank == 0)) {
     const AnyTensorView row(t[2].dtype(), t[2].data(), 2, {1, t[2].extent(0)},
                             {t[2].extent(0), 1});
-    bias = ColumnsOf(row, layer.w_row, layer.n);
+    bias = ColumnSlice(row, layer.w_row, layer.n);
   }
   if (layer.n > 0) {
-    Multiply(
-        ColumnsOf(x, layer.x_column, layer.k),
-        ColumnsOf(RowsOf(t[1], layer.w_row, layer.n), layer.w_column, layer.k),
-        bias, part);
+    Multiply(ColumnSlice(x, layer.x_column, layer.k),
+             ColumnSlice(RowSlice(t[1], layer.w_row, layer.n), layer.w_column,
+                         layer.k),
+             bias, part);
   }
   if (layer.ranks == nullptr) return;
   if (layer.join == Join::kSum) layer.ranks->AllReduceSum(y);
