@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ class EmbeddingOpsTest : public IsaTest {
     EXPECT_TRUE(made.ok()) << made.status();
     EXPECT_EQ(made->provider, simd ? "simd" : "reference");
     if (simd) {
+      const std::lock_guard<std::mutex> lock(proof_);  // ranks are threads
       EXPECT_RAN_ON(*made->op);
     }
     return *std::move(made);
@@ -53,6 +55,7 @@ class EmbeddingOpsTest : public IsaTest {
 
   OpRegistry registry_;
   InlineExecutor executor_;
+  std::mutex proof_;
 };
 QUERN_INSTANTIATE_ISA_TEST(EmbeddingOpsTest);
 

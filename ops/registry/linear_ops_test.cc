@@ -1,6 +1,7 @@
 #include "ops/registry/linear_ops.h"
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -114,6 +115,7 @@ class LinearOpsTest : public IsaTest {
       return {};
     }
     if (made->provider == "simd") {
+      const std::lock_guard<std::mutex> lock(proof_);  // ranks are threads
       EXPECT_RAN_ON(*made->op);
     }
     const AnyMatrix y(dtype, m, y_cols, y_cols + 3);
@@ -128,6 +130,7 @@ class LinearOpsTest : public IsaTest {
 
   OpRegistry registry_;
   OpDispatcher ops_;
+  std::mutex proof_;
 };
 QUERN_INSTANTIATE_ISA_TEST(LinearOpsTest);
 
