@@ -254,7 +254,7 @@ absl::Status RegisterEmbeddingOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&EmbeddingShapes>(
       "vocab_parallel_embedding(Tensor ids, Tensor weight, "
       "Communicator? ranks, int vocab=0, int added=0) -> Tensor",
-      &EmbeddingExample));
+      &EmbeddingExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<false>>(kEmbedding, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<true>>(kEmbedding, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&GatherShapes>(
@@ -264,7 +264,7 @@ absl::Status RegisterEmbeddingOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(
       r.Define<&LogitsShapes>("logits_processor(Tensor(a0!) logits, "
                               "float soft_cap=0.0, float scale=1.0) -> ()",
-                              &LogitsExample));
+                              &LogitsExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Logits<false>>(kLogits, kSimd));
   return r.Add<&Logits<true>>(kLogits, kReference);
 }

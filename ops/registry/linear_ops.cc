@@ -252,7 +252,7 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
                       absl::string_view params, OpExample example) {
   using Op = OpOf<kDescribe>;
   QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(
-      absl::StrCat(op, "(", params, ") -> Tensor"), example));
+      absl::StrCat(op, "(", params, ") -> Tensor"), example, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(
       (r.Add<&Op::template Packed<LinearImpl::kPacked>>(op, "simd")));
   QUERN_RETURN_IF_ERROR(

@@ -72,6 +72,14 @@ OpDispatcher::OpDispatcher(const OpRegistry& registry, OpPolicy policy)
   }
 }
 
+bool OpDispatcher::enabled(absl::string_view op) const {
+  const OpDefinition* const definition = registry_.Find(op);
+  if (definition != nullptr && definition->kind == OpKind::kLayer) {
+    return !policy_.disables(op);
+  }
+  return policy_.enabled(op);
+}
+
 absl::StatusOr<MadeOp> OpDispatcher::MakeBy(absl::string_view op,
                                             const NamedArgs& args,
                                             Maker make) const {

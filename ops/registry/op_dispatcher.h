@@ -9,8 +9,10 @@
 //              of registration
 //   disabled   the reference
 //
-// or whom the caller names. Each construction counts, of the operator's name:
-// as disabled if it is the reference that a policy or a caller chose.
+// `none` disables all but layers (OpKind), -op what it names. MakeFrom takes
+// the provider that the caller names instead. Each construction counts, of the
+// operator's name: as disabled if it is the reference that a policy or a caller
+// chose.
 
 #include <atomic>
 #include <cstdint>
@@ -47,7 +49,8 @@ class OpDispatcher {
   OpDispatcher(const OpRegistry& registry, OpPolicy policy);
 
   const OpPolicy& policy() const { return policy_; }
-  bool enabled(absl::string_view op) const { return policy_.enabled(op); }
+  // What the policy says of it; of a layer, that it does not say -op.
+  bool enabled(absl::string_view op) const;
 
   // NotFound without such an operator; InvalidArgument for arguments that its
   // schema, its shapes (OpRegistry::InferShapes) or the chosen implementation

@@ -97,6 +97,33 @@ TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {
   EXPECT_EQ(ops.Counts("first").enabled, 1);
 }
 
+TEST(OpDispatcherTest, KeepsLayersEnabledUnlessTheyAreNamed) {
+  OpRegistry registry = Registry();
+  ASSERT_TRUE(registry
+                  .Define<&Same>("layer(Tensor x, float scale=1.0) -> Tensor",
+                                 nullptr, OpKind::kLayer)
+                  .ok());
+  ASSERT_TRUE(registry.Add<&Make<9>>("layer", "reference").ok());
+  ASSERT_TRUE(registry.Add<&Make<1>>("layer", "simd").ok());
+  struct Case {
+    const char* policy;
+    bool first, layer;
+  };
+  for (const Case& c :
+       {Case{"all", true, true}, Case{"none", false, true},
+        Case{"none,+layer", false, true}, Case{"-layer", true, false},
+        Case{"none,-layer", false, false}}) {
+    const auto policy = OpPolicy::Parse(c.policy);
+    const OpDispatcher ops(registry, *policy);
+    EXPECT_EQ(ops.enabled("first"), c.first) << c.policy;
+    EXPECT_EQ(ops.enabled("layer"), c.layer) << c.policy;
+    EXPECT_EQ(ops.Make("layer", Args())->provider,
+              c.layer ? "simd" : "reference");
+    EXPECT_EQ(ops.Counts("layer").disabled, c.layer ? 0 : 1);
+    EXPECT_EQ(ops.Make("layer", Args(), OpEnable::kAlways)->provider, "simd");
+  }
+}
+
 TEST(OpDispatcherTest, TakesTheProviderThatIsNamed) {
   OpRegistry registry = Registry();
   ASSERT_TRUE(registry.Override<&Make<7>>("first", "mine").ok());

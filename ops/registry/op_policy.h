@@ -7,6 +7,8 @@
 //
 //   enabled(op) = (all, or by default, or +op) and not -op
 //
+// but for layers, of which OpDispatcher looks at -op alone.
+//
 // At most one of `all` and `none`, once; without either the default decides.
 // Repeating +op or -op is harmless; both for one op are refused here, not when
 // the operator is first used. Nothing is trimmed, and case matters. A name that
@@ -44,6 +46,8 @@ class OpPolicy {
   bool enabled(absl::string_view op) const {
     return (default_on_ || Has(plus_, op)) && !Has(minus_, op);
   }
+  // Whether -op is one of the tokens.
+  bool disables(absl::string_view op) const { return Has(minus_, op); }
   // The tokens with a sign, in the order given, once each.
   const std::vector<std::string>& signed_tokens() const { return tokens_; }
 

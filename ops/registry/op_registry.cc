@@ -99,7 +99,8 @@ absl::Status OfOp(absl::string_view op, const absl::Status& status) {
 
 absl::Status OpRegistry::DefineTyped(absl::string_view text,
                                      std::vector<OpParam> signature,
-                                     OpShapes shapes, OpExample example) {
+                                     OpShapes shapes, OpExample example,
+                                     OpKind kind) {
   QUERN_ASSIGN_OR_RETURN(OpSchema schema, OpSchema::Parse(text));
   QUERN_RETURN_IF_ERROR(
       CheckSignature(schema, signature, "the shape function"));
@@ -108,6 +109,7 @@ absl::Status OpRegistry::DefineTyped(absl::string_view text,
   op.schema = std::move(schema);
   op.shapes = std::move(shapes);
   op.example = example;
+  op.kind = kind;
   if (ops_.emplace(name, std::move(op)).second) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat(kWhat, ": ", name, " is defined twice"));

@@ -204,8 +204,13 @@ struct OpImplementation {
   OpFactory factory;
 };
 
+// Layers are what vLLM calls pluggable: linear layers, embedding, head, logits.
+// `none` is not for them: they stay enabled but for a -op of their own.
+enum class OpKind : uint8_t { kOperator, kLayer };
+
 struct OpDefinition {
   OpSchema schema;
+  OpKind kind = OpKind::kOperator;
   OpShapes shapes;
   OpExample example = nullptr;
   // The first that takes the arguments is chosen; the reference is the last.
@@ -221,9 +226,10 @@ class OpRegistry {
   // the text is none, or not kShapes' signature; AlreadyExists if there is one
   // of that name.
   template <auto kShapes>
-  absl::Status Define(absl::string_view schema, OpExample example = nullptr) {
+  absl::Status Define(absl::string_view schema, OpExample example = nullptr,
+                      OpKind kind = OpKind::kOperator) {
     return DefineTyped(schema, TypedOp<kShapes>::Params(),
-                       &TypedOp<kShapes>::Call, example);
+                       &TypedOp<kShapes>::Call, example, kind);
   }
   // Adds an implementation, behind those there are but before the reference.
   // NotFound without such an operator, AlreadyExists with such a provider.
@@ -252,7 +258,7 @@ class OpRegistry {
  private:
   absl::Status DefineTyped(absl::string_view schema,
                            std::vector<OpParam> signature, OpShapes shapes,
-                           OpExample example);
+                           OpExample example, OpKind kind);
   absl::Status AddTyped(absl::string_view op, absl::string_view provider,
                         std::vector<OpParam> signature, OpFactory factory);
   absl::Status OverrideTyped(absl::string_view op, absl::string_view provider,

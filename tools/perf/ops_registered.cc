@@ -129,11 +129,10 @@ class Registered final : public Op {
     QUERN_ASSIGN_OR_RETURN(
         const NamedArgs named,
         ArgsOf(op->name_, op->dtype_, op->rows_, op->hidden_));
-    const OpDispatcher on(registry, OpPolicy());
-    QUERN_ASSIGN_OR_RETURN(op->fast_, on.Make(op->name_, named));
-    QUERN_ASSIGN_OR_RETURN(OpPolicy none, OpPolicy::Parse("none"));
-    const OpDispatcher off(registry, std::move(none));
-    QUERN_ASSIGN_OR_RETURN(op->reference_, off.Make(op->name_, named));
+    const OpDispatcher ops(registry, OpPolicy());
+    QUERN_ASSIGN_OR_RETURN(op->fast_, ops.Make(op->name_, named));
+    QUERN_ASSIGN_OR_RETURN(
+        op->reference_, ops.MakeFrom(OpRegistry::kReference, op->name_, named));
 
     const OpSchema& schema = registry.Find(op->name_)->schema;
     QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
