@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "models/gguf.h"
 #include "models/gguf_testutil.h"
+#include "models/text_testutil.h"
 #include "models/tokenizer.h"
 #include "models/word_split.h"
 #include "testing/data.h"
@@ -185,13 +186,7 @@ TEST(ByteBpeTest, RoundTripsAnyBytes) {
     spec.word_rules = rules;
     const Tokenizer tokenizer = Make(std::move(spec));
     for (int i = 0; i < 3000; ++i) {
-      std::string text;
-      for (int64_t n = rng.Integer(0, 12); n > 0; --n) {
-        text += rng.Integer(0, 2) == 0
-                    ? std::string(1, static_cast<char>(rng.Next()))
-                    : parts[static_cast<size_t>(rng.Integer(
-                          0, static_cast<int64_t>(parts.size()) - 1))];
-      }
+      const std::string text = RandomText(rng, parts);
       const std::vector<int32_t> ids = tokenizer.Encode(text);
       ASSERT_EQ(tokenizer.Decode(ids), text) << i;
       for (const int32_t id : ids) ASSERT_LT(id, kEnd);

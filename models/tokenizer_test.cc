@@ -21,6 +21,7 @@
 #include "models/gguf.h"
 #include "models/gguf_testutil.h"
 #include "models/golden_testutil.h"
+#include "models/text_testutil.h"
 #include "testing/data.h"
 
 namespace quern {
@@ -136,13 +137,7 @@ TEST(TokenizerTest, RoundTripsAnyBytes) {
       "\xc3\xa9", "\xff", "\xed\xa0", "\x80", "\xf0\x9f\x98\x80",
       "\xc0\xaf", "LORD"};
   for (int i = 0; i < 3000; ++i) {
-    std::string text;
-    for (int64_t n = rng.Integer(0, 12); n > 0; --n) {
-      text += rng.Integer(0, 2) == 0
-                  ? std::string(1, static_cast<char>(rng.Next()))
-                  : parts[static_cast<size_t>(rng.Integer(
-                        0, static_cast<int64_t>(parts.size()) - 1))];
-    }
+    const std::string text = RandomText(rng, parts);
     const std::vector<int32_t> ids = tokenizer.Encode(text);
     ASSERT_EQ(tokenizer.Decode(ids),
               absl::StrReplaceAll(text, {{"\xe2\x96\x81", " "}}))

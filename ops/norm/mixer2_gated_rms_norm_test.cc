@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
 #include "ops/norm/rms_norm_gated.h"
+#include "ops/parallel/dense_testutil.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
 #include "testing/compare.h"
@@ -26,7 +27,6 @@
 namespace quern {
 namespace {
 
-using Doubles = std::vector<double>;
 using Spec = Mixer2GatedRmsNormSpec;
 
 // The header, in double, of all ranks.
@@ -46,16 +46,6 @@ Doubles Reference(const Spec& spec, const Doubles& x, const Doubles& z,
     for (size_t i = g; i < g + group; ++i) out[i] *= weight[i % hidden] / rms;
   }
   return out;
-}
-
-Doubles Columns(const Doubles& x, int64_t cols, int64_t begin, int64_t count) {
-  Doubles part;
-  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(cols)) {
-    for (int64_t j = begin; j < begin + count; ++j) {
-      part.push_back(x[i + static_cast<size_t>(j)]);
-    }
-  }
-  return part;
 }
 
 class Mixer2GatedRmsNormTest : public IsaTest {

@@ -16,6 +16,7 @@
 #include "gemm/epilogue.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/parallel/dense_testutil.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
 #include "testing/compare.h"
@@ -27,35 +28,14 @@
 namespace quern {
 namespace {
 
-using Doubles = std::vector<double>;
-
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Exact in every dtype, and so are sums of 60 products of two of them.
-Doubles Integers(Rng& rng, int64_t count) {
-  Doubles v;
-  while (count-- > 0) v.push_back(static_cast<double>(rng.Integer(-2, 2)));
-  return v;
-}
 Doubles Reals(Rng& rng, int64_t count) {
   Doubles v;
   while (count-- > 0) v.push_back(rng.Uniform(-1, 1));
   return v;
 }
 
-// Columns [begin, begin + count) of a dense matrix.
-Doubles Columns(const Doubles& x, int64_t cols, int64_t begin, int64_t count) {
-  Doubles part;
-  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(cols)) {
-    for (int64_t j = begin; j < begin + count; ++j) {
-      part.push_back(x[i + static_cast<size_t>(j)]);
-    }
-  }
-  return part;
-}
-Doubles Rows(const Doubles& x, int64_t cols, int64_t begin, int64_t count) {
-  return Doubles(x.begin() + begin * cols, x.begin() + (begin + count) * cols);
-}
 void Append(const Doubles& from, Doubles& to) {
   to.insert(to.end(), from.begin(), from.end());
 }

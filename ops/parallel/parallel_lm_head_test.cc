@@ -14,6 +14,7 @@
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/parallel/dense_testutil.h"
 #include "ops/parallel/parallel_linear.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
@@ -28,18 +29,10 @@
 namespace quern {
 namespace {
 
-using Doubles = std::vector<double>;
-
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Full shards, cut ones, a rank of four without an id, added ids.
 constexpr VocabSpec kVocabs[] = {
     {128, 0, 64}, {100, 0, 64}, {70, 20, 64}, {65, 0, 64}};
-
-Doubles Integers(Rng& rng, int64_t count) {
-  Doubles v;
-  while (count-- > 0) v.push_back(static_cast<double>(rng.Integer(-2, 2)));
-  return v;
-}
 
 // The steps of the reference on one logit of T.
 template <typename T>

@@ -13,6 +13,7 @@
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/parallel/dense_testutil.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
 #include "ops/registry/op_dispatcher.h"
@@ -21,12 +22,11 @@
 #include "testing/data.h"
 #include "testing/isa_test.h"
 #include "testing/no_alloc.h"
+#include "testing/reference_gemm.h"
 #include "testing/refusal.h"
 
 namespace quern {
 namespace {
-
-using Doubles = std::vector<double>;
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr const char* kProviders[] = {"simd", "onednn", "reference"};
@@ -35,13 +35,6 @@ OpRegistry Registry() {
   OpRegistry registry;
   EXPECT_EQ(RegisterLinearOps(registry), absl::OkStatus());
   return registry;
-}
-
-// Exact in every dtype, and so are sums of 60 products of two of them.
-Doubles Integers(Rng& rng, int64_t count) {
-  Doubles v;
-  while (count-- > 0) v.push_back(static_cast<double>(rng.Integer(-2, 2)));
-  return v;
 }
 
 // A layer x[m, k] w[n, k]^T + b, and what a rank is handed and has to leave.
@@ -53,37 +46,14 @@ struct Model {
         x(Integers(rng, m * k)),
         w(Integers(rng, n * k)),
         b(Integers(rng, n)) {}
-  double At(int64_t i, int64_t j) const {
-    double sum = b[static_cast<size_t>(j)];
-    for (int64_t d = 0; d < k; ++d) {
-      sum +=
-          x[static_cast<size_t>(i * k + d)] * w[static_cast<size_t>(j * k + d)];
-    }
-    return sum;
-  }
+  // Columns [begin, begin + count) of it.
   Doubles Y(int64_t begin, int64_t count) const {
-    Doubles y;
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = begin; j < begin + count; ++j) y.push_back(At(i, j));
-    }
-    return y;
+    return Columns(ReferenceLinear(m, n, k, x, w, b), n, begin, count);
   }
 
   int64_t m, n, k;
   Doubles x, w, b;
 };
-
-// Rows and columns of a dense matrix.
-Doubles Part(const Doubles& x, int64_t cols, int64_t row, int64_t rows,
-             int64_t column, int64_t count) {
-  Doubles part;
-  for (int64_t i = row; i < row + rows; ++i) {
-    for (int64_t j = column; j < column + count; ++j) {
-      part.push_back(x[static_cast<size_t>(i * cols + j)]);
-    }
-  }
-  return part;
-}
 
 TensorMeta MetaOf(const AnyTensorView& v) {
   TensorMeta meta = {v.dtype(), {}};
@@ -160,19 +130,18 @@ TEST_P(LinearOpsTest, ColumnIsExactOnSmallIntegers) {
             const int64_t own = 20 / c.size(), begin = c.rank() * own;
             const int64_t row = shard ? begin : 0, rows = shard ? own : 20;
             for (const char* provider : kProviders) {
-              EXPECT_EQ(
-                  Run(provider, "column_parallel_linear",
-                      AnyMatrix(dtype, layer.x, 3, 60, 61),
-                      AnyMatrix(dtype, Part(layer.w, 60, row, rows, 0, 60),
-                                rows, 60, 60),
-                      AnyMatrix(dtype, Part(layer.b, 1, row, rows, 0, 1), 1,
-                                rows, rows)
-                          .vector(),
-                      gather ? 20 : own,
-                      {{"ranks", &c},
-                       {"weight_is_shard", shard},
-                       {"gather_output", gather}}),
-                  gather ? layer.Y(0, 20) : layer.Y(begin, own))
+              EXPECT_EQ(Run(provider, "column_parallel_linear",
+                            AnyMatrix(dtype, layer.x, 3, 60, 61),
+                            AnyMatrix(dtype, Rows(layer.w, 60, row, rows), rows,
+                                      60, 60),
+                            AnyMatrix(dtype, Rows(layer.b, 1, row, rows), 1,
+                                      rows, rows)
+                                .vector(),
+                            gather ? 20 : own,
+                            {{"ranks", &c},
+                             {"weight_is_shard", shard},
+                             {"gather_output", gather}}),
+                        gather ? layer.Y(0, 20) : layer.Y(begin, own))
                   << provider << c.rank() << c.size() << shard << gather;
             }
           });
@@ -194,20 +163,20 @@ TEST_P(LinearOpsTest, RowIsExactOnSmallIntegers) {
             const int64_t x_cols = parallel ? own : 60;
             const int64_t w_cols = shard ? own : 60;
             for (const char* provider : kProviders) {
-              EXPECT_EQ(Run(provider, "row_parallel_linear",
-                            AnyMatrix(dtype,
-                                      Part(layer.x, 60, 0, 3,
-                                           parallel ? begin : 0, x_cols),
-                                      3, x_cols, x_cols),
-                            AnyMatrix(dtype,
-                                      Part(layer.w, 60, 0, 20,
-                                           shard ? begin : 0, w_cols),
-                                      20, w_cols, w_cols),
-                            AnyMatrix(dtype, layer.b, 1, 20, 20).vector(), 20,
-                            {{"ranks", &c},
-                             {"weight_is_shard", shard},
-                             {"input_is_parallel", parallel}}),
-                        layer.Y(0, 20))
+              EXPECT_EQ(
+                  Run(provider, "row_parallel_linear",
+                      AnyMatrix(
+                          dtype,
+                          Columns(layer.x, 60, parallel ? begin : 0, x_cols), 3,
+                          x_cols, x_cols),
+                      AnyMatrix(dtype,
+                                Columns(layer.w, 60, shard ? begin : 0, w_cols),
+                                20, w_cols, w_cols),
+                      AnyMatrix(dtype, layer.b, 1, 20, 20).vector(), 20,
+                      {{"ranks", &c},
+                       {"weight_is_shard", shard},
+                       {"input_is_parallel", parallel}}),
+                  layer.Y(0, 20))
                   << provider << c.rank() << c.size() << shard << parallel;
             }
           });
@@ -224,8 +193,8 @@ TEST_P(LinearOpsTest, RowLeavesTheSumToTheCaller) {
   RunRanks(2, [&](ThreadCommunicator& c) {
     Model part = layer;
     part.k = 30;
-    part.x = Part(layer.x, 60, 0, 3, 30 * c.rank(), 30);
-    part.w = Part(layer.w, 60, 0, 20, 30 * c.rank(), 30);
+    part.x = Columns(layer.x, 60, 30 * c.rank(), 30);
+    part.w = Columns(layer.w, 60, 30 * c.rank(), 30);
     part.b.assign(20, 0.0);
     for (const char* provider : kProviders) {
       const DType dtype = DType::kF32;
@@ -258,9 +227,8 @@ TEST_P(LinearOpsTest, HeadIsExactOnSmallIntegers) {
             EXPECT_EQ(
                 Run(provider, "parallel_lm_head",
                     AnyMatrix(dtype, layer.x, 3, 60, 61),
-                    AnyMatrix(dtype, Part(w, 60, row, rows, 0, 60), rows, 60,
-                              60),
-                    AnyMatrix(dtype, Part(b, 1, row, rows, 0, 1), 1, rows, rows)
+                    AnyMatrix(dtype, Rows(w, 60, row, rows), rows, 60, 60),
+                    AnyMatrix(dtype, Rows(b, 1, row, rows), 1, rows, rows)
                         .vector(),
                     vocab,
                     {{"ranks", &c},
@@ -304,12 +272,7 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
   ASSERT_EQ(op.Prepare(tensors, executor), absl::OkStatus());
   ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
   EXPECT_NO_ALLOCATION(op.Execute(tensors, executor));
-  Doubles want;
-  for (int64_t i = 0; i < 6; ++i) {
-    for (int64_t j = 0; j < 17; ++j) {
-      want.push_back(one.At(i, j) - one.b[static_cast<size_t>(j)]);
-    }
-  }
+  const Doubles want = ReferenceLinear(6, 17, 60, one.x, one.w);
   EXPECT_EQ(y.doubles(), want);
 
   // Other weights are refused, until they are prepared.

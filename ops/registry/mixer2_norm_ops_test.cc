@@ -7,6 +7,7 @@
 #include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "ops/any_matrix_testutil.h"
+#include "ops/parallel/dense_testutil.h"
 #include "ops/parallel/ranks_testutil.h"
 #include "ops/parallel/thread_communicator.h"
 #include "ops/registry/norm_ops.h"
@@ -19,18 +20,6 @@
 
 namespace quern {
 namespace {
-
-using Doubles = std::vector<double>;
-
-Doubles Columns(const Doubles& x, int64_t cols, int64_t begin, int64_t count) {
-  Doubles part;
-  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(cols)) {
-    for (int64_t j = begin; j < begin + count; ++j) {
-      part.push_back(x[i + static_cast<size_t>(j)]);
-    }
-  }
-  return part;
-}
 
 // Whatever the ranks, whoever provides it: the same rows within f32's rounding,
 // and one more of the reference's.
