@@ -14,8 +14,7 @@
 // The cap comes before the scale. `round` is to the dtype of the logits, to
 // nearest even, as a framework's operators do one by one:
 //
-//   bf16, f16   to the bit: what becomes of each of the 65536 values is
-//   computed
+//   bf16, f16   to the bit: what becomes of each of 65536 values is computed
 //               at Create, with a tanh rounded from double to f32 first
 //   f32         tanh is within 12 units of 2^-24, relative
 //

@@ -97,9 +97,9 @@ absl::Status RmsNormPlan::CheckAddArgs(const RmsNormArgs& args) const {
   return CheckInPlaceOrApart(kOp, "residual", args.residual, "out", args.out);
 }
 
-// All but the factor of a row. In place, out need not be read.
+// All but the factor of a row. kAuto streams where it may.
 RmsNormScale RmsNormPlan::ScaleOf(const AnyTensorView& weight, int64_t rows,
-                                  bool in_place) const {
+                                  bool may_stream) const {
   RmsNormScale scale = {};
   if (spec_.weight != NormWeight::kNone) scale.weight = weight.data();
   scale.offset = spec_.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
@@ -107,7 +107,7 @@ RmsNormScale RmsNormPlan::ScaleOf(const AnyTensorView& weight, int64_t rows,
       spec_.hidden * static_cast<int64_t>(SizeOf(spec_.out_dtype));
   scale.stream = out_bytes >= kMinStreamRowBytes &&
                  2 * rows * out_bytes >= stream_from_bytes_ &&
-                 (!in_place || spec_.stores == RowStores::kStream);
+                 (may_stream || spec_.stores == RowStores::kStream);
   return scale;
 }
 
@@ -120,8 +120,9 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
   const size_t span = static_cast<size_t>(SpanOf(spec_));
   ParallelRows(
       executor, x.extent(0), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
+        // In place, out is in the caches already.
         RmsNormScale scale =
-            ScaleOf(weight, x.extent(0), x.data() == out.data());
+            ScaleOf(weight, x.extent(0), x.data() != out.data());
         for (int64_t i = begin; i < end; ++i) {
           scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
           scale.next = i + 1 < end ? xs[i + 1] : nullptr;
@@ -145,7 +146,7 @@ void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
       [&](int64_t begin, int64_t end) {
         // out is x as a rule; apart from it, nobody has measured.
         RmsNormScale scale =
-            ScaleOf(args.weight, args.x.extent(0), /*in_place=*/true);
+            ScaleOf(args.weight, args.x.extent(0), /*may_stream=*/false);
         for (int64_t i = begin; i < end; ++i) {
           scale.scale =
               InverseRms(kernels_.add_sum_squares(x[i], residual[i],

@@ -91,7 +91,7 @@ class RmsNormPlan {
  private:
   explicit RmsNormPlan(const RmsNormSpec& spec);
   RmsNormScale ScaleOf(const AnyTensorView& weight, int64_t rows,
-                       bool in_place) const;
+                       bool may_stream) const;
 
   RmsNormSpec spec_;
   RmsNormKernels kernels_;

@@ -29,8 +29,8 @@ ScalarRow NativeHead(const AnyTensorView& v, int64_t b, int64_t t, int64_t h);
 
 // Pair j of a head, with c and s = rd(cosine), rd(sine):
 //
-//   out[a] = rd(rd(x[a] c) - rd(x[b] s))    out[b] = rd(rd(x[b] c) + rd(x[a]
-//   s))
+//   out[a] = rd(rd(x[a] c) - rd(x[b] s))
+//   out[b] = rd(rd(x[b] c) + rd(x[a] s))
 //
 // rd is to spec.dtype, and then to that of out. out may be x.
 void NativeTurn(const RotaryEmbeddingSpec& spec, int64_t j, float cosine,
