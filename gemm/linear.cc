@@ -10,13 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/check.h"
+#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "gemm/epilogue.h"
+#include "gemm/linear_backend.h"
 #include "gemm/linear_impl.h"
-#include "gemm/onednn/linear.h"
+#include "gemm/linear_spec.h"
 #include "gemm/packed_linear.h"
 
 namespace quern {
@@ -24,20 +26,11 @@ namespace {
 
 constexpr char kOp[] = "linear";
 
-// tools/perf linear --n=4096 --k=4096 --m=1,16,256, 2 threads, packed against
-// oneDNN 3.7.2, microseconds (Zen 4, gcc 12, 2026):
-//
-//              m = 1        m = 16       m = 64       m = 256       m = 1024
-//   bf16    533 : 1177   1347 : 1481  4919 : 5106  19164 : 19087  76676 : 75543
-//   f16     640 : 2229   2532 : 3026
-//   f32    1085 : 1635   2659 : 2917
-//
-// Beyond m = 128 oneDNN wins up to 1.5 % for bf16, which is not worth a second
-// copy of the weights. With AVX2 alone oneDNN widens bf16 and f16 weights to
-// f32, twice the bytes. Nobody has measured a CPU with AMX yet, where oneDNN
-// has tiles and the packed kernels do not: force it there for many rows.
-constexpr absl::string_view kWhy =
-    "auto: measured faster than oneDNN for m <= 128, within 2 % of it beyond";
+// Measured against oneDNN 3.7.2 on Zen 4 (2026), the packed kernels are faster
+// for m <= 128 and within 2 % beyond, bf16 (gemm/README.md). Nobody has
+// compared the two on a CPU with AMX, where oneDNN has tiles and the packed
+// kernels do not: ask for oneDNN there, for many rows.
+constexpr absl::string_view kWhy = "auto: the packed kernels are the default";
 
 }  // namespace
 
@@ -61,14 +54,9 @@ absl::StatusOr<LinearPlan> LinearPlan::Create(const LinearSpec& spec,
   }
   QUERN_RETURN_IF_ERROR(CheckNoActivation(kOp, spec.activation));
   QUERN_RETURN_IF_ERROR(CheckDType(kOp, "weights", weights.dtype(), spec.b));
-  OneDnnLinearSpec onednn;
-  onednn.n = spec.n;
-  onednn.k = spec.k;
-  onednn.a = spec.a;
-  onednn.c = spec.c;
-  onednn.order = spec.order;
-  QUERN_ASSIGN_OR_RETURN(
-      plan.onednn_, OneDnnLinearPlan::Create(onednn, weights, bias, executor));
+  QUERN_ASSIGN_OR_RETURN(const LinearBackend* backend, RequireOneDnn(kOp));
+  QUERN_ASSIGN_OR_RETURN(plan.onednn_,
+                         backend->linear(spec, weights, bias, executor));
   return plan;
 }
 
@@ -91,7 +79,7 @@ absl::Status LinearPlan::CheckArgs(const AnyTensorView& a,
                                    const AnyTensorView& residual) const {
   if (packed_.has_value()) return packed_->CheckArgs(a, c, residual);
   QUERN_RETURN_IF_ERROR(CheckNoResidual(kOp, residual));
-  return onednn_->CheckArgs(a, c);
+  return onednn_->CheckArgs({a, c});
 }
 
 void LinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
@@ -101,15 +89,20 @@ void LinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
     packed_->Execute(a, c, residual, scratch.workspace(), executor);
   } else {
     QUERN_DCHECK(residual.rank() == 0);
-    onednn_->Execute(a, c, scratch.onednn_, executor);
+    onednn_->Execute({a, c}, scratch.workspace(), executor);
   }
 }
 
 absl::Status LinearScratch::Reserve(const LinearPlan& plan, int64_t max_m,
                                     const Executor& executor) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_m", max_m, 0));
-  if (!plan.packed_.has_value()) return absl::OkStatus();
-  return Grow(plan.packed_->WorkspaceBytes(max_m, executor.num_workers()));
+  const int workers = executor.num_workers();
+  if (plan.packed_.has_value()) {
+    return Grow(plan.packed_->WorkspaceBytes(max_m, workers));
+  }
+  QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
+                         plan.onednn_->WorkspaceBytes(max_m, workers));
+  return Grow(bytes);
 }
 
 }  // namespace quern

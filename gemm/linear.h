@@ -1,20 +1,23 @@
 #ifndef QUERN_GEMM_LINEAR_H_
 #define QUERN_GEMM_LINEAR_H_
 
-// The front door of linear layers: one plan, the faster of two implementations.
+// Linear layers: one plan over two implementations.
 //
 //   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
 //
 // or that with an activation and a residual, gemm/epilogue.h.
 //
 //   packed   our kernels, gemm/packed_linear.h
-//   oneDNN   gemm/onednn/linear.h, which has no epilogue
+//   oneDNN   gemm/onednn/linear.h, which has no epilogue; in programs that link
+//            //gemm/onednn (gemm/linear_backend.h)
 //
-// a, b and c are each f32, bf16 or f16. Both sum in f32 and round once; their
-// sums differ in order, so their bits may. Which one runs is decided at Create,
-// by spec.impl or by a table of what was measured (gemm/linear.cc), and never
-// by m: a row has the same bits alone and in a batch. Explain() says what was
-// decided and why.
+// a, b and c are each f32, bf16 or f16. Both implementations sum in f32 and
+// round once; their sums differ in order, so their bits may. spec.impl decides
+// at Create which one runs; m never does. Explain() names it.
+//
+// A row has the same bits alone and in a batch from the packed kernels, and
+// from oneDNN with AVX-512. oneDNN on AVX2 sums in an order that depends on the
+// number of rows.
 //
 //   LinearSpec spec;  spec.n = 4096;  spec.k = 14336;
 //   QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
@@ -25,39 +28,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
-#include "gemm/epilogue.h"
+#include "gemm/linear_backend.h"
 #include "gemm/linear_impl.h"
-#include "gemm/onednn/linear.h"
+#include "gemm/linear_spec.h"
 #include "gemm/packed_linear.h"
-#include "packing/vnni_pack.h"
 
 namespace quern {
 
-struct LinearSpec {
-  int64_t n = 0;  // columns of b, and of c unless the activation is gated
-  int64_t k = 0;  // columns of a
-  DType a = DType::kBF16;
-  DType b = DType::kBF16;
-  DType c = DType::kBF16;
-  // kNK: weights[n, k], as models store them; kKN: weights[k, n].
-  WeightOrder order = WeightOrder::kNK;
-  LinearActivation activation = LinearActivation::kNone;
-  LinearImpl impl = LinearImpl::kAuto;
-};
-
 class LinearPlan {
  public:
-  // As PackedLinearPlan::Create and OneDnnLinearPlan::Create: the plan owns the
-  // packed weights, and refuses what the chosen one refuses. Unimplemented: an
-  // activation where spec.impl is kOneDnn.
+  // The plan owns the packed weights. Refuses what PackedLinearPlan::Create or
+  // OneDnnLinearPlan::Create refuses. Where spec.impl is kOneDnn, besides,
+  // Unimplemented: an activation; FailedPrecondition: a program without oneDNN.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,
                                            const AnyTensorView& weights,
                                            const AnyTensorView& bias,
@@ -70,10 +60,10 @@ class LinearPlan {
   }
   // The instruction set of the packed kernels, e.g. "AVX3_ZEN4", or "oneDNN".
   const char* target() const {
-    return packed_.has_value() ? packed_->target() : "oneDNN";
+    return packed_.has_value() ? packed_->target() : OneDnnBackend()->name;
   }
-  // What runs for m rows, and why: "packed AVX3_ZEN4 bf16 dot, tiles of 8 x 32;
-  // auto: measured faster than oneDNN for m <= 128, within 2 % of it beyond".
+  // What runs for m rows, and what chose it: "packed AVX3_ZEN4 bf16 dot, tiles
+  // of 8 x 32; auto: the packed kernels are the default".
   std::string Explain(int64_t m) const;
   size_t packed_bytes() const;
 
@@ -103,7 +93,7 @@ class LinearPlan {
 
   LinearSpec spec_;
   std::optional<PackedLinearPlan> packed_;  // one of the two
-  std::optional<OneDnnLinearPlan> onednn_;
+  std::unique_ptr<const BackendLinear> onednn_;
 };
 
 }  // namespace quern

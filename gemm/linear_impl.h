@@ -1,25 +1,18 @@
 #ifndef QUERN_GEMM_LINEAR_IMPL_H_
 #define QUERN_GEMM_LINEAR_IMPL_H_
 
-// What the front doors gemm/linear.h and gemm/scaled_linear.h share: the
-// choice, and scratch.
+// Scratch of gemm/linear.h and gemm/scaled_linear.h.
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "core/aligned_buffer.h"
 #include "core/executor.h"
 #include "core/workspace.h"
-#include "gemm/onednn/scratch.h"
+#include "gemm/linear_spec.h"
 
 namespace quern {
-
-enum class LinearImpl : uint8_t {
-  kAuto,    // what was measured to be faster on this CPU
-  kPacked,  // our kernels
-  kOneDnn,
-};
 
 class LinearPlan;
 class ScaledLinearPlan;
@@ -30,14 +23,15 @@ class LinearScratch {
   LinearScratch() = default;
 
   // Makes room for up to max_m rows of `plan` on the workers of `executor`;
-  // what there is already stays, also where this fails. InvalidArgument if
+  // what there is already stays, also where this fails. Execute then allocates
+  // nothing here, whichever implementation it runs. InvalidArgument if
   // max_m < 0, ResourceExhausted if the memory cannot be had.
   absl::Status Reserve(const LinearPlan& plan, int64_t max_m,
                        const Executor& executor);
   absl::Status Reserve(const ScaledLinearPlan& plan, int64_t max_m,
                        const Executor& executor);
 
-  size_t bytes() const { return buffer_.bytes() + onednn_.bytes(); }
+  size_t bytes() const { return buffer_.bytes(); }
 
  private:
   friend class LinearPlan;
@@ -46,7 +40,6 @@ class LinearScratch {
   Workspace workspace() { return Workspace(buffer_); }
 
   AlignedBuffer buffer_;
-  OneDnnScratch onednn_;  // grows by itself
 };
 
 }  // namespace quern

@@ -1,10 +1,9 @@
 #ifndef QUERN_GEMM_SCALED_LINEAR_H_
 #define QUERN_GEMM_SCALED_LINEAR_H_
 
-// The front door of W8A8 linear layers: one plan, the faster of two
-// implementations. Weights are int8 with a scale for each column, or one for
-// all; activations are f32, bf16 or f16 and quantised on the way in, or int8
-// with scales and zero points of their own.
+// W8A8 linear layers: one plan over two implementations. Weights are int8 with
+// a scale for each column, or one for all; activations are f32, bf16 or f16 and
+// quantised on the way in, or int8 with scales and zero points of their own.
 //
 //   c[m, n] = round_c(a_scale[m] * b_scale[n] * dot[m, n] + bias[n])
 //   dot[m, n] = sum over k of (q[m, k] - zero_point[m]) * b[k, n]     exact
@@ -13,14 +12,15 @@
 //
 //   packed   our kernels, gemm/packed_scaled_linear.h, whose spec this takes
 //   oneDNN   quant/int8_quantize.h where a is not int8, then
-//            gemm/onednn/scaled_linear.h, which has no epilogue
+//            gemm/onednn/scaled_linear.h, which has no epilogue; in programs
+//            that link //gemm/onednn (gemm/linear_backend.h)
 //
 // Both have the same dot; the products with the scales may round differently in
-// the last bit of f32. Which one runs is decided at Create, by `impl` or by a
-// table of what was measured (gemm/scaled_linear.cc), and never by m.
+// the last bit of f32. `impl` decides at Create which one runs; m never does.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,31 +28,18 @@
 #include "absl/status/statusor.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
+#include "gemm/linear_backend.h"
 #include "gemm/linear_impl.h"
-#include "gemm/onednn/scaled_linear.h"
+#include "gemm/linear_spec.h"
 #include "gemm/packed_scaled_linear.h"
-#include "quant/int8_quantize.h"
 
 namespace quern {
-
-struct ScaledLinearSpec : PackedScaledLinearSpec {
-  LinearImpl impl = LinearImpl::kAuto;
-};
-
-// Arguments of Execute. Scales and zero points are given exactly where a is i8:
-// see PackedScaledLinearPlan::CheckArgs.
-struct ScaledLinearArgs {
-  AnyTensorView a;              // [m, k]
-  AnyTensorView a_scales;       // f32[m], or empty
-  AnyTensorView a_zero_points;  // i32[m], or empty
-  AnyTensorView c;              // [m, ColumnsOfC(activation, n)]
-  AnyTensorView residual = {};  // like c, may be c; or of rank 0 for none
-};
 
 class ScaledLinearPlan {
  public:
   // As PackedScaledLinearPlan::Create, whichever is chosen; the plan owns the
-  // packed weights. Unimplemented: an activation where spec.impl is kOneDnn.
+  // packed weights. Where spec.impl is kOneDnn, besides, Unimplemented: an
+  // activation; FailedPrecondition: a program without oneDNN.
   static absl::StatusOr<ScaledLinearPlan> Create(
       const ScaledLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& weight_scales, const AnyTensorView& bias,
@@ -83,14 +70,10 @@ class ScaledLinearPlan {
  private:
   friend class LinearScratch;
   explicit ScaledLinearPlan(const ScaledLinearSpec& spec) : spec_(spec) {}
-  absl::Status CreateOneDnn(const AnyTensorView& weights,
-                            const AnyTensorView& weight_scales,
-                            const AnyTensorView& bias, Executor& executor);
 
   ScaledLinearSpec spec_;
   std::optional<PackedScaledLinearPlan> packed_;  // one of the two
-  std::optional<OneDnnScaledLinearPlan> onednn_;
-  std::optional<Int8QuantizePlan> quantize_;  // of oneDNN, where a is not i8
+  std::unique_ptr<const BackendScaledLinear> onednn_;
 };
 
 }  // namespace quern

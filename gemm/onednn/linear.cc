@@ -105,6 +105,11 @@ absl::Status OneDnnLinearPlan::CheckArgs(const AnyTensorView& a,
   return CheckResult(kOp, a, c, spec.n);
 }
 
+absl::StatusOr<int64_t> OneDnnLinearPlan::WorkspaceBytes(int64_t max_m,
+                                                         int workers) const {
+  return state_->matmul->WorkspaceBytes(max_m, workers);
+}
+
 void OneDnnLinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
                                OneDnnScratch& scratch,
                                Executor& executor) const noexcept {

@@ -78,11 +78,16 @@ class OneDnnLinearPlan {
   // apart from a. InvalidArgument otherwise.
   absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c) const;
 
+  // Scratch of Execute for any number of rows up to max_m >= 0. Asks oneDNN for
+  // the kernels of all those row counts: milliseconds. Internal if it fails.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int workers) const;
+
   // Writes c[0, m) x [0, n) and nothing else; reads nothing outside a's rows.
   // m = 0 does nothing. `a`, `c` and the weights do not overlap.
   //
   // Any number of threads may call it at once, each with its own `scratch` and
-  // an `executor` that allows it.
+  // an `executor` that allows it. Scratch that borrows WorkspaceBytes(m,
+  // executor.num_workers()) does not grow.
   //
   // Rows are padded into 45 sizes (gemm/onednn/partition.h), so that a new m is
   // seldom a new kernel; the first call with a new size or new strides takes

@@ -84,6 +84,9 @@ class PackedMatmul {
   absl::Status Pack(const AnyTensorView& from, bool by_rows,
                     Executor& executor);
 
+  // Scratch that Execute takes at most, for up to max_m rows of any stride.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int64_t workers) const;
+
   void Execute(const MatmulCall& call, OneDnnScratch& scratch,
                Executor& executor) const noexcept;
 
@@ -102,6 +105,7 @@ class PackedMatmul {
   dnnl::matmul::primitive_desc Describe(const MatmulKey& key,
                                         const Desc& weights) const;
   MatmulCache::Kernel Find(const MatmulKey& key, const Desc& weights) const;
+  Run Prepare(const MatmulCall& call, bool dense) const;
   void StageRows(const AnyTensorView& a, int64_t first, int64_t rows,
                  int64_t bucket, uint8_t* to, Executor& executor) const;
   void RunTask(const Run& run, int64_t first, const uint8_t* rows_of_a,

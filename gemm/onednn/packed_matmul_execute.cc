@@ -7,12 +7,15 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "core/aligned_buffer.h"
 #include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
+#include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "core/workspace.h"
 #include "gemm/onednn/engine.h"
 #include "gemm/onednn/matmul_cache.h"
 #include "gemm/onednn/packed_matmul.h"
@@ -68,12 +71,17 @@ struct PackedMatmul::Run {
   int64_t worker_bytes;
   int64_t kernel_bytes;  // oneDNN's, then the tile, then a piece's sums
   int64_t tile_bytes;
+  int64_t a_bytes;  // staged rows of all workers, in front of worker_memory
+  bool dense;       // all rows of a and c go through scratch
 
+  int64_t bytes(int64_t workers) const {
+    return a_bytes + workers * worker_bytes;
+  }
   // Whether the tile goes through scratch. oneDNN 3.7.2 writes a c of one
   // column as if its stride were 1 (2026).
   bool Stages(const PackedMatmul& matmul, int64_t rows, int64_t width) const {
-    return call.finish != nullptr || matmul.narrows_c() || matmul.adds_i32() ||
-           width == 1 || rows != RowBucket(rows);
+    return dense || call.finish != nullptr || matmul.narrows_c() ||
+           matmul.adds_i32() || width == 1 || rows != RowBucket(rows);
   }
 };
 
@@ -191,15 +199,14 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
   }
 }
 
-void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
-                           Executor& executor) const noexcept {
-  const AnyTensorView& a = call.a;
-  const int64_t m = a.extent(0), k = config_.k;
-  if (m == 0) return;
+// Kernels, and how much scratch they take.
+PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call,
+                                        bool dense) const {
+  const int64_t m = call.a.extent(0), k = config_.k;
   const int64_t tail_rows = m % kMaxMatmulRows;
   const int64_t tail_bucket = tail_rows == 0 ? 0 : RowBucket(tail_rows);
-  const bool stages_tail = tail_bucket != tail_rows;
-  Run run{call, m, tail_rows, {}, nullptr, 0, 0, 0};
+  Run run{call, m, tail_rows, {}, nullptr, 0, 0, 0, 0, dense};
+  const bool stages_a = dense || widens_a();
   const absl::Status status = CatchOneDnn(config_.op, [&] {
     for (const bool tail : {false, true}) {
       const int64_t rows = tail ? tail_rows : kMaxMatmulRows;
@@ -210,7 +217,7 @@ void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
         if (!last && num_tasks_ == 1) continue;
         const int64_t width = ColsOf(task);
         MatmulKey key{bucket, width, k, k, width};
-        if (!widens_a() && rows == bucket) key.lda = a.stride(0);
+        if (!stages_a && rows == bucket) key.lda = call.a.stride(0);
         if (run.Stages(*this, rows, width)) {
           run.tile_bytes = std::max(
               run.tile_bytes, bucket * width * SizeInBytes(config_.inner_c));
@@ -231,31 +238,77 @@ void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
     }
   });
   if (!status.ok()) Fail(status);
-
-  // Scratch: rows of `a` for all workers, widened or padded; then each worker's
-  // own.
-  const int64_t staged_rows =
-      !widens_a() ? (stages_tail ? tail_bucket : 0)
-                  : (m >= kMaxMatmulRows ? kMaxMatmulRows : tail_bucket);
-  const int64_t a_bytes =
-      RoundUp(staged_rows * k * SizeInBytes(config_.inner_a), kAlign);
+  const int64_t staged_rows = stages_a && m >= kMaxMatmulRows ? kMaxMatmulRows
+                              : stages_a || tail_bucket != tail_rows
+                                  ? tail_bucket
+                                  : 0;
+  run.a_bytes = RoundUp(staged_rows * k * SizeInBytes(config_.inner_a), kAlign);
   run.kernel_bytes = RoundUp(run.kernel_bytes, kAlign);
   run.tile_bytes = RoundUp(run.tile_bytes, kAlign);
   run.worker_bytes = run.kernel_bytes + run.tile_bytes * (adds_i32() ? 2 : 1);
-  const int64_t bytes = a_bytes + executor.num_workers() * run.worker_bytes;
-  if (static_cast<int64_t>(scratch.buffer_.bytes()) < bytes) {
+  return run;
+}
+
+absl::StatusOr<int64_t> PackedMatmul::WorkspaceBytes(int64_t max_m,
+                                                     int64_t workers) const {
+  if (max_m == 0) return 0;
+  const int64_t most = RowBucket(std::min(max_m, kMaxMatmulRows));
+  int64_t kernel_bytes = 0, width = 0;
+  QUERN_RETURN_IF_ERROR(CatchOneDnn(config_.op, [&] {
+    for (int64_t rows = 1; rows <= most; ++rows) {
+      if (rows != RowBucket(rows)) continue;
+      for (const int64_t task : {int64_t{0}, num_tasks_ - 1}) {
+        for (const int64_t piece : {int64_t{0}, num_pieces_ - 1}) {
+          width = std::max(width, ColsOf(task));
+          const MatmulKey key{rows, ColsOf(task), KOf(piece), config_.k,
+                              ColsOf(task)};
+          kernel_bytes =
+              std::max(kernel_bytes,
+                       static_cast<int64_t>(Describe(key, PackedOf(task, piece))
+                                                .scratchpad_desc()
+                                                .get_size()));
+        }
+      }
+    }
+  }));
+  const int64_t tile =
+      RoundUp(most * width * SizeInBytes(config_.inner_c), kAlign);
+  return RoundUp(most * config_.k * SizeInBytes(config_.inner_a), kAlign) +
+         workers *
+             (RoundUp(kernel_bytes, kAlign) + tile * (adds_i32() ? 2 : 1));
+}
+
+void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
+                           Executor& executor) const noexcept {
+  const AnyTensorView& a = call.a;
+  const int64_t m = a.extent(0);
+  if (m == 0) return;
+  const int64_t workers = executor.num_workers();
+  const auto room = [&] { return static_cast<int64_t>(scratch.room()); };
+  Run run = Prepare(call, false);
+  // Some strides ask oneDNN for more scratch than dense rows do, which is what
+  // WorkspaceBytes counts.
+  if (scratch.lent_ && run.bytes(workers) > room()) run = Prepare(call, true);
+  const int64_t bytes = run.bytes(workers);
+  if (bytes > room()) {
+    if (scratch.lent_) {
+      WorkspaceTooSmall("oneDNN", static_cast<size_t>(bytes), scratch.room());
+    }
     scratch.buffer_ = AlignedBuffer();
     auto buffer = AlignedBuffer::Create(bytes);
     if (!buffer.ok()) Fail(buffer.status());
     scratch.buffer_ = *std::move(buffer);
   }
-  uint8_t* const staged_a = scratch.buffer_.data();
-  run.worker_memory = staged_a + a_bytes;
+  uint8_t* const staged_a = scratch.data();
+  run.worker_memory = staged_a + run.a_bytes;
 
-  if (!widens_a()) {
-    const int64_t tail_first = m - tail_rows;
+  if (!run.dense && !widens_a()) {
+    const int64_t tail_first = m - run.tail_rows;
+    const int64_t tail_bucket =
+        run.tail_rows == 0 ? 0 : RowBucket(run.tail_rows);
+    const bool stages_tail = tail_bucket != run.tail_rows;
     if (stages_tail) {
-      StageRows(a, tail_first, tail_rows, tail_bucket, staged_a, executor);
+      StageRows(a, tail_first, run.tail_rows, tail_bucket, staged_a, executor);
     }
     // Rows fastest: a worker keeps its weights in cache over the row blocks.
     const int64_t blocks = DivCeil(m, kMaxMatmulRows);

@@ -296,6 +296,11 @@ void OneDnnScaledLinearPlan::State::Finish(const OneDnnScaledLinearArgs& args,
   }
 }
 
+absl::StatusOr<int64_t> OneDnnScaledLinearPlan::WorkspaceBytes(
+    int64_t max_m, int workers) const {
+  return state_->matmul->WorkspaceBytes(max_m, workers);
+}
+
 void OneDnnScaledLinearPlan::Execute(const OneDnnScaledLinearArgs& args,
                                      OneDnnScratch& scratch,
                                      Executor& executor) const noexcept {

@@ -98,11 +98,16 @@ class OneDnnScaledLinearPlan {
   // [-128, 127].
   absl::Status CheckArgs(const OneDnnScaledLinearArgs& args) const;
 
+  // Scratch of Execute for any number of rows up to max_m >= 0. Asks oneDNN for
+  // the kernels of all those row counts: milliseconds. Internal if it fails.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int workers) const;
+
   // Writes c[0, m) x [0, n) and nothing else; reads nothing outside a's rows.
   // m = 0 does nothing.
   //
   // Any number of threads may call it at once, each with its own `scratch` and
-  // an `executor` that allows it. Kernels are generated and kept as in
+  // an `executor` that allows it. Scratch that borrows WorkspaceBytes(m,
+  // executor.num_workers()) does not grow. Kernels are generated and kept as in
   // OneDnnLinearPlan.
   void Execute(const OneDnnScaledLinearArgs& args, OneDnnScratch& scratch,
                Executor& executor) const noexcept;

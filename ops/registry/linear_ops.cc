@@ -20,7 +20,8 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "gemm/linear.h"
-#include "gemm/linear_impl.h"
+#include "gemm/linear_backend.h"
+#include "gemm/linear_spec.h"
 #include "ops/parallel/matrix_parts.h"
 #include "ops/parallel/parallel_linear.h"
 #include "ops/parallel/parallel_lm_head.h"
@@ -255,8 +256,10 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
       absl::StrCat(op, "(", params, ") -> Tensor"), example, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(
       (r.Add<&Op::template Packed<LinearImpl::kPacked>>(op, "simd")));
-  QUERN_RETURN_IF_ERROR(
-      (r.Add<&Op::template Packed<LinearImpl::kOneDnn>>(op, "onednn")));
+  if (OneDnnBackend() != nullptr) {
+    QUERN_RETURN_IF_ERROR(
+        (r.Add<&Op::template Packed<LinearImpl::kOneDnn>>(op, "onednn")));
+  }
   return r.Add<&Op::Reference>(op, OpRegistry::kReference);
 }
 

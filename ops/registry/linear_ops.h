@@ -9,8 +9,9 @@ namespace quern {
 // replicated_linear, column_parallel_linear, row_parallel_linear and
 // parallel_lm_head: ops/parallel by name. weight is [n, k], or with
 // weight_is_shard the rank's part of it; without `ranks` there is one.
-// Providers: simd, our packed kernels; onednn, which MakeFrom takes; reference,
-// a loop with a sum in double.
+// Providers: simd, our packed kernels; onednn, which MakeFrom takes and which
+// exists in programs that link //gemm/onednn; reference, a loop with a sum in
+// double.
 //
 //   const TensorMeta x_meta{DType::kBF16, {max_tokens, k}};
 //   QUERN_ASSIGN_OR_RETURN(
@@ -32,7 +33,7 @@ namespace quern {
 // operator was made with. They do not read weight and bias again, but CheckArgs
 // wants the same views. Calls of one operator take turns.
 //
-// Brings gemm and oneDNN along, which the other operators do without.
+// Brings gemm along, which the other operators do without.
 absl::Status RegisterLinearOps(OpRegistry& registry);
 
 }  // namespace quern
