@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <numeric>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -23,6 +26,8 @@
 namespace quern {
 namespace {
 
+constexpr char kCpuFolder[] = "/sys/devices/system/cpu";
+
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
   return std::string(std::istreambuf_iterator<char>(file), {});
@@ -32,7 +37,7 @@ std::string Trimmed(const std::string& path) {
   return std::string(absl::StripAsciiWhitespace(ReadFile(path)));
 }
 
-int CoresFromQuota(int64_t quota_us, int64_t period_us) {
+int CpusFromQuota(int64_t quota_us, int64_t period_us) {
   if (quota_us <= 0 || period_us <= 0) return 0;
   // A quota beyond any machine is capped: it must not wrap to a small one.
   constexpr int64_t kMany = 1 << 20;
@@ -47,8 +52,8 @@ int Tighter(int a, int b) {
 }
 
 // The quota of this process's group and every parent; 0: no limit.
-int CgroupCores() {
-  int cores = 0;
+int CgroupCpus() {
+  int cpus = 0;
   for (const absl::string_view line :
        absl::StrSplit(ReadFile("/proc/self/cgroup"), '\n')) {
     // "0::/path" (v2) or "4:cpu,cpuacct:/path" (v1).
@@ -68,15 +73,15 @@ int CgroupCores() {
     for (;;) {
       const std::string group = absl::StrCat(root, path);
       if (v2) {
-        cores = Tighter(cores, cpu_info_internal::CoresFromCpuMax(
-                                   ReadFile(absl::StrCat(group, "/cpu.max"))));
+        cpus = Tighter(cpus, cpu_info_internal::CpusFromCpuMax(
+                                 ReadFile(absl::StrCat(group, "/cpu.max"))));
       } else {
         int64_t quota = 0, period = 0;
         if (absl::SimpleAtoi(Trimmed(absl::StrCat(group, "/cpu.cfs_quota_us")),
                              &quota) &&
             absl::SimpleAtoi(Trimmed(absl::StrCat(group, "/cpu.cfs_period_us")),
                              &period)) {
-          cores = Tighter(cores, CoresFromQuota(quota, period));
+          cpus = Tighter(cpus, CpusFromQuota(quota, period));
         }
       }
       const size_t slash = path.rfind('/');
@@ -84,30 +89,39 @@ int CgroupCores() {
       path.resize(slash);
     }
   }
-  return cores;
+  return cpus;
 }
 
-int AffinityCores() {
+// The logical CPUs of the affinity mask; those online where there is no mask.
+std::vector<int> AffinityCpus() {
+  std::vector<int> cpus;
 #ifdef __linux__
-  // Machines may have more cores than cpu_set_t has bits: grow until it fits.
-  for (int max_cores = 1024; max_cores <= 1 << 20; max_cores *= 2) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(max_cores));
+  // Machines may have more CPUs than cpu_set_t has bits: grow until it fits.
+  for (int max_cpus = 1024; max_cpus <= 1 << 20; max_cpus *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(max_cpus));
     if (set == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(max_cores));
+    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(max_cpus));
     CPU_ZERO_S(bytes, set);
     const bool fits = sched_getaffinity(0, bytes, set) == 0;
-    const int count = fits ? CPU_COUNT_S(bytes, set) : 0;
+    for (int cpu = 0; fits && cpu < max_cpus; ++cpu) {
+      if (CPU_ISSET_S(cpu, bytes, set)) cpus.push_back(cpu);
+    }
     CPU_FREE(set);
-    if (fits) return std::max(1, count);
+    if (fits) break;
   }
 #endif
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  if (cpus.empty()) {
+    cpus.resize(static_cast<size_t>(
+        std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)))));
+    std::iota(cpus.begin(), cpus.end(), 0);
+  }
+  return cpus;
 }
 
 void ReadCaches(CpuInfo& info) {
   for (int index = 0;; ++index) {
     const std::string folder =
-        absl::StrCat("/sys/devices/system/cpu/cpu0/cache/index", index, "/");
+        absl::StrCat(kCpuFolder, "/cpu0/cache/index", index, "/");
     const std::string level = Trimmed(folder + "level");
     if (level.empty()) return;
     const int64_t bytes =
@@ -123,7 +137,7 @@ void ReadCaches(CpuInfo& info) {
 
 namespace cpu_info_internal {
 
-int CoresFromCpuMax(const std::string& text) {
+int CpusFromCpuMax(const std::string& text) {
   const std::vector<absl::string_view> fields =
       absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
   int64_t quota = 0, period = 0;
@@ -131,7 +145,18 @@ int CoresFromCpuMax(const std::string& text) {
       !absl::SimpleAtoi(fields[1], &period)) {
     return 0;  // "max 100000", or no such file
   }
-  return CoresFromQuota(quota, period);
+  return CpusFromQuota(quota, period);
+}
+
+int CountCores(const std::vector<int>& cpus, const std::string& root) {
+  std::set<std::string> cores;
+  for (const int cpu : cpus) {
+    std::string siblings = Trimmed(
+        absl::StrCat(root, "/cpu", cpu, "/topology/thread_siblings_list"));
+    // Every sibling has the same list, so that it names the core.
+    cores.insert(siblings.empty() ? absl::StrCat(cpu) : std::move(siblings));
+  }
+  return static_cast<int>(cores.size());
 }
 
 int64_t CacheBytes(const std::string& text) {
@@ -169,14 +194,20 @@ CpuInfo GetCpuInfo() {
     info.targets.push_back(hwy::TargetName(target));
   }
   ReadCaches(info);
-  info.cores_online =
+  info.cpus_online =
       std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  info.cpus_available = AvailableCpus();
   info.cores_available = AvailableCores();
   return info;
 }
 
+int AvailableCpus() {
+  return Tighter(static_cast<int>(AffinityCpus().size()), CgroupCpus());
+}
+
 int AvailableCores() {
-  return std::max(1, Tighter(AffinityCores(), CgroupCores()));
+  return Tighter(cpu_info_internal::CountCores(AffinityCpus(), kCpuFolder),
+                 CgroupCpus());
 }
 
 }  // namespace quern

@@ -16,7 +16,8 @@ struct CpuInfo {
   int64_t l1_data_bytes = 32 << 10;  // per core
   int64_t l2_bytes = 1 << 20;        // per core
   int64_t l3_bytes = 0;              // shared; 0: none or unknown
-  int cores_online = 1;              // of the machine
+  int cpus_online = 1;               // logical CPUs of the machine
+  int cpus_available = 1;            // what AvailableCpus() says
   int cores_available = 1;           // what AvailableCores() says
 
   // The larger of L2 and L3: what a cold working set must exceed.
@@ -28,15 +29,24 @@ struct CpuInfo {
 // Reads /proc, /sys and cpuid: a millisecond. Not cached.
 CpuInfo GetCpuInfo();
 
-// Cores that this process may really use: the smallest of the affinity mask and
-// the cgroup's CPU quota (v1 or v2, this group and its parents), rounded up;
-// >= 1. More threads than this only take turns.
+// Logical CPUs that this process may really use: the smaller of the affinity
+// mask and the cgroup's CPU quota (v1 or v2, this group and its parents),
+// rounded up; >= 1. More threads than this only take turns.
+int AvailableCpus();
+
+// Cores among them: logical CPUs of one core (siblings, "hyper-threads") share
+// its arithmetic units and caches and count once. The quota limits cores as it
+// limits CPUs. 1 <= AvailableCores() <= AvailableCpus().
 int AvailableCores();
 
 namespace cpu_info_internal {
 
 // The quota of "cpu.max" (v2), e.g. "150000 100000" -> 2; 0: no limit.
-int CoresFromCpuMax(const std::string& text);
+int CpusFromCpuMax(const std::string& text);
+// How many cores the logical CPUs `cpus` belong to, by the sibling lists under
+// `root`, on a real machine "/sys/devices/system/cpu". A CPU without such a
+// list is a core.
+int CountCores(const std::vector<int>& cpus, const std::string& root);
 // Bytes of a sysfs cache size, e.g. "32768K" -> 33554432; 0: not a size.
 int64_t CacheBytes(const std::string& text);
 

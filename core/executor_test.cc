@@ -179,6 +179,10 @@ TEST(HwyExecutorTest, FitsThisMachine) {
   const auto executor = HwyExecutor::CreateForThisMachine();
   EXPECT_EQ(executor->num_workers(),
             std::min(AvailableCores(), HwyExecutor::kMaxWorkers));
+  const auto with_siblings =
+      HwyExecutor::CreateForThisMachine(HwyExecutor::Siblings::kUsed);
+  EXPECT_EQ(with_siblings->num_workers(),
+            std::min(AvailableCpus(), HwyExecutor::kMaxWorkers));
 }
 
 double CpuSeconds() {
@@ -199,7 +203,7 @@ bool BecomesIdle(const HwyExecutor& executor) {
 }
 
 TEST(HwyExecutorTest, BurnsNothingWhenIdleAndWakesAgain) {
-  for (const int workers : {2, AvailableCores() + 1}) {
+  for (const int workers : {2, AvailableCpus() + 1}) {
     const auto executor = MakeHwy(workers);
     EXPECT_TRUE(executor->idle());
     for (int round = 0; round < 3; ++round) {
@@ -215,12 +219,12 @@ TEST(HwyExecutorTest, BurnsNothingWhenIdleAndWakesAgain) {
   }
 }
 
-TEST(HwyExecutorTest, SpinsOnlyWhereThereIsACoreForEveryWorker) {
-  const int cores = AvailableCores();
-  const auto crowded = MakeHwy(cores + 1);
+TEST(HwyExecutorTest, SpinsOnlyWhereThereIsACpuForEveryWorker) {
+  const int cpus = AvailableCpus();
+  const auto crowded = MakeHwy(cpus + 1);
   crowded->ParallelFor(100, [](int64_t, int) {});
   EXPECT_TRUE(crowded->idle());
-  if (cores < 2) GTEST_SKIP() << "one core: no other worker to spin";
+  if (cpus < 2) GTEST_SKIP() << "one CPU: no other worker to spin";
   const auto roomy = MakeHwy(2);
   bool spun = false;  // the watcher may be quick on a loaded machine
   for (int i = 0; i < 100 && !spun; ++i) {

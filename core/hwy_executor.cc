@@ -71,10 +71,10 @@ absl::Status NoThreads(int workers) {
 struct HwyExecutor::State {
   explicit State(int workers)
       : pool(static_cast<size_t>(workers)),
-        may_spin(workers <= AvailableCores()) {}
+        may_spin(workers <= AvailableCpus()) {}
 
   hwy::ThreadPool pool;
-  const bool may_spin;  // else a spinner would keep a worker off its core
+  const bool may_spin;  // else a spinner would keep a worker off its CPU
 
   std::mutex mutex;       // held during ParallelFor and mode changes
   bool spinning = false;  // the pool's wait mode
@@ -117,9 +117,11 @@ absl::StatusOr<std::unique_ptr<HwyExecutor>> HwyExecutor::Create(int workers) {
   }
 }
 
-std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine() {
-  for (int workers = std::clamp(AvailableCores(), 1, kMaxWorkers); workers > 1;
-       workers /= 2) {
+std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine(
+    Siblings siblings) {
+  const int most =
+      siblings == Siblings::kUsed ? AvailableCpus() : AvailableCores();
+  for (int workers = std::min(most, kMaxWorkers); workers > 1; workers /= 2) {
     auto executor = Create(workers);
     if (executor.ok()) return *std::move(executor);
   }

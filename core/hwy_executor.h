@@ -6,8 +6,8 @@
 // While there is work the workers spin, so that a fork-join costs about a
 // microsecond. When no ParallelFor has come for kIdle they block in the kernel
 // and cost nothing; the next ParallelFor wakes them (tens of microseconds,
-// once). With more workers than this process has cores they never spin: a
-// spinner would keep a worker that has a task off its core.
+// once). With more workers than this process has logical CPUs they never
+// spin: a spinner would keep a worker that has a task off its CPU.
 
 #include <chrono>
 #include <cstdint>
@@ -31,9 +31,13 @@ class HwyExecutor final : public Executor {
   // the system refuses the threads.
   static absl::StatusOr<std::unique_ptr<HwyExecutor>> Create(int workers);
 
-  // One worker for each core that this process may use, at most kMaxWorkers;
-  // fewer, at least one, if the system refuses the threads.
-  static std::unique_ptr<HwyExecutor> CreateForThisMachine();
+  // One worker for each core that this process may use or, with kUsed, for each
+  // logical CPU; at most kMaxWorkers; fewer, at least one, if the system
+  // refuses the threads. Siblings share a core's arithmetic units and caches: a
+  // second worker there gains nothing for kernels that keep either busy.
+  enum class Siblings : uint8_t { kIdle, kUsed };
+  static std::unique_ptr<HwyExecutor> CreateForThisMachine(
+      Siblings siblings = Siblings::kIdle);
 
   // Ends the threads. No ParallelFor may be running.
   ~HwyExecutor() override;

@@ -285,10 +285,11 @@ void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
   if (m == 0) return;
   const int64_t workers = executor.num_workers();
   const auto room = [&] { return static_cast<int64_t>(scratch.room()); };
-  Run run = Prepare(call, false);
+  Run in_place = Prepare(call, false);
   // Some strides ask oneDNN for more scratch than dense rows do, which is what
   // WorkspaceBytes counts.
-  if (scratch.lent_ && run.bytes(workers) > room()) run = Prepare(call, true);
+  const bool dense = scratch.lent_ && in_place.bytes(workers) > room();
+  Run run = dense ? Prepare(call, true) : std::move(in_place);
   const int64_t bytes = run.bytes(workers);
   if (bytes > room()) {
     if (scratch.lent_) {

@@ -56,7 +56,7 @@ void ForEachPiece(int64_t begin, int64_t end, int64_t cols, const Fn& fn) {
 }  // namespace
 
 struct ThreadCommunicator::Group {
-  explicit Group(int size) : ranks(size), may_spin(size <= AvailableCores()) {}
+  explicit Group(int size) : ranks(size), may_spin(size <= AvailableCpus()) {}
 
   // What a rank shows the others between two barriers.
   struct alignas(64) Slot {

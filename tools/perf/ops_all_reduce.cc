@@ -47,7 +47,7 @@ class RankThreads {
 
   // fn is collective: no rank returns from it before all have entered it.
   RankThreads(int ranks, Fn fn)
-      : fn_(std::move(fn)), may_spin_(ranks <= AvailableCores()) {
+      : fn_(std::move(fn)), may_spin_(ranks <= AvailableCpus()) {
     for (int rank = 1; rank < ranks; ++rank) {
       threads_.emplace_back([this, rank] { Serve(rank); });
     }

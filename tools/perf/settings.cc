@@ -30,10 +30,14 @@ int64_t TargetsUpTo(absl::string_view name) {
 absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
                                       bool terminal) {
   Settings settings;
-  const int most =
-      std::min(std::max(cpu.cores_available, 1), int{HwyExecutor::kMaxWorkers});
-  QUERN_ASSIGN_OR_RETURN(const int64_t threads, args.Int("threads", 0, most));
-  settings.threads = threads == 0 ? most : static_cast<int>(threads);
+  const auto workers = [](int cpus) {
+    return std::clamp(cpus, 1, int{HwyExecutor::kMaxWorkers});
+  };
+  QUERN_ASSIGN_OR_RETURN(
+      const int64_t threads,
+      args.Int("threads", 0, workers(cpu.cpus_available)));
+  settings.threads = threads == 0 ? workers(cpu.cores_available)
+                                  : static_cast<int>(threads);
   QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
   if (args.op() != kLimits) {
     QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));
