@@ -259,6 +259,43 @@ TEST_P(FrontDoorArgsTest, RefusesScratchThatCannotBe) {
   }
 }
 
+// Reserve used to count nothing for oneDNN, whose Execute then allocated.
+TEST_P(FrontDoorArgsTest, ExecuteTakesNoMoreThanWasReserved) {
+  ManyWorkers executor(3);
+  const auto run = [&](const auto& plan, LinearScratch& scratch, auto execute) {
+    for (const int64_t most : {300, 17, 1}) {
+      LinearScratch fresh;
+      ASSERT_EQ(fresh.Reserve(plan, most, executor), absl::OkStatus());
+      const size_t bytes = fresh.bytes();
+      for (const int64_t m : {1, 4, 17, 256, 300}) {
+        if (m > most) continue;
+        for (const int64_t stride : {6, 7, 8}) execute(m, stride, fresh);
+        EXPECT_EQ(fresh.bytes(), bytes) << "m=" << m << " most=" << most;
+      }
+    }
+    ASSERT_EQ(scratch.Reserve(plan, 0, executor), absl::OkStatus());
+  };
+  LinearSpec spec;
+  spec.n = 5;
+  spec.k = 6;
+  spec.a = spec.b = spec.c = DType::kF32;
+  const auto plan = Linear(spec, Matrix(w_, 5, 6, 6));
+  LinearScratch scratch;
+  run(plan, scratch, [&](int64_t m, int64_t stride, LinearScratch& fresh) {
+    plan.Execute(Matrix(a_, m, 6, stride), Matrix(c_, m, 5, stride), fresh,
+                 executor);
+    ExpectAll(12.0f, m, 5, stride);
+  });
+  for (const ScaledLinearSpec& scaled : Kinds(5, 6)) {
+    const auto scaled_plan = Scaled(scaled, Matrix(w8_, 5, 6, 6));
+    run(scaled_plan, scratch,
+        [&](int64_t m, int64_t stride, LinearScratch& fresh) {
+          scaled_plan.Execute(Args(scaled, m, stride, stride), fresh, executor);
+          ExpectAll(12.0f, m, 5, stride);
+        });
+  }
+}
+
 // Every thread with another number of rows at the same time, half of them on
 // one pool.
 TEST_P(FrontDoorArgsTest, EightThreadsOnOnePlanGetTheBitsOfOne) {
