@@ -126,7 +126,7 @@ template <typename Allocator>
 BlockLinear::Scratch BlockLinear::LayOut(Allocator& allocator, int64_t rows,
                                          int64_t workers) const {
   Scratch scratch = {};
-  scratch.product = ProductOf(rows).LayOut(allocator, workers);
+  scratch.product = ProductOf(rows).LayOutWholeK(allocator, workers);
   if (!Fused(rows)) {
     scratch.decoded = allocator.template Allocate<uint8_t>(
         "decoded weights", workers * kDecodedBytes);
@@ -144,11 +144,12 @@ BlockLinear::Scratch BlockLinear::LayOut(Allocator& allocator, int64_t rows,
 }
 
 int64_t BlockLinear::WorkspaceBytes(int64_t max_m, int max_workers) const {
-  return MostWorkspaceBytes(max_m, [&](int64_t rows) {
-    WorkspaceLayout layout;
-    LayOut(layout, rows, max_workers);
-    return layout.bytes();
-  });
+  return MostWorkspaceBytes(max_m, max_workers,
+                            [&](int64_t rows, int64_t workers) {
+                              WorkspaceLayout layout;
+                              LayOut(layout, rows, workers);
+                              return layout.bytes();
+                            });
 }
 
 absl::Status BlockLinear::CheckArgs(const AnyTensorView& a,

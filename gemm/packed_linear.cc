@@ -106,11 +106,12 @@ std::string PackedLinearPlan::Explain(int64_t m) const {
 }
 
 int64_t PackedLinearPlan::WorkspaceBytes(int64_t max_m, int max_workers) const {
-  return MostWorkspaceBytes(max_m, [&](int64_t rows) {
-    WorkspaceLayout layout;
-    ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, max_workers);
-    return layout.bytes();
-  });
+  return MostWorkspaceBytes(
+      max_m, max_workers, [&](int64_t rows, int64_t workers) {
+        WorkspaceLayout layout;
+        ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, workers);
+        return layout.bytes();
+      });
 }
 
 absl::Status PackedLinearPlan::CheckArgs(const AnyTensorView& a,

@@ -10,15 +10,17 @@
 //   2. tiles                   sums[rows x panels], gemm/tile_loop.h
 //   3. finish(sums)            the caller turns sums into c while in cache
 //
-// in two parallel regions, or on the calling thread where that is faster. Who
-// computes what depends on the number of workers; what is computed does not.
+// in two parallel regions, or on the calling thread where that is faster. Where
+// k is divided between the workers, a third region adds the sums of its chunks
+// before it finishes them. Who computes what depends on the number of workers;
+// what is computed does not.
 //
 // b is `parts` matrices of one layout, one after the other in packed memory;
 // the sums of the same columns of all of them are finished together.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -43,10 +45,12 @@ void ForEachRowBlock(int64_t m, const Fn& fn) {
   }
 }
 
+// The memory of one block of rows, and the division that it is made for.
 template <typename Sum>
 struct PackedScratch {
   uint32_t* a;
   Sum* sums;
+  Division division;
 };
 
 // Sums of some rows and panels, for finish: of part p from sums + p *
@@ -59,17 +63,6 @@ struct SumsBlock {
   int64_t stride;
   int64_t part_stride;
 };
-
-// As tiles add: integers modulo 2^32.
-template <typename Sum>
-Sum WrappingAdd(Sum x, Sum y) {
-  if constexpr (std::is_integral_v<Sum>) {
-    return static_cast<Sum>(static_cast<uint32_t>(x) +
-                            static_cast<uint32_t>(y));
-  } else {
-    return x + y;
-  }
-}
 
 template <typename Sum>
 class PackedProduct {
@@ -91,19 +84,18 @@ class PackedProduct {
   int64_t chunks() const { return chunks_; }
   const RowTiles& tiles() const { return tiles_; }
 
-  // Room for the sums of every worker, or of every chunk where k is divided.
+  // What Run needs with an executor of `workers`.
   template <typename Allocator>
   PackedScratch<Sum> LayOut(Allocator& allocator, int64_t workers) const {
-    int64_t cols = workers * Division::kUnitPanels * kPanelCols;
-    if (tiles_.rows <= Division::kMaxSplitRows && layout_.panels() < workers) {
-      cols = std::max(cols, chunks_ * layout_.panels() * kPanelCols);
-    }
-    return {
-        allocator.template Allocate<uint32_t>(
-            "packed rows", tiles_.count * chunks_ * a_chunk()),
-        allocator.template Allocate<Sum>("sums", parts_ * tiles_.rows * cols)};
+    return LayOutFor(allocator, workers, chunks_);
+  }
+  // What RunWith needs.
+  template <typename Allocator>
+  PackedScratch<Sum> LayOutWholeK(Allocator& allocator, int64_t workers) const {
+    return LayOutFor(allocator, workers, 1);
   }
 
+  // `scratch` is of LayOut, for the workers of the executor.
   template <typename Pack, typename Finish>
   void Run(const uint8_t* b, const PackedScratch<Sum>& scratch,
            Executor& executor, const Pack& pack, const Finish& finish) const {
@@ -126,19 +118,16 @@ class PackedProduct {
         sums += part_stride;
       }
     };
-    const int64_t rows = tiles_.rows;
-    const Division division =
-        Division::Of(rows, tiles_.count, layout_.panels(), layout_.lines(),
-                     chunks_, executor.num_workers());
+    const Division& division = scratch.division;
     InlineExecutor inline_executor;
     Executor& multipliers = Multipliers(executor, inline_executor);
     if (division.k_pieces == 1) {
-      MultiplyUnits(division, scratch, multipliers, multiply, finish);
+      MultiplyUnits(scratch, multipliers, multiply, finish);
       return;
     }
     // The sums of every chunk side by side, then added in order.
     const int64_t stride = layout_.panels() * kPanelCols;
-    const int64_t part_stride = rows * stride;
+    const int64_t part_stride = tiles_.rows * stride;
     const int64_t chunk_sums = parts_ * part_stride;
     multipliers.ParallelFor(division.tasks(), [&](int64_t task, int) {
       TileRange range = RangeOf(division, task);
@@ -152,34 +141,43 @@ class PackedProduct {
                  stride, part_stride, 0);
       }
     });
-    for (int64_t chunk = 1; chunk < chunks_; ++chunk) {
-      const Sum* from = scratch.sums + chunk * chunk_sums;
-      for (int64_t i = 0; i < chunk_sums; ++i) {
-        scratch.sums[i] = WrappingAdd(scratch.sums[i], from[i]);
-      }
-    }
-    finish(BlockOf(0, layout_.panels(), 0, rows, scratch.sums, stride,
-                   part_stride));
+    AddChunks(scratch, multipliers, finish);
   }
 
-  // The same where the caller multiplies, all of k at a time: multiply(range,
+  // Like Run, but the caller multiplies, all of k at a time: multiply(range,
   // sums, stride, part_stride, worker) overwrites the sums of the range.
+  // `scratch` is of LayOutWholeK.
   template <typename Pack, typename Multiply, typename Finish>
   void RunWith(const PackedScratch<Sum>& scratch, Executor& executor,
                const Pack& pack, const Multiply& multiply,
                const Finish& finish) const {
     PackRows(scratch, executor, pack);
-    const Division division =
-        Division::Of(tiles_.rows, tiles_.count, layout_.panels(),
-                     layout_.lines(), 1, executor.num_workers());
     InlineExecutor inline_executor;
-    MultiplyUnits(division, scratch, Multipliers(executor, inline_executor),
-                  multiply, finish);
+    MultiplyUnits(scratch, Multipliers(executor, inline_executor), multiply,
+                  finish);
   }
 
  private:
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
+
+  // The division says whether sums are those of each worker or, where it
+  // divides k, those of each chunk; Run and RunWith follow the same division.
+  template <typename Allocator>
+  PackedScratch<Sum> LayOutFor(Allocator& allocator, int64_t workers,
+                               int64_t chunks) const {
+    const Division division =
+        Division::Of(tiles_.rows, tiles_.count, layout_.panels(),
+                     layout_.lines(), chunks, workers);
+    const int64_t panels = division.k_pieces > 1
+                               ? chunks * layout_.panels()
+                               : workers * Division::kUnitPanels;
+    return {allocator.template Allocate<uint32_t>(
+                "packed rows", tiles_.count * chunks_ * a_chunk()),
+            allocator.template Allocate<Sum>(
+                "sums", parts_ * tiles_.rows * panels * kPanelCols),
+            division};
+  }
 
   template <typename Pack>
   void PackRows(const PackedScratch<Sum>& scratch, Executor& executor,
@@ -205,9 +203,9 @@ class PackedProduct {
 
   // Where k is not divided: each task finishes what it has multiplied.
   template <typename Multiply, typename Finish>
-  void MultiplyUnits(const Division& division,
-                     const PackedScratch<Sum>& scratch, Executor& multipliers,
+  void MultiplyUnits(const PackedScratch<Sum>& scratch, Executor& multipliers,
                      const Multiply& multiply, const Finish& finish) const {
+    const Division& division = scratch.division;
     const int64_t stride = Division::kUnitPanels * kPanelCols;
     const int64_t part_stride = tiles_.rows * stride;
     multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
@@ -217,6 +215,44 @@ class PackedProduct {
       const int64_t row = tiles_.begin(range.tile);
       finish(BlockOf(range.panel, range.panel_end, row,
                      tiles_.begin(range.tile_end) - row, sums, stride,
+                     part_stride));
+    });
+  }
+
+  // Where k is divided, once all sums are there. Columns, and rows where there
+  // are few columns, are divided between the workers; each finishes what it has
+  // added.
+  template <typename Finish>
+  void AddChunks(const PackedScratch<Sum>& scratch, Executor& multipliers,
+                 const Finish& finish) const {
+    const int64_t rows = tiles_.rows;
+    const int64_t panels = layout_.panels();
+    const int64_t stride = panels * kPanelCols;
+    const int64_t part_stride = rows * stride;
+    InlineExecutor inline_executor;
+    Executor& adders = WorthAFork(parts_ * chunks_ * rows * panels, 0)
+                           ? multipliers
+                           : inline_executor;
+    const int64_t units = std::min<int64_t>(adders.num_workers(), panels);
+    const int64_t groups = std::min(rows, DivCeil(adders.num_workers(), units));
+    adders.ParallelFor(units * groups, [&](int64_t task, int /*worker*/) {
+      const int64_t unit = task % units, group = task / units;
+      const int64_t panel = panels * unit / units;
+      const int64_t panel_end = panels * (unit + 1) / units;
+      const int64_t row = rows * group / groups;
+      const int64_t row_end = rows * (group + 1) / groups;
+      Sum* sums = scratch.sums + row * stride + panel * kPanelCols;
+      AddChunksArgs add = {};
+      add.rows = static_cast<size_t>(row_end - row);
+      add.cols = static_cast<size_t>((panel_end - panel) * kPanelCols);
+      add.sums_stride = static_cast<size_t>(stride);
+      add.chunks = static_cast<size_t>(chunks_);
+      add.chunk_stride = static_cast<size_t>(parts_ * part_stride);
+      for (int64_t part = 0; part < parts_; ++part) {
+        add.sums = sums + part * part_stride;
+        table_.add_chunks(add);
+      }
+      finish(BlockOf(panel, panel_end, row, row_end - row, sums, stride,
                      part_stride));
     });
   }
@@ -251,15 +287,20 @@ class PackedProduct {
   int64_t pitch_;
 };
 
-// Of the workspace for any number of rows up to max_rows: `lay_out(rows,
-// layout)` lists what `rows` rows take. More rows take more, but where k is
-// divided few rows may take more than many.
+// The largest workspace of any number of rows up to max_rows and of workers up
+// to max_workers: lay_out(rows, workers) is what exactly so many take. More
+// rows or workers take more, unless k is divided; few rows are therefore asked
+// for one by one. Takes a microsecond or two for each worker.
 template <typename LayOutRows>
-int64_t MostWorkspaceBytes(int64_t max_rows, const LayOutRows& lay_out) {
-  const int64_t rows = std::min(std::max<int64_t>(max_rows, 1), kBlockRows);
-  int64_t bytes = lay_out(rows);
-  if (rows > Division::kMaxSplitRows) {
-    bytes = std::max(bytes, lay_out(Division::kMaxSplitRows));
+int64_t MostWorkspaceBytes(int64_t max_rows, int64_t max_workers,
+                           const LayOutRows& lay_out) {
+  const int64_t most = std::clamp<int64_t>(max_rows, 1, kBlockRows);
+  int64_t bytes = lay_out(most, max_workers);
+  for (int64_t rows = std::min(most, Division::kMaxSplitRows); rows > 0;
+       --rows) {
+    for (int64_t workers = 1; workers <= max_workers; ++workers) {
+      bytes = std::max(bytes, lay_out(rows, workers));
+    }
   }
   return bytes;
 }

@@ -169,12 +169,13 @@ std::string PackedScaledLinearPlan::Explain(int64_t m) const {
 
 int64_t PackedScaledLinearPlan::WorkspaceBytes(int64_t max_m,
                                                int max_workers) const {
-  return MostWorkspaceBytes(max_m, [&](int64_t rows) {
-    WorkspaceLayout layout;
-    LayOutTerms(layout, rows, spec_.k, max_workers);
-    ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, max_workers);
-    return layout.bytes();
-  });
+  return MostWorkspaceBytes(
+      max_m, max_workers, [&](int64_t rows, int64_t workers) {
+        WorkspaceLayout layout;
+        LayOutTerms(layout, rows, spec_.k, workers);
+        ProductOf(spec_, layout_, kernels_, rows).LayOut(layout, workers);
+        return layout.bytes();
+      });
 }
 
 absl::Status PackedScaledLinearPlan::CheckArgs(

@@ -160,6 +160,34 @@ void MultiplyTile(const TileArgs& t) {
   }
 }
 
+template <class D>
+void AddChunks(const AddChunksArgs& args) {
+  const D d;
+  constexpr size_t kLanes = HWY_MAX_LANES_D(D);
+  auto* sums = static_cast<hn::TFromD<D>*>(args.sums);
+  for (size_t r = 0; r < args.rows; ++r) {
+    for (size_t i = 0; i < args.cols; i += kPanelCols) {
+      hn::Vec<D> sum[kVecs];
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kVecs; ++v) {
+        sum[v] = hn::LoadU(d, sums + i + v * kLanes);
+      }
+      for (size_t c = 1; c < args.chunks; ++c) {
+        const auto* from = sums + c * args.chunk_stride + i;
+        HWY_UNROLL(4)
+        for (size_t v = 0; v < kVecs; ++v) {
+          sum[v] = hn::Add(sum[v], hn::LoadU(d, from + v * kLanes));
+        }
+      }
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kVecs; ++v) {
+        hn::StoreU(sum[v], d, sums + i + v * kLanes);
+      }
+    }
+    sums += args.sums_stride;
+  }
+}
+
 // tiles[r][i] for r rows and 2^i panels, null where there is none.
 template <class Dot, size_t kRows, size_t kLog>
 void FillTiles(TileTable& table) {
@@ -181,6 +209,7 @@ template <class Dot>
 TileTable MakeTileTable() {
   TileTable table = {};
   table.max_rows = MaxRows();
+  table.add_chunks = &AddChunks<typename Dot::D>;
   FillTiles<Dot, MaxRows(), 0>(table);
   return table;
 }

@@ -48,10 +48,26 @@ struct TileArgs {
 
 using Tile = void (*)(const TileArgs&);
 
+// The sums of each chunk of k, side by side in memory, to those of all k:
+//
+//   sums[r, i] = ((chunk 0)[r, i] + (chunk 1)[r, i]) + (chunk 2)[r, i] ...
+//
+// for r < rows, i < cols, which is the order in which tiles add chunks.
+// Integers wrap, modulo 2^32.
+struct AddChunksArgs {
+  void* sums;  // f32 or i32, those of chunk 0; overwritten
+  size_t rows;
+  size_t cols;          // a multiple of 16
+  size_t sums_stride;   // elements from row to row
+  size_t chunks;        // one or more
+  size_t chunk_stride;  // elements from chunk to chunk
+};
+
 struct TileTable {
   size_t max_rows;
   size_t panels[kTileRows + 1];  // the best number of panels for so many rows
   Tile tiles[kTileRows + 1][4];  // [rows][log2(panels)], up to the best
+  void (*add_chunks)(const AddChunksArgs&);  // null where k is never divided
 };
 
 }  // namespace quern
