@@ -30,19 +30,21 @@ void PackPairs(const void* a, size_t k, uint32_t* to) {
   hwy::CopyBytes(a, to, k * sizeof(BFloat16));
 }
 
-// An even number is written: lines of f16 and bf16 weights hold pairs.
+// The bits of f32, which tiles read as 32-bit elements. An even number is
+// written: lines of f16 and bf16 weights hold pairs.
 template <typename T>
-void PackF32(const void* a, size_t k, uint32_t* to) {
+void PackF32(const void* a, size_t k, uint32_t* HWY_RESTRICT to) {
   const DF df;
+  const hn::RebindToUnsigned<DF> du;
   const T* HWY_RESTRICT from = static_cast<const T*>(a);
-  float* HWY_RESTRICT f = reinterpret_cast<float*>(to);
   size_t i = 0;
   for (; i + kFloats <= k; i += kFloats) {
-    hn::StoreU(LoadF32(df, from + i), df, f + i);
+    hn::StoreU(hn::BitCast(du, LoadF32(df, from + i)), du, to + i);
   }
   if (i < k) {
-    if (k % 2 != 0) f[k] = 0.0f;
-    hn::StoreN(LoadNF32(df, from + i, k - i), df, f + i, k - i);
+    if (k % 2 != 0) to[k] = 0;
+    const auto last = LoadNF32(df, from + i, k - i);
+    hn::StoreN(hn::BitCast(du, last), du, to + i, k - i);
   }
 }
 
