@@ -1,0 +1,56 @@
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gtest/gtest.h"
+#include "ops/sampling/sampler.h"
+#include "testing/data.h"
+#include "testing/guard_buffer.h"
+#include "testing/many_workers.h"
+
+namespace quern {
+namespace {
+
+TEST(SamplerWorkspaceTest, SamplerTakesWhatItSaidForEveryNumberOfWorkers) {
+  TestRng rng;
+  for (const int64_t vocab : {1, 7, 100, 257}) {
+    SamplerSpec spec;
+    spec.vocab = vocab;
+    const auto plan = SamplerPlan::Create(spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    // Greedy, all, top-k and top-p; more rows than workers, and fewer.
+    constexpr int64_t kRows = 40;
+    std::vector<SamplingParams> params(kRows);
+    for (size_t i = 0; i < params.size(); ++i) {
+      params[i].temperature = i % 4 == 0 ? 0.0f : 0.8f;
+      params[i].top_k = i % 4 == 2 ? 5 : 0;
+      params[i].top_p = i % 4 == 3 ? 0.7f : 1.0f;
+      params[i].seed = i;
+    }
+    const GuardBuffer<float> logits(
+        UniformReals<float>(rng, kRows * vocab, -3, 3));
+    const MatrixView<const float> view(logits.data(), {kRows, vocab},
+                                       {vocab, 1});
+    std::vector<int32_t> want;
+    int64_t fewer = 0;
+    for (int workers = 1; workers <= 256; ++workers) {
+      const int64_t bytes = plan->workspace_bytes(workers);
+      ASSERT_GE(bytes, fewer) << workers << " workers";
+      fewer = bytes;
+      GuardBuffer<uint8_t> memory(bytes);
+      std::vector<int32_t> tokens(kRows);
+      ManyWorkers executor(workers);
+      plan->Execute(view, params, absl::MakeSpan(tokens),
+                    Workspace(memory.data(), static_cast<size_t>(bytes)),
+                    executor);
+      if (want.empty()) want = tokens;
+      ASSERT_EQ(tokens, want) << workers << " workers, vocab " << vocab;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quern
