@@ -83,10 +83,8 @@ absl::StatusOr<BlockLinear> BlockLinear::Create(const BlockLinearSpec& spec,
   // Fewer than 2^63: a block has 16 k or more, which 64 bytes of codes hold.
   const int64_t bytes = codes.panels() * linear.blocks_ * kLineBytes;
   QUERN_ASSIGN_OR_RETURN(linear.scales_, AlignedBuffer::Create(bytes));
-  std::memset(linear.scales_.data(), 0, linear.scales_.bytes());
   if (spec.zeros) {
     QUERN_ASSIGN_OR_RETURN(linear.zeros_, AlignedBuffer::Create(bytes));
-    std::memset(linear.zeros_.data(), 0, linear.zeros_.bytes());
   }
   if (spec.permuted) {
     QUERN_ASSIGN_OR_RETURN(linear.permutation_,
@@ -246,7 +244,7 @@ void BlockLinear::Multiply(const PackedProduct<float>& product,
           t.steps = static_cast<size_t>(DivCeil(end - k, int64_t{2}));
         }
         table.tiles[scale.rows][log](t);
-        const int64_t at = At(k / spec_.block_k, panel * kPanelCols);
+        const int64_t at = IndexOf(k / spec_.block_k, panel * kPanelCols);
         scale.scales = scales_.data<float>() + at;
         if (spec_.zeros) {
           scale.zeros = zeros_.data<float>() + at;

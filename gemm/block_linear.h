@@ -13,6 +13,7 @@
 // them in scratch; sums are f32, by the kernels of gemm/packed_linear.h. A
 // block ends where 512 k end (kChunkLines), too; the blocks are added in order.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -60,9 +61,17 @@ class BlockLinear {
   const CodeLayout& layout() const { return codes_layout_; }
   int64_t blocks() const { return blocks_; }
   uint8_t* codes() { return codes_.data(); }
-  // Of column n in block g; ones beyond the last column are zero.
-  float& scale(int64_t g, int64_t n) { return scales_.data<float>()[At(g, n)]; }
-  float& zero(int64_t g, int64_t n) { return zeros_.data<float>()[At(g, n)]; }
+  // Writes the scales, or the zero points, of all columns: at(g, n) is that of
+  // column n in block g. Panels are divided between the workers, whose memory
+  // it becomes: nobody has written to it before.
+  template <typename At>
+  void SetScales(const At& at, Executor& executor) {
+    SetPerBlock(at, scales_.data<float>(), executor);
+  }
+  template <typename At>
+  void SetZeros(const At& at, Executor& executor) {
+    SetPerBlock(at, zeros_.data<float>(), executor);
+  }
   int32_t* permutation() { return permutation_.data<int32_t>(); }
 
   std::string Explain(int64_t m) const;
@@ -85,7 +94,23 @@ class BlockLinear {
   BlockLinear(const BlockLinearSpec& spec, const VnniLayout& pairs,
               const CodeLayout& codes);
 
-  int64_t At(int64_t g, int64_t n) const {
+  template <typename At>
+  void SetPerBlock(const At& at, float* to, Executor& executor) {
+    executor.ParallelFor(
+        codes_layout_.panels(), [&](int64_t panel, int /*worker*/) {
+          const int64_t n = panel * kPanelCols;
+          const int64_t cols = std::min(kPanelCols, spec_.n - n);
+          for (int64_t g = 0; g < blocks_; ++g) {
+            float* block = to + IndexOf(g, n);
+            for (int64_t c = 0; c < kPanelCols; ++c) {
+              block[c] = c < cols ? at(g, n + c) : 0.0f;
+            }
+          }
+        });
+  }
+
+  // Where the scale and the zero point of column n in block g are.
+  int64_t IndexOf(int64_t g, int64_t n) const {
     return (n / kPanelCols * blocks_ + g) * kPanelCols + n % kPanelCols;
   }
   // Whether tiles decode in registers: of more than two tiles' rows it is

@@ -56,11 +56,11 @@ absl::StatusOr<Fp8BlockLinearPlan> Fp8BlockLinearPlan::Create(
   const auto* from = static_cast<const float*>(scales.data());
   const int64_t rows = scales.extent(0);
   const int64_t scales_stride = rows == 1 ? 0 : scales.stride(0);
-  for (int64_t n = 0; n < spec.n; ++n) {
-    for (int64_t g = 0; g < linear.blocks(); ++g) {
-      linear.scale(g, n) = from[n / spec.block_n * scales_stride + g];
-    }
-  }
+  linear.SetScales(
+      [&](int64_t g, int64_t n) {
+        return from[n / spec.block_n * scales_stride + g];
+      },
+      executor);
   return Fp8BlockLinearPlan(spec, std::move(linear));
 }
 

@@ -1,6 +1,7 @@
 #include "gemm/int4_linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -74,17 +75,31 @@ absl::Status CheckNone(absl::string_view field, const AnyTensorView& view,
                          " has none");
 }
 
-absl::Status CheckAtMost15(absl::string_view field, const AnyTensorView& view) {
+// Rows are divided between the workers; the first that is wrong is named,
+// whoever finds it.
+absl::Status CheckAtMost15(absl::string_view field, const AnyTensorView& view,
+                           Executor& executor) {
   const Rows<uint8_t> rows(view);
-  for (int64_t r = 0; r < view.extent(0); ++r) {
-    for (int64_t i = 0; i < view.extent(1); ++i) {
-      if (rows[r][i] <= 15) continue;
-      return InvalidArgument(kOp, field, "[", r, ", ", i,
-                             "]=", static_cast<int>(rows[r][i]),
-                             "; need 15 or less");
+  const int64_t cols = view.extent(1);
+  const auto first_above = [&](int64_t r) {
+    return std::find_if(rows[r], rows[r] + cols,
+                        [](uint8_t value) { return value > 15; }) -
+           rows[r];
+  };
+  std::atomic<int64_t> first{view.extent(0)};
+  executor.ParallelFor(view.extent(0), [&](int64_t r, int /*worker*/) {
+    int64_t seen = first.load(std::memory_order_relaxed);
+    if (r > seen || first_above(r) == cols) return;
+    while (r < seen &&
+           !first.compare_exchange_weak(seen, r, std::memory_order_relaxed)) {
     }
-  }
-  return absl::OkStatus();
+  });
+  const int64_t r = first.load();
+  if (r == view.extent(0)) return absl::OkStatus();
+  const int64_t i = first_above(r);
+  return InvalidArgument(kOp, field, "[", r, ", ", i,
+                         "]=", static_cast<int>(rows[r][i]),
+                         "; need 15 or less");
 }
 
 absl::Status CheckShape(const Int4LinearSpec& spec) {
@@ -112,7 +127,7 @@ absl::Status CheckShape(const Int4LinearSpec& spec) {
 }
 
 absl::Status CheckWeights(const Int4LinearSpec& spec, int64_t groups,
-                          const Int4Weights& w) {
+                          const Int4Weights& w, Executor& executor) {
   const int64_t n = spec.n, k = spec.k;
   if (IsGguf(spec.format)) {
     QUERN_RETURN_IF_ERROR(
@@ -130,11 +145,11 @@ absl::Status CheckWeights(const Int4LinearSpec& spec, int64_t groups,
   if (spec.format == Int4Format::kPlain) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "codes", w.codes, DType::kU8, {n, k}));
-    QUERN_RETURN_IF_ERROR(CheckAtMost15("codes", w.codes));
+    QUERN_RETURN_IF_ERROR(CheckAtMost15("codes", w.codes, executor));
     if (zeros) {
       QUERN_RETURN_IF_ERROR(
           CheckInput(kOp, "zeros", w.zeros, DType::kU8, {groups, n}));
-      QUERN_RETURN_IF_ERROR(CheckAtMost15("zeros", w.zeros));
+      QUERN_RETURN_IF_ERROR(CheckAtMost15("zeros", w.zeros, executor));
     }
   } else {
     const bool awq = spec.format == Int4Format::kAwq;
@@ -198,13 +213,13 @@ void PackGguf(const Int4LinearSpec& spec, const AnyTensorView& codes,
         return static_cast<uint8_t>(i < kHalf ? both & 15 : both >> 4);
       },
       linear.codes(), executor);
-  for (int64_t n = 0; n < spec.n; ++n) {
-    for (int64_t g = 0; g < linear.blocks(); ++g) {
-      uint16_t bits;  // at any address
-      std::memcpy(&bits, rows[n] + g * block_bytes, sizeof(bits));
-      linear.scale(g, n) = ToF32(Float16::FromBits(bits));
-    }
-  }
+  linear.SetScales(
+      [&](int64_t g, int64_t n) {
+        uint16_t bits;  // at any address
+        std::memcpy(&bits, rows[n] + g * block_bytes, sizeof(bits));
+        return ToF32(Float16::FromBits(bits));
+      },
+      executor);
 }
 
 // row(k) is where the codes of k come from.
@@ -233,34 +248,37 @@ void PackWords(const Int4LinearSpec& spec, const AnyTensorView& codes,
   });
 }
 
-void CopyScales(const AnyTensorView& scales, BlockLinear& linear) {
+void CopyScales(const AnyTensorView& scales, BlockLinear& linear,
+                Executor& executor) {
   WithFloatType(scales.dtype(), [&](auto type) {
     const Rows<decltype(type)> rows(scales);
-    for (int64_t g = 0; g < linear.blocks(); ++g) {
-      for (int64_t n = 0; n < scales.extent(1); ++n) {
-        linear.scale(g, n) = ToF32(rows[g][n]);
-      }
-    }
+    linear.SetScales([&](int64_t g, int64_t n) { return ToF32(rows[g][n]); },
+                     executor);
   });
 }
 
 // Less eight, as the codes.
 void CopyZeros(const Int4LinearSpec& spec, const AnyTensorView& zeros,
-               BlockLinear& linear) {
-  for (int64_t g = 0; g < linear.blocks(); ++g) {
-    for (int64_t n = 0; n < spec.n; ++n) {
-      int zero = 0;
-      if (spec.format == Int4Format::kPlain) {
-        zero = Rows<uint8_t>(zeros)[g][n];
-      } else {
-        const int32_t word = Rows<int32_t>(zeros)[g][n / kWordCodes];
-        const bool awq = spec.format == Int4Format::kAwq;
-        zero = CodeOf(word, awq ? AwqCode(n) : n % kWordCodes);
-        if (spec.format == Int4Format::kGptq) ++zero;
-      }
-      linear.zero(g, n) = static_cast<float>(zero - 8);
-    }
+               BlockLinear& linear, Executor& executor) {
+  if (spec.format == Int4Format::kPlain) {
+    const Rows<uint8_t> rows(zeros);
+    linear.SetZeros(
+        [&](int64_t g, int64_t n) {
+          return static_cast<float>(rows[g][n] - 8);
+        },
+        executor);
+    return;
   }
+  const Rows<int32_t> rows(zeros);
+  const bool awq = spec.format == Int4Format::kAwq;
+  const int middle = spec.format == Int4Format::kGptq ? 7 : 8;
+  linear.SetZeros(
+      [&](int64_t g, int64_t n) {
+        const int64_t code = awq ? AwqCode(n) : n % kWordCodes;
+        return static_cast<float>(CodeOf(rows[g][n / kWordCodes], code) -
+                                  middle);
+      },
+      executor);
 }
 
 }  // namespace
@@ -300,7 +318,7 @@ absl::StatusOr<Int4LinearPlan> Int4LinearPlan::Create(
                       ? spec.k
                       : std::min(spec.group_size, spec.k);
   const int64_t groups = DivCeil(spec.k, block.block_k);
-  QUERN_RETURN_IF_ERROR(CheckWeights(spec, groups, weights));
+  QUERN_RETURN_IF_ERROR(CheckWeights(spec, groups, weights, executor));
   QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> order,
                          OrderOf(weights.g_idx, spec.k, block.block_k, groups));
   block.zeros = weights.zeros.rank() != 0;
@@ -321,8 +339,8 @@ absl::StatusOr<Int4LinearPlan> Int4LinearPlan::Create(
     PackWords(
         spec, weights.codes, [](int64_t k) { return k; }, linear, executor);
   }
-  CopyScales(weights.scales, linear);
-  if (block.zeros) CopyZeros(spec, weights.zeros, linear);
+  CopyScales(weights.scales, linear, executor);
+  if (block.zeros) CopyZeros(spec, weights.zeros, linear, executor);
   return Int4LinearPlan(spec, std::move(linear));
 }
 
