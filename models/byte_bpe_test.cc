@@ -189,7 +189,9 @@ TEST(ByteBpeTest, RoundTripsAnyBytes) {
       const std::string text = RandomText(rng, parts);
       const std::vector<int32_t> ids = tokenizer.Encode(text);
       ASSERT_EQ(tokenizer.Decode(ids), text) << i;
-      for (const int32_t id : ids) ASSERT_LT(id, kEnd);
+      for (const int32_t id : ids) {
+        ASSERT_NE(tokenizer.type(id), TokenType::kControl);
+      }
     }
   }
 }
@@ -209,6 +211,8 @@ TEST(ByteBpeTest, SpecialTokensAreTextUnlessAskedFor) {
   using Specials = Tokenizer::Specials;
   EXPECT_EQ(tokenizer.Decode(tokenizer.Encode("a<|end|>the<tool>")),
             "a<|end|>the<tool>");
+  // User-defined ones are tokens always, and words end where they begin.
+  EXPECT_THAT(tokenizer.Encode("the<tool>the"), ElementsAre(kThe, kTool, kThe));
   EXPECT_THAT(tokenizer.Encode("a<|end|>the<tool><|end|>", Specials::kAsTokens),
               ElementsAre('a', kEnd, kThe, kTool, kEnd));
   // The longest; parts of them are text; words end where they begin.

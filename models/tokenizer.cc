@@ -47,6 +47,11 @@ int ByteOfPiece(absl::string_view piece) {
   return value;
 }
 
+// `text` with spaces instead of U+2581: how kSentencePiece reads it.
+std::string WithSpaces(absl::string_view text) {
+  return absl::StrReplaceAll(text, {{kSpace, " "}});
+}
+
 std::string PieceName(size_t id, absl::string_view piece) {
   return absl::StrCat("piece ", id, " '", absl::CHexEscape(piece.substr(0, 64)),
                       "'");
@@ -75,6 +80,9 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "bos_id", spec.bos_id, 0, size - 1));
   }
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "eos_id", spec.eos_id, 0, size - 1));
+  for (const int32_t id : spec.end_ids) {
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "end_ids", id, 0, size - 1));
+  }
 
   Tokenizer tokenizer;
   tokenizer.pieces_ = std::move(spec.pieces);
@@ -82,6 +90,9 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
   tokenizer.types_ = std::move(spec.types);
   tokenizer.bos_id_ = spec.bos_id;
   tokenizer.eos_id_ = spec.eos_id;
+  tokenizer.end_ids_ = std::move(spec.end_ids);
+  tokenizer.end_ids_.push_back(spec.eos_id);
+  std::sort(tokenizer.end_ids_.begin(), tokenizer.end_ids_.end());
   tokenizer.add_space_prefix_ = spec.add_space_prefix && !bytes;
   tokenizer.add_bos_ = spec.add_bos;
   tokenizer.word_rules_ = spec.word_rules;
@@ -101,7 +112,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
           return tokenizer.FindPiece(text);
         }));
   }
-  tokenizer.IndexSpecials();
+  QUERN_RETURN_IF_ERROR(tokenizer.IndexSpecials());
   return tokenizer;
 }
 
@@ -167,16 +178,29 @@ absl::Status Tokenizer::IndexBytePieces() {
   return absl::OkStatus();
 }
 
-void Tokenizer::IndexSpecials() {
+absl::Status Tokenizer::IndexSpecials() {
   for (size_t id = 0; id < pieces_.size(); ++id) {
-    if (types_[id] == TokenType::kControl ||
-        types_[id] == TokenType::kUserDefined) {
-      specials_.push_back(static_cast<int32_t>(id));
+    const bool user_defined = types_[id] == TokenType::kUserDefined;
+    if (!user_defined && types_[id] != TokenType::kControl) continue;
+    if (static_cast<int64_t>(pieces_[id].size()) > kMaxSpecialBytes) {
+      return InvalidArgument(kOp, PieceName(id, pieces_[id]), " has ",
+                             pieces_[id].size(), " bytes; need at most ",
+                             kMaxSpecialBytes,
+                             " of a control or user-defined piece");
     }
+    Special special{
+        byte_bpe_.has_value() ? pieces_[id] : WithSpaces(pieces_[id]),
+        static_cast<int32_t>(id)};
+    if (user_defined) user_defined_.push_back(special);
+    specials_.push_back(std::move(special));
   }
-  std::sort(specials_.begin(), specials_.end(), [&](int32_t a, int32_t b) {
-    return std::make_pair(piece(a), a) < std::make_pair(piece(b), b);
-  });
+  std::sort(specials_.begin(), specials_.end());
+  std::sort(user_defined_.begin(), user_defined_.end());
+  return absl::OkStatus();
+}
+
+bool Tokenizer::IsEnd(int32_t id) const {
+  return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
 }
 
 int32_t Tokenizer::FindPiece(absl::string_view text) const {
@@ -184,22 +208,23 @@ int32_t Tokenizer::FindPiece(absl::string_view text) const {
   return it == normal_.end() ? -1 : it->second;
 }
 
-int32_t Tokenizer::FindSpecial(absl::string_view text) const {
-  int32_t longest = -1;
+const Tokenizer::Special* Tokenizer::FindSpecial(
+    const std::vector<Special>& specials, absl::string_view text) {
+  const Special* longest = nullptr;
   // Those that begin with text[0, depth) lie between these two.
-  auto begin = specials_.begin(), end = specials_.end();
+  auto begin = specials.begin(), end = specials.end();
   for (size_t depth = 0; depth < text.size(); ++depth) {
-    const auto byte_of = [&](int32_t id) {
-      return static_cast<uint8_t>(piece(id)[depth]);
+    const auto byte_of = [&](const Special& special) {
+      return static_cast<uint8_t>(special.text[depth]);
     };
-    while (begin != end && piece(*begin).size() == depth) ++begin;
+    while (begin != end && begin->text.size() == depth) ++begin;
     const auto byte = static_cast<uint8_t>(text[depth]);
     begin = std::partition_point(
-        begin, end, [&](int32_t id) { return byte_of(id) < byte; });
-    end = std::partition_point(begin, end,
-                               [&](int32_t id) { return byte_of(id) == byte; });
+        begin, end, [&](const Special& s) { return byte_of(s) < byte; });
+    end = std::partition_point(
+        begin, end, [&](const Special& s) { return byte_of(s) == byte; });
     if (begin == end) break;
-    if (piece(*begin).size() == depth + 1) longest = *begin;
+    if (begin->text.size() == depth + 1) longest = &*begin;
   }
   return longest;
 }
@@ -207,17 +232,23 @@ int32_t Tokenizer::FindSpecial(absl::string_view text) const {
 std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
                                        Specials specials) const {
   std::vector<int32_t> ids;
+  const std::string spaced =
+      byte_bpe_.has_value() ? std::string() : WithSpaces(text);
+  if (!byte_bpe_.has_value()) text = spaced;
   size_t done = 0;
   for (size_t at = 0; specials == Specials::kAsTokens && at < text.size();) {
-    const int32_t id = FindSpecial(text.substr(at));
-    if (id < 0) {
+    const Special* special = FindSpecial(specials_, text.substr(at));
+    if (special == nullptr) {
       ++at;
       continue;
     }
-    AppendText(text.substr(done, at - done), ids);
-    ids.push_back(id);
-    at += piece(id).size();
-    done = at;
+    // A user-defined token is found again within the text around it.
+    if (type(special->id) == TokenType::kControl) {
+      AppendText(text.substr(done, at - done), ids);
+      ids.push_back(special->id);
+      done = at + special->text.size();
+    }
+    at += special->text.size();
   }
   AppendText(text.substr(done), ids);
   return ids;
@@ -225,6 +256,29 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
 
 void Tokenizer::AppendText(absl::string_view text,
                            std::vector<int32_t>& ids) const {
+  if (text.empty()) return;
+  std::string prefixed;
+  if (add_space_prefix_) {
+    prefixed = absl::StrCat(" ", text);
+    text = prefixed;
+  }
+  size_t done = 0;
+  for (size_t at = 0; !user_defined_.empty() && at < text.size();) {
+    const Special* special = FindSpecial(user_defined_, text.substr(at));
+    if (special == nullptr) {
+      ++at;
+      continue;
+    }
+    AppendPlain(text.substr(done, at - done), ids);
+    ids.push_back(special->id);
+    at += special->text.size();
+    done = at;
+  }
+  AppendPlain(text.substr(done), ids);
+}
+
+void Tokenizer::AppendPlain(absl::string_view text,
+                            std::vector<int32_t>& ids) const {
   if (text.empty()) return;
   if (byte_bpe_.has_value()) {
     AppendWords(text, ids);
@@ -252,9 +306,7 @@ void Tokenizer::AppendWords(absl::string_view text,
 
 void Tokenizer::AppendSentence(absl::string_view text,
                                std::vector<int32_t>& ids) const {
-  const std::string marked =
-      absl::StrCat(add_space_prefix_ ? kSpace : "",
-                   absl::StrReplaceAll(text, {{" ", kSpace}}));
+  const std::string marked = absl::StrReplaceAll(text, {{" ", kSpace}});
 
   // Symbols are adjacent pieces of `marked` in a list; one that was joined to
   // its left neighbour has no bytes.
@@ -338,7 +390,7 @@ std::string Tokenizer::TokenBytes(int32_t id) const {
       return std::string(1, static_cast<char>(ByteOfPiece(piece(id))));
     case TokenType::kNormal:
     case TokenType::kUserDefined:
-      return absl::StrReplaceAll(piece(id), {{kSpace, " "}});
+      return WithSpaces(piece(id));
     case TokenType::kUnknown:
     case TokenType::kControl:
     case TokenType::kUnused:

@@ -19,9 +19,14 @@
 //   that piece, whatever the merges say.
 //   Decode: join the bytes that the pieces stand for.
 //
-// In both, nothing is normalised; control, unknown and unused tokens decode to
-// nothing. Decode(Encode(text)) == text for all bytes, but for U+2581 in
-// kSentencePiece, which comes back as a space.
+// In both, the text of a user-defined token is that token, the longest where
+// several begin, and what lies between two of them is encoded by itself: no
+// join crosses them. In kSentencePiece a space in such a text may be written as
+// U+2581 in the piece, and the space in front counts as part of the text.
+//
+// Nothing is normalised; control, unknown and unused tokens decode to nothing.
+// Decode(Encode(text)) == text for all bytes, but for U+2581 in kSentencePiece,
+// which comes back as a space.
 //
 // Kudo, Richardson, "SentencePiece", EMNLP 2018; Sennrich et al., ACL 2016.
 
@@ -48,7 +53,7 @@ enum class TokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,
   kControl = 3,
-  kUserDefined = 4,  // decodes as its text
+  kUserDefined = 4,  // its text is always this token, and it decodes to it
   kUnused = 5,
   kByte = 6,  // the piece is "<0xHH>"
 };
@@ -61,7 +66,8 @@ struct TokenizerSpec {
   std::vector<TokenType> types;
   int32_t bos_id = 1;  // kByteBpe: -1 if there is none
   int32_t eos_id = 2;
-  std::vector<float> scores;  // of kSentencePiece
+  std::vector<int32_t> end_ids;  // tokens that end a text, besides eos_id
+  std::vector<float> scores;     // of kSentencePiece
   // Whether Encode puts a space in front and Decode drops it: kSentencePiece.
   bool add_space_prefix = true;
   WordRules word_rules = WordRules::kQwen2;  // of kByteBpe, as are
@@ -74,7 +80,8 @@ struct TokenizerSpec {
 class Tokenizer {
  public:
   // InvalidArgument unless: 1..2^24 pieces with as many types, all known;
-  // bos_id and eos_id are pieces. kSentencePiece: as many scores, which are
+  // bos_id, eos_id and end_ids are pieces; control and user-defined pieces have
+  // at most kMaxSpecialBytes. kSentencePiece: as many scores, which are
   // numbers; each of the 256 bytes has exactly one byte token; normal pieces
   // are distinct, not empty, valid UTF-8, and U+2581 is among them. kByteBpe:
   // pieces are distinct but for unused ones, and none is of type byte; normal
@@ -87,6 +94,12 @@ class Tokenizer {
   // and "gpt-2". llama: bos and eos default to 1 and 2, add_space_prefix and
   // add_bos to true. gpt2: eos must be there, bos defaults to none, add_bos to
   // whether pre is "llama-bpe".
+  //
+  // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control
+  // and user-defined pieces whose name ends a text or a turn in some family of
+  // models, e.g. <end_of_turn>, <|eot_id|>, <|im_end|>. Such a piece is a
+  // control token even where the file calls it user-defined, so that a text
+  // that merely contains its name does not end a turn.
   static absl::StatusOr<Tokenizer> Create(const GgufFile& file);
 
   Tokenizer(Tokenizer&&) = default;
@@ -95,21 +108,26 @@ class Tokenizer {
   int32_t vocab_size() const { return static_cast<int32_t>(pieces_.size()); }
   int32_t bos_id() const { return bos_id_; }  // -1: none
   int32_t eos_id() const { return eos_id_; }
+  // Whether generation stops at `id`: eos_id or one of the spec's end_ids.
+  bool IsEnd(int32_t id) const;
   bool add_bos() const { return add_bos_; }
   absl::string_view piece(int32_t id) const {
     return pieces_[static_cast<size_t>(id)];
   }
   TokenType type(int32_t id) const { return types_[static_cast<size_t>(id)]; }
 
-  // What Encode makes of the text of a control or user-defined token.
+  // What Encode makes of the text of a control token.
   enum class Specials {
     kAsText,    // text like any other: what a user wrote commands nothing
     kAsTokens,  // that token, the longest where several begin; the text between
                 // two of them is encoded as one of its own
   };
 
-  // Ids without bos. O(n log n) in the bytes of `text`; for kAsTokens, times
-  // the bytes of the longest special token at worst.
+  // Of a control or user-defined piece, so that Encode is fast on any file.
+  static constexpr int64_t kMaxSpecialBytes = 1024;
+
+  // Ids without bos. O(n log n) in the bytes of `text`; times the bytes of the
+  // longest user-defined or control piece at worst.
   std::vector<int32_t> Encode(absl::string_view text,
                               Specials specials = Specials::kAsText) const;
 
@@ -125,12 +143,25 @@ class Tokenizer {
   // Build what Encode looks up, from pieces_ and types_.
   absl::Status IndexSentencePieces();
   absl::Status IndexBytePieces();
-  void IndexSpecials();
+  absl::Status IndexSpecials();
   // The id of the normal piece `text`, or -1.
   int32_t FindPiece(absl::string_view text) const;
-  // The longest special token at the front of `text`, or -1.
-  int32_t FindSpecial(absl::string_view text) const;
+  // A token and the text that Encode finds it by.
+  struct Special {
+    std::string text;
+    int32_t id;
+    bool operator<(const Special& other) const {
+      return text != other.text ? text < other.text : id < other.id;
+    }
+  };
+  // The longest of `specials` at the front of `text`, or null.
+  static const Special* FindSpecial(const std::vector<Special>& specials,
+                                    absl::string_view text);
+  // Encodes a text without control tokens.
   void AppendText(absl::string_view text, std::vector<int32_t>& ids) const;
+  // Encodes a text without control and user-defined tokens, nor a space in
+  // front.
+  void AppendPlain(absl::string_view text, std::vector<int32_t>& ids) const;
   void AppendSentence(absl::string_view text, std::vector<int32_t>& ids) const;
   void AppendWords(absl::string_view text, std::vector<int32_t>& ids) const;
 
@@ -145,7 +176,9 @@ class Tokenizer {
   std::unordered_map<std::string_view, int32_t> normal_;
   std::array<int32_t, 256> byte_ids_{};  // of kSentencePiece
   std::optional<ByteBpe> byte_bpe_;      // of kByteBpe
-  std::vector<int32_t> specials_;        // by text
+  std::vector<Special> specials_;        // control and user-defined, sorted
+  std::vector<Special> user_defined_;    // sorted
+  std::vector<int32_t> end_ids_;         // sorted
 };
 
 // Decodes one token at a time to text for a person to read: what it returns is

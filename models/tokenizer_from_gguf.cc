@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -16,6 +18,44 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "tokenizer";
+
+// Pieces that end a text or a turn, by the names that families of models gave
+// them: files name one of them in eos_token_id and often none of the others.
+constexpr absl::string_view kEndPieces[] = {
+    "<|eot_id|>",       // Llama 3: end of turn
+    "<|eom_id|>",       // Llama 3: end of message, before a tool's answer
+    "<|end_of_text|>",  // Llama 3
+    "<|im_end|>",       // Qwen and others of ChatML
+    "<|endoftext|>",    // GPT-2, Qwen
+    "<|end|>",          // Phi 3
+    "<end_of_turn>",    // Gemma
+};
+
+bool IsSpecial(TokenType type) {
+  return type == TokenType::kControl || type == TokenType::kUserDefined;
+}
+
+// Sets end_ids. Makes what ends a text a control token.
+absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
+  const auto last = static_cast<int64_t>(spec.pieces.size()) - 1;
+  for (const char* key :
+       {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 0, last));
+    spec.end_ids.push_back(static_cast<int32_t>(value));
+  }
+  const size_t typed = std::min(spec.pieces.size(), spec.types.size());
+  for (size_t id = 0; id < typed; ++id) {
+    if (IsSpecial(spec.types[id]) &&
+        std::find(std::begin(kEndPieces), std::end(kEndPieces),
+                  spec.pieces[id]) != std::end(kEndPieces)) {
+      spec.types[id] = TokenType::kControl;
+      spec.end_ids.push_back(static_cast<int32_t>(id));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ReadSentencePieces(const GgufFile& file, TokenizerSpec& spec) {
   QUERN_ASSIGN_OR_RETURN(spec.scores, file.GetF32s("tokenizer.ggml.scores"));
@@ -78,6 +118,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
         CheckRange(kOp, key, value, 0, std::numeric_limits<int32_t>::max()));
     *id = static_cast<int32_t>(value);
   }
+  QUERN_RETURN_IF_ERROR(ReadEnds(file, spec));
   for (const auto& [key, flag] :
        {std::pair<const char*, bool*>{"tokenizer.ggml.add_space_prefix",
                                       &spec.add_space_prefix},

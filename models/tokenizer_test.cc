@@ -208,6 +208,129 @@ TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
   EXPECT_EQ(tokenizer->Decode({259, 260}), " a");
 }
 
+// As Gemma-2's: runs of spaces and newlines, and tags, are user-defined.
+TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
+  TokenizerSpec spec = SmallSpec({{"\u2581", 0},
+                                  {"a", 0},
+                                  {"b", 0},
+                                  {"ab", 1},
+                                  {"\u2581a", 2},
+                                  {"<", 0},
+                                  {"c", 0},
+                                  {"bc", 3}});
+  const auto add = [&](const char* piece, TokenType type) {
+    spec.pieces.emplace_back(piece);
+    spec.types.push_back(type);
+    spec.scores.push_back(0);
+    return static_cast<int32_t>(spec.pieces.size()) - 1;
+  };
+  const int32_t tag = add("<b>", TokenType::kUserDefined);
+  const int32_t tags = add("<b><b>", TokenType::kUserDefined);
+  const int32_t two = add("\u2581\u2581", TokenType::kUserDefined);
+  const int32_t three = add("   ", TokenType::kUserDefined);
+  const int32_t turn = add("<b>turn", TokenType::kControl);
+  constexpr int32_t kSpaceId = 259, kA = 260, kB = 261, kSpaceA = 263, kC = 265;
+  using Specials = Tokenizer::Specials;
+  for (const Specials specials : {Specials::kAsText, Specials::kAsTokens}) {
+    spec.add_space_prefix = false;
+    const auto gemma = Tokenizer::Create(spec);
+    ASSERT_TRUE(gemma.ok()) << gemma.status();
+    const auto encode = [&](absl::string_view text) {
+      return gemma->Encode(text, specials);
+    };
+    EXPECT_THAT(encode("a<b>b"), ElementsAre(kA, tag, kB));
+    // No join crosses one: "bc" would win over "ab".
+    EXPECT_THAT(encode("b<b>c"), ElementsAre(kB, tag, kC));
+    EXPECT_THAT(encode("<b><b><b>"), ElementsAre(tags, tag));
+    EXPECT_THAT(encode("<b"), ElementsAre(264, kB));
+    EXPECT_THAT(encode("a  a"), ElementsAre(kA, two, kA));
+    EXPECT_THAT(encode("a\u2581 a"), ElementsAre(kA, two, kA));
+    EXPECT_THAT(encode("a     a"), ElementsAre(kA, three, two, kA));
+    // The space in front is part of the text, as in SentencePiece.
+    spec.add_space_prefix = true;
+    const auto prefixed = Tokenizer::Create(spec);
+    ASSERT_TRUE(prefixed.ok()) << prefixed.status();
+    EXPECT_THAT(prefixed->Encode("<b>a", specials),
+                ElementsAre(kSpaceId, tag, kA));
+    EXPECT_THAT(prefixed->Encode(" a", specials), ElementsAre(two, kA));
+    EXPECT_THAT(prefixed->Encode("a a", specials),
+                ElementsAre(kSpaceA, kSpaceA));
+    for (const char* text :
+         {"<b>a", " a", "  a", "   ", "a<b> b", "<b>  <b>"}) {
+      EXPECT_EQ(prefixed->Decode(prefixed->Encode(text, specials)), text);
+      EXPECT_EQ(gemma->Decode(gemma->Encode(text, specials)), text);
+    }
+  }
+  // A control token is text unless it is asked for, and then the longest wins.
+  const auto tokenizer = Tokenizer::Create(spec);
+  EXPECT_EQ(tokenizer->Decode(tokenizer->Encode("a<b>turn")), "a<b>turn");
+  EXPECT_THAT(tokenizer->Encode("a<b>turna", Specials::kAsTokens),
+              ElementsAre(kSpaceA, turn, kSpaceA));
+}
+
+// Which tokens end a text: those that the file's keys name, and control and
+// user-defined pieces of the names that end turns.
+TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
+  TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}, {"b", 0}, {"c", 0}});
+  std::vector<int32_t> ends;
+  for (const char* piece :
+       {"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>",
+        "<|endoftext|>", "<|end|>", "<|end_of_text|>"}) {
+    ends.push_back(static_cast<int32_t>(spec.pieces.size()));
+    spec.pieces.emplace_back(piece);
+    spec.types.push_back(ends.size() % 2 == 0 ? TokenType::kControl
+                                              : TokenType::kUserDefined);
+    spec.scores.push_back(0);
+  }
+  spec.pieces.emplace_back("<end>");
+  spec.types.push_back(TokenType::kControl);
+  spec.scores.push_back(0);
+  const auto create = [&](auto&& add_keys) {
+    std::vector<int32_t> types;
+    for (const TokenType type : spec.types) {
+      types.push_back(static_cast<int32_t>(type));
+    }
+    GgufWriter writer;
+    writer.Key("tokenizer.ggml.model", "llama")
+        .Key("tokenizer.ggml.tokens", spec.pieces)
+        .Key("tokenizer.ggml.scores", spec.scores)
+        .Key("tokenizer.ggml.token_type", types);
+    add_keys(writer);
+    const std::string bytes = writer.Finish();
+    const auto file = GgufFile::Parse(absl::MakeConstSpan(
+        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+    EXPECT_TRUE(file.ok()) << file.status();
+    return Tokenizer::Create(*file);
+  };
+  const auto tokenizer = create([](GgufWriter& w) {
+    w.Key("tokenizer.ggml.eos_token_id", 260u)
+        .Key("tokenizer.ggml.eot_token_id", 261u)
+        .Key("tokenizer.ggml.eom_token_id", 262u);
+  });
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(tokenizer->eos_id(), 260);
+  std::vector<int32_t> want = {260, 261, 262}, got;
+  want.insert(want.end(), ends.begin(), ends.end());
+  for (int32_t id = -1; id <= tokenizer->vocab_size(); ++id) {
+    if (tokenizer->IsEnd(id)) got.push_back(id);
+  }
+  EXPECT_EQ(got, want);
+  // What ends a turn is a control token: a user who writes it ends nothing.
+  for (const int32_t id : ends) {
+    EXPECT_EQ(tokenizer->type(id), TokenType::kControl) << id;
+  }
+  for (const int32_t id : tokenizer->Encode("a<end_of_turn><|im_end|>")) {
+    EXPECT_FALSE(tokenizer->IsEnd(id) && id != 260) << id;
+  }
+  for (const char* key : {"eot_token_id", "eom_token_id"}) {
+    const std::string name = absl::StrCat("tokenizer.ggml.", key);
+    const auto refused = create([&](GgufWriter& w) { w.Key(name, 271u); });
+    EXPECT_THAT(std::string(refused.status().message()),
+                HasSubstr(absl::StrCat("tokenizer: ", name,
+                                       "=271; need 0 <= ", name, " <= 270")));
+  }
+}
+
 TEST(TokenizerTest, ReadsTheFlagsOfAFile) {
   const TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
   const auto create = [&](auto&& add_keys) {
@@ -322,6 +445,19 @@ TEST(TokenizerTest, RefusesHostileVocabularies) {
   expect_refused([](TokenizerSpec& s) { s.bos_id = 261; },
                  "bos_id=261; need 0 <= bos_id <= 260");
   expect_refused([](TokenizerSpec& s) { s.eos_id = -1; }, "eos_id=-1");
+  expect_refused(
+      [](TokenizerSpec& s) {
+        s.end_ids = {2, 261};
+      },
+      "end_ids=261; need 0 <= end_ids <= 260");
+  for (const TokenType type : {TokenType::kControl, TokenType::kUserDefined}) {
+    expect_refused(
+        [&](TokenizerSpec& s) {
+          s.pieces[260] = std::string(1025, 'x');
+          s.types[260] = type;
+        },
+        "' has 1025 bytes; need at most 1024 of a control or user-defined");
+  }
 }
 
 }  // namespace
