@@ -1,7 +1,6 @@
 #include "models/gguf.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -73,20 +72,6 @@ void Convert(GgufTensorType type, const uint8_t* from, int64_t elements,
 
 }  // namespace
 
-absl::string_view GgufTensorTypeName(GgufTensorType type) {
-  switch (type) {
-    case GgufTensorType::kF32:
-      return "F32";
-    case GgufTensorType::kF16:
-      return "F16";
-    case GgufTensorType::kQ8_0:
-      return "Q8_0";
-    case GgufTensorType::kBF16:
-      return "BF16";
-  }
-  return "unknown";
-}
-
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
   GgufFile file;
   // O_NONBLOCK: a FIFO would block before it can be refused.
@@ -104,15 +89,6 @@ absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
     return InvalidArgument(kOp, Quoted(path), " is not a regular file");
   }
   file.size_ = static_cast<int64_t>(stat.st_size);
-  if (file.size_ > 0) {
-    void* mapping = mmap(nullptr, static_cast<size_t>(file.size_), PROT_READ,
-                         MAP_PRIVATE, file.fd_, 0);
-    if (mapping == MAP_FAILED) {
-      return absl::ErrnoToStatus(
-          errno, absl::StrCat(kOp, ": cannot map ", Quoted(path)));
-    }
-    file.memory_ = static_cast<const uint8_t*>(mapping);
-  }
   QUERN_RETURN_IF_ERROR(file.ParseHeader());
   return file;
 }
@@ -144,9 +120,6 @@ GgufFile::~GgufFile() { Close(); }
 
 void GgufFile::Close() {
   if (fd_ < 0) return;
-  if (memory_ != nullptr) {
-    munmap(const_cast<uint8_t*>(memory_), static_cast<size_t>(size_));
-  }
   close(fd_);
   fd_ = -1;
 }
@@ -187,22 +160,25 @@ absl::Status GgufFile::ReadAt(int64_t offset, int64_t bytes, void* out) const {
   return absl::OkStatus();
 }
 
-absl::Span<const uint8_t> GgufFile::Mapped(const GgufTensor& tensor) const {
-  return {memory_ + tensor.offset, static_cast<size_t>(tensor.bytes)};
+absl::Status GgufFile::CheckRows(const GgufTensor& tensor, int64_t first_row,
+                                 int64_t count, int64_t each,
+                                 absl::string_view what) const {
+  const int64_t rows = count / each;
+  if (count % each == 0 && first_row >= 0 && rows <= tensor.rows() &&
+      first_row <= tensor.rows() - rows) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(kOp, "tensor ", Quoted(tensor.name), ": ", count, " ",
+                         what, " from row ", first_row, "; need whole rows of ",
+                         each, " within ", tensor.rows());
 }
 
 template <typename Out>
 absl::Status GgufFile::ReadRowsTo(const GgufTensor& tensor, int64_t first_row,
                                   absl::Span<Out> out) const {
   const auto elements = static_cast<int64_t>(out.size());
-  const int64_t rows = elements / tensor.cols();
-  if (elements % tensor.cols() != 0 || first_row < 0 || rows > tensor.rows() ||
-      first_row > tensor.rows() - rows) {
-    return InvalidArgument(kOp, "tensor ", Quoted(tensor.name), ": ", elements,
-                           " elements from row ", first_row,
-                           "; need whole rows of ", tensor.cols(), " within ",
-                           tensor.rows());
-  }
+  QUERN_RETURN_IF_ERROR(
+      CheckRows(tensor, first_row, elements, tensor.cols(), "elements"));
   const BlockSize block = BlockOf(tensor.type);
   // Whole blocks, about 64 KiB: stays in L1/L2 between pread and conversion.
   constexpr int64_t kChunkElements = 1 << 15;
@@ -228,6 +204,15 @@ absl::Status GgufFile::ReadRows(const GgufTensor& tensor, int64_t first_row,
 absl::Status GgufFile::ReadRows(const GgufTensor& tensor, int64_t first_row,
                                 absl::Span<BFloat16> out) const {
   return ReadRowsTo(tensor, first_row, out);
+}
+
+absl::Status GgufFile::ReadBytes(const GgufTensor& tensor, int64_t first_row,
+                                 absl::Span<uint8_t> out) const {
+  const auto bytes = static_cast<int64_t>(out.size());
+  QUERN_RETURN_IF_ERROR(
+      CheckRows(tensor, first_row, bytes, tensor.row_bytes(), "bytes"));
+  return ReadAt(tensor.offset + first_row * tensor.row_bytes(), bytes,
+                out.data());
 }
 
 }  // namespace quern

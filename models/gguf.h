@@ -21,9 +21,7 @@
 // leaves the file. Memory stays within a small multiple of the file's size.
 //
 // The file must not change while it is open. If it becomes shorter, Open and
-// the Read functions report DataLoss, because they use pread; the mapping
-// behind Mapped() then raises SIGBUS on access, as any mapping does, so what
-// must survive that reads.
+// the Read functions report DataLoss: they use pread, and nothing is mapped.
 //
 // Thread-safe after Open: all members are const.
 
@@ -66,7 +64,8 @@ enum class GgufTensorType : uint32_t {
   kBF16 = 30,
 };
 
-// "F32", "F16", "Q8_0", "BF16".
+// "F32", "Q8_0"; also of types that this reader refuses, such as "Q4_K"; or
+// "unknown".
 absl::string_view GgufTensorTypeName(GgufTensorType type);
 
 struct GgufTensor {
@@ -79,6 +78,7 @@ struct GgufTensor {
 
   int64_t cols() const { return dims[0]; }
   int64_t rows() const { return elements / dims[0]; }
+  int64_t row_bytes() const { return bytes / rows(); }
 };
 
 class GgufFile {
@@ -124,9 +124,9 @@ class GgufFile {
   absl::StatusOr<std::vector<float>> GetF32s(absl::string_view key) const;
   absl::StatusOr<std::vector<int32_t>> GetI32s(absl::string_view key) const;
 
-  // The bytes of `tensor` (one of tensors()) in place, without a copy. May be
-  // unaligned for its type where the file was parsed from memory.
-  absl::Span<const uint8_t> Mapped(const GgufTensor& tensor) const;
+  // What the file is, for refusals: "GGUF 3 of architecture 'llama', name 'x',
+  // tensors F32 and Q8_0".
+  std::string Describe() const;
 
   // Rows [first_row, first_row + out.size() / cols()) converted: F32, F16 and
   // BF16 to f32 are exact, Q8_0 is scale * q in f32; to bf16 the f32 value is
@@ -135,6 +135,11 @@ class GgufFile {
                         absl::Span<float> out) const;
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
                         absl::Span<BFloat16> out) const;
+
+  // Rows [first_row, first_row + out.size() / row_bytes()) as they stand in the
+  // file. DataLoss if the file ends too early.
+  absl::Status ReadBytes(const GgufTensor& tensor, int64_t first_row,
+                         absl::Span<uint8_t> out) const;
 
  private:
   class Cursor;
@@ -156,6 +161,13 @@ class GgufFile {
   const uint8_t* header() const {
     return fd_ < 0 ? memory_ : reinterpret_cast<const uint8_t*>(head_.data());
   }
+  // Describe() without the tensors, which may not be known yet.
+  std::string DescribeKeys() const;
+  // Whether rows [first_row, first_row + count / each) of `tensor` exist, and
+  // `count`, of `what`, is a whole number of them.
+  absl::Status CheckRows(const GgufTensor& tensor, int64_t first_row,
+                         int64_t count, int64_t each,
+                         absl::string_view what) const;
   // Copies the file's [offset, offset + bytes).
   absl::Status ReadAt(int64_t offset, int64_t bytes, void* out) const;
   template <typename Out>
@@ -166,7 +178,7 @@ class GgufFile {
                                   GgufValueType element) const;
 
   int fd_ = -1;                      // -1: parsed from memory
-  const uint8_t* memory_ = nullptr;  // the mapping, or the caller's bytes
+  const uint8_t* memory_ = nullptr;  // the caller's bytes; null for a file
   int64_t size_ = 0;
   std::string head_;  // the header, where it comes from a file
   // Ordered: Abseil's hash tables do not compile under GCC 12's

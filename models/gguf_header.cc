@@ -229,8 +229,11 @@ absl::Status GgufFile::ParseTensor(Cursor& cursor, int64_t index) {
   tensor.type = static_cast<GgufTensorType>(type);
   const BlockSize block = BlockOf(tensor.type);
   if (block.elements == 0) {
-    return Unimplemented(kOp, what, " has type=", type,
-                         "; need F32 (0), F16 (1), Q8_0 (8) or BF16 (30)");
+    return Unimplemented(kOp, what, " has type=", type, " (",
+                         GgufTensorTypeName(tensor.type),
+                         "); need F32 (0), F16 (1), Q8_0 (8) or BF16 (30); the "
+                         "file is ",
+                         DescribeKeys());
   }
   if (tensor.dims[0] % block.elements != 0) {
     return InvalidArgument(kOp, what, " has dims[0]=", tensor.dims[0],

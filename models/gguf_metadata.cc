@@ -1,10 +1,14 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "core/status_macros.h"
 #include "models/gguf.h"
@@ -18,7 +22,54 @@ using gguf_format::Load;
 using gguf_format::Quoted;
 using gguf_format::ValueTypeName;
 
+struct TypeName {
+  uint32_t type;
+  absl::string_view name;
+};
+// The format's tensor types, those that this reader refuses among them.
+constexpr TypeName kTypeNames[] = {
+    {0, "F32"},      {1, "F16"},     {2, "Q4_0"},     {3, "Q4_1"},
+    {6, "Q5_0"},     {7, "Q5_1"},    {8, "Q8_0"},     {9, "Q8_1"},
+    {10, "Q2_K"},    {11, "Q3_K"},   {12, "Q4_K"},    {13, "Q5_K"},
+    {14, "Q6_K"},    {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"},
+    {18, "IQ3_XXS"}, {19, "IQ1_S"},  {20, "IQ4_NL"},  {21, "IQ3_S"},
+    {22, "IQ2_S"},   {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},
+    {26, "I32"},     {27, "I64"},    {28, "F64"},     {29, "IQ1_M"},
+    {30, "BF16"},    {34, "TQ1_0"},  {35, "TQ2_0"},   {39, "MXFP4"}};
+
 }  // namespace
+
+absl::string_view GgufTensorTypeName(GgufTensorType type) {
+  for (const TypeName& entry : kTypeNames) {
+    if (entry.type == static_cast<uint32_t>(type)) return entry.name;
+  }
+  return "unknown";
+}
+
+std::string GgufFile::DescribeKeys() const {
+  std::string text = "GGUF 3";
+  for (const auto& [key, what] :
+       {std::pair<const char*, const char*>{"general.architecture",
+                                            " of architecture "},
+        {"general.name", ", name "}}) {
+    const absl::StatusOr<absl::string_view> value = GetString(key);
+    if (value.ok()) absl::StrAppend(&text, what, Quoted(*value));
+  }
+  return text;
+}
+
+std::string GgufFile::Describe() const {
+  std::vector<absl::string_view> types;
+  for (const GgufTensor& tensor : tensors_) {
+    const absl::string_view name = GgufTensorTypeName(tensor.type);
+    if (std::find(types.begin(), types.end(), name) == types.end()) {
+      types.push_back(name);
+    }
+  }
+  if (types.empty()) return DescribeKeys();
+  return absl::StrCat(DescribeKeys(), ", tensors ",
+                      absl::StrJoin(types, " and "));
+}
 
 absl::StatusOr<const GgufTensor*> GgufFile::FindTensor(
     absl::string_view name) const {

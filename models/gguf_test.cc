@@ -165,8 +165,14 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
       EXPECT_EQ(q8[static_cast<size_t>(i)], want) << i;
       EXPECT_EQ(hwy::F32FromBF16(q8_bf16[static_cast<size_t>(i)]), want) << i;
     }
-    const auto mapped = file.Mapped(**file.FindTensor("f16"));
-    EXPECT_THAT(mapped, ElementsAre(0x00, 0x3c, 0x00, 0xc1));
+    std::vector<uint8_t> raw(4);
+    const GgufTensor& f16 = **file.FindTensor("f16");
+    ASSERT_TRUE(file.ReadBytes(f16, 0, absl::MakeSpan(raw)).ok());
+    EXPECT_THAT(raw, ElementsAre(0x00, 0x3c, 0x00, 0xc1));
+    raw.pop_back();
+    EXPECT_EQ(file.ReadBytes(f16, 0, absl::MakeSpan(raw)).message(),
+              "gguf: tensor 'f16': 3 bytes from row 0; need whole rows of 4 "
+              "within 1");
 
     std::vector<float> row(3);
     const GgufTensor& f32 = **file.FindTensor("f32");
@@ -278,7 +284,18 @@ std::vector<Refusal> Refusals() {
       {"bytes overflow", with_tensor({huge}, 0, 0), Code::kInvalidArgument,
        "need fewer than 2^63 bytes"},
       {"tensor type", with_tensor({32}, 2, 0), Code::kUnimplemented,
-       "tensor 't' has type=2; need F32 (0), F16 (1), Q8_0 (8) or BF16 (30)"},
+       "tensor 't' has type=2 (Q4_0); need F32 (0), F16 (1), Q8_0 (8) or BF16 "
+       "(30); the file is GGUF 3"},
+      {"tensor type of a known model",
+       GgufWriter()
+               .Key("general.architecture", "phi3")
+               .Key("general.name", "Phi \x01")
+               .RawTensor("t", {32}, 12, 0)
+               .Finish() +
+           std::string(128, '\0'),
+       Code::kUnimplemented,
+       "has type=12 (Q4_K); need F32 (0), F16 (1), Q8_0 (8) or BF16 (30); the "
+       "file is GGUF 3 of architecture 'phi3', name 'Phi \\x01'"},
       {"partial block", with_tensor({33}, 8, 0), Code::kInvalidArgument,
        "dims[0]=33; need a multiple of 32, as Q8_0 has blocks"},
       {"misaligned", with_tensor({4}, 0, 4), Code::kInvalidArgument,
