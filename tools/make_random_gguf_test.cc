@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -23,6 +24,7 @@
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/tokenizer.h"
+#include "ops/rope/rotary_scaling.h"
 
 namespace quern {
 namespace {
@@ -128,6 +130,67 @@ TEST(MakeRandomGgufTest, TheModelRunsInEveryType) {
 TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
   ExpectRuns("tiny_qwen3", "bf16");
   ExpectRuns("tiny_gemma2", "bf16");
+  ExpectRuns("tiny_llama3.1", "bf16");
+}
+
+// The frequencies that the factors leave are those of Llama 3.1's formula.
+TEST(MakeRandomGgufTest, Llama31HasItsRotaryFactors) {
+  const std::string path = TempFile("factors.gguf");
+  ASSERT_EQ(Make("--shape=tiny_llama3.1 --out=" + path).code, 0);
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto config = LlamaConfig::Create(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  RotaryScaling scaling;
+  scaling.kind = RotaryScalingKind::kLlama3;
+  scaling.factor = 8;
+  scaling.original = 8192;
+  const auto want =
+      ComputeRotaryFrequencies(config->rope_dim, config->rope_base, scaling);
+  const auto plain =
+      ComputeRotaryFrequencies(config->rope_dim, config->rope_base, {});
+  ASSERT_TRUE(want.ok() && plain.ok());
+  ASSERT_EQ(config->rope_factors.size(), want->frequencies.size());
+  for (size_t j = 0; j < want->frequencies.size(); ++j) {
+    EXPECT_NEAR(plain->frequencies[j] / config->rope_factors[j],
+                want->frequencies[j], 1e-6 * want->frequencies[j])
+        << j;
+  }
+  EXPECT_EQ(config->rope_factors.front(), 1);
+  EXPECT_EQ(config->rope_factors.back(), 8);
+}
+
+// The token that the model likes second becomes an end of turn, then an end of
+// message, in place: generation stops there, and prints nothing for it.
+TEST(MakeRandomGgufTest, GenerateStopsAtAnyEndToken) {
+  const std::string path = TempFile("ends.gguf");
+  ASSERT_EQ(Make("--shape=tiny_qwen3 --out=" + path).code, 0);
+  std::vector<int32_t> chosen;
+  {
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    chosen = Generate(*file, 2);
+  }
+  ASSERT_NE(chosen[0], chosen[1]);
+  const std::string bytes = FileBytes(path);
+  for (const char* key :
+       {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    SCOPED_TRACE(key);
+    std::string changed = bytes;
+    const size_t at = changed.find(key);
+    ASSERT_NE(at, std::string::npos);
+    // After the key's name: its type, u32, then the value.
+    std::memcpy(&changed[at + std::strlen(key) + 4], &chosen[1],
+                sizeof(chosen[1]));
+    std::ofstream(path, std::ios::binary) << changed;
+    const Outcome outcome = RunProgram(
+        "examples/generate/generate",
+        absl::StrCat("--model=", path, " --stats --max_tokens=5 --kv=f16 ",
+                     "--temperature=0 --prompt='In the'"));
+    EXPECT_EQ(outcome.code, 0) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("generation: 2 tokens, "));
+    EXPECT_THAT(outcome.text, HasSubstr("stopped by: the model: end of text"));
+  }
 }
 
 // From a prompt with a byte that is no character to printed text.
@@ -228,15 +291,17 @@ TEST(MakeRandomGgufTest, RefusesBadCommandLinesWithCode2) {
     const char* text;
   } kRefusals[] = {
       {"",
-       "--shape is missing; need one of tinyllama_1.1b, llama3_8b, qwen3_8b, "
-       "gemma2_2b, tiny, tiny_qwen3, tiny_gemma2"},
+       "--shape is missing; need one of tinyllama_1.1b, llama3_8b, "
+       "llama3.1_8b, "
+       "qwen3_8b, gemma2_2b, tiny, tiny_llama3.1, tiny_qwen3, tiny_gemma2"},
       {"--shape=tiny", "--out=FILE is missing"},
       {"--shape=tiny --out=",
        "--out= is not a value of that flag: need a "
        "file"},
       {"--shape=gpt5 --out=x",
        "--shape=gpt5 is not a value of that flag: need one of tinyllama_1.1b, "
-       "llama3_8b, qwen3_8b, gemma2_2b, tiny, tiny_qwen3, tiny_gemma2"},
+       "llama3_8b, llama3.1_8b, qwen3_8b, gemma2_2b, tiny, "
+       "tiny_llama3.1, tiny_qwen3, tiny_gemma2"},
       {"--shape=tiny --out=x --dtype=int4",
        "--dtype=int4 is not a value of that flag: need bf16, f16, f32 or "
        "q8_0"},

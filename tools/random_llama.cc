@@ -31,12 +31,16 @@ constexpr char kOp[] = "random_llama";
 constexpr RandomLlamaShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
     {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
+    {"llama3.1_8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 500000, 1e-5f,
+     "llama", 0, 8},
     {"qwen3_8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6f, 1e-6f,
      "qwen3"},
     {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
      "gemma2", 4096},
     // For tests: a moment to write, a moment to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
+    {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
+     8},
     {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
     {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
 };
@@ -151,8 +155,29 @@ class Filler {
 struct Tensor {
   std::string name;
   std::vector<int64_t> dims;
-  double deviation;  // 0: ones, in f32
+  double deviation;           // 0: `values`, in f32
+  std::vector<float> values;  // empty: ones
 };
+
+// What Llama 3.1 divides the frequencies base^(-2j / head_dim) by: 1 where a
+// turn takes less than a quarter of the original context, the scale where it
+// takes more than all of it, and between them the reciprocal goes from one to
+// the other in a straight line of original / turn.
+std::vector<float> RopeFactors(const RandomLlamaShape& s) {
+  constexpr double kOriginal = 8192, kLow = 1, kHigh = 4;
+  const double kTwoPi = 2 * std::acos(-1.0);
+  const auto scale = static_cast<double>(s.rope_scale);
+  std::vector<float> factors;
+  for (int64_t j = 0; j < s.head_dim / 2; ++j) {
+    const double turn = kTwoPi * std::pow(static_cast<double>(s.rope_base),
+                                          2 * static_cast<double>(j) /
+                                              static_cast<double>(s.head_dim));
+    const double part =
+        std::clamp((kOriginal / turn - kLow) / (kHigh - kLow), 0.0, 1.0);
+    factors.push_back(static_cast<float>(1 / ((1 - part) / scale + part)));
+  }
+  return factors;
+}
 
 std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
   const int64_t q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
@@ -161,13 +186,17 @@ std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
   };
   const bool qwen3 = s.architecture == "qwen3";
   const bool gemma = s.architecture == "gemma2";
-  std::vector<Tensor> tensors = {
-      {"token_embd.weight", {s.hidden, s.vocab}, gemma ? fan_in(s.hidden) : 1}};
+  std::vector<Tensor> tensors = {{"token_embd.weight",
+                                  {s.hidden, s.vocab},
+                                  gemma ? fan_in(s.hidden) : 1,
+                                  {}}};
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     const auto add = [&](absl::string_view name, std::vector<int64_t> dims,
                          double deviation) {
-      tensors.push_back(
-          {absl::StrCat("blk.", layer, ".", name), std::move(dims), deviation});
+      tensors.push_back({absl::StrCat("blk.", layer, ".", name),
+                         std::move(dims),
+                         deviation,
+                         {}});
     };
     add("attn_norm.weight", {s.hidden}, 0);
     add("attn_q.weight", {s.hidden, q}, fan_in(s.hidden));
@@ -187,9 +216,14 @@ std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
     add("ffn_up.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
     add("ffn_down.weight", {s.ffn, s.hidden}, fan_in(2 * s.layers * s.ffn));
   }
-  tensors.push_back({"output_norm.weight", {s.hidden}, 0});
+  tensors.push_back({"output_norm.weight", {s.hidden}, 0, {}});
   if (!gemma) {
-    tensors.push_back({"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden)});
+    tensors.push_back(
+        {"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden), {}});
+  }
+  if (s.rope_scale > 0) {
+    tensors.push_back(
+        {"rope_freqs.weight", {s.head_dim / 2}, 0, RopeFactors(s)});
   }
   return tensors;
 }
@@ -265,6 +299,8 @@ void AddBytePieceKeys(int64_t vocab, GgufFileWriter& w) {
   w.KeyI32s("tokenizer.ggml.token_type", types);
   w.KeyStrings("tokenizer.ggml.merges", {space + " t"});
   w.KeyU32("tokenizer.ggml.eos_token_id", end);
+  w.KeyU32("tokenizer.ggml.eot_token_id", end);
+  w.KeyU32("tokenizer.ggml.eom_token_id", end);
   w.KeyBool("tokenizer.ggml.add_bos_token", false);
 }
 
@@ -329,10 +365,11 @@ absl::Status WriteRandomLlama(
   for (size_t t = 0; t < tensors.size(); ++t) {
     const Tensor& tensor = tensors[t];
     if (tensor.deviation == 0) {
-      const std::vector<float> ones(static_cast<size_t>(tensor.dims[0]), 1);
+      std::vector<float> values = tensor.values;
+      if (values.empty()) values.assign(static_cast<size_t>(tensor.dims[0]), 1);
       QUERN_RETURN_IF_ERROR(writer.Append(
-          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(ones.data()),
-                              ones.size() * sizeof(float))));
+          absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()),
+                              values.size() * sizeof(float))));
       continue;
     }
     // Each tensor has a stream of its own.

@@ -41,6 +41,10 @@ struct RandomLlamaShape {
   float norm_eps = 1e-5f;
   absl::string_view architecture = "llama";  // or "qwen3" or "gemma2"
   int64_t window = 0;                        // of gemma2's local layers
+  // With a value s > 0 there is a rope_freqs.weight: Llama 3.1's factors, which
+  // divide low rotary frequencies by s (kLlama3 in ops/rope/rotary_scaling.h,
+  // for an original context of 8192).
+  float rope_scale = 0;
 };
 
 // The shapes by name.

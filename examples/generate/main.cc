@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -231,8 +232,7 @@ class Generator {
     std::fprintf(stderr, "model: %s, %lld layers, width %lld, %s weights\n",
                  c.name.empty() ? "without a name" : c.name.c_str(),
                  static_cast<long long>(c.layers),
-                 static_cast<long long>(c.hidden),
-                 std::string(DTypeName(model_->weights_dtype())).c_str());
+                 static_cast<long long>(c.hidden), model_->weights().c_str());
     std::fprintf(stderr, "loading: %.2f s\n", stats_.load_s);
     PrintSpeed(options_.perplexity ? "text" : "prompt", stats_.prompt_tokens,
                stats_.prompt_s);
@@ -328,8 +328,10 @@ class Generator {
             "the model gave no usable probabilities: its weights are damaged");
       }
       ++stats_.new_tokens;
-      if (token == tokenizer_->eos_id()) {
-        stats_.stopped_by = "the model: end of text";
+      if (tokenizer_->IsEnd(token)) {
+        stats_.stopped_by =
+            absl::StrCat("the model: end of text, ",
+                         absl::CHexEscape(tokenizer_->piece(token)));
         break;
       }
       QUERN_RETURN_IF_ERROR(Print(decoder.Add(token)));

@@ -52,7 +52,9 @@ constexpr Flag kFlags[] = {
      }},
     {"specials", "false",
      "names of control tokens in the text, such as <|im_start|>, are those\n"
-     "      tokens; else they are text like any other",
+     "      tokens; else they are text like any other. User-defined tokens "
+     "are\n"
+     "      tokens always",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.specials);
@@ -66,7 +68,8 @@ constexpr Flag kFlags[] = {
        return true;
      }},
     {"weights", "file",
-     "matrices as in the file (f32 or bf16), or as bf16, f32 or int8",
+     "matrices as in the file (f32, bf16, f16 or Q8_0), or as bf16, f32 or "
+     "int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
        return Choose<LlamaWeights>({{"file", LlamaWeights::kAsInFile},
