@@ -7,11 +7,8 @@
 // nothing, because the same seed makes the same bytes. QUERN_FUZZ_CASES=n
 // sets how many.
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -21,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "models/gguf.h"
 #include "models/gguf_testutil.h"
+#include "models/mutate_testutil.h"
 #include "models/tokenizer.h"
 #include "testing/data.h"
 
@@ -119,82 +117,6 @@ std::string ModelHead() {
   in.read(&head[0], static_cast<std::streamsize>(head.size()));
   EXPECT_TRUE(in.good());
   return head;
-}
-
-size_t At(Rng& rng, size_t size) {
-  return static_cast<size_t>(rng.Integer(0, static_cast<int64_t>(size) - 1));
-}
-
-// One to four changes of one kind each.
-std::string Mutate(Rng& rng, std::string file,
-                   const std::vector<std::string>& corpus) {
-  static constexpr uint64_t kExtremes[] = {0,
-                                           1,
-                                           2,
-                                           4,
-                                           8,
-                                           9,
-                                           30,
-                                           31,
-                                           33,
-                                           255,
-                                           256,
-                                           0x7f,
-                                           0x7fffffff,
-                                           0x80000000,
-                                           0xffffffffu,
-                                           1ull << 32,
-                                           1ull << 40,
-                                           1ull << 61,
-                                           1ull << 62,
-                                           1ull << 63,
-                                           ~0ull,
-                                           ~0ull - 7,
-                                           (1ull << 63) - 1};
-  for (int64_t changes = rng.Integer(1, 4); changes > 0 && !file.empty();
-       --changes) {
-    // Most of the interest lies at the front.
-    const size_t reach = rng.Integer(0, 3) == 0
-                             ? file.size()
-                             : std::min<size_t>(file.size(), 700);
-    const size_t at = At(rng, reach);
-    switch (rng.Integer(0, 6)) {
-      case 0:
-        file[at] = static_cast<char>(file[at] ^ (1 << rng.Integer(0, 7)));
-        break;
-      case 1:
-        file[at] = static_cast<char>(rng.Next());
-        break;
-      case 2:
-        file.resize(At(rng, file.size()));
-        break;
-      case 3: {  // a number becomes extreme
-        const uint64_t value = kExtremes[At(rng, std::size(kExtremes))];
-        const size_t bytes = rng.Integer(0, 1) == 0 ? 4 : 8;
-        file.replace(at, bytes, Raw(value).substr(0, bytes));
-        break;
-      }
-      case 4:
-        file.erase(at, static_cast<size_t>(rng.Integer(1, 40)));
-        break;
-      case 5:  // a piece of itself again
-        file.insert(at, file.substr(At(rng, reach),
-                                    static_cast<size_t>(rng.Integer(1, 200))));
-        break;
-      default: {  // the tail of another
-        const std::string& other = corpus[At(rng, corpus.size())];
-        file = file.substr(0, at) + other.substr(At(rng, other.size()));
-        break;
-      }
-    }
-  }
-  return file;
-}
-
-int64_t Cases(int64_t quick, int64_t normal) {
-  const char* text = std::getenv("QUERN_FUZZ_CASES");
-  if (text != nullptr) return std::strtoll(text, nullptr, 10);
-  return QuickTests() ? quick : normal;
 }
 
 TEST(GgufFuzzTest, SmallFilesSurviveMutation) {

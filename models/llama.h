@@ -27,8 +27,12 @@
 // A norm multiplies by the weights in the file, those of gemma2 too: whoever
 // writes GGUF has added Gemma's 1 to them.
 //
-// Matrices and the rows that they multiply are bf16, f32 or int8, the rest is
-// f32.
+// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0, the rows that
+// they multiply bf16, f32 or int8; the rest is f32.
+//
+// A file is not trusted: what loading it and running it take is bounded by
+// LlamaOptions::max_bytes and LlamaStateSpec::max_bytes, which are checked
+// before anything is read or allocated.
 //
 //   QUERN_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
 //   QUERN_ASSIGN_OR_RETURN(LlamaModel model,
@@ -56,7 +60,11 @@
 namespace quern {
 
 enum class LlamaWeights {
-  kAsInFile,  // BF16 and Q8_0 to bf16; F16 and F32, and any mixture, to f32
+  // Each matrix as the file has it: F32, BF16, F16, or Q8_0 in its blocks; f32
+  // where the parts of a matrix differ, as q, k and v may. Rows are bf16 if all
+  // matrices of the file are BF16 or Q8_0, else f32. Rows of an embedding in
+  // Q8_0 become the type of rows.
+  kAsInFile,
   kBF16,
   kF32,
   // All matrices to int8, each row by its largest magnitude; the rows that they
@@ -68,6 +76,10 @@ struct LlamaOptions {
   LlamaWeights weights = LlamaWeights::kAsInFile;
   // Positions are limited to this: the rotary table is as long.
   int64_t max_context = 32768;
+  // The most that Create may take at any time: matrices, embedding, norms and
+  // rotary table, and what the largest matrix needs while it is packed. 0: 256
+  // MiB and 16 times the file's bytes.
+  int64_t max_bytes = 0;
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
   // Elements read between two calls of `progress`, at least a row.
@@ -79,7 +91,9 @@ struct LlamaOptions {
 class LlamaModel {
  public:
   // Reads and packs all weights; `file` is not needed afterwards. Refuses what
-  // LlamaConfig::Create refuses, and what the operators refuse.
+  // LlamaConfig::Create refuses, and what the operators refuse;
+  // ResourceExhausted, before a weight is read, if options.max_bytes does not
+  // suffice.
   static absl::StatusOr<LlamaModel> Create(const GgufFile& file,
                                            const LlamaOptions& options,
                                            Executor& executor);
@@ -91,7 +105,9 @@ class LlamaModel {
   const LlamaConfig& config() const;
   // The longest sequence: the smaller of the model's and the options' context.
   int64_t context() const;
-  DType weights_dtype() const;  // of matrices
+  // What matrices are kept as: "bf16", "f32", "f16", "int8" or "q8_0", or
+  // several of these.
+  const std::string& weights() const;
   // Of matrices, packed, with the embedding table.
   int64_t weight_bytes() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
@@ -119,6 +135,10 @@ struct LlamaStateSpec {
   // rounded to bf16 where the model's rows are and the cache is of bf16 or one
   // byte: their products are bf16 dot products then.
   DType cache_dtype = DType::kF16;
+  // The most that the cache and the activations may take together. 0: 4 GiB and
+  // 64 times the model's weight_bytes(). Logits and the scratch of matrices and
+  // of attention, which grow with what Forward is asked for, come on top.
+  int64_t max_bytes = 0;
 };
 
 // New tokens of one sequence.
@@ -136,7 +156,8 @@ enum class LogitsOf {
 class LlamaState {
  public:
   // `model` must outlive this. InvalidArgument names the field;
-  // ResourceExhausted if the memory cannot be had.
+  // ResourceExhausted if spec.max_bytes does not suffice or the memory cannot
+  // be had.
   static absl::StatusOr<LlamaState> Create(const LlamaModel& model,
                                            const LlamaStateSpec& spec);
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "core/status_macros.h"
 #include "models/gguf.h"
 
@@ -25,6 +26,14 @@ constexpr absl::string_view kGemma2 = "gemma2";
 // Far above any model, and low enough that products of two fit in int64.
 constexpr int64_t kMaxDim = int64_t{1} << 28;
 constexpr int64_t kMaxLayers = 4096;
+constexpr absl::string_view kArchitectures =
+    "'llama', 'qwen2', 'qwen3' and 'gemma2'";
+constexpr char kRopeFactors[] = "rope_freqs.weight";
+
+// Llama 3.1 and later has factors of its rotary frequencies as a tensor.
+bool HasRopeFactors(const GgufFile& file, const LlamaConfig& c) {
+  return c.architecture == "llama" && file.HasTensor(kRopeFactors);
+}
 
 // The keys of one architecture.
 class Keys {
@@ -94,9 +103,22 @@ class Keys {
   std::string prefix_;
 };
 
+// What a refusal of a tensor ends with.
+std::string FileAndSupported(const GgufFile& file) {
+  return absl::StrCat("; the file is ", file.Describe(), "; supported are ",
+                      kArchitectures, " in F32, F16, BF16 and Q8_0");
+}
+
+absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,
+                                             absl::string_view name) {
+  if (file.HasTensor(name)) return file.FindTensor(name);
+  return absl::NotFoundError(
+      absl::StrCat(kOp, ": no tensor '", name, "'", FileAndSupported(file)));
+}
+
 absl::Status CheckShape(const GgufFile& file, absl::string_view name,
                         const std::vector<int64_t>& dims) {
-  QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file.FindTensor(name));
+  QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, FindTensor(file, name));
   if (tensor->dims != dims) {
     return InvalidArgument(kOp, name, " has dimensions [",
                            absl::StrJoin(tensor->dims, ", "), "]; need [",
@@ -105,11 +127,12 @@ absl::Status CheckShape(const GgufFile& file, absl::string_view name,
   return absl::OkStatus();
 }
 
-absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
-  struct Wanted {
-    std::string name;
-    std::vector<int64_t> dims;
-  };
+struct Wanted {
+  std::string name;
+  std::vector<int64_t> dims;
+};
+
+std::vector<Wanted> WantedOfModel(const GgufFile& file, const LlamaConfig& c) {
   std::vector<Wanted> wanted = {
       {"token_embd.weight", {c.hidden, c.vocab}},
       {"output_norm.weight", {c.hidden}},
@@ -117,46 +140,86 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
   if (HasOutputWeight(file) && c.architecture != kGemma2) {  // tied
     wanted.push_back({"output.weight", {c.hidden, c.vocab}});
   }
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const std::string blk = absl::StrCat("blk.", layer, ".");
-    wanted.push_back({blk + "attn_norm.weight", {c.hidden}});
-    wanted.push_back({blk + "attn_q.weight", {c.hidden, c.q_cols()}});
-    wanted.push_back({blk + "attn_k.weight", {c.hidden, c.kv_cols()}});
-    wanted.push_back({blk + "attn_v.weight", {c.hidden, c.kv_cols()}});
-    if (c.qkv_bias) {
-      wanted.push_back({blk + "attn_q.bias", {c.q_cols()}});
-      wanted.push_back({blk + "attn_k.bias", {c.kv_cols()}});
-      wanted.push_back({blk + "attn_v.bias", {c.kv_cols()}});
-    }
-    if (c.head_norms) {
-      wanted.push_back({blk + "attn_q_norm.weight", {c.head_dim}});
-      wanted.push_back({blk + "attn_k_norm.weight", {c.head_dim}});
-    }
-    wanted.push_back({blk + "attn_output.weight", {c.q_cols(), c.hidden}});
-    if (c.post_norms) {
-      wanted.push_back({blk + "post_attention_norm.weight", {c.hidden}});
-      wanted.push_back({blk + "post_ffw_norm.weight", {c.hidden}});
-    }
-    wanted.push_back({blk + "ffn_norm.weight", {c.hidden}});
-    wanted.push_back({blk + "ffn_gate.weight", {c.hidden, c.ffn}});
-    wanted.push_back({blk + "ffn_up.weight", {c.hidden, c.ffn}});
-    wanted.push_back({blk + "ffn_down.weight", {c.ffn, c.hidden}});
+  if (HasRopeFactors(file, c)) {
+    wanted.push_back({kRopeFactors, {c.rope_dim / 2}});
   }
-  for (const Wanted& tensor : wanted) {
-    QUERN_RETURN_IF_ERROR(CheckShape(file, tensor.name, tensor.dims));
+  return wanted;
+}
+
+std::vector<Wanted> WantedOfLayer(const LlamaConfig& c, int64_t layer) {
+  const std::string blk = absl::StrCat("blk.", layer, ".");
+  std::vector<Wanted> wanted = {
+      {blk + "attn_norm.weight", {c.hidden}},
+      {blk + "attn_q.weight", {c.hidden, c.q_cols()}},
+      {blk + "attn_k.weight", {c.hidden, c.kv_cols()}},
+      {blk + "attn_v.weight", {c.hidden, c.kv_cols()}},
+      {blk + "attn_output.weight", {c.q_cols(), c.hidden}},
+      {blk + "ffn_norm.weight", {c.hidden}},
+      {blk + "ffn_gate.weight", {c.hidden, c.ffn}},
+      {blk + "ffn_up.weight", {c.hidden, c.ffn}},
+      {blk + "ffn_down.weight", {c.ffn, c.hidden}},
+  };
+  if (c.qkv_bias) {
+    wanted.push_back({blk + "attn_q.bias", {c.q_cols()}});
+    wanted.push_back({blk + "attn_k.bias", {c.kv_cols()}});
+    wanted.push_back({blk + "attn_v.bias", {c.kv_cols()}});
   }
-  if (file.tensors().size() == wanted.size()) return absl::OkStatus();
-  // Names are distinct, so one is not among those wanted.
+  if (c.head_norms) {
+    wanted.push_back({blk + "attn_q_norm.weight", {c.head_dim}});
+    wanted.push_back({blk + "attn_k_norm.weight", {c.head_dim}});
+  }
+  if (c.post_norms) {
+    wanted.push_back({blk + "post_attention_norm.weight", {c.hidden}});
+    wanted.push_back({blk + "post_ffw_norm.weight", {c.hidden}});
+  }
+  return wanted;
+}
+
+absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
+  // Names of what was found: a file that claims thousands of layers and has
+  // none is refused at the first.
   std::vector<std::string> names;
-  for (const Wanted& tensor : wanted) names.push_back(tensor.name);
+  const auto check = [&](const std::vector<Wanted>& wanted) {
+    for (const Wanted& tensor : wanted) {
+      QUERN_RETURN_IF_ERROR(CheckShape(file, tensor.name, tensor.dims));
+      names.push_back(tensor.name);
+    }
+    return absl::OkStatus();
+  };
+  QUERN_RETURN_IF_ERROR(check(WantedOfModel(file, c)));
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    QUERN_RETURN_IF_ERROR(check(WantedOfLayer(c, layer)));
+  }
+  if (file.tensors().size() == names.size()) return absl::OkStatus();
+  // Names are distinct, so one is not among those wanted.
   std::sort(names.begin(), names.end());
   for (const GgufTensor& tensor : file.tensors()) {
     if (!std::binary_search(names.begin(), names.end(), tensor.name)) {
       return Unimplemented(kOp, "tensor '", absl::CHexEscape(tensor.name),
                            "' is not part of a plain ", c.architecture, " of ",
-                           c.layers, " layers");
+                           c.layers, " layers", FileAndSupported(file));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadRopeFactors(const GgufFile& file, LlamaConfig& c) {
+  if (!HasRopeFactors(file, c)) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor,
+                         file.FindTensor(kRopeFactors));
+  if (tensor->type != GgufTensorType::kF32) {
+    return InvalidArgument(kOp, kRopeFactors, " has type ",
+                           GgufTensorTypeName(tensor->type), "; need F32");
+  }
+  std::vector<float> factors(static_cast<size_t>(tensor->elements));
+  QUERN_RETURN_IF_ERROR(file.ReadRows(*tensor, 0, absl::MakeSpan(factors)));
+  for (size_t j = 0; j < factors.size(); ++j) {
+    if (!std::isfinite(factors[j]) || factors[j] <= 0) {
+      return InvalidArgument(kOp, kRopeFactors, "[", j, "]=", factors[j],
+                             "; need a finite number > 0");
+    }
+  }
+  c.rope_factors.assign(factors.begin(), factors.end());
   return absl::OkStatus();
 }
 
@@ -179,6 +242,10 @@ absl::Status ReadShape(const Keys& keys, LlamaConfig& c) {
     return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
                            "; need a multiple of head_count=", c.q_heads);
   }
+  // So that no size of a step overflows.
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, keys.Name("attention.head_count * key_length"),
+                 c.q_cols(), 1, kMaxDim));
   QUERN_ASSIGN_OR_RETURN(const int64_t v_dim, keys.Int("attention.value_length",
                                                        kMaxDim, c.head_dim));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
@@ -198,7 +265,7 @@ absl::Status ReadShape(const Keys& keys, LlamaConfig& c) {
 
 absl::Status ReadVocab(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
   QUERN_ASSIGN_OR_RETURN(const GgufTensor* embedding,
-                         file.FindTensor("token_embd.weight"));
+                         FindTensor(file, "token_embd.weight"));
   c.vocab = embedding->rows();
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "vocabulary", c.vocab, 1, kMaxDim));
   QUERN_ASSIGN_OR_RETURN(const int64_t vocab,
@@ -266,6 +333,7 @@ absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
   QUERN_RETURN_IF_ERROR(ReadDifferences(keys, c));
   QUERN_RETURN_IF_ERROR(ReadVocab(file, keys, c));
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));
+  QUERN_RETURN_IF_ERROR(ReadRopeFactors(file, c));
   return c;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "gemm/epilogue.h"
@@ -29,6 +30,9 @@ struct LlamaConfig {
   int64_t rope_dim = 0;  // even, <= head_dim
   double rope_base = 10000;
   float norm_eps = 0;
+  // What the rotary frequencies are divided by, rope_dim / 2 finite numbers
+  // above 0, as Llama 3.1 and later has them; empty for none.
+  std::vector<double> rope_factors;
 
   // What an architecture adds to Llama, or does differently.
   RotaryStyle rope_style = RotaryStyle::kPairs;
@@ -52,8 +56,10 @@ struct LlamaConfig {
   // Reads and checks the keys, <architecture>.*, and the tensors' shapes: every
   // tensor that the model needs is there with the right dimensions, and there
   // is no other. NotFound and InvalidArgument name the key or tensor and the
-  // bound; Unimplemented: another architecture, rope scaling, experts, tensors
-  // that the architecture does not have.
+  // bound; Unimplemented: another architecture, rope scaling by keys, experts,
+  // tensors that the architecture does not have, with what the file is and
+  // which architectures and formats are supported. Memory and time are within a
+  // small multiple of the file's header, of rope_freqs.weight and of a layer.
   static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/aligned_buffer.h"
@@ -35,11 +36,13 @@ struct LlamaLayer {
 struct LlamaModel::Impl {
   LlamaConfig config;
   int64_t context = 0;
-  DType dtype = DType::kF32;    // of the embedding and the rows of matrices
-  DType weights = DType::kF32;  // of matrices: dtype or i8
+  DType dtype = DType::kF32;  // of the rows that matrices multiply
+  DType embedding_dtype = DType::kF32;
+  std::string weights;  // the forms of matrices, for a person to read
   int64_t weight_bytes = 0;
+  bool all_add = true;  // attn_out and down of each layer take a residual
 
-  AlignedBuffer embedding;  // dtype[vocab, hidden]
+  AlignedBuffer embedding;  // embedding_dtype[vocab, hidden]
   std::vector<LlamaLayer> layers;
   AlignedBuffer output_norm;  // f32[hidden]
   std::optional<LlamaMatrix> output;

@@ -1,6 +1,7 @@
 #include "models/llama_matrix.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -8,25 +9,42 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/aligned_buffer.h"
+#include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "core/workspace.h"
+#include "gemm/epilogue.h"
+#include "gemm/int4_linear.h"
 #include "gemm/linear.h"
 #include "gemm/linear_impl.h"
 #include "gemm/scaled_linear.h"
+#include "models/gguf.h"
+#include "ops/activation/act_and_mul.h"
+#include "ops/activation/activation_spec.h"
 #include "quant/int8_quantize.h"
 
 namespace quern {
+namespace {
+
+// Makes `buffer` at least so large; its contents are lost if it grows.
+absl::Status Grow(int64_t bytes, AlignedBuffer& buffer) {
+  if (static_cast<int64_t>(buffer.bytes()) >= bytes) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(buffer, AlignedBuffer::Create(bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
                                                 const AnyTensorView& bias,
-                                                const Output& y,
+                                                DType x_dtype, const Output& y,
                                                 Executor& executor) {
   LinearSpec spec;
   spec.n = w.extent(0);
   spec.k = w.extent(1);
-  spec.a = w.dtype();
+  spec.a = x_dtype;
   spec.b = w.dtype();
   spec.c = y.dtype;
   spec.activation = y.activation;
@@ -62,34 +80,89 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateInt8(MatrixView<const float> w,
   return LlamaMatrix(std::move(plan));
 }
 
+absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateQ8_0(
+    MatrixView<const uint8_t> blocks, const AnyTensorView& bias, DType x_dtype,
+    const Output& y, Executor& executor) {
+  Int4LinearSpec spec;
+  spec.format = Int4Format::kQ8_0;
+  spec.group_size = GgufFile::kQ8Block;
+  spec.n = blocks.extent(0);
+  spec.k = blocks.extent(1) / GgufFile::kQ8BlockBytes * GgufFile::kQ8Block;
+  spec.a = x_dtype;
+  const bool gated = IsGated(y.activation);
+  spec.c = gated ? DType::kF32 : y.dtype;
+  Int4Weights weights;
+  weights.codes = blocks;
+  QUERN_ASSIGN_OR_RETURN(Int4LinearPlan linear,
+                         Int4LinearPlan::Create(spec, weights, bias, executor));
+  std::optional<ActAndMulPlan> activation;
+  if (gated) {
+    ActAndMulSpec act;
+    act.activation = y.activation == LinearActivation::kGeluTanhAndMul
+                         ? Activation::kGeluTanh
+                         : Activation::kSilu;
+    act.d = spec.n / 2;
+    act.out_dtype = y.dtype;
+    QUERN_ASSIGN_OR_RETURN(activation, ActAndMulPlan::Create(act));
+  }
+  return LlamaMatrix(Blocks{std::move(linear), std::move(activation)});
+}
+
 int64_t LlamaMatrix::packed_bytes() const {
-  return std::visit(
-      [](const auto& plan) {
-        return static_cast<int64_t>(plan.packed_bytes());
-      },
-      plan_);
+  if (const auto* blocks = std::get_if<Blocks>(&plan_)) {
+    return static_cast<int64_t>(blocks->linear.packed_bytes());
+  }
+  if (const auto* scaled = std::get_if<ScaledLinearPlan>(&plan_)) {
+    return static_cast<int64_t>(scaled->packed_bytes());
+  }
+  return static_cast<int64_t>(std::get_if<LinearPlan>(&plan_)->packed_bytes());
 }
 
 std::string LlamaMatrix::Explain(int64_t m) const {
-  return std::visit([m](const auto& plan) { return plan.Explain(m); }, plan_);
+  if (const auto* blocks = std::get_if<Blocks>(&plan_)) {
+    return blocks->linear.Explain(m);
+  }
+  if (const auto* scaled = std::get_if<ScaledLinearPlan>(&plan_)) {
+    return scaled->Explain(m);
+  }
+  return std::get_if<LinearPlan>(&plan_)->Explain(m);
 }
 
 absl::Status LlamaMatrix::Reserve(int64_t max_m, const Executor& executor,
-                                  LinearScratch& scratch) const {
-  return std::visit(
-      [&](const auto& plan) { return scratch.Reserve(plan, max_m, executor); },
-      plan_);
+                                  LlamaScratch& scratch) const {
+  if (const auto* blocks = std::get_if<Blocks>(&plan_)) {
+    QUERN_RETURN_IF_ERROR(
+        Grow(blocks->linear.WorkspaceBytes(max_m, executor.num_workers()),
+             scratch.blocks));
+    if (!blocks->activation.has_value()) return absl::OkStatus();
+    return Grow(max_m * blocks->linear.spec().n * 4, scratch.sums);
+  }
+  if (const auto* scaled = std::get_if<ScaledLinearPlan>(&plan_)) {
+    return scratch.linear.Reserve(*scaled, max_m, executor);
+  }
+  return scratch.linear.Reserve(*std::get_if<LinearPlan>(&plan_), max_m,
+                                executor);
 }
 
 void LlamaMatrix::ExecuteAdd(const AnyTensorView& x, const AnyTensorView& y,
                              const AnyTensorView& residual,
-                             LinearScratch& scratch,
+                             LlamaScratch& scratch,
                              Executor& executor) const noexcept {
   if (const auto* linear = std::get_if<LinearPlan>(&plan_)) {
-    linear->Execute(x, y, residual, scratch, executor);
+    linear->Execute(x, y, residual, scratch.linear, executor);
+  } else if (const auto* scaled = std::get_if<ScaledLinearPlan>(&plan_)) {
+    scaled->Execute({x, {}, {}, y, residual}, scratch.linear, executor);
   } else {
-    std::get_if<ScaledLinearPlan>(&plan_)->Execute({x, {}, {}, y, residual},
-                                                   scratch, executor);
+    QUERN_DCHECK(residual.rank() == 0);
+    const auto& blocks = *std::get_if<Blocks>(&plan_);
+    if (!blocks.activation.has_value()) {
+      blocks.linear.Execute(x, y, Workspace(scratch.blocks), executor);
+      return;
+    }
+    const auto sums = DenseMatrix(scratch.sums.data<float>(), x.extent(0),
+                                  blocks.linear.spec().n);
+    blocks.linear.Execute(x, sums, Workspace(scratch.blocks), executor);
+    blocks.activation->Execute(sums, y, executor);
   }
 }
 

@@ -5,25 +5,41 @@
 //
 //   y[m, n] = bias[n] + sum over k of x[m, k] * w[n, k]
 //
-// with weights as they are or as int8 with a scale for each row of w; or that
-// with an activation and a residual, gemm/epilogue.h.
+// with weights as they are, as int8 with a scale for each row of w, or in the
+// blocks of Q8_0; or that with an activation and, but for Q8_0, a residual,
+// gemm/epilogue.h.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/tensor_view.h"
 #include "gemm/epilogue.h"
+#include "gemm/int4_linear.h"
 #include "gemm/linear.h"
 #include "gemm/linear_impl.h"
 #include "gemm/scaled_linear.h"
+#include "ops/activation/act_and_mul.h"
 
 namespace quern {
+
+// Scratch of Execute: one per thread that calls it, for any number of matrices.
+struct LlamaScratch {
+  LinearScratch linear;
+  AlignedBuffer blocks;  // workspace of matrices in Q8_0
+  AlignedBuffer sums;    // f32[max_m, n] of those with an activation
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(linear.bytes() + blocks.bytes() + sums.bytes());
+  }
+};
 
 class LlamaMatrix {
  public:
@@ -32,10 +48,11 @@ class LlamaMatrix {
     LinearActivation activation = LinearActivation::kNone;
   };
 
-  // w[n, k] in the type of x, packed; bias f32[n], or of rank 0 for none.
+  // w[n, k] in f32, bf16 or f16, packed as it is; x in x_dtype; bias f32[n], or
+  // of rank 0 for none.
   static absl::StatusOr<LlamaMatrix> Create(const AnyTensorView& w,
                                             const AnyTensorView& bias,
-                                            const Output& y,
+                                            DType x_dtype, const Output& y,
                                             Executor& executor);
   // w[n, k], f32, to int8: each row symmetric, by its largest magnitude. x is
   // `x_dtype`, and becomes int8 per token.
@@ -44,21 +61,32 @@ class LlamaMatrix {
                                                 DType x_dtype, const Output& y,
                                                 Executor& executor);
 
+  // blocks[n, k / 32 * 34], the rows of w in Q8_0 as a file has them.
+  static absl::StatusOr<LlamaMatrix> CreateQ8_0(
+      MatrixView<const uint8_t> blocks, const AnyTensorView& bias,
+      DType x_dtype, const Output& y, Executor& executor);
+
   int64_t packed_bytes() const;
   std::string Explain(int64_t m) const;
   absl::Status Reserve(int64_t max_m, const Executor& executor,
-                       LinearScratch& scratch) const;
+                       LlamaScratch& scratch) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
-               LinearScratch& scratch, Executor& executor) const noexcept {
+               LlamaScratch& scratch, Executor& executor) const noexcept {
     ExecuteAdd(x, y, AnyTensorView(), scratch, executor);
   }
-  // The same plus residual, which may be y.
+  // Whether ExecuteAdd takes a residual.
+  bool CanAdd() const { return !std::holds_alternative<Blocks>(plan_); }
+  // Like Execute, plus residual, which may be y.
   void ExecuteAdd(const AnyTensorView& x, const AnyTensorView& y,
-                  const AnyTensorView& residual, LinearScratch& scratch,
+                  const AnyTensorView& residual, LlamaScratch& scratch,
                   Executor& executor) const noexcept;
 
  private:
-  using Plan = std::variant<LinearPlan, ScaledLinearPlan>;
+  struct Blocks {
+    Int4LinearPlan linear;
+    std::optional<ActAndMulPlan> activation;  // none: linear writes y
+  };
+  using Plan = std::variant<LinearPlan, ScaledLinearPlan, Blocks>;
   explicit LlamaMatrix(Plan plan) : plan_(std::move(plan)) {}
 
   Plan plan_;

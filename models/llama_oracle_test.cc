@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -79,6 +80,39 @@ TEST_P(LlamaOracleTest, EqualsTheOracleForEveryTensorType) {
       EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
     }
   }
+}
+
+// Each form of a file, and mixtures, one of which divides q, k and v. Weights
+// are not rounded: what has rows of f32 is as near as f32 weights are.
+TEST_P(LlamaOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
+  using Type = GgufTensorType;
+  SmallLlama shape;
+  for (const char* architecture : kLlamaArchitectures) {
+    shape.architecture = architecture;
+    for (const auto& [type, k_type, ffn_type, bound] :
+         {std::tuple{Type::kF16, Type::kF16, Type::kF16, kF32Bound},
+          std::tuple{Type::kQ8_0, Type::kQ8_0, Type::kF16, kF32Bound},
+          std::tuple{Type::kF16, Type::kQ8_0, Type::kQ8_0, kF32Bound},
+          std::tuple{Type::kBF16, Type::kBF16, Type::kF32, kF32Bound},
+          std::tuple{Type::kBF16, Type::kQ8_0, Type::kQ8_0, kBF16Bound},
+          std::tuple{Type::kQ8_0, Type::kQ8_0, Type::kQ8_0, kBF16Bound}}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type),
+                                " ", GgufTensorTypeName(k_type), " ",
+                                GgufTensorTypeName(ffn_type)));
+      shape.type = type;
+      shape.k_type = k_type;
+      shape.ffn_type = ffn_type;
+      EXPECT_LE(Distance(shape, LlamaWeights::kAsInFile), bound);
+    }
+  }
+}
+
+TEST_P(LlamaOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
+  SmallLlama shape;
+  shape.rope_factors = true;
+  EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+  shape.rope_dim = shape.head_dim;
+  EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
 }
 
 TEST_P(LlamaOracleTest, EqualsTheOracleForAwkwardShapes) {
@@ -168,6 +202,7 @@ TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
                            int64_t layers = 2) {
     TestRng rng;
     SmallLlama shape;
+    shape.rope_factors = std::string(architecture) == "llama";
     shape.architecture = architecture;
     shape.layers = layers;
     const std::string bytes = SmallLlamaFile(rng, shape);
@@ -190,6 +225,7 @@ TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
+  EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.post_attention_norm = false; }),
             kFelt);

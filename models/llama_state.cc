@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "attention/attention_spec.h"
 #include "attention/paged_attention.h"
@@ -25,6 +26,7 @@
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
+#include "models/llama_matrix.h"
 #include "models/llama_state_impl.h"
 #include "quant/convert.h"
 
@@ -143,17 +145,46 @@ void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
   }
 }
 
-// Layers have equal shapes: what the first needs serves all.
-absl::Status LlamaState::Impl::ReserveLinearScratch(const Executor& executor) {
-  if (executor.num_workers() <= linear_workers) return absl::OkStatus();
-  const LlamaLayer& l = model->layers.front();
-  for (const LlamaMatrix* matrix :
-       {&l.qkv, &l.attn_out, &l.gate_up, &l.down, &*model->output}) {
-    QUERN_RETURN_IF_ERROR(
-        matrix->Reserve(spec.max_step_tokens, executor, linear_scratch));
+// Layers have equal shapes, but their matrices may be kept in different forms.
+absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
+  if (executor.num_workers() <= scratch_workers) return absl::OkStatus();
+  const auto reserve = [&](const LlamaMatrix& matrix) {
+    return matrix.Reserve(spec.max_step_tokens, executor, scratch);
+  };
+  for (const LlamaLayer& l : model->layers) {
+    for (const LlamaMatrix* m : {&l.qkv, &l.attn_out, &l.gate_up, &l.down}) {
+      QUERN_RETURN_IF_ERROR(reserve(*m));
+    }
   }
-  linear_workers = executor.num_workers();
+  QUERN_RETURN_IF_ERROR(reserve(*model->output));
+  scratch_workers = executor.num_workers();
   return absl::OkStatus();
+}
+
+absl::Status LlamaState::Impl::CheckBytes(const KvLayout& layout, int64_t pages,
+                                          int64_t activation_bytes) const {
+  constexpr int64_t kFree = int64_t{4} << 30;
+  constexpr int64_t kTimesWeights = 64;
+  const int64_t layers = model->config.layers;
+  const double cache_bytes = static_cast<double>(layout.page_bytes()) *
+                             static_cast<double>(pages) *
+                             static_cast<double>(layers);
+  const double bytes = cache_bytes + static_cast<double>(activation_bytes);
+  const double most =
+      spec.max_bytes > 0
+          ? static_cast<double>(spec.max_bytes)
+          : static_cast<double>(kFree) +
+                kTimesWeights * static_cast<double>(model->weight_bytes);
+  if (bytes <= most) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%s: a cache of %d tokens takes %.0f bytes in %d layers, activations of "
+      "max_step_tokens=%d take %d; need at most max_bytes=%.0f%s",
+      kOp, pages * spec.page_size, cache_bytes, layers, spec.max_step_tokens,
+      activation_bytes, most,
+      spec.max_bytes > 0
+          ? ""
+          : absl::StrFormat(", which is %d + %d times the weights' %d bytes",
+                            kFree, kTimesWeights, model->weight_bytes)));
 }
 
 absl::Status LlamaState::Impl::Schedule(int num_workers, Attention& attention) {
@@ -172,7 +203,7 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
                                        const Executor& executor,
                                        PageTable& table) {
   const int num_workers = executor.num_workers();
-  QUERN_RETURN_IF_ERROR(ReserveLinearScratch(executor));
+  QUERN_RETURN_IF_ERROR(ReserveScratch(executor));
   QUERN_RETURN_IF_ERROR(GrowSequences(items, logits_of));
   QUERN_ASSIGN_OR_RETURN(
       table, table_storage.Build(spec.page_size, allocator->num_pages()));
@@ -202,12 +233,11 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
                                    1, kMaxStepTokens));
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "cache_tokens", spec.cache_tokens, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_bytes", spec.max_bytes, 0));
   const LlamaConfig& c = model.config();
   auto s = std::make_unique<Impl>();
   s->model = model.impl_.get();
   s->spec = spec;
-  s->sequences.resize(static_cast<size_t>(spec.max_sequences));
-
   KvLayoutSpec kv;
   kv.dtype = spec.cache_dtype;
   kv.scaling = ScalingOf(spec.cache_dtype);
@@ -222,7 +252,6 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
           : spec.max_sequences * DivCeil(model.context(), spec.page_size);
   QUERN_ASSIGN_OR_RETURN(s->allocator,
                          PageAllocator::Create(pages, spec.page_size));
-  QUERN_ASSIGN_OR_RETURN(s->cache, KvCache::Create(layout, pages, c.layers));
   WriteKvSpec write;
   write.kv = layout;
   QUERN_ASSIGN_OR_RETURN(s->write_kv, WriteKvPlan::Create(write));
@@ -248,6 +277,9 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   }
 
   QUERN_ASSIGN_OR_RETURN(const int64_t bytes, s->ActivationBytes());
+  QUERN_RETURN_IF_ERROR(s->CheckBytes(layout, pages, bytes));
+  s->sequences.resize(static_cast<size_t>(spec.max_sequences));
+  QUERN_ASSIGN_OR_RETURN(s->cache, KvCache::Create(layout, pages, c.layers));
   QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
   return LlamaState(std::move(s));
 }
@@ -320,8 +352,9 @@ const char* LlamaState::attention_arithmetic() const {
 }
 int64_t LlamaState::scratch_bytes() const {
   return static_cast<int64_t>(impl_->activations.bytes() +
-                              impl_->logits.bytes() + impl_->workspace.bytes() +
-                              impl_->linear_scratch.bytes());
+                              impl_->logits.bytes() +
+                              impl_->workspace.bytes()) +
+         impl_->scratch.bytes();
 }
 
 }  // namespace quern

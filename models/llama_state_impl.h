@@ -14,15 +14,16 @@
 #include "attention/paged_attention.h"
 #include "attention/schedule.h"
 #include "cache/kv_cache.h"
+#include "cache/kv_layout.h"
 #include "cache/page_allocator.h"
 #include "cache/page_table.h"
 #include "cache/write_kv.h"
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "gemm/linear_impl.h"
 #include "models/llama.h"
 #include "models/llama_impl.h"
+#include "models/llama_matrix.h"
 #include "quant/convert.h"
 
 namespace quern {
@@ -54,8 +55,8 @@ struct LlamaState::Impl {
   AlignedBuffer activations;  // of one step's rows
   AlignedBuffer logits;       // f32[rows, vocab], grows
   AlignedBuffer workspace;    // of attention, grows
-  LinearScratch linear_scratch;
-  int linear_workers = 0;  // that linear_scratch has room for
+  LlamaScratch scratch;       // of matrices
+  int scratch_workers = 0;    // that scratch has room for
 
   // This step, rebuilt by Prepare.
   std::vector<int32_t> tokens;
@@ -67,6 +68,10 @@ struct LlamaState::Impl {
     return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
            sequences[static_cast<size_t>(sequence)].used;
   }
+  // Whether a layer's output goes to a buffer before it is added to x.
+  bool NeedsBranch() const {
+    return model->config.post_norms || !model->all_add;
+  }
   // What `activations` needs for max_step_tokens. InvalidArgument if that is
   // more than 2^63 bytes.
   absl::StatusOr<int64_t> ActivationBytes() const;
@@ -77,7 +82,11 @@ struct LlamaState::Impl {
                        LogitsOf logits_of, const Executor& executor,
                        PageTable& table);
   absl::Status Schedule(int num_workers, Attention& attention);
-  absl::Status ReserveLinearScratch(const Executor& executor);
+  // The bytes of `pages` pages in every layer and of the activations, or
+  // ResourceExhausted if they are more than spec.max_bytes.
+  absl::Status CheckBytes(const KvLayout& layout, int64_t pages,
+                          int64_t activation_bytes) const;
+  absl::Status ReserveScratch(const Executor& executor);
   absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
                              LogitsOf logits_of);
   // Gives back the pages beyond each sequence's length.

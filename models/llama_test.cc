@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/dtype.h"
@@ -103,16 +105,27 @@ class LlamaTest : public LlamaFixture {
 TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
   TestRng rng;
   SmallLlama shape;
-  for (const auto& [type, want] :
-       {std::pair{GgufTensorType::kF32, DType::kF32},
-        std::pair{GgufTensorType::kF16, DType::kF32},
-        std::pair{GgufTensorType::kBF16, DType::kBF16},
-        std::pair{GgufTensorType::kQ8_0, DType::kBF16}}) {
+  const auto load = [&] {
+    return Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+  };
+  const int64_t f32_bytes = load().weight_bytes();
+  for (const auto& [type, name, bytes_of_element] :
+       {std::tuple{GgufTensorType::kF32, "f32", 4.0},
+        std::tuple{GgufTensorType::kF16, "f16", 2.0},
+        std::tuple{GgufTensorType::kBF16, "bf16", 2.0},
+        std::tuple{GgufTensorType::kQ8_0, "q8_0", 1.125}}) {
     shape.type = type;
-    EXPECT_EQ(Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile)
-                  .weights_dtype(),
-              want);
+    const LlamaModel model = load();
+    EXPECT_EQ(model.weights(), name);
+    // Vectors apart, which are few.
+    EXPECT_LE(static_cast<double>(model.weight_bytes()),
+              static_cast<double>(f32_bytes) * 1.1 * bytes_of_element / 4)
+        << name;
   }
+  shape.ffn_type = GgufTensorType::kF16;
+  EXPECT_EQ(load().weights(), "q8_0 and f16");
+  shape.k_type = GgufTensorType::kBF16;
+  EXPECT_EQ(load().weights(), "f32 and q8_0 and f16");
 }
 
 // The pieces in which large tensors are read change no weight.
@@ -157,6 +170,20 @@ TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
       SmallLlama shape;
       shape.architecture = architecture;
       ExpectDivisionChangesNothing(shape, weights);
+    }
+  }
+}
+
+TEST_P(LlamaTest, DivisionChangesNothingInTheFormsOfTheFile) {
+  for (const char* architecture : kLlamaArchitectures) {
+    SmallLlama shape;
+    shape.architecture = architecture;
+    shape.type = GgufTensorType::kQ8_0;
+    for (const GgufTensorType ffn :
+         {GgufTensorType::kQ8_0, GgufTensorType::kF16}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(ffn)));
+      shape.ffn_type = ffn;
+      ExpectDivisionChangesNothing(shape, LlamaWeights::kAsInFile);
     }
   }
 }
@@ -345,6 +372,8 @@ TEST_P(LlamaTest, RefusesBadStates) {
               HasSubstr("llama: max_step_tokens=0"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_tokens = -1; }),
               HasSubstr("llama: cache_tokens=-1"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_bytes = -1; }),
+              HasSubstr("llama: max_bytes=-1; need max_bytes >= 0"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.page_size = 0; }),
               HasSubstr("page_size=0"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI32; }),

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,9 @@ struct ReferenceForm {
   double embedding_scale = 1;
   double divisor = 1;                       // of a query's products with keys
   double attention_cap = 0, logit_cap = 0;  // 0: none
-  int64_t window = 0;       // of local layers; 0: there are none
-  int64_t first_local = 0;  // then each second one
+  int64_t window = 0;                // of local layers; 0: there are none
+  int64_t first_local = 0;           // then each second one
+  std::vector<double> rope_factors;  // that divide frequencies; empty: none
 
   static ReferenceForm Of(const GgufFile& file, const LlamaConfig& c) {
     const auto f32 = [&](absl::string_view key) {
@@ -55,6 +57,12 @@ struct ReferenceForm {
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
     form.q_norm = form.k_norm = architecture == "qwen3";
     form.divisor = std::sqrt(static_cast<double>(c.head_dim));
+    if (file.HasTensor("rope_freqs.weight")) {
+      const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
+      std::vector<float> factors(static_cast<size_t>(tensor.elements));
+      EXPECT_TRUE(file.ReadRows(tensor, 0, absl::MakeSpan(factors)).ok());
+      form.rope_factors.assign(factors.begin(), factors.end());
+    }
     if (architecture != "gemma2") return form;
     form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
     form.embedding_scale = std::sqrt(hidden);
@@ -187,18 +195,22 @@ class ReferenceLlama {
     return y;
   }
 
-  // Turns pairs j of every head by position * base^(-2j / dim): 2j and 2j + 1
-  // in Llama's files, j and j + dim / 2 in others.
+  // Turns pairs j of every head by position * base^(-2j / dim), divided by the
+  // factor of j if there is one: 2j and 2j + 1 in Llama's files, j and j + dim
+  // / 2 in others.
   void Rotate(DoubleRows& x) const {
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto half = static_cast<size_t>(c_.rope_dim) / 2;
     for (size_t t = 0; t < x.size(); ++t) {
       for (size_t head = 0; head < x[t].size(); head += dim) {
         for (size_t j = 0; j < half; ++j) {
+          const double factor =
+              form_.rope_factors.empty() ? 1 : form_.rope_factors[j];
           const double angle =
               static_cast<double>(t) *
               std::pow(c_.rope_base,
-                       -static_cast<double>(j) / static_cast<double>(half));
+                       -static_cast<double>(j) / static_cast<double>(half)) /
+              factor;
           double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
           double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
@@ -262,6 +274,9 @@ struct SmallLlama {
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
   GgufTensorType type = GgufTensorType::kF32;
+  std::optional<GgufTensorType> ffn_type;  // of ffn_*; else type
+  std::optional<GgufTensorType> k_type;    // of attn_k; else type
+  bool rope_factors = false;               // a rope_freqs.weight
   bool output = true;  // an output.weight of its own; never that of gemma2
   // Of gemma2. Scores and logits are around 1: such caps bend them.
   float attention_cap = 0.7f, logit_cap = 1.5f;
@@ -298,18 +313,18 @@ inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
 }
 
 inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
-  const auto matrix = [&](const std::string& name, int64_t cols, int64_t rows) {
+  const auto typed = [&](const std::string& name, int64_t cols, int64_t rows,
+                         GgufTensorType type) {
     std::string data;
     const double reach = 1.7 / std::sqrt(static_cast<double>(cols));
     for (int64_t i = 0; i < rows * cols; ++i) {
       const auto value = static_cast<float>(rng.Uniform(-reach, reach));
-      if (m.type == GgufTensorType::kF32) data += Raw(value);
-      if (m.type == GgufTensorType::kF16)
-        data += Raw(FromDouble<Float16>(value));
-      if (m.type == GgufTensorType::kBF16) {
+      if (type == GgufTensorType::kF32) data += Raw(value);
+      if (type == GgufTensorType::kF16) data += Raw(FromDouble<Float16>(value));
+      if (type == GgufTensorType::kBF16) {
         data += Raw(FromDouble<BFloat16>(value));
       }
-      if (m.type == GgufTensorType::kQ8_0) {
+      if (type == GgufTensorType::kQ8_0) {
         if (i % GgufFile::kQ8Block == 0) {
           data += Raw(FromDouble<Float16>(reach / 127));
         }
@@ -317,8 +332,12 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
       }
     }
     w.Tensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)},
-             m.type, data);
+             type, data);
   };
+  const auto matrix = [&](const std::string& name, int64_t cols, int64_t rows) {
+    typed(name, cols, rows, m.type);
+  };
+  const GgufTensorType ffn_type = m.ffn_type.value_or(m.type);
   const auto vector = [&](const std::string& name, int64_t cols, double min,
                           double max) {
     w.Tensor(name, {static_cast<uint64_t>(cols)}, GgufTensorType::kF32,
@@ -332,7 +351,8 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
     const std::string blk = absl::StrCat("blk.", layer, ".");
     norm(blk + "attn_norm.weight");
     matrix(blk + "attn_q.weight", m.hidden, m.q_heads * m.head_dim);
-    matrix(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim);
+    typed(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim,
+          m.k_type.value_or(m.type));
     matrix(blk + "attn_v.weight", m.hidden, m.kv_heads * m.head_dim);
     if (m.architecture == "qwen2") {
       vector(blk + "attn_q.bias", m.q_heads * m.head_dim, -1, 1);
@@ -349,11 +369,13 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
       norm(blk + "post_ffw_norm.weight");
     }
     norm(blk + "ffn_norm.weight");
-    matrix(blk + "ffn_gate.weight", m.hidden, m.ffn);
-    matrix(blk + "ffn_up.weight", m.hidden, m.ffn);
-    matrix(blk + "ffn_down.weight", m.ffn, m.hidden);
+    typed(blk + "ffn_gate.weight", m.hidden, m.ffn, ffn_type);
+    typed(blk + "ffn_up.weight", m.hidden, m.ffn, ffn_type);
+    typed(blk + "ffn_down.weight", m.ffn, m.hidden, ffn_type);
   }
   norm("output_norm.weight");
+  // Far apart, so that a factor left out, or a neighbour's, is felt.
+  if (m.rope_factors) vector("rope_freqs.weight", m.rope_dim / 2, 0.5, 8);
   if (m.output && m.architecture != "gemma2")
     matrix("output.weight", m.hidden, m.vocab);
 }

@@ -1,0 +1,316 @@
+// Deterministic fuzzing of a model's whole way: a hostile file becomes a
+// LlamaModel, a LlamaState and the logits of one Forward, or it is refused, by
+// name and before it has taken more than the options allow.
+//
+// The process may map no more than what it has and kSpareBytes, by RLIMIT_AS:
+// an allocation that fails is one that should have been refused, and fails the
+// test. The sanitizers map terabytes by themselves: there the limit is not set,
+// and what is checked is that the sizes which the model and the state tell stay
+// within max_bytes. Each case has kSecondsOfCase; then the process prints which
+// case it was and ends.
+//
+// QUERN_TEST_SEED=n gives other files; QUERN_FUZZ_CASES=n sets how many.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "core/executor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/gguf.h"
+#include "models/gguf_testutil.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/llama_testutil.h"
+#include "models/mutate_testutil.h"
+#include "testing/data.h"
+#include "testing/sanitized.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kModelBytes = int64_t{32} << 20;
+constexpr int64_t kStateBytes = int64_t{32} << 20;
+// Both, twice: glibc keeps some of what is freed. And the file in its copies,
+// scratch and logits.
+constexpr rlim_t kSpareBytes = rlim_t{256} << 20;
+constexpr unsigned kSecondsOfCase = kSanitized ? 120 : 20;
+
+// What a case that does not end is told by.
+char overtime[256];
+
+void OnAlarm(int) {
+  size_t size = 0;
+  while (overtime[size] != '\0') ++size;
+  (void)!write(STDERR_FILENO, overtime, size);
+  _exit(1);
+}
+
+rlim_t MappedBytes() {
+  std::ifstream statm("/proc/self/statm");
+  rlim_t pages = 0;
+  statm >> pages;
+  return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+class LlamaFuzzTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(std::signal(SIGALRM, &OnAlarm), SIG_ERR);
+    ASSERT_EQ(getrlimit(RLIMIT_AS, &before_), 0);
+    if (kSanitized) return;
+    rlimit limit = before_;
+    limit.rlim_cur = MappedBytes() + kSpareBytes;
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  }
+  void TearDown() override {
+    alarm(0);
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &before_), 0);
+  }
+
+  // Allowed: any refusal but that of memory which the machine does not have.
+  static void ExpectRefusedByName(const absl::Status& status) {
+    EXPECT_FALSE(absl::StrContains(status.message(), "cannot be allocated"))
+        << status;
+    EXPECT_GT(status.message().size(), 8u) << status;
+  }
+
+  // Loads `bytes` and runs three tokens. Returns whether they ran.
+  bool Exercise(const std::string& bytes, int64_t index) {
+    std::snprintf(overtime, sizeof(overtime),
+                  "%s: case %lld of QUERN_TEST_SEED=%llu took more than %u s\n",
+                  TestName().c_str(), static_cast<long long>(index),
+                  static_cast<unsigned long long>(BaseSeed()), kSecondsOfCase);
+    alarm(kSecondsOfCase);
+    const bool ran = Run(bytes);
+    alarm(0);
+    return ran;
+  }
+
+ private:
+  bool Run(const std::string& bytes) {
+    // On the heap in its exact size: a sanitizer sees one byte too many.
+    const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
+    const auto file = GgufFile::Parse(exact);
+    if (!file.ok()) {
+      ExpectRefusedByName(file.status());
+      return false;
+    }
+    LlamaOptions options;
+    options.max_bytes = kModelBytes;
+    const auto model = LlamaModel::Create(*file, options, executor_);
+    if (!model.ok()) {
+      ExpectRefusedByName(model.status());
+      return false;
+    }
+    EXPECT_LE(model->weight_bytes(), kModelBytes);
+    EXPECT_LE(model->context(), options.max_context);
+    LlamaStateSpec spec;
+    spec.max_step_tokens = 4;
+    spec.max_bytes = kStateBytes;
+    auto state = LlamaState::Create(*model, spec);
+    if (!state.ok()) {
+      ExpectRefusedByName(state.status());
+      return false;
+    }
+    EXPECT_LE(state->cache_bytes() + state->scratch_bytes(), kStateBytes);
+    return Forward(*model, *state);
+  }
+
+  bool Forward(const LlamaModel& model, LlamaState& state) {
+    const auto last = static_cast<int32_t>(model.config().vocab - 1);
+    std::vector<int32_t> tokens = {0, last, last / 2};
+    if (model.context() < 3) tokens.resize(1);
+    const auto logits = state.Forward({{*state.NewSequence(), tokens}},
+                                      LogitsOf::kAllTokens, executor_);
+    if (!logits.ok()) {
+      ExpectRefusedByName(logits.status());
+      return false;
+    }
+    EXPECT_EQ(logits->extent(0), static_cast<int64_t>(tokens.size()));
+    EXPECT_EQ(logits->extent(1), model.config().vocab);
+    return true;
+  }
+
+  rlimit before_{};
+  InlineExecutor executor_;
+};
+
+// A file of 0.6 MB whose rotary table would take 17 GB: one element a row, one
+// head of 65536, and a context that the file may claim for nothing.
+TEST_F(LlamaFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
+  TestRng rng;
+  SmallLlama shape;
+  shape.vocab = shape.layers = shape.ffn = shape.hidden = 1;
+  shape.q_heads = shape.kv_heads = 1;
+  shape.head_dim = shape.rope_dim = 65536;
+  shape.context = 1 << 28;
+  shape.type = GgufTensorType::kBF16;
+  const std::string bytes = SmallLlamaFile(rng, shape);
+  EXPECT_LT(bytes.size(), 650000u);
+  InlineExecutor executor;
+  const GgufFile file = ParseOrDie(bytes);
+  const auto model = LlamaModel::Create(file, {}, executor);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kResourceExhausted);
+  for (const char* words :
+       {"llama: loading takes up to 1719",
+        "17179869184 of the rotary table for ",
+        "context=32768, rope.dimension_count=65536; need at most max_bytes=27",
+        ", which is 268435456 + 16 times the file's "}) {
+    EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
+  }
+  LlamaOptions options;
+  options.max_context = 16;
+  EXPECT_TRUE(LlamaModel::Create(file, options, executor).ok());
+}
+
+// A cache is as long as the context unless the caller says otherwise.
+TEST_F(LlamaFuzzTest, ACacheOfManyWideLayersIsRefused) {
+  TestRng rng;
+  SmallLlama shape;
+  shape.vocab = shape.ffn = shape.hidden = 1;
+  shape.layers = 4;
+  shape.q_heads = shape.kv_heads = 1024;
+  shape.head_dim = shape.rope_dim = 16;
+  shape.context = 1 << 20;
+  InlineExecutor executor;
+  const std::string bytes = SmallLlamaFile(rng, shape);
+  const GgufFile file = ParseOrDie(bytes);
+  const auto model = LlamaModel::Create(file, {}, executor);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto state = LlamaState::Create(*model, {});
+  EXPECT_EQ(state.status().code(), absl::StatusCode::kResourceExhausted);
+  for (const char* words :
+       {"llama: a cache of 32768 tokens takes 8589934592 bytes in 4 layers, ",
+        "; need at most max_bytes=", ", which is 4294967296 + 64 times the "}) {
+    EXPECT_THAT(std::string(state.status().message()), HasSubstr(words));
+  }
+  LlamaStateSpec spec;
+  spec.cache_tokens = 64;
+  spec.max_step_tokens = 4;
+  EXPECT_TRUE(LlamaState::Create(*model, spec).ok());
+}
+
+SmallLlama Tiny(const char* architecture, GgufTensorType type) {
+  SmallLlama shape;
+  shape.architecture = architecture;
+  shape.type = type;
+  shape.vocab = 7;
+  shape.hidden = shape.head_dim = 32;
+  shape.rope_dim = 8;
+  shape.q_heads = 2;
+  shape.kv_heads = 1;
+  shape.layers = 2;
+  shape.ffn = 32;
+  shape.rope_factors = shape.architecture == "llama";
+  return shape;
+}
+
+// Bytes of small legal files are changed, most of them in the metadata.
+TEST_F(LlamaFuzzTest, MutatedFilesRunOrAreRefused) {
+  TestRng rng;
+  std::vector<std::string> corpus;
+  for (const char* architecture : {"llama", "qwen2", "qwen3", "gemma2"}) {
+    for (const GgufTensorType type :
+         {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
+          GgufTensorType::kQ8_0}) {
+      corpus.push_back(SmallLlamaFile(rng, Tiny(architecture, type)));
+      ASSERT_TRUE(Exercise(corpus.back(), -1));
+    }
+  }
+  const int64_t cases = Cases(200, kSanitized ? 1000 : 4000);
+  int64_t ran = 0;
+  for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
+    const std::string& from = corpus[At(rng, corpus.size())];
+    // Now and then anywhere: weights become infinite, NaN and huge.
+    const size_t front = rng.Integer(0, 3) == 0 ? from.size() : 1000;
+    ran += Exercise(Mutate(rng, from, corpus, front), i) ? 1 : 0;
+    if (HasFailure()) ADD_FAILURE() << "case " << i;
+  }
+  EXPECT_GT(ran, cases / 100);
+  EXPECT_LT(ran, cases * 9 / 10);
+}
+
+// Files whose keys and tensors agree, of any shape that few bytes can have: all
+// that stands between these and memory is the bounds.
+TEST_F(LlamaFuzzTest, HostileShapesRunOrAreRefused) {
+  TestRng rng;
+  const auto power = [&](int64_t most) {
+    return int64_t{1} << rng.Integer(0, most);
+  };
+  const int64_t cases = Cases(60, kSanitized ? 200 : 600);
+  int64_t ran = 0, built = 0;
+  for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
+    constexpr const char* kArchitectures[] = {"llama", "qwen2", "qwen3",
+                                              "gemma2"};
+    constexpr GgufTensorType kTypes[] = {
+        GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
+        GgufTensorType::kQ8_0};
+    SmallLlama m =
+        Tiny(kArchitectures[rng.Integer(0, 3)], kTypes[rng.Integer(0, 3)]);
+    const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
+    m.context = power(28);
+    m.layers = power(3);
+    m.hidden = block * power(6);
+    m.ffn = block * power(12);
+    m.vocab = power(13);
+    m.kv_heads = power(6);
+    m.q_heads = m.kv_heads * power(3);
+    m.head_dim = block * 2 * power(14);
+    m.rope_dim = rng.Integer(0, 1) == 0 ? m.head_dim : 2;
+    m.window = power(28);
+    const int64_t columns = m.layers * (m.q_heads * m.head_dim * 2 + 3 * m.ffn +
+                                        2 * m.kv_heads * m.head_dim);
+    if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
+    ++built;
+    ran += Exercise(SmallLlamaFile(rng, m), i) ? 1 : 0;
+    if (HasFailure()) ADD_FAILURE() << "case " << i;
+  }
+  EXPECT_GT(ran, built / 20);
+  EXPECT_LT(ran, built * 19 / 20);
+}
+
+// What follows the keys is missing: thousands of layers, or a vocabulary, that
+// the file claims and does not have.
+TEST_F(LlamaFuzzTest, CountsWithoutTensorsAreRefused) {
+  TestRng rng;
+  const auto refuse = [&](auto&& change, const char* words) {
+    const SmallLlama shape = Tiny("llama", GgufTensorType::kF32);
+    SmallLlama claimed = shape;
+    change(claimed);
+    GgufWriter writer = SmallLlamaKeys(claimed);
+    AddSmallLlamaTensors(rng, shape, writer);
+    InlineExecutor executor;
+    const auto model =
+        LlamaModel::Create(ParseOrDie(writer.Finish()), {}, executor);
+    EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
+  };
+  refuse([](SmallLlama& m) { m.layers = 4096; },
+         "llama: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
+         "architecture 'llama', name 'small', tensors F32; supported are "
+         "'llama', 'qwen2', 'qwen3' and 'gemma2' in F32, F16, BF16 and Q8_0");
+  refuse([](SmallLlama& m) { m.layers = 4097; },
+         "llama.block_count=4097; need 1 <= ");
+  refuse([](SmallLlama& m) { m.vocab = 1 << 28; },
+         "llama: llama.vocab_size=268435456; need 7, as token_embd");
+  refuse(
+      [](SmallLlama& m) {
+        m.q_heads = m.kv_heads = 1 << 20;
+        m.head_dim = 1 << 9;
+      },
+      "llama.attention.head_count * key_length=536870912; need 1 <= ");
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,100 @@
+#ifndef QUERN_MODELS_LLAMA_LOADER_H_
+#define QUERN_MODELS_LLAMA_LOADER_H_
+
+// Private: reads tensors, and makes matrices of them in the form that the
+// options ask for, telling how far it is.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/aligned_buffer.h"
+#include "core/dtype.h"
+#include "core/executor.h"
+#include "models/gguf.h"
+#include "models/llama.h"
+#include "models/llama_config.h"
+#include "models/llama_impl.h"
+#include "models/llama_matrix.h"
+
+namespace quern {
+
+class LlamaLoader {
+ public:
+  // `file` is what `config` was made of. All must outlive this.
+  LlamaLoader(const GgufFile& file, const LlamaConfig& config,
+              const LlamaOptions& options, Executor& executor);
+
+  // Element type of the rows that matrices multiply.
+  DType rows_dtype() const { return rows_dtype_; }
+  DType embedding_dtype() const;
+
+  // ResourceExhausted if a model with a rotary table of `context` positions may
+  // take more than options.max_bytes while it is loaded. Reads no tensor.
+  absl::Status CheckBytes(int64_t context) const;
+
+  absl::StatusOr<AlignedBuffer> Embedding() {
+    return Read({"token_embd.weight"}, embedding_dtype());
+  }
+  absl::StatusOr<LlamaLayer> Layer(int64_t layer);
+  absl::StatusOr<AlignedBuffer> OutputNorm() {
+    return Read({"output_norm.weight"}, DType::kF32);
+  }
+  absl::StatusOr<LlamaMatrix> Output() { return Matrix(OutputParts()); }
+
+  // Of the matrices made so far: their bytes, and their forms by name, such as
+  // "bf16" or "f16 and q8_0".
+  int64_t packed_bytes() const { return packed_bytes_; }
+  std::string Forms() const;
+
+ private:
+  // How a matrix is kept.
+  enum class Form : uint8_t { kF32, kBF16, kF16, kInt8, kQ8_0 };
+
+  // y = W x + b with the rows of the tensors `names` as W, one tensor after
+  // another, and `biases`, if there are any, as b.
+  struct Parts {
+    std::vector<std::string> names;
+    int64_t n = 0, k = 0;
+    LlamaMatrix::Output y;
+    std::vector<std::string> biases;
+  };
+
+  static DType RowsOf(const GgufFile& file, LlamaWeights weights);
+  static const char* FormName(Form form);
+  // The element type that a matrix is read in; bytes for kQ8_0.
+  static DType ReadType(Form form);
+  Form FormOf(const std::vector<std::string>& names) const;
+
+  Parts QkvParts(int64_t layer) const;
+  Parts AttnOutParts(int64_t layer) const;
+  Parts GateUpParts(int64_t layer) const;
+  Parts DownParts(int64_t layer) const;
+  Parts OutputParts() const;
+  // At least what `parts` takes once it is packed.
+  double PackedBytes(const Parts& parts) const;
+  // What `parts` takes before it is packed.
+  double UnpackedBytes(const Parts& parts) const;
+
+  absl::StatusOr<LlamaMatrix> Matrix(const Parts& parts);
+  // The rows of `names` as `dtype`; as they stand in the file where that is
+  // kU8.
+  absl::StatusOr<AlignedBuffer> Read(const std::vector<std::string>& names,
+                                     DType dtype);
+  absl::Status ReadTensor(const GgufTensor& tensor, DType dtype, uint8_t* out);
+
+  const GgufFile& file_;
+  const LlamaConfig& config_;
+  const LlamaOptions& options_;
+  Executor& executor_;
+  DType rows_dtype_;
+  int64_t done_ = 0, total_ = 0;
+  int64_t packed_bytes_ = 0;
+  std::vector<Form> forms_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_LLAMA_LOADER_H_
