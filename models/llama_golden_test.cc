@@ -28,6 +28,7 @@
 #include "models/llama_testutil.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
+#include "testing/largest_difference.h"
 
 namespace quern {
 namespace {
@@ -114,16 +115,14 @@ class LlamaGoldenTest : public IsaTest {
     const auto logits =
         state_->Forward({item}, LogitsOf::kLastTokens, executor_);
     EXPECT_TRUE(logits.ok()) << logits.status();
-    double largest = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      const double difference =
-          std::fabs(static_cast<double>(logits->Row(0)[i]) -
-                    static_cast<double>(want[i]));
-      // Written so that NaN is the largest.
-      if (!(difference <= largest)) largest = difference;
+    LargestDifference worst;
+    if (logits.ok()) {
+      const auto vocab = static_cast<size_t>(logits->extent(1));
+      worst.AddAll(absl::MakeConstSpan(logits->Row(0), vocab),
+                   absl::MakeConstSpan(want));
     }
     EXPECT_TRUE(state_->EndSequence(*sequence).ok());
-    return largest;
+    return worst.value();
   }
 
   struct Loss {

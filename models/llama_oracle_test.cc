@@ -1,7 +1,6 @@
 // Small random models of every architecture and of awkward shapes against the
 // oracle in double.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -18,24 +17,10 @@
 #include "models/llama_testutil.h"
 #include "testing/data.h"
 #include "testing/isa_test.h"
+#include "testing/largest_difference.h"
 
 namespace quern {
 namespace {
-
-// NaN counts as the largest.
-template <typename Got>
-double LargestDifference(const Got& got, const DoubleRows& want) {
-  double largest = 0;
-  EXPECT_EQ(got.size(), want.size());
-  for (size_t t = 0; t < got.size(); ++t) {
-    EXPECT_EQ(got[t].size(), want[t].size());
-    for (size_t i = 0; i < got[t].size(); ++i) {
-      const double d = std::fabs(static_cast<double>(got[t][i]) - want[t][i]);
-      if (!(d <= largest)) largest = d;
-    }
-  }
-  return largest;
-}
 
 class LlamaOracleTest : public LlamaFixture {
  protected:
@@ -50,7 +35,7 @@ class LlamaOracleTest : public LlamaFixture {
     const auto tokens = RandomTokens(rng, num_tokens, shape.vocab);
     const LlamaModel model = Load(bytes, weights);
     LlamaState state = State(model);
-    return LargestDifference(
+    return LargestDifferenceOf(
         Forward(state, {{*state.NewSequence(), tokens}}, inline_),
         ReferenceLlama(file, *config).Logits(tokens));
   }
@@ -212,8 +197,11 @@ TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
     const auto tokens = RandomTokens(rng, 41, shape.vocab);
     ReferenceForm form = ReferenceForm::Of(file, *c);
     change(form);
-    return LargestDifference(ReferenceLlama(file, *c, form).Logits(tokens),
-                             ReferenceLlama(file, *c).Logits(tokens));
+    const double difference =
+        LargestDifferenceOf(ReferenceLlama(file, *c, form).Logits(tokens),
+                            ReferenceLlama(file, *c).Logits(tokens));
+    EXPECT_TRUE(std::isfinite(difference)) << architecture;
+    return difference;
   };
   using Form = ReferenceForm;
   constexpr double kFelt = 2 * kBF16Bound;

@@ -27,7 +27,7 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "core/workspace.h"
-#include "examples/paged_attention/reference.h"
+#include "examples/paged_attention/reference_testutil.h"
 
 namespace quern {
 namespace {
@@ -127,15 +127,14 @@ absl::Status Step(const char* name, const Lengths& q_lens,
   for (const PrefixGroup& prefix : schedule.prefixes()) {
     saved += prefix.saved_tokens();
   }
-  // Weights are rounded to bf16 before they multiply values of at most 1.
-  const double error = MaxError(out, q_lens, kv_lens);
+  QUERN_ASSIGN_OR_RETURN(const double error,
+                         CompareWithPlainAttention(out, q_lens, kv_lens));
   std::printf(
       "%s: %lld tokens, %lld keys not read again, "
       "largest error %.5f (%s, %s)\n",
       name, static_cast<long long>(tokens), static_cast<long long>(saved),
       error, model.attention.target(), model.attention.arithmetic());
-  if (error <= 1.0 / 256) return absl::OkStatus();
-  return absl::InternalError("attention differs from the plain loop");
+  return absl::OkStatus();
 }
 
 absl::Status Run() {

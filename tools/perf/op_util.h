@@ -21,6 +21,7 @@
 #include "core/executor.h"
 #include "core/math_util.h"
 #include "core/status_macros.h"
+#include "testing/largest_difference.h"
 #include "testing/reference_convert.h"
 
 namespace quern {
@@ -107,41 +108,36 @@ void FillReals(double lo, double hi, SetBuffer& sets) {
 // The worst of many comparisons; what Check returns. Safe to use from tasks.
 class Verdict {
  public:
-  // |got - want| <= bound, element `index`. NaN fails.
+  // |got - want| <= bound, element `index`. NaN fails, and so does a bound that
+  // is no finite number.
   void Add(int64_t index, double got, double want, double bound) {
-    Worst& worst = worst_;
-    const double error = std::abs(got - want);
-    if (error > worst.max_err) worst.max_err = error;
-    if (!(error <= bound)) {
-      if (worst.failures++ == 0) {
-        worst.first = absl::StrCat("element ", index, " is ", got, ", not ",
-                                   want, " within ", bound);
-      }
+    worst_.Add(got, want);
+    if (std::abs(got - want) <= bound && std::isfinite(bound)) return;
+    if (failures_++ == 0) {
+      first_ = absl::StrCat("element ", index, " is ", got, ", not ", want,
+                            " within ", bound);
     }
   }
   void Merge(const Verdict& other) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (other.worst_.max_err > worst_.max_err) {
-      worst_.max_err = other.worst_.max_err;
-    }
-    if (other.worst_.failures > 0 && worst_.failures == 0) {
-      worst_.first = other.worst_.first;
-    }
-    worst_.failures += other.worst_.failures;
+    worst_.Merge(other.worst_);
+    if (other.failures_ > 0 && failures_ == 0) first_ = other.first_;
+    failures_ += other.failures_;
   }
+  // Internal if an element failed, or if there was none.
   absl::StatusOr<double> Result(absl::string_view op) const {
-    if (worst_.failures == 0) return worst_.max_err;
-    return absl::InternalError(absl::StrCat(
-        op, ": ", worst_.failures, " elements are wrong; ", worst_.first));
+    if (worst_.count() == 0) {
+      return absl::InternalError(absl::StrCat(op, ": no element was compared"));
+    }
+    if (failures_ == 0) return worst_.value();
+    return absl::InternalError(
+        absl::StrCat(op, ": ", failures_, " elements are wrong; ", first_));
   }
 
  private:
-  struct Worst {
-    double max_err = 0;
-    int64_t failures = 0;
-    std::string first;
-  };
-  Worst worst_;
+  LargestDifference worst_;
+  int64_t failures_ = 0;
+  std::string first_;
   std::mutex mutex_;
 };
 

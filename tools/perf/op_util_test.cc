@@ -36,6 +36,16 @@ TEST(VerdictTest, FailsBeyondTheBoundAndOnNaN) {
   }
   EXPECT_FALSE(JudgeOne(1.0, kNaN, 0.25).ok());
   EXPECT_FALSE(JudgeOne(1.0, 1.0, -1).ok());
+  EXPECT_FALSE(JudgeOne(1.0, 1.0, kNaN).ok());
+  EXPECT_FALSE(
+      JudgeOne(1.0, 1.0, std::numeric_limits<double>::infinity()).ok());
+}
+
+TEST(VerdictTest, FailsWhereNothingWasCompared) {
+  InlineExecutor executor;
+  const auto error =
+      JudgeAll("op", 0, executor, [](int64_t, Verdict&) { FAIL(); });
+  EXPECT_EQ(error.status(), absl::InternalError("op: no element was compared"));
 }
 
 TEST(JudgeAllTest, FindsOneWrongElementAnywhere) {

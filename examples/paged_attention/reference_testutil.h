@@ -1,16 +1,22 @@
-#ifndef QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
-#define QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
+#ifndef QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_TESTUTIL_H_
+#define QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_TESTUTIL_H_
 
-// Made-up queries, keys and values, and attention over them as a plain loop.
+// Made-up queries, keys and values, and attention over them as a plain loop:
+// what the example is fed and judged with. An engine that copies main.cc has
+// tensors of its own in place of this header, the only one that needs
+// //testing.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "core/dtype.h"
 #include "quant/scalar_convert.h"
+#include "testing/largest_difference.h"
 
 namespace quern {
 
@@ -56,13 +62,10 @@ inline std::vector<BFloat16> Rows(char which, int64_t heads,
   return rows;
 }
 
-// The largest difference of out, [tokens, kQHeads, kHeadDim], to a loop over
-// the keys that each row sees.
-inline double MaxError(const std::vector<float>& out,
-                       const std::vector<int64_t>& q_lens,
-                       const std::vector<int64_t>& kv_lens) {
-  double worst = 0;
-  const float* actual = out.data();
+// [tokens, kQHeads, kHeadDim]: a loop over the keys that each row sees.
+inline std::vector<double> PlainAttention(const std::vector<int64_t>& q_lens,
+                                          const std::vector<int64_t>& kv_lens) {
+  std::vector<double> out;
   ForEachRow(q_lens, kv_lens, [&](int64_t s, int64_t token) {
     for (int64_t h = 0; h < kQHeads; ++h) {
       const int64_t g = h / (kQHeads / kKvHeads);
@@ -81,14 +84,27 @@ inline double MaxError(const std::vector<float>& out,
               weight * double{Element('v', s, t, g, static_cast<int64_t>(d))};
         }
       }
-      for (const double sum : sums) {
-        worst = std::max(worst, std::abs(sum / weights - double{*actual++}));
-      }
+      for (const double sum : sums) out.push_back(sum / weights);
     }
   });
-  return worst;
+  return out;
+}
+
+// The largest difference of out to PlainAttention; Internal if it is more than
+// rounding explains, or an element is no number, or one is missing.
+inline absl::StatusOr<double> CompareWithPlainAttention(
+    const std::vector<float>& out, const std::vector<int64_t>& q_lens,
+    const std::vector<int64_t>& kv_lens) {
+  // Weights are rounded to bf16 before they multiply values of at most 1.
+  constexpr double kBound = 1.0 / 256;
+  const double error =
+      LargestDifferenceOf(out, PlainAttention(q_lens, kv_lens));
+  if (error <= kBound) return error;
+  return absl::InternalError(
+      absl::StrCat("attention differs from the plain loop by ", error,
+                   "; need at most ", kBound));
 }
 
 }  // namespace quern
 
-#endif  // QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_H_
+#endif  // QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_TESTUTIL_H_
