@@ -3,6 +3,8 @@
 # of every tracked source, and, with --deps, by the targets below //:quern.
 #
 # Usage: tools/check_layers.sh [--deps]
+#        tools/check_layers.sh --self-test   breaks what the check reads, and
+#                                            expects that it fails each time
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,40 +36,96 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
 
 check_includes() {
-  local file line target folder
-  while IFS= read -r file; do
+  local includes file line target folder
+  includes=$(git grep -E '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' -- '*.h' '*.cc') ||
+    { violation "git finds no #include in the sources"; return; }
+  while IFS=: read -r file line; do
     folder=${file%%/*}
     [[ -v allowed[$folder] ]] || continue
     case $file in examples/embed_*) continue ;; esac
-    while IFS= read -r line; do
-      target=${line%%/*}
-      if [[ $target == oneapi && $file != gemm/onednn/* ]]; then
-        violation "$file includes $line: only gemm/onednn may include oneDNN"
-      elif [[ $line == Eigen/* && $folder != testing ]]; then
-        violation "$file includes $line: only testing may include Eigen"
-      fi
-      contains "$folders" "$target" || continue
-      [[ $target == "$folder" ]] && continue
-      [[ $target == testing ]] && is_test "$file" && continue
-      contains "${allowed[$folder]}" "$target" ||
-        violation "$file includes $line: $folder may include only: ${allowed[$folder]:-nothing}"
-    done < <(sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]+"([^"]+)".*/\1/p' "$file")
-  done < <(git ls-files '*.h' '*.cc')
+    line=${line#*\"}
+    line=${line%%\"*}
+    target=${line%%/*}
+    if [[ $target == oneapi && $file != gemm/onednn/* ]]; then
+      violation "$file includes $line: only gemm/onednn may include oneDNN"
+    elif [[ $line == Eigen/* && $folder != testing ]]; then
+      violation "$file includes $line: only testing may include Eigen"
+    fi
+    contains "$folders" "$target" || continue
+    [[ $target == "$folder" ]] && continue
+    [[ $target == testing ]] && is_test "$file" && continue
+    contains "${allowed[$folder]}" "$target" ||
+      violation "$file includes $line: $folder may include only: ${allowed[$folder]:-nothing}"
+  done <<<"$includes"
 }
 
 # Edges between targets, as Bazel sees them, reduced to folders.
 check_deps() {
-  local from to
+  local graph edges from to
+  graph=$("${QUERN_BAZELW:-./bazelw}" query --noshow_progress --ui_event_filters=-info --output=graph --nograph:factored \
+    'kind(cc_library, filter("^//", deps(//:quern)))') || { violation "the query of //:quern failed"; return; }
+  edges=$(sed -nE 's#^ *"//([a-z_]+)[^"]*" -> "//([a-z_]+)[^"]*".*#\1 \2#p' <<<"$graph" | sort -u)
+  [[ -n $edges ]] || { violation "the query of //:quern shows no dependency between folders"; return; }
   while read -r from to; do
     [[ $from == "$to" ]] && continue
     [[ -v allowed[$from] ]] || { violation "//:quern reaches //$from"; continue; }
     contains "${allowed[$from]}" "$to" || violation "//$from depends on //$to"
-  done < <(./bazelw query --noshow_progress --ui_event_filters=-info --output=graph --nograph:factored \
-    'kind(cc_library, filter("^//", deps(//:quern)))' 2>/dev/null |
-    sed -nE 's#^ *"//([a-z_]+)[^"]*" -> "//([a-z_]+)[^"]*".*#\1 \2#p' | sort -u)
+  done <<<"$edges"
 }
 
-check_includes
-[[ ${1:-} == --deps ]] && check_deps
+# must_fail WORDS NAME=VALUE...: --deps in that environment fails and says WORDS.
+must_fail() {
+  local said
+  if said=$(env "${@:2}" tools/check_layers.sh --deps 2>&1) || [[ $said != *"$1"* ]]; then
+    echo "self-test: with ${*:2}: expected a failure that says '$1', got: $said" >&2
+    violations=$((violations + 1))
+  fi
+}
+
+self_test() {
+  local dir said
+  dir=$(mktemp -d)
+  # shellcheck disable=SC2064
+  trap "rm -rf '$dir'" EXIT
+  # A query that prints $1.
+  stub() {
+    printf '#!/bin/sh\ncat <<"end"\n%s\nend\n' "$1" >"$dir/bazelw"
+    chmod +x "$dir/bazelw"
+  }
+  stub '  "//quant:convert" -> "//core:dtype"'
+  said=$(env QUERN_BAZELW="$dir/bazelw" tools/check_layers.sh --deps 2>&1) ||
+    violation "self-test: fails without a reason: $said"
+  stub '  "//core:dtype" -> "//quant:convert"'
+  must_fail "//core depends on //quant" QUERN_BAZELW="$dir/bazelw"
+  stub '  "//core:dtype" -> "//testing:data"'
+  must_fail "//core depends on //testing" QUERN_BAZELW="$dir/bazelw"
+  stub 'digraph mygraph { }'
+  must_fail "shows no dependency" QUERN_BAZELW="$dir/bazelw"
+  must_fail "the query of //:quern failed" QUERN_BAZELW=false
+  must_fail "the query of //:quern failed" QUERN_BAZELW="$dir/none"
+  stub '  "//quant:convert" -> "//core:dtype"'
+  must_fail "git finds no #include" QUERN_BAZELW="$dir/bazelw" GIT_DIR="$dir"
+  git init -q "$dir/empty"
+  must_fail "git finds no #include" QUERN_BAZELW="$dir/bazelw" GIT_DIR="$dir/empty/.git"
+  # A tree of one source, whose include points up.
+  mkdir -p "$dir/up/tools" "$dir/up/core"
+  cp tools/check_layers.sh "$dir/up/tools"
+  echo '#include "gemm/linear.h"' >"$dir/up/core/dtype.h"
+  git -C "$dir/up" init -q
+  git -C "$dir/up" add .
+  said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include that points up passes"
+  contains "$said" "gemm/linear.h:" || violation "self-test: of an include that points up it says: $said"
+}
+
+case ${1:-} in
+  --self-test)
+    self_test
+    ((violations == 0)) || exit 1
+    echo "layers: self-test of 8 broken checks"
+    exit
+    ;;
+  --deps) check_includes && check_deps ;;
+  *) check_includes ;;
+esac
 ((violations == 0)) || { echo "$violations layer violations" >&2; exit 1; }
 echo "layers: every include and dependency points down"
