@@ -2,6 +2,8 @@
 #define QUERN_TESTING_REFERENCE_NORM_H_
 
 // y[r, c] = x[r, c] / sqrt(mean over c of x[r, c]^2 + epsilon) * weight[c]
+//
+// Gated, x[r, c] * silu(gate[r, c]) takes the place of x[r, c].
 
 #include <cmath>
 #include <cstddef>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "testing/reference_activation.h"
 
 namespace quern {
 
@@ -29,6 +32,16 @@ inline std::vector<double> ReferenceRmsNorm(int64_t rows, int64_t cols,
     }
   }
   return y;
+}
+
+// gate[rows, cols] dense; otherwise as above.
+inline std::vector<double> ReferenceGatedRmsNorm(
+    int64_t rows, int64_t cols, std::vector<double> x,
+    const std::vector<double>& gate, const std::vector<double>& weight,
+    double epsilon) {
+  QUERN_CHECK(gate.size() == x.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= ReferenceSilu(gate[i]);
+  return ReferenceRmsNorm(rows, cols, x, weight, epsilon);
 }
 
 }  // namespace quern

@@ -5,12 +5,16 @@
 #include <limits>
 #include <vector>
 
+#include "core/dtype.h"
 #include "gtest/gtest.h"
 #include "testing/compare.h"
 #include "testing/reference_activation.h"
 #include "testing/reference_attention.h"
+#include "testing/reference_convert.h"
+#include "testing/reference_fp8_quantize.h"
 #include "testing/reference_gemm.h"
 #include "testing/reference_int8_quantize.h"
+#include "testing/reference_logits.h"
 #include "testing/reference_norm.h"
 #include "testing/reference_rope.h"
 #include "testing/reference_softmax.h"
@@ -145,6 +149,44 @@ TEST(ReferenceRmsNormTest, DividesByTheRootMeanSquare) {
                        Doubles{3 / r, 4 / r, -4 / r, 3 / r}, kTiny));
 }
 
+TEST(ReferenceRmsNormTest, GatesBeforeTheRoot) {
+  // Gates of log 3 give 3/4 of log 3, so h is (3, 4) in that unit, as above.
+  const double g = std::log(3.0), unit = g * 0.75;
+  EXPECT_TRUE(AllClose(
+      ReferenceGatedRmsNorm(1, 2, {3 / unit, 4 / unit}, {g, g}, {2, 10}, 12.5),
+      Doubles{1.2, 8}, kTiny));
+}
+
+TEST(ReferenceFp8QuantizeTest, ScalesAndClampsByHand) {
+  EXPECT_EQ(ReferenceFp8Scale({3, -896, 5}), 2);
+  EXPECT_EQ(ReferenceFp8Scale({0, 0}), 1 / (448.0 * 512));
+  EXPECT_EQ(ReferenceFp8Scale({}), 1 / (448.0 * 512));
+  EXPECT_EQ(ReferenceFp8Value(-5, 2), -2.5);
+  EXPECT_EQ(ReferenceFp8Value(1000, 2), 448);
+  EXPECT_EQ(ReferenceFp8Value(-kInfinity, 2), -448);
+  EXPECT_TRUE(std::isnan(ReferenceFp8Value(NAN, 2)));
+}
+
+TEST(ReferenceLogitsTest, CapsByHand) {
+  // tanh(log 2) = (2 - 1/2) / (2 + 1/2)
+  EXPECT_NEAR(ReferenceSoftCap(30 * std::log(2.0), 30), 18, kTiny);
+  EXPECT_NEAR(ReferenceSoftCap(-1e4, 30), -30, kTiny);
+  EXPECT_EQ(ReferenceSoftCap(0, 30), 0);
+  // 40 / 30 is 1.3359375 in bf16, tanh of that 0.87109375, and 30 times it
+  // 26.1328125, which lies between 26.125 and 26.25.
+  EXPECT_EQ(ReferenceSteppedSoftCap<BFloat16>(40, 30), 26.125);
+  EXPECT_NEAR(ReferenceSoftCap(40, 30), 26.11, 0.01);
+}
+
+TEST(ReferenceRopeTest, TurnsByWhatIsGiven) {
+  // 2 tokens of 2 heads of one pair; cosine and sine of token 1 are 2 and 3.
+  EXPECT_TRUE(AllEqual(
+      ReferenceTurned(
+          {1, 2, 3, 4, 1, 0, 0, 1}, 2, 2, 2, 2, ReferenceRopeStyle::kNeox,
+          [](int64_t t, int64_t) { return t == 0 ? 1.0 : 2.0; },
+          [](int64_t t, int64_t) { return t == 0 ? 0.0 : 3.0; }),
+      Doubles{1, 2, 3, 4, 2, 3, -3, 2}));
+}
 TEST(ReferenceRopeTest, TurnsPairsByHand) {
   // base 1: every pair turns by the position itself.
   const double c = std::cos(1.0), s = std::sin(1.0);

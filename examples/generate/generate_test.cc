@@ -2,8 +2,12 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -146,18 +150,60 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("stopped by: ")));
 }
 
+// The shipped model, whose text ends at `token` instead of </s>; its path. The
+// bytes of the key's value are changed in place.
+std::string ModelThatEndsAt(int32_t token) {
+  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
+  const std::string key = "tokenizer.ggml.eos_token_id";
+  const size_t at = model.find(key);
+  EXPECT_NE(at, std::string::npos);
+  if (at != std::string::npos) {
+    // The key is followed by its type, of four bytes.
+    std::memcpy(&model[at + key.size() + 4], &token, sizeof(token));
+  }
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/ends_at_", token, ".gguf");
+  std::ofstream(path, std::ios::binary) << model;
+  return path;
+}
+
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
   std::string prompt = "a";
   for (int i = 0; i < 253; ++i) prompt += " a";  // 255 tokens with <s>
+  // The piece of the byte 0, which no text has: this text does not end earlier.
+  const std::string model = ModelThatEndsAt(3);
   const Outcome outcome =
       RunGenerate({"--prompt=" + prompt, "--max_tokens=1000", "--temperature=0",
-                   "--stats"});
+                   "--stats", "--model=" + model});
   EXPECT_EQ(outcome.code, 0);
-  if (outcome.err.find("end of text") == std::string::npos) {
-    EXPECT_THAT(outcome.err,
-                HasSubstr("stopped by: the end of the context, 256 tokens"));
-    EXPECT_THAT(outcome.err, HasSubstr("generation: 2 tokens"));
+  EXPECT_THAT(outcome.err, HasSubstr("prompt: 255 tokens"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("stopped by: the end of the context, 256 tokens"));
+  EXPECT_THAT(outcome.err, HasSubstr("generation: 2 tokens"));
+}
+
+TEST(GenerateTest, StopsAtTheEndOfTheText) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  // The first token after eight that is none of those before it.
+  size_t last = 8;
+  const std::vector<int32_t>& ids = prompt.greedy_ids;
+  while (std::count(ids.begin(), ids.begin() + static_cast<int64_t>(last),
+                    ids.at(last)) > 0) {
+    ++last;
   }
+  const std::string model = ModelThatEndsAt(ids[last]);
+  const Outcome outcome =
+      RunGenerate({"--prompt=" + prompt.text, "--max_tokens=64",
+                   "--temperature=0", "--stats", "--model=" + model});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("stopped by: the model: end of text"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr(absl::StrCat("generation: ", last + 1, " tokens")));
+  // The text of the tokens before it, and not of this one.
+  const std::string whole = prompt.text + prompt.greedy_text;
+  ASSERT_GT(outcome.out.size(), prompt.text.size() + last);
+  ASSERT_LT(outcome.out.size(), whole.size());
+  EXPECT_EQ(outcome.out, whole.substr(0, outcome.out.size() - 1) + "\n");
 }
 
 TEST(GenerateTest, AnEmptyPromptStartsAText) {

@@ -1,8 +1,6 @@
 #include "tools/perf/ops_registered.h"
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,18 +20,18 @@
 #include "ops/registry/op_dispatcher.h"
 #include "ops/registry/op_policy.h"
 #include "ops/registry/op_registry.h"
-#include "testing/reference_convert.h"
 #include "tools/perf/args.h"
 #include "tools/perf/op.h"
 #include "tools/perf/op_util.h"
+#include "tools/perf/registered_check.h"
 
 namespace quern {
 namespace {
 
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
-constexpr int64_t kHeadDim = 128;
-constexpr int64_t kMaxPosition = 4096;
+constexpr int64_t kHeadDim = kRegisteredHeadDim;
+constexpr int64_t kMaxPosition = kRegisteredMaxPosition;
 
 int64_t BytesOf(const TensorMeta& meta) {
   int64_t bytes = static_cast<int64_t>(SizeOf(meta.dtype));
@@ -61,11 +59,13 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
     return NamedArgs{{"x", x}, {"residual", x}, {"weight", weight}};
   }
   if (op == "rms_norm_static_quant") {
-    return NamedArgs{{"x", x}, {"weight", weight}, {"scale", 0.02}};
+    return NamedArgs{{"x", x}, {"weight", weight}, {"scale", kRegisteredScale}};
   }
   if (op == "fused_add_rms_norm_static_quant") {
-    return NamedArgs{
-        {"x", x}, {"residual", x}, {"weight", weight}, {"scale", 0.02}};
+    return NamedArgs{{"x", x},
+                     {"residual", x},
+                     {"weight", weight},
+                     {"scale", kRegisteredScale}};
   }
   if (op == "gather_rows") {
     return NamedArgs{{"x", TensorMeta{dtype, {kMaxPosition, hidden}}},
@@ -80,7 +80,7 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
                      {"weight", TensorMeta{dtype, {kMaxPosition, hidden}}}};
   }
   if (op == "logits_processor") {
-    return NamedArgs{{"logits", x}, {"soft_cap", 30.0}};
+    return NamedArgs{{"logits", x}, {"soft_cap", kRegisteredSoftCap}};
   }
   if (hidden % (4 * kHeadDim) != 0) {
     return InvalidArgument(op, "hidden=", hidden, "; need a multiple of ",
@@ -98,17 +98,17 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
                      {"query", query},
                      {"key", key},
                      {"max_position", kMaxPosition},
-                     {"section_t", int64_t{16}},
-                     {"section_h", int64_t{24}},
-                     {"section_w", int64_t{24}}};
+                     {"section_t", kRegisteredSections[0]},
+                     {"section_h", kRegisteredSections[1]},
+                     {"section_w", kRegisteredSections[2]}};
   }
   if (op == "dual_chunk_rotary_embedding") {
     return NamedArgs{{"positions", TensorMeta{DType::kI32, {rows}}},
                      {"query", query},
                      {"key", key},
                      {"max_position", kMaxPosition},
-                     {"chunk_size", int64_t{1024}},
-                     {"local_size", int64_t{256}}};
+                     {"chunk_size", kRegisteredChunk},
+                     {"local_size", kRegisteredLocal}};
   }
   return NamedArgs{{"positions", TensorMeta{DType::kI32, {rows}}},
                    {"query", query},
@@ -116,10 +116,19 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
                    {"max_position", kMaxPosition}};
 }
 
+// Tokens stand at neighbouring places, and those of each stream elsewhere, so
+// that a stream taken for another gives wrong results.
+int32_t PositionOf(int64_t t, int64_t rows) {
+  return static_cast<int32_t>((3000 + t % rows + 401 * (t / rows)) %
+                              kMaxPosition);
+}
+
 class Registered final : public Op {
  public:
-  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args,
+                                                    Tamper tamper) {
     auto op = absl::WrapUnique(new Registered());
+    op->tamper_ = std::move(tamper);
     op->name_ = std::string(args.op());
     QUERN_ASSIGN_OR_RETURN(op->rows_, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(op->hidden_, args.Int("hidden", 1, kMaxDim));
@@ -131,8 +140,6 @@ class Registered final : public Op {
         ArgsOf(op->name_, op->dtype_, op->rows_, op->hidden_));
     const OpDispatcher ops(registry, OpPolicy());
     QUERN_ASSIGN_OR_RETURN(op->fast_, ops.Make(op->name_, named));
-    QUERN_ASSIGN_OR_RETURN(
-        op->reference_, ops.MakeFrom(OpRegistry::kReference, op->name_, named));
 
     const OpSchema& schema = registry.Find(op->name_)->schema;
     QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
@@ -179,15 +186,17 @@ class Registered final : public Op {
           const int64_t count =
               BytesOf(tensors_[i].meta) / int64_t{sizeof(int32_t)};
           for (int64_t t = 0; t < count; ++t) {
-            buffers_[i]->at<int32_t>(set)[t] =
-                static_cast<int32_t>(t % rows_ % kMaxPosition);
+            buffers_[i]->at<int32_t>(set)[t] = PositionOf(t, rows_);
           }
         }
       } else if (tensors_[i].read) {
-        // A static scale is positive.
-        const double least = name_ == "static_quant_fp8" && i == 1 ? 0.01 : -2;
+        // A static scale is positive; logits are beyond their cap, too.
+        const double least = name_ == "static_quant_fp8" && i == 1 ? 0.01
+                             : name_ == "logits_processor"         ? -90
+                                                                   : -2;
+        const double most = name_ == "logits_processor" ? 90 : 2;
         WithType(tensors_[i].meta.dtype, [&](auto type) {
-          FillReals<decltype(type)>(least, 2, *buffers_[i]);
+          FillReals<decltype(type)>(least, most, *buffers_[i]);
         });
       }
     }
@@ -206,42 +215,21 @@ class Registered final : public Op {
     fast_.op->Execute(views_[static_cast<size_t>(set)], executor);
   }
 
-  // Both from one copy; up to four roundings of numbers of a few units.
   absl::StatusOr<double> Check(Executor& executor) override {
-    std::vector<std::vector<uint8_t>> copies;
-    std::vector<AnyTensorView> views;
+    // Some of the tensors are written in place.
+    std::vector<std::vector<uint8_t>> before;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const uint8_t* data = buffers_[i]->at(0);
-      copies.emplace_back(data, data + BytesOf(tensors_[i].meta));
-      views.push_back(View(tensors_[i].meta, copies.back().data()));
+      before.emplace_back(data, data + BytesOf(tensors_[i].meta));
     }
-    reference_.op->Execute(views, executor);
     Run(0, executor);
-    Verdict all;
+    if (tamper_) tamper_(views_[0]);
+    std::vector<CheckedTensor> tensors;
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!tensors_[i].written) continue;
-      const DType dtype = tensors_[i].meta.dtype;
-      // Codes may be the next ones.
-      const double relative = dtype == DType::kF8E4M3
-                                  ? 0.125
-                                  : 4 * RelativeRoundoff(dtype) +
-                                        static_cast<double>(hidden_) * 0x1p-24;
-      const double absolute = dtype == DType::kI8       ? 1.0
-                              : dtype == DType::kF8E4M3 ? 0x1p-9
-                                                        : 4 * relative;
-      WithType(dtype, [&](auto type) {
-        using T = decltype(type);
-        const T* got = buffers_[i]->at<T>(0);
-        const T* want = reinterpret_cast<const T*>(copies[i].data());
-        const auto count =
-            BytesOf(tensors_[i].meta) / static_cast<int64_t>(sizeof(T));
-        for (int64_t j = 0; j < count; ++j) {
-          const double w = ToDouble(want[j]);
-          all.Add(j, ToDouble(got[j]), w, relative * std::abs(w) + absolute);
-        }
-      });
+      tensors.push_back({tensors_[i].meta.dtype, tensors_[i].meta.extents,
+                         before[i].data(), buffers_[i]->at(0)});
     }
-    return all.Result(name_);
+    return CheckRegistered(name_, rows_, tensors, executor);
   }
 
  private:
@@ -279,13 +267,23 @@ class Registered final : public Op {
   int64_t rows_ = 0;
   int64_t hidden_ = 0;
   DType dtype_ = DType::kF32;
-  MadeOp fast_, reference_;
+  MadeOp fast_;
+  Tamper tamper_;
   std::vector<Tensor> tensors_;
   std::vector<std::unique_ptr<SetBuffer>> buffers_;
   std::vector<std::vector<AnyTensorView>> views_;  // of each set
 };
 
+absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+  return Registered::Create(args, nullptr);
+}
+
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<Op>> MakeRegisteredForTest(const Args& args,
+                                                          Tamper tamper) {
+  return Registered::Create(args, std::move(tamper));
+}
 
 std::vector<OpEntry> RegisteredOps() {
   struct Named {
@@ -325,7 +323,7 @@ std::vector<OpEntry> RegisteredOps() {
                      "f32, bf16 or f16"},
                     {"rows", "4096", "tokens"},
                     {"hidden", "4096", "elements of a row"}},
-                   &Registered::Create});
+                   &Create});
   }
   return ops;
 }

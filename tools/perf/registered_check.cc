@@ -1,0 +1,393 @@
+#include "tools/perf/registered_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "testing/reference_convert.h"
+#include "testing/reference_fp8_quantize.h"
+#include "testing/reference_int8_quantize.h"
+#include "testing/reference_logits.h"
+#include "testing/reference_norm.h"
+#include "testing/reference_rope.h"
+#include "tools/perf/op_util.h"
+
+namespace quern {
+namespace {
+
+using Doubles = std::vector<double>;
+
+constexpr double kUnit = 0x1p-24;  // of f32, relative
+constexpr ReferenceRopeStyle kStyle = ReferenceRopeStyle::kNeox;
+constexpr double kBase = 10000.0;
+
+// Half a unit in the last place of x; half a step of integers.
+double Half(DType dtype, double x) {
+  return WithType(dtype, [x](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_integral_v<T>) {
+      return 0.5;
+    } else {
+      return RoundingBound<T>(x);
+    }
+  });
+}
+
+// One row of a call, and the verdict on it.
+class RowCheck {
+ public:
+  RowCheck(absl::Span<const CheckedTensor> tensors, int64_t row,
+           Verdict& verdict)
+      : tensors_(tensors), row_(row), verdict_(verdict) {}
+
+  int64_t row() const { return row_; }
+  DType dtype(size_t tensor) const { return tensors_[tensor].dtype; }
+  // Elements of a row.
+  int64_t Width(size_t tensor) const {
+    int64_t width = 1;
+    const std::vector<int64_t>& extents = tensors_[tensor].extents;
+    for (size_t d = 1; d < extents.size(); ++d) width *= extents[d];
+    return width;
+  }
+
+  Doubles Before(size_t tensor) const { return Before(tensor, row_); }
+  Doubles Before(size_t tensor, int64_t row) const {
+    const int64_t width = Width(tensor);
+    return Read(tensor, tensors_[tensor].before, row * width, width);
+  }
+  // All of a vector, which has no rows.
+  Doubles Vector(size_t tensor) const {
+    return Read(tensor, tensors_[tensor].before, 0,
+                tensors_[tensor].extents[0]);
+  }
+  int64_t Integer(size_t tensor, int64_t at) const {
+    return static_cast<const int32_t*>(tensors_[tensor].before)[at];
+  }
+  Doubles After(size_t tensor) const {
+    const int64_t width = Width(tensor);
+    return Read(tensor, tensors_[tensor].after, row_ * width, width);
+  }
+
+  // error(i) bounds the error of element i before it was rounded to its dtype.
+  template <typename Error>
+  void Expect(size_t tensor, const Doubles& want, const Error& error) {
+    Judge(tensor, want, [&](size_t i) {
+      const double e = error(i);
+      return e + Half(dtype(tensor), std::abs(want[i]) + e);
+    });
+  }
+  void ExpectRelative(size_t tensor, const Doubles& want, double units) {
+    Expect(tensor, want,
+           [&](size_t i) { return std::abs(want[i]) * units * kUnit; });
+  }
+  void ExpectEqual(size_t tensor, const Doubles& want) {
+    Judge(tensor, want, [](size_t) { return 0.0; });
+  }
+
+ private:
+  Doubles Read(size_t tensor, const void* data, int64_t from,
+               int64_t count) const {
+    return WithType(dtype(tensor), [&](auto type) {
+      const auto* elements = static_cast<const decltype(type)*>(data) + from;
+      Doubles doubles;
+      for (int64_t i = 0; i < count; ++i) {
+        doubles.push_back(ToDouble(elements[i]));
+      }
+      return doubles;
+    });
+  }
+  template <typename Bound>
+  void Judge(size_t tensor, const Doubles& want, const Bound& bound) {
+    const Doubles got = After(tensor);
+    const auto first = row_ * static_cast<int64_t>(got.size());
+    // A reference of another length is wrong in its first element.
+    const bool fits = want.size() == got.size();
+    for (size_t i = 0; i < got.size(); ++i) {
+      verdict_.Add(first + static_cast<int64_t>(i), got[i],
+                   fits ? want[i] : std::nan(""), fits ? bound(i) : 0.0);
+    }
+  }
+
+  absl::Span<const CheckedTensor> tensors_;
+  int64_t row_;
+  Verdict& verdict_;
+};
+
+// ops/norm/rms_norm: a sum of squares in four vectors of at least four lanes,
+// with tails and total, whose error the root halves; then mean, eps, root,
+// reciprocal and two products. A weight of 1 + w has one rounding more.
+double NormUnits(int64_t hidden) {
+  return (static_cast<double>(hidden) / 16 + 12) / 2 + 6;
+}
+// ops/norm/rms_norm_gated: at most 64 additions in a lane of a block of 256,
+// its total, and one a block; the gate's 10 units and its product, twice in the
+// sum of squares and once in the result.
+double GatedNormUnits(int64_t hidden) {
+  return (64 + 4 + 1 + static_cast<double>(hidden) / 256 + 2 * 11) / 2 + 11 + 6;
+}
+
+constexpr double kEps = static_cast<double>(1e-6f);
+
+// To the bit: the sum of two numbers of a dtype, rounded to it once.
+Doubles RoundedSum(DType dtype, Doubles x, const Doubles& y) {
+  WithType(dtype, [&](auto type) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = ToDouble(FromDouble<decltype(type)>(x[i] + y[i]));
+    }
+  });
+  return x;
+}
+
+Doubles NormedRow(const Doubles& h, const Doubles& weight) {
+  return ReferenceRmsNorm(1, static_cast<int64_t>(h.size()), h, weight, kEps);
+}
+
+// x, residual, weight; the first two in place.
+void FusedAddRmsNorm(RowCheck& c) {
+  const Doubles h = RoundedSum(c.dtype(1), c.Before(0), c.Before(1));
+  c.ExpectEqual(1, h);
+  c.ExpectRelative(0, NormedRow(h, c.Vector(2)), NormUnits(c.Width(0)));
+}
+
+// x, weight, out.
+void GemmaRmsNorm(RowCheck& c) {
+  Doubles weight = c.Vector(1);
+  for (double& w : weight) w += 1.0;
+  c.ExpectRelative(2, NormedRow(c.Before(0), weight),
+                   NormUnits(c.Width(0)) + 1);
+}
+
+// x, gate, weight, out.
+template <bool kMixer2>
+void GatedRmsNorm(RowCheck& c) {
+  const double eps = kMixer2 ? kEps : static_cast<double>(1e-5f);
+  c.ExpectRelative(3,
+                   ReferenceGatedRmsNorm(1, c.Width(0), c.Before(0),
+                                         c.Before(1), c.Vector(2), eps),
+                   GatedNormUnits(c.Width(0)));
+}
+
+// q of y, which has an error of `units`, by a scale that is exact: the
+// reciprocal and the product are rounded.
+void ExpectFp8(RowCheck& c, size_t q, const Doubles& y, double scale,
+               double units) {
+  Doubles want;
+  for (const double v : y) want.push_back(ReferenceFp8Value(v, scale));
+  c.ExpectRelative(q, want, units + 2);
+}
+
+// q and its scale: first that the scale is the row's, then q by the very scale
+// that was written, as its reader will.
+void ExpectDynamicFp8(RowCheck& c, size_t q, const Doubles& y, double units) {
+  const size_t scales = q + 1;
+  c.ExpectRelative(scales, {ReferenceFp8Scale(y)}, units);
+  ExpectFp8(c, q, y, c.After(scales)[0], units);
+}
+
+// x, [residual in place,] weight, q, [scales].
+template <bool kAdd, bool kStatic>
+void RmsNormQuant(RowCheck& c) {
+  constexpr size_t kWeight = kAdd ? 2 : 1, kQ = kWeight + 1;
+  Doubles h = c.Before(0);
+  if (kAdd) {
+    h = RoundedSum(c.dtype(1), h, c.Before(1));
+    c.ExpectEqual(1, h);
+  }
+  const Doubles y = NormedRow(h, c.Vector(kWeight));
+  const double units = NormUnits(c.Width(0));
+  if (kStatic) {
+    const auto scale = static_cast<float>(kRegisteredScale);
+    ExpectFp8(c, kQ, y, static_cast<double>(scale), units);
+  } else {
+    ExpectDynamicFp8(c, kQ, y, units);
+  }
+}
+
+// x, q, scales.
+void QuantFp8(RowCheck& c) { ExpectDynamicFp8(c, 1, c.Before(0), 0); }
+
+// x, scale[1, 1], q.
+void StaticQuantFp8(RowCheck& c) {
+  ExpectFp8(c, 2, c.Before(0), c.Before(1, 0)[0], 0);
+}
+
+// x, q, scales. The product with the reciprocal is not rounded before q is.
+void QuantInt8(RowCheck& c) {
+  Doubles x = c.Before(0);
+  c.ExpectRelative(2, {ReferenceInt8Symmetric(x).scale}, 0);
+  const double scale = c.After(2)[0];
+  for (double& v : x) v /= scale;
+  c.ExpectRelative(1, x, 1);
+}
+
+// Of element i of heads x that were turned by cosines and sines of at most
+// `most`: these were rounded, as are a product and the sum. With (a, b) the
+// pair, that is less than 4 units of (|a| + |b|) * most.
+double TurnedError(const Doubles& x, size_t i, double most) {
+  constexpr size_t kDim = kRegisteredHeadDim;
+  const size_t other = i % kDim < kDim / 2 ? i + kDim / 2 : i - kDim / 2;
+  return 4 * kUnit * (std::abs(x[i]) + std::abs(x[other])) * most;
+}
+
+// Heads of x -> out, turned by cosine(pair) and sine(pair).
+template <typename Cosine, typename Sine>
+void ExpectTurned(RowCheck& c, const Doubles& x, size_t out,
+                  const Cosine& cosine, const Sine& sine, double most = 1.0) {
+  constexpr int64_t kDim = kRegisteredHeadDim;
+  const int64_t heads = static_cast<int64_t>(x.size()) / kDim;
+  const Doubles want = ReferenceTurned(
+      x, 1, heads, kDim, kDim, kStyle,
+      [&](int64_t, int64_t i) { return cosine(i); },
+      [&](int64_t, int64_t i) { return sine(i); });
+  c.Expect(out, want, [&](size_t i) { return TurnedError(x, i, most); });
+}
+
+// By the angle of position(pair).
+template <typename Position>
+void ExpectAtPosition(RowCheck& c, const Doubles& x, size_t out,
+                      const Position& position) {
+  const auto angle = [&](int64_t i) {
+    return ReferenceRopeAngle(position(i), i, kRegisteredHeadDim, kBase);
+  };
+  ExpectTurned(
+      c, x, out, [&](int64_t i) { return std::cos(angle(i)); },
+      [&](int64_t i) { return std::sin(angle(i)); });
+}
+
+// positions, query, key; the last two in place.
+void RotaryEmbedding(RowCheck& c) {
+  for (const size_t x : {size_t{1}, size_t{2}}) {
+    ExpectAtPosition(c, c.Before(x), x,
+                     [&](int64_t) { return c.Integer(0, c.row()); });
+  }
+}
+
+// positions[3, tokens], query, key; the last two in place.
+void Mrope(RowCheck& c) {
+  const int64_t tokens = c.Width(0);
+  const auto stream = [](int64_t i) {
+    const auto& s = kRegisteredSections;
+    return i < s[0] ? 0 : i < s[0] + s[1] ? 1 : 2;
+  };
+  for (const size_t x : {size_t{1}, size_t{2}}) {
+    ExpectAtPosition(c, c.Before(x), x, [&](int64_t i) {
+      return c.Integer(0, stream(i) * tokens + c.row());
+    });
+  }
+}
+
+// positions, query, key, query_out, key_out. Copy by copy, because each has a
+// position of its own.
+void DualChunkRotaryEmbedding(RowCheck& c) {
+  constexpr int64_t kLength = kRegisteredChunk - kRegisteredLocal;
+  const int64_t m = c.Integer(0, c.row()) % kLength;
+  ExpectAtPosition(c, c.Before(2), 4, [&](int64_t) { return m; });
+  const int64_t positions[] = {m, std::min(m + kLength, kRegisteredChunk),
+                               std::min(2 * kLength - 1, kRegisteredChunk),
+                               m + kLength, m + kRegisteredChunk};
+  const Doubles query = c.Before(1);
+  Doubles copies;
+  for (size_t copy = 0; copy < std::size(positions); ++copy) {
+    copies.insert(copies.end(), query.begin(), query.end());
+  }
+  Doubles want;
+  for (const int64_t position : positions) {
+    const Doubles turned =
+        ReferenceRope(query, {position}, c.Width(1) / kRegisteredHeadDim,
+                      kRegisteredHeadDim, kRegisteredHeadDim, kBase, kStyle);
+    want.insert(want.end(), turned.begin(), turned.end());
+  }
+  c.Expect(3, want, [&](size_t i) { return TurnedError(copies, i, 1.0); });
+}
+
+// x, cos, sin, out.
+void ApplyRotaryEmb(RowCheck& c) {
+  const Doubles cosines = c.Before(1), sines = c.Before(2);
+  double most = 0;
+  for (const double v : cosines) most = std::max(most, std::abs(v));
+  for (const double v : sines) most = std::max(most, std::abs(v));
+  ExpectTurned(
+      c, c.Before(0), 3,
+      [&](int64_t i) { return cosines[static_cast<size_t>(i)]; },
+      [&](int64_t i) { return sines[static_cast<size_t>(i)]; }, most);
+}
+
+// table and indices by their places; the last tensor is what they give.
+template <size_t kTable, size_t kIndices>
+void CopiedRows(RowCheck& c) {
+  c.ExpectEqual(2, c.Before(kTable, c.Integer(kIndices, c.row())));
+}
+
+// logits, in place. 16-bit results are promised to the bit; f32's tanh is
+// within 12 units, a quotient and two products are rounded.
+void LogitsProcessor(RowCheck& c) {
+  const DType dtype = c.dtype(0);
+  Doubles logits = c.Before(0);
+  WithType(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (double& l : logits) {
+      l = std::is_same_v<T, float>
+              ? ReferenceSoftCap(l, kRegisteredSoftCap)
+              : ReferenceSteppedSoftCap<T>(l, kRegisteredSoftCap);
+    }
+  });
+  if (dtype == DType::kF32) {
+    c.ExpectRelative(0, logits, 15);
+  } else {
+    c.ExpectEqual(0, logits);
+  }
+}
+
+struct Reference {
+  absl::string_view op;
+  void (*check)(RowCheck& row);
+};
+
+constexpr Reference kReferences[] = {
+    {"fused_add_rms_norm", &FusedAddRmsNorm},
+    {"gemma_rms_norm", &GemmaRmsNorm},
+    {"rms_norm_gated", &GatedRmsNorm<false>},
+    {"mixer2_gated_rms_norm", &GatedRmsNorm<true>},
+    {"rms_norm_quant", &RmsNormQuant<false, false>},
+    {"fused_add_rms_norm_quant", &RmsNormQuant<true, false>},
+    {"rms_norm_static_quant", &RmsNormQuant<false, true>},
+    {"fused_add_rms_norm_static_quant", &RmsNormQuant<true, true>},
+    {"quant_fp8", &QuantFp8},
+    {"static_quant_fp8", &StaticQuantFp8},
+    {"quant_int8", &QuantInt8},
+    {"rotary_embedding", &RotaryEmbedding},
+    {"mrope", &Mrope},
+    {"dual_chunk_rotary_embedding", &DualChunkRotaryEmbedding},
+    {"apply_rotary_emb", &ApplyRotaryEmb},
+    {"vocab_parallel_embedding", &CopiedRows<1, 0>},
+    {"gather_rows", &CopiedRows<0, 1>},
+    {"logits_processor", &LogitsProcessor},
+};
+
+}  // namespace
+
+absl::StatusOr<double> CheckRegistered(absl::string_view op, int64_t rows,
+                                       absl::Span<const CheckedTensor> tensors,
+                                       Executor& executor) {
+  const auto* reference =
+      std::find_if(std::begin(kReferences), std::end(kReferences),
+                   [op](const Reference& r) { return r.op == op; });
+  if (reference == std::end(kReferences)) {
+    return absl::InternalError(
+        absl::StrCat(op, ": registered_check.cc has no reference for it"));
+  }
+  Verdict all;
+  executor.ParallelFor(rows, [&](int64_t row, int) {
+    Verdict mine;
+    RowCheck check(tensors, row, mine);
+    reference->check(check);
+    all.Merge(mine);
+  });
+  return all.Result(op);
+}
+
+}  // namespace quern
