@@ -81,6 +81,10 @@ absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
 absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want) {
+  if (view.rank() < 0 || view.rank() > AnyTensorView::kMaxRank) {
+    return InvalidArgument(op, field, " has rank ", view.rank(),
+                           "; need 1 <= rank <= ", AnyTensorView::kMaxRank);
+  }
   QUERN_RETURN_IF_ERROR(CheckDType(op, field, view.dtype(), dtype));
   bool fits = view.rank() == static_cast<int>(want.size());
   for (int d = 0; fits && d < view.rank(); ++d) {

@@ -151,6 +151,33 @@ TEST(CheckInputTest, RefusesMemoryThatIsNotAlignedToItsElements) {
   }
 }
 
+TEST(CheckInputTest, RefusesARankThatNoViewHas) {
+  float data[4] = {};
+  const struct {
+    int rank;
+    const char* refusal;
+  } kCases[] = {
+      {6, "op: x has rank 6; need 1 <= rank <= 5"},
+      {std::numeric_limits<int>::max(),
+       "op: x has rank 2147483647; need 1 <= rank <= 5"},
+      {-1, "op: x has rank -1; need 1 <= rank <= 5"},
+  };
+  for (const auto& c : kCases) {
+    // The stride behind the extents is 4, which a sixth dimension may have.
+    const AnyTensorView view(DType::kF32, static_cast<void*>(data), c.rank,
+                             {1, 1, 1, 1, 4}, {4, 4, 4, 4, 1});
+    for (const std::vector<int64_t>& want :
+         {std::vector<int64_t>{4}, {1, 1, 1, 1, 4}, {1, 1, 1, 1, 4, 4}}) {
+      for (const absl::Status& status :
+           {CheckInput("op", "x", view, DType::kF32, want),
+            CheckOutput("op", "x", view, DType::kF32, want)}) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_EQ(status.message(), c.refusal);
+      }
+    }
+  }
+}
+
 TEST(IsEmptyTest, IsWithoutElements) {
   float x[6] = {};
   EXPECT_TRUE(IsEmpty(AnyTensorView()));

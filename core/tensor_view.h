@@ -139,16 +139,16 @@ class AnyTensorView {
     }
   }
 
-  // A view of bytes that were described at run time. Read-only.
+  // A read-only view of bytes that were described at run time. Rank 0 is no
+  // view. The constructor takes any other rank as well, because it has no
+  // Status to refuse one with: CheckInput and CheckOutput do.
   AnyTensorView(DType dtype, const void* data, int rank, const Dims& extents,
                 const Dims& strides)
       : data_(data),
         dtype_(dtype),
         rank_(rank),
         extents_(extents),
-        strides_(strides) {
-    QUERN_DCHECK(1 <= rank && rank <= kMaxRank);
-  }
+        strides_(strides) {}
   // The same, writable.
   AnyTensorView(DType dtype, void* data, int rank, const Dims& extents,
                 const Dims& strides)
@@ -159,12 +159,10 @@ class AnyTensorView {
 
   constexpr DType dtype() const { return dtype_; }
   constexpr int rank() const { return rank_; }
-  constexpr int64_t extent(int d) const {
-    return extents_[static_cast<size_t>(d)];
-  }
-  constexpr int64_t stride(int d) const {
-    return strides_[static_cast<size_t>(d)];
-  }
+  // A dimension that no view has, because rank() is out of range, has extent
+  // and stride -1, which every operator refuses.
+  constexpr int64_t extent(int d) const { return At(extents_, d); }
+  constexpr int64_t stride(int d) const { return At(strides_, d); }
   constexpr const void* data() const { return data_; }
   constexpr void* mutable_data() const { return mutable_data_; }
   constexpr bool writable() const { return mutable_data_ != nullptr; }
@@ -191,6 +189,10 @@ class AnyTensorView {
   }
 
  private:
+  static constexpr int64_t At(const Dims& dims, int d) {
+    return 0 <= d && d < kMaxRank ? dims[static_cast<size_t>(d)] : -1;
+  }
+
   const void* data_ = nullptr;
   void* mutable_data_ = nullptr;
   DType dtype_ = DType::kF32;

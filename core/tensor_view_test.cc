@@ -113,6 +113,18 @@ TEST(AnyTensorViewTest, IsTypedWhereAStrideOrMemoryIsNotUsed) {
   EXPECT_TRUE((none.As<float, 2>().empty()));
 }
 
+// What lies behind the arrays of the view is not a dimension.
+TEST(AnyTensorViewTest, HasNoDimensionBeyondItsLargestRank) {
+  float data[4] = {};
+  const AnyTensorView view(DType::kF32, static_cast<const void*>(data), 6,
+                           {1, 1, 1, 1, 4}, {7, 7, 7, 7, 1});
+  EXPECT_EQ(view.rank(), 6);
+  for (const int d : {-1, 5, 6, 100}) {
+    EXPECT_EQ(view.extent(d), -1) << d;
+    EXPECT_EQ(view.stride(d), -1) << d;
+  }
+}
+
 TEST(TensorViewDeathTest, ChecksWhatCreateProvedInDebugBuilds) {
   float data[6] = {};
   const auto m = DenseMatrix(data, 2, 3);
