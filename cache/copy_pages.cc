@@ -1,18 +1,16 @@
 #include "cache/copy_pages.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "cache/distinct.h"
 #include "cache/head_rows.h"
 #include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
 #include "cache/page_allocator.h"
-#include "core/check.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -45,7 +43,6 @@ absl::Status CheckPageCopies(const KvCacheView& from, const KvCacheView& to,
   }
   QUERN_RETURN_IF_ERROR(CheckCache(kOp, from));
   QUERN_RETURN_IF_ERROR(CheckCacheOut(kOp, to));
-  std::vector<int32_t> read, written;
   for (size_t i = 0; i < copies.size(); ++i) {
     if (copies[i].from < 0 || copies[i].from >= from.num_pages() ||
         copies[i].to < 0 || copies[i].to >= to.num_pages()) {
@@ -54,26 +51,31 @@ absl::Status CheckPageCopies(const KvCacheView& from, const KvCacheView& to,
                              "; need pages below ", from.num_pages(), " and ",
                              to.num_pages());
     }
-    read.push_back(copies[i].from);
-    written.push_back(copies[i].to);
   }
-  std::sort(written.begin(), written.end());
-  const auto twice = std::adjacent_find(written.begin(), written.end());
-  if (twice != written.end()) {
-    return InvalidArgument(kOp, "page ", *twice, " is written twice");
+  const bool within_one = from.k().data == to.k().data;
+  int64_t both = kNoNumber;
+  const int64_t twice = FindTwice(
+      copies.size(), [&](size_t i) { return int64_t{copies[i].to}; },
+      [&](const NumberWindow& written) {
+        if (!within_one) return;
+        for (const PageCopy& copy : copies) {
+          if (written.Covers(copy.from) && written.Contains(copy.from)) {
+            both = copy.from;
+          }
+        }
+      });
+  if (twice != kNoNumber) {
+    return InvalidArgument(kOp, "page ", twice, " is written twice");
   }
-  if (from.k().data != to.k().data) return absl::OkStatus();
-  for (const int32_t page : read) {
-    if (std::binary_search(written.begin(), written.end(), page)) {
-      return InvalidArgument(kOp, "page ", page, " is read and written");
-    }
+  if (both != kNoNumber) {
+    return InvalidArgument(kOp, "page ", both, " is read and written");
   }
   return absl::OkStatus();
 }
 
 void CopyPages(const KvCacheView& from, const KvCacheView& to,
                absl::Span<const PageCopy> copies, Executor& executor) noexcept {
-  QUERN_DCHECK(from.layout() == to.layout());
+  QUERN_DCHECK_OK(CheckPageCopies(from, to, copies));
   const int64_t heads = from.layout().kv_heads();
   executor.ParallelFor(static_cast<int64_t>(copies.size()) * heads,
                        [&](int64_t task, int /*worker*/) {

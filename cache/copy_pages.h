@@ -21,7 +21,8 @@ namespace quern {
 // For callers that cannot trust their arguments: InvalidArgument unless both
 // have the same layout and memory, pages of `to` do not overlap one another,
 // page ids are in range, no page is written twice, and, within one cache, none
-// is both read and written. Two caches are taken to be apart. Cost: sorts.
+// is both read and written. Two caches are taken to be apart. Allocates nothing
+// where it accepts. Cost: linear in the copies for every 2^17 pages of `to`.
 absl::Status CheckPageCopies(const KvCacheView& from, const KvCacheView& to,
                              absl::Span<const PageCopy> copies);
 

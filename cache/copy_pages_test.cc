@@ -52,7 +52,9 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   }
   const KvCacheView source(layout, 6, from.data());
   const KvCacheView target(layout, 4, to.data());
-  ASSERT_TRUE(CheckPageCopies(source, target, copies).ok());
+  absl::Status status;
+  EXPECT_NO_ALLOCATION(status = CheckPageCopies(source, target, copies));
+  ASSERT_TRUE(status.ok()) << status;
   InlineExecutor executor;
   EXPECT_NO_ALLOCATION(CopyPages(source, target, copies, executor));
   EXPECT_EQ(to.ToVector(), want);
@@ -105,6 +107,19 @@ TEST(CopyPagesTest, RefusesCopiesThatDependOnTheirOrder) {
               HasSubstr("the caches differ in layout"));
   EXPECT_THAT(refusal(cache, KvCacheView(layout, 4, nullptr), {}),
               HasSubstr("are null"));
+}
+
+TEST(CopyPagesDeathTest, ChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  const KvLayout layout = MakeLayout();
+  std::vector<uint8_t> memory(static_cast<size_t>(2 * layout.page_bytes()));
+  const KvCacheView cache(layout, 2, memory.data());
+  InlineExecutor executor;
+  EXPECT_DEATH(CopyPages(cache, cache, {{1, 2}}, executor),
+               "copy_pages: copies.0. is from page 1 to 2; need pages below 2");
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 }  // namespace

@@ -6,22 +6,21 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cache/distinct.h"
 #include "cache/head_rows.h"
 #include "cache/kv_cache_view.h"
 #include "cache/kv_layout.h"
 #include "cache/pack_kv_kernels.h"
+#include "cache/write_kv_division.h"
 #include "cache/write_kv_kernels.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/cpu_info.h"
 #include "core/dtype.h"
 #include "core/executor.h"
-#include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 
@@ -31,10 +30,6 @@ namespace {
 constexpr char kOp[] = "write_kv";
 
 constexpr int64_t kGroup = KvLayout::kGroupTokens;
-// Tokens of one task: enough for the prefetch of the next group to hit the same
-// worker, few enough for all workers to have some.
-constexpr int64_t kMinTaskTokens = 2 * kGroup;
-constexpr int64_t kMaxTaskTokens = 16 * kGroup;
 // Elements of a row that are encoded at once; even. Scratch of a group stays in
 // the L1 cache.
 constexpr int64_t kChunk = 256;
@@ -149,8 +144,8 @@ class Writer {
         stream_(stream),
         element_(static_cast<int64_t>(SizeOf(spec.kv.dtype()))) {}
 
-  void Write(const Run& run) const {
-    for (int64_t head = 0; head < layout_.kv_heads(); ++head) {
+  void Write(const Run& run, int64_t head_begin, int64_t head_end) const {
+    for (int64_t head = head_begin; head < head_end; ++head) {
       WriteSide(run, head, /*value=*/false);
       WriteSide(run, head, /*value=*/true);
     }
@@ -357,12 +352,11 @@ absl::Status CheckSlots(absl::Span<const int64_t> slots, int64_t end) {
                              "; need slot < ", end, ", or negative to skip");
     }
   }
-  std::vector<int64_t> sorted(slots.begin(), slots.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto first = std::lower_bound(sorted.begin(), sorted.end(), 0);
-  const auto twice = std::adjacent_find(first, sorted.end());
-  if (twice != sorted.end()) {
-    return InvalidArgument(kOp, "slot ", *twice,
+  const int64_t twice = FindTwice(
+      slots.size(), [&](size_t token) { return slots[token]; },
+      [](const NumberWindow&) {});
+  if (twice != kNoNumber) {
+    return InvalidArgument(kOp, "slot ", twice,
                            " is given twice; need distinct slots");
   }
   return absl::OkStatus();
@@ -436,30 +430,29 @@ absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
 
 void WriteKvPlan::Execute(const WriteKvArgs& args,
                           Executor& executor) const noexcept {
-  QUERN_DCHECK(args.cache.layout() == spec_.kv);
-  QUERN_DCHECK(args.k.dtype() == spec_.input && args.v.dtype() == spec_.input);
-  const auto tokens = static_cast<int64_t>(args.slots.size());
+  QUERN_DCHECK_OK(CheckArgs(args));
   const bool paired = spec_.kv.in_groups();
   const int64_t unit = paired ? kGroup : spec_.kv.page_size();
-  const int64_t rows = tokens * spec_.kv.kv_heads();
+  const auto tokens = static_cast<int64_t>(args.slots.size());
+  const int64_t heads = spec_.kv.kv_heads();
+  const int64_t row_elements = spec_.kv.head_dim() + spec_.kv.v_head_dim();
   const int64_t moved =
-      rows * (spec_.kv.head_dim() + spec_.kv.v_head_dim()) *
+      tokens * heads * row_elements *
       static_cast<int64_t>(SizeOf(spec_.input) + SizeOf(spec_.kv.dtype()));
   const bool stream = moved > stream_above_bytes_;
   const Writer writer(spec_, kernels_, pack_, args, stream);
-  const int64_t share = tokens / (4 * int64_t{executor.num_workers()});
-  const int64_t task_tokens =
-      std::clamp(share / kGroup * kGroup, kMinTaskTokens, kMaxTaskTokens);
-  executor.ParallelFor(
-      DivCeil(tokens, task_tokens), [&](int64_t task, int /*worker*/) {
-        int64_t begin = task * task_tokens;
-        int64_t end = std::min(tokens, begin + task_tokens);
-        while (paired && begin < end && Continues(args.slots, begin)) ++begin;
-        while (paired && begin < end && Continues(args.slots, end)) ++end;
-        ForEachRun(args.slots, begin, end, unit,
-                   [&](const Run& run) { writer.Write(run); });
-        if (stream) pack_.flush();
-      });
+  const WriteKvDivision division(tokens, heads, row_elements,
+                                 executor.num_workers());
+  executor.ParallelFor(division.tasks(), [&](int64_t task, int /*worker*/) {
+    int64_t begin = division.TokenBegin(task);
+    int64_t end = division.TokenEnd(task);
+    while (paired && begin < end && Continues(args.slots, begin)) ++begin;
+    while (paired && begin < end && Continues(args.slots, end)) ++end;
+    ForEachRun(args.slots, begin, end, unit, [&](const Run& run) {
+      writer.Write(run, division.HeadBegin(task), division.HeadEnd(task));
+    });
+    if (stream) pack_.flush();
+  });
 }
 
 }  // namespace quern

@@ -112,7 +112,9 @@ class WriteKvPlan {
   // whose blocks overlap, of keys or values or both, or that k or v overlaps,
   // scales that are missing, not aligned, not finite, below 2^-125 or that
   // overlap where they are written, a slot at or beyond the end of the cache, a
-  // slot given twice, a position beyond the tables. Cost: sorts the slots.
+  // slot given twice, a position beyond the tables. Allocates nothing where it
+  // accepts. Cost: two passes over the slots where they lie within 2^17 of the
+  // smallest, one more for each further 2^17 slots that have any.
   absl::Status CheckArgs(const WriteKvArgs& args) const;
 
   // args as CheckArgs accepts them. Writes the slots named (the zero that
@@ -120,9 +122,10 @@ class WriteKvPlan {
   // else, not even the padding of a block. k and v may have any token and head
   // strides that are not negative, and must not overlap the cache. Allocates
   // nothing. Safe to call concurrently on distinct slots. The bits do not
-  // depend on the executor, nor on which tokens share a call. Cost: 16 tokens
-  // of consecutive slots from a multiple of 16 on are transposed in registers;
-  // others are scattered, cell by cell.
+  // depend on the executor, nor on which tokens share a call. Workers divide
+  // the tokens and the heads, so that a decode step of few tokens has tasks for
+  // all. Cost: 16 tokens of consecutive slots from a multiple of 16 on are
+  // transposed in registers; others are scattered, cell by cell.
   void Execute(const WriteKvArgs& args, Executor& executor) const noexcept;
 
  private:

@@ -10,9 +10,11 @@
 #include "cache/kv_layout.h"
 #include "cache/write_kv.h"
 #include "core/dtype.h"
+#include "core/executor.h"
 #include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/no_alloc.h"
 
 namespace quern {
 namespace {
@@ -152,6 +154,54 @@ TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
   const std::vector<int64_t> skipped = {-1, -1, 5};
   args.slots = skipped;
   EXPECT_TRUE(plan.CheckArgs(args).ok());
+}
+
+// Layers of a decode step ask, in debug builds of Execute too.
+TEST(WriteKvPlanTest, ChecksWithoutAllocating) {
+  for (const KvScaling scaling :
+       {KvScaling::kNone, KvScaling::kPerHead, KvScaling::kPerTokenHead}) {
+    const DType dtype = scaling == KvScaling::kNone ? DType::kBF16 : DType::kI8;
+    const KvLayout layout = MakeLayout(dtype, 2, 4, 4, 16, scaling);
+    const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+    const std::vector<float> data(40 * 2 * 4);
+    std::vector<float> scales(2, 1.0f);
+    std::vector<uint8_t> cache(static_cast<size_t>(4 * layout.page_bytes()));
+    std::vector<int64_t> slots;
+    for (int64_t token = 0; token < 40; ++token) {
+      slots.push_back(token % 7 == 0 ? -1 : 63 - token);
+    }
+    WriteKvArgs args;
+    args.k = args.v =
+        TensorView<const float, 3>(data.data(), {40, 2, 4}, {8, 4, 1});
+    args.slots = slots;
+    args.cache = KvCacheView(layout, 4, cache.data());
+    if (scaling == KvScaling::kPerHead) {
+      args.cache.set_scales({scales.data(), 0, 1}, {scales.data(), 0, 1});
+    }
+    absl::Status status;
+    EXPECT_NO_ALLOCATION(status = plan.CheckArgs(args));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(WriteKvPlanDeathTest, ChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  const KvLayout layout = MakeLayout(DType::kF32, 1, 4, 4, 16);
+  const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+  const std::vector<float> data(8);
+  std::vector<uint8_t> cache(static_cast<size_t>(2 * layout.page_bytes()));
+  const std::vector<int64_t> twice = {5, 5};
+  WriteKvArgs args;
+  args.k = args.v =
+      TensorView<const float, 3>(data.data(), {2, 1, 4}, {4, 4, 1});
+  args.slots = twice;
+  args.cache = KvCacheView(layout, 2, cache.data());
+  InlineExecutor executor;
+  EXPECT_DEATH(plan.Execute(args, executor),
+               "write_kv: slot 5 is given twice; need distinct slots");
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 // The refusal of a plan with one token of 2 heads of 4 elements.

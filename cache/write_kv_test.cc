@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "cache/kv_layout.h"
 #include "cache/write_kv_testutil.h"
 #include "core/dtype.h"
@@ -14,6 +15,7 @@
 #include "testing/data.h"
 #include "testing/guard_buffer.h"
 #include "testing/isa_test.h"
+#include "testing/many_workers.h"
 #include "testing/workers.h"
 
 namespace quern {
@@ -246,6 +248,68 @@ TEST_P(WriteKvTest, DoesNotDependOnTheNumberOfWorkers) {
   }
   EXPECT_EQ(caches[0], caches[1]);
   EXPECT_EQ(caches[0], caches[2]);
+}
+
+// Decode: few tokens, each in a page of its own or next to another sequence's.
+TEST_P(WriteKvTest, DividesADecodeStepWithoutChangingIt) {
+  WriteKvCase c;
+  c.num_pages = 9;
+  c.heads = 8;
+  c.head_dim = c.v_head_dim = 65;
+  c.scaling = KvScaling::kPerTokenHead;
+  for (const int64_t slot : {40, 7, -1, 8, 33, 9, 256, 160, 161, 77, 128, 63}) {
+    c.slots.push_back(slot);
+  }
+  for (const KvForm form : {KvForm::kPaired, KvForm::kPlain}) {
+    c.form = form;
+    std::vector<uint8_t> alone;
+    for (const int workers : {1, 2, 3, 64}) {
+      ManyWorkers executor(workers);
+      Rng rng(1);
+      WriteKvRun<BFloat16, int8_t> run(c, Finite<BFloat16>(), rng);
+      EXPECT_TRUE(RanOn(run.Run(executor)));
+      if (workers == 1) alone = run.cache().ToVector();
+      EXPECT_EQ(run.cache().ToVector(), alone) << workers;
+    }
+  }
+}
+
+// An executor that counts the tasks of the last call.
+class TaskCounter final : public Executor {
+ public:
+  explicit TaskCounter(int workers) : workers_(workers) {}
+  int num_workers() const override { return workers_; }
+  void ParallelFor(int64_t num_tasks,
+                   absl::FunctionRef<void(int64_t, int)> fn) override {
+    tasks = num_tasks;
+    inline_.ParallelFor(num_tasks, fn);
+  }
+
+  int64_t tasks = 0;
+
+ private:
+  int workers_;
+  InlineExecutor inline_;
+};
+
+TEST_P(WriteKvTest, GivesAllWorkersAPartOfADecodeStep) {
+  WriteKvCase c;
+  c.num_pages = 16;
+  c.heads = 8;
+  c.head_dim = c.v_head_dim = 128;
+  for (int64_t s = 0; s < 16; ++s) c.slots.push_back(s * 32 + 5 * s % 32);
+  const auto tasks = [&](int workers) {
+    TaskCounter executor(workers);
+    Rng rng(1);
+    WriteKvRun<BFloat16, BFloat16> run(c, Finite<BFloat16>(), rng);
+    EXPECT_TRUE(RanOn(run.Run(executor)));
+    return executor.tasks;
+  };
+  EXPECT_EQ(tasks(1), 1);
+  EXPECT_GE(tasks(2), 2);
+  EXPECT_GE(tasks(8), 8);
+  c.slots = {5};
+  EXPECT_EQ(tasks(8), 1) << "2048 elements are not worth a fork";
 }
 
 }  // namespace
