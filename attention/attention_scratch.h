@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/paged_attention_kernels.h"
 #include "attention/schedule.h"
@@ -47,26 +48,46 @@ struct AttentionStrides {
   }
 };
 
+// A part for each worker. Parts are multiples of a cache line apart, so that no
+// two workers write to one.
+template <typename T>
+struct PerWorker {
+  T* data = nullptr;
+  int64_t stride = 0;  // elements from part to part
+
+  T* Of(int worker) const { return data + worker * stride; }
+};
+
+// Rows of results for each worker.
+struct WorkerRows {
+  PerWorker<SoftmaxState> state;
+  PerWorker<float> out;
+
+  PartialRows Of(int worker) const {
+    return {state.Of(worker), out.Of(worker)};
+  }
+};
+
 struct AttentionScratch {
-  // Of `max_block_rows` rows for each worker.
-  uint32_t* q;
-  const uint8_t** next_q;  // where the next block's queries lie
-  float* logits;
-  float* weights;
-  TokenRange* seen;
-  float* slopes;
-  float* ahead;
-  PartialRows piece;  // of chunks that are merged first
-  PartialRows total;  // of all chunks so far
-  // Of a chunk for each worker: groups that are not read where they are.
-  uint8_t* k;
-  uint8_t* v;
-  uint8_t* masked_v;
-  float* k_scales;  // of the tokens of a chunk
-  float* v_scales;
+  // The rows of a block, which is `max_block_rows` at most.
+  PerWorker<uint32_t> q;
+  PerWorker<const uint8_t*> next_q;  // where the next block's queries lie
+  PerWorker<float> logits;
+  PerWorker<float> weights;
+  PerWorker<TokenRange> seen;
+  PerWorker<float> slopes;
+  PerWorker<float> ahead;
+  WorkerRows piece;  // of chunks that are merged first
+  WorkerRows total;  // of all chunks so far
+  // The groups of a chunk that are not read where they are.
+  PerWorker<uint8_t> k;
+  PerWorker<uint8_t> v;
+  PerWorker<uint8_t> masked_v;
+  PerWorker<float> k_scales;  // of the tokens of a chunk
+  PerWorker<float> v_scales;
   // Of the plain form: where the rows of two chunks lie, keys before values.
-  const uint8_t** rows;
-  // Of the work items that leave a partial result.
+  PerWorker<const uint8_t*> rows;
+  // Results of the work items that leave a partial one.
   PartialRows partials;
 };
 
@@ -81,34 +102,39 @@ AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
     return CheckedMul(x, y, &result) ? result : -1;
   };
   constexpr auto kChunk = AttentionSchedule::kChunkTokens;
+  constexpr auto kGroups = static_cast<int64_t>(kChunkGroups);
   const AttentionStrides strides(kv);
-  const int64_t rows = product(schedule.max_block_rows(), num_workers);
-  const int64_t partials = schedule.partial_rows();
+  const int64_t rows = schedule.max_block_rows();
   const int64_t workers = rows == 0 ? 0 : num_workers;
-  const int64_t groups = product(workers, static_cast<int64_t>(kChunkGroups));
-  const int64_t tokens = product(workers, kChunk);
+  // `count` elements for each worker.
+  const auto divide = [&](auto* part, const char* name, int64_t count) {
+    using T = std::remove_pointer_t<decltype(part->data)>;
+    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+    static_assert(64 % sizeof(T) == 0, "elements do not straddle lines");
+    part->stride = count < 0 || !CheckedAdd(count, kLine - 1, &part->stride)
+                       ? -1
+                       : part->stride / kLine * kLine;
+    part->data = a.template Allocate<T>(name, product(part->stride, workers));
+  };
   AttentionScratch s;
-  s.q = a.template Allocate<uint32_t>("q", product(rows, strides.q));
-  s.next_q = a.template Allocate<const uint8_t*>("next queries", rows);
-  s.logits = a.template Allocate<float>("logits", product(rows, kChunk));
-  s.weights = a.template Allocate<float>("weights", product(rows, 2));
-  s.seen = a.template Allocate<TokenRange>("seen", rows);
-  s.slopes = a.template Allocate<float>("slopes", rows);
-  s.ahead = a.template Allocate<float>("ahead", rows);
-  s.piece.state = a.template Allocate<SoftmaxState>("piece state", rows);
-  s.piece.out =
-      a.template Allocate<float>("piece out", product(rows, strides.out));
-  s.total.state = a.template Allocate<SoftmaxState>("state", rows);
-  s.total.out = a.template Allocate<float>("out", product(rows, strides.out));
-  s.k = a.template Allocate<uint8_t>("keys", product(groups, strides.k_group));
-  s.v =
-      a.template Allocate<uint8_t>("values", product(groups, strides.v_group));
-  s.masked_v = a.template Allocate<uint8_t>("masked values",
-                                            product(groups, strides.v_group));
-  s.k_scales = a.template Allocate<float>("key scales", tokens);
-  s.v_scales = a.template Allocate<float>("value scales", tokens);
-  s.rows = a.template Allocate<const uint8_t*>(
-      "rows", kv.in_groups() ? 0 : product(tokens, 4));
+  divide(&s.q, "q", product(rows, strides.q));
+  divide(&s.next_q, "next queries", rows);
+  divide(&s.logits, "logits", product(rows, kChunk));
+  divide(&s.weights, "weights", product(rows, 2));
+  divide(&s.seen, "seen", rows);
+  divide(&s.slopes, "slopes", rows);
+  divide(&s.ahead, "ahead", rows);
+  divide(&s.piece.state, "piece state", rows);
+  divide(&s.piece.out, "piece out", product(rows, strides.out));
+  divide(&s.total.state, "state", rows);
+  divide(&s.total.out, "out", product(rows, strides.out));
+  divide(&s.k, "keys", product(kGroups, strides.k_group));
+  divide(&s.v, "values", product(kGroups, strides.v_group));
+  divide(&s.masked_v, "masked values", product(kGroups, strides.v_group));
+  divide(&s.k_scales, "key scales", kChunk);
+  divide(&s.v_scales, "value scales", kChunk);
+  divide(&s.rows, "rows", kv.in_groups() ? 0 : 4 * kChunk);
+  const int64_t partials = schedule.partial_rows();
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
   s.partials.out =
       a.template Allocate<float>("partial out", product(partials, strides.out));

@@ -63,7 +63,7 @@ void AttentionStep::Work(const AttentionWork& work,
   const AttentionBlock& block = work.block;
   LoadQueries(block, worker);
   const bool whole = work.partial == kNoPartial;
-  const PartialRows total = OfWorker(scratch_.total, worker);
+  const PartialRows total = scratch_.total.Of(worker);
   if (work.chunk_begin == work.chunk_end) Clear(Rows(block), total);
   KvChunk chunk = {};
   if (work.chunk_begin < work.chunk_end) {
@@ -78,7 +78,7 @@ void AttentionStep::Work(const AttentionWork& work,
     const PartialRows piece = !whole ? Partial(partial)
                               : c == work.chunk_begin
                                   ? total
-                                  : OfWorker(scratch_.piece, worker);
+                                  : scratch_.piece.Of(worker);
     for (; c < end; ++c) {
       KvChunk next = {};
       const AttentionBlock* next_block = nullptr;
@@ -107,7 +107,7 @@ void AttentionStep::Work(const AttentionWork& work,
 void AttentionStep::Merge(const AttentionMerge& merge, int worker) const {
   const AttentionBlock& block = merge.block;
   const int64_t rows = int64_t{merge.row_end} - merge.row_begin;
-  const PartialRows total = OfWorker(scratch_.total, worker);
+  const PartialRows total = scratch_.total.Of(worker);
   Clear(rows, total);
   const absl::Span<const AttentionRun> runs = args_.schedule.Runs(merge);
   const int32_t first = runs.front().chunk_begin;
@@ -135,7 +135,7 @@ void AttentionStep::Merge(const AttentionMerge& merge, int worker) const {
 
 void AttentionStep::LoadQueries(const AttentionBlock& block, int worker) const {
   const auto* q = static_cast<const uint8_t*>(args_.q.data());
-  uint32_t* rows = scratch_.q + FirstRow(worker) * strides_.q;
+  uint32_t* rows = scratch_.q.Of(worker);
   ForEachRow(block, [&](int64_t row, int64_t token, int64_t head,
                         const AttentionSequence& /*sequence*/) {
     kernels_.load_query(q + HeadRowOffsetBytes(args_.q, token, head),
@@ -149,7 +149,7 @@ void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
   c->next[2] = {nullptr, 0, 0};
   if (block == nullptr) return;
   const auto* q = static_cast<const uint8_t*>(args_.q.data());
-  const uint8_t** rows = scratch_.next_q + FirstRow(worker);
+  const uint8_t** rows = scratch_.next_q.Of(worker);
   ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head,
                          const AttentionSequence& /*sequence*/) {
     rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
@@ -167,13 +167,13 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   const int64_t tokens = chunks_.Tokens(block, chunk);
   ChunkArgs c;
   c.rows = static_cast<size_t>(Rows(block));
-  c.q = scratch_.q + FirstRow(worker) * strides_.q;
+  c.q = scratch_.q.Of(worker);
   c.q_stride = static_cast<size_t>(strides_.q);
   c.head_dim = static_cast<size_t>(layout_.head_dim());
   c.v_head_dim = static_cast<size_t>(layout_.v_head_dim());
   c.scale_log2e = scale_log2e_;
-  c.logits = scratch_.logits + FirstRow(worker) * kChunkTokens;
-  c.weights = scratch_.weights + FirstRow(worker) * 2;
+  c.logits = scratch_.logits.Of(worker);
+  c.weights = scratch_.weights.Of(worker);
   c.soft_cap_log2e = soft_cap_log2e_;
   c.slopes = nullptr;
   c.ahead = nullptr;
@@ -187,7 +187,7 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   c.out_stride = static_cast<size_t>(strides_.out);
 
   // What each row sees, any, and all of them.
-  TokenRange* seen = scratch_.seen + FirstRow(worker);
+  TokenRange* seen = scratch_.seen.Of(worker);
   TokenRange any = {static_cast<uint32_t>(tokens), 0};
   TokenRange all = {0, static_cast<uint32_t>(tokens)};
   c.seen = seen;
@@ -223,10 +223,7 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   const bool tiled = chunks_.latent() && whole;
   const bool bytes = chunks_.narrow() && chunks_.paired() && whole &&
                      c.rows <= kByteRows && kernels_.attend_bytes != nullptr;
-  c.latent_tile = tiled ? scratch_.v + worker *
-                                           static_cast<int64_t>(kChunkGroups) *
-                                           strides_.v_group
-                        : nullptr;
+  c.latent_tile = tiled ? scratch_.v.Of(worker) : nullptr;
   for (int64_t group = begin; group < end && !tiled && !bytes; ++group) {
     chunks_.Stage(block, chunk, group, worker, next, &groups);
     if (is_mixed(group)) {
@@ -246,8 +243,7 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   }
   // A weight of 0 times NaN is not 0: each row by itself, with zeros for what
   // it does not see.
-  const int64_t slot = worker * static_cast<int64_t>(kChunkGroups);
-  uint8_t* masked = scratch_.masked_v + slot * strides_.v_group;
+  uint8_t* masked = scratch_.masked_v.Of(worker);
   const size_t rows = c.rows;
   // Where it lies in its page, it has no more than that.
   const int64_t v_bytes =
@@ -279,8 +275,8 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
 
 void AttentionStep::SetSlopes(const AttentionBlock& block, int64_t chunk,
                               int worker, ChunkArgs* c) const {
-  float* slopes = scratch_.slopes + FirstRow(worker);
-  float* ahead = scratch_.ahead + FirstRow(worker);
+  float* slopes = scratch_.slopes.Of(worker);
+  float* ahead = scratch_.ahead.Of(worker);
   c->slopes = slopes;
   c->ahead = ahead;
   ForEachRow(block, [&](int64_t row, int64_t token, int64_t head,

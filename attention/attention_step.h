@@ -38,17 +38,9 @@ class AttentionStep {
     return block.q_count() * spec_.group();
   }
 
-  PartialRows At(const PartialRows& rows, int64_t row) const {
-    return {rows.state + row, rows.out + row * strides_.out};
-  }
-
-  PartialRows Partial(int64_t row) const { return At(scratch_.partials, row); }
-  PartialRows OfWorker(const PartialRows& rows, int worker) const {
-    return At(rows, FirstRow(worker));
-  }
-
-  int64_t FirstRow(int worker) const {
-    return worker * args_.schedule.max_block_rows();
+  PartialRows Partial(int64_t row) const {
+    return {scratch_.partials.state + row,
+            scratch_.partials.out + row * strides_.out};
   }
 
   void Clear(int64_t rows, const PartialRows& of) const {

@@ -67,7 +67,7 @@ KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
     }
     return found;
   }
-  found.k_rows = scratch_.rows + worker * 4 * kChunkTokens;
+  found.k_rows = scratch_.rows.Of(worker);
   if (found.k_rows == current.k_rows) found.k_rows += 2 * kChunkTokens;
   found.v_rows = found.k_rows + kChunkTokens;
   found.tokens = static_cast<size_t>(tokens);
@@ -87,9 +87,8 @@ void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
                      int worker, const KvChunk& next, KvChunk* of) const {
   const int64_t tokens = Tokens(block, chunk) - group * kGroup;
   const auto i = static_cast<size_t>(group);
-  const int64_t slot = worker * static_cast<int64_t>(kChunkGroups) + group;
-  uint8_t* k = scratch_.k + slot * strides_.k_group;
-  uint8_t* v = scratch_.v + slot * strides_.v_group;
+  uint8_t* k = scratch_.k.Of(worker) + group * strides_.k_group;
+  uint8_t* v = scratch_.v.Of(worker) + group * strides_.v_group;
   const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
   const auto v_head_dim = static_cast<size_t>(layout_.v_head_dim());
   const int64_t k_count = kGroup * RoundUp(layout_.head_dim(), 2);
@@ -149,9 +148,8 @@ void KvChunks::SetScales(const AttentionBlock& block, int64_t chunk, int worker,
     c->scale_log2e *= *args_.kv.KScales(0, block.kv_head);
     return;
   }
-  const int64_t slot = worker * kChunkTokens;
-  float* k = scratch_.k_scales + slot;
-  float* v = scratch_.v_scales + slot;
+  float* k = scratch_.k_scales.Of(worker);
+  float* v = scratch_.v_scales.Of(worker);
   c->k_scales = k;
   c->v_scales = v;
   const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);

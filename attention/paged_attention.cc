@@ -19,7 +19,6 @@
 #include "cache/kv_layout.h"
 #include "cache/pack_kv_kernels.h"
 #include "cache/page_table.h"
-#include "core/check.h"
 #include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -121,9 +120,7 @@ absl::Status PagedAttentionPlan::CheckArgs(
 void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
                                  Workspace workspace,
                                  Executor& executor) const noexcept {
-  QUERN_DCHECK(args.kv.layout() == spec_.kv);
-  QUERN_DCHECK(args.q.dtype() == spec_.q_dtype);
-  QUERN_DCHECK(args.out.dtype() == spec_.out_dtype);
+  QUERN_DCHECK_OK(CheckArgs(args));
   const AttentionSchedule& schedule = args.schedule;
   const AttentionScratch scratch = LayOutAttentionScratch(
       workspace, spec_.kv, schedule, executor.num_workers());

@@ -19,6 +19,7 @@
 #include "core/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/no_alloc.h"
 
 namespace quern {
 namespace {
@@ -213,6 +214,65 @@ TEST(PagedAttentionPlanTest, RefusesArgumentsThatDoNotFit) {
                                AttentionTiles(), 1, other_storage)
           .value();
   expect_refused(args, "sequence 1 of the schedule sees 1073741824 tokens");
+}
+
+// Layers ask in debug builds of Execute, which allocates nothing.
+TEST(PagedAttentionPlanTest, ChecksWithoutAllocating) {
+  KvLayoutSpec layout;
+  layout.dtype = DType::kI8;
+  layout.scaling = KvScaling::kPerTokenHead;
+  layout.kv_heads = 2;
+  layout.page_size = 16;
+  layout.head_dim = 8;
+  AttentionSpec spec;
+  spec.kv = KvLayout::Create(layout).value();
+  spec.q_heads = 4;
+  const auto plan = PagedAttentionPlan::Create(spec).value();
+  AttentionScheduleStorage storage;
+  PageTableStorage pages;
+  pages.Append({1, 0});
+  pages.Append({2});
+  const std::vector<float> q(3 * 4 * 8);
+  std::vector<float> out(3 * 4 * 8), lse(3 * 4);
+  std::vector<float> cache(static_cast<size_t>(3 * spec.kv.page_bytes()));
+  PagedAttentionArgs args;
+  args.q = TensorView<const float, 3>(q.data(), {3, 4, 8}, {32, 8, 1});
+  args.out = TensorView<float, 3>(out.data(), {3, 4, 8}, {32, 8, 1});
+  args.lse = DenseMatrix(lse.data(), 3, 4);
+  args.kv = KvCacheView(spec.kv, 3, cache.data());
+  args.pages = pages.Build(16, 3).value();
+  args.schedule =
+      AttentionSchedule::Build(spec, {1, 2}, {20, 16}, 1, storage).value();
+  absl::Status status;
+  EXPECT_NO_ALLOCATION(status = plan.CheckArgs(args));
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(PagedAttentionPlanDeathTest, ChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  const AttentionSpec spec = GoodSpec();
+  const auto plan = PagedAttentionPlan::Create(spec).value();
+  AttentionScheduleStorage storage;
+  PageTableStorage pages;
+  pages.Append({0});
+  const std::vector<float> q(4 * 8);
+  std::vector<float> out(4 * 4);
+  std::vector<float> cache(static_cast<size_t>(spec.kv.page_bytes()));
+  PagedAttentionArgs args;
+  args.q = TensorView<const float, 3>(q.data(), {1, 4, 8}, {32, 8, 1});
+  args.out = TensorView<float, 3>(out.data(), {1, 4, 4}, {16, 4, 1});
+  args.kv = KvCacheView(spec.kv, 1, cache.data());
+  args.pages = pages.Build(16, 1).value();
+  args.schedule = AttentionSchedule::Build(spec, {1}, {17}, 1, storage).value();
+  AlignedBuffer scratch =
+      AlignedBuffer::Create(plan.WorkspaceBytes(args.schedule, 1).value())
+          .value();
+  InlineExecutor executor;
+  EXPECT_DEATH(plan.Execute(args, Workspace(scratch), executor),
+               "paged_attention: sequence 0: kv_len=17; need kv_len <= 16");
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 // A cache of no pages has no scales either.
