@@ -9,8 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/check.h"
-#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
@@ -85,10 +83,10 @@ absl::Status LinearPlan::CheckArgs(const AnyTensorView& a,
 void LinearPlan::Execute(const AnyTensorView& a, const AnyTensorView& c,
                          const AnyTensorView& residual, LinearScratch& scratch,
                          Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(a, c, residual));
   if (packed_.has_value()) {
     packed_->Execute(a, c, residual, scratch.workspace(), executor);
   } else {
-    QUERN_DCHECK(residual.rank() == 0);
     onednn_->Execute({a, c}, scratch.workspace(), executor);
   }
 }

@@ -8,8 +8,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/check.h"
-#include "core/check_args.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"

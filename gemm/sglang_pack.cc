@@ -40,6 +40,7 @@ absl::Status SglangInt8PackPlan::CheckArgs(MatrixView<const int8_t> w,
 void SglangInt8PackPlan::Pack(MatrixView<const int8_t> w,
                               VectorView<int32_t> compensation, void* packed,
                               Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(w, compensation, packed));
   compensate_.FromNK(w, compensation, executor);
   pack_.Pack(w, compensation, packed, executor);
 }

@@ -29,7 +29,9 @@ namespace quern {
 // [..., n] as [rows, n]. A view whose leading dimensions are not one stride, or
 // of 2^63 rows or more, stays as it is, and the plan refuses its rank.
 inline AnyTensorView AsRows(const AnyTensorView& v) {
-  if (v.rank() == 2 || v.rank() == 0) return v;
+  if (v.rank() < 1 || v.rank() == 2 || v.rank() > AnyTensorView::kMaxRank) {
+    return v;
+  }
   const int last = v.rank() - 1;
   // The stride of a dimension of extent 1 is not used and may be any number.
   int64_t rows = 1, row_stride = v.extent(last), want_stride = 0;
@@ -74,6 +76,7 @@ class BoundRowPlan final : public BoundOp {
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(tensors));
     plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), executor);
   }
 
@@ -104,6 +107,7 @@ class BoundCalls final : public BoundOp {
     return check_(tensors);
   }
   void Execute(Tensors tensors, Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(tensors));
     call_(tensors, executor);
   }
 
@@ -178,6 +182,7 @@ class BoundRowLoop final : public BoundOp {
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor&) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(tensors));
     const int64_t rows = AsRows(tensors[0]).extent(0);
     for (int64_t t = 0; t < rows; ++t) {
       ScalarRow row[kMost] = {At(tensors, 0, t), At(tensors, 1, t),

@@ -80,6 +80,10 @@ TEST(AsRowsTest, LeavesWhatIsNotOneStride) {
   EXPECT_EQ(AsRows(Floats(data, 3, {kHalf, kHalf, 8}, {0, 0, 1})).rank(), 3);
   EXPECT_EQ(AsRows(Floats(data, 3, {-1, -4, 8}, {32, 8, 1})).rank(), 3);
   EXPECT_EQ(AsRows(AnyTensorView()).rank(), 0);
+  // No dimension lies beyond the five that a view holds.
+  EXPECT_EQ(AsRows(Floats(data, 6, {1, 1, 1, 1, 8}, {8, 8, 8, 8, 1})).rank(),
+            6);
+  EXPECT_EQ(AsRows(Floats(data, -1, {8}, {1})).rank(), -1);
 }
 
 // By both providers: "simd" and "reference".
@@ -283,6 +287,33 @@ TEST_F(RegistryRowsTest, ScalesOfNothing) {
                          Floats(scales, 2, {2, 0}, {0, 1})});
             EXPECT_EQ(scales[0], -1.0f);
           });
+}
+
+TEST_F(RegistryRowsTest, RefusesARankThatNoViewHas) {
+  ForBoth("silu_and_mul", {{"x", TensorMeta{DType::kF32, {1, 8}}}},
+          [](const BoundOp& op) {
+            std::vector<float> x(8), out(4);
+            const AnyTensorView views[] = {
+                Floats(x, 6, {1, 1, 1, 1, 8}, {8, 8, 8, 8, 1}),
+                Floats(out, 2, {1, 4}, {4, 1})};
+            EXPECT_EQ(op.CheckArgs(views).message(),
+                      "silu_and_mul: x has rank 6; need 1 <= rank <= 5");
+          });
+}
+
+TEST_F(RegistryRowsTest, ChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  ForBoth("silu_and_mul", {{"x", TensorMeta{DType::kF32, {1, 8}}}},
+          [](const BoundOp& op) {
+            std::vector<float> x(8);
+            InlineExecutor executor;
+            const AnyTensorView one = Floats(x, 2, {1, 8}, {8, 1});
+            EXPECT_DEATH(op.Execute({&one, 1}, executor),
+                         "silu_and_mul: tensors=1; need 2");
+          });
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 // Scales that are a column of a column-major matrix, one position of a

@@ -126,6 +126,7 @@ class BoundLayer final : public BoundOp {
   }
 
   void Execute(Tensors t, Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(t));
     const std::lock_guard<std::mutex> lock(mutex_);
     QUERN_CHECK(plan_.has_value());
     ExecutePlan(*plan_, AsRows(t[0]), AsRows(t[3]), scratch_, ranks(),

@@ -86,6 +86,7 @@ class BoundMixer2 final : public BoundOp {
     return CheckRange(kOp, "rows of x", x.extent(0), 0, max_rows_);
   }
   void Execute(Tensors t, Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(t));
     const std::lock_guard<std::mutex> lock(mutex_);
     if (native_) return Native(t);
     plan_.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]),

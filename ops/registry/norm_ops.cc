@@ -52,6 +52,7 @@ class BoundRmsNorm final : public BoundOp {
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(tensors));
     if (add_) {
       plan_.ExecuteAdd(InPlace(tensors), executor);
     } else {
@@ -193,6 +194,7 @@ class BoundRmsNormGated final : public BoundOp {
   }
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(tensors));
     plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), tensors[2],
                   AsRows(tensors[3]), executor);
   }
