@@ -171,6 +171,7 @@ class AnyTensorView {
   // The last stride is 1 also where it is not used: its extent is 1 at most.
   template <typename T, int kRank>
   TensorView<T, kRank> As() const {
+    static_assert(kRank <= kMaxRank, "raise kMaxRank");
     QUERN_DCHECK(DTypeOf<T> == dtype_ && kRank == rank_);
     typename TensorView<T, kRank>::Dims extents{}, strides{};
     for (size_t d = 0; d < kRank; ++d) {
