@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/check_args.h"
 #include "core/dtype.h"
 #include "core/executor.h"
 #include "core/math_util.h"
@@ -48,6 +47,7 @@ class OneDnnLayer final : public BackendLinear {
   }
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(args));
     OneDnnScratch scratch(workspace);
     plan_.Execute(args.a, args.c, scratch, executor);
   }
@@ -118,6 +118,7 @@ class OneDnnScaledLayer final : public BackendScaledLinear {
 
   void Execute(const ScaledLinearArgs& args, const Workspace& scratch,
                Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(args));
     const int64_t m = args.a.extent(0);
     if (m == 0) return;
     OneDnnScaledLinearArgs onednn;
