@@ -242,7 +242,7 @@ absl::Status ReadShape(const Keys& keys, LlamaConfig& c) {
     return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
                            "; need a multiple of head_count=", c.q_heads);
   }
-  // So that no size of a step overflows.
+  // The product is bounded, so that no size of a step overflows.
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("attention.head_count * key_length"),
                  c.q_cols(), 1, kMaxDim));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -82,6 +83,13 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
         w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
       },
       Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
+  refuse(
+      [](SmallLlama& m, GgufWriter&) {
+        m.q_heads = m.kv_heads = 1 << 20;
+        m.head_dim = 1 << 9;
+      },
+      Code::kInvalidArgument,
+      "llama: llama.attention.head_count * key_length=536870912; need 1 <= ");
   // Tensors of other architectures: too many, too few, of another shape.
   const auto zeros = [](GgufWriter& w, absl::string_view name, int64_t size) {
     w.Tensor(name, {static_cast<uint64_t>(size)}, GgufTensorType::kF32,
@@ -131,6 +139,77 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       },
       Code::kUnimplemented,
       "tensor 'output.weight' is not part of a plain gemma2 of 2 layers");
+}
+
+// A refused tensor, or one that is not there, says what the file is.
+TEST(LlamaConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
+  TestRng rng;
+  SmallLlama shape;
+  shape.type = GgufTensorType::kQ8_0;
+  const auto message = [&](auto&& change) {
+    GgufWriter file = SmallLlamaKeys(shape);
+    AddSmallLlamaTensors(rng, shape, file);
+    change(file);
+    const std::string bytes = file.Finish();
+    return std::string(
+        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
+  };
+  const std::string file =
+      "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
+      "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3' and 'gemma2' in "
+      "F32, F16, BF16 and Q8_0";
+  EXPECT_EQ(message([](GgufWriter& w) {
+              w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,
+                       Raw(0.0f));
+            }),
+            "llama: tensor 'blk.0.ffn_gate_inp.weight' is not part of a plain "
+            "llama of 2 layers" +
+                file);
+  shape.layers = 3;
+  GgufWriter claims = SmallLlamaKeys(shape);
+  shape.layers = 2;
+  AddSmallLlamaTensors(rng, shape, claims);
+  const std::string bytes = claims.Finish();
+  EXPECT_EQ(LlamaConfig::Create(ParseOrDie(bytes)).status().message(),
+            "llama: no tensor 'blk.2.attn_norm.weight'" + file);
+}
+
+TEST(LlamaConfigTest, ReadsFactorsOfRotaryFrequencies) {
+  const auto create = [](const char* architecture, GgufTensorType type,
+                         const std::vector<float>& factors) {
+    TestRng rng;
+    SmallLlama shape;
+    shape.architecture = architecture;
+    GgufWriter file = SmallLlamaKeys(shape);
+    AddSmallLlamaTensors(rng, shape, file);
+    file.Tensor("rope_freqs.weight", {factors.size()}, type, BytesOf(factors));
+    const std::string bytes = file.Finish();
+    return LlamaConfig::Create(ParseOrDie(bytes));
+  };
+  constexpr auto kF32 = GgufTensorType::kF32;
+  std::vector<float> factors(10, 2);  // rope_dim is 20
+  factors[9] = 8;
+  const auto config = create("llama", kF32, factors);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_factors,
+            std::vector<double>(factors.begin(), factors.end()));
+  const auto message = [&](const char* architecture, GgufTensorType type) {
+    return std::string(create(architecture, type, factors).status().message());
+  };
+  for (const float bad : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
+    factors[3] = bad;
+    EXPECT_THAT(message("llama", kF32), HasSubstr("rope_freqs.weight[3]="));
+    EXPECT_THAT(message("llama", kF32), HasSubstr("need a finite number > 0"));
+  }
+  factors[3] = 1;
+  EXPECT_EQ(message("llama", GgufTensorType::kF16),
+            "llama: rope_freqs.weight has type F16; need F32");
+  EXPECT_THAT(message("qwen2", kF32),
+              HasSubstr("tensor 'rope_freqs.weight' is not part of a plain "
+                        "qwen2 of 2 layers"));
+  factors.push_back(1);
+  EXPECT_EQ(message("llama", kF32),
+            "llama: rope_freqs.weight has dimensions [11]; need [10]");
 }
 
 TEST(LlamaConfigTest, RefusesBadNumbersOfGemma2) {

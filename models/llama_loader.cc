@@ -19,6 +19,7 @@
 #include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "gemm/epilogue.h"
 #include "models/gguf.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
@@ -192,9 +193,12 @@ LlamaLoader::Parts LlamaLoader::OutputParts() const {
 }
 
 double LlamaLoader::PackedBytes(const Parts& parts) const {
-  // Columns come in panels of 16, each half of a gated matrix by itself; k in
-  // lines of 4 at most. With each column: its scale, its sum and its bias.
-  const auto n = static_cast<double>(RoundUp(parts.n, 16) + 16);
+  // Columns come in panels of 16, each half of a gated matrix by itself; k
+  // comes in lines of 4 at most. Each column may have a scale, a sum and a
+  // bias.
+  const auto n = static_cast<double>(IsGated(parts.y.activation)
+                                         ? 2 * RoundUp(parts.n / 2, 16)
+                                         : RoundUp(parts.n, 16));
   const auto k = static_cast<double>(RoundUp(parts.k, 4));
   constexpr double kOfColumn = 16;
   constexpr double kOfPlan = 4096;
@@ -226,8 +230,8 @@ absl::Status LlamaLoader::CheckBytes(int64_t context) const {
   constexpr int64_t kFree = int64_t{256} << 20;
   constexpr int64_t kTimesFile = 16;
   const LlamaConfig& c = config_;
-  // Matrices, and what the largest takes while it is being packed. In double,
-  // as a sparse file may be of any size.
+  // The bytes of all matrices, and what the largest takes while it is being
+  // packed. They are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
   const auto add = [&](const Parts& parts) {
     matrices += PackedBytes(parts);
@@ -291,7 +295,7 @@ absl::StatusOr<AlignedBuffer> LlamaLoader::Read(
   return buffer;
 }
 
-// In pieces, so that progress shows within a large tensor too.
+// Reads in pieces, so that progress shows within a large tensor too.
 absl::Status LlamaLoader::ReadTensor(const GgufTensor& tensor, DType dtype,
                                      uint8_t* out) {
   const int64_t step =

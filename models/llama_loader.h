@@ -44,9 +44,9 @@ class LlamaLoader {
   }
   absl::StatusOr<LlamaMatrix> Output() { return Matrix(OutputParts()); }
 
-  // Of the matrices made so far: their bytes, and their forms by name, such as
-  // "bf16" or "f16 and q8_0".
+  // Bytes of the matrices made so far.
   int64_t packed_bytes() const { return packed_bytes_; }
+  // Forms of the matrices made so far, such as "bf16" or "f16 and q8_0".
   std::string Forms() const;
 
  private:
@@ -73,9 +73,9 @@ class LlamaLoader {
   Parts GateUpParts(int64_t layer) const;
   Parts DownParts(int64_t layer) const;
   Parts OutputParts() const;
-  // At least what `parts` takes once it is packed.
+  // Upper bound of the bytes that `parts` takes once it is packed.
   double PackedBytes(const Parts& parts) const;
-  // What `parts` takes before it is packed.
+  // Bytes that `parts` takes while it is packed, besides PackedBytes.
   double UnpackedBytes(const Parts& parts) const;
 
   absl::StatusOr<LlamaMatrix> Matrix(const Parts& parts);

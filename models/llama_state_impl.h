@@ -82,8 +82,8 @@ struct LlamaState::Impl {
                        LogitsOf logits_of, const Executor& executor,
                        PageTable& table);
   absl::Status Schedule(int num_workers, Attention& attention);
-  // The bytes of `pages` pages in every layer and of the activations, or
-  // ResourceExhausted if they are more than spec.max_bytes.
+  // ResourceExhausted if `pages` pages in every layer and the activations take
+  // more than spec.max_bytes.
   absl::Status CheckBytes(const KvLayout& layout, int64_t pages,
                           int64_t activation_bytes) const;
   absl::Status ReserveScratch(const Executor& executor);

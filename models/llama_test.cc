@@ -357,6 +357,30 @@ TEST_P(LlamaTest, ARefusedStepKeepsNoPages) {
   EXPECT_TRUE(state->Forward({{a, rest}}, LogitsOf::kLastTokens, inline_).ok());
 }
 
+TEST_P(LlamaTest, RefusesBadOptions) {
+  TestRng rng;
+  const std::string bytes = SmallLlamaFile(rng, SmallLlama());
+  const auto status = [&](auto&& change) {
+    LlamaOptions options;
+    change(options);
+    return LlamaModel::Create(ParseOrDie(bytes), options, inline_).status();
+  };
+  const auto message = [&](auto&& change) {
+    return std::string(status(change).message());
+  };
+  EXPECT_THAT(message([](LlamaOptions& o) { o.max_context = 0; }),
+              HasSubstr("llama: max_context=0; need max_context >= 1"));
+  EXPECT_THAT(message([](LlamaOptions& o) { o.max_bytes = -1; }),
+              HasSubstr("llama: max_bytes=-1; need max_bytes >= 0"));
+  EXPECT_THAT(message([](LlamaOptions& o) { o.max_bytes = 1000; }),
+              HasSubstr("; need at most max_bytes=1000"));
+  // What is refused is what Create would take, within twice of it.
+  const int64_t weights = Load(bytes, LlamaWeights::kAsInFile).weight_bytes();
+  EXPECT_EQ(status([&](LlamaOptions& o) { o.max_bytes = weights; }).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(status([&](LlamaOptions& o) { o.max_bytes = 2 * weights; }).ok());
+}
+
 TEST_P(LlamaTest, RefusesBadStates) {
   TestRng rng;
   const LlamaModel model =
@@ -374,6 +398,8 @@ TEST_P(LlamaTest, RefusesBadStates) {
               HasSubstr("llama: cache_tokens=-1"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_bytes = -1; }),
               HasSubstr("llama: max_bytes=-1; need max_bytes >= 0"));
+  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_bytes = 1000; }),
+              HasSubstr("; need at most max_bytes=1000"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.page_size = 0; }),
               HasSubstr("page_size=0"));
   EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI32; }),

@@ -123,7 +123,8 @@ class Tokenizer {
                 // two of them is encoded as one of its own
   };
 
-  // Of a control or user-defined piece, so that Encode is fast on any file.
+  // The longest control or user-defined piece, in bytes. It bounds the time
+  // that Encode takes with the vocabulary of any file.
   static constexpr int64_t kMaxSpecialBytes = 1024;
 
   // Ids without bos. O(n log n) in the bytes of `text`; times the bytes of the

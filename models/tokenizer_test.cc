@@ -208,7 +208,7 @@ TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
   EXPECT_EQ(tokenizer->Decode({259, 260}), " a");
 }
 
-// As Gemma-2's: runs of spaces and newlines, and tags, are user-defined.
+// Gemma-2's vocabulary has such pieces: runs of spaces and newlines, and tags.
 TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
   TokenizerSpec spec = SmallSpec({{"\u2581", 0},
                                   {"a", 0},
@@ -268,7 +268,7 @@ TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
               ElementsAre(kSpaceA, turn, kSpaceA));
 }
 
-// Which tokens end a text: those that the file's keys name, and control and
+// A text ends at the tokens that the file's keys name, and at control and
 // user-defined pieces of the names that end turns.
 TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
   TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}, {"b", 0}, {"c", 0}});
