@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -278,38 +277,6 @@ TEST_P(Int4LinearTest, DecodesEveryInt8) {
   }
   m.scales.assign(256, 1.0);
   Exact<BF, float>(m, Format::kQ8_0, {1, 2, 5, 16}, inline_);
-}
-
-// Counts the tasks that it is given.
-class CountingExecutor final : public Executor {
- public:
-  int num_workers() const override { return 4; }
-  void ParallelFor(int64_t num_tasks,
-                   absl::FunctionRef<void(int64_t, int)> fn) override {
-    tasks += num_tasks;
-    ManyWorkers(4).ParallelFor(num_tasks, fn);
-  }
-
-  int64_t tasks = 0;
-};
-
-// GGUF has scales among codes: both are divided between workers, a panel of 16
-// columns to a task.
-TEST_P(Int4LinearTest, DividesGgufsCodesAndScalesBetweenWorkers) {
-  constexpr int64_t kCols = 70, kPanels = 5;
-  const std::vector<uint8_t> blocks(kCols * 34, 1);
-  Int4LinearSpec spec;
-  spec.format = Format::kQ8_0;
-  spec.group_size = 32;
-  spec.n = kCols;
-  spec.k = 32;
-  Int4Weights weights;
-  weights.codes = DenseMatrix<const uint8_t>(blocks.data(), kCols, 34);
-  CountingExecutor executor;
-  const auto plan = Int4LinearPlan::Create(spec, weights, {}, executor);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_RAN_ON(*plan);
-  EXPECT_EQ(executor.tasks, 2 * kPanels);
 }
 
 TEST_P(Int4LinearTest, FollowsTheGroupsOfActOrder) {
