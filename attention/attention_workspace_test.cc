@@ -57,7 +57,9 @@ class AttentionWorkspaceTest : public IsaTest {
       const Run run(heads, variant, batch);
       ASSERT_TRUE(AllBitsEqual(run.result().out, want.out))
           << workers << " workers";
-      ExpectBytesGrow(run.plan(), run.args().schedule);
+      if (workers == 1 || workers == 256) {
+        ExpectBytesGrow(run.plan(), run.args().schedule);
+      }
       // A schedule for one, executed by many.
       variant.schedule_workers = 1;
       const Run other(heads, variant, batch);
@@ -82,24 +84,24 @@ QUERN_INSTANTIATE_ISA_TEST(AttentionWorkspaceTest);
 
 TEST_P(AttentionWorkspaceTest, PagedAttentionTakesWhatItSaid) {
   ExpectPagedStays<BFloat16, BFloat16>(
-      SmallHeads(), Variant(), {{1, 700}, {5, 40}, {0, 10}, {33, 33}, {1, 0}},
-      1);
+      SmallHeads(), Variant(), {{1, 600}, {5, 40}, {0, 10}, {33, 33}, {1, 0}},
+      15);
 }
 
 TEST_P(AttentionWorkspaceTest, PagedAttentionOfEveryFormTakesWhatItSaid) {
   Variant variant;
   variant.form = KvForm::kPaired;
   ExpectPagedStays<BFloat16, BFloat16>(SmallHeads(), variant,
-                                       {{1, 900}, {17, 300}}, 15);
+                                       {{1, 600}, {17, 40}}, 51);
   variant.form = KvForm::kPlain;
   variant.scaling = KvScaling::kPerTokenHead;
-  ExpectPagedStays<float, int8_t>(SmallHeads(), variant, {{1, 900}, {17, 300}},
-                                  15);
+  ExpectPagedStays<float, int8_t>(SmallHeads(), variant, {{1, 600}, {17, 40}},
+                                  51);
   variant = Variant();
   variant.prefix_groups = {{0, 3, 256}};
   variant.prefix_members = {0, 1, 2};
   std::vector<Lengths> shared(3, Lengths{1, 600});
-  ExpectPagedStays<float, float>(SmallHeads(), variant, shared, 15);
+  ExpectPagedStays<float, float>(SmallHeads(), variant, shared, 51);
 }
 
 TEST_P(AttentionWorkspaceTest, VarlenAttentionTakesWhatItSaid) {
@@ -117,7 +119,7 @@ TEST_P(AttentionWorkspaceTest, VarlenAttentionTakesWhatItSaid) {
   const auto k = UniformReals<float>(rng, 740 * 2 * 20);
   const auto v = UniformReals<float>(rng, 740 * 2 * 20);
   std::vector<float> want;
-  for (int workers = 1; workers <= kMostWorkers; ++workers) {
+  for (int workers = 1; workers <= kMostWorkers; workers += 5) {
     VarlenAttentionStorage storage;
     VarlenAttentionArgs args;
     args.schedule =
@@ -137,7 +139,7 @@ TEST_P(AttentionWorkspaceTest, VarlenAttentionTakesWhatItSaid) {
                   executor);
     if (want.empty()) want = out.ToVector();
     ASSERT_TRUE(AllBitsEqual(out.ToVector(), want)) << workers << " workers";
-    if (workers % 50 == 1) ExpectBytesGrow(*plan, args.schedule);
+    if (workers % 100 == 1) ExpectBytesGrow(*plan, args.schedule);
   }
 }
 
