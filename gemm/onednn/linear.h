@@ -11,12 +11,13 @@
 // dot product where there is one; it adds two products at a time and treats
 // subnormal numbers as zero.
 //
-// The same bits come for any number of threads: columns are divided at Create
-// and rows in fixed blocks, and each piece is a oneDNN primitive for one
-// thread. With AVX-512 a row also has the same bits alone and in a batch.
-// oneDNN does not promise that its sums over k do not depend on the number of
-// rows; linear_test.cc holds it to it. With AVX2 alone (Explain: gemm:jit:f32)
-// they do depend on it; with AMX nobody has looked yet.
+// The same bits come for any number of threads: columns are divided at Create,
+// rows in blocks, and each piece is a oneDNN primitive for one thread. With
+// AVX-512 a row also has the same bits alone and in a batch, so that many
+// threads take smaller blocks of rows. oneDNN does not promise that its sums
+// over k do not depend on the number of rows; linear_test.cc holds it to it.
+// With AVX2 alone (Explain: gemm:jit:f32) they do depend on it; with AMX nobody
+// has looked yet. There the blocks depend on the shape alone.
 //
 // Where oneDNN has no kernel for the types, operands are widened: weights to
 // f32 at Create (twice the memory), rows of `a` to f32 scratch. That is the

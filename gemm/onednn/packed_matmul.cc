@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "core/aligned_buffer.h"
 #include "core/dtype.h"
 #include "core/executor.h"
@@ -79,6 +80,18 @@ Block MakeDense(const uint8_t* from, const Block& block, DType dtype,
                  : Block{block.k, block.n, block.n, 1};
 }
 
+// Sums of integers are exact in any order.
+bool AddsIntegers(const MatmulConfig& config) {
+  return config.max_k != 0 || config.inner_b == DType::kI8;
+}
+
+// Whether a kernel's sums over k do not depend on the number of rows. brgemm's
+// do not, to which linear_test.cc holds it; those of oneDNN's older f32 GEMM do
+// (3.7.2, 2026); nobody has looked at AMX.
+bool RowsKeepBits(absl::string_view kernel) {
+  return absl::StartsWith(kernel, "brg") && !absl::StrContains(kernel, "amx");
+}
+
 }  // namespace
 
 PackedMatmul::PackedMatmul(const MatmulConfig& config)
@@ -91,6 +104,11 @@ PackedMatmul::PackedMatmul(const MatmulConfig& config)
 
 int64_t PackedMatmul::ColsOf(int64_t task) const {
   return std::min(cols_, config_.n - task * cols_);
+}
+
+int64_t PackedMatmul::BlockRows(int64_t m, int64_t workers) const {
+  return rows_keep_bits_ ? RowsPerTask(m, num_tasks_, workers)
+                         : RowsPerTaskOfAnyWorkers(m, num_tasks_);
 }
 
 int64_t PackedMatmul::KOf(int64_t piece) const {
@@ -148,6 +166,9 @@ absl::StatusOr<std::unique_ptr<PackedMatmul>> PackedMatmul::Create(
           weights = pd.weights_desc();
           const std::string name = pd.impl_info_str();
           if (absl::StartsWith(name, "ref")) reference = name;
+          if (!AddsIntegers(config) && !RowsKeepBits(name)) {
+            self.rows_keep_bits_ = false;
+          }
         }
         self.packed_[task + 1 == self.num_tasks_]
                     [piece + 1 == self.num_pieces_] = weights;

@@ -9,7 +9,8 @@
 //             (a[m, k] - zero_point) * b[k, n]                  (if scaled)
 //   c[m, n] = round_c(p[m, n] + bias[n])
 //
-// The last block of rows is padded to a RowBucket through scratch. Private: the
+// Rows are cut into blocks, fewer rows to a block where there are many workers;
+// the last block is padded to a RowBucket through scratch. Private: the
 // plans check arguments, this trusts them.
 
 #include <cstddef>
@@ -105,7 +106,9 @@ class PackedMatmul {
   dnnl::matmul::primitive_desc Describe(const MatmulKey& key,
                                         const Desc& weights) const;
   MatmulCache::Kernel Find(const MatmulKey& key, const Desc& weights) const;
-  Run Prepare(const MatmulCall& call, bool dense) const;
+  // Rows of each row block of m rows but the last.
+  int64_t BlockRows(int64_t m, int64_t workers) const;
+  Run Prepare(const MatmulCall& call, int64_t workers, bool dense) const;
   void StageRows(const AnyTensorView& a, int64_t first, int64_t rows,
                  int64_t bucket, uint8_t* to, Executor& executor) const;
   void RunTask(const Run& run, int64_t first, const uint8_t* rows_of_a,
@@ -127,6 +130,8 @@ class PackedMatmul {
   int64_t num_pieces_ = 1;   // of k
   int64_t piece_bytes_ = 0;  // of packed weights, from one piece to the next
   Desc packed_[2][2];        // [last task][last piece]
+  // Whether oneDNN's sums of a row are the same with any rows beside it.
+  bool rows_keep_bits_ = true;
   AlignedBuffer weights_;
   std::optional<ConvertPlan> widen_;
   std::optional<ConvertPlan> narrow_;

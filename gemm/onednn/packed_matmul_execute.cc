@@ -64,6 +64,7 @@ dnnl::memory Vector(const T* data, int64_t size) {
 struct PackedMatmul::Run {
   const MatmulCall& call;
   int64_t m;
+  int64_t block_rows;  // of each row block but the tail
   int64_t tail_rows;
   // [is it the tail of the rows][last column task][last piece of k]
   MatmulCache::Kernel kernels[2][2][2];
@@ -74,6 +75,12 @@ struct PackedMatmul::Run {
   int64_t a_bytes;  // staged rows of all workers, in front of worker_memory
   bool dense;       // all rows of a and c go through scratch
 
+  // Rows that `rows` rows from the beginning of a block take in scratch, where
+  // the tail is padded.
+  int64_t Padded(int64_t rows) const {
+    const int64_t tail = rows % block_rows;
+    return rows - tail + (tail == 0 ? 0 : RowBucket(tail));
+  }
   int64_t bytes(int64_t workers) const {
     return a_bytes + workers * worker_bytes;
   }
@@ -125,9 +132,9 @@ void PackedMatmul::StageRows(const AnyTensorView& a, int64_t first,
 void PackedMatmul::RunTask(const Run& run, int64_t first,
                            const uint8_t* rows_of_a, int64_t task,
                            int worker) const {
-  const bool tail = first + kMaxMatmulRows > run.m;
+  const bool tail = first + run.block_rows > run.m;
   const bool last = task + 1 == num_tasks_;
-  const int64_t rows = tail ? run.tail_rows : kMaxMatmulRows;
+  const int64_t rows = tail ? run.tail_rows : run.block_rows;
   const int64_t width = ColsOf(task), col = task * cols_;
   const MatmulCall& call = run.call;
   uint8_t* const own = run.worker_memory + worker * run.worker_bytes;
@@ -200,16 +207,17 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
 }
 
 // Kernels, and how much scratch they take.
-PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call,
+PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call, int64_t workers,
                                         bool dense) const {
   const int64_t m = call.a.extent(0), k = config_.k;
-  const int64_t tail_rows = m % kMaxMatmulRows;
+  const int64_t block_rows = BlockRows(m, workers);
+  const int64_t tail_rows = m % block_rows;
   const int64_t tail_bucket = tail_rows == 0 ? 0 : RowBucket(tail_rows);
-  Run run{call, m, tail_rows, {}, nullptr, 0, 0, 0, 0, dense};
+  Run run{call, m, block_rows, tail_rows, {}, nullptr, 0, 0, 0, 0, dense};
   const bool stages_a = dense || widens_a();
   const absl::Status status = CatchOneDnn(config_.op, [&] {
     for (const bool tail : {false, true}) {
-      const int64_t rows = tail ? tail_rows : kMaxMatmulRows;
+      const int64_t rows = tail ? tail_rows : block_rows;
       if (rows == 0 || rows > m) continue;
       const int64_t bucket = RowBucket(rows);
       for (const bool last : {false, true}) {
@@ -238,10 +246,9 @@ PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call,
     }
   });
   if (!status.ok()) Fail(status);
-  const int64_t staged_rows = stages_a && m >= kMaxMatmulRows ? kMaxMatmulRows
-                              : stages_a || tail_bucket != tail_rows
-                                  ? tail_bucket
-                                  : 0;
+  const int64_t staged_rows = stages_a ? run.Padded(std::min(m, kMaxMatmulRows))
+                              : tail_bucket != tail_rows ? tail_bucket
+                                                         : 0;
   run.a_bytes = RoundUp(staged_rows * k * SizeInBytes(config_.inner_a), kAlign);
   run.kernel_bytes = RoundUp(run.kernel_bytes, kAlign);
   run.tile_bytes = RoundUp(run.tile_bytes, kAlign);
@@ -285,11 +292,11 @@ void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
   if (m == 0) return;
   const int64_t workers = executor.num_workers();
   const auto room = [&] { return static_cast<int64_t>(scratch.room()); };
-  Run in_place = Prepare(call, false);
+  Run in_place = Prepare(call, workers, false);
   // Some strides ask oneDNN for more scratch than dense rows do, which is what
   // WorkspaceBytes counts.
   const bool dense = scratch.lent_ && in_place.bytes(workers) > room();
-  Run run = dense ? Prepare(call, true) : std::move(in_place);
+  Run run = dense ? Prepare(call, workers, true) : std::move(in_place);
   const int64_t bytes = run.bytes(workers);
   if (bytes > room()) {
     if (scratch.lent_) {
@@ -312,20 +319,24 @@ void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
       StageRows(a, tail_first, run.tail_rows, tail_bucket, staged_a, executor);
     }
     // Rows fastest: a worker keeps its weights in cache over the row blocks.
-    const int64_t blocks = DivCeil(m, kMaxMatmulRows);
+    const int64_t blocks = DivCeil(m, run.block_rows);
     executor.ParallelFor(blocks * num_tasks_, [&](int64_t index, int worker) {
-      const int64_t first = index % blocks * kMaxMatmulRows;
+      const int64_t first = index % blocks * run.block_rows;
       const bool staged = stages_tail && first == tail_first;
       RunTask(run, first, staged ? staged_a : RowOf(a, first), index / blocks,
               worker);
     });
     return;
   }
-  for (int64_t first = 0; first < m; first += kMaxMatmulRows) {
-    const int64_t rows = std::min(kMaxMatmulRows, m - first);
-    StageRows(a, first, rows, RowBucket(rows), staged_a, executor);
-    executor.ParallelFor(num_tasks_, [&](int64_t task, int worker) {
-      RunTask(run, first, staged_a, task, worker);
+  const int64_t row_bytes = config_.k * SizeInBytes(config_.inner_a);
+  for (int64_t begin = 0; begin < m; begin += kMaxMatmulRows) {
+    const int64_t rows = std::min(kMaxMatmulRows, m - begin);
+    StageRows(a, begin, rows, run.Padded(rows), staged_a, executor);
+    const int64_t blocks = DivCeil(rows, run.block_rows);
+    executor.ParallelFor(blocks * num_tasks_, [&](int64_t index, int worker) {
+      const int64_t row = index % blocks * run.block_rows;
+      RunTask(run, begin + row, staged_a + row * row_bytes, index / blocks,
+              worker);
     });
   }
 }

@@ -1,8 +1,10 @@
 #ifndef QUERN_GEMM_ONEDNN_PARTITION_H_
 #define QUERN_GEMM_ONEDNN_PARTITION_H_
 
-// How a product is cut into oneDNN primitives. Functions of the shape alone,
-// never of the threads at hand: the same bits for any number of them.
+// How a product is cut into oneDNN primitives. The bits are the same for any
+// number of threads: k is cut by the shape alone, and rows are cut by the
+// number of workers only where the bits of a row do not depend on the rows
+// beside it.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +15,7 @@ namespace quern {
 
 // Rows and columns of one primitive.
 constexpr int64_t kMaxMatmulRows = 256;
+constexpr int64_t kMinMatmulRows = 32;  // unless there are fewer
 constexpr int64_t kMaxMatmulCols = 512;
 
 // Rows that a primitive runs for `rows` in [1, kMaxMatmulRows]: at least 4, the
@@ -39,8 +42,31 @@ constexpr int64_t RowBucket(int64_t rows) {
   return RoundUp(rows, step);
 }
 
+// Rows of each primitive but the last, for m rows and `column_tasks` tasks:
+// kMaxMatmulRows, or half of that, and so on down to min_rows, until all
+// workers have the same number of tasks, or four and more each. All are row
+// buckets.
+constexpr int64_t RowsPerTask(int64_t m, int64_t column_tasks, int64_t workers,
+                              int64_t min_rows = kMinMatmulRows) {
+  int64_t rows = kMaxMatmulRows;
+  while (rows > min_rows) {
+    const int64_t tasks = DivCeil(m, rows) * column_tasks;
+    if (tasks % workers == 0 || tasks >= 4 * workers) break;
+    rows /= 2;
+  }
+  return rows;
+}
+
+// The same where the bits of a row depend on the rows beside it: a function of
+// the shape alone. 256 rows then have twice as many tasks as columns have,
+// whatever the number of workers.
+constexpr int64_t RowsPerTaskOfAnyWorkers(int64_t m, int64_t column_tasks) {
+  return RowsPerTask(m, column_tasks, /*workers=*/32, kMaxMatmulRows / 2);
+}
+
 // Wide enough that a primitive's overhead (a microsecond) does not show, narrow
-// enough for 16 threads to share one row.
+// enough for 16 threads to share one row. More workers share rows too, see
+// RowsPerTask.
 constexpr int64_t ColsPerTask(int64_t n) {
   return std::min(
       n, std::clamp<int64_t>(RoundUp(DivCeil(n, 16), 64), 64, kMaxMatmulCols));
