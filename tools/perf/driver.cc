@@ -25,6 +25,7 @@
 #include "core/status_macros.h"
 #include "hwy/targets.h"
 #include "tools/perf/args.h"
+#include "tools/perf/hardware_bounds.h"
 #include "tools/perf/limits.h"
 #include "tools/perf/measure.h"
 #include "tools/perf/op.h"
@@ -36,8 +37,7 @@ namespace quern {
 namespace {
 
 // Of the operator of that name, or of `limits`; of all for any other.
-std::string Help(absl::string_view name) {
-  const std::vector<OpEntry> ops = AllOps();
+std::string Help(absl::Span<const OpEntry> ops, absl::string_view name) {
   const bool is_limits = name == kLimits;
   const bool all = !is_limits && std::none_of(ops.begin(), ops.end(),
                                               [name](const OpEntry& entry) {
@@ -55,9 +55,10 @@ std::string Help(absl::string_view name) {
     }
   };
   if (all || is_limits) {
-    absl::StrAppend(&text,
-                    "\nlimits: DRAM, L3, L2, and the peak of each dot product, "
-                    "on 1 and on N threads\n");
+    absl::StrAppend(
+        &text,
+        "\nlimits: DRAM in both sizes of pages, L3, L2, and the peak "
+        "of each dot product, on 1 and on N threads\n");
   }
   for (const OpEntry& entry : ops) {
     if (!all && entry.name != name) continue;
@@ -72,8 +73,8 @@ std::string Help(absl::string_view name) {
   add_keys(kCommonKeys);
   absl::StrAppend(
       &text,
-      "\nExit code 0; 1: the run failed or the check did not pass; 2: "
-      "refused.\n"
+      "\nExit code 0; 1: the run failed, the check did not pass, or a limit "
+      "was exceeded; 2: refused.\n"
       "What the columns mean and how to quote them: docs/benchmarking.md\n");
   return text;
 }
@@ -139,43 +140,47 @@ Row LimitRow(absl::string_view name, absl::string_view dtype, int threads,
              int64_t runs, const Limits& limits, bool ops,
              absl::FunctionRef<LimitSample()> take) {
   LimitSample last;
+  double ghz = 0;
   const Samples samples = Collect(runs, [&] {
+    ghz = std::max(ghz, Limits::Clock().rate() * 1e-9);
     last = take();
-    return last.seconds * 1e6;
+    return 1e6 / last.rate();
   });
+  const std::vector<double> used = samples.Used();
   Row row;
   row.op = std::string(kLimits);
   row.shape = std::string(name);
   row.dtype = std::string(dtype);
   row.isa = limits.target();
   row.threads = threads;
-  const std::vector<double> used = samples.Used();
   row.runs = static_cast<int64_t>(used.size());
-  row.median_us = Median(used);
-  row.min_us = Smallest(used);
+  // Microseconds of one byte or operation, times those of the last sample.
+  row.median_us = Median(used) * last.amount;
+  row.min_us = Smallest(used) * last.amount;
   (ops ? row.flops : row.bytes) = last.amount;
   row.disturbed = samples.disturbed();
+  row.ghz = ghz;
+  row.steady = BoundOf(samples).steady;
   return row;
 }
 
-void PrintLimits(int threads, const Settings& settings, Limits& limits,
-                 Executor& executor, std::ostream& progress, Printer& printer) {
-  progress << "limits: " << threads << (threads == 1 ? " thread" : " threads")
-           << ", " << settings.runs << " runs each" << std::endl;
-  limits.Calibrate(CalibrationRounds(settings), executor);
-  struct DramCase {
-    absl::string_view name;
-    DramKind kind;
-  };
-  for (const DramCase& c : {DramCase{"dram_read", DramKind::kRead},
-                            DramCase{"dram_write", DramKind::kWrite},
-                            DramCase{"dram_copy", DramKind::kCopy}}) {
-    Row row = LimitRow(c.name, "u8", threads, settings.runs, limits, false,
-                       [&] { return limits.Dram(c.kind, executor); });
+void PrintDramLimits(int threads, const Settings& settings, Limits& limits,
+                     Executor& executor, Printer& printer) {
+  for (const DramKind kind : {DramKind::kRead, DramKind::kWrite,
+                              DramKind::kCopy, DramKind::kUpdate}) {
+    limits.Calibrate(kind, CalibrationRounds(settings), executor);
+    Row row = LimitRow(absl::StrCat("dram_", DramKindName(kind)), "u8", threads,
+                       settings.runs, limits, false,
+                       [&] { return limits.Dram(kind, executor); });
     row.pages = std::string(limits.pages());
-    row.variant = limits.Variant(c.kind);
+    row.variant = limits.Variant(kind);
+    row.note = absl::StrCat(row.pages, " pages, ", row.variant);
     printer.Print(row);
   }
+}
+
+void PrintCoreLimits(int threads, const Settings& settings, Limits& limits,
+                     Executor& executor, Printer& printer) {
   struct CacheCase {
     absl::string_view name;
     int64_t bytes;
@@ -188,6 +193,7 @@ void PrintLimits(int threads, const Settings& settings, Limits& limits,
                        [&] { return limits.CacheRead(c.bytes, executor); });
     row.pages = std::string(limits.pages());
     row.variant = absl::StrCat(c.bytes >> 10, " KiB/thread");
+    row.note = row.variant;
     printer.Print(row);
   }
   struct PeakCase {
@@ -195,28 +201,38 @@ void PrintLimits(int threads, const Settings& settings, Limits& limits,
     absl::string_view dtype;
     PeakKind kind;
   };
+  const CpuId cpu = ThisCpuId();
   for (const PeakCase& c : {PeakCase{"f32_fma", "f32", PeakKind::kF32},
                             PeakCase{"bf16_dot", "bf16", PeakKind::kBF16},
                             PeakCase{"i8_dot", "i8", PeakKind::kI8}}) {
-    printer.Print(LimitRow(c.name, c.dtype, threads, settings.runs, limits,
-                           true,
-                           [&] { return limits.Peak(c.kind, executor); }));
+    Row row = LimitRow(c.name, c.dtype, threads, settings.runs, limits, true,
+                       [&] { return limits.Peak(c.kind, executor); });
+    row.variant = limits.Sequence(c.kind);
+    row.note = absl::StrCat(row.variant, "; ",
+                            HardwareNote(cpu, limits.target(), c.kind));
+    printer.Print(row);
   }
 }
 
 absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
                        std::ostream& out, std::ostream& progress) {
   const ScopedIsa scoped_isa(settings.isa);
-  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
-  QUERN_RETURN_IF_ERROR(ProveIsa(kLimits, settings, limits.target()));
+  std::vector<int> threads = {1};
+  if (settings.threads > 1) threads.push_back(settings.threads);
   Printer printer(settings.table, out);
-  InlineExecutor inline_executor;
-  PrintLimits(1, settings, limits, inline_executor, progress, printer);
-  if (settings.threads > 1) {
-    QUERN_ASSIGN_OR_RETURN(const auto executor,
-                           HwyExecutor::Create(settings.threads));
-    PrintLimits(settings.threads, settings, limits, *executor, progress,
-                printer);
+  for (const LimitPages pages : {LimitPages::kHuge, LimitPages::kSmall}) {
+    QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu, pages));
+    QUERN_RETURN_IF_ERROR(ProveIsa(kLimits, settings, limits.target()));
+    for (const int workers : threads) {
+      progress << "limits: " << workers
+               << (workers == 1 ? " thread, " : " threads, ") << limits.pages()
+               << " pages, " << settings.runs << " runs each" << std::endl;
+      QUERN_ASSIGN_OR_RETURN(const auto executor, HwyExecutor::Create(workers));
+      PrintDramLimits(workers, settings, limits, *executor, printer);
+      if (pages == LimitPages::kHuge) {
+        PrintCoreLimits(workers, settings, limits, *executor, printer);
+      }
+    }
   }
   return absl::OkStatus();
 }
@@ -261,15 +277,15 @@ absl::StatusOr<std::vector<Ready>> Prepare(const OpEntry& entry,
 }
 
 absl::Status RunCase(const OpEntry& entry, const Ready& ready,
-                     const Settings& settings, int64_t cold_bytes,
+                     const Settings& settings, int64_t cache_bytes,
                      Limits& limits, Executor& executor, Printer& printer,
-                     std::ostream& progress) {
+                     std::ostream& progress, absl::Status& exceeded) {
   Op& op = *ready.op;
   const int64_t sets = ready.sets;
   progress << entry.name << ": " << op.Info().shape << ", " << sets
            << (sets == 1 ? " working set of " : " working sets of ")
            << Size(op.set_bytes()) << std::endl;
-  if (!settings.warm && sets * op.set_bytes() < cold_bytes) {
+  if (!settings.warm && sets * op.set_bytes() < kColdPasses * cache_bytes) {
     progress << entry.name << ": no more can be made; the caches may hold "
              << Size(sets * op.set_bytes()) << ": not a figure of DRAM"
              << std::endl;
@@ -283,21 +299,23 @@ absl::Status RunCase(const OpEntry& entry, const Ready& ready,
     progress << entry.name << ": comparing with the reference" << std::endl;
     QUERN_ASSIGN_OR_RETURN(max_err, op.Check(executor));
   }
-  limits.Calibrate(CalibrationRounds(settings), executor);
+  limits.Calibrate(op.Info().dram_kind, CalibrationRounds(settings), executor);
   progress << entry.name << ": " << settings.runs << " runs on "
            << settings.threads
            << (settings.threads == 1 ? " thread" : " threads") << std::endl;
-  Row row = Measure(op, sets, settings.runs, limits, executor);
+  Row row = Measure(op, {sets, settings.runs, settings.warm ? 0 : cache_bytes},
+                    limits, executor);
   row.op = std::string(entry.name);
   row.layer = ready.layer;
   row.threads = settings.threads;
   row.max_err = max_err;
   if (row.disturbed >= 2 * settings.runs) {
     progress << entry.name
-             << ": other processes had our cores; do not quote this"
+             << ": other processes had our CPUs; do not quote this"
              << std::endl;
   }
   printer.Print(row);
+  exceeded.Update(CheckOfLimits(row));
   return absl::OkStatus();
 }
 
@@ -305,30 +323,34 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
                    const Settings& settings, const CpuInfo& cpu,
                    std::ostream& out, std::ostream& progress) {
   const ScopedIsa scoped_isa(settings.isa);
-  const int64_t cold_bytes = 8 * cpu.last_level_bytes();
-  QUERN_ASSIGN_OR_RETURN(std::vector<Ready> cases,
-                         Prepare(entry, args, settings, cold_bytes));
+  const int64_t cache_bytes = cpu.last_level_bytes();
+  QUERN_ASSIGN_OR_RETURN(
+      std::vector<Ready> cases,
+      Prepare(entry, args, settings, kColdPasses * cache_bytes));
   QUERN_ASSIGN_OR_RETURN(const auto executor,
                          HwyExecutor::Create(settings.threads));
   QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
   QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
   Printer printer(settings.table, out);
+  absl::Status
+      exceeded;  // the first; the other cases are measured all the same
   for (size_t i = 0; i < cases.size(); ++i) {
     if (cases.size() > 1) {
       progress << entry.name << ": " << i + 1 << " of " << cases.size()
                << (cases[i].layer.empty() ? "" : ": ") << cases[i].layer
                << std::endl;
     }
-    QUERN_RETURN_IF_ERROR(RunCase(entry, cases[i], settings, cold_bytes, limits,
-                                  *executor, printer, progress));
+    QUERN_RETURN_IF_ERROR(RunCase(entry, cases[i], settings, cache_bytes,
+                                  limits, *executor, printer, progress,
+                                  exceeded));
     cases[i].op.reset();  // its memory is the next one's
   }
-  return absl::OkStatus();
+  return exceeded;
 }
 
-absl::Status Run(absl::Span<const absl::string_view> words, bool terminal,
+absl::Status Run(absl::Span<const OpEntry> ops,
+                 absl::Span<const absl::string_view> words, bool terminal,
                  std::ostream& out, std::ostream& progress) {
-  const std::vector<OpEntry> ops = AllOps();
   const auto named = [&](absl::string_view name) {
     return std::find_if(ops.begin(), ops.end(), [name](const OpEntry& entry) {
       return entry.name == name;
@@ -362,15 +384,16 @@ absl::Status Run(absl::Span<const absl::string_view> words, bool terminal,
 
 }  // namespace
 
-int RunPerf(absl::Span<const absl::string_view> words, bool terminal,
+int RunPerf(absl::Span<const OpEntry> ops,
+            absl::Span<const absl::string_view> words, bool terminal,
             std::ostream& out, std::ostream& progress) {
   for (const absl::string_view word : words) {
     if (word == "--help" || word == "-h") {
-      out << Help(words[0]);
+      out << Help(ops, words[0]);
       return 0;
     }
   }
-  const absl::Status status = Run(words, terminal, out, progress);
+  const absl::Status status = Run(ops, words, terminal, out, progress);
   if (status.ok()) return 0;
   progress << status.message() << std::endl;
   return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ? 2

@@ -7,13 +7,16 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "tools/perf/op.h"
 
 namespace quern {
 
-// Runs `OP --key=value...`. Results go to `out`, one line each; progress and
-// refusals to `progress`. `terminal`: whether `out` is one, for the default of
+// Runs `OP --key=value...`, where OP is one of ops or `limits`. Results go to
+// `out`, one line each; progress and refusals to `progress`. `terminal`:
+// whether `out` is one, for the default of
 // --format. Returns the exit code: 0; 1: failed; 2: refused.
-int RunPerf(absl::Span<const absl::string_view> words, bool terminal,
+int RunPerf(absl::Span<const OpEntry> ops,
+            absl::Span<const absl::string_view> words, bool terminal,
             std::ostream& out, std::ostream& progress);
 
 }  // namespace quern

@@ -2,14 +2,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "core/executor.h"
+#include "core/status_macros.h"
 #include "gtest/gtest.h"
 #include "hwy/highway.h"
+#include "tools/perf/args.h"
 #include "tools/perf/json_testutil.h"
 #include "tools/perf/op.h"
 
@@ -26,8 +32,76 @@ Outcome Perf(absl::string_view line, bool terminal = false) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(line, ' ', absl::SkipEmpty());
   std::ostringstream out, progress;
-  const int exit_code = RunPerf(words, terminal, out, progress);
+  const int exit_code = RunPerf(AllOps(), words, terminal, out, progress);
   return {exit_code, out.str(), progress.str()};
+}
+
+// Does nothing, and says that it was much: no machine reaches an exaflop a
+// second, however disturbed.
+class Boaster final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    auto op = std::make_unique<Boaster>();
+    QUERN_ASSIGN_OR_RETURN(op->flops_, args.Int("flops", 0, kMost));
+    QUERN_ASSIGN_OR_RETURN(op->own_isa_, args.Flag("own_isa"));
+    return op;
+  }
+  static absl::StatusOr<std::vector<OpCase>> Cases(const Args& args) {
+    return std::vector<OpCase>{{args, "first"}, {args, "second"}};
+  }
+  static OpEntry Entry() {
+    return {"boaster",
+            "does nothing, and counts it",
+            {{"flops", "0", "of a call"}, {"own_isa", "0", "1: no target's"}},
+            &Create,
+            &Cases};
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape = "all";
+    info.dtype = "f32";
+    const int64_t targets = hwy::SupportedTargets();
+    info.isa = own_isa_ ? "own" : hwy::TargetName(targets & -targets);
+    info.flops = static_cast<double>(flops_);
+    info.SetTraffic(64, 0);
+    return info;
+  }
+  int64_t set_bytes() const override { return 64; }
+  absl::Status Setup(int64_t, Executor&) override { return absl::OkStatus(); }
+  void Run(int64_t, Executor&) override {}
+  absl::StatusOr<double> Check(Executor&) override { return 0; }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 60;
+  int64_t flops_ = 0;
+  bool own_isa_ = false;
+};
+
+TEST(DriverTest, FailsALineThatExceedsItsLimit) {
+  const auto perf = [](const std::vector<absl::string_view>& words) {
+    std::ostringstream out, progress;
+    const int exit_code =
+        RunPerf({Boaster::Entry()}, words, false, out, progress);
+    return Outcome{exit_code, out.str(), progress.str()};
+  };
+  const Outcome honest = perf({"boaster", "--runs=1", "--threads=1"});
+  EXPECT_EQ(honest.exit_code, 0) << honest.progress;
+
+  const Outcome boast = perf(
+      {"boaster", "--runs=1", "--threads=1", "--flops=1000000000000000000"});
+  EXPECT_EQ(boast.exit_code, 1) << boast.out;
+  EXPECT_NE(boast.progress.find("\nboaster: of_peak="), std::string::npos)
+      << boast.progress;
+  EXPECT_NE(boast.progress.find(" at all; need at most "), std::string::npos)
+      << boast.progress;
+  // The other shapes are measured all the same.
+  EXPECT_NE(boast.out.find("\"layer\": \"first\""), std::string::npos);
+  EXPECT_NE(boast.out.find("\"layer\": \"second\""), std::string::npos);
+
+  const Outcome other = perf({"boaster", "--runs=1", "--threads=1",
+                              "--flops=1000000000000000000", "--own_isa=1"});
+  EXPECT_EQ(other.exit_code, 0) << other.progress;
 }
 
 TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
@@ -138,11 +212,21 @@ TEST(DriverTest, PrintsTheLimitsOfOneThread) {
   const Outcome outcome = Perf("limits --threads=1 --runs=1");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.progress;
   EXPECT_EQ(outcome.out.rfind("{\"op\": \"limits\"", 0), 0u) << outcome.out;
-  for (const char* name : {"dram_read", "dram_write", "dram_copy", "l2_read",
-                           "f32_fma", "bf16_dot", "i8_dot"}) {
+  for (const char* name :
+       {"dram_read", "dram_write", "dram_copy", "dram_update", "l2_read",
+        "f32_fma", "bf16_dot", "i8_dot"}) {
     EXPECT_NE(outcome.out.find("\"" + std::string(name) + "\""),
               std::string::npos)
         << name;
+  }
+  EXPECT_NE(outcome.out.find("\"pages\": \"4K\""), std::string::npos);
+  for (const std::string& line : std::vector<std::string>(
+           absl::StrSplit(outcome.out, '\n', absl::SkipEmpty()))) {
+    const auto fields = FlatJson::Parse(line);
+    ASSERT_TRUE(fields.has_value()) << line;
+    for (const char* name : {"ghz", "per_cycle", "variant", "note"}) {
+      EXPECT_NE(fields->at(name), "null") << line;
+    }
   }
 }
 

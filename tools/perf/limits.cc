@@ -1,5 +1,7 @@
 #include "tools/perf/limits.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -9,16 +11,15 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "core/aligned_buffer.h"
 #include "core/cpu_info.h"
-#include "core/dtype.h"
 #include "core/executor.h"
 #include "core/status_macros.h"
-#include "hwy/base.h"
 #include "tools/perf/limits_kernels.h"
 #include "tools/perf/op.h"
 #include "tools/perf/timer.h"
@@ -27,23 +28,38 @@ namespace quern {
 namespace {
 
 // One task of a memory loop: enough to forget its start, few enough bytes that
-// a worker which lost its core does not hold up the rest.
+// a worker which lost its CPU does not hold up the rest.
 constexpr size_t kTaskBytes = 2 << 20;
-constexpr double kPeakSeconds = 1e-3;
 constexpr size_t kParts = 8;
-// Bytes that the loop is ahead of itself; 0: the hardware prefetcher alone.
 constexpr std::array<size_t, 5> kPrefetch = {0, 512, 1024, 2048, 4096};
+constexpr double kPeakSeconds = 1e-3;
+constexpr int kPeakParts = 4;
 
 // Where results go that nobody reads, so that they must be computed.
 std::atomic<uint64_t> sink{0};
 
-// One, two, one, two...: no denormals, no overflow, not all equal.
-template <typename T>
-void FillOperands(T one, T two, AlignedBuffer& buffer) {
-  T* data = buffer.data<T>();
-  for (size_t i = 0; i < buffer.bytes() / sizeof(T); ++i) {
-    data[i] = i % 3 == 0 ? two : one;
+// One cycle: the compiler knows neither operand, so it cannot fold additions.
+inline void AddOnce(uint64_t& sum, uint64_t& one) {
+#if defined(__GNUC__)
+  asm volatile("" : "+r"(sum), "+r"(one));
+#endif
+  sum += one;
+}
+
+// Every way that is worth a try: all of them are within a tenth of the best on
+// one CPU or another.
+std::vector<StreamWay> WaysOf(DramKind kind) {
+  std::vector<StreamWay> ways;
+  for (const bool past_caches : {true, false}) {
+    if (past_caches && kind.writes == 0) continue;
+    for (const size_t streams : {size_t{1}, kMaxStreams}) {
+      for (const size_t prefetch : kPrefetch) {
+        if (prefetch > 0 && kind == DramKind::kWrite) continue;
+        ways.push_back({streams, prefetch, past_caches});
+      }
+    }
   }
+  return ways;
 }
 
 }  // namespace
@@ -55,88 +71,103 @@ absl::string_view PagesName(const AlignedBuffer& buffer) {
   return huge <= 0.05 * all ? "4K" : "mixed";
 }
 
-absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu) {
+absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu, LimitPages pages) {
   Limits limits;
-  limits.kernels_ = GetLimitKernels();
+  limits.streams_ = GetStreamKernels();
+  limits.peaks_ = GetPeakKernels();
   limits.l2_set_bytes_ = cpu.l2_bytes / 2;
   limits.l3_bytes_ = cpu.l3_bytes;
   const int64_t bytes =
       std::max<int64_t>(8 * cpu.last_level_bytes(), int64_t{256} << 20);
-  // Parts of halves of whole tasks.
-  const auto unit = static_cast<int64_t>(2 * kParts * kTaskBytes);
+  // Parts of whole tasks.
+  const auto unit = static_cast<int64_t>(kParts * kTaskBytes);
   QUERN_ASSIGN_OR_RETURN(
       limits.buffer_, AlignedBuffer::Create((bytes + unit - 1) / unit * unit));
+#ifdef MADV_NOHUGEPAGE
+  if (pages == LimitPages::kSmall) {
+    madvise(limits.buffer_.data(), limits.buffer_.bytes(), MADV_NOHUGEPAGE);
+  }
+#endif
   std::memset(limits.buffer_.data(), 1, limits.buffer_.bytes());
   limits.pages_ = std::string(PagesName(limits.buffer_));
-  for (AlignedBuffer& operands : limits.operands_) {
-    QUERN_ASSIGN_OR_RETURN(operands, AlignedBuffer::Create(kOperandBytes));
-  }
-  FillOperands<float>(1.0f, 2.0f, limits.operands_[0]);
-  FillOperands<BFloat16>(hwy::BF16FromF32(1.0f), hwy::BF16FromF32(2.0f),
-                         limits.operands_[1]);
-  FillOperands<uint8_t>(1, 2, limits.operands_[2]);
   return limits;
 }
 
-void Limits::Calibrate(int64_t rounds, Executor& executor) {
-  const auto best = [&](DramKind kind, size_t& prefetch) {
-    std::array<double, kPrefetch.size()> seconds;
-    seconds.fill(std::numeric_limits<double>::infinity());
-    for (int64_t round = 0; round < rounds; ++round) {
-      for (size_t i = 0; i < kPrefetch.size(); ++i) {
-        prefetch = kPrefetch[i];
-        seconds[i] = std::min(seconds[i], Dram(kind, executor).seconds);
-      }
+void Limits::Calibrate(DramKind kind, int64_t rounds, Executor& executor) {
+  const std::vector<StreamWay> ways = WaysOf(kind);
+  std::vector<double> seconds(ways.size(),
+                              std::numeric_limits<double>::infinity());
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      seconds[i] = std::min(seconds[i], Dram(kind, ways[i], executor).seconds);
     }
-    prefetch = kPrefetch[static_cast<size_t>(
-        std::min_element(seconds.begin(), seconds.end()) - seconds.begin())];
-  };
-  best(DramKind::kRead, read_prefetch_);
-  best(DramKind::kCopy, copy_prefetch_);
+  }
+  const auto best = static_cast<size_t>(
+      std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
+  for (Way& way : ways_) {
+    if (way.kind == kind) {
+      way.way = ways[best];
+      return;
+    }
+  }
+  ways_.push_back({kind, ways[best]});
+}
+
+StreamWay Limits::WayOf(DramKind kind) const {
+  for (const Way& way : ways_) {
+    if (way.kind == kind) return way.way;
+  }
+  return WaysOf(kind).front();
 }
 
 LimitSample Limits::Dram(DramKind kind, Executor& executor) {
-  const size_t half = buffer_.bytes() / 2;
-  const bool copy = kind == DramKind::kCopy;
-  const size_t part = (copy ? half : buffer_.bytes()) / kParts;
-  uint8_t* data = buffer_.data() + next_part_ * part;
-  next_part_ = (next_part_ + 1) % kParts;
+  return Dram(kind, WayOf(kind), executor);
+}
+
+LimitSample Limits::Dram(DramKind kind, StreamWay way, Executor& executor) {
+  const size_t part = buffer_.bytes() / kParts;
   const auto tasks = static_cast<int64_t>(part / kTaskBytes);
-  LimitSample sample;
-  sample.amount = static_cast<double>(copy ? 2 * part : part);
-  sample.seconds = Seconds([&] {
+  const auto touched = static_cast<size_t>(kind.touched());
+  const size_t round_bytes = touched * kLimitBlockBytes;
+  const size_t rounds = kTaskBytes / round_bytes / kMaxStreams * kMaxStreams;
+  const size_t reads =
+      static_cast<size_t>(kind.reads) * rounds * kLimitBlockBytes;
+  const size_t writes =
+      static_cast<size_t>(kind.writes) * rounds * kLimitBlockBytes;
+  const auto pass = [&] {
+    uint8_t* data = buffer_.data() + next_part_ * part;
+    next_part_ = (next_part_ + 1) % kParts;
     executor.ParallelFor(tasks, [&](int64_t task, int) {
       uint8_t* begin = data + static_cast<size_t>(task) * kTaskBytes;
-      switch (kind) {
-        case DramKind::kRead:
-          sink.fetch_xor(kernels_.read(begin, kTaskBytes, read_prefetch_),
-                         std::memory_order_relaxed);
-          break;
-        case DramKind::kWrite:
-          kernels_.write(begin, kTaskBytes);
-          break;
-        case DramKind::kCopy:
-          kernels_.copy(begin, begin + half, kTaskBytes, copy_prefetch_);
-          break;
-      }
+      const StreamRegions regions = {begin, begin + reads,
+                                     begin + reads + writes, rounds};
+      sink.fetch_xor(streams_.stream(kind, way, regions),
+                     std::memory_order_relaxed);
     });
-  });
+  };
+  pass();
+  LimitSample sample;
+  sample.amount = static_cast<double>(tasks) *
+                  static_cast<double>(rounds * kLimitBlockBytes) * kind.moved();
+  sample.seconds = Seconds(pass);
   return sample;
 }
 
 LimitSample Limits::CacheRead(int64_t bytes_per_worker,
                               Executor& executor) const {
-  const size_t block = kLimitBlockBytes;
+  constexpr size_t kUnit = kLimitBlockBytes * kMaxStreams;
   const size_t bytes =
-      std::max(static_cast<size_t>(bytes_per_worker) / block * block, block);
+      std::max(static_cast<size_t>(bytes_per_worker) / kUnit * kUnit, kUnit);
   const auto workers = static_cast<size_t>(executor.num_workers());
   // A quarter of a millisecond at least.
   const size_t passes = std::max<size_t>(4, (size_t{64} << 20) / bytes);
   const auto read = [&](size_t times) {
     executor.ParallelFor(static_cast<int64_t>(workers), [&](int64_t task, int) {
       const uint8_t* begin = buffer_.data() + static_cast<size_t>(task) * bytes;
+      const StreamRegions regions = {begin, nullptr, nullptr,
+                                     bytes / kLimitBlockBytes};
       for (size_t i = 0; i < times; ++i) {
-        sink.fetch_xor(kernels_.read(begin, bytes, 0),
+        sink.fetch_xor(streams_.stream(DramKind::kRead, StreamWay(), regions),
                        std::memory_order_relaxed);
       }
     });
@@ -148,36 +179,72 @@ LimitSample Limits::CacheRead(int64_t bytes_per_worker,
   return sample;
 }
 
-LimitSample Limits::Peak(PeakKind kind, Executor& executor) {
-  const DotKernel& dot = kind == PeakKind::kF32    ? kernels_.f32
-                         : kind == PeakKind::kBF16 ? kernels_.bf16
-                                                   : kernels_.i8;
-  const auto index = static_cast<size_t>(kind);
-  const uint8_t* operands = operands_[index].data();
-  const auto run = [&](int64_t steps, Executor& on) {
-    return Seconds([&] {
-      on.ParallelFor(on.num_workers(), [&](int64_t, int) {
-        const double sum = dot.run(static_cast<size_t>(steps), operands);
-        sink.fetch_xor(sum != 0 ? 1 : 0, std::memory_order_relaxed);
-      });
-    });
-  };
-  int64_t& steps = steps_[index];
-  if (steps == 0) {
-    InlineExecutor inline_executor;
-    // The shortest of three, so that a disturbance does not end the doubling.
-    steps = 1024;
-    const auto shortest = [&] {
-      return std::min({run(steps, inline_executor), run(steps, inline_executor),
-                       run(steps, inline_executor)});
-    };
-    while (shortest() < kPeakSeconds * 0.7) steps *= 2;
+const PeakKernel& Limits::Kernel(PeakKind kind) const {
+  switch (kind) {
+    case PeakKind::kF32:
+      return peaks_.f32;
+    case PeakKind::kBF16:
+      return peaks_.bf16;
+    case PeakKind::kI8:
+      break;
   }
+  return peaks_.i8;
+}
+
+LimitSample Limits::Peak(PeakKind kind, Executor& executor) {
+  const PeakKernel& kernel = Kernel(kind);
+  size_t& steps = steps_[static_cast<size_t>(kind)];
+  // The shortest of `times`.
+  const auto shortest = [&](int times) {
+    double seconds = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < times; ++i) {
+      seconds = std::min(seconds, Seconds([&] {
+                           sink.fetch_xor(kernel.run(steps, 1, 1) != 0 ? 1 : 0,
+                                          std::memory_order_relaxed);
+                         }));
+    }
+    return seconds;
+  };
+  if (steps == 0) {
+    steps = 1024;
+    while (shortest(3) < kPeakSeconds / kPeakParts * 0.7) steps *= 2;
+  }
+  const int workers = executor.num_workers();
+  std::vector<double> seconds(static_cast<size_t>(workers));
+  executor.ParallelFor(workers, [&](int64_t task, int) {
+    seconds[static_cast<size_t>(task)] = shortest(kPeakParts);
+  });
+  const double ops = kernel.ops_per_step() * static_cast<double>(steps);
+  double rate = 0;
+  for (const double s : seconds) rate += ops / s;
   LimitSample sample;
-  sample.amount = dot.ops_per_step * static_cast<double>(steps) *
-                  static_cast<double>(executor.num_workers());
-  sample.seconds = run(steps, executor);
+  sample.seconds = *std::max_element(seconds.begin(), seconds.end());
+  sample.amount = rate * sample.seconds;
   return sample;
+}
+
+LimitSample Limits::Clock() {
+  constexpr int kRounds = 16000;  // 40 us at 3 GHz
+  LimitSample best;
+  best.amount = 8.0 * kRounds;
+  for (int i = 0; i < kPeakParts; ++i) {
+    uint64_t sum = 1, one = 1;
+    const double seconds = Seconds([&] {
+      for (int round = 0; round < kRounds; ++round) {
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+        AddOnce(sum, one);
+      }
+    });
+    sink.fetch_xor(sum, std::memory_order_relaxed);
+    if (i == 0 || seconds < best.seconds) best.seconds = seconds;
+  }
+  return best;
 }
 
 int64_t Limits::l3_set_bytes(int workers) const {
@@ -186,13 +253,15 @@ int64_t Limits::l3_set_bytes(int workers) const {
 }
 
 std::string Limits::Variant(DramKind kind) const {
-  if (kind == DramKind::kWrite) return "nt stores";
-  const bool copy = kind == DramKind::kCopy;
-  const size_t prefetch = copy ? copy_prefetch_ : read_prefetch_;
-  return absl::StrCat(copy ? "nt stores, " : "",
-                      prefetch == 0
-                          ? std::string("plain loads")
-                          : absl::StrCat("prefetch ", prefetch, " B ahead"));
+  const StreamWay way = WayOf(kind);
+  std::string text;
+  if (kind.writes > 0) text = way.past_caches ? "nt stores, " : "stores, ";
+  absl::StrAppend(&text, way.streams,
+                  way.streams == 1 ? " stream" : " streams");
+  if (way.prefetch_bytes > 0) {
+    absl::StrAppend(&text, ", prefetch ", way.prefetch_bytes, " B");
+  }
+  return text;
 }
 
 }  // namespace quern

@@ -6,36 +6,65 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tools/perf/op.h"
+
 namespace quern {
 
-// Dot products read their operands from a buffer of this size: half an L1.
-constexpr size_t kOperandBytes = 16 << 10;
-// Memory loops work on whole blocks: eight of the widest vectors.
+// Memory loops touch whole blocks: eight of the widest vectors.
 constexpr size_t kLimitBlockBytes = 512;
+// Places that a memory loop may be at by turns. More of them occupy more of the
+// hardware's prefetchers.
+constexpr size_t kMaxStreams = 4;
 
-// steps times: c[i, j] += dot(a[i], b[j]) on a register tile, operands from L1
-// as in a matrix product. The result depends on every step.
-struct DotKernel {
-  double (*run)(size_t steps, const uint8_t* operands);
-  double ops_per_step;  // multiplications plus additions
+// One way to run a memory loop. The best of several ways is the limit.
+struct StreamWay {
+  size_t streams = 1;  // 1 or kMaxStreams
+  // Software prefetch this far ahead of the loads; 0: the hardware's alone.
+  size_t prefetch_bytes = 0;
+  bool past_caches = false;  // non-temporal stores, of kind.writes alone
 };
 
-struct LimitKernels {
+// The three regions of a memory loop, each aligned to a block, none of which
+// overlaps another: `rounds` * kind.reads blocks that are read, and likewise
+// for writes and updates.
+struct StreamRegions {
+  const uint8_t* read;
+  uint8_t* write;
+  uint8_t* update;
+  size_t rounds;  // a multiple of kMaxStreams
+};
+
+// Independent multiply-adds on operands that stay in registers: no loads, no
+// stores, and enough sums to hide the latency of one.
+struct PeakKernel {
+  // sum[i, lane] += a * b, `steps` times on every sum and lane. Returns the
+  // total of all sums, which depends on every step. int8: 0 <= a <= 255 and
+  // -128 <= b <= 127, and each sum is below 2^31.
+  double (*run)(size_t steps, int a, int b);
+  int sums;              // independent chains of additions
+  double ops_per_sum;    // of one step of one sum; a multiply-add is two
+  const char* sequence;  // the instructions of one step of one sum
+  double ops_per_step() const { return sums * ops_per_sum; }
+};
+
+struct StreamKernels {
   const char* target;
-  // All loads; `prefetch_bytes` ahead, 0: by the hardware alone. The result
-  // depends on every byte.
-  uint64_t (*read)(const uint8_t* data, size_t bytes, size_t prefetch_bytes);
-  // Non-temporal stores.
-  void (*write)(uint8_t* data, size_t bytes);
-  // Loads and non-temporal stores.
-  void (*copy)(const uint8_t* from, uint8_t* to, size_t bytes,
-               size_t prefetch_bytes);
-  DotKernel f32;   // operands f32
-  DotKernel bf16;  // operands bf16, sums f32
-  DotKernel i8;    // operands u8 and s8, sums i32
+  // A round reads kind.reads blocks, stores kind.writes blocks of ones, and
+  // flips the lowest bit of every byte of kind.updates blocks. The result
+  // depends on every byte that was read.
+  uint64_t (*stream)(DramKind kind, StreamWay way,
+                     const StreamRegions& regions);
 };
 
-LimitKernels GetLimitKernels();
+struct PeakKernels {
+  const char* target;
+  PeakKernel f32;
+  PeakKernel bf16;  // sums in f32; the f32 kernel where bf16 must be widened
+  PeakKernel i8;    // u8 * s8, sums in i32
+};
+
+StreamKernels GetStreamKernels();
+PeakKernels GetPeakKernels();
 
 }  // namespace quern
 

@@ -8,9 +8,10 @@
 
 #include "absl/strings/string_view.h"
 #include "tools/perf/driver.h"
+#include "tools/perf/op.h"
 
 int main(int argc, char** argv) {
   const std::vector<absl::string_view> words(argv + 1, argv + argc);
-  return quern::RunPerf(words, isatty(STDOUT_FILENO) != 0, std::cout,
-                        std::cerr);
+  return quern::RunPerf(quern::AllOps(), words, isatty(STDOUT_FILENO) != 0,
+                        std::cout, std::cerr);
 }

@@ -21,6 +21,8 @@ namespace {
 // The clock and the fork-join must not matter: a shorter call is repeated.
 constexpr double kSampleSeconds = 200e-6;
 constexpr int64_t kMaxCallsPerSample = 1 << 20;
+// What the caches hold of such a call is a few percent of its time.
+constexpr double kLongCallSeconds = 50e-3;
 
 }  // namespace
 
@@ -41,6 +43,27 @@ std::vector<double> Samples::Used() const {
   std::vector<double> values;
   for (size_t i = 0; i < used; ++i) values.push_back(sorted[i].value);
   return values;
+}
+
+Samples Samples::Slice(int64_t begin, int64_t end) const {
+  Samples slice;
+  for (int64_t i = begin; i < end; ++i) {
+    const Sample& sample = samples_[static_cast<size_t>(i)];
+    slice.Add(sample.value, sample.delay);
+  }
+  return slice;
+}
+
+Bound BoundOf(const Samples& samples) {
+  const int64_t half = (samples.taken() + 1) / 2;
+  const std::vector<double> first = samples.Slice(0, half).Used();
+  const std::vector<double> second =
+      samples.Slice(samples.taken() - half, samples.taken()).Used();
+  const double low = std::min(Median(first), Median(second));
+  const double high = std::max(Median(first), Median(second));
+  const double best = std::max(Largest(first), Largest(second));
+  return {high,
+          samples.taken() > 1 && high <= 1.05 * low && best <= 1.1 * high};
 }
 
 bool TakeMore(const Samples& samples, int64_t runs, double seconds) {
@@ -66,13 +89,19 @@ int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, int64_t max_sets,
       DivCeil(cold_bytes, std::max<int64_t>(set_bytes, 1)), 1, max_sets);
 }
 
-Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
+Row Measure(Op& op, const MeasureSpec& spec, Limits& limits,
             Executor& executor) {
   const OpInfo info = op.Info();
+  const DramKind kind = info.dram_kind;
+  const double touched =
+      info.bytes * kind.touched() / static_cast<double>(kind.moved());
+  const auto cache = static_cast<double>(spec.cache_bytes);
+  const bool cold = cache > 0 && static_cast<double>(spec.sets) * touched >=
+                                     (kColdPasses - 1) * cache;
   int64_t set = 0;
   const auto call = [&] {
     op.Run(set, executor);
-    set = set + 1 < sets ? set + 1 : 0;
+    set = set + 1 < spec.sets ? set + 1 : 0;
   };
   op.BeginTimed();
   double once = Seconds(call);  // the first one pays for what is set up lazily
@@ -83,18 +112,29 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
   const int64_t calls = std::clamp<int64_t>(
       static_cast<int64_t>(std::ceil(kSampleSeconds / std::max(once, 1e-9))), 1,
       kMaxCallsPerSample);
+  const bool writes = kind.writes + kind.updates > 0;
+  const int64_t untimed_calls =
+      cold && writes && once < kLongCallSeconds
+          ? static_cast<int64_t>(std::ceil(cache / touched))
+          : 0;
 
-  Samples dram, peak;
-  const auto sample_dram = [&] {
-    const PreemptionWatch watch;
-    const LimitSample sample = limits.Dram(info.dram_kind, executor);
-    dram.Add(sample.amount / sample.seconds * 1e-9,
-             watch.Delay(sample.seconds));
+  Samples dram, peak, clock;
+  const auto sample_limits = [&] {
+    const auto take = [](Samples& samples, double unit, const auto& limit) {
+      const PreemptionWatch watch;
+      const LimitSample sample = limit();
+      samples.Add(sample.rate() * unit, watch.Delay(sample.seconds));
+    };
+    take(dram, 1e-9, [&] { return limits.Dram(kind, executor); });
+    take(peak, 1e-9, [&] { return limits.Peak(info.peak_kind, executor); });
+    take(clock, 1e-9, [] { return Limits::Clock(); });
   };
-  sample_dram();
+  sample_limits();
   Samples microseconds;
-  for (const Stopwatch total; TakeMore(microseconds, runs, total.seconds());) {
+  for (const Stopwatch total;
+       TakeMore(microseconds, spec.runs, total.seconds());) {
     op.BeginTimed();
+    for (int64_t c = 0; c < untimed_calls; ++c) call();
     {
       const PreemptionWatch watch;
       const double seconds = Seconds([&] {
@@ -104,13 +144,7 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
                        watch.Delay(seconds));
     }
     op.EndTimed(executor);
-    {
-      const PreemptionWatch watch;
-      const LimitSample sample = limits.Peak(info.peak_kind, executor);
-      peak.Add(sample.amount / sample.seconds * 1e-9,
-               watch.Delay(sample.seconds));
-    }
-    sample_dram();
+    sample_limits();
   }
 
   Row row;
@@ -119,19 +153,26 @@ Row Measure(Op& op, int64_t sets, int64_t runs, Limits& limits,
   row.isa = info.isa;
   row.bytes = info.bytes;
   row.flops = info.flops;
-  row.dram_kind = std::string(DramKindName(info.dram_kind));
+  row.dram_kind = DramKindName(kind);
   const std::vector<double> used = microseconds.Used();
   row.runs = static_cast<int64_t>(used.size());
   row.median_us = Median(used);
   row.min_us = Smallest(used);
   row.disturbed = microseconds.disturbed();
-  row.dram_gbps = Median(dram.Used());
+  const Bound dram_bound = BoundOf(dram);
+  const Bound peak_bound = BoundOf(peak);
+  row.dram_gbps = dram_bound.value;
   row.dram_min_gbps = Smallest(dram.Used());
   row.dram_max_gbps = Largest(dram.Used());
-  row.peak_gflops = Median(peak.Used());
+  row.peak_gflops = peak_bound.value;
+  row.ghz = Largest(clock.Used());
+  row.dram_bounds = cold;
+  // oneDNN may have instructions that no target of ours has.
+  row.peak_bounds = info.isa == limits.target();
+  row.steady = dram_bound.steady && peak_bound.steady;
   row.pages = std::string(limits.pages());
-  row.variant = limits.Variant(info.dram_kind);
-  row.sets = sets;
+  row.variant = limits.Variant(kind);
+  row.sets = spec.sets;
   return row;
 }
 

@@ -86,6 +86,43 @@ TEST(CollectTest, KeepsWhatWasTaken) {
   EXPECT_LE(samples.clean(), 5);
 }
 
+TEST(SamplesTest, SlicesInTheOrderOfTaking) {
+  Samples samples;
+  for (const double value : {4.0, 1.0, 3.0, 2.0}) samples.Add(value, 0);
+  EXPECT_EQ(samples.Slice(0, 2).Used(), (std::vector<double>{4, 1}));
+  EXPECT_EQ(samples.Slice(1, 4).Used(), (std::vector<double>{1, 3, 2}));
+  EXPECT_EQ(samples.Slice(2, 2).taken(), 0);
+}
+
+Bound BoundOfValues(const std::vector<double>& values) {
+  Samples samples;
+  for (const double value : values) samples.Add(value, 0);
+  return BoundOf(samples);
+}
+
+TEST(BoundOfTest, IsTheLargerOfBeforeAndAfter) {
+  EXPECT_EQ(BoundOfValues({100, 101}).value, 101);
+  EXPECT_EQ(BoundOfValues({101, 100, 100, 99}).value, 100.5);
+  EXPECT_EQ(BoundOfValues({20, 21, 19, 40, 39, 41}).value, 40);
+  // The one in the middle is in both halves.
+  EXPECT_EQ(BoundOfValues({100, 90, 80}).value, 95);
+}
+
+TEST(BoundOfTest, IsSteadyWhereBeforeAndAfterAgree) {
+  EXPECT_TRUE(BoundOfValues({100, 104}).steady);
+  EXPECT_FALSE(BoundOfValues({100, 106}).steady);
+  EXPECT_FALSE(BoundOfValues({106, 100}).steady);
+  // One sample has no other to agree with.
+  EXPECT_FALSE(BoundOfValues({100}).steady);
+}
+
+TEST(BoundOfTest, IsNotSteadyWhereOneSampleWasMuchFaster) {
+  EXPECT_TRUE(BoundOfValues({100, 100, 109, 100, 100, 100}).steady);
+  EXPECT_FALSE(BoundOfValues({100, 100, 112, 100, 100, 100}).steady);
+  // Slow samples are neighbours; the limit is not lower for them.
+  EXPECT_TRUE(BoundOfValues({100, 100, 50, 100, 100, 100}).steady);
+}
+
 TEST(SetsForTest, CoversTheColdBytes) {
   EXPECT_EQ(SetsFor(100, 256, 9, false), 3);
   EXPECT_EQ(SetsFor(256, 256, 9, false), 1);

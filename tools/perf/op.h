@@ -18,10 +18,37 @@
 
 namespace quern {
 
-// The DRAM limit of an op: the read rate where it mostly reads, the copy rate
-// (bytes read plus written) where it writes as much as it reads.
-enum class DramKind { kRead, kWrite, kCopy };
-absl::string_view DramKindName(DramKind kind);
+// What a loop does with memory, as small whole numbers of cache lines. A limit
+// of DRAM is the rate of one such loop, in bytes read plus bytes written; an
+// update in place is both. The rates differ: a store past the caches is not a
+// read and a store of the same line, so a copy does not bound an update.
+struct DramKind {
+  int reads = 0;
+  int writes = 0;
+  int updates = 0;
+
+  static const DramKind kRead;
+  static const DramKind kWrite;
+  static const DramKind kCopy;
+  static const DramKind kUpdate;
+
+  // Lines that are touched, and lines that move.
+  int touched() const { return reads + writes + updates; }
+  int moved() const { return touched() + updates; }
+  friend bool operator==(DramKind a, DramKind b) {
+    return a.reads == b.reads && a.writes == b.writes && a.updates == b.updates;
+  }
+};
+inline constexpr DramKind DramKind::kRead = {1, 0, 0};
+inline constexpr DramKind DramKind::kWrite = {0, 1, 0};
+inline constexpr DramKind DramKind::kCopy = {1, 1, 0};
+inline constexpr DramKind DramKind::kUpdate = {0, 0, 1};
+
+// The kind of at most eight lines that is nearest to these numbers of bytes.
+// What is less than a sixteenth of the whole may count as nothing.
+DramKind DramKindOf(double read, double written, double updated);
+// "read", "write", "copy", "update", else e.g. "2r+1w+1u".
+std::string DramKindName(DramKind kind);
 
 // The dot product whose peak is the arithmetic limit.
 enum class PeakKind { kF32, kBF16, kI8 };
@@ -36,6 +63,13 @@ struct OpInfo {
   double flops = 0;   // useful operations of one call: a multiply-add is two
   DramKind dram_kind = DramKind::kRead;
   PeakKind peak_kind = PeakKind::kF32;
+
+  // Sets bytes and dram_kind. What is updated in place is neither in `read`
+  // nor in `written`.
+  void SetTraffic(double read, double written, double updated = 0) {
+    bytes = read + written + 2 * updated;
+    dram_kind = DramKindOf(read, written, updated);
+  }
 };
 
 class Op {

@@ -129,10 +129,10 @@ class ActAndMulOp final : public Op {
     info.shape = absl::StrCat("rows=", rows_, " d=", d());
     info.dtype = std::string(DTypeName(dtype()));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(2 * static_cast<double>(out_bytes()),
+                    static_cast<double>(out_bytes()));
     // Of silu: negate, exp, add, divide, multiply.
     info.flops = 5.0 * static_cast<double>(rows_ * d());
-    info.dram_kind = DramKind::kCopy;
     return info;
   }
 
@@ -226,9 +226,8 @@ class UnaryOp final : public Op {
     info.shape = absl::StrCat("rows=", rows_, " hidden=", hidden());
     info.dtype = std::string(DTypeName(dtype()));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(static_cast<double>(bytes()), static_cast<double>(bytes()));
     info.flops = 4.0 * static_cast<double>(rows_ * hidden());
-    info.dram_kind = DramKind::kCopy;
     return info;
   }
 

@@ -111,7 +111,7 @@ class RankThreads {
   }
 
   Fn fn_;
-  const bool may_spin_;  // else a spinner keeps a rank off its core
+  const bool may_spin_;  // else a spinner keeps a rank off its CPU
   // Written before calls_ grows; the last call was entered by all ranks.
   int64_t what_ = 0;
   alignas(64) std::atomic<int64_t> calls_{0};
@@ -144,9 +144,8 @@ class AllReduce final : public Op {
     info.dtype = std::string(DTypeName(dtype_));
     info.isa = group_[0]->target();
     // Each rank's part in, and the sum out, in the same place.
-    info.bytes = 2.0 * static_cast<double>(set_bytes());
+    info.SetTraffic(0, 0, static_cast<double>(set_bytes()));
     info.flops = static_cast<double>(ranks_ - 1) * static_cast<double>(count());
-    info.dram_kind = DramKind::kCopy;
     return info;
   }
 
@@ -171,7 +170,7 @@ class AllReduce final : public Op {
   }
 
   // The workers of the driver's executor spin for a while after their last
-  // task, on the cores that the ranks want.
+  // task, on the CPUs that the ranks want.
   void BeginTimed() override {
     std::this_thread::sleep_for(HwyExecutor::kIdle * 3 / 2);
     threads_->Wake();

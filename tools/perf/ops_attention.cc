@@ -135,10 +135,14 @@ class Attention final : public Op {
     // Of q and out, and of the cache, whose latent form holds values in keys.
     const auto dims = static_cast<double>(dim() + v_dim());
     const double kv_dims = latent ? static_cast<double>(dim()) : dims;
-    info.bytes = static_cast<double>(SizeOf(spec().kv.dtype())) * kv_tokens *
-                     kv_dims * static_cast<double>(spec().kv.kv_heads()) +
-                 static_cast<double>(SizeOf(spec().q_dtype)) * tokens * dims *
-                     static_cast<double>(spec().q_heads);
+    // A dimension of q or of out.
+    const double row_bytes = static_cast<double>(SizeOf(spec().q_dtype)) *
+                             tokens * static_cast<double>(spec().q_heads);
+    info.SetTraffic(static_cast<double>(SizeOf(spec().kv.dtype())) * kv_tokens *
+                            kv_dims *
+                            static_cast<double>(spec().kv.kv_heads()) +
+                        row_bytes * static_cast<double>(dim()),
+                    row_bytes * static_cast<double>(v_dim()));
     // Keys that a query sees, on average: causal.
     const double before = static_cast<double>(lengths_.kv_len) -
                           static_cast<double>(lengths_.q_len - 1) / 2;
@@ -147,7 +151,6 @@ class Attention final : public Op {
             ? before
             : std::min(before, static_cast<double>(spec().window_left + 1));
     info.flops = 2 * tokens * seen * static_cast<double>(spec().q_heads) * dims;
-    info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(spec().q_dtype);
     return info;
   }

@@ -155,10 +155,10 @@ class QuantisedLinear final : public Op {
     info.dtype = absl::StrCat(DTypeName(spec().a), "*", Weights::kName, "->",
                               DTypeName(spec().c));
     if (!plans_.empty()) info.isa = plans_.front().target();
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(static_cast<double>(weights_.bytes() + a_bytes()),
+                    static_cast<double>(c_bytes()));
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
-    info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(spec().a);
     return info;
   }

@@ -45,8 +45,8 @@ class Convert final : public Op {
     info.dtype = absl::StrCat(DTypeName(plan_.spec().from), "->",
                               DTypeName(plan_.spec().to));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
-    info.dram_kind = DramKind::kCopy;
+    info.SetTraffic(static_cast<double>(in_bytes()),
+                    static_cast<double>(out_bytes()));
     return info;
   }
 

@@ -109,13 +109,15 @@ class KvWrite final : public Op {
     info.dtype =
         absl::StrCat(DTypeName(input()), "->", DTypeName(layout().dtype()));
     info.isa = plan_.target();
-    const double row =
-        static_cast<double>(dim()) *
-        static_cast<double>(SizeOf(input()) + SizeOf(layout().dtype()));
+    // Keys and values.
+    const double rows =
+        2 * static_cast<double>(shape_.tokens * layout().kv_heads());
     const bool own = layout().scaling() == KvScaling::kPerTokenHead;
-    info.bytes = 2 * static_cast<double>(shape_.tokens * layout().kv_heads()) *
-                 (row + (own ? sizeof(float) : 0));
-    info.dram_kind = DramKind::kCopy;
+    info.SetTraffic(rows * static_cast<double>(dim()) *
+                        static_cast<double>(SizeOf(input())),
+                    rows * (static_cast<double>(dim()) *
+                                static_cast<double>(SizeOf(layout().dtype())) +
+                            (own ? sizeof(float) : 0)));
     return info;
   }
 

@@ -57,10 +57,10 @@ class Linear final : public Op {
     info.shape = absl::StrCat("m=", m_, " n=", n(), " k=", k());
     info.dtype = absl::StrCat(DTypeName(dtype_), "->", DTypeName(spec_.c));
     if (!plans_.empty()) info.isa = LinearIsa(plans_.front().Explain(m_));
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(static_cast<double>(weight_bytes() + a_bytes()),
+                    static_cast<double>(c_bytes()));
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
-    info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(dtype_);
     return info;
   }

@@ -48,8 +48,8 @@ class Pack final : public Op {
                               " source=", nk() ? "nk" : "kn");
     info.dtype = std::string(DTypeName(layout().dtype()));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
-    info.dram_kind = DramKind::kCopy;
+    info.SetTraffic(static_cast<double>(plain_bytes()),
+                    static_cast<double>(layout().bytes()));
     info.peak_kind = PeakKindOf(layout().dtype());
     return info;
   }

@@ -63,8 +63,8 @@ class Quantize final : public Op {
                               " azp=", azp() ? 1 : 0);
     info.dtype = absl::StrCat(DTypeName(dtype()), "->i8");
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
-    info.dram_kind = DramKind::kCopy;
+    info.SetTraffic(static_cast<double>(x_bytes()),
+                    static_cast<double>(set_bytes() - x_bytes()));
     return info;
   }
 

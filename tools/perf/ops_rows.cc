@@ -44,10 +44,10 @@ class RmsNorm final : public Op {
     info.shape = absl::StrCat("rows=", rows_, " hidden=", hidden());
     info.dtype = std::string(DTypeName(dtype()));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(static_cast<double>(x_bytes() + row_bytes()),
+                    static_cast<double>(x_bytes()));
     // A square and a sum; a product with the weight and one with 1 / rms.
     info.flops = 4.0 * static_cast<double>(rows_ * hidden());
-    info.dram_kind = DramKind::kCopy;
     return info;
   }
 

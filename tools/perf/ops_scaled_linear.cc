@@ -71,10 +71,10 @@ class ScaledLinear final : public Op {
         spec_.zero_points == Int8ZeroPoint::kUsed ? " azp" : "");
     info.dtype = absl::StrCat(DTypeName(spec_.a), "*i8->", DTypeName(spec_.c));
     if (!plans_.empty()) info.isa = LinearIsa(plans_.front().Explain(m_));
-    info.bytes = static_cast<double>(set_bytes());
+    info.SetTraffic(static_cast<double>(set_bytes() - c_bytes()),
+                    static_cast<double>(c_bytes()));
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
-    info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKind::kI8;
     return info;
   }

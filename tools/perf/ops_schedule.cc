@@ -78,8 +78,7 @@ class Schedule final : public Op {
                         makespan.total(), makespan.ratio()));
     info.dtype = "int32";
     info.isa = "none";
-    info.bytes = static_cast<double>(set_bytes());
-    info.dram_kind = DramKind::kWrite;
+    info.SetTraffic(0, static_cast<double>(set_bytes()));
     return info;
   }
 

@@ -68,12 +68,12 @@ class VarlenAttention final : public Op {
                      " head_dim=", spec_.head_dim, causal_ ? " causal" : "");
     info.dtype = std::string(DTypeName(spec_.dtype));
     info.isa = plan_.target();
-    info.bytes = static_cast<double>(QkvBytes() + OutBytes());
+    info.SetTraffic(static_cast<double>(QkvBytes()),
+                    static_cast<double>(OutBytes()));
     const auto len = static_cast<double>(len_);
     info.flops = 4 * static_cast<double>(tokens()) *
                  (causal_ ? (len + 1) / 2 : len) *
                  static_cast<double>(spec_.q_heads * spec_.head_dim);
-    info.dram_kind = DramKind::kRead;
     info.peak_kind = PeakKindOf(spec_.dtype);
     return info;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -77,7 +78,32 @@ std::string Percent(double fraction, int width) {
 
 }  // namespace
 
+double Row::per_cycle() const {
+  const double giga = flops > 0 ? gflops() : gbps();
+  return giga / (ghz * threads);
+}
+
 double Row::of_roof() const { return std::fmax(of_dram(), of_peak()); }
+
+absl::Status CheckOfLimits(const Row& row) {
+  const double most = row.steady ? kMostOfLimit : kMostOfUnsteady;
+  const auto check = [&](absl::string_view field, double value, double limit,
+                         absl::string_view unit) {
+    if (!(value > most)) return absl::OkStatus();
+    return absl::InternalError(absl::StrFormat(
+        "%s: %s=%.2f at %s; need at most %.2f of %s limit, %.1f %s", row.op,
+        field, value, row.shape, most,
+        row.steady ? "an undisturbed" : "a disturbed", limit, unit));
+  };
+  absl::Status status;
+  if (row.dram_bounds) {
+    status.Update(check("of_dram", row.of_dram(), row.dram_gbps, "GB/s"));
+  }
+  if (row.peak_bounds) {
+    status.Update(check("of_peak", row.of_peak(), row.peak_gflops, "GFLOP/s"));
+  }
+  return status;
+}
 
 std::string JsonLine(const Row& row) {
   JsonObject json;
@@ -107,27 +133,35 @@ std::string JsonLine(const Row& row) {
   json.AddUnlessEmpty("variant", row.variant);
   json.Add("sets", row.sets);
   json.Add("disturbed", row.disturbed);
+  json.Add("ghz", row.ghz);
+  json.Add("per_cycle", row.per_cycle());
+  json.Add("limits", absl::string_view(row.steady ? "steady" : "disturbed"));
+  json.AddUnlessEmpty("note", row.note);
   return json.Finish();
 }
 
 std::string TableHeader() {
   return absl::StrFormat(
-      "%-12s %-34s %-10s %-9s %3s %12s %12s %8s %9s %6s %8s %8s %8s %8s %9s",
+      "%-12s %-34s %-10s %-9s %3s %12s %12s %8s %9s %6s %8s %8s %8s %8s %9s "
+      "%5s %7s",
       "op", "shape", "dtype", "isa", "thr", "median us", "min us", "GB/s",
-      "GFLOP/s", "limit", "DRAM", "of DRAM", "of peak", "of roof", "max err");
+      "GFLOP/s", "limit", "DRAM", "of DRAM", "of peak", "of roof", "max err",
+      "GHz", "/cycle");
 }
 
 std::string TableLine(const Row& row) {
   std::string error = "-";
   if (std::isfinite(row.max_err)) error = absl::StrFormat("%.2g", row.max_err);
-  const std::string layer = row.layer.empty() ? "" : "  " + row.layer;
+  std::string end = row.layer.empty() ? "" : "  " + row.layer;
+  if (!row.note.empty()) end += "  " + row.note;
   return absl::StrFormat(
-      "%-12s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s%s", row.op,
-      row.shape, row.dtype, row.isa, row.threads, Cell(row.median_us, 12),
-      Cell(row.min_us, 12), Cell(row.gbps(), 8), Cell(row.gflops(), 9),
-      row.dram_kind.empty() ? "-" : row.dram_kind, Cell(row.dram_gbps, 8),
-      Percent(row.of_dram(), 8), Percent(row.of_peak(), 8),
-      Percent(row.of_roof(), 8), error, layer);
+      "%-12s %-34s %-10s %-9s %3d %s %s %s %s %6s %s %s %s %s %9s %s %s%s",
+      row.op, row.shape, row.dtype, row.isa, row.threads,
+      Cell(row.median_us, 12), Cell(row.min_us, 12), Cell(row.gbps(), 8),
+      Cell(row.gflops(), 9), row.dram_kind.empty() ? "-" : row.dram_kind,
+      Cell(row.dram_gbps, 8), Percent(row.of_dram(), 8),
+      Percent(row.of_peak(), 8), Percent(row.of_roof(), 8), error,
+      Cell(row.ghz, 5), Cell(row.per_cycle(), 7), end);
 }
 
 }  // namespace quern

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace quern {
@@ -35,18 +36,38 @@ struct Row {
   double dram_min_gbps = kAbsent;  // over the samples of this case
   double dram_max_gbps = kAbsent;
   std::string pages;      // of the limits' buffer: "2M", "4K", "mixed"
-  std::string variant;    // the loop behind dram_gbps
+  std::string variant;    // the loop behind dram_gbps, or behind a limit
   int64_t sets = 0;       // working sets that the runs rotate over
-  int64_t disturbed = 0;  // samples during which another process had our cores
+  int64_t disturbed = 0;  // samples during which another process had our CPUs
+  double ghz = kAbsent;   // clock of the calling thread
+  std::string note;       // for a reader, e.g. what the hardware can do
+
+  // Whether dram_gbps and peak_gflops bound this run: its working sets came
+  // from DRAM, and it ran on the instruction set of the limit.
+  bool dram_bounds = false;
+  bool peak_bounds = false;
+  // Whether the limits were the same before, during and after the run.
+  bool steady = false;
 
   double gbps() const { return bytes / median_us * 1e-3; }
   double gflops() const { return flops / median_us * 1e-3; }
   // Fractions of a limit: the time at that limit over the median time.
   double of_dram() const { return bytes / (dram_gbps * 1e3) / median_us; }
   double of_peak() const { return flops / (peak_gflops * 1e3) / median_us; }
+  // Operations, or bytes where there are none, of one thread in one cycle.
+  double per_cycle() const;
   // The larger of the two; the other one where one is absent.
   double of_roof() const;
 };
+
+// A limit is an upper bound. Internal if of_dram or of_peak of a run that it
+// bounds exceeds kMostOfLimit, which names the operator, the field, the value
+// and the bound: then the limit or the operator's count is wrong. A run whose
+// limits were not steady passes up to kMostOfUnsteady, because they may have
+// been higher while the operator ran.
+constexpr double kMostOfLimit = 1.03;
+constexpr double kMostOfUnsteady = 2;
+absl::Status CheckOfLimits(const Row& row);
 
 // {"op": ..., ...} without a line break. Numbers to six digits; what is not
 // finite is null.

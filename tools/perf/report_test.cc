@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "tools/perf/json_testutil.h"
 
@@ -27,6 +28,8 @@ Row Example() {
   row.dram_gbps = 80;
   row.peak_gflops = 500;
   row.max_err = 0.25;
+  row.ghz = 2.5;
+  row.dram_bounds = row.peak_bounds = row.steady = true;
   return row;
 }
 
@@ -50,16 +53,81 @@ TEST(RowTest, RoofIsTheLargerLimit) {
   EXPECT_DOUBLE_EQ(row.of_roof(), 0.5);
 }
 
+TEST(RowTest, CountsOperationsOrElseBytesOfAThreadInACycle) {
+  Row row = Example();
+  EXPECT_DOUBLE_EQ(row.per_cycle(), 50);  // 250 GFLOP/s of 2 * 2.5 GHz
+  row.flops = kAbsent;
+  EXPECT_DOUBLE_EQ(row.per_cycle(), 10);  // 50 GB/s
+}
+
+TEST(CheckOfLimitsTest, RefusesWhatExceedsAnUndisturbedLimit) {
+  Row row = Example();
+  EXPECT_TRUE(CheckOfLimits(row).ok());
+  row.peak_gflops = 250 / 1.2;
+  absl::Status status = CheckOfLimits(row);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(status.message(),
+            "pack: of_peak=1.20 at n=16 k=8; need at most 1.03 of an "
+            "undisturbed limit, 208.3 GFLOP/s");
+  row = Example();
+  row.dram_gbps = 50 / 1.2;
+  status = CheckOfLimits(row);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(status.message(),
+            "pack: of_dram=1.20 at n=16 k=8; need at most 1.03 of an "
+            "undisturbed limit, 41.7 GB/s");
+}
+
+TEST(CheckOfLimitsTest, AllowsThreePercentOfTheClock) {
+  Row row = Example();
+  row.peak_gflops = 250 / 1.029;
+  row.dram_gbps = 50 / 1.029;
+  EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
+  row.peak_gflops = 250 / 1.031;
+  EXPECT_FALSE(CheckOfLimits(row).ok());
+}
+
+// Data in caches is not bound by DRAM, nor an operator by the limit of another
+// instruction set.
+TEST(CheckOfLimitsTest, AppliesWhereTheLimitIsABound) {
+  Row row = Example();
+  row.dram_gbps = 5;
+  row.dram_bounds = false;
+  EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
+  row.peak_gflops = 5;
+  EXPECT_FALSE(CheckOfLimits(row).ok());
+  row.peak_bounds = false;
+  EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
+  row.dram_gbps = row.peak_gflops = kAbsent;
+  row.dram_bounds = row.peak_bounds = true;
+  EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
+}
+
+TEST(CheckOfLimitsTest, ADisturbanceExcusesTwiceAtMost) {
+  Row row = Example();
+  row.steady = false;
+  row.peak_gflops = 250 / 1.9;
+  EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
+  row.peak_gflops = 250 / 2.1;
+  EXPECT_EQ(CheckOfLimits(row).message(),
+            "pack: of_peak=2.10 at n=16 k=8; need at most 2.00 of a disturbed "
+            "limit, 119.0 GFLOP/s");
+}
+
 TEST(ReportTest, JsonHasEveryFieldOnce) {
   const std::string line = JsonLine(Example());
   const auto fields = FlatJson::Parse(line);
   ASSERT_TRUE(fields.has_value()) << line;
   for (const char* name :
-       {"op", "shape", "dtype", "isa", "threads", "runs", "median_us", "min_us",
-        "bytes", "flops", "gbps", "gflops", "dram_kind", "dram_gbps",
-        "peak_gflops", "of_dram", "of_peak", "of_roof", "max_err"}) {
+       {"op",        "shape",     "dtype",     "isa",       "threads",
+        "runs",      "median_us", "min_us",    "bytes",     "flops",
+        "gbps",      "gflops",    "dram_kind", "dram_gbps", "peak_gflops",
+        "of_dram",   "of_peak",   "of_roof",   "max_err",   "ghz",
+        "per_cycle", "limits",    "note"}) {
     EXPECT_EQ(fields->count(name), 1u) << name;
   }
+  EXPECT_EQ(fields->at("limits"), "steady");
+  EXPECT_EQ(fields->at("note"), "null");
   EXPECT_EQ(fields->at("op"), "pack");
   EXPECT_EQ(fields->at("bytes"), "200000000");
   EXPECT_EQ(fields->at("of_roof"), "0.625");

@@ -36,15 +36,15 @@ double Median(std::vector<double> values);
 double Smallest(const std::vector<double>& values);
 double Largest(const std::vector<double>& values);
 
-// Nanoseconds that threads of this process were ready to run and had no core,
+// Nanoseconds that threads of this process were ready to run and had no CPU,
 // so far. Zero where the kernel does not tell.
 int64_t RunDelayNanoseconds();
 
-// Watches one sample: how much of it someone else had our cores.
+// Watches one sample: how much of it someone else had our CPUs.
 class PreemptionWatch {
  public:
   PreemptionWatch() : before_(RunDelayNanoseconds()) {}
-  // Time that threads waited for a core, over `seconds`. May exceed 1: threads
+  // Time that threads waited for a CPU, over `seconds`. May exceed 1: threads
   // wait side by side.
   double Delay(double seconds) const {
     return static_cast<double>(RunDelayNanoseconds() - before_) /

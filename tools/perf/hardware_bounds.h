@@ -1,0 +1,38 @@
+#ifndef QUERN_TOOLS_PERF_HARDWARE_BOUNDS_H_
+#define QUERN_TOOLS_PERF_HARDWARE_BOUNDS_H_
+
+// What a core can do in one cycle, as its maker documents it. Beside a measured
+// peak it shows whether the peak is one: the two differ by a few percent.
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "tools/perf/op.h"
+
+namespace quern {
+
+// A processor as /proc/cpuinfo names it.
+struct CpuId {
+  std::string vendor;  // "AuthenticAMD"
+  int family = 0;
+  int model = 0;
+};
+
+// Of the first processor in the text of /proc/cpuinfo.
+CpuId ParseCpuId(absl::string_view cpuinfo);
+CpuId ThisCpuId();
+
+// The name of the core, or "" for one that is not in the table.
+absl::string_view CoreName(const CpuId& cpu);
+
+// Operations of one core in one cycle on Highway's target of that name, a
+// multiply-add being two. 0: unknown.
+int HardwareBound(const CpuId& cpu, absl::string_view target, PeakKind kind);
+
+// "Zen 3: at most 32 a cycle", or "hardware bound unknown".
+std::string HardwareNote(const CpuId& cpu, absl::string_view target,
+                         PeakKind kind);
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_HARDWARE_BOUNDS_H_

@@ -1,0 +1,53 @@
+#include "tools/perf/hardware_bounds.h"
+
+#include "gtest/gtest.h"
+#include "tools/perf/op.h"
+
+namespace quern {
+namespace {
+
+const CpuId kZen3 = {"AuthenticAMD", 25, 1};
+const CpuId kZen4 = {"AuthenticAMD", 25, 0x11};
+const CpuId kIceLake = {"GenuineIntel", 6, 0x6a};
+const CpuId kUnknown = {"GenuineIntel", 25, 1};
+
+TEST(ParseCpuIdTest, ReadsTheFirstProcessor) {
+  const CpuId cpu = ParseCpuId(
+      "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n"
+      "model\t\t: 17\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
+      "cpu family\t: 26\n");
+  EXPECT_EQ(cpu.vendor, "AuthenticAMD");
+  EXPECT_EQ(cpu.family, 25);
+  EXPECT_EQ(cpu.model, 17);
+  EXPECT_EQ(CoreName(cpu), "Zen 4");
+  EXPECT_EQ(CoreName(ParseCpuId("")), "");
+}
+
+TEST(HardwareBoundTest, Zen3HasTwoMultipliersOf256Bits) {
+  EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kF32), 32);
+  EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kBF16), 32);
+  EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kI8), 64);
+  EXPECT_EQ(HardwareBound(kZen3, "SSE4", PeakKind::kF32), 16);
+  EXPECT_EQ(HardwareBound(kZen3, "SSE2", PeakKind::kI8), 32);
+}
+
+TEST(HardwareBoundTest, Zen4HasDotProducts) {
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3_ZEN4", PeakKind::kF32), 32);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3_ZEN4", PeakKind::kBF16), 64);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3_DL", PeakKind::kBF16), 32);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3_DL", PeakKind::kI8), 128);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3", PeakKind::kI8), 64);
+}
+
+TEST(HardwareBoundTest, SaysWhereItIsUnknown) {
+  EXPECT_EQ(HardwareBound(kIceLake, "AVX3_DL", PeakKind::kF32), 64);
+  EXPECT_EQ(HardwareBound(kIceLake, "AVX3_DL", PeakKind::kI8), 0);
+  EXPECT_EQ(HardwareBound(kUnknown, "AVX2", PeakKind::kF32), 0);
+  EXPECT_EQ(HardwareNote(kUnknown, "AVX2", PeakKind::kF32),
+            "hardware bound unknown");
+  EXPECT_EQ(HardwareNote(kZen3, "AVX2", PeakKind::kF32),
+            "Zen 3: at most 32 a cycle");
+}
+
+}  // namespace
+}  // namespace quern
