@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -25,13 +24,12 @@
 #include "core/status_macros.h"
 #include "hwy/targets.h"
 #include "tools/perf/args.h"
-#include "tools/perf/hardware_bounds.h"
+#include "tools/perf/limit_rows.h"
 #include "tools/perf/limits.h"
 #include "tools/perf/measure.h"
 #include "tools/perf/op.h"
 #include "tools/perf/report.h"
 #include "tools/perf/settings.h"
-#include "tools/perf/timer.h"
 
 namespace quern {
 namespace {
@@ -86,10 +84,6 @@ std::string Size(int64_t bytes) {
                          : absl::StrFormat("%.1f MiB", value / (1 << 20));
 }
 
-int64_t CalibrationRounds(const Settings& settings) {
-  return std::min<int64_t>(settings.runs, 4);
-}
-
 // Restricts Highway's choice for the life of this object.
 class ScopedIsa {
  public:
@@ -135,91 +129,13 @@ class Printer {
   std::ostream& out_;
 };
 
-// One row of `limits`. take returns one sample; ops: it counts operations.
-Row LimitRow(absl::string_view name, absl::string_view dtype, int threads,
-             int64_t runs, const Limits& limits, bool ops,
-             absl::FunctionRef<LimitSample()> take) {
-  LimitSample last;
-  double ghz = 0;
-  const Samples samples = Collect(runs, [&] {
-    ghz = std::max(ghz, Limits::Clock().rate() * 1e-9);
-    last = take();
-    return 1e6 / last.rate();
-  });
-  const std::vector<double> used = samples.Used();
-  Row row;
-  row.op = std::string(kLimits);
-  row.shape = std::string(name);
-  row.dtype = std::string(dtype);
-  row.isa = limits.target();
-  row.threads = threads;
-  row.runs = static_cast<int64_t>(used.size());
-  // Microseconds of one byte or operation, times those of the last sample.
-  row.median_us = Median(used) * last.amount;
-  row.min_us = Smallest(used) * last.amount;
-  (ops ? row.flops : row.bytes) = last.amount;
-  row.disturbed = samples.disturbed();
-  row.ghz = ghz;
-  row.steady = BoundOf(samples).steady;
-  return row;
-}
-
-void PrintDramLimits(int threads, const Settings& settings, Limits& limits,
-                     Executor& executor, Printer& printer) {
-  for (const DramKind kind : {DramKind::kRead, DramKind::kWrite,
-                              DramKind::kCopy, DramKind::kUpdate}) {
-    limits.Calibrate(kind, CalibrationRounds(settings), executor);
-    Row row = LimitRow(absl::StrCat("dram_", DramKindName(kind)), "u8", threads,
-                       settings.runs, limits, false,
-                       [&] { return limits.Dram(kind, executor); });
-    row.pages = std::string(limits.pages());
-    row.variant = limits.Variant(kind);
-    row.note = absl::StrCat(row.pages, " pages, ", row.variant);
-    printer.Print(row);
-  }
-}
-
-void PrintCoreLimits(int threads, const Settings& settings, Limits& limits,
-                     Executor& executor, Printer& printer) {
-  struct CacheCase {
-    absl::string_view name;
-    int64_t bytes;
-  };
-  for (const CacheCase& c :
-       {CacheCase{"l3_read", limits.l3_set_bytes(settings.threads)},
-        CacheCase{"l2_read", limits.l2_set_bytes()}}) {
-    if (c.bytes == 0) continue;
-    Row row = LimitRow(c.name, "u8", threads, settings.runs, limits, false,
-                       [&] { return limits.CacheRead(c.bytes, executor); });
-    row.pages = std::string(limits.pages());
-    row.variant = absl::StrCat(c.bytes >> 10, " KiB/thread");
-    row.note = row.variant;
-    printer.Print(row);
-  }
-  struct PeakCase {
-    absl::string_view name;
-    absl::string_view dtype;
-    PeakKind kind;
-  };
-  const CpuId cpu = ThisCpuId();
-  for (const PeakCase& c : {PeakCase{"f32_fma", "f32", PeakKind::kF32},
-                            PeakCase{"bf16_dot", "bf16", PeakKind::kBF16},
-                            PeakCase{"i8_dot", "i8", PeakKind::kI8}}) {
-    Row row = LimitRow(c.name, c.dtype, threads, settings.runs, limits, true,
-                       [&] { return limits.Peak(c.kind, executor); });
-    row.variant = limits.Sequence(c.kind);
-    row.note = absl::StrCat(row.variant, "; ",
-                            HardwareNote(cpu, limits.target(), c.kind));
-    printer.Print(row);
-  }
-}
-
 absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
                        std::ostream& out, std::ostream& progress) {
   const ScopedIsa scoped_isa(settings.isa);
   std::vector<int> threads = {1};
   if (settings.threads > 1) threads.push_back(settings.threads);
   Printer printer(settings.table, out);
+  const auto print = [&](const Row& row) { printer.Print(row); };
   for (const LimitPages pages : {LimitPages::kHuge, LimitPages::kSmall}) {
     QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu, pages));
     QUERN_RETURN_IF_ERROR(ProveIsa(kLimits, settings, limits.target()));
@@ -228,9 +144,9 @@ absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
                << (workers == 1 ? " thread, " : " threads, ") << limits.pages()
                << " pages, " << settings.runs << " runs each" << std::endl;
       QUERN_ASSIGN_OR_RETURN(const auto executor, HwyExecutor::Create(workers));
-      PrintDramLimits(workers, settings, limits, *executor, printer);
+      MeasureDramLimits(settings.runs, limits, *executor, print);
       if (pages == LimitPages::kHuge) {
-        PrintCoreLimits(workers, settings, limits, *executor, printer);
+        MeasureCoreLimits(settings.runs, limits, *executor, print);
       }
     }
   }
@@ -299,7 +215,10 @@ absl::Status RunCase(const OpEntry& entry, const Ready& ready,
     progress << entry.name << ": comparing with the reference" << std::endl;
     QUERN_ASSIGN_OR_RETURN(max_err, op.Check(executor));
   }
-  limits.Calibrate(op.Info().dram_kind, CalibrationRounds(settings), executor);
+  if (!settings.warm) {  // DRAM does not bound a warm run
+    limits.Calibrate(op.Info().dram_kind, CalibrationRounds(settings.runs),
+                     executor);
+  }
   progress << entry.name << ": " << settings.runs << " runs on "
            << settings.threads
            << (settings.threads == 1 ? " thread" : " threads") << std::endl;

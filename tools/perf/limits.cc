@@ -46,8 +46,7 @@ inline void AddOnce(uint64_t& sum, uint64_t& one) {
   sum += one;
 }
 
-// Every way that is worth a try: all of them are within a tenth of the best on
-// one CPU or another.
+// Every way that Calibrate tries. The first is what runs without Calibrate.
 std::vector<StreamWay> WaysOf(DramKind kind) {
   std::vector<StreamWay> ways;
   for (const bool past_caches : {true, false}) {

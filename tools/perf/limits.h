@@ -42,7 +42,8 @@ class Limits {
                                        LimitPages pages = LimitPages::kHuge);
 
   // Chooses the fastest way of a memory loop with these workers, by the best of
-  // `rounds`. Called before the first sample of that kind.
+  // `rounds`. Without it, that kind of loop runs in the plainest way, which is
+  // no upper bound.
   void Calibrate(DramKind kind, int64_t rounds, Executor& executor);
 
   // The next eighth of the buffer: short, so that few samples are disturbed,
