@@ -1,5 +1,6 @@
 #include "tools/perf/op.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -12,26 +13,30 @@ namespace quern {
 
 DramKind DramKindOf(double read, double written, double updated) {
   constexpr int kMostLines = 8;
-  constexpr double kNear = 1.0 / 16;
+  constexpr double kNear = 1.0 / 32;
   const double all = read + written + updated;
   if (!(all > 0)) return DramKind::kRead;
-  DramKind kind;
-  for (int lines = 1; lines <= kMostLines; ++lines) {
+  DramKind best;
+  double least_error = 2;
+  for (int lines = 1; lines <= kMostLines && least_error > kNear; ++lines) {
     const auto share = [&](double bytes) {
       return static_cast<int>(std::lround(bytes / all * lines));
     };
-    kind = {share(read), share(written), share(updated)};
-    if (kind.touched() == 0) continue;
-    const auto near = [&](double bytes, int count) {
+    const DramKind kind = {share(read), share(written), share(updated)};
+    if (kind.touched() == 0 || kind.touched() > kMostLines) continue;
+    const auto error = [&](double bytes, int count) {
       return std::abs(bytes / all -
-                      static_cast<double>(count) / kind.touched()) <= kNear;
+                      static_cast<double>(count) / kind.touched());
     };
-    if (near(read, kind.reads) && near(written, kind.writes) &&
-        near(updated, kind.updates)) {
-      break;
+    const double worst =
+        std::max({error(read, kind.reads), error(written, kind.writes),
+                  error(updated, kind.updates)});
+    if (worst < least_error) {
+      best = kind;
+      least_error = worst;
     }
   }
-  return kind;
+  return best;
 }
 
 std::string DramKindName(DramKind kind) {

@@ -44,8 +44,9 @@ inline constexpr DramKind DramKind::kWrite = {0, 1, 0};
 inline constexpr DramKind DramKind::kCopy = {1, 1, 0};
 inline constexpr DramKind DramKind::kUpdate = {0, 0, 1};
 
-// The kind of at most eight lines that is nearest to these numbers of bytes.
-// What is less than a sixteenth of the whole may count as nothing.
+// The first kind of at most eight lines whose shares are within 1/32 of those
+// of these bytes, or else the nearest. What is less than a sixteenth of the
+// whole may count as nothing.
 DramKind DramKindOf(double read, double written, double updated);
 // "read", "write", "copy", "update", else e.g. "2r+1w+1u".
 std::string DramKindName(DramKind kind);
