@@ -38,12 +38,26 @@ constexpr int kPeakParts = 4;
 // Where results go that nobody reads, so that they must be computed.
 std::atomic<uint64_t> sink{0};
 
-// One cycle: the compiler knows neither operand, so it cannot fold additions.
-inline void AddOnce(uint64_t& sum, uint64_t& one) {
+// A chain of 8 * rounds additions, each of which needs the one before and takes
+// one cycle. The compiler knows neither operand, so it cannot fold additions.
+uint64_t AddChain(int rounds, uint64_t sum, uint64_t one) {
+  const auto add = [](uint64_t& sum, uint64_t& one) {
 #if defined(__GNUC__)
-  asm volatile("" : "+r"(sum), "+r"(one));
+    asm volatile("" : "+r"(sum), "+r"(one));
 #endif
-  sum += one;
+    sum += one;
+  };
+  for (int round = 0; round < rounds; ++round) {
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+    add(sum, one);
+  }
+  return sum;
 }
 
 // Every way that Calibrate tries. The first is what runs without Calibrate.
@@ -227,20 +241,9 @@ LimitSample Limits::Clock() {
   LimitSample best;
   best.amount = 8.0 * kRounds;
   for (int i = 0; i < kPeakParts; ++i) {
-    uint64_t sum = 1, one = 1;
     const double seconds = Seconds([&] {
-      for (int round = 0; round < kRounds; ++round) {
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-        AddOnce(sum, one);
-      }
+      sink.fetch_xor(AddChain(kRounds, 1, 1), std::memory_order_relaxed);
     });
-    sink.fetch_xor(sum, std::memory_order_relaxed);
     if (i == 0 || seconds < best.seconds) best.seconds = seconds;
   }
   return best;
