@@ -162,11 +162,13 @@ class Registered final : public Op {
     info.shape = absl::StrCat("rows=", rows_, " hidden=", hidden_);
     info.dtype = std::string(DTypeName(dtype_));
     info.isa = fast_.op->target();
+    double read = 0, written = 0, updated = 0;
     for (const Tensor& t : tensors_) {
-      info.bytes += static_cast<double>(UsedBytes(t)) * (t.read + t.written);
+      const auto bytes = static_cast<double>(UsedBytes(t));
+      (!t.written ? read : t.read ? updated : written) += bytes;
     }
+    info.SetTraffic(read, written, updated);
     info.flops = 4.0 * static_cast<double>(rows_ * hidden_);
-    info.dram_kind = DramKind::kCopy;
     return info;
   }
 

@@ -33,11 +33,10 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
   const auto workers = [](int cpus) {
     return std::clamp(cpus, 1, int{HwyExecutor::kMaxWorkers});
   };
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t threads,
-      args.Int("threads", 0, workers(cpu.cpus_available)));
-  settings.threads = threads == 0 ? workers(cpu.cores_available)
-                                  : static_cast<int>(threads);
+  QUERN_ASSIGN_OR_RETURN(const int64_t threads,
+                         args.Int("threads", 0, workers(cpu.cpus_available)));
+  settings.threads =
+      threads == 0 ? workers(cpu.cores_available) : static_cast<int>(threads);
   QUERN_ASSIGN_OR_RETURN(settings.runs, args.Int("runs", 1, 100000));
   if (args.op() != kLimits) {
     QUERN_ASSIGN_OR_RETURN(settings.warm, args.Flag("warm"));

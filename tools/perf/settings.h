@@ -17,7 +17,7 @@ inline constexpr absl::string_view kLimits = "limits";
 
 // What every line of the driver takes, and what every operator takes besides.
 inline constexpr Key kCommonKeys[] = {
-    {"threads", "0", "workers; 0: one for each CPU this process may use"},
+    {"threads", "0", "workers; 0: one a core; at most one a logical CPU"},
     {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
     {"runs", "21", "timed samples"},
     {"format", "auto", "table, json; auto: table on a terminal"},
