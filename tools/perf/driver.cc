@@ -146,7 +146,8 @@ absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
       QUERN_ASSIGN_OR_RETURN(const auto executor, HwyExecutor::Create(workers));
       MeasureDramLimits(settings.runs, limits, *executor, print);
       if (pages == LimitPages::kHuge) {
-        MeasureCoreLimits(settings.runs, limits, *executor, print);
+        MeasureCoreLimits(settings.runs, settings.threads, limits, *executor,
+                          print);
       }
     }
   }

@@ -67,14 +67,15 @@ void MeasureDramLimits(int64_t runs, Limits& limits, Executor& executor,
   }
 }
 
-void MeasureCoreLimits(int64_t runs, Limits& limits, Executor& executor,
+void MeasureCoreLimits(int64_t runs, int sharers, Limits& limits,
+                       Executor& executor,
                        absl::FunctionRef<void(const Row&)> print) {
   const int threads = executor.num_workers();
   struct CacheCase {
     absl::string_view name;
     int64_t bytes;
   };
-  for (const CacheCase& c : {CacheCase{"l3_read", limits.l3_set_bytes(threads)},
+  for (const CacheCase& c : {CacheCase{"l3_read", limits.l3_set_bytes(sharers)},
                              CacheCase{"l2_read", limits.l2_set_bytes()}}) {
     if (c.bytes == 0) continue;
     Row row = LimitRow(c.name, "u8", threads, runs, limits, false,

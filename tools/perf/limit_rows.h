@@ -20,9 +20,10 @@ int64_t CalibrationRounds(int64_t runs);
 void MeasureDramLimits(int64_t runs, Limits& limits, Executor& executor,
                        absl::FunctionRef<void(const Row&)> print);
 
-// The caches, and the peak of each dot product beside what the hardware is
-// known to be able to do.
-void MeasureCoreLimits(int64_t runs, Limits& limits, Executor& executor,
+// The caches, of whose last level a worker has a part of `sharers`, and the
+// peak of each dot product beside what the hardware is known to be able to do.
+void MeasureCoreLimits(int64_t runs, int sharers, Limits& limits,
+                       Executor& executor,
                        absl::FunctionRef<void(const Row&)> print);
 
 }  // namespace quern
