@@ -41,11 +41,11 @@ std::atomic<uint64_t> sink{0};
 // A chain of 8 * rounds additions, each of which needs the one before and takes
 // one cycle. The compiler knows neither operand, so it cannot fold additions.
 uint64_t AddChain(int rounds, uint64_t sum, uint64_t one) {
-  const auto add = [](uint64_t& sum, uint64_t& one) {
+  const auto add = [](uint64_t& x, uint64_t& y) {
 #if defined(__GNUC__)
-    asm volatile("" : "+r"(sum), "+r"(one));
+    asm volatile("" : "+r"(x), "+r"(y));
 #endif
-    sum += one;
+    x += y;
   };
   for (int round = 0; round < rounds; ++round) {
     add(sum, one);
