@@ -140,13 +140,14 @@ TEST(RegisteredOpsTest, AreCaughtWithOneElementFourUnitsOff) {
           const auto error = Check(written.op, dtype, [&](Views views) {
             VisitElements(views[tensor], [&](auto* x, size_t count) {
               const size_t row = count / 5;
-              size_t worst = last_row ? count - row : 0;
-              for (size_t i = worst; i < worst + row; ++i) {
-                if (std::abs(ToDouble(x[i])) > std::abs(ToDouble(x[worst]))) {
-                  worst = i;
+              const size_t begin = last_row ? count - row : 0;
+              size_t most = begin;
+              for (size_t i = begin; i < begin + row; ++i) {
+                if (std::abs(ToDouble(x[i])) > std::abs(ToDouble(x[most]))) {
+                  most = i;
                 }
               }
-              x[worst] = Nudged(x[worst]);
+              x[most] = Nudged(x[most]);
             });
           });
           EXPECT_EQ(error.status().code(), absl::StatusCode::kInternal)
