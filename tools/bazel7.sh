@@ -1,0 +1,268 @@
+#!/usr/bin/env bash
+# Runs Bazel 7 on this workspace, on a Debian machine whose own Bazel is 4.2.3.
+#
+# Usage: tools/bazel7.sh [STEP...]        no arguments: all steps, in this order
+#   workspace   WORKSPACE: analysis of everything; pins_test
+#   bzlmod      MODULE.bazel, from a registry that offers only the versions of
+#               third_party/pins.bzl: the same
+#   embed       examples/embed_bzlmod: builds and runs it
+#   next        bzlmod with what Bazel 8 and 9 changed, as far as Bazel 7 has
+#               flags for it: analysis of everything and of examples/embed_bzlmod;
+#               every BUILD file loads the rules that it calls
+#   shell       no step of the above: a shell there, with $bazel and $flags set
+#
+# Bazel comes from a newer Debian release (bazel-bootstrap), unpacked with all that
+# it depends on into a folder of the cache; the machine's own packages stay as they
+# are. The first run fetches 0.7 GB through the machine's apt mirror and keeps
+# 1.4 GB. Bazel runs in that folder (unshare, chroot; root is not needed), on a copy
+# of this tree, offline, with the release's own compiler and a disk cache of its own:
+# objects of two compilers would be taken for one another in a shared one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly cache=${QUERN_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/quern}
+readonly home=$cache/bazel7
+readonly root=$home/root work=$home/work apt=$home/apt
+# The first of these releases whose bazel-bootstrap is no longer 4.2.3 is taken.
+readonly suites=(forky sid)
+readonly packages=(
+  bash base-files coreutils diffutils findutils gawk grep gzip sed tar util-linux xz-utils
+  bazel-bootstrap
+)
+
+die() {
+  echo "bazel7: $*" >&2
+  exit 1
+}
+
+apt_() {
+  local command=$1
+  shift
+  "$command" -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+    -o Dir::State::Lists="$apt/lists" -o Dir::State::Status="$apt/status" -o Dir::Cache="$apt/cache" \
+    -o APT::Sandbox::User= -o APT::Install-Recommends=0 -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
+}
+
+# Sets `suite` and `version`, and leaves apt's lists pointing there.
+find_release() {
+  local sites site keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+  command -v apt-get >/dev/null || die "no apt-get on this machine"
+  mapfile -t sites < <(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | sort -u | grep -E '/debian/?$' || true)
+  ((${#sites[@]})) || die "apt on this machine names no Debian mirror; run apt-get update"
+  [[ -r $keyring ]] || die "$keyring is missing; install debian-archive-keyring"
+  mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
+  : >"$apt/status"
+  for suite in "${suites[@]}"; do
+    for site in "${sites[@]}"; do
+      echo "deb [signed-by=$keyring] $site $suite main" >"$apt/sources.list"
+      apt_ apt-get -qq update >"$apt/log" 2>&1 || continue
+      version=$(apt_ apt-cache policy bazel-bootstrap | sed -nE 's/^ *Candidate: *//p')
+      [[ -z $version || $version == [0-6].* || $version == "(none)" ]] || return 0
+    done
+  done
+  die "no Bazel 7 or later in ${suites[*]} of ${sites[*]}; the last offers '${version:-}'; apt said: $(tail -n 2 "$apt/log" | tr '\n' ' ')"
+}
+
+# The folder with Bazel. A second call returns at once.
+make_root() {
+  local -r wanted="${packages[*]}"
+  [[ ! -f $root/wanted || $(<"$root/wanted") != "$wanted" ]] || return 0
+  find_release
+  echo "bazel7: fetching bazel-bootstrap $version of $suite, and what it depends on"
+  apt_ apt-get -qq -y install --download-only "${packages[@]}" >"$apt/log" 2>&1 ||
+    die "could not fetch bazel-bootstrap: $(tail -n 3 "$apt/log" | tr '\n' ' ')"
+  rm -rf "$root" "$root.new"
+  mkdir -p "$root.new"
+  local package
+  # base-files first: it makes /bin and /lib links into /usr.
+  for package in "$apt"/cache/archives/base-files_*.deb "$apt"/cache/archives/*.deb; do
+    dpkg-deb -x "$package" "$root.new" || die "cannot unpack $package"
+  done
+  # Links that the packages' install scripts would make.
+  ln -sf gawk "$root.new/usr/bin/awk"
+  mkdir -p "$root.new/work"
+  echo "$version" >"$root.new/version"
+  echo "$wanted" >"$root.new/wanted"
+  mv "$root.new" "$root"
+  rm -rf "$apt/cache/archives"
+}
+
+# A copy of this tree, uncommitted changes included.
+copy_tree() {
+  rm -rf "$work/src"
+  mkdir -p "$work/src"
+  git ls-files -z --cached --others --exclude-standard |
+    tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$work/src"
+}
+
+# Prints NAME PACKAGE=VERSION FILE SHA256 FOLDER for each archive that is pinned.
+pins() {
+  awk -F'"' '
+    /^    "[a-z_]+": dict\(/ { name = $2 }
+    / strip_prefix = /         { folder = $2 }
+    / debian_source = /        { source = $2 }
+    / debian_file = /          { file = $2 }
+    / debian_sha256 = /        { sha256 = $2 }
+    / debian_strip_prefix = /  { folder = $2 }
+    /^    \),/ && source       { print name, source, file, sha256, folder; source = "" }
+  ' third_party/pins.bzl
+}
+
+# Archives where third_party/archive.bzl looks for them first.
+fetch_archives() {
+  local name source file sha256 folder
+  while read -r name source file sha256 folder; do
+    [[ -s $work/archives/$file ]] && [[ $(sha256sum <"$work/archives/$file") == "$sha256 "* ]] && continue
+    QUERN_CACHE=$cache third_party/fetch_source.sh "$source" "$file" "$sha256" "$work/archives" ||
+      die "no archive of $name"
+  done < <(pins)
+}
+
+# A registry that has, of each module, the one version that is pinned. A bazel_dep on
+# another one fails. Each module's own bazel_deps are those of its archive, but for
+# the version of Abseil: GoogleTest 1.16.0 names a newer one than is pinned.
+make_registry() {
+  local name source file sha256 folder module version directory
+  rm -rf "$work/registry"
+  mkdir -p "$work/registry/modules" "$work/sources"
+  echo '{}' >"$work/registry/bazel_registry.json"
+  while read -r name source file sha256 folder; do
+    case $name in
+      com_google_absl) module=abseil-cpp ;;
+      com_google_benchmark) module=google_benchmark ;;
+      com_google_googletest) module=googletest ;;
+      *) continue ;;
+    esac
+    version=${folder##*-}
+    if [[ ! -d $work/sources/$folder ]]; then
+      tar -x -C "$work/sources" -f "$work/archives/$file"
+    fi
+    directory=$work/registry/modules/$module/$version
+    mkdir -p "$directory"
+    printf '{"type": "local_path", "path": "/work/sources/%s"}\n' "$folder" >"$directory/source.json"
+    sed -E '/name = "abseil-cpp"/,/\)/s/version = "[^"]*"/version = "20240722.0"/; s/version = "1\.15\.2"/version = "1.16.0"/' \
+      "$work/sources/$folder/MODULE.bazel" >"$directory/MODULE.bazel"
+  done < <(pins)
+}
+
+# Modules that bazel_tools and the archives name, and no C++ target needs.
+make_stubs() {
+  local module
+  for module in apple_support buildozer libpfm protobuf re2 rules_foreign_cc zlib; do
+    mkdir -p "$work/stubs/$module"
+    echo "module(name = \"$module\")" >"$work/stubs/$module/MODULE.bazel"
+    : >"$work/stubs/$module/BUILD"
+    echo "common:modules --override_module=$module=/work/stubs/$module"
+  done
+}
+
+write_rc() {
+  local -r rules=/usr/share/bazel/rules tools=/usr/share/bazel/tools
+  {
+    echo "# Written by tools/bazel7.sh.
+common:workspace --noenable_bzlmod --enable_workspace
+common:workspace --override_repository=rules_cc=$rules/cc
+common:workspace --override_repository=rules_java=$rules/java
+common:workspace --override_repository=rules_license=$rules/license
+common:workspace --override_repository=rules_proto=$rules/proto
+common:workspace --override_repository=rules_python=$rules/python
+common:workspace --override_repository=bazel_features=$tools/features
+common:workspace --override_repository=bazel_skylib=$tools/skylib
+common:workspace --override_repository=platforms=$tools/platforms
+
+common:modules --enable_bzlmod --lockfile_mode=off --registry=file:///work/registry
+common:next --config=modules --noenable_workspace
+common:next --incompatible_autoload_externally=
+common:next --incompatible_disable_native_repo_rules
+common:next --incompatible_use_plus_in_repo_names
+
+common --noshow_progress --curses=no --ui_event_filters=-info
+# Bazel 7 parses each header alone where a package asks for it; Abseil's ask too.
+build --features=-parse_headers
+build --nosandbox_debug --jobs=${QUERN_BAZEL7_JOBS:-$(nproc)}"
+    make_stubs
+  } >"$work/bazelrc"
+}
+
+# Runs the bash script $1 in the folder, in the copy of the tree. Bazel's server ends
+# with it, because it is the first process of its own process namespace.
+enter() {
+  local user=()
+  ((EUID == 0)) || user=(--user --map-root-user)
+  unshare "${user[@]}" --mount --pid --fork --kill-child bash -c '
+    set -e
+    mount --rbind /dev "$1/dev"
+    mount -t proc proc "$1/proc"
+    mount --rbind "$2" "$1/work"
+    exec chroot "$1" /usr/bin/env -i HOME=/work USER=root TERM=dumb PATH=/usr/sbin:/usr/bin \
+      JAVA_HOME=/usr/lib/jvm/default-java QUERN_CACHE=/work QUERN_ARCHIVE_SOURCE=distribution \
+      bash -c "cd /work/src; $3"' - "$root" "$work" "
+    set -e
+    bazel='bazelw --output_user_root=/work/output --bazelrc=/work/bazelrc'
+    test=//third_party:pins_test
+    $1"
+}
+
+step_workspace() {
+  enter './$bazel build --config=workspace --nobuild //...
+         ./$bazel test --config=workspace $test'
+}
+
+step_bzlmod() {
+  enter './$bazel build --config=modules --nobuild //...
+         ./$bazel test --config=modules $test'
+}
+
+step_embed() {
+  enter 'cd examples/embed_bzlmod
+         ../../$bazel run --config=modules //:main'
+}
+
+# Bazel 9 has no C++ rules of its own: a BUILD file that calls one without loading
+# it fails there. Bazel 7 has no flag for that which its rules_cc survives.
+check_loads() {
+  local -r builtin=" alias config_setting constraint_value exports_files filegroup genrule label_flag licenses load package package_group test_suite "
+  local file rule status=0
+  while IFS= read -r file; do
+    for rule in $(sed -nE 's/^([a-z_]+)\(.*/\1/p' "$file" | sort -u); do
+      [[ $builtin == *" $rule "* ]] && continue
+      grep -qE "^load\(.*\"$rule\"|^def $rule\(" "$file" ||
+        { echo "$file calls $rule without loading it"; status=1; }
+    done
+  done < <(git ls-files '*BUILD' '*BUILD.bazel' ':!third_party/rules_cc_compat')
+  return $status
+}
+
+step_next() {
+  check_loads
+  enter './$bazel build --config=next --nobuild //...
+         cd examples/embed_bzlmod
+         ../../$bazel build --config=next --nobuild //:main'
+}
+
+step_shell() { enter 'bash -i'; }
+
+readonly steps=(workspace bzlmod embed next)
+for step in "$@"; do
+  [[ " ${steps[*]} shell " == *" $step "* ]] || die "no step '$step'; steps: ${steps[*]} shell"
+done
+mkdir -p "$work"
+exec 8>"$home/lock"
+flock -n 8 || die "another tools/bazel7.sh is running ($home/lock)"
+make_root
+copy_tree
+fetch_archives
+make_registry
+write_rc
+echo "bazel7: bazel-bootstrap $(<"$root/version")"
+failed=0
+for step in "${@:-${steps[@]}}"; do
+  start=$SECONDS
+  if "step_$step"; then
+    echo "bazel7: ok      $step ($((SECONDS - start)) s)"
+  else
+    failed=$((failed + 1))
+    echo "bazel7: FAILED  $step ($((SECONDS - start)) s)"
+  fi
+done
+((failed == 0))
