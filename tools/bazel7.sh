@@ -118,11 +118,19 @@ fetch_archives() {
   done < <(pins)
 }
 
+# Offers module $1 in version $2 from the folder $3; its MODULE.bazel is the input.
+register() {
+  local -r directory=$work/registry/modules/$1/$2
+  mkdir -p "$directory"
+  printf '{"type": "local_path", "path": "%s"}\n' "$3" >"$directory/source.json"
+  cat >"$directory/MODULE.bazel"
+}
+
 # A registry that has, of each module, the one version that is pinned. A bazel_dep on
 # another one fails. Each module's own bazel_deps are those of its archive, but for
 # the version of Abseil: GoogleTest 1.16.0 names a newer one than is pinned.
 make_registry() {
-  local name source file sha256 folder module version directory
+  local name source file sha256 folder module version
   rm -rf "$work/registry"
   mkdir -p "$work/registry/modules" "$work/sources"
   echo '{}' >"$work/registry/bazel_registry.json"
@@ -137,22 +145,27 @@ make_registry() {
     if [[ ! -d $work/sources/$folder ]]; then
       tar -x -C "$work/sources" -f "$work/archives/$file"
     fi
-    directory=$work/registry/modules/$module/$version
-    mkdir -p "$directory"
-    printf '{"type": "local_path", "path": "/work/sources/%s"}\n' "$folder" >"$directory/source.json"
     sed -E '/name = "abseil-cpp"/,/\)/s/version = "[^"]*"/version = "20240722.0"/; s/version = "1\.15\.2"/version = "1.16.0"/' \
-      "$work/sources/$folder/MODULE.bazel" >"$directory/MODULE.bazel"
+      "$work/sources/$folder/MODULE.bazel" | register "$module" "$version" "/work/sources/$folder"
   done < <(pins)
 }
 
-# Modules that bazel_tools and the archives name, and no C++ target needs.
+# Modules that others name and no C++ target needs: bazel_tools any version of these
+# five, GoogleBenchmark's archive one version of the other two. Prints the overrides.
 make_stubs() {
-  local module
-  for module in apple_support buildozer libpfm protobuf re2 rules_foreign_cc zlib; do
-    mkdir -p "$work/stubs/$module"
-    echo "module(name = \"$module\")" >"$work/stubs/$module/MODULE.bazel"
-    : >"$work/stubs/$module/BUILD"
-    echo "common:modules --override_module=$module=/work/stubs/$module"
+  local module version directory
+  for module in apple_support buildozer protobuf re2 zlib libpfm-4.11.0 rules_foreign_cc-0.10.1; do
+    version=${module##*-}
+    directory=$work/stubs/${module%-*}
+    mkdir -p "$directory"
+    if [[ $version == "$module" ]]; then
+      echo "module(name = \"$module\")" >"$directory/MODULE.bazel"
+      echo "common:modules --override_module=$module=/work/stubs/$module"
+    else
+      echo "module(name = \"${module%-*}\", version = \"$version\")" >"$directory/MODULE.bazel"
+      register "${module%-*}" "$version" "/work/stubs/${module%-*}" <"$directory/MODULE.bazel"
+    fi
+    : >"$directory/BUILD"
   done
 }
 
@@ -224,20 +237,20 @@ check_loads() {
   local -r builtin=" alias config_setting constraint_value exports_files filegroup genrule label_flag licenses load package package_group test_suite "
   local file rule status=0
   while IFS= read -r file; do
-    for rule in $(sed -nE 's/^([a-z_]+)\(.*/\1/p' "$file" | sort -u); do
+    while IFS= read -r rule; do
       [[ $builtin == *" $rule "* ]] && continue
       grep -qE "^load\(.*\"$rule\"|^def $rule\(" "$file" ||
         { echo "$file calls $rule without loading it"; status=1; }
-    done
+    done < <(sed -nE 's/^([a-z_]+)\(.*/\1/p' "$file" | sort -u)
   done < <(git ls-files '*BUILD' '*BUILD.bazel' ':!third_party/rules_cc_compat')
   return $status
 }
 
 step_next() {
-  check_loads
-  enter './$bazel build --config=next --nobuild //...
-         cd examples/embed_bzlmod
-         ../../$bazel build --config=next --nobuild //:main'
+  check_loads &&
+    enter './$bazel build --config=next --nobuild //...
+           cd examples/embed_bzlmod
+           ../../$bazel build --config=next --nobuild //:main'
 }
 
 step_shell() { enter 'bash -i'; }
