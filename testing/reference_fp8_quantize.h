@@ -15,7 +15,7 @@ namespace quern {
 
 inline constexpr double kReferenceFp8Most = 448.0;
 
-// Of a row of finite numbers.
+// The dynamic scale of a row of finite numbers.
 inline double ReferenceFp8Scale(const std::vector<double>& x) {
   double largest = 0.0;
   for (const double v : x) largest = std::max(largest, std::abs(v));
@@ -23,7 +23,7 @@ inline double ReferenceFp8Scale(const std::vector<double>& x) {
                   1.0 / (kReferenceFp8Most * 512.0));
 }
 
-// What the code of x is nearest to.
+// The number that the code of x is nearest to.
 inline double ReferenceFp8Value(double x, double scale) {
   const double q = x / scale;
   if (std::isnan(q)) return q;

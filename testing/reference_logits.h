@@ -9,13 +9,14 @@
 
 namespace quern {
 
-// Not rounded.
+// The capped logit, not rounded.
 inline double ReferenceSoftCap(double logit, double cap) {
   return cap * std::tanh(logit / cap);
 }
 
-// Quotient, tanh and product each rounded to f32 and then to T: what a
-// framework gives whose operators on 16-bit logits compute in f32.
+// The capped logit after quotient, tanh and product were each rounded to f32
+// and then to T: what a framework gives whose operators on 16-bit logits
+// compute in f32.
 template <typename T>
 double ReferenceSteppedSoftCap(double logit, double cap) {
   const auto round = [](double x) {

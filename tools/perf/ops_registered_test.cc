@@ -97,9 +97,10 @@ void VisitElements(const AnyTensorView& v, const Fn& fn) {
   });
 }
 
-// Four units in the last place of what is 16 or 8 bits, or four steps, towards
-// zero and beyond. f32 has its operators' arithmetic in the bound: 2^-14, which
-// is 1024 units of 2^-24.
+// x, moved towards zero or past it by four units in the last place of a 16-bit
+// or fp8 value, or by four steps of an integer. f32 is moved by 2^-14 of it,
+// 1024 units of 2^-24, because the bound of f32 results holds their arithmetic
+// as well.
 template <typename T>
 T Nudged(T x) {
   const double v = ToDouble(x);
@@ -130,8 +131,8 @@ TEST(RegisteredOpsTest, AgreeWithTheDoubleReference) {
   }
 }
 
-// The largest element in place of an arbitrary one: the turn of a pair and the
-// scale of a row bound errors by what is beside the element, too.
+// The largest element of a row is nudged, because the bounds of turned pairs
+// depend on both elements of the pair.
 TEST(RegisteredOpsTest, AreCaughtWithOneElementFourUnitsOff) {
   for (const Written& written : AllWritten()) {
     for (const absl::string_view dtype : kDTypes) {
@@ -160,8 +161,8 @@ TEST(RegisteredOpsTest, AreCaughtWithOneElementFourUnitsOff) {
   }
 }
 
-// Within the absolute 0.0625 that bf16 was allowed when the operators were
-// compared with their own reference providers.
+// An error of 0.03 is within the absolute 0.0625 that bf16 was allowed when
+// operators were compared with their own reference providers.
 TEST(RegisteredOpsTest, AreCaughtWithAnErrorOfThreeHundredths) {
   for (const absl::string_view op :
        {"fused_add_rms_norm", "gemma_rms_norm", "rms_norm_gated",
@@ -172,7 +173,7 @@ TEST(RegisteredOpsTest, AreCaughtWithAnErrorOfThreeHundredths) {
       const size_t tensor = written.tensors[0];
       const auto error = Check(op, "bf16", [&](Views views) {
         VisitElements(views[tensor], [](auto* x, size_t count) {
-          // Of magnitudes around 1 a unit of bf16 is 2^-7 or 2^-8.
+          // A unit of bf16 is 2^-7 or 2^-8 for magnitudes around 1.
           size_t i = 0;
           while (i + 1 < count && !(std::abs(ToDouble(x[i])) > 0.5 &&
                                     std::abs(ToDouble(x[i])) < 1.9)) {

@@ -25,7 +25,7 @@ constexpr double kUnit = 0x1p-24;  // of f32, relative
 constexpr ReferenceRopeStyle kStyle = ReferenceRopeStyle::kNeox;
 constexpr double kBase = 10000.0;
 
-// Half a unit in the last place of x; half a step of integers.
+// Half a unit in the last place of x, or half a step of an integer dtype.
 double Half(DType dtype, double x) {
   return WithType(dtype, [x](auto type) {
     using T = decltype(type);
@@ -46,7 +46,7 @@ class RowCheck {
 
   int64_t row() const { return row_; }
   DType dtype(size_t tensor) const { return tensors_[tensor].dtype; }
-  // Elements of a row.
+  // The number of elements of a row.
   int64_t Width(size_t tensor) const {
     int64_t width = 1;
     const std::vector<int64_t>& extents = tensors_[tensor].extents;
@@ -59,7 +59,7 @@ class RowCheck {
     const int64_t width = Width(tensor);
     return Read(tensor, tensors_[tensor].before, row * width, width);
   }
-  // All of a vector, which has no rows.
+  // The elements of a vector, which has no rows.
   Doubles Vector(size_t tensor) const {
     return Read(tensor, tensors_[tensor].before, 0,
                 tensors_[tensor].extents[0]);
@@ -117,22 +117,25 @@ class RowCheck {
   Verdict& verdict_;
 };
 
-// ops/norm/rms_norm: a sum of squares in four vectors of at least four lanes,
-// with tails and total, whose error the root halves; then mean, eps, root,
-// reciprocal and two products. A weight of 1 + w has one rounding more.
+// The error of rms_norm in f32, in units of 2^-24, relative. ops/norm/rms_norm
+// adds squares in four vectors of at least four lanes, then their tails and the
+// total; the root halves that error. Mean, eps, root, reciprocal and two
+// products round once each. A weight of 1 + w rounds once more.
 double NormUnits(int64_t hidden) {
   return (static_cast<double>(hidden) / 16 + 12) / 2 + 6;
 }
-// ops/norm/rms_norm_gated: at most 64 additions in a lane of a block of 256,
-// its total, and one a block; the gate's 10 units and its product, twice in the
-// sum of squares and once in the result.
+// The same error of the gated norms. ops/norm/rms_norm_gated adds at most 64
+// squares in a lane of a block of 256, the block's total, and one number for
+// each block. The gate has 10 units and its product one: twice in the sum of
+// squares, of which the root leaves half, and once in the result.
 double GatedNormUnits(int64_t hidden) {
   return (64 + 4 + 1 + static_cast<double>(hidden) / 256 + 2 * 11) / 2 + 11 + 6;
 }
 
 constexpr double kEps = static_cast<double>(1e-6f);
 
-// To the bit: the sum of two numbers of a dtype, rounded to it once.
+// The sums of two rows of a dtype, rounded to it once: exact, as ops/norm
+// promises.
 Doubles RoundedSum(DType dtype, Doubles x, const Doubles& y) {
   WithType(dtype, [&](auto type) {
     for (size_t i = 0; i < x.size(); ++i) {
@@ -146,14 +149,14 @@ Doubles NormedRow(const Doubles& h, const Doubles& weight) {
   return ReferenceRmsNorm(1, static_cast<int64_t>(h.size()), h, weight, kEps);
 }
 
-// x, residual, weight; the first two in place.
+// The tensors are x, residual and weight; the first two are written in place.
 void FusedAddRmsNorm(RowCheck& c) {
   const Doubles h = RoundedSum(c.dtype(1), c.Before(0), c.Before(1));
   c.ExpectEqual(1, h);
   c.ExpectRelative(0, NormedRow(h, c.Vector(2)), NormUnits(c.Width(0)));
 }
 
-// x, weight, out.
+// The tensors are x, weight and out.
 void GemmaRmsNorm(RowCheck& c) {
   Doubles weight = c.Vector(1);
   for (double& w : weight) w += 1.0;
@@ -161,7 +164,7 @@ void GemmaRmsNorm(RowCheck& c) {
                    NormUnits(c.Width(0)) + 1);
 }
 
-// x, gate, weight, out.
+// The tensors are x, gate, weight and out.
 template <bool kMixer2>
 void GatedRmsNorm(RowCheck& c) {
   const double eps = kMixer2 ? kEps : static_cast<double>(1e-5f);
@@ -171,8 +174,8 @@ void GatedRmsNorm(RowCheck& c) {
                    GatedNormUnits(c.Width(0)));
 }
 
-// q of y, which has an error of `units`, by a scale that is exact: the
-// reciprocal and the product are rounded.
+// Expects the codes q of y, whose error is `units`, by a scale that is exact.
+// Its reciprocal and the product are rounded, which is two units more.
 void ExpectFp8(RowCheck& c, size_t q, const Doubles& y, double scale,
                double units) {
   Doubles want;
@@ -180,15 +183,16 @@ void ExpectFp8(RowCheck& c, size_t q, const Doubles& y, double scale,
   c.ExpectRelative(q, want, units + 2);
 }
 
-// q and its scale: first that the scale is the row's, then q by the very scale
-// that was written, as its reader will.
+// Expects a scale that is the row's, and the codes q by the very scale that was
+// written, because that is what a reader multiplies them with.
 void ExpectDynamicFp8(RowCheck& c, size_t q, const Doubles& y, double units) {
   const size_t scales = q + 1;
   c.ExpectRelative(scales, {ReferenceFp8Scale(y)}, units);
   ExpectFp8(c, q, y, c.After(scales)[0], units);
 }
 
-// x, [residual in place,] weight, q, [scales].
+// The tensors are x, with kAdd the residual in place, weight, q, and without
+// kStatic the scales.
 template <bool kAdd, bool kStatic>
 void RmsNormQuant(RowCheck& c) {
   constexpr size_t kWeight = kAdd ? 2 : 1, kQ = kWeight + 1;
@@ -207,15 +211,16 @@ void RmsNormQuant(RowCheck& c) {
   }
 }
 
-// x, q, scales.
+// The tensors are x, q and scales.
 void QuantFp8(RowCheck& c) { ExpectDynamicFp8(c, 1, c.Before(0), 0); }
 
-// x, scale[1, 1], q.
+// The tensors are x, scale[1, 1] and q.
 void StaticQuantFp8(RowCheck& c) {
   ExpectFp8(c, 2, c.Before(0), c.Before(1, 0)[0], 0);
 }
 
-// x, q, scales. The product with the reciprocal is not rounded before q is.
+// The tensors are x, q and scales. The reciprocal of the scale is rounded, the
+// product with it is not rounded before q is: one unit.
 void QuantInt8(RowCheck& c) {
   Doubles x = c.Before(0);
   c.ExpectRelative(2, {ReferenceInt8Symmetric(x).scale}, 0);
@@ -224,16 +229,16 @@ void QuantInt8(RowCheck& c) {
   c.ExpectRelative(1, x, 1);
 }
 
-// Of element i of heads x that were turned by cosines and sines of at most
-// `most`: these were rounded, as are a product and the sum. With (a, b) the
-// pair, that is less than 4 units of (|a| + |b|) * most.
+// The error of element i of heads x after they were turned by cosines and sines
+// of at most `most`. A cosine, a sine, two products and a sum are rounded: with
+// (a, b) the pair, less than 4 units of (|a| + |b|) * most.
 double TurnedError(const Doubles& x, size_t i, double most) {
   constexpr size_t kDim = kRegisteredHeadDim;
   const size_t other = i % kDim < kDim / 2 ? i + kDim / 2 : i - kDim / 2;
   return 4 * kUnit * (std::abs(x[i]) + std::abs(x[other])) * most;
 }
 
-// Heads of x -> out, turned by cosine(pair) and sine(pair).
+// Expects in `out` the heads of x, turned by cosine(pair) and sine(pair).
 template <typename Cosine, typename Sine>
 void ExpectTurned(RowCheck& c, const Doubles& x, size_t out,
                   const Cosine& cosine, const Sine& sine, double most = 1.0) {
@@ -246,7 +251,7 @@ void ExpectTurned(RowCheck& c, const Doubles& x, size_t out,
   c.Expect(out, want, [&](size_t i) { return TurnedError(x, i, most); });
 }
 
-// By the angle of position(pair).
+// Expects in `out` the heads of x, turned by the angle of position(pair).
 template <typename Position>
 void ExpectAtPosition(RowCheck& c, const Doubles& x, size_t out,
                       const Position& position) {
@@ -258,7 +263,7 @@ void ExpectAtPosition(RowCheck& c, const Doubles& x, size_t out,
       [&](int64_t i) { return std::sin(angle(i)); });
 }
 
-// positions, query, key; the last two in place.
+// The tensors are positions, query and key; the last two are written in place.
 void RotaryEmbedding(RowCheck& c) {
   for (const size_t x : {size_t{1}, size_t{2}}) {
     ExpectAtPosition(c, c.Before(x), x,
@@ -266,7 +271,8 @@ void RotaryEmbedding(RowCheck& c) {
   }
 }
 
-// positions[3, tokens], query, key; the last two in place.
+// The tensors are positions[3, tokens], query and key; the last two are written
+// in place.
 void Mrope(RowCheck& c) {
   const int64_t tokens = c.Width(0);
   const auto stream = [](int64_t i) {
@@ -280,8 +286,8 @@ void Mrope(RowCheck& c) {
   }
 }
 
-// positions, query, key, query_out, key_out. Copy by copy, because each has a
-// position of its own.
+// The tensors are positions, query, key, query_out and key_out. Each of the
+// five copies of a query has a position of its own.
 void DualChunkRotaryEmbedding(RowCheck& c) {
   constexpr int64_t kLength = kRegisteredChunk - kRegisteredLocal;
   const int64_t m = c.Integer(0, c.row()) % kLength;
@@ -304,7 +310,8 @@ void DualChunkRotaryEmbedding(RowCheck& c) {
   c.Expect(3, want, [&](size_t i) { return TurnedError(copies, i, 1.0); });
 }
 
-// x, cos, sin, out.
+// The tensors are x, cos, sin and out. Cosines and sines are given, and so
+// exact.
 void ApplyRotaryEmb(RowCheck& c) {
   const Doubles cosines = c.Before(1), sines = c.Before(2);
   double most = 0;
@@ -316,14 +323,16 @@ void ApplyRotaryEmb(RowCheck& c) {
       [&](int64_t i) { return sines[static_cast<size_t>(i)]; }, most);
 }
 
-// table and indices by their places; the last tensor is what they give.
+// kTable and kIndices are the places of the table and of the indices; tensor 2
+// has the rows that they name.
 template <size_t kTable, size_t kIndices>
 void CopiedRows(RowCheck& c) {
   c.ExpectEqual(2, c.Before(kTable, c.Integer(kIndices, c.row())));
 }
 
-// logits, in place. 16-bit results are promised to the bit; f32's tanh is
-// within 12 units, a quotient and two products are rounded.
+// The tensor is the logits, written in place. ops/logits promises 16-bit
+// results to the bit. Its tanh in f32 is within 12 units; a quotient and two
+// products are rounded.
 void LogitsProcessor(RowCheck& c) {
   const DType dtype = c.dtype(0);
   Doubles logits = c.Before(0);

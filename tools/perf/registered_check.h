@@ -23,7 +23,8 @@
 
 namespace quern {
 
-// With what the driver calls the operators; the references need it too.
+// Arguments with which the driver calls the operators, and which the references
+// need.
 constexpr int64_t kRegisteredHeadDim = 128;
 constexpr int64_t kRegisteredMaxPosition = 4096;
 constexpr int64_t kRegisteredSections[] = {16, 24, 24};  // mrope's
@@ -31,8 +32,8 @@ constexpr int64_t kRegisteredChunk = 1024, kRegisteredLocal = 256;
 constexpr double kRegisteredScale = 0.02;  // of static quantisation of norms
 constexpr double kRegisteredSoftCap = 30.0;
 
-// A tensor of the call: the schema's in its order, then those that it returns.
-// Dense.
+// A dense tensor of the call. CheckRegistered takes the schema's tensors in its
+// order, then those that the operator returns.
 struct CheckedTensor {
   DType dtype = DType::kF32;
   std::vector<int64_t> extents;
