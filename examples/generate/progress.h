@@ -1,8 +1,8 @@
 #ifndef QUERN_EXAMPLES_GENERATE_PROGRESS_H_
 #define QUERN_EXAMPLES_GENERATE_PROGRESS_H_
 
-// A bar on standard error for work that takes longer than a second: redrawn in
-// place on a terminal, a line now and then elsewhere.
+// A bar on standard error for work that takes long: on a terminal from one
+// second on, redrawn in place; elsewhere a line every five seconds.
 
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ class Progress {
   void Show(int64_t done, int64_t total) {
     const absl::Time now = absl::Now();
     if (now < next_ || total <= 0) return;
-    next_ = now + (terminal_ ? absl::Milliseconds(100) : absl::Seconds(5));
+    next_ = now + (terminal_ ? absl::Milliseconds(100) : kLineInterval);
     shown_ = true;
     const double part =
         std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
@@ -41,10 +41,13 @@ class Progress {
   }
 
  private:
+  static constexpr absl::Duration kLineInterval = absl::Seconds(5);
+
   const std::string what_;
   const bool terminal_ = isatty(STDERR_FILENO) != 0;
   bool shown_ = false;
-  absl::Time next_ = absl::Now() + absl::Seconds(1);
+  absl::Time next_ =
+      absl::Now() + (terminal_ ? absl::Seconds(1) : kLineInterval);
 };
 
 }  // namespace quern
