@@ -226,9 +226,10 @@ step_bzlmod() {
          ./$bazel test --config=modules $test'
 }
 
+# Without WORKSPACE, to which this release adds Java toolchains that it would fetch.
 step_embed() {
   enter 'cd examples/embed_bzlmod
-         ../../$bazel run --config=modules //:main'
+         ../../$bazel run --config=modules --noenable_workspace //:main'
 }
 
 # Bazel 9 has no C++ rules of its own: a BUILD file that calls one without loading
