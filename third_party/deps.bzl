@@ -1,7 +1,8 @@
 """The third-party code of Quern for a WORKSPACE build: call quern_deps().
 
 Each repository is declared with maybe(): a larger repository that already has
-one under the same name keeps its own. MODULE.bazel is the same list for bzlmod.
+one under the same name keeps its own. MODULE.bazel names the same versions, which
+//third_party:pins_test compares.
 """
 
 load("@bazel_tools//tools/build_defs/repo:http.bzl", "http_archive")
