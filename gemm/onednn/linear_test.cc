@@ -295,24 +295,30 @@ TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
   for (const auto& c : got) EXPECT_TRUE(AllBitsEqual(c, want));
 }
 
-// Row counts share kernels: 256 of them make 45, and no second round misses.
+// Row counts share kernels: 256 of them make 45, or 37 where blocks have at
+// most 128 rows (RowsPerTaskOfAnyWorkers), and no second round misses.
 TYPED_TEST(OneDnnLinearTest, ANewRowCountIsSeldomANewKernel) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   TestRng rng;
   const int64_t n = 40, k = 24;
   const OneDnnLinearPlan plan = this->Plan(n, k, SmallIntegers<B>(rng, n * k));
-  for (int round = 0; round < 2; ++round) {
-    for (int64_t m = 1; m <= 256; m += round == 0 ? 1 : 5) {
+  const auto run = [&](int64_t step) {
+    for (int64_t m = 1; m <= 256; m += step) {
       this->Run(plan, m, SmallIntegers<A>(rng, m * k), this->inline_);
     }
-  }
-  const OneDnnCacheStats stats = plan.cache_stats();
+    return plan.cache_stats();
+  };
   // A bucket's own size runs with the strides of a and c, others with the
   // scratch's: the same here, for both are dense.
-  EXPECT_EQ(stats.misses, 45);
-  EXPECT_EQ(stats.hits, 256 - 45 + 52);
-  EXPECT_EQ(stats.evictions, 0);
+  const OneDnnCacheStats once = run(1), twice = run(5);
+  EXPECT_TRUE(once.misses == 45 || once.misses == 37) << once.misses;
+  // Each of the 52 calls of the second round looks for one kernel, or for those
+  // of a whole block and of the rest.
+  EXPECT_EQ(twice.misses, once.misses);
+  EXPECT_GE(twice.hits, once.hits + 52);
+  EXPECT_LE(twice.hits, once.hits + 2 * 52);
+  EXPECT_EQ(twice.evictions, 0);
 }
 
 TYPED_TEST(OneDnnLinearTest, ExecutesWhateverWasEvicted) {
