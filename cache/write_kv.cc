@@ -435,8 +435,8 @@ void WriteKvPlan::Execute(const WriteKvArgs& args,
   const int64_t unit = paired ? kGroup : spec_.kv.page_size();
   const auto tokens = static_cast<int64_t>(args.slots.size());
   const int64_t heads = spec_.kv.kv_heads();
-  const int64_t row_elements = RowDim(spec_.kv, /*value=*/false) +
-                               RowDim(spec_.kv, /*value=*/true);
+  const int64_t row_elements =
+      RowDim(spec_.kv, /*value=*/false) + RowDim(spec_.kv, /*value=*/true);
   const int64_t moved =
       tokens * heads * row_elements *
       static_cast<int64_t>(SizeOf(spec_.input) + SizeOf(spec_.kv.dtype()));
