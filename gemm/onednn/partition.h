@@ -57,9 +57,10 @@ constexpr int64_t RowsPerTask(int64_t m, int64_t column_tasks, int64_t workers,
   return rows;
 }
 
-// The same where the bits of a row depend on the rows beside it: a function of
-// the shape alone. 256 rows then have twice as many tasks as columns have,
-// whatever the number of workers.
+// Rows of each primitive but the last where the bits of a row depend on the
+// rows beside it: a function of the shape alone, as if there were 32 workers,
+// and never fewer than 128. The tasks of 256 rows are then twice as many as
+// those of one row, unless one row alone has a multiple of 32 or 128 and more.
 constexpr int64_t RowsPerTaskOfAnyWorkers(int64_t m, int64_t column_tasks) {
   return RowsPerTask(m, column_tasks, /*workers=*/32, kMaxMatmulRows / 2);
 }

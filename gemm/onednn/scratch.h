@@ -24,7 +24,7 @@ class OneDnnScratch {
         lent_data_(workspace.Allocate<uint8_t>(
             "oneDNN", static_cast<int64_t>(lent_bytes_))) {}
 
-  // Of its own memory.
+  // Size of the memory of its own, in bytes; 0 where memory is lent.
   size_t bytes() const { return buffer_.bytes(); }
 
  private:
