@@ -46,11 +46,12 @@ class NumberWindow {
 
 inline constexpr int64_t kNoNumber = std::numeric_limits<int64_t>::max();
 
-// The first of number(i), i < count, that occurred before, or kNoNumber; those
-// that are negative do not count. Takes the numbers window by window, and calls
-// full(window) with all that lie in it. Cost: one pass over the list where all
-// numbers lie within kSize of the smallest, one more for each further window
-// that has any.
+// A number that occurs twice among number(i), i < count, or kNoNumber if none
+// does; negative numbers do not count. Where several occur twice, the result is
+// the one whose second occurrence comes first in the lowest window. Takes the
+// numbers window by window, and calls full(window) with all that lie in it.
+// Cost: one pass over the list where all numbers lie within kSize of the
+// smallest, one more for each further window that has any.
 template <typename Number, typename Full>
 int64_t FindTwice(size_t count, const Number& number, const Full& full) {
   int64_t begin = kNoNumber;

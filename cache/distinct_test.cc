@@ -59,6 +59,13 @@ TEST(FindTwiceTest, KnowsBothSidesOfAWindowsEnd) {
   EXPECT_EQ(Twice({}), kNoNumber);
 }
 
+TEST(FindTwiceTest, NamesTheFirstRepeatedInTheLowestWindow) {
+  constexpr int64_t kSize = NumberWindow::kSize;
+  EXPECT_EQ(Twice({9, 4, 4, 9}), 4);
+  // 3 * kSize is repeated before 1 is, but in a higher window.
+  EXPECT_EQ(Twice({3 * kSize, 3 * kSize, 1, 1}), 1);
+}
+
 TEST(FindTwiceTest, ShowsEachWindowWithWhatLiesInIt) {
   constexpr int64_t kSize = NumberWindow::kSize;
   const std::vector<int64_t> numbers = {9 * kSize, 3, kSize + 2, -1};
