@@ -342,7 +342,7 @@ class Writer {
 int64_t StreamAboveBytes(WriteKvStores stores) {
   if (stores == WriteKvStores::kStream) return -1;
   return stores == WriteKvStores::kCached ? std::numeric_limits<int64_t>::max()
-                                          : GetCpuInfo().last_level_bytes() / 2;
+                                          : LastLevelBytes() / 2;
 }
 
 absl::Status CheckSlots(absl::Span<const int64_t> slots, int64_t end) {

@@ -201,6 +201,12 @@ CpuInfo GetCpuInfo() {
   return info;
 }
 
+int64_t LastLevelBytes() {
+  CpuInfo caches;
+  ReadCaches(caches);
+  return caches.last_level_bytes();
+}
+
 int AvailableCpus() {
   return Tighter(static_cast<int>(AffinityCpus().size()), CgroupCpus());
 }

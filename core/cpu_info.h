@@ -26,8 +26,13 @@ struct CpuInfo {
   }
 };
 
-// Reads /proc, /sys and cpuid: a millisecond. Not cached.
+// Reads /proc, /sys and cpuid, a file for each logical CPU: a millisecond, and
+// several on machines of hundreds of CPUs. Not cached.
 CpuInfo GetCpuInfo();
+
+// GetCpuInfo().last_level_bytes(), by the few files that describe the caches:
+// for plans that only ask what does not fit there.
+int64_t LastLevelBytes();
 
 // Logical CPUs that this process may really use: the smaller of the affinity
 // mask and the cgroup's CPU quota (v1 or v2, this group and its parents),

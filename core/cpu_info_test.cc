@@ -25,6 +25,7 @@ TEST(CpuInfoTest, KnowsThisMachine) {
   EXPECT_GE(info.l2_bytes, info.l1_data_bytes);
   EXPECT_GE(info.last_level_bytes(), info.l2_bytes);
   EXPECT_GE(info.last_level_bytes(), info.l3_bytes);
+  EXPECT_EQ(LastLevelBytes(), info.last_level_bytes());
 }
 
 TEST(CpuInfoTest, ReadsTheQuotaOfACgroup) {

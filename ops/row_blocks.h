@@ -25,9 +25,8 @@ inline constexpr int64_t kMinStreamRowBytes = 1024;
 // rows are written behind those that are read.
 inline int64_t StreamFrom(RowStores stores, bool auto_streams = false) {
   if (stores == RowStores::kStream) return 0;
-  return stores == RowStores::kAuto && auto_streams
-             ? GetCpuInfo().last_level_bytes()
-             : INT64_MAX;
+  return stores == RowStores::kAuto && auto_streams ? LastLevelBytes()
+                                                    : INT64_MAX;
 }
 
 // fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks

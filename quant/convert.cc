@@ -144,9 +144,8 @@ struct ConvertPlan::Job {
 absl::StatusOr<ConvertPlan> ConvertPlan::Create(const ConvertSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckFloat("from", spec.from));
   QUERN_RETURN_IF_ERROR(CheckFloat("to", spec.to));
-  return ConvertPlan(spec, spec.stores == ConvertStores::kAuto
-                               ? GetCpuInfo().last_level_bytes()
-                               : 0);
+  return ConvertPlan(
+      spec, spec.stores == ConvertStores::kAuto ? LastLevelBytes() : 0);
 }
 
 ConvertPlan::ConvertPlan(const ConvertSpec& spec, int64_t last_level_bytes)

@@ -65,9 +65,8 @@ Fp8QuantizePlan::Fp8QuantizePlan(const Fp8QuantizeSpec& spec)
     : spec_(spec),
       kernels_(GetFp8QuantizeKernels(spec.dtype)),
       max_code_(GetInt8QuantizeKernels(spec.dtype).max_abs),
-      last_level_bytes_(spec.stores == Fp8QuantizeStores::kAuto
-                            ? GetCpuInfo().last_level_bytes()
-                            : 0) {}
+      last_level_bytes_(
+          spec.stores == Fp8QuantizeStores::kAuto ? LastLevelBytes() : 0) {}
 
 absl::StatusOr<Fp8QuantizePlan> Fp8QuantizePlan::Create(
     const Fp8QuantizeSpec& spec) {

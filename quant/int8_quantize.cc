@@ -139,9 +139,8 @@ Int8QuantizePlan::Int8QuantizePlan(const Int8QuantizeSpec& spec,
                                    const Int8QuantizeKernels& kernels)
     : spec_(spec),
       kernels_(kernels),
-      last_level_bytes_(spec.stores == Int8QuantizeStores::kAuto
-                            ? GetCpuInfo().last_level_bytes()
-                            : 0) {}
+      last_level_bytes_(
+          spec.stores == Int8QuantizeStores::kAuto ? LastLevelBytes() : 0) {}
 
 absl::Status Int8QuantizePlan::CheckArgs(
     const AnyTensorView& x, MatrixView<int8_t> q, VectorView<float> scales,
