@@ -16,8 +16,8 @@
 // at Create which one runs; m never does. Explain() names it.
 //
 // A row has the same bits alone and in a batch from the packed kernels, and
-// from oneDNN with AVX-512. oneDNN on AVX2 sums in an order that depends on the
-// number of rows.
+// from oneDNN with AVX-512 and without AMX. oneDNN on AVX2 sums in an order
+// that depends on the number of rows; nobody has looked at AMX.
 //
 //   LinearSpec spec;  spec.n = 4096;  spec.k = 14336;
 //   QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
