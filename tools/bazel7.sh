@@ -236,14 +236,16 @@ step_embed() {
 # it fails there. Bazel 7 has no flag for that which its rules_cc survives.
 check_loads() {
   local -r builtin=" alias config_setting constraint_value exports_files filegroup genrule label_flag licenses load package package_group test_suite "
-  local file rule status=0
+  local files file rule status=0
+  files=$(git ls-files '*BUILD' '*BUILD.bazel' ':!third_party/rules_cc_compat') && [[ -n $files ]] ||
+    { echo "git names no BUILD files"; return 1; }
   while IFS= read -r file; do
     while IFS= read -r rule; do
       [[ $builtin == *" $rule "* ]] && continue
       grep -qE "^load\(.*\"$rule\"|^def $rule\(" "$file" ||
         { echo "$file calls $rule without loading it"; status=1; }
     done < <(sed -nE 's/^([a-z_]+)\(.*/\1/p' "$file" | sort -u)
-  done < <(git ls-files '*BUILD' '*BUILD.bazel' ':!third_party/rules_cc_compat')
+  done <<<"$files"
   return $status
 }
 
