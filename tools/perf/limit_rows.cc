@@ -44,7 +44,7 @@ Row LimitRow(absl::string_view name, absl::string_view dtype, int threads,
   (ops ? row.flops : row.bytes) = last.amount;
   row.disturbed = samples.disturbed();
   row.ghz = ghz;
-  row.steady = BoundOf(samples).steady;
+  row.dram_steady = row.peak_steady = BoundOf(samples).steady;
   return row;
 }
 

@@ -169,7 +169,8 @@ Row Measure(Op& op, const MeasureSpec& spec, Limits& limits,
   row.dram_bounds = cold;
   // oneDNN may have instructions that no target of ours has.
   row.peak_bounds = info.isa == limits.target();
-  row.steady = dram_bound.steady && peak_bound.steady;
+  row.dram_steady = dram_bound.steady;
+  row.peak_steady = peak_bound.steady;
   row.pages = std::string(limits.pages());
   row.variant = limits.Variant(kind);
   row.sets = spec.sets;

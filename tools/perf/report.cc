@@ -86,21 +86,23 @@ double Row::per_cycle() const {
 double Row::of_roof() const { return std::fmax(of_dram(), of_peak()); }
 
 absl::Status CheckOfLimits(const Row& row) {
-  const double most = row.steady ? kMostOfLimit : kMostOfUnsteady;
-  const auto check = [&](absl::string_view field, double value, double limit,
-                         absl::string_view unit) {
+  const auto check = [&](absl::string_view field, double value, bool steady,
+                         double limit, absl::string_view unit) {
+    const double most = steady ? kMostOfLimit : kMostOfUnsteady;
     if (!(value > most)) return absl::OkStatus();
     return absl::InternalError(absl::StrFormat(
         "%s: %s=%.2f at %s; need at most %.2f of %s limit, %.1f %s", row.op,
         field, value, row.shape, most,
-        row.steady ? "an undisturbed" : "a disturbed", limit, unit));
+        steady ? "an undisturbed" : "a disturbed", limit, unit));
   };
   absl::Status status;
   if (row.dram_bounds) {
-    status.Update(check("of_dram", row.of_dram(), row.dram_gbps, "GB/s"));
+    status.Update(check("of_dram", row.of_dram(), row.dram_steady,
+                        row.dram_gbps, "GB/s"));
   }
   if (row.peak_bounds) {
-    status.Update(check("of_peak", row.of_peak(), row.peak_gflops, "GFLOP/s"));
+    status.Update(check("of_peak", row.of_peak(), row.peak_steady,
+                        row.peak_gflops, "GFLOP/s"));
   }
   return status;
 }
@@ -135,7 +137,7 @@ std::string JsonLine(const Row& row) {
   json.Add("disturbed", row.disturbed);
   json.Add("ghz", row.ghz);
   json.Add("per_cycle", row.per_cycle());
-  json.Add("limits", absl::string_view(row.steady ? "steady" : "disturbed"));
+  json.Add("limits", absl::string_view(row.steady() ? "steady" : "disturbed"));
   json.AddUnlessEmpty("note", row.note);
   return json.Finish();
 }

@@ -46,8 +46,10 @@ struct Row {
   // from DRAM, and it ran on the instruction set of the limit.
   bool dram_bounds = false;
   bool peak_bounds = false;
-  // Whether the limits were the same before, during and after the run.
-  bool steady = false;
+  // Whether each limit was the same before, during and after the run.
+  bool dram_steady = false;
+  bool peak_steady = false;
+  bool steady() const { return dram_steady && peak_steady; }
 
   double gbps() const { return bytes / median_us * 1e-3; }
   double gflops() const { return flops / median_us * 1e-3; }
@@ -62,9 +64,9 @@ struct Row {
 
 // A limit is an upper bound. Internal if of_dram or of_peak of a run that it
 // bounds exceeds kMostOfLimit, which names the operator, the field, the value
-// and the bound: then the limit or the operator's count is wrong. A run whose
-// limits were not steady passes up to kMostOfUnsteady, because they may have
-// been higher while the operator ran.
+// and the bound: then the limit or the operator's count is wrong. The fraction
+// of a limit that was not steady may be up to kMostOfUnsteady, because that
+// limit may have been higher while the operator ran.
 constexpr double kMostOfLimit = 1.03;
 constexpr double kMostOfUnsteady = 2;
 absl::Status CheckOfLimits(const Row& row);

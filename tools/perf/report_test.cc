@@ -29,7 +29,8 @@ Row Example() {
   row.peak_gflops = 500;
   row.max_err = 0.25;
   row.ghz = 2.5;
-  row.dram_bounds = row.peak_bounds = row.steady = true;
+  row.dram_bounds = row.peak_bounds = true;
+  row.dram_steady = row.peak_steady = true;
   return row;
 }
 
@@ -105,13 +106,32 @@ TEST(CheckOfLimitsTest, AppliesWhereTheLimitIsABound) {
 
 TEST(CheckOfLimitsTest, ADisturbanceExcusesTwiceAtMost) {
   Row row = Example();
-  row.steady = false;
+  row.dram_steady = row.peak_steady = false;
   row.peak_gflops = 250 / 1.9;
   EXPECT_TRUE(CheckOfLimits(row).ok()) << CheckOfLimits(row);
   row.peak_gflops = 250 / 2.1;
   EXPECT_EQ(CheckOfLimits(row).message(),
             "pack: of_peak=2.10 at n=16 k=8; need at most 2.00 of a disturbed "
             "limit, 119.0 GFLOP/s");
+}
+
+// A warm run is bound by the peak alone, and its limit of DRAM, which was not
+// calibrated, is the least steady of all.
+TEST(CheckOfLimitsTest, ADisturbanceOfOneLimitDoesNotExcuseTheOther) {
+  Row row = Example();
+  row.dram_steady = false;
+  EXPECT_FALSE(row.steady());
+  row.peak_gflops = 250 / 1.2;
+  EXPECT_EQ(CheckOfLimits(row).message(),
+            "pack: of_peak=1.20 at n=16 k=8; need at most 1.03 of an "
+            "undisturbed limit, 208.3 GFLOP/s");
+  row = Example();
+  row.peak_steady = false;
+  EXPECT_FALSE(row.steady());
+  row.dram_gbps = 50 / 1.2;
+  EXPECT_EQ(CheckOfLimits(row).message(),
+            "pack: of_dram=1.20 at n=16 k=8; need at most 1.03 of an "
+            "undisturbed limit, 41.7 GB/s");
 }
 
 TEST(ReportTest, JsonHasEveryFieldOnce) {
