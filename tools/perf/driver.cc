@@ -34,7 +34,8 @@
 namespace quern {
 namespace {
 
-// Of the operator of that name, or of `limits`; of all for any other.
+// The help of the operator `name`, or of `limits`; any other name gives the
+// help of all operators.
 std::string Help(absl::Span<const OpEntry> ops, absl::string_view name) {
   const bool is_limits = name == kLimits;
   const bool all = !is_limits && std::none_of(ops.begin(), ops.end(),

@@ -18,15 +18,15 @@ struct CpuId {
   int model = 0;
 };
 
-// Of the first processor in the text of /proc/cpuinfo.
+// The first processor in the text of /proc/cpuinfo.
 CpuId ParseCpuId(absl::string_view cpuinfo);
 CpuId ThisCpuId();
 
 // The name of the core, or "" for one that is not in the table.
 absl::string_view CoreName(const CpuId& cpu);
 
-// Operations of one core in one cycle on Highway's target of that name, a
-// multiply-add being two. 0: unknown.
+// The most operations of one core in one cycle on Highway's target of that
+// name, a multiply-add being two. 0: unknown.
 int HardwareBound(const CpuId& cpu, absl::string_view target, PeakKind kind);
 
 // "Zen 3: at most 32 a cycle", or "hardware bound unknown".

@@ -103,7 +103,7 @@ class PeakTest : public IsaTest {
     return Is("AVX3_DL") || Is("AVX3_ZEN4") || Is("AVX3_SPR");
   }
   bool HasDotBF16() const { return Is("AVX3_ZEN4") || Is("AVX3_SPR"); }
-  // Of 16 bytes, at least: the width of a vector.
+  // The width of a vector in bytes, 16 on the smallest instruction sets.
   int VectorBytes() const {
     return std::string(isa()).rfind("AVX3", 0) == 0 ? 64 : Is("AVX2") ? 32 : 16;
   }

@@ -241,7 +241,8 @@ class Registered final : public Op {
     bool written;
   };
 
-  // Of the table that rows are taken of, those alone.
+  // The bytes of a tensor that a call touches. An embedding and gather_rows
+  // touch one row of their table for each token.
   int64_t UsedBytes(const Tensor& t) const {
     const int64_t bytes = BytesOf(t.meta);
     if (name_ != "vocab_parallel_embedding" && name_ != "gather_rows") {
