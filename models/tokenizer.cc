@@ -194,8 +194,16 @@ absl::Status Tokenizer::IndexSpecials() {
     if (user_defined) user_defined_.push_back(special);
     specials_.push_back(std::move(special));
   }
-  std::sort(specials_.begin(), specials_.end());
-  std::sort(user_defined_.begin(), user_defined_.end());
+  // Pieces of one text, of which Encode finds the first alone, are left out:
+  // with them, the time of Encode would grow with their number.
+  for (std::vector<Special>* all : {&specials_, &user_defined_}) {
+    std::sort(all->begin(), all->end());
+    all->erase(std::unique(all->begin(), all->end(),
+                           [](const Special& a, const Special& b) {
+                             return a.text == b.text;
+                           }),
+               all->end());
+  }
   return absl::OkStatus();
 }
 

@@ -97,9 +97,9 @@ class Tokenizer {
   //
   // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control
   // and user-defined pieces whose name ends a text or a turn in some family of
-  // models, e.g. <end_of_turn>, <|eot_id|>, <|im_end|>. Such a piece is a
-  // control token even where the file calls it user-defined, so that a text
-  // that merely contains its name does not end a turn.
+  // models, e.g. <end_of_turn>, <|eot_id|>, <|im_end|>. A piece that ends a
+  // text is a control token where the file calls it user-defined, so that a
+  // text that merely contains its name does not end a turn.
   static absl::StatusOr<Tokenizer> Create(const GgufFile& file);
 
   Tokenizer(Tokenizer&&) = default;

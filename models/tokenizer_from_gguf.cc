@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -35,7 +36,7 @@ bool IsSpecial(TokenType type) {
   return type == TokenType::kControl || type == TokenType::kUserDefined;
 }
 
-// Sets end_ids. Makes what ends a text a control token.
+// Sets end_ids. Makes user-defined pieces that end a text control tokens.
 absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
   const auto last = static_cast<int64_t>(spec.pieces.size()) - 1;
   for (const char* key :
@@ -50,8 +51,16 @@ absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
     if (IsSpecial(spec.types[id]) &&
         std::find(std::begin(kEndPieces), std::end(kEndPieces),
                   spec.pieces[id]) != std::end(kEndPieces)) {
-      spec.types[id] = TokenType::kControl;
       spec.end_ids.push_back(static_cast<int32_t>(id));
+    }
+  }
+  std::vector<int32_t> ends = spec.end_ids;
+  ends.push_back(spec.eos_id);
+  for (const int32_t id : ends) {
+    // Tokenizer::Create refuses an id that is no piece.
+    if (static_cast<size_t>(id) < typed &&
+        spec.types[static_cast<size_t>(id)] == TokenType::kUserDefined) {
+      spec.types[static_cast<size_t>(id)] = TokenType::kControl;
     }
   }
   return absl::OkStatus();

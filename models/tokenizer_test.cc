@@ -268,6 +268,23 @@ TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
               ElementsAre(kSpaceA, turn, kSpaceA));
 }
 
+// A file may have one text a hundred thousand times: a step for each of them at
+// each byte of a text would take minutes, which is more than this test has.
+TEST(TokenizerTest, PiecesOfOneTextCostEncodeNothing) {
+  TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
+  spec.add_space_prefix = false;
+  const auto first = static_cast<int32_t>(spec.pieces.size());
+  constexpr size_t kCopies = 1 << 18;
+  spec.pieces.insert(spec.pieces.end(), kCopies, "b");
+  spec.types.insert(spec.types.end(), kCopies, TokenType::kUserDefined);
+  spec.scores.insert(spec.scores.end(), kCopies, 0.0f);
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  constexpr size_t kBytes = 1 << 18;
+  EXPECT_EQ(tokenizer->Encode(std::string(kBytes, 'b')),
+            std::vector<int32_t>(kBytes, first));
+}
+
 // A text ends at the tokens that the file's keys name, and at control and
 // user-defined pieces of the names that end turns.
 TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
@@ -321,6 +338,21 @@ TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
   }
   for (const int32_t id : tokenizer->Encode("a<end_of_turn><|im_end|>")) {
     EXPECT_FALSE(tokenizer->IsEnd(id) && id != 260) << id;
+  }
+  // So is a piece of any other name that a key of the file names.
+  const auto end = static_cast<uint32_t>(spec.pieces.size() - 1);  // <end>
+  spec.types[end] = TokenType::kUserDefined;
+  for (const char* key : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
+    SCOPED_TRACE(key);
+    const auto named = create([&](GgufWriter& w) {
+      w.Key(absl::StrCat("tokenizer.ggml.", key), end);
+    });
+    ASSERT_TRUE(named.ok()) << named.status();
+    for (const int32_t id : named->Encode("a<end>")) {
+      EXPECT_FALSE(named->IsEnd(id)) << id;
+    }
+    EXPECT_EQ(named->Encode("<end>", Tokenizer::Specials::kAsTokens),
+              std::vector<int32_t>{static_cast<int32_t>(end)});
   }
   for (const char* key : {"eot_token_id", "eom_token_id"}) {
     const std::string name = absl::StrCat("tokenizer.ggml.", key);
