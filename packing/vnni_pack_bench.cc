@@ -60,7 +60,7 @@ void BM_Copy(benchmark::State& state) {
   for (auto _ : state) {
     const uint8_t* from = memory.plain.data() + turn * bytes;
     uint8_t* to = memory.packed.data() + turn * bytes;
-    executor->ParallelFor(bytes / kTask, [&](int64_t task, int) {
+    executor->ParallelFor(bytes / kTask, [&](int64_t task, int) HWY_ATTR {
       for (int64_t i = task * kTask; i < (task + 1) * kTask; i += 64) {
         const auto v0 = hn::Load(d, from + i);
         const auto v1 = hn::Load(d, from + i + 16);

@@ -47,7 +47,7 @@ void BM_Copy(benchmark::State& state, int64_t in_bytes, int64_t out_bytes) {
   const auto executor = *HwyExecutor::Create(static_cast<int>(state.range(0)));
   constexpr int64_t kTask = int64_t{64} << 10;
   const hn::Full128<uint8_t> d;
-  const auto copy = [&](int64_t task, int) {
+  const auto copy = [&](int64_t task, int) HWY_ATTR {
     const uint8_t* from = memory.in.data() + task * kTask * in_bytes;
     uint8_t* to = memory.out.data() + task * kTask * out_bytes;
     const int64_t lines = kTask * out_bytes / 64;
