@@ -80,7 +80,7 @@ make_root() {
   done
   # Links that the packages' install scripts would make.
   ln -sf gawk "$root.new/usr/bin/awk"
-  mkdir -p "$root.new/work"
+  mkdir -p "$root.new/quern"
   echo "$version" >"$root.new/version"
   echo "$wanted" >"$root.new/wanted"
   mv "$root.new" "$root"
@@ -146,7 +146,7 @@ make_registry() {
       tar -x -C "$work/sources" -f "$work/archives/$file"
     fi
     sed -E '/name = "abseil-cpp"/,/\)/s/version = "[^"]*"/version = "20240722.0"/; s/version = "1\.15\.2"/version = "1.16.0"/' \
-      "$work/sources/$folder/MODULE.bazel" | register "$module" "$version" "/work/sources/$folder"
+      "$work/sources/$folder/MODULE.bazel" | register "$module" "$version" "/quern/sources/$folder"
   done < <(pins)
 }
 
@@ -160,10 +160,10 @@ make_stubs() {
     mkdir -p "$directory"
     if [[ $version == "$module" ]]; then
       echo "module(name = \"$module\")" >"$directory/MODULE.bazel"
-      echo "common:modules --override_module=$module=/work/stubs/$module"
+      echo "common:modules --override_module=$module=/quern/stubs/$module"
     else
       echo "module(name = \"${module%-*}\", version = \"$version\")" >"$directory/MODULE.bazel"
-      register "${module%-*}" "$version" "/work/stubs/${module%-*}" <"$directory/MODULE.bazel"
+      register "${module%-*}" "$version" "/quern/stubs/${module%-*}" <"$directory/MODULE.bazel"
     fi
     : >"$directory/BUILD"
   done
@@ -183,7 +183,7 @@ common:workspace --override_repository=bazel_features=$tools/features
 common:workspace --override_repository=bazel_skylib=$tools/skylib
 common:workspace --override_repository=platforms=$tools/platforms
 
-common:modules --enable_bzlmod --lockfile_mode=off --registry=file:///work/registry
+common:modules --enable_bzlmod --lockfile_mode=off --registry=file:///quern/registry
 common:next --config=modules --noenable_workspace
 common:next --incompatible_autoload_externally=
 common:next --incompatible_disable_native_repo_rules
@@ -206,12 +206,13 @@ enter() {
     set -e
     mount --rbind /dev "$1/dev"
     mount -t proc proc "$1/proc"
-    mount --rbind "$2" "$1/work"
-    exec chroot "$1" /usr/bin/env -i HOME=/work USER=root TERM=dumb PATH=/usr/sbin:/usr/bin \
-      JAVA_HOME=/usr/lib/jvm/default-java QUERN_CACHE=/work QUERN_ARCHIVE_SOURCE=distribution \
-      bash -c "cd /work/src; $3"' - "$root" "$work" "
+    mkdir -p "$1/quern"
+    mount --rbind "$2" "$1/quern"
+    exec chroot "$1" /usr/bin/env -i HOME=/quern USER=root TERM=dumb PATH=/usr/sbin:/usr/bin \
+      JAVA_HOME=/usr/lib/jvm/default-java QUERN_CACHE=/quern QUERN_ARCHIVE_SOURCE=distribution \
+      bash -c "cd /quern/src; $3"' - "$root" "$work" "
     set -e
-    bazel='bazelw --output_user_root=/work/output --bazelrc=/work/bazelrc'
+    bazel='bazelw --output_user_root=/quern/output --bazelrc=/quern/bazelrc'
     test=//third_party:pins_test
     $1"
 }
