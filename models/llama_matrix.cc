@@ -35,6 +35,25 @@ absl::Status Grow(int64_t bytes, AlignedBuffer& buffer) {
   return absl::OkStatus();
 }
 
+// What becomes of the sums of a matrix in blocks, whose product has no
+// epilogue. None for kNone.
+absl::StatusOr<std::optional<Activation>> GateOf(LinearActivation activation) {
+  switch (activation) {
+    case LinearActivation::kNone:
+      return std::nullopt;
+    case LinearActivation::kSiluAndMul:
+      return Activation::kSilu;
+    case LinearActivation::kGeluAndMul:
+      return Activation::kGelu;
+    case LinearActivation::kGeluTanhAndMul:
+      return Activation::kGeluTanh;
+    default:
+      return Unimplemented("llama", "a matrix in Q8_0 with activation ",
+                           LinearActivationName(activation),
+                           "; need none or a gated one");
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<LlamaMatrix> LlamaMatrix::Create(const AnyTensorView& w,
@@ -89,18 +108,17 @@ absl::StatusOr<LlamaMatrix> LlamaMatrix::CreateQ8_0(
   spec.n = blocks.extent(0);
   spec.k = blocks.extent(1) / GgufFile::kQ8BlockBytes * GgufFile::kQ8Block;
   spec.a = x_dtype;
-  const bool gated = IsGated(y.activation);
-  spec.c = gated ? DType::kF32 : y.dtype;
+  QUERN_ASSIGN_OR_RETURN(const std::optional<Activation> gate,
+                         GateOf(y.activation));
+  spec.c = gate.has_value() ? DType::kF32 : y.dtype;
   Int4Weights weights;
   weights.codes = blocks;
   QUERN_ASSIGN_OR_RETURN(Int4LinearPlan linear,
                          Int4LinearPlan::Create(spec, weights, bias, executor));
   std::optional<ActAndMulPlan> activation;
-  if (gated) {
+  if (gate.has_value()) {
     ActAndMulSpec act;
-    act.activation = y.activation == LinearActivation::kGeluTanhAndMul
-                         ? Activation::kGeluTanh
-                         : Activation::kSilu;
+    act.activation = *gate;
     act.d = spec.n / 2;
     act.out_dtype = y.dtype;
     QUERN_ASSIGN_OR_RETURN(activation, ActAndMulPlan::Create(act));

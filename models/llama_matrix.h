@@ -62,6 +62,7 @@ class LlamaMatrix {
                                                 Executor& executor);
 
   // blocks[n, k / 32 * 34], the rows of w in Q8_0 as a file has them.
+  // Unimplemented: an activation that is not gated.
   static absl::StatusOr<LlamaMatrix> CreateQ8_0(
       MatrixView<const uint8_t> blocks, const AnyTensorView& bias,
       DType x_dtype, const Output& y, Executor& executor);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
@@ -285,6 +286,27 @@ TEST(TokenizerTest, PiecesOfOneTextCostEncodeNothing) {
             std::vector<int32_t>(kBytes, first));
 }
 
+// The tokenizer of a file with the pieces of `spec` and the keys of `add_keys`.
+template <typename AddKeys>
+absl::StatusOr<Tokenizer> CreateFromFile(const TokenizerSpec& spec,
+                                         const AddKeys& add_keys) {
+  std::vector<int32_t> types;
+  for (const TokenType type : spec.types) {
+    types.push_back(static_cast<int32_t>(type));
+  }
+  GgufWriter writer;
+  writer.Key("tokenizer.ggml.model", "llama")
+      .Key("tokenizer.ggml.tokens", spec.pieces)
+      .Key("tokenizer.ggml.scores", spec.scores)
+      .Key("tokenizer.ggml.token_type", types);
+  add_keys(writer);
+  const std::string bytes = writer.Finish();
+  const auto file = GgufFile::Parse(absl::MakeConstSpan(
+      reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
+  EXPECT_TRUE(file.ok()) << file.status();
+  return Tokenizer::Create(*file);
+}
+
 // A text ends at the tokens that the file's keys name, and at control and
 // user-defined pieces of the names that end turns.
 TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
@@ -303,21 +325,7 @@ TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
   spec.types.push_back(TokenType::kControl);
   spec.scores.push_back(0);
   const auto create = [&](auto&& add_keys) {
-    std::vector<int32_t> types;
-    for (const TokenType type : spec.types) {
-      types.push_back(static_cast<int32_t>(type));
-    }
-    GgufWriter writer;
-    writer.Key("tokenizer.ggml.model", "llama")
-        .Key("tokenizer.ggml.tokens", spec.pieces)
-        .Key("tokenizer.ggml.scores", spec.scores)
-        .Key("tokenizer.ggml.token_type", types);
-    add_keys(writer);
-    const std::string bytes = writer.Finish();
-    const auto file = GgufFile::Parse(absl::MakeConstSpan(
-        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-    EXPECT_TRUE(file.ok()) << file.status();
-    return Tokenizer::Create(*file);
+    return CreateFromFile(spec, add_keys);
   };
   const auto tokenizer = create([](GgufWriter& w) {
     w.Key("tokenizer.ggml.eos_token_id", 260u)
@@ -366,21 +374,7 @@ TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
 TEST(TokenizerTest, ReadsTheFlagsOfAFile) {
   const TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
   const auto create = [&](auto&& add_keys) {
-    std::vector<int32_t> types;
-    for (const TokenType type : spec.types) {
-      types.push_back(static_cast<int32_t>(type));
-    }
-    GgufWriter writer;
-    writer.Key("tokenizer.ggml.model", "llama")
-        .Key("tokenizer.ggml.tokens", spec.pieces)
-        .Key("tokenizer.ggml.scores", spec.scores)
-        .Key("tokenizer.ggml.token_type", types);
-    add_keys(writer);
-    const std::string bytes = writer.Finish();
-    const auto file = GgufFile::Parse(absl::MakeConstSpan(
-        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-    EXPECT_TRUE(file.ok()) << file.status();
-    return Tokenizer::Create(*file);
+    return CreateFromFile(spec, add_keys);
   };
   const auto absent = create([](GgufWriter&) {});
   ASSERT_TRUE(absent.ok()) << absent.status();
