@@ -20,6 +20,7 @@
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
 #include "gemm/epilogue.h"
+#include "models/byte_limit.h"
 #include "models/gguf.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
@@ -227,8 +228,8 @@ double LlamaLoader::UnpackedBytes(const Parts& parts) const {
 }
 
 absl::Status LlamaLoader::CheckBytes(int64_t context) const {
-  constexpr int64_t kFree = int64_t{256} << 20;
-  constexpr int64_t kTimesFile = 16;
+  const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20, 16,
+                           file_.file_bytes(), "file's"};
   const LlamaConfig& c = config_;
   // The bytes of all matrices, and what the largest takes while it is being
   // packed. They are double, because a sparse file may claim any size.
@@ -255,22 +256,13 @@ absl::Status LlamaLoader::CheckBytes(int64_t context) const {
   const double rotary =
       8 * static_cast<double>(context) * static_cast<double>(c.rope_dim);
   const double bytes = matrices + largest + embedding + norms + rotary;
-  const double most =
-      options_.max_bytes > 0
-          ? static_cast<double>(options_.max_bytes)
-          : static_cast<double>(kFree) +
-                kTimesFile * static_cast<double>(file_.file_bytes());
-  if (bytes <= most) return absl::OkStatus();
+  if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "%s: loading takes up to %.0f bytes: %.0f of matrices, %.0f of the "
       "embedding, %.0f of the rotary table for context=%d, "
-      "rope.dimension_count=%d; need at most max_bytes=%.0f%s",
+      "rope.dimension_count=%d; %s",
       kOp, bytes, matrices + largest + norms, embedding, rotary, context,
-      c.rope_dim, most,
-      options_.max_bytes > 0
-          ? ""
-          : absl::StrFormat(", which is %d + %d times the file's %d bytes",
-                            kFree, kTimesFile, file_.file_bytes())));
+      c.rope_dim, limit.Need()));
 }
 
 absl::StatusOr<AlignedBuffer> LlamaLoader::Read(

@@ -23,6 +23,7 @@
 #include "core/math_util.h"
 #include "core/status_macros.h"
 #include "core/tensor_view.h"
+#include "models/byte_limit.h"
 #include "models/llama.h"
 #include "models/llama_config.h"
 #include "models/llama_impl.h"
@@ -163,28 +164,19 @@ absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
 
 absl::Status LlamaState::Impl::CheckBytes(const KvLayout& layout, int64_t pages,
                                           int64_t activation_bytes) const {
-  constexpr int64_t kFree = int64_t{4} << 30;
-  constexpr int64_t kTimesWeights = 64;
+  const ByteLimit limit = {spec.max_bytes, int64_t{4} << 30, 64,
+                           model->weight_bytes, "weights'"};
   const int64_t layers = model->config.layers;
   const double cache_bytes = static_cast<double>(layout.page_bytes()) *
                              static_cast<double>(pages) *
                              static_cast<double>(layers);
   const double bytes = cache_bytes + static_cast<double>(activation_bytes);
-  const double most =
-      spec.max_bytes > 0
-          ? static_cast<double>(spec.max_bytes)
-          : static_cast<double>(kFree) +
-                kTimesWeights * static_cast<double>(model->weight_bytes);
-  if (bytes <= most) return absl::OkStatus();
+  if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "%s: a cache of %d tokens takes %.0f bytes in %d layers, activations of "
-      "max_step_tokens=%d take %d; need at most max_bytes=%.0f%s",
+      "max_step_tokens=%d take %d; %s",
       kOp, pages * spec.page_size, cache_bytes, layers, spec.max_step_tokens,
-      activation_bytes, most,
-      spec.max_bytes > 0
-          ? ""
-          : absl::StrFormat(", which is %d + %d times the weights' %d bytes",
-                            kFree, kTimesWeights, model->weight_bytes)));
+      activation_bytes, limit.Need()));
 }
 
 absl::Status LlamaState::Impl::Schedule(int num_workers, Attention& attention) {
