@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -65,8 +63,9 @@ struct Request {
   }
 };
 
-// Of each (sequence, kv_head, query).
-using Row = std::tuple<int, int, int>;
+struct Row {
+  int sequence, kv_head, query;
+};
 
 // Counts what the items and merges of a schedule do.
 class Account {
@@ -76,14 +75,15 @@ class Account {
         request_(request),
         partials_(static_cast<size_t>(schedule.partial_rows()), kUnwritten) {
     for (size_t s = 0; s < request.q_lens.size(); ++s) {
+      first_row_.push_back(rows_.size());
       for (int h = 0; h < request.spec.kv.kv_heads(); ++h) {
         for (int q = 0; q < request.q_lens[s]; ++q) {
-          const Row row = {static_cast<int>(s), h, q};
-          computed_[row].assign(static_cast<size_t>(request.kv_lens[s]), 0);
-          written_[row].assign(static_cast<size_t>(request.spec.group()), 0);
+          rows_.push_back({static_cast<int>(s), h, q});
+          changes_.emplace_back(static_cast<size_t>(request.kv_lens[s]) + 1, 0);
         }
       }
     }
+    written_.resize(rows_.size() * static_cast<size_t>(request.spec.group()));
   }
 
   void Add(const AttentionWork& work) {
@@ -114,17 +114,16 @@ class Account {
       }
     }
     for (const Row& row : Queries(block)) {
-      ASSERT_EQ(computed_.count(row), 1u);
       int64_t begin = work.chunk_begin * kChunk;
       int64_t end = work.chunk_end * kChunk;
       if (block.prefix == kNoPrefix) {
-        begin =
-            std::max(begin, schedule_.VisibleBegin(block, std::get<2>(row)));
-        end = std::min(end, schedule_.VisibleEnd(block, std::get<2>(row)));
+        begin = std::max(begin, schedule_.VisibleBegin(block, row.query));
+        end = std::min(end, schedule_.VisibleEnd(block, row.query));
       }
-      for (int64_t t = begin; t < end; ++t) {
-        ++computed_[row].at(static_cast<size_t>(t));
-      }
+      if (begin >= end) continue;
+      std::vector<int>& changes = changes_.at(Index(row));
+      ++changes.at(static_cast<size_t>(begin));
+      --changes.at(static_cast<size_t>(end));
     }
   }
 
@@ -157,16 +156,16 @@ class Account {
   // merged.
   void Expect() const {
     for (const int64_t partial : partials_) EXPECT_EQ(partial, kMerged);
-    for (const auto& [row, counts] : written_) {
-      EXPECT_THAT(counts, ::testing::Each(1));
-    }
-    for (const auto& [row, counts] : computed_) {
-      const auto s = static_cast<size_t>(std::get<0>(row));
-      for (size_t t = 0; t < counts.size(); ++t) {
-        ASSERT_EQ(counts[t],
-                  request_.Sees(s, std::get<2>(row), static_cast<int64_t>(t)))
-            << "sequence " << s << " query " << std::get<2>(row) << " key "
-            << t;
+    EXPECT_THAT(written_, ::testing::Each(1));
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const Row& row = rows_[i];
+      const auto s = static_cast<size_t>(row.sequence);
+      int count = 0;
+      for (int64_t t = 0; t < request_.kv_lens[s]; ++t) {
+        count += changes_[i][static_cast<size_t>(t)];
+        if (count == (request_.Sees(s, row.query, t) ? 1 : 0)) continue;
+        FAIL() << "sequence " << s << " query " << row.query << " key " << t
+               << " is computed " << count << " times";
       }
     }
   }
@@ -206,17 +205,30 @@ class Account {
   void Write(const AttentionBlock& block, int64_t begin, int64_t end) {
     const int64_t group = request_.spec.group();
     for (int64_t row = begin; row < end; ++row) {
-      ++written_
-            .at({block.sequence, block.kv_head,
-                 block.q_begin + static_cast<int>(row / group)})
-            .at(static_cast<size_t>(row % group));
+      const size_t index =
+          Index({block.sequence, block.kv_head,
+                 block.q_begin + static_cast<int>(row / group)});
+      ++written_.at(index * static_cast<size_t>(group) +
+                    static_cast<size_t>(row % group));
     }
+  }
+
+  // Where `row` is in rows_.
+  size_t Index(const Row& row) const {
+    const auto s = static_cast<size_t>(row.sequence);
+    const int64_t offset = row.kv_head * request_.q_lens.at(s) + row.query;
+    EXPECT_LT(row.kv_head, request_.spec.kv.kv_heads());
+    EXPECT_LT(row.query, request_.q_lens.at(s));
+    return first_row_.at(s) + static_cast<size_t>(offset);
   }
 
   const AttentionSchedule& schedule_;
   const Request& request_;
-  std::map<Row, std::vector<int>> computed_;
-  std::map<Row, std::vector<int>> written_;
+  std::vector<Row> rows_;          // of each (sequence, kv_head, query)
+  std::vector<size_t> first_row_;  // of each sequence, in rows_
+  // [row][key]: how many times more a key is computed than the key before it.
+  std::vector<std::vector<int>> changes_;
+  std::vector<int> written_;       // [row, query head of the group]
   std::vector<int64_t> partials_;  // the first chunk of the piece
 };
 

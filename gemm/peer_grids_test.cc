@@ -21,17 +21,12 @@
 #include "testing/compare.h"
 #include "testing/data.h"
 #include "testing/reference_convert.h"
+#include "testing/reference_gemm.h"
+#include "testing/sanitized.h"
 #include "testing/workers.h"
 
 namespace quern {
 namespace {
-
-// The oracle of the large matrices takes minutes under a sanitizer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 struct Grid {
   int64_t n, k;
@@ -39,7 +34,7 @@ struct Grid {
 };
 
 // vLLM's two sequences of M for its (N, K); SGLang's M for its own. Of the two
-// large matrices fewer M: their oracle is a loop.
+// large matrices fewer M, and none under a sanitizer: they take minutes there.
 std::vector<Grid> Grids() {
   const std::vector<int64_t> vllm = {16, 1, 32, 128, 64, 1, 17, 1, 31, 17};
   std::vector<Grid> grids = {
@@ -54,25 +49,20 @@ std::vector<Grid> Grids() {
   return grids;
 }
 
-// dots[m, n] of a[m, k] less its row's zero point, and w[n, k].
-std::vector<int64_t> Dots(const Grid& g, int64_t m,
-                          const std::vector<int8_t>& a,
-                          const std::vector<int32_t>& zero_points,
-                          const std::vector<int8_t>& w) {
-  std::vector<int64_t> dots;
-  for (int64_t r = 0; r < m; ++r) {
-    for (int64_t c = 0; c < g.n; ++c) {
-      const int8_t* x = a.data() + r * g.k;
-      const int8_t* y = w.data() + c * g.k;
-      int64_t dot = 0, sum = 0;
-      for (int64_t i = 0; i < g.k; ++i) {
-        dot += int64_t{x[i]} * y[i];
-        sum += y[i];
-      }
-      dots.push_back(dot - zero_points[static_cast<size_t>(r)] * sum);
-    }
+// Of one m of a grid: a[m, k], and dots[m, n] = a w^T, which all plans share.
+struct Rows {
+  std::vector<int8_t> a;
+  std::vector<double> dots;
+};
+
+std::vector<Rows> AllRows(TestRng& rng, const Grid& g, int64_t most,
+                          const std::vector<double>& w) {
+  std::vector<Rows> all;
+  for (const int64_t m : g.ms) {
+    const auto a = SmallIntegers<int8_t>(rng, m * g.k, -most, most);
+    all.push_back({a, ReferenceLinear(m, g.n, g.k, ToDoubles(a), w)});
   }
-  return dots;
+  return all;
 }
 
 // Copies dense rows to rows `stride` apart, NaN or garbage between them.
@@ -105,6 +95,7 @@ TEST_P(PeerGridsTest, LinearIsExact) {
     const auto w = SmallIntegers<int8_t>(rng, g.n * g.k, -4, 4);
     const auto weights = Strided<BFloat16>(w, g.n, g.k, g.k);
     const auto bias = SmallIntegers<float>(rng, g.n, -99, 99);
+    const std::vector<Rows> all = AllRows(rng, g, 4, ToDoubles(w));
     for (const bool with_bias : {true, false}) {
       if (!with_bias && g.n * g.k > 1 << 22) continue;
       LinearSpec spec;
@@ -116,25 +107,20 @@ TEST_P(PeerGridsTest, LinearIsExact) {
       const auto plan = LinearPlan::Create(
           spec, DenseMatrix(weights.data(), g.n, g.k), bias_view, *executor_);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      for (const int64_t m : g.ms) {
+      for (size_t i = 0; i < g.ms.size(); ++i) {
+        const int64_t m = g.ms[i];
         SCOPED_TRACE(testing::Message() << "n=" << g.n << " k=" << g.k
                                         << " m=" << m << " bias=" << with_bias);
-        const auto a = SmallIntegers<int8_t>(rng, m * g.k, -4, 4);
         const int64_t stride = g.k + 5;
-        const auto rows = Strided<BFloat16>(a, m, g.k, stride);
+        const auto rows = Strided<BFloat16>(all[i].a, m, g.k, stride);
         std::vector<BFloat16> c(static_cast<size_t>(m * g.n));
         ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
         plan->Execute(
             MatrixView<const BFloat16>(rows.data(), {m, g.k}, {stride, 1}),
             DenseMatrix(c.data(), m, g.n), scratch_, *executor_);
-        const std::vector<int32_t> zeros(static_cast<size_t>(m));
-        const auto dots = Dots(g, m, a, zeros, w);
-        std::vector<double> want;
-        for (size_t i = 0; i < dots.size(); ++i) {
-          want.push_back(static_cast<double>(dots[i]));
-          if (with_bias) {
-            want[i] += double{bias[i % static_cast<size_t>(g.n)]};
-          }
+        std::vector<double> want = all[i].dots;
+        for (size_t at = 0; with_bias && at < want.size(); ++at) {
+          want[at] += double{bias[at % static_cast<size_t>(g.n)]};
         }
         ASSERT_TRUE(AllEqual(c, RoundedTo<BFloat16>(want)));
       }
@@ -148,6 +134,11 @@ TEST_P(PeerGridsTest, ScaledLinearIsExact) {
   for (const Grid& g : Grids()) {
     const bool large = g.n * g.k > 1 << 22;
     const auto w = SmallIntegers<int8_t>(rng, g.n * g.k, -20, 20);
+    const std::vector<double> exact_w = ToDoubles(w);
+    const std::vector<Rows> all = AllRows(rng, g, 20, exact_w);
+    const std::vector<double> ones(static_cast<size_t>(g.k), 1.0);
+    const std::vector<double> sums =
+        ReferenceLinear(1, g.n, g.k, ones, exact_w);
     const auto bias = SmallIntegers<float>(rng, g.n, -99, 99);
     for (const auto granularity :
          {Int8Granularity::kPerToken, Int8Granularity::kPerTensor}) {
@@ -184,21 +175,21 @@ TEST_P(PeerGridsTest, ScaledLinearIsExact) {
                             static_cast<int64_t>(w_scales.size())),
                 bias_view, *executor_);
             ASSERT_TRUE(plan.ok()) << plan.status();
-            for (const int64_t m : g.ms) {
+            for (size_t i = 0; i < g.ms.size(); ++i) {
+              const int64_t m = g.ms[i];
               SCOPED_TRACE(testing::Message()
                            << "n=" << g.n << " k=" << g.k << " m=" << m
                            << " per token=" << per_token << " azp=" << used
                            << " per channel=" << per_channel
                            << " bias=" << with_bias);
-              const auto q = SmallIntegers<int8_t>(rng, m * g.k, -20, 20);
               const int64_t stride = g.k + 3;
-              const auto rows = Strided<int8_t>(q, m, g.k, stride);
+              const auto rows = Strided<int8_t>(all[i].a, m, g.k, stride);
               std::vector<float> scales;
               std::vector<int32_t> zero_points;
-              for (int64_t i = 0; i < m; ++i) {
-                scales.push_back(!per_token ? 0.5f : i % 2 == 0 ? 1.0f : 0.5f);
+              for (int64_t r = 0; r < m; ++r) {
+                scales.push_back(!per_token ? 0.5f : r % 2 == 0 ? 1.0f : 0.5f);
                 zero_points.push_back(!used       ? 0
-                                      : per_token ? static_cast<int32_t>(i % 9)
+                                      : per_token ? static_cast<int32_t>(r % 9)
                                                   : 7);
               }
               std::vector<float> c(static_cast<size_t>(m * g.n));
@@ -212,15 +203,15 @@ TEST_P(PeerGridsTest, ScaledLinearIsExact) {
               args.c = DenseMatrix(c.data(), m, g.n);
               ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
               plan->Execute(args, scratch_, *executor_);
-              const auto dots = Dots(g, m, q, zero_points, w);
               std::vector<double> want;
-              for (size_t i = 0; i < dots.size(); ++i) {
-                const size_t col = i % static_cast<size_t>(g.n);
-                const size_t row = i / static_cast<size_t>(g.n);
-                want.push_back(static_cast<double>(dots[i]) *
-                               double{scales[row]} *
+              for (size_t at = 0; at < c.size(); ++at) {
+                const size_t col = at % static_cast<size_t>(g.n);
+                const size_t row = at / static_cast<size_t>(g.n);
+                const double dot =
+                    all[i].dots[at] - zero_points[row] * sums[col];
+                want.push_back(dot * double{scales[row]} *
                                double{w_scales[per_channel ? col : 0]});
-                if (with_bias) want[i] += double{bias[col]};
+                if (with_bias) want[at] += double{bias[col]};
               }
               ASSERT_TRUE(AllEqual(c, RoundedTo<float>(want)));
             }

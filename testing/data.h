@@ -118,46 +118,26 @@ inline bool QuickTests() {
   return text != nullptr && *text != '\0' && *text != '0';
 }
 
+// T below is an element type of core/dtype.h, double, int64_t or uint32_t.
+
 // `values` rounded to T: what the reference must also be given.
 template <typename T>
-std::vector<T> RoundedTo(const std::vector<double>& values) {
-  std::vector<T> rounded;
-  rounded.reserve(values.size());
-  for (const double value : values) rounded.push_back(FromDouble<T>(value));
-  return rounded;
-}
+std::vector<T> RoundedTo(const std::vector<double>& values);
 
 // Any element type as doubles, for the reference.
 template <typename T>
-std::vector<double> ToDoubles(const std::vector<T>& values) {
-  std::vector<double> doubles;
-  doubles.reserve(values.size());
-  for (const T value : values) doubles.push_back(ToDouble(value));
-  return doubles;
-}
+std::vector<double> ToDoubles(const std::vector<T>& values);
 
 // `count` reals in [lo, hi), rounded to T.
 template <typename T = float>
 std::vector<T> UniformReals(Rng& rng, int64_t count, double lo = -1.0,
-                            double hi = 1.0) {
-  std::vector<T> v;
-  v.reserve(static_cast<size_t>(count));
-  while (count-- > 0) v.push_back(FromDouble<T>(rng.Uniform(lo, hi)));
-  return v;
-}
+                            double hi = 1.0);
 
 // `count` integers in [lo, hi]. As floats they make sums that are exact, in
 // any order, while the sums stay within the mantissa: 2^24 for f32.
 template <typename T = float>
 std::vector<T> SmallIntegers(Rng& rng, int64_t count, int64_t lo = -8,
-                             int64_t hi = 8) {
-  std::vector<T> v;
-  v.reserve(static_cast<size_t>(count));
-  while (count-- > 0) {
-    v.push_back(FromDouble<T>(static_cast<double>(rng.Integer(lo, hi))));
-  }
-  return v;
-}
+                             int64_t hi = 8);
 
 // The finite values at the edges of T: zeros, ones, the smallest and largest
 // of each kind, and their negatives.

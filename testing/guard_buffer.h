@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -109,7 +110,8 @@ class GuardBuffer {
   }
 
   void FillWithPoison() {
-    for (size_t i = 0; i < count_; ++i) data_[i] = Poison<T>();
+    const T poison = Poison<T>();
+    std::fill(data_, data_ + count_, poison);
   }
 
   // No byte between the elements and the guard pages has changed.

@@ -14,13 +14,8 @@
 //
 // A query that sees nothing gives zeros and lse = -infinity.
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include "core/check.h"
-#include "testing/reference_softmax.h"
 
 namespace quern {
 
@@ -47,54 +42,10 @@ struct ReferenceAttentionResult {
 
 // q[q_len, q_heads, head_dim], k[kv_len, kv_heads, head_dim],
 // v[kv_len, kv_heads, v_head_dim], dense.
-inline ReferenceAttentionResult ReferenceAttention(
-    const ReferenceAttentionSpec& spec, const std::vector<double>& q,
-    const std::vector<double>& k, const std::vector<double>& v) {
-  const int64_t dim = spec.head_dim;
-  const int64_t v_dim = spec.v_head_dim > 0 ? spec.v_head_dim : dim;
-  const auto at = [](const std::vector<double>& x, int64_t i) {
-    return x.at(static_cast<size_t>(i));
-  };
-  QUERN_CHECK(spec.q_heads % spec.kv_heads == 0);
-  ReferenceAttentionResult result;
-  for (int64_t i = 0; i < spec.q_len; ++i) {
-    const int64_t position = spec.kv_len - spec.q_len + i;
-    for (int64_t h = 0; h < spec.q_heads; ++h) {
-      const int64_t g = h * spec.kv_heads / spec.q_heads;
-      std::vector<int64_t> seen;
-      std::vector<double> scores;
-      for (int64_t j = 0; j < spec.kv_len; ++j) {
-        if (spec.causal && j > position) continue;
-        if (spec.window > 0 && j <= position - spec.window) continue;
-        if (spec.window_right >= 0 && j > position + spec.window_right)
-          continue;
-        double s = 0.0;
-        for (int64_t d = 0; d < dim; ++d) {
-          s += at(q, (i * spec.q_heads + h) * dim + d) *
-               at(k, (j * spec.kv_heads + g) * dim + d);
-        }
-        s *= spec.scale;
-        if (spec.soft_cap > 0) s = spec.soft_cap * std::tanh(s / spec.soft_cap);
-        if (!spec.alibi_slopes.empty()) {
-          s += at(spec.alibi_slopes, h) * static_cast<double>(j - position);
-        }
-        seen.push_back(j);
-        scores.push_back(s);
-      }
-      if (!spec.sinks.empty()) scores.push_back(at(spec.sinks, h));
-      const std::vector<double> p = ReferenceSoftmax(scores);
-      for (int64_t d = 0; d < v_dim; ++d) {
-        double sum = 0.0;
-        for (size_t t = 0; t < seen.size(); ++t) {
-          sum += p[t] * at(v, (seen[t] * spec.kv_heads + g) * v_dim + d);
-        }
-        result.out.push_back(sum);
-      }
-      result.lse.push_back(LogSumExp(scores));
-    }
-  }
-  return result;
-}
+ReferenceAttentionResult ReferenceAttention(const ReferenceAttentionSpec& spec,
+                                            const std::vector<double>& q,
+                                            const std::vector<double>& k,
+                                            const std::vector<double>& v);
 
 }  // namespace quern
 

@@ -1,7 +1,8 @@
 """A test once per instruction set of oneDNN.
 
 oneDNN reads the cap before its first use, so it is an environment variable. A
-CPU that has less is not harmed. The sources are compiled once for all.
+CPU that has less says so and runs nothing: the test of DEFAULT is that of what
+it has. The sources are compiled once for all.
 """
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
@@ -29,7 +30,7 @@ def onednn_isa_test(name, isas, deps):
             env = {"ONEDNN_MAX_CPU_ISA": isa},
             deps = [
                 ":" + name + "_cases",
+                "//gemm/onednn:isa_test_main",
                 "//testing:tsan_suppressions",
-                "@com_google_googletest//:gtest_main",
             ],
         )
