@@ -63,6 +63,7 @@ struct Request {
   }
 };
 
+// One query of one sequence, for one KV head.
 struct Row {
   int sequence, kv_head, query;
 };
@@ -114,6 +115,7 @@ class Account {
       }
     }
     for (const Row& row : Queries(block)) {
+      std::vector<int>& changes = changes_.at(Index(row));
       int64_t begin = work.chunk_begin * kChunk;
       int64_t end = work.chunk_end * kChunk;
       if (block.prefix == kNoPrefix) {
@@ -121,7 +123,6 @@ class Account {
         end = std::min(end, schedule_.VisibleEnd(block, row.query));
       }
       if (begin >= end) continue;
-      std::vector<int>& changes = changes_.at(Index(row));
       ++changes.at(static_cast<size_t>(begin));
       --changes.at(static_cast<size_t>(end));
     }
@@ -213,19 +214,22 @@ class Account {
     }
   }
 
-  // Where `row` is in rows_.
+  // The index of `row` in rows_. A row that is not there fails the test.
   size_t Index(const Row& row) const {
     const auto s = static_cast<size_t>(row.sequence);
-    const int64_t offset = row.kv_head * request_.q_lens.at(s) + row.query;
+    const int64_t q_len = request_.q_lens.at(s);
+    EXPECT_GE(row.kv_head, 0);
     EXPECT_LT(row.kv_head, request_.spec.kv.kv_heads());
-    EXPECT_LT(row.query, request_.q_lens.at(s));
+    EXPECT_GE(row.query, 0);
+    EXPECT_LT(row.query, q_len);
+    const int64_t offset = row.kv_head * q_len + row.query;
     return first_row_.at(s) + static_cast<size_t>(offset);
   }
 
   const AttentionSchedule& schedule_;
   const Request& request_;
-  std::vector<Row> rows_;          // of each (sequence, kv_head, query)
-  std::vector<size_t> first_row_;  // of each sequence, in rows_
+  std::vector<Row> rows_;  // every (sequence, kv_head, query), in that order
+  std::vector<size_t> first_row_;  // where each sequence begins in rows_
   // [row][key]: how many times more a key is computed than the key before it.
   std::vector<std::vector<int>> changes_;
   std::vector<int> written_;       // [row, query head of the group]

@@ -49,7 +49,8 @@ std::vector<Grid> Grids() {
   return grids;
 }
 
-// Of one m of a grid: a[m, k], and dots[m, n] = a w^T, which all plans share.
+// The rows a[m, k] of one product, and the product dots[m, n] = a w^T. All
+// plans of a grid share them, because the product is most of the test's time.
 struct Rows {
   std::vector<int8_t> a;
   std::vector<double> dots;

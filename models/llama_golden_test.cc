@@ -29,16 +29,10 @@
 #include "testing/data.h"
 #include "testing/isa_test.h"
 #include "testing/largest_difference.h"
+#include "testing/sanitized.h"
 
 namespace quern {
 namespace {
-
-// All windows take half a minute for an instruction set under a sanitizer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 GgufFile ShippedModel() {
   auto file = GgufFile::Open(ModelFile("quern-kjv-4m.bf16.gguf"));
@@ -143,6 +137,7 @@ class LlamaGoldenTest : public IsaTest {
     const auto window = static_cast<size_t>(golden_.window_tokens);
     const auto windows = static_cast<size_t>(golden_.windows);
     ASSERT_EQ(tokens.size() / window, windows);
+    // All windows take half a minute for an instruction set under a sanitizer.
     const size_t used =
         all_windows && !QuickTests() && !kSanitized ? windows : 1;
     const size_t at_once = 4;

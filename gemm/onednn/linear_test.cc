@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <iostream>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,7 +17,6 @@
 #include "core/tensor_view.h"
 #include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
-#include "oneapi/dnnl/dnnl.hpp"
 #include "packing/vnni_pack.h"
 #include "testing/compare.h"
 #include "testing/data.h"
@@ -369,20 +366,6 @@ TYPED_TEST(OneDnnLinearTest, UsesNoReferenceKernel) {
     std::cout << "m=" << m << ": " << plan.Explain(m) << "\n";
   }
   EXPECT_GE(plan.packed_bytes(), 256u * 128u * sizeof(B));
-}
-
-TEST(OneDnnLinearIsaTest, IsCappedAsThisTestWasAskedTo) {
-  const char* cap = std::getenv("ONEDNN_MAX_CPU_ISA");
-  const std::string want = cap == nullptr ? "DEFAULT" : cap;
-  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-  // As bit sets: the effective one has nothing that the cap has not.
-  dnnl::cpu_isa most = dnnl::cpu_isa::isa_default;
-  if (want == "AVX2") most = dnnl::cpu_isa::avx2;
-  if (want == "AVX512_CORE") most = dnnl::cpu_isa::avx512_core;
-  if (want == "AVX512_CORE_BF16") most = dnnl::cpu_isa::avx512_core_bf16;
-  if (want == "DEFAULT") return;
-  ASSERT_NE(most, dnnl::cpu_isa::isa_default) << want;
-  EXPECT_EQ(static_cast<unsigned>(isa) & ~static_cast<unsigned>(most), 0u);
 }
 
 }  // namespace
