@@ -12,11 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/chunk_softmax-inl.h"
-#include "attention/fetcher-inl.h"
-#include "attention/line_arithmetic-inl.h"
-#include "attention/paged_attention_kernels.h"
 #include "hwy/highway.h"
+#include "quern/attention/chunk_softmax-inl.h"
+#include "quern/attention/fetcher-inl.h"
+#include "quern/attention/line_arithmetic-inl.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/gemm/register_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -28,37 +29,17 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX3 ? 6 : 4;
 constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
-// sums[r][v] += line[v] * word[r], for each of the words of a line.
-template <class A, size_t kRows, size_t kVecs, size_t kI, bool kTail>
-HWY_INLINE void HalfStep(const uint32_t* HWY_RESTRICT words, size_t stride,
-                         const uint8_t* const HWY_RESTRICT (&lines)[kVecs],
-                         size_t offset, size_t valid,
-                         VF32 (&sums)[kRows][kVecs]) {
-  typename A::B b[kVecs];
-  HWY_UNROLL(4)
-  for (size_t v = 0; v < kVecs; ++v) {
-    b[v] = kTail ? A::template LoadNB<kI>(lines[v] + offset, valid)
-                 : A::template LoadB<kI>(lines[v] + offset);
+// Where the vectors of one line are read from. It holds the pointers: with a
+// reference to them GCC 12 keeps the fetcher in memory, and a prefill of 512
+// takes 1.15 times as long (AVX2, Zen 3, 2026).
+template <size_t kVecs>
+struct Lines {
+  HWY_INLINE const uint8_t* operator()(size_t v) const {
+    return at[v] + offset;
   }
-  HWY_UNROLL(8)
-  for (size_t r = 0; r < kRows; ++r) {
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) {
-      sums[r][v] = A::MulAdd(b[v], words[r * stride], sums[r][v]);
-    }
-  }
-}
-template <class A, size_t kRows, size_t kVecs, bool kTail>
-HWY_INLINE void Step(const uint32_t* HWY_RESTRICT words, size_t stride,
-                     const uint8_t* const HWY_RESTRICT (&lines)[kVecs],
-                     size_t offset, size_t valid, VF32 (&sums)[kRows][kVecs]) {
-  HalfStep<A, kRows, kVecs, 0, kTail>(words, stride, lines, offset, valid,
-                                      sums);
-  if constexpr (A::kSub == 2) {
-    HalfStep<A, kRows, kVecs, 1, kTail>(words + 1, stride, lines, offset, valid,
-                                        sums);
-  }
-}
+  const uint8_t* HWY_RESTRICT at[kVecs];
+  size_t offset = 0;
+};
 
 // logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
 template <class A, size_t kRows, size_t kVecs>
@@ -66,23 +47,20 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLineBytes = kLineVecs * kVecBytes;
-  const size_t steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
+  const size_t steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
   const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
-  const uint8_t* lines[kVecs];
+  Lines<kVecs> lines;
   HWY_UNROLL(4)
   for (size_t v = 0; v < kVecs; ++v) {
-    lines[v] = c.k[(vec + v) / kLineVecs] + (vec + v) % kLineVecs * kVecBytes;
+    lines.at[v] =
+        c.k[(vec + v) / kLineVecs] + (vec + v) % kLineVecs * kVecBytes;
   }
   VF32 sums[kRows][kVecs];
-  HWY_UNROLL(8)
-  for (size_t r = 0; r < kRows; ++r) {
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
-  }
+  ClearSums<LineF32>(sums);
   for (size_t s = 0; s < steps; ++s) {
     fetcher.Step();
-    Step<A, kRows, kVecs, false>(q + s * A::kSub, c.q_stride, lines,
-                                 s * kLineBytes, 0, sums);
+    lines.offset = s * kLineBytes;
+    Step<A, /*kTail=*/false>(q + s * A::kSub, c.q_stride, lines, 0, sums);
   }
   HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
@@ -108,31 +86,27 @@ void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
   const bool latent = c.latent_tile != nullptr;
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
-  constexpr size_t kLines = kGroupTokens / A::kPairs;
+  constexpr size_t kLines = kGroupTokens / A::kWordElements;
   const size_t pitch =
       (latent ? LatentDims(c, d) : c.v_head_dim) * A::kWordBytes;
   const auto* HWY_RESTRICT p =
       reinterpret_cast<const uint32_t*>(c.logits) + row * kRowWords;
   VF32 sums[kRows][kVecs];
-  HWY_UNROLL(8)
-  for (size_t r = 0; r < kRows; ++r) {
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) sums[r][v] = hn::Zero(df);
-  }
+  ClearSums<LineF32>(sums);
   for (size_t g = begin; g < end; ++g) {
-    const uint8_t* lines[kVecs];
+    Lines<kVecs> lines;
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
-      lines[v] = (latent ? c.latent_tile + g * kLines * pitch +
-                               d % kTileDims * A::kWordBytes
-                         : c.v[g] + d * A::kWordBytes) +
-                 v * kVecBytes;
+      lines.at[v] = (latent ? c.latent_tile + g * kLines * pitch +
+                                  d % kTileDims * A::kWordBytes
+                            : c.v[g] + d * A::kWordBytes) +
+                    v * kVecBytes;
     }
     const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
     for (size_t t = 0; t < kLines; ++t) {
       fetcher.Step();
-      Step<A, kRows, kVecs, kTail>(words + t * A::kSub, kRowWords, lines,
-                                   t * pitch, valid, sums);
+      lines.offset = t * pitch;
+      Step<A, kTail>(words + t * A::kSub, kRowWords, lines, valid, sums);
     }
   }
   HWY_UNROLL(8)
@@ -159,7 +133,7 @@ struct RowsTag {
 template <class F>
 HWY_INLINE void ForTiles(size_t rows, const F& tile) {
   size_t row = 0;
-  // Of eight, 4 + 4 rather than 6 + 2.
+  // Eight rows are 4 + 4 rather than 6 + 2.
   for (; row + kTileRows <= rows && (kTileRows == 4 || row + 8 != rows);
        row += kTileRows) {
     tile(RowsTag<kTileRows>(), row);
@@ -283,19 +257,19 @@ void StageLatentTile(const ChunkArgs& c, size_t d) {
     const TokenRange groups = GroupsOf(c.seen, c.rows);
     const size_t dims = LatentDims(c, d);
     for (size_t g = groups.begin; g < groups.end; ++g) {
-      StageLatentV<A::kPairs>(
-          c.k[g] + d / A::kPairs * kGroupTokens * 4, dims,
-          c.latent_tile + g * kGroupTokens / A::kPairs * dims * 4);
+      StageLatentV<A::kWordElements>(
+          c.k[g] + d / A::kWordElements * kGroupTokens * 4, dims,
+          c.latent_tile + g * kGroupTokens / A::kWordElements * dims * 4);
     }
   }
 }
 
 template <class A>
 void Attend(const ChunkArgs& c) {
-  constexpr size_t kLines = kGroupTokens / A::kPairs;
+  constexpr size_t kLines = kGroupTokens / A::kWordElements;
   // Four groups of keys stay in the L1 cache for all rows.
   constexpr size_t kGroups = 4;
-  const size_t k_steps = (c.head_dim + A::kPairs - 1) / A::kPairs;
+  const size_t k_steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
   const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
   size_t tiles = 0;
   ForTiles(c.rows, [&](auto, size_t) { ++tiles; });

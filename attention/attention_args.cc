@@ -1,16 +1,16 @@
-#include "attention/attention_args.h"
+#include "quern/attention/attention_args.h"
 
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "cache/head_rows.h"
-#include "cache/kv_layout.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "core/tensor_view.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

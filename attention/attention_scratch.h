@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "attention/softmax_state.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/softmax_state.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 
@@ -85,16 +85,18 @@ struct AttentionScratch {
   PerWorker<uint8_t> masked_v;
   PerWorker<float> k_scales;  // of the tokens of a chunk
   PerWorker<float> v_scales;
-  // Of the plain form: where the rows of two chunks lie, keys before values.
+  // Where the rows of two chunks lie, keys before values; the plain form alone
+  // uses it.
   PerWorker<const uint8_t*> rows;
   // Results of the work items that leave a partial one.
   PartialRows partials;
 };
 
-// `a` allocates from a Workspace or counts for a WorkspaceLayout.
+// `rows` are those of the largest block, `partials` the rows of partial
+// results. `a` allocates from a Workspace or counts for a WorkspaceLayout.
 template <typename Allocator>
 AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
-                                        const AttentionSchedule& schedule,
+                                        int64_t rows, int64_t partials,
                                         int64_t num_workers) {
   // Or a negative number, which WorkspaceLayout counts as overflow.
   const auto product = [](int64_t x, int64_t y) {
@@ -104,7 +106,6 @@ AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
   constexpr auto kChunk = AttentionSchedule::kChunkTokens;
   constexpr auto kGroups = static_cast<int64_t>(kChunkGroups);
   const AttentionStrides strides(kv);
-  const int64_t rows = schedule.max_block_rows();
   const int64_t workers = rows == 0 ? 0 : num_workers;
   // `count` elements for each worker.
   const auto divide = [&](auto* part, const char* name, int64_t count) {
@@ -134,7 +135,6 @@ AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
   divide(&s.k_scales, "key scales", kChunk);
   divide(&s.v_scales, "value scales", kChunk);
   divide(&s.rows, "rows", kv.in_groups() ? 0 : 4 * kChunk);
-  const int64_t partials = schedule.partial_rows();
   s.partials.state = a.template Allocate<SoftmaxState>("partials", partials);
   s.partials.out =
       a.template Allocate<float>("partial out", product(partials, strides.out));

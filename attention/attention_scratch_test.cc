@@ -1,17 +1,17 @@
-#include "attention/attention_scratch.h"
+#include "quern/attention/attention_scratch.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "cache/kv_layout.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 namespace {
@@ -63,12 +63,13 @@ TEST(AttentionScratchTest, GivesEachWorkerCacheLinesOfItsOwn) {
       const int64_t rows = schedule.max_block_rows();
       ASSERT_EQ(rows, group);
       WorkspaceLayout layout;
-      LayOutAttentionScratch(layout, spec.kv, schedule, kWorkers);
+      LayOutAttentionScratch(layout, spec.kv, rows, schedule.partial_rows(),
+                             kWorkers);
       ASSERT_FALSE(layout.overflow());
       auto buffer = AlignedBuffer::Create(layout.bytes()).value();
       Workspace workspace(buffer);
-      const AttentionScratch s =
-          LayOutAttentionScratch(workspace, spec.kv, schedule, kWorkers);
+      const AttentionScratch s = LayOutAttentionScratch(
+          workspace, spec.kv, rows, schedule.partial_rows(), kWorkers);
       EXPECT_EQ(workspace.bytes_left(), 0u);
 
       const AttentionStrides strides(spec.kv);

@@ -1,13 +1,13 @@
-#include "attention/attention_spec.h"
+#include "quern/attention/attention_spec.h"
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "absl/status/status.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "attention/attention_step.h"
+#include "quern/attention/attention_step.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,18 +8,18 @@
 #include <limits>
 
 #include "absl/types/span.h"
-#include "attention/attention_scratch.h"
-#include "attention/attention_spec.h"
-#include "attention/kv_chunks.h"
-#include "attention/paged_attention.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "attention/softmax_state.h"
-#include "cache/head_rows.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
+#include "quern/attention/attention_scratch.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/kv_chunks.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/softmax_state.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 namespace {

@@ -8,14 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/attention_scratch.h"
-#include "attention/attention_spec.h"
-#include "attention/kv_chunks.h"
-#include "attention/paged_attention.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
+#include "quern/attention/attention_scratch.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/kv_chunks.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
 
 namespace quern {
 

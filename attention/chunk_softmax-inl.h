@@ -11,12 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/fetcher-inl.h"
-#include "attention/line_arithmetic-inl.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/softmax_state-inl.h"
-#include "core/exp-inl.h"
 #include "hwy/highway.h"
+#include "quern/attention/fetcher-inl.h"
+#include "quern/attention/line_arithmetic-inl.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/softmax_state-inl.h"
+#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

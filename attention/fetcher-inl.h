@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/paged_attention_kernels.h"
-#include "core/prefetch.h"
 #include "hwy/highway.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/core/prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

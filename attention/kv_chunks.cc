@@ -1,4 +1,4 @@
-#include "attention/kv_chunks.h"
+#include "quern/attention/kv_chunks.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,15 +6,15 @@
 #include <cstring>
 
 #include "absl/types/span.h"
-#include "attention/attention_scratch.h"
-#include "attention/paged_attention.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
-#include "cache/page_table.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
+#include "quern/attention/attention_scratch.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 namespace {

@@ -8,12 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/attention_scratch.h"
-#include "attention/paged_attention.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
+#include "quern/attention/attention_scratch.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
 
 namespace quern {
 
@@ -22,7 +22,7 @@ struct KvChunk {
   // In groups. Null: the chunk has no such group, or the cache no groups.
   const uint8_t* k[kChunkGroups];
   const uint8_t* v[kChunkGroups];
-  // Of the plain form: one row for each token; null in others.
+  // One row for each token in the plain form; null in the others.
   const uint8_t** k_rows;
   const uint8_t** v_rows;
   size_t tokens;  // rows of them

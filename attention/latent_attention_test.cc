@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/paged_attention_testutil.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/reference_attention.h"
-#include "testing/reference_convert.h"
+#include "quern/attention/paged_attention_testutil.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_attention.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

@@ -1,13 +1,9 @@
-// What a line of 16 words is multiplied by and how: types of
+// What a line of 16 words is multiplied by and how: a Dot of
+// gemm/register_tile-inl.h that also has
 //
-//   kSub          query or weight words for each line: 2 where the halves of a
-//                 pair are multiplied one after the other
-//   kPairs        elements in a word of keys and values
-//   kWordBytes    bytes of that where it is stored
-//   LoadB<i>      a vector of the line, or of its half i; LoadNB: of n words
-//   MulAdd        sum + that times a word
+//   kWordBytes    bytes of a word of keys and values where it is stored
 //   Exp2          of a logit less the maximum: a weight
-//   StoreWeights  those of one vector of tokens, as words
+//   StoreWeights  the weights of one vector of tokens, as words
 
 // Per-target include guard.
 #if defined(QUERN_ATTENTION_LINE_ARITHMETIC_INL_H_) == \
@@ -21,24 +17,19 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/paged_attention_kernels.h"
-#include "attention/softmax_state-inl.h"
-#include "core/dtype.h"
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/softmax_state-inl.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/register_tile-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Lanes of one line. Where the vector length is not known to the compiler, 128
-// bits serve.
-#if HWY_HAVE_SCALABLE
-using LineF32 = hn::FixedTag<float, 4>;
-#else
-using LineF32 = hn::CappedTag<float, 16>;
-#endif
+using LineF32 = LineTag<float>;
 using LineU32 = hn::RebindToUnsigned<LineF32>;
 using VF32 = hn::Vec<LineF32>;
 
@@ -46,93 +37,23 @@ constexpr size_t kVecLanes = HWY_MAX_LANES_D(LineF32);
 constexpr size_t kLineVecs = kGroupTokens / kVecLanes;
 constexpr size_t kRowWords = kChunkGroups * kGroupTokens;
 
-// Pairs of bf16 or f16 by f32, to which widening is exact. Of bf16 the lower of
-// a pair moves up, the upper loses the lower bits.
-template <typename T>
-struct FmaPairs {
-  static constexpr size_t kSub = 2;
-  static constexpr size_t kPairs = 2;
+// Weights in f32.
+struct F32Weights {
   static constexpr size_t kWordBytes = 4;
-  using B = VF32;
-  template <size_t kI>
-  static HWY_INLINE VF32 Half(hn::Vec<LineU32> pairs) {
-    const LineU32 du;
-    if constexpr (hwy::IsSame<T, BFloat16>()) {
-      return hn::BitCast(LineF32(),
-                         kI == 0 ? hn::ShiftLeft<16>(pairs)
-                                 : hn::And(pairs, hn::Set(du, 0xFFFF0000u)));
-    } else {
-      const hn::Rebind<uint16_t, LineF32> dh;
-      return DecodeCodes<T>(
-          LineF32(),
-          hn::TruncateTo(dh, kI == 0 ? hn::And(pairs, hn::Set(du, 0xFFFFu))
-                                     : hn::ShiftRight<16>(pairs)));
-    }
-  }
-  template <size_t kI>
-  static HWY_INLINE VF32 LoadB(const uint8_t* HWY_RESTRICT line) {
-    return Half<kI>(
-        hn::LoadU(LineU32(), reinterpret_cast<const uint32_t*>(line)));
-  }
-  template <size_t kI>
-  static HWY_INLINE VF32 LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
-    return Half<kI>(
-        hn::LoadN(LineU32(), reinterpret_cast<const uint32_t*>(line), n));
-  }
-  static HWY_INLINE VF32 MulAdd(VF32 b, uint32_t a, VF32 sum) {
-    return hn::MulAdd(hn::BitCast(LineF32(), hn::Set(LineU32(), a)), b, sum);
-  }
   static HWY_INLINE VF32 Exp2(VF32 x) { return Exp2OfNegative(LineF32(), x); }
   static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
     hn::StoreU(p, LineF32(), reinterpret_cast<float*>(row + token));
   }
 };
 
-// f32 by f32.
-struct FmaF32 {
-  static constexpr size_t kSub = 1;
-  static constexpr size_t kPairs = 1;
-  static constexpr size_t kWordBytes = 4;
-  using B = VF32;
-  template <size_t>
-  static HWY_INLINE VF32 LoadB(const uint8_t* HWY_RESTRICT line) {
-    return hn::LoadU(LineF32(), reinterpret_cast<const float*>(line));
-  }
-  template <size_t>
-  static HWY_INLINE VF32 LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
-    return hn::LoadN(LineF32(), reinterpret_cast<const float*>(line), n);
-  }
-  static HWY_INLINE VF32 MulAdd(VF32 b, uint32_t a, VF32 sum) {
-    return hn::MulAdd(hn::BitCast(LineF32(), hn::Set(LineU32(), a)), b, sum);
-  }
-  static HWY_INLINE VF32 Exp2(VF32 x) { return Exp2OfNegative(LineF32(), x); }
-  static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
-    hn::StoreU(p, LineF32(), reinterpret_cast<float*>(row + token));
-  }
-};
+template <typename T>
+struct FmaPairs : DotPairsF32<T>, F32Weights {};
+struct FmaF32 : DotF32, F32Weights {};
 
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
-// Pairs of bf16 by pairs of bf16, summed in f32. Weights are rounded to bf16.
-struct DotPairs {
-  using DB = hn::Repartition<hwy::bfloat16_t, LineF32>;
-  using B = hn::Vec<DB>;
-  static constexpr size_t kSub = 1;
-  static constexpr size_t kPairs = 2;
+// Weights rounded to bf16.
+struct DotPairs : DotPairsBF16 {
   static constexpr size_t kWordBytes = 4;
-  template <size_t>
-  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
-    return hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(line));
-  }
-  template <size_t>
-  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
-    return hn::BitCast(
-        DB(), hn::LoadN(LineU32(), reinterpret_cast<const uint32_t*>(line), n));
-  }
-  static HWY_INLINE VF32 MulAdd(B b, uint32_t a, VF32 sum) {
-    auto unused = hn::Zero(LineF32());  // native: all goes to the first sum
-    return hn::ReorderWidenMulAccumulate(
-        LineF32(), hn::BitCast(DB(), hn::Set(LineU32(), a)), b, sum, unused);
-  }
   // 2^x for x <= 0 within 2^-18 of it, relatively: a weight is rounded to 2^-9.
   // Exactly 1 for 0; NaN for NaN. 2^x = 2^floor(x) * 2^f, and on [0, 1) the
   // second factor is a polynomial (minimax, the constant term fixed at 1).
@@ -159,16 +80,17 @@ struct DotI8 : DotPairs {
   static constexpr size_t kWordBytes = 2;
   using DW = hn::Rebind<uint16_t, LineF32>;
   template <size_t>
-  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
+  static HWY_INLINE hn::Vec<DB> LoadB(const uint8_t* HWY_RESTRICT line) {
     return Widen(hn::LoadU(DW(), reinterpret_cast<const uint16_t*>(line)));
   }
   template <size_t>
-  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+  static HWY_INLINE hn::Vec<DB> LoadNB(const uint8_t* HWY_RESTRICT line,
+                                       size_t n) {
     return Widen(hn::LoadN(DW(), reinterpret_cast<const uint16_t*>(line), n));
   }
 
  private:
-  static HWY_INLINE B Widen(hn::Vec<DW> words) {
+  static HWY_INLINE hn::Vec<DB> Widen(hn::Vec<DW> words) {
     const hn::Repartition<int8_t, DW> d8;
     const hn::RebindToSigned<LineF32> di;
     const auto bytes = hn::BitCast(d8, words);
@@ -222,11 +144,12 @@ template <typename T>
 struct DotFp8 : DotPairs {
   static constexpr size_t kWordBytes = 2;
   template <size_t>
-  static HWY_INLINE B LoadB(const uint8_t* HWY_RESTRICT line) {
+  static HWY_INLINE hn::Vec<DB> LoadB(const uint8_t* HWY_RESTRICT line) {
     return Widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
   }
   template <size_t>
-  static HWY_INLINE B LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+  static HWY_INLINE hn::Vec<DB> LoadNB(const uint8_t* HWY_RESTRICT line,
+                                       size_t n) {
     const hn::Rebind<uint16_t, LineF32> d;
     return Widen(hn::LoadN(d, reinterpret_cast<const uint16_t*>(line), n).raw);
   }
@@ -237,7 +160,7 @@ struct DotFp8 : DotPairs {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), index,
                                     _mm512_load_si512(table + 64));
   }
-  static HWY_INLINE B Widen(__m256i codes) {
+  static HWY_INLINE hn::Vec<DB> Widen(__m256i codes) {
     static constexpr Fp8Table kTable = MakeFp8Table<T>();
     const __m512i index = _mm512_castsi256_si512(codes);
     const __m512i lower = Lookup(kTable.lower, index);
@@ -245,7 +168,7 @@ struct DotFp8 : DotPairs {
     const __m512i upper = _mm512_ternarylogic_epi32(
         Lookup(kTable.upper, index), index, _mm512_set1_epi8(-128), 0xF8);
     const __m512i order = _mm512_load_si512(kTable.order);
-    return B{_mm512_permutex2var_epi8(lower, order, upper)};
+    return hn::Vec<DB>{_mm512_permutex2var_epi8(lower, order, upper)};
   }
 };
 #endif

@@ -1,4 +1,4 @@
-#include "attention/merge_states.h"
+#include "quern/attention/merge_states.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,12 +7,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

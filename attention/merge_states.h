@@ -21,10 +21,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/merge_states_kernels.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
+#include "quern/attention/merge_states_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

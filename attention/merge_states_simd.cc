@@ -1,14 +1,14 @@
-#include "attention/merge_states_kernels.h"
-#include "attention/softmax_state.h"
-#include "core/dtype.h"
+#include "quern/attention/merge_states_kernels.h"
+#include "quern/attention/softmax_state.h"
+#include "quern/core/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/merge_states_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
-#include "attention/softmax_state-inl.h"
-#include "quant/convert-inl.h"
+#include "quern/attention/softmax_state-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -1,4 +1,4 @@
-#include "attention/merge_states.h"
+#include "quern/attention/merge_states.h"
 
 #include <array>
 #include <cmath>
@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
-#include "testing/refusal.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/paged_attention.h"
+#include "quern/attention/paged_attention.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,23 +9,24 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/attention_args.h"
-#include "attention/attention_scratch.h"
-#include "attention/attention_spec.h"
-#include "attention/attention_step.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "cache/head_rows.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
-#include "cache/page_table.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "quern/attention/attention_args.h"
+#include "quern/attention/attention_scratch.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/attention_step.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 namespace {
@@ -67,18 +68,32 @@ absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
       GetPackKvKernels(SizeOf(spec.kv.dtype())));
 }
 
+absl::StatusOr<int64_t> PagedAttentionPlan::ScratchBytes(
+    int64_t block_rows, int64_t partial_rows, int num_workers) const {
+  WorkspaceLayout layout;
+  LayOutAttentionScratch(layout, spec_.kv, block_rows, partial_rows,
+                         num_workers);
+  if (layout.overflow()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kOp, ": the workspace of ", partial_rows, " partial rows and ",
+        num_workers, " workers has more than 2^63 bytes"));
+  }
+  return layout.bytes();
+}
+
 absl::StatusOr<int64_t> PagedAttentionPlan::WorkspaceBytes(
     const AttentionSchedule& schedule, int num_workers) const {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "num_workers", num_workers, 1));
-  WorkspaceLayout layout;
-  LayOutAttentionScratch(layout, spec_.kv, schedule, num_workers);
-  if (layout.overflow()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(kOp, ": the workspace of ", schedule.partial_rows(),
-                     " partial rows and ", num_workers,
-                     " workers has more than 2^63 bytes"));
-  }
-  return layout.bytes();
+  return ScratchBytes(schedule.max_block_rows(), schedule.partial_rows(),
+                      num_workers);
+}
+
+absl::StatusOr<int64_t> PagedAttentionPlan::WorkspaceBytes(
+    const AttentionLimits& limits, int max_workers) const {
+  QUERN_ASSIGN_OR_RETURN(
+      const AttentionBound bound,
+      AttentionBoundOf(spec_, limits, AttentionTiles(), max_workers));
+  return ScratchBytes(bound.max_block_rows, bound.partial_rows, max_workers);
 }
 
 absl::Status PagedAttentionPlan::CheckArgs(
@@ -122,8 +137,9 @@ void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
                                  Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
   const AttentionSchedule& schedule = args.schedule;
-  const AttentionScratch scratch = LayOutAttentionScratch(
-      workspace, spec_.kv, schedule, executor.num_workers());
+  const AttentionScratch scratch =
+      LayOutAttentionScratch(workspace, spec_.kv, schedule.max_block_rows(),
+                             schedule.partial_rows(), executor.num_workers());
   const AttentionStep step(spec_, kernels_, pack_kernels_, args, scratch);
   // Each worker takes the next share as it gets free: whatever order the
   // executor has for its tasks, shares are taken longest first.

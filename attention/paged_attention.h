@@ -16,7 +16,8 @@
 //
 // k and v are what the cache means: stored values times their scales. Without
 // sinks there is no such term. Prefill, chunked prefill and decode are shapes
-// (q_len = kv_len, less, 1), in one batch if so desired.
+// (q_len = kv_len, less, 1), in one batch if so desired. So is cross-attention,
+// where sequences are not causal and q_len may exceed kv_len: p < 0 then.
 //
 // Accumulates in f32. Products of bf16 queries with a cache of bf16 or bytes
 // are bf16 dot products where the CPU has them, which take denormal inputs for
@@ -35,15 +36,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention_kernels.h"
-#include "attention/schedule.h"
-#include "cache/kv_cache_view.h"
-#include "cache/pack_kv_kernels.h"
-#include "cache/page_table.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 
@@ -79,6 +81,10 @@ class PagedAttentionPlan {
   // overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSchedule& schedule,
                                          int num_workers) const;
+  // Enough for every schedule within `limits` of default tiles, built for and
+  // run by at most max_workers workers. Refuses what AttentionBoundOf refuses.
+  absl::StatusOr<int64_t> WorkspaceBytes(const AttentionLimits& limits,
+                                         int max_workers) const;
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument, the sequence where there is one, the value and the bound: shapes
@@ -105,6 +111,9 @@ class PagedAttentionPlan {
                      const PagedAttentionKernels& kernels,
                      const PackKvKernels& pack_kernels)
       : spec_(spec), kernels_(kernels), pack_kernels_(pack_kernels) {}
+
+  absl::StatusOr<int64_t> ScratchBytes(int64_t block_rows, int64_t partial_rows,
+                                       int num_workers) const;
 
   AttentionSpec spec_;
   PagedAttentionKernels kernels_;

@@ -10,18 +10,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/attention_spec.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
 #include "benchmark/benchmark.h"
-#include "cache/kv_cache.h"
-#include "cache/kv_layout.h"
-#include "cache/page_table.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 namespace {

@@ -8,20 +8,20 @@
 #include <thread>
 #include <vector>
 
-#include "attention/paged_attention.h"
-#include "attention/paged_attention_testutil.h"
-#include "cache/kv_layout.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/workers.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/paged_attention_testutil.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {

@@ -24,8 +24,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/softmax_state.h"
-#include "core/dtype.h"
+#include "quern/attention/softmax_state.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

@@ -6,20 +6,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/page_table.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/no_alloc.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

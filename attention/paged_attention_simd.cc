@@ -1,15 +1,15 @@
-#include "attention/paged_attention_kernels.h"
-#include "core/dtype.h"
-#include "core/prefetch.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/paged_attention_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
-#include "attention/attend-inl.h"
-#include "attention/softmax_state-inl.h"
-#include "quant/convert-inl.h"
+#include "quern/attention/attend-inl.h"
+#include "quern/attention/softmax_state-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -1,14 +1,14 @@
-#include "attention/prefix_blocks.h"
+#include "quern/attention/prefix_blocks.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "core/check_args.h"
-#include "core/status_macros.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {
@@ -84,16 +84,15 @@ absl::Status MakePrefixBlocks(const AttentionSpec& spec,
   storage.prefixes.clear();
   storage.places.clear();
   if (batch.prefix_groups.empty()) return absl::OkStatus();
-  if (AttentionSchedule::WindowTokens(spec.window_left) !=
-      AttentionSchedule::kMaxTokens) {
-    return InvalidArgument(kOp,
-                           "prefix groups and window_left=", spec.window_left,
-                           "; need no window: all queries see all of a prefix");
-  }
   storage.places.resize(batch.q_lens.size());
   for (size_t i = 0; i < batch.prefix_groups.size(); ++i) {
     QUERN_RETURN_IF_ERROR(
         CheckGroup(batch, static_cast<int64_t>(i), storage.places));
+  }
+  if (AttentionSchedule::WindowTokens(spec.window_left) !=
+      AttentionSchedule::kMaxTokens) {
+    storage.places.clear();
+    return absl::OkStatus();
   }
   storage.places.assign(batch.q_lens.size(), PrefixPlace());
   for (const PrefixGroup& group : batch.prefix_groups) {

@@ -1,4 +1,4 @@
-#include "attention/schedule.h"
+#include "quern/attention/schedule.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,10 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/prefix_blocks.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/prefix_blocks.h"
+#include "quern/attention/schedule_tiles.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {
@@ -27,19 +28,12 @@ constexpr int64_t kKeyCost = 8;
 // A row of partial results brought from another core and merged: as many.
 constexpr int64_t kMergeCost = 16;
 
-// The shares of one worker are 1/2, 1/4, ... 1/32, 1/32 of its work: workers of
-// unequal speed wait for one another for no longer than the last of them. With
-// 1/8 as the last, two workers took 0.58 of the time of one for a prefill of
-// 512.
-constexpr int kMaxRounds = 6;
-// But none is shorter than this many chunks of the largest block.
+// No share is shorter than this many chunks of the largest block.
 constexpr double kLeastShare = 4;
 // A block that costs less than this part of a worker's work is never cut, and
 // none is for so little: cutting costs a merge, and does not gain as much.
 constexpr double kNotWorthACut = 1.0 / 32;
 
-// Below these rows a block is not made smaller to have more of them.
-constexpr int64_t kLeastBlockRows = 32;
 // Chunks of whole blocks that are enough for a worker.
 constexpr double kEnoughChunks = 48;
 
@@ -65,50 +59,35 @@ absl::Status CheckBatch(const AttentionBatch& batch) {
           kOp, "sequence ", s, ": kv_len=", kv_len,
           "; need 0 <= kv_len <= ", AttentionSchedule::kMaxTokens);
     }
-    if (kv_len != 0 && q_len > kv_len) {
+    const bool causal = batch.causal.empty() || batch.causal[s] != 0;
+    if (causal && kv_len != 0 && q_len > kv_len) {
       return InvalidArgument(kOp, "sequence ", s, ": q_len=", q_len,
                              ", kv_len=", kv_len,
-                             "; need q_len <= kv_len, the new tokens included");
+                             "; need q_len <= kv_len, the new tokens included, "
+                             "of a causal sequence");
     }
   }
   return absl::OkStatus();
 }
 
-// Queries of a block: as many as block_rows allows, less some where that fills
-// the tiles better.
-int64_t BlockQueries(int64_t group, const AttentionTiles& tiles) {
-  const int64_t most = std::max(int64_t{1}, tiles.block_rows / group);
-  int64_t best = most;
-  // With q queries, q * group of RoundUp(q * group, tile) rows are of use.
-  for (int64_t q = most; q > most / 2 && q > most - tiles.row_tile; --q) {
-    const int64_t best_rows = best * group, rows = q * group;
-    if (rows * RoundUp(best_rows, tiles.row_tile) >
-        best_rows * RoundUp(rows, tiles.row_tile)) {
-      best = q;
-    }
-  }
-  return best;
-}
-
-// `tiles`, of fewer rows where the workers would share too few blocks. What
-// queries do not see is counted too: it only makes the answer a coarser one.
-AttentionTiles TilesFor(const AttentionBatch& batch,
-                        const AttentionTiles& tiles, int64_t heads,
-                        int num_workers) {
+// The rows of a block: fewer than the tiles say where the workers would share
+// too few blocks. What queries do not see is counted too: it only makes the
+// answer a coarser one.
+int64_t BlockRowsFor(const AttentionBatch& batch, const AttentionTiles& tiles,
+                     int64_t heads, int num_workers) {
   double row_chunks = 0;
   for (size_t s = 0; s < batch.q_lens.size(); ++s) {
     row_chunks += static_cast<double>(heads) *
                   static_cast<double>(batch.q_lens[s]) *
                   static_cast<double>(DivCeil(batch.kv_lens[s], kChunk));
   }
-  AttentionTiles result = tiles;
-  while (num_workers > 1 && result.block_rows >= 2 * kLeastBlockRows &&
-         row_chunks < kEnoughChunks * num_workers *
-                          static_cast<double>(result.block_rows)) {
-    result.block_rows /= 2;
+  int64_t block_rows = tiles.block_rows;
+  while (num_workers > 1 &&
+         row_chunks <
+             kEnoughChunks * num_workers * static_cast<double>(block_rows) &&
+         HalveBlockRows(&block_rows)) {
   }
-  result.row_tile = std::min(result.row_tile, result.block_rows);
-  return result;
+  return block_rows;
 }
 
 // Pieces of the run [begin, end) of a block whose chunks start at `first`.
@@ -157,11 +136,12 @@ struct Stretch {
     chunk_end = static_cast<int32_t>(DivCeil(key_end, kChunk));
     first_chunk = chunk_begin;
   }
-  // Of `tokens` that are whole chunks, seen by all: only those, and without.
+  // Keeps the first `tokens`, which are whole chunks that every query sees.
   void OnlyPrefix(int64_t tokens) {
     key_end = tokens;
     chunk_end = static_cast<int32_t>(tokens / kChunk);
   }
+  // Drops the first `tokens`, which are whole chunks that every query sees.
   void AfterPrefix(int64_t tokens) {
     key_begin = tokens;
     chunk_begin = static_cast<int32_t>(tokens / kChunk);
@@ -172,7 +152,7 @@ struct Stretch {
     return std::clamp(chunk * kChunk, key_begin, key_end);
   }
   double key_cost() const { return static_cast<double>(kKeyCost + rows); }
-  // Of the chunks [begin, end), but without starting an item.
+  // Cost of the chunks [begin, end), without that of starting an item.
   double cost(int32_t begin, int32_t end) const {
     return static_cast<double>(Key(end) - Key(begin)) * key_cost();
   }
@@ -488,10 +468,10 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
   AttentionSchedule schedule;
   schedule.group_ = spec.group();
   schedule.kv_heads_ = spec.kv.kv_heads();
+  const int64_t block_rows = BlockRowsFor(
+      batch, tiles, schedule.group_ * schedule.kv_heads_, num_workers);
   const int64_t block_queries =
-      BlockQueries(schedule.group_,
-                   TilesFor(batch, tiles, schedule.group_ * schedule.kv_heads_,
-                            num_workers));
+      BlockQueries(schedule.group_, block_rows, tiles.row_tile);
   const int64_t left = AttentionSchedule::WindowTokens(spec.window_left);
   const int64_t right = AttentionSchedule::WindowTokens(spec.window_right);
   int64_t blocks = 0, longest = 0;

@@ -7,7 +7,9 @@
 // The batch is ragged: sequence s has q_len new queries, rows
 // [q_offset, q_offset + q_len) of q, the last of its kv_len tokens. Query i of
 // it stands at position p = kv_len - q_len + i and sees the keys
-// [p - left, p + right] of its sequence: right is 0 where it is causal.
+// [p - left, p + right] of its sequence: right is 0 where it is causal. Queries
+// of a sequence that is not causal need not be among its tokens and may be more
+// than they (cross-attention); without windows each sees all keys.
 //
 //   block   rows that share their keys: consecutive queries of one sequence
 //           times the query heads of one key/value head
@@ -39,7 +41,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
+#include "quern/attention/attention_spec.h"
 
 namespace quern {
 
@@ -134,7 +136,9 @@ struct AttentionBatch {
   // their own, which read them once. The bits of the results are the same. Each
   // block takes as many members as it has room for queries (block_rows / group
   // of them); a member that brings more queries than that, in a long prefill,
-  // reads the keys by itself. Both empty: no groups.
+  // reads the keys by itself. Both empty: no groups. Groups are checked, and
+  // ignored, where the spec has a window_left: some queries do not see all of a
+  // prefix.
   absl::Span<const PrefixGroup> prefix_groups;
   absl::Span<const int32_t> prefix_members;
 };
@@ -182,14 +186,14 @@ class AttentionSchedule {
   static constexpr int64_t kSpanChunks = 4;
   // No q_len or kv_len may be longer.
   static constexpr int64_t kMaxTokens = int64_t{1} << 30;
-  // Nor may a step have more blocks, those of prefixes included: they take 160
-  // MiB. Eight heads have as many where a sequence has four million tokens and
+  // The most blocks of a step, those of prefixes included: they take 160 MiB.
+  // Eight heads have as many where a sequence has four million tokens and
   // a block eight queries.
   static constexpr int64_t kMaxBlocks = int64_t{1} << 22;
-  // Nor more runs of prefixes, each once for every member: 384 MiB. 128 members
-  // have as many where their prefix is cut into 131072 items.
+  // The most runs of prefixes, each counted once for every member: 384 MiB. 128
+  // members have as many where their prefix is cut into 131072 items.
   static constexpr int64_t kMaxRuns = int64_t{1} << 24;
-  // Nor more rows of partial results.
+  // The most rows of partial results.
   static constexpr int64_t kMaxPartialRows = int64_t{1} << 40;
   static constexpr int kMaxWorkers = 1 << 16;
 
@@ -197,11 +201,11 @@ class AttentionSchedule {
   AttentionSchedule() = default;
 
   // InvalidArgument names the field, the sequence and the value: lengths out of
-  // range, lists of different sizes, q_len > kv_len (but for kv_len 0: such
-  // queries see nothing, their output is zero), num_workers not in
-  // [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
-  // that some query does not see, of a sequence in two groups or with a
-  // window_left. ResourceExhausted: more than kMaxBlocks, kMaxRuns or
+  // range, lists of different sizes, q_len > kv_len where causal (but for
+  // kv_len 0: such queries see nothing, their output is zero), num_workers not
+  // in [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
+  // that some query does not see, or of a sequence in two groups.
+  // ResourceExhausted: more than kMaxBlocks, kMaxRuns or
   // kMaxPartialRows. num_workers: those of the executor that will run it; with
   // any other number the results are the same, the shares less even.
   // Deterministic: the same arguments give the same bytes. Cost: linear in the
@@ -302,7 +306,8 @@ class AttentionSchedule {
   // key of 128 elements: about 2 ns of bf16 dot products.
   double Cost(const AttentionWork& work) const;
   double Cost(const AttentionMerge& merge) const;
-  // Of that, to start an item: its queries loaded, its output written.
+  // The part of a cost that starts an item: its queries are loaded, its output
+  // is written.
   static constexpr double kItemCost = 256;
 
   // One line for each share, work item and merge, to read and to compare.

@@ -4,29 +4,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "attention/schedule_makespan.h"
-#include "cache/kv_layout.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/schedule_makespan.h"
+#include "quern/attention/schedule_testutil.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {
 
 using Lens = std::vector<int64_t>;
 constexpr int64_t kChunk = AttentionSchedule::kChunkTokens;
-
-AttentionSpec MakeSpec(int64_t q_heads, int64_t kv_heads) {
-  KvLayoutSpec layout;
-  layout.kv_heads = kv_heads;
-  layout.head_dim = 128;
-  layout.page_size = 16;
-  AttentionSpec spec;
-  spec.kv = KvLayout::Create(layout).value();
-  spec.q_heads = q_heads;
-  return spec;
-}
 
 struct Case {
   Lens q_lens, kv_lens;
@@ -58,8 +47,8 @@ TEST(AttentionScheduleBalanceTest, IsWithinATenthOfTheIdeal) {
   for (const Case& c : kCases) {
     AttentionScheduleStorage storage;
     const auto schedule =
-        AttentionSchedule::Build(MakeSpec(c.q_heads, c.kv_heads), c.q_lens,
-                                 c.kv_lens, c.workers, storage)
+        AttentionSchedule::Build(ScheduleSpec(c.q_heads, c.kv_heads, 128),
+                                 c.q_lens, c.kv_lens, c.workers, storage)
             .value();
     const AttentionMakespan makespan = SimulateMakespan(schedule, c.workers);
     EXPECT_LE(makespan.ratio(), 1.1)
@@ -77,10 +66,10 @@ TEST(AttentionScheduleBalanceTest, DividesTheKeysOfDecodeEvenly) {
   for (const Lens& kv_lens : kCases) {
     for (const int workers : {2, 5, 16, 64}) {
       AttentionScheduleStorage storage;
-      const auto schedule =
-          AttentionSchedule::Build(MakeSpec(32, 8), Lens(kv_lens.size(), 1),
-                                   kv_lens, workers, storage)
-              .value();
+      const auto schedule = AttentionSchedule::Build(ScheduleSpec(32, 8, 128),
+                                                     Lens(kv_lens.size(), 1),
+                                                     kv_lens, workers, storage)
+                                .value();
       double total = 0;
       std::vector<double> busy(static_cast<size_t>(workers));
       for (const AttentionShare& share : schedule.shares()) {
@@ -118,7 +107,7 @@ TEST(AttentionScheduleBalanceTest, HasABoundForAnyBatch) {
     c.workers = static_cast<int>(rng.Integer(1, 100));
     AttentionScheduleStorage storage;
     const auto schedule =
-        AttentionSchedule::Build(MakeSpec(32, 8), c.q_lens, c.kv_lens,
+        AttentionSchedule::Build(ScheduleSpec(32, 8, 128), c.q_lens, c.kv_lens,
                                  c.workers, storage)
             .value();
     const AttentionMakespan makespan = SimulateMakespan(schedule, c.workers);
@@ -134,9 +123,10 @@ TEST(AttentionScheduleBalanceTest, HasABoundForAnyBatch) {
 // step, and the others do what it cannot.
 TEST(AttentionScheduleBalanceTest, OneSlowWorkerDoesNotHoldUpTheOthers) {
   AttentionScheduleStorage storage;
-  const auto schedule = AttentionSchedule::Build(MakeSpec(32, 8), {1, 1},
-                                                 {32768, 20000}, 4, storage)
-                            .value();
+  const auto schedule =
+      AttentionSchedule::Build(ScheduleSpec(32, 8, 128), {1, 1}, {32768, 20000},
+                               4, storage)
+          .value();
   const double ideal = SimulateMakespan(schedule, 4).ideal;
   std::vector<double> busy = {ideal / 4, 0, 0, 0};
   for (const AttentionShare& share : schedule.shares()) {
@@ -152,9 +142,10 @@ TEST(AttentionScheduleBalanceTest, OneSlowWorkerDoesNotHoldUpTheOthers) {
 TEST(AttentionScheduleBalanceTest, CutsFewBlocks) {
   for (const int workers : {2, 16, 64}) {
     AttentionScheduleStorage storage;
-    const auto schedule = AttentionSchedule::Build(MakeSpec(32, 8), {1},
-                                                   {131072}, workers, storage)
-                              .value();
+    const auto schedule =
+        AttentionSchedule::Build(ScheduleSpec(32, 8, 128), {1}, {131072},
+                                 workers, storage)
+            .value();
     EXPECT_LE(schedule.work().size(), 8u + static_cast<size_t>(workers) * 6);
     // f32 rows of 128 against keys and values of 16 bits, all read once.
     const double left = static_cast<double>(schedule.partial_rows()) * 512;

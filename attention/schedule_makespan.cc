@@ -1,4 +1,4 @@
-#include "attention/schedule_makespan.h"
+#include "quern/attention/schedule_makespan.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <queue>
 #include <vector>
 
-#include "attention/schedule.h"
+#include "quern/attention/schedule.h"
 
 namespace quern {
 namespace {

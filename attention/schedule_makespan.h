@@ -4,7 +4,7 @@
 // How well a schedule fills its workers, by its own costs: what a machine with
 // that many cores would take, computed on any machine.
 
-#include "attention/schedule.h"
+#include "quern/attention/schedule.h"
 
 namespace quern {
 

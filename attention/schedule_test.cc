@@ -1,4 +1,4 @@
-#include "attention/schedule.h"
+#include "quern/attention/schedule.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,30 +11,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/schedule_makespan.h"
-#include "cache/kv_layout.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/no_alloc.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule_makespan.h"
+#include "quern/attention/schedule_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {
 
 using ::testing::HasSubstr;
 using Lens = std::vector<int64_t>;
-
-AttentionSpec MakeSpec(int64_t q_heads, int64_t kv_heads) {
-  KvLayoutSpec layout;
-  layout.kv_heads = kv_heads;
-  layout.head_dim = 8;
-  layout.page_size = 16;
-  AttentionSpec spec;
-  spec.kv = KvLayout::Create(layout).value();
-  spec.q_heads = q_heads;
-  return spec;
-}
 
 // The arguments of Build.
 struct Request {
@@ -289,7 +278,8 @@ Request RandomRequest(TestRng& rng) {
   };
   Request r;
   const int64_t kv_heads = rng.Integer(1, 3);
-  r.spec = MakeSpec(kv_heads * one_of({1, 2, 3, 4, 7, 8, 16, 40}), kv_heads);
+  r.spec =
+      ScheduleSpec(kv_heads * one_of({1, 2, 3, 4, 7, 8, 16, 40}), kv_heads);
   if (rng.Integer(0, 1) == 0) {
     r.spec.window_left = one_of({kNoWindow, 0, 1, 100, 255, 256, 700});
     r.spec.window_right = one_of({kNoWindow, 0, 1, 100, 256, 700});
@@ -333,7 +323,7 @@ TEST(AttentionScheduleTest, CoversEachPairOfAQueryAndAKeyOnce) {
 }
 
 TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
-  const AttentionSpec spec = MakeSpec(8, 2);
+  const AttentionSpec spec = ScheduleSpec(8, 2);
   const Lens q_lens = {1, 300, 1, 7}, kv_lens = {5000, 300, 3, 700};
   AttentionScheduleStorage a, b;
   // b is dirty from another step.
@@ -363,7 +353,7 @@ TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
 }
 
 TEST(AttentionScheduleTest, SplitsALongSequenceForSeveralWorkersOnly) {
-  const AttentionSpec spec = MakeSpec(4, 1);
+  const AttentionSpec spec = ScheduleSpec(4, 1);
   AttentionScheduleStorage storage;
   const auto one =
       AttentionSchedule::Build(spec, {1}, {2000}, 1, storage).value();
@@ -410,7 +400,7 @@ TEST(AttentionScheduleTest, PacksTheQueriesOfAGroupIntoFullTiles) {
   };
   for (const auto& c : kCases) {
     const Request request = {
-        MakeSpec(c.group, 1), {c.q_len}, {c.q_len}, {}, c.tiles};
+        ScheduleSpec(c.group, 1), {c.q_len}, {c.q_len}, {}, c.tiles};
     AttentionScheduleStorage storage;
     const AttentionSchedule schedule = request.Build(1, storage).value();
     Lens rows;
@@ -429,7 +419,7 @@ TEST(AttentionScheduleTest, MakesSmallerBlocksForManyWorkers) {
     int64_t rows;
   } kCases[] = {{1, 128}, {5, 128}, {10, 64}, {11, 32}, {1000, 32}};
   for (const auto& c : kCases) {
-    const Request request = {MakeSpec(32, 8), {512}, {512}, {}, {}};
+    const Request request = {ScheduleSpec(32, 8), {512}, {512}, {}, {}};
     AttentionScheduleStorage storage;
     EXPECT_EQ(request.Build(c.workers, storage).value().max_block_rows(),
               c.rows)
@@ -439,7 +429,7 @@ TEST(AttentionScheduleTest, MakesSmallerBlocksForManyWorkers) {
 
 // A window of 300 on 100 000 keys: two chunks at most, however long the cache.
 TEST(AttentionScheduleTest, LeavesOutWhatIsBeforeTheWindow) {
-  Request request = {MakeSpec(4, 1), {1}, {100000}, {}, {}};
+  Request request = {ScheduleSpec(4, 1), {1}, {100000}, {}, {}};
   request.spec.window_left = 299;
   AttentionScheduleStorage storage;
   const AttentionSchedule schedule = request.Build(1, storage).value();
@@ -449,7 +439,7 @@ TEST(AttentionScheduleTest, LeavesOutWhatIsBeforeTheWindow) {
 }
 
 TEST(AttentionScheduleTest, AllocatesNothingAfterTheFirstStep) {
-  const AttentionSpec spec = MakeSpec(8, 2);
+  const AttentionSpec spec = ScheduleSpec(8, 2);
   const Lens q_lens = {1, 30, 1}, kv_lens = {5000, 300, 3};
   AttentionScheduleStorage storage;
   ASSERT_TRUE(AttentionSchedule::Build(spec, q_lens, kv_lens, 4, storage).ok());
@@ -466,15 +456,15 @@ TEST(AttentionScheduleTest, RefusesMoreThanItHasMemoryFor) {
     int workers;
     const char* words;
   } kCases[] = {
-      {MakeSpec(32, 32), {kLong}, {kLong}, 1, "more than 4194304 blocks"},
-      {MakeSpec(2147483647, 2147483647),
+      {ScheduleSpec(32, 32), {kLong}, {kLong}, 1, "more than 4194304 blocks"},
+      {ScheduleSpec(2147483647, 2147483647),
        {kLong, kLong},
        {kLong, kLong},
        1,
        "more than 4194304 blocks"},
-      {MakeSpec(1, 1), Lens(5, kLong), Lens(5, kLong), 1,
+      {ScheduleSpec(1, 1), Lens(5, kLong), Lens(5, kLong), 1,
        "more than 4194304 blocks"},
-      {MakeSpec(2147483647, 1), {1}, {kLong}, 65536, "of partial results"},
+      {ScheduleSpec(2147483647, 1), {1}, {kLong}, 65536, "of partial results"},
   };
   for (const auto& c : kCases) {
     AttentionScheduleStorage storage;
@@ -505,16 +495,16 @@ TEST(AttentionScheduleTest, RefusesPrefixesThatItHasNoMemoryFor) {
     EXPECT_THAT(status.message(), HasSubstr(words));
   };
   constexpr int64_t kHeads = AttentionSchedule::kMaxBlocks / 4;
-  expect_refused(MakeSpec(kHeads, kHeads), 4, 512, 1,
+  expect_refused(ScheduleSpec(kHeads, kHeads), 4, 512, 1,
                  "more than 4194304 blocks");
-  expect_refused(MakeSpec(1, 1), 128, kLong, AttentionSchedule::kMaxWorkers,
+  expect_refused(ScheduleSpec(1, 1), 128, kLong, AttentionSchedule::kMaxWorkers,
                  "the members of prefixes have more than 16777216 runs");
 }
 
 TEST(AttentionScheduleTest, TakesTheLongestSequencesAndTheMostWorkers) {
   constexpr int64_t kLong = AttentionSchedule::kMaxTokens;
   const Request request = {
-      MakeSpec(8, 8), Lens(4, 1), Lens(4, kLong), {1, 0, 0, 1}, {}};
+      ScheduleSpec(8, 8), Lens(4, 1), Lens(4, kLong), {1, 0, 0, 1}, {}};
   AttentionScheduleStorage storage;
   const auto schedule = request.Build(AttentionSchedule::kMaxWorkers, storage);
   ASSERT_TRUE(schedule.ok()) << schedule.status();
@@ -523,8 +513,41 @@ TEST(AttentionScheduleTest, TakesTheLongestSequencesAndTheMostWorkers) {
   EXPECT_LE(makespan.work, 1.1 * makespan.ideal);
 }
 
+// A window hides the first keys of a prefix from some queries.
+TEST(AttentionScheduleTest, IgnoresPrefixesWhereThereIsAWindow) {
+  AttentionScheduleStorage storage, plain_storage;
+  Request request = {ScheduleSpec(4, 2), {1, 2}, {600, 514}, {}, {},
+                     {{0, 2, 512}},      {0, 1}};
+  const auto shared = request.Build(2, storage);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_EQ(shared->prefixes().size(), 1u);
+  request.spec.window_left = 700;  // which hides nothing yet
+  const auto windowed = request.Build(2, storage);
+  ASSERT_TRUE(windowed.ok()) << windowed.status();
+  EXPECT_TRUE(windowed->prefixes().empty());
+  request.groups.clear();
+  request.members.clear();
+  const auto plain = request.Build(2, plain_storage);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(windowed->DebugString(), plain->DebugString());
+}
+
+TEST(AttentionScheduleTest, TakesMoreQueriesThanKeysWhereNotCausal) {
+  AttentionScheduleStorage storage;
+  const Request request = {ScheduleSpec(4, 2), {300, 5}, {20, 600}, {0, 0}, {}};
+  const auto schedule = request.Build(2, storage);
+  ASSERT_TRUE(schedule.ok()) << schedule.status();
+  for (const AttentionWork& work : schedule->work()) {
+    const int64_t kv_len = work.block.sequence == 0 ? 20 : 600;
+    for (int64_t q = work.block.q_begin; q < work.block.q_end; ++q) {
+      EXPECT_EQ(schedule->VisibleBegin(work.block, q), 0);
+      EXPECT_EQ(schedule->VisibleEnd(work.block, q), kv_len);
+    }
+  }
+}
+
 TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
-  const AttentionSpec spec = MakeSpec(4, 2);
+  const AttentionSpec spec = ScheduleSpec(4, 2);
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   const struct {
     Lens q_lens, kv_lens;
@@ -597,7 +620,7 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
        {1, 1},
        kNoWindow,
        "sequence 1 is in prefix group 0 and again in 1"},
-      {{{0, 2, 256}}, {0, 1}, 10, "prefix groups and window_left=10; need no"},
+      {{{0, 2, 255}}, {0, 1}, 10, "tokens=255; need a multiple of 256"},
   };
   for (const auto& c : kPrefixes) {
     Request request = {spec, {1, 2}, {600, 512}, {}, {}, c.groups, c.members};

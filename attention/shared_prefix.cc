@@ -1,4 +1,4 @@
-#include "attention/shared_prefix.h"
+#include "quern/attention/shared_prefix.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
-#include "attention/schedule.h"
-#include "cache/page_table.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -35,8 +35,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/schedule.h"
-#include "cache/page_table.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/page_table.h"
 
 namespace quern {
 

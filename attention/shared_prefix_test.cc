@@ -1,4 +1,4 @@
-#include "attention/shared_prefix.h"
+#include "quern/attention/shared_prefix.h"
 
 #include <algorithm>
 #include <array>
@@ -11,11 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "cache/page_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/no_alloc.h"
+#include "quern/cache/page_table.h"
+#include "quern/testing/data.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {
@@ -141,9 +141,9 @@ int64_t MostSaved(const std::vector<int32_t>& set, const SharedFn& shared) {
   return std::max(saved, (static_cast<int64_t>(set.size()) - 1) * least);
 }
 
-// Of random trees of pages: groups are disjoint and as long as can be, save as
-// much as any do, and a sequence is left out only where others of its set save
-// more without it.
+// In random trees of pages, groups are disjoint, as long as can be and save as
+// much as any do; a sequence is left out only where others of its set save more
+// without it.
 TEST(SharedPrefixTest, HoldsForRandomTables) {
   TestRng rng;
   int64_t found = 0;

@@ -18,8 +18,8 @@
 
 #include <cstddef>
 
-#include "attention/softmax_state.h"
 #include "hwy/highway.h"
+#include "quern/attention/softmax_state.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -7,12 +7,12 @@
 #include <limits>
 #include <vector>
 
-#include "attention/paged_attention_kernels.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/isa_test.h"
+#include "quern/attention/paged_attention_kernels.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/isa_test.h"
 
 namespace quern {
 namespace {

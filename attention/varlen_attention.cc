@@ -1,4 +1,4 @@
-#include "attention/varlen_attention.h"
+#include "quern/attention/varlen_attention.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -10,23 +10,24 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/attention_args.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "cache/head_rows.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/page_table.h"
-#include "cache/write_kv.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "quern/attention/attention_args.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_table.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 namespace {
@@ -116,7 +117,7 @@ absl::StatusOr<VarlenAttentionPlan> VarlenAttentionPlan::Create(
   WriteKvSpec write_spec;
   write_spec.kv = attention.kv;
   write_spec.input = spec.dtype;
-  write_spec.stores = WriteKvStores::kCached;
+  write_spec.stores = Stores::kCached;
   QUERN_ASSIGN_OR_RETURN(const WriteKvPlan write,
                          WriteKvPlan::Create(write_spec));
   return VarlenAttentionPlan(attend, write);

@@ -9,8 +9,10 @@
 //
 // and out and lse are those of attention/paged_attention.h, whose equations and
 // numbers these are, bit by bit: with a soft cap, windows, ALiBi and sinks if
-// so desired. The last query stands where the last key does; a sequence has no
-// more queries than keys, but for those without keys, whose output is 0.
+// so desired. The last query stands where the last key does. A causal sequence
+// has no more queries than keys, unless it has no keys: then its output is 0.
+// With kBidirectional, queries and keys may be of different sequences
+// (cross-attention), as many of either as there are.
 //
 //   VarlenAttentionStorage storage;
 //   QUERN_ASSIGN_OR_RETURN(const AttentionSchedule schedule,
@@ -25,13 +27,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "cache/write_kv.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 

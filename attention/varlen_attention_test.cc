@@ -1,7 +1,7 @@
 // Attention without a cache: the bits of paged attention, which has tests of
 // its own, and the reference.
 
-#include "attention/varlen_attention.h"
+#include "quern/attention/varlen_attention.h"
 
 #include <array>
 #include <cmath>
@@ -13,24 +13,24 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention_testutil.h"
-#include "attention/schedule.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_attention.h"
-#include "testing/reference_convert.h"
-#include "testing/refusal.h"
-#include "testing/workers.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention_testutil.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_attention.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/refusal.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -166,7 +166,7 @@ TEST_P(VarlenAttentionTest, HasTheBitsOfPagedAttention) {
   TestRng rng;
   Heads heads;
   heads.kv_heads = 2;
-  // Of vision towers: 72 and 80.
+  // Vision towers have 72 and 80.
   for (const int64_t dim : {1, 5, 16, 33, 72, 80, 128}) {
     heads.q_heads = dim == 33 ? 2 : 6;
     heads.head_dim = dim;
@@ -206,6 +206,24 @@ TEST_P(VarlenAttentionTest, HasWindowsCapsSlopesAndSinks) {
   heads.alibi_slopes = {0.5f, 0.25f, 0.0f, -0.01f};
   heads.sinks = {0.0f, 2.0f, -3.0f, 1.0f};
   ExpectBitsOfPaged<float, float>(heads, Whole({50, 7}, true), rng);
+}
+
+// More queries than keys, none of which is a query's own.
+TEST_P(VarlenAttentionTest, CrossAttention) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 4;
+  heads.kv_heads = 2;
+  heads.head_dim = 24;
+  const std::vector<Lengths> lengths = {
+      {30, 7, false}, {300, 20, false}, {5, 0, false}, {2, 600, false}};
+  ExpectBitsOfPaged<BFloat16, BFloat16>(heads, lengths, rng);
+  ExpectBitsOfPaged<float, float>(heads, lengths, rng);
+  // Positions count from the last query, so the first ones are negative.
+  heads.window_left = 9;
+  heads.window_right = 14;
+  heads.alibi_slopes = {0.5f, 0.25f, 0.0f, -0.01f};
+  ExpectBitsOfPaged<float, float>(heads, lengths, rng);
 }
 
 // As they come out of one projection, and on any number of workers.
@@ -375,7 +393,8 @@ TEST(VarlenAttentionPlanTest, RefusesArguments) {
   EXPECT_FALSE(plan.WorkspaceBytes(good.schedule, 0).ok());
 }
 
-// Of which each sequence has its own: a schedule of another maker.
+// Each sequence of this operator has its own keys, so a schedule with shared
+// ones, made elsewhere, is refused.
 TEST(VarlenAttentionPlanTest, RefusesSharedKeys) {
   VarlenAttentionSpec spec;
   spec.dtype = spec.out_dtype = DType::kF32;

@@ -1,15 +1,15 @@
-#include "cache/convert_pages.h"
+#include "quern/cache/convert_pages.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/status/status.h"
-#include "cache/head_rows.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

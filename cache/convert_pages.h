@@ -13,7 +13,7 @@
 // the others, and not back. Simple and slow: for tests, tools and debugging.
 
 #include "absl/status/status.h"
-#include "cache/kv_cache_view.h"
+#include "quern/cache/kv_cache_view.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "cache/convert_pages.h"
+#include "quern/cache/convert_pages.h"
 
 #include <cstdint>
 #include <cstring>
@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
 
 namespace quern {
 namespace {

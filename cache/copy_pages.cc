@@ -1,4 +1,4 @@
-#include "cache/copy_pages.h"
+#include "quern/cache/copy_pages.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -6,14 +6,14 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "cache/distinct.h"
-#include "cache/head_rows.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/page_allocator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
+#include "quern/cache/distinct.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "cache/kv_cache_view.h"
-#include "cache/page_allocator.h"
-#include "core/executor.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/core/executor.h"
 
 namespace quern {
 

@@ -1,21 +1,21 @@
-#include "cache/copy_pages.h"
+#include "quern/cache/copy_pages.h"
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache/kv_cache.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/page_allocator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/no_alloc.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

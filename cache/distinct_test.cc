@@ -1,4 +1,4 @@
-#include "cache/distinct.h"
+#include "quern/cache/distinct.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/no_alloc.h"
+#include "quern/testing/data.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache/head_rows.h"
+#include "quern/cache/head_rows.h"
 
 #include <algorithm>
 #include <array>
@@ -10,13 +10,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "cache/kv_cache_view.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "cache/kv_cache.h"
+#include "quern/cache/kv_cache.h"
 
 #include <cstdint>
 #include <limits>
@@ -6,12 +6,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

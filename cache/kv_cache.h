@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/aligned_buffer.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/aligned_buffer.h"
 
 namespace quern {
 
@@ -34,7 +34,8 @@ class KvCache {
   KvCacheView Layer(int64_t layer);
 
   size_t bytes() const { return memory_.bytes(); }
-  // Of these, in huge pages now; see AlignedBuffer::HugePageBytes.
+  // How many of the bytes lie in huge pages now; see
+  // AlignedBuffer::HugePageBytes.
   size_t HugePageBytes() const { return memory_.HugePageBytes(); }
 
  private:

@@ -1,4 +1,4 @@
-#include "cache/kv_cache.h"
+#include "quern/cache/kv_cache.h"
 
 #include <cstdint>
 #include <limits>
@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "core/dtype.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

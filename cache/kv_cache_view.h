@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache/kv_layout.h"
-#include "core/check.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/check.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "cache/kv_layout.h"
+#include "quern/cache/kv_layout.h"
 
 #include <cstdint>
 #include <limits>
@@ -6,10 +6,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -25,7 +25,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 
@@ -111,16 +111,17 @@ class KvLayout {
     return form_ == KvForm::kLatent ? 0 : page_size_ * v_head_dim_;
   }
 
-  // Of one head of one page, padding included.
+  // Bytes of one head's keys, or values, within one page, padding included.
   int64_t k_block_bytes() const { return k_block_bytes_; }
   int64_t v_block_bytes() const { return v_block_bytes_; }
-  // Of its scales for keys, and as many for values; 0 if the page has none.
+  // Bytes of that head's scales for keys, and as many for values; 0 if the page
+  // has none.
   int64_t scale_block_bytes() const { return scale_block_bytes_; }
-  // Of all four.
+  // Bytes of one head within one page: keys, values and both scale blocks.
   int64_t head_bytes() const {
     return k_block_bytes_ + v_block_bytes_ + 2 * scale_block_bytes_;
   }
-  // Of one page, all heads.
+  // Bytes of one page, all heads.
   int64_t page_bytes() const { return kv_heads_ * head_bytes(); }
 
   friend bool operator==(const KvLayout& a, const KvLayout& b) {

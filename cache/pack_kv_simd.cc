@@ -1,4 +1,4 @@
-#include "cache/pack_kv_kernels.h"
+#include "quern/cache/pack_kv_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cache/pack_kv_simd.cc"

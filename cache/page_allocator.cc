@@ -1,4 +1,4 @@
-#include "cache/page_allocator.h"
+#include "quern/cache/page_allocator.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/check.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/check.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

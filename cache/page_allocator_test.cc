@@ -1,4 +1,4 @@
-#include "cache/page_allocator.h"
+#include "quern/cache/page_allocator.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/no_alloc.h"
+#include "quern/testing/data.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache/page_table.h"
+#include "quern/cache/page_table.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

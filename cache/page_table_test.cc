@@ -1,4 +1,4 @@
-#include "cache/page_table.h"
+#include "quern/cache/page_table.h"
 
 #include <cstdint>
 #include <limits>
@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/no_alloc.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache/write_kv.h"
+#include "quern/cache/write_kv.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,19 +10,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cache/distinct.h"
-#include "cache/head_rows.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
-#include "cache/write_kv_division.h"
-#include "cache/write_kv_kernels.h"
-#include "core/check_args.h"
-#include "core/cpu_info.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/cache/distinct.h"
+#include "quern/cache/head_rows.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/cache/write_kv_division.h"
+#include "quern/cache/write_kv_kernels.h"
+#include "quern/core/check_args.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/prefetch.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {
@@ -38,16 +40,6 @@ constexpr int64_t kChunk = 256;
 float MostOf(DType dtype) {
   if (dtype == DType::kI8) return 127.0f;
   return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
-}
-
-// Into L2: what is being packed stays in L1. (Zen 4, 2026: the rows of a head
-// are too far apart for the hardware to follow 16 of them.)
-void Prefetch(const uint8_t* row, int64_t bytes) {
-#if defined(__GNUC__) || defined(__clang__)
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-#else
-  (void)row, (void)bytes;
-#endif
 }
 
 // A row of these is stored with this scale; see the header.
@@ -197,7 +189,11 @@ class Writer {
         sources[i] = rows[i] + d * input;
         next[i] = rotated ? static_cast<const void*>(turned + i * kChunk)
                           : ahead[i] + d * input;
-        if (rotated || copied) Prefetch(ahead[i] + d * input, count * input);
+        // Into L2: what is being packed stays in L1. The rows of a head are
+        // too far apart for the hardware to follow 16 of them (Zen 4, 2026).
+        if (rotated || copied) {
+          PrefetchL2(ahead[i] + d * input, static_cast<size_t>(count * input));
+        }
         if (!rotated) continue;
         float* row = turned + i * kChunk;
         Rotate(run.token + i, rows[i], d, count, row);
@@ -314,7 +310,7 @@ class Writer {
     }
     const auto cell = static_cast<size_t>(element_);
     for (int64_t i = 0; i < count;) {
-      // Of the pair that this row is in; odd rows begin one element later.
+      // The pair that this row is in; odd rows begin one element later.
       uint8_t* pair = to + ((offset + i) / 2 - offset / 2) * 2 * row;
       if (offset % 2 != 0) pair -= element_;
       if ((offset + i) % 2 == 0 && i + 1 < count) {
@@ -339,10 +335,10 @@ class Writer {
 };
 
 // The bytes of a call from which on it streams.
-int64_t StreamAboveBytes(WriteKvStores stores) {
-  if (stores == WriteKvStores::kStream) return -1;
-  return stores == WriteKvStores::kCached ? std::numeric_limits<int64_t>::max()
-                                          : LastLevelBytes() / 2;
+int64_t StreamAboveBytes(Stores stores) {
+  if (stores == Stores::kStream) return -1;
+  return stores == Stores::kCached ? std::numeric_limits<int64_t>::max()
+                                   : LastLevelBytes() / 2;
 }
 
 absl::Status CheckSlots(absl::Span<const int64_t> slots, int64_t end) {

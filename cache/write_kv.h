@@ -49,33 +49,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/pack_kv_kernels.h"
-#include "cache/write_kv_kernels.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/pack_kv_kernels.h"
+#include "quern/cache/write_kv_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 
 enum class KvRotation : uint8_t { kNone, kHalves, kPairs };
-
-// Whether stores of whole groups go through the caches. Streaming ones spare
-// the read of what is overwritten, and leave keys and values in memory only.
-enum class WriteKvStores : uint8_t {
-  kAuto,    // kStream if what is read and written exceeds half the last-level
-            // cache
-  kCached,  // attention reads them at once
-  kStream,
-};
 
 struct WriteKvSpec {
   KvLayout kv;                // of the cache
   DType input = DType::kF32;  // of k and v: kF32, kBF16 or kF16
   KvRotation rotation = KvRotation::kNone;
   int64_t rot_dim = 0;  // with a rotation: even, 2 <= rot_dim <= head_dim
-  WriteKvStores stores = WriteKvStores::kAuto;
+  // kAuto streams whole groups of tokens if what is read and written exceeds
+  // half the last-level cache; attention reads them soon.
+  Stores stores = Stores::kAuto;
 };
 
 // tokens: the new ones of all sequences of a step, one sequence after the

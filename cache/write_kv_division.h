@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cache/kv_layout.h"
-#include "core/math_util.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "cache/write_kv_division.h"
+#include "quern/cache/write_kv_division.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +51,7 @@ TEST(WriteKvDivisionTest, HasTasksForAllWorkersWhereTheyAreWorthTheirStart) {
   EXPECT_EQ(Tasks(32, 8, 256, 16), 16);
   EXPECT_EQ(Tasks(32, 8, 256, 2), 8);
   EXPECT_EQ(Tasks(32, 32, 256, 64), 64);
-  // Of one head, tokens.
+  // One head is divided by tokens.
   EXPECT_EQ(Tasks(32, 1, 1088, 64), 8);
   // Prefill, as before: tokens alone.
   EXPECT_EQ(Tasks(4096, 8, 256, 2), 16);

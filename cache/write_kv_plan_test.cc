@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/write_kv.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/no_alloc.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "cache/write_kv_kernels.h"
+#include "quern/cache/write_kv_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cache/write_kv_simd.cc"
@@ -6,8 +6,9 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After foreach_target.
-#include "quant/convert-inl.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/prefetch.h"
+#include "quern/quant/convert-inl.h"
+#include "quern/quant/scalar_convert.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -37,16 +38,6 @@ HWY_INLINE hn::Vec<D8> ScaledCodes(hn::Vec<DF> v) {
   }
 }
 
-// One at a time, between the vectors: many at once wait for one another, and
-// what comes after waits for them.
-HWY_INLINE void PrefetchToL2(const void* p) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
-}
-
 // The last elements of a row go through whole vectors on the stack: their loop
 // is the same one, which is compiled once.
 template <typename From, typename To>
@@ -66,7 +57,9 @@ HWY_INLINE void EncodeRow(const From* HWY_RESTRICT from, const From* ahead,
     To* target = to;
     for (size_t n = whole;; n = lanes) {
       for (size_t i = 0; i < n; i += lanes) {
-        PrefetchToL2(ahead + i);
+        // One at a time, between the vectors: many at once wait for one
+        // another, and what comes after waits for them.
+        PrefetchL2(ahead + i);
         const auto v = LoadF32(df, source + i);
         if constexpr (sizeof(To) == 1) {
           const hn::Rebind<uint8_t, DF> d8;

@@ -1,4 +1,4 @@
-#include "cache/write_kv.h"
+#include "quern/cache/write_kv.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,16 +7,17 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "cache/kv_layout.h"
-#include "cache/write_kv_testutil.h"
-#include "core/dtype.h"
-#include "core/executor.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/workers.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/write_kv_testutil.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -215,7 +216,7 @@ TEST_P(WriteKvTest, RotatesKeys) {
 // Streaming stores need aligned blocks: of 36 and 80 elements, some are not.
 TEST_P(WriteKvTest, StreamsTheSameBits) {
   WriteKvCase c;
-  c.stores = WriteKvStores::kStream;
+  c.stores = Stores::kStream;
   for (const int64_t dim : {5, 36, 64, 80, 128}) {
     c.head_dim = dim;
     c.v_head_dim = dim + 4;

@@ -17,17 +17,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/write_kv.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 
@@ -41,7 +42,7 @@ struct WriteKvCase {
   KvScaling scaling = KvScaling::kNone;
   KvRotation rotation = KvRotation::kNone;
   int64_t rot_dim = 0;
-  WriteKvStores stores = WriteKvStores::kAuto;
+  Stores stores = Stores::kAuto;
   std::vector<int64_t> slots;
 };
 

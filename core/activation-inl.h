@@ -20,8 +20,8 @@
 #endif
 // clang-format on
 
-#include "core/exp-inl.h"
 #include "hwy/highway.h"
+#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

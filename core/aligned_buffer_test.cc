@@ -1,4 +1,4 @@
-#include "core/aligned_buffer.h"
+#include "quern/core/aligned_buffer.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,12 +1,12 @@
-#include "core/check_args.h"
+#include "quern/core/check_args.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

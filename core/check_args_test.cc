@@ -1,4 +1,4 @@
-#include "core/check_args.h"
+#include "quern/core/check_args.h"
 
 #include <cstdint>
 #include <limits>
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

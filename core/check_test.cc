@@ -1,4 +1,4 @@
-#include "core/check.h"
+#include "quern/core/check.h"
 
 #include "gtest/gtest.h"
 

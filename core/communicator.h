@@ -21,9 +21,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/check.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "core/cpu_info.h"
+#include "quern/core/cpu_info.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -20,8 +20,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "core/math_util.h"
-#include "hwy/highway.h"
+#include "hwy/targets.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/cpu_info.h"
+#include "quern/core/cpu_info.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "hwy/highway.h"
+#include "hwy/targets.h"
 
 namespace quern {
 namespace {

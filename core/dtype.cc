@@ -1,4 +1,4 @@
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 #include <cstddef>
 

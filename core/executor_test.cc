@@ -1,6 +1,6 @@
 // The contract of Executor, over every implementation in core/.
 
-#include "core/executor.h"
+#include "quern/core/executor.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/cpu_info.h"
-#include "core/hwy_executor.h"
 #include "gtest/gtest.h"
-#include "testing/no_alloc.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

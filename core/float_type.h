@@ -1,7 +1,7 @@
 #ifndef QUERN_CORE_FLOAT_TYPE_H_
 #define QUERN_CORE_FLOAT_TYPE_H_
 
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

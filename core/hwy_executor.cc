@@ -1,4 +1,4 @@
-#include "core/hwy_executor.h"
+#include "quern/core/hwy_executor.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,9 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/cpu_info.h"
-#include "core/status_macros.h"
 #include "hwy/contrib/thread_pool/thread_pool.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

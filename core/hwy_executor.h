@@ -15,7 +15,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "core/executor.h"
+#include "quern/core/executor.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "core/math_util.h"
+#include "quern/core/math_util.h"
 
 #include <cstdint>
 #include <limits>

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
-#include "core/math_util.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 

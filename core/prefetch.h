@@ -1,6 +1,8 @@
 #ifndef QUERN_CORE_PREFETCH_H_
 #define QUERN_CORE_PREFETCH_H_
 
+#include <cstddef>
+
 #include "hwy/base.h"
 #include "hwy/cache_control.h"
 
@@ -15,6 +17,13 @@ HWY_INLINE void PrefetchL2(const void* p) {
 #else
   hwy::Prefetch(static_cast<const char*>(p));
 #endif
+}
+
+// Asks for all cache lines of the `bytes` from `p` on.
+HWY_INLINE void PrefetchL2(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) {
+    PrefetchL2(static_cast<const char*>(p) + i);
+  }
 }
 
 }  // namespace quern

@@ -20,8 +20,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/check.h"
-#include "core/dtype.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
 
 #define QUERN_RETURN_IF_ERROR(expr)                                 \
   do {                                                              \

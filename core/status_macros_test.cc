@@ -1,4 +1,4 @@
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 #include <memory>
 #include <string>
@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/check.h"
-#include "core/dtype.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

@@ -1,12 +1,12 @@
-#include "core/tensor_view.h"
+#include "quern/core/tensor_view.h"
 
 #include <array>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

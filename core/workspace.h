@@ -21,9 +21,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/math_util.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 

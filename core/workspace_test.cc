@@ -1,12 +1,12 @@
-#include "core/workspace.h"
+#include "quern/core/workspace.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
 
-#include "core/aligned_buffer.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 
 namespace quern {
 namespace {

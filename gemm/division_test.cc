@@ -1,4 +1,4 @@
-#include "gemm/division.h"
+#include "quern/gemm/division.h"
 
 #include <cstdint>
 

@@ -1,13 +1,13 @@
-#include "gemm/epilogue.h"
+#include "quern/gemm/epilogue.h"
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 
@@ -50,22 +50,6 @@ absl::Status CheckResidual(absl::string_view op, const AnyTensorView& residual,
   QUERN_RETURN_IF_ERROR(CheckInput(op, "residual", residual, c.dtype(),
                                    {c.extent(0), c.extent(1)}));
   return CheckInPlaceOrApart(op, "residual", residual, "c", c);
-}
-
-absl::Status CheckNoActivation(absl::string_view op,
-                               LinearActivation activation) {
-  if (activation == LinearActivation::kNone) return absl::OkStatus();
-  return Unimplemented(op, "activation is ", LinearActivationName(activation),
-                       "; oneDNN's implementation has none, take kPacked or "
-                       "kAuto");
-}
-
-absl::Status CheckNoResidual(absl::string_view op,
-                             const AnyTensorView& residual) {
-  if (residual.rank() == 0) return absl::OkStatus();
-  return Unimplemented(op,
-                       "residual is given; oneDNN's implementation adds "
-                       "none, take kPacked or kAuto");
 }
 
 }  // namespace quern

@@ -25,15 +25,14 @@
 // that element NaN; -infinity gives -0 after an activation, the limit.
 //
 // residual may be c itself, element by element: then the layer adds to c.
-// Otherwise it does not overlap c. oneDNN's implementations have no epilogue:
-// the front doors refuse one there with Unimplemented.
+// Otherwise it does not overlap c.
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 
@@ -67,12 +66,6 @@ absl::Status CheckActivation(absl::string_view op, LinearActivation activation,
 // apart from it. `c` has been checked.
 absl::Status CheckResidual(absl::string_view op, const AnyTensorView& residual,
                            const AnyTensorView& c);
-
-// Unimplemented where oneDNN would have to do either.
-absl::Status CheckNoActivation(absl::string_view op,
-                               LinearActivation activation);
-absl::Status CheckNoResidual(absl::string_view op,
-                             const AnyTensorView& residual);
 
 }  // namespace quern
 

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/epilogue.h"
 
 namespace quern {
 
@@ -23,7 +23,8 @@ struct EpilogueKernels {
                 size_t n);
 };
 
-// Of the best instruction set that this CPU supports. c: f32, bf16 or f16.
+// Kernels of the best instruction set that this CPU supports. c: f32, bf16 or
+// f16.
 EpilogueKernels GetEpilogueKernels(LinearActivation activation, DType c);
 
 // From row to row of a matrix. The stride of a single row means nothing.
@@ -36,19 +37,6 @@ inline int64_t RowBytes(const AnyTensorView& x) {
 // Matrices of weights: gate and up, or all.
 inline int64_t PartsOf(LinearActivation activation) {
   return IsGated(activation) ? 2 : 1;
-}
-
-// Of `w`, the `count` rows or columns that are number `part`.
-inline AnyTensorView PartOf(const AnyTensorView& w, int dimension, int64_t part,
-                            int64_t count) {
-  AnyTensorView::Dims extents = {w.extent(0), w.extent(1)};
-  extents[static_cast<size_t>(dimension)] = count;
-  const int64_t elements = part == 0 ? 0 : part * count * w.stride(dimension);
-  return AnyTensorView(w.dtype(),
-                       static_cast<const void*>(
-                           static_cast<const uint8_t*>(w.data()) +
-                           elements * static_cast<int64_t>(SizeOf(w.dtype()))),
-                       2, extents, {w.stride(0), w.stride(1)});
 }
 
 // A block of c and of what is added to it.
@@ -81,7 +69,7 @@ inline EpilogueRows RowsOfC(int64_t rows, int64_t cols, int64_t row,
 template <typename FinishF32>
 void ApplyEpilogue(const EpilogueKernels& kernels, int64_t parts,
                    const EpilogueRows& block, const FinishF32& finish) {
-  // Of a row at a time, so that they stay in L1.
+  // So many columns of a row at a time, so that they stay in L1.
   constexpr int64_t kCols = 128;
   alignas(64) float v[kCols] = {};
   alignas(64) float up[kCols] = {};

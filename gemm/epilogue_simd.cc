@@ -1,9 +1,9 @@
 #include <cstddef>
 
-#include "core/dtype.h"
-#include "core/float_type.h"
-#include "gemm/epilogue.h"
-#include "gemm/epilogue_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/float_type.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/epilogue_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
@@ -12,8 +12,8 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "core/activation-inl.h"
-#include "quant/convert-inl.h"
+#include "quern/core/activation-inl.h"
+#include "quern/quant/convert-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();

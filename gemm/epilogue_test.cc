@@ -1,31 +1,30 @@
-// gemm/epilogue.h, through the packed plans.
+// gemm/epilogue.h, on weights of every format.
 
-#include "gemm/epilogue.h"
+#include "quern/gemm/epilogue.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "gemm/epilogue_testutil.h"
-#include "gemm/packed_plan_testutil.h"
-#include "gemm/packed_scaled_linear.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
-#include "quant/int8_quantize.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_gemm.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/int8_quantize.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/reference_activation.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -34,16 +33,52 @@ using BF = BFloat16;
 using F16 = Float16;
 using Act = LinearActivation;
 
+constexpr double kUnit = 1.0 / (1 << 24);
+const double kDenormal = 140 * std::ldexp(1.0, -149);
+
 constexpr Act kActs[] = {
     Act::kNone,       Act::kSilu,       Act::kGelu,          Act::kGeluTanh,
     Act::kSiluAndMul, Act::kGeluAndMul, Act::kGeluTanhAndMul};
 
+double GeluTanhArgument(double v) {
+  return 2 * std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
+}
+
+double Activated(Act act, double v) {
+  if (act == Act::kNone) return v;
+  if (v == -std::numeric_limits<double>::infinity()) return -0.0;
+  switch (act) {
+    case Act::kSilu:
+    case Act::kSiluAndMul:
+      return ReferenceSilu(v);
+    case Act::kGelu:
+    case Act::kGeluAndMul:
+      return ReferenceGelu(v);
+    default:
+      // ReferenceGeluTanh cancels where v is far below zero.
+      return v / (1 + std::exp(-GeluTanhArgument(v)));
+  }
+}
+
+// The relative bound that the header promises for act(v).
+double BoundOf(Act act, double v) {
+  switch (act) {
+    case Act::kNone:
+      return 0;
+    case Act::kSilu:
+    case Act::kSiluAndMul:
+      return 10 * kUnit;
+    case Act::kGelu:
+    case Act::kGeluAndMul:
+      return (16 + std::min(v * v / 2, 110.0)) * kUnit;
+    default:
+      return (10 + 4 * std::min(std::abs(GeluTanhArgument(v)), 110.0)) * kUnit;
+  }
+}
+
 Shape ShapeOf(int64_t m, int64_t n, int64_t k, Act act,
               Residual residual = Residual::kNone, int64_t padding = 0) {
-  Shape s{m, n, k, padding, padding};
-  s.act = act;
-  s.residual = residual;
-  return s;
+  return {m, n, k, padding, padding, true, WeightLayout::kNK, act, residual};
 }
 
 // c in double, from the results of the layer.
@@ -62,13 +97,15 @@ std::vector<double> Reference(const Shape& s, const std::vector<double>& v,
   return c;
 }
 
-template <typename T>
-std::vector<T> ResidualOf(Rng& rng, const Shape& s) {
-  return SmallIntegers<T>(
-      rng, s.residual == Residual::kNone ? 0 : s.m * s.cols(), -99, 99);
+template <typename A, typename C>
+LinearSpec SpecFor(const Shape& s) {
+  LinearSpec spec = SpecOf<A, C>(s.act);
+  spec.residual = true;
+  if (spec.a == DType::kI8) spec.zero_points = Int8ZeroPoint::kUsed;
+  return spec;
 }
 
-class EpilogueTest : public PackedPlanTest {
+class EpilogueTest : public LinearTest {
  protected:
   // Bias so far from zero that each activation is v or, in every third column,
   // 0, exactly; the reference is rounded once.
@@ -81,80 +118,65 @@ class EpilogueTest : public PackedPlanTest {
     }
     return bias;
   }
-  static std::vector<double> Decided(const Shape& s, std::vector<double> v) {
+
+  // a is integers; as int8 it has scales and zero points for its rows.
+  template <typename A, typename C>
+  void ExpectExactFrom(FormatCase f, const Shape& s,
+                       const std::vector<Executor*>& executors) {
+    SCOPED_TRACE(testing::Message()
+                 << DTypeName(DTypeOf<A>) << " by " << f << " to "
+                 << DTypeName(DTypeOf<C>) << " " << s);
+    TestRng rng;
+    const int64_t most = s.k > 200 ? 1 : 2;
+    KnownWeights w = ExactWeights(rng, f, s, most, most == 1 ? 0 : 1);
+    w.bias = DecidedBias(rng, s, s.k * most * most);
+    auto a = SmallIntegers<A>(rng, s.m * s.k, -most, most);
+    RowTerms rows;
+    std::vector<double> exact_a = ToDoubles(a);
+    if constexpr (std::is_same_v<A, int8_t>) {
+      for (int64_t r = 0; r < s.m; ++r) {
+        rows.scales.push_back(rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
+        rows.zero_points.push_back(static_cast<int32_t>(rng.Integer(-9, 9)));
+      }
+      for (size_t i = 0; i < a.size(); ++i) {
+        const size_t row = i / static_cast<size_t>(s.k);
+        a[i] = static_cast<int8_t>(a[i] + rows.zero_points[row]);
+      }
+      exact_a = Dequantised(a, rows);
+    }
+    const auto residual = SmallIntegers<C>(
+        rng, s.residual == Residual::kNone ? 0 : s.m * s.cols(), -99, 99);
+    auto v = w.Product(s.m, exact_a);
     for (int64_t i = 0; s.act != Act::kNone && i < s.m * s.n; ++i) {
       double& x = v[static_cast<size_t>(i)];
       if (i % s.n < s.cols() && x < 0) x = 0;
     }
-    return v;
+    // Large gates are their own activation, in double as in f32.
+    Shape decided = s;
+    if (!IsGated(s.act)) decided.act = Act::kNone;
+    const auto want = RoundedTo<C>(Reference(decided, v, ToDoubles(residual)));
+    const auto plan = Plan(SpecFor<A, C>(s), w);
+    for (Executor* executor : executors) {
+      EXPECT_TRUE(AllEqual(
+          RunLinear<A, C>(plan, s, a, *executor, rows, residual), want))
+          << executor->num_workers() << " workers";
+    }
   }
-  template <typename A, typename B, typename C>
-  void ExpectExact(const Shape& s, Executor& executor) {
-    SCOPED_TRACE(testing::Message() << DTypeName(DTypeOf<C>) << " " << s);
-    TestRng rng;
-    const int64_t most = s.k > 200 ? 1 : 2;
-    const auto a = SmallIntegers<A>(rng, s.m * s.k, -most, most);
-    const auto w = SmallIntegers<B>(rng, s.n * s.k, -most, most);
-    const auto bias = DecidedBias(rng, s, s.k * most * most);
-    const auto residual = ResidualOf<C>(rng, s);
-    const auto plan = Plan<A, B, C>(s, w, bias);
-    auto v = ReferenceProduct(s, ToDoubles(a), ToDoubles(w));
-    for (size_t i = 0; i < v.size(); ++i) {
-      v[i] += ToDouble(bias[i % static_cast<size_t>(s.n)]);
+  template <typename A, typename C>
+  void ExpectExact(FormatCase f, Shape s,
+                   const std::vector<Executor*>& executors) {
+    if (f.format == WeightFormat::kI8Group) s.k = RoundUp(s.k, 32);
+    if (f.format > WeightFormat::kI8Channel) s.layout = WeightLayout::kNK;
+    if (f.format == WeightFormat::kI8Channel) {
+      ExpectExactFrom<int8_t, C>(f, s, executors);
+    } else {
+      ExpectExactFrom<A, C>(f, s, executors);
     }
-    auto want_shape = s;
-    want_shape.act = IsGated(s.act) ? s.act : Act::kNone;
-    // Large positive gates are their own activation, in double as in f32.
-    const auto want = Reference(want_shape, Decided(s, v), ToDoubles(residual));
-    EXPECT_TRUE(
-        AllEqual(Run(plan, s, a, executor, {}, residual), RoundedTo<C>(want)));
-  }
-
-  void ExpectScaledExact(const Shape& s, Executor& executor) {
-    SCOPED_TRACE(testing::Message() << "int8 " << s);
-    TestRng rng;
-    const int64_t most = s.k > 200 ? 1 : 2;
-    auto a = SmallIntegers<int8_t>(rng, s.m * s.k, -most, most);
-    const auto w = SmallIntegers<int8_t>(rng, s.n * s.k, -most, most);
-    std::vector<float> scales;
-    RowTerms rows;
-    for (int64_t j = 0; j < s.n; ++j) {
-      scales.push_back(most == 1 || rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
-    }
-    for (int64_t r = 0; r < s.m; ++r) {
-      rows.scales.push_back(rng.Integer(0, 1) == 0 ? 1.0f : 0.5f);
-      rows.zero_points.push_back(static_cast<int32_t>(rng.Integer(-9, 9)));
-    }
-    const auto bias = DecidedBias(rng, s, s.k * most * most);
-    const auto residual = ResidualOf<BF>(rng, s);
-    PackedScaledLinearSpec spec;
-    spec.n = s.n;
-    spec.k = s.k;
-    spec.a = DType::kI8;
-    spec.order = s.order;
-    spec.activation = s.act;
-    spec.zero_points = Int8ZeroPoint::kUsed;
-    const auto plan = ScaledPlan(spec, w, scales, bias, s.padding);
-    auto v = ReferenceProduct(s, ToDoubles(a), ToDoubles(w));
-    for (size_t i = 0; i < v.size(); ++i) {
-      const size_t j = i % static_cast<size_t>(s.n);
-      v[i] = v[i] * double{rows.scales[i / static_cast<size_t>(s.n)]} *
-                 double{scales[j]} +
-             double{bias[j]};
-    }
-    for (size_t i = 0; i < a.size(); ++i) {
-      a[i] = static_cast<int8_t>(
-          a[i] + rows.zero_points[i / static_cast<size_t>(s.k)]);
-    }
-    auto want_shape = s;
-    want_shape.act = IsGated(s.act) ? s.act : Act::kNone;
-    const auto want = Reference(want_shape, Decided(s, v), ToDoubles(residual));
-    EXPECT_TRUE(AllEqual(Run(plan, s, a, executor, rows, residual),
-                         RoundedTo<BF>(want)));
   }
 
   // Calls fn at every remainder of panels, lines and tiles.
-  void ForEachShape(const std::function<void(const Shape&)>& fn) {
+  template <typename F>
+  void ForEachShape(const F& fn) {
     int64_t i = 0;
     for (const int64_t columns : {1, 15, 16, 17, 33, 130}) {
       for (const int64_t k : {1, 33, 67}) {
@@ -165,7 +187,7 @@ class EpilogueTest : public PackedPlanTest {
           if (IsGated(s.act)) s.n = 2 * columns;
           s.residual = static_cast<Residual>(i % 3);
           s.padding = s.shift = i % 4;
-          s.order = i % 5 == 0 ? WeightOrder::kKN : WeightOrder::kNK;
+          s.layout = i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK;
           fn(s);
           if (HasFailure()) return;
         }
@@ -173,38 +195,39 @@ class EpilogueTest : public PackedPlanTest {
     }
   }
 
-  template <typename A, typename B, typename C>
-  void ExpectRealsWithinBound() {
+  template <typename A, typename C>
+  void ExpectRealsWithinBound(FormatCase f) {
     TestRng rng;
     ManyWorkers executor(2);
     for (const Act act : kActs) {
-      const Shape s = ShapeOf(9, 70, 300, act, Residual::kApart);
-      SCOPED_TRACE(testing::Message() << DTypeName(DTypeOf<C>) << " " << s);
-      const auto a = UniformReals<A>(rng, s.m * s.k);
-      const auto w = UniformReals<B>(rng, s.n * s.k);
-      const auto bias = UniformReals<float>(rng, s.n);
+      const Shape s = ShapeOf(9, 70, 320, act, Residual::kApart);
+      SCOPED_TRACE(testing::Message()
+                   << f << " to " << DTypeName(DTypeOf<C>) << " " << s);
+      const KnownWeights w = RealWeights(rng, f, s);
+      auto a = UniformReals<A>(rng, s.m * s.k);
+      RowTerms rows;
+      std::vector<double> exact_a = ToDoubles(a);
+      if constexpr (std::is_same_v<A, int8_t>) {
+        a = SmallIntegers<int8_t>(rng, s.m * s.k, -128, 127);
+        rows.scales = UniformReals<float>(rng, s.m, 0.001, 0.01);
+        rows.zero_points = SmallIntegers<int32_t>(rng, s.m, -99, 99);
+        exact_a = Dequantised(a, rows);
+      }
       const auto residual = UniformReals<C>(rng, s.m * s.cols());
-      const auto plan = Plan<A, B, C>(s, w, bias);
-      const auto da = ToDoubles(a), dw = ToDoubles(w), db = ToDoubles(bias);
-      const auto v = ReferenceLinear(s.m, s.n, s.k, da, dw, db);
-      const auto size = ReferenceLinear(s.m, s.n, s.k, Magnitudes(da),
-                                        Magnitudes(dw), Magnitudes(db));
-      const auto want = Reference(s, v, ToDoubles(residual));
+      const auto v = w.Product(s.m, exact_a);
+      const auto sums = w.Bounds(s.m, exact_a);
       const auto bound = [&](double expected, int64_t flat) {
         const auto at =
             static_cast<size_t>(flat / s.cols() * s.n + flat % s.cols());
-        // k + 1 sums, each off by at most 2 units of the magnitude.
-        const double sums = 2 * kUnit * static_cast<double>(s.k + 1);
         // No activation is steeper than 1.13.
         double error =
-            1.13 * sums * size[at] +
+            1.13 * sums[at] +
             1.01 * BoundOf(act, v[at]) * std::abs(Activated(act, v[at])) +
             kDenormal;
         double value = std::abs(Activated(act, v[at]));
         if (IsGated(act)) {
           const size_t up = at + static_cast<size_t>(s.cols());
-          const double up_error = sums * size[up];
-          error = error * (std::abs(v[up]) + up_error) + up_error * value;
+          error = error * (std::abs(v[up]) + sums[up]) + sums[up] * value;
           value *= std::abs(v[up]);
         }
         // The product, the sum with residual, and c.
@@ -212,31 +235,54 @@ class EpilogueTest : public PackedPlanTest {
         error += kUnit * (std::abs(expected) + error);
         return error + RoundingBound<C>(std::abs(expected) + error);
       };
+      const auto plan = Plan(SpecFor<A, C>(s), w);
       EXPECT_TRUE(
-          AllWithin(Run(plan, s, a, executor, {}, residual), want, bound));
+          AllWithin(RunLinear<A, C>(plan, s, a, executor, rows, residual),
+                    Reference(s, v, ToDoubles(residual)), bound));
+    }
+  }
+
+  // act(v) is as accurate as the header promises: k = 1, a = 1, weights v.
+  void ExpectAccurate(Act act, const std::vector<float>& v) {
+    SCOPED_TRACE(testing::Message() << LinearActivationName(act));
+    std::vector<double> want;
+    for (const float x : v) want.push_back(Activated(act, double{x}));
+    const Shape s = ShapeOf(1, static_cast<int64_t>(v.size()), 1, act);
+    KnownWeights w = EmptyWeights(WeightFormat::kF32, s);
+    w.codes = ToDoubles(v);
+    const auto plan = Plan(SpecOf<float, float>(act), w);
+    const auto got =
+        ToDoubles(RunLinear<float, float>(plan, s, {1.0f}, inline_));
+    EXPECT_TRUE(AllWithin(got, want, [&](double value, int64_t flat) {
+      if (!std::isfinite(value)) return 0.0;
+      const double bound = BoundOf(act, double{v[static_cast<size_t>(flat)]});
+      return std::min(1.0, bound) * std::abs(value) + kDenormal;
+    }));
+    for (size_t i = 0; i < v.size(); ++i) {
+      if (std::isnan(got[i]) || v[i] == 0) continue;
+      ASSERT_EQ(std::signbit(got[i]), std::signbit(v[i])) << v[i];
     }
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(EpilogueTest);
 
-TEST_P(EpilogueTest, IsExactAtEveryRemainderOfBF16) {
-  ForEachShape([&](const Shape& s) { ExpectExact<BF, BF, float>(s, inline_); });
-}
-TEST_P(EpilogueTest, IsExactAtEveryRemainderOfF32) {
-  ForEachShape(
-      [&](const Shape& s) { ExpectExact<float, float, float>(s, inline_); });
-}
-TEST_P(EpilogueTest, IsExactAtEveryRemainderOfInt8) {
-  ForEachShape([&](const Shape& s) { ExpectScaledExact(s, inline_); });
+TEST_P(EpilogueTest, IsExactAtEveryRemainder) {
+  for (const FormatCase& f : kEveryFormat) {
+    ForEachShape(
+        [&](const Shape& s) { ExpectExact<BF, float>(f, s, {&inline_}); });
+  }
 }
 
 TEST_P(EpilogueTest, RoundsOnceToEachOutputType) {
-  for (const Act act : kActs) {
-    for (const auto residual :
-         {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
-      const Shape s = ShapeOf(7, 70, 10, act, residual, 3);
-      ExpectExact<BF, BF, BF>(s, inline_);
-      ExpectExact<F16, F16, F16>(s, inline_);
+  for (const FormatCase& f : kEveryFormat) {
+    for (const Act act : kActs) {
+      for (const auto residual :
+           {Residual::kNone, Residual::kApart, Residual::kInPlace}) {
+        const Shape s = ShapeOf(7, 70, 10, act, residual, 3);
+        ExpectExact<BF, BF>(f, s, {&inline_});
+        ExpectExact<F16, F16>(f, s, {&inline_});
+        ExpectExact<float, float>(f, s, {&inline_});
+      }
     }
   }
 }
@@ -244,93 +290,111 @@ TEST_P(EpilogueTest, RoundsOnceToEachOutputType) {
 // One panel, whose k must be divided, to more tasks than workers; several
 // blocks of rows.
 TEST_P(EpilogueTest, IsExactHoweverItIsDivided) {
-  for (const int workers : {2, 5, 64}) {
-    ManyWorkers executor(workers);
+  ManyWorkers two(2), five(5), many(64);
+  const std::vector<Executor*> executors = {&two, &five, &many};
+  for (const FormatCase& f : kEveryFormat) {
+    if (f.format == WeightFormat::kF16) continue;
+    const int64_t k = f.format == WeightFormat::kBF16 ? 2100 : 1100;
     for (const int64_t n : {6, 32, 100, 300}) {
       for (const int64_t m : {1, 16, 40}) {
-        ExpectExact<BF, BF, float>(ShapeOf(m, n, 2100, Act::kSiluAndMul),
-                                   executor);
-        ExpectScaledExact(ShapeOf(m, n, 1100, Act::kSiluAndMul), executor);
-        ExpectExact<BF, BF, float>(
-            ShapeOf(m, n, 2100, Act::kGelu, Residual::kInPlace, 1), executor);
+        ExpectExact<BF, float>(f, ShapeOf(m, n, k, Act::kSiluAndMul),
+                               executors);
       }
     }
+    ExpectExact<BF, float>(
+        f, ShapeOf(16, 100, k, Act::kGelu, Residual::kInPlace, 1), executors);
     for (const int64_t m : {257, 513}) {
-      ExpectExact<BF, BF, BF>(
-          ShapeOf(m, 72, 40, Act::kSiluAndMul, Residual::kApart, 3), executor);
-      ExpectScaledExact(ShapeOf(m, 72, 40, Act::kNone, Residual::kInPlace),
-                        executor);
+      ExpectExact<BF, BF>(
+          f, ShapeOf(m, 72, 40, Act::kSiluAndMul, Residual::kApart, 3),
+          executors);
+      ExpectExact<BF, BF>(f, ShapeOf(m, 72, 40, Act::kNone, Residual::kInPlace),
+                          executors);
     }
   }
 }
 
 TEST_P(EpilogueTest, RealsStayWithinTheDerivedBound) {
-  ExpectRealsWithinBound<float, float, float>();
-  ExpectRealsWithinBound<BF, BF, BF>();
-  ExpectRealsWithinBound<F16, F16, F16>();
+  for (const FormatCase& f : kEveryFormat) {
+    if (f.format == WeightFormat::kI8Channel) {
+      ExpectRealsWithinBound<int8_t, float>(f);
+      ExpectRealsWithinBound<int8_t, BF>(f);
+    } else {
+      ExpectRealsWithinBound<float, float>(f);
+      ExpectRealsWithinBound<BF, BF>(f);
+      ExpectRealsWithinBound<F16, F16>(f);
+    }
+  }
 }
 
-// Neither threads, nor the rows beside it, nor where residual lies.
 TEST_P(EpilogueTest, ARowHasTheSameBitsAloneAndInABatch) {
   TestRng rng;
-  Shape s = ShapeOf(37, 166, 1700, Act::kSiluAndMul, Residual::kApart);
-  const auto w = UniformReals<BF>(rng, s.n * s.k);
-  const auto a = UniformReals<BF>(rng, s.m * s.k);
-  const auto residual = UniformReals<float>(rng, s.m * s.cols());
-  const auto plan = Plan<BF, BF, float>(s, w, {});
-  const auto batch = Run(plan, s, a, inline_, {}, residual);
-  for (const int workers : {2, 64}) {
-    ManyWorkers executor(workers);
-    s.residual = Residual::kInPlace;
-    EXPECT_TRUE(AllBitsEqual(Run(plan, s, a, executor, {}, residual), batch))
-        << workers << " workers";
-    for (const int64_t first : {0, 5, 36}) {
-      Shape one = s;
-      one.m = 1;
-      one.padding = 3;
-      const std::vector<BF> row(a.begin() + first * s.k,
-                                a.begin() + (first + 1) * s.k);
-      const auto begin = first * s.cols(), end = begin + s.cols();
-      const std::vector<float> want(batch.begin() + begin, batch.begin() + end);
-      const std::vector<float> added(residual.begin() + begin,
-                                     residual.begin() + end);
-      EXPECT_TRUE(AllBitsEqual(Run(plan, one, row, executor, {}, added), want))
-          << "row " << first;
-    }
+  for (const FormatCase& f : kEveryFormat) {
+    SCOPED_TRACE(testing::Message() << f);
+    const Shape s = ShapeOf(37, 166, 1184, Act::kSiluAndMul, Residual::kApart);
+    ExpectRowsAlone<BF>(Plan(SpecFor<BF, float>(s), RealWeights(rng, f, s)), s,
+                        rng);
   }
 }
 
 TEST_P(EpilogueTest, NaNStaysInItsRowAndElement) {
   TestRng rng;
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Act act : kActs) {
-    const Shape s = ShapeOf(5, 70, 33, act, Residual::kApart);
-    const auto w = SmallIntegers<float>(rng, s.n * s.k, 1, 8);
-    auto a = SmallIntegers<float>(rng, s.m * s.k);
-    auto residual = UniformReals<float>(rng, s.m * s.cols());
-    const auto plan = Plan<float, float, float>(s, w, {});
-    const auto clean = Run(plan, s, a, inline_, {}, residual);
-    a[static_cast<size_t>(2 * s.k + 32)] = nan;
-    residual[static_cast<size_t>(3 * s.cols() + 34)] = nan;
-    const auto out = Run(plan, s, a, inline_, {}, residual);
-    for (int64_t i = 0; i < s.m * s.cols(); ++i) {
-      const float value = out[static_cast<size_t>(i)];
-      if (i / s.cols() == 2 || i == 3 * s.cols() + 34) {
-        EXPECT_TRUE(std::isnan(value)) << i;
-      } else {
-        EXPECT_EQ(value, clean[static_cast<size_t>(i)]) << i;
+  for (const FormatCase& f : kEveryFormat) {
+    for (const Act act : kActs) {
+      SCOPED_TRACE(testing::Message() << f << " " << LinearActivationName(act));
+      const Shape s = ShapeOf(5, 70, 64, act, Residual::kApart);
+      auto a = SmallIntegers<float>(rng, s.m * s.k);
+      auto residual = UniformReals<float>(rng, s.m * s.cols());
+      const auto plan = Plan(SpecFor<float, float>(s), RealWeights(rng, f, s));
+      const auto run = [&] {
+        return RunLinear<float, float>(plan, s, a, inline_, {}, residual);
+      };
+      const auto clean = run();
+      a[static_cast<size_t>(2 * s.k + 63)] = nan;
+      residual[static_cast<size_t>(3 * s.cols() + 34)] = nan;
+      const auto out = run();
+      for (int64_t i = 0; i < s.m * s.cols(); ++i) {
+        const float value = out[static_cast<size_t>(i)];
+        if (i / s.cols() == 2 || i == 3 * s.cols() + 34) {
+          EXPECT_TRUE(std::isnan(value)) << i;
+        } else {
+          EXPECT_EQ(value, clean[static_cast<size_t>(i)]) << i;
+        }
       }
     }
   }
 }
 
+// Every bf16: all magnitudes, both infinities, NaN.
+TEST_P(EpilogueTest, ActivationsAreAccurateForEveryMagnitude) {
+  std::vector<float> v;
+  for (uint32_t code = 0; code < 65536; ++code) {
+    v.push_back(FromDouble<float>(ToDouble(FromBits<BF>(code))));
+  }
+  for (const Act act : {Act::kSilu, Act::kGelu, Act::kGeluTanh}) {
+    ExpectAccurate(act, v);
+  }
+}
+
+// The error is of the unrounded f32; a dense sweep finds more than bf16 has.
+TEST_P(EpilogueTest, ActivationsAreAccurateBetweenTheBFloat16s) {
+  std::vector<float> near, far;
+  for (int i = 0; i < 100000; ++i) {
+    near.push_back(-15.0f + static_cast<float>(i) * 0.00021f);
+    far.push_back(-110.0f + static_cast<float>(i) * 0.0013f);
+  }
+  ExpectAccurate(Act::kSilu, far);
+  ExpectAccurate(Act::kGelu, near);
+  ExpectAccurate(Act::kGeluTanh, near);
+}
+
 TEST_P(EpilogueTest, NoRowsAreNoWork) {
-  const auto plan = Plan<BF, BF, float>(ShapeOf(0, 6, 2, Act::kSiluAndMul),
-                                        std::vector<BF>(12, BF{}), {});
-  const MatrixView<const BF> a(nullptr, {0, 2}, {2, 1});
-  const MatrixView<float> c(nullptr, {0, 3}, {3, 1});
-  EXPECT_EQ(plan.CheckArgs(a, c, c), absl::OkStatus());
-  plan.Execute(a, c, c, Workspace(), inline_);
+  TestRng rng;
+  const Shape s = ShapeOf(0, 6, 32, Act::kSiluAndMul);
+  for (const FormatCase& f : kEveryFormat) {
+    ExpectNoRowsAreNoWork<BF, float>(
+        Plan(SpecFor<BF, float>(s), ExactWeights(rng, f, s)));
+  }
 }
 
 }  // namespace

@@ -1,99 +1,194 @@
 #ifndef QUERN_GEMM_LINEAR_H_
 #define QUERN_GEMM_LINEAR_H_
 
-// Linear layers: one plan over two implementations.
+// A linear layer, on weights in any format of gemm/linear_weights.h:
 //
-//   c[m, n] = round_c(bias[n] + sum over k of a[m, k] * b[k, n])
+//   v[m, n] = bias[n] + sum over k of a[m, k] * b[k, n]
+//   c = round_c(v), or what gemm/epilogue.h makes of v and a residual
 //
-// or that with an activation and a residual, gemm/epilogue.h.
-//
-//   packed   our kernels, gemm/packed_linear.h
-//   oneDNN   gemm/onednn/linear.h, which has no epilogue; in programs that link
-//            //gemm/onednn (gemm/linear_backend.h)
-//
-// a, b and c are each f32, bf16 or f16. Both implementations sum in f32 and
-// round once; their sums differ in order, so their bits may. spec.impl decides
-// at Create which one runs; m never does. Explain() names it.
-//
-// A row has the same bits alone and in a batch from the packed kernels, and
-// from oneDNN with AVX-512 and without AMX. oneDNN on AVX2 sums in an order
-// that depends on the number of rows; nobody has looked at AMX.
-//
-//   LinearSpec spec;  spec.n = 4096;  spec.k = 14336;
+//   LinearSpec spec;
 //   QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
-//                          LinearPlan::Create(spec, weights, bias, executor));
-//   LinearScratch scratch;
-//   QUERN_RETURN_IF_ERROR(scratch.Reserve(plan, max_m, executor));
-//   plan.Execute(a, c, scratch, executor);
+//                          LinearPlan::Create(spec, weights, executor));
+//   QUERN_ASSIGN_OR_RETURN(int64_t bytes,
+//                          plan.WorkspaceBytes(max_m, executor.num_workers()));
+//   ...
+//   plan.Execute({a, c}, Workspace(memory), executor);
+//
+// Arithmetic, by the format of the weights:
+//
+//   kF32, kBF16, kF16      a and b are never rounded to a narrower type; sums
+//                          are f32.
+//   kE4M3Block, kI4Group,  a is never rounded and no scale is multiplied into a
+//   kI8Group               weight: codes become bf16, exactly, each group is
+//                          summed in f32, less (zero - 8) times its sum of a,
+//                          and added times its scale. Each sum is off by
+//                          (k + 3 groups + k / 512) * 2^-23 at most of what it
+//                          is of magnitudes |a| * scale * (|code| + |zero|),
+//                          where 4-bit codes and zeros are less 8. With zero
+//                          points an infinity in a makes its row NaN.
+//   kI8Channel             W8A8. a becomes int8 on the way in, by
+//                          quant/int8_quantize.h, or is given as int8:
+//                            dot[m, n] = sum over k of
+//                                (q[m, k] - zero_point[m]) * code[k, n]
+//                            v[m, n] = a_scale[m] * (scale[n] * dot) + bias[n]
+//                          dot is exact; it becomes f32, one rounding, and the
+//                          second product and the sum are fused where the CPU
+//                          can.
+//
+// c is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16 dot
+// product where there is one, which rounds as two fused steps and takes
+// subnormal numbers for zero; all else is widened to f32 in registers and uses
+// its fused multiply-add.
+//
+// The packed kernels give a row the same bits alone and in a batch, for any
+// number of threads: the sum over k is formed in chunks of 512 k (256 k of f32
+// weights; a group ends there, too), each in the order of k, and the chunks are
+// added in order.
+//
+// Implementations, in the order in which they are tried:
+//
+//   packed   our kernels, for every format; in every program
+//   onednn   oneDNN's, for f32, bf16, f16 and int8 weights without an
+//            activation and where the spec allows no residual; in programs that
+//            link //gemm/onednn. The plan then holds a copy of the weights in
+//            oneDNN's form. On AVX2 oneDNN sums in an order that depends on the
+//            number of rows.
+//
+// LinearSpec::kernels, or else QUERN_KERNELS in the environment, is another
+// order: "onednn,packed" tries oneDNN first, "onednn" alone refuses what oneDNN
+// cannot run.
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/linear_backend.h"
-#include "gemm/linear_impl.h"
-#include "gemm/linear_spec.h"
-#include "gemm/packed_linear.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 
+class LinearLayer;
+
+// Whether this program links //gemm/onednn.
+bool OneDnnIsLinked();
+
+struct LinearSpec {
+  DType a = DType::kBF16;  // f32, bf16 or f16; or i8 with kI8Channel
+  DType c = DType::kBF16;  // f32, bf16 or f16
+  // A gated activation needs weights packed with gated = true, and such weights
+  // need a gated activation.
+  LinearActivation activation = LinearActivation::kNone;
+  // Whether Execute may be given a residual.
+  bool residual = false;
+
+  // How a becomes, or became, int8. Only kI8Channel looks at these.
+  Int8Granularity granularity = Int8Granularity::kPerToken;
+  Int8ZeroPoint zero_points = Int8ZeroPoint::kNone;
+  // The scale and the zero point of all rows, where the granularity is per
+  // tensor.
+  float a_scale = 1.0f;
+  int32_t a_zero_point = 0;
+
+  // Names of implementations to try, in this order, with commas between them;
+  // blanks around a name do not count. Empty: as QUERN_KERNELS says, or else
+  // all.
+  std::string kernels = {};
+};
+
+struct LinearArgs {
+  AnyTensorView a;  // [m, k]
+  AnyTensorView c;  // [m, ColumnsOfC(activation, n)]
+  // Added to the result where the spec allows it: of c's dtype and shape, c
+  // itself or memory that does not overlap c. Rank 0 adds nothing.
+  AnyTensorView residual = {};
+  // f32[m] where a is i8 and the granularity is per token, else empty.
+  AnyTensorView a_scales = {};
+  // i32[m] where, besides, zero points are used, else empty.
+  AnyTensorView a_zero_points = {};
+};
+
 class LinearPlan {
  public:
-  // The plan owns the packed weights. Refuses what PackedLinearPlan::Create or
-  // OneDnnLinearPlan::Create refuses. Where spec.impl is kOneDnn, besides,
-  // Unimplemented: an activation; FailedPrecondition: a program without oneDNN.
+  // With zero points, a dot product of int8 must fit 32 bits:
+  // 255 * 128 * k < 2^31.
+  static constexpr int64_t kMaxKZeroPoint = 65793;
+  static constexpr int kMaxWorkers = 1 << 16;
+
+  // Uses `executor` if an implementation has a packed form of its own. Reads
+  // the environment, which the program must not change meanwhile.
+  //
+  // InvalidArgument: an activation that is none, or is gated where the weights
+  // are not, or the other way round; k above kMaxKZeroPoint where zero points
+  // are used; a scale or zero point that Int8QuantizePlan refuses; a name in
+  // `kernels`, or in QUERN_KERNELS, that no implementation has.
+  // Unimplemented: a or c of another dtype; no implementation that may be tried
+  // can run this: the message has each one's reason.
+  // ResourceExhausted: no memory for a packed form of its own.
+  // `weights` may be dropped afterwards; bytes that they adopted may not.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,
-                                           const AnyTensorView& weights,
-                                           const AnyTensorView& bias,
+                                           const LinearWeights& weights,
                                            Executor& executor);
 
+  LinearPlan(LinearPlan&&) noexcept;
+  LinearPlan& operator=(LinearPlan&&) noexcept;
+  ~LinearPlan();
+
   const LinearSpec& spec() const { return spec_; }
-  // kPacked or kOneDnn.
-  LinearImpl impl() const {
-    return packed_.has_value() ? LinearImpl::kPacked : LinearImpl::kOneDnn;
-  }
+  // The weights' spec, without the weights, which the implementation may not
+  // keep.
+  const LinearWeightsSpec& weights() const { return weights_; }
+  int64_t n() const { return weights_.n; }
+  int64_t k() const { return weights_.k; }
+
+  // "packed" or "onednn".
+  const char* implementation() const { return implementation_; }
   // The instruction set of the packed kernels, e.g. "AVX3_ZEN4", or "oneDNN".
-  const char* target() const {
-    return packed_.has_value() ? packed_->target() : OneDnnBackend()->name;
-  }
+  const char* target() const;
   // What runs for m rows, and what chose it: "packed AVX3_ZEN4 bf16 dot, tiles
-  // of 8 x 32; auto: the packed kernels are the default".
+  // of 8 x 32; first of packed,onednn". Names each implementation that was
+  // tried before, and its reason.
   std::string Explain(int64_t m) const;
-  size_t packed_bytes() const;
+  // Bytes of the weights in the form that Execute reads, with scales and bias.
+  int64_t packed_bytes() const;
 
-  // Whether Execute may be called with these: as PackedLinearPlan::CheckArgs.
-  // Where impl() is kOneDnn, as OneDnnLinearPlan::CheckArgs, which bounds the
-  // row strides; and Unimplemented: a residual of rank > 0.
-  absl::Status CheckArgs(const AnyTensorView& a, const AnyTensorView& c,
-                         const AnyTensorView& residual = {}) const;
+  // Bytes of workspace that Execute needs for up to max_m rows on up to
+  // max_workers workers. InvalidArgument: max_m < 0, or max_workers outside [1,
+  // kMaxWorkers]. ResourceExhausted: more than 63 bits.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const;
 
-  // Writes the elements of c and nothing else; m = 0 does nothing; c does not
-  // overlap a; residual is of rank 0, for none, or c itself, or apart from c.
-  // Any number of threads may call it at once, each with a scratch of its own,
-  // reserved for at least a's rows, and an executor that allows it. The packed
-  // kernels allocate nothing; oneDNN allocates small blocks.
-  void Execute(const AnyTensorView& a, const AnyTensorView& c,
-               const AnyTensorView& residual, LinearScratch& scratch,
+  // Whether Execute may be called with these: dtypes of the spec, shapes as
+  // LinearArgs says, nothing but a residual overlaps c. Values are not looked
+  // at: a zero point outside [-128, 127] may wrap.
+  // InvalidArgument, besides: a residual where the spec has none; row strides
+  // beyond 2^29 - 1, if the implementation is oneDNN.
+  absl::Status CheckArgs(const LinearArgs& args) const;
+
+  // The same of a alone, where c is memory that the caller lays out densely.
+  absl::Status CheckRows(const AnyTensorView& a) const;
+
+  // Writes the elements of c and nothing else; reads nothing outside the rows
+  // of a and of residual. m = 0 does nothing. Any number of threads may call it
+  // at once, each with its own workspace, and an executor that allows it. The
+  // workspace has WorkspaceBytes(m, executor.num_workers()) or more: with less,
+  // aborts. The packed kernels allocate nothing; oneDNN allocates small blocks.
+  void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept;
-  // The same without a residual.
-  void Execute(const AnyTensorView& a, const AnyTensorView& c,
-               LinearScratch& scratch, Executor& executor) const noexcept {
-    Execute(a, c, AnyTensorView(), scratch, executor);
-  }
 
  private:
-  friend class LinearScratch;
-  explicit LinearPlan(const LinearSpec& spec) : spec_(spec) {}
+  LinearPlan();
 
   LinearSpec spec_;
-  std::optional<PackedLinearPlan> packed_;  // one of the two
-  std::unique_ptr<const BackendLinear> onednn_;
+  LinearWeightsSpec weights_;
+  const char* implementation_ = "";
+  std::string why_;  // the end of Explain
+  std::unique_ptr<const LinearLayer> layer_;
 };
 
 }  // namespace quern

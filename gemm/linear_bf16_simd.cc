@@ -1,8 +1,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "gemm/linear_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
@@ -11,70 +11,29 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "gemm/tile-inl.h"
+#include "quern/gemm/register_tile-inl.h"
+#include "quern/gemm/tile-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// Pairs of bf16 weights by f32: the lower of a pair moves up, the upper loses
-// the lower bits. Both are exact.
-struct DotF32 {
-  using D = LineTag<float>;
-  static constexpr size_t kSub = 2;
-  template <size_t kI>
-  static HWY_INLINE hn::Vec<D> LoadB(const uint8_t* HWY_RESTRICT line) {
-    const D d;
-    const hn::RebindToUnsigned<D> du;
-    const auto pairs = hn::LoadU(du, reinterpret_cast<const uint32_t*>(line));
-    return hn::BitCast(d, kI == 0 ? hn::ShiftLeft<16>(pairs)
-                                  : hn::And(pairs, hn::Set(du, 0xFFFF0000u)));
-  }
-  static HWY_INLINE hn::Vec<D> MulAdd(hn::Vec<D> b, uint32_t a,
-                                      hn::Vec<D> sum) {
-    const D d;
-    const hn::RebindToUnsigned<D> du;
-    return hn::MulAdd(hn::BitCast(d, hn::Set(du, a)), b, sum);
-  }
-};
-
-#if HWY_NATIVE_DOT_BF16
-struct DotBF16 {
-  using D = LineTag<float>;
-  using DB = hn::Repartition<hwy::bfloat16_t, D>;
-  static constexpr size_t kSub = 1;
-  template <size_t kI>
-  static HWY_INLINE hn::Vec<DB> LoadB(const uint8_t* HWY_RESTRICT line) {
-    return hn::LoadU(DB(), reinterpret_cast<const hwy::bfloat16_t*>(line));
-  }
-  static HWY_INLINE hn::Vec<D> MulAdd(hn::Vec<DB> b, uint32_t a,
-                                      hn::Vec<D> sum) {
-    const hn::RebindToUnsigned<D> du;
-    auto unused = hn::Zero(D());  // native: all goes to the first sum
-    return hn::ReorderWidenMulAccumulate(D(), hn::BitCast(DB(), hn::Set(du, a)),
-                                         b, sum, unused);
-  }
-};
-#endif
-
 LinearKernels GetKernels(DType a) {
   LinearKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
 #if HWY_NATIVE_DOT_BF16
   if (a == DType::kBF16) {
     kernels.arithmetic = "bf16 dot";
-    kernels.elements_per_line = DotBF16::kSub;
-    kernels.table = MakeTileTable<DotBF16>();
+    kernels.elements_per_line = DotPairsBF16::kSub;
+    kernels.table = MakeTileTable<DotPairsBF16>();
     return kernels;
   }
 #endif
   (void)a;
   kernels.arithmetic = "f32 fma";
-  kernels.elements_per_line = DotF32::kSub;
-  kernels.table = MakeTileTable<DotF32>();
+  kernels.elements_per_line = DotPairsF32<BFloat16>::kSub;
+  kernels.table = MakeTileTable<DotPairsF32<BFloat16>>();
   return kernels;
 }
 

@@ -1,8 +1,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "gemm/linear_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
@@ -11,46 +11,14 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "gemm/tile-inl.h"
-#include "quant/convert-inl.h"
+#include "quern/gemm/register_tile-inl.h"
+#include "quern/gemm/tile-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
-
-struct Fma {
-  using D = LineTag<float>;
-  static HWY_INLINE hn::Vec<D> MulAdd(hn::Vec<D> b, uint32_t a,
-                                      hn::Vec<D> sum) {
-    const hn::RebindToUnsigned<D> du;
-    return hn::MulAdd(hn::BitCast(D(), hn::Set(du, a)), b, sum);
-  }
-};
-
-struct DotF32 : Fma {
-  static constexpr size_t kSub = 1;
-  template <size_t kI>
-  static HWY_INLINE hn::Vec<D> LoadB(const uint8_t* HWY_RESTRICT line) {
-    return hn::LoadU(D(), reinterpret_cast<const float*>(line));
-  }
-};
-
-// Pairs of f16 weights, widened exactly.
-struct DotF16 : Fma {
-  static constexpr size_t kSub = 2;
-  template <size_t kI>
-  static HWY_INLINE hn::Vec<D> LoadB(const uint8_t* HWY_RESTRICT line) {
-    const hn::RebindToUnsigned<D> du;
-    const hn::Rebind<uint16_t, D> du16;
-    const auto pairs = hn::LoadU(du, reinterpret_cast<const uint32_t*>(line));
-    return DecodeCodes<Float16>(
-        D(), hn::TruncateTo(du16, kI == 0 ? pairs : hn::ShiftRight<16>(pairs)));
-  }
-};
-
 template <class Dot>
 LinearKernels GetKernels() {
   LinearKernels kernels = {};
@@ -61,7 +29,7 @@ LinearKernels GetKernels() {
   return kernels;
 }
 LinearKernels GetKernelsF32() { return GetKernels<DotF32>(); }
-LinearKernels GetKernelsF16() { return GetKernels<DotF16>(); }
+LinearKernels GetKernelsF16() { return GetKernels<DotPairsF32<Float16>>(); }
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

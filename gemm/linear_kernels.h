@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "gemm/tile.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/tile.h"
 
 namespace quern {
 

@@ -1,71 +1,63 @@
 // A program that does not link //gemm/onednn, as this one does not: what asks
-// for oneDNN is refused, everything else works.
+// for oneDNN alone is refused, everything else runs the packed kernels.
 
-#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/linear.h"
-#include "gemm/linear_backend.h"
-#include "gemm/linear_impl.h"
-#include "gemm/linear_spec.h"
-#include "gemm/scaled_linear.h"
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
-#include "testing/refusal.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/testing/data.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
 
-constexpr char kWords[] =
-    "impl=onednn, but this program does not link oneDNN; need "
-    "@quern//gemm/onednn in its deps";
-
-TEST(LinearWithoutOneDnnTest, ThereIsNoBackend) {
-  EXPECT_EQ(OneDnnBackend(), nullptr);
-}
+constexpr char kNotLinked[] =
+    "onednn: not in this program; need @quern//gemm/onednn in its deps";
 
 TEST(LinearWithoutOneDnnTest, RefusesOneDnnByNameAndRunsThePackedKernels) {
-  const std::vector<float> w(6, 2.0f), a(3, 1.0f);
-  std::vector<float> c(2);
   InlineExecutor executor;
-  LinearSpec spec;
-  spec.n = 2;
-  spec.k = 3;
-  spec.a = spec.b = spec.c = DType::kF32;
-  const auto weights = DenseMatrix(w.data(), 2, 3);
-  spec.impl = LinearImpl::kOneDnn;
-  ExpectRefusal(
-      LinearPlan::Create(spec, weights, AnyTensorView(), executor).status(),
-      absl::StatusCode::kFailedPrecondition, kWords);
-  for (const LinearImpl impl : {LinearImpl::kAuto, LinearImpl::kPacked}) {
-    spec.impl = impl;
-    const auto plan =
-        LinearPlan::Create(spec, weights, AnyTensorView(), executor);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    LinearScratch scratch;
-    ASSERT_EQ(scratch.Reserve(*plan, 1, executor), absl::OkStatus());
-    plan->Execute(DenseMatrix(a.data(), 1, 3), DenseMatrix(c.data(), 1, 2),
-                  scratch, executor);
-    EXPECT_EQ(c, std::vector<float>({6.0f, 6.0f}));
+  TestRng rng;
+  const Shape s{1, 2, 32};
+  for (const FormatCase& f : kEveryFormat) {
+    SCOPED_TRACE(testing::Message() << f);
+    const KnownWeights known = ExactWeights(rng, f, s);
+    const LinearWeights weights = known.Pack(executor);
+    LinearSpec spec = SpecOf<float, float>();
+    spec.kernels = "onednn";
+    ExpectRefusal(LinearPlan::Create(spec, weights, executor).status(),
+                  absl::StatusCode::kUnimplemented,
+                  std::string("linear: none of onednn can run this, as the "
+                              "spec asks; ") +
+                      kNotLinked);
+    struct Choice {
+      std::string kernels, why;
+    };
+    for (const Choice& choice :
+         {Choice{"", "; first of packed"},
+          Choice{"packed", "; first of packed, as the spec asks"},
+          Choice{"onednn,packed", std::string("; ") + kNotLinked +
+                                      "; second of onednn,packed, as the "
+                                      "spec asks"}}) {
+      spec.kernels = choice.kernels;
+      const auto plan = LinearPlan::Create(spec, weights, executor);
+      ASSERT_EQ(plan.status(), absl::OkStatus());
+      EXPECT_STREQ(plan->implementation(), "packed");
+      EXPECT_TRUE(absl::StartsWith(plan->Explain(1), "packed "));
+      EXPECT_TRUE(absl::EndsWith(plan->Explain(1), choice.why))
+          << plan->Explain(1) << "\nlacks: " << choice.why;
+      std::vector<float> a(32, 127.0f);  // what int8 has codes for
+      EXPECT_EQ((RunLinear<float, float>(*plan, s, a, executor)),
+                RoundedTo<float>(known.Product(1, ToDoubles(a))));
+    }
   }
-}
-
-TEST(LinearWithoutOneDnnTest, ScaledRefusesOneDnnByName) {
-  const std::vector<int8_t> w(6, 2);
-  const float scale = 1.0f;
-  InlineExecutor executor;
-  ScaledLinearSpec spec;
-  spec.n = 2;
-  spec.k = 3;
-  spec.impl = LinearImpl::kOneDnn;
-  ExpectRefusal(ScaledLinearPlan::Create(spec, DenseMatrix(w.data(), 2, 3),
-                                         DenseVector(&scale, 1),
-                                         AnyTensorView(), executor)
-                    .status(),
-                absl::StatusCode::kFailedPrecondition, kWords);
 }
 
 }  // namespace

@@ -22,12 +22,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "gemm/division.h"
-#include "gemm/tile.h"
-#include "gemm/tile_loop.h"
-#include "packing/vnni_layout.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/gemm/division.h"
+#include "quern/gemm/tile.h"
+#include "quern/gemm/tile_loop.h"
+#include "quern/packing/vnni_layout.h"
 
 namespace quern {
 

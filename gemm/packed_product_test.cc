@@ -1,4 +1,4 @@
-#include "gemm/packed_product.h"
+#include "quern/gemm/packed_product.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/workspace.h"
-#include "gemm/division.h"
-#include "gemm/tile.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_layout.h"
-#include "testing/guard_buffer.h"
-#include "testing/many_workers.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/division.h"
+#include "quern/gemm/tile.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/many_workers.h"
 
 namespace quern {
 namespace {

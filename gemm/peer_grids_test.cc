@@ -1,7 +1,8 @@
-// The shapes that vLLM and SGLang test their linear layers with, on the front
-// doors, with exact integers in place of their tolerances: several M, one after
-// the other, on one plan; bias on and off; scales per token, per tensor, per
-// channel; zero points on and off; a row stride of its own.
+// The shapes that vLLM and SGLang test their linear layers with, on LinearPlan
+// by either implementation, with exact integers in place of their tolerances:
+// several M, one after the other, on one plan; bias on and off; scales per
+// token, per tensor, per channel; zero points on and off; a row stride of its
+// own.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,21 +10,23 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "gemm/linear.h"
-#include "gemm/linear_impl.h"
-#include "gemm/scaled_linear.h"
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quant/int8_quantize.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_gemm.h"
-#include "testing/sanitized.h"
-#include "testing/workers.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/int8_quantize.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/sanitized.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -80,16 +83,37 @@ std::vector<T> Strided(const std::vector<From>& from, int64_t rows,
   return to;
 }
 
-class PeerGridsTest : public testing::TestWithParam<LinearImpl> {
+class PeerGridsTest : public testing::TestWithParam<const char*> {
  protected:
-  const std::unique_ptr<HwyExecutor> executor_ = Workers(2);
-  LinearScratch scratch_;
-};
-INSTANTIATE_TEST_SUITE_P(Impl, PeerGridsTest,
-                         testing::Values(LinearImpl::kPacked,
-                                         LinearImpl::kOneDnn));
+  LinearPlan Plan(LinearSpec spec, const Grid& g, WeightFormat format,
+                  const LinearSource& source) {
+    LinearWeightsSpec weights_spec;
+    weights_spec.n = g.n;
+    weights_spec.k = g.k;
+    weights_spec.format = format;
+    const auto weights =
+        LinearWeights::Pack(weights_spec, {source}, *executor_);
+    EXPECT_EQ(weights.status(), absl::OkStatus());
+    spec.kernels = GetParam();
+    auto plan = LinearPlan::Create(spec, *weights, *executor_);
+    EXPECT_EQ(plan.status(), absl::OkStatus());
+    return *std::move(plan);
+  }
+  void Execute(const LinearPlan& plan, const LinearArgs& args) {
+    const auto bytes =
+        plan.WorkspaceBytes(args.a.extent(0), executor_->num_workers());
+    ASSERT_EQ(bytes.status(), absl::OkStatus());
+    auto memory = AlignedBuffer::Create(*bytes);
+    ASSERT_EQ(memory.status(), absl::OkStatus());
+    plan.Execute(args, Workspace(*memory), *executor_);
+  }
 
-TEST_P(PeerGridsTest, LinearIsExact) {
+  const std::unique_ptr<HwyExecutor> executor_ = Workers(2);
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, PeerGridsTest,
+                         testing::Values("packed", "onednn"));
+
+TEST_P(PeerGridsTest, FloatsAreExact) {
   TestRng rng;
   for (const Grid& g : Grids()) {
     // 4 * 4 * 4096 < 2^24: exact in f32, in any order.
@@ -99,15 +123,10 @@ TEST_P(PeerGridsTest, LinearIsExact) {
     const std::vector<Rows> all = AllRows(rng, g, 4, ToDoubles(w));
     for (const bool with_bias : {true, false}) {
       if (!with_bias && g.n * g.k > 1 << 22) continue;
-      LinearSpec spec;
-      spec.n = g.n;
-      spec.k = g.k;
-      spec.impl = GetParam();
-      AnyTensorView bias_view;
-      if (with_bias) bias_view = DenseVector(bias.data(), g.n);
-      const auto plan = LinearPlan::Create(
-          spec, DenseMatrix(weights.data(), g.n, g.k), bias_view, *executor_);
-      ASSERT_TRUE(plan.ok()) << plan.status();
+      LinearSource source;
+      source.codes = DenseMatrix(weights.data(), g.n, g.k);
+      if (with_bias) source.bias = DenseVector(bias.data(), g.n);
+      const auto plan = Plan(LinearSpec(), g, WeightFormat::kBF16, source);
       for (size_t i = 0; i < g.ms.size(); ++i) {
         const int64_t m = g.ms[i];
         SCOPED_TRACE(testing::Message() << "n=" << g.n << " k=" << g.k
@@ -115,10 +134,10 @@ TEST_P(PeerGridsTest, LinearIsExact) {
         const int64_t stride = g.k + 5;
         const auto rows = Strided<BFloat16>(all[i].a, m, g.k, stride);
         std::vector<BFloat16> c(static_cast<size_t>(m * g.n));
-        ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
-        plan->Execute(
-            MatrixView<const BFloat16>(rows.data(), {m, g.k}, {stride, 1}),
-            DenseMatrix(c.data(), m, g.n), scratch_, *executor_);
+        LinearArgs args;
+        args.a = MatrixView<const BFloat16>(rows.data(), {m, g.k}, {stride, 1});
+        args.c = DenseMatrix(c.data(), m, g.n);
+        Execute(plan, args);
         std::vector<double> want = all[i].dots;
         for (size_t at = 0; with_bias && at < want.size(); ++at) {
           want[at] += double{bias[at % static_cast<size_t>(g.n)]};
@@ -129,11 +148,20 @@ TEST_P(PeerGridsTest, LinearIsExact) {
   }
 }
 
+// A layer of int8: which of its terms are there.
+struct Terms {
+  bool per_token, zeros, per_channel, bias;
+};
+
 // Scales are powers of two: the integers stay exact up to the last rounding.
-TEST_P(PeerGridsTest, ScaledLinearIsExact) {
+TEST_P(PeerGridsTest, Int8IsExact) {
+  std::vector<Terms> every;
+  for (int bits = 0; bits < 16; ++bits) {
+    every.push_back(
+        {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0});
+  }
   TestRng rng;
   for (const Grid& g : Grids()) {
-    const bool large = g.n * g.k > 1 << 22;
     const auto w = SmallIntegers<int8_t>(rng, g.n * g.k, -20, 20);
     const std::vector<double> exact_w = ToDoubles(w);
     const std::vector<Rows> all = AllRows(rng, g, 20, exact_w);
@@ -141,83 +169,63 @@ TEST_P(PeerGridsTest, ScaledLinearIsExact) {
     const std::vector<double> sums =
         ReferenceLinear(1, g.n, g.k, ones, exact_w);
     const auto bias = SmallIntegers<float>(rng, g.n, -99, 99);
-    for (const auto granularity :
-         {Int8Granularity::kPerToken, Int8Granularity::kPerTensor}) {
-      for (const auto zeros : {Int8ZeroPoint::kNone, Int8ZeroPoint::kUsed}) {
-        for (const bool per_channel : {true, false}) {
-          for (const bool with_bias : {true, false}) {
-            const bool per_token = granularity == Int8Granularity::kPerToken;
-            const bool used = zeros == Int8ZeroPoint::kUsed;
-            // One of the eight for the large ones.
-            if (large && !(per_token && used && per_channel && with_bias)) {
-              continue;
-            }
-            ScaledLinearSpec spec;
-            spec.n = g.n;
-            spec.k = g.k;
-            spec.a = DType::kI8;
-            spec.c = DType::kF32;
-            spec.granularity = granularity;
-            spec.zero_points = zeros;
-            if (!per_token) {
-              spec.a_scale = 0.5f;
-              spec.a_zero_point = used ? 7 : 0;
-            }
-            spec.impl = GetParam();
-            std::vector<float> w_scales;
-            for (int64_t i = 0; i < (per_channel ? g.n : 1); ++i) {
-              w_scales.push_back(i % 3 == 0 ? 2.0f : 0.25f);
-            }
-            AnyTensorView bias_view;
-            if (with_bias) bias_view = DenseVector(bias.data(), g.n);
-            const auto plan = ScaledLinearPlan::Create(
-                spec, DenseMatrix(w.data(), g.n, g.k),
-                DenseVector(w_scales.data(),
-                            static_cast<int64_t>(w_scales.size())),
-                bias_view, *executor_);
-            ASSERT_TRUE(plan.ok()) << plan.status();
-            for (size_t i = 0; i < g.ms.size(); ++i) {
-              const int64_t m = g.ms[i];
-              SCOPED_TRACE(testing::Message()
-                           << "n=" << g.n << " k=" << g.k << " m=" << m
-                           << " per token=" << per_token << " azp=" << used
-                           << " per channel=" << per_channel
-                           << " bias=" << with_bias);
-              const int64_t stride = g.k + 3;
-              const auto rows = Strided<int8_t>(all[i].a, m, g.k, stride);
-              std::vector<float> scales;
-              std::vector<int32_t> zero_points;
-              for (int64_t r = 0; r < m; ++r) {
-                scales.push_back(!per_token ? 0.5f : r % 2 == 0 ? 1.0f : 0.5f);
-                zero_points.push_back(!used       ? 0
-                                      : per_token ? static_cast<int32_t>(r % 9)
-                                                  : 7);
-              }
-              std::vector<float> c(static_cast<size_t>(m * g.n));
-              ScaledLinearArgs args;
-              args.a =
-                  MatrixView<const int8_t>(rows.data(), {m, g.k}, {stride, 1});
-              if (per_token) args.a_scales = DenseVector(scales.data(), m);
-              if (per_token && used) {
-                args.a_zero_points = DenseVector(zero_points.data(), m);
-              }
-              args.c = DenseMatrix(c.data(), m, g.n);
-              ASSERT_TRUE(scratch_.Reserve(*plan, m, *executor_).ok());
-              plan->Execute(args, scratch_, *executor_);
-              std::vector<double> want;
-              for (size_t at = 0; at < c.size(); ++at) {
-                const size_t col = at % static_cast<size_t>(g.n);
-                const size_t row = at / static_cast<size_t>(g.n);
-                const double dot =
-                    all[i].dots[at] - zero_points[row] * sums[col];
-                want.push_back(dot * double{scales[row]} *
-                               double{w_scales[per_channel ? col : 0]});
-                if (with_bias) want[at] += double{bias[col]};
-              }
-              ASSERT_TRUE(AllEqual(c, RoundedTo<float>(want)));
-            }
-          }
+    for (const Terms& t : every) {
+      // One of the sixteen for the large ones.
+      if (g.n * g.k > 1 << 22 && &t != &every.back()) continue;
+      LinearSpec spec;
+      spec.a = DType::kI8;
+      spec.c = DType::kF32;
+      if (t.zeros) spec.zero_points = Int8ZeroPoint::kUsed;
+      if (!t.per_token) {
+        spec.granularity = Int8Granularity::kPerTensor;
+        spec.a_scale = 0.5f;
+        spec.a_zero_point = t.zeros ? 7 : 0;
+      }
+      std::vector<float> w_scales;
+      for (int64_t i = 0; i < (t.per_channel ? g.n : 1); ++i) {
+        w_scales.push_back(i % 3 == 0 ? 2.0f : 0.25f);
+      }
+      LinearSource source;
+      source.codes = DenseMatrix(w.data(), g.n, g.k);
+      source.scales =
+          DenseVector(w_scales.data(), static_cast<int64_t>(w_scales.size()));
+      if (t.bias) source.bias = DenseVector(bias.data(), g.n);
+      const auto plan = Plan(spec, g, WeightFormat::kI8Channel, source);
+      for (size_t i = 0; i < g.ms.size(); ++i) {
+        const int64_t m = g.ms[i];
+        SCOPED_TRACE(testing::Message()
+                     << "n=" << g.n << " k=" << g.k << " m=" << m
+                     << " per token=" << t.per_token << " azp=" << t.zeros
+                     << " per channel=" << t.per_channel << " bias=" << t.bias);
+        const int64_t stride = g.k + 3;
+        const auto rows = Strided<int8_t>(all[i].a, m, g.k, stride);
+        std::vector<float> scales;
+        std::vector<int32_t> zero_points;
+        for (int64_t r = 0; r < m; ++r) {
+          scales.push_back(t.per_token && r % 2 == 0 ? 1.0f : 0.5f);
+          zero_points.push_back(!t.zeros      ? 0
+                                : t.per_token ? static_cast<int32_t>(r % 9)
+                                              : 7);
         }
+        std::vector<float> c(static_cast<size_t>(m * g.n));
+        LinearArgs args;
+        args.a = MatrixView<const int8_t>(rows.data(), {m, g.k}, {stride, 1});
+        args.c = DenseMatrix(c.data(), m, g.n);
+        if (t.per_token) args.a_scales = DenseVector(scales.data(), m);
+        if (t.per_token && t.zeros) {
+          args.a_zero_points = DenseVector(zero_points.data(), m);
+        }
+        Execute(plan, args);
+        std::vector<double> want;
+        for (size_t at = 0; at < c.size(); ++at) {
+          const size_t col = at % static_cast<size_t>(g.n);
+          const size_t row = at / static_cast<size_t>(g.n);
+          const double dot = all[i].dots[at] - zero_points[row] * sums[col];
+          want.push_back(dot * double{scales[row]} *
+                         double{w_scales[t.per_channel ? col : 0]});
+          if (t.bias) want[at] += double{bias[col]};
+        }
+        ASSERT_TRUE(AllEqual(c, RoundedTo<float>(want)));
       }
     }
   }

@@ -1,17 +1,17 @@
-#include "gemm/sglang_pack.h"
+#include "quern/gemm/sglang_pack.h"
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "packing/sglang_layout.h"
-#include "packing/sglang_pack.h"
-#include "quant/s8s8_compensation.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/sglang_layout.h"
+#include "quern/packing/sglang_pack.h"
+#include "quern/quant/s8s8_compensation.h"
 
 namespace quern {
 

@@ -13,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "packing/sglang_layout.h"
-#include "packing/sglang_pack.h"
-#include "quant/s8s8_compensation.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/sglang_layout.h"
+#include "quern/packing/sglang_pack.h"
+#include "quern/quant/s8s8_compensation.h"
 
 namespace quern {
 

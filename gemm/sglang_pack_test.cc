@@ -1,4 +1,4 @@
-#include "gemm/sglang_pack.h"
+#include "quern/gemm/sglang_pack.h"
 
 #include <cstdint>
 #include <cstring>
@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

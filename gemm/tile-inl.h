@@ -7,12 +7,7 @@
 // 32-bit elements, PackedRowPitch apart. Every sum is one chain over l, so its
 // bits do not depend on kRows or kPanels.
 //
-// A Dot says what one line means:
-//
-//   using D                  tag of the lanes of the sums: float or int32_t
-//   static size_t kSub       32-bit elements of a that one line meets
-//   static Operand LoadB<i>(line)        the operand for element i
-//   static Vec MulAdd(operand, a32, sum) a32: the bits of one element of a
+// register_tile-inl.h has the Dot that says what one line means.
 
 // clang-format off
 #if defined(QUERN_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,9 +21,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/prefetch.h"
-#include "gemm/tile.h"
 #include "hwy/highway.h"
+#include "quern/core/prefetch.h"
+#include "quern/gemm/register_tile-inl.h"
+#include "quern/gemm/tile.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -36,18 +32,8 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr size_t kLineBytes = 64;
-constexpr size_t kPanelCols = 16;
-
-// Lanes of one line. Where the vector length is not known to the compiler, 128
-// bits serve.
-#if HWY_HAVE_SCALABLE
-template <typename T>
-using LineTag = hn::FixedTag<T, 16 / sizeof(T)>;
-#else
-template <typename T>
-using LineTag = hn::CappedTag<T, kLineBytes / sizeof(T)>;
-#endif
+constexpr size_t kLineBytes = 4 * kLineWords;
+constexpr size_t kPanelCols = kLineWords;
 
 // Vectors of one line.
 constexpr size_t kVecs = kPanelCols / HWY_MAX_LANES_D(LineTag<float>);
@@ -68,7 +54,8 @@ constexpr bool HasTile(size_t rows, size_t panels) {
   return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs;
 }
 
-// Of several panels a row of few sums is busy while the last are in flight.
+// Number of column panels that one tile covers. With few rows, more panels give
+// enough independent sums to hide the latency of a multiply-add.
 // Powers of two, so that what is left over is a few smaller tiles.
 constexpr size_t PanelsFor(size_t rows) {
   size_t panels = 1;
@@ -83,37 +70,15 @@ constexpr size_t MaxRows() {
   return kMax < kMostRows ? kMax : kMostRows;
 }
 
-template <class Dot, size_t kRows, size_t kPanels, size_t kI>
-HWY_INLINE void HalfStep(
-    const uint32_t* HWY_RESTRICT a, const uint8_t* HWY_RESTRICT b,
-    size_t panel_bytes,
-    hn::Vec<typename Dot::D> (&sum)[kRows][kPanels * kVecs]) {
-  constexpr size_t kVecBytes = kLineBytes / kVecs;
-  decltype(Dot::template LoadB<kI>(b)) operand[kPanels * kVecs];
-  HWY_UNROLL(8)
-  for (size_t v = 0; v < kPanels * kVecs; ++v) {
-    operand[v] = Dot::template LoadB<kI>(b + v / kVecs * panel_bytes +
-                                         v % kVecs * kVecBytes);
+// Where the vectors of one line of each panel begin.
+struct PanelLines {
+  static constexpr size_t kVecBytes = kLineBytes / kVecs;
+  HWY_INLINE const uint8_t* operator()(size_t v) const {
+    return line + v / kVecs * panel_bytes + v % kVecs * kVecBytes;
   }
-  HWY_UNROLL(16)
-  for (size_t r = 0; r < kRows; ++r) {
-    HWY_UNROLL(8)
-    for (size_t v = 0; v < kPanels * kVecs; ++v) {
-      sum[r][v] =
-          Dot::MulAdd(operand[v], a[r * PackedRowPitch(Dot::kSub)], sum[r][v]);
-    }
-  }
-}
-
-template <class Dot, size_t kRows, size_t kPanels>
-HWY_INLINE void Step(const uint32_t* HWY_RESTRICT a,
-                     const uint8_t* HWY_RESTRICT b, size_t panel_bytes,
-                     hn::Vec<typename Dot::D> (&sum)[kRows][kPanels * kVecs]) {
-  HalfStep<Dot, kRows, kPanels, 0>(a, b, panel_bytes, sum);
-  if constexpr (Dot::kSub == 2) {
-    HalfStep<Dot, kRows, kPanels, 1>(a + 1, b, panel_bytes, sum);
-  }
-}
+  const uint8_t* HWY_RESTRICT line;  // of the first panel
+  size_t panel_bytes;
+};
 
 template <class Dot, size_t kRows, size_t kPanels>
 void MultiplyTile(const TileArgs& t) {
@@ -126,11 +91,7 @@ void MultiplyTile(const TileArgs& t) {
   const size_t panel_bytes = t.panel_bytes;
 
   hn::Vec<D> sum[kRows][kPanels * kVecs];
-  HWY_UNROLL(16)
-  for (size_t r = 0; r < kRows; ++r) {
-    HWY_UNROLL(8)
-    for (size_t v = 0; v < kPanels * kVecs; ++v) sum[r][v] = hn::Zero(d);
-  }
+  ClearSums<D>(sum);
   // Not to L1: the next block is as large.
   size_t l = 0;
   for (const TilePrefetch& prefetch : t.prefetch) {
@@ -140,13 +101,15 @@ void MultiplyTile(const TileArgs& t) {
       HWY_UNROLL(8)
       for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * stream_bytes);
       next += kLineBytes;
-      Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
-                                panel_bytes, sum);
+      Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
+                                 PanelLines{b + l * kLineBytes, panel_bytes}, 0,
+                                 sum);
     }
   }
   for (; l < t.steps; ++l) {
-    Step<Dot, kRows, kPanels>(a + l * Dot::kSub, b + l * kLineBytes,
-                              panel_bytes, sum);
+    Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
+                               PanelLines{b + l * kLineBytes, panel_bytes}, 0,
+                               sum);
   }
   HWY_UNROLL(16)
   for (size_t r = 0; r < kRows; ++r) {

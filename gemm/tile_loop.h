@@ -11,8 +11,8 @@
 // over the tiles; but for so few rows that the core merely waits for memory,
 // the hardware's prefetchers do better alone (4 rows of bf16: 0.88 of DRAM
 // speed against 0.74; from 6 rows on it is the other way round. Zen 4, 2026).
-// So are the rows' next chunk, where all chunks together are more than L2
-// holds: every group of panels reads them again, from an L3 that neighbours
+// The rows' next chunk is fetched too, where all chunks together are more than
+// L2 holds: every group of panels reads them again, from an L3 that neighbours
 // share (256 rows, k = 14336: 0.89 of the arithmetic limit against 0.77).
 // Each element of `sums` is
 //
@@ -25,9 +25,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/math_util.h"
-#include "gemm/tile.h"
-#include "packing/vnni_layout.h"
+#include "quern/core/math_util.h"
+#include "quern/gemm/tile.h"
+#include "quern/packing/vnni_layout.h"
 
 namespace quern {
 
@@ -96,7 +96,7 @@ void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
   constexpr int64_t kHardwareRows = 5;
   const bool ahead = num_tiles > 1 || loop.tiles.max_size() > kHardwareRows;
 
-  // Of the rows of `tile` the share of panels [panel, panel + 2^log) in the
+  // The share of panels [panel, panel + 2^log) in the rows of `tile`, in the
   // chunk that follows `chunk`, in this task or in the next.
   const auto rows_ahead = [&](int64_t chunk, int64_t panel, size_t log,
                               int64_t tile) -> TilePrefetch {

@@ -1,4 +1,4 @@
-#include "models/byte_bpe.h"
+#include "quern/models/byte_bpe.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/status_macros.h"
-#include "models/utf8.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/utf8.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/byte_bpe.h"
+#include "quern/models/byte_bpe.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/text_testutil.h"
-#include "models/tokenizer.h"
-#include "models/word_split.h"
-#include "testing/data.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/text_testutil.h"
+#include "quern/models/tokenizer.h"
+#include "quern/models/word_split.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,10 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
 #include "hwy/base.h"
-#include "models/gguf_format.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf_format.h"
 
 namespace quern {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 namespace gguf_format {

@@ -16,11 +16,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/mutate_testutil.h"
-#include "models/tokenizer.h"
-#include "testing/data.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/mutate_testutil.h"
+#include "quern/models/tokenizer.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {

@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "models/gguf.h"
-#include "models/gguf_format.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_format.h"
 
 namespace quern {
 namespace {
@@ -24,8 +24,9 @@ using gguf_format::Load;
 using gguf_format::Quoted;
 using gguf_format::ScalarBytes;
 
-// Of metadata and tensor list: it is held in memory, and a sparse file may
-// claim any length. A vocabulary of 256 Ki tokens takes some 16 MiB.
+// The most bytes of metadata and tensor list: the header is held in memory, and
+// a sparse file may claim any length. A vocabulary of 256 Ki tokens takes some
+// 16 MiB.
 constexpr int64_t kMaxHeaderBytes = int64_t{256} << 20;
 constexpr int64_t kMaxKeyBytes = 65535;  // the format's own limits
 constexpr int64_t kMaxNameBytes = 64;

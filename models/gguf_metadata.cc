@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "core/status_macros.h"
-#include "models/gguf.h"
-#include "models/gguf_format.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_format.h"
 
 namespace quern {
 namespace {

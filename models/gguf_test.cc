@@ -1,4 +1,4 @@
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -18,11 +18,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "hwy/base.h"
-#include "models/gguf_testutil.h"
+#include "quern/core/dtype.h"
+#include "quern/models/gguf_testutil.h"
 
 namespace quern {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "models/likelihood.h"
+#include "quern/models/likelihood.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "core/check.h"
-#include "core/tensor_view.h"
+#include "quern/core/check.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

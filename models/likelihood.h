@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -1,11 +1,11 @@
-#include "models/likelihood.h"
+#include "quern/models/likelihood.h"
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

@@ -51,11 +51,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "models/gguf.h"
-#include "models/llama_config.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama_config.h"
 
 namespace quern {
 
@@ -80,6 +80,14 @@ struct LlamaOptions {
   // rotary table, and what the largest matrix needs while it is packed. 0: 256
   // MiB and 16 times the file's bytes.
   int64_t max_bytes = 0;
+  // A file of packed matrices (models/packed_file.h). If there is one, they are
+  // used where they lie in it, mapped; FailedPrecondition if it was packed from
+  // another file or in another form, by the size of the file, the names, types
+  // and sizes of its tensors and the first, the middle and the last row of
+  // each: remove it after a change that these do not show. If there is none, it
+  // is written, unless another process has meanwhile. Empty: matrices are
+  // packed to memory each time.
+  std::string packed_path = {};
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
   // Elements read between two calls of `progress`, at least a row.
@@ -108,7 +116,7 @@ class LlamaModel {
   // What matrices are kept as: "bf16", "f32", "f16", "int8" or "q8_0", or
   // several of these.
   const std::string& weights() const;
-  // Of matrices, packed, with the embedding table.
+  // Bytes of the packed matrices and of the embedding table.
   int64_t weight_bytes() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
   const char* target() const;
@@ -187,12 +195,12 @@ class LlamaState {
       Executor& executor);
 
   int64_t max_step_tokens() const;
-  // Of the cache, scales included.
+  // Bytes of the cache, scales included.
   int64_t cache_bytes() const;
   int64_t cache_bytes_per_token() const;  // all layers
   // "bf16 dot" or "f32 fma": what queries meet keys in.
   const char* attention_arithmetic() const;
-  // Of all buffers but the cache.
+  // Bytes of all buffers but the cache.
   int64_t scratch_bytes() const;
 
  private:

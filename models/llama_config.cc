@@ -1,4 +1,4 @@
-#include "models/llama_config.h"
+#include "quern/models/llama_config.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/status_macros.h"
-#include "models/gguf.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 namespace {

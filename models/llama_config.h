@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "gemm/epilogue.h"
-#include "models/gguf.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/models/gguf.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 

@@ -1,6 +1,6 @@
 // What LlamaConfig takes and refuses.
 
-#include "models/llama_config.h"
+#include "quern/models/llama_config.h"
 
 #include <cmath>
 #include <cstdint>
@@ -12,10 +12,10 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/llama_testutil.h"
-#include "testing/data.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {

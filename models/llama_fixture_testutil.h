@@ -9,15 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/llama.h"
-#include "models/llama_testutil.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
 
 namespace quern {
 

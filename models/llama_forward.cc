@@ -3,22 +3,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "cache/kv_cache_view.h"
-#include "cache/page_table.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_impl.h"
-#include "models/llama_matrix.h"
-#include "models/llama_state_impl.h"
-#include "ops/index_view.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/parallel_rows.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_impl.h"
+#include "quern/models/llama_state_impl.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/parallel_rows.h"
 
 namespace quern {
 namespace {
@@ -34,12 +34,12 @@ struct Activations {
   uint8_t* queries;    // what attention reads, unless it is in qkv: [q_cols]
   float* x;            // the residual stream: [hidden]
   float* qkv;          // [q_cols + 2 kv_cols]
-  float* branch;       // what x gains, if it is not added at once: [hidden]
+  float* branch;       // what x gains, where a norm comes between: [hidden]
 };
 
 template <typename Allocator>
 Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, DType query,
-                   bool branch, int64_t t) {
+                   int64_t t) {
   const auto element = static_cast<int64_t>(SizeOf(dtype));
   const int64_t widest = std::max(c.hidden, c.q_cols());
   Activations s;
@@ -53,7 +53,8 @@ Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype, DType query,
   s.queries = a.template Allocate<uint8_t>("queries", queries);
   s.x = a.template Allocate<float>("x", t * c.hidden);
   s.qkv = a.template Allocate<float>("qkv", t * (c.q_cols() + 2 * c.kv_cols()));
-  s.branch = a.template Allocate<float>("branch", branch ? t * c.hidden : 0);
+  s.branch =
+      a.template Allocate<float>("branch", c.post_norms ? t * c.hidden : 0);
   return s;
 }
 
@@ -72,7 +73,7 @@ void NormaliseHeads(const RmsNormPlan& norm, const AlignedBuffer& weight,
 absl::StatusOr<int64_t> LlamaState::Impl::ActivationBytes() const {
   WorkspaceLayout counted;
   LayOut(counted, model->config, model->dtype, full.plan->spec().q_dtype,
-         NeedsBranch(), spec.max_step_tokens);
+         spec.max_step_tokens);
   if (counted.overflow()) {
     return InvalidArgument(kOp, "max_step_tokens=", spec.max_step_tokens,
                            " needs more than 2^63 bytes");
@@ -87,8 +88,8 @@ void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
   const auto wanted = static_cast<int64_t>(logit_rows.size());
   Workspace memory(activations);
   const DType query_dtype = full.plan->spec().q_dtype;
-  const Activations s = LayOut(memory, c, dtype, query_dtype, NeedsBranch(),
-                               spec.max_step_tokens);
+  const Activations s =
+      LayOut(memory, c, dtype, query_dtype, spec.max_step_tokens);
 
   const auto x = DenseMatrix<float>(s.x, t, c.hidden);
   const auto branch = DenseMatrix<float>(s.branch, t, c.hidden);
@@ -136,7 +137,7 @@ void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
   };
   const auto attend = [&](const LlamaLayer& l, const KvCacheView& kv,
                           const Attention& a) {
-    l.qkv.Execute(normed, qkv, scratch, executor);
+    l.qkv.Execute({normed, qkv}, Workspace(scratch), executor);
     if (c.head_norms) normalise_heads(l);
     model->rope->ExecuteQk(position_view, q, k, executor);
     write_kv->Execute({k, v, slots, kv}, executor);
@@ -147,18 +148,16 @@ void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
                     Workspace(workspace), executor);
   };
   // x += matrix * rows; then normed = rms_norm(x) by the weight that is next.
-  const auto add = [&](const LlamaMatrix& matrix, const AnyTensorView& rows,
+  const auto add = [&](const LinearPlan& matrix, const AnyTensorView& rows,
                        const AlignedBuffer& post_norm,
                        const AlignedBuffer& next_norm) {
-    if (!c.post_norms && matrix.CanAdd()) {
-      matrix.ExecuteAdd(rows, x, x, scratch, executor);
+    if (!c.post_norms) {
+      matrix.Execute({rows, x, x}, Workspace(scratch), executor);
       model->norm->Execute(x, weight(next_norm), normed, executor);
       return;
     }
-    matrix.Execute(rows, branch, scratch, executor);
-    if (c.post_norms) {
-      model->post_norm->Execute(branch, weight(post_norm), branch, executor);
-    }
+    matrix.Execute({rows, branch}, Workspace(scratch), executor);
+    model->post_norm->Execute(branch, weight(post_norm), branch, executor);
     model->norm->ExecuteAdd({branch, weight(next_norm), normed, x, x},
                             executor);
   };
@@ -174,7 +173,7 @@ void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
     const LlamaLayer& l = model->layers[static_cast<size_t>(layer)];
     attend(l, cache.Layer(layer), windowed && c.IsLocal(layer) ? local : full);
     add(l.attn_out, attended_rows, l.post_attn_norm, l.ffn_norm);
-    l.gate_up.Execute(normed, activated, scratch, executor);
+    l.gate_up.Execute({normed, activated}, Workspace(scratch), executor);
     add(l.down, activated, l.post_ffn_norm,
         layer + 1 < c.layers
             ? model->layers[static_cast<size_t>(layer + 1)].attn_norm
@@ -184,7 +183,7 @@ void LlamaState::Impl::Run(const PageTable& table, Executor& executor) {
   model->logits->SelectRows(
       normed, DenseVector<const int64_t>(logit_rows.data(), wanted), selected);
   const auto vocabulary = DenseMatrix(logits.data<float>(), wanted, c.vocab);
-  model->output->Execute(selected, vocabulary, scratch, executor);
+  model->output->Execute({selected, vocabulary}, Workspace(scratch), executor);
   model->logits->Execute(vocabulary, executor);
 }
 

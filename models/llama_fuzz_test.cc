@@ -23,17 +23,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "core/executor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_testutil.h"
-#include "models/mutate_testutil.h"
-#include "testing/data.h"
-#include "testing/sanitized.h"
+#include "quern/core/executor.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/models/mutate_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/sanitized.h"
 
 namespace quern {
 namespace {
@@ -164,7 +164,7 @@ TEST_F(LlamaFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   const auto model = LlamaModel::Create(file, {}, executor);
   EXPECT_EQ(model.status().code(), absl::StatusCode::kResourceExhausted);
   for (const char* words :
-       {"llama: loading takes up to 1719",
+       {"llama: loading takes up to 1718",
         "17179869184 of the rotary table for ",
         "context=32768, rope.dimension_count=65536; need at most max_bytes=27",
         ", which is 268435456 + 16 times the file's "}) {

@@ -16,20 +16,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/golden_testutil.h"
-#include "models/likelihood.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_testutil.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/largest_difference.h"
-#include "testing/sanitized.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/gguf.h"
+#include "quern/models/golden_testutil.h"
+#include "quern/models/likelihood.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/largest_difference.h"
+#include "quern/testing/sanitized.h"
 
 namespace quern {
 namespace {
@@ -243,8 +243,8 @@ struct CacheCase {
   double loss_bound;        // of the first window's mean, in nats
   double perplexity_bound;  // relative
   bool golden_text, all_windows;
-  // Of a token: six layers, two heads of 64 for keys and as many for values;
-  // of one byte with an f32 scale for each head.
+  // Bytes of the cache for each token: six layers, two heads of 64 for keys and
+  // as many for values; of one byte with an f32 scale for each head.
   int64_t bytes_per_token;
 };
 

@@ -8,28 +8,29 @@
 #include <string>
 #include <vector>
 
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_matrix.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/logits/logits.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/rope/rotary_embedding.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/packed_file.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/rope/rotary_embedding.h"
 
 namespace quern {
 
 struct LlamaLayer {
   AlignedBuffer attn_norm;       // f32[hidden]
-  LlamaMatrix qkv;               // hidden -> q_cols + 2 kv_cols
+  LinearPlan qkv;                // hidden -> q_cols + 2 kv_cols
   AlignedBuffer q_norm, k_norm;  // f32[head_dim], with head_norms
-  LlamaMatrix attn_out;          // q_cols -> hidden
+  LinearPlan attn_out;           // q_cols -> hidden
   AlignedBuffer post_attn_norm;  // f32[hidden], with post_norms
   AlignedBuffer ffn_norm;        // f32[hidden]
-  LlamaMatrix gate_up;           // hidden -> ffn: act(gate) * up
-  LlamaMatrix down;              // ffn -> hidden
+  LinearPlan gate_up;            // hidden -> ffn: act(gate) * up
+  LinearPlan down;               // ffn -> hidden
   AlignedBuffer post_ffn_norm;   // f32[hidden], with post_norms
 };
 
@@ -40,12 +41,12 @@ struct LlamaModel::Impl {
   DType embedding_dtype = DType::kF32;
   std::string weights;  // the forms of matrices, for a person to read
   int64_t weight_bytes = 0;
-  bool all_add = true;  // attn_out and down of each layer take a residual
 
-  AlignedBuffer embedding;  // embedding_dtype[vocab, hidden]
+  std::optional<PackedFile> packed;  // what matrices lie in, if they do
+  AlignedBuffer embedding;           // embedding_dtype[vocab, hidden]
   std::vector<LlamaLayer> layers;
   AlignedBuffer output_norm;  // f32[hidden]
-  std::optional<LlamaMatrix> output;
+  std::optional<LinearPlan> output;
 
   std::optional<VocabEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;

@@ -1,7 +1,8 @@
-#include "models/llama_loader.h"
+#include "quern/models/llama_loader.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,19 +14,22 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
-#include "models/byte_limit.h"
-#include "models/gguf.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_impl.h"
-#include "models/llama_matrix.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/models/byte_limit.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_impl.h"
+#include "quern/models/packed_file.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 namespace {
@@ -35,6 +39,32 @@ constexpr char kOp[] = "llama";
 std::string LayerTensor(int64_t layer, absl::string_view part,
                         absl::string_view kind = "weight") {
   return absl::StrCat("blk.", layer, ".", part, ".", kind);
+}
+
+// For a person to read, in the words of the options and of the file.
+absl::string_view FormOf(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kI8Channel:
+      return "int8";
+    case WeightFormat::kI8Group:
+      return "q8_0";
+    default:
+      return WeightFormatName(format);
+  }
+}
+
+// The element type that a matrix is read in; bytes for kI8Group.
+DType ReadType(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return DType::kBF16;
+    case WeightFormat::kF16:
+      return DType::kF16;
+    case WeightFormat::kI8Group:
+      return DType::kU8;
+    default:
+      return DType::kF32;
+  }
 }
 
 // Bytes that `elements` take as `type` in a file.
@@ -79,76 +109,48 @@ DType LlamaLoader::RowsOf(const GgufFile& file, LlamaWeights weights) {
 }
 
 DType LlamaLoader::embedding_dtype() const {
-  const Form form = FormOf({"token_embd.weight"});
-  return form == Form::kInt8 || form == Form::kQ8_0 ? rows_dtype_
-                                                    : ReadType(form);
-}
-
-const char* LlamaLoader::FormName(Form form) {
-  switch (form) {
-    case Form::kF32:
-      return "f32";
-    case Form::kBF16:
-      return "bf16";
-    case Form::kF16:
-      return "f16";
-    case Form::kInt8:
-      return "int8";
-    case Form::kQ8_0:
-      return "q8_0";
-  }
-  return "unknown";
-}
-
-DType LlamaLoader::ReadType(Form form) {
-  switch (form) {
-    case Form::kF32:
-    case Form::kInt8:
-      return DType::kF32;
-    case Form::kBF16:
-      return DType::kBF16;
-    case Form::kF16:
-      return DType::kF16;
-    case Form::kQ8_0:
-      return DType::kU8;
-  }
-  return DType::kF32;
+  const WeightFormat format = FormatOf({"token_embd.weight"});
+  return format == WeightFormat::kI8Channel || format == WeightFormat::kI8Group
+             ? rows_dtype_
+             : ReadType(format);
 }
 
 std::string LlamaLoader::Forms() const {
   std::vector<std::string> names;
-  for (const Form form : forms_) names.emplace_back(FormName(form));
+  for (const WeightFormat format : formats_) {
+    names.emplace_back(FormOf(format));
+  }
   return absl::StrJoin(names, " and ");
 }
 
-LlamaLoader::Form LlamaLoader::FormOf(
+WeightFormat LlamaLoader::FormatOf(
     const std::vector<std::string>& names) const {
   switch (options_.weights) {
     case LlamaWeights::kBF16:
-      return Form::kBF16;
+      return WeightFormat::kBF16;
     case LlamaWeights::kF32:
-      return Form::kF32;
+      return WeightFormat::kF32;
     case LlamaWeights::kInt8:
-      return Form::kInt8;
+      return WeightFormat::kI8Channel;
     case LlamaWeights::kAsInFile:
       break;
   }
   const GgufTensorType type = (*file_.FindTensor(names[0]))->type;
   for (const std::string& name : names) {
     // f32 holds each of the types exactly.
-    if ((*file_.FindTensor(name))->type != type) return Form::kF32;
+    if ((*file_.FindTensor(name))->type != type) return WeightFormat::kF32;
   }
   switch (type) {
     case GgufTensorType::kF32:
-      return Form::kF32;
+      return WeightFormat::kF32;
     case GgufTensorType::kF16:
-      return Form::kF16;
+      return WeightFormat::kF16;
     case GgufTensorType::kBF16:
-      return Form::kBF16;
+      return WeightFormat::kBF16;
     case GgufTensorType::kQ8_0:
-      return Form::kQ8_0;
+      return WeightFormat::kI8Group;
   }
-  return Form::kF32;
+  return WeightFormat::kF32;
 }
 
 LlamaLoader::Parts LlamaLoader::QkvParts(int64_t layer) const {
@@ -169,62 +171,61 @@ LlamaLoader::Parts LlamaLoader::AttnOutParts(int64_t layer) const {
           config_.hidden,
           config_.q_cols(),
           {},
-          {}};
+          DType::kF32,
+          LinearActivation::kNone,
+          !config_.post_norms};
 }
 
 LlamaLoader::Parts LlamaLoader::GateUpParts(int64_t layer) const {
   return {{LayerTensor(layer, "ffn_gate"), LayerTensor(layer, "ffn_up")},
           2 * config_.ffn,
           config_.hidden,
-          {rows_dtype_, config_.activation},
-          {}};
+          {},
+          rows_dtype_,
+          config_.activation};
 }
 
 LlamaLoader::Parts LlamaLoader::DownParts(int64_t layer) const {
-  return {
-      {LayerTensor(layer, "ffn_down")}, config_.hidden, config_.ffn, {}, {}};
+  return {{LayerTensor(layer, "ffn_down")},
+          config_.hidden,
+          config_.ffn,
+          {},
+          DType::kF32,
+          LinearActivation::kNone,
+          !config_.post_norms};
 }
 
 LlamaLoader::Parts LlamaLoader::OutputParts() const {
   return {{HasOutputWeight(file_) ? "output.weight" : "token_embd.weight"},
           config_.vocab,
-          config_.hidden,
-          {},
-          {}};
+          config_.hidden};
+}
+
+LinearWeightsSpec LlamaLoader::WeightsOf(const Parts& parts) const {
+  LinearWeightsSpec spec;
+  spec.n = parts.n;
+  spec.k = parts.k;
+  spec.format = FormatOf(parts.names);
+  spec.gated = IsGated(parts.activation);
+  spec.group_size = GgufFile::kQ8Block;
+  return spec;
 }
 
 double LlamaLoader::PackedBytes(const Parts& parts) const {
-  // Columns come in panels of 16, each half of a gated matrix by itself; k
-  // comes in lines of 4 at most. Each column may have a scale, a sum and a
-  // bias.
-  const auto n = static_cast<double>(IsGated(parts.y.activation)
-                                         ? 2 * RoundUp(parts.n / 2, 16)
-                                         : RoundUp(parts.n, 16));
-  const auto k = static_cast<double>(RoundUp(parts.k, 4));
-  constexpr double kOfColumn = 16;
-  constexpr double kOfPlan = 4096;
-  const double rest = n * kOfColumn + kOfPlan;
-  switch (FormOf(parts.names)) {
-    case Form::kF32:
-      return n * k * 4 + rest;
-    case Form::kBF16:
-    case Form::kF16:
-      return n * k * 2 + rest;
-    case Form::kInt8:
-      return n * k + rest;
-    case Form::kQ8_0:  // and an f32 scale of each block
-      return n * k * (1 + 4.0 / GgufFile::kQ8Block) + rest;
-  }
-  return 0;
+  const auto bytes = LinearWeights::MaxPackedBytes(WeightsOf(parts));
+  // A shape that cannot be packed takes more than there is.
+  if (!bytes.ok()) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(*bytes);
 }
 
 double LlamaLoader::UnpackedBytes(const Parts& parts) const {
   const double elements =
       static_cast<double>(parts.n) * static_cast<double>(parts.k);
-  const Form form = FormOf(parts.names);
-  if (form == Form::kQ8_0) return FileBytes(GgufTensorType::kQ8_0, elements);
-  const double codes = form == Form::kInt8 ? elements : 0;
-  return elements * static_cast<double>(SizeOf(ReadType(form))) + codes;
+  const WeightFormat format = FormatOf(parts.names);
+  if (format == WeightFormat::kI8Group)
+    return FileBytes(GgufTensorType::kQ8_0, elements);
+  const double codes = format == WeightFormat::kI8Channel ? elements : 0;
+  return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;
 }
 
 absl::Status LlamaLoader::CheckBytes(int64_t context) const {
@@ -320,40 +321,138 @@ absl::Status LlamaLoader::ReadTensor(const GgufTensor& tensor, DType dtype,
   return absl::OkStatus();
 }
 
-absl::StatusOr<LlamaMatrix> LlamaLoader::Matrix(const Parts& parts) {
-  const Form form = FormOf(parts.names);
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
-                         Read(parts.names, ReadType(form)));
-  QUERN_ASSIGN_OR_RETURN(const AlignedBuffer values,
+// Quantises w to int8, each row symmetric, by its largest magnitude.
+absl::StatusOr<LlamaLoader::Int8Rows> LlamaLoader::Quantise(
+    MatrixView<const float> w) const {
+  const int64_t n = w.extent(0), k = w.extent(1);
+  Int8QuantizeSpec spec;
+  spec.dtype = DType::kF32;
+  QUERN_ASSIGN_OR_RETURN(const Int8QuantizePlan quantize,
+                         Int8QuantizePlan::Create(spec));
+  Int8Rows rows;
+  QUERN_ASSIGN_OR_RETURN(rows.codes, AlignedBuffer::Create(n * k));
+  QUERN_ASSIGN_OR_RETURN(rows.scales, AlignedBuffer::Create(n * 4));
+  quantize.Execute(w, DenseMatrix(rows.codes.data<int8_t>(), n, k),
+                   DenseVector(rows.scales.data<float>(), n),
+                   VectorView<int32_t>(), executor_);
+  return rows;
+}
+
+absl::StatusOr<LinearWeights> LlamaLoader::Pack(const Parts& parts) {
+  const LinearWeightsSpec spec = WeightsOf(parts);
+  LinearSource source;
+  const DType dtype = ReadType(spec.format);
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights, Read(parts.names, dtype));
+  Int8Rows int8;
+  if (spec.format == WeightFormat::kI8Group) {
+    source.layout = WeightLayout::kQ8_0;
+    source.codes =
+        DenseAny(dtype, weights.data(), parts.n,
+                 parts.k / GgufFile::kQ8Block * GgufFile::kQ8BlockBytes);
+  } else if (spec.format == WeightFormat::kI8Channel) {
+    QUERN_ASSIGN_OR_RETURN(int8, Quantise(DenseMatrix<const float>(
+                                     weights.data<float>(), parts.n, parts.k)));
+    source.codes = DenseAny(DType::kI8, int8.codes.data(), parts.n, parts.k);
+    source.scales = DenseVector(int8.scales.data<float>(), parts.n);
+  } else {
+    source.codes = DenseAny(dtype, weights.data(), parts.n, parts.k);
+  }
+  QUERN_ASSIGN_OR_RETURN(const AlignedBuffer bias,
                          Read(parts.biases, DType::kF32));
-  AnyTensorView bias;
   if (!parts.biases.empty()) {
-    bias = DenseVector<const float>(values.data<float>(), parts.n);
+    source.bias = DenseVector<const float>(bias.data<float>(), parts.n);
   }
-  auto matrix = [&] {
-    switch (form) {
-      case Form::kInt8:
-        return LlamaMatrix::CreateInt8(
-            DenseMatrix<const float>(weights.data<float>(), parts.n, parts.k),
-            bias, rows_dtype_, parts.y, executor_);
-      case Form::kQ8_0:
-        return LlamaMatrix::CreateQ8_0(
-            DenseMatrix<const uint8_t>(
-                weights.data(), parts.n,
-                parts.k / GgufFile::kQ8Block * GgufFile::kQ8BlockBytes),
-            bias, rows_dtype_, parts.y, executor_);
-      default:
-        return LlamaMatrix::Create(
-            DenseAny(ReadType(form), weights.data(), parts.n, parts.k), bias,
-            rows_dtype_, parts.y, executor_);
+  return LinearWeights::Pack(spec, {source}, executor_);
+}
+
+absl::Status LlamaLoader::Adopt(const PackedFile& packed) {
+  QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
+  if (packed.source() != source) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kOp, ": packed_path=", options_.packed_path,
+                     " was packed from another file or for other weights than ",
+                     file_.Describe(), "; need another path, or none there"));
+  }
+  packed_ = &packed;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> LlamaLoader::Source() const {
+  // FNV-1a, 64 bits, of what the tensors are and of three rows of each.
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&](const void* data, size_t bytes) {
+    const auto* from = static_cast<const uint8_t*>(data);
+    for (size_t i = 0; i < bytes; ++i) hash = (hash ^ from[i]) * 0x100000001b3u;
+  };
+  const auto add_number = [&](int64_t value) { add(&value, sizeof(value)); };
+  add_number(file_.file_bytes());
+  add_number(static_cast<int64_t>(options_.weights));
+  // Rows of a model's matrices are shorter; longer ones are told apart by what
+  // they are alone.
+  constexpr int64_t kMaxRowBytes = 1 << 20;
+  std::vector<uint8_t> bytes;
+  for (const GgufTensor& tensor : file_.tensors()) {
+    add_number(static_cast<int64_t>(tensor.name.size()));
+    add(tensor.name.data(), tensor.name.size());
+    add_number(static_cast<int64_t>(tensor.type));
+    add_number(tensor.bytes);
+    if (tensor.row_bytes() > kMaxRowBytes) continue;
+    bytes.resize(static_cast<size_t>(tensor.row_bytes()));
+    const int64_t last = tensor.rows() - 1;
+    for (const int64_t row : {int64_t{0}, last / 2, last}) {
+      QUERN_RETURN_IF_ERROR(
+          file_.ReadBytes(tensor, row, absl::MakeSpan(bytes)));
+      add(bytes.data(), bytes.size());
     }
-  }();
-  if (!matrix.ok()) return matrix;
-  packed_bytes_ += matrix->packed_bytes();
-  if (std::find(forms_.begin(), forms_.end(), form) == forms_.end()) {
-    forms_.push_back(form);
   }
-  return matrix;
+  return hash;
+}
+
+absl::StatusOr<LinearWeights> LlamaLoader::Find(const Parts& parts) const {
+  QUERN_ASSIGN_OR_RETURN(const auto bytes,
+                         packed_->Find(absl::StrJoin(parts.names, "+")));
+  QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
+                         LinearWeights::Adopt(bytes));
+  const LinearWeightsSpec want = WeightsOf(parts), &have = found.spec();
+  if (have.n != want.n || have.k != want.k || have.format != want.format ||
+      have.gated != want.gated || found.has_bias() == parts.biases.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kOp, ": ", absl::StrJoin(parts.names, "+"), " in packed_path=",
+        options_.packed_path, " is ", WeightFormatName(have.format), "[",
+        have.n, ", ", have.k, "]; need ", WeightFormatName(want.format), "[",
+        want.n, ", ", want.k, "], gated and with a bias as the model has it"));
+  }
+  return found;
+}
+
+absl::Status LlamaLoader::WritePacked(const std::string& path) const {
+  QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
+  std::vector<PackedFile::Blob> blobs;
+  for (const auto& [name, weights] : made_) {
+    blobs.emplace_back(name, weights.bytes());
+  }
+  return PackedFile::Write(path, source, blobs);
+}
+
+absl::StatusOr<LinearPlan> LlamaLoader::Matrix(const Parts& parts) {
+  QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
+                         packed_ == nullptr ? Pack(parts) : Find(parts));
+  if (packed_ == nullptr && !options_.packed_path.empty()) {
+    made_.emplace_back(absl::StrJoin(parts.names, "+"), packed);
+  }
+  LinearSpec linear;
+  linear.a = rows_dtype_;
+  linear.c = parts.y;
+  linear.activation = parts.activation;
+  linear.residual = parts.residual;
+  QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
+                         LinearPlan::Create(linear, packed, executor_));
+  packed_bytes_ += plan.packed_bytes();
+  const WeightFormat format = packed.spec().format;
+  if (std::find(formats_.begin(), formats_.end(), format) == formats_.end()) {
+    formats_.push_back(format);
+  }
+  return plan;
 }
 
 absl::StatusOr<LlamaLayer> LlamaLoader::Layer(int64_t layer) {
@@ -362,20 +461,20 @@ absl::StatusOr<LlamaLayer> LlamaLoader::Layer(int64_t layer) {
     return Read({LayerTensor(layer, part)}, DType::kF32);
   };
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm, norm("attn_norm"));
-  QUERN_ASSIGN_OR_RETURN(LlamaMatrix qkv, Matrix(QkvParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, Matrix(QkvParts(layer)));
   AlignedBuffer q_norm, k_norm, post_attn_norm, post_ffn_norm;
   if (c.head_norms) {
     QUERN_ASSIGN_OR_RETURN(q_norm, norm("attn_q_norm"));
     QUERN_ASSIGN_OR_RETURN(k_norm, norm("attn_k_norm"));
   }
-  QUERN_ASSIGN_OR_RETURN(LlamaMatrix attn_out, Matrix(AttnOutParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan attn_out, Matrix(AttnOutParts(layer)));
   if (c.post_norms) {
     QUERN_ASSIGN_OR_RETURN(post_attn_norm, norm("post_attention_norm"));
     QUERN_ASSIGN_OR_RETURN(post_ffn_norm, norm("post_ffw_norm"));
   }
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm, norm("ffn_norm"));
-  QUERN_ASSIGN_OR_RETURN(LlamaMatrix gate_up, Matrix(GateUpParts(layer)));
-  QUERN_ASSIGN_OR_RETURN(LlamaMatrix down, Matrix(DownParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan gate_up, Matrix(GateUpParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan down, Matrix(DownParts(layer)));
   return LlamaLayer{std::move(attn_norm), std::move(qkv),
                     std::move(q_norm),    std::move(k_norm),
                     std::move(attn_out),  std::move(post_attn_norm),

@@ -7,22 +7,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "models/gguf.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_impl.h"
-#include "models/llama_loader.h"
-#include "models/llama_matrix.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/logits/logits.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/rope/rotary_embedding.h"
-#include "ops/rope/rotary_scaling.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_impl.h"
+#include "quern/models/llama_loader.h"
+#include "quern/models/packed_file.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_scaling.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 namespace {
@@ -70,6 +70,16 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   m->context = std::min(c.context, options.max_context);
   LlamaLoader loader(file, c, options, executor);
   QUERN_RETURN_IF_ERROR(loader.CheckBytes(m->context));
+  bool write_packed = false;
+  if (!options.packed_path.empty()) {
+    auto packed = PackedFile::Open(options.packed_path);
+    write_packed = absl::IsNotFound(packed.status());
+    if (!write_packed) {
+      QUERN_RETURN_IF_ERROR(packed.status());
+      m->packed.emplace(*std::move(packed));
+      QUERN_RETURN_IF_ERROR(loader.Adopt(*m->packed));
+    }
+  }
   m->dtype = loader.rows_dtype();
   m->embedding_dtype = loader.embedding_dtype();
 
@@ -104,7 +114,6 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     QUERN_ASSIGN_OR_RETURN(LlamaLayer loaded, loader.Layer(layer));
-    m->all_add = m->all_add && loaded.attn_out.CanAdd() && loaded.down.CanAdd();
     m->layers.push_back(std::move(loaded));
   }
   QUERN_ASSIGN_OR_RETURN(m->output_norm, loader.OutputNorm());
@@ -112,6 +121,11 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
   m->weights = loader.Forms();
+  if (write_packed) {
+    const absl::Status written = loader.WritePacked(options.packed_path);
+    // Another process was faster.
+    if (!absl::IsAlreadyExists(written)) QUERN_RETURN_IF_ERROR(written);
+  }
   return LlamaModel(std::move(m));
 }
 

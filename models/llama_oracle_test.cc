@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_fixture_testutil.h"
-#include "models/llama_testutil.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/largest_difference.h"
+#include "quern/core/dtype.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_fixture_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/largest_difference.h"
 
 namespace quern {
 namespace {

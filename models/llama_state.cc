@@ -9,27 +9,28 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "cache/kv_cache.h"
-#include "cache/kv_layout.h"
-#include "cache/page_allocator.h"
-#include "cache/page_table.h"
-#include "cache/write_kv.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "models/byte_limit.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/llama_impl.h"
-#include "models/llama_matrix.h"
-#include "models/llama_state_impl.h"
-#include "quant/convert.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/cache/page_table.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/byte_limit.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_impl.h"
+#include "quern/models/llama_state_impl.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
@@ -149,15 +150,20 @@ void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
 // Layers have equal shapes, but their matrices may be kept in different forms.
 absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
   if (executor.num_workers() <= scratch_workers) return absl::OkStatus();
-  const auto reserve = [&](const LlamaMatrix& matrix) {
-    return matrix.Reserve(spec.max_step_tokens, executor, scratch);
-  };
+  std::vector<const LinearPlan*> matrices = {&*model->output};
   for (const LlamaLayer& l : model->layers) {
-    for (const LlamaMatrix* m : {&l.qkv, &l.attn_out, &l.gate_up, &l.down}) {
-      QUERN_RETURN_IF_ERROR(reserve(*m));
-    }
+    matrices.insert(matrices.end(), {&l.qkv, &l.attn_out, &l.gate_up, &l.down});
   }
-  QUERN_RETURN_IF_ERROR(reserve(*model->output));
+  int64_t most = 0;
+  for (const LinearPlan* matrix : matrices) {
+    QUERN_ASSIGN_OR_RETURN(
+        const int64_t bytes,
+        matrix->WorkspaceBytes(spec.max_step_tokens, executor.num_workers()));
+    most = std::max(most, bytes);
+  }
+  if (most > static_cast<int64_t>(scratch.bytes())) {
+    QUERN_ASSIGN_OR_RETURN(scratch, AlignedBuffer::Create(most));
+  }
   scratch_workers = executor.num_workers();
   return absl::OkStatus();
 }
@@ -264,7 +270,7 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   if (attention.q_dtype != DType::kF32) {
     ConvertSpec convert;
     convert.to = attention.q_dtype;
-    convert.stores = ConvertStores::kCached;
+    convert.stores = Stores::kCached;
     QUERN_ASSIGN_OR_RETURN(s->convert_queries, ConvertPlan::Create(convert));
   }
 
@@ -344,9 +350,8 @@ const char* LlamaState::attention_arithmetic() const {
 }
 int64_t LlamaState::scratch_bytes() const {
   return static_cast<int64_t>(impl_->activations.bytes() +
-                              impl_->logits.bytes() +
-                              impl_->workspace.bytes()) +
-         impl_->scratch.bytes();
+                              impl_->logits.bytes() + impl_->workspace.bytes() +
+                              impl_->scratch.bytes());
 }
 
 }  // namespace quern

@@ -11,20 +11,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "cache/kv_cache.h"
-#include "cache/kv_layout.h"
-#include "cache/page_allocator.h"
-#include "cache/page_table.h"
-#include "cache/write_kv.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "models/llama.h"
-#include "models/llama_impl.h"
-#include "models/llama_matrix.h"
-#include "quant/convert.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/cache/page_table.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_impl.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 
@@ -55,7 +54,7 @@ struct LlamaState::Impl {
   AlignedBuffer activations;  // of one step's rows
   AlignedBuffer logits;       // f32[rows, vocab], grows
   AlignedBuffer workspace;    // of attention, grows
-  LlamaScratch scratch;       // of matrices
+  AlignedBuffer scratch;      // of matrices, grows
   int scratch_workers = 0;    // that scratch has room for
 
   // This step, rebuilt by Prepare.
@@ -67,10 +66,6 @@ struct LlamaState::Impl {
   bool Has(int32_t sequence) const {
     return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
            sequences[static_cast<size_t>(sequence)].used;
-  }
-  // Whether a layer's output goes to a buffer before it is added to x.
-  bool NeedsBranch() const {
-    return model->config.post_norms || !model->all_add;
   }
   // What `activations` needs for max_step_tokens. InvalidArgument if that is
   // more than 2^63 bytes.

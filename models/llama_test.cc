@@ -1,7 +1,7 @@
 // What must not change a bit: batch, chunks, pages, threads; narrow caches; and
 // what steps and states are refused.
 
-#include "models/llama.h"
+#include "quern/models/llama.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,16 +17,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/llama_fixture_testutil.h"
-#include "models/llama_testutil.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama_fixture_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
 
 namespace quern {
 namespace {

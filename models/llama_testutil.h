@@ -16,10 +16,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/llama_config.h"
-#include "testing/data.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/llama_config.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 
@@ -278,7 +278,7 @@ struct SmallLlama {
   std::optional<GgufTensorType> k_type;    // of attn_k; else type
   bool rope_factors = false;               // a rope_freqs.weight
   bool output = true;  // an output.weight of its own; never that of gemma2
-  // Of gemma2. Scores and logits are around 1: such caps bend them.
+  // Caps of gemma2. Scores and logits are around 1: such caps bend them.
   float attention_cap = 0.7f, logit_cap = 1.5f;
   int64_t window = 9;  // far shorter than what tests run
 };

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "models/gguf_testutil.h"
-#include "testing/data.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 

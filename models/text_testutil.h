@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "testing/data.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 

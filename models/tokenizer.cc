@@ -1,4 +1,4 @@
-#include "models/tokenizer.h"
+#include "quern/models/tokenizer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,10 +18,10 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/status_macros.h"
-#include "models/byte_bpe.h"
-#include "models/utf8.h"
-#include "models/word_split.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/byte_bpe.h"
+#include "quern/models/utf8.h"
+#include "quern/models/word_split.h"
 
 namespace quern {
 namespace {

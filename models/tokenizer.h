@@ -42,9 +42,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "models/byte_bpe.h"
-#include "models/gguf.h"
-#include "models/word_split.h"
+#include "quern/models/byte_bpe.h"
+#include "quern/models/gguf.h"
+#include "quern/models/word_split.h"
 
 namespace quern {
 

@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
-#include "core/status_macros.h"
-#include "models/gguf.h"
-#include "models/tokenizer.h"
-#include "models/word_split.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf.h"
+#include "quern/models/tokenizer.h"
+#include "quern/models/word_split.h"
 
 namespace quern {
 namespace {

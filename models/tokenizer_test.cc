@@ -1,4 +1,4 @@
-#include "models/tokenizer.h"
+#include "quern/models/tokenizer.h"
 
 #include <cmath>
 #include <cstdint>
@@ -19,11 +19,11 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/gguf_testutil.h"
-#include "models/golden_testutil.h"
-#include "models/text_testutil.h"
-#include "testing/data.h"
+#include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/models/golden_testutil.h"
+#include "quern/models/text_testutil.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {

@@ -1,9 +1,9 @@
-#include "models/unicode_class.h"
+#include "quern/models/unicode_class.h"
 
 #include <algorithm>
 #include <iterator>
 
-#include "models/unicode_ranges.h"
+#include "quern/models/unicode_ranges.h"
 
 namespace quern {
 

@@ -1,10 +1,10 @@
-#include "models/unicode_class.h"
+#include "quern/models/unicode_class.h"
 
 #include <cstddef>
 #include <iterator>
 
 #include "gtest/gtest.h"
-#include "models/unicode_ranges.h"
+#include "quern/models/unicode_ranges.h"
 
 namespace quern {
 namespace {

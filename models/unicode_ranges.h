@@ -5,7 +5,7 @@
 // their licence: third_party/unicode. Letters are the general categories L*,
 // numbers N*, spaces the property White_Space.
 
-#include "models/unicode_class.h"
+#include "quern/models/unicode_class.h"
 
 namespace quern::unicode {
 

@@ -1,12 +1,12 @@
-#include "models/word_split.h"
+#include "quern/models/word_split.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
 #include "absl/strings/string_view.h"
-#include "models/unicode_class.h"
-#include "models/utf8.h"
+#include "quern/models/unicode_class.h"
+#include "quern/models/utf8.h"
 
 namespace quern {
 namespace {

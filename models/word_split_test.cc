@@ -1,4 +1,4 @@
-#include "models/word_split.h"
+#include "quern/models/word_split.h"
 
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {

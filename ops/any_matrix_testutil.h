@@ -10,11 +10,11 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/check.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_convert.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 
@@ -89,7 +89,7 @@ class AnyMatrix {
     return AnyTensorView(dtype_, v.data(), 2, {v.extent(0), v.extent(1)},
                          {v.stride(0), 1});
   }
-  // Of one row: its elements.
+  // The elements of a matrix of one row.
   AnyTensorView vector() const {
     const AnyTensorView v = view();
     return AnyTensorView(dtype_, v.data(), 1, {v.extent(1)}, {1});

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "core/status_macros.h"
-#include "ops/index_view.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/index_view.h"
 
 namespace quern {
 

@@ -5,26 +5,26 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/activation/act_and_mul.h"
-#include "ops/activation/activation.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/index_view.h"
-#include "ops/logits/logits.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/norm/rms_norm_gated.h"
-#include "ops/norm/rms_norm_quant.h"
-#include "ops/parallel_rows.h"
-#include "ops/rope/apply_rotary.h"
-#include "ops/rope/dual_chunk_rotary.h"
-#include "ops/rope/mrope.h"
-#include "ops/rope/rotary_embedding.h"
-#include "ops/rope/rotary_spec.h"
-#include "quant/fp8_quantize.h"
-#include "quant/int8_quantize.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/act_and_mul.h"
+#include "quern/ops/activation/activation.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/norm/rms_norm_quant.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/rope/apply_rotary.h"
+#include "quern/ops/rope/dual_chunk_rotary.h"
+#include "quern/ops/rope/mrope.h"
+#include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_spec.h"
+#include "quern/quant/fp8_quantize.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 namespace {
@@ -32,7 +32,7 @@ namespace {
 constexpr int64_t kHuge = int64_t{1} << 62;
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Of no memory, rows apart by what would be far.
+// A view of no memory, whose strides would lead far away.
 AnyTensorView Nothing(DType dtype, const std::vector<int64_t>& extents) {
   AnyTensorView::Dims dims{}, strides{};
   for (size_t d = 0; d < extents.size(); ++d) {

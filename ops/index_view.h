@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "core/check.h"
-#include "core/tensor_view.h"
+#include "quern/core/check.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
-#include "core/parallel_rows.h"
+#include "quern/core/executor.h"
+#include "quern/core/parallel_rows.h"
 
 namespace quern {
 

@@ -10,16 +10,16 @@
 
 #include <cstddef>
 
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 
 // Elements of a block: a multiple of every vector, 16 cache lines of f32.
 inline constexpr size_t kRowBlock = 256;
 
-// Of each, 0 < n <= kRowBlock. A block is aligned to 64 bytes. What is behind
-// its n elements is unspecified but for the zeros that fill the last vector,
-// and may be computed on.
+// Each kernel takes 0 < n <= kRowBlock elements. A block is aligned to 64
+// bytes. What is behind its n elements is unspecified but for the zeros that
+// fill the last vector, and may be computed on.
 struct RowBlockKernels {
   // block[i] = x[i]
   void (*load)(const void* x, size_t n, float* block);

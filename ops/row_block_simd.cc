@@ -1,4 +1,4 @@
-#include "ops/row_block_kernels.h"
+#include "quern/ops/row_block_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/row_block_simd.cc"
@@ -6,7 +6,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -3,12 +3,12 @@
 #include <limits>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "ops/row_block_kernels.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/ops/row_block_kernels.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/cpu_info.h"
-#include "ops/row_block_kernels.h"
-#include "ops/row_stores.h"
-#include "ops/rows_of.h"  // IWYU pragma: export
+#include "quern/core/cpu_info.h"
+#include "quern/core/stores.h"
+#include "quern/ops/row_block_kernels.h"
+#include "quern/ops/rows_of.h"  // IWYU pragma: export
 
 namespace quern {
 
@@ -23,10 +23,9 @@ inline constexpr int64_t kMinStreamRowBytes = 1024;
 // kernel fetches ahead, once both do not fit the last-level cache together: out
 // would drive the input out, and is read in vain. Without fetches it loses:
 // rows are written behind those that are read.
-inline int64_t StreamFrom(RowStores stores, bool auto_streams = false) {
-  if (stores == RowStores::kStream) return 0;
-  return stores == RowStores::kAuto && auto_streams ? LastLevelBytes()
-                                                    : INT64_MAX;
+inline int64_t StreamFrom(Stores stores, bool auto_streams = false) {
+  if (stores == Stores::kStream) return 0;
+  return stores == Stores::kAuto && auto_streams ? LastLevelBytes() : INT64_MAX;
 }
 
 // fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "core/tensor_view.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

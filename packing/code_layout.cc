@@ -1,10 +1,10 @@
-#include "packing/code_layout.h"
+#include "quern/packing/code_layout.h"
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 

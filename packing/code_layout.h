@@ -11,19 +11,21 @@
 //   p < ceil(n / 16)   panel: 16 output columns
 //   l < ceil(k / i)    line: 64 bytes, 16 columns of 4 or 8 consecutive k
 //
-// Of 8 bits, each 16 bytes hold four columns: interleaving two vectors that
-// hold the lower and the upper byte of each code's bf16 gives two lines of
-// pairs. Of 4 bits, a word of 32 bits is one column: shifting its halves right
-// by 4 i leaves pair i in their lowest bits, as indices of a table.
+// With codes of 8 bits, each 16 bytes hold four columns: interleaving two
+// vectors that hold the lower and the upper byte of each code's bf16 gives two
+// lines of pairs. With codes of 4 bits, a word of 32 bits is one column:
+// shifting its halves right by 4 i leaves pair i in their lowest bits, as
+// indices of a table.
 //
 // What lies beyond k and n is `fill`. The layout does not depend on the
 // instruction set.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/status/statusor.h"
-#include "core/executor.h"
+#include "quern/core/executor.h"
 
 namespace quern {
 
@@ -66,23 +68,27 @@ class CodeLayout {
   int64_t n_ = 0;
 };
 
-// Writes layout.bytes() bytes: code_at(k, n) is the code there, fill what lies
-// beyond. Panels are divided between the workers.
-template <typename CodeAt>
-void PackCodes(const CodeLayout& layout, uint8_t fill, const CodeAt& code_at,
-               uint8_t* to, Executor& executor) {
+// Writes layout.bytes() bytes: code_at(column_at(n), k) is the code of column n
+// there, fill what lies beyond. Panels are divided between the workers.
+template <typename ColumnAt, typename CodeAt>
+void PackCodes(const CodeLayout& layout, uint8_t fill,
+               const ColumnAt& column_at, const CodeAt& code_at, uint8_t* to,
+               Executor& executor) {
   executor.ParallelFor(layout.panels(), [&](int64_t panel, int /*worker*/) {
     constexpr int64_t kCols = CodeLayout::kPanelCols;
+    const int64_t cols = std::min(kCols, layout.n() - panel * kCols);
+    decltype(column_at(int64_t{0})) columns[kCols] = {};
+    for (int64_t c = 0; c < cols; ++c)
+      columns[c] = column_at(panel * kCols + c);
     const int64_t step = layout.line_k();
     uint8_t* line = to + panel * layout.panel_bytes();
     for (int64_t k = 0; k < layout.k(); k += step) {
       std::memset(line, 0, CodeLayout::kLineBytes);
       for (int64_t c = 0; c < kCols; ++c) {
-        const int64_t n = panel * kCols + c;
         for (int64_t i = 0; i < step; ++i) {
-          const bool inside = n < layout.n() && k + i < layout.k();
+          const bool inside = c < cols && k + i < layout.k();
           const uint8_t code =
-              inside ? static_cast<uint8_t>(code_at(k + i, n)) : fill;
+              inside ? static_cast<uint8_t>(code_at(columns[c], k + i)) : fill;
           uint8_t& byte = line[layout.Byte(c, i)];
           byte = static_cast<uint8_t>(byte | code << layout.Shift(i));
         }

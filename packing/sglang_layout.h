@@ -22,7 +22,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 
@@ -45,9 +45,9 @@ class SglangLayout {
   int64_t blocks() const { return n_ / kBlockCols + (n_ % kBlockCols != 0); }
   // 32, or 16 for the last block.
   int64_t cols(int64_t block) const;
-  // Of the plain matrix, whose elements are of dtype().
+  // Bytes of a row of the plain matrix, whose elements are of dtype().
   int64_t plain_row_bytes() const;
-  // Of the packed data, for each column: the plain bytes, and for i8 four more.
+  // Bytes of packed data for each column: the plain ones, and for i8 four more.
   int64_t col_bytes() const;
   int64_t block_offset(int64_t block) const {
     return block * kBlockCols * col_bytes();

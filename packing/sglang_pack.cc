@@ -1,4 +1,4 @@
-#include "packing/sglang_pack.h"
+#include "quern/packing/sglang_pack.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "packing/sglang_layout.h"
-#include "packing/sglang_pack_kernels.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/sglang_layout.h"
+#include "quern/packing/sglang_pack_kernels.h"
 
 namespace quern {
 namespace {

@@ -1,14 +1,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "packing/sglang_pack_kernels.h"
+#include "quern/core/stores.h"
+#include "quern/packing/sglang_pack_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "packing/sglang_pack_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "packing/transpose-inl.h"
+#include "quern/packing/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -27,7 +28,7 @@ HWY_INLINE void TransposeCols(const uint8_t* HWY_RESTRICT w,
   for (size_t c = 0; c < cols; c += kCols) {
     const uint8_t* from = w + static_cast<ptrdiff_t>(c) * row_bytes;
     if (HWY_LIKELY(bytes == kLine)) {
-      Transpose16x16<Store::kCached>(from, row_bytes, to + c * 4, to_stride);
+      Transpose16x16<Stores::kCached>(from, row_bytes, to + c * 4, to_stride);
     } else {
       TransposePartial(from, row_bytes, kCols, bytes, to + c * 4, to_stride);
     }

@@ -13,6 +13,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "quern/core/stores.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -35,12 +36,10 @@ using D8 = hn::Repartition<uint8_t, D32>;
 using V32 = hn::Vec<D32>;
 constexpr size_t kLanes = HWY_MAX_LANES_D(D32);
 
-enum class Store { kCached, kStream };
-
-template <Store kStore>
+template <Stores kStores>
 HWY_INLINE void Put(V32 v, uint8_t* HWY_RESTRICT to) {
   const D32 d;
-  if constexpr (kStore == Store::kStream) {
+  if constexpr (kStores == Stores::kStream) {
     hn::Stream(v, d, reinterpret_cast<uint32_t*>(to));
   } else {
     hn::StoreU(hn::BitCast(D8(), v), D8(), to);
@@ -79,7 +78,7 @@ HWY_INLINE Quad LoadTransposed(const uint8_t* HWY_RESTRICT from,
 // What remains then is to transpose blocks: block b of the quads' l{t} belongs
 // to row 4 * b + t of the result.
 #if !HWY_HAVE_SCALABLE && HWY_MAX_BYTES >= 64
-template <Store kStore>
+template <Stores kStores>
 HWY_INLINE void PutBlocks(V32 a, V32 b, V32 c, V32 e, uint8_t* HWY_RESTRICT to,
                           ptrdiff_t stride) {
   const D32 d;
@@ -87,23 +86,23 @@ HWY_INLINE void PutBlocks(V32 a, V32 b, V32 c, V32 e, uint8_t* HWY_RESTRICT to,
   const V32 ab_odd = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
   const V32 ce_even = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(e), c);
   const V32 ce_odd = hn::OddEvenBlocks(e, hn::SwapAdjacentBlocks(c));
-  Put<kStore>(hn::ConcatLowerLower(d, ce_even, ab_even), to);
-  Put<kStore>(hn::ConcatLowerLower(d, ce_odd, ab_odd), to + 4 * stride);
-  Put<kStore>(hn::ConcatUpperUpper(d, ce_even, ab_even), to + 8 * stride);
-  Put<kStore>(hn::ConcatUpperUpper(d, ce_odd, ab_odd), to + 12 * stride);
+  Put<kStores>(hn::ConcatLowerLower(d, ce_even, ab_even), to);
+  Put<kStores>(hn::ConcatLowerLower(d, ce_odd, ab_odd), to + 4 * stride);
+  Put<kStores>(hn::ConcatUpperUpper(d, ce_even, ab_even), to + 8 * stride);
+  Put<kStores>(hn::ConcatUpperUpper(d, ce_odd, ab_odd), to + 12 * stride);
 }
 #elif !HWY_HAVE_SCALABLE && HWY_MAX_BYTES == 32
-template <Store kStore>
+template <Stores kStores>
 HWY_INLINE void PutBlocks(V32 a, V32 b, uint8_t* HWY_RESTRICT to,
                           ptrdiff_t stride) {
   const D32 d;
-  Put<kStore>(hn::ConcatLowerLower(d, b, a), to);
-  Put<kStore>(hn::ConcatUpperUpper(d, b, a), to + 4 * stride);
+  Put<kStores>(hn::ConcatLowerLower(d, b, a), to);
+  Put<kStores>(hn::ConcatUpperUpper(d, b, a), to + 4 * stride);
 }
 #endif
 
 // Transposes a square of kLanes x kLanes lanes, in registers.
-template <Store kStore>
+template <Stores kStores>
 HWY_INLINE void TransposeSquare(const uint8_t* HWY_RESTRICT from,
                                 ptrdiff_t from_stride, uint8_t* HWY_RESTRICT to,
                                 ptrdiff_t to_stride) {
@@ -112,32 +111,32 @@ HWY_INLINE void TransposeSquare(const uint8_t* HWY_RESTRICT from,
   const Quad b = LoadTransposed(from + 4 * from_stride, from_stride);
   const Quad c = LoadTransposed(from + 8 * from_stride, from_stride);
   const Quad d = LoadTransposed(from + 12 * from_stride, from_stride);
-  PutBlocks<kStore>(a.l0, b.l0, c.l0, d.l0, to, to_stride);
-  PutBlocks<kStore>(a.l1, b.l1, c.l1, d.l1, to + to_stride, to_stride);
-  PutBlocks<kStore>(a.l2, b.l2, c.l2, d.l2, to + 2 * to_stride, to_stride);
-  PutBlocks<kStore>(a.l3, b.l3, c.l3, d.l3, to + 3 * to_stride, to_stride);
+  PutBlocks<kStores>(a.l0, b.l0, c.l0, d.l0, to, to_stride);
+  PutBlocks<kStores>(a.l1, b.l1, c.l1, d.l1, to + to_stride, to_stride);
+  PutBlocks<kStores>(a.l2, b.l2, c.l2, d.l2, to + 2 * to_stride, to_stride);
+  PutBlocks<kStores>(a.l3, b.l3, c.l3, d.l3, to + 3 * to_stride, to_stride);
 #elif !HWY_HAVE_SCALABLE && HWY_MAX_BYTES == 32
   const Quad b = LoadTransposed(from + 4 * from_stride, from_stride);
-  PutBlocks<kStore>(a.l0, b.l0, to, to_stride);
-  PutBlocks<kStore>(a.l1, b.l1, to + to_stride, to_stride);
-  PutBlocks<kStore>(a.l2, b.l2, to + 2 * to_stride, to_stride);
-  PutBlocks<kStore>(a.l3, b.l3, to + 3 * to_stride, to_stride);
+  PutBlocks<kStores>(a.l0, b.l0, to, to_stride);
+  PutBlocks<kStores>(a.l1, b.l1, to + to_stride, to_stride);
+  PutBlocks<kStores>(a.l2, b.l2, to + 2 * to_stride, to_stride);
+  PutBlocks<kStores>(a.l3, b.l3, to + 3 * to_stride, to_stride);
 #else
-  Put<kStore>(a.l0, to);
-  Put<kStore>(a.l1, to + to_stride);
-  Put<kStore>(a.l2, to + 2 * to_stride);
-  Put<kStore>(a.l3, to + 3 * to_stride);
+  Put<kStores>(a.l0, to);
+  Put<kStores>(a.l1, to + to_stride);
+  Put<kStores>(a.l2, to + 2 * to_stride);
+  Put<kStores>(a.l3, to + 3 * to_stride);
 #endif
 }
 
 // to[i][j] = from[j][i] for 16x16 dwords. One dword is one pair or quad of k.
-template <Store kStore>
+template <Stores kStores>
 HWY_INLINE void Transpose16x16(const uint8_t* HWY_RESTRICT from,
                                ptrdiff_t from_stride, uint8_t* HWY_RESTRICT to,
                                ptrdiff_t to_stride) {
   for (size_t i = 0; i < kCols; i += kLanes) {
     for (size_t j = 0; j < kCols; j += kLanes) {
-      TransposeSquare<kStore>(
+      TransposeSquare<kStores>(
           from + static_cast<ptrdiff_t>(j) * from_stride + i * 4, from_stride,
           to + static_cast<ptrdiff_t>(i) * to_stride + j * 4, to_stride);
     }
@@ -156,7 +155,7 @@ HWY_INLINE void TransposePartial(const uint8_t* HWY_RESTRICT from,
     hwy::CopyBytes(from + static_cast<ptrdiff_t>(r) * from_stride,
                    square + r * kLine, bytes);
   }
-  Transpose16x16<Store::kCached>(square, kLine, to, to_stride);
+  Transpose16x16<Stores::kCached>(square, kLine, to, to_stride);
 }
 
 }  // namespace

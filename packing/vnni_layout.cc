@@ -1,13 +1,13 @@
-#include "packing/vnni_layout.h"
+#include "quern/packing/vnni_layout.h"
 
 #include <algorithm>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "core/check.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 

@@ -21,8 +21,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "core/check.h"
-#include "core/dtype.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 
@@ -30,7 +30,7 @@ class VnniLayout {
  public:
   static constexpr int64_t kPanelCols = 16;
   static constexpr int64_t kLineBytes = 64;
-  // Of the first byte of packed data; every line then has it.
+  // Alignment of the first byte of packed data; every line then has it.
   static constexpr size_t kAlignment = 64;
 
   // The layout of nothing: 0 x 0, 0 bytes. A spec starts with it.

@@ -1,12 +1,12 @@
-#include "packing/vnni_layout.h"
+#include "quern/packing/vnni_layout.h"
 
 #include <cstdint>
 #include <limits>
 #include <string>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

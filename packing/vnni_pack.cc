@@ -1,4 +1,4 @@
-#include "packing/vnni_pack.h"
+#include "quern/packing/vnni_pack.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack_kernels.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack_kernels.h"
 
 namespace quern {
 namespace {
@@ -48,7 +48,8 @@ const VnniPackKernels::Direction& DirectionOf(const VnniPackSpec& spec,
   }
 }
 
-// That of a lone row may be any number and is not used.
+// The stride of a single row may be any number, so the row's length replaces
+// it.
 int64_t RowStride(const AnyTensorView& w) {
   return w.extent(0) > 1 ? w.stride(0) : w.extent(1);
 }

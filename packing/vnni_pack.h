@@ -29,10 +29,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack_kernels.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack_kernels.h"
 
 namespace quern {
 

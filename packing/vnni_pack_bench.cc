@@ -10,13 +10,13 @@
 #include <memory>
 
 #include "benchmark/benchmark.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "hwy/highway.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack.h"
 
 namespace quern {
 namespace {

@@ -1,16 +1,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/prefetch.h"
 #include "hwy/cache_control.h"  // FlushStream
-#include "packing/vnni_pack_kernels.h"
+#include "quern/core/prefetch.h"
+#include "quern/core/stores.h"
+#include "quern/packing/vnni_pack_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "packing/vnni_pack_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "packing/transpose-inl.h"
+#include "quern/packing/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -20,14 +21,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // ---- [N, K]: the rows of the plain side are the columns of one panel. ----
 
-template <Store kStore>
+template <Stores kStores>
 void PackRows(const VnniPlainBlock<const uint8_t>& plain,
               const VnniPackedBlock<uint8_t>& packed) {
   uint8_t* HWY_RESTRICT to = packed.data;
   size_t at = 0;
   if (HWY_LIKELY(plain.rows == kCols)) {
     for (; at + kLine <= plain.cols_bytes; at += kLine, to += kSquare) {
-      Transpose16x16<kStore>(plain.data + at, plain.row_bytes, to, kLine);
+      Transpose16x16<kStores>(plain.data + at, plain.row_bytes, to, kLine);
     }
   }
   // The last panel of a matrix and the end of k, through a zero-padded square.
@@ -41,7 +42,7 @@ void PackRows(const VnniPlainBlock<const uint8_t>& plain,
     at += bytes;
     to += lines_bytes;
   }
-  if constexpr (kStore == Store::kStream) hwy::FlushStream();
+  if constexpr (kStores == Stores::kStream) hwy::FlushStream();
 }
 
 void UnpackRows(const VnniPlainBlock<uint8_t>& plain,
@@ -50,8 +51,8 @@ void UnpackRows(const VnniPlainBlock<uint8_t>& plain,
   size_t at = 0;
   if (HWY_LIKELY(plain.rows == kCols)) {
     for (; at + kLine <= plain.cols_bytes; at += kLine, from += kSquare) {
-      Transpose16x16<Store::kCached>(from, kLine, plain.data + at,
-                                     plain.row_bytes);
+      Transpose16x16<Stores::kCached>(from, kLine, plain.data + at,
+                                      plain.row_bytes);
     }
   }
   while (at < plain.cols_bytes) {
@@ -61,7 +62,7 @@ void UnpackRows(const VnniPlainBlock<uint8_t>& plain,
     alignas(kLine) uint8_t lines[kSquare];
     hwy::ZeroBytes<kSquare>(lines);
     hwy::CopyBytes(from, lines, lines_bytes);
-    Transpose16x16<Store::kCached>(lines, kLine, square, kLine);
+    Transpose16x16<Stores::kCached>(lines, kLine, square, kLine);
     for (size_t r = 0; r < plain.rows; ++r) {
       hwy::CopyBytes(
           square + r * kLine,
@@ -90,7 +91,7 @@ HWY_INLINE V32 Widened(const uint8_t* HWY_RESTRICT from) {
 
 // One line from the v rows at `from`: lane c is row 0 in the low bits,
 // the following rows above it.
-template <typename T, Store kStore>
+template <typename T, Stores kStores>
 HWY_INLINE void PackLine(const uint8_t* HWY_RESTRICT from, ptrdiff_t row_bytes,
                          uint8_t* HWY_RESTRICT to) {
   for (size_t c = 0; c < kCols; c += kLanes) {
@@ -104,7 +105,7 @@ HWY_INLINE void PackLine(const uint8_t* HWY_RESTRICT from, ptrdiff_t row_bytes,
       const V32 v3 = hn::ShiftLeft<24>(Widened<T>(row + 3 * row_bytes));
       v = hn::Or(hn::Or3(v, v1, v2), v3);
     }
-    Put<kStore>(v, to + c * 4);
+    Put<kStores>(v, to + c * 4);
   }
 }
 
@@ -120,7 +121,7 @@ HWY_INLINE void PackPartialLine(const uint8_t* HWY_RESTRICT from,
     hwy::CopyBytes(from + static_cast<ptrdiff_t>(r) * row_bytes,
                    block + r * kRow, cols_bytes);
   }
-  PackLine<T, Store::kCached>(block, kRow, to);
+  PackLine<T, Stores::kCached>(block, kRow, to);
 }
 
 // Goes down the rows one cache line wide, and meanwhile fetches the second
@@ -129,7 +130,7 @@ HWY_INLINE void PackPartialLine(const uint8_t* HWY_RESTRICT from,
 // prefetchers see 128 rows. Into L2: rows at a power-of-two stride fall into
 // one set of L1 and would push each other out. Going down 16 rows of [N, K]
 // they do well, and it is no use there (Zen 4, 2026).
-template <typename T, Store kStore>
+template <typename T, Stores kStores>
 void PackCols(const VnniPlainBlock<const uint8_t>& plain,
               const VnniPackedBlock<uint8_t>& packed) {
   constexpr size_t kV = 4 / sizeof(T);
@@ -148,8 +149,8 @@ void PackCols(const VnniPlainBlock<const uint8_t>& plain,
                    2 * kLine);
       }
       for (size_t p = 0; p < kPanels; ++p) {
-        PackLine<T, kStore>(from + p * kRow, plain.row_bytes,
-                            to + p * packed.panel_bytes + l * kLine);
+        PackLine<T, kStores>(from + p * kRow, plain.row_bytes,
+                             to + p * packed.panel_bytes + l * kLine);
       }
     }
   }
@@ -165,7 +166,7 @@ void PackCols(const VnniPlainBlock<const uint8_t>& plain,
                          plain.row_bytes, rows, bytes, to + l * kLine);
     }
   }
-  if constexpr (kStore == Store::kStream) hwy::FlushStream();
+  if constexpr (kStores == Stores::kStream) hwy::FlushStream();
 }
 
 // The v rows of one line, 16 elements each.
@@ -175,7 +176,7 @@ HWY_INLINE void UnpackLine(const uint8_t* HWY_RESTRICT from,
   for (size_t c = 0; c < kCols; c += kLanes) {
     V32 v = Get(from + c * 4);
     if constexpr (sizeof(T) == 4) {
-      Put<Store::kCached>(v, to + c * 4);
+      Put<Stores::kCached>(v, to + c * 4);
     } else {
       for (size_t i = 0; i < 4 / sizeof(T); ++i) {
         hn::StoreU(
@@ -218,14 +219,14 @@ void UnpackCols(const VnniPlainBlock<uint8_t>& plain,
 
 template <typename T>
 VnniPackKernels::Direction Cols() {
-  return {&PackCols<T, Store::kCached>, &PackCols<T, Store::kStream>,
+  return {&PackCols<T, Stores::kCached>, &PackCols<T, Stores::kStream>,
           &UnpackCols<T>};
 }
 
 VnniPackKernels GetKernels() {
   VnniPackKernels kernels;
   kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.nk = {&PackRows<Store::kCached>, &PackRows<Store::kStream>,
+  kernels.nk = {&PackRows<Stores::kCached>, &PackRows<Stores::kStream>,
                 &UnpackRows};
   kernels.kn32 = Cols<uint32_t>();
   kernels.kn16 = Cols<uint16_t>();

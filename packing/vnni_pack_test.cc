@@ -1,4 +1,4 @@
-#include "packing/vnni_pack.h"
+#include "quern/packing/vnni_pack.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_layout.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

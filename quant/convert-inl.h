@@ -23,9 +23,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
 #include "hwy/highway.h"
-#include "quant/float_format.h"
+#include "quern/core/dtype.h"
+#include "quern/quant/float_format.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

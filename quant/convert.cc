@@ -1,11 +1,14 @@
-#include "quant/convert.h"
+#include "quern/quant/convert.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "core/cpu_info.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "absl/types/span.h"
+#include "quern/core/check_args.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
 
 namespace quern {
 namespace {
@@ -81,52 +84,6 @@ int64_t RowStride(const AnyTensorView& view) {
   return Rows(view) > 1 ? view.stride(0) : Cols(view);
 }
 
-// [begin, end) of the addresses that a view spans.
-struct Span {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
-  bool Overlaps(const Span& other) const {
-    return begin < other.end && other.begin < end;
-  }
-};
-
-absl::StatusOr<Span> CheckView(absl::string_view field,
-                               const AnyTensorView& view) {
-  const int64_t rows = Rows(view), cols = Cols(view), stride = RowStride(view);
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "rows", rows, 0));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "cols", cols, 0));
-  if (rows > 1 && stride < cols) {
-    return InvalidArgument(kOp, field, " has row stride ", stride,
-                           "; need a stride >= cols=", cols);
-  }
-  if (const int64_t last = view.stride(view.rank() - 1);
-      cols > 1 && last != 1) {
-    return InvalidArgument(kOp, field, " has column stride ", last, "; need 1");
-  }
-  Span span;
-  if (rows == 0 || cols == 0) return span;
-  int64_t elements = 0;
-  int64_t bytes = 0;
-  if (!CheckedMul(rows - 1, stride, &elements) ||
-      !CheckedAdd(elements, cols, &elements) ||
-      !CheckedMul(elements, static_cast<int64_t>(SizeOf(view.dtype())),
-                  &bytes)) {
-    return InvalidArgument(kOp, field,
-                           " spans more than 2^63 bytes: rows=", rows,
-                           ", stride=", stride);
-  }
-  if (view.data() == nullptr) {
-    return InvalidArgument(kOp, field, " is null; need ", bytes, " bytes");
-  }
-  span.begin = reinterpret_cast<uintptr_t>(view.data());
-  if (span.begin % SizeOf(view.dtype()) != 0) {
-    return InvalidArgument(kOp, field, " is not aligned to its elements of ",
-                           SizeOf(view.dtype()), " bytes");
-  }
-  span.end = span.begin + static_cast<uintptr_t>(bytes);
-  return span;
-}
-
 }  // namespace
 
 // One Execute.
@@ -144,8 +101,7 @@ struct ConvertPlan::Job {
 absl::StatusOr<ConvertPlan> ConvertPlan::Create(const ConvertSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckFloat("from", spec.from));
   QUERN_RETURN_IF_ERROR(CheckFloat("to", spec.to));
-  return ConvertPlan(
-      spec, spec.stores == ConvertStores::kAuto ? LastLevelBytes() : 0);
+  return ConvertPlan(spec, spec.stores == Stores::kAuto ? LastLevelBytes() : 0);
 }
 
 ConvertPlan::ConvertPlan(const ConvertSpec& spec, int64_t last_level_bytes)
@@ -157,37 +113,19 @@ ConvertPlan::ConvertPlan(const ConvertSpec& spec, int64_t last_level_bytes)
 absl::Status ConvertPlan::CheckArgs(const AnyTensorView& in,
                                     const AnyTensorView& out,
                                     const ConvertTerms& terms) const {
-  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "in", in.dtype(), spec_.from));
-  QUERN_RETURN_IF_ERROR(CheckDType(kOp, "out", out.dtype(), spec_.to));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "rank", in.rank(), 1, 2));
+  const auto rank = static_cast<size_t>(in.rank());
+  const int64_t any[] = {kAnyExtent, kAnyExtent};
+  const int64_t shape[] = {in.extent(0), rank == 2 ? in.extent(1) : 0};
   QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "rank of out", out.rank(), in.rank(), "in has"));
+      CheckInput(kOp, "in", in, spec_.from, absl::MakeConstSpan(any, rank)));
   QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "rows of out", Rows(out), Rows(in), "in has"));
+      CheckOutput(kOp, "out", out, spec_.to, absl::MakeConstSpan(shape, rank)));
+  QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "in", in, "out", out));
+  if (terms.bias.extent(0) == 0) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "cols of out", Cols(out), Cols(in), "in has"));
-  QUERN_ASSIGN_OR_RETURN(const Span in_span, CheckView("in", in));
-  QUERN_ASSIGN_OR_RETURN(const Span out_span, CheckView("out", out));
-  if (out_span.end != 0 && !out.writable()) {
-    return InvalidArgument(kOp, "out is a read-only view");
-  }
-  const bool in_place = in.data() == out.data() &&
-                        SizeOf(spec_.from) == SizeOf(spec_.to) &&
-                        RowStride(in) == RowStride(out);
-  if (in_span.Overlaps(out_span) && !in_place) {
-    return InvalidArgument(kOp,
-                           "in and out overlap; need disjoint memory, or the "
-                           "same view of equally large elements");
-  }
-  if (terms.bias.extent(0) != 0) {
-    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "size of bias", terms.bias.extent(0),
-                                     Cols(in), "in has columns"));
-    QUERN_ASSIGN_OR_RETURN(const Span bias, CheckView("bias", terms.bias));
-    if (bias.Overlaps(out_span)) {
-      return InvalidArgument(kOp, "bias and out overlap");
-    }
-  }
-  return absl::OkStatus();
+      CheckInput(kOp, "bias", terms.bias, DType::kF32, {Cols(in)}));
+  return CheckApart(kOp, "bias", terms.bias, "out", out);
 }
 
 // Columns [col, col + cols) of one row: up to three kernels one after the
@@ -264,8 +202,8 @@ void ConvertPlan::Execute(const AnyTensorView& in, const AnyTensorView& out,
   job.in_stride_bytes =
       RowStride(in) * static_cast<int64_t>(SizeOf(spec_.from));
   job.out_stride_bytes = RowStride(out) * out_bytes;
-  job.stream = spec_.stores == ConvertStores::kStream ||
-               (spec_.stores == ConvertStores::kAuto &&
+  job.stream = spec_.stores == Stores::kStream ||
+               (spec_.stores == Stores::kAuto &&
                 cols * out_bytes >= kMinStreamRowBytes &&
                 rows * cols * out_bytes > last_level_bytes_);
 

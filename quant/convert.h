@@ -32,27 +32,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "quant/convert_kernels.h"
-#include "quant/float_format.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/convert_kernels.h"
+#include "quern/quant/float_format.h"
 
 namespace quern {
-
-// Whether stores go through the caches. Streaming ones spare the read of what
-// is overwritten, and leave the result in memory only.
-enum class ConvertStores : uint8_t {
-  kAuto,    // kStream if the output exceeds the last-level cache
-  kCached,  // the next operator reads the result at once
-  kStream,
-};
 
 struct ConvertSpec {
   DType from = DType::kF32;
   DType to = DType::kBF16;
   OverflowMode overflow = OverflowMode::kIeee;
-  ConvertStores stores = ConvertStores::kAuto;
+  // kAuto streams an output that exceeds the last-level cache.
+  Stores stores = Stores::kAuto;
 };
 
 // What may change from call to call. Neutral by default: no product, no sum.
@@ -71,12 +65,10 @@ class ConvertPlan {
   const char* target() const { return kernels_.target; }
 
   // What Execute needs: `in` and `out` of the spec's types and of equal shape,
-  // both [cols] or both [rows, cols], row strides >= cols (of one row: any),
-  // column strides 1, elements aligned, out writable, bias empty or [cols];
-  // `out` overlaps neither bias nor `in`, except that it may
-  // be `in` itself (same address and stride) where the element sizes agree. A
-  // matrix overlaps from its first to its last element, gaps included.
-  // InvalidArgument otherwise.
+  // both [cols] or both [rows, cols], as CheckInput and CheckOutput of
+  // core/check_args.h want them; bias empty or [cols]. `out` shares no element
+  // with bias, nor with `in` unless it is `in` itself (same address and stride)
+  // and the element sizes agree. InvalidArgument otherwise.
   absl::Status CheckArgs(const AnyTensorView& in, const AnyTensorView& out,
                          const ConvertTerms& terms = {}) const;
 

@@ -9,12 +9,13 @@
 #include <cstring>
 
 #include "benchmark/benchmark.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "hwy/highway.h"
-#include "quant/convert.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
@@ -67,8 +68,7 @@ void BM_Copy(benchmark::State& state, int64_t in_bytes, int64_t out_bytes) {
                           (in_bytes + out_bytes));
 }
 
-void BM_Convert(benchmark::State& state, DType from, DType to,
-                ConvertStores stores) {
+void BM_Convert(benchmark::State& state, DType from, DType to, Stores stores) {
   Memory& memory = SharedMemory();
   const auto executor = *HwyExecutor::Create(static_cast<int>(state.range(0)));
   ConvertSpec spec;
@@ -111,36 +111,36 @@ void BM_Convert(benchmark::State& state, DType from, DType to,
 #define QUERN_THREADS ->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime()
 BENCHMARK_CAPTURE(BM_Copy, as_f32_to_bf16, 4, 2) QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f32_to_bf16, DType::kF32, DType::kBF16,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f32_to_bf16_through_the_caches, DType::kF32,
-                  DType::kBF16, ConvertStores::kCached)
+                  DType::kBF16, Stores::kCached)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Copy, as_bf16_to_f32, 2, 4) QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, bf16_to_f32, DType::kBF16, DType::kF32,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, bf16_to_f32_through_the_caches, DType::kBF16,
-                  DType::kF32, ConvertStores::kCached)
+                  DType::kF32, Stores::kCached)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f32_to_f16, DType::kF32, DType::kF16,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f16_to_f32, DType::kF16, DType::kF32,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Copy, as_f32_to_f8, 4, 1) QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f32_to_f8e4m3, DType::kF32, DType::kF8E4M3,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f8e4m3_to_f32, DType::kF8E4M3, DType::kF32,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, f32_to_f8e5m2, DType::kF32, DType::kF8E5M2,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 BENCHMARK_CAPTURE(BM_Convert, bf16_to_f8e4m3, DType::kBF16, DType::kF8E4M3,
-                  ConvertStores::kAuto)
+                  Stores::kAuto)
 QUERN_THREADS;
 
 }  // namespace

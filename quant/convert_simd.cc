@@ -1,4 +1,4 @@
-#include "quant/convert_kernels.h"
+#include "quern/quant/convert_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
@@ -6,7 +6,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

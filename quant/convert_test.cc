@@ -1,4 +1,4 @@
-#include "quant/convert.h"
+#include "quern/quant/convert.h"
 
 #include <array>
 #include <cmath>
@@ -10,17 +10,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
 #include "hwy/base.h"
-#include "quant/float_format.h"
-#include "quant/scalar_convert.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/float_format.h"
+#include "quern/quant/scalar_convert.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
 
 #if HWY_ARCH_X86
 #include <xmmintrin.h>
@@ -247,7 +248,7 @@ class ConvertTest : public IsaTest {
  protected:
   ConvertPlan Plan(DType from, DType to,
                    OverflowMode overflow = OverflowMode::kIeee,
-                   ConvertStores stores = ConvertStores::kCached) {
+                   Stores stores = Stores::kCached) {
     ConvertSpec spec;
     spec.from = from;
     spec.to = to;
@@ -335,7 +336,7 @@ TEST_P(ConvertTest, WritesExactlyTheRowsAtAnySizeStrideAndAlignment) {
         const size_t in_offset = static_cast<size_t>(variant % 5);
         const size_t out_offset = static_cast<size_t>(variant % 7);
         const auto stores =
-            variant % 2 == 0 ? ConvertStores::kCached : ConvertStores::kStream;
+            variant % 2 == 0 ? Stores::kCached : Stores::kStream;
         ConvertTerms terms;
         std::vector<float> bias(static_cast<size_t>(cols));
         for (float& b : bias) b = uniform(random);
@@ -405,7 +406,7 @@ TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
       Plan(DType::kF32, to)
           .Execute(in_view, View(to, alone.data(), rows, cols, cols),
                    inline_executor_);
-      Plan(DType::kF32, to, OverflowMode::kIeee, ConvertStores::kStream)
+      Plan(DType::kF32, to, OverflowMode::kIeee, Stores::kStream)
           .Execute(in_view, View(to, together.data(), rows, cols, cols),
                    **executor);
       together.resize(bytes);
@@ -495,7 +496,7 @@ TEST_P(ConvertTest, TouchesNothingElseAndAllocatesNothing) {
   // Threads allocate while they start, which must not count as Execute's.
   (*executor)->ParallelFor(2, [](int64_t, int) {});
   for (const Edge edge : {Edge::kBegin, Edge::kEnd}) {
-    for (const auto stores : {ConvertStores::kCached, ConvertStores::kStream}) {
+    for (const auto stores : {Stores::kCached, Stores::kStream}) {
       for (const int64_t cols : {1, 2, 3, 5, 7, 13, 31, 47, 63, 65, 127, 300}) {
         const int64_t shift = cols % 3;
         const std::vector<float> values(static_cast<size_t>(2 * cols), 1.5f);
@@ -672,42 +673,40 @@ TEST(ConvertPlanTest, RefusesArgumentsThatDoNotFit) {
        bf16,
        {},
        "convert: rank=3; need 1 <= rank <= 2"},
-      {f32,
-       DenseVector(out.data(), 8),
-       {},
-       "convert: rank of out=1; need 2, as in has"},
+      {f32, DenseVector(out.data(), 8), {}, "convert: out is [8]; need [4, 8]"},
       {f32,
        DenseMatrix(out.data(), 5, 8),
        {},
-       "convert: rows of out=5; need 4, as in has"},
+       "convert: out is [5, 8]; need [4, 8]"},
       {f32,
        DenseMatrix(out.data(), 4, 9),
        {},
-       "convert: cols of out=9; need 8, as in has"},
+       "convert: out is [4, 9]; need [4, 8]"},
       {View(DType::kF32, in.data(), -1, 8, 8),
        View(DType::kBF16, out.data(), -1, 8, 8),
        {},
-       "convert: rows=-1"},
-      {View(DType::kF32, in.data(), 4, 8, 7),
+       "convert: in is [-1, 8]; need [any, any]"},
+      {View(DType::kF32, in.data(), 4, 8, -8),
        bf16,
        {},
-       "convert: in has row stride 7; need a stride >= cols=8"},
+       "convert: in has stride -8 in dimension 0; need 0 or more"},
       {f32,
-       View(DType::kBF16, out.data(), 4, 8, -8),
+       View(DType::kBF16, out.data(), 4, 8, 7),
        {},
-       "convert: out has row stride -8; need a stride >= cols=8"},
+       "convert: out has stride 7 in dimension 0; need 8 or more"},
       {View(DType::kF32, in.data(), 4, 8, kHuge),
        bf16,
        {},
-       "convert: in spans more than 2^63 bytes"},
+       "convert: in is [4, 8] with stride 4611686018427387904 in dimension 0; "
+       "need fewer than 2^63 bytes"},
       {AnyTensorView(DType::kF32, in.data(), 2, {4, 8}, {16, 2}),
        bf16,
        {},
-       "convert: in has column stride 2; need 1"},
+       "convert: in has stride 2 in dimension 1; need 1"},
       {f32,
        AnyTensorView(DType::kBF16, out.data(), 2, {4, 8}, {16, 0}),
        {},
-       "convert: out has column stride 0; need 1"},
+       "convert: out has stride 0 in dimension 1; need 1"},
       {View(DType::kF32, reinterpret_cast<char*>(in.data()) + 2, 4, 8, 8),
        bf16,
        {},
@@ -721,13 +720,10 @@ TEST(ConvertPlanTest, RefusesArgumentsThatDoNotFit) {
       {f32,
        DenseMatrix(read_only, 4, 8),
        {},
-       "convert: out is a read-only view"},
-      {f32, DenseMatrix(inside, 4, 8), {}, "convert: in and out overlap"},
-      {f32,
-       bf16,
-       {1.0f, short_bias},
-       "convert: size of bias=7; need 8, as in has columns"},
-      {f32, bf16, {1.0f, bias_in_out}, "convert: bias and out overlap"},
+       "convert: out is read-only; need a writable view"},
+      {f32, DenseMatrix(inside, 4, 8), {}, "convert: out overlaps in"},
+      {f32, bf16, {1.0f, short_bias}, "convert: bias is [7]; need [8]"},
+      {f32, bf16, {1.0f, bias_in_out}, "convert: out overlaps bias"},
   };
   for (const Case& c : cases) {
     const absl::Status status = plan->CheckArgs(c.in, c.out, c.terms);
@@ -751,7 +747,7 @@ TEST(ConvertPlanTest, RefusesOtherRowStridesInPlace) {
   for (const absl::Status& status :
        {plan->CheckArgs(a, b), plan->CheckArgs(b, a)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("in and out overlap"), std::string::npos)
+    EXPECT_NE(status.message().find("out overlaps in"), std::string::npos)
         << status;
   }
 }

@@ -1,4 +1,4 @@
-#include "quant/fp8_quantize.h"
+#include "quern/quant/fp8_quantize.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,24 +6,25 @@
 #include <cstddef>
 #include <limits>
 
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/cpu_info.h"
-#include "core/math_util.h"
-#include "core/parallel_rows.h"
-#include "core/status_macros.h"
 #include "hwy/base.h"
-#include "quant/float_format.h"
-#include "quant/int8_quantize_kernels.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/math_util.h"
+#include "quern/core/parallel_rows.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/quant/float_format.h"
+#include "quern/quant/int8_quantize_kernels.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "fp8_quantize";
 
-// As of int8_quantize: the rows that are worth streaming, and what is to be in
-// L2 before its turn comes.
+// The values of int8_quantize.cc, and their reasons: tasks per worker, the
+// shortest row that is streamed, and what is to be in L2 before its turn comes.
 constexpr int64_t kTasksPerWorker = 8;
 constexpr int64_t kMinStreamRowBytes = 1024;
 constexpr int64_t kPrefetchBytes = 16 << 10;
@@ -65,8 +66,7 @@ Fp8QuantizePlan::Fp8QuantizePlan(const Fp8QuantizeSpec& spec)
     : spec_(spec),
       kernels_(GetFp8QuantizeKernels(spec.dtype)),
       max_code_(GetInt8QuantizeKernels(spec.dtype).max_abs),
-      last_level_bytes_(
-          spec.stores == Fp8QuantizeStores::kAuto ? LastLevelBytes() : 0) {}
+      last_level_bytes_(spec.stores == Stores::kAuto ? LastLevelBytes() : 0) {}
 
 absl::StatusOr<Fp8QuantizePlan> Fp8QuantizePlan::Create(
     const Fp8QuantizeSpec& spec) {
@@ -186,8 +186,8 @@ float Fp8QuantizePlan::QuantizeRow(const void* x, int64_t k,
 
 bool Fp8QuantizePlan::Streams(int64_t m, int64_t k) const {
   const int64_t row = k * static_cast<int64_t>(SizeOf(spec_.dtype));
-  return spec_.stores == Fp8QuantizeStores::kStream ||
-         (spec_.stores == Fp8QuantizeStores::kAuto && k >= kMinStreamRowBytes &&
+  return spec_.stores == Stores::kStream ||
+         (spec_.stores == Stores::kAuto && k >= kMinStreamRowBytes &&
           m * (row + k) > last_level_bytes_);
 }
 

@@ -31,21 +31,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "quant/fp8_quantize_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/fp8_quantize_kernels.h"
 
 namespace quern {
 
 enum class Fp8Granularity : uint8_t { kStatic, kTensor, kToken, kGroup };
 enum class Fp8ScaleFormat : uint8_t { kF32, kPowerOfTwo };
-// Whether stores of q go through the caches.
-enum class Fp8QuantizeStores : uint8_t {
-  kAuto,    // kStream if x and q together exceed the last-level cache
-  kCached,  // the next operator reads q at once
-  kStream,
-};
 
 struct Fp8QuantizeSpec {
   DType dtype = DType::kBF16;  // of x: f32, bf16 or f16
@@ -55,7 +50,8 @@ struct Fp8QuantizeSpec {
   int64_t block_rows = 0;                        // kStatic: >= 0
   int64_t block_cols = 0;                        // kStatic: >= 0
   float max_abs = 0.0f;  // kToken: finite, > 0; 0: no bound
-  Fp8QuantizeStores stores = Fp8QuantizeStores::kAuto;
+  // kAuto streams q if x and q together exceed the last-level cache.
+  Stores stores = Stores::kAuto;
 };
 
 class Fp8QuantizePlan {

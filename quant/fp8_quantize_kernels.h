@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

@@ -1,9 +1,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/float_type.h"
-#include "quant/fp8_quantize_kernels.h"
-#include "quant/prefetch_all.h"
+#include "quern/core/float_type.h"
+#include "quern/core/prefetch.h"
+#include "quern/quant/fp8_quantize_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/fp8_quantize_simd.cc"
@@ -11,7 +11,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -213,12 +213,12 @@ HWY_INLINE void QuantizeBy(const Q& quantizer, size_t n, const void* next,
       quantizer.Part(i, HWY_MIN(lanes, head - i), to);
     }
     for (; i + step <= n; i += step) {
-      PrefetchAllToL2(ahead + i, step * sizeof(T));
+      PrefetchL2(ahead + i, step * sizeof(T));
       hn::Stream(quantizer.Step(i), d8, to + i);
     }
   }
   for (; i + step <= n; i += step) {
-    PrefetchAllToL2(ahead + i, step * sizeof(T));
+    PrefetchL2(ahead + i, step * sizeof(T));
     hn::StoreU(quantizer.Step(i), d8, to + i);
   }
   for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);

@@ -1,4 +1,4 @@
-#include "quant/fp8_quantize.h"
+#include "quern/quant/fp8_quantize.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,16 +9,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -268,7 +269,7 @@ TEST_P(Fp8QuantizeTest, IsTheFormulaBitForBit) {
         spec.format = format;
         if (granularity == Fp8Granularity::kGroup) spec.group = 24;
         if (format == Fp8ScaleFormat::kPowerOfTwo) {
-          spec.stores = Fp8QuantizeStores::kStream;
+          spec.stores = Stores::kStream;
         }
         const Fp8QuantizePlan plan = Plan(spec);
         if (dtype == DType::kF32) Compare<float>(plan, rng, many);

@@ -51,10 +51,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "quant/int8_quantize_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/int8_quantize_kernels.h"
 
 namespace quern {
 
@@ -68,14 +69,6 @@ enum class Int8ZeroPoint : uint8_t {
   kUsed,  // asymmetric
 };
 
-// Whether stores of Execute go through the caches. Streaming ones spare the
-// read of what is overwritten, and leave q in memory only.
-enum class Int8QuantizeStores : uint8_t {
-  kAuto,    // kStream if x and q together exceed the last-level cache
-  kCached,  // the next operator reads q at once
-  kStream,
-};
-
 struct Int8QuantizeSpec {
   DType dtype = DType::kBF16;  // of x: f32, bf16 or f16
   Int8Granularity granularity = Int8Granularity::kPerToken;
@@ -83,7 +76,8 @@ struct Int8QuantizeSpec {
   // Per tensor only.
   float scale = 1.0f;      // kMinScale <= scale <= kMaxScale
   int32_t zero_point = 0;  // in [-128, 127]; 0 if zero_points is kNone
-  Int8QuantizeStores stores = Int8QuantizeStores::kAuto;
+  // kAuto streams if x and q together exceed the last-level cache.
+  Stores stores = Stores::kAuto;
 };
 
 class Int8QuantizePlan {
@@ -100,11 +94,10 @@ class Int8QuantizePlan {
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
 
-  // What Execute needs: x[m, k] of the spec's type and q[m, k], row strides
-  // >= k; scales[m], or empty if per tensor; zero_points[m], or empty unless
-  // per token and kUsed. Nothing that is written overlaps anything else; a
-  // matrix reaches from its first to its last element, gaps included.
-  // InvalidArgument otherwise.
+  // What Execute needs: x[m, k] of the spec's type and q[m, k]; scales[m],
+  // or empty if per tensor; zero_points[m], or empty unless per token and
+  // kUsed. All are as CheckInput and CheckOutput of core/check_args.h want
+  // them, and no two share an element. InvalidArgument otherwise.
   absl::Status CheckArgs(const AnyTensorView& x, MatrixView<int8_t> q,
                          VectorView<float> scales,
                          VectorView<int32_t> zero_points) const;

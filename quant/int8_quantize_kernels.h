@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "quant/int8_quantize.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 namespace {
@@ -96,11 +96,11 @@ TEST(Int8QuantizePlanTest, RefusesArgumentsThatDoNotFit) {
   ExpectRefusals({
       {token->CheckArgs(q, q, s, z), "x is i8; need f32"},
       {token->CheckArgs(DenseVector(memory.data(), 40), q, s, z),
-       "rank of x=1; need 2"},
+       "x is [40]; need [any, any]"},
       {token->CheckArgs(x, DenseMatrix(codes.data(), 4, 8), s, z),
-       "rows of q=4; need 5, as x has"},
+       "q is [4, 8]; need [5, 8]"},
       {token->CheckArgs(x, DenseMatrix(codes.data(), 5, 7), s, z),
-       "columns of q=7; need 8, as x has"},
+       "q is [5, 7]; need [5, 8]"},
       {token->CheckArgs(x, q, DenseVector(memory.data() + 100, 4), z),
        "size of scales=4; need 5, as x has rows"},
       {token->CheckArgs(x, q, s, no_z), "size of zero_points=0; need 5"},
@@ -108,34 +108,38 @@ TEST(Int8QuantizePlanTest, RefusesArgumentsThatDoNotFit) {
        "size of zero_points=5; need 0, as there are none"},
       {tensor->CheckArgs(x, q, s, no_z),
        "size of scales=5; need 0, as the spec has the scale"},
-      {token->CheckArgs(MatrixView<float>(memory.data(), {5, 8}, {7, 1}), q, s,
+      {token->CheckArgs(MatrixView<float>(memory.data(), {5, 8}, {-8, 1}), q, s,
                         z),
-       "x has row stride 7; need a stride >= k=8"},
+       "x has stride -8 in dimension 0; need 0 or more"},
       {token->CheckArgs(x, {codes.data(), {5, 8}, {-8, 1}}, s, z),
-       "q has row stride -8; need a stride >= k=8"},
-      {token->CheckArgs(strided, q, s, z), "x has a last stride of 2; need 1"},
+       "q has stride -8 in dimension 0; need 0 or more"},
+      {token->CheckArgs(x, {codes.data(), {5, 8}, {7, 1}}, s, z),
+       "q has stride 7 in dimension 0; need 8 or more"},
+      {token->CheckArgs(strided, q, s, z),
+       "x has stride 2 in dimension 1; need 1"},
       {token->CheckArgs(MatrixView<float>(nullptr, {5, 8}, {8, 1}), q, s, z),
-       "x is null; need 160 bytes"},
+       "x is null; need [any, any]"},
       {token->CheckArgs(x, {nullptr, {5, 8}, {8, 1}}, s, z),
-       "q is null; need 40 bytes"},
+       "q is null; need [5, 8]"},
       {token->CheckArgs(x, q, {nullptr, {5}, {1}}, z),
-       "scales is null; need 20 bytes"},
+       "scales is null; need [5]"},
       {token->CheckArgs(AnyTensorView(DType::kF32, bytes_of(memory.data()) + 2,
                                       2, {5, 8}, {8, 1}),
                         q, s, z),
        "x is not aligned to its elements of 4 bytes"},
       {token->CheckArgs(x, {codes.data(), {5, 8}, {huge, 1}}, s, z),
-       "q spans more than 2^63 bytes"},
+       "q is [5, 8] with stride 4611686018427387904 in dimension 0; need fewer "
+       "than 2^63 bytes"},
       {token->CheckArgs(x, DenseMatrix(bytes_of(memory.data() + 39), 5, 8), s,
                         z),
-       "x and q overlap; need disjoint memory"},
+       "q overlaps x; need no element in common"},
       {token->CheckArgs(x, q, DenseVector(memory.data() + 39, 5), z),
-       "x and scales overlap"},
+       "scales overlaps x"},
       {token->CheckArgs(x, DenseMatrix(bytes_of(memory.data() + 104), 5, 8), s,
                         z),
-       "q and scales overlap"},
+       "scales overlaps q"},
       {token->CheckArgs(x, DenseMatrix(bytes_of(zeros.data()), 5, 8), s, z),
-       "q and zero_points overlap"},
+       "zero_points overlaps q"},
   });
 }
 

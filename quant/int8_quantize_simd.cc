@@ -1,6 +1,6 @@
-#include "core/float_type.h"
-#include "quant/int8_quantize_kernels.h"
-#include "quant/prefetch_all.h"
+#include "quern/core/float_type.h"
+#include "quern/core/prefetch.h"
+#include "quern/quant/int8_quantize_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
@@ -8,7 +8,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -202,12 +202,12 @@ void Quantize(const void* x, size_t n, float inverse, int32_t zero_point,
     }
     i = head;
     for (; i + step <= n; i += step) {
-      PrefetchAllToL2(ahead + i, step * sizeof(T));
+      PrefetchL2(ahead + i, step * sizeof(T));
       hn::Stream(quantizer.Step(i), d8, to + i);
     }
   }
   for (; i + step <= n; i += step) {
-    PrefetchAllToL2(ahead + i, step * sizeof(T));
+    PrefetchL2(ahead + i, step * sizeof(T));
     hn::StoreU(quantizer.Step(i), d8, to + i);
   }
   for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);

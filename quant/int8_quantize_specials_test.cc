@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
 #include "hwy/base.h"
-#include "quant/int8_quantize.h"
-#include "quant/int8_quantize_testutil.h"
-#include "testing/isa_test.h"
-#include "testing/reference_int8_quantize.h"
+#include "quern/core/dtype.h"
+#include "quern/quant/int8_quantize.h"
+#include "quern/quant/int8_quantize_testutil.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_int8_quantize.h"
 
 #if HWY_ARCH_X86
 #include <xmmintrin.h>

@@ -1,17 +1,18 @@
-#include "quant/int8_quantize.h"
+#include "quern/quant/int8_quantize.h"
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "quant/int8_quantize_testutil.h"
-#include "testing/isa_test.h"
-#include "testing/reference_int8_quantize.h"
-#include "testing/workers.h"
+#include "quern/core/dtype.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/int8_quantize_testutil.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_int8_quantize.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -23,8 +24,7 @@ TEST_P(Int8QuantizeTest, FollowsTheFormulaOnEveryRemainder) {
   for (const int64_t k :
        {1,  2,  3,  5,   8,   15,  16,  17,  31,  33,  47,  63,
         64, 65, 96, 127, 128, 129, 191, 255, 257, 521, 1031}) {
-    for (const auto stores :
-         {Int8QuantizeStores::kCached, Int8QuantizeStores::kStream}) {
+    for (const auto stores : {Stores::kCached, Stores::kStream}) {
       slack = (slack + 1) % 7;
       const auto x = RandomValues(3 * k);
       for (Int8QuantizeSpec spec : AllModes(DType::kF32)) {

@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "quant/int8_quantize.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/int8_quantize.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

@@ -1,11 +1,11 @@
-#include "quant/s8s8_compensation.h"
+#include "quern/quant/s8s8_compensation.h"
 
 #include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/string_view.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {
@@ -53,7 +53,8 @@ absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
   return absl::OkStatus();
 }
 
-// That of a lone row may be any number and is not used.
+// The stride of a single row may be any number, so the row's length replaces
+// it.
 int64_t RowStride(MatrixView<const int8_t> b) {
   return b.extent(0) > 1 ? b.stride(0) : b.extent(1);
 }

@@ -14,9 +14,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "quant/s8s8_compensation_kernels.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/s8s8_compensation_kernels.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "quant/s8s8_compensation_kernels.h"
+#include "quern/quant/s8s8_compensation_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE

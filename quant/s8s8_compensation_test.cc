@@ -1,4 +1,4 @@
-#include "quant/s8s8_compensation.h"
+#include "quern/quant/s8s8_compensation.h"
 
 #include <cstdint>
 #include <limits>
@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
 #include "hwy/base.h"
-#include "quant/float_format.h"
+#include "quern/core/dtype.h"
+#include "quern/quant/float_format.h"
 
 namespace quern {
 namespace quant_internal {

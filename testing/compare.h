@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "testing/compare.h"
+#include "quern/testing/compare.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

@@ -1,11 +1,11 @@
-#include "testing/data.h"
+#include "quern/testing/data.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "core/dtype.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

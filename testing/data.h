@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "testing/data.h"
+#include "quern/testing/data.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

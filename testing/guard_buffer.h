@@ -25,10 +25,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/check.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/check.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

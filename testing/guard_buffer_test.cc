@@ -1,15 +1,15 @@
-#include "testing/guard_buffer.h"
+#include "quern/testing/guard_buffer.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

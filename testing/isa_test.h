@@ -21,7 +21,8 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "hwy/highway.h"
+#include "hwy/detect_targets.h"
+#include "hwy/targets.h"
 #include "hwy/tests/hwy_gtest.h"
 
 namespace quern {
@@ -58,7 +59,7 @@ class IsaTest : public hwy::TestWithParamTarget {
 #define EXPECT_RAN_ON(plan) EXPECT_TRUE(this->RanOn((plan).target()))
 
 // Also tests that there is more than the baseline to run on: on x86-64 every
-// CPU of interest has SSSE3 and up. A binary that was compiled for one
+// CPU of interest has SSE4 and up. A binary that was compiled for one
 // instruction set (--config=avx2only) runs that one.
 #define QUERN_INSTANTIATE_ISA_TEST(suite)                 \
   HWY_TARGET_INSTANTIATE_TEST_SUITE_P(suite);             \

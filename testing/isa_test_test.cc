@@ -23,7 +23,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "gtest/gtest-spi.h"
 #include "gtest/gtest.h"
-#include "testing/isa_test.h"
+#include "quern/testing/isa_test.h"
 
 namespace quern {
 namespace {

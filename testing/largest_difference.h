@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "testing/reference_convert.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

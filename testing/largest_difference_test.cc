@@ -1,13 +1,13 @@
-#include "testing/largest_difference.h"
+#include "quern/testing/largest_difference.h"
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

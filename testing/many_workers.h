@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
+#include "quern/core/executor.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "testing/no_alloc.h"
+#include "quern/testing/no_alloc.h"
 
 #include <cstddef>
 #include <cstdint>

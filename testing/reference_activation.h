@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/check.h"
+#include "quern/core/check.h"
 
 namespace quern {
 

@@ -1,12 +1,12 @@
-#include "testing/reference_attention.h"
+#include "quern/testing/reference_attention.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "core/check.h"
-#include "testing/reference_softmax.h"
+#include "quern/core/check.h"
+#include "quern/testing/reference_softmax.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "testing/reference_convert.h"
+#include "quern/testing/reference_convert.h"
 
 #include <algorithm>
 #include <cmath>

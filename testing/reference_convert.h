@@ -18,7 +18,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

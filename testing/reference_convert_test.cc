@@ -1,12 +1,12 @@
-#include "testing/reference_convert.h"
+#include "quern/testing/reference_convert.h"
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

@@ -1,11 +1,11 @@
-#include "testing/reference_gemm.h"
+#include "quern/testing/reference_gemm.h"
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "Eigen/Core"
-#include "core/check.h"
+#include "quern/core/check.h"
 
 namespace quern {
 namespace {

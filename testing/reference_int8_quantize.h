@@ -25,7 +25,7 @@ struct ReferenceInt8Terms {
   int32_t zero_point = 0;
 };
 
-// Of a row of finite numbers.
+// The terms of a row of finite numbers.
 inline ReferenceInt8Terms ReferenceInt8Symmetric(const std::vector<double>& x) {
   double largest = 0.0;
   for (const double v : x) largest = std::max(largest, std::abs(v));

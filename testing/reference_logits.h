@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "testing/reference_convert.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/check.h"
-#include "testing/reference_activation.h"
+#include "quern/core/check.h"
+#include "quern/testing/reference_activation.h"
 
 namespace quern {
 

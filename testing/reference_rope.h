@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
+#include "quern/core/check.h"
 
 namespace quern {
 

@@ -4,7 +4,7 @@
 // p[i] = exp(x[i] - max x) / sum over j of exp(x[j] - max x)
 // lse  = log(sum over j of exp(x[j]))
 //
-// Of nothing, and of -infinity everywhere: p is 0 and lse is -infinity.
+// For no scores, and for -infinity everywhere, p is 0 and lse is -infinity.
 
 #include <cmath>
 #include <cstddef>

@@ -5,19 +5,19 @@
 #include <limits>
 #include <vector>
 
-#include "core/dtype.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/reference_activation.h"
-#include "testing/reference_attention.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_fp8_quantize.h"
-#include "testing/reference_gemm.h"
-#include "testing/reference_int8_quantize.h"
-#include "testing/reference_logits.h"
-#include "testing/reference_norm.h"
-#include "testing/reference_rope.h"
-#include "testing/reference_softmax.h"
+#include "quern/core/dtype.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/reference_activation.h"
+#include "quern/testing/reference_attention.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_fp8_quantize.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/reference_int8_quantize.h"
+#include "quern/testing/reference_logits.h"
+#include "quern/testing/reference_norm.h"
+#include "quern/testing/reference_rope.h"
+#include "quern/testing/reference_softmax.h"
 
 namespace quern {
 namespace {

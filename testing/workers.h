@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/hwy_executor.h"
 #include "gtest/gtest.h"
+#include "quern/core/hwy_executor.h"
 
 namespace quern {
 

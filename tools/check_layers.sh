@@ -45,6 +45,11 @@ check_includes() {
     case $file in examples/embed_*) continue ;; esac
     line=${line#*\"}
     line=${line%%\"*}
+    # A path without the prefix would find an embedder's file of the same name.
+    if contains "$folders" "${line%%/*}" && [[ ${line%%/*} != examples ]]; then
+      violation "$file includes $line: write quern/$line"
+    fi
+    line=${line#quern/}
     target=${line%%/*}
     if [[ $target == oneapi && $file != gemm/onednn/* ]]; then
       violation "$file includes $line: only gemm/onednn may include oneDNN"
@@ -110,18 +115,25 @@ self_test() {
   # A tree of one source, whose include points up.
   mkdir -p "$dir/up/tools" "$dir/up/core"
   cp tools/check_layers.sh "$dir/up/tools"
-  echo '#include "gemm/linear.h"' >"$dir/up/core/dtype.h"
+  echo '#include "quern/gemm/linear.h"' >"$dir/up/core/dtype.h"
   git -C "$dir/up" init -q
   git -C "$dir/up" add .
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include that points up passes"
   contains "$said" "gemm/linear.h:" || violation "self-test: of an include that points up it says: $said"
+  # The same tree, whose include points down but lacks the prefix.
+  mkdir "$dir/up/gemm"
+  echo '#include "core/dtype.h"' >"$dir/up/gemm/linear.h"
+  echo '#include <cstdint>' >"$dir/up/core/dtype.h"
+  git -C "$dir/up" add .
+  said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include without quern/ passes"
+  contains "$said" "core/dtype.h:" || violation "self-test: about an include without quern/ it says: $said"
 }
 
 case ${1:-} in
   --self-test)
     self_test
     ((violations == 0)) || exit 1
-    echo "layers: self-test of 8 broken checks"
+    echo "layers: self-test of 9 broken checks"
     exit
     ;;
   --deps) check_includes && check_deps ;;

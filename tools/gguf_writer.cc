@@ -1,4 +1,4 @@
-#include "tools/gguf_writer.h"
+#include "quern/tools/gguf_writer.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "models/gguf.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 namespace {

@@ -22,7 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 
@@ -50,7 +50,7 @@ class GgufFileWriter {
   absl::Status AddTensor(absl::string_view name, absl::Span<const int64_t> dims,
                          GgufTensorType type);
 
-  // Of the whole file.
+  // Bytes of the whole file.
   int64_t file_bytes() const;
 
   // Creates or replaces `path` and writes all but the tensors' bytes.

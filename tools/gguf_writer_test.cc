@@ -1,4 +1,4 @@
-#include "tools/gguf_writer.h"
+#include "quern/tools/gguf_writer.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 namespace {

@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "models/gguf.h"
-#include "tools/random_llama.h"
+#include "quern/models/gguf.h"
+#include "quern/tools/random_llama.h"
 
 namespace quern {
 namespace {

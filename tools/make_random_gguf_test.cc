@@ -16,15 +16,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/gguf.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/tokenizer.h"
-#include "ops/rope/rotary_scaling.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/tokenizer.h"
+#include "quern/ops/rope/rotary_scaling.h"
 
 namespace quern {
 namespace {
@@ -94,7 +94,7 @@ std::vector<int32_t> Generate(const GgufFile& file, int count) {
       EXPECT_TRUE(std::isfinite(row[i])) << i;
       squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
     }
-    // Of order 1, as the weights are scaled for.
+    // Logits are of order 1, for which the weights are scaled.
     const double rms =
         std::sqrt(squares / static_cast<double>(logits->extent(1)));
     EXPECT_GT(rms, 0.5);
@@ -229,7 +229,7 @@ TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {
 }
 
 // Mean 0, the deviation that random_llama.h promises, and no two tensors alike.
-// Of n independent weights, the mean strays by deviation / sqrt(n) and the
+// The mean of n independent weights strays by deviation / sqrt(n) and the
 // variance by less than its sqrt(2 / n) part; five times that is allowed.
 TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {
   for (const char* dtype : {"f32", "q8_0"}) {

@@ -1,4 +1,4 @@
-#include "tools/random_llama.h"
+#include "quern/tools/random_llama.h"
 
 #include <algorithm>
 #include <array>
@@ -15,12 +15,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "models/byte_bpe.h"
-#include "models/gguf.h"
-#include "quant/scalar_convert.h"
-#include "tools/gguf_writer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/byte_bpe.h"
+#include "quern/models/gguf.h"
+#include "quern/quant/scalar_convert.h"
+#include "quern/tools/gguf_writer.h"
 
 namespace quern {
 namespace {

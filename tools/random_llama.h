@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "models/gguf.h"
+#include "quern/models/gguf.h"
 
 namespace quern {
 

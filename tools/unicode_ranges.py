@@ -51,7 +51,7 @@ print(f"""#ifndef QUERN_MODELS_UNICODE_RANGES_H_
 // their licence: third_party/unicode. Letters are the general categories L*,
 // numbers N*, spaces the property White_Space.
 
-#include "models/unicode_class.h"
+#include "quern/models/unicode_class.h"
 
 namespace quern::unicode {{
 

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <vector>
 
-#include "core/aligned_buffer.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack.h"
 
 int main() {
   const int64_t n = 33, k = 130;  // neither is a multiple of anything

@@ -7,18 +7,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "my_relu2.h"
-#include "ops/registry/activation_ops.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
+#include "core/check.h"
 #include "ops/registry/op_registry.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/activation_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack.h"
+#include "testing/data.h"
 
 namespace {
 
@@ -46,22 +48,15 @@ bool Relu2RunsBy(const quern::OpRegistry& registry, const char* policy,
 
 int main() {
   const int64_t n = 33, k = 130;  // neither is a multiple of anything
-  std::vector<int8_t> weights(static_cast<size_t>(n * k), int8_t{1});
+  const std::vector<int8_t> weights = Ones(n, k);
 
   const auto layout = quern::VnniLayout::Create(quern::DType::kI8, k, n);
-  if (!layout.ok()) {
-    std::fprintf(stderr, "%s\n", layout.status().ToString().c_str());
-    return 1;
-  }
+  if (!Check(layout.status())) return 1;
   quern::VnniPackSpec spec;
   spec.layout = *layout;
   const auto plan = quern::VnniPackPlan::Create(spec);
   auto packed = quern::AlignedBuffer::Create(layout->bytes());
-  if (!plan.ok() || !packed.ok()) {
-    std::fprintf(stderr, "%s %s\n", plan.status().ToString().c_str(),
-                 packed.status().ToString().c_str());
-    return 1;
-  }
+  if (!Check(plan.status()) || !Check(packed.status())) return 1;
   const auto executor = quern::HwyExecutor::CreateForThisMachine();
   plan->Pack(quern::DenseMatrix<const int8_t>(weights.data(), n, k),
              packed->data(), *executor);
@@ -71,8 +66,8 @@ int main() {
 
   quern::OpRegistry registry;
   const absl::Status registered = quern::RegisterActivationOps(registry);
-  if (!registered.ok() || !Relu2RunsBy(registry, "all", "simd", *executor) ||
-      !OverrideRelu2(registry).ok() ||
+  if (!Check(registered) || !Relu2RunsBy(registry, "all", "simd", *executor) ||
+      !Check(OverrideRelu2(registry)) ||
       !Relu2RunsBy(registry, "all", "mine", *executor) ||
       !Relu2RunsBy(registry, "none,+relu2", "mine", *executor) ||
       !Relu2RunsBy(registry, "-relu2", "reference", *executor)) {

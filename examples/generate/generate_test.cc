@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "models/golden_testutil.h"
+#include "quern/models/golden_testutil.h"
 
 namespace quern {
 namespace {

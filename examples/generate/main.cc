@@ -23,20 +23,20 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/hwy_executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "examples/generate/options.h"
 #include "examples/generate/progress.h"
-#include "models/gguf.h"
-#include "models/likelihood.h"
-#include "models/llama.h"
-#include "models/llama_config.h"
-#include "models/tokenizer.h"
-#include "ops/sampling/sampler.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/models/gguf.h"
+#include "quern/models/likelihood.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/tokenizer.h"
+#include "quern/ops/sampling/sampler.h"
 
 namespace quern {
 namespace {
@@ -141,6 +141,7 @@ class Generator {
     Progress progress("loading the model");
     LlamaOptions llama;
     llama.weights = options.weights;
+    llama.packed_path = options.packed;
     llama.progress = [&](int64_t done, int64_t total) {
       progress.Show(done, total);
     };

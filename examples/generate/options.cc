@@ -12,9 +12,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/hwy_executor.h"
-#include "models/llama.h"
+#include "quern/core/dtype.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/models/llama.h"
 
 namespace quern {
 namespace {
@@ -77,6 +77,14 @@ constexpr Flag kFlags[] = {
                                     {"f32", LlamaWeights::kF32},
                                     {"int8", LlamaWeights::kInt8}},
                                    value, o.weights);
+     }},
+    {"packed", "",
+     "a file of packed matrices: written if there is none, else mapped, which\n"
+     "      loads a model in the time that its embedding takes",
+     "a path",
+     [](const std::string& value, GenerateOptions& o) {
+       o.packed = value;
+       return true;
      }},
     {"kv", "f16",
      "keys and values in the cache as f32, bf16, f16, int8, fp8 (e4m3) or\n"

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "models/llama.h"
+#include "quern/core/dtype.h"
+#include "quern/models/llama.h"
 
 namespace quern {
 
@@ -16,6 +16,7 @@ struct GenerateOptions {
   std::string model;                  // "": the shipped one
   bool specials = false;
   LlamaWeights weights = LlamaWeights::kAsInFile;
+  std::string packed;      // LlamaOptions::packed_path
   DType kv = DType::kF16;  // of the cache
   bool perplexity = false;
   int64_t max_tokens = 128;

@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
-#include "quant/scalar_convert.h"
-#include "testing/largest_difference.h"
+#include "quern/core/dtype.h"
+#include "quern/quant/scalar_convert.h"
+#include "quern/testing/largest_difference.h"
 
 namespace quern {
 

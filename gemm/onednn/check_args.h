@@ -8,10 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 

@@ -3,10 +3,10 @@
 
 // What every use of oneDNN in this folder starts from.
 
-#include "core/check.h"
-#include "core/dtype.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "oneapi/dnnl/dnnl_threadpool.hpp"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

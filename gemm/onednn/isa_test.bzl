@@ -1,8 +1,8 @@
 """A test once per instruction set of oneDNN.
 
 oneDNN reads the cap before its first use, so the cap is an environment variable.
-On a CPU that lacks the instruction set the test prints SKIPPED and runs nothing,
-because the DEFAULT test covers what the CPU has. All tests share one compilation.
+On a CPU that has nothing above the cap the test prints SKIPPED and runs nothing,
+because DEFAULT is the same test there. All tests share one compilation.
 """
 
 load("@rules_cc//cc:cc_library.bzl", "cc_library")

@@ -1,4 +1,4 @@
-#include "gemm/onednn/linear.h"
+#include "quern/gemm/onednn/linear.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/cache_stats.h"
-#include "gemm/onednn/check_args.h"
-#include "gemm/onednn/packed_matmul.h"
-#include "gemm/onednn/scratch.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/gemm/onednn/check_args.h"
+#include "quern/gemm/onednn/packed_matmul.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
 
 namespace quern {
 namespace {

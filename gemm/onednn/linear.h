@@ -31,12 +31,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/cache_stats.h"
-#include "gemm/onednn/scratch.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
 
 namespace quern {
 
@@ -103,7 +103,7 @@ class OneDnnLinearPlan {
   // Bytes of the packed weights, and how many of them lie in huge pages.
   size_t packed_bytes() const;
   size_t HugePageBytes() const;
-  // Of the generated kernels. Any thread, at any time.
+  // Counts of the generated kernels. Any thread, at any time.
   OneDnnCacheStats cache_stats() const;
 
   // oneDNN's name of the kernel for `m` rows, and the types it works on:

@@ -1,7 +1,7 @@
 // Runs once for each instruction set that ONEDNN_MAX_CPU_ISA can cap oneDNN to:
 // see BUILD.
 
-#include "gemm/onednn/linear.h"
+#include "quern/gemm/onednn/linear.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,18 +12,18 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_gemm.h"
-#include "testing/workers.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {

@@ -2,7 +2,7 @@
 // in scratch of exactly WorkspaceBytes between guard pages, and the bits are
 // those of one worker.
 
-#include "testing/many_workers.h"
+#include "quern/testing/many_workers.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,19 +11,19 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "gemm/onednn/linear.h"
-#include "gemm/onednn/scaled_linear.h"
-#include "gemm/onednn/scaled_linear_testutil.h"
-#include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/onednn/linear.h"
+#include "quern/gemm/onednn/scaled_linear.h"
+#include "quern/gemm/onednn/scaled_linear_testutil.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

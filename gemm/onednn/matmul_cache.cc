@@ -1,4 +1,4 @@
-#include "gemm/onednn/matmul_cache.h"
+#include "quern/gemm/onednn/matmul_cache.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/functional/function_ref.h"
-#include "gemm/onednn/cache_stats.h"
+#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "absl/functional/function_ref.h"
-#include "gemm/onednn/cache_stats.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 

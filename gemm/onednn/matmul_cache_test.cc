@@ -1,4 +1,4 @@
-#include "gemm/onednn/matmul_cache.h"
+#include "quern/gemm/onednn/matmul_cache.h"
 
 #include <atomic>
 #include <cstdint>
@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "gemm/onednn/cache_stats.h"
 #include "gtest/gtest.h"
+#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "gemm/onednn/packed_matmul.h"
+#include "quern/gemm/onednn/packed_matmul.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -15,18 +15,19 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/engine.h"
-#include "gemm/onednn/matmul_cache.h"
-#include "gemm/onednn/partition.h"
-#include "gemm/onednn/status.h"
 #include "oneapi/dnnl/dnnl.hpp"
-#include "quant/convert.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/engine.h"
+#include "quern/gemm/onednn/matmul_cache.h"
+#include "quern/gemm/onednn/partition.h"
+#include "quern/gemm/onednn/status.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
@@ -40,7 +41,7 @@ absl::StatusOr<ConvertPlan> Converter(DType from, DType to) {
   ConvertSpec spec;
   spec.from = from;
   spec.to = to;
-  spec.stores = ConvertStores::kCached;
+  spec.stores = Stores::kCached;
   return ConvertPlan::Create(spec);
 }
 
@@ -206,8 +207,8 @@ absl::Status PackedMatmul::Pack(const AnyTensorView& from, bool by_rows,
   }
   QUERN_ASSIGN_OR_RETURN(weights_, AlignedBuffer::Create(bytes));
 
-  // That of a single row may be any number, even one that oneDNN takes for "to
-  // be told later".
+  // The stride of a single row may be any number, even one that oneDNN takes
+  // for "to be told later".
   const int64_t stride = from.extent(0) > 1 ? from.stride(0) : from.extent(1);
   const int64_t n_step = by_rows ? stride : 1, k_step = by_rows ? 1 : stride;
   std::mutex status_mutex;

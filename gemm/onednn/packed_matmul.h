@@ -22,15 +22,15 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/cache_stats.h"
-#include "gemm/onednn/matmul_cache.h"
-#include "gemm/onednn/scratch.h"
 #include "oneapi/dnnl/dnnl.hpp"
-#include "quant/convert.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/gemm/onednn/matmul_cache.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 

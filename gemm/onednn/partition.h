@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/math_util.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 

@@ -1,9 +1,9 @@
-#include "gemm/onednn/partition.h"
+#include "quern/gemm/onednn/partition.h"
 
 #include <cstdint>
 
-#include "core/math_util.h"
 #include "gtest/gtest.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 namespace {

@@ -1,7 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gemm/onednn/scaled_epilogue_kernels.h"
+#include "quern/gemm/onednn/scaled_epilogue_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gemm/onednn/scaled_epilogue_simd.cc"

@@ -1,4 +1,4 @@
-#include "gemm/onednn/scaled_linear.h"
+#include "quern/gemm/onednn/scaled_linear.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,21 +13,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/aligned_buffer.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/cache_stats.h"
-#include "gemm/onednn/check_args.h"
-#include "gemm/onednn/packed_matmul.h"
-#include "gemm/onednn/scaled_epilogue_kernels.h"
-#include "gemm/onednn/scratch.h"
 #include "oneapi/dnnl/dnnl.hpp"
-#include "packing/vnni_pack.h"
-#include "quant/convert.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/gemm/onednn/check_args.h"
+#include "quern/gemm/onednn/packed_matmul.h"
+#include "quern/gemm/onednn/scaled_epilogue_kernels.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
@@ -222,7 +223,7 @@ absl::StatusOr<OneDnnScaledLinearPlan> OneDnnScaledLinearPlan::Create(
       ConvertSpec convert;
       convert.from = DType::kF32;
       convert.to = spec.c;
-      convert.stores = ConvertStores::kCached;
+      convert.stores = Stores::kCached;
       QUERN_ASSIGN_OR_RETURN(state->narrow, ConvertPlan::Create(convert));
     }
   }

@@ -8,18 +8,18 @@
 #include <thread>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "gemm/onednn/scaled_linear.h"
-#include "gemm/onednn/scaled_linear_testutil.h"
-#include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/reference_convert.h"
-#include "testing/sanitized.h"
-#include "testing/workers.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/gemm/onednn/scaled_linear.h"
+#include "quern/gemm/onednn/scaled_linear_testutil.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/sanitized.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {

@@ -3,12 +3,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/scaled_linear.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/scaled_linear.h"
+#include "quern/packing/vnni_pack.h"
 
 namespace quern {
 namespace {

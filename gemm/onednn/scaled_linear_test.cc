@@ -1,4 +1,4 @@
-#include "gemm/onednn/scaled_linear.h"
+#include "quern/gemm/onednn/scaled_linear.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -6,18 +6,18 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/scaled_linear_testutil.h"
-#include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/workers.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/scaled_linear_testutil.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {

@@ -11,18 +11,18 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/onednn/scaled_linear.h"
-#include "gemm/onednn/scratch.h"
 #include "gtest/gtest.h"
-#include "packing/vnni_pack.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_gemm.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/onednn/scaled_linear.h"
+#include "quern/gemm/onednn/scratch.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
 
 namespace quern {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/aligned_buffer.h"
-#include "core/workspace.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/workspace.h"
 
 namespace quern {
 

@@ -1,31 +1,21 @@
-#include "ops/activation/act_and_mul.h"
+#include "quern/ops/activation/act_and_mul.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 
-#include "core/check_args.h"
-#include "core/math_util.h"
-#include "core/prefetch.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/row_blocks.h"
+#include "quern/core/check_args.h"
+#include "quern/core/math_util.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/prefetch.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/row_blocks.h"
 
 namespace quern {
 namespace {
-
-// Columns [begin, begin + count) of a matrix.
-AnyTensorView Columns(const AnyTensorView& v, int64_t begin, int64_t count) {
-  AnyTensorView::Dims extents{v.extent(0), count};
-  AnyTensorView::Dims strides{v.stride(0), 1};
-  const int64_t offset = begin * static_cast<int64_t>(SizeOf(v.dtype()));
-  const char* data = static_cast<const char*>(v.data());
-  return AnyTensorView(
-      v.dtype(),
-      static_cast<const void*>(data == nullptr ? nullptr : data + offset), 2,
-      extents, strides);
-}
 
 absl::Status CheckSparsity(absl::string_view op, const ActAndMulSpec& spec) {
   if (spec.sparsity == 0.0) return absl::OkStatus();
@@ -114,9 +104,9 @@ absl::Status ActAndMulPlan::CheckArgs(const AnyTensorView& x,
     return CheckApart(op, "x", x, "out", out);
   }
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(
-      op, "the first half of x", Columns(x, 0, spec_.d), "out", out));
+      op, "the first half of x", ColumnSlice(x, 0, spec_.d), "out", out));
   return CheckInPlaceOrApart(op, "the second half of x",
-                             Columns(x, spec_.d, spec_.d), "out", out);
+                             ColumnSlice(x, spec_.d, spec_.d), "out", out);
 }
 
 absl::Status ActAndMulPlan::CheckSplitArgs(const AnyTensorView& gate,
@@ -189,7 +179,7 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
   const bool stream =
       bytes >= kMinStreamRowBytes &&
       gate.extent(0) * bytes >= stream_from_bytes_ &&
-      (spec_.stores == RowStores::kStream || (in_one_pass && apart));
+      (spec_.stores == Stores::kStream || (in_one_pass && apart));
   // One row is work for several: ranges of it, unless its statistics count.
   const size_t range =
       spec_.sparsity == 0.0
@@ -258,8 +248,8 @@ void ActAndMulPlan::Execute(const AnyTensorView& x, const AnyTensorView& out,
     Run(x, nullptr, out, executor);
     return;
   }
-  const AnyTensorView first = Columns(x, 0, spec_.d);
-  const AnyTensorView second = Columns(x, spec_.d, spec_.d);
+  const AnyTensorView first = ColumnSlice(x, 0, spec_.d);
+  const AnyTensorView second = ColumnSlice(x, spec_.d, spec_.d);
   if (spec_.order == GateOrder::kGateFirst) {
     Run(first, &second, out, executor);
   } else {

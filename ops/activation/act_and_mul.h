@@ -31,13 +31,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/activation/activation_kernels.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/row_block_kernels.h"
-#include "ops/row_stores.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/activation_kernels.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/row_block_kernels.h"
 
 namespace quern {
 
@@ -52,7 +52,9 @@ struct ActAndMulSpec {
   int64_t d = 0;                  // columns of out, >= 1
   DType x_dtype = DType::kF32;    // of x, or gate and up: f32, bf16 or f16
   DType out_dtype = DType::kF32;  // the same
-  RowStores stores = RowStores::kAuto;
+  // kAuto streams in one pass of bf16, where out is not the input and both
+  // exceed the last-level cache: what measured best.
+  Stores stores = Stores::kAuto;
 };
 
 // "silu_and_mul", "mul_and_silu", "gelu_and_mul", "gelu_and_mul_sparse",

@@ -1,4 +1,4 @@
-#include "ops/activation/act_and_mul.h"
+#include "quern/ops/activation/act_and_mul.h"
 
 #include <cmath>
 #include <cstdint>
@@ -8,21 +8,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/row_stores.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_activation.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_activation.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -194,7 +194,7 @@ TEST_P(ActAndMulTest, RoundsBFloat16ResultsOnce) {
     const AnyMatrix f32(DType::kF32, 1, d, d);
     Plan(spec).ExecuteSplit(gate.view(), up.view(), f32.view(), executor_);
     spec.out_dtype = DType::kBF16;
-    for (const RowStores stores : {RowStores::kCached, RowStores::kStream}) {
+    for (const Stores stores : {Stores::kCached, Stores::kStream}) {
       spec.stores = stores;
       const AnyMatrix bf16(DType::kBF16, 1, d, d);
       Plan(spec).ExecuteSplit(gate.view(), up.view(), bf16.view(), executor_);
@@ -395,10 +395,10 @@ TEST_P(ActAndMulTest, StreamsTheSameBits) {
                         ToDoubles(UniformReals(rng, rows * 2 * d, -5, 5)), rows,
                         2 * d, 2 * d);
       ActAndMulSpec spec = Spec(d, dtype, dtype);
-      spec.stores = RowStores::kCached;
+      spec.stores = Stores::kCached;
       const AnyMatrix cached(dtype, rows, d, d);
       Plan(spec).Execute(x.view(), cached.view(), executor_);
-      spec.stores = RowStores::kStream;
+      spec.stores = Stores::kStream;
       const AnyMatrix streamed(dtype, rows, d, d + 1, Edge::kBegin, shift);
       Plan(spec).Execute(x.view(), streamed.view(), executor_);
       EXPECT_EQ(cached.bits(), streamed.bits());

@@ -1,11 +1,11 @@
-#include "ops/activation/activation.h"
+#include "quern/ops/activation/activation.h"
 
 #include <cstddef>
 
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/row_blocks.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/row_blocks.h"
 
 namespace quern {
 namespace {

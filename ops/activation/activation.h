@@ -13,13 +13,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/activation/activation_kernels.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/row_block_kernels.h"
-#include "ops/row_stores.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/activation_kernels.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/row_block_kernels.h"
 
 namespace quern {
 
@@ -29,7 +29,8 @@ struct ActivationSpec {
   int64_t hidden = 0;             // columns, >= 1
   DType x_dtype = DType::kF32;    // f32, bf16 or f16
   DType out_dtype = DType::kF32;  // the same
-  RowStores stores = RowStores::kAuto;
+  // kAuto is kCached, which measured best.
+  Stores stores = Stores::kAuto;
 };
 
 class ActivationPlan {

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "ops/activation/activation_spec.h"
+#include "quern/ops/activation/activation_spec.h"
 
 namespace quern {
 

@@ -1,17 +1,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/prefetch.h"
-#include "ops/activation/activation_kernels.h"
+#include "quern/core/prefetch.h"
+#include "quern/ops/activation/activation_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
-#include "core/activation-inl.h"
-#include "core/exp-inl.h"
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/core/activation-inl.h"
+#include "quern/core/exp-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

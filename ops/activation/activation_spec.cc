@@ -1,8 +1,8 @@
-#include "ops/activation/activation_spec.h"
+#include "quern/ops/activation/activation_spec.h"
 
 #include <cmath>
 
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -50,7 +50,7 @@ enum class Activation : uint8_t {
 // "xielu", "swigluoai".
 absl::string_view ActivationName(Activation activation);
 
-// Those of one activation; the others are ignored.
+// Each activation uses the parameters that name it and ignores the others.
 struct ActivationParams {
   float threshold = 0.0f;  // kFatrelu: not NaN
   float alpha = 1.702f;    // kSwigluOai: 2^-32 <= alpha <= 2^32

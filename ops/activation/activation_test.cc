@@ -1,4 +1,4 @@
-#include "ops/activation/activation.h"
+#include "quern/ops/activation/activation.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,21 +8,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/row_stores.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_activation.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_activation.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -231,7 +231,7 @@ TEST_P(ActivationTest, WorksInPlaceOnAnyNumberOfWorkersAndStreams) {
                       rows, hidden, hidden);
     const AnyMatrix one(dtype, rows, hidden, hidden);
     EXPECT_NO_ALLOCATION(plan.Execute(x.view(), one.view(), executor_));
-    spec.stores = RowStores::kStream;
+    spec.stores = Stores::kStream;
     const AnyMatrix many(dtype, rows, hidden, hidden + 1);
     Plan(spec).Execute(x.view(), many.view(), **pool);
     EXPECT_EQ(one.bits(), many.bits());

@@ -1,14 +1,14 @@
-#include "ops/embedding/vocab_embedding.h"
+#include "quern/ops/embedding/vocab_embedding.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/check_indices.h"
-#include "ops/parallel_rows.h"
-#include "ops/rows_of.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/check_indices.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/rows_of.h"
 
 namespace quern {
 namespace {

@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/embedding/vocab_embedding_kernels.h"
-#include "ops/index_view.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/embedding/vocab_embedding_kernels.h"
+#include "quern/ops/index_view.h"
 
 namespace quern {
 

@@ -1,12 +1,12 @@
-#include "ops/embedding/vocab_embedding_kernels.h"
+#include "quern/ops/embedding/vocab_embedding_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/embedding/vocab_embedding_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
-#include "core/float_type.h"
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/core/float_type.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

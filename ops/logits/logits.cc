@@ -1,4 +1,4 @@
-#include "ops/logits/logits.h"
+#include "quern/ops/logits/logits.h"
 
 #include <cmath>
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
 #include "hwy/base.h"
-#include "ops/check_indices.h"
-#include "ops/index_view.h"
-#include "ops/logits/logits_kernels.h"
-#include "ops/parallel_rows.h"
-#include "ops/rows_of.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/check_indices.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/logits/logits_kernels.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/rows_of.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 namespace {

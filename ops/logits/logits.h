@@ -34,11 +34,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/index_view.h"
-#include "ops/logits/logits_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/logits/logits_kernels.h"
 
 namespace quern {
 

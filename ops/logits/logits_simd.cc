@@ -1,11 +1,11 @@
-#include "ops/logits/logits_kernels.h"
+#include "quern/ops/logits/logits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/logits/logits_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
-#include "core/exp-inl.h"
 #include "hwy/highway.h"
+#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

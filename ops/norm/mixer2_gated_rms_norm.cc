@@ -1,4 +1,4 @@
-#include "ops/norm/mixer2_gated_rms_norm.h"
+#include "quern/ops/norm/mixer2_gated_rms_norm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/row_blocks.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/row_blocks.h"
 
 namespace quern {
 namespace {

@@ -23,14 +23,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "ops/norm/rms_norm_gated.h"
-#include "ops/norm/rms_norm_gated_kernels.h"
-#include "ops/row_block_kernels.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/norm/rms_norm_gated_kernels.h"
+#include "quern/ops/row_block_kernels.h"
 
 namespace quern {
 
@@ -53,10 +53,10 @@ class Mixer2GatedRmsNormPlan {
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const Mixer2GatedRmsNormSpec& spec() const { return spec_; }
-  // Of this rank.
+  // Columns of this rank.
   int64_t columns() const { return columns_; }
 
-  // Of the workspace that Execute needs for `rows` rows; 0 where ranks do not
+  // Bytes of workspace that Execute needs for `rows` rows; 0 where ranks do not
   // speak. InvalidArgument if rows < 0, ResourceExhausted for 2^63 or more.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t rows) const;
 

@@ -1,4 +1,4 @@
-#include "ops/norm/mixer2_gated_rms_norm.h"
+#include "quern/ops/norm/mixer2_gated_rms_norm.h"
 
 #include <cmath>
 #include <cstdint>
@@ -6,23 +6,23 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/aligned_buffer.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/norm/rms_norm_gated.h"
-#include "ops/parallel/dense_testutil.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/refusal.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/parallel/dense_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

@@ -2,16 +2,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
-#include "ops/norm/mixer2_gated_rms_norm.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/many_workers.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/norm/mixer2_gated_rms_norm.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/many_workers.h"
 
 namespace quern {
 namespace {

@@ -1,26 +1,23 @@
-#include "ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm.h"
 
 #include <cmath>
 #include <cstddef>
 
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/row_blocks.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/row_blocks.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "rms_norm";
 
-int64_t SpanOf(const RmsNormSpec& spec) {
-  return spec.span == 0 ? spec.hidden : spec.span;
-}
-
 // rms^-1 from the sum of squares.
 float InverseRms(float sum_squares, const RmsNormSpec& spec) {
-  return 1.0f /
-         std::sqrt(sum_squares / static_cast<float>(SpanOf(spec)) + spec.eps);
+  return 1.0f / std::sqrt(sum_squares / static_cast<float>(spec.SpanColumns()) +
+                          spec.eps);
 }
 
 }  // namespace
@@ -107,7 +104,7 @@ RmsNormScale RmsNormPlan::ScaleOf(const AnyTensorView& weight, int64_t rows,
       spec_.hidden * static_cast<int64_t>(SizeOf(spec_.out_dtype));
   scale.stream = out_bytes >= kMinStreamRowBytes &&
                  2 * rows * out_bytes >= stream_from_bytes_ &&
-                 (may_stream || spec_.stores == RowStores::kStream);
+                 (may_stream || spec_.stores == Stores::kStream);
   return scale;
 }
 
@@ -117,7 +114,7 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
   QUERN_DCHECK_OK(CheckArgs(x, weight, out));
   const RowsOf xs(x), outs(out);
   const size_t n = static_cast<size_t>(spec_.hidden);
-  const size_t span = static_cast<size_t>(SpanOf(spec_));
+  const size_t span = static_cast<size_t>(spec_.SpanColumns());
   ParallelRows(
       executor, x.extent(0), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
         // In place, out is in the caches already.
@@ -138,7 +135,7 @@ void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
   const RowsOf x(args.x), residual(args.residual);
   const RowsOf residual_out(args.residual_out), out(args.out);
   const size_t n = static_cast<size_t>(spec_.hidden);
-  const size_t span = static_cast<size_t>(SpanOf(spec_));
+  const size_t span = static_cast<size_t>(spec_.SpanColumns());
   const size_t x_size = SizeOf(spec_.x_dtype);
   const size_t residual_size = SizeOf(spec_.residual_dtype);
   ParallelRows(

@@ -25,11 +25,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/norm/rms_norm_kernels.h"
-#include "ops/row_stores.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/norm/rms_norm_kernels.h"
 
 namespace quern {
 
@@ -44,8 +44,13 @@ struct RmsNormSpec {
   DType x_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   DType out_dtype = DType::kF32;
-  DType residual_dtype = DType::kF32;   // residual and residual_out
-  RowStores stores = RowStores::kAuto;  // of out alone
+  DType residual_dtype = DType::kF32;  // residual and residual_out
+  // Stores of out alone. kAuto streams where rms_norm reads and writes more
+  // than the last-level cache holds.
+  Stores stores = Stores::kAuto;
+
+  // The columns whose squares are summed.
+  int64_t SpanColumns() const { return span == 0 ? hidden : span; }
 };
 
 // x[rows, hidden], weight[hidden] (kNone: ignored), out[rows, hidden]; for

@@ -20,11 +20,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/norm/rms_norm_gated_kernels.h"
-#include "ops/row_block_kernels.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/norm/rms_norm_gated_kernels.h"
+#include "quern/ops/row_block_kernels.h"
 
 namespace quern {
 

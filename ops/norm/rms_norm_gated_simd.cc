@@ -1,12 +1,12 @@
-#include "ops/norm/rms_norm_gated_kernels.h"
+#include "quern/ops/norm/rms_norm_gated_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/norm/rms_norm_gated_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
-#include "core/activation-inl.h"
-#include "core/exp-inl.h"
 #include "hwy/highway.h"
+#include "quern/core/activation-inl.h"
+#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -1,4 +1,4 @@
-#include "ops/norm/rms_norm_gated.h"
+#include "quern/ops/norm/rms_norm_gated.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,17 +7,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/many_workers.h"
-#include "testing/no_alloc.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

@@ -1,14 +1,14 @@
-#include "ops/norm/rms_norm_quant.h"
+#include "quern/ops/norm/rms_norm_quant.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
 
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/row_blocks.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/row_blocks.h"
 
 namespace quern {
 namespace {
@@ -20,10 +20,6 @@ constexpr int64_t kPart = 512;
 // A row of up to this many is kept between finding its scale and quantising it:
 // 16 KiB, beside those of x and the weight. Longer ones are normed twice.
 constexpr int64_t kKept = 4096;
-
-int64_t SpanOf(const RmsNormSpec& spec) {
-  return spec.span == 0 ? spec.hidden : spec.span;
-}
 
 }  // namespace
 
@@ -143,8 +139,8 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
   const int64_t n = norm.hidden;
   scale.offset = norm.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
   scale.scale =
-      1.0f /
-      std::sqrt(sum_squares / static_cast<float>(SpanOf(norm)) + norm.eps);
+      1.0f / std::sqrt(sum_squares / static_cast<float>(norm.SpanColumns()) +
+                       norm.eps);
   const char* const next = static_cast<const char*>(scale.next);
   const char* const next2 = static_cast<const char*>(scale.next2);
   const char* const weight = static_cast<const char*>(scale.weight);
@@ -200,7 +196,7 @@ void RmsNormQuantPlan::Execute(const RmsNormQuantArgs& args,
       per_token ? static_cast<float*>(args.scales.mutable_data()) : nullptr;
   RmsNormScale every = {};
   if (spec_.norm.weight != NormWeight::kNone) every.weight = args.weight.data();
-  const size_t span = static_cast<size_t>(SpanOf(spec_.norm));
+  const size_t span = static_cast<size_t>(spec_.norm.SpanColumns());
   const size_t x_size = SizeOf(spec_.norm.x_dtype);
   ParallelRows(executor, args.x.extent(0), 4 * spec_.norm.hidden,
                [&](int64_t begin, int64_t end) {
@@ -226,7 +222,7 @@ void RmsNormQuantPlan::ExecuteAdd(const RmsNormQuantArgs& args,
   RmsNormScale every = {};
   if (spec_.norm.weight != NormWeight::kNone) every.weight = args.weight.data();
   const size_t n = static_cast<size_t>(spec_.norm.hidden);
-  const size_t span = static_cast<size_t>(SpanOf(spec_.norm));
+  const size_t span = static_cast<size_t>(spec_.norm.SpanColumns());
   const size_t x_size = SizeOf(spec_.norm.x_dtype);
   const size_t r_size = SizeOf(spec_.norm.residual_dtype);
   ParallelRows(executor, args.x.extent(0), 6 * spec_.norm.hidden,

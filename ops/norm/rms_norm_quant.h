@@ -19,13 +19,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/norm/rms_norm_kernels.h"
-#include "quant/fp8_quantize.h"
-#include "quant/int8_quantize.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm_kernels.h"
+#include "quern/quant/fp8_quantize.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 

@@ -1,5 +1,5 @@
-#include "core/prefetch.h"
-#include "ops/norm/rms_norm_kernels.h"
+#include "quern/core/prefetch.h"
+#include "quern/ops/norm/rms_norm_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/norm/rms_norm_simd.cc"
@@ -7,7 +7,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -36,8 +36,8 @@ HWY_INLINE uint16_t* Codes(BFloat16* p) {
   return reinterpret_cast<uint16_t*>(p);
 }
 
-// Of bf16, the even elements and the odd ones: half the work of widening them
-// in order.
+// The even and the odd elements of a vector of bf16: half the work of widening
+// them in order.
 HWY_INLINE Two EvenOdd(hn::Vec<DC> codes) {
   return {EvenF32(DF(), codes), OddF32(DF(), codes)};
 }

@@ -1,4 +1,4 @@
-#include "ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm.h"
 
 #include <cmath>
 #include <cstdint>
@@ -8,20 +8,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/row_stores.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_norm.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_norm.h"
 
 namespace quern {
 namespace {
@@ -187,7 +187,7 @@ TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
           RmsNormSpec spec = Spec(hidden, dtype, dtype, dtype, dtype);
           spec.weight = kind;
           spec.span = span;
-          spec.stores = RowStores::kStream;
+          spec.stores = Stores::kStream;
           const RmsNormPlan plan = Plan(spec);
           const int64_t rows = 2;
           const AnyMatrix x(dtype,

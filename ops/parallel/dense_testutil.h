@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "testing/data.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 

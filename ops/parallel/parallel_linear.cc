@@ -1,8 +1,9 @@
-#include "ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_linear.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,38 +11,36 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
-#include "gemm/linear.h"
-#include "ops/parallel/matrix_parts.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/ops/parallel/bias_f32.h"
+#include "quern/ops/parallel/rank_linear.h"
 
 namespace quern {
 namespace {
 
 constexpr char kReplicated[] = "replicated_linear";
 constexpr char kColumn[] = "column_parallel_linear";
-constexpr char kScratch[] = "parallel_linear_scratch";
 constexpr char kRow[] = "row_parallel_linear";
-constexpr int64_t kMaxExtent = PackedLinearPlan::kMaxExtent;
+constexpr int64_t kMaxExtent = LinearWeights::kMaxExtent;
 
-// n and k are set by the caller.
 template <typename Spec>
-LinearSpec LinearOf(const Spec& spec, int64_t n, int64_t k) {
+LinearSpec LinearOf(const Spec& spec) {
   LinearSpec linear;
-  linear.n = n;
-  linear.k = k;
   linear.a = spec.x;
-  linear.b = spec.w;
   linear.c = spec.y;
-  linear.impl = spec.impl;
+  linear.kernels = spec.kernels;
   return linear;
 }
 
@@ -100,23 +99,16 @@ absl::Status CheckColumnSpec(const ColumnParallelLinearSpec& spec) {
   return absl::OkStatus();
 }
 
-// The rank's rows of each output, one after the other.
-absl::StatusOr<AlignedBuffer> CopyShards(
-    const AnyTensorView& weights,
-    const std::vector<ColumnParallelLinearPlan::OutputShard>& from_rows,
-    int64_t n) {
-  const int64_t k = weights.extent(1);
-  const auto size = static_cast<int64_t>(SizeOf(weights.dtype()));
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer copy,
-                         AlignedBuffer::Create(n * k * size));
-  char* to = copy.data<char>();
-  for (const auto& rows : from_rows) {
-    CopyColumns(RowSlice(weights, rows.begin, rows.count),
-                AnyTensorView(weights.dtype(), static_cast<void*>(to), 2,
-                              {rows.count, k}, {k, 1}));
-    to += rows.count * k * size;
+// Numbers `rows` of a bias, one run after the other.
+absl::StatusOr<AlignedBuffer> Join(
+    const AlignedBuffer& bias,
+    const std::vector<ColumnParallelLinearPlan::OutputShard>& rows, int64_t n) {
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer joined, AlignedBuffer::Create(n * 4));
+  float* to = joined.data<float>();
+  for (const auto& run : rows) {
+    to = std::copy_n(bias.data<float>() + run.begin, run.count, to);
   }
-  return copy;
+  return joined;
 }
 
 absl::Status CheckRows(absl::string_view op, const AnyTensorView& x,
@@ -139,20 +131,9 @@ std::vector<ColumnOutput> QkvOutputs(int64_t head_dim, int64_t q_heads,
           {kv_heads * v_head_dim, v_head_dim, true}};
 }
 
-absl::Status ParallelLinearScratch::Reserve(const LinearPlan* plan,
-                                            int64_t row_bytes, int64_t max_m,
-                                            const Executor& executor) {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kScratch, "max_m", max_m, 0));
-  if (plan != nullptr) {
-    QUERN_RETURN_IF_ERROR(linear_.Reserve(*plan, max_m, executor));
-  }
-  int64_t bytes = 0;
-  if (!CheckedMul(max_m, row_bytes, &bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        kScratch, ": ", max_m, " rows of ", row_bytes, " bytes are too many"));
-  }
-  if (bytes <= static_cast<int64_t>(rows_.bytes())) return absl::OkStatus();
-  QUERN_ASSIGN_OR_RETURN(rows_, AlignedBuffer::Create(bytes));
+absl::Status ParallelLinearScratch::Grow(int64_t bytes) {
+  if (bytes <= static_cast<int64_t>(buffer_.bytes())) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Create(bytes));
   return absl::OkStatus();
 }
 
@@ -166,13 +147,18 @@ absl::StatusOr<ReplicatedLinearPlan> ReplicatedLinearPlan::Create(
     const ReplicatedLinearSpec& spec, const AnyTensorView& weights,
     const AnyTensorView& bias, Executor& executor) {
   QUERN_RETURN_IF_ERROR(CheckRange(kReplicated, "n", spec.n, 1, kMaxExtent));
+  QUERN_RETURN_IF_ERROR(CheckRange(kReplicated, "k", spec.k, 1, kMaxExtent));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kReplicated, "weights", weights, spec.w, {spec.n, spec.k}));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias,
                          BiasAsF32(kReplicated, bias, spec.n));
   const bool add = spec.bias == BiasUse::kAdd;
+  LinearSource source;
+  source.codes = weights;
+  if (add) source.bias = BiasView(f32_bias);
   QUERN_ASSIGN_OR_RETURN(
       LinearPlan linear,
-      LinearPlan::Create(LinearOf(spec, spec.n, spec.k), weights,
-                         add ? BiasView(f32_bias) : AnyTensorView(), executor));
+      CreateRankLinear(kReplicated, LinearOf(spec), {source}, executor));
   ReplicatedLinearPlan plan(spec, std::move(linear));
   if (!add) plan.skipped_bias_ = std::move(f32_bias);
   return plan;
@@ -186,7 +172,7 @@ absl::Status ReplicatedLinearPlan::CheckArgs(const AnyTensorView& x,
                                              const AnyTensorView& y) const {
   QUERN_RETURN_IF_ERROR(
       CheckRows(kReplicated, x, y, linear_.spec(), spec_.k, spec_.n));
-  return linear_.CheckArgs(x, y);
+  return linear_.CheckArgs({x, y});
 }
 
 void ReplicatedLinearPlan::Execute(const AnyTensorView& x,
@@ -194,7 +180,7 @@ void ReplicatedLinearPlan::Execute(const AnyTensorView& x,
                                    ParallelLinearScratch& scratch,
                                    Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, y));
-  linear_.Execute(x, y, scratch.linear_, executor);
+  linear_.Execute({x, y}, scratch.workspace(), executor);
 }
 
 // ---- column
@@ -209,6 +195,7 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
     Executor& executor) {
   QUERN_RETURN_IF_ERROR(CheckColumnSpec(spec));
   const int rank = communicator.rank(), size = communicator.size();
+  const bool full = spec.part == WeightPart::kFull;
   std::vector<OutputShard> shards, rows;  // of each output, of the weights
   int64_t all = 0, own = 0;
   for (size_t i = 0; i < spec.outputs.size(); ++i) {
@@ -220,41 +207,34 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
                              " is replicated; need gather_output=false");
     }
     shards.push_back(shard);
-    rows.push_back({all + shard.begin, shard.count});
+    rows.push_back({full ? all + shard.begin : own, shard.count});
     all += spec.outputs[i].size;
     own += shard.count;
   }
-  const bool full = spec.part == WeightPart::kFull;
+  if (IsGated(spec.activation) && shards[0].count != shards[1].count) {
+    return InvalidArgument(kColumn, "activation is gated; the rank has ",
+                           shards[0].count, " columns of gate and ",
+                           shards[1].count, " of up; need as many");
+  }
   const int64_t given = full ? all : own;
   QUERN_RETURN_IF_ERROR(
       CheckInput(kColumn, "weights", weights, spec.w, {given, spec.k}));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias,
                          BiasAsF32(kColumn, bias, given));
-  AnyTensorView own_weights = weights;
-  AlignedBuffer copy;
-  if (full && rows.size() == 1) {
-    own_weights = RowSlice(weights, rows[0].begin, own);
-  } else if (full) {
-    QUERN_ASSIGN_OR_RETURN(copy, CopyShards(weights, rows, own));
-    own_weights = AnyTensorView(spec.w, static_cast<const void*>(copy.data()),
-                                2, {own, spec.k}, {spec.k, 1});
-  }
-  if (full && !f32_bias.empty()) {
-    QUERN_ASSIGN_OR_RETURN(
-        f32_bias,
-        CopyShards(AnyTensorView(DType::kF32,
-                                 static_cast<const void*>(f32_bias.data()), 2,
-                                 {all, 1}, {1, 1}),
-                   rows, own));
-  }
-
-  LinearSpec linear_spec = LinearOf(spec, own, spec.k);
-  linear_spec.activation = spec.activation;
   const bool add = spec.bias == BiasUse::kAdd;
+  std::vector<LinearSource> sources(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    sources[i].codes = RowSlice(weights, rows[i].begin, rows[i].count);
+    if (add && !f32_bias.empty()) {
+      sources[i].bias =
+          DenseVector(f32_bias.data<float>() + rows[i].begin, rows[i].count);
+    }
+  }
+  LinearSpec linear_spec = LinearOf(spec);
+  linear_spec.activation = spec.activation;
   QUERN_ASSIGN_OR_RETURN(
       LinearPlan linear,
-      LinearPlan::Create(linear_spec, own_weights,
-                         add ? BiasView(f32_bias) : AnyTensorView(), executor));
+      CreateRankLinear(kColumn, linear_spec, sources, executor));
   ColumnParallelLinearPlan plan(spec, std::move(linear));
   plan.rank_ = rank;
   plan.size_ = size;
@@ -264,8 +244,15 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
       !IsGated(spec.activation)) {
     plan.row_bytes_ = own * static_cast<int64_t>(SizeOf(spec.y));
   }
-  if (!add) plan.skipped_bias_ = std::move(f32_bias);
+  if (!add && !f32_bias.empty()) {
+    QUERN_ASSIGN_OR_RETURN(plan.skipped_bias_, Join(f32_bias, rows, own));
+  }
   return plan;
+}
+
+absl::StatusOr<int64_t> ColumnParallelLinearPlan::WorkspaceBytes(
+    int64_t max_m, int max_workers) const {
+  return RankWorkspaceBytes(kColumn, row_bytes_, &linear_, max_m, max_workers);
 }
 
 VectorView<const float> ColumnParallelLinearPlan::bias() const {
@@ -276,8 +263,8 @@ absl::Status ColumnParallelLinearPlan::CheckArgs(const AnyTensorView& x,
                                                  const AnyTensorView& y) const {
   QUERN_RETURN_IF_ERROR(
       CheckRows(kColumn, x, y, linear_.spec(), spec_.k, columns_));
-  const int64_t own = ColumnsOfC(spec_.activation, linear_.spec().n);
-  return linear_.CheckArgs(x, ColumnSlice(y, 0, own));
+  const int64_t own = ColumnsOfC(spec_.activation, linear_.n());
+  return linear_.CheckArgs({x, ColumnSlice(y, 0, own)});
 }
 
 void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
@@ -288,22 +275,22 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
   QUERN_DCHECK_OK(CheckArgs(x, y));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   if (!spec_.gather_output || size_ == 1) {
-    linear_.Execute(x, y, scratch.linear_, executor);
+    linear_.Execute({x, y}, scratch.workspace(), executor);
     return;
   }
   if (row_bytes_ == 0) {
     // One piece, which lies in y at its place.
     const int64_t width = columns_ / size_;
     const AnyTensorView own = ColumnSlice(y, rank_ * width, width);
-    linear_.Execute(x, own, scratch.linear_, executor);
+    linear_.Execute({x, own}, scratch.workspace(), executor);
     communicator.AllGatherColumns(own, y, {columns_, width});
     return;
   }
-  const int64_t m = x.extent(0), n = linear_.spec().n;
-  QUERN_CHECK(m * row_bytes_ <= static_cast<int64_t>(scratch.rows_.bytes()));
-  const AnyTensorView own(spec_.y, static_cast<void*>(scratch.rows_.data()), 2,
-                          {m, n}, {n, 1});
-  linear_.Execute(x, own, scratch.linear_, executor);
+  const int64_t m = x.extent(0), n = linear_.n();
+  Workspace workspace = scratch.workspace();
+  void* rows = workspace.Allocate<uint8_t>("rows", m * row_bytes_);
+  const AnyTensorView own(spec_.y, rows, 2, {m, n}, {n, 1});
+  linear_.Execute({x, own}, workspace, executor);
   int64_t from = 0, to = 0;
   for (const ColumnOutput& output : spec_.outputs) {
     const int64_t width = output.size / size_;
@@ -344,12 +331,12 @@ absl::StatusOr<RowParallelLinearPlan> RowParallelLinearPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckInput(kRow, "weights", weights, spec.w,
                                    {spec.n, full ? spec.k : own}));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32_bias, BiasAsF32(kRow, bias, spec.n));
+  LinearSource source;
+  source.codes = full ? ColumnSlice(weights, rank * own, own) : weights;
+  if (add && rank == 0) source.bias = BiasView(f32_bias);
   QUERN_ASSIGN_OR_RETURN(
       LinearPlan linear,
-      LinearPlan::Create(
-          LinearOf(spec, spec.n, own),
-          full ? ColumnSlice(weights, rank * own, own) : weights,
-          add && rank == 0 ? BiasView(f32_bias) : AnyTensorView(), executor));
+      CreateRankLinear(kRow, LinearOf(spec), {source}, executor));
   RowParallelLinearPlan plan(spec, std::move(linear));
   plan.rank_ = rank;
   plan.size_ = size;
@@ -371,7 +358,7 @@ absl::Status RowParallelLinearPlan::CheckArgs(const AnyTensorView& x,
   QUERN_RETURN_IF_ERROR(
       CheckRows(kRow, x, y, linear_.spec(),
                 spec_.input_is_parallel ? spec_.k / size_ : spec_.k, spec_.n));
-  return linear_.CheckArgs(OwnColumns(x), y);
+  return linear_.CheckArgs({OwnColumns(x), y});
 }
 
 void RowParallelLinearPlan::Execute(const AnyTensorView& x,
@@ -381,7 +368,7 @@ void RowParallelLinearPlan::Execute(const AnyTensorView& x,
                                     Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, y));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
-  linear_.Execute(OwnColumns(x), y, scratch.linear_, executor);
+  linear_.Execute({OwnColumns(x), y}, scratch.workspace(), executor);
   if (spec_.reduce_results) communicator.AllReduceSum(y);
 }
 

@@ -25,11 +25,12 @@
 //   up_plan.Execute(x, h, scratch, communicator, executor);    h: 14336 / size
 //   down_plan.Execute(h, y, scratch, communicator, executor);  y: all of it
 //
-// All three are gemm/linear.h within a rank: f32, bf16 or f16, sums in f32,
-// rounded once. Between ranks a row layer sums as Communicator::AllReduceSum:
-// each rank's part is rounded to y's dtype, the parts are summed in f32 in the
-// order of ranks, and rounded again. Results are the same bits on every rank
-// and in every run, but depend on `size`, as the sum over k is cut there.
+// All three are gemm/linear.h within a rank, on weights that are f32, bf16 or
+// f16: sums in f32, rounded once. Between ranks a row layer sums as
+// Communicator::AllReduceSum: each rank's part is rounded to y's dtype, the
+// parts are summed in f32 in the order of ranks, and rounded again. Results are
+// the same bits on every rank and in every run, but depend on `size`, as the
+// sum over k is cut there.
 //
 // Create and Execute are called by all ranks, with the same spec. Execute is
 // called with the communicator given to Create or one like it. Like
@@ -44,14 +45,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
-#include "gemm/linear.h"
-#include "gemm/linear_impl.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
 
 namespace quern {
 
@@ -71,7 +73,7 @@ struct ReplicatedLinearSpec {
   DType w = DType::kBF16;
   DType y = DType::kBF16;
   BiasUse bias = BiasUse::kAdd;
-  LinearImpl impl = LinearImpl::kAuto;
+  std::string kernels = {};  // see LinearSpec::kernels
 };
 
 // One of the matrices that are merged into a column layer, such as gate and up,
@@ -99,7 +101,7 @@ struct ColumnParallelLinearSpec {
   // A gated one takes two outputs of equal size, gate and up.
   LinearActivation activation = LinearActivation::kNone;
   WeightPart part = WeightPart::kFull;
-  LinearImpl impl = LinearImpl::kAuto;
+  std::string kernels = {};  // see LinearSpec::kernels
 };
 
 // The outputs of a fused query, key and value projection. v_head_dim 0: as
@@ -120,19 +122,21 @@ struct RowParallelLinearSpec {
   bool reduce_results = true;
   BiasUse bias = BiasUse::kAdd;
   WeightPart part = WeightPart::kFull;
-  LinearImpl impl = LinearImpl::kAuto;
+  std::string kernels = {};  // see LinearSpec::kernels
 };
 
 // Scratch of Execute: one per thread that calls it, for any number of plans.
 class ParallelLinearScratch {
  public:
-  // Makes room for up to max_m rows of `plan`: any of the three.
-  // InvalidArgument if max_m < 0, ResourceExhausted if the memory cannot be
-  // had.
+  // Makes room for up to max_m rows of `plan`, which is any of the three below
+  // or a ParallelLmHeadPlan. Refuses what WorkspaceBytes of the plan refuses;
+  // ResourceExhausted if the memory cannot be had.
   template <typename Plan>
   absl::Status Reserve(const Plan& plan, int64_t max_m,
                        const Executor& executor) {
-    return Reserve(plan.linear(), plan.row_bytes(), max_m, executor);
+    QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
+                           plan.WorkspaceBytes(max_m, executor.num_workers()));
+    return Grow(bytes);
   }
 
  private:
@@ -140,24 +144,31 @@ class ParallelLinearScratch {
   friend class ColumnParallelLinearPlan;
   friend class RowParallelLinearPlan;
   friend class ParallelLmHeadPlan;
-  absl::Status Reserve(const LinearPlan* plan, int64_t row_bytes, int64_t max_m,
-                       const Executor& executor);
+  absl::Status Grow(int64_t bytes);
+  Workspace workspace() { return Workspace(buffer_); }
 
-  LinearScratch linear_;
-  AlignedBuffer rows_;
+  AlignedBuffer buffer_;
 };
 
 class ReplicatedLinearPlan {
  public:
-  // weights[n, k]; bias[n] is f32, bf16 or f16, or of rank 0 for none. As
-  // LinearPlan::Create.
+  // weights[n, k]; bias[n] is f32, bf16 or f16, or of rank 0 for none. Weights
+  // and bias are copied.
+  //
+  // InvalidArgument: weights or bias of another shape; what LinearPlan::Create
+  // refuses. Unimplemented: weights that are not f32, bf16 or f16.
   static absl::StatusOr<ReplicatedLinearPlan> Create(
       const ReplicatedLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& bias, Executor& executor);
 
   const ReplicatedLinearSpec& spec() const { return spec_; }
   const LinearPlan* linear() const { return &linear_; }
-  int64_t row_bytes() const { return 0; }  // of scratch
+  // Bytes that ParallelLinearScratch reserves for up to max_m rows on up to
+  // max_workers workers. InvalidArgument: max_m < 0 or max_workers < 1.
+  // ResourceExhausted: more than 63 bits.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
+    return linear_.WorkspaceBytes(max_m, max_workers);
+  }
   // The bias that Execute did not add; empty if it did, or there is none.
   VectorView<const float> bias() const;
 
@@ -200,9 +211,10 @@ class ColumnParallelLinearPlan {
   OutputShard Shard(int64_t output) const {
     return shards_[static_cast<size_t>(output)];
   }
-  // Of y: of this rank alone, unless gather_output.
+  // Columns of y: this rank's alone, unless gather_output.
   int64_t columns() const { return columns_; }
-  int64_t row_bytes() const { return row_bytes_; }  // of scratch
+  // Like ReplicatedLinearPlan::WorkspaceBytes.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const;
   // The rank's part of the bias that Execute did not add; empty if it did, or
   // there is none.
   VectorView<const float> bias() const;
@@ -242,7 +254,10 @@ class RowParallelLinearPlan {
 
   const RowParallelLinearSpec& spec() const { return spec_; }
   const LinearPlan* linear() const { return &linear_; }
-  int64_t row_bytes() const { return 0; }  // of scratch
+  // Like ReplicatedLinearPlan::WorkspaceBytes.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
+    return linear_.WorkspaceBytes(max_m, max_workers);
+  }
   // The bias that Execute did not add, all of it, on every rank; empty if it
   // did, or there is none.
   VectorView<const float> bias() const;

@@ -5,16 +5,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -53,6 +53,11 @@ TEST(ColumnParallelLinear, Refuses) {
   cases.back().spec.activation = LinearActivation::kSiluAndMul;
   cases.push_back({with({{16}, {12}, {4}}),
                    "activation is gated; need two outputs of equal size"});
+  cases.back().spec.activation = LinearActivation::kGeluAndMul;
+  // Four ranks: 16 of one replicated unit, and 4 of 16.
+  cases.push_back(
+      {with({{16, 16, true}, {16}}),
+       "activation is gated; the rank has 16 columns of gate and 4 of up"});
   cases.back().spec.activation = LinearActivation::kGeluAndMul;
   cases.push_back({with({{32}}), "bias is skipped; need activation=none"});
   cases.back().spec.activation = LinearActivation::kSilu;
@@ -125,6 +130,39 @@ TEST(RowParallelLinear, Refuses) {
   ExpectRefusal(plan->CheckArgs(x.const_view(), f32.view()),
                 "row_parallel_linear: y");
   ExpectRefusal(plan->CheckArgs(y.view(), y.view()), "overlap");
+}
+
+TEST(ReplicatedLinear, Refuses) {
+  InlineExecutor executor;
+  const AnyMatrix w(DType::kBF16, 8, 32, 32);
+  const std::vector<int8_t> i8(8 * 32);
+  const AnyTensorView codes = DenseMatrix(i8.data(), 8, 32);
+  ReplicatedLinearSpec spec;
+  spec.n = 8;
+  spec.k = 32;
+  const auto create = [&](const AnyTensorView& weights) {
+    return ReplicatedLinearPlan::Create(spec, weights, AnyTensorView(),
+                                        executor);
+  };
+  const auto plan = create(w.const_view());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(),
+                "linear: max_m=-1; need max_m >= 0");
+  ExpectRefusal(plan->WorkspaceBytes(1, 0).status(),
+                "linear: max_workers=0; need 1 <= max_workers <= 65536");
+  ExpectRefusal(create(codes).status(), "replicated_linear: weights");
+  spec.w = DType::kI8;
+  ExpectRefusal(create(codes).status(), absl::StatusCode::kUnimplemented,
+                "replicated_linear: w is i8; need f32 or bf16 or f16");
+  spec.w = DType::kBF16;
+  spec.kernels = "no_such_kernels";
+  ExpectRefusal(create(w.const_view()).status(), "no_such_kernels");
+  spec.kernels = "onednn";  // this test does not link it
+  ExpectRefusal(create(w.const_view()).status(),
+                absl::StatusCode::kUnimplemented, "gemm/onednn");
+  spec.k = 0;
+  ExpectRefusal(create(w.const_view()).status(),
+                "replicated_linear: k=0; need 1 <= k");
 }
 
 }  // namespace

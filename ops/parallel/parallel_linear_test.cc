@@ -1,4 +1,4 @@
-#include "ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_linear.h"
 
 #include <cmath>
 #include <cstdint>
@@ -8,22 +8,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "gemm/epilogue.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/dense_testutil.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_gemm.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/dense_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
 
 namespace quern {
 namespace {

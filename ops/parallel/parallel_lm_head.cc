@@ -1,4 +1,4 @@
-#include "ops/parallel/parallel_lm_head.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,22 +9,26 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/float_type.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/linear.h"
-#include "ops/logits/logits.h"
-#include "ops/parallel/matrix_parts.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/vocab_shard.h"
-#include "ops/parallel_rows.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/float_type.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/parallel/bias_f32.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/rank_linear.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 namespace {
@@ -95,21 +99,23 @@ absl::StatusOr<ParallelLmHeadPlan> ParallelLmHeadPlan::Create(
   ParallelLmHeadPlan plan(spec, shard, std::move(process_plan), rank, size);
   if (own == 0) return plan;
   LinearSpec linear;
-  linear.n = own;
-  linear.k = spec.hidden;
   linear.a = spec.hidden_dtype;
-  linear.b = spec.weight_dtype;
   linear.c = spec.logits_dtype;
-  linear.impl = spec.impl;
+  linear.kernels = spec.kernels;
   const int64_t first = full ? shard.original_begin : 0;
-  AnyTensorView own_bias;
+  LinearSource source;
+  source.codes = RowSlice(weight, first, own);
   if (!f32_bias.empty()) {
-    own_bias = DenseVector(f32_bias.data<float>() + first, own);
+    source.bias = DenseVector(f32_bias.data<float>() + first, own);
   }
-  QUERN_ASSIGN_OR_RETURN(
-      plan.linear_, LinearPlan::Create(linear, RowSlice(weight, first, own),
-                                       own_bias, executor));
+  QUERN_ASSIGN_OR_RETURN(plan.linear_,
+                         CreateRankLinear(kOp, linear, {source}, executor));
   return plan;
+}
+
+absl::StatusOr<int64_t> ParallelLmHeadPlan::WorkspaceBytes(
+    int64_t max_m, int max_workers) const {
+  return RankWorkspaceBytes(kOp, row_bytes(), linear(), max_m, max_workers);
 }
 
 int64_t ParallelLmHeadPlan::row_bytes() const {
@@ -123,8 +129,11 @@ ColumnShards ParallelLmHeadPlan::Columns() const {
 
 absl::Status ParallelLmHeadPlan::CheckHidden(
     const AnyTensorView& hidden) const {
-  return CheckInput(kOp, "hidden", hidden, spec_.hidden_dtype,
-                    {kAnyExtent, spec_.hidden});
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "hidden", hidden, spec_.hidden_dtype,
+                                   {kAnyExtent, spec_.hidden}));
+  if (!linear_.has_value()) return absl::OkStatus();
+  // What the implementation asks of the rows that it reads.
+  return linear_->CheckRows(hidden);
 }
 
 absl::Status ParallelLmHeadPlan::CheckArgs(const AnyTensorView& hidden,
@@ -132,7 +141,10 @@ absl::Status ParallelLmHeadPlan::CheckArgs(const AnyTensorView& hidden,
   QUERN_RETURN_IF_ERROR(CheckHidden(hidden));
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "logits", logits, spec_.logits_dtype,
                                     {hidden.extent(0), spec_.vocab.original}));
-  return CheckApart(kOp, "hidden", hidden, "logits", logits);
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "hidden", hidden, "logits", logits));
+  if (!linear_.has_value()) return absl::OkStatus();
+  return linear_->CheckArgs(
+      {hidden, ColumnSlice(logits, shard_.original_begin, shard_.originals())});
 }
 
 absl::Status ParallelLmHeadPlan::CheckArgMaxArgs(
@@ -150,24 +162,18 @@ absl::Status ParallelLmHeadPlan::CheckArgMaxArgs(
   return absl::OkStatus();
 }
 
-// Before the logits, the candidates of this rank, then of all.
-AnyTensorView ParallelLmHeadPlan::ScratchLogits(
-    int64_t rows, ParallelLinearScratch& scratch) const noexcept {
-  QUERN_CHECK(rows * row_bytes() <=
-              static_cast<int64_t>(scratch.rows_.bytes()));
+AnyTensorView ParallelLmHeadPlan::LogitsAt(void* data,
+                                           int64_t rows) const noexcept {
   const int64_t own = shard_.originals();
-  return AnyTensorView(
-      spec_.logits_dtype,
-      static_cast<void*>(scratch.rows_.data<Candidate>() + rows * (size_ + 1)),
-      2, {rows, own}, {own, 1});
+  return AnyTensorView(spec_.logits_dtype, data, 2, {rows, own}, {own, 1});
 }
 
 void ParallelLmHeadPlan::OwnLogits(const AnyTensorView& hidden,
                                    const AnyTensorView& logits,
-                                   ParallelLinearScratch& scratch,
+                                   const Workspace& workspace,
                                    Executor& executor) const noexcept {
   if (!linear_.has_value()) return;
-  linear_->Execute(hidden, logits, scratch.linear_, executor);
+  linear_->Execute({hidden, logits}, workspace, executor);
   process_.Execute(logits, executor);
 }
 
@@ -180,7 +186,7 @@ void ParallelLmHeadPlan::Execute(const AnyTensorView& hidden,
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const AnyTensorView own =
       ColumnSlice(logits, shard_.original_begin, shard_.originals());
-  OwnLogits(hidden, own, scratch, executor);
+  OwnLogits(hidden, own, scratch.workspace(), executor);
   communicator.AllGatherColumns(own, logits, Columns());
 }
 
@@ -191,11 +197,14 @@ void ParallelLmHeadPlan::ExecuteToRoot(const AnyTensorView& hidden,
                                        Executor& executor) const noexcept {
   QUERN_DCHECK_OK(rank_ == 0 ? CheckArgs(hidden, logits) : CheckHidden(hidden));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
+  const int64_t n = hidden.extent(0);
+  Workspace workspace = scratch.workspace();
+  void* rows = workspace.Allocate<uint8_t>("rows", n * row_bytes());
   const AnyTensorView own =
       rank_ == 0
           ? ColumnSlice(logits, shard_.original_begin, shard_.originals())
-          : ScratchLogits(hidden.extent(0), scratch);
-  OwnLogits(hidden, own, scratch, executor);
+          : LogitsAt(rows, n);
+  OwnLogits(hidden, own, workspace, executor);
   communicator.GatherColumnsToRoot(own, logits, Columns());
 }
 
@@ -208,11 +217,13 @@ void ParallelLmHeadPlan::ArgMax(const AnyTensorView& hidden,
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const int64_t n = hidden.extent(0);
   if (n == 0) return;
-  const AnyTensorView logits = ScratchLogits(n, scratch);
-  auto* own = scratch.rows_.data<Candidate>();
-  Candidate* all = own + n;
+  Workspace workspace = scratch.workspace();
+  void* rows = workspace.Allocate<uint8_t>("rows", n * row_bytes());
+  auto* own = static_cast<Candidate*>(rows);  // one a row
+  Candidate* all = own + n;                   // one a row, rank by rank
   if (linear_.has_value()) {
-    OwnLogits(hidden, logits, scratch, executor);
+    const AnyTensorView logits = LogitsAt(all + n * size_, n);
+    OwnLogits(hidden, logits, workspace, executor);
     LargestOf(logits, shard_.original_begin, own, executor);
   } else {
     // Never larger than that of rank 0, which has an id.

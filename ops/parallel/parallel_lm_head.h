@@ -13,19 +13,20 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "gemm/linear.h"
-#include "gemm/linear_impl.h"
-#include "ops/logits/logits.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/vocab_shard.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/vocab_shard.h"
 
 namespace quern {
 
@@ -40,7 +41,7 @@ struct ParallelLmHeadSpec {
   // kFull: weight[original, hidden], bias[original]. kShard: of the rank's
   // VocabShard, rows() of them. The same rows as an embedding's, if tied.
   WeightPart part = WeightPart::kFull;
-  LinearImpl impl = LinearImpl::kAuto;
+  std::string kernels = {};  // see LinearSpec::kernels
 };
 
 class ParallelLmHeadPlan {
@@ -57,7 +58,8 @@ class ParallelLmHeadPlan {
   const VocabShard& shard() const { return shard_; }
   // Null on a rank that has no original id.
   const LinearPlan* linear() const { return linear_ ? &*linear_ : nullptr; }
-  int64_t row_bytes() const;  // of scratch
+  // Like ReplicatedLinearPlan::WorkspaceBytes.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const;
 
   // Whether Execute may be called with these, or ExecuteToRoot on rank 0.
   absl::Status CheckArgs(const AnyTensorView& hidden,
@@ -95,11 +97,12 @@ class ParallelLmHeadPlan {
         size_(size) {}
   absl::Status CheckHidden(const AnyTensorView& hidden) const;
   ColumnShards Columns() const;
-  AnyTensorView ScratchLogits(int64_t rows,
-                              ParallelLinearScratch& scratch) const noexcept;
+  // Workspace of one row: its candidates and this rank's logits.
+  int64_t row_bytes() const;
+  // This rank's logits of `rows` rows, which lie at `data`.
+  AnyTensorView LogitsAt(void* data, int64_t rows) const noexcept;
   void OwnLogits(const AnyTensorView& hidden, const AnyTensorView& logits,
-                 ParallelLinearScratch& scratch,
-                 Executor& executor) const noexcept;
+                 const Workspace& workspace, Executor& executor) const noexcept;
 
   ParallelLmHeadSpec spec_;
   VocabShard shard_;

@@ -1,4 +1,4 @@
-#include "ops/parallel/parallel_lm_head.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,23 +8,23 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/dense_testutil.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "ops/parallel/vocab_shard.h"
-#include "quant/scalar_convert.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/reference_gemm.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/dense_testutil.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/quant/scalar_convert.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -266,6 +266,12 @@ TEST(ParallelLmHead, Refuses) {
   const AnyMatrix x(DType::kBF16, 2, 3, 3), y(DType::kF32, 2, 100, 100);
   const AnyMatrix narrow(DType::kF32, 2, 99, 99);
   EXPECT_EQ(plan->CheckArgs(x.const_view(), y.view()), absl::OkStatus());
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(),
+                "parallel_lm_head: max_m=-1; need max_m >= 0");
+  // 50 logits of f32 and three candidates a row.
+  ExpectRefusal(plan->WorkspaceBytes(int64_t{1} << 56, 1).status(),
+                absl::StatusCode::kResourceExhausted,
+                "parallel_lm_head: max_m=72057594037927936");
   ExpectRefusal(plan->CheckArgs(y.const_view(), y.view()),
                 "parallel_lm_head: hidden");
   ExpectRefusal(plan->CheckArgs(x.const_view(), narrow.view()),

@@ -8,8 +8,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/no_alloc.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 

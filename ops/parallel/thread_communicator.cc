@@ -1,4 +1,4 @@
-#include "ops/parallel/thread_communicator.h"
+#include "quern/ops/parallel/thread_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -17,16 +17,16 @@
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/communicator.h"
-#include "core/cpu_info.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
 #include "hwy/cache_control.h"
-#include "ops/parallel/rank_sum_kernels.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/communicator.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/rank_sum_kernels.h"
 
 namespace quern {
 namespace {
@@ -35,8 +35,8 @@ namespace {
 // ranks write to one cache line.
 constexpr int64_t kChunkUnit = 64;
 
-// Of 64 pauses, a microsecond or a few: longer than a barrier among ranks that
-// all run takes. Beside a process that keeps one of two cores busy, yielding
+// 64 pauses take a microsecond or a few: longer than a barrier among ranks that
+// all run. Beside a process that keeps one of two cores busy, yielding
 // made a barrier of two ranks six times as fast as spinning on: 33 against 210
 // microseconds (Zen 4, 2026).
 constexpr int kRoundsBeforeYield = 8;

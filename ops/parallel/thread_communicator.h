@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/tensor_view.h"
-#include "ops/parallel/rank_sum_kernels.h"
+#include "quern/core/communicator.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/rank_sum_kernels.h"
 
 namespace quern {
 

@@ -12,17 +12,17 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
-#include "ops/parallel/thread_communicator.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/thread_communicator.h"
 
 namespace quern {
 namespace {
 
 using Group = std::vector<std::unique_ptr<ThreadCommunicator>>;
 
-// Of the case that runs.
+// The ranks of the case that runs.
 Group& CurrentGroup() {
   static Group group;
   return group;

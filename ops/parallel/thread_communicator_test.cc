@@ -1,4 +1,4 @@
-#include "ops/parallel/thread_communicator.h"
+#include "quern/ops/parallel/thread_communicator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,18 +8,18 @@
 #include <thread>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "quant/scalar_convert.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/reference_convert.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/quant/scalar_convert.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/parallel/vocab_parallel_embedding.h"
+#include "quern/ops/parallel/vocab_parallel_embedding.h"
 
 #include <algorithm>
 #include <array>
@@ -6,21 +6,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/float_type.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/check_indices.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/index_view.h"
-#include "ops/parallel/matrix_parts.h"
-#include "ops/parallel/vocab_shard.h"
-#include "ops/parallel_rows.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/float_type.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/check_indices.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 namespace {

@@ -19,13 +19,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/index_view.h"
-#include "ops/parallel/vocab_shard.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/parallel/vocab_shard.h"
 
 namespace quern {
 

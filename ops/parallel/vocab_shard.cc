@@ -1,4 +1,4 @@
-#include "ops/parallel/vocab_shard.h"
+#include "quern/ops/parallel/vocab_shard.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/parallel/matrix_parts.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/registry/activation_ops.h"
+#include "quern/ops/registry/activation_ops.h"
 
 #include <cmath>
 #include <cstdint>
@@ -11,13 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "ops/activation/act_and_mul.h"
-#include "ops/activation/activation.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/native_activation.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/activation/act_and_mul.h"
+#include "quern/ops/activation/activation.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_activation.h"
 
 namespace quern {
 namespace {
@@ -86,7 +86,7 @@ NativeActivation NativeOf(Activation activation) {
   }
 }
 
-// Of x[..., n] -> [..., n].
+// Operators that map x[..., n] to [..., n].
 Bound Unary(ActivationSpec spec, const TensorMeta& x) {
   QUERN_ASSIGN_OR_RETURN(spec.hidden,
                          LastExtent(ActivationName(spec.activation), "x", x));

@@ -2,7 +2,7 @@
 #define QUERN_OPS_REGISTRY_ACTIVATION_OPS_H_
 
 #include "absl/status/status.h"
-#include "ops/registry/op_registry.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 

@@ -1,17 +1,17 @@
-#include "ops/registry/all_ops.h"
+#include "quern/ops/registry/all_ops.h"
 
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "ops/registry/activation_ops.h"
-#include "ops/registry/embedding_ops.h"
-#include "ops/registry/linear_ops.h"
-#include "ops/registry/norm_ops.h"
-#include "ops/registry/quant_ops.h"
-#include "ops/registry/rope_ops.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/registry/activation_ops.h"
+#include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/linear_ops.h"
+#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/quant_ops.h"
+#include "quern/ops/registry/rope_ops.h"
 
 namespace quern {
 namespace {

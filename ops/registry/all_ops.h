@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ops/registry/op_registry.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "ops/registry/all_ops.h"
+#include "quern/ops/registry/all_ops.h"
 
 #include <cstdint>
 #include <memory>
@@ -7,20 +7,20 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/registry/native_activation.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/registry/native_activation.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

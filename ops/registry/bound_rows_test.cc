@@ -1,4 +1,4 @@
-#include "ops/registry/bound_rows.h"
+#include "quern/ops/registry/bound_rows.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/registry/all_ops.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/registry/embedding_ops.h"
+#include "quern/ops/registry/embedding_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,18 +10,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/embedding/vocab_embedding.h"
-#include "ops/index_view.h"
-#include "ops/logits/logits.h"
-#include "ops/parallel/vocab_parallel_embedding.h"
-#include "ops/parallel/vocab_shard.h"
-#include "ops/registry/bound_rows.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/embedding/vocab_embedding.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/parallel/vocab_parallel_embedding.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/ops/registry/bound_rows.h"
 
 namespace quern {
 namespace {

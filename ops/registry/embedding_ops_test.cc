@@ -1,4 +1,4 @@
-#include "ops/registry/embedding_ops.h"
+#include "quern/ops/registry/embedding_ops.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,22 +7,22 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "ops/parallel/vocab_shard.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/reference_convert.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

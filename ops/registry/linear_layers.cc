@@ -1,4 +1,4 @@
-#include "ops/registry/linear_layers.h"
+#include "quern/ops/registry/linear_layers.h"
 
 #include <cstdint>
 #include <optional>
@@ -7,15 +7,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "gemm/packed_linear.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/parallel_lm_head.h"
-#include "ops/parallel/vocab_shard.h"
-#include "ops/registry/bound_rows.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
+#include "quern/ops/parallel/vocab_shard.h"
+#include "quern/ops/registry/bound_rows.h"
 
 namespace quern {
 namespace {
@@ -28,7 +28,7 @@ constexpr char kRow[] = "row_parallel_linear";
 constexpr char kHead[] = "parallel_lm_head";
 constexpr auto kFloats = {DType::kF32, DType::kBF16, DType::kF16};
 
-// What a tensor's last dimension, weight and bias have is tested by the caller.
+// The caller checks that x and the weight agree in k.
 absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
                               const TensorMeta& w, const Bias& bias,
                               Communicator* ranks) {
@@ -52,7 +52,7 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   }
   for (const int64_t extent : w.extents) {
     QUERN_RETURN_IF_ERROR(CheckRange(op, "an extent of weight", extent, 1,
-                                     PackedLinearPlan::kMaxExtent));
+                                     LinearWeights::kMaxExtent));
   }
   layer.n = w.extents[0];
   layer.k = w.extents[1];

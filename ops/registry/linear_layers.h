@@ -8,10 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/communicator.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/parallel_lm_head.h"
-#include "ops/registry/op_registry.h"
+#include "quern/core/communicator.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "ops/registry/linear_ops.h"
+#include "quern/ops/registry/linear_ops.h"
 
 #include <cstdint>
 #include <memory>
@@ -12,21 +12,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/check.h"
-#include "core/check_args.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "gemm/linear.h"
-#include "gemm/linear_backend.h"
-#include "gemm/linear_spec.h"
-#include "ops/parallel/matrix_parts.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/parallel_lm_head.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/linear_layers.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/matrix_slice.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
+#include "quern/ops/parallel/rank_linear.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_layers.h"
 
 namespace quern {
 namespace {
@@ -34,6 +34,10 @@ namespace {
 using Tensors = absl::Span<const AnyTensorView>;
 using Metas = absl::StatusOr<std::vector<TensorMeta>>;
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+
+// Names of implementations in gemm/linear.h.
+constexpr char kPacked[] = "packed";
+constexpr char kOneDnn[] = "onednn";
 
 absl::StatusOr<ReplicatedLinearPlan> CreatePlan(
     const ReplicatedLinearSpec& spec, const AnyTensorView& weight,
@@ -220,22 +224,24 @@ struct OpOf<kDescribe> {
     return std::vector<TensorMeta>{described.layer.y};
   }
 
-  template <LinearImpl kImpl>
-  static Bound Packed(A... args) {
+  // On the kernels of gemm/linear.h with this name.
+  template <const char* kKernels>
+  static Bound Linear(A... args) {
     QUERN_ASSIGN_OR_RETURN(auto described, kDescribe(args...));
-    // Of one weight: whether there are kernels for the dtypes, and which.
+    described.spec.kernels = kKernels;
+    // A layer of one weight shows whether there are kernels for the dtypes.
     LinearSpec small;
-    small.n = small.k = 1;
     small.a = small.c = described.layer.x.dtype;
-    small.b = described.layer.w.dtype;
-    small.impl = described.spec.impl = kImpl;
+    small.kernels = kKernels;
     const float zero = 0.0f;
-    const AnyTensorView weight(small.b, static_cast<const void*>(&zero), 2,
-                               {1, 1}, {1, 1});
+    LinearSource weight;
+    weight.codes =
+        AnyTensorView(described.layer.w.dtype, static_cast<const void*>(&zero),
+                      2, {1, 1}, {1, 1});
     InlineExecutor executor;
     QUERN_ASSIGN_OR_RETURN(
         const LinearPlan probe,
-        LinearPlan::Create(small, weight, AnyTensorView(), executor));
+        CreateRankLinear(described.layer.op, small, {weight}, executor));
     return std::unique_ptr<BoundOp>(
         new BoundLayer<Spec>(described, probe.target()));
   }
@@ -255,11 +261,9 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
   using Op = OpOf<kDescribe>;
   QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(
       absl::StrCat(op, "(", params, ") -> Tensor"), example, OpKind::kLayer));
-  QUERN_RETURN_IF_ERROR(
-      (r.Add<&Op::template Packed<LinearImpl::kPacked>>(op, "simd")));
-  if (OneDnnBackend() != nullptr) {
-    QUERN_RETURN_IF_ERROR(
-        (r.Add<&Op::template Packed<LinearImpl::kOneDnn>>(op, "onednn")));
+  QUERN_RETURN_IF_ERROR((r.Add<&Op::template Linear<kPacked>>(op, "simd")));
+  if (OneDnnIsLinked()) {
+    QUERN_RETURN_IF_ERROR((r.Add<&Op::template Linear<kOneDnn>>(op, kOneDnn)));
   }
   return r.Add<&Op::Reference>(op, OpRegistry::kReference);
 }

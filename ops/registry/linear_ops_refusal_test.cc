@@ -3,16 +3,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "ops/registry/linear_ops.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
-#include "testing/refusal.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/registry/linear_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

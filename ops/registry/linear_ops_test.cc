@@ -1,29 +1,30 @@
-#include "ops/registry/linear_ops.h"
+#include "quern/ops/registry/linear_ops.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/dense_testutil.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
-#include "testing/data.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_gemm.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/dense_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -305,6 +306,28 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
             absl::StatusCode::kInvalidArgument);
   // What was refused changed nothing.
   EXPECT_EQ(op.CheckArgs(with_other), absl::OkStatus());
+}
+
+// A provider is one implementation, whatever the environment asks of layers
+// that name none.
+TEST(LinearOpsLifeTest, AProviderIsWhatItsNameSays) {
+  const OpRegistry registry = Registry();
+  const OpDispatcher ops(registry, OpPolicy());
+  const TensorMeta square = {DType::kF32, {4, 4}};
+  const auto target = [&](const char* provider) {
+    const auto made = ops.MakeFrom(provider, "replicated_linear",
+                                   {{"x", square}, {"weight", square}});
+    EXPECT_TRUE(made.ok()) << made.status();
+    return made.ok() ? std::string(made->op->target()) : std::string();
+  };
+  const std::string simd = target("simd");
+  EXPECT_NE(simd, "oneDNN");
+  EXPECT_EQ(target("onednn"), "oneDNN");
+  ASSERT_EQ(setenv("QUERN_KERNELS", "onednn", 1), 0);
+  EXPECT_EQ(target("simd"), simd);
+  ASSERT_EQ(setenv("QUERN_KERNELS", "packed", 1), 0);
+  EXPECT_EQ(target("onednn"), "oneDNN");
+  ASSERT_EQ(unsetenv("QUERN_KERNELS"), 0);
 }
 
 // Scratch holds the rows of one call at a time.

@@ -1,4 +1,4 @@
-#include "ops/registry/native_activation.h"
+#include "quern/ops/registry/native_activation.h"
 
 #include <cmath>
 

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "ops/activation/activation_spec.h"
-#include "quant/scalar_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 

@@ -1,17 +1,17 @@
-#include "ops/registry/native_rope.h"
+#include "quern/ops/registry/native_rope.h"
 
 #include <cmath>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/native_activation.h"
-#include "ops/registry/op_registry.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_activation.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 

@@ -8,17 +8,17 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/tensor_view.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/op_registry.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 
 RotaryStyle StyleOf(bool is_neox);
 
-// Of query[n, heads, head_dim], and a key of that form unless it is null; a
-// rot_dim of 0 is head_dim. InvalidArgument for other ranks.
+// The spec for query[n, heads, head_dim], and a key of that form unless it is
+// null; a rot_dim of 0 is head_dim. InvalidArgument for other ranks.
 absl::StatusOr<RotaryEmbeddingSpec> RotarySpecOf(
     absl::string_view op, const TensorMeta& query, const TensorMeta* key,
     int64_t max_position, int64_t rot_dim, double base, bool is_neox);

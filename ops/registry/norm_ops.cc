@@ -1,4 +1,4 @@
-#include "ops/registry/norm_ops.h"
+#include "quern/ops/registry/norm_ops.h"
 
 #include <cmath>
 #include <cstdint>
@@ -11,14 +11,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/norm/rms_norm_gated.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/native_activation.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_activation.h"
 
 namespace quern {
 namespace {

@@ -11,30 +11,30 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/activation/act_and_mul.h"
-#include "ops/activation/activation.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/index_view.h"
-#include "ops/logits/logits.h"
-#include "ops/norm/rms_norm.h"
-#include "ops/norm/rms_norm_gated.h"
-#include "ops/norm/rms_norm_quant.h"
-#include "ops/registry/all_ops.h"
-#include "ops/registry/op_dispatcher.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
-#include "ops/rope/apply_rotary.h"
-#include "ops/rope/dual_chunk_rotary.h"
-#include "ops/rope/mrope.h"
-#include "ops/rope/rotary_embedding.h"
-#include "ops/rope/rotary_spec.h"
-#include "quant/fp8_quantize.h"
-#include "testing/data.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/act_and_mul.h"
+#include "quern/ops/activation/activation.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/logits/logits.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/norm/rms_norm_gated.h"
+#include "quern/ops/norm/rms_norm_quant.h"
+#include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/rope/apply_rotary.h"
+#include "quern/ops/rope/dual_chunk_rotary.h"
+#include "quern/ops/rope/mrope.h"
+#include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_spec.h"
+#include "quern/quant/fp8_quantize.h"
+#include "quern/testing/data.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
@@ -371,7 +371,7 @@ TEST_F(OpArgsTest, OfLogits) {
   EXPECT_EQ(got, want);
 }
 
-// Of head_dim kCols.
+// A spec whose head_dim is kCols.
 RotaryEmbeddingSpec Rotary(int64_t rot_dim, bool is_neox) {
   RotaryEmbeddingSpec spec;
   spec.head_dim = kCols;
@@ -467,7 +467,8 @@ TEST_F(OpArgsTest, OfRotaryEmbeddings) {
   }
 }
 
-// Of the reference, which else rounds each product and each sum.
+// Tests an option of the reference, which by default rounds each product and
+// each sum.
 TEST_F(OpArgsTest, TurnsInF32WhereThatIsAsked) {
   const int64_t n = kRows * kCols;
   auto x = UniformReals<BFloat16>(rng_, n, -3, 3);

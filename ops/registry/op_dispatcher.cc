@@ -1,4 +1,4 @@
-#include "ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_dispatcher.h"
 
 #include <utility>
 #include <vector>
@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_dispatcher.h"
 
 #include <cstdint>
 #include <memory>
@@ -9,13 +9,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/registry/op_policy.h"
-#include "ops/registry/op_registry.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 namespace {

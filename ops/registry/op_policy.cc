@@ -1,7 +1,7 @@
-#include "ops/registry/op_policy.h"
+#include "quern/ops/registry/op_policy.h"
 
 #include "absl/strings/str_split.h"
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

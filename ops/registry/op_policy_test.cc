@@ -1,4 +1,4 @@
-#include "ops/registry/op_policy.h"
+#include "quern/ops/registry/op_policy.h"
 
 #include <string>
 #include <vector>

@@ -1,11 +1,11 @@
-#include "ops/registry/op_registry.h"
+#include "quern/ops/registry/op_registry.h"
 
 #include <cstddef>
 #include <cstdint>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/registry/op_schema.h"
+#include "quern/ops/registry/op_schema.h"
 
 #include <cstdio>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/registry/op_schema.h"
+#include "quern/ops/registry/op_schema.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "ops/registry/quant_ops.h"
+#include "quern/ops/registry/quant_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,15 +11,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/registry/bound_rows.h"
-#include "quant/fp8_quantize.h"
-#include "quant/int8_quantize.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/quant/fp8_quantize.h"
+#include "quern/quant/int8_quantize.h"
 
 namespace quern {
 namespace {
@@ -106,7 +106,8 @@ void SetFp8(const ScalarRow& q, int64_t i, float v) {
   q.Set(i, std::isnan(v) ? v : std::min(std::max(v, -448.0f), 448.0f));
 }
 
-// Of a power of two no less than s.
+// The scale s of a row, rounded up to a power of two where the spec asks for
+// it.
 float NativeScale(const Fp8QuantizeSpec& spec, float max_abs) {
   if (std::isnan(max_abs) || std::isinf(max_abs)) return std::nanf("");
   if (spec.max_abs > 0) max_abs = std::min(max_abs, spec.max_abs);

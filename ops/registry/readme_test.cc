@@ -4,8 +4,8 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "ops/registry/all_ops.h"
-#include "ops/registry/op_registry.h"
+#include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 namespace {

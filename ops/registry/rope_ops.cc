@@ -1,4 +1,4 @@
-#include "ops/registry/rope_ops.h"
+#include "quern/ops/registry/rope_ops.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -10,16 +10,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/check_args.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/index_view.h"
-#include "ops/registry/bound_rows.h"
-#include "ops/registry/native_rope.h"
-#include "ops/rope/rotary_embedding.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_rope.h"
+#include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 namespace {

@@ -1,14 +1,14 @@
-#include "ops/rope/apply_rotary.h"
+#include "quern/ops/rope/apply_rotary.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 
 #include "absl/types/span.h"
-#include "core/check_args.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/rope/rotary_rows.h"
+#include "quern/core/check_args.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/rope/rotary_rows.h"
 
 namespace quern {
 namespace {

@@ -19,12 +19,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/index_view.h"
-#include "ops/rope/rotary_embedding_kernels.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/rope/rotary_embedding_kernels.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 
@@ -34,8 +34,8 @@ struct DualChunkRotarySpec {
   int64_t local = 0;  // 0 <= local < chunk
 };
 
-// Of [tokens, heads, head_dim] each; query_out[tokens, 5 * heads, head_dim],
-// the copies one after the other.
+// query and key are [tokens, heads, head_dim] each; query_out[tokens, 5 *
+// heads, head_dim], the copies one after the other.
 struct DualChunkRotaryArgs {
   IndexView positions;
   AnyTensorView query;

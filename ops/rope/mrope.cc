@@ -1,12 +1,12 @@
-#include "ops/rope/mrope.h"
+#include "quern/ops/rope/mrope.h"
 
 #include <utility>
 
-#include "core/check_args.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "ops/parallel_rows.h"
-#include "ops/rope/rotary_rows.h"
+#include "quern/core/check_args.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/parallel_rows.h"
+#include "quern/ops/rope/rotary_rows.h"
 
 namespace quern {
 namespace {

@@ -22,12 +22,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
-#include "ops/index_view.h"
-#include "ops/rope/rotary_embedding_kernels.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/rope/rotary_embedding_kernels.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 

@@ -1,11 +1,11 @@
-#include "ops/rope/rotary_embedding_kernels.h"
+#include "quern/ops/rope/rotary_embedding_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/rope/rotary_embedding_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "quant/convert-inl.h"
+#include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

@@ -1,4 +1,4 @@
-#include "ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_embedding.h"
 
 #include <array>
 #include <cmath>
@@ -9,21 +9,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/index_view.h"
-#include "ops/rope/rotary_scaling.h"
-#include "testing/compare.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/isa_test.h"
-#include "testing/no_alloc.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_rope.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/index_view.h"
+#include "quern/ops/rope/rotary_scaling.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_rope.h"
 
 namespace quern {
 namespace {

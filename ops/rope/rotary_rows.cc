@@ -1,15 +1,15 @@
-#include "ops/rope/rotary_rows.h"
+#include "quern/ops/rope/rotary_rows.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
-#include "core/check_args.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "ops/check_indices.h"
-#include "ops/rope/rotary_scaling.h"
+#include "quern/core/check_args.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/check_indices.h"
+#include "quern/ops/rope/rotary_scaling.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/rope/rotary_scaling.h"
+#include "quern/ops/rope/rotary_scaling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "core/status_macros.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

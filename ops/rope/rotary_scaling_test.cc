@@ -1,4 +1,4 @@
-#include "ops/rope/rotary_scaling.h"
+#include "quern/ops/rope/rotary_scaling.h"
 
 #include <cmath>
 #include <cstdint>

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
-#include "ops/rope/rotary_scaling.h"
+#include "quern/core/dtype.h"
+#include "quern/ops/rope/rotary_scaling.h"
 
 namespace quern {
 

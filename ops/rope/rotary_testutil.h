@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/rope/rotary_spec.h"
+#include "quern/core/dtype.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 
@@ -43,8 +43,8 @@ std::vector<double> TurnedBy(std::vector<double> x, RotaryStyle style,
       [&](size_t head, size_t j) { return std::sin(angle(head, j)); });
 }
 
-// Of pairs of elements below 3: a cosine, a sine, two products and a sum of
-// less than 4.3 in f32, then the result's own rounding.
+// Bound of the error for pairs of elements below 3: a cosine, a sine, two
+// products and a sum of less than 4.3 in f32, then the result's own rounding.
 inline double TurnedBound(DType dtype, double value) {
   constexpr double kF32 = 5 * 4.3 * 0x1p-24;
   return kF32 + ResultBound(dtype, std::abs(value) + kF32, 0.0);

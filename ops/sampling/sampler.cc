@@ -1,11 +1,11 @@
-#include "ops/sampling/sampler.h"
+#include "quern/ops/sampling/sampler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "core/status_macros.h"
-#include "ops/sampling/philox.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/sampling/philox.h"
 
 namespace quern {
 namespace {

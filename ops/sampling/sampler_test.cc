@@ -1,4 +1,4 @@
-#include "ops/sampling/sampler.h"
+#include "quern/ops/sampling/sampler.h"
 
 #include <algorithm>
 #include <array>
@@ -12,16 +12,16 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "core/aligned_buffer.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
-#include "ops/sampling/philox.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/no_alloc.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/sampling/philox.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/no_alloc.h"
 
 namespace quern {
 namespace {

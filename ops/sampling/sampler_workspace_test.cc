@@ -3,13 +3,13 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
 #include "gtest/gtest.h"
-#include "ops/sampling/sampler.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/many_workers.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/sampling/sampler.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/many_workers.h"
 
 namespace quern {
 namespace {

@@ -9,10 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
 #include "hwy/targets.h"
-#include "ops/registry/all_ops.h"
-#include "ops/registry/op_registry.h"
+#include "quern/core/dtype.h"
+#include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/args.h"
+#include "quern/tools/perf/args.h"
 
 #include <cstdint>
 #include <string>
@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "core/check.h"
-#include "core/dtype.h"
-#include "core/status_macros.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
 
 namespace quern {
 namespace {

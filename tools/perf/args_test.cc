@@ -1,4 +1,4 @@
-#include "tools/perf/args.h"
+#include "quern/tools/perf/args.h"
 
 #include <cstdint>
 #include <string>
@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
 #include "gtest/gtest.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 namespace {

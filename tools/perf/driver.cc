@@ -1,4 +1,4 @@
-#include "tools/perf/driver.h"
+#include "quern/tools/perf/driver.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -18,18 +18,18 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/cpu_info.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/status_macros.h"
 #include "hwy/targets.h"
-#include "tools/perf/args.h"
-#include "tools/perf/limit_rows.h"
-#include "tools/perf/limits.h"
-#include "tools/perf/measure.h"
-#include "tools/perf/op.h"
-#include "tools/perf/report.h"
-#include "tools/perf/settings.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/limit_rows.h"
+#include "quern/tools/perf/limits.h"
+#include "quern/tools/perf/measure.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/report.h"
+#include "quern/tools/perf/settings.h"
 
 namespace quern {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "tools/perf/driver.h"
+#include "quern/tools/perf/driver.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +11,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
 #include "gtest/gtest.h"
-#include "hwy/highway.h"
-#include "tools/perf/args.h"
-#include "tools/perf/json_testutil.h"
-#include "tools/perf/op.h"
+#include "hwy/targets.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/json_testutil.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {
@@ -148,6 +148,15 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
             "gate_up, down, lm_head"},
            {"linear --model=qwen3_8b --n=16", "linear: --n beside --model, "},
            {"linear --layer=down", "linear: --layer needs --model"},
+           {"linear --activation=relu",
+            "linear: --activation=\"relu\"; need one of none, silu, gelu, "
+            "gelu_tanh, silu_and_mul, gelu_and_mul, gelu_tanh_and_mul"},
+           {"int4_linear --n=5 --activation=silu_and_mul",
+            "int4_linear: n=5 with --activation=silu_and_mul; need an even n"},
+           {"scaled_linear --residual=2",
+            "scaled_linear: --residual=\"2\"; need one of 0, 1"},
+           {"int8_group_linear --k=33",
+            "int8_group_linear: k=33; need a multiple of 32"},
            {"all_reduce --ranks=65",
             "all_reduce: ranks=65; need 1 <= ranks <="},
            {"silu_and_mul --rows=x", "silu_and_mul: --rows=\"x\" is not "}}) {
@@ -249,12 +258,21 @@ struct Smoke {
 constexpr Smoke kSmokes[] = {
     {"linear", "--m=3 --n=37 --k=19"},
     {"linear", "--m=17 --n=16 --k=32 --dtype=f32 --out=f32"},
+    {"linear", "--m=3 --n=37 --k=19 --kernels=packed,onednn --residual=1"},
+    {"linear", "--m=3 --n=38 --k=19 --activation=silu_and_mul --residual=1"},
+    {"linear", "--m=5 --n=37 --k=19 --activation=gelu_tanh --out=f16"},
     {"scaled_linear", "--m=3 --n=37 --k=19"},
     {"scaled_linear", "--m=17 --n=16 --k=33 --act=tensor --azp=1 --out=f32"},
+    {"scaled_linear", "--m=3 --n=38 --k=19 --activation=gelu_and_mul"},
     {"fp8_block_linear", "--m=3 --n=37 --k=19"},
     {"fp8_block_linear", "--m=9 --n=37 --k=67 --block_k=32 --dtype=f32"},
+    {"fp8_block_linear", "--m=3 --n=38 --k=19 --activation=gelu_tanh_and_mul"},
     {"int4_linear", "--m=3 --n=37 --k=19"},
     {"int4_linear", "--m=9 --n=37 --k=67 --group=32 --zeros=1 --out=f32"},
+    {"int4_linear", "--m=3 --n=38 --k=19 --activation=silu_and_mul"},
+    {"int4_linear", "--m=3 --n=37 --k=19 --activation=gelu --residual=1"},
+    {"int8_group_linear", "--m=3 --n=37 --k=96"},
+    {"int8_group_linear", "--m=9 --n=38 --k=64 --activation=silu_and_mul"},
     {"convert", "--elements=1"},
     {"convert", "--from=bf16 --to=f32 --elements=37"},
     {"convert", "--from=f32 --to=f8e4m3 --elements=37"},

@@ -1,4 +1,4 @@
-#include "tools/perf/hardware_bounds.h"
+#include "quern/tools/perf/hardware_bounds.h"
 
 #include <fstream>
 #include <sstream>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {

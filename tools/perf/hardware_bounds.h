@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

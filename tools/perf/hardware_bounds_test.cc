@@ -1,7 +1,7 @@
-#include "tools/perf/hardware_bounds.h"
+#include "quern/tools/perf/hardware_bounds.h"
 
 #include "gtest/gtest.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/limit_rows.h"
+#include "quern/tools/perf/limit_rows.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,14 +8,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/executor.h"
-#include "tools/perf/hardware_bounds.h"
-#include "tools/perf/limits.h"
-#include "tools/perf/measure.h"
-#include "tools/perf/op.h"
-#include "tools/perf/report.h"
-#include "tools/perf/settings.h"
-#include "tools/perf/timer.h"
+#include "quern/core/executor.h"
+#include "quern/tools/perf/hardware_bounds.h"
+#include "quern/tools/perf/limits.h"
+#include "quern/tools/perf/measure.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/report.h"
+#include "quern/tools/perf/settings.h"
+#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

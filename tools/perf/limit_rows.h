@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
-#include "tools/perf/limits.h"
-#include "tools/perf/report.h"
+#include "quern/core/executor.h"
+#include "quern/tools/perf/limits.h"
+#include "quern/tools/perf/report.h"
 
 namespace quern {
 

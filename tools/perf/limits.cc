@@ -1,4 +1,4 @@
-#include "tools/perf/limits.h"
+#include "quern/tools/perf/limits.h"
 
 #include <sys/mman.h>
 
@@ -16,13 +16,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/cpu_info.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "tools/perf/limits_kernels.h"
-#include "tools/perf/op.h"
-#include "tools/perf/timer.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/tools/perf/limits_kernels.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

@@ -14,11 +14,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/aligned_buffer.h"
-#include "core/cpu_info.h"
-#include "core/executor.h"
-#include "tools/perf/limits_kernels.h"
-#include "tools/perf/op.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/executor.h"
+#include "quern/tools/perf/limits_kernels.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

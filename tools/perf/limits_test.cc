@@ -1,17 +1,17 @@
-#include "tools/perf/limits.h"
+#include "quern/tools/perf/limits.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
-#include "core/aligned_buffer.h"
-#include "core/cpu_info.h"
-#include "core/executor.h"
 #include "gtest/gtest.h"
-#include "testing/isa_test.h"
-#include "tools/perf/limits_kernels.h"
-#include "tools/perf/op.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/executor.h"
+#include "quern/testing/isa_test.h"
+#include "quern/tools/perf/limits_kernels.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {

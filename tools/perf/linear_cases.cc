@@ -1,5 +1,6 @@
-#include "tools/perf/linear_cases.h"
+#include "quern/tools/perf/linear_cases.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -9,16 +10,22 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "core/status_macros.h"
-#include "gemm/linear_impl.h"
-#include "tools/perf/args.h"
-#include "tools/perf/model_shapes.h"
-#include "tools/perf/op.h"
+#include "quern/core/status_macros.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/model_shapes.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {
 
 constexpr int64_t kMaxRows = 1 << 20;
+constexpr LinearActivation kActivations[] = {
+    LinearActivation::kNone,           LinearActivation::kSilu,
+    LinearActivation::kGelu,           LinearActivation::kGeluTanh,
+    LinearActivation::kSiluAndMul,     LinearActivation::kGeluAndMul,
+    LinearActivation::kGeluTanhAndMul,
+};
 
 OpCase WithRows(Args args, int64_t m, std::string layer) {
   args.Set("m", absl::StrCat(m));
@@ -27,14 +34,18 @@ OpCase WithRows(Args args, int64_t m, std::string layer) {
 
 }  // namespace
 
-absl::StatusOr<LinearImpl> LinearImplOf(const Args& args) {
-  QUERN_ASSIGN_OR_RETURN(const std::string impl,
-                         args.Choice("impl", {"auto", "packed", "onednn"}));
-  if (impl == "packed") return LinearImpl::kPacked;
-  return impl == "onednn" ? LinearImpl::kOneDnn : LinearImpl::kAuto;
+absl::StatusOr<LinearActivation> LinearActivationOf(const Args& args) {
+  std::vector<absl::string_view> names;
+  for (const LinearActivation activation : kActivations) {
+    names.push_back(LinearActivationName(activation));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::string name,
+                         args.Choice("activation", names));
+  return kActivations[std::find(names.begin(), names.end(), name) -
+                      names.begin()];
 }
 
-// "packed AVX3_ZEN4 bf16 dot, ...", "oneDNN brg_matmul:avx512_core a=bf16 ...".
+// "packed AVX3_ZEN4 bf16 dot, ...", "onednn brg_matmul:avx512_core a=bf16 ...".
 std::string LinearIsa(const std::string& explained) {
   const std::vector<std::string> words =
       absl::StrSplit(explained, absl::ByAnyChar(" :"));
@@ -43,11 +54,18 @@ std::string LinearIsa(const std::string& explained) {
 }
 
 std::vector<Key> LinearKeys(std::vector<Key> keys) {
-  keys.insert(keys.begin(),
-              {"impl", "auto", "auto, packed (our kernels) or onednn"});
+  keys.insert(
+      keys.begin(),
+      {{"kernels", "",
+        "implementations to try, in order: packed,onednn; empty: see "
+        "QUERN_KERNELS"},
+       {"activation", "none",
+        "none, silu, gelu, gelu_tanh, or one of two halves of the columns: "
+        "silu_and_mul, gelu_and_mul, gelu_tanh_and_mul"},
+       {"residual", "0", "1: adds a matrix like c"}});
   for (const Key& key : std::vector<Key>{
            {"m", "auto", "rows: tokens; a list: 1,4; auto: 1, or see --model"},
-           {"n", "14336", "columns of c"},
+           {"n", "14336", "columns of weights"},
            {"k", "4096", "columns of a"},
            {"model", "none",
             "instead of n and k, every linear layer of llama3_8b, qwen3_8b, "

@@ -1,8 +1,8 @@
 #ifndef QUERN_TOOLS_PERF_LINEAR_CASES_H_
 #define QUERN_TOOLS_PERF_LINEAR_CASES_H_
 
-// The keys impl, m, n, k, model and layer of the linear operators: one command
-// line, many shapes.
+// The keys kernels, activation, residual, m, n, k, model and layer of the
+// linear operators: one command line, many shapes.
 //
 //   --m=4 --n=64 --k=32            one
 //   --m=1,4,16                     three, of the default n and k
@@ -13,20 +13,21 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "gemm/linear_impl.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 
-// The key impl: auto, packed or onednn.
-absl::StatusOr<LinearImpl> LinearImplOf(const Args& args);
+// The key activation: one of the names of gemm/epilogue.h.
+absl::StatusOr<LinearActivation> LinearActivationOf(const Args& args);
 
-// Of the front doors' Explain(): our instruction set, or oneDNN's name of the
-// kernel without the types.
+// The isa that Explain() of a linear layer names: our instruction set, or
+// oneDNN's name of the kernel without the types.
 std::string LinearIsa(const std::string& explained);
 
-// impl, then the keys of one operator, then m, n, k, model and layer.
+// kernels, activation and residual, then the keys of one operator, then m, n,
+// k, model and layer.
 std::vector<Key> LinearKeys(std::vector<Key> keys_of_op);
 
 // OpEntry::cases. InvalidArgument: --m is no list of integers >= 1; --model or

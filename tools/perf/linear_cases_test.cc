@@ -1,4 +1,4 @@
-#include "tools/perf/linear_cases.h"
+#include "quern/tools/perf/linear_cases.h"
 
 #include <cstdint>
 #include <string>
@@ -10,8 +10,9 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {
@@ -69,6 +70,21 @@ TEST(LinearCasesTest, AModelIsEachLayerWithEachRowCount) {
                           "64 3584 4096 gemma2_9b attn_out",
                           "256 3584 4096 gemma2_9b attn_out",
                           "1024 3584 4096 gemma2_9b attn_out"));
+}
+
+// Every name of gemm/epilogue.h is one of the key.
+TEST(LinearCasesTest, AnActivationHasItsName) {
+  for (int i = 0; i <= static_cast<int>(LinearActivation::kGeluTanhAndMul);
+       ++i) {
+    const auto activation = static_cast<LinearActivation>(i);
+    const std::string word =
+        absl::StrCat("--activation=", LinearActivationName(activation));
+    const auto args = Args::Parse("linear", LinearKeys({}), {}, {word});
+    ASSERT_TRUE(args.ok()) << args.status();
+    const auto got = LinearActivationOf(*args);
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(*got, activation);
+  }
 }
 
 TEST(LinearCasesTest, RefusesWhatContradicts) {

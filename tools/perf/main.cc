@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "tools/perf/driver.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/driver.h"
+#include "quern/tools/perf/op.h"
 
 int main(int argc, char** argv) {
   const std::vector<absl::string_view> words(argv + 1, argv + argc);

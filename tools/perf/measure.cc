@@ -1,4 +1,4 @@
-#include "tools/perf/measure.h"
+#include "quern/tools/perf/measure.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "tools/perf/limits.h"
-#include "tools/perf/op.h"
-#include "tools/perf/report.h"
-#include "tools/perf/timer.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/tools/perf/limits.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/report.h"
+#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "core/executor.h"
-#include "tools/perf/limits.h"
-#include "tools/perf/op.h"
-#include "tools/perf/report.h"
+#include "quern/core/executor.h"
+#include "quern/tools/perf/limits.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/report.h"
 
 namespace quern {
 

@@ -1,11 +1,11 @@
-#include "tools/perf/measure.h"
+#include "quern/tools/perf/measure.h"
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tools/perf/timer.h"
+#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/model_shapes.h"
+#include "quern/tools/perf/model_shapes.h"
 
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "core/dtype.h"
+#include "quern/core/dtype.h"
 
 namespace quern {
 

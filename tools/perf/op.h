@@ -12,9 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "tools/perf/args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/tools/perf/args.h"
 
 namespace quern {
 

@@ -1,21 +1,19 @@
 #include <utility>
 #include <vector>
 
-#include "tools/perf/op.h"
-#include "tools/perf/ops_activation.h"
-#include "tools/perf/ops_all_reduce.h"
-#include "tools/perf/ops_attention.h"
-#include "tools/perf/ops_block_linear.h"
-#include "tools/perf/ops_convert.h"
-#include "tools/perf/ops_kv_write.h"
-#include "tools/perf/ops_linear.h"
-#include "tools/perf/ops_pack.h"
-#include "tools/perf/ops_quantize.h"
-#include "tools/perf/ops_registered.h"
-#include "tools/perf/ops_rows.h"
-#include "tools/perf/ops_scaled_linear.h"
-#include "tools/perf/ops_schedule.h"
-#include "tools/perf/ops_varlen_attention.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/ops_activation.h"
+#include "quern/tools/perf/ops_all_reduce.h"
+#include "quern/tools/perf/ops_attention.h"
+#include "quern/tools/perf/ops_convert.h"
+#include "quern/tools/perf/ops_kv_write.h"
+#include "quern/tools/perf/ops_linear.h"
+#include "quern/tools/perf/ops_pack.h"
+#include "quern/tools/perf/ops_quantize.h"
+#include "quern/tools/perf/ops_registered.h"
+#include "quern/tools/perf/ops_rows.h"
+#include "quern/tools/perf/ops_schedule.h"
+#include "quern/tools/perf/ops_varlen_attention.h"
 
 namespace quern {
 
@@ -23,9 +21,7 @@ std::vector<OpEntry> AllOps() {
   std::vector<OpEntry> ops = {ConvertOp(), PackOp(), QuantizeOp(), RmsNormOp()};
   for (OpEntry& op : RegisteredOps()) ops.push_back(std::move(op));
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
-  ops.push_back(LinearOp());
-  ops.push_back(ScaledLinearOp());
-  for (OpEntry& op : BlockLinearOps()) ops.push_back(std::move(op));
+  for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());

@@ -1,4 +1,4 @@
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "tools/perf/op_util.h"
+#include "quern/tools/perf/op_util.h"
 
 #include <cstdint>
 #include <limits>
@@ -6,10 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/dtype.h"
-#include "core/executor.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/ops_activation.h"
+#include "quern/tools/perf/ops_activation.h"
 
 #include <cmath>
 #include <cstdint>
@@ -12,19 +12,19 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/activation/act_and_mul.h"
-#include "ops/activation/activation.h"
-#include "ops/activation/activation_spec.h"
-#include "ops/row_stores.h"
-#include "testing/reference_activation.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
-#include "tools/perf/row_util.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/activation/act_and_mul.h"
+#include "quern/ops/activation/activation.h"
+#include "quern/ops/activation/activation_spec.h"
+#include "quern/testing/reference_activation.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
+#include "quern/tools/perf/row_util.h"
 
 namespace quern {
 namespace {
@@ -117,8 +117,8 @@ class ActAndMulOp final : public Op {
     QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
     QUERN_ASSIGN_OR_RETURN(const std::string stores,
                            args.Choice("stores", kStores));
-    if (stores == "cached") spec.stores = RowStores::kCached;
-    if (stores == "stream") spec.stores = RowStores::kStream;
+    if (stores == "cached") spec.stores = Stores::kCached;
+    if (stores == "stream") spec.stores = Stores::kStream;
     spec.x_dtype = spec.out_dtype = dtype;
     QUERN_ASSIGN_OR_RETURN(ActAndMulPlan plan, ActAndMulPlan::Create(spec));
     return absl::WrapUnique<Op>(new ActAndMulOp(std::move(plan), rows));
@@ -131,7 +131,7 @@ class ActAndMulOp final : public Op {
     info.isa = plan_.target();
     info.SetTraffic(2 * static_cast<double>(out_bytes()),
                     static_cast<double>(out_bytes()));
-    // Of silu: negate, exp, add, divide, multiply.
+    // silu is five: negate, exp, add, divide, multiply.
     info.flops = 5.0 * static_cast<double>(rows_ * d());
     return info;
   }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "tools/perf/ops_all_reduce.h"
+#include "quern/tools/perf/ops_all_reduce.h"
 
 #include <atomic>
 #include <chrono>
@@ -18,19 +18,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/cpu_info.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/hwy_executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
 #include "hwy/cache_control.h"
-#include "ops/parallel/thread_communicator.h"
-#include "testing/reference_convert.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
-#include "tools/perf/row_util.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
+#include "quern/tools/perf/row_util.h"
 
 namespace quern {
 namespace {

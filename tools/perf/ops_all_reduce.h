@@ -1,7 +1,7 @@
 #ifndef QUERN_TOOLS_PERF_OPS_ALL_REDUCE_H_
 #define QUERN_TOOLS_PERF_OPS_ALL_REDUCE_H_
 
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -1,4 +1,4 @@
-#include "tools/perf/ops_attention.h"
+#include "quern/tools/perf/ops_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,25 +16,25 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/attention_spec.h"
-#include "attention/paged_attention.h"
-#include "attention/schedule.h"
-#include "attention/shared_prefix.h"
-#include "cache/kv_cache_view.h"
-#include "cache/kv_layout.h"
-#include "cache/page_table.h"
-#include "core/aligned_buffer.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "core/workspace.h"
-#include "testing/reference_attention.h"
-#include "testing/reference_convert.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/shared_prefix.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/testing/reference_attention.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
 
 namespace quern {
 namespace {
@@ -132,7 +132,8 @@ class Attention final : public Op {
             : std::min(lengths_.kv_len, spec().window_left + lengths_.q_len);
     const auto kv_tokens = static_cast<double>(
         lengths_.batch * any - (lengths_.batch - 1) * lengths_.prefix);
-    // Of q and out, and of the cache, whose latent form holds values in keys.
+    // Dimensions of q and out, and of the cache, whose latent form holds values
+    // in keys.
     const auto dims = static_cast<double>(dim() + v_dim());
     const double kv_dims = latent ? static_cast<double>(dim()) : dims;
     // A dimension of q or of out.
@@ -266,7 +267,7 @@ class Attention final : public Op {
   }
   int64_t num_pages() const { return lengths_.batch * pages_per_sequence(); }
   int64_t cache_bytes() const { return num_pages() * spec().kv.page_bytes(); }
-  // Of q, or of out.
+  // Bytes of q, or of out.
   int64_t RowBytes(int64_t dim) const {
     return lengths_.batch * lengths_.q_len * spec().q_heads * dim *
            static_cast<int64_t>(SizeOf(spec().q_dtype));

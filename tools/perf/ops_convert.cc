@@ -1,4 +1,4 @@
-#include "tools/perf/ops_convert.h"
+#include "quern/tools/perf/ops_convert.h"
 
 #include <cmath>
 #include <cstdint>
@@ -9,15 +9,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "quant/convert.h"
-#include "testing/reference_convert.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/convert.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
 
 namespace quern {
 namespace {

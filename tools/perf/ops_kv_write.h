@@ -1,7 +1,7 @@
 #ifndef QUERN_TOOLS_PERF_OPS_KV_WRITE_H_
 #define QUERN_TOOLS_PERF_OPS_KV_WRITE_H_
 
-#include "tools/perf/op.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -1,11 +1,15 @@
 #ifndef QUERN_TOOLS_PERF_OPS_LINEAR_H_
 #define QUERN_TOOLS_PERF_OPS_LINEAR_H_
 
-#include "tools/perf/op.h"
+#include <vector>
+
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 
-OpEntry LinearOp();
+// The linear layer on weights of each format: linear, scaled_linear,
+// fp8_block_linear, int4_linear and int8_group_linear.
+std::vector<OpEntry> LinearOps();
 
 }  // namespace quern
 

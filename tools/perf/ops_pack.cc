@@ -1,4 +1,4 @@
-#include "tools/perf/ops_pack.h"
+#include "quern/tools/perf/ops_pack.h"
 
 #include <cstdint>
 #include <cstring>
@@ -10,15 +10,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "packing/vnni_layout.h"
-#include "packing/vnni_pack.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/packing/vnni_pack.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/ops_quantize.h"
+#include "quern/tools/perf/ops_quantize.h"
 
 #include <cmath>
 #include <cstdint>
@@ -12,16 +12,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "quant/int8_quantize.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_int8_quantize.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/int8_quantize.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_int8_quantize.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
 
 namespace quern {
 namespace {
@@ -49,8 +50,8 @@ class Quantize final : public Op {
       spec.scale = 1.0f / 64;  // of values in [-2, 2)
       spec.zero_point = azp ? 3 : 0;
     }
-    if (stores == "cached") spec.stores = Int8QuantizeStores::kCached;
-    if (stores == "stream") spec.stores = Int8QuantizeStores::kStream;
+    if (stores == "cached") spec.stores = Stores::kCached;
+    if (stores == "stream") spec.stores = Stores::kStream;
     QUERN_ASSIGN_OR_RETURN(Int8QuantizePlan plan,
                            Int8QuantizePlan::Create(spec));
     return absl::WrapUnique<Op>(new Quantize(std::move(plan), m, k));

@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "core/tensor_view.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
+#include "quern/core/tensor_view.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 

@@ -1,7 +1,7 @@
 // Every registered operator that perf runs passes its check, and none passes
 // with one element that is four units in the last place from what it was.
 
-#include "tools/perf/ops_registered.h"
+#include "quern/tools/perf/ops_registered.h"
 
 #include <cmath>
 #include <cstddef>
@@ -18,16 +18,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/reference_convert.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
-#include "tools/perf/registered_check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
+#include "quern/tools/perf/registered_check.h"
 
 namespace quern {
 namespace {

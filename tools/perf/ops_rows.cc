@@ -1,4 +1,4 @@
-#include "tools/perf/ops_rows.h"
+#include "quern/tools/perf/ops_rows.h"
 
 #include <cstdint>
 #include <memory>
@@ -10,16 +10,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/norm/rms_norm.h"
-#include "testing/reference_norm.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
-#include "tools/perf/op_util.h"
-#include "tools/perf/row_util.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/testing/reference_norm.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
+#include "quern/tools/perf/op_util.h"
+#include "quern/tools/perf/row_util.h"
 
 namespace quern {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/perf/ops_schedule.h"
+#include "quern/tools/perf/ops_schedule.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,14 +13,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "attention/attention_spec.h"
-#include "attention/schedule.h"
-#include "attention/schedule_makespan.h"
-#include "cache/kv_layout.h"
-#include "core/executor.h"
-#include "core/status_macros.h"
-#include "tools/perf/args.h"
-#include "tools/perf/op.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/schedule_makespan.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/tools/perf/args.h"
+#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {

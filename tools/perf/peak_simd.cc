@@ -1,7 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tools/perf/limits_kernels.h"
+#include "quern/tools/perf/limits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/perf/peak_simd.cc"

@@ -1,4 +1,4 @@
-#include "tools/perf/registered_check.h"
+#include "quern/tools/perf/registered_check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,13 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "testing/reference_convert.h"
-#include "testing/reference_fp8_quantize.h"
-#include "testing/reference_int8_quantize.h"
-#include "testing/reference_logits.h"
-#include "testing/reference_norm.h"
-#include "testing/reference_rope.h"
-#include "tools/perf/op_util.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_fp8_quantize.h"
+#include "quern/testing/reference_int8_quantize.h"
+#include "quern/testing/reference_logits.h"
+#include "quern/testing/reference_norm.h"
+#include "quern/testing/reference_rope.h"
+#include "quern/tools/perf/op_util.h"
 
 namespace quern {
 namespace {

@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "core/dtype.h"
-#include "core/executor.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
 
 namespace quern {
 

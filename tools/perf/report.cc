@@ -1,4 +1,4 @@
-#include "tools/perf/report.h"
+#include "quern/tools/perf/report.h"
 
 #include <cmath>
 #include <cstdint>

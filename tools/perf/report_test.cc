@@ -1,4 +1,4 @@
-#include "tools/perf/report.h"
+#include "quern/tools/perf/report.h"
 
 #include <cmath>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "tools/perf/json_testutil.h"
+#include "quern/tools/perf/json_testutil.h"
 
 namespace quern {
 namespace {

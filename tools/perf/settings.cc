@@ -1,4 +1,4 @@
-#include "tools/perf/settings.h"
+#include "quern/tools/perf/settings.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,11 +9,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "core/cpu_info.h"
-#include "core/hwy_executor.h"
-#include "core/status_macros.h"
 #include "hwy/targets.h"
-#include "tools/perf/args.h"
+#include "quern/core/cpu_info.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/tools/perf/args.h"
 
 namespace quern {
 

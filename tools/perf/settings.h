@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "core/cpu_info.h"
-#include "tools/perf/args.h"
+#include "quern/core/cpu_info.h"
+#include "quern/tools/perf/args.h"
 
 namespace quern {
 

@@ -1,8 +1,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tools/perf/limits_kernels.h"
-#include "tools/perf/op.h"
+#include "quern/tools/perf/limits_kernels.h"
+#include "quern/tools/perf/op.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/perf/stream_simd.cc"

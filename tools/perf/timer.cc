@@ -1,4 +1,4 @@
-#include "tools/perf/timer.h"
+#include "quern/tools/perf/timer.h"
 
 #include <dirent.h>
 

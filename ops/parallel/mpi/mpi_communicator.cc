@@ -1,4 +1,4 @@
-#include "ops/parallel/mpi/mpi_communicator.h"
+#include "quern/ops/parallel/mpi/mpi_communicator.h"
 
 #include <mpi.h>
 
@@ -13,14 +13,14 @@
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/check.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/math_util.h"
-#include "core/status_macros.h"
-#include "core/tensor_view.h"
-#include "ops/parallel/rank_sum_kernels.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/rank_sum_kernels.h"
 
 namespace quern {
 namespace {

@@ -20,10 +20,10 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "core/aligned_buffer.h"
-#include "core/communicator.h"
-#include "core/tensor_view.h"
-#include "ops/parallel/rank_sum_kernels.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/communicator.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/parallel/rank_sum_kernels.h"
 
 namespace quern {
 

@@ -2,7 +2,7 @@
 // What ranks as processes compute is compared, bit for bit, with what ranks as
 // threads do, of which each process runs as many.
 
-#include "ops/parallel/mpi/mpi_communicator.h"
+#include "quern/ops/parallel/mpi/mpi_communicator.h"
 
 #include <mpi.h>
 
@@ -14,20 +14,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "core/communicator.h"
-#include "core/dtype.h"
-#include "core/executor.h"
-#include "core/tensor_view.h"
 #include "gtest/gtest.h"
-#include "ops/any_matrix_testutil.h"
-#include "ops/parallel/parallel_linear.h"
-#include "ops/parallel/parallel_lm_head.h"
-#include "ops/parallel/ranks_testutil.h"
-#include "ops/parallel/thread_communicator.h"
-#include "ops/parallel/vocab_parallel_embedding.h"
-#include "testing/data.h"
-#include "testing/guard_buffer.h"
-#include "testing/refusal.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/parallel/parallel_linear.h"
+#include "quern/ops/parallel/parallel_lm_head.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/parallel/vocab_parallel_embedding.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {

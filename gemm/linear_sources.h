@@ -1,0 +1,87 @@
+#ifndef QUERN_GEMM_LINEAR_SOURCES_H_
+#define QUERN_GEMM_LINEAR_SOURCES_H_
+
+// Private: what LinearWeights::Pack does with its sources. `spec` is normalised
+// (gemm/packed_form.h).
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/packed_form.h"
+
+namespace quern {
+
+// Codes in a word of AWQ and GPTQ.
+inline constexpr int64_t kWordCodes = 8;
+// A block of Q4_0 and Q8_0: its k, and the bytes before its codes.
+inline constexpr int64_t kGgufBlock = 32;
+inline constexpr int64_t kGgufScaleBytes = 2;
+
+inline bool IsGguf(WeightLayout layout) {
+  return layout == WeightLayout::kQ4_0 || layout == WeightLayout::kQ8_0;
+}
+inline bool IsGptq(WeightLayout layout) {
+  return layout == WeightLayout::kGptq || layout == WeightLayout::kGptqV2;
+}
+inline int64_t GgufBlockBytes(WeightLayout layout) {
+  return kGgufScaleBytes +
+         (layout == WeightLayout::kQ4_0 ? kGgufBlock / 2 : kGgufBlock);
+}
+
+// The rows of a matrix that has been checked. The stride of a single row means
+// nothing.
+template <typename T>
+struct Rows {
+  explicit Rows(const AnyTensorView& view)
+      : data(static_cast<const T*>(view.data())),
+        stride(view.extent(0) == 1 ? 0 : view.stride(0)) {}
+  const T* operator[](int64_t row) const { return data + row * stride; }
+
+  const T* data;
+  int64_t stride;
+};
+
+// Columns of b that the codes have, whose rank is 2.
+inline int64_t ColumnsOf(const LinearSource& source) {
+  switch (source.layout) {
+    case WeightLayout::kAwq:
+      // A number of words beyond all bounds does not wrap.
+      return std::clamp<int64_t>(source.codes.extent(1), 0,
+                                 LinearWeights::kMaxExtent) *
+             kWordCodes;
+    case WeightLayout::kKN:
+    case WeightLayout::kGptq:
+    case WeightLayout::kGptqV2:
+      return source.codes.extent(1);
+    default:
+      return source.codes.extent(0);
+  }
+}
+
+// Proves every view of every source.
+absl::Status CheckSources(const LinearWeightsSpec& spec,
+                          absl::Span<const LinearSource> sources,
+                          Executor& executor);
+
+// All k, those of group 0 first, in the order of k; empty where that is k.
+absl::StatusOr<std::vector<int32_t>> OrderOf(
+    const LinearWeightsSpec& spec, absl::Span<const LinearSource> sources);
+
+// The sections of the form that begins at `to`, all but the order. Needs memory
+// of its own where sources meet inside a panel: ResourceExhausted if it cannot
+// be had.
+absl::Status PackSources(const LinearWeightsSpec& spec, const PackedForm& form,
+                         absl::Span<const LinearSource> sources,
+                         const std::vector<int32_t>& order, uint8_t* to,
+                         Executor& executor);
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_LINEAR_SOURCES_H_

@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/codes_kernels.h"
+#include "quern/gemm/codes_product.h"
+#include "quern/gemm/epilogue_kernels.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_kernels.h"
+#include "quern/gemm/linear_layer.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/packed_form.h"
+#include "quern/gemm/packed_layers.h"
+#include "quern/gemm/packed_product.h"
+#include "quern/gemm/tile.h"
+#include "quern/gemm/tile_loop.h"
+#include "quern/packing/code_layout.h"
+#include "quern/packing/vnni_layout.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kChunkK = CodePieces::kChunkK;
+
+template <typename T>
+void Gather(const uint8_t* row, const int32_t* order, int64_t k, uint8_t* to) {
+  for (int64_t i = 0; i < k; ++i) {
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(T)),
+                row + order[i] * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  }
+}
+
+class PackedCodesLayer final : public LinearLayer {
+ public:
+  PackedCodesLayer(const LinearSpec& spec, const LinearWeights& weights,
+                   const PackedForm& form, const VnniLayout& pairs,
+                   const CodeLayout& codes)
+      : weights_(weights),
+        form_(form),
+        a_(spec.a),
+        pairs_(pairs),
+        codes_(codes),
+        pieces_{weights.spec().k, weights.spec().group_size},
+        piece_count_(pieces_.Count()),
+        linear_(GetLinearKernelsBF16(spec.a, spec.c)),
+        kernels_(GetCodesKernels(CodesOf(weights.spec().format), spec.a)),
+        finish_(spec, weights) {}
+
+  const char* target() const override { return kernels_.target; }
+  std::string Explain(int64_t m) const override {
+    const bool fused = Fused(std::clamp<int64_t>(m, 1, kBlockRows));
+    return absl::StrCat("packed ", kernels_.target, " ", linear_.arithmetic,
+                        ", decoded in ", fused ? "registers" : "scratch",
+                        ", tiles of ",
+                        TilesOf(m, fused ? kernels_.fused : linear_.table));
+  }
+  int64_t packed_bytes() const override {
+    return static_cast<int64_t>(weights_.bytes().size());
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
+                                         int max_workers) const override {
+    return MostWorkspaceBytes(max_m, max_workers,
+                              [&](int64_t rows, int64_t workers) {
+                                WorkspaceLayout layout;
+                                LayOut(layout, rows, workers);
+                                return layout.bytes();
+                              });
+  }
+
+  void Execute(const LinearArgs& args, const Workspace& workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(args));
+    ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
+      const PackedProduct<float> product = ProductOf(rows);
+      Workspace memory = workspace;
+      const Scratch scratch = LayOut(memory, rows, executor.num_workers());
+      const auto pack = [&](int64_t row, uint32_t* to, int worker) {
+        PackRow(args, first + row, product.a_chunk(), scratch.RowSums(row),
+                scratch.Gathered(worker), to);
+      };
+      const auto multiply = [&](const TileRange& range, float* sums,
+                                int64_t stride, int64_t part_stride,
+                                int worker) {
+        for (int64_t part = 0; part < form_.parts; ++part) {
+          MultiplyCodes(PartOf(part, Fused(rows)), product, scratch.product.a,
+                        scratch.row_sums, scratch.Decoded(worker), range, sums,
+                        stride);
+          sums += part_stride;
+        }
+      };
+      const auto finish = [&](const SumsBlock<float>& block) {
+        finish_(block, first, args);
+      };
+      product.RunWith(scratch.product, executor, pack, multiply, finish);
+    });
+  }
+
+ private:
+  // Pieces that are not needed are null.
+  struct Scratch {
+    PackedScratch<float> product;
+    uint8_t* decoded;   // of each worker, where tiles do not decode
+    float* row_sums;    // [rows, pieces], where there are zero points
+    uint8_t* gathered;  // rows of a, of each worker, where k has an order
+    int64_t piece_count, row_bytes;
+
+    uint8_t* Decoded(int worker) const {
+      return decoded == nullptr ? nullptr : decoded + worker * kDecodedBytes;
+    }
+    float* RowSums(int64_t row) const {
+      return row_sums == nullptr ? nullptr : row_sums + row * piece_count;
+    }
+    uint8_t* Gathered(int worker) const {
+      return gathered == nullptr ? nullptr : gathered + worker * row_bytes;
+    }
+  };
+
+  int64_t RowBytesOfA() const {
+    return pieces_.k * static_cast<int64_t>(SizeOf(a_));
+  }
+  // Whether tiles decode in registers: of more than two tiles' rows it is
+  // faster to decode once, and to have larger tiles (4096 x 4096, 256 rows of
+  // bf16 by int4: 24 ms from scratch, 39 ms in tiles of 14 rows. Zen 4, 2026).
+  bool Fused(int64_t rows) const {
+    return linear_.elements_per_line == 1 &&
+           rows <= 2 * static_cast<int64_t>(kernels_.fused.max_rows);
+  }
+  PackedProduct<float> ProductOf(int64_t rows) const {
+    return {pairs_, Fused(rows) ? kernels_.fused : linear_.table,
+            static_cast<int64_t>(linear_.elements_per_line), rows, form_.parts};
+  }
+  CodesPart PartOf(int64_t part, bool fused) const {
+    const int64_t scales = part * form_.part_scales;
+    return {codes_,
+            pieces_,
+            form_.groups,
+            piece_count_,
+            kernels_,
+            linear_,
+            fused,
+            weights_.panels() + part * form_.part_bytes,
+            weights_.scales() + scales,
+            weights_.zeros() == nullptr ? nullptr : weights_.zeros() + scales};
+  }
+
+  template <typename Allocator>
+  Scratch LayOut(Allocator& allocator, int64_t rows, int64_t workers) const {
+    Scratch scratch = {};
+    scratch.product = ProductOf(rows).LayOutWholeK(allocator, workers);
+    scratch.piece_count = piece_count_;
+    scratch.row_bytes = RowBytesOfA();
+    if (!Fused(rows)) {
+      scratch.decoded = allocator.template Allocate<uint8_t>(
+          "decoded weights", workers * kDecodedBytes);
+    }
+    if (weights_.zeros() != nullptr) {
+      scratch.row_sums = allocator.template Allocate<float>(
+          "sums of rows", rows * piece_count_);
+    }
+    if (weights_.order() != nullptr) {
+      scratch.gathered = allocator.template Allocate<uint8_t>(
+          "permuted rows", workers * scratch.row_bytes);
+    }
+    return scratch;
+  }
+
+  // Row `row` of a, in the order of the codes, and its sums.
+  void PackRow(const LinearArgs& args, int64_t row, int64_t a_chunk,
+               float* row_sums, uint8_t* gathered, uint32_t* to) const {
+    const auto a_size = static_cast<int64_t>(SizeOf(a_));
+    const int64_t all_k = pieces_.k;
+    const uint8_t* from =
+        static_cast<const uint8_t*>(args.a.data()) + row * RowBytes(args.a);
+    if (weights_.order() != nullptr) {
+      if (a_size == 4) {
+        Gather<uint32_t>(from, weights_.order(), all_k, gathered);
+      } else {
+        Gather<uint16_t>(from, weights_.order(), all_k, gathered);
+      }
+      from = gathered;
+    }
+    for (int64_t k = 0; k < all_k; k += kChunkK) {
+      const int64_t count = std::min(kChunkK, all_k - k);
+      // A line of codes is longer than a pair.
+      if (count < kChunkK && linear_.elements_per_line == 1) {
+        std::fill(to + count / 2, to + RoundUp(count, int64_t{8}) / 2, 0u);
+      }
+      linear_.pack_row(from + k * a_size, static_cast<size_t>(count), to);
+      to += a_chunk;
+    }
+    if (weights_.zeros() == nullptr) return;
+    for (int64_t k = 0; k < all_k;) {
+      const int64_t end = pieces_.End(k);
+      *row_sums++ =
+          kernels_.sum(from + k * a_size, static_cast<size_t>(end - k));
+      k = end;
+    }
+  }
+
+  LinearWeights weights_;
+  PackedForm form_;
+  DType a_;
+  VnniLayout pairs_;  // what the codes of one part become
+  CodeLayout codes_;
+  CodePieces pieces_;
+  int64_t piece_count_;
+  LinearKernels linear_;
+  CodesKernels kernels_;
+  FinishFloats finish_;
+};
+
+}  // namespace
+
+LinearLayerOr CreatePackedCodes(const LinearSpec& spec,
+                                const LinearWeights& weights) {
+  const LinearWeightsSpec& w = weights.spec();
+  const uint32_t flags = weights.zeros() == nullptr ? 0 : PackedHeader::kZeros;
+  QUERN_ASSIGN_OR_RETURN(const PackedForm form, PackedForm::Of(w, flags));
+  QUERN_ASSIGN_OR_RETURN(const VnniLayout pairs,
+                         VnniLayout::Create(DType::kBF16, w.k, form.part_n));
+  QUERN_ASSIGN_OR_RETURN(
+      const CodeLayout codes,
+      CodeLayout::Create(BitsOf(CodesOf(w.format)), w.k, form.part_n));
+  return std::make_unique<const PackedCodesLayer>(spec, weights, form, pairs,
+                                                  codes);
+}
+
+}  // namespace quern

@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/epilogue_kernels.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_kernels.h"
+#include "quern/gemm/linear_layer.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/packed_form.h"
+#include "quern/gemm/packed_layers.h"
+#include "quern/gemm/packed_product.h"
+#include "quern/packing/vnni_layout.h"
+
+namespace quern {
+namespace {
+
+LinearKernels KernelsOf(WeightFormat b, DType a, DType c) {
+  switch (b) {
+    case WeightFormat::kBF16:
+      return GetLinearKernelsBF16(a, c);
+    case WeightFormat::kF16:
+      return GetLinearKernelsF16(a, c);
+    default:
+      return GetLinearKernelsF32(a, c);
+  }
+}
+
+class PackedFloatLayer final : public LinearLayer {
+ public:
+  PackedFloatLayer(const LinearSpec& spec, const LinearWeights& weights,
+                   const VnniLayout& layout)
+      : weights_(weights),
+        a_(spec.a),
+        parts_(PartsOf(spec.activation)),
+        layout_(layout),
+        kernels_(KernelsOf(weights.spec().format, spec.a, spec.c)),
+        finish_(spec, weights) {}
+
+  const char* target() const override { return kernels_.target; }
+  std::string Explain(int64_t m) const override {
+    return absl::StrCat("packed ", kernels_.target, " ", kernels_.arithmetic,
+                        ", tiles of ", TilesOf(m, kernels_.table));
+  }
+  int64_t packed_bytes() const override {
+    return static_cast<int64_t>(weights_.bytes().size());
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
+                                         int max_workers) const override {
+    return MostWorkspaceBytes(max_m, max_workers,
+                              [&](int64_t rows, int64_t workers) {
+                                WorkspaceLayout layout;
+                                ProductOf(rows).LayOut(layout, workers);
+                                return layout.bytes();
+                              });
+  }
+
+  void Execute(const LinearArgs& args, const Workspace& workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(args));
+    const auto a_size = static_cast<int64_t>(SizeOf(a_));
+    const int64_t a_row_bytes = RowBytes(args.a);
+    const int64_t all_k = layout_.k();
+    ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
+      const auto* a_data =
+          static_cast<const uint8_t*>(args.a.data()) + first * a_row_bytes;
+      const PackedProduct<float> product = ProductOf(rows);
+      Workspace memory = workspace;
+      const auto scratch = product.LayOut(memory, executor.num_workers());
+      const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
+        const uint8_t* from = a_data + row * a_row_bytes;
+        for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
+          kernels_.pack_row(
+              from + k * a_size,
+              static_cast<size_t>(std::min(product.chunk_k(), all_k - k)), to);
+          to += product.a_chunk();
+        }
+      };
+      const auto finish = [&](const SumsBlock<float>& block) {
+        finish_(block, first, args);
+      };
+      product.Run(weights_.panels(), scratch, executor, pack, finish);
+    });
+  }
+
+ private:
+  PackedProduct<float> ProductOf(int64_t rows) const {
+    return {layout_, kernels_.table,
+            static_cast<int64_t>(kernels_.elements_per_line), rows, parts_};
+  }
+
+  LinearWeights weights_;
+  DType a_;
+  int64_t parts_;
+  VnniLayout layout_;  // of all columns, or of gate's and of up's
+  LinearKernels kernels_;
+  FinishFloats finish_;
+};
+
+}  // namespace
+
+void FinishFloats::operator()(const SumsBlock<float>& block, int64_t first,
+                              const LinearArgs& to_args) const {
+  FinishArgs args = {};
+  args.sums_stride = static_cast<size_t>(block.stride);
+  const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
+                                  block.col, to_args.c, to_args.residual);
+  if (spec_.activation == LinearActivation::kNone && to.residual == nullptr) {
+    args.sums = block.sums;
+    args.bias = bias_ == nullptr ? nullptr : bias_ + block.col;
+    args.rows = static_cast<size_t>(block.rows);
+    args.cols = static_cast<size_t>(block.cols);
+    args.c = to.c;
+    args.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
+    finish_(args);
+    return;
+  }
+  args.rows = 1;
+  ApplyEpilogue(
+      epilogue_, PartsOf(spec_.activation), to,
+      [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
+        args.sums =
+            block.sums + part * block.part_stride + row * block.stride + col;
+        args.bias = bias_ == nullptr ? nullptr
+                                     : bias_ + part * part_n_ + block.col + col;
+        args.cols = static_cast<size_t>(cols);
+        args.c = v;
+        finish_f32_(args);
+      });
+}
+
+LinearLayerOr CreatePackedFloat(const LinearSpec& spec,
+                                const LinearWeights& weights) {
+  const LinearWeightsSpec& w = weights.spec();
+  QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,
+                         VnniLayout::Create(FloatOrI8(w.format), w.k,
+                                            w.n / PartsOf(spec.activation)));
+  return std::make_unique<const PackedFloatLayer>(spec, weights, layout);
+}
+
+}  // namespace quern

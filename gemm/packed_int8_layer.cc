@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/epilogue_kernels.h"
+#include "quern/gemm/int8_kernels.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_layer.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/packed_layers.h"
+#include "quern/gemm/packed_product.h"
+#include "quern/packing/vnni_layout.h"
+#include "quern/quant/int8_quantize.h"
+
+namespace quern {
+namespace {
+
+int64_t RowStride(int64_t k) { return RoundUp(k, 64); }
+
+class PackedInt8Layer final : public LinearLayer {
+ public:
+  PackedInt8Layer(const LinearSpec& spec, const LinearWeights& weights,
+                  const VnniLayout& layout,
+                  std::optional<Int8QuantizePlan> quantize)
+      : spec_(spec),
+        weights_(weights),
+        parts_(PartsOf(spec.activation)),
+        layout_(layout),
+        kernels_(GetInt8Kernels(spec.c)),
+        epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
+        quantize_(std::move(quantize)) {}
+
+  const char* target() const override { return kernels_.target; }
+  std::string Explain(int64_t m) const override {
+    return absl::StrCat("packed ", kernels_.target, " u8 x s8 dot, tiles of ",
+                        TilesOf(m, kernels_.table));
+  }
+  int64_t packed_bytes() const override {
+    return static_cast<int64_t>(weights_.bytes().size());
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
+                                         int max_workers) const override {
+    return MostWorkspaceBytes(max_m, max_workers,
+                              [&](int64_t rows, int64_t workers) {
+                                WorkspaceLayout layout;
+                                LayOutTerms(layout, rows, workers);
+                                ProductOf(rows).LayOut(layout, workers);
+                                return layout.bytes();
+                              });
+  }
+
+  void Execute(const LinearArgs& args, const Workspace& workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(args));
+    ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
+      const PackedProduct<int32_t> product = ProductOf(rows);
+      Workspace memory = workspace;
+      const RowTerms terms = LayOutTerms(memory, rows, executor.num_workers());
+      const auto scratch = product.LayOut(memory, executor.num_workers());
+      const auto pack = [&](int64_t row, uint32_t* to, int worker) {
+        PackRow(args, first, row, product, terms, worker, to);
+      };
+      const auto finish = [&](const SumsBlock<int32_t>& block) {
+        Finish(block, first, args, terms);
+      };
+      product.Run(weights_.panels(), scratch, executor, pack, finish);
+    });
+  }
+
+ private:
+  // What every block of rows needs besides the product.
+  struct RowTerms {
+    float* scale;
+    int32_t* offset;
+    uint8_t* row;  // of each worker: one quantised row
+  };
+
+  template <typename Allocator>
+  RowTerms LayOutTerms(Allocator& allocator, int64_t rows,
+                       int64_t workers) const {
+    return {
+        allocator.template Allocate<float>("scales of rows", rows),
+        allocator.template Allocate<int32_t>("offsets of rows", rows),
+        allocator.template Allocate<uint8_t>("quantised row",
+                                             workers * RowStride(layout_.k())),
+    };
+  }
+
+  PackedProduct<int32_t> ProductOf(int64_t rows) const {
+    return {layout_, kernels_.table, 1, rows, parts_};
+  }
+
+  // Row first + row of a, as u8, and its terms.
+  void PackRow(const LinearArgs& args, int64_t first, int64_t row,
+               const PackedProduct<int32_t>& product, const RowTerms& terms,
+               int worker, uint32_t* to) const {
+    const int64_t all_k = layout_.k();
+    const int64_t at = first + row;
+    uint8_t* q = terms.row + worker * RowStride(all_k);
+    const uint8_t* from =
+        static_cast<const uint8_t*>(args.a.data()) + at * RowBytes(args.a);
+    int32_t zero_point = 0;
+    if (quantize_.has_value()) {
+      quantize_->QuantizeRowU8(from, all_k, q, &terms.scale[row], &zero_point);
+    } else {
+      for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
+      terms.scale[row] =
+          spec_.granularity == Int8Granularity::kPerToken
+              ? static_cast<const float*>(args.a_scales.data())[at]
+              : spec_.a_scale;
+      zero_point =
+          IsEmpty(args.a_zero_points)
+              ? spec_.a_zero_point
+              : static_cast<const int32_t*>(args.a_zero_points.data())[at];
+    }
+    // Unsigned: a caller's zero point may be anything.
+    terms.offset[row] =
+        static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
+    for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
+      const int64_t n = std::min(product.chunk_k(), all_k - k);
+      // What follows the last k meets zeros of b, and may be anything, but not
+      // memory that nobody has written.
+      to[(n - 1) / 4] = 0;
+      std::memcpy(to, q + k, static_cast<size_t>(n));
+      to += product.a_chunk();
+    }
+  }
+
+  void Finish(const SumsBlock<int32_t>& block, int64_t first,
+              const LinearArgs& args, const RowTerms& terms) const {
+    // The terms of `part` for the rows and columns of the block from here on.
+    const auto terms_from = [&](int64_t part, int64_t row, int64_t col) {
+      Int8FinishArgs finish = {};
+      finish.sums =
+          block.sums + part * block.part_stride + row * block.stride + col;
+      finish.sums_stride = static_cast<size_t>(block.stride);
+      const int64_t n = part * layout_.n() + block.col + col;
+      finish.col_sums = weights_.column_sums() + n;
+      finish.b_scale = weights_.scales() + n;
+      if (weights_.has_bias()) finish.bias = weights_.bias() + n;
+      finish.a_scale = terms.scale + block.row + row;
+      finish.a_offset = terms.offset + block.row + row;
+      return finish;
+    };
+    const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
+                                    block.col, args.c, args.residual);
+    if (spec_.activation == LinearActivation::kNone && to.residual == nullptr) {
+      Int8FinishArgs finish = terms_from(0, 0, 0);
+      finish.rows = static_cast<size_t>(block.rows);
+      finish.cols = static_cast<size_t>(block.cols);
+      finish.c = to.c;
+      finish.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
+      kernels_.finish(finish);
+      return;
+    }
+    ApplyEpilogue(
+        epilogue_, parts_, to,
+        [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
+          Int8FinishArgs finish = terms_from(part, row, col);
+          finish.rows = 1;
+          finish.cols = static_cast<size_t>(cols);
+          finish.c = v;
+          kernels_.finish_f32(finish);
+        });
+  }
+
+  LinearSpec spec_;
+  LinearWeights weights_;
+  int64_t parts_;
+  VnniLayout layout_;  // of all columns, or of gate's and of up's
+  Int8Kernels kernels_;
+  EpilogueKernels epilogue_;
+  std::optional<Int8QuantizePlan> quantize_;  // where a is not i8
+};
+
+}  // namespace
+
+LinearLayerOr CreatePackedInt8(const LinearSpec& spec,
+                               const LinearWeights& weights) {
+  const LinearWeightsSpec& w = weights.spec();
+  QUERN_ASSIGN_OR_RETURN(
+      const VnniLayout layout,
+      VnniLayout::Create(DType::kI8, w.k, w.n / PartsOf(spec.activation)));
+  std::optional<Int8QuantizePlan> quantize;
+  if (spec.a != DType::kI8) {
+    QUERN_ASSIGN_OR_RETURN(quantize,
+                           Int8QuantizePlan::Create(QuantizeSpecOf(spec)));
+  }
+  return std::make_unique<const PackedInt8Layer>(spec, weights, layout,
+                                                 std::move(quantize));
+}
+
+}  // namespace quern

@@ -1,0 +1,210 @@
+// Files of packed weights: what is written is what is mapped, damage is refused
+// by a sentence that names it, and a model from such a file computes the same
+// bits as one that was packed in memory.
+
+#include "quern/models/packed_file.h"
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "quern/core/executor.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_fixture_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+using testing::HasSubstr;
+
+std::string PathOf(absl::string_view name) {
+  std::string path = absl::StrCat(testing::TempDir(), "/", name);
+  std::remove(path.c_str());
+  return path;
+}
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+std::string ReadBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+absl::Span<const uint8_t> BytesOf(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+TEST(PackedFileTest, FindsWhatWasWritten) {
+  const std::string path = PathOf("blobs");
+  // Sizes around the alignment, and an empty one.
+  std::vector<std::string> texts;
+  for (const size_t size : {0, 1, 63, 64, 65, 5000}) {
+    texts.emplace_back(size, static_cast<char>('a' + texts.size()));
+  }
+  std::vector<PackedFile::Blob> blobs;
+  for (const std::string& text : texts) {
+    blobs.emplace_back(absl::StrCat("blob ", text.size()), BytesOf(text));
+  }
+  ASSERT_TRUE(PackedFile::Write(path, 42, blobs).ok());
+  auto file = PackedFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  PackedFile moved = *std::move(file);
+  EXPECT_EQ(moved.source(), 42u);
+  for (const auto& [name, bytes] : blobs) {
+    const auto found = moved.Find(name);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(*found, bytes) << name;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(found->data()) % 64, 0u) << name;
+  }
+  EXPECT_EQ(moved.Find("other").status().code(), absl::StatusCode::kNotFound);
+
+  // What is there is not overwritten.
+  EXPECT_EQ(PackedFile::Write(path, 43, {}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(PackedFile::Open(path)->source(), 42u);
+  EXPECT_EQ(PackedFile::Write(PathOf("twice"), 1,
+                              {{"a", BytesOf(texts[1])}, {"a", {}}})
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  // A file of somebody who was killed is not in the way.
+  const std::string none = PathOf("none");
+  WriteBytes(absl::StrCat(none, ".", getpid(), ".0.tmp"), "left behind");
+  ASSERT_TRUE(PackedFile::Write(none, 1, {}).ok());
+  EXPECT_TRUE(PackedFile::Open(none).ok());
+}
+
+TEST(PackedFileTest, RefusesDamage) {
+  const std::string path = PathOf("whole"), damaged = PathOf("damaged");
+  const std::string text(100, 'x');
+  ASSERT_TRUE(
+      PackedFile::Write(path, 7, {{"a", BytesOf(text)}, {"b", BytesOf(text)}})
+          .ok());
+  const std::string whole = ReadBytes(path);
+  EXPECT_EQ(PackedFile::Open(damaged).status().code(),
+            absl::StatusCode::kNotFound);
+  const auto message = [&](const std::string& bytes) {
+    WriteBytes(damaged, bytes);
+    const absl::Status status = PackedFile::Open(damaged).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(damaged));
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message(""), HasSubstr("has 0 bytes; need 64 or more"));
+  EXPECT_THAT(message(whole.substr(0, 63)), HasSubstr("has 63 bytes"));
+  EXPECT_THAT(message("GGUF" + whole.substr(4)), HasSubstr("QuernPak"));
+  for (const size_t size : {size_t{64}, size_t{200}, whole.size() - 1}) {
+    EXPECT_THAT(message(whole.substr(0, size)), HasSubstr("its header tells"));
+  }
+  EXPECT_THAT(message(whole + '\0'), HasSubstr("its header tells"));
+  const auto with = [&](size_t at, char bits) {
+    std::string bytes = whole;
+    bytes[at] = static_cast<char>(bytes[at] ^ bits);
+    return bytes;
+  };
+  EXPECT_EQ(PackedFile::Open(testing::TempDir()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(message(with(8, 2)), HasSubstr("version=3; need 1"));
+  EXPECT_THAT(message(with(12, 1)), HasSubstr("byte_order="));
+  // Every other bit of the header, and every one of the index.
+  const size_t index = 64 + 2 * 128;
+  ASSERT_EQ(whole.size(), index + 2 * 25);
+  for (size_t at = 0; at < whole.size(); ++at) {
+    if (at >= 64 && at < index) continue;  // blobs describe themselves
+    for (int bit = 0; bit < 8; ++bit) {
+      message(with(at, static_cast<char>(1 << bit)));
+    }
+  }
+}
+
+class PackedModelTest : public LlamaFixture {
+ protected:
+  struct Made {
+    absl::Status status;
+    Rows logits;
+  };
+  // The logits of a model of `file`, by a file of packed weights at `path`.
+  Made Make(const std::string& file, LlamaWeights weights,
+            const std::string& path) {
+    LlamaOptions options;
+    options.weights = weights;
+    options.packed_path = path;
+    auto model = LlamaModel::Create(ParseOrDie(file), options, inline_);
+    if (!model.ok()) return {model.status(), {}};
+    EXPECT_RAN_ON(*model);
+    LlamaState state = State(*model);
+    const std::vector<int32_t> tokens = {1, 36, 7, 20};
+    return {absl::OkStatus(),
+            Forward(state, {{*state.NewSequence(), tokens}}, inline_)};
+  }
+};
+
+TEST_P(PackedModelTest, SameBitsAsFromMemory) {
+  for (const char* architecture : kLlamaArchitectures) {
+    for (const auto& [type, weights] :
+         {std::pair(GgufTensorType::kBF16, LlamaWeights::kAsInFile),
+          std::pair(GgufTensorType::kQ8_0, LlamaWeights::kAsInFile),
+          std::pair(GgufTensorType::kF32, LlamaWeights::kInt8)}) {
+      TestRng rng;
+      SmallLlama shape;
+      shape.architecture = architecture;
+      shape.type = type;
+      const std::string file = SmallLlamaFile(rng, shape);
+      const std::string path = PathOf("model");
+      const Made memory = Make(file, weights, "");
+      const Made written = Make(file, weights, path);
+      const Made mapped = Make(file, weights, path);
+      ASSERT_TRUE(mapped.status.ok()) << mapped.status;
+      EXPECT_EQ(written.logits, memory.logits) << architecture;
+      EXPECT_EQ(mapped.logits, memory.logits) << architecture;
+      EXPECT_FALSE(mapped.logits.empty());
+    }
+  }
+}
+
+TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
+  TestRng rng;
+  const std::string file = SmallLlamaFile(rng, SmallLlama());
+  const std::string other = SmallLlamaFile(rng, SmallLlama());
+  const std::string path = PathOf("model");
+  ASSERT_TRUE(Make(file, LlamaWeights::kAsInFile, path).status.ok());
+  const std::string before = ReadBytes(path);
+  for (const auto& [name, status] :
+       std::vector<std::pair<std::string, absl::Status>>{
+           {"other weights", Make(other, LlamaWeights::kAsInFile, path).status},
+           {"another form", Make(file, LlamaWeights::kInt8, path).status}}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << name;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("llama: packed_path=", path,
+                                       " was packed from another file")));
+  }
+  EXPECT_EQ(ReadBytes(path), before);
+  // A file that is none of ours is not replaced either.
+  WriteBytes(path, std::string(100, 'x'));
+  EXPECT_EQ(Make(file, LlamaWeights::kAsInFile, path).status.code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadBytes(path), std::string(100, 'x'));
+  EXPECT_EQ(Make(file, LlamaWeights::kAsInFile, "/nonexistent/folder/f")
+                .status.code(),
+            absl::StatusCode::kNotFound);
+}
+
+QUERN_INSTANTIATE_ISA_TEST(PackedModelTest);
+
+}  // namespace
+}  // namespace quern

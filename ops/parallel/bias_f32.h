@@ -1,0 +1,26 @@
+#ifndef QUERN_OPS_PARALLEL_MATRIX_PARTS_H_
+#define QUERN_OPS_PARALLEL_MATRIX_PARTS_H_
+
+// Private: a bias of any dtype as the f32 that gemm wants.
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/tensor_view.h"
+
+namespace quern {
+
+// bias[n] as f32, empty for one of rank 0. InvalidArgument for another shape,
+// Unimplemented for a dtype other than f32, bf16 and f16.
+absl::StatusOr<AlignedBuffer> BiasAsF32(absl::string_view op,
+                                        const AnyTensorView& bias, int64_t n);
+
+// f32[n] of a buffer, or of rank 0 where it is empty.
+AnyTensorView BiasView(const AlignedBuffer& bias);
+VectorView<const float> BiasVector(const AlignedBuffer& bias);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_PARALLEL_MATRIX_PARTS_H_

@@ -1,0 +1,63 @@
+#ifndef QUERN_TOOLS_PERF_LINEAR_INPUTS_H_
+#define QUERN_TOOLS_PERF_LINEAR_INPUTS_H_
+
+// Weights of a linear layer in each format, as models store them.
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/tools/perf/args.h"
+
+namespace quern {
+
+class LinearInput {
+ public:
+  virtual ~LinearInput() = default;
+
+  const LinearWeightsSpec& spec() const { return spec_; }
+  // What the report's dtype puts between those of a and of c: "*i4->".
+  virtual absl::string_view arrow() const = 0;
+  // Bytes of codes, scales and zero points.
+  virtual int64_t bytes() const = 0;
+  // Makes the weights at the first call.
+  virtual absl::StatusOr<LinearSource> Source() = 0;
+
+  // A weight in double, and the largest magnitude that is summed for it.
+  struct Weight {
+    double value, magnitude;
+  };
+  virtual Weight At(int64_t n, int64_t k) = 0;
+  // The sum of one column is off by at most this times the sum of magnitudes.
+  virtual double relative_error() const = 0;
+
+ protected:
+  explicit LinearInput(const LinearWeightsSpec& spec) : spec_(spec) {}
+  int64_t n() const { return spec_.n; }
+  int64_t k() const { return spec_.k; }
+
+ private:
+  LinearWeightsSpec spec_;
+};
+
+using LinearInputOr = absl::StatusOr<std::unique_ptr<LinearInput>>;
+
+// Each reads n, k, activation and the keys that its comment names.
+// InvalidArgument: a value that is not in its range.
+
+// dtype.
+LinearInputOr FloatInput(const Args& args);
+// int8, with a scale for each column.
+LinearInputOr Int8ChannelInput(const Args& args);
+// block_n, block_k.
+LinearInputOr Fp8BlockInput(const Args& args);
+// group, zeros.
+LinearInputOr Int4GroupInput(const Args& args);
+// GGUF's Q8_0.
+LinearInputOr Int8GroupInput(const Args& args);
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_LINEAR_INPUTS_H_
