@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Refuses hand-made loops that keep the largest |a - b|: nearly every spelling of
-# one lets NaN pass. testing/largest_difference.h has the one that does not.
+# Refuses hand-made loops that keep the largest |a - b|, and judgements that fail
+# where |a - b| > bound: NaN passes nearly every spelling of the first and each of
+# the second. testing/largest_difference.h keeps the largest difference so that NaN
+# does not pass; a judgement is written `if (!(difference <= bound))`.
 #
 # Usage: tools/check_comparators.sh [DIR]        every *.cc and *.h below DIR (the
 #                                                tree), but for testing, third_party
@@ -27,6 +29,14 @@ readonly patterns=(
   '\b(\w+)\s*=\s*(?:std::)?(?&difference)[^;]*;.{0,300}?=\s*[^;]*\b\g{-1}\b[^;]*\?[^;]*\b\g{-1}\b[^;]*;'
   # if (std::abs(a - b) > worst) worst = std::abs(a - b)
   '\bif\s*\((?&in)(?&difference)[^;{]*\{?\s*[\w.\[\]>-]+\s*=\s*(?:std::)?f?abs[fl]?\s*\('
+  # d = a - b; ... worst = std::max(worst, std::abs(d))
+  '\b(\w+)\s*=\s[^;]*?\s-\s[^;]*;.{0,300}?\bf?max[fl]?\s*(?:<\w+>\s*)?\([^;]*?\bf?abs[fl]?\s*\(\s*\g{-1}\s*\)'
+  # if (std::abs(a - b) > bound) fail
+  '\bif\s*\((?&in)(?&difference)(?&in)(?:\s*\))+\s*>'
+  # d = std::abs(a - b); ... if (d > bound) fail
+  '\b(\w+)\s*=\s*(?:std::)?(?&difference)[^;]*;.{0,300}?\bif\s*\([^;{]*?\b\g{-1}\s*>'
+  # d = a - b; ... if (std::abs(d) > bound) fail
+  '\b(\w+)\s*=\s[^;]*?\s-\s[^;]*;.{0,300}?\bif\s*\([^;{]*?\bf?abs[fl]?\s*\(\s*\g{-1}\s*\)\s*>'
 )
 
 # Prints what the patterns find in the files, "FILE:statement"; as grep does,
@@ -56,7 +66,7 @@ check() {
   found=$(cd "$root" && search "${files[@]}" | tr '\n\0' ' \n') || status=$?
   ((status < 2)) || { echo "comparators: the search failed in $root" >&2; return 1; }
   if [[ -n $found ]]; then
-    echo "hand-made largest differences, which NaN may pass; take testing/largest_difference.h:" >&2
+    echo "hand-made comparisons, which NaN may pass; take testing/largest_difference.h, or !(difference <= bound):" >&2
     sed -E 's#^\./##; s/ +/ /g; s/^/  /' <<<"$found" >&2
     return 1
   fi
@@ -89,12 +99,22 @@ self_test() {
     'const double d = std::abs(a - b); sum += d; worst = std::max(worst, d);'
     'const double d = std::abs(a - b); worst = d > worst ? d : worst;'
     'if (std::abs(a - b) > worst) worst = std::abs(a - b);'
+    'const double d = a[i] - double{b[i]}; worst = std::max(worst, std::fabs(d));'
+    $'const double error =\n    expected - actual;\nsum += error;\nworst = std::max<double>(std::abs(error), worst);'
+    'if (std::abs(a[i] - b[i]) > bound) FAIL();'
+    'if (ok && static_cast<double>(std::fabs(a - f(b, c))) >= bound) return false;'
+    'const double d = std::abs(a - b); if (d > bound) { FAIL() << d; }'
+    'const double d = std::abs(a - b); sum += d; if (n > 0 && d >= bound) ++failures;'
+    'const double d = a - b; sum += d; if (std::abs(d) > bound) return false;'
   )
   local -r innocent='double Most(double x) { return std::max(most, std::abs(x)); }
-// Neither of these keeps a largest difference.
+// None of these keeps a largest difference, or fails where it is above a bound.
 double LogSum() { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); }
 double Steps() { const double d = std::abs(a - b); sum += d; return std::min(most, d); }
 void Judge() { if (!(std::abs(a - b) <= bound)) failures = failures + 1; }
+void JudgeStored() { const double d = a - b; if (!(std::abs(d) <= bound)) failures = failures + 1; }
+void JudgeLater() { const double e = std::abs(a - b); if (!(e <= bound) && size > 4) failures = failures + 1; }
+void Larger() { const double f = a - b; if (std::abs(g) > f) steps = steps + 1; }
 '
   local status=0 form
   must_fail "$dir" "no *.cc and no *.h" "an empty folder" || status=1
