@@ -58,59 +58,73 @@ TEST(WriteKvPlanTest, RefusesASpecThatMakesNoSense) {
               HasSubstr("rot_dim=3; need an even number"));
 }
 
-TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
-  const KvLayout layout = MakeLayout(DType::kBF16, 2, 4, 6, 16);
-  const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
-  std::vector<float> data(3 * 2 * 6);
-  std::vector<BFloat16> bf16(3 * 2 * 6);
-  std::vector<uint8_t> cache(static_cast<size_t>(2 * layout.page_bytes()));
-  std::vector<int64_t> slots = {31, -1, 0};
-  WriteKvArgs good;
-  good.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {8, 4, 1});
-  good.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {12, 6, 1});
-  good.slots = slots;
-  good.cache = KvCacheView(layout, 2, cache.data());
-  ASSERT_TRUE(plan.CheckArgs(good).ok()) << plan.CheckArgs(good);
-  const auto expect_refused = [&](const WriteKvArgs& args, const char* words) {
+// A plan, and arguments that it accepts.
+class WriteKvArgsTest : public testing::Test {
+ protected:
+  static constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
+
+  WriteKvArgsTest() {
+    good.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {8, 4, 1});
+    good.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {12, 6, 1});
+    good.slots = slots;
+    good.cache = KvCacheView(layout, 2, cache.data());
+    EXPECT_TRUE(plan.CheckArgs(good).ok()) << plan.CheckArgs(good);
+  }
+
+  void ExpectRefused(const WriteKvArgs& args, const char* words) {
     const absl::Status status = plan.CheckArgs(args);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
     EXPECT_THAT(status.message(), HasSubstr(words));
-  };
+  }
+
+  const KvLayout layout = MakeLayout(DType::kBF16, 2, 4, 6, 16);
+  const WriteKvPlan plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+  std::vector<float> data = std::vector<float>(3 * 2 * 6);
+  std::vector<uint8_t> cache =
+      std::vector<uint8_t>(static_cast<size_t>(2 * layout.page_bytes()));
+  std::vector<int64_t> slots = {31, -1, 0};
+  WriteKvArgs good;
+};
+
+TEST_F(WriteKvArgsTest, RefusesRowsThatDoNotFit) {
+  const std::vector<BFloat16> bf16(3 * 2 * 6);
   WriteKvArgs args = good;
   args.k = TensorView<const float, 3>(data.data(), {2, 2, 4}, {8, 4, 1});
-  expect_refused(args, "k.extent(0)=2; need 3");
+  ExpectRefused(args, "k.extent(0)=2; need 3");
   args = good;
   args.v = TensorView<const float, 3>(data.data(), {3, 2, 4}, {8, 4, 1});
-  expect_refused(args, "v.extent(2)=4; need 6");
+  ExpectRefused(args, "v.extent(2)=4; need 6");
   args.v = TensorView<const float, 3>(data.data(), {3, 1, 6}, {6, 6, 1});
-  expect_refused(args, "v.extent(1)=1; need 2");
+  ExpectRefused(args, "v.extent(1)=1; need 2");
   args.v = TensorView<const BFloat16, 3>(bf16.data(), {3, 2, 6}, {12, 6, 1});
-  expect_refused(args, "v is bf16; need f32");
+  ExpectRefused(args, "v is bf16; need f32");
   args.v = DenseMatrix<const float>(data.data(), 3, 12);
-  expect_refused(args, "v.rank=2; need 3");
+  ExpectRefused(args, "v.rank=2; need 3");
   args = good;
   args.k = AnyTensorView(DType::kF32, static_cast<const void*>(data.data()), 3,
                          {3, 2, 4}, {8, 1, 2});
-  expect_refused(args, "k.stride(2)=2; need 1");
+  ExpectRefused(args, "k.stride(2)=2; need 1");
   args = good;
   args.k = TensorView<const float, 3>(nullptr, {3, 2, 4}, {8, 4, 1});
-  expect_refused(args, "k is null");
+  ExpectRefused(args, "k is null");
   args.k = TensorView<const float, 3>(data.data(), {3, 2, 4}, {-8, 4, 1});
-  expect_refused(args, "k has stride -8 in dimension 0");
+  ExpectRefused(args, "k has stride -8 in dimension 0");
   args = good;
   args.v = TensorView<const float, 3>(nullptr, {3, 2, 6}, {12, 6, 1});
-  expect_refused(args, "v is null");
-  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
+  ExpectRefused(args, "v is null");
   args.v = TensorView<const float, 3>(data.data(), {3, 2, 6}, {kHuge, 6, 1});
-  expect_refused(args, "need fewer than 2^63 bytes");
+  ExpectRefused(args, "need fewer than 2^63 bytes");
   const auto* in_cache = reinterpret_cast<const float*>(cache.data());
   args.v = TensorView<const float, 3>(in_cache, {3, 2, 6}, {12, 6, 1});
-  expect_refused(args, "keys of the cache overlaps v");
-  args = good;
+  ExpectRefused(args, "keys of the cache overlaps v");
+}
+
+TEST_F(WriteKvArgsTest, RefusesAnotherCacheAndBlocksThatOverlap) {
+  WriteKvArgs args = good;
   args.cache = KvCacheView(layout, 2, nullptr);
-  expect_refused(args, "the keys of the cache are null; need memory for 2");
+  ExpectRefused(args, "the keys of the cache are null; need memory for 2");
   args.cache = KvCacheView(layout, -1, cache.data());
-  expect_refused(args, "num_pages of the cache=-1");
+  ExpectRefused(args, "num_pages of the cache=-1");
   const auto blocks = [&](int64_t page_stride, int64_t head_stride) {
     return KvCacheView::Blocks{cache.data(), page_stride, head_stride};
   };
@@ -121,36 +135,40 @@ TEST(WriteKvPlanTest, RefusesArgumentsThatDoNotFit) {
   args.cache = KvCacheView(layout, 2, apart, values_apart);
   EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
   args.cache = KvCacheView(layout, 2, apart, apart);
-  expect_refused(args, "the values of the cache overlap the keys of the cache");
+  ExpectRefused(args, "the values of the cache overlap the keys of the cache");
   const auto by_head = blocks(16 * 6 * 2, 2 * 16 * 6 * 2);
   auto values_by_head = by_head;
   values_by_head.data = values.data();
   args.cache = KvCacheView(layout, 2, by_head, values_by_head);
   EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
   args.cache = KvCacheView(layout, 2, apart, blocks(0, 192));
-  expect_refused(args,
-                 "the values of the cache are 0 and 192 bytes apart; "
-                 "need blocks of 192 that do not overlap");
+  ExpectRefused(args,
+                "the values of the cache are 0 and 192 bytes apart; "
+                "need blocks of 192 that do not overlap");
   args.cache = KvCacheView(layout, 2, blocks(-256, 128), apart);
-  expect_refused(args, "the keys of the cache are -256 and 128 bytes apart");
+  ExpectRefused(args, "the keys of the cache are -256 and 128 bytes apart");
   args.cache = KvCacheView(layout, 3, blocks(kHuge, 128), apart);
-  expect_refused(args, "fewer than 2^63 bytes from first to last");
+  ExpectRefused(args, "fewer than 2^63 bytes from first to last");
   args = good;
   args.cache =
       KvCacheView(MakeLayout(DType::kBF16, 2, 4, 6, 8), 4, cache.data());
-  expect_refused(args, "another layout");
+  ExpectRefused(args, "another layout");
+}
+
+TEST_F(WriteKvArgsTest, RefusesSlotsBeyondTheCacheOrGivenTwice) {
+  WriteKvArgs args = good;
   for (const int64_t slot :
        {int64_t{32}, std::numeric_limits<int64_t>::max()}) {
     args = good;
     std::vector<int64_t> bad = {31, -1, slot};
     args.slots = bad;
-    expect_refused(args, "slots[2]=");
-    expect_refused(args, "need slot < 32");
+    ExpectRefused(args, "slots[2]=");
+    ExpectRefused(args, "need slot < 32");
   }
   args = good;
   const std::vector<int64_t> twice = {5, -1, 5};
   args.slots = twice;
-  expect_refused(args, "slot 5 is given twice");
+  ExpectRefused(args, "slot 5 is given twice");
   const std::vector<int64_t> skipped = {-1, -1, 5};
   args.slots = skipped;
   EXPECT_TRUE(plan.CheckArgs(args).ok());
