@@ -72,8 +72,9 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
   }
 }
 
-// Dims of a tile of sums, and those that are left for the one which d is in.
+// Dims of a tile of sums.
 constexpr size_t kTileDims = kTileVecs * kVecLanes;
+// Dims of the tile that holds dim d: all, or what is left in the last tile.
 HWY_INLINE size_t LatentDims(const ChunkArgs& c, size_t d) {
   return HWY_MIN(kTileDims, c.v_head_dim - d / kTileDims * kTileDims);
 }

@@ -22,7 +22,27 @@ namespace quern {
 namespace {
 
 // One instance per instruction set that this CPU has.
-class AttentionFeaturesTest : public AttentionIsaTest {};
+class AttentionFeaturesTest : public AttentionIsaTest {
+ protected:
+  // Without the pages that the window has left, which are in the table no more,
+  // no bit changes.
+  template <typename Q, typename Kv>
+  void ExpectNoBitChanges(const Heads& heads, Variant variant,
+                          const std::vector<Sequence>& batch) {
+    SCOPED_TRACE(testing::Message()
+                 << "window " << heads.window_left << " page_size "
+                 << variant.page_size << " form "
+                 << static_cast<int>(variant.form.value()));
+    const Attention<Q, Kv, float> whole(heads, variant, batch);
+    EXPECT_RAN_ON(whole.plan());
+    EXPECT_FALSE(whole.args().pages.has_missing_pages());
+    variant.give_back = true;
+    const Attention<Q, Kv, float> rest(heads, variant, batch);
+    EXPECT_TRUE(rest.args().pages.has_missing_pages());
+    EXPECT_TRUE(AllBitsEqual(rest.result().out, whole.result().out));
+    EXPECT_TRUE(AllBitsEqual(rest.result().lse, whole.result().lse));
+  }
+};
 QUERN_INSTANTIATE_ISA_TEST(AttentionFeaturesTest);
 
 Heads SmallHeads() {
@@ -57,6 +77,38 @@ TEST_P(AttentionFeaturesTest, SeesWhatTheWindowShows) {
   }
 }
 
+TEST_P(AttentionFeaturesTest, TouchesNoPageThatTheWindowHasLeft) {
+  TestRng rng;
+  Heads heads;
+  heads.q_heads = 6;
+  heads.kv_heads = 2;
+  heads.head_dim = 8;
+  const std::vector<Lengths> lengths = {{1, 300},   {3, 35, false},   {9, 530},
+                                        {40, 1100}, {20, 290, false}, {1, 1}};
+  for (const int64_t left : {0, 1, 17, 270}) {
+    heads.window_left = left;
+    std::vector<Sequence> batch, bytes;
+    for (const Lengths& length : lengths) {
+      batch.push_back(RandomSequence<float, BFloat16>(rng, heads, length));
+      bytes.push_back(RandomSequence<float, int8_t>(rng, heads, length));
+    }
+    Variant variant;
+    variant.schedule_workers = left == 17 ? 4 : 1;
+    for (const int64_t page_size : {1, 7, 16, 48, 256}) {
+      variant.page_size = page_size;
+      for (const KvForm form : {KvForm::kPlain, KvForm::kPaired}) {
+        variant.form = form;
+        if (form == KvForm::kPaired && page_size % 16 != 0) continue;
+        variant.scaling = KvScaling::kNone;
+        ExpectNoBitChanges<float, float>(heads, variant, batch);
+        ExpectNoBitChanges<BFloat16, BFloat16>(heads, variant, batch);
+        variant.scaling = KvScaling::kPerTokenHead;
+        ExpectNoBitChanges<BFloat16, int8_t>(heads, variant, bytes);
+      }
+    }
+  }
+}
+
 TEST_P(AttentionFeaturesTest, CapsLogitsSoftly) {
   TestRng rng;
   Heads heads = SmallHeads();
@@ -70,7 +122,7 @@ TEST_P(AttentionFeaturesTest, CapsLogitsSoftly) {
   }
 }
 
-// Where tanh is 1: its argument is in the thousands.
+// The argument of tanh is in the thousands here, so that tanh is 1.
 TEST_P(AttentionFeaturesTest, CapsLogitsOfAnySize) {
   TestRng rng;
   Heads heads;

@@ -85,8 +85,8 @@ struct AttentionScratch {
   PerWorker<uint8_t> masked_v;
   PerWorker<float> k_scales;  // of the tokens of a chunk
   PerWorker<float> v_scales;
-  // Where the rows of two chunks lie, keys before values; the plain form alone
-  // uses it.
+  // Addresses of the rows of two chunks, keys before values, for the plain form
+  // alone.
   PerWorker<const uint8_t*> rows;
   // Results of the work items that leave a partial one.
   PartialRows partials;
@@ -98,7 +98,7 @@ template <typename Allocator>
 AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
                                         int64_t rows, int64_t partials,
                                         int64_t num_workers) {
-  // Or a negative number, which WorkspaceLayout counts as overflow.
+  // x * y, or a negative number for WorkspaceLayout to count as overflow.
   const auto product = [](int64_t x, int64_t y) {
     int64_t result = 0;
     return CheckedMul(x, y, &result) ? result : -1;

@@ -39,7 +39,7 @@ absl::Status CheckAttentionSpec(const char* op, const AttentionSpec& spec) {
       CheckAtLeast(op, "window_left", spec.window_left, kNoWindow));
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(op, "window_right", spec.window_right, kNoWindow));
-  // Both are multiplied by log2(e), which must not overflow.
+  // Scale and soft cap are multiplied by log2(e), which must not overflow.
   constexpr float kMost = 1e38f;
   if (!(std::abs(spec.scale) <= kMost)) {
     return InvalidArgument(op, "scale=", spec.scale,

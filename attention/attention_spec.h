@@ -12,7 +12,7 @@
 
 namespace quern {
 
-// As a window: no bound.
+// A window_left or window_right without bound.
 constexpr int64_t kNoWindow = -1;
 
 struct AttentionSpec {

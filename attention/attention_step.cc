@@ -25,10 +25,10 @@ namespace quern {
 namespace {
 
 constexpr int64_t kChunkTokens = AttentionSchedule::kChunkTokens;
-constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
-static_assert(kChunkTokens == kGroup * static_cast<int64_t>(kChunkGroups),
-              "the kernels' chunk is the schedule's");
-static_assert(KvLayout::kGroupTokens == kGroup, "nor is a group another");
+static_assert(kChunkTokens == static_cast<int64_t>(kGroupTokens * kChunkGroups),
+              "kernels and schedule must agree on tokens per chunk");
+static_assert(KvLayout::kGroupTokens == static_cast<int64_t>(kGroupTokens),
+              "attention and cache must agree on tokens per group");
 
 // Bytes are widened again for every tile of rows, or once for all in the
 // workspace: with more rows than these the latter is faster.
@@ -159,12 +159,8 @@ void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
       static_cast<size_t>(layout_.head_dim()) * SizeOf(args_.q.dtype())};
 }
 
-void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
-                                 int worker, KvChunk groups,
-                                 const KvChunk& next,
-                                 const AttentionBlock* next_block, bool first,
-                                 const PartialRows& result) const {
-  const int64_t tokens = chunks_.Tokens(block, chunk);
+ChunkArgs AttentionStep::ArgsOf(const AttentionBlock& block, int64_t chunk,
+                                int worker) const {
   ChunkArgs c;
   c.rows = static_cast<size_t>(Rows(block));
   c.q = scratch_.q.Of(worker);
@@ -179,54 +175,61 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   c.ahead = nullptr;
   c.k_scales = nullptr;
   c.v_scales = nullptr;
+  c.out_stride = static_cast<size_t>(strides_.out);
   if (!args_.alibi_slopes.empty()) SetSlopes(block, chunk, worker, &c);
   chunks_.SetScales(block, chunk, worker, &c);
-  c.first = first;
-  c.state = result.state;
-  c.out = result.out;
-  c.out_stride = static_cast<size_t>(strides_.out);
+  return c;
+}
 
-  // What each row sees, any, and all of them.
-  TokenRange* seen = scratch_.seen.Of(worker);
-  TokenRange any = {static_cast<uint32_t>(tokens), 0};
-  TokenRange all = {0, static_cast<uint32_t>(tokens)};
-  c.seen = seen;
+AttentionStep::SeenTokens AttentionStep::SetSeen(const AttentionBlock& block,
+                                                 int64_t chunk, int worker,
+                                                 ChunkArgs* c) const {
+  const int64_t tokens = chunks_.Tokens(block, chunk);
+  TokenRange* row = scratch_.seen.Of(worker);
+  c->seen = row;
+  SeenTokens seen;
+  seen.tokens = tokens;
+  seen.any = {static_cast<uint32_t>(tokens), 0};
+  seen.all = {0, static_cast<uint32_t>(tokens)};
   const auto clip = [&](int64_t token) {
     return static_cast<uint32_t>(
         std::max(int64_t{0}, std::min(tokens, token - chunk * kChunkTokens)));
   };
-  if (block.prefix != kNoPrefix) {
-    std::fill_n(seen, c.rows, all);
-    any = all;
-  } else {
-    for (int64_t query = block.q_begin; query < block.q_end; ++query) {
-      const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
-                                clip(args_.schedule.VisibleEnd(block, query))};
-      seen = std::fill_n(seen, spec_.group(), range);
-      all.begin = std::max(all.begin, range.begin);
-      all.end = std::min(all.end, range.end);
-      if (range.begin >= range.end) continue;
-      any.begin = std::min(any.begin, range.begin);
-      any.end = std::max(any.end, range.end);
-    }
+  for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+    const TokenRange range = {clip(args_.schedule.VisibleBegin(block, query)),
+                              clip(args_.schedule.VisibleEnd(block, query))};
+    row = std::fill_n(row, spec_.group(), range);
+    seen.all.begin = std::max(seen.all.begin, range.begin);
+    seen.all.end = std::min(seen.all.end, range.end);
+    if (range.begin >= range.end) continue;
+    seen.any.begin = std::min(seen.any.begin, range.begin);
+    seen.any.end = std::max(seen.any.end, range.end);
   }
+  return seen;
+}
 
-  bool finite = true;
-  const int64_t begin = any.begin / kGroup;
-  const int64_t end = DivCeil(int64_t{any.end}, kGroup);
-  const auto is_mixed = [&](int64_t group) {
-    return group * kGroup < all.begin ||
-           std::min(tokens, (group + 1) * kGroup) > all.end;
-  };
+void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
+                                 int worker, KvChunk groups,
+                                 const KvChunk& next,
+                                 const AttentionBlock* next_block, bool first,
+                                 const PartialRows& result) const {
+  ChunkArgs c = ArgsOf(block, chunk, worker);
+  c.first = first;
+  c.state = result.state;
+  c.out = result.out;
+  const SeenTokens seen = SetSeen(block, chunk, worker, &c);
+  const int64_t begin = seen.group_begin(), end = seen.group_end();
   // Every row sees all of each group that any sees.
-  const bool whole = all.begin <= begin * kGroup && all.end >= end * kGroup;
+  const bool whole =
+      seen.all.begin <= begin * kGroup && seen.all.end >= end * kGroup;
   const bool tiled = chunks_.latent() && whole;
   const bool bytes = chunks_.narrow() && chunks_.paired() && whole &&
                      c.rows <= kByteRows && kernels_.attend_bytes != nullptr;
   c.latent_tile = tiled ? scratch_.v.Of(worker) : nullptr;
+  bool finite = true;
   for (int64_t group = begin; group < end && !tiled && !bytes; ++group) {
     chunks_.Stage(block, chunk, group, worker, next, &groups);
-    if (is_mixed(group)) {
+    if (seen.IsMixed(group)) {
       finite = finite &&
                kernels_.finite_v(groups.v[group],
                                  static_cast<size_t>(layout_.v_head_dim()));
@@ -239,37 +242,43 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   SetNextQueries(next_block, worker, &c);
   if (finite) {
     (bytes ? kernels_.attend_bytes : kernels_.attend)(c);
-    return;
+  } else {
+    AttendRowByRow(seen, groups, worker, &c);
   }
-  // A weight of 0 times NaN is not 0: each row by itself, with zeros for what
-  // it does not see.
+}
+
+void AttentionStep::AttendRowByRow(const SeenTokens& seen,
+                                   const KvChunk& groups, int worker,
+                                   ChunkArgs* c) const {
   uint8_t* masked = scratch_.masked_v.Of(worker);
-  const size_t rows = c.rows;
-  // Where it lies in its page, it has no more than that.
+  const size_t rows = c->rows;
+  // Staged values have 2 or 4 bytes each, and values that are read in their
+  // page as many as the cache's type.
   const int64_t v_bytes =
       kGroup * layout_.v_head_dim() *
       std::max(int64_t{2}, static_cast<int64_t>(SizeOf(layout_.dtype())));
-  c.rows = 1;
+  c->rows = 1;
   for (size_t row = 0; row < rows; ++row) {
-    for (int64_t group = begin; group < end; ++group) {
-      if (!is_mixed(group)) continue;
+    for (int64_t group = seen.group_begin(); group < seen.group_end();
+         ++group) {
+      if (!seen.IsMixed(group)) continue;
       uint8_t* to = masked + group * strides_.v_group;
       std::memcpy(to, groups.v[group], static_cast<size_t>(v_bytes));
       const auto from = static_cast<uint32_t>(group * kGroup);
-      const TokenRange keep = {std::max(c.seen->begin, from) - from,
-                               std::max(c.seen->end, from) - from};
-      kernels_.mask_v(keep, c.v_head_dim, to);
-      c.v[group] = to;
+      const TokenRange keep = {std::max(c->seen->begin, from) - from,
+                               std::max(c->seen->end, from) - from};
+      kernels_.mask_v(keep, c->v_head_dim, to);
+      c->v[group] = to;
     }
-    kernels_.attend(c);
-    c.q += c.q_stride;
-    ++c.seen;
-    ++c.state;
-    if (c.slopes != nullptr) {
-      ++c.slopes;
-      ++c.ahead;
+    kernels_.attend(*c);
+    c->q += c->q_stride;
+    ++c->seen;
+    ++c->state;
+    if (c->slopes != nullptr) {
+      ++c->slopes;
+      ++c->ahead;
     }
-    c.out += c.out_stride;
+    c->out += c->out_stride;
   }
 }
 

@@ -16,12 +16,13 @@
 #include "quern/attention/schedule.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/pack_kv_kernels.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 
 class AttentionStep {
  public:
-  // All are of one Execute and outlive this.
+  // All arguments are those of one Execute and outlive the step.
   AttentionStep(const AttentionSpec& spec, const PagedAttentionKernels& kernels,
                 const PackKvKernels& pack_kernels,
                 const PagedAttentionArgs& args,
@@ -30,7 +31,8 @@ class AttentionStep {
   // `following`: what this worker does next, or null.
   void Work(const AttentionWork& work, const AttentionWork* following,
             int worker) const;
-  // The same arithmetic in the same order as Work without partials.
+  // Merges partial results into the output, with the arithmetic and in the
+  // order of Work on an item without partial results.
   void Merge(const AttentionMerge& merge, int worker) const;
 
  private:
@@ -80,11 +82,41 @@ class AttentionStep {
   void SetNextQueries(const AttentionBlock* block, int worker,
                       ChunkArgs* c) const;
 
+  // What the rows of a block see of a chunk.
+  struct SeenTokens {
+    TokenRange any;  // all tokens that some row sees
+    TokenRange all;  // tokens that every row sees
+    int64_t tokens;  // of the chunk, that the sequence has
+
+    // The groups that some row sees.
+    int64_t group_begin() const { return any.begin / kGroup; }
+    int64_t group_end() const { return DivCeil(int64_t{any.end}, kGroup); }
+    // Whether some row does not see all of the group.
+    bool IsMixed(int64_t group) const {
+      return group * kGroup < all.begin ||
+             std::min(tokens, (group + 1) * kGroup) > all.end;
+    }
+  };
+
+  // The arguments that neither keys, values nor results change.
+  ChunkArgs ArgsOf(const AttentionBlock& block, int64_t chunk,
+                   int worker) const;
+
+  // Sets c->seen, which has what each row sees.
+  SeenTokens SetSeen(const AttentionBlock& block, int64_t chunk, int worker,
+                     ChunkArgs* c) const;
+
   // The block against one chunk of its sequence's keys.
   void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
                     KvChunk groups, const KvChunk& next,
                     const AttentionBlock* next_block, bool first,
                     const PartialRows& result) const;
+
+  // Attends where a group that is not seen by all rows has a value that is not
+  // finite. A weight of 0 times NaN is not 0, so each row is computed by
+  // itself, with zeros for what it does not see.
+  void AttendRowByRow(const SeenTokens& seen, const KvChunk& groups, int worker,
+                      ChunkArgs* c) const;
 
   // ALiBi: slope * (the key's position - the query's).
   void SetSlopes(const AttentionBlock& block, int64_t chunk, int worker,
@@ -98,6 +130,7 @@ class AttentionStep {
              const PartialRows& total) const;
 
   static constexpr float kLog2E = 1.44269504f;
+  static constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
 
   const AttentionSpec& spec_;
   const KvLayout& layout_;

@@ -83,7 +83,7 @@ HWY_INLINE void MaxOfRow(const ChunkArgs& c, size_t row, TokenRange groups) {
 
   if (IsTransformed(c)) TransformRow(c, row, first, last, logits);
 
-  // Where a vector is seen in part, -inf for the rest.
+  // A vector that is seen in part gets -inf in the rest.
   const VF32 nothing = hn::Set(df, SoftmaxState().max);
   const auto mask = [&](size_t t) HWY_ATTR {
     const hn::RebindToSigned<LineF32> di;

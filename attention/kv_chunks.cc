@@ -48,8 +48,11 @@ KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
   const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
   const int64_t page_size = layout_.page_size();
   const int64_t tokens = Tokens(block, chunk);
-  int64_t index = chunk * kChunkTokens / page_size;
-  int64_t offset = chunk * kChunkTokens % page_size;
+  const int64_t seen = FirstSeen(block, chunk);
+  const int64_t group_begin = seen / kGroup * kGroup;
+  const int64_t begin = paired_ ? group_begin : seen;
+  int64_t index = (chunk * kChunkTokens + begin) / page_size;
+  int64_t offset = (chunk * kChunkTokens + begin) % page_size;
   const auto advance = [&](int64_t by) {
     offset += by;
     if (offset != page_size) return;
@@ -57,7 +60,7 @@ KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
     ++index;
   };
   if (paired_) {
-    for (int64_t t = 0; t < tokens; t += kGroup) {
+    for (int64_t t = begin; t < tokens; t += kGroup) {
       const int64_t page = pages[static_cast<size_t>(index)];
       found.k[t / kGroup] =
           args_.kv.K(page, block.kv_head) + offset / kGroup * k_step_;
@@ -72,13 +75,21 @@ KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
   found.v_rows = found.k_rows + kChunkTokens;
   found.tokens = static_cast<size_t>(tokens);
   const auto element = static_cast<int64_t>(SizeOf(layout_.dtype()));
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = begin; t < tokens; ++t) {
     const int64_t page = pages[static_cast<size_t>(index)];
     found.k_rows[t] =
         args_.kv.K(page, block.kv_head) + layout_.KOffset(offset, 0) * element;
     found.v_rows[t] =
         args_.kv.V(page, block.kv_head) + layout_.VOffset(offset, 0) * element;
     advance(1);
+  }
+  if (begin > 0) {
+    const uint8_t** rows[] = {found.k_rows, found.v_rows};
+    for (const uint8_t** of : rows) {
+      const uint8_t* stand_in = begin < tokens ? of[begin] : nullptr;
+      std::fill(of, of + group_begin, nullptr);
+      std::fill(of + group_begin, of + begin, stand_in);
+    }
   }
   return found;
 }
@@ -155,7 +166,9 @@ void KvChunks::SetScales(const AttentionBlock& block, int64_t chunk, int worker,
   const absl::Span<const int32_t> pages = args_.pages.Pages(block.sequence);
   const int64_t tokens = Tokens(block, chunk);
   const int64_t page_size = layout_.page_size();
-  int64_t t = 0;
+  int64_t t = FirstSeen(block, chunk);
+  std::fill_n(k, t, 0.0f);
+  std::fill_n(v, t, 0.0f);
   while (t < tokens) {
     const int64_t token = chunk * kChunkTokens + t;
     const int64_t page = pages[static_cast<size_t>(token / page_size)];

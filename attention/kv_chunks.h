@@ -17,9 +17,10 @@
 
 namespace quern {
 
-// Where a chunk lies.
+// Addresses of the keys and values of a chunk.
 struct KvChunk {
-  // In groups. Null: the chunk has no such group, or the cache no groups.
+  // Groups of 16 tokens. Null: the chunk has no such group, nobody sees it, or
+  // the cache has no groups.
   const uint8_t* k[kChunkGroups];
   const uint8_t* v[kChunkGroups];
   // One row for each token in the plain form; null in the others.
@@ -30,7 +31,7 @@ struct KvChunk {
 
 class KvChunks {
  public:
-  // All are of one Execute and outlive this.
+  // All arguments are those of one Execute and outlive the object.
   KvChunks(const PagedAttentionKernels& kernels,
            const PackKvKernels& pack_kernels, const PagedAttentionArgs& args,
            const AttentionScratch& scratch);
@@ -47,7 +48,10 @@ class KvChunks {
                         chunk * AttentionSchedule::kChunkTokens);
   }
 
-  // The worker's chunk that is neither `current` nor found yet: two take turns.
+  // Where the chunk lies, in the arrays of the worker that `current` does not
+  // use: two take turns. What lies before the keys that the block sees is not
+  // looked up, because its pages may be missing. Its groups and rows are null,
+  // and the first row that is seen stands in for those of its group before it.
   KvChunk Locate(const AttentionBlock& block, int64_t chunk, int worker,
                  const KvChunk& current) const;
 
@@ -67,6 +71,14 @@ class KvChunks {
   void SetNext(const KvChunk& next, bool staged, ChunkArgs* c) const;
 
  private:
+  // The first token of the chunk that any query of the block sees, or the
+  // chunk's end.
+  int64_t FirstSeen(const AttentionBlock& block, int64_t chunk) const {
+    const int64_t begin = args_.schedule.VisibleBegin(block, block.q_begin) -
+                          chunk * AttentionSchedule::kChunkTokens;
+    return std::clamp(begin, int64_t{0}, Tokens(block, chunk));
+  }
+
   const KvLayout& layout_;
   const PagedAttentionKernels& kernels_;
   const PackKvKernels& pack_kernels_;

@@ -91,107 +91,134 @@ TEST_P(LatentAttentionTest, HasThemForTheDimsOfDeepSeek) {
 //   absorbed   k = [c, r]     v = c     q = [A' x, y]    out = B o
 //
 // Numbers are such that A c, A' x and B c are exact in f32.
-TEST_P(LatentAttentionTest, AbsorbedAndExpandedFormsAgree) {
-  TestRng rng;
-  constexpr int64_t kHeads = 3, kLatent = 32, kRotated = 8, kNope = 16, kV = 12;
-  constexpr float kScale = 0.5f;
-  const Lengths length = {4, 290};
-  const auto integers = [&](int64_t count, int64_t most, double unit) {
+class Mla {
+ public:
+  static constexpr int64_t kHeads = 3, kLatent = 32, kRotated = 8, kNope = 16;
+  static constexpr int64_t kV = 12;
+
+  Mla(TestRng& rng, const Lengths& length)
+      : length_(length),
+        a_(Integers(rng, kHeads * kNope * kLatent, 1, 1.0 / 32)),
+        b_(Integers(rng, kHeads * kV * kLatent, 1, 1.0 / 32)),
+        c_(Integers(rng, length.kv_len * kLatent, 64, 1.0 / 64)),
+        r_(Integers(rng, length.kv_len * kRotated, 64, 1.0 / 64)),
+        x_(Integers(rng, length.q_len * kHeads * kNope, 64, 1.0 / 64)),
+        y_(Integers(rng, length.q_len * kHeads * kRotated, 64, 1.0 / 64)) {}
+
+  Sequence Expanded() const {
+    Sequence s = {length_, {}, {}, {}};
+    for (int64_t t = 0; t < length_.kv_len; ++t) {
+      const auto latent = [&](int64_t j) { return At(c_, t * kLatent + j); };
+      for (int64_t h = 0; h < kHeads; ++h) {
+        for (int64_t d = 0; d < kNope; ++d) {
+          s.k.push_back(Times(a_, kNope, h, d, latent));
+        }
+        Append(r_, t * kRotated, kRotated, s.k);
+        for (int64_t d = 0; d < kV; ++d) {
+          s.v.push_back(Times(b_, kV, h, d, latent));
+        }
+      }
+    }
+    for (int64_t i = 0; i < length_.q_len * kHeads; ++i) {
+      Append(x_, i * kNope, kNope, s.q);
+      Append(y_, i * kRotated, kRotated, s.q);
+    }
+    return s;
+  }
+
+  Sequence Absorbed() const {
+    Sequence s = {length_, {}, {}, {}};
+    for (int64_t t = 0; t < length_.kv_len; ++t) {
+      Append(c_, t * kLatent, kLatent, s.k);
+      Append(r_, t * kRotated, kRotated, s.k);
+      Append(c_, t * kLatent, kLatent, s.v);
+    }
+    for (int64_t i = 0; i < length_.q_len * kHeads; ++i) {
+      for (int64_t j = 0; j < kLatent; ++j) {
+        double sum = 0;
+        for (int64_t d = 0; d < kNope; ++d) {
+          sum += At(a_, (i % kHeads * kNope + d) * kLatent + j) *
+                 At(x_, i * kNope + d);
+        }
+        s.q.push_back(sum);
+      }
+      Append(y_, i * kRotated, kRotated, s.q);
+    }
+    return s;
+  }
+
+  // B o, for the outputs o of the absorbed form.
+  std::vector<double> Output(const std::vector<float>& o) const {
+    std::vector<double> out;
+    for (int64_t i = 0; i < length_.q_len * kHeads; ++i) {
+      for (int64_t d = 0; d < kV; ++d) {
+        out.push_back(Times(b_, kV, i % kHeads, d, [&](int64_t j) {
+          return ToDouble(o.at(static_cast<size_t>(i * kLatent + j)));
+        }));
+      }
+    }
+    return out;
+  }
+
+ private:
+  static std::vector<double> Integers(TestRng& rng, int64_t count, int64_t most,
+                                      double unit) {
     std::vector<double> x(static_cast<size_t>(count));
-    for (double& e : x)
+    for (double& e : x) {
       e = static_cast<double>(rng.Integer(-most, most)) * unit;
+    }
     return x;
-  };
-  const std::vector<double> a = integers(kHeads * kNope * kLatent, 1, 1.0 / 32);
-  const std::vector<double> b = integers(kHeads * kV * kLatent, 1, 1.0 / 32);
-  const std::vector<double> c = integers(length.kv_len * kLatent, 64, 1.0 / 64);
-  const std::vector<double> r =
-      integers(length.kv_len * kRotated, 64, 1.0 / 64);
-  const std::vector<double> x =
-      integers(length.q_len * kHeads * kNope, 64, 1.0 / 64);
-  const std::vector<double> y =
-      integers(length.q_len * kHeads * kRotated, 64, 1.0 / 64);
-  const auto at = [](const std::vector<double>& v, int64_t i) {
+  }
+  static double At(const std::vector<double>& v, int64_t i) {
     return v.at(static_cast<size_t>(i));
-  };
-  // sum over j of m[head, row, j] * from[j]
-  const auto times = [&](const std::vector<double>& m, int64_t rows,
-                         int64_t head, int64_t row, const auto& from) {
+  }
+  static void Append(const std::vector<double>& from, int64_t begin,
+                     int64_t count, std::vector<double>& to) {
+    for (int64_t i = begin; i < begin + count; ++i) to.push_back(At(from, i));
+  }
+  // sum over j of m[head, row, j] * from(j)
+  template <typename From>
+  static double Times(const std::vector<double>& m, int64_t rows, int64_t head,
+                      int64_t row, const From& from) {
     double sum = 0;
     for (int64_t j = 0; j < kLatent; ++j) {
-      sum += at(m, (head * rows + row) * kLatent + j) * from(j);
+      sum += At(m, (head * rows + row) * kLatent + j) * from(j);
     }
     return sum;
-  };
-
-  Sequence expanded = {length, {}, {}, {}}, absorbed = expanded;
-  for (int64_t t = 0; t < length.kv_len; ++t) {
-    const auto latent = [&](int64_t j) { return at(c, t * kLatent + j); };
-    for (int64_t j = 0; j < kLatent; ++j) absorbed.k.push_back(latent(j));
-    for (int64_t j = 0; j < kLatent; ++j) absorbed.v.push_back(latent(j));
-    for (int64_t h = 0; h < kHeads; ++h) {
-      for (int64_t d = 0; d < kNope; ++d) {
-        expanded.k.push_back(times(a, kNope, h, d, latent));
-      }
-      for (int64_t d = 0; d < kRotated; ++d) {
-        expanded.k.push_back(at(r, t * kRotated + d));
-      }
-      for (int64_t d = 0; d < kV; ++d) {
-        expanded.v.push_back(times(b, kV, h, d, latent));
-      }
-    }
-    for (int64_t d = 0; d < kRotated; ++d) {
-      absorbed.k.push_back(at(r, t * kRotated + d));
-    }
-  }
-  for (int64_t i = 0; i < length.q_len * kHeads; ++i) {
-    for (int64_t d = 0; d < kNope; ++d)
-      expanded.q.push_back(at(x, i * kNope + d));
-    for (int64_t j = 0; j < kLatent; ++j) {
-      double sum = 0;
-      for (int64_t d = 0; d < kNope; ++d) {
-        sum += at(a, (i % kHeads * kNope + d) * kLatent + j) *
-               at(x, i * kNope + d);
-      }
-      absorbed.q.push_back(sum);
-    }
-    for (int64_t d = 0; d < kRotated; ++d) {
-      expanded.q.push_back(at(y, i * kRotated + d));
-      absorbed.q.push_back(at(y, i * kRotated + d));
-    }
   }
 
+  Lengths length_;
+  std::vector<double> a_, b_, c_, r_, x_, y_;
+};
+
+TEST_P(LatentAttentionTest, AbsorbedAndExpandedFormsAgree) {
+  TestRng rng;
+  constexpr float kScale = 0.5f;
+  const Lengths length = {4, 290};
+  const Mla mla(rng, length);
+  const Sequence expanded = mla.Expanded();
   Heads wide;
-  wide.q_heads = wide.kv_heads = kHeads;
-  wide.head_dim = kNope + kRotated;
-  wide.v_head_dim = kV;
+  wide.q_heads = wide.kv_heads = Mla::kHeads;
+  wide.head_dim = Mla::kNope + Mla::kRotated;
+  wide.v_head_dim = Mla::kV;
   wide.scale = kScale;
   Heads narrow;
-  narrow.q_heads = kHeads;
-  narrow.head_dim = kLatent + kRotated;
-  narrow.v_head_dim = kLatent;
+  narrow.q_heads = Mla::kHeads;
+  narrow.head_dim = Mla::kLatent + Mla::kRotated;
+  narrow.v_head_dim = Mla::kLatent;
   narrow.scale = kScale;
   Variant variant;
   variant.form = KvForm::kPaired;
   const Attention<float, float, float> want(wide, variant, {expanded});
   variant.form = KvForm::kLatent;
-  const Attention<float, float, float> got(narrow, variant, {absorbed});
+  const Attention<float, float, float> got(narrow, variant, {mla.Absorbed()});
   EXPECT_RAN_ON(got.plan());
-  std::vector<double> out;
-  for (int64_t i = 0; i < length.q_len * kHeads; ++i) {
-    for (int64_t d = 0; d < kV; ++d) {
-      out.push_back(times(b, kV, i % kHeads, d, [&](int64_t j) {
-        return ToDouble(
-            got.result().out.at(static_cast<size_t>(i * kLatent + j)));
-      }));
-    }
-  }
   // |A c|, |A' x| and |B c| are at most 1, as the bounds ask for, and a row of
   // B multiplies the error by at most 1.
   const double bound =
       Bounds(wide, length.kv_len, UnitRoundoff<float>(), want.plan()).out +
       Bounds(narrow, length.kv_len, UnitRoundoff<float>(), got.plan()).out;
-  EXPECT_TRUE(AllClose(want.result().out, out, bound));
+  EXPECT_TRUE(AllClose(want.result().out, mla.Output(got.result().out), bound));
   EXPECT_TRUE(AllClose(
       want.result().out, Reference(wide, {expanded}).out,
       Bounds(wide, length.kv_len, UnitRoundoff<float>(), want.plan()).out));

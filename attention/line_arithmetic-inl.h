@@ -155,7 +155,7 @@ struct DotFp8 : DotPairs {
   }
 
  private:
-  // By the lower 7 bits of each byte.
+  // Looks up the lower 7 bits of each byte.
   static HWY_INLINE __m512i Lookup(const uint8_t* table, __m512i index) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), index,
                                     _mm512_load_si512(table + 64));

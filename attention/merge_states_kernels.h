@@ -12,7 +12,7 @@ namespace quern {
 struct MergeStatesKernels {
   const char* target;
 
-  // For each of `heads` rows what a.out and b.out are to be multiplied by, and
+  // Computes for each of `heads` rows what to multiply a.out and b.out by, and
   // the log-sum-exp of both. `lse` may be a or b, or null: not wanted.
   void (*weights)(const float* a, const float* b, size_t heads, float* weight_a,
                   float* weight_b, float* lse);

@@ -48,7 +48,7 @@ class Rows {
   std::array<int64_t, 3> extents_;
 };
 
-// Both parts of [tokens, heads] rows.
+// The two parts that are merged, of [tokens, heads] rows each.
 template <typename T>
 struct Parts {
   std::vector<T> a, b;
@@ -125,10 +125,11 @@ class MergeStatesTest : public IsaTest {
                        std::exp(b - lse) * ToDouble(parts.b[i]));
       }
     }
-    // With eps = 2^-24: w = exp(-x) has 4 eps of its exp2, and three roundings
-    // of its argument, which are worth 3 eps * x * exp(-x) < 2 eps. Weights
-    // then have a sum and a division, the smaller a product, which the output
-    // weighs with elements below 1; it has two roundings and that of its type.
+    // The bound, with eps = 2^-24: w = exp(-x) has 4 eps of its exp2, and three
+    // roundings of its argument, which are worth 3 eps * x * exp(-x) < 2 eps.
+    // Weights then have a sum and a division, the smaller one a product, which
+    // the output weighs with elements below 1. The output has two roundings and
+    // that of its type.
     const double eps = std::ldexp(1.0, -24);
     EXPECT_TRUE(AllWithin(got.out, want, [&](double x, int64_t) {
       return (2 * 6 + 2 * 3 + 3) * eps + UnitRoundoff<Out>() * std::abs(x) +
@@ -368,7 +369,7 @@ TEST(MergeStatesPlanTest, RefusesArguments) {
   expect("lse overlaps b.lse", [&](Args& x) { x.lse = lse(312); });
   expect("lse overlaps a.out", [&](Args& x) { x.lse = lse(10); });
   expect("lse overlaps b.out", [&](Args& x) { x.lse = lse(110); });
-  // In a's place, where b begins in its midst.
+  // The output takes a's place, and b begins in the midst of it.
   expect("out overlaps b.out", [&](Args& x) {
     x.out = rows(0);
     x.b.out = rows(8);

@@ -20,6 +20,7 @@
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/cache/page_table.h"
+#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -34,17 +35,16 @@ namespace {
 constexpr char kOp[] = "paged_attention";
 
 // What the schedule takes to be shared must be the same pages.
-absl::Status CheckPrefixes(const PagedAttentionArgs& args) {
-  const AttentionSchedule& schedule = args.schedule;
+absl::Status CheckPrefixes(const AttentionSchedule& schedule,
+                           const PageTable& table) {
   for (const PrefixGroup& prefix : schedule.prefixes()) {
     const absl::Span<const int32_t> members = schedule.Members(prefix);
     const auto count =
-        static_cast<size_t>(DivCeil(prefix.tokens, args.pages.page_size()));
+        static_cast<size_t>(DivCeil(prefix.tokens, table.page_size()));
     const absl::Span<const int32_t> pages =
-        args.pages.Pages(members.front()).first(count);
+        table.Pages(members.front()).first(count);
     for (const int32_t member : members) {
-      const absl::Span<const int32_t> theirs =
-          args.pages.Pages(member).first(count);
+      const absl::Span<const int32_t> theirs = table.Pages(member).first(count);
       const auto at = std::mismatch(pages.begin(), pages.end(), theirs.begin());
       if (at.first == pages.end()) continue;
       return InvalidArgument(kOp, "sequences ", members.front(), " and ",
@@ -58,6 +58,30 @@ absl::Status CheckPrefixes(const PagedAttentionArgs& args) {
 }
 
 }  // namespace
+
+absl::Status CheckPages(const AttentionSchedule& schedule,
+                        const PageTable& pages) {
+  const auto sequences = static_cast<int64_t>(schedule.sequences().size());
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "pages.num_sequences",
+                                   pages.num_sequences(), sequences,
+                                   "the schedule's"));
+  for (int64_t i = 0; i < sequences; ++i) {
+    const AttentionSequence& s = schedule.sequences()[static_cast<size_t>(i)];
+    if (s.kv_len > pages.Capacity(i)) {
+      return InvalidArgument(kOp, "sequence ", i, ": kv_len=", s.kv_len,
+                             "; need kv_len <= ", pages.Capacity(i),
+                             ", what its pages hold");
+    }
+    if (s.q_len == 0 || s.kv_len == 0) continue;
+    if (!pages.HasToken(i, s.first_key())) {
+      return InvalidArgument(kOp, "sequence ", i, ": page ",
+                             s.first_key() / pages.page_size(),
+                             " is missing; need the pages of all keys from ",
+                             s.first_key(), " on, which its queries see");
+    }
+  }
+  return CheckPrefixes(schedule, pages);
+}
 
 absl::StatusOr<PagedAttentionPlan> PagedAttentionPlan::Create(
     const AttentionSpec& spec) {
@@ -111,25 +135,15 @@ absl::Status PagedAttentionPlan::CheckArgs(
   if (args.lse.data() != nullptr) {
     QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "lse", args.lse, args.kv));
   }
-  const auto sequences = static_cast<int64_t>(schedule.sequences().size());
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "pages.num_sequences",
-                                   args.pages.num_sequences(), sequences,
-                                   "the schedule's"));
-  if (sequences == 0) return absl::OkStatus();
+  if (schedule.sequences().empty() || args.pages.num_sequences() == 0) {
+    return CheckPages(schedule, args.pages);
+  }
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "pages.page_size",
                                    args.pages.page_size(), layout.page_size(),
                                    "the layout's"));
   QUERN_RETURN_IF_ERROR(CheckRange(
       kOp, "pages.num_pages", args.pages.num_pages(), 0, args.kv.num_pages()));
-  for (int64_t s = 0; s < sequences; ++s) {
-    const int64_t kv_len = schedule.sequences()[static_cast<size_t>(s)].kv_len;
-    if (kv_len > args.pages.Capacity(s)) {
-      return InvalidArgument(kOp, "sequence ", s, ": kv_len=", kv_len,
-                             "; need kv_len <= ", args.pages.Capacity(s),
-                             ", what its pages hold");
-    }
-  }
-  return CheckPrefixes(args);
+  return CheckPages(schedule, args.pages);
 }
 
 void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
@@ -137,6 +151,8 @@ void PagedAttentionPlan::Execute(const PagedAttentionArgs& args,
                                  Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
   const AttentionSchedule& schedule = args.schedule;
+  QUERN_CHECK(!args.pages.has_missing_pages() ||
+              CheckPages(schedule, args.pages).ok());
   const AttentionScratch scratch =
       LayOutAttentionScratch(workspace, spec_.kv, schedule.max_block_rows(),
                              schedule.partial_rows(), executor.num_workers());

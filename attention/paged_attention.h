@@ -64,6 +64,16 @@ struct PagedAttentionArgs {
   absl::Span<const float> sinks;         // [q_heads], or empty: none
 };
 
+// What CheckArgs asks of pages and schedule, which is the same for all layers
+// of a step. InvalidArgument names the sequence: tables of other sequences,
+// sequences longer than their pages, a missing page (kNoPage) with a key that
+// some query sees, sequences that share a prefix in the schedule but not the
+// pages of it. So a schedule without a window is refused over a table that
+// lacks pages. Cost: a few nanoseconds a sequence, and one pass over the pages
+// of prefixes. Allocates nothing where it accepts.
+absl::Status CheckPages(const AttentionSchedule& schedule,
+                        const PageTable& pages);
+
 class PagedAttentionPlan {
  public:
   // Refuses what CheckAttentionSpec refuses.
@@ -90,9 +100,8 @@ class PagedAttentionPlan {
   // argument, the sequence where there is one, the value and the bound: shapes
   // and types that are not the plan's, negative strides, null memory, out or
   // lse with rows that overlap or overlapping anything else, a schedule of
-  // another spec, a cache of another layout, sequences longer than their pages,
-  // pages beyond the cache, sequences that share a prefix in the schedule but
-  // not the pages of it.
+  // another spec, a cache of another layout, pages beyond the cache, and what
+  // CheckPages refuses.
   absl::Status CheckArgs(const PagedAttentionArgs& args) const;
 
   // args as CheckArgs accepts them, `workspace` of at least WorkspaceBytes.
@@ -101,8 +110,10 @@ class PagedAttentionPlan {
   // Allocates nothing. Safe to call concurrently with other workspaces and
   // outputs. The bits do not depend on the executor, the batch, the page size,
   // the order of the pages or how a sequence was cut into steps. Cost: each
-  // block of a schedule reads the keys and values that its last query sees,
-  // once.
+  // block of a schedule reads the keys and values that its queries see, once,
+  // in groups of 16 tokens: of a sequence with a window no page before the
+  // first key that is seen. Where pages are missing it stops the process
+  // (QUERN_CHECK) if CheckPages refuses: nothing is read through kNoPage.
   void Execute(const PagedAttentionArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

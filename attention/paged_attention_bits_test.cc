@@ -68,7 +68,7 @@ TEST_P(PagedAttentionBitsTest, DependOnNothingButTheSequence) {
     expect_same(variant, "another page size and order");
   }
 
-  // Each alone.
+  // Each sequence alone gives the same bits.
   std::vector<float> out, lse;
   for (const Sequence& s : batch) {
     const Run run(heads, Variant(), {s});

@@ -94,8 +94,8 @@ struct PagedAttentionKernels {
   void (*load_query)(const void* q, size_t head_dim, float sign, uint32_t* to);
 
   void (*attend)(const ChunkArgs& args);
-  // The same, bit by bit, over groups of bytes as they are in the cache, not
-  // widened. Null where that is not faster than to widen them first.
+  // Gives the bits of `attend`, over groups of bytes as they are in the cache.
+  // Null where that is not faster than to widen them first.
   void (*attend_bytes)(const ChunkArgs& args);
 
   // `count` elements of one byte to bf16, exactly; as many bytes of `next` are

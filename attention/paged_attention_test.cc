@@ -91,7 +91,7 @@ TEST_P(PagedAttentionTest, FindsTheKeyThatIsAskedFor) {
     const Lengths length = {70, 600};
     Sequence s = RandomSequence<float, float>(rng, heads, length);
     const auto key = [&](int64_t position, int64_t head, int64_t d) {
-      // Beyond the bits, the same for all: it moves no weight.
+      // Dims beyond the bits are the same for all keys and move no weight.
       if (d >= kBits) return 1.0;
       const int64_t bit = (d + head) % kBits;
       return ((position >> bit) & 1) != 0 ? 1.0 : -1.0;
@@ -271,8 +271,8 @@ TEST_P(PagedAttentionTest, LogitsOfMinusInfinityHaveNoWeight) {
   Heads heads;
   heads.head_dim = 3;
   heads.scale = 1;
-  // A query of ones; keys of zero, or -inf in one dimension. The first chunk
-  // has none that counts.
+  // The query is all ones. Keys are zero, or -inf in one dimension; all of the
+  // first chunk have -inf and so do not count.
   Sequence s = {{1, 300},
                 std::vector<double>(3, 1.0),
                 std::vector<double>(900, 0.0),

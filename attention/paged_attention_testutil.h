@@ -80,6 +80,10 @@ struct Variant {
   std::vector<PrefixGroup> prefix_groups = {};
   std::vector<int32_t> prefix_members = {};
   bool plan_prefixes = true;  // whether the schedule knows of them
+  // Whether the pages before the first key that is seen are missing. The cache
+  // then begins where memory may not be touched, so that a page before the
+  // first one is an event.
+  bool give_back = false;
 };
 
 template <typename Out>
@@ -152,7 +156,8 @@ class Attention {
     const KvLayout& layout = spec_.kv;
     int64_t used = 0;
     for (const Sequence& s : batch) {
-      used += DivCeil(s.length.kv_len, layout.page_size());
+      used += DivCeil(s.length.kv_len, layout.page_size()) -
+              MissingPages(variant, s.length);
     }
     const int64_t num_pages = used + 3;
     std::vector<int32_t> ids;
@@ -169,13 +174,18 @@ class Attention {
           pages_.page_ids.push_back(pages_.page_ids.at(first + page));
           continue;
         }
+        if (t / layout.page_size() < MissingPages(variant, batch[i].length)) {
+          pages_.page_ids.push_back(kNoPage);
+          continue;
+        }
         pages_.page_ids.push_back(ids.back());
         ids.pop_back();
       }
       pages_.indptr.push_back(static_cast<int64_t>(pages_.page_ids.size()));
     }
     cache_ = std::make_unique<GuardBuffer<Kv>>(
-        num_pages * layout.page_bytes() / static_cast<int64_t>(sizeof(Kv)));
+        num_pages * layout.page_bytes() / static_cast<int64_t>(sizeof(Kv)),
+        variant.give_back ? Edge::kBegin : Edge::kEnd);
     args_.kv = KvCacheView(layout, num_pages, cache_->data());
     if (layout.scaling() == KvScaling::kPerTensor ||
         layout.scaling() == KvScaling::kPerHead) {
@@ -184,6 +194,7 @@ class Attention {
     args_.pages = pages_.Build(layout.page_size(), num_pages).value();
     for (size_t i = 0; i < batch.size(); ++i) {
       for (int64_t t = 0; t < batch[i].length.kv_len; ++t) {
+        if (!args_.pages.HasToken(static_cast<int64_t>(i), t)) continue;
         const int64_t slot = args_.pages.Slot(static_cast<int64_t>(i), t);
         for (int64_t h = 0; h < layout.kv_heads(); ++h) {
           const int64_t row = t * layout.kv_heads() + h;
@@ -212,6 +223,13 @@ class Attention {
         }
       }
     }
+  }
+
+  // Whole pages before the first key that a query of the sequence sees.
+  int64_t MissingPages(const Variant& variant, const Lengths& length) const {
+    if (!variant.give_back || spec_.window_left == kNoWindow) return 0;
+    const int64_t first = length.kv_len - length.q_len - spec_.window_left;
+    return std::max(int64_t{0}, first) / spec_.kv.page_size();
   }
 
   // The sequence whose pages this one begins with, and for how many tokens: 0,

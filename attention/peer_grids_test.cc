@@ -141,7 +141,7 @@ std::vector<T> Turns(Rng& rng, size_t count, const std::vector<T>& values) {
 // One instance per instruction set that this CPU has.
 class PeerGridsTest : public IsaTest {
  protected:
-  // Before a test has chosen its own.
+  // Runs before a test has chosen its own instruction set.
   static void SetUpTestSuite() {
     best_ = hwy::SupportedAndGeneratedTargets().front();
   }
@@ -379,7 +379,7 @@ TEST_P(PeerGridsTest, SglangsExtendGrid) {
   run(16, 1, 32, 32, {{CutQ(400), Cut(9000)}}, kNoWindow, 16);
   run(2, 2, 32, 32, {{CutQ(1000), Cut(5000)}}, kNoWindow, 1);
   run(8, 2, 64, 64, {{37, 134}}, kNoWindow, 1);
-  // Over the keys of an encoder.
+  // Cross-attention over the keys of an encoder.
   run(8, 2, 64, 64, {{37, 134, false}, {1, 97, false}}, kNoWindow, 1);
   for (int h = 0; h < 8; ++h) heads.sinks.push_back(static_cast<float>(h) - 3);
   run(8, 2, 64, 64, {{37, 134}, {134, 134}}, 9, 1);

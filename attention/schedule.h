@@ -52,6 +52,12 @@ struct AttentionSequence {
   // What a query sees beside itself: at most kMaxTokens, which is everything.
   int64_t left;
   int64_t right;
+
+  // The first key that any of the queries sees, where there are any.
+  int64_t first_key() const {
+    const int64_t begin = kv_len - q_len - left;
+    return begin < 0 ? 0 : begin;
+  }
 };
 
 // Consecutive queries [q_begin, q_end) of a sequence, for one key/value head.
@@ -214,21 +220,27 @@ class AttentionSchedule {
       const AttentionSpec& spec, const AttentionBatch& batch,
       const AttentionTiles& tiles, int num_workers,
       AttentionScheduleStorage& storage);
-  // All causal, in blocks of the default tiles.
+  // Like the other Build: all sequences are causal, the tiles are the default.
   static absl::StatusOr<AttentionSchedule> Build(
       const AttentionSpec& spec, absl::Span<const int64_t> q_lens,
       absl::Span<const int64_t> kv_lens, int num_workers,
       AttentionScheduleStorage& storage) {
-    return Build(spec, {q_lens, kv_lens, {}}, AttentionTiles(), num_workers,
-                 storage);
+    return Build(spec, {q_lens, kv_lens, {}, {}, {}}, AttentionTiles(),
+                 num_workers, storage);
   }
 
-  // The same schedule in another storage.
+  // What Build refuses of these whatever the batch. A refusal calls the number
+  // of workers `name`.
+  static absl::Status CheckSpec(const AttentionSpec& spec,
+                                const AttentionTiles& tiles, int num_workers,
+                                const char* name = "num_workers");
+
+  // Copies the schedule into another storage.
   AttentionSchedule CopyTo(AttentionScheduleStorage& storage) const;
 
   absl::Span<const AttentionSequence> sequences() const { return sequences_; }
-  // In the order of the line: by sequence, head, queries and chunks, prefixes
-  // before all sequences.
+  // All items in the order of the line: by sequence, head, queries and chunks,
+  // prefixes before all sequences.
   absl::Span<const AttentionWork> work() const { return work_; }
   // All of the work, in parts of which none is empty. Claimed in this order,
   // the longest first, they keep num_workers workers busy to the end.
@@ -281,15 +293,20 @@ class AttentionSchedule {
   int64_t partial_rows() const { return partial_rows_; }
 
   // The keys [VisibleBegin, VisibleEnd) of the block's sequence are those that
-  // its query `query` sees. Both grow with the query; the end may be 0. Not for
-  // the blocks of a prefix, which all of its queries see.
+  // its query `query` sees. Both grow with the query; the end may be 0. In the
+  // block of a prefix they are all keys of the prefix, whichever the query: the
+  // later keys that its queries see are those of other blocks.
   int64_t VisibleBegin(const AttentionBlock& block, int64_t query) const {
+    if (block.prefix != kNoPrefix) return 0;
     const AttentionSequence& s =
         sequences_[static_cast<size_t>(block.sequence)];
     const int64_t begin = s.kv_len - s.q_len + query - s.left;
     return begin < 0 ? 0 : begin;
   }
   int64_t VisibleEnd(const AttentionBlock& block, int64_t query) const {
+    if (block.prefix != kNoPrefix) {
+      return prefixes_[static_cast<size_t>(block.prefix)].tokens;
+    }
     const AttentionSequence& s =
         sequences_[static_cast<size_t>(block.sequence)];
     const int64_t end = s.kv_len - s.q_len + query + s.right + 1;

@@ -59,8 +59,8 @@ TEST(AttentionScheduleBalanceTest, IsWithinATenthOfTheIdeal) {
   }
 }
 
-// By the keys that each worker reads, which is what the makespan of decode is
-// whatever the plan's own costs say.
+// Counts the keys that each worker reads, because these are the makespan of
+// decode, whatever the plan's own costs say.
 TEST(AttentionScheduleBalanceTest, DividesTheKeysOfDecodeEvenly) {
   const Lens kCases[] = {{8192}, {100, 5000, 20000}, {70000, 3, 900}};
   for (const Lens& kv_lens : kCases) {

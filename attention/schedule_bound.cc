@@ -30,13 +30,8 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
                                                 const AttentionTiles& tiles,
                                                 int max_workers) {
   constexpr int64_t kMaxTokens = AttentionSchedule::kMaxTokens;
-  QUERN_RETURN_IF_ERROR(CheckAttentionSpec(kOp, spec));
-  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "max_workers", max_workers, 1,
-                                   AttentionSchedule::kMaxWorkers));
   QUERN_RETURN_IF_ERROR(
-      CheckRange(kOp, "block_rows", tiles.block_rows, 1, kMaxTokens));
-  QUERN_RETURN_IF_ERROR(
-      CheckRange(kOp, "row_tile", tiles.row_tile, 1, tiles.block_rows));
+      AttentionSchedule::CheckSpec(spec, tiles, max_workers, "max_workers"));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "max_tokens", limits.max_tokens, 0, kMaxTokens));
   QUERN_RETURN_IF_ERROR(

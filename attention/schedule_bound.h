@@ -42,8 +42,8 @@ struct AttentionBound {
   int64_t partial_rows = 0;
 };
 
-// For schedules of `spec` and `tiles` within `limits`, built for 1 to
-// max_workers workers. InvalidArgument names a limit below 0, above 2^30, or
+// The bound of all schedules of `spec` and `tiles` within `limits`, built for 1
+// to max_workers workers. InvalidArgument names a limit below 0, above 2^30, or
 // what AttentionSchedule::Build refuses of spec, tiles and workers.
 absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
                                                 const AttentionLimits& limits,

@@ -105,12 +105,10 @@ class Account {
     }
     for (const Row& row : Queries(block)) {
       std::vector<int>& changes = changes_.at(Index(row));
-      int64_t begin = work.chunk_begin * kChunk;
-      int64_t end = work.chunk_end * kChunk;
-      if (block.prefix == kNoPrefix) {
-        begin = std::max(begin, schedule_.VisibleBegin(block, row.query));
-        end = std::min(end, schedule_.VisibleEnd(block, row.query));
-      }
+      const int64_t begin = std::max(work.chunk_begin * kChunk,
+                                     schedule_.VisibleBegin(block, row.query));
+      const int64_t end = std::min(work.chunk_end * kChunk,
+                                   schedule_.VisibleEnd(block, row.query));
       if (begin >= end) continue;
       ++changes.at(static_cast<size_t>(begin));
       --changes.at(static_cast<size_t>(end));
@@ -251,7 +249,8 @@ void ExpectValid(const AttentionSchedule& schedule, const Request& request) {
   account.Expect();
 }
 
-// Each sequence in one of two groups, or in none, sharing as much as they can.
+// Puts each sequence into one of two groups, or into none. The members of a
+// group share as much as they can.
 void AddGroups(TestRng& rng, Request& r) {
   constexpr int64_t kChunk = AttentionSchedule::kChunkTokens;
   std::vector<int64_t> group_of;
@@ -345,7 +344,7 @@ TEST(AttentionScheduleTest, IsTheSameForTheSameArguments) {
             0);
   EXPECT_EQ(first->DebugString(), second->DebugString());
 
-  // And in another place.
+  // A copy in another storage is the same schedule.
   AttentionScheduleStorage c;
   const AttentionSchedule copy = first->CopyTo(c);
   a = AttentionScheduleStorage();
@@ -572,6 +571,11 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
     EXPECT_THAT(status.message(), HasSubstr(c.words));
     EXPECT_THAT(status.message(), HasSubstr("attention_schedule: "));
   }
+}
+
+TEST(AttentionScheduleTest, RefusesASpecAndTilesThatMakeNoSense) {
+  const AttentionSpec spec = ScheduleSpec(4, 2);
+  AttentionScheduleStorage storage;
   const struct {
     std::vector<uint8_t> causal;
     AttentionTiles tiles;
@@ -593,6 +597,16 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
     EXPECT_THAT(status.message(), HasSubstr(c.words));
   }
+  EXPECT_THAT(
+      AttentionSchedule::Build(AttentionSpec(), Lens(), Lens(), 1, storage)
+          .status()
+          .message(),
+      HasSubstr("attention_schedule: kv layout is empty"));
+}
+
+TEST(AttentionScheduleTest, RefusesPrefixesThatAreNotShared) {
+  const AttentionSpec spec = ScheduleSpec(4, 2);
+  AttentionScheduleStorage storage;
   const struct {
     std::vector<PrefixGroup> groups;
     std::vector<int32_t> members;
@@ -629,11 +643,6 @@ TEST(AttentionScheduleTest, RefusesLengthsThatMakeNoSense) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.words;
     EXPECT_THAT(status.message(), HasSubstr(c.words));
   }
-  EXPECT_THAT(
-      AttentionSchedule::Build(AttentionSpec(), Lens(), Lens(), 1, storage)
-          .status()
-          .message(),
-      HasSubstr("attention_schedule: kv layout is empty"));
 }
 
 }  // namespace

@@ -28,17 +28,20 @@ class Prefixes {
            absl::Span<const int64_t> kv_lens)
       : pages_(pages), q_lens_(q_lens), kv_lens_(kv_lens) {}
 
-  // Whole chunks that all queries of the sequence see.
+  // Whole chunks that all queries of the sequence see; 0 where its first page
+  // is missing, because missing pages are no shared ones.
   int64_t Tokens(int32_t sequence) const {
     const auto s = static_cast<size_t>(sequence);
-    return (kv_lens_[s] - q_lens_[s]) / kChunk * kChunk;
+    const int64_t tokens = (kv_lens_[s] - q_lens_[s]) / kChunk * kChunk;
+    return tokens > 0 && pages_.HasToken(sequence, 0) ? tokens : 0;
   }
   absl::Span<const int32_t> Pages(int32_t sequence) const {
     return pages_.Pages(sequence).first(
         static_cast<size_t>(DivCeil(Tokens(sequence), pages_.page_size())));
   }
-  // By the keys to share, a prefix before what it begins: by pages, then by how
-  // much of them is shared (less than all of a large page); then by number.
+  // The order of sequences by the keys to share, a prefix before what it
+  // begins: by pages, then by how much of them is shared (less than all of a
+  // large page), then by number.
   bool Before(int32_t a, int32_t b) const {
     const absl::Span<const int32_t> x = Pages(a), y = Pages(b);
     const auto [i, j] = std::mismatch(x.begin(), x.end(), y.begin(), y.end());

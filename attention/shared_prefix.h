@@ -65,8 +65,9 @@ class SharedPrefixes {
   // For causal sequences without a window. Only keys of earlier steps count,
   // the first kv_lens[s] - q_lens[s] of sequence s, because every query sees
   // those: a sequence that brings the prefix itself, in a first prefill, is in
-  // no group. InvalidArgument where
-  // PageTable::CheckKvLens refuses, or q_lens[s] is not in [0, kv_lens[s]].
+  // no group. A sequence whose first page is missing (kNoPage) is in none
+  // either. InvalidArgument where PageTable::CheckKvLens refuses, or q_lens[s]
+  // is not in [0, kv_lens[s]].
   // Deterministic: groups by their first member's pages, members of equal pages
   // by how much of them they can share, then by number. Cost: sorts the
   // sequences by their pages.
@@ -75,7 +76,7 @@ class SharedPrefixes {
                                              absl::Span<const int64_t> kv_lens,
                                              SharedPrefixStorage& storage);
 
-  // Each of two members or more, and of at least one chunk.
+  // Each group has two members or more, which share at least one chunk.
   absl::Span<const PrefixGroup> groups() const { return groups_; }
   absl::Span<const int32_t> members() const { return members_; }
   absl::Span<const int32_t> Members(const PrefixGroup& group) const {

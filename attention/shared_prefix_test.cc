@@ -68,6 +68,14 @@ TEST(SharedPrefixTest, GroupsSequencesWithTheSameFirstPages) {
   EXPECT_EQ(step.Find().saved_tokens(), 1024 + 512);
 }
 
+// Missing pages look alike, but are not the same pages.
+TEST(SharedPrefixTest, LeavesOutSequencesWithoutTheirFirstPages) {
+  const Pages missing(8, kNoPage);
+  Step step({Join({missing, PageRun(10, 4)}), Join({PageRun(20, 8), {1}}),
+             Join({missing, PageRun(10, 4)}), Join({PageRun(20, 8), {2}})});
+  EXPECT_EQ(step.Find().DebugString(), "tokens [0, 1024) of sequences 1 3\n");
+}
+
 TEST(SharedPrefixTest, ChoosesTheSetsThatSaveMost) {
   const Pages system = PageRun(10, 4);
   const Pages document = PageRun(20, 40), short_document = PageRun(20, 2);

@@ -33,7 +33,7 @@ class SoftmaxStateTest : public IsaTest {
     other_ = AlignedBuffer::Create(kRow * 4).value();
     query_ = AlignedBuffer::Create(64).value();
   }
-  // After the fixture has chosen the instruction set.
+  // To be called in a test, once the fixture has chosen the instruction set.
   PagedAttentionKernels Kernels() {
     const auto kernels =
         GetPagedAttentionKernels(DType::kF32, DType::kF32, DType::kF32);
@@ -170,7 +170,7 @@ TEST_P(SoftmaxStateTest, NanStaysNan) {
     SoftmaxState state;
     Softmax(kernels, row(), 21, &state);
     EXPECT_TRUE(std::isnan(state.sum)) << at;
-    // On either side of a merge.
+    // A merge keeps the NaN of either side.
     SoftmaxState other_state = {100, 1};
     kernels.merge(state, row(), 1, &other_state, other());
     EXPECT_TRUE(std::isnan(other_state.sum)) << at;

@@ -44,7 +44,7 @@ struct VarlenAttentionSpec {
   int64_t v_head_dim = 0;         // 0: head_dim
   DType dtype = DType::kF32;      // of q, k and v: kF32, kBF16 or kF16
   DType out_dtype = DType::kF32;  // the same choice
-  // As in AttentionSpec.
+  // These four mean what they mean in AttentionSpec.
   float scale = 0;
   int64_t window_left = kNoWindow;
   int64_t window_right = kNoWindow;

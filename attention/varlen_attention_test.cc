@@ -58,7 +58,7 @@ enum class Lay {
 
 class VarlenAttentionTest : public IsaTest {
  protected:
-  // All of one mask.
+  // Runs the batch, all of whose sequences have one mask.
   template <typename T, typename Out>
   Result<Out> Run(const Heads& heads, const std::vector<Sequence>& batch,
                   Lay lay = Lay::kApart, int workers = 1,
@@ -226,7 +226,8 @@ TEST_P(VarlenAttentionTest, CrossAttention) {
   ExpectBitsOfPaged<float, float>(heads, lengths, rng);
 }
 
-// As they come out of one projection, and on any number of workers.
+// q, k and v lie as they come out of one projection, and run on any number of
+// workers.
 TEST_P(VarlenAttentionTest, BitsDependNeitherOnStridesNorOnWorkers) {
   TestRng rng;
   Heads heads;
@@ -323,8 +324,9 @@ TEST(VarlenAttentionPlanTest, RefusesOffsets) {
   expect({0, 1}, {1, 2}, "varlen_attention: cu_kv does not begin with 0");
   expect({0, 4, 3}, {0, 4, 8}, "varlen_attention: cu_q[2]=3; need at least 4");
   expect({0, 5}, {0, 4}, "q_len=5");
+  const std::vector<int32_t> none = {0};
   EXPECT_TRUE(
-      plan.BuildSchedule({{0}}, {{0}}, VarlenMask::kCausal, 1, storage).ok());
+      plan.BuildSchedule(none, none, VarlenMask::kCausal, 1, storage).ok());
 }
 
 TEST(VarlenAttentionPlanTest, RefusesArguments) {

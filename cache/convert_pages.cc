@@ -42,7 +42,7 @@ void ConvertBlocks(const KvCacheView& from, const KvCacheView& to, int64_t page,
       CopyElement(from.K(page, head), a.KOffset(t, d), k, b.KOffset(t, d),
                   element);
     }
-    // From latent to latent: the first dims of the key once more.
+    // From latent to latent this writes the first dims of the key once more.
     for (int64_t d = 0; d < a.v_head_dim(); ++d) {
       CopyElement(from.V(page, head), a.VOffset(t, d), to.V(page, head),
                   b.VOffset(t, d), element);

@@ -21,7 +21,7 @@ absl::Status CheckHeadRows(absl::string_view op, absl::string_view name,
                            const AnyTensorView& view, DType dtype,
                            int64_t tokens, int64_t heads, int64_t head_dim);
 
-// The same, writable, and no two rows overlap.
+// Like CheckHeadRows, for a view that is written: no two rows overlap.
 absl::Status CheckHeadRowsOut(absl::string_view op, absl::string_view name,
                               const AnyTensorView& view, DType dtype,
                               int64_t tokens, int64_t heads, int64_t head_dim);
@@ -32,8 +32,8 @@ absl::Status CheckHeadRowsOut(absl::string_view op, absl::string_view name,
 // element's size.
 absl::Status CheckCache(absl::string_view op, const KvCacheView& cache);
 
-// The same, and no two of its blocks overlap: of keys, of values, and of the
-// scales that are written with them. Keys and values may be interleaved in one
+// Like CheckCache, and no two of the blocks overlap: of keys, of values, and of
+// the scales that are written with them. Keys and values may be interleaved in one
 // buffer in whichever way. Cost: for two kinds whose address ranges meet, one
 // step for each head where they have the same strides; one for each two heads
 // where head strides differ; and those for each page where page strides do.
@@ -46,7 +46,7 @@ absl::Status CheckApartFromCache(absl::string_view op, absl::string_view name,
                                  const AnyTensorView& view,
                                  const KvCacheView& cache);
 
-// From data() to row [token, head].
+// Bytes from data() to row [token, head].
 inline int64_t HeadRowOffsetBytes(const AnyTensorView& view, int64_t token,
                                   int64_t head) {
   return (token * view.stride(0) + head * view.stride(1)) *

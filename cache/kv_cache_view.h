@@ -46,7 +46,7 @@ class KvCacheView {
 
   // No pages.
   KvCacheView() = default;
-  // Without scales: see set_scales. In the latent form v is not looked at.
+  // A view without scales: see set_scales. In the latent form v is ignored.
   KvCacheView(const KvLayout& layout, int64_t num_pages, const Blocks& k,
               const Blocks& v)
       : layout_(layout),

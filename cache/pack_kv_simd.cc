@@ -16,8 +16,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr size_t kTokens = 16;
 constexpr size_t kBlockBytes = 16;
 
-// As many bytes as a group has in a cell of 4 bytes, at most; blocks of vectors
-// whose length is not a constant cannot be addressed one by one.
+// A vector of at most as many bytes as a group has in a cell of 4 bytes. Its
+// length is a constant, because blocks of other vectors cannot be addressed one
+// by one.
 template <typename T>
 using Tag =
     hn::FixedTag<T, HWY_MIN(kTokens,

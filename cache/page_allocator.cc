@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/cache/page_table.h"
 #include "quern/core/check.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
@@ -77,13 +78,16 @@ absl::Status PageAllocator::Fork(const std::vector<int32_t>& pages,
                            " pages; need none");
   }
   const auto forked = static_cast<size_t>(DivCeil(kv_len, page_size_));
-  for (size_t i = 0; i < forked; ++i) {
+  size_t missing = 0;
+  while (missing < forked && pages[missing] == kNoPage) ++missing;
+  for (size_t i = missing; i < forked; ++i) {
     if (holders(pages[i]) == 0) {
       return InvalidArgument(kOp, "pages[", i, "]=", pages[i],
                              " is not on loan; need pages that are");
     }
   }
-  for (size_t i = 0; i < forked; ++i) {
+  branch.assign(missing, kNoPage);
+  for (size_t i = missing; i < forked; ++i) {
     ++holders_[static_cast<size_t>(pages[i])];
     branch.push_back(pages[i]);
   }
@@ -98,8 +102,14 @@ absl::Status PageAllocator::GrowForWrite(int64_t begin, int64_t end,
   if (begin == end) return Grow(end, pages);
   const auto have = static_cast<int64_t>(pages.size());
   const int64_t need = DivCeil(end, page_size_);
+  const int64_t first = begin / page_size_;
+  if (first < have && pages[static_cast<size_t>(first)] == kNoPage) {
+    return InvalidArgument(kOp, "tokens [", begin, ", ", end, "): page ", first,
+                           " of the sequence is missing; need the pages of all "
+                           "tokens to be written");
+  }
   int64_t shared = 0;
-  for (int64_t i = begin / page_size_; i < std::min(have, need); ++i) {
+  for (int64_t i = first; i < std::min(have, need); ++i) {
     if (holders(pages[static_cast<size_t>(i)]) > 1) ++shared;
   }
   const int64_t missing = std::max(need - have, int64_t{0}) + shared;
@@ -110,7 +120,7 @@ absl::Status PageAllocator::GrowForWrite(int64_t begin, int64_t end,
                      " of them for shared ones; ", free_pages(), " of ",
                      num_pages_, " are free"));
   }
-  for (int64_t i = begin / page_size_; i < std::min(have, need); ++i) {
+  for (int64_t i = first; i < std::min(have, need); ++i) {
     int32_t& page = pages[static_cast<size_t>(i)];
     if (holders(page) <= 1) continue;
     const int32_t copy = Take();
@@ -121,9 +131,28 @@ absl::Status PageAllocator::GrowForWrite(int64_t begin, int64_t end,
   return Grow(end, pages);
 }
 
-void PageAllocator::Release(std::vector<int32_t>& pages) {
+int64_t PageAllocator::ReleaseFirst(int64_t count,
+                                    std::vector<int32_t>& pages) {
+  int64_t released = 0;
   // The last first, so that growing again gives the same order.
-  for (size_t i = pages.size(); i-- > 0;) GiveBack(pages[i]);
+  for (int64_t i = count - 1; i >= 0; --i) {
+    int32_t& page = pages[static_cast<size_t>(i)];
+    if (page == kNoPage) break;  // and so are all before it
+    GiveBack(page);
+    page = kNoPage;
+    ++released;
+  }
+  return released;
+}
+
+int64_t PageAllocator::ReleaseBefore(int64_t token,
+                                     std::vector<int32_t>& pages) {
+  return ReleaseFirst(
+      std::min(static_cast<int64_t>(pages.size()), token / page_size_), pages);
+}
+
+void PageAllocator::Release(std::vector<int32_t>& pages) {
+  ReleaseFirst(static_cast<int64_t>(pages.size()), pages);
   pages.clear();
 }
 

@@ -16,6 +16,16 @@
 //   allocator.GrowForWrite(kv_len, kv_len + 5, branch, copies);
 //   CopyPages(cache, cache, copies, executor);   // of every layer
 //   (write tokens [kv_len, kv_len + 5) of the branch)
+//
+// Where all layers of the cache have a window, a sequence gives back the pages
+// that its window has left. After a step that ended with kv_len tokens, the
+// next query stands at position kv_len and sees nothing before kv_len -
+// window_left:
+//
+//   allocator.ReleaseBefore(kv_len - window_left, pages);
+//
+// The pages before are kNoPage then (see cache/page_table.h): missing. Grow,
+// GrowForWrite, Fork and Release go on working.
 
 #include <cstdint>
 #include <vector>
@@ -55,7 +65,8 @@ class PageAllocator {
   // Appends to `branch`, which is empty, the pages of the first kv_len tokens
   // of `pages`: both hold them now. InvalidArgument, and nothing changed, if
   // `branch` is not empty, `pages` hold fewer tokens, or one of these pages is
-  // not on loan.
+  // not on loan. Pages that are missing from `pages` are missing from the
+  // branch.
   absl::Status Fork(const std::vector<int32_t>& pages, int64_t kv_len,
                     std::vector<int32_t>& branch);
 
@@ -64,13 +75,21 @@ class PageAllocator {
   // before `begin` lie in it as well, its copy is appended to `copies`: to be
   // done before anything else is written. ResourceExhausted, and nothing
   // changed, if too few pages are free; InvalidArgument unless
-  // 0 <= begin <= end.
+  // 0 <= begin <= end, and where a page to be written is missing.
   absl::Status GrowForWrite(int64_t begin, int64_t end,
                             std::vector<int32_t>& pages,
                             std::vector<PageCopy>& copies);
 
-  // Gives all of `pages` back and empties it. They must be on loan: giving a
-  // page back more often than it was lent and forked breaks a QUERN_CHECK.
+  // Gives back the pages of `pages` whose tokens all lie before `token`, and
+  // puts kNoPage in their places, so that later tokens stay where they are.
+  // Returns how many it gave back: 0 if the window has left no further page, or
+  // if token <= 0. Another holder keeps its pages. Cost: linear in the pages
+  // given back.
+  int64_t ReleaseBefore(int64_t token, std::vector<int32_t>& pages);
+
+  // Gives all of `pages` back, those that are not missing, and empties it. They
+  // must be on loan: giving a page back more often than it was lent and forked
+  // breaks a QUERN_CHECK.
   void Release(std::vector<int32_t>& pages);
 
   // Sequences that hold `page`; 0 if it is free.
@@ -83,6 +102,8 @@ class PageAllocator {
   PageAllocator(int64_t num_pages, int64_t page_size);
   int32_t Take();
   void GiveBack(int32_t page);
+  // Gives back the first `count` pages of `pages` that are not missing.
+  int64_t ReleaseFirst(int64_t count, std::vector<int32_t>& pages);
 
   int64_t num_pages_;
   int64_t page_size_;

@@ -1,5 +1,6 @@
 #include "quern/cache/page_allocator.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -9,6 +10,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "quern/cache/page_table.h"
 #include "quern/testing/data.h"
 #include "quern/testing/no_alloc.h"
 
@@ -154,7 +156,7 @@ TEST(PageAllocatorTest, ChangesNothingWhereItRefusesToFork) {
     EXPECT_THAT(b, IsEmpty());
     EXPECT_EQ(allocator.holders(0), 1);
   }
-  // Only those that the branch holds matter.
+  // Only the pages that the branch holds must be on loan.
   ASSERT_TRUE(allocator.Fork({0, 3}, 16, b).ok());
   allocator.Release(b);
   ASSERT_TRUE(allocator.Fork(a, 40, b).ok());
@@ -175,7 +177,47 @@ TEST(PageAllocatorTest, ChangesNothingWhereItRefusesToFork) {
               HasSubstr("end=1; need end >= 2"));
 }
 
+TEST(PageAllocatorTest, TakesBackPagesThatAWindowHasLeft) {
+  PageAllocator allocator = PageAllocator::Create(6, 16).value();
+  std::vector<int32_t> a, b;
+  std::vector<PageCopy> copies;
+  ASSERT_TRUE(allocator.Grow(80, a).ok());
+  EXPECT_EQ(allocator.ReleaseBefore(-40, a), 0);
+  EXPECT_EQ(allocator.ReleaseBefore(15, a), 0);
+  EXPECT_THAT(a, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_EQ(allocator.ReleaseBefore(16, a), 1);
+  EXPECT_THAT(a, ElementsAre(kNoPage, 1, 2, 3, 4));
+  EXPECT_EQ(allocator.ReleaseBefore(63, a), 2);
+  EXPECT_EQ(allocator.ReleaseBefore(63, a), 0);
+  EXPECT_THAT(a, ElementsAre(kNoPage, kNoPage, kNoPage, 3, 4));
+  EXPECT_EQ(allocator.free_pages(), 4);
+  // The sequence grows on, into pages that it had before.
+  ASSERT_TRUE(allocator.Grow(81, a).ok());
+  EXPECT_THAT(a, ElementsAre(kNoPage, kNoPage, kNoPage, 3, 4, 1));
+  // A branch lacks what its origin lacks, and holds the rest.
+  ASSERT_TRUE(allocator.Fork(a, 81, b).ok());
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(allocator.holders(3), 2);
+  EXPECT_EQ(allocator.ReleaseBefore(64, b), 1);
+  EXPECT_EQ(allocator.holders(3), 1);
+  ASSERT_TRUE(allocator.GrowForWrite(81, 82, b, copies).ok());
+  EXPECT_THAT(b, ElementsAre(kNoPage, kNoPage, kNoPage, kNoPage, 4, 2));
+  EXPECT_THAT(copies, ElementsAre(PageCopy{1, 2}));
+  const absl::Status status = allocator.GrowForWrite(63, 82, b, copies);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(),
+              HasSubstr("tokens [63, 82): page 3 of the sequence is missing"));
+  // Beyond the end: all pages.
+  EXPECT_EQ(allocator.ReleaseBefore(1000, b), 2);
+  allocator.Release(a);
+  allocator.Release(b);
+  EXPECT_THAT(a, IsEmpty());
+  EXPECT_THAT(b, IsEmpty());
+  EXPECT_EQ(allocator.free_pages(), 6);
+}
+
 // Forks at random; a page that is written has one holder, and content follows.
+// Now and then a window leaves the first tokens of a sequence.
 TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
   TestRng rng;
   constexpr int64_t kPages = 60, kPageSize = 4;
@@ -183,6 +225,7 @@ TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
   struct Sequence {
     std::vector<int32_t> pages;
     std::vector<uint64_t> tokens;
+    size_t first = 0;  // tokens before it may be gone
   };
   std::vector<Sequence> sequences(6);
   std::vector<uint64_t> memory(kPages * kPageSize);
@@ -192,6 +235,12 @@ TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
     if (choice == 0) {
       allocator.Release(s.pages);
       s.tokens.clear();
+      s.first = 0;
+    } else if (choice == 2) {
+      s.first = static_cast<size_t>(
+          rng.Integer(static_cast<int64_t>(s.first),
+                      static_cast<int64_t>(s.tokens.size())));
+      allocator.ReleaseBefore(static_cast<int64_t>(s.first), s.pages);
     } else if (choice == 1 && s.pages.empty()) {
       const Sequence& from = sequences[static_cast<size_t>(rng.Integer(0, 5))];
       const int64_t kv_len =
@@ -199,6 +248,7 @@ TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
       if (&from == &s) continue;
       ASSERT_TRUE(allocator.Fork(from.pages, kv_len, s.pages).ok());
       s.tokens.assign(from.tokens.begin(), from.tokens.begin() + kv_len);
+      s.first = std::min(from.first, s.tokens.size());
     } else {
       const auto begin = static_cast<int64_t>(s.tokens.size());
       const int64_t end = begin + rng.Integer(0, 6);
@@ -218,7 +268,7 @@ TEST(PageAllocatorTest, KeepsTheTokensOfEveryBranch) {
       }
     }
     for (const Sequence& each : sequences) {
-      for (size_t t = 0; t < each.tokens.size(); ++t) {
+      for (size_t t = each.first; t < each.tokens.size(); ++t) {
         const auto page = static_cast<size_t>(each.pages.at(t / kPageSize));
         ASSERT_EQ(memory.at(page * kPageSize + t % kPageSize), each.tokens[t]);
       }

@@ -38,6 +38,7 @@ absl::StatusOr<PageTable> PageTable::Build(absl::Span<const int64_t> indptr,
   if (indptr[0] != 0) {
     return InvalidArgument(kOp, "indptr[0]=", indptr[0], "; need 0");
   }
+  bool has_missing_pages = false;
   for (size_t s = 0; s + 1 < indptr.size(); ++s) {
     if (indptr[s + 1] < indptr[s] || indptr[s + 1] > SizeOf(page_ids.size())) {
       return InvalidArgument(kOp, "sequence ", s, ": indptr[", s + 1,
@@ -45,15 +46,22 @@ absl::StatusOr<PageTable> PageTable::Build(absl::Span<const int64_t> indptr,
                              " <= indptr <= ", page_ids.size(),
                              ", the number of page ids");
     }
-    for (int64_t i = indptr[s]; i < indptr[s + 1]; ++i) {
+    int64_t i = indptr[s];
+    for (; i < indptr[s + 1]; ++i) {
+      if (page_ids[static_cast<size_t>(i)] != kNoPage) break;
+      has_missing_pages = true;
+    }
+    for (; i < indptr[s + 1]; ++i) {
       const int32_t page = page_ids[static_cast<size_t>(i)];
       if (page < 0 || page >= num_pages) {
-        return InvalidArgument(kOp, "sequence ", s, ": page_ids[", i,
-                               "]=", page, "; need 0 <= page < ", num_pages);
+        return InvalidArgument(
+            kOp, "sequence ", s, ": page_ids[", i, "]=", page,
+            "; need 0 <= page < ", num_pages, ", or ", kNoPage,
+            " for pages before the first one that the sequence has");
       }
     }
   }
-  return PageTable(indptr, page_ids, page_size, num_pages);
+  return PageTable(indptr, page_ids, page_size, num_pages, has_missing_pages);
 }
 
 absl::Status PageTable::CheckKvLens(absl::Span<const int64_t> kv_lens) const {
@@ -84,6 +92,13 @@ absl::Status PageTable::SlotMapping(absl::Span<const int64_t> q_lens,
       return InvalidArgument(kOp, "sequence ", s, ": q_len=", q_lens[s],
                              "; need 0 <= q_len <= ", kv_lens[s],
                              ", its kv_len");
+    }
+    const int64_t first = kv_lens[s] - q_lens[s];
+    if (q_lens[s] > 0 && !HasToken(static_cast<int64_t>(s), first)) {
+      return InvalidArgument(kOp, "sequence ", s, ": its new token ", first,
+                             " lies in page ", first / page_size_,
+                             " of the sequence, which is missing; need the "
+                             "pages of all new tokens");
     }
     tokens += q_lens[s];
   }

@@ -7,8 +7,14 @@
 //   token t of s lies in slot  page_ids[indptr[s] + t / page_size] * page_size
 //                              + t % page_size
 //
-// One table serves every layer of a model. Pages may be shared by sequences
-// and in any order; slots beyond a sequence's last token are never read.
+// One table serves all layers that keep the same tokens. Pages may be shared by
+// sequences and in any order; slots beyond a sequence's last token are never
+// read.
+//
+// The first pages of a sequence may be missing: kNoPage stands in their place
+// where a window has left their tokens and PageAllocator::ReleaseBefore gave
+// the pages back. Layers with a window then have a table of their own, beside
+// that of the layers which see all tokens. The tokens keep their numbers.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +27,9 @@
 
 namespace quern {
 
+// Stands in a table for a page that was given back.
+inline constexpr int32_t kNoPage = -1;
+
 // A borrowed, validated table: the arrays outlive it and do not change.
 class PageTable {
  public:
@@ -28,8 +37,9 @@ class PageTable {
   PageTable() = default;
 
   // indptr[sequences + 1], ascending from 0 to at most page_ids.size(); page
-  // ids in [0, num_pages). InvalidArgument names the sequence and the value.
-  // Cost: one pass over both. Allocates nothing.
+  // ids in [0, num_pages), or kNoPage before the first page that a sequence
+  // has. InvalidArgument names the sequence and the value. Cost: one pass over
+  // both. Allocates nothing.
   static absl::StatusOr<PageTable> Build(absl::Span<const int64_t> indptr,
                                          absl::Span<const int32_t> page_ids,
                                          int64_t page_size, int64_t num_pages);
@@ -46,12 +56,19 @@ class PageTable {
     return page_ids_.subspan(static_cast<size_t>(indptr_[s]),
                              static_cast<size_t>(indptr_[s + 1] - indptr_[s]));
   }
-  // Tokens that the pages of `sequence` can hold.
+  // Whether the page of this token is there: 0 <= token < Capacity(sequence).
+  // If it is, so are the pages of all later tokens.
+  bool HasToken(int64_t sequence, int64_t token) const {
+    return Pages(sequence)[static_cast<size_t>(token / page_size_)] != kNoPage;
+  }
+  // Whether any page of any sequence is missing.
+  bool has_missing_pages() const { return has_missing_pages_; }
+  // Tokens that the pages of `sequence` can hold, missing pages included.
   int64_t Capacity(int64_t sequence) const {
     const auto s = static_cast<size_t>(sequence);
     return (indptr_[s + 1] - indptr_[s]) * page_size_;
   }
-  // 0 <= token < Capacity(sequence).
+  // 0 <= token < Capacity(sequence), and the page of the token is there.
   int64_t Slot(int64_t sequence, int64_t token) const {
     const auto page = static_cast<size_t>(token / page_size_);
     return Pages(sequence)[page] * page_size_ + token % page_size_;
@@ -64,7 +81,8 @@ class PageTable {
   // The slots of the last q_lens[s] of kv_lens[s] tokens, sequence by sequence:
   // where a step writes its new keys and values. Writes all of `slots`, whose
   // size must be the sum of q_lens. InvalidArgument also where CheckKvLens
-  // refuses, or q_lens[s] is not in [0, kv_lens[s]].
+  // refuses, q_lens[s] is not in [0, kv_lens[s]], or a new token's page is
+  // missing.
   absl::Status SlotMapping(absl::Span<const int64_t> q_lens,
                            absl::Span<const int64_t> kv_lens,
                            absl::Span<int64_t> slots) const;
@@ -72,16 +90,18 @@ class PageTable {
  private:
   PageTable(absl::Span<const int64_t> indptr,
             absl::Span<const int32_t> page_ids, int64_t page_size,
-            int64_t num_pages)
+            int64_t num_pages, bool has_missing_pages)
       : indptr_(indptr),
         page_ids_(page_ids),
         page_size_(page_size),
-        num_pages_(num_pages) {}
+        num_pages_(num_pages),
+        has_missing_pages_(has_missing_pages) {}
 
   absl::Span<const int64_t> indptr_;
   absl::Span<const int32_t> page_ids_;
   int64_t page_size_ = 0;
   int64_t num_pages_ = 0;
+  bool has_missing_pages_ = false;
 };
 
 // The arrays of a table, filled sequence by sequence and kept from step to
@@ -104,7 +124,8 @@ struct PageTableStorage {
   // kv_lens[s] tokens. What lies beyond those is padding and is not read.
   // InvalidArgument, and nothing changed, if kv_lens has another size, a length
   // is negative or its pages are more than a row has, page_size < 1, or strides
-  // are negative. Page ids are checked by Build.
+  // are negative. Page ids are checked by Build; kNoPage stands for a missing
+  // page here as well.
   absl::Status SetPadded(MatrixView<const int32_t> table,
                          absl::Span<const int64_t> kv_lens, int64_t page_size);
   absl::StatusOr<PageTable> Build(int64_t page_size, int64_t num_pages) const {

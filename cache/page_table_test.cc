@@ -95,7 +95,18 @@ TEST(PageTableTest, RefusesWhatIsNoTable) {
        16,
        4,
        "sequence 1: page_ids[1]=4; need 0 <= page < 4"},
-      {{0, 1}, {-1}, 16, 4, "sequence 0: page_ids[0]=-1"},
+      {{0, 1}, {-2}, 16, 4, "sequence 0: page_ids[0]=-2"},
+      {{0, 2},
+       {3, kNoPage},
+       16,
+       4,
+       "sequence 0: page_ids[1]=-1; need 0 <= page < 4, or -1 for pages "
+       "before the first one that the sequence has"},
+      {{0, 2, 5},
+       {kNoPage, 3, kNoPage, 1, kNoPage},
+       16,
+       4,
+       "sequence 1: page_ids[4]=-1"},
       {{0}, {}, 0, 4, "page_size=0"},
       {{0}, {}, kBig, 4, "page_size=1099511627776"},
       {{0}, {}, 16, -1, "num_pages=-1"},
@@ -106,6 +117,35 @@ TEST(PageTableTest, RefusesWhatIsNoTable) {
         PageTable::Build(c.indptr, c.ids, c.page_size, c.num_pages).status(),
         c.words);
   }
+}
+
+TEST(PageTableTest, FirstPagesMayBeMissing) {
+  const std::vector<int64_t> indptr = {0, 1, 4, 6};
+  const std::vector<int32_t> ids = {0, kNoPage, kNoPage, 2, kNoPage, kNoPage};
+  const PageTable table = PageTable::Build(indptr, ids, 4, 3).value();
+  EXPECT_TRUE(table.has_missing_pages());
+  EXPECT_TRUE(table.HasToken(0, 0));
+  EXPECT_FALSE(table.HasToken(1, 0));
+  EXPECT_FALSE(table.HasToken(1, 7));
+  EXPECT_TRUE(table.HasToken(1, 8));
+  EXPECT_FALSE(table.HasToken(2, 7));
+  EXPECT_EQ(table.Capacity(1), 12);
+  EXPECT_EQ(table.Slot(1, 9), 9);
+  EXPECT_TRUE(table.CheckKvLens({4, 12, 8}).ok());
+
+  std::vector<int64_t> slots(3, -7);
+  const absl::Status status =
+      table.SlotMapping({1, 2, 0}, {4, 10, 8}, absl::MakeSpan(slots));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(slots, ElementsAre(3, 8, 9));
+  ExpectRefused(
+      table.SlotMapping({0, 3, 0}, {4, 10, 8}, absl::MakeSpan(slots)),
+      "sequence 1: its new token 7 lies in page 1 of the sequence, which is "
+      "missing; need the pages of all new tokens");
+
+  const PageTable whole = PageTable::Build({0, 1}, {0}, 4, 3).value();
+  EXPECT_FALSE(whole.has_missing_pages());
+  EXPECT_FALSE(PageTable().has_missing_pages());
 }
 
 TEST(PageTableTest, RefusesLengthsThatThePagesDoNotHold) {

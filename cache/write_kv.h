@@ -83,7 +83,7 @@ struct WriteKvArgs {
   absl::Span<const int64_t> slots;  // [tokens], see PageTable::SlotMapping
   KvCacheView cache;
 
-  // With a rotation only.
+  // These are read with a rotation only.
   absl::Span<const int64_t> positions;  // [tokens]
   MatrixView<const float> cos;          // [max_positions, rot_dim / 2]
   MatrixView<const float> sin;          // the same

@@ -31,7 +31,7 @@ struct WriteKvKernels {
   void (*encode)(const void* const* from, const void* const* ahead, size_t rows,
                  size_t count, const float* inverse, uint8_t* to,
                  size_t to_stride);
-  // The same from f32.
+  // Like `encode`, from rows of f32.
   void (*encode_f32)(const void* const* from, const void* const* ahead,
                      size_t rows, size_t count, const float* inverse,
                      uint8_t* to, size_t to_stride);

@@ -50,7 +50,7 @@ class WriteKvTest : public IsaTest {
     EXPECT_TRUE(RanOn(run.Run(executor)));
   }
 
-  // Both forms, all dims and slots.
+  // Writes in both forms, with all dims and slots.
   template <typename From, typename To>
   void ExpectAllShapesWritten(const std::vector<From>& choices,
                               KvScaling scaling = KvScaling::kNone) {
