@@ -28,7 +28,7 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// NaN stays.
+// max(x, kExpLowest); NaN for NaN.
 template <class D>
 HWY_INLINE hn::Vec<D> AtLeastExpLowest(D d, hn::Vec<D> x) {
   const auto lowest = hn::Set(d, kExpLowest);
@@ -39,7 +39,8 @@ HWY_INLINE hn::Vec<D> AtLeastExpLowest(D d, hn::Vec<D> x) {
 #endif
 }
 
-// -min(|w|, -kExpLowest); unspecified but no NaN, or NaN, for NaN.
+// -min(|w|, -kExpLowest). A NaN gives NaN, or an unspecified number with
+// 512-bit vectors.
 template <class D>
 HWY_INLINE hn::Vec<D> ExpArgument(D d, hn::Vec<D> w) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3

@@ -14,7 +14,7 @@
 
 namespace quern {
 
-// In the `want` of CheckInput and CheckOutput: any extent.
+// Stands for any extent in the `want` of CheckInput and CheckOutput.
 inline constexpr int64_t kAnyExtent = -1;
 
 // `dtype` is one of `choices`, else Unimplemented: "op: field is f16; need f32
@@ -22,7 +22,8 @@ inline constexpr int64_t kAnyExtent = -1;
 absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
                           DType dtype, absl::Span<const DType> choices);
 
-// Without elements: an extent is 0, or there is no view (rank 0).
+// Whether the view has no elements: an extent is 0, or there is no view (rank
+// 0).
 bool IsEmpty(const AnyTensorView& view);
 
 // `view` has this dtype, rank and extents, last stride 1, no negative stride,
@@ -33,7 +34,7 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want);
 
-// The same, writable, and no two elements in one place.
+// Like CheckInput, for a view that is written: no two elements in one place.
 absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want);

@@ -70,7 +70,8 @@ class Communicator {
                         const ColumnShards& shards) noexcept {
     Gather(shard, out, shards, kEveryRank);
   }
-  // The same, but only rank `root` gets out; the others' is not used.
+  // Like AllGatherColumns, but only rank `root` gets `out`; that of other ranks is
+  // not used.
   void GatherColumnsToRoot(const AnyTensorView& shard, const AnyTensorView& out,
                            const ColumnShards& shards, int root = 0) noexcept {
     Gather(shard, out, shards, root);
@@ -81,7 +82,8 @@ class Communicator {
     Gather(Bytes(in, bytes), Bytes(out, bytes * size()),
            {bytes * size(), bytes}, kEveryRank);
   }
-  // The same, but only rank `root` gets out; the others' may be null.
+  // Like AllGather, but only rank `root` gets `out`; that of other ranks may be
+  // null.
   void GatherToRoot(const void* in, void* out, int64_t bytes,
                     int root = 0) noexcept {
     Gather(Bytes(in, bytes), Bytes(out, bytes * size()),

@@ -126,7 +126,8 @@ std::unique_ptr<HwyExecutor> MakeHwy(int workers) {
 
 TEST(HwyExecutorTest, RunsTasksOnAllWorkersAtOnce) {
   const auto executor = MakeHwy(3);
-  // Each task waits for the others: ends only if three threads run them.
+  // Each task waits for the others, so this ends only if three threads run
+  // them.
   std::atomic<int> arrived{0};
   std::vector<std::thread::id> threads(3);
   std::vector<int> workers(3, -1);

@@ -100,7 +100,7 @@ HWY_INLINE hn::Vec512<float> ExpByTable(hn::Vec512<float> x) {
   const auto r = hn::NegMulAdd(k, hn::Set(d, 0.693147182f), x);
   const auto s = hn::Add(r, hn::Set(d, 1.00002204f));
   const auto q = hn::MulAdd(s, s, hn::Set(d, 0.99997062f));
-  // Rounds its second argument down.
+  // The instruction rounds its second argument down.
   return hn::Vec512<float>{_mm512_scalef_ps(hn::Mul(q, power).raw, k.raw)};
 }
 #endif

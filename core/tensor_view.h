@@ -149,7 +149,7 @@ class AnyTensorView {
         rank_(rank),
         extents_(extents),
         strides_(strides) {}
-  // The same, writable.
+  // A view that may be written through.
   AnyTensorView(DType dtype, void* data, int rank, const Dims& extents,
                 const Dims& strides)
       : AnyTensorView(dtype, static_cast<const void*>(data), rank, extents,

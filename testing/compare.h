@@ -185,8 +185,9 @@ testing::AssertionResult AllEqual(const A& actual, const E& expected) {
       });
 }
 
-// The same bits: tells -0 from +0 and one NaN from another. For results that
-// must not depend on the number of threads, and for data that is only moved.
+// Whether the bits are the same, which tells -0 from +0 and one NaN from
+// another. For results that must not depend on the number of threads, and for
+// data that is only moved.
 template <typename A, typename E>
 testing::AssertionResult AllBitsEqual(const A& actual, const E& expected) {
   return compare_internal::Compare(

@@ -43,8 +43,8 @@ std::vector<T> SmallIntegers(Rng& rng, int64_t count, int64_t lo, int64_t hi) {
   return v;
 }
 
-// Here and not in each test: sanitizers compile tests without optimisation, and
-// the loops above are half of what some of them do.
+// Instances are compiled here and not in each test, because sanitizers compile
+// tests without optimisation, and the loops above are half of what some do.
 #define QUERN_INSTANTIATE(T)                                              \
   template std::vector<T> RoundedTo<T>(const std::vector<double>&);       \
   template std::vector<double> ToDoubles<T>(const std::vector<T>&);       \

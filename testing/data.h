@@ -39,12 +39,13 @@ class Rng {
     return z ^ (z >> 31);
   }
 
-  // In [lo, hi).
+  // A number in [lo, hi).
   double Uniform(double lo, double hi) {
     return lo + (hi - lo) * std::ldexp(static_cast<double>(Next() >> 11), -53);
   }
 
-  // In [lo, hi], both included. Off from even by at most (hi - lo) / 2^64.
+  // An integer in [lo, hi], both included; the chances of any two differ by at
+  // most (hi - lo) / 2^64.
   int64_t Integer(int64_t lo, int64_t hi) {
     const uint64_t range =
         static_cast<uint64_t>(hi) - static_cast<uint64_t>(lo);

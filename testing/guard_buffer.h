@@ -156,7 +156,7 @@ class StridedMatrix {
         buffer_(rows == 0 ? 0 : (rows - 1) * stride + cols, edge, shift) {
     QUERN_CHECK(rows >= 0 && cols >= 0 && stride >= cols);
   }
-  // From dense values, row by row.
+  // Takes its elements from dense values, row by row.
   StridedMatrix(const std::vector<T>& values, int64_t rows, int64_t cols,
                 int64_t stride, Edge edge = Edge::kEnd, int64_t shift = 0)
       : StridedMatrix(rows, cols, stride, edge, shift) {

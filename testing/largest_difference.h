@@ -83,7 +83,7 @@ double LargestDifferenceOf(const std::vector<A>& actual,
                              absl::MakeConstSpan(expected));
 }
 
-// Rows, which may have different lengths.
+// The largest difference of two lists of rows, which may differ in length.
 template <typename A, typename E>
 double LargestDifferenceOf(const std::vector<std::vector<A>>& actual,
                            const std::vector<std::vector<E>>& expected) {

@@ -40,7 +40,8 @@ inline double ReferenceXielu(double x, double alpha_p, double alpha_n,
   return (std::expm1(std::min(x, eps)) - x) * alpha_n + beta * x;
 }
 
-// Both halves of the product.
+// g * sigmoid(alpha * g) * (u + 1), where g = min(gate, limit) and u is up,
+// limited to [-limit, limit].
 inline double ReferenceSwigluOai(double gate, double up, double alpha,
                                  double limit) {
   const double g = std::min(gate, limit);

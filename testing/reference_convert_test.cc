@@ -46,8 +46,9 @@ TYPED_TEST(StorageTest, EveryCodeComesBack) {
   }
 }
 
-// By search over the neighbours instead of arithmetic: of two adjacent codes,
-// everything below the middle goes down, above it up, the middle to the even.
+// Compares with the neighbours instead of arithmetic: between two adjacent
+// codes, everything below the middle goes down, above it up, the middle to the
+// even one.
 TYPED_TEST(StorageTest, RoundsToTheNearestAndTiesToEven) {
   constexpr FloatFormat f = FormatOf<TypeParam>();
   for (uint32_t code = 0; code < f.max_finite(); ++code) {

@@ -16,7 +16,7 @@ inline void ExpectRefusal(const absl::Status& status, absl::StatusCode code,
       << status << "\nlacks: " << words;
 }
 
-// The same, of InvalidArgument.
+// Expects InvalidArgument with these words.
 inline void ExpectRefusal(const absl::Status& status,
                           const std::string& words) {
   ExpectRefusal(status, absl::StatusCode::kInvalidArgument, words);
