@@ -33,10 +33,11 @@ absl::Status CheckHeadRowsOut(absl::string_view op, absl::string_view name,
 absl::Status CheckCache(absl::string_view op, const KvCacheView& cache);
 
 // Like CheckCache, and no two of the blocks overlap: of keys, of values, and of
-// the scales that are written with them. Keys and values may be interleaved in one
-// buffer in whichever way. Cost: for two kinds whose address ranges meet, one
-// step for each head where they have the same strides; one for each two heads
-// where head strides differ; and those for each page where page strides do.
+// the scales that are written with them. Keys and values may be interleaved in
+// one buffer in whichever way. Cost: for two kinds whose address ranges meet,
+// one step for each head where they have the same strides; one for each two
+// heads where head strides differ; and those for each page where page strides
+// do.
 absl::Status CheckCacheOut(absl::string_view op, const KvCacheView& cache);
 
 // `view` lies outside the bytes from the first to the last of the keys, and of

@@ -70,8 +70,8 @@ class Communicator {
                         const ColumnShards& shards) noexcept {
     Gather(shard, out, shards, kEveryRank);
   }
-  // Like AllGatherColumns, but only rank `root` gets `out`; that of other ranks is
-  // not used.
+  // Like AllGatherColumns, but only rank `root` gets `out`; that of other ranks
+  // is not used.
   void GatherColumnsToRoot(const AnyTensorView& shard, const AnyTensorView& out,
                            const ColumnShards& shards, int root = 0) noexcept {
     Gather(shard, out, shards, root);
