@@ -119,7 +119,7 @@ void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
     if (tokens >= kGroup) return;
     std::memcpy(v, of->v[i], static_cast<size_t>(v_count * element));
   } else {
-    // The last one stands in for those that are missing.
+    // The row of the last token stands in for tokens that the sequence lacks.
     const uint8_t* k_rows[kGroupTokens];
     const uint8_t* v_rows[kGroupTokens];
     for (int64_t t = 0; t < kGroup; ++t) {

@@ -107,8 +107,8 @@ struct PagedAttentionKernels {
   // A group of values that are the first v_head_dim dims of a group of keys;
   // v_head_dim is a multiple of 4.
   void (*stage_latent_v)(const uint8_t* k, size_t v_head_dim, uint8_t* to);
-  // Zeros for the tokens of a group of values outside `keep`. Here and below
-  // after widening.
+  // Writes zeros to the tokens of a group of values outside `keep`. mask_v and
+  // finite_v take values that have been widened.
   void (*mask_v)(TokenRange keep, size_t v_head_dim, uint8_t* group);
   // Whether no value of the group is infinite or NaN.
   bool (*finite_v)(const uint8_t* from, size_t v_head_dim);

@@ -512,7 +512,8 @@ TEST(AttentionScheduleTest, TakesTheLongestSequencesAndTheMostWorkers) {
   EXPECT_LE(makespan.work, 1.1 * makespan.ideal);
 }
 
-// A window hides the first keys of a prefix from some queries.
+// Groups are ignored with a window, because it hides the first keys of a prefix
+// from some queries.
 TEST(AttentionScheduleTest, IgnoresPrefixesWhereThereIsAWindow) {
   AttentionScheduleStorage storage, plain_storage;
   Request request = {ScheduleSpec(4, 2), {1, 2}, {600, 514}, {}, {},

@@ -18,7 +18,7 @@ class NumberWindow {
  public:
   static constexpr int64_t kSize = int64_t{1} << 17;  // 16 KiB
 
-  // Empties the set and moves it.
+  // Empties the set and moves its window of numbers.
   void Reset(int64_t begin) {
     begin_ = begin;
     bits_.fill(0);

@@ -93,7 +93,7 @@ class KvLayout {
   // Elements of a stored key: head_dim, rounded up to pairs.
   int64_t k_row() const { return (head_dim_ + pair_ - 1) / pair_ * pair_; }
 
-  // Elements from the start of a block to one of them.
+  // Offsets of an element from the start of its block, in elements.
   int64_t KOffset(int64_t token, int64_t dim) const {
     if (form_ == KvForm::kPlain) return token * head_dim_ + dim;
     return token / kGroupTokens * kGroupTokens * k_row() +

@@ -84,7 +84,7 @@ KvWriter::KvWriter(const WriteKvSpec& spec, const WriteKvKernels& kernels,
 void KvWriter::WriteSide(const Run& run, int64_t head, bool value) const {
   const AnyTensorView& from = value ? args_.v : args_.k;
   const auto* data = static_cast<const uint8_t*>(from.data());
-  // In the latent form both are parts of the key.
+  // In the latent form k and v are two parts of the key.
   const bool latent = layout_.form() == KvForm::kLatent;
   Side side;
   side.rotated = !value && spec_.rotation != KvRotation::kNone;

@@ -162,7 +162,8 @@ TEST_P(WriteKvTest, FindsTheScaleOfEachTokenAndHead) {
   ExpectAllShapesWritten<float, Float8E5M2>(Finite<float>(), kOwn);
 }
 
-// A row that holds one means NaN, all of it; zero and tiny rows have a scale.
+// All of a row that holds a NaN or an infinity means NaN; zero and tiny rows
+// have a scale.
 TEST_P(WriteKvTest, GivesRowsOfNoOrdinaryNumberTheirScale) {
   WriteKvCase c;
   c.scaling = KvScaling::kPerTokenHead;

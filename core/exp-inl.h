@@ -16,7 +16,7 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Below this both results are at their limits, 0 and -1, in f32.
+// Below this argument e^x and e^x - 1 are at their limits, 0 and -1, in f32.
 constexpr float kExpLowest = -128.0f;
 
 // m * 2^k for whole k in [-185, 0]; NaN for NaN.

@@ -26,9 +26,9 @@
 namespace quern {
 namespace {
 
-// Whether so many threads can live at once. Asked before a pool is made: where
-// one of its threads cannot start, its constructor unwinds past the others,
-// which ends the process and cannot be caught.
+// Whether so many threads can live at once. This is asked before a pool is
+// made, because the constructor of a pool whose thread cannot start unwinds
+// past the other threads, which ends the process and cannot be caught.
 bool CanStart(int threads) {
   std::mutex mutex;
   std::condition_variable wake;
