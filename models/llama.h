@@ -51,6 +51,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
@@ -88,6 +89,9 @@ struct LlamaOptions {
   // is written, unless another process has meanwhile. Empty: matrices are
   // packed to memory each time.
   std::string packed_path = {};
+  // The ranks that hold the model together, see above; borrowed, it outlives
+  // the model and its states. Null: this process has all of it.
+  Communicator* communicator = nullptr;
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
   // Elements read between two calls of `progress`, at least a row.
@@ -118,6 +122,12 @@ class LlamaModel {
   const std::string& weights() const;
   // Bytes of the packed matrices and of the embedding table.
   int64_t weight_bytes() const;
+  // Ranks that hold the model, and which of them this is.
+  int ranks() const;
+  int rank() const;
+  // Bytes of sums and of gathered logits that a rank contributes for one token
+  // whose logits are wanted; 0 with one rank.
+  int64_t rank_bytes_per_token() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
   const char* target() const;
   // What runs: the instruction set, the matrices' kernels for 1 and 256 rows.

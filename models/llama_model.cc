@@ -133,6 +133,9 @@ const LlamaConfig& LlamaModel::config() const { return impl_->config; }
 int64_t LlamaModel::context() const { return impl_->context; }
 const std::string& LlamaModel::weights() const { return impl_->weights; }
 int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
+int LlamaModel::ranks() const { return 1; }
+int LlamaModel::rank() const { return 0; }
+int64_t LlamaModel::rank_bytes_per_token() const { return 0; }
 const char* LlamaModel::target() const { return impl_->norm->target(); }
 
 std::string LlamaModel::Explain() const {
