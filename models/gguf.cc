@@ -160,41 +160,61 @@ absl::Status GgufFile::ReadAt(int64_t offset, int64_t bytes, void* out) const {
   return absl::OkStatus();
 }
 
-absl::Status GgufFile::CheckRows(const GgufTensor& tensor, int64_t first_row,
-                                 int64_t count, int64_t each,
-                                 absl::string_view what) const {
-  const int64_t rows = count / each;
-  if (count % each == 0 && first_row >= 0 && rows <= tensor.rows() &&
-      first_row <= tensor.rows() - rows) {
-    return absl::OkStatus();
+absl::Status GgufFile::CheckPart(const GgufTensor& tensor, const GgufPart& part,
+                                 size_t size, bool in_bytes) const {
+  const int64_t block = BlockOf(tensor.type).elements;
+  const bool inside = part.row >= 0 && part.rows >= 0 &&
+                      part.row <= tensor.rows() - part.rows && part.col >= 0 &&
+                      part.cols >= 0 && part.col <= tensor.cols() - part.cols;
+  if (inside && part.col % block == 0 && part.cols % block == 0) {
+    const int64_t want =
+        in_bytes ? PartBytes(tensor, part) : part.rows * part.cols;
+    if (static_cast<int64_t>(size) == want) return absl::OkStatus();
   }
-  return InvalidArgument(kOp, "tensor ", Quoted(tensor.name), ": ", count, " ",
-                         what, " from row ", first_row, "; need whole rows of ",
-                         each, " within ", tensor.rows());
+  return InvalidArgument(kOp, "tensor ", Quoted(tensor.name), ": ", part.rows,
+                         " rows from ", part.row, ", columns ", part.col,
+                         " to ", part.col + part.cols, ", into ", size,
+                         " elements or bytes; need a part of ", tensor.rows(),
+                         " rows and ", tensor.cols(), " columns in blocks of ",
+                         block, ", and room for it alone");
+}
+
+template <typename Out>
+absl::Status GgufFile::ReadPartTo(const GgufTensor& tensor,
+                                  const GgufPart& part,
+                                  absl::Span<Out> out) const {
+  QUERN_RETURN_IF_ERROR(CheckPart(tensor, part, out.size(), false));
+  const BlockSize block = BlockOf(tensor.type);
+  const bool whole = part.cols == tensor.cols();  // rows follow one another
+  const int64_t runs = whole ? 1 : part.rows;
+  const int64_t elements = whole ? part.rows * part.cols : part.cols;
+  // Whole blocks, about 64 KiB: stays in L1/L2 between pread and conversion.
+  constexpr int64_t kChunkElements = 1 << 15;
+  std::string chunk;
+  Out* to = out.data();
+  for (int64_t run = 0; run < runs; ++run) {
+    int64_t offset = tensor.offset + (part.row + run) * tensor.row_bytes() +
+                     part.col / block.elements * block.bytes;
+    for (int64_t done = 0; done < elements; done += kChunkElements) {
+      const int64_t now = std::min(kChunkElements, elements - done);
+      const int64_t bytes = now / block.elements * block.bytes;
+      chunk.resize(static_cast<size_t>(bytes));
+      QUERN_RETURN_IF_ERROR(ReadAt(offset, bytes, &chunk[0]));
+      Convert(tensor.type, reinterpret_cast<const uint8_t*>(chunk.data()), now,
+              to);
+      offset += bytes;
+      to += now;
+    }
+  }
+  return absl::OkStatus();
 }
 
 template <typename Out>
 absl::Status GgufFile::ReadRowsTo(const GgufTensor& tensor, int64_t first_row,
                                   absl::Span<Out> out) const {
   const auto elements = static_cast<int64_t>(out.size());
-  QUERN_RETURN_IF_ERROR(
-      CheckRows(tensor, first_row, elements, tensor.cols(), "elements"));
-  const BlockSize block = BlockOf(tensor.type);
-  // Whole blocks, about 64 KiB: stays in L1/L2 between pread and conversion.
-  constexpr int64_t kChunkElements = 1 << 15;
-  std::string chunk;
-  int64_t offset =
-      tensor.offset + first_row * tensor.cols() / block.elements * block.bytes;
-  for (int64_t done = 0; done < elements; done += kChunkElements) {
-    const int64_t now = std::min(kChunkElements, elements - done);
-    const int64_t bytes = now / block.elements * block.bytes;
-    chunk.resize(static_cast<size_t>(bytes));
-    QUERN_RETURN_IF_ERROR(ReadAt(offset, bytes, &chunk[0]));
-    Convert(tensor.type, reinterpret_cast<const uint8_t*>(chunk.data()), now,
-            out.data() + done);
-    offset += bytes;
-  }
-  return absl::OkStatus();
+  return ReadPartTo(
+      tensor, {first_row, elements / tensor.cols(), 0, tensor.cols()}, out);
 }
 
 absl::Status GgufFile::ReadRows(const GgufTensor& tensor, int64_t first_row,
@@ -205,14 +225,31 @@ absl::Status GgufFile::ReadRows(const GgufTensor& tensor, int64_t first_row,
                                 absl::Span<BFloat16> out) const {
   return ReadRowsTo(tensor, first_row, out);
 }
+absl::Status GgufFile::ReadPart(const GgufTensor& tensor, const GgufPart& part,
+                                absl::Span<float> out) const {
+  return ReadPartTo(tensor, part, out);
+}
+absl::Status GgufFile::ReadPart(const GgufTensor& tensor, const GgufPart& part,
+                                absl::Span<BFloat16> out) const {
+  return ReadPartTo(tensor, part, out);
+}
 
-absl::Status GgufFile::ReadBytes(const GgufTensor& tensor, int64_t first_row,
-                                 absl::Span<uint8_t> out) const {
-  const auto bytes = static_cast<int64_t>(out.size());
-  QUERN_RETURN_IF_ERROR(
-      CheckRows(tensor, first_row, bytes, tensor.row_bytes(), "bytes"));
-  return ReadAt(tensor.offset + first_row * tensor.row_bytes(), bytes,
-                out.data());
+absl::Status GgufFile::ReadPartBytes(const GgufTensor& tensor,
+                                     const GgufPart& part,
+                                     absl::Span<uint8_t> out) const {
+  QUERN_RETURN_IF_ERROR(CheckPart(tensor, part, out.size(), true));
+  const BlockSize block = BlockOf(tensor.type);
+  const bool whole = part.cols == tensor.cols();
+  const int64_t runs = whole ? 1 : part.rows;
+  const int64_t bytes =
+      static_cast<int64_t>(out.size()) / std::max<int64_t>(runs, 1);
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t offset = tensor.offset +
+                           (part.row + run) * tensor.row_bytes() +
+                           part.col / block.elements * block.bytes;
+    QUERN_RETURN_IF_ERROR(ReadAt(offset, bytes, out.data() + run * bytes));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quern

@@ -81,6 +81,12 @@ struct GgufTensor {
   int64_t row_bytes() const { return bytes / rows(); }
 };
 
+// Rows [row, row + rows) of a tensor, of each the columns [col, col + cols).
+struct GgufPart {
+  int64_t row = 0, rows = 0;
+  int64_t col = 0, cols = 0;
+};
+
 class GgufFile {
  public:
   static constexpr int64_t kQ8Block = 32;
@@ -136,10 +142,20 @@ class GgufFile {
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
                         absl::Span<BFloat16> out) const;
 
-  // Rows [first_row, first_row + out.size() / row_bytes()) as they stand in the
-  // file. DataLoss if the file ends too early.
-  absl::Status ReadBytes(const GgufTensor& tensor, int64_t first_row,
-                         absl::Span<uint8_t> out) const;
+  // The same for a part of a tensor, row after row. Nothing else of the file is
+  // read. InvalidArgument unless out holds rows * cols elements, the part lies
+  // in the tensor, and its columns begin and end where blocks do.
+  absl::Status ReadPart(const GgufTensor& tensor, const GgufPart& part,
+                        absl::Span<float> out) const;
+  absl::Status ReadPart(const GgufTensor& tensor, const GgufPart& part,
+                        absl::Span<BFloat16> out) const;
+
+  // A part as it stands in the file, PartBytes of it.
+  absl::Status ReadPartBytes(const GgufTensor& tensor, const GgufPart& part,
+                             absl::Span<uint8_t> out) const;
+  static int64_t PartBytes(const GgufTensor& tensor, const GgufPart& part) {
+    return part.rows * part.cols * tensor.row_bytes() / tensor.cols();
+  }
 
  private:
   class Cursor;
@@ -163,15 +179,16 @@ class GgufFile {
   }
   // Describe() without the tensors, which may not be known yet.
   std::string DescribeKeys() const;
-  // Whether rows [first_row, first_row + count / each) of `tensor` exist, and
-  // `count`, of `what`, is a whole number of them.
-  absl::Status CheckRows(const GgufTensor& tensor, int64_t first_row,
-                         int64_t count, int64_t each,
-                         absl::string_view what) const;
+  // Whether the part exists, and takes `size` elements, or else bytes.
+  absl::Status CheckPart(const GgufTensor& tensor, const GgufPart& part,
+                         size_t size, bool in_bytes) const;
   // Copies the file's [offset, offset + bytes).
   absl::Status ReadAt(int64_t offset, int64_t bytes, void* out) const;
   template <typename Out>
   absl::Status ReadRowsTo(const GgufTensor& tensor, int64_t first_row,
+                          absl::Span<Out> out) const;
+  template <typename Out>
+  absl::Status ReadPartTo(const GgufTensor& tensor, const GgufPart& part,
                           absl::Span<Out> out) const;
   absl::StatusOr<Value> Find(absl::string_view key, GgufValueType type) const;
   absl::StatusOr<Value> FindArray(absl::string_view key,

@@ -37,7 +37,10 @@ bool Exercise(const uint8_t* data, size_t size) {
   for (const GgufTensor& tensor : file->tensors()) {
     total += tensor.bytes;
     std::vector<uint8_t> raw(static_cast<size_t>(tensor.bytes));
-    EXPECT_TRUE(file->ReadBytes(tensor, 0, absl::MakeSpan(raw)).ok());
+    EXPECT_TRUE(file->ReadPartBytes(tensor,
+                                    {0, tensor.rows(), 0, tensor.cols()},
+                                    absl::MakeSpan(raw))
+                    .ok());
     // Q8_0 has the most elements for a byte: fewer than one.
     EXPECT_LE(tensor.elements, tensor.bytes);
     std::vector<float> values(static_cast<size_t>(tensor.elements));

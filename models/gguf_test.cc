@@ -167,20 +167,44 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
     }
     std::vector<uint8_t> raw(4);
     const GgufTensor& f16 = **file.FindTensor("f16");
-    ASSERT_TRUE(file.ReadBytes(f16, 0, absl::MakeSpan(raw)).ok());
+    ASSERT_TRUE(
+        file.ReadPartBytes(f16, {0, 1, 0, 2}, absl::MakeSpan(raw)).ok());
     EXPECT_THAT(raw, ElementsAre(0x00, 0x3c, 0x00, 0xc1));
-    raw.pop_back();
-    EXPECT_EQ(file.ReadBytes(f16, 0, absl::MakeSpan(raw)).message(),
-              "gguf: tensor 'f16': 3 bytes from row 0; need whole rows of 4 "
-              "within 1");
+    raw.resize(2);
+    ASSERT_TRUE(
+        file.ReadPartBytes(f16, {0, 1, 1, 1}, absl::MakeSpan(raw)).ok());
+    EXPECT_THAT(raw, ElementsAre(0x00, 0xc1));
 
     std::vector<float> row(3);
     const GgufTensor& f32 = **file.FindTensor("f32");
     ASSERT_TRUE(file.ReadRows(f32, 1, absl::MakeSpan(row)).ok());
     EXPECT_THAT(row, ElementsAre(4, 5, 6));
     EXPECT_EQ(file.ReadRows(f32, 2, absl::MakeSpan(row)).message(),
-              "gguf: tensor 'f32': 3 elements from row 2; need whole rows of 3 "
-              "within 2");
+              "gguf: tensor 'f32': 1 rows from 2, columns 0 to 3, into 3 "
+              "elements or bytes; need a part of 2 rows and 3 columns in "
+              "blocks of 1, and room for it alone");
+    row.resize(4);
+    ASSERT_TRUE(file.ReadPart(f32, {0, 2, 1, 2}, absl::MakeSpan(row)).ok());
+    EXPECT_THAT(row, ElementsAre(2, 3, 5, 6));
+    std::vector<BFloat16> half(32);
+    const GgufTensor& blocks = **file.FindTensor("q8_0");
+    ASSERT_TRUE(
+        file.ReadPart(blocks, {1, 1, 0, 32}, absl::MakeSpan(half)).ok());
+    for (size_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(half[i].bits, q8_bf16[32 + i].bits) << i;
+    }
+    // Outside in each direction, and within a block.
+    row.resize(32);
+    for (const GgufPart& part :
+         {GgufPart{-1, 1, 0, 32}, GgufPart{2, 1, 0, 32},
+          GgufPart{0, 1, -32, 32}, GgufPart{0, 1, 32, 32},
+          GgufPart{0, 2, 16, 16}, GgufPart{0, 2, 0, 16}, GgufPart{0, 2, 0, 32},
+          GgufPart{0, -1, 0, -32}, GgufPart{0, int64_t{1} << 62, 0, 32}}) {
+      EXPECT_EQ(file.ReadPart(blocks, part, absl::MakeSpan(row)).code(),
+                absl::StatusCode::kInvalidArgument)
+          << part.row << ' ' << part.rows << ' ' << part.col << ' '
+          << part.cols;
+    }
     row.resize(2);
     EXPECT_FALSE(file.ReadRows(f32, 0, absl::MakeSpan(row)).ok());
   }

@@ -144,8 +144,8 @@ struct LlamaStateSpec {
   int64_t max_sequences = 1;
   int64_t max_step_tokens = 512;  // of one Forward, all sequences together
   // Tokens that the cache holds, all sequences together; 0: max_sequences
-  // times the model's context. Local layers keep what their window has left
-  // behind, too.
+  // times the model's context. Local layers, which have a cache of their own,
+  // need less of it: what their window has left is given back.
   int64_t cache_tokens = 0;
   int64_t page_size = 32;
   // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Of one byte: with a scale for
@@ -187,6 +187,11 @@ class LlamaState {
   absl::StatusOr<int32_t> NewSequence();
   // Gives its pages back. InvalidArgument if there is no such sequence.
   absl::Status EndSequence(int32_t sequence);
+  // A new sequence that begins with all tokens of `sequence`, whose pages both
+  // hold: no token is computed again, and a step with both reads their keys
+  // once. InvalidArgument if there is no such sequence; ResourceExhausted as
+  // NewSequence.
+  absl::StatusOr<int32_t> Fork(int32_t sequence);
   // Tokens so far; -1 if there is no such sequence.
   int64_t length(int32_t sequence) const;
 
@@ -208,6 +213,11 @@ class LlamaState {
   // Bytes of the cache, scales included.
   int64_t cache_bytes() const;
   int64_t cache_bytes_per_token() const;  // all layers
+  // Tokens that new pages have room for, in the layers that have the least.
+  int64_t free_tokens() const;
+  // Keys of each head that the last Forward did not read again, because
+  // sequences of it share them.
+  int64_t shared_tokens() const;
   // "bf16 dot" or "f32 fma": what queries meet keys in.
   const char* attention_arithmetic() const;
   // Bytes of all buffers but the cache.

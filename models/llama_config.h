@@ -15,9 +15,29 @@
 
 namespace quern {
 
+// What a model may have that a plain Llama does not, and tensors that a file
+// may leave out.
+enum class ModelPart : uint8_t {
+  kQkvBias,       // q, k and v have biases
+  kHeadNorms,     // each head of q and k: rms_norm, before RoPE
+  kPostNorms,     // what is added to the residual stream: rms_norm, before
+  kSoftCaps,      // of attention's scores and of logits
+  kLocalLayers,   // layers 0, 2, 4 ... see no more than a window
+  kOutputMatrix,  // output.weight; without it the embedding serves twice
+  kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
+};
+constexpr uint32_t Bit(ModelPart part) {
+  return uint32_t{1} << static_cast<uint8_t>(part);
+}
+
 struct LlamaConfig {
-  std::string architecture;  // "llama", "qwen2", "qwen3" or "gemma2"
+  // The bound of every dimension: far above any model, and low enough that
+  // products of two fit in int64.
+  static constexpr int64_t kMaxDim = int64_t{1} << 28;
+
+  std::string architecture;  // one of models/architecture.h
   std::string name;          // general.name, or ""
+  uint32_t parts = 0;        // ModelPart bits
 
   int64_t vocab = 0;    // rows of token_embd.weight
   int64_t context = 0;  // positions that the model was made for
@@ -27,18 +47,15 @@ struct LlamaConfig {
   int64_t q_heads = 0;  // a multiple of kv_heads
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t rope_dim = 0;  // even, <= head_dim
-  double rope_base = 10000;
+  int64_t value_dim = 0;  // head_dim
+  int64_t rope_dim = 0;   // even, <= head_dim
+  float rope_base = 10000;
   float norm_eps = 0;
   // What the rotary frequencies are divided by, rope_dim / 2 finite numbers
-  // above 0, as Llama 3.1 and later has them; empty for none.
+  // above 0; empty for none.
   std::vector<double> rope_factors;
 
-  // What an architecture adds to Llama, or does differently.
   RotaryStyle rope_style = RotaryStyle::kPairs;
-  bool qkv_bias = false;    // q, k and v have one
-  bool head_norms = false;  // each head of q and k: rms_norm, before RoPE
-  bool post_norms = false;  // what is added to x: rms_norm, before it is
   LinearActivation activation = LinearActivation::kSiluAndMul;
   float embedding_scale = 1;  // x = scale * embedding[token]
   float attention_scale = 0;  // of q k; 0: 1 / sqrt(head_dim)
@@ -48,6 +65,8 @@ struct LlamaConfig {
   // local.
   int64_t window = 0;
 
+  bool Has(ModelPart part) const { return HasAll(Bit(part)); }
+  bool HasAll(uint32_t bits) const { return (parts & bits) == bits; }
   bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
 
   int64_t q_cols() const { return q_heads * head_dim; }
@@ -62,11 +81,6 @@ struct LlamaConfig {
   // small multiple of the file's header, of rope_freqs.weight and of a layer.
   static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
 };
-
-// Whether the file has an output.weight; else token_embd.weight serves twice.
-inline bool HasOutputWeight(const GgufFile& file) {
-  return file.HasTensor("output.weight");
-}
 
 }  // namespace quern
 

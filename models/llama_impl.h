@@ -8,34 +8,30 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear.h"
+#include "quern/models/layer.h"
 #include "quern/models/llama.h"
 #include "quern/models/llama_config.h"
+#include "quern/models/llama_loader.h"
+#include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/embedding/vocab_embedding.h"
 #include "quern/ops/logits/logits.h"
 #include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/parallel/vocab_parallel_embedding.h"
 #include "quern/ops/rope/rotary_embedding.h"
 
 namespace quern {
 
-struct LlamaLayer {
-  AlignedBuffer attn_norm;       // f32[hidden]
-  LinearPlan qkv;                // hidden -> q_cols + 2 kv_cols
-  AlignedBuffer q_norm, k_norm;  // f32[head_dim], with head_norms
-  LinearPlan attn_out;           // q_cols -> hidden
-  AlignedBuffer post_attn_norm;  // f32[hidden], with post_norms
-  AlignedBuffer ffn_norm;        // f32[hidden]
-  LinearPlan gate_up;            // hidden -> ffn: act(gate) * up
-  LinearPlan down;               // ffn -> hidden
-  AlignedBuffer post_ffn_norm;   // f32[hidden], with post_norms
-};
-
 struct LlamaModel::Impl {
   LlamaConfig config;
+  ModelShard shard;
+  SelfCommunicator self;
+  Communicator* communicator = &self;
   int64_t context = 0;
   DType dtype = DType::kF32;  // of the rows that matrices multiply
   DType embedding_dtype = DType::kF32;
@@ -43,22 +39,30 @@ struct LlamaModel::Impl {
   int64_t weight_bytes = 0;
 
   std::optional<PackedFile> packed;  // what matrices lie in, if they do
-  AlignedBuffer embedding;           // embedding_dtype[vocab, hidden]
-  std::vector<LlamaLayer> layers;
-  AlignedBuffer output_norm;  // f32[hidden]
-  std::optional<LinearPlan> output;
+  AlignedBuffer embedding;  // embedding_dtype[rows of this rank, hidden]
+  std::vector<DecoderLayer> layers;
+  AlignedBuffer output_norm;         // f32[hidden]
+  std::optional<LinearPlan> output;  // of this rank's columns
 
-  std::optional<VocabEmbeddingPlan> embed;
+  std::optional<VocabParallelEmbeddingPlan> embed;
   std::optional<RmsNormPlan> norm;
-  std::optional<RmsNormPlan> head_norm;  // with head_norms
-  std::optional<RmsNormPlan> post_norm;  // with post_norms
+  std::optional<RmsNormPlan> head_norm;  // with kHeadNorms
+  std::optional<RmsNormPlan> post_norm;  // with kPostNorms
   std::optional<RotaryEmbeddingPlan> rope;
   std::optional<LogitsPlan> logits;
-};
 
-// A dense view of bytes whose type is a value. `data` may be null if a
-// dimension is 0.
-AnyTensorView DenseAny(DType dtype, void* data, int64_t rows, int64_t cols);
+  // Whether the layers' sums are made apart from the residual stream.
+  bool branches() const { return NeedsBranch(config, shard); }
+  // The pool of a layer's keys and values: local layers have one of their own.
+  static constexpr int64_t kFullPool = 0, kLocalPool = 1;
+  int64_t PoolOf(int64_t layer) const {
+    return config.IsLocal(layer) ? kLocalPool : kFullPool;
+  }
+  int64_t LayersIn(int64_t pool) const;
+
+  absl::Status MakeOperators();
+  absl::Status LoadLayers(LlamaLoader& loader);
+};
 
 }  // namespace quern
 

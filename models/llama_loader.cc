@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
@@ -23,11 +25,12 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/models/architecture.h"
 #include "quern/models/byte_limit.h"
 #include "quern/models/gguf.h"
 #include "quern/models/llama.h"
 #include "quern/models/llama_config.h"
-#include "quern/models/llama_impl.h"
+#include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/quant/int8_quantize.h"
 
@@ -35,11 +38,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "llama";
-
-std::string LayerTensor(int64_t layer, absl::string_view part,
-                        absl::string_view kind = "weight") {
-  return absl::StrCat("blk.", layer, ".", part, ".", kind);
-}
 
 // For a person to read, in the words of the options and of the file.
 absl::string_view FormOf(WeightFormat format) {
@@ -84,32 +82,57 @@ double FileBytes(GgufTensorType type, double elements) {
 }  // namespace
 
 LlamaLoader::LlamaLoader(const GgufFile& file, const LlamaConfig& config,
-                         const LlamaOptions& options, Executor& executor)
+                         const ModelShard& shard, const LlamaOptions& options,
+                         Executor& executor)
     : file_(file),
       config_(config),
+      shard_(shard),
       options_(options),
       executor_(executor),
-      rows_dtype_(RowsOf(file, options.weights)) {
-  for (const GgufTensor& tensor : file.tensors()) total_ += tensor.bytes;
+      rows_dtype_(RowsOf()) {
+  const absl::Status counted =
+      ForEachTensor(config, [this](const TensorEntry& entry, int64_t layer) {
+        total_ += GgufFile::PartBytes(TensorIn(entry.id, layer),
+                                      shard_.PartOf(entry));
+        return absl::OkStatus();
+      });
+  QUERN_CHECK(counted.ok());
+}
+
+int64_t LlamaLoader::BlockOf(const GgufFile& file) {
+  for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.type == GgufTensorType::kQ8_0) return GgufFile::kQ8Block;
+  }
+  return 1;
+}
+
+const GgufTensor& LlamaLoader::TensorIn(TensorId id, int64_t layer) const {
+  return **file_.FindTensor(TensorName(id, layer));
 }
 
 // bf16 where all that the rows meet has no more bits than that, else f32. Not
 // f16, whose range sums of a model may leave.
-DType LlamaLoader::RowsOf(const GgufFile& file, LlamaWeights weights) {
-  if (weights == LlamaWeights::kBF16 || weights == LlamaWeights::kInt8) {
+DType LlamaLoader::RowsOf() const {
+  if (options_.weights == LlamaWeights::kBF16 ||
+      options_.weights == LlamaWeights::kInt8) {
     return DType::kBF16;
   }
-  if (weights == LlamaWeights::kF32) return DType::kF32;
-  for (const GgufTensor& tensor : file.tensors()) {
-    const bool narrow = tensor.type == GgufTensorType::kBF16 ||
-                        tensor.type == GgufTensorType::kQ8_0;
-    if (tensor.rows() > 1 && !narrow) return DType::kF32;  // not a norm
-  }
-  return DType::kBF16;
+  if (options_.weights == LlamaWeights::kF32) return DType::kF32;
+  bool narrow = true;
+  const absl::Status looked = ForEachTensor(
+      config_, [&, this](const TensorEntry& entry, int64_t layer) {
+        const GgufTensorType type = TensorIn(entry.id, layer).type;
+        narrow =
+            narrow && (!entry.is_matrix() || type == GgufTensorType::kBF16 ||
+                       type == GgufTensorType::kQ8_0);
+        return absl::OkStatus();
+      });
+  QUERN_CHECK(looked.ok());
+  return narrow ? DType::kBF16 : DType::kF32;
 }
 
 DType LlamaLoader::embedding_dtype() const {
-  const WeightFormat format = FormatOf({"token_embd.weight"});
+  const WeightFormat format = FormatOf({{TensorId::kEmbedding}});
   return format == WeightFormat::kI8Channel || format == WeightFormat::kI8Group
              ? rows_dtype_
              : ReadType(format);
@@ -123,8 +146,7 @@ std::string LlamaLoader::Forms() const {
   return absl::StrJoin(names, " and ");
 }
 
-WeightFormat LlamaLoader::FormatOf(
-    const std::vector<std::string>& names) const {
+WeightFormat LlamaLoader::FormatOf(const MatrixParts& parts) const {
   switch (options_.weights) {
     case LlamaWeights::kBF16:
       return WeightFormat::kBF16;
@@ -135,10 +157,10 @@ WeightFormat LlamaLoader::FormatOf(
     case LlamaWeights::kAsInFile:
       break;
   }
-  const GgufTensorType type = (*file_.FindTensor(names[0]))->type;
-  for (const std::string& name : names) {
+  const GgufTensorType type = TensorIn(parts.rows[0], parts.layer).type;
+  for (const TensorId id : parts.rows) {
     // f32 holds each of the types exactly.
-    if ((*file_.FindTensor(name))->type != type) return WeightFormat::kF32;
+    if (TensorIn(id, parts.layer).type != type) return WeightFormat::kF32;
   }
   switch (type) {
     case GgufTensorType::kF32:
@@ -153,75 +175,78 @@ WeightFormat LlamaLoader::FormatOf(
   return WeightFormat::kF32;
 }
 
-LlamaLoader::Parts LlamaLoader::QkvParts(int64_t layer) const {
-  Parts parts;
-  for (const char* part : {"attn_q", "attn_k", "attn_v"}) {
-    parts.names.push_back(LayerTensor(layer, part));
-    if (config_.qkv_bias) {
-      parts.biases.push_back(LayerTensor(layer, part, "bias"));
-    }
+MatrixParts LlamaLoader::QkvParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kAttnQ, TensorId::kAttnK, TensorId::kAttnV};
+  parts.layer = layer;
+  if (config_.Has(ModelPart::kQkvBias)) {
+    parts.biases = {TensorId::kAttnQBias, TensorId::kAttnKBias,
+                    TensorId::kAttnVBias};
   }
-  parts.n = config_.q_cols() + 2 * config_.kv_cols();
+  parts.n = shard_.qkv_cols();
   parts.k = config_.hidden;
   return parts;
 }
 
-LlamaLoader::Parts LlamaLoader::AttnOutParts(int64_t layer) const {
-  return {{LayerTensor(layer, "attn_output")},
-          config_.hidden,
-          config_.q_cols(),
-          {},
-          DType::kF32,
-          LinearActivation::kNone,
-          !config_.post_norms};
+MatrixParts LlamaLoader::IntoStream(TensorId id, int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {id};
+  parts.layer = layer;
+  parts.n = config_.hidden;
+  parts.k = shard_.Count(TensorOf(id).cols);
+  parts.residual = !NeedsBranch(config_, shard_);
+  return parts;
 }
 
-LlamaLoader::Parts LlamaLoader::GateUpParts(int64_t layer) const {
-  return {{LayerTensor(layer, "ffn_gate"), LayerTensor(layer, "ffn_up")},
-          2 * config_.ffn,
-          config_.hidden,
-          {},
-          rows_dtype_,
-          config_.activation};
+MatrixParts LlamaLoader::AttnOutParts(int64_t layer) const {
+  return IntoStream(TensorId::kAttnOutput, layer);
 }
 
-LlamaLoader::Parts LlamaLoader::DownParts(int64_t layer) const {
-  return {{LayerTensor(layer, "ffn_down")},
-          config_.hidden,
-          config_.ffn,
-          {},
-          DType::kF32,
-          LinearActivation::kNone,
-          !config_.post_norms};
+MatrixParts LlamaLoader::DownParts(int64_t layer) const {
+  return IntoStream(TensorId::kFfnDown, layer);
 }
 
-LlamaLoader::Parts LlamaLoader::OutputParts() const {
-  return {{HasOutputWeight(file_) ? "output.weight" : "token_embd.weight"},
-          config_.vocab,
-          config_.hidden};
+MatrixParts LlamaLoader::GateUpParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kFfnGate, TensorId::kFfnUp};
+  parts.layer = layer;
+  parts.n = 2 * shard_.Count(Extent::kFfn);
+  parts.k = config_.hidden;
+  parts.y = rows_dtype_;
+  parts.activation = config_.activation;
+  return parts;
 }
 
-LinearWeightsSpec LlamaLoader::WeightsOf(const Parts& parts) const {
+MatrixParts LlamaLoader::OutputParts() const {
+  MatrixParts parts;
+  parts.rows = {config_.Has(ModelPart::kOutputMatrix) ? TensorId::kOutput
+                                                      : TensorId::kEmbedding};
+  parts.n = shard_.Count(Extent::kVocab);
+  parts.k = config_.hidden;
+  return parts;
+}
+
+LinearWeightsSpec LlamaLoader::WeightsOf(const MatrixParts& parts) const {
   LinearWeightsSpec spec;
   spec.n = parts.n;
   spec.k = parts.k;
-  spec.format = FormatOf(parts.names);
+  spec.format = FormatOf(parts);
   spec.gated = IsGated(parts.activation);
   spec.group_size = GgufFile::kQ8Block;
   return spec;
 }
 
-double LlamaLoader::PackedBytes(const Parts& parts) const {
+double LlamaLoader::PackedBytes(const MatrixParts& parts) const {
   const auto bytes = LinearWeights::MaxPackedBytes(WeightsOf(parts));
   // A shape that cannot be packed takes more than there is.
   if (!bytes.ok()) return std::numeric_limits<double>::infinity();
   return static_cast<double>(*bytes);
 }
 
-double LlamaLoader::UnpackedBytes(const Parts& parts) const {
+double LlamaLoader::UnpackedBytes(const MatrixParts& parts) const {
   const double elements =
       static_cast<double>(parts.n) * static_cast<double>(parts.k);
-  const WeightFormat format = FormatOf(parts.names);
+  const WeightFormat format = FormatOf(parts);
   if (format == WeightFormat::kI8Group)
     return FileBytes(GgufTensorType::kQ8_0, elements);
   const double codes = format == WeightFormat::kI8Channel ? elements : 0;
@@ -235,7 +260,7 @@ absl::Status LlamaLoader::CheckBytes(int64_t context) const {
   // The bytes of all matrices, and what the largest takes while it is being
   // packed. They are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
-  const auto add = [&](const Parts& parts) {
+  const auto add = [&](const MatrixParts& parts) {
     matrices += PackedBytes(parts);
     largest = std::max(largest, UnpackedBytes(parts));
   };
@@ -246,7 +271,7 @@ absl::Status LlamaLoader::CheckBytes(int64_t context) const {
     add(DownParts(layer));
   }
   add(OutputParts());
-  const double embedding = static_cast<double>(c.vocab) *
+  const double embedding = static_cast<double>(shard_.vocab().width) *
                            static_cast<double>(c.hidden) *
                            static_cast<double>(SizeOf(embedding_dtype()));
   // Norms are in f32, and fewer than six of the widest.
@@ -266,58 +291,71 @@ absl::Status LlamaLoader::CheckBytes(int64_t context) const {
       c.rope_dim, limit.Need()));
 }
 
+int64_t LlamaLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
+  const GgufPart part = shard_.PartOf(TensorOf(id));
+  return dtype == DType::kU8
+             ? GgufFile::PartBytes(TensorIn(id, layer), part)
+             : part.rows * part.cols * static_cast<int64_t>(SizeOf(dtype));
+}
+
 absl::StatusOr<AlignedBuffer> LlamaLoader::Read(
-    const std::vector<std::string>& names, DType dtype) {
-  const auto bytes_of = [&](const GgufTensor& tensor) {
-    return dtype == DType::kU8
-               ? tensor.bytes
-               : tensor.elements * static_cast<int64_t>(SizeOf(dtype));
-  };
+    const std::vector<TensorId>& ids, int64_t layer, DType dtype) {
   int64_t bytes = 0;
-  for (const std::string& name : names) {
-    QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_.FindTensor(name));
-    bytes += bytes_of(*tensor);
-  }
+  for (const TensorId id : ids) bytes += BytesOf(id, layer, dtype);
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Create(bytes));
-  int64_t begin = 0;
-  for (const std::string& name : names) {
-    QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_.FindTensor(name));
-    QUERN_RETURN_IF_ERROR(ReadTensor(*tensor, dtype, buffer.data() + begin));
-    begin += bytes_of(*tensor);
+  uint8_t* out = buffer.data();
+  for (const TensorId id : ids) {
+    QUERN_RETURN_IF_ERROR(ReadTensor(id, layer, dtype, out));
+    out += BytesOf(id, layer, dtype);
   }
   return buffer;
 }
 
+absl::StatusOr<AlignedBuffer> LlamaLoader::Embedding() {
+  const DType dtype = embedding_dtype();
+  const int64_t row_bytes =
+      config_.hidden * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = shard_.vocab().width * row_bytes;
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Create(bytes));
+  QUERN_RETURN_IF_ERROR(
+      ReadTensor(TensorId::kEmbedding, 0, dtype, buffer.data()));
+  const int64_t read = BytesOf(TensorId::kEmbedding, 0, dtype);
+  std::memset(buffer.data() + read, 0, static_cast<size_t>(bytes - read));
+  return buffer;
+}
+
 // Reads in pieces, so that progress shows within a large tensor too.
-absl::Status LlamaLoader::ReadTensor(const GgufTensor& tensor, DType dtype,
+absl::Status LlamaLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
                                      uint8_t* out) {
+  const GgufTensor& tensor = TensorIn(id, layer);
+  const GgufPart whole = shard_.PartOf(TensorOf(id));
   const int64_t step =
-      std::max<int64_t>(1, options_.progress_elements / tensor.cols());
-  for (int64_t row = 0; row < tensor.rows(); row += step) {
-    const int64_t rows = std::min(step, tensor.rows() - row);
-    const int64_t begin = row * tensor.cols();
-    const auto elements = static_cast<size_t>(rows * tensor.cols());
+      std::max<int64_t>(1, options_.progress_elements / whole.cols);
+  for (int64_t row = 0; row < whole.rows; row += step) {
+    GgufPart part = whole;
+    part.row += row;
+    part.rows = std::min(step, whole.rows - row);
+    const auto elements = static_cast<size_t>(part.rows * part.cols);
+    const int64_t file_bytes = GgufFile::PartBytes(tensor, part);
     if (dtype == DType::kF32) {
-      QUERN_RETURN_IF_ERROR(file_.ReadRows(
-          tensor, row,
-          absl::MakeSpan(reinterpret_cast<float*>(out) + begin, elements)));
+      QUERN_RETURN_IF_ERROR(file_.ReadPart(
+          tensor, part,
+          absl::MakeSpan(reinterpret_cast<float*>(out), elements)));
+      out += elements * sizeof(float);
     } else if (dtype == DType::kBF16) {
-      QUERN_RETURN_IF_ERROR(file_.ReadRows(
-          tensor, row,
-          absl::MakeSpan(reinterpret_cast<BFloat16*>(out) + begin, elements)));
+      QUERN_RETURN_IF_ERROR(file_.ReadPart(
+          tensor, part,
+          absl::MakeSpan(reinterpret_cast<BFloat16*>(out), elements)));
+      out += elements * sizeof(BFloat16);
     } else {
-      QUERN_RETURN_IF_ERROR(file_.ReadBytes(
-          tensor, row,
-          absl::MakeSpan(out + row * tensor.row_bytes(),
-                         static_cast<size_t>(rows * tensor.row_bytes()))));
+      QUERN_RETURN_IF_ERROR(file_.ReadPartBytes(
+          tensor, part, absl::MakeSpan(out, static_cast<size_t>(file_bytes))));
+      out += file_bytes;
     }
-    if (options_.progress) {
-      // An embedding that is the output matrix too is read twice.
-      options_.progress(
-          std::min(total_, done_ + tensor.row_bytes() * (row + rows)), total_);
-    }
+    // An embedding that is the output matrix too is read twice.
+    done_ = std::min(total_, done_ + file_bytes);
+    if (options_.progress) options_.progress(done_, total_);
   }
-  done_ += tensor.bytes;
   return absl::OkStatus();
 }
 
@@ -338,11 +376,12 @@ absl::StatusOr<LlamaLoader::Int8Rows> LlamaLoader::Quantise(
   return rows;
 }
 
-absl::StatusOr<LinearWeights> LlamaLoader::Pack(const Parts& parts) {
+absl::StatusOr<LinearWeights> LlamaLoader::Pack(const MatrixParts& parts) {
   const LinearWeightsSpec spec = WeightsOf(parts);
   LinearSource source;
   const DType dtype = ReadType(spec.format);
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights, Read(parts.names, dtype));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
+                         Read(parts.rows, parts.layer, dtype));
   Int8Rows int8;
   if (spec.format == WeightFormat::kI8Group) {
     source.layout = WeightLayout::kQ8_0;
@@ -358,7 +397,7 @@ absl::StatusOr<LinearWeights> LlamaLoader::Pack(const Parts& parts) {
     source.codes = DenseAny(dtype, weights.data(), parts.n, parts.k);
   }
   QUERN_ASSIGN_OR_RETURN(const AlignedBuffer bias,
-                         Read(parts.biases, DType::kF32));
+                         Read(parts.biases, parts.layer, DType::kF32));
   if (!parts.biases.empty()) {
     source.bias = DenseVector<const float>(bias.data<float>(), parts.n);
   }
@@ -387,6 +426,8 @@ absl::StatusOr<uint64_t> LlamaLoader::Source() const {
   const auto add_number = [&](int64_t value) { add(&value, sizeof(value)); };
   add_number(file_.file_bytes());
   add_number(static_cast<int64_t>(options_.weights));
+  add_number(shard_.rank());
+  add_number(shard_.size());
   // Rows of a model's matrices are shorter; longer ones are told apart by what
   // they are alone.
   constexpr int64_t kMaxRowBytes = 1 << 20;
@@ -400,27 +441,34 @@ absl::StatusOr<uint64_t> LlamaLoader::Source() const {
     bytes.resize(static_cast<size_t>(tensor.row_bytes()));
     const int64_t last = tensor.rows() - 1;
     for (const int64_t row : {int64_t{0}, last / 2, last}) {
-      QUERN_RETURN_IF_ERROR(
-          file_.ReadBytes(tensor, row, absl::MakeSpan(bytes)));
+      QUERN_RETURN_IF_ERROR(file_.ReadPartBytes(
+          tensor, {row, 1, 0, tensor.cols()}, absl::MakeSpan(bytes)));
       add(bytes.data(), bytes.size());
     }
   }
   return hash;
 }
 
-absl::StatusOr<LinearWeights> LlamaLoader::Find(const Parts& parts) const {
-  QUERN_ASSIGN_OR_RETURN(const auto bytes,
-                         packed_->Find(absl::StrJoin(parts.names, "+")));
+std::string LlamaLoader::NameOf(const MatrixParts& parts) {
+  return absl::StrJoin(parts.rows, "+",
+                       [&parts](std::string* out, TensorId id) {
+                         absl::StrAppend(out, TensorName(id, parts.layer));
+                       });
+}
+
+absl::StatusOr<LinearWeights> LlamaLoader::Find(
+    const MatrixParts& parts) const {
+  QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(NameOf(parts)));
   QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
                          LinearWeights::Adopt(bytes));
   const LinearWeightsSpec want = WeightsOf(parts), &have = found.spec();
   if (have.n != want.n || have.k != want.k || have.format != want.format ||
       have.gated != want.gated || found.has_bias() == parts.biases.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        kOp, ": ", absl::StrJoin(parts.names, "+"), " in packed_path=",
-        options_.packed_path, " is ", WeightFormatName(have.format), "[",
-        have.n, ", ", have.k, "]; need ", WeightFormatName(want.format), "[",
-        want.n, ", ", want.k, "], gated and with a bias as the model has it"));
+        kOp, ": ", NameOf(parts), " in packed_path=", options_.packed_path,
+        " is ", WeightFormatName(have.format), "[", have.n, ", ", have.k,
+        "]; need ", WeightFormatName(want.format), "[", want.n, ", ", want.k,
+        "], gated and with a bias as the model has it"));
   }
   return found;
 }
@@ -434,11 +482,11 @@ absl::Status LlamaLoader::WritePacked(const std::string& path) const {
   return PackedFile::Write(path, source, blobs);
 }
 
-absl::StatusOr<LinearPlan> LlamaLoader::Matrix(const Parts& parts) {
+absl::StatusOr<LinearPlan> LlamaLoader::Matrix(const MatrixParts& parts) {
   QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
                          packed_ == nullptr ? Pack(parts) : Find(parts));
   if (packed_ == nullptr && !options_.packed_path.empty()) {
-    made_.emplace_back(absl::StrJoin(parts.names, "+"), packed);
+    made_.emplace_back(NameOf(parts), packed);
   }
   LinearSpec linear;
   linear.a = rows_dtype_;
@@ -453,33 +501,6 @@ absl::StatusOr<LinearPlan> LlamaLoader::Matrix(const Parts& parts) {
     formats_.push_back(format);
   }
   return plan;
-}
-
-absl::StatusOr<LlamaLayer> LlamaLoader::Layer(int64_t layer) {
-  const LlamaConfig& c = config_;
-  const auto norm = [&](absl::string_view part) {
-    return Read({LayerTensor(layer, part)}, DType::kF32);
-  };
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer attn_norm, norm("attn_norm"));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, Matrix(QkvParts(layer)));
-  AlignedBuffer q_norm, k_norm, post_attn_norm, post_ffn_norm;
-  if (c.head_norms) {
-    QUERN_ASSIGN_OR_RETURN(q_norm, norm("attn_q_norm"));
-    QUERN_ASSIGN_OR_RETURN(k_norm, norm("attn_k_norm"));
-  }
-  QUERN_ASSIGN_OR_RETURN(LinearPlan attn_out, Matrix(AttnOutParts(layer)));
-  if (c.post_norms) {
-    QUERN_ASSIGN_OR_RETURN(post_attn_norm, norm("post_attention_norm"));
-    QUERN_ASSIGN_OR_RETURN(post_ffn_norm, norm("post_ffw_norm"));
-  }
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer ffn_norm, norm("ffn_norm"));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan gate_up, Matrix(GateUpParts(layer)));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan down, Matrix(DownParts(layer)));
-  return LlamaLayer{std::move(attn_norm), std::move(qkv),
-                    std::move(q_norm),    std::move(k_norm),
-                    std::move(attn_out),  std::move(post_attn_norm),
-                    std::move(ffn_norm),  std::move(gate_up),
-                    std::move(down),      std::move(post_ffn_norm)};
 }
 
 }  // namespace quern

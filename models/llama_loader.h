@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_LLAMA_LOADER_H_
 #define QUERN_MODELS_LLAMA_LOADER_H_
 
-// Private: reads tensors, and makes matrices of them in the form that the
-// options ask for, telling how far it is.
+// Private: reads a rank's part of tensors, and makes matrices of them in the
+// form that the options ask for, telling how far it is.
 
 #include <cstdint>
 #include <string>
@@ -18,19 +18,43 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/models/architecture.h"
 #include "quern/models/gguf.h"
 #include "quern/models/llama.h"
 #include "quern/models/llama_config.h"
-#include "quern/models/llama_impl.h"
+#include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 
 namespace quern {
+
+// A dense view of bytes whose type is a value. `data` may be null if a
+// dimension is 0.
+inline AnyTensorView DenseAny(DType dtype, void* data, int64_t rows,
+                              int64_t cols) {
+  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
+}
+
+// This rank's part of y = W x + b: the rows of the tensors `rows` are W, one
+// tensor after another, and `biases`, if there are any, are b.
+struct MatrixParts {
+  std::vector<TensorId> rows;
+  int64_t layer = 0;
+  int64_t n = 0, k = 0;
+  std::vector<TensorId> biases = {};
+  DType y = DType::kF32;
+  LinearActivation activation = LinearActivation::kNone;
+  bool residual = false;  // whether y is what it was before and W x + b
+};
 
 class LlamaLoader {
  public:
   // `file` is what `config` was made of. All must outlive this.
   LlamaLoader(const GgufFile& file, const LlamaConfig& config,
-              const LlamaOptions& options, Executor& executor);
+              const ModelShard& shard, const LlamaOptions& options,
+              Executor& executor);
+
+  // The elements of a block where the file has a matrix in blocks, else 1.
+  static int64_t BlockOf(const GgufFile& file);
 
   // Element type of the rows that matrices multiply.
   DType rows_dtype() const { return rows_dtype_; }
@@ -40,14 +64,19 @@ class LlamaLoader {
   // take more than options.max_bytes while it is loaded. Reads no tensor.
   absl::Status CheckBytes(int64_t context) const;
 
-  absl::StatusOr<AlignedBuffer> Embedding() {
-    return Read({"token_embd.weight"}, embedding_dtype());
+  // The rows of this rank, zeros behind the last of them.
+  absl::StatusOr<AlignedBuffer> Embedding();
+  // A norm's weights, in f32.
+  absl::StatusOr<AlignedBuffer> Norm(TensorId id, int64_t layer = 0) {
+    return Read({id}, layer, DType::kF32);
   }
-  absl::StatusOr<LlamaLayer> Layer(int64_t layer);
-  absl::StatusOr<AlignedBuffer> OutputNorm() {
-    return Read({"output_norm.weight"}, DType::kF32);
-  }
-  absl::StatusOr<LinearPlan> Output() { return Matrix(OutputParts()); }
+  // The matrices of a layer, and the one that computes logits.
+  MatrixParts QkvParts(int64_t layer) const;
+  MatrixParts AttnOutParts(int64_t layer) const;
+  MatrixParts GateUpParts(int64_t layer) const;
+  MatrixParts DownParts(int64_t layer) const;
+  MatrixParts OutputParts() const;
+  absl::StatusOr<LinearPlan> Matrix(const MatrixParts& parts);
 
   // Matrices come from this file from now on; it outlives them.
   absl::Status Adopt(const PackedFile& packed);
@@ -60,51 +89,41 @@ class LlamaLoader {
   std::string Forms() const;
 
  private:
-  // y = W x + b with the rows of the tensors `names` as W, one tensor after
-  // another, and `biases`, if there are any, as b.
-  struct Parts {
-    std::vector<std::string> names;
-    int64_t n = 0, k = 0;
-    std::vector<std::string> biases = {};
-    DType y = DType::kF32;
-    LinearActivation activation = LinearActivation::kNone;
-    bool residual = false;  // whether y is what it was before and W x + b
-  };
-
   struct Int8Rows {
     AlignedBuffer codes, scales;
   };
 
-  static DType RowsOf(const GgufFile& file, LlamaWeights weights);
+  DType RowsOf() const;
   // How a matrix is kept.
-  WeightFormat FormatOf(const std::vector<std::string>& names) const;
-
-  Parts QkvParts(int64_t layer) const;
-  Parts AttnOutParts(int64_t layer) const;
-  Parts GateUpParts(int64_t layer) const;
-  Parts DownParts(int64_t layer) const;
-  Parts OutputParts() const;
-  LinearWeightsSpec WeightsOf(const Parts& parts) const;
+  WeightFormat FormatOf(const MatrixParts& parts) const;
+  LinearWeightsSpec WeightsOf(const MatrixParts& parts) const;
+  // The matrix's name among packed ones.
+  static std::string NameOf(const MatrixParts& parts);
+  MatrixParts IntoStream(TensorId id, int64_t layer) const;
+  const GgufTensor& TensorIn(TensorId id, int64_t layer) const;
   // Upper bound of the bytes that `parts` takes once it is packed.
-  double PackedBytes(const Parts& parts) const;
+  double PackedBytes(const MatrixParts& parts) const;
   // Bytes that `parts` takes while it is packed, besides PackedBytes.
-  double UnpackedBytes(const Parts& parts) const;
+  double UnpackedBytes(const MatrixParts& parts) const;
 
-  absl::StatusOr<LinearPlan> Matrix(const Parts& parts);
   // The matrix as its tensors have it, packed; or from the file of packed ones.
-  absl::StatusOr<LinearWeights> Pack(const Parts& parts);
-  absl::StatusOr<LinearWeights> Find(const Parts& parts) const;
+  absl::StatusOr<LinearWeights> Pack(const MatrixParts& parts);
+  absl::StatusOr<LinearWeights> Find(const MatrixParts& parts) const;
   // Identifies the file and how its matrices are kept.
   absl::StatusOr<uint64_t> Source() const;
   absl::StatusOr<Int8Rows> Quantise(MatrixView<const float> w) const;
-  // The rows of `names` as `dtype`; as they stand in the file where that is
-  // kU8.
-  absl::StatusOr<AlignedBuffer> Read(const std::vector<std::string>& names,
-                                     DType dtype);
-  absl::Status ReadTensor(const GgufTensor& tensor, DType dtype, uint8_t* out);
+  // This rank's parts of the tensors, one after another, as `dtype`; as they
+  // stand in the file where that is kU8.
+  absl::StatusOr<AlignedBuffer> Read(const std::vector<TensorId>& ids,
+                                     int64_t layer, DType dtype);
+  absl::Status ReadTensor(TensorId id, int64_t layer, DType dtype,
+                          uint8_t* out);
+  // Bytes of a part as ReadTensor leaves it.
+  int64_t BytesOf(TensorId id, int64_t layer, DType dtype) const;
 
   const GgufFile& file_;
   const LlamaConfig& config_;
+  const ModelShard& shard_;
   const LlamaOptions& options_;
   Executor& executor_;
   DType rows_dtype_;

@@ -7,19 +7,25 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/architecture.h"
+#include "quern/models/attention_mixer.h"
+#include "quern/models/dense_feed_forward.h"
 #include "quern/models/gguf.h"
+#include "quern/models/layer.h"
 #include "quern/models/llama.h"
 #include "quern/models/llama_config.h"
 #include "quern/models/llama_impl.h"
 #include "quern/models/llama_loader.h"
+#include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/embedding/vocab_embedding.h"
 #include "quern/ops/logits/logits.h"
 #include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/parallel/vocab_parallel_embedding.h"
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
@@ -47,16 +53,90 @@ RotaryEmbeddingSpec RotaryOf(const LlamaConfig& c, int64_t context) {
   return rope;
 }
 
-}  // namespace
-
-AnyTensorView DenseAny(DType dtype, void* data, int64_t rows, int64_t cols) {
-  return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
+// Each rank has a file of its own.
+std::string PackedPathOf(const LlamaOptions& options, const ModelShard& shard) {
+  if (options.packed_path.empty() || shard.size() == 1) {
+    return options.packed_path;
+  }
+  return absl::StrCat(options.packed_path, ".", shard.rank(), "-of-",
+                      shard.size());
 }
+
+}  // namespace
 
 LlamaModel::LlamaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
 LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
 LlamaModel::~LlamaModel() = default;
+
+int64_t LlamaModel::Impl::LayersIn(int64_t pool) const {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    count += PoolOf(layer) == pool ? 1 : 0;
+  }
+  return count;
+}
+
+absl::Status LlamaModel::Impl::MakeOperators() {
+  const LlamaConfig& c = config;
+  VocabParallelEmbeddingSpec embedding;
+  embedding.vocab.original = c.vocab;
+  embedding.vocab.padding = communicator->size();
+  embedding.hidden = c.hidden;
+  embedding.weight_dtype = embedding_dtype;
+  embedding.scale = c.embedding_scale;
+  QUERN_ASSIGN_OR_RETURN(
+      embed, VocabParallelEmbeddingPlan::Create(embedding, *communicator));
+  RmsNormSpec spec;
+  spec.hidden = c.hidden;
+  spec.eps = c.norm_eps;
+  spec.out_dtype = dtype;
+  QUERN_ASSIGN_OR_RETURN(norm, RmsNormPlan::Create(spec));
+  spec.out_dtype = DType::kF32;
+  if (c.Has(ModelPart::kPostNorms)) {
+    QUERN_ASSIGN_OR_RETURN(post_norm, RmsNormPlan::Create(spec));
+  }
+  if (c.Has(ModelPart::kHeadNorms)) {
+    spec.hidden = c.head_dim;
+    QUERN_ASSIGN_OR_RETURN(head_norm, RmsNormPlan::Create(spec));
+  }
+  QUERN_ASSIGN_OR_RETURN(rope,
+                         RotaryEmbeddingPlan::Create(RotaryOf(c, context)));
+  LogitsSpec last;
+  last.vocab = c.vocab;
+  last.hidden = c.hidden;
+  last.hidden_dtype = dtype;
+  last.soft_cap = c.logit_cap;
+  QUERN_ASSIGN_OR_RETURN(logits, LogitsPlan::Create(last));
+  return absl::OkStatus();
+}
+
+absl::Status LlamaModel::Impl::LoadLayers(LlamaLoader& loader) {
+  AttentionOperators operators;
+  operators.rope = &*rope;
+  if (head_norm.has_value()) operators.head_norm = &*head_norm;
+  int64_t in_pool[2] = {0, 0};
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    const int64_t pool = PoolOf(layer);
+    DecoderLayer l;
+    QUERN_ASSIGN_OR_RETURN(l.attn_norm,
+                           loader.Norm(TensorId::kAttnNorm, layer));
+    QUERN_ASSIGN_OR_RETURN(
+        l.mixer, AttentionMixer::Create(loader, config, shard, operators, layer,
+                                        pool, in_pool[pool]++));
+    QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
+    QUERN_ASSIGN_OR_RETURN(l.feed_forward,
+                           DenseFeedForward::Create(loader, layer));
+    if (config.Has(ModelPart::kPostNorms)) {
+      QUERN_ASSIGN_OR_RETURN(l.post_attn_norm,
+                             loader.Norm(TensorId::kPostAttnNorm, layer));
+      QUERN_ASSIGN_OR_RETURN(l.post_ffn_norm,
+                             loader.Norm(TensorId::kPostFfnNorm, layer));
+    }
+    layers.push_back(std::move(l));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
                                               const LlamaOptions& options,
@@ -67,12 +147,18 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_bytes", options.max_bytes, 0));
   QUERN_ASSIGN_OR_RETURN(m->config, LlamaConfig::Create(file));
   const LlamaConfig& c = m->config;
+  if (options.communicator != nullptr) m->communicator = options.communicator;
+  QUERN_ASSIGN_OR_RETURN(
+      m->shard,
+      ModelShard::Create(c, m->communicator->rank(), m->communicator->size(),
+                         LlamaLoader::BlockOf(file)));
   m->context = std::min(c.context, options.max_context);
-  LlamaLoader loader(file, c, options, executor);
+  LlamaLoader loader(file, c, m->shard, options, executor);
   QUERN_RETURN_IF_ERROR(loader.CheckBytes(m->context));
+  const std::string packed_path = PackedPathOf(options, m->shard);
   bool write_packed = false;
-  if (!options.packed_path.empty()) {
-    auto packed = PackedFile::Open(options.packed_path);
+  if (!packed_path.empty()) {
+    auto packed = PackedFile::Open(packed_path);
     write_packed = absl::IsNotFound(packed.status());
     if (!write_packed) {
       QUERN_RETURN_IF_ERROR(packed.status());
@@ -82,47 +168,17 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
   }
   m->dtype = loader.rows_dtype();
   m->embedding_dtype = loader.embedding_dtype();
-
-  VocabEmbeddingSpec embed;
-  embed.vocab = c.vocab;
-  embed.hidden = c.hidden;
-  embed.weight_dtype = m->embedding_dtype;
-  embed.scale = c.embedding_scale;
-  QUERN_ASSIGN_OR_RETURN(m->embed, VocabEmbeddingPlan::Create(embed));
-  RmsNormSpec norm;
-  norm.hidden = c.hidden;
-  norm.eps = c.norm_eps;
-  norm.out_dtype = m->dtype;
-  QUERN_ASSIGN_OR_RETURN(m->norm, RmsNormPlan::Create(norm));
-  norm.out_dtype = DType::kF32;
-  if (c.post_norms) {
-    QUERN_ASSIGN_OR_RETURN(m->post_norm, RmsNormPlan::Create(norm));
-  }
-  if (c.head_norms) {
-    norm.hidden = c.head_dim;
-    QUERN_ASSIGN_OR_RETURN(m->head_norm, RmsNormPlan::Create(norm));
-  }
-  QUERN_ASSIGN_OR_RETURN(m->rope,
-                         RotaryEmbeddingPlan::Create(RotaryOf(c, m->context)));
-  LogitsSpec logits;
-  logits.vocab = c.vocab;
-  logits.hidden = c.hidden;
-  logits.hidden_dtype = m->dtype;
-  logits.soft_cap = c.logit_cap;
-  QUERN_ASSIGN_OR_RETURN(m->logits, LogitsPlan::Create(logits));
+  QUERN_RETURN_IF_ERROR(m->MakeOperators());
 
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    QUERN_ASSIGN_OR_RETURN(LlamaLayer loaded, loader.Layer(layer));
-    m->layers.push_back(std::move(loaded));
-  }
-  QUERN_ASSIGN_OR_RETURN(m->output_norm, loader.OutputNorm());
-  QUERN_ASSIGN_OR_RETURN(m->output, loader.Output());
+  QUERN_RETURN_IF_ERROR(m->LoadLayers(loader));
+  QUERN_ASSIGN_OR_RETURN(m->output_norm, loader.Norm(TensorId::kOutputNorm));
+  QUERN_ASSIGN_OR_RETURN(m->output, loader.Matrix(loader.OutputParts()));
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
   m->weights = loader.Forms();
   if (write_packed) {
-    const absl::Status written = loader.WritePacked(options.packed_path);
+    const absl::Status written = loader.WritePacked(packed_path);
     // Another process was faster.
     if (!absl::IsAlreadyExists(written)) QUERN_RETURN_IF_ERROR(written);
   }
@@ -133,15 +189,21 @@ const LlamaConfig& LlamaModel::config() const { return impl_->config; }
 int64_t LlamaModel::context() const { return impl_->context; }
 const std::string& LlamaModel::weights() const { return impl_->weights; }
 int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
-int LlamaModel::ranks() const { return 1; }
-int LlamaModel::rank() const { return 0; }
-int64_t LlamaModel::rank_bytes_per_token() const { return 0; }
+int LlamaModel::ranks() const { return impl_->shard.size(); }
+int LlamaModel::rank() const { return impl_->shard.rank(); }
+int64_t LlamaModel::rank_bytes_per_token() const {
+  if (ranks() == 1) return 0;
+  // The embedding's sum and two of each layer; this rank's logits.
+  const LlamaConfig& c = impl_->config;
+  return static_cast<int64_t>(sizeof(float)) *
+         ((1 + 2 * c.layers) * c.hidden + impl_->shard.Count(Extent::kVocab));
+}
 const char* LlamaModel::target() const { return impl_->norm->target(); }
 
 std::string LlamaModel::Explain() const {
   // What runs; why is after the semicolon.
   const auto kernel = [this](int64_t m) {
-    const std::string text = impl_->layers[0].gate_up.Explain(m);
+    const std::string text = impl_->layers[0].feed_forward->Explain(m);
     return text.substr(0, text.find(';'));
   };
   return absl::StrCat("operators: Highway ", target(),

@@ -10,27 +10,20 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention.h"
-#include "quern/attention/schedule.h"
-#include "quern/cache/kv_cache.h"
 #include "quern/cache/kv_layout.h"
-#include "quern/cache/page_allocator.h"
-#include "quern/cache/page_table.h"
-#include "quern/cache/write_kv.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/byte_limit.h"
+#include "quern/models/layer.h"
 #include "quern/models/llama.h"
 #include "quern/models/llama_config.h"
 #include "quern/models/llama_impl.h"
 #include "quern/models/llama_state_impl.h"
-#include "quern/quant/convert.h"
+#include "quern/models/page_pool.h"
 
 namespace quern {
 namespace {
@@ -105,114 +98,119 @@ absl::Status LlamaState::Impl::GrowSequences(
     absl::Span<const LlamaBatchItem> items, LogitsOf logits_of) {
   tokens.clear();
   positions.clear();
-  q_lens.clear();
-  kv_lens.clear();
   logit_rows.clear();
-  table_storage.Clear();
+  for (PagePool& pool : pools) pool.BeginStep();
   for (const LlamaBatchItem& item : items) {
-    Sequence& sequence = sequences[static_cast<size_t>(item.sequence)];
+    const int64_t length = At(item.sequence).length;
     const auto size = static_cast<int64_t>(item.tokens.size());
-    if (const absl::Status grown =
-            allocator->Grow(sequence.length + size, sequence.pages);
-        !grown.ok()) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          kOp, ": the cache of ", allocator->num_pages() * spec.page_size,
-          " tokens is full: sequence ", item.sequence, " needs ",
-          sequence.length + size, ", ",
-          allocator->free_pages() * spec.page_size, " are free"));
+    for (PagePool& pool : pools) {
+      if (!pool.AddToStep(item.sequence, length, size).ok()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat(kOp, ": the cache of ", pool.tokens(),
+                         " tokens is full: sequence ", item.sequence, " needs ",
+                         length + size, ", ", pool.free_tokens(), " are free"));
+      }
     }
-    table_storage.Append(sequence.pages);
     for (int64_t i = 0; i < size; ++i) {
-      positions.push_back(sequence.length + i);
+      positions.push_back(length + i);
       if (logits_of == LogitsOf::kAllTokens || i == size - 1) {
         logit_rows.push_back(static_cast<int64_t>(tokens.size()) + i);
       }
     }
     tokens.insert(tokens.end(), item.tokens.begin(), item.tokens.end());
-    q_lens.push_back(size);
-    kv_lens.push_back(sequence.length + size);
   }
-  slots.resize(tokens.size());
   return absl::OkStatus();
 }
 
 void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
   for (const LlamaBatchItem& item : items) {
-    Sequence& sequence = sequences[static_cast<size_t>(item.sequence)];
-    const auto first =
-        sequence.pages.begin() + DivCeil(sequence.length, spec.page_size);
-    std::vector<int32_t> surplus(first, sequence.pages.end());
-    sequence.pages.erase(first, sequence.pages.end());
-    allocator->Release(surplus);
+    for (PagePool& pool : pools) {
+      pool.Trim(item.sequence, At(item.sequence).length);
+    }
   }
 }
 
 // Layers have equal shapes, but their matrices may be kept in different forms.
 absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
-  if (executor.num_workers() <= scratch_workers) return absl::OkStatus();
-  std::vector<const LinearPlan*> matrices = {&*model->output};
-  for (const LlamaLayer& l : model->layers) {
-    matrices.insert(matrices.end(), {&l.qkv, &l.attn_out, &l.gate_up, &l.down});
+  const int workers = executor.num_workers();
+  if (workers <= scratch_workers) return absl::OkStatus();
+  const int64_t step = spec.max_step_tokens;
+  QUERN_ASSIGN_OR_RETURN(int64_t most,
+                         model->output->WorkspaceBytes(step, workers));
+  for (const DecoderLayer& layer : model->layers) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t mixer,
+                           layer.mixer->ScratchBytes(step, workers));
+    QUERN_ASSIGN_OR_RETURN(const int64_t feed_forward,
+                           layer.feed_forward->ScratchBytes(step, workers));
+    most = std::max({most, mixer, feed_forward});
   }
-  int64_t most = 0;
-  for (const LinearPlan* matrix : matrices) {
-    QUERN_ASSIGN_OR_RETURN(
-        const int64_t bytes,
-        matrix->WorkspaceBytes(spec.max_step_tokens, executor.num_workers()));
-    most = std::max(most, bytes);
-  }
-  if (most > static_cast<int64_t>(scratch.bytes())) {
-    QUERN_ASSIGN_OR_RETURN(scratch, AlignedBuffer::Create(most));
-  }
-  scratch_workers = executor.num_workers();
+  QUERN_RETURN_IF_ERROR(Reserve(scratch, most));
+  scratch_workers = workers;
   return absl::OkStatus();
 }
 
-absl::Status LlamaState::Impl::CheckBytes(const KvLayout& layout, int64_t pages,
-                                          int64_t activation_bytes) const {
+absl::StatusOr<std::vector<PagePoolSpec>> LlamaState::Impl::PoolSpecs() const {
+  const LlamaConfig& c = model->config;
+  KvLayoutSpec kv;
+  kv.dtype = spec.cache_dtype;
+  kv.scaling = ScalingOf(spec.cache_dtype);
+  kv.kv_heads = model->shard.kv_heads();
+  kv.head_dim = c.head_dim;
+  kv.page_size = spec.page_size;
+  PagePoolSpec pool;
+  QUERN_ASSIGN_OR_RETURN(pool.attention.kv, KvLayout::Create(kv));
+  pool.attention.q_heads = model->shard.q_heads();
+  pool.attention.q_dtype = QueryType(model->dtype, spec.cache_dtype);
+  pool.attention.out_dtype = model->dtype;
+  pool.attention.scale = c.attention_scale;
+  pool.attention.soft_cap = c.attention_cap;
+  pool.max_sequences = spec.max_sequences;
+  // Each sequence ends within a page of its own.
+  pool.pages =
+      spec.cache_tokens > 0
+          ? DivCeil(spec.cache_tokens, spec.page_size)
+          : spec.max_sequences * DivCeil(model->context, spec.page_size);
+  pool.layers = model->LayersIn(LlamaModel::Impl::kFullPool);
+  std::vector<PagePoolSpec> specs = {pool};
+  if (c.window == 0) return specs;
+  pool.attention.window_left = c.window - 1;
+  pool.layers = model->LayersIn(LlamaModel::Impl::kLocalPool);
+  pool.pages =
+      PagePool::PagesOfWindow(c.window, spec.page_size, spec.max_sequences,
+                              spec.max_step_tokens, pool.pages);
+  specs.push_back(pool);
+  return specs;
+}
+
+absl::Status LlamaState::Impl::CheckBytes(
+    absl::Span<const PagePoolSpec> pool_specs, int64_t activation_bytes) const {
   const ByteLimit limit = {spec.max_bytes, int64_t{4} << 30, 64,
                            model->weight_bytes, "weights'"};
-  const int64_t layers = model->config.layers;
-  const double cache_bytes = static_cast<double>(layout.page_bytes()) *
-                             static_cast<double>(pages) *
-                             static_cast<double>(layers);
+  double cache_bytes = 0;
+  for (const PagePoolSpec& pool : pool_specs) {
+    cache_bytes += static_cast<double>(pool.attention.kv.page_bytes()) *
+                   static_cast<double>(pool.pages) *
+                   static_cast<double>(pool.layers);
+  }
   const double bytes = cache_bytes + static_cast<double>(activation_bytes);
   if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "%s: a cache of %d tokens takes %.0f bytes in %d layers, activations of "
       "max_step_tokens=%d take %d; %s",
-      kOp, pages * spec.page_size, cache_bytes, layers, spec.max_step_tokens,
-      activation_bytes, limit.Need()));
-}
-
-absl::Status LlamaState::Impl::Schedule(int num_workers, Attention& attention) {
-  QUERN_ASSIGN_OR_RETURN(
-      attention.schedule,
-      AttentionSchedule::Build(attention.plan->spec(), q_lens, kv_lens,
-                               num_workers, attention.storage));
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t workspace_bytes,
-      attention.plan->WorkspaceBytes(attention.schedule, num_workers));
-  return Reserve(workspace, workspace_bytes);
+      kOp, pool_specs[0].pages * spec.page_size, cache_bytes,
+      model->config.layers, spec.max_step_tokens, activation_bytes,
+      limit.Need()));
 }
 
 absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
-                                       LogitsOf logits_of,
-                                       const Executor& executor,
-                                       PageTable& table) {
-  const int num_workers = executor.num_workers();
+                                       LogitsOf logits_of, Executor& executor) {
   QUERN_RETURN_IF_ERROR(ReserveScratch(executor));
-  QUERN_RETURN_IF_ERROR(GrowSequences(items, logits_of));
-  QUERN_ASSIGN_OR_RETURN(
-      table, table_storage.Build(spec.page_size, allocator->num_pages()));
-  QUERN_RETURN_IF_ERROR(
-      table.SlotMapping(q_lens, kv_lens, absl::MakeSpan(slots)));
-  QUERN_RETURN_IF_ERROR(Schedule(num_workers, full));
-  // A window that hides nothing changes no bit: one schedule does then.
-  windowed =
-      local.plan.has_value() &&
-      *std::max_element(kv_lens.begin(), kv_lens.end()) > model->config.window;
-  if (windowed) QUERN_RETURN_IF_ERROR(Schedule(num_workers, local));
+  const absl::Status grown = GrowSequences(items, logits_of);
+  for (PagePool& pool : pools) pool.CopyShared(executor);
+  QUERN_RETURN_IF_ERROR(grown);
+  for (PagePool& pool : pools) {
+    QUERN_RETURN_IF_ERROR(pool.Prepare(executor.num_workers()));
+  }
   return Reserve(logits, static_cast<int64_t>(logit_rows.size()) *
                              model->config.vocab *
                              static_cast<int64_t>(sizeof(float)));
@@ -232,52 +230,17 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "cache_tokens", spec.cache_tokens, 0));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_bytes", spec.max_bytes, 0));
-  const LlamaConfig& c = model.config();
   auto s = std::make_unique<Impl>();
   s->model = model.impl_.get();
   s->spec = spec;
-  KvLayoutSpec kv;
-  kv.dtype = spec.cache_dtype;
-  kv.scaling = ScalingOf(spec.cache_dtype);
-  kv.kv_heads = c.kv_heads;
-  kv.head_dim = c.head_dim;
-  kv.page_size = spec.page_size;
-  QUERN_ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Create(kv));
-  // Each sequence ends within a page of its own.
-  const int64_t pages =
-      spec.cache_tokens > 0
-          ? DivCeil(spec.cache_tokens, spec.page_size)
-          : spec.max_sequences * DivCeil(model.context(), spec.page_size);
-  QUERN_ASSIGN_OR_RETURN(s->allocator,
-                         PageAllocator::Create(pages, spec.page_size));
-  WriteKvSpec write;
-  write.kv = layout;
-  QUERN_ASSIGN_OR_RETURN(s->write_kv, WriteKvPlan::Create(write));
-  AttentionSpec attention;
-  attention.kv = layout;
-  attention.q_heads = c.q_heads;
-  attention.q_dtype = QueryType(model.impl_->dtype, spec.cache_dtype);
-  attention.out_dtype = model.impl_->dtype;
-  attention.scale = c.attention_scale;
-  attention.soft_cap = c.attention_cap;
-  QUERN_ASSIGN_OR_RETURN(s->full.plan, PagedAttentionPlan::Create(attention));
-  if (c.window > 0) {
-    attention.window_left = c.window - 1;
-    QUERN_ASSIGN_OR_RETURN(s->local.plan,
-                           PagedAttentionPlan::Create(attention));
-  }
-
-  if (attention.q_dtype != DType::kF32) {
-    ConvertSpec convert;
-    convert.to = attention.q_dtype;
-    convert.stores = Stores::kCached;
-    QUERN_ASSIGN_OR_RETURN(s->convert_queries, ConvertPlan::Create(convert));
-  }
-
+  QUERN_ASSIGN_OR_RETURN(const std::vector<PagePoolSpec> pools, s->PoolSpecs());
   QUERN_ASSIGN_OR_RETURN(const int64_t bytes, s->ActivationBytes());
-  QUERN_RETURN_IF_ERROR(s->CheckBytes(layout, pages, bytes));
+  QUERN_RETURN_IF_ERROR(s->CheckBytes(pools, bytes));
   s->sequences.resize(static_cast<size_t>(spec.max_sequences));
-  QUERN_ASSIGN_OR_RETURN(s->cache, KvCache::Create(layout, pages, c.layers));
+  for (const PagePoolSpec& pool : pools) {
+    QUERN_ASSIGN_OR_RETURN(PagePool made, PagePool::Create(pool));
+    s->pools.push_back(std::move(made));
+  }
   QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
   return LlamaState(std::move(s));
 }
@@ -298,10 +261,22 @@ absl::Status LlamaState::EndSequence(int32_t sequence) {
   if (!impl_->Has(sequence)) {
     return InvalidArgument(kOp, "sequence=", sequence, " is not a sequence");
   }
-  Impl::Sequence& s = impl_->sequences[static_cast<size_t>(sequence)];
-  impl_->allocator->Release(s.pages);
-  s = {};
+  for (PagePool& pool : impl_->pools) pool.End(sequence);
+  impl_->At(sequence) = {};
   return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> LlamaState::Fork(int32_t sequence) {
+  if (!impl_->Has(sequence)) {
+    return InvalidArgument(kOp, "sequence=", sequence, " is not a sequence");
+  }
+  QUERN_ASSIGN_OR_RETURN(const int32_t branch, NewSequence());
+  const int64_t length = impl_->At(sequence).length;
+  for (PagePool& pool : impl_->pools) {
+    QUERN_RETURN_IF_ERROR(pool.Fork(sequence, length, branch));
+  }
+  impl_->At(branch).length = length;
+  return branch;
 }
 
 int64_t LlamaState::length(int32_t sequence) const {
@@ -318,16 +293,16 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
   QUERN_RETURN_IF_ERROR(s.CheckItems(items));
   if (items.empty())
     return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
-  PageTable table;
-  if (absl::Status prepared = s.Prepare(items, logits_of, executor, table);
+  if (absl::Status prepared = s.Prepare(items, logits_of, executor);
       !prepared.ok()) {
     s.TrimSequences(items);
     return prepared;
   }
-  s.Run(table, executor);
+  s.Run(executor);
   for (const LlamaBatchItem& item : items) {
-    s.sequences[static_cast<size_t>(item.sequence)].length +=
-        static_cast<int64_t>(item.tokens.size());
+    int64_t& length = s.At(item.sequence).length;
+    length += static_cast<int64_t>(item.tokens.size());
+    for (PagePool& pool : s.pools) pool.Forget(item.sequence, length);
   }
   return DenseMatrix<const float>(s.logits.data<float>(),
                                   static_cast<int64_t>(s.logit_rows.size()),
@@ -338,20 +313,35 @@ int64_t LlamaState::max_step_tokens() const {
   return impl_->spec.max_step_tokens;
 }
 int64_t LlamaState::cache_bytes() const {
-  return static_cast<int64_t>(impl_->cache.bytes());
+  int64_t bytes = 0;
+  for (const PagePool& pool : impl_->pools) bytes += pool.bytes();
+  return bytes;
 }
 int64_t LlamaState::cache_bytes_per_token() const {
-  const KvCache& cache = impl_->cache;
-  return cache.num_layers() * cache.layout().page_bytes() /
-         cache.layout().page_size();
+  int64_t bytes = 0;
+  for (const PagePool& pool : impl_->pools) bytes += pool.bytes_per_token();
+  return bytes;
+}
+int64_t LlamaState::free_tokens() const {
+  int64_t tokens = impl_->pools[0].free_tokens();
+  for (const PagePool& pool : impl_->pools) {
+    tokens = std::min(tokens, pool.free_tokens());
+  }
+  return tokens;
+}
+int64_t LlamaState::shared_tokens() const {
+  return impl_->pools[0].saved_tokens();
 }
 const char* LlamaState::attention_arithmetic() const {
-  return impl_->full.plan->arithmetic();
+  return impl_->pools[0].arithmetic();
 }
 int64_t LlamaState::scratch_bytes() const {
-  return static_cast<int64_t>(impl_->activations.bytes() +
-                              impl_->logits.bytes() + impl_->workspace.bytes() +
-                              impl_->scratch.bytes());
+  size_t bytes = impl_->activations.bytes() + impl_->logits.bytes() +
+                 impl_->scratch.bytes();
+  for (const PagePool& pool : impl_->pools) {
+    bytes += static_cast<size_t>(pool.scratch_bytes());
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace quern

@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "quern/models/architecture.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
 #include "quern/models/llama_config.h"
@@ -113,8 +115,9 @@ class ReferenceLlama {
                                  : down);
     }
     DoubleRows logits =
-        Times(Norm("output_norm.weight", x),
-              HasOutputWeight(file_) ? "output.weight" : "token_embd.weight");
+        Times(Norm("output_norm.weight", x), file_.HasTensor("output.weight")
+                                                 ? "output.weight"
+                                                 : "token_embd.weight");
     for (std::vector<double>& row : logits) {
       for (double& v : row) v = Capped(v, form_.logit_cap);
     }
@@ -283,101 +286,101 @@ struct SmallLlama {
   int64_t window = 9;  // far shorter than what tests run
 };
 
+inline LlamaConfig SmallLlamaConfig(const SmallLlama& m) {
+  LlamaConfig c;
+  c.vocab = m.vocab;
+  c.context = m.context;
+  c.hidden = m.hidden;
+  c.layers = m.layers;
+  c.ffn = m.ffn;
+  c.q_heads = m.q_heads;
+  c.kv_heads = m.kv_heads;
+  c.head_dim = c.value_dim = m.head_dim;
+  c.rope_dim = m.rope_dim;
+  c.rope_base = 500.0f;
+  c.norm_eps = 1e-5f;
+  c.attention_cap = m.attention_cap;
+  c.logit_cap = m.logit_cap;
+  c.window = m.window;
+  SetArchitecture(
+      *FindArchitecture(m.architecture),
+      [&m](ModelPart part) {
+        return part == ModelPart::kRopeFactors ? m.rope_factors : m.output;
+      },
+      c);
+  return c;
+}
+
 // Metadata, then tensors, of random weights.
 inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
   GgufWriter w;
-  const auto u32 = [](int64_t v) { return static_cast<uint32_t>(v); };
-  const auto key = [&](absl::string_view name) {
-    return absl::StrCat(m.architecture, ".", name);
-  };
   w.Key("general.architecture", m.architecture.c_str())
-      .Key("general.name", "small")
-      .Key(key("vocab_size"), u32(m.vocab))
-      .Key(key("context_length"), u32(m.context))
-      .Key(key("embedding_length"), u32(m.hidden))
-      .Key(key("block_count"), u32(m.layers))
-      .Key(key("feed_forward_length"), u32(m.ffn))
-      .Key(key("attention.head_count"), u32(m.q_heads))
-      .Key(key("attention.head_count_kv"), u32(m.kv_heads))
-      .Key(key("attention.key_length"), u32(m.head_dim))
-      .Key(key("attention.value_length"), u32(m.head_dim))
-      .Key(key("attention.layer_norm_rms_epsilon"), 1e-5f)
-      .Key(key("rope.dimension_count"), u32(m.rope_dim))
-      .Key(key("rope.freq_base"), 500.0f);
-  if (m.architecture == "gemma2") {
-    w.Key("gemma2.attn_logit_softcapping", m.attention_cap)
-        .Key("gemma2.final_logit_softcapping", m.logit_cap)
-        .Key("gemma2.attention.sliding_window", u32(m.window));
-  }
+      .Key("general.name", "small");
+  WriteModelKeys(
+      SmallLlamaConfig(m),
+      [&w](const std::string& name, int64_t value) {
+        w.Key(name, static_cast<uint32_t>(value));
+      },
+      [&w](const std::string& name, float value) { w.Key(name, value); });
   return w;
 }
 
-inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
-  const auto typed = [&](const std::string& name, int64_t cols, int64_t rows,
-                         GgufTensorType type) {
-    std::string data;
-    const double reach = 1.7 / std::sqrt(static_cast<double>(cols));
-    for (int64_t i = 0; i < rows * cols; ++i) {
-      const auto value = static_cast<float>(rng.Uniform(-reach, reach));
-      if (type == GgufTensorType::kF32) data += Raw(value);
-      if (type == GgufTensorType::kF16) data += Raw(FromDouble<Float16>(value));
-      if (type == GgufTensorType::kBF16) {
-        data += Raw(FromDouble<BFloat16>(value));
+// One tensor of uniform weights.
+inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
+                                double reach) {
+  std::string data;
+  for (int64_t i = 0; i < elements; ++i) {
+    const auto value = static_cast<float>(rng.Uniform(-reach, reach));
+    if (type == GgufTensorType::kF32) data += Raw(value);
+    if (type == GgufTensorType::kF16) data += Raw(FromDouble<Float16>(value));
+    if (type == GgufTensorType::kBF16) data += Raw(FromDouble<BFloat16>(value));
+    if (type == GgufTensorType::kQ8_0) {
+      if (i % GgufFile::kQ8Block == 0) {
+        data += Raw(FromDouble<Float16>(reach / 127));
       }
-      if (type == GgufTensorType::kQ8_0) {
-        if (i % GgufFile::kQ8Block == 0) {
-          data += Raw(FromDouble<Float16>(reach / 127));
-        }
-        data += Raw(static_cast<int8_t>(rng.Integer(-127, 127)));
-      }
+      data += Raw(static_cast<int8_t>(rng.Integer(-127, 127)));
     }
-    w.Tensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)},
-             type, data);
-  };
-  const auto matrix = [&](const std::string& name, int64_t cols, int64_t rows) {
-    typed(name, cols, rows, m.type);
-  };
-  const GgufTensorType ffn_type = m.ffn_type.value_or(m.type);
-  const auto vector = [&](const std::string& name, int64_t cols, double min,
-                          double max) {
-    w.Tensor(name, {static_cast<uint64_t>(cols)}, GgufTensorType::kF32,
-             BytesOf(UniformReals<float>(rng, cols, min, max)));
-  };
-  const auto norm = [&](const std::string& name) {
-    vector(name, m.hidden, 0.5, 1.5);
-  };
-  matrix("token_embd.weight", m.hidden, m.vocab);
-  for (int64_t layer = 0; layer < m.layers; ++layer) {
-    const std::string blk = absl::StrCat("blk.", layer, ".");
-    norm(blk + "attn_norm.weight");
-    matrix(blk + "attn_q.weight", m.hidden, m.q_heads * m.head_dim);
-    typed(blk + "attn_k.weight", m.hidden, m.kv_heads * m.head_dim,
-          m.k_type.value_or(m.type));
-    matrix(blk + "attn_v.weight", m.hidden, m.kv_heads * m.head_dim);
-    if (m.architecture == "qwen2") {
-      vector(blk + "attn_q.bias", m.q_heads * m.head_dim, -1, 1);
-      vector(blk + "attn_k.bias", m.kv_heads * m.head_dim, -1, 1);
-      vector(blk + "attn_v.bias", m.kv_heads * m.head_dim, -1, 1);
-    }
-    if (m.architecture == "qwen3") {
-      vector(blk + "attn_q_norm.weight", m.head_dim, 0.5, 1.5);
-      vector(blk + "attn_k_norm.weight", m.head_dim, 0.5, 1.5);
-    }
-    matrix(blk + "attn_output.weight", m.q_heads * m.head_dim, m.hidden);
-    if (m.architecture == "gemma2") {
-      norm(blk + "post_attention_norm.weight");
-      norm(blk + "post_ffw_norm.weight");
-    }
-    norm(blk + "ffn_norm.weight");
-    typed(blk + "ffn_gate.weight", m.hidden, m.ffn, ffn_type);
-    typed(blk + "ffn_up.weight", m.hidden, m.ffn, ffn_type);
-    typed(blk + "ffn_down.weight", m.ffn, m.hidden, ffn_type);
   }
-  norm("output_norm.weight");
-  // Far apart, so that a factor left out, or a neighbour's, is felt.
-  if (m.rope_factors) vector("rope_freqs.weight", m.rope_dim / 2, 0.5, 8);
-  if (m.output && m.architecture != "gemma2")
-    matrix("output.weight", m.hidden, m.vocab);
+  return data;
+}
+
+inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
+  const LlamaConfig c = SmallLlamaConfig(m);
+  const auto type_of = [&m](TensorId id) {
+    switch (id) {
+      case TensorId::kAttnK:
+        return m.k_type.value_or(m.type);
+      case TensorId::kFfnGate:
+      case TensorId::kFfnUp:
+      case TensorId::kFfnDown:
+        return m.ffn_type.value_or(m.type);
+      default:
+        return m.type;
+    }
+  };
+  const auto add = [&](const TensorEntry& entry, int64_t layer) {
+    const int64_t cols = ExtentOf(entry.cols, c);
+    std::vector<uint64_t> dims;
+    for (const int64_t dim : TensorDims(entry, c)) {
+      dims.push_back(static_cast<uint64_t>(dim));
+    }
+    const std::string name = TensorName(entry.id, layer);
+    if (entry.is_matrix()) {
+      const GgufTensorType type = type_of(entry.id);
+      w.Tensor(name, dims, type,
+               RandomTensor(rng, cols * ExtentOf(entry.rows, c), type,
+                            1.7 / std::sqrt(static_cast<double>(cols))));
+      return absl::OkStatus();
+    }
+    // Factors are far apart, so that one left out, or a neighbour's, is felt.
+    double min = 0.5, max = 1.5;
+    if (entry.role == TensorRole::kBias) min = -1, max = 1;
+    if (entry.role == TensorRole::kRopeFactors) max = 8;
+    w.Tensor(name, dims, GgufTensorType::kF32,
+             BytesOf(UniformReals<float>(rng, cols, min, max)));
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(ForEachTensor(c, add).ok());
 }
 
 inline std::string SmallLlamaFile(Rng& rng, const SmallLlama& m) {

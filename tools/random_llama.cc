@@ -15,10 +15,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
+#include "quern/models/architecture.h"
 #include "quern/models/byte_bpe.h"
 #include "quern/models/gguf.h"
+#include "quern/models/llama_config.h"
 #include "quern/quant/scalar_convert.h"
 #include "quern/tools/gguf_writer.h"
 
@@ -35,12 +38,15 @@ constexpr RandomLlamaShape kShapes[] = {
      "llama", 0, 8},
     {"qwen3_8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6f, 1e-6f,
      "qwen3"},
+    {"qwen2.5_7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6f, 1e-6f,
+     "qwen2"},
     {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
      "gemma2", 4096},
     // For tests: a moment to write, a moment to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
     {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
      8},
+    {"tiny_qwen2", 2, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-6f, "qwen2"},
     {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
     {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
 };
@@ -152,6 +158,30 @@ class Filler {
   Float16 q8_scale_;
 };
 
+LlamaConfig ConfigOf(const RandomLlamaShape& s) {
+  LlamaConfig c;
+  c.vocab = s.vocab;
+  c.context = s.context;
+  c.hidden = s.hidden;
+  c.layers = s.layers;
+  c.ffn = s.ffn;
+  c.q_heads = s.q_heads;
+  c.kv_heads = s.kv_heads;
+  c.head_dim = c.value_dim = c.rope_dim = s.head_dim;
+  c.rope_base = s.rope_base;
+  c.norm_eps = s.norm_eps;
+  c.window = s.window;
+  c.attention_cap = 50;  // Gemma-2's, which alone has them
+  c.logit_cap = 30;
+  SetArchitecture(
+      *FindArchitecture(s.architecture),
+      [&s](ModelPart part) {
+        return part == ModelPart::kOutputMatrix || s.rope_scale > 0;
+      },
+      c);
+  return c;
+}
+
 struct Tensor {
   std::string name;
   std::vector<int64_t> dims;
@@ -179,52 +209,42 @@ std::vector<float> RopeFactors(const RandomLlamaShape& s) {
   return factors;
 }
 
-std::vector<Tensor> Tensors(const RandomLlamaShape& s) {
-  const int64_t q = s.q_heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  const auto fan_in = [](int64_t n) {
-    return 1 / std::sqrt(static_cast<double>(n));
-  };
-  const bool qwen3 = s.architecture == "qwen3";
-  const bool gemma = s.architecture == "gemma2";
-  std::vector<Tensor> tensors = {{"token_embd.weight",
-                                  {s.hidden, s.vocab},
-                                  gemma ? fan_in(s.hidden) : 1,
-                                  {}}};
-  for (int64_t layer = 0; layer < s.layers; ++layer) {
-    const auto add = [&](absl::string_view name, std::vector<int64_t> dims,
-                         double deviation) {
-      tensors.push_back({absl::StrCat("blk.", layer, ".", name),
-                         std::move(dims),
-                         deviation,
-                         {}});
-    };
-    add("attn_norm.weight", {s.hidden}, 0);
-    add("attn_q.weight", {s.hidden, q}, fan_in(s.hidden));
-    add("attn_k.weight", {s.hidden, kv}, fan_in(s.hidden));
-    add("attn_v.weight", {s.hidden, kv}, fan_in(s.hidden));
-    if (qwen3) {
-      add("attn_q_norm.weight", {s.head_dim}, 0);
-      add("attn_k_norm.weight", {s.head_dim}, 0);
-    }
-    add("attn_output.weight", {q, s.hidden}, fan_in(2 * s.layers * q));
-    if (gemma) {
-      add("post_attention_norm.weight", {s.hidden}, 0);
-      add("post_ffw_norm.weight", {s.hidden}, 0);
-    }
-    add("ffn_norm.weight", {s.hidden}, 0);
-    add("ffn_gate.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
-    add("ffn_up.weight", {s.hidden, s.ffn}, fan_in(s.hidden));
-    add("ffn_down.weight", {s.ffn, s.hidden}, fan_in(2 * s.layers * s.ffn));
+// The standard deviation of a tensor's weights; 0 for norms, biases and
+// factors.
+double DeviationOf(const TensorEntry& entry, const LlamaConfig& c) {
+  const auto cols = static_cast<double>(ExtentOf(entry.cols, c));
+  switch (entry.role) {
+    case TensorRole::kEmbedding:
+      return c.Has(ModelPart::kOutputMatrix) ? 1 : 1 / std::sqrt(cols);
+    case TensorRole::kMatrix:
+      return 1 / std::sqrt(cols);
+    case TensorRole::kMatrixIntoStream:
+      return 1 / std::sqrt(2 * static_cast<double>(c.layers) * cols);
+    case TensorRole::kNorm:
+    case TensorRole::kBias:
+    case TensorRole::kRopeFactors:
+      break;
   }
-  tensors.push_back({"output_norm.weight", {s.hidden}, 0, {}});
-  if (!gemma) {
-    tensors.push_back(
-        {"output.weight", {s.hidden, s.vocab}, fan_in(s.hidden), {}});
-  }
-  if (s.rope_scale > 0) {
-    tensors.push_back(
-        {"rope_freqs.weight", {s.head_dim / 2}, 0, RopeFactors(s)});
-  }
+  return 0;
+}
+
+std::vector<Tensor> Tensors(const RandomLlamaShape& s, const LlamaConfig& c) {
+  std::vector<Tensor> tensors;
+  const absl::Status added =
+      ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
+        Tensor tensor = {TensorName(entry.id, layer),
+                         TensorDims(entry, c),
+                         DeviationOf(entry, c),
+                         {}};
+        if (entry.role == TensorRole::kRopeFactors) {
+          tensor.values = RopeFactors(s);
+        } else if (entry.role == TensorRole::kBias) {
+          tensor.values.assign(static_cast<size_t>(tensor.dims[0]), 0);
+        }
+        tensors.push_back(std::move(tensor));
+        return absl::OkStatus();
+      });
+  QUERN_CHECK(added.ok());
   return tensors;
 }
 
@@ -243,34 +263,17 @@ uint32_t FileType(GgufTensorType type) {
   return 0;
 }
 
-void AddModelKeys(const RandomLlamaShape& s, GgufTensorType type,
-                  GgufFileWriter& w) {
-  const auto name = [&s](absl::string_view key) {
-    return absl::StrCat(s.architecture, ".", key);
-  };
-  const auto u32 = [&](absl::string_view key, int64_t value) {
-    w.KeyU32(name(key), static_cast<uint32_t>(value));
-  };
-  w.KeyString("general.architecture", s.architecture);
+void AddModelKeys(const RandomLlamaShape& s, const LlamaConfig& c,
+                  GgufTensorType type, GgufFileWriter& w) {
+  w.KeyString("general.architecture", c.architecture);
   w.KeyString("general.name", absl::StrCat(s.name, " with random weights"));
   w.KeyU32("general.file_type", FileType(type));
-  u32("vocab_size", s.vocab);
-  u32("context_length", s.context);
-  u32("embedding_length", s.hidden);
-  u32("block_count", s.layers);
-  u32("feed_forward_length", s.ffn);
-  u32("attention.head_count", s.q_heads);
-  u32("attention.head_count_kv", s.kv_heads);
-  u32("attention.key_length", s.head_dim);
-  u32("attention.value_length", s.head_dim);
-  w.KeyF32(name("attention.layer_norm_rms_epsilon"), s.norm_eps);
-  u32("rope.dimension_count", s.head_dim);
-  w.KeyF32(name("rope.freq_base"), s.rope_base);
-  if (s.architecture == "gemma2") {
-    u32("attention.sliding_window", s.window);
-    w.KeyF32(name("attn_logit_softcapping"), 50);
-    w.KeyF32(name("final_logit_softcapping"), 30);
-  }
+  WriteModelKeys(
+      c,
+      [&w](const std::string& name, int64_t value) {
+        w.KeyU32(name, static_cast<uint32_t>(value));
+      },
+      [&w](const std::string& name, float value) { w.KeyF32(name, value); });
 }
 
 // The numbers of tokenizer.ggml.token_type, see models/tokenizer.h.
@@ -344,13 +347,14 @@ absl::Status WriteRandomLlama(
     const std::function<void(int64_t done, int64_t total)>& progress) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", shape.vocab, kMinVocab));
   GgufFileWriter writer;
-  AddModelKeys(shape, type, writer);
-  if (shape.architecture == "qwen3") {
+  const LlamaConfig config = ConfigOf(shape);
+  AddModelKeys(shape, config, type, writer);
+  if (shape.architecture == "qwen2" || shape.architecture == "qwen3") {
     AddBytePieceKeys(shape.vocab, writer);
   } else {
     AddSentencePieceKeys(shape.vocab, writer);
   }
-  const std::vector<Tensor> tensors = Tensors(shape);
+  const std::vector<Tensor> tensors = Tensors(shape, config);
   for (const Tensor& tensor : tensors) {
     QUERN_RETURN_IF_ERROR(
         writer.AddTensor(tensor.name, tensor.dims,

@@ -1,20 +1,20 @@
 #ifndef QUERN_TOOLS_RANDOM_LLAMA_H_
 #define QUERN_TOOLS_RANDOM_LLAMA_H_
 
-// GGUF files of Llama, Qwen3 and Gemma-2 architecture with random weights: what
-// they compute means nothing, and costs what the real model costs.
+// GGUF files of each architecture in models/architecture.h with random weights:
+// what they compute means nothing, and costs what the real model costs.
 //
 // A matrix of fan-in n has the standard deviation n^-1/2; those that add to the
 // residual stream (attn_output, ffn_down) (2 * layers * n)^-1/2, so that it
-// stays of order 1 through any number of layers; norms are 1. The embedding has
-// the standard deviation 1; where it is the output matrix too, in Gemma-2, that
-// of a matrix, and is multiplied by sqrt(n). A weight is the
-// sum of four random bytes, less its mean, scaled: bell-shaped, at most 3.5
+// stays of order 1 through any number of layers; norms are 1, biases 0. The
+// embedding has the standard deviation 1; where it is the output matrix too, in
+// Gemma-2, that of a matrix, and is multiplied by sqrt(n). A weight is the sum
+// of four random bytes, less its mean, scaled: bell-shaped, at most 3.5
 // standard deviations, and the same bits on every machine.
 //
 // The vocabulary is <unk> <s> </s>, the 256 bytes, the space, and numbered
 // words that no text encodes to: a text of n bytes is about n tokens. That of
-// Qwen3 is the 256 bytes, " t", <|endoftext|> and such words.
+// Qwen2 and Qwen3 is the 256 bytes, " t", <|endoftext|> and such words.
 
 #include <cstdint>
 #include <functional>
@@ -39,7 +39,7 @@ struct RandomLlamaShape {
   int64_t context = 0;
   float rope_base = 10000;
   float norm_eps = 1e-5f;
-  absl::string_view architecture = "llama";  // or "qwen3" or "gemma2"
+  absl::string_view architecture = "llama";  // of models/architecture.h
   int64_t window = 0;                        // of gemma2's local layers
   // With a value s > 0 there is a rope_freqs.weight: Llama 3.1's factors, which
   // divide low rotary frequencies by s (kLlama3 in ops/rope/rotary_scaling.h,

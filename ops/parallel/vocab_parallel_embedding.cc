@@ -52,6 +52,7 @@ absl::StatusOr<VocabParallelEmbeddingPlan> VocabParallelEmbeddingPlan::Create(
   gather.hidden = spec.hidden;
   gather.weight_dtype = spec.weight_dtype;
   gather.out_dtype = spec.out_dtype;
+  gather.scale = spec.scale;
   gather.padding_id = VocabShard::kNotHere;
   QUERN_ASSIGN_OR_RETURN(const VocabEmbeddingPlan gather_plan,
                          VocabEmbeddingPlan::Create(gather));

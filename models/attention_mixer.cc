@@ -1,0 +1,141 @@
+#include "quern/models/attention_mixer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/architecture.h"
+#include "quern/models/layer.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_loader.h"
+#include "quern/models/model_shard.h"
+#include "quern/models/page_pool.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/parallel_rows.h"
+
+namespace quern {
+namespace {
+
+// The `count` heads of a token, side by side, each divided by its own rms.
+void NormaliseRow(const RmsNormPlan& norm, const AlignedBuffer& weight,
+                  float* heads, int64_t count) {
+  const int64_t head_dim = norm.spec().hidden;
+  const auto rows = DenseMatrix<float>(heads, count, head_dim);
+  InlineExecutor here;
+  norm.Execute(rows, DenseVector<const float>(weight.data<float>(), head_dim),
+               rows, here);
+}
+
+}  // namespace
+
+AttentionMixer::AttentionMixer(LinearPlan qkv, LinearPlan out)
+    : qkv_(std::move(qkv)), out_(std::move(out)) {}
+
+absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
+    LlamaLoader& loader, const LlamaConfig& config, const ModelShard& shard,
+    const AttentionOperators& operators, int64_t layer, int64_t pool,
+    int64_t pool_layer) {
+  QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, loader.Matrix(loader.QkvParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan out,
+                         loader.Matrix(loader.AttnOutParts(layer)));
+  std::unique_ptr<AttentionMixer> m(
+      new AttentionMixer(std::move(qkv), std::move(out)));
+  m->operators_ = operators;
+  m->pool_ = pool;
+  m->pool_layer_ = pool_layer;
+  m->q_heads_ = shard.q_heads();
+  m->kv_heads_ = shard.kv_heads();
+  m->head_dim_ = config.head_dim;
+  if (operators.head_norm != nullptr) {
+    QUERN_ASSIGN_OR_RETURN(m->q_norm_,
+                           loader.Norm(TensorId::kAttnQNorm, layer));
+    QUERN_ASSIGN_OR_RETURN(m->k_norm_,
+                           loader.Norm(TensorId::kAttnKNorm, layer));
+  }
+  return std::unique_ptr<Mixer>(std::move(m));
+}
+
+template <typename Allocator>
+AttentionMixer::Scratch AttentionMixer::LayOut(Allocator& a,
+                                               int64_t tokens) const {
+  const int64_t q_cols = q_heads_ * head_dim_;
+  const int64_t cols = q_cols + 2 * kv_heads_ * head_dim_;
+  const auto row_bytes = static_cast<int64_t>(SizeOf(out_.spec().a));
+  Scratch s;
+  s.qkv = a.template Allocate<float>("qkv", tokens * cols);
+  // The widest type that queries are converted to has two bytes.
+  s.queries = a.template Allocate<uint8_t>("queries", 2 * tokens * q_cols);
+  s.attended =
+      a.template Allocate<uint8_t>("attended", tokens * q_cols * row_bytes);
+  return s;
+}
+
+absl::StatusOr<int64_t> AttentionMixer::ScratchBytes(int64_t max_tokens,
+                                                     int max_workers) const {
+  QUERN_ASSIGN_OR_RETURN(const int64_t qkv,
+                         qkv_.WorkspaceBytes(max_tokens, max_workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t out,
+                         out_.WorkspaceBytes(max_tokens, max_workers));
+  WorkspaceLayout counted;
+  LayOut(counted, max_tokens);
+  counted.Allocate<uint8_t>("matrix", std::max(qkv, out));
+  if (counted.overflow()) {
+    return absl::ResourceExhaustedError(
+        "llama: attention's scratch needs more than 2^63 bytes");
+  }
+  return counted.bytes();
+}
+
+void AttentionMixer::NormaliseHeads(float* qkv, int64_t tokens,
+                                    Executor& executor) const noexcept {
+  const int64_t cols = (q_heads_ + 2 * kv_heads_) * head_dim_;
+  ParallelRows(executor, tokens, 2 * cols, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* q = qkv + row * cols;
+      NormaliseRow(*operators_.head_norm, q_norm_, q, q_heads_);
+      NormaliseRow(*operators_.head_norm, k_norm_, q + q_heads_ * head_dim_,
+                   kv_heads_);
+    }
+  });
+}
+
+void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
+                             const LayerTarget& target) const noexcept {
+  Executor& executor = *step.executor;
+  const int64_t t = step.rows.extent(0);
+  Workspace memory = step.scratch;
+  const Scratch s = LayOut(memory, t);
+  const int64_t q_cols = q_heads_ * head_dim_, kv_cols = kv_heads_ * head_dim_;
+  const int64_t cols = q_cols + 2 * kv_cols;
+  qkv_.Execute({step.rows, DenseMatrix<float>(s.qkv, t, cols)}, memory,
+               executor);
+  if (operators_.head_norm != nullptr) NormaliseHeads(s.qkv, t, executor);
+  const auto heads = [&](int64_t column, int64_t count) {
+    return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
+                                {cols, head_dim_, 1});
+  };
+  const auto q = heads(0, q_heads_), k = heads(q_cols, kv_heads_),
+             v = heads(q_cols + kv_cols, kv_heads_);
+  operators_.rope->ExecuteQk(step.positions, q, k, executor);
+  pool.Write(pool_layer_, k, v, executor);
+  const DType dtype = out_.spec().a;
+  pool.Attend(pool_layer_, q, s.queries,
+              AnyTensorView(dtype, static_cast<void*>(s.attended), 3,
+                            {t, q_heads_, head_dim_}, {q_cols, head_dim_, 1}),
+              executor);
+  const AnyTensorView attended(dtype, static_cast<void*>(s.attended), 2,
+                               {t, q_cols}, {q_cols, 1});
+  out_.Execute({attended, target.y, target.residual}, memory, executor);
+}
+
+}  // namespace quern

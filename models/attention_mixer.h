@@ -1,0 +1,71 @@
+#ifndef QUERN_MODELS_ATTENTION_MIXER_H_
+#define QUERN_MODELS_ATTENTION_MIXER_H_
+
+// Private: grouped-query attention as a layer.
+//
+//   [q, k, v] = W x + b;  each head of q and k: rms_norm, with kHeadNorms
+//   q, k = rope(q), rope(k);  k, v to the pool
+//   y = residual + W_out attention(q, pool)
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/layer.h"
+#include "quern/models/llama_loader.h"
+#include "quern/models/model_shard.h"
+#include "quern/ops/norm/rms_norm.h"
+#include "quern/ops/rope/rotary_embedding.h"
+
+namespace quern {
+
+// What the attention layers of a model have in common. `head_norm` is there
+// with kHeadNorms.
+struct AttentionOperators {
+  const RotaryEmbeddingPlan* rope = nullptr;
+  const RmsNormPlan* head_norm = nullptr;
+};
+
+class AttentionMixer final : public Mixer {
+ public:
+  // The operators outlive it.
+  static absl::StatusOr<std::unique_ptr<Mixer>> Create(
+      LlamaLoader& loader, const LlamaConfig& config, const ModelShard& shard,
+      const AttentionOperators& operators, int64_t layer, int64_t pool,
+      int64_t pool_layer);
+
+  int64_t pool() const override { return pool_; }
+  int64_t pool_layer() const override { return pool_layer_; }
+  absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
+                                       int max_workers) const override;
+  void Execute(const LayerStep& step, PagePool& pool,
+               const LayerTarget& target) const noexcept override;
+
+ private:
+  struct Scratch {
+    float* qkv;         // [tokens, qkv_cols]
+    uint8_t* queries;   // what attention reads, unless it is in qkv
+    uint8_t* attended;  // [tokens, q_cols], of the type of rows
+  };
+
+  AttentionMixer(LinearPlan qkv, LinearPlan out);
+  template <typename Allocator>
+  Scratch LayOut(Allocator& a, int64_t tokens) const;
+  void NormaliseHeads(float* qkv, int64_t tokens,
+                      Executor& executor) const noexcept;
+
+  AttentionOperators operators_;
+  int64_t pool_ = 0, pool_layer_ = 0;
+  int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
+  LinearPlan qkv_;                 // hidden -> q, k and v of this rank
+  AlignedBuffer q_norm_, k_norm_;  // f32[head_dim], with kHeadNorms
+  LinearPlan out_;                 // this rank's heads -> hidden
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_ATTENTION_MIXER_H_

@@ -1,0 +1,68 @@
+#include "quern/models/dense_feed_forward.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/layer.h"
+#include "quern/models/llama_loader.h"
+
+namespace quern {
+
+DenseFeedForward::DenseFeedForward(LinearPlan gate_up, LinearPlan down)
+    : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+
+absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
+    LlamaLoader& loader, int64_t layer) {
+  QUERN_ASSIGN_OR_RETURN(LinearPlan gate_up,
+                         loader.Matrix(loader.GateUpParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan down,
+                         loader.Matrix(loader.DownParts(layer)));
+  return std::unique_ptr<FeedForward>(
+      new DenseFeedForward(std::move(gate_up), std::move(down)));
+}
+
+// [tokens, ffn], of the type of rows.
+template <typename Allocator>
+uint8_t* DenseFeedForward::LayOut(Allocator& a, int64_t tokens) const {
+  const auto row_bytes =
+      down_.k() * static_cast<int64_t>(SizeOf(down_.spec().a));
+  return a.template Allocate<uint8_t>("activated", tokens * row_bytes);
+}
+
+absl::StatusOr<int64_t> DenseFeedForward::ScratchBytes(int64_t max_tokens,
+                                                       int max_workers) const {
+  QUERN_ASSIGN_OR_RETURN(const int64_t gate_up,
+                         gate_up_.WorkspaceBytes(max_tokens, max_workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t down,
+                         down_.WorkspaceBytes(max_tokens, max_workers));
+  WorkspaceLayout counted;
+  LayOut(counted, max_tokens);
+  counted.Allocate<uint8_t>("matrix", std::max(gate_up, down));
+  if (counted.overflow()) {
+    return absl::ResourceExhaustedError(
+        "llama: the feed-forward scratch needs more than 2^63 bytes");
+  }
+  return counted.bytes();
+}
+
+void DenseFeedForward::Execute(const LayerStep& step,
+                               const LayerTarget& target) const noexcept {
+  const int64_t t = step.rows.extent(0), ffn = down_.k();
+  Workspace memory = step.scratch;
+  const AnyTensorView activated(down_.spec().a,
+                                static_cast<void*>(LayOut(memory, t)), 2,
+                                {t, ffn}, {ffn, 1});
+  gate_up_.Execute({step.rows, activated}, memory, *step.executor);
+  down_.Execute({activated, target.y, target.residual}, memory, *step.executor);
+}
+
+}  // namespace quern

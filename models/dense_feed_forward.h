@@ -1,0 +1,41 @@
+#ifndef QUERN_MODELS_DENSE_FEED_FORWARD_H_
+#define QUERN_MODELS_DENSE_FEED_FORWARD_H_
+
+// Private: the gated feed-forward layer.
+//
+//   [gate, up] = W x;  y = residual + W_down (act(gate) * up)
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "quern/gemm/linear.h"
+#include "quern/models/layer.h"
+#include "quern/models/llama_loader.h"
+
+namespace quern {
+
+class DenseFeedForward final : public FeedForward {
+ public:
+  static absl::StatusOr<std::unique_ptr<FeedForward>> Create(
+      LlamaLoader& loader, int64_t layer);
+
+  absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
+                                       int max_workers) const override;
+  void Execute(const LayerStep& step,
+               const LayerTarget& target) const noexcept override;
+  std::string Explain(int64_t m) const override { return gate_up_.Explain(m); }
+
+ private:
+  DenseFeedForward(LinearPlan gate_up, LinearPlan down);
+  template <typename Allocator>
+  uint8_t* LayOut(Allocator& a, int64_t tokens) const;
+
+  LinearPlan gate_up_;  // hidden -> this rank's columns: act(gate) * up
+  LinearPlan down_;     // this rank's columns -> hidden
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_DENSE_FEED_FORWARD_H_

@@ -1,0 +1,196 @@
+// What a state remembers: sequences that share pages, and pages that a window
+// has left. Neither changes a bit.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_fixture_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+
+namespace quern {
+namespace {
+
+template <typename T>
+std::vector<T> Join(std::vector<T> a, const std::vector<T>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class LlamaMemoryTest : public LlamaFixture {
+ protected:
+  static SmallLlama Shape(const char* architecture, int64_t context) {
+    SmallLlama shape;
+    shape.architecture = architecture;
+    shape.context = context;
+    return shape;
+  }
+
+  // Logits of the last `wanted` tokens of a sequence that is alone, and comes
+  // in one piece.
+  Rows Alone(const LlamaModel& model, const std::vector<int32_t>& tokens,
+             size_t wanted) {
+    LlamaStateSpec spec;
+    spec.max_step_tokens = static_cast<int64_t>(tokens.size());
+    spec.cache_dtype = DType::kF32;
+    auto state = LlamaState::Create(model, spec);
+    EXPECT_TRUE(state.ok()) << state.status();
+    const Rows rows =
+        Forward(*state, {{*state->NewSequence(), tokens}}, inline_);
+    return Rows(rows.end() - static_cast<ptrdiff_t>(wanted), rows.end());
+  }
+};
+
+TEST_P(LlamaMemoryTest, ForksContinueAsTheWhole) {
+  TestRng rng;
+  for (const char* architecture : {"llama", "gemma2"}) {
+    const SmallLlama shape = Shape(architecture, 64);
+    const LlamaModel model =
+        Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+    for (const int64_t page_size : {1, 8, 16}) {
+      SCOPED_TRACE(page_size);
+      LlamaState state = State(model, page_size);
+      const int64_t all_free = state.free_tokens();
+      const auto prompt = RandomTokens(rng, 21, shape.vocab);
+      const int32_t root = *state.NewSequence();
+      Forward(state, {{root, prompt}}, inline_);
+      const auto left = state.Fork(root), right = state.Fork(root);
+      ASSERT_TRUE(left.ok() && right.ok()) << left.status();
+      EXPECT_EQ(state.length(*left), 21);
+      // The branches go on differently, the second after the root has ended.
+      const auto tail_l = RandomTokens(rng, 3, shape.vocab);
+      const auto tail_r = RandomTokens(rng, 5, shape.vocab);
+      EXPECT_EQ(Forward(state, {{*left, tail_l}}, inline_),
+                Alone(model, Join(prompt, tail_l), 3));
+      EXPECT_EQ(Forward(state, {{root, tail_r}}, inline_),
+                Alone(model, Join(prompt, tail_r), 5));
+      ASSERT_TRUE(state.EndSequence(root).ok());
+      EXPECT_EQ(Forward(state, {{*right, tail_r}, {*left, tail_r}}, inline_),
+                Join(Alone(model, Join(prompt, tail_r), 5),
+                     Alone(model, Join(Join(prompt, tail_l), tail_r), 5)));
+      ASSERT_TRUE(state.EndSequence(*left).ok());
+      ASSERT_TRUE(state.EndSequence(*right).ok());
+      EXPECT_EQ(state.free_tokens(), all_free);
+    }
+  }
+}
+
+// A refused step has replaced shared pages by copies; these are made.
+TEST_P(LlamaMemoryTest, ARefusedStepKeepsWhatForksShare) {
+  TestRng rng;
+  const SmallLlama shape = Shape("llama", 64);
+  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  LlamaStateSpec spec;
+  spec.max_sequences = 3;
+  spec.page_size = 16;
+  spec.cache_tokens = 64;
+  spec.cache_dtype = DType::kF32;
+  auto state = LlamaState::Create(model, spec);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const auto prompt = RandomTokens(rng, 21, shape.vocab);
+  const auto tail = RandomTokens(rng, 1, shape.vocab);
+  const auto many = RandomTokens(rng, 40, shape.vocab);
+  const int32_t root = *state->NewSequence();
+  Forward(*state, {{root, prompt}}, inline_);
+  const int32_t branch = *state->Fork(root);
+  // The branch gets its own second page; then the root's pages do not suffice.
+  EXPECT_EQ(state
+                ->Forward({{branch, tail}, {root, many}}, LogitsOf::kLastTokens,
+                          inline_)
+                .status()
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(state->length(branch), 21);
+  const Rows want = Alone(model, Join(prompt, tail), 1);
+  EXPECT_EQ(Forward(*state, {{branch, tail}}, inline_), want);
+  EXPECT_EQ(Forward(*state, {{root, tail}}, inline_), want);
+}
+
+TEST_P(LlamaMemoryTest, ForksReadTheirCommonKeysOnce) {
+  TestRng rng;
+  const SmallLlama shape = Shape("llama", 1024);
+  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  LlamaState state = State(model);
+  auto prompt = RandomTokens(rng, 600, shape.vocab);
+  const int32_t root = *state.NewSequence();
+  for (const size_t begin : {0, 300}) {
+    Forward(state, {{root, absl::MakeConstSpan(prompt).subspan(begin, 300)}},
+            inline_);
+  }
+  EXPECT_EQ(state.shared_tokens(), 0);
+  std::vector<std::vector<int32_t>> tails;
+  std::vector<LlamaBatchItem> items;
+  for (int i = 0; i < 3; ++i)
+    tails.push_back(RandomTokens(rng, 1, shape.vocab));
+  for (int i = 0; i < 3; ++i) {
+    items.push_back(
+        {i == 0 ? root : *state.Fork(root), tails[static_cast<size_t>(i)]});
+  }
+  const Rows rows = Forward(state, items, inline_);
+  EXPECT_EQ(state.shared_tokens(), 2 * 512);  // two chunks of 256
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(rows[i], Alone(model, Join(prompt, tails[i]), 1)[0]);
+  }
+}
+
+// Local layers keep a window of a long text, and no more; how the text is cut,
+// and so when pages are given back, changes no bit.
+TEST_P(LlamaMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
+  TestRng rng;
+  SmallLlama shape = Shape("gemma2", 8192);
+  shape.window = 70;
+  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  const auto tokens = RandomTokens(rng, 4000, shape.vocab);
+  std::vector<Rows> ends;
+  for (const size_t step : {4000, 300, 1024, 77}) {
+    for (const int64_t page_size : {16, 48}) {
+      LlamaStateSpec spec;
+      spec.max_step_tokens = static_cast<int64_t>(step);
+      spec.page_size = page_size;
+      spec.cache_dtype = DType::kF32;
+      spec.cache_tokens = 4096;
+      auto state = LlamaState::Create(model, spec);
+      ASSERT_TRUE(state.ok()) << state.status();
+      const int32_t sequence = *state->NewSequence();
+      Rows rows;
+      for (size_t done = 0; done < tokens.size(); done += step) {
+        const auto piece = absl::MakeConstSpan(tokens).subspan(done, step);
+        rows = Forward(*state, {{sequence, piece}}, inline_);
+        ASSERT_FALSE(rows.empty());
+      }
+      ends.push_back({rows.back()});
+      EXPECT_EQ(ends.back(), ends.front()) << step << ' ' << page_size;
+      if (step == 77 && page_size == 16) {
+        // Two layers, of which one keeps a span of 1024 tokens and its window.
+        EXPECT_LT(state->cache_bytes(),
+                  state->cache_bytes_per_token() / 2 * (4096 + 1400));
+      }
+    }
+  }
+}
+
+TEST_P(LlamaMemoryTest, RefusesToForkWhatIsNotThere) {
+  TestRng rng;
+  const LlamaModel model =
+      Load(SmallLlamaFile(rng, Shape("llama", 64)), LlamaWeights::kF32);
+  LlamaState state = State(model);
+  EXPECT_EQ(state.Fork(0).status().message(),
+            "llama: sequence=0 is not a sequence");
+  const int32_t sequence = *state.NewSequence();
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(state.Fork(sequence).ok());
+  EXPECT_EQ(state.Fork(sequence).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+QUERN_INSTANTIATE_ISA_TEST(LlamaMemoryTest);
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,200 @@
+// A model over ranks: the same logits on every rank, close to those of one;
+// each rank holds and reads its part.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "quern/core/communicator.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_fixture_testutil.h"
+#include "quern/models/llama_testutil.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/largest_difference.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What one rank has when it has run a prompt in two steps.
+struct RankResult {
+  Rows logits;
+  int64_t weight_bytes = 0, read_bytes = 0, bytes_per_token = 0;
+  int64_t cache_bytes = 0;
+  int rank = -1;
+};
+
+class LlamaRanksTest : public LlamaFixture {
+ protected:
+  static RankResult RunRank(const std::string& bytes, LlamaWeights weights,
+                            const std::vector<int32_t>& tokens,
+                            Communicator* communicator) {
+    InlineExecutor executor;
+    RankResult result;
+    LlamaOptions options;
+    options.weights = weights;
+    options.communicator = communicator;
+    options.progress = [&](int64_t, int64_t total) {
+      result.read_bytes = total;
+    };
+    auto model = LlamaModel::Create(ParseOrDie(bytes), options, executor);
+    EXPECT_TRUE(model.ok()) << model.status();
+    if (!model.ok()) return result;
+    LlamaStateSpec spec;
+    spec.cache_dtype = DType::kF32;
+    spec.page_size = 8;
+    auto state = LlamaState::Create(*model, spec);
+    EXPECT_TRUE(state.ok()) << state.status();
+    if (!state.ok()) return result;
+    const int32_t sequence = *state->NewSequence();
+    const auto cut = tokens.begin() + static_cast<ptrdiff_t>(tokens.size() / 2);
+    for (const std::vector<int32_t>& step :
+         {std::vector<int32_t>(tokens.begin(), cut),
+          std::vector<int32_t>(cut, tokens.end())}) {
+      const auto logits =
+          state->Forward({{sequence, step}}, LogitsOf::kAllTokens, executor);
+      EXPECT_TRUE(logits.ok()) << logits.status();
+      for (std::vector<float>& row : Copy(*logits)) {
+        result.logits.push_back(std::move(row));
+      }
+    }
+    result.weight_bytes = model->weight_bytes();
+    result.bytes_per_token = model->rank_bytes_per_token();
+    result.cache_bytes = state->cache_bytes();
+    result.rank = model->rank();
+    EXPECT_EQ(model->ranks(),
+              communicator == nullptr ? 1 : communicator->size());
+    return result;
+  }
+
+  // `bound`: of the distance from the oracle, and so from one rank.
+  void ExpectRanksAgree(const SmallLlama& shape, LlamaWeights weights,
+                        int ranks, double bound) {
+    SCOPED_TRACE(absl::StrCat(shape.architecture, " ",
+                              GgufTensorTypeName(shape.type), ", ", ranks,
+                              " ranks"));
+    TestRng rng;
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto config = LlamaConfig::Create(file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto tokens = RandomTokens(rng, 33, shape.vocab);
+    std::vector<RankResult> results(static_cast<size_t>(ranks));
+    RunRanks(ranks, [&](ThreadCommunicator& c) {
+      results[static_cast<size_t>(c.rank())] =
+          RunRank(bytes, weights, tokens, &c);
+    });
+    EXPECT_LE(LargestDifferenceOf(results[0].logits,
+                                  ReferenceLlama(file, *config).Logits(tokens)),
+              bound);
+    const RankResult one = RunRank(bytes, weights, tokens, nullptr);
+    EXPECT_EQ(one.bytes_per_token, 0);
+    for (int r = 0; r < ranks; ++r) {
+      const RankResult& result = results[static_cast<size_t>(r)];
+      EXPECT_EQ(result.rank, r);
+      EXPECT_EQ(result.logits, results[0].logits) << r;
+      EXPECT_EQ(result.cache_bytes, results[0].cache_bytes);
+    }
+    if (ranks == 1) {
+      EXPECT_EQ(results[0].logits, one.logits);
+      return;
+    }
+    // Two sums a layer and the embedding's, f32, and 1 / ranks of the logits.
+    const int64_t vocab_width = (shape.vocab + ranks - 1) / ranks;
+    EXPECT_EQ(results[0].bytes_per_token, 4 * (5 * shape.hidden + vocab_width));
+    // Matrices, which are nearly all of it, are divided.
+    EXPECT_LT(results[0].weight_bytes, one.weight_bytes * 2 / 3);
+    EXPECT_LT(results[0].read_bytes, one.read_bytes * 2 / 3);
+  }
+};
+
+// As in llama_oracle_test.cc.
+constexpr double kF32Bound = 2e-4;
+constexpr double kBF16Bound = 0.125;
+
+TEST_P(LlamaRanksTest, EveryArchitecture) {
+  SmallLlama shape;
+  shape.vocab = 101;
+  for (const char* architecture : kLlamaArchitectures) {
+    shape.architecture = architecture;
+    // Six ranks: three have the same key/value head.
+    for (const int ranks : {1, 2, 6}) {
+      ExpectRanksAgree(shape, LlamaWeights::kF32, ranks, kF32Bound);
+    }
+  }
+}
+
+TEST_P(LlamaRanksTest, EveryTypeOfTheFile) {
+  SmallLlama shape;
+  shape.vocab = 128;
+  for (const GgufTensorType type :
+       {GgufTensorType::kF16, GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
+    shape.type = type;
+    // Columns of Q8_0 are divided between blocks: 64 and 32 of 96.
+    ExpectRanksAgree(shape, LlamaWeights::kAsInFile, 2,
+                     type == GgufTensorType::kF16 ? kF32Bound : kBF16Bound);
+    ExpectRanksAgree(shape, LlamaWeights::kF32, 2, kF32Bound);
+  }
+}
+
+TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
+  TestRng rng;
+  const auto refusal = [&](const SmallLlama& shape, int ranks) {
+    const std::string bytes = SmallLlamaFile(rng, shape);
+    std::vector<std::string> messages(static_cast<size_t>(ranks));
+    RunRanks(ranks, [&](ThreadCommunicator& c) {
+      LlamaOptions options;
+      options.communicator = &c;
+      InlineExecutor executor;
+      const auto model =
+          LlamaModel::Create(ParseOrDie(bytes), options, executor);
+      EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+      messages[static_cast<size_t>(c.rank())] =
+          std::string(model.status().message());
+    });
+    // Every rank refuses, so that none waits for another.
+    for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+    return messages[0];
+  };
+  SmallLlama shape;
+  EXPECT_EQ(refusal(shape, 4),
+            "llama: the query heads=6 cannot be divided over 4 ranks in parts "
+            "of 1");
+  EXPECT_EQ(refusal(shape, 3),
+            "llama: the key/value heads=2 cannot be divided over 3 ranks in "
+            "parts of 1");
+  shape.type = GgufTensorType::kQ8_0;
+  EXPECT_EQ(refusal(shape, 6),
+            "llama: feed_forward_length=96 cannot be divided over 6 ranks in "
+            "parts of 32");
+  shape.head_dim = 20;
+  shape.rope_dim = 20;
+  shape.type = GgufTensorType::kF32;
+  shape.ffn_type = GgufTensorType::kQ8_0;
+  EXPECT_THAT(refusal(shape, 2), HasSubstr("the query heads=6"));
+  shape = {};
+  shape.vocab = 5;
+  EXPECT_EQ(refusal(shape, 6),
+            "llama: the vocabulary=5 cannot be divided over 6 ranks in parts "
+            "of 1");
+}
+
+QUERN_INSTANTIATE_ISA_TEST(LlamaRanksTest);
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,75 @@
+#ifndef QUERN_MODELS_MODEL_SHARD_H_
+#define QUERN_MODELS_MODEL_SHARD_H_
+
+// Private: which part of a model a rank holds.
+//
+//   query heads   [rank * q_heads / size, ...), and the columns of q and of
+//                 attention's output that are theirs
+//   kv heads      those that its query heads meet: with more ranks than
+//                 key/value heads, several ranks have the same one
+//   ffn           columns [rank * width, + width), the last rank fewer
+//   vocabulary    likewise, rows of the embedding and of the output matrix
+//
+// Everything else is whole on every rank.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "quern/core/communicator.h"
+#include "quern/models/architecture.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama_config.h"
+
+namespace quern {
+
+struct ModelRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+class ModelShard {
+ public:
+  // Columns that matrices are divided by are multiples of `block`, which is
+  // that of the file's tensors. InvalidArgument where a number cannot be
+  // divided so that every rank has a part.
+  static absl::StatusOr<ModelShard> Create(const LlamaConfig& config, int rank,
+                                           int size, int64_t block);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  ModelRange Of(Extent extent) const {
+    return ranges_[static_cast<size_t>(extent)];
+  }
+  int64_t Count(Extent extent) const { return Of(extent).count; }
+  // What this rank reads of a tensor.
+  GgufPart PartOf(const TensorEntry& entry) const {
+    const ModelRange rows = Of(entry.rows), cols = Of(entry.cols);
+    return {rows.begin, rows.count, cols.begin, cols.count};
+  }
+
+  int64_t q_heads() const { return q_heads_; }
+  int64_t kv_heads() const { return kv_heads_; }
+  int64_t qkv_cols() const {
+    return Count(Extent::kQueryCols) + 2 * Count(Extent::kKeyCols);
+  }
+  // The columns of logits.
+  ColumnShards vocab() const { return vocab_; }
+
+ private:
+  int rank_ = 0, size_ = 1;
+  int64_t q_heads_ = 0, kv_heads_ = 0;
+  ColumnShards vocab_;
+  std::array<ModelRange, kNumExtents> ranges_;
+};
+
+// Whether what a layer adds to the residual stream is made apart: the ranks'
+// parts are summed, or a norm comes between.
+inline bool NeedsBranch(const LlamaConfig& config, const ModelShard& shard) {
+  return shard.size() > 1 || config.Has(ModelPart::kPostNorms);
+}
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_MODEL_SHARD_H_

@@ -1,0 +1,215 @@
+#include "quern/models/page_pool.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/shared_prefix.h"
+#include "quern/cache/copy_pages.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/quant/convert.h"
+
+namespace quern {
+namespace {
+
+// Pages are given back in multiples of so many tokens: of both the span and the
+// page, so that what is left begins with both.
+int64_t GivenBackAtOnce(int64_t page_size) {
+  return std::lcm(
+      AttentionSchedule::kChunkTokens * AttentionSchedule::kSpanChunks,
+      page_size);
+}
+
+}  // namespace
+
+int64_t PagePool::PagesOfWindow(int64_t window, int64_t page_size,
+                                int64_t max_sequences, int64_t max_step_tokens,
+                                int64_t pages_without_it) {
+  // A sequence keeps what the next query sees, and less than one unit before
+  // that; its first and its last page may hold one token of it each.
+  const int64_t kept =
+      DivCeil(window, page_size) + GivenBackAtOnce(page_size) / page_size + 2;
+  return std::min(pages_without_it,
+                  max_sequences * kept + DivCeil(max_step_tokens, page_size));
+}
+
+absl::StatusOr<PagePool> PagePool::Create(const PagePoolSpec& spec) {
+  const KvLayout& layout = spec.attention.kv;
+  PagePool pool;
+  QUERN_ASSIGN_OR_RETURN(pool.allocator_,
+                         PageAllocator::Create(spec.pages, layout.page_size()));
+  WriteKvSpec write;
+  write.kv = layout;
+  QUERN_ASSIGN_OR_RETURN(pool.write_, WriteKvPlan::Create(write));
+  QUERN_ASSIGN_OR_RETURN(pool.plan_,
+                         PagedAttentionPlan::Create(spec.attention));
+  if (spec.attention.q_dtype != DType::kF32) {
+    ConvertSpec convert;
+    convert.to = spec.attention.q_dtype;
+    convert.stores = Stores::kCached;
+    QUERN_ASSIGN_OR_RETURN(pool.convert_, ConvertPlan::Create(convert));
+  }
+  pool.sequences_.resize(static_cast<size_t>(spec.max_sequences));
+  QUERN_ASSIGN_OR_RETURN(pool.cache_,
+                         KvCache::Create(layout, spec.pages, spec.layers));
+  return pool;
+}
+
+int64_t PagePool::bytes_per_token() const {
+  return cache_.num_layers() * cache_.layout().page_bytes() /
+         cache_.layout().page_size();
+}
+
+int64_t PagePool::ConvertedBytes(const AttentionSpec& spec, int64_t tokens) {
+  if (spec.q_dtype == DType::kF32) return 0;
+  return tokens * spec.q_heads * spec.kv.head_dim() *
+         static_cast<int64_t>(SizeOf(spec.q_dtype));
+}
+
+void PagePool::BeginStep() {
+  q_lens_.clear();
+  kv_lens_.clear();
+  copies_.clear();
+  table_storage_.Clear();
+}
+
+absl::Status PagePool::AddToStep(int32_t sequence, int64_t length,
+                                 int64_t count) {
+  Sequence& s = At(sequence);
+  const int64_t begin = length - s.gone, end = begin + count;
+  QUERN_RETURN_IF_ERROR(allocator_->GrowForWrite(begin, end, s.pages, copies_));
+  table_storage_.Append(s.pages);
+  q_lens_.push_back(count);
+  kv_lens_.push_back(end);
+  return absl::OkStatus();
+}
+
+absl::Status PagePool::Prepare(int num_workers) {
+  QUERN_ASSIGN_OR_RETURN(table_, table_storage_.Build(allocator_->page_size(),
+                                                      allocator_->num_pages()));
+  int64_t tokens = 0;
+  for (const int64_t q_len : q_lens_) tokens += q_len;
+  slots_.resize(static_cast<size_t>(tokens));
+  QUERN_RETURN_IF_ERROR(
+      table_.SlotMapping(q_lens_, kv_lens_, absl::MakeSpan(slots_)));
+
+  AttentionBatch batch;
+  batch.q_lens = q_lens_;
+  batch.kv_lens = kv_lens_;
+  saved_tokens_ = 0;
+  if (q_lens_.size() > 1 && spec().window_left == kNoWindow) {
+    QUERN_ASSIGN_OR_RETURN(
+        const SharedPrefixes prefixes,
+        SharedPrefixes::Find(table_, q_lens_, kv_lens_, prefix_storage_));
+    batch.prefix_groups = prefixes.groups();
+    batch.prefix_members = prefixes.members();
+  }
+  QUERN_ASSIGN_OR_RETURN(
+      schedule_, AttentionSchedule::Build(spec(), batch, AttentionTiles(),
+                                          num_workers, schedule_storage_));
+  for (const PrefixGroup& prefix : schedule_.prefixes()) {
+    saved_tokens_ += prefix.saved_tokens();
+  }
+  QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
+                         plan_->WorkspaceBytes(schedule_, num_workers));
+  if (static_cast<int64_t>(workspace_.bytes()) < bytes) {
+    workspace_ = AlignedBuffer();  // before there are two
+    QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
+  }
+  return absl::OkStatus();
+}
+
+void PagePool::CopyShared(Executor& executor) noexcept {
+  for (int64_t layer = 0; layer < cache_.num_layers(); ++layer) {
+    const KvCacheView view = cache_.Layer(layer);
+    CopyPages(view, view, copies_, executor);
+  }
+  copies_.clear();
+}
+
+void PagePool::Trim(int32_t sequence, int64_t length) {
+  Sequence& s = At(sequence);
+  const auto first =
+      s.pages.begin() + DivCeil(length - s.gone, allocator_->page_size());
+  std::vector<int32_t> surplus(first, s.pages.end());
+  s.pages.erase(first, s.pages.end());
+  allocator_->Release(surplus);
+}
+
+void PagePool::Forget(int32_t sequence, int64_t length) {
+  if (spec().window_left == kNoWindow) return;
+  Sequence& s = At(sequence);
+  const int64_t page_size = allocator_->page_size();
+  // The next query stands at `length`.
+  const int64_t unit = GivenBackAtOnce(page_size);
+  const int64_t unseen = std::max<int64_t>(0, length - spec().window_left);
+  const int64_t gone = unseen / unit * unit;
+  if (gone <= s.gone) return;
+  const auto end = s.pages.begin() + (gone - s.gone) / page_size;
+  std::vector<int32_t> left(s.pages.begin(), end);
+  s.pages.erase(s.pages.begin(), end);
+  s.gone = gone;
+  allocator_->Release(left);
+}
+
+void PagePool::End(int32_t sequence) {
+  Sequence& s = At(sequence);
+  allocator_->Release(s.pages);
+  s.gone = 0;
+}
+
+absl::Status PagePool::Fork(int32_t sequence, int64_t length, int32_t branch) {
+  const Sequence& from = At(sequence);
+  Sequence& to = At(branch);
+  QUERN_RETURN_IF_ERROR(
+      allocator_->Fork(from.pages, length - from.gone, to.pages));
+  to.gone = from.gone;
+  return absl::OkStatus();
+}
+
+void PagePool::Write(int64_t layer, const AnyTensorView& k,
+                     const AnyTensorView& v, Executor& executor) noexcept {
+  write_->Execute({k, v, slots_, cache_.Layer(layer)}, executor);
+}
+
+void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
+                      uint8_t* converted, const AnyTensorView& out,
+                      Executor& executor) noexcept {
+  AnyTensorView queries = q;
+  if (convert_.has_value()) {
+    const int64_t tokens = q.extent(0), dim = q.extent(2);
+    const int64_t cols = q.extent(1) * dim;
+    const DType dtype = spec().q_dtype;
+    convert_->Execute(
+        MatrixView<const float>(q.data(), {tokens, cols}, {q.stride(0), 1}),
+        AnyTensorView(dtype, static_cast<void*>(converted), 2, {tokens, cols},
+                      {cols, 1}),
+        executor);
+    queries = AnyTensorView(dtype, static_cast<const void*>(converted), 3,
+                            {tokens, q.extent(1), dim}, {cols, dim, 1});
+  }
+  plan_->Execute(
+      {queries, cache_.Layer(layer), table_, schedule_, out, {}, {}, {}},
+      Workspace(workspace_), executor);
+}
+
+}  // namespace quern

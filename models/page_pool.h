@@ -1,0 +1,131 @@
+#ifndef QUERN_MODELS_PAGE_POOL_H_
+#define QUERN_MODELS_PAGE_POOL_H_
+
+// Private: the keys and values of those layers of a model that see equally far,
+// with all that is the same for these layers in a step: which pages hold which
+// sequence, where new tokens go, how attention is divided.
+//
+// Where the layers have a window, pages that it has left are given back. They
+// go in whole spans of attention's chunks, so that no bit of a row depends on
+// when: its chunks begin where they did.
+//
+// Sequences may share pages (Fork): the first that writes to one gets its own
+// copy, and the keys that several share come from memory once a step.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/shared_prefix.h"
+#include "quern/cache/kv_cache.h"
+#include "quern/cache/page_allocator.h"
+#include "quern/cache/page_table.h"
+#include "quern/cache/write_kv.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/quant/convert.h"
+
+namespace quern {
+
+struct PagePoolSpec {
+  AttentionSpec attention;  // its cache's layout, and the window
+  int64_t layers = 0;
+  int64_t pages = 0;
+  int64_t max_sequences = 0;
+};
+
+class PagePool {
+ public:
+  // Pages that max_sequences sequences need at most whose layers see `window`
+  // tokens, where a step brings max_step_tokens; no more than pages_without_it.
+  static int64_t PagesOfWindow(int64_t window, int64_t page_size,
+                               int64_t max_sequences, int64_t max_step_tokens,
+                               int64_t pages_without_it);
+
+  static absl::StatusOr<PagePool> Create(const PagePoolSpec& spec);
+
+  // The next step begins; it has no sequences yet.
+  void BeginStep();
+  // Appends to the step the sequence of `length` tokens and `count` new ones.
+  // ResourceExhausted, and nothing changed, if too few pages are free.
+  absl::Status AddToStep(int32_t sequence, int64_t length, int64_t count);
+  // Copies the pages that are written to and shared: after the last AddToStep,
+  // whether or not it succeeded, and before any other call.
+  void CopyShared(Executor& executor) noexcept;
+  // All sequences are there.
+  absl::Status Prepare(int num_workers);
+
+  // Gives back the pages beyond the first `length` tokens.
+  void Trim(int32_t sequence, int64_t length);
+  // Gives back what no query sees that comes after the first `length` tokens.
+  void Forget(int32_t sequence, int64_t length);
+  void End(int32_t sequence);
+  // `branch`, which is empty, gets the first `length` tokens of `sequence`.
+  absl::Status Fork(int32_t sequence, int64_t length, int32_t branch);
+
+  // k and v [tokens, kv_heads, head_dim] of the step, of one of the layers.
+  void Write(int64_t layer, const AnyTensorView& k, const AnyTensorView& v,
+             Executor& executor) noexcept;
+  // q [tokens, q_heads, head_dim] in f32, consecutive heads -> out, which has
+  // the type of the spec. `converted` has ConvertedBytes.
+  void Attend(int64_t layer, const TensorView<float, 3>& q, uint8_t* converted,
+              const AnyTensorView& out, Executor& executor) noexcept;
+  // What Attend needs for the queries of so many tokens.
+  static int64_t ConvertedBytes(const AttentionSpec& spec, int64_t tokens);
+
+  const AttentionSpec& spec() const { return plan_->spec(); }
+  const char* arithmetic() const { return plan_->arithmetic(); }
+  int64_t bytes() const { return static_cast<int64_t>(cache_.bytes()); }
+  int64_t bytes_per_token() const;
+  int64_t scratch_bytes() const {
+    return static_cast<int64_t>(workspace_.bytes());
+  }
+  int64_t free_tokens() const {
+    return allocator_->free_pages() * allocator_->page_size();
+  }
+  int64_t tokens() const {
+    return allocator_->num_pages() * allocator_->page_size();
+  }
+  // Keys of each head that were not read again in the last step, because
+  // several sequences share them.
+  int64_t saved_tokens() const { return saved_tokens_; }
+
+ private:
+  struct Sequence {
+    std::vector<int32_t> pages;
+    int64_t gone = 0;  // tokens in front of them
+  };
+
+  PagePool() = default;
+  Sequence& At(int32_t sequence) {
+    return sequences_[static_cast<size_t>(sequence)];
+  }
+
+  std::vector<Sequence> sequences_;
+  KvCache cache_;
+  std::optional<PageAllocator> allocator_;
+  std::optional<WriteKvPlan> write_;
+  std::optional<PagedAttentionPlan> plan_;
+  std::optional<ConvertPlan> convert_;  // none if attention reads f32
+  AlignedBuffer workspace_;             // of attention, grows
+
+  // This step.
+  std::vector<int64_t> q_lens_, kv_lens_, slots_;
+  std::vector<PageCopy> copies_;
+  PageTableStorage table_storage_;
+  PageTable table_;
+  SharedPrefixStorage prefix_storage_;
+  AttentionScheduleStorage schedule_storage_;
+  AttentionSchedule schedule_;
+  int64_t saved_tokens_ = 0;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_PAGE_POOL_H_
