@@ -58,7 +58,6 @@ double RopeBase(const LlamaConfig&) { return 10000; }
 
 using C = LlamaConfig;
 constexpr ModelKey kKeys[] = {
-    {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
     {"context_length", &C::context, nullptr, kAny, Required, MaxDim},
     {"embedding_length", &C::hidden, nullptr, kAny, Required, MaxDim},
     {"block_count", &C::layers, nullptr, kAny, Required, MaxLayers},
@@ -79,6 +78,7 @@ constexpr ModelKey kKeys[] = {
      nullptr},
     {"attention.sliding_window", &C::window, nullptr, kLocalLayers, Required,
      MaxDim},
+    {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
 };
 
 using E = Extent;

@@ -47,7 +47,8 @@ struct ModelKey {
   int64_t (*max)(const LlamaConfig& config);
 };
 
-// In the order of reading: a fallback or a bound uses what is above it.
+// In the order of reading: a fallback or a bound uses what is above it. The
+// vocabulary is last: without its key it is what the embedding has.
 absl::Span<const ModelKey> ModelKeys();
 
 // The dimension of a tensor, by what it is.

@@ -182,12 +182,19 @@ absl::Status CheckShape(const Keys& keys, const LlamaConfig& c) {
   return absl::OkStatus();
 }
 
-absl::Status ReadShape(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
+absl::Status ReadVocab(const GgufFile& file, const Keys& keys,
+                       const ModelKey& key, LlamaConfig& c) {
   QUERN_ASSIGN_OR_RETURN(const GgufTensor* embedding,
                          FindTensor(file, TensorName(TensorId::kEmbedding)));
   c.vocab = embedding->rows();
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "vocabulary", c.vocab, 1, LlamaConfig::kMaxDim));
+  QUERN_RETURN_IF_ERROR(keys.Read(key, c));
+  return CheckEqual(kOp, keys.Name(key.name), c.vocab, embedding->rows(),
+                    "token_embd.weight has rows");
+}
+
+absl::Status ReadShape(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
   for (const ModelKey& key : ModelKeys()) {
     if (!c.HasAll(key.needs)) continue;
     // Without this key, the heads divide the row.
@@ -196,12 +203,14 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
       return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
                              "; need a multiple of head_count=", c.q_heads);
     }
+    if (key.integer == &LlamaConfig::vocab) {
+      // The other keys are looked at before any tensor.
+      QUERN_RETURN_IF_ERROR(CheckShape(keys, c));
+      return ReadVocab(file, keys, key, c);
+    }
     QUERN_RETURN_IF_ERROR(keys.Read(key, c));
   }
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("vocab_size"), c.vocab,
-                                   embedding->rows(),
-                                   "token_embd.weight has rows"));
-  return CheckShape(keys, c);
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -5,7 +5,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,20 +44,23 @@ struct RankResult {
 
 class LlamaRanksTest : public LlamaFixture {
  protected:
-  static RankResult RunRank(const std::string& bytes, LlamaWeights weights,
-                            const std::vector<int32_t>& tokens,
-                            Communicator* communicator) {
+  RankResult RunRank(const std::string& bytes, LlamaWeights weights,
+                     const std::vector<int32_t>& tokens,
+                     Communicator* communicator,
+                     const std::string& packed_path = "") {
     InlineExecutor executor;
     RankResult result;
     LlamaOptions options;
     options.weights = weights;
     options.communicator = communicator;
+    options.packed_path = packed_path;
     options.progress = [&](int64_t, int64_t total) {
       result.read_bytes = total;
     };
     auto model = LlamaModel::Create(ParseOrDie(bytes), options, executor);
     EXPECT_TRUE(model.ok()) << model.status();
     if (!model.ok()) return result;
+    if (communicator == nullptr) EXPECT_RAN_ON(*model);
     LlamaStateSpec spec;
     spec.cache_dtype = DType::kF32;
     spec.page_size = 8;
@@ -152,8 +158,51 @@ TEST_P(LlamaRanksTest, EveryTypeOfTheFile) {
   }
 }
 
+// Each rank packs to a file of its own, and uses no other's.
+TEST_P(LlamaRanksTest, EachRankHasItsPackedFile) {
+  TestRng rng;
+  SmallLlama shape;
+  const std::string bytes = SmallLlamaFile(rng, shape);
+  const auto tokens = RandomTokens(rng, 9, shape.vocab);
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/ranks_", GetParam(), ".packed");
+  const auto run = [&](const std::string& to) {
+    std::vector<RankResult> results(2);
+    RunRanks(2, [&](ThreadCommunicator& c) {
+      results[static_cast<size_t>(c.rank())] =
+          RunRank(bytes, LlamaWeights::kF32, tokens, &c, to);
+    });
+    EXPECT_EQ(results[0].logits, results[1].logits);
+    return results[0].logits;
+  };
+  const Rows from_memory = run("");
+  EXPECT_EQ(run(path), from_memory);
+  for (const char* rank : {".0-of-2", ".1-of-2"}) {
+    EXPECT_TRUE(std::ifstream(path + rank).good()) << rank;
+  }
+  EXPECT_FALSE(std::ifstream(path).good());
+  EXPECT_EQ(run(path), from_memory);
+  // The other rank's part is not taken for one's own.
+  ASSERT_EQ(std::rename((path + ".0-of-2").c_str(), (path + ".1-of-2").c_str()),
+            0);
+  RunRanks(2, [&](ThreadCommunicator& c) {
+    if (c.rank() == 0) return;
+    InlineExecutor executor;
+    LlamaOptions options;
+    options.weights = LlamaWeights::kF32;
+    options.communicator = &c;
+    options.packed_path = path;
+    EXPECT_EQ(LlamaModel::Create(ParseOrDie(bytes), options, executor)
+                  .status()
+                  .code(),
+              absl::StatusCode::kFailedPrecondition);
+  });
+  RunRank(bytes, LlamaWeights::kF32, tokens, nullptr);
+}
+
 TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
   TestRng rng;
+  Load(SmallLlamaFile(rng, SmallLlama()), LlamaWeights::kF32);
   const auto refusal = [&](const SmallLlama& shape, int ranks) {
     const std::string bytes = SmallLlamaFile(rng, shape);
     std::vector<std::string> messages(static_cast<size_t>(ranks));
