@@ -24,6 +24,16 @@
 //           soft caps on attention's scores and on logits; layers 0, 2, 4 ...
 //           are local: a query sees no more than the window's tokens
 //
+// Over ranks (LlamaOptions::communicator) each rank holds some heads, some
+// columns of the feed-forward layer and some of the vocabulary, and reads only
+// these from the file. The ranks' parts of what x gains are summed, and the
+// logits gathered, so that every rank has all of them, with the same bits.
+// Create, NewSequence, EndSequence, Fork and Forward are then called by all
+// ranks, with the same arguments and in the same order; what one rank refuses
+// for its arguments or the shape of the model, all refuse. A rank that fails by
+// itself, for want of memory say, must be reported to the others by the program
+// before their next call: examples/generate does.
+//
 // A norm multiplies by the weights in the file, those of gemma2 too: whoever
 // writes GGUF has added Gemma's 1 to them.
 //

@@ -94,6 +94,8 @@ class LlamaLoader {
   };
 
   DType RowsOf() const;
+  // The element type that a matrix is read in; bytes for kI8Group.
+  static DType ReadType(WeightFormat format);
   // How a matrix is kept.
   WeightFormat FormatOf(const MatrixParts& parts) const;
   LinearWeightsSpec WeightsOf(const MatrixParts& parts) const;

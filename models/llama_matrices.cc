@@ -1,0 +1,172 @@
+// What a rank's matrices are, and what loading them takes. Reads no tensor.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/models/architecture.h"
+#include "quern/models/byte_limit.h"
+#include "quern/models/gguf.h"
+#include "quern/models/llama.h"
+#include "quern/models/llama_config.h"
+#include "quern/models/llama_loader.h"
+#include "quern/models/model_shard.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "llama";
+
+}  // namespace
+
+WeightFormat LlamaLoader::FormatOf(const MatrixParts& parts) const {
+  switch (options_.weights) {
+    case LlamaWeights::kBF16:
+      return WeightFormat::kBF16;
+    case LlamaWeights::kF32:
+      return WeightFormat::kF32;
+    case LlamaWeights::kInt8:
+      return WeightFormat::kI8Channel;
+    case LlamaWeights::kAsInFile:
+      break;
+  }
+  const GgufTensorType type = TensorIn(parts.rows[0], parts.layer).type;
+  for (const TensorId id : parts.rows) {
+    // f32 holds each of the types exactly.
+    if (TensorIn(id, parts.layer).type != type) return WeightFormat::kF32;
+  }
+  switch (type) {
+    case GgufTensorType::kF32:
+      return WeightFormat::kF32;
+    case GgufTensorType::kF16:
+      return WeightFormat::kF16;
+    case GgufTensorType::kBF16:
+      return WeightFormat::kBF16;
+    case GgufTensorType::kQ8_0:
+      return WeightFormat::kI8Group;
+  }
+  return WeightFormat::kF32;
+}
+
+MatrixParts LlamaLoader::QkvParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kAttnQ, TensorId::kAttnK, TensorId::kAttnV};
+  parts.layer = layer;
+  if (config_.Has(ModelPart::kQkvBias)) {
+    parts.biases = {TensorId::kAttnQBias, TensorId::kAttnKBias,
+                    TensorId::kAttnVBias};
+  }
+  parts.n = shard_.qkv_cols();
+  parts.k = config_.hidden;
+  return parts;
+}
+
+MatrixParts LlamaLoader::IntoStream(TensorId id, int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {id};
+  parts.layer = layer;
+  parts.n = config_.hidden;
+  parts.k = shard_.Count(TensorOf(id).cols);
+  parts.residual = !NeedsBranch(config_, shard_);
+  return parts;
+}
+
+MatrixParts LlamaLoader::AttnOutParts(int64_t layer) const {
+  return IntoStream(TensorId::kAttnOutput, layer);
+}
+
+MatrixParts LlamaLoader::DownParts(int64_t layer) const {
+  return IntoStream(TensorId::kFfnDown, layer);
+}
+
+MatrixParts LlamaLoader::GateUpParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kFfnGate, TensorId::kFfnUp};
+  parts.layer = layer;
+  parts.n = 2 * shard_.Count(Extent::kFfn);
+  parts.k = config_.hidden;
+  parts.y = rows_dtype_;
+  parts.activation = config_.activation;
+  return parts;
+}
+
+MatrixParts LlamaLoader::OutputParts() const {
+  MatrixParts parts;
+  parts.rows = {config_.Has(ModelPart::kOutputMatrix) ? TensorId::kOutput
+                                                      : TensorId::kEmbedding};
+  parts.n = shard_.Count(Extent::kVocab);
+  parts.k = config_.hidden;
+  return parts;
+}
+
+LinearWeightsSpec LlamaLoader::WeightsOf(const MatrixParts& parts) const {
+  LinearWeightsSpec spec;
+  spec.n = parts.n;
+  spec.k = parts.k;
+  spec.format = FormatOf(parts);
+  spec.gated = IsGated(parts.activation);
+  spec.group_size = GgufFile::kQ8Block;
+  return spec;
+}
+
+double LlamaLoader::PackedBytes(const MatrixParts& parts) const {
+  const auto bytes = LinearWeights::MaxPackedBytes(WeightsOf(parts));
+  // A shape that cannot be packed takes more than there is.
+  if (!bytes.ok()) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(*bytes);
+}
+
+double LlamaLoader::UnpackedBytes(const MatrixParts& parts) const {
+  const double elements =
+      static_cast<double>(parts.n) * static_cast<double>(parts.k);
+  const WeightFormat format = FormatOf(parts);
+  if (format == WeightFormat::kI8Group)
+    return elements / GgufFile::kQ8Block * GgufFile::kQ8BlockBytes;
+  const double codes = format == WeightFormat::kI8Channel ? elements : 0;
+  return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;
+}
+
+absl::Status LlamaLoader::CheckBytes(int64_t context) const {
+  const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20, 16,
+                           file_.file_bytes(), "file's"};
+  const LlamaConfig& c = config_;
+  // The bytes of all matrices, and what the largest takes while it is being
+  // packed. They are double, because a sparse file may claim any size.
+  double matrices = 0, largest = 0;
+  const auto add = [&](const MatrixParts& parts) {
+    matrices += PackedBytes(parts);
+    largest = std::max(largest, UnpackedBytes(parts));
+  };
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    add(QkvParts(layer));
+    add(AttnOutParts(layer));
+    add(GateUpParts(layer));
+    add(DownParts(layer));
+  }
+  add(OutputParts());
+  const double embedding = static_cast<double>(shard_.vocab().width) *
+                           static_cast<double>(c.hidden) *
+                           static_cast<double>(SizeOf(embedding_dtype()));
+  // Norms are in f32, and fewer than six of the widest.
+  const double norms = 6 * 4 * static_cast<double>(c.layers + 1) *
+                       static_cast<double>(std::max(c.hidden, c.head_dim));
+  // A cosine and a sine for each element that turns, in the layout that takes
+  // more.
+  const double rotary =
+      8 * static_cast<double>(context) * static_cast<double>(c.rope_dim);
+  const double bytes = matrices + largest + embedding + norms + rotary;
+  if (bytes <= limit.bytes()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%s: loading takes up to %.0f bytes: %.0f of matrices, %.0f of the "
+      "embedding, %.0f of the rotary table for context=%d, "
+      "rope.dimension_count=%d; %s",
+      kOp, bytes, matrices + largest + norms, embedding, rotary, context,
+      c.rope_dim, limit.Need()));
+}
+
+}  // namespace quern
