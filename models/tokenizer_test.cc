@@ -14,8 +14,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -191,13 +189,12 @@ TEST(TokenizerTest, JoinsTheHighestScoreFirstAndTheLeftmostOnATie) {
   }
 }
 
-TEST(TokenizerTest, EncodesAMegabyteInSeconds) {
+// One long run without a space is the worst case of a quadratic algorithm,
+// whose 2^40 steps would take longer than the test may.
+TEST(TokenizerTest, EncodesAMegabyteWithoutASpace) {
   const Tokenizer tokenizer = ShippedTokenizer();
-  const absl::Time start = absl::Now();
-  // One long run without a space is the worst case of a quadratic algorithm.
   const std::string text(1 << 20, 'x');
   EXPECT_EQ(tokenizer.Decode(tokenizer.Encode(text)), text);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(60));
 }
 
 TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
