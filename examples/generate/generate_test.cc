@@ -92,6 +92,28 @@ TEST(GenerateTest, GreedyTextIsTheGoldenOne) {
   }
 }
 
+TEST(GenerateTest, RanksGiveTheGoldenText) {
+  for (const GoldenPrompt& prompt : ReadGolden().prompts) {
+    for (const char* ranks : {"--ranks=2", "--ranks=4"}) {
+      const Outcome outcome = RunGenerate(
+          {"--prompt=" + prompt.text, "--temperature=0", ranks,
+           absl::StrCat("--max_tokens=", prompt.greedy_ids.size())});
+      EXPECT_EQ(outcome.code, 0);
+      EXPECT_EQ(outcome.out, prompt.text + prompt.greedy_text + "\n") << ranks;
+      EXPECT_EQ(outcome.err, "");
+    }
+  }
+}
+
+TEST(GenerateTest, RanksTakeThePromptOfStandardInput) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  const Outcome outcome = RunGenerate(
+      {"--temperature=0", "--max_tokens=64", "--threads=3", "--ranks=2"},
+      absl::StrCat("printf '%s\\n' ", Quote(prompt.text), " |"));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, prompt.text + prompt.greedy_text + "\n");
+}
+
 TEST(GenerateTest, ReadsThePromptFromStandardInput) {
   const GoldenPrompt prompt = ReadGolden().prompts[0];
   const Outcome outcome = RunGenerate(
@@ -128,6 +150,18 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
+}
+
+TEST(GenerateTest, StatsTellTheMemoryOfEachRank) {
+  const Outcome outcome = RunGenerate({"--prompt=Emma was", "--max_tokens=8",
+                                       "--stats", "--threads=5", "--ranks=2"});
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* words :
+       {"\nrank 0: ", "\nrank 1: ", "\nranks: 2; each gives ",
+        " bytes a token to sums and logits\n", "\nthreads: 4\n"}) {
+    EXPECT_THAT(outcome.err, HasSubstr(words));
+  }
+  EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("memory: ")));
 }
 
 // A text in each type of cache: all predict it about equally well. The words of
@@ -231,9 +265,10 @@ TEST(GenerateTest, HelpIsReadable) {
   EXPECT_EQ(outcome.err, "");
   for (const char* words :
        {"--prompt\n", "--specials (false)\n", "--model\n",
-        "--max_tokens (128)\n", "--threads (0)\n", "--temperature (0.8)\n",
-        "--top_k (40)\n", "--top_p (1)\n", "--seed (", "--kv (f16)\n",
-        "--perplexity (false)\n", "--stats (false)\n", "Exit code"}) {
+        "--max_tokens (128)\n", "--threads (0)\n", "--ranks (1)\n",
+        "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
+        "--kv (f16)\n", "--perplexity (false)\n", "--stats (false)\n",
+        "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
 }
@@ -250,6 +285,9 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--max_tokens=0"}, "--max_tokens=0; need at least 1"},
       {{"--threads=128"}, "--threads=128; need 0 to 127"},
       {{"--threads=-1"}, "--threads=-1; need 0 to 127"},
+      {{"--ranks=0"}, "--ranks=0; need at least 1"},
+      {{"--ranks=65"}, "--ranks=65; need 1 to 64 in one process"},
+      {{"--ranks=two"}, "--ranks=two is not a value of that flag: need a "},
       {{"--temperature=-1"}, "--temperature=-1; need 0 or more"},
       {{"--temperature=nan"}, "--temperature=nan; need 0 or more"},
       {{"--temperature=hot"}, "need a number"},
@@ -286,6 +324,21 @@ TEST(GenerateTest, RefusesBadFilesAndPromptsWithCode1) {
     const Outcome full = RunGenerate({argument}, "exec >/dev/full;");
     EXPECT_EQ(full.code, 1) << argument;
     EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+  }
+}
+
+// One rank says the sentence, and all of them end.
+TEST(GenerateTest, RanksRefuseWithOneSentence) {
+  for (const char* ranks : {"--ranks=2", "--ranks=4"}) {
+    ExpectRefused(RunGenerate({"--prompt=x", "--model=no/such.gguf", ranks}), 1,
+                  "generate: cannot open 'no/such.gguf'");
+    ExpectRefused(RunGenerate({"--prompt=" + std::string(2000, '#'), ranks}), 1,
+                  "generate: the prompt has ");
+    ExpectRefused(RunGenerate({"--prompt=x", "--packed=no/such/file", ranks}),
+                  1, "no/such/file");
+    const Outcome full = RunGenerate({"--prompt=x", ranks}, "exec >/dev/full;");
+    EXPECT_EQ(full.code, 1);
+    EXPECT_EQ(full.err, "generate: cannot write to standard output\n");
   }
 }
 

@@ -80,7 +80,8 @@ constexpr Flag kFlags[] = {
      }},
     {"packed", "",
      "a file of packed matrices: written if there is none, else mapped, which\n"
-     "      loads a model in the time that its embedding takes",
+     "      loads a model in the time that its embedding takes; with several\n"
+     "      ranks, each has its own, whose path ends in the rank",
      "a path",
      [](const std::string& value, GenerateOptions& o) {
        o.packed = value;
@@ -103,9 +104,20 @@ constexpr Flag kFlags[] = {
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.max_tokens);
      }},
-    {"threads", "0", "threads; 0: one for each available core", kWhole,
+    {"threads", "0",
+     "threads, which ranks of one process share; 0: one for each available\n"
+     "      core. generate_mpi: threads of each rank",
+     kWhole,
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.threads);
+     }},
+    {"ranks", "1",
+     "ranks that hold the model together, each a part of it, as threads of\n"
+     "      this process. generate_mpi: refuse to run on another number of\n"
+     "      processes; default: any number that mpirun starts",
+     kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.ranks.emplace());
      }},
     {"temperature", "0.8", "0: always the likeliest token; higher: more varied",
      kNumber,
@@ -135,7 +147,8 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.perplexity);
      }},
     {"stats", "false",
-     "tell the speed, the memory and the kernels on standard error",
+     "tell the speed, the memory, the kernels and what ranks exchange on\n"
+     "      standard error",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.stats);
@@ -205,6 +218,9 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   if (o.threads < 0 || o.threads > HwyExecutor::kMaxWorkers) {
     return refuse("--threads=", o.threads, "; need 0 to ",
                   HwyExecutor::kMaxWorkers);
+  }
+  if (o.ranks.value_or(1) < 1) {
+    return refuse("--ranks=", *o.ranks, "; need at least 1");
   }
   if (!std::isfinite(o.temperature) || o.temperature < 0) {
     return refuse("--temperature=", o.temperature, "; need 0 or more");

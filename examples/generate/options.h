@@ -20,7 +20,8 @@ struct GenerateOptions {
   DType kv = DType::kF16;  // of the cache
   bool perplexity = false;
   int64_t max_tokens = 128;
-  int threads = 0;  // 0: as many as there are cores
+  int threads = 0;           // 0: as many as there are cores
+  std::optional<int> ranks;  // none: generate has one, generate_mpi any number
   float temperature = 0.8f;
   int64_t top_k = 40;
   float top_p = 1;

@@ -19,16 +19,17 @@ namespace quern {
 
 class Progress {
  public:
-  explicit Progress(std::string what) : what_(std::move(what)) {}
+  // Nothing is shown where `out`, standard error elsewhere, is null.
+  Progress(std::string what, FILE* out) : what_(std::move(what)), out_(out) {}
   ~Progress() {
-    if (shown_ && terminal_) std::fprintf(stderr, "\r\033[K");
+    if (shown_ && terminal_) std::fprintf(out_, "\r\033[K");
   }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Show(int64_t done, int64_t total) {
     const absl::Time now = absl::Now();
-    if (now < next_ || total <= 0) return;
+    if (out_ == nullptr || now < next_ || total <= 0) return;
     next_ = now + (terminal_ ? absl::Milliseconds(100) : kLineInterval);
     shown_ = true;
     const double part =
@@ -36,7 +37,7 @@ class Progress {
     const auto filled = static_cast<size_t>(part * 30);
     const std::string bar =
         std::string(filled, '#') + std::string(30 - filled, '.');
-    std::fprintf(stderr, "%s%s [%s] %3.0f %%%s", terminal_ ? "\r" : "",
+    std::fprintf(out_, "%s%s [%s] %3.0f %%%s", terminal_ ? "\r" : "",
                  what_.c_str(), bar.c_str(), 100 * part, terminal_ ? "" : "\n");
   }
 
@@ -44,7 +45,8 @@ class Progress {
   static constexpr absl::Duration kLineInterval = absl::Seconds(5);
 
   const std::string what_;
-  const bool terminal_ = isatty(STDERR_FILENO) != 0;
+  FILE* const out_;
+  const bool terminal_ = out_ != nullptr && isatty(fileno(out_)) != 0;
   bool shown_ = false;
   absl::Time next_ =
       absl::Now() + (terminal_ ? absl::Seconds(1) : kLineInterval);

@@ -1,0 +1,202 @@
+// Ranks that are handed different options, as processes on different machines
+// may be. Whatever fails on one of them ends all of them.
+
+#include "examples/generate/generator.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "examples/generate/options.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/models/golden_testutil.h"
+#include "quern/models/llama.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Short and greedy, with a thread for each rank.
+std::vector<GenerateOptions> Options(int ranks, const GoldenPrompt& prompt) {
+  GenerateOptions options;
+  options.prompt = prompt.text;
+  options.max_tokens = static_cast<int64_t>(prompt.greedy_ids.size());
+  options.temperature = 0;
+  options.threads = 1;
+  return std::vector<GenerateOptions>(static_cast<size_t>(ranks), options);
+}
+
+struct Outcome {
+  std::vector<absl::Status> statuses;  // by rank
+  std::string out;
+};
+
+Outcome GenerateOnRanks(absl::Span<const GenerateOptions> options,
+                        int leader = 0) {
+  Outcome outcome;
+  outcome.statuses.resize(options.size());
+  ::testing::internal::CaptureStdout();
+  RunRanks(static_cast<int>(options.size()), [&](ThreadCommunicator& c) {
+    const auto rank = static_cast<size_t>(c.rank());
+    outcome.statuses[rank] = Generate(options[rank], &c, leader);
+  });
+  outcome.out = ::testing::internal::GetCapturedStdout();
+  return outcome;
+}
+
+void ExpectAllFail(const Outcome& outcome, const std::string& begin,
+                   const std::string& words) {
+  EXPECT_EQ(outcome.out, "");
+  for (const absl::Status& status : outcome.statuses) {
+    EXPECT_EQ(status, outcome.statuses[0]);
+    EXPECT_THAT(std::string(status.message()), StartsWith(begin));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  }
+}
+
+// The shipped model, but for one byte of the integer that follows `key`.
+std::string ModelWith(const std::string& key, char value) {
+  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
+  const size_t at = model.find(key);
+  EXPECT_NE(at, std::string::npos);
+  if (at == std::string::npos) return "";
+  // The key is followed by its type, of four bytes.
+  model[at + key.size() + 4] = value;
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", key);
+  std::ofstream(path, std::ios::binary) << model;
+  return path;
+}
+
+TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  const std::string text = prompt.text + prompt.greedy_text + "\n";
+  for (const int leader : {0, 1}) {
+    std::vector<GenerateOptions> options = Options(2, prompt);
+    EXPECT_EQ(GenerateOnRanks(options, leader).out, text);
+    GenerateOptions& other = options[static_cast<size_t>(1 - leader)];
+    other.prompt = "something else";
+    other.max_tokens = 3;
+    other.temperature = 2;
+    other.seed = 12345;
+    other.kv = DType::kF32;
+    other.weights = LlamaWeights::kInt8;
+    other.stats = true;
+    other.specials = true;
+    const Outcome outcome = GenerateOnRanks(options, leader);
+    EXPECT_EQ(outcome.out, text);
+    for (const absl::Status& status : outcome.statuses) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    other.perplexity = true;
+    EXPECT_EQ(GenerateOnRanks(options, leader).out, text);
+  }
+}
+
+// Two ranks add f32 values in another order than one does, so a row that is
+// rounded to bf16 differs by half a unit in the last place, 2^-9 of it, here
+// and there.
+TEST(GeneratorTest, PerplexityIsThatOfOneRank) {
+  GoldenPrompt prompt = ReadGolden().prompts[0];
+  for (int i = 0; i < 60; ++i) prompt.text += " And there was light.";
+  const auto perplexity = [&](int ranks) {
+    std::vector<GenerateOptions> options = Options(ranks, prompt);
+    for (GenerateOptions& o : options) o.perplexity = true;
+    const std::string out = GenerateOnRanks(options).out;
+    EXPECT_THAT(out, StartsWith("perplexity: "));
+    return std::strtod(out.c_str() + out.find(' '), nullptr);
+  };
+  const double one = perplexity(1);
+  EXPECT_GT(one, 1);
+  EXPECT_NEAR(perplexity(2), one, one / 512);
+}
+
+TEST(GeneratorTest, WhatFailsOnOneRankEndsAll) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  const std::string cut = ::testing::TempDir() + "/cut.gguf";
+  std::ofstream(cut, std::ios::binary)
+      << FileBytes(ModelFile("quern-kjv-4m.bf16.gguf")).substr(0, 1 << 20);
+  const std::string other_context = ModelWith("llama.context_length", 64);
+  const struct {
+    std::string model, packed;
+    const char* words;
+  } cases[] = {
+      {"no/such.gguf", "", "cannot open 'no/such.gguf'"},
+      {cut, "", "the file has"},
+      {other_context, "", "than the one of rank 0"},
+      {"", "no/such/folder/packed", "no/such/folder"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.words);
+    for (const size_t bad : {size_t{0}, size_t{1}, size_t{3}}) {
+      std::vector<GenerateOptions> options = Options(4, prompt);
+      options[bad].model = c.model;
+      options[bad].packed = c.packed;
+      const Outcome outcome = GenerateOnRanks(options);
+      // Where the leader's file is the odd one, all others differ from it.
+      const bool odd = bad == 0 && c.model == other_context;
+      const size_t named = odd ? 1 : bad;
+      ExpectAllFail(outcome,
+                    named == 0 ? "" : absl::StrCat("rank ", named, " of 4: "),
+                    c.words);
+    }
+  }
+}
+
+TEST(GeneratorTest, WhatTheLeaderRefusesEndsAll) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  std::vector<GenerateOptions> options = Options(3, prompt);
+  options[0].prompt = std::string(2000, '#');
+  ExpectAllFail(GenerateOnRanks(options), "the prompt has ",
+                "this model's context holds 256");
+  options[0].prompt = "";
+  options[0].perplexity = true;
+  ExpectAllFail(GenerateOnRanks(options), "the text has 0 tokens",
+                "--perplexity needs one");
+}
+
+TEST(GeneratorTest, TheExitCodeIsEveryRanks) {
+  const auto codes = [](const std::vector<absl::StatusOr<GenerateOptions>>& o) {
+    std::vector<int> results(o.size());
+    RunRanks(static_cast<int>(o.size()), [&](ThreadCommunicator& c) {
+      const auto rank = static_cast<size_t>(c.rank());
+      results[rank] = GenerateMain("generate", o[rank], &c);
+    });
+    return results;
+  };
+  const GenerateOptions good = Options(1, ReadGolden().prompts[0])[0];
+  GenerateOptions missing = good, help = good;
+  missing.model = "no/such.gguf";
+  help.help = true;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(codes({good, absl::InvalidArgumentError("no flag")}),
+            (std::vector<int>{2, 2}));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "generate: rank 1 of 2: no flag\n");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(codes({good, missing}), (std::vector<int>{1, 1}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              StartsWith("generate: rank 1 of 2: cannot open "));
+  // The leader's command line asks for help; the other's alone does not count.
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(codes({help, missing}), (std::vector<int>{0, 0}));
+  EXPECT_EQ(codes({good, help}), (std::vector<int>{0, 0}));
+  const std::string out = ::testing::internal::GetCapturedStdout();
+  EXPECT_THAT(out, StartsWith(HelpText()));
+  EXPECT_THAT(out.substr(HelpText().size()), StartsWith(*good.prompt));
+}
+
+}  // namespace
+}  // namespace quern

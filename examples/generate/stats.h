@@ -1,0 +1,30 @@
+#ifndef QUERN_EXAMPLES_GENERATE_STATS_H_
+#define QUERN_EXAMPLES_GENERATE_STATS_H_
+
+// What --stats tells: time, memory of each rank, what ranks exchange, kernels.
+
+#include <cstdint>
+#include <string>
+
+#include "examples/generate/options.h"
+#include "examples/generate/rank_group.h"
+#include "quern/core/executor.h"
+#include "quern/models/llama.h"
+
+namespace quern {
+
+struct Stats {
+  double load_s = 0, prompt_s = 0, generation_s = 0;
+  int64_t prompt_tokens = 0;
+  int64_t new_tokens = 0;
+  std::string stopped_by;
+};
+
+// Collective: the leader prints on standard error what all ranks tell it.
+void PrintStats(const Stats& stats, const GenerateOptions& options,
+                const LlamaModel& model, const LlamaState& state,
+                const Executor& executor, RankGroup& ranks);
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_GENERATE_STATS_H_

@@ -1,0 +1,61 @@
+#ifndef QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
+#define QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
+
+// From logits to text on standard output.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "examples/generate/options.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/tokenizer.h"
+#include "quern/ops/sampling/sampler.h"
+
+namespace quern {
+
+// Writes `text` to standard output at once. Unavailable if that fails.
+absl::Status Print(const std::string& text);
+
+class TextWriter {
+ public:
+  // Samples among `vocab` logits as the options say, with the executor's number
+  // of workers. `tokenizer` must outlive the result.
+  static absl::StatusOr<TextWriter> Create(const GenerateOptions& options,
+                                           const Tokenizer& tokenizer,
+                                           int64_t vocab,
+                                           const Executor& executor);
+
+  // Samples the token that follows `length` tokens and prints the text that it
+  // completes. `goes_on` becomes false where the token ends the text.
+  absl::StatusOr<int32_t> Next(MatrixView<const float> logits, int64_t length,
+                               int64_t context, Executor& executor,
+                               bool& goes_on);
+
+  // Prints what is left of the text, and ends its line.
+  absl::Status Finish();
+
+  int64_t tokens() const { return tokens_; }
+  // What ended the text, for --stats.
+  const std::string& stopped_by() const { return stopped_by_; }
+
+ private:
+  TextWriter(const Tokenizer& tokenizer, SamplerPlan plan,
+             AlignedBuffer scratch, const GenerateOptions& options);
+
+  const Tokenizer& tokenizer_;
+  SamplerPlan plan_;
+  AlignedBuffer scratch_;
+  SamplingParams params_;
+  StreamDecoder decoder_;
+  int64_t max_tokens_;
+  int64_t tokens_ = 0;
+  std::string stopped_by_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
