@@ -327,11 +327,15 @@ TEST(GenerateTest, RefusesBadFilesAndPromptsWithCode1) {
   }
 }
 
+TEST(GenerateTest, RefusesRanksThatCannotShareTheHeads) {
+  ExpectRefused(RunGenerate({"--prompt=x", "--ranks=3"}), 1, "heads");
+}
+
 // One rank says the sentence, and all of them end.
 TEST(GenerateTest, RanksRefuseWithOneSentence) {
   for (const char* ranks : {"--ranks=2", "--ranks=4"}) {
     ExpectRefused(RunGenerate({"--prompt=x", "--model=no/such.gguf", ranks}), 1,
-                  "generate: cannot open 'no/such.gguf'");
+                  "generate: gguf: cannot open 'no/such.gguf'");
     ExpectRefused(RunGenerate({"--prompt=" + std::string(2000, '#'), ranks}), 1,
                   "generate: the prompt has ");
     ExpectRefused(RunGenerate({"--prompt=x", "--packed=no/such/file", ranks}),

@@ -157,7 +157,7 @@ TEST(GeneratorTest, WhatFailsOnOneRankEndsAll) {
 
 TEST(GeneratorTest, WhatTheLeaderRefusesEndsAll) {
   const GoldenPrompt prompt = ReadGolden().prompts[0];
-  std::vector<GenerateOptions> options = Options(3, prompt);
+  std::vector<GenerateOptions> options = Options(4, prompt);
   options[0].prompt = std::string(2000, '#');
   ExpectAllFail(GenerateOnRanks(options), "the prompt has ",
                 "this model's context holds 256");
@@ -188,7 +188,7 @@ TEST(GeneratorTest, TheExitCodeIsEveryRanks) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(codes({good, missing}), (std::vector<int>{1, 1}));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              StartsWith("generate: rank 1 of 2: cannot open "));
+              StartsWith("generate: rank 1 of 2: gguf: cannot open "));
   // The leader's command line asks for help; the other's alone does not count.
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(codes({help, missing}), (std::vector<int>{0, 0}));
