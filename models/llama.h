@@ -30,9 +30,10 @@
 // logits gathered, so that every rank has all of them, with the same bits.
 // Create, NewSequence, EndSequence, Fork and Forward are then called by all
 // ranks, with the same arguments and in the same order; what one rank refuses
-// for its arguments or the shape of the model, all refuse. A rank that fails by
-// itself, for want of memory say, must be reported to the others by the program
-// before their next call: examples/generate does.
+// for its arguments or the shape of the model, all refuse. Where a step cannot
+// be done on one rank, for want of memory say, Forward fails on all; where a
+// Create fails on one, the program must tell the others before their next call,
+// as examples/generate does.
 //
 // A norm multiplies by the weights in the file, those of gemma2 too: whoever
 // writes GGUF has added Gemma's 1 to them.
@@ -210,8 +211,9 @@ class LlamaState {
   //
   // InvalidArgument: an item without tokens, an unknown sequence or one named
   // twice, a token id outside the vocabulary, more tokens than max_step_tokens
-  // or than the context holds. ResourceExhausted: the cache is full. No
-  // sequence gets longer then.
+  // or than the context holds. ResourceExhausted: the cache is full.
+  // Unavailable: another rank could not do the step. No sequence gets longer
+  // then.
   //
   // A sequence's logits do not depend on the other items; how its tokens are
   // cut into calls does not matter either.

@@ -200,6 +200,39 @@ TEST_P(LlamaRanksTest, EachRankHasItsPackedFile) {
   RunRank(bytes, LlamaWeights::kF32, tokens, nullptr);
 }
 
+// One rank's cache is smaller: it refuses the step, and so do the others,
+// instead of waiting for it; then all go on.
+TEST_P(LlamaRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
+  TestRng rng;
+  const SmallLlama shape;
+  const std::string bytes = SmallLlamaFile(rng, shape);
+  const auto tokens = RandomTokens(rng, 40, shape.vocab);
+  Load(bytes, LlamaWeights::kF32);
+  RunRanks(2, [&](ThreadCommunicator& c) {
+    InlineExecutor executor;
+    LlamaOptions options;
+    options.communicator = &c;
+    const auto model = LlamaModel::Create(ParseOrDie(bytes), options, executor);
+    ASSERT_TRUE(model.ok()) << model.status();
+    LlamaStateSpec spec;
+    spec.page_size = 16;
+    spec.cache_tokens = c.rank() == 0 ? 64 : 32;
+    auto state = LlamaState::Create(*model, spec);
+    ASSERT_TRUE(state.ok()) << state.status();
+    const int32_t sequence = *state->NewSequence();
+    const absl::Status refused =
+        state->Forward({{sequence, tokens}}, LogitsOf::kLastTokens, executor)
+            .status();
+    EXPECT_EQ(refused.code(), c.rank() == 0
+                                  ? absl::StatusCode::kUnavailable
+                                  : absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(state->length(sequence), 0);
+    EXPECT_TRUE(
+        state->Forward({{sequence, {1, 2, 3}}}, LogitsOf::kLastTokens, executor)
+            .ok());
+  });
+}
+
 TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
   TestRng rng;
   Load(SmallLlamaFile(rng, SmallLlama()), LlamaWeights::kF32);

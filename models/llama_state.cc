@@ -216,6 +216,15 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
                              static_cast<int64_t>(sizeof(float)));
 }
 
+absl::Status LlamaState::Impl::Agree(const absl::Status& status) const {
+  if (model->shard.size() == 1) return status;
+  float failed = status.ok() ? 0.0f : 1.0f;
+  model->communicator->AllReduceSum(DenseMatrix(&failed, 1, 1));
+  if (!status.ok() || failed == 0.0f) return status;
+  return absl::UnavailableError(absl::StrCat(
+      kOp, ": the step failed on another of ", model->shard.size(), " ranks"));
+}
+
 LlamaState::LlamaState(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LlamaState::LlamaState(LlamaState&&) noexcept = default;
 LlamaState& LlamaState::operator=(LlamaState&&) noexcept = default;
@@ -293,7 +302,7 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
   QUERN_RETURN_IF_ERROR(s.CheckItems(items));
   if (items.empty())
     return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
-  if (absl::Status prepared = s.Prepare(items, logits_of, executor);
+  if (absl::Status prepared = s.Agree(s.Prepare(items, logits_of, executor));
       !prepared.ok()) {
     s.TrimSequences(items);
     return prepared;

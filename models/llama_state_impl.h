@@ -66,6 +66,9 @@ struct LlamaState::Impl {
                              LogitsOf logits_of);
   // Gives back the pages beyond each sequence's length.
   void TrimSequences(absl::Span<const LlamaBatchItem> items);
+  // `status`, or Unavailable where another rank's is not OK: nobody begins a
+  // step that not all can do.
+  absl::Status Agree(const absl::Status& status) const;
   void Run(Executor& executor);
 };
 
