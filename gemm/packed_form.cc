@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "quern/core/dtype.h"
+#include "quern/core/checksum.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"
@@ -60,12 +60,7 @@ bool PanelsOf(const LinearWeightsSpec& spec, PackedForm& form) {
 }  // namespace
 
 uint64_t HeaderChecksum(const PackedHeader& header) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(&header);
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < offsetof(PackedHeader, checksum); ++i) {
-    hash = (hash ^ bytes[i]) * 0x100000001b3u;
-  }
-  return hash;
+  return Fnv1a(&header, offsetof(PackedHeader, checksum));
 }
 
 absl::StatusOr<PackedForm> PackedForm::Of(const LinearWeightsSpec& spec,
@@ -87,7 +82,6 @@ absl::StatusOr<PackedForm> PackedForm::Of(const LinearWeightsSpec& spec,
                               form.part_scales, &form.scales_bytes);
     form.scales = sections.Add(1, form.scales_bytes);
   } else if (spec.format == WeightFormat::kI8Channel) {
-    form.part_scales = form.part_n;
     form.scales_bytes = columns;
     form.scales = sections.Add(1, columns);
     form.sums = sections.Add(1, columns);

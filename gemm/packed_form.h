@@ -87,15 +87,15 @@ struct PackedForm {
                                        uint32_t flags);
 
   int64_t parts;        // 2 where gated, else 1
-  int64_t part_n;       // columns of each
-  int64_t groups;       // of k; 0 where the format has none
+  int64_t part_n;       // columns of each part
+  int64_t groups;       // groups of k; 0 where the format has none
   int64_t panel_bytes;  // one panel
   int64_t part_bytes;   // the panels of one part
-  int64_t part_scales;  // scales, or zeros, of one part: that many f32
-  // From the header on; 0 where there is no such section.
+  int64_t part_scales;  // f32 in one part's scales; 0 without groups
+  // Bytes from the header to each section; 0 where there is no such section.
   int64_t panels, scales, zeros, order, sums, bias;
-  int64_t scales_bytes;  // of scales, and of zeros
-  int64_t column_bytes;  // of sums, and of bias
+  int64_t scales_bytes;  // size of the scales, and of the zeros
+  int64_t column_bytes;  // size of the sums, and of the bias
   int64_t total_bytes;
 };
 

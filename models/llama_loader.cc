@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/check.h"
+#include "quern/core/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -252,11 +253,10 @@ absl::Status LlamaLoader::Adopt(const PackedFile& packed) {
 }
 
 absl::StatusOr<uint64_t> LlamaLoader::Source() const {
-  // FNV-1a, 64 bits, of what the tensors are and of three rows of each.
-  uint64_t hash = 0xcbf29ce484222325u;
+  // The checksum of what the tensors are and of three rows of each.
+  uint64_t hash = kFnv1aBasis;
   const auto add = [&](const void* data, size_t bytes) {
-    const auto* from = static_cast<const uint8_t*>(data);
-    for (size_t i = 0; i < bytes; ++i) hash = (hash ^ from[i]) * 0x100000001b3u;
+    hash = Fnv1a(data, bytes, hash);
   };
   const auto add_number = [&](int64_t value) { add(&value, sizeof(value)); };
   add_number(file_.file_bytes());

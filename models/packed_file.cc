@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/checksum.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"
@@ -53,16 +54,9 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 24, "part of the format");
 
-// FNV-1a, 64 bits.
-uint64_t Hash(const void* data, size_t bytes, uint64_t hash) {
-  const auto* from = static_cast<const uint8_t*>(data);
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ from[i]) * 0x100000001b3u;
-  return hash;
-}
 uint64_t ChecksumOf(const Header& header, absl::string_view index) {
-  const uint64_t hash =
-      Hash(&header, offsetof(Header, checksum), 0xcbf29ce484222325u);
-  return Hash(index.data(), index.size(), hash);
+  return Fnv1a(index.data(), index.size(),
+               Fnv1a(&header, offsetof(Header, checksum)));
 }
 
 absl::Status FromSystem(const std::string& path, absl::string_view what) {
