@@ -11,7 +11,8 @@
 namespace quern {
 
 inline const dnnl::engine& OneDnnEngine() {
-  // Never destroyed: plans may outlive the statics of this file.
+  // The engine is never destroyed, because layers may outlive the statics of
+  // this file.
   static const auto* const engine =
       new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;

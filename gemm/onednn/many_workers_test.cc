@@ -7,19 +7,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/onednn/linear.h"
-#include "quern/gemm/onednn/scaled_linear.h"
-#include "quern/gemm/onednn/scaled_linear_testutil.h"
-#include "quern/gemm/onednn/scratch.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/onednn/layers_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -47,36 +45,20 @@ class Counter final : public Executor {
   ManyWorkers many_;
 };
 
-// fn(scratch) with a scratch of exactly that many bytes.
-template <typename Fn>
-void InScratch(int64_t bytes, const Fn& fn) {
-  GuardBuffer<float> memory(bytes / 4);
-  OneDnnScratch scratch(Workspace(memory.data(), static_cast<size_t>(bytes)));
-  fn(scratch);
-}
-
 template <typename A, typename C>
-OneDnnLinearPlan RandomPlan(Rng& rng, int64_t n, int64_t k) {
-  OneDnnLinearSpec spec;
-  spec.n = n;
-  spec.k = k;
-  spec.a = DTypeOf<A>;
-  spec.c = DTypeOf<C>;
-  const auto w = UniformReals<A>(rng, n * k);
+LinearPlan RandomPlan(Rng& rng, WeightFormat format, int64_t n, int64_t k) {
   InlineExecutor executor;
-  auto plan =
-      OneDnnLinearPlan::Create(spec, DenseMatrix(w.data(), n, k), {}, executor);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *std::move(plan);
+  return OneDnnPlan(SpecOf<A, C>(),
+                    RealWeights(rng, {format}, {0, n, k}).Pack(executor));
 }
 
 template <typename A, typename C>
-void ExpectSameBits() {
+void ExpectSameBits(WeightFormat format) {
   TestRng rng;
   const int64_t n = 300, k = 257;
-  const OneDnnLinearPlan plan = RandomPlan<A, C>(rng, n, k);
-  // From row to row of a and of c. Some strides ask oneDNN for more scratch,
-  // and the rows then go through scratch without gaps.
+  const LinearPlan plan = RandomPlan<A, C>(rng, format, n, k);
+  // Elements from row to row of a and of c. Some strides ask oneDNN for more
+  // scratch, and the rows then go through scratch without gaps.
   const int64_t a_strides[] = {k, 512, k + 4};
   const int64_t c_strides[] = {n + 3, 1024, n};
   size_t i = 0;
@@ -85,19 +67,24 @@ void ExpectSameBits() {
     const StridedMatrix<A> a(UniformReals<A>(rng, m * k), m, k,
                              a_strides[i % 3]);
     ++i;
-    const auto run = [&](OneDnnScratch& scratch, Executor& executor) {
+    // In a workspace of exactly that many bytes.
+    const auto run = [&](Executor& executor) {
       StridedMatrix<C> c(m, n, c_stride);
-      plan.Execute(a.view(), c.view(), scratch, executor);
+      LinearArgs args;
+      args.a = a.view();
+      args.c = c.view();
+      const auto bytes = plan.WorkspaceBytes(m, executor.num_workers());
+      EXPECT_EQ(bytes.status(), absl::OkStatus());
+      GuardBuffer<float> memory(*bytes / 4);
+      plan.Execute(args, Workspace(memory.data(), static_cast<size_t>(*bytes)),
+                   executor);
       return c.ToDense();
     };
     InlineExecutor one;
-    OneDnnScratch own;  // grows to what the strides ask for
-    const auto want = run(own, one);
+    const auto want = run(one);
     for (const int workers : kWorkers) {
       Counter executor(workers);
-      std::vector<C> c;
-      InScratch(plan.WorkspaceBytes(m, workers).value(),
-                [&](OneDnnScratch& scratch) { c = run(scratch, executor); });
+      const auto c = run(executor);
       ASSERT_TRUE(AllBitsEqual(c, want))
           << m << " rows, " << workers << " workers, stride of c " << c_stride
           << ", " << plan.Explain(m);
@@ -106,27 +93,22 @@ void ExpectSameBits() {
 }
 
 TEST(OneDnnManyWorkersTest, BitsOfLinearsDoNotDependOnTheNumberOfWorkers) {
-  ExpectSameBits<BFloat16, float>();
-  ExpectSameBits<BFloat16, BFloat16>();
-  ExpectSameBits<float, float>();
-  ExpectSameBits<Float16, BFloat16>();
+  ExpectSameBits<BFloat16, float>(WeightFormat::kBF16);
+  ExpectSameBits<BFloat16, BFloat16>(WeightFormat::kBF16);
+  ExpectSameBits<float, float>(WeightFormat::kF32);
+  ExpectSameBits<Float16, BFloat16>(WeightFormat::kF16);
 }
 
-TEST(OneDnnManyWorkersTest, BitsOfScaledLinearsDoNotDependOnIt) {
+TEST(OneDnnManyWorkersTest, BitsOfInt8DoNotDependOnIt) {
   TestRng rng;
   for (const Mode& mode : AllModes()) {
     if (mode.bias != mode.zero_points || !mode.per_channel) continue;
     const Layer layer = RandomLayer(rng, 300, 1300, mode);
-    const OneDnnScaledLinearPlan plan = Runner::Create<float>(layer);
+    const LinearPlan plan = PlanOf<float>(layer);
     for (const int64_t m : kRows) {
       const Rows rows = RandomRows(rng, m, layer);
       const auto run = [&](Executor& executor) {
-        std::vector<float> c;
-        InScratch(plan.WorkspaceBytes(m, executor.num_workers()).value(),
-                  [&](OneDnnScratch& scratch) {
-                    c = Runner::Run<float>(plan, rows, executor, scratch, 5);
-                  });
-        return c;
+        return RunRows<float>(plan, rows, executor, 5);
       };
       InlineExecutor one;
       const auto want = run(one);
@@ -139,33 +121,28 @@ TEST(OneDnnManyWorkersTest, BitsOfScaledLinearsDoNotDependOnIt) {
   }
 }
 
-// 256 rows of 4096 columns once were 16 tasks, whatever the workers.
+// A product of 256 rows and 4096 columns once had 16 tasks for any number of
+// workers.
 TEST(OneDnnManyWorkersTest, RowsAreDividedWhereColumnsAreFew) {
   TestRng rng;
   const int64_t n = 1024, k = 64, m = 256;
-  const auto tasks = [&](int workers, const auto& plan) {
-    const auto a = UniformReals<float>(rng, m * k);
-    std::vector<float> c(static_cast<size_t>(m * n));
-    Counter executor(workers);
-    OneDnnScratch scratch;
-    plan.Execute(DenseMatrix(a.data(), m, k), DenseMatrix(c.data(), m, n),
-                 scratch, executor);
-    return executor.most_tasks;
-  };
-  const OneDnnLinearPlan plan = RandomPlan<float, float>(rng, n, k);
-  EXPECT_GE(tasks(32, plan), 32) << plan.Explain(m);
+  const LinearPlan plan =
+      RandomPlan<float, float>(rng, WeightFormat::kF32, n, k);
+  Counter executor(32);
+  RunLinear<float, float>(plan, {m, n, k}, UniformReals<float>(rng, m * k),
+                          executor);
+  EXPECT_GE(executor.most_tasks, 32) << plan.Explain(m);
 
   const Layer layer = RandomLayer(rng, n, k, Mode());
-  const OneDnnScaledLinearPlan scaled = Runner::Create<float>(layer);
+  const LinearPlan scaled = PlanOf<float>(layer);
   const Rows rows = RandomRows(rng, m, layer);
   for (const int workers : {16, 32, 64, 128}) {
-    Counter executor(workers);
-    OneDnnScratch scratch;
-    Runner::Run<float>(scaled, rows, executor, scratch);
-    EXPECT_GE(executor.most_tasks, workers);
-    // As many as before where columns alone are enough.
+    Counter counter(workers);
+    RunRows<float>(scaled, rows, counter);
+    EXPECT_GE(counter.most_tasks, workers);
+    // Where columns alone are enough, there are no more tasks than of columns.
     if (workers == 16) {
-      EXPECT_EQ(executor.most_tasks, 16);
+      EXPECT_EQ(counter.most_tasks, 16);
     }
   }
 }

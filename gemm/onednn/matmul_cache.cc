@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
-#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 

@@ -13,7 +13,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "oneapi/dnnl/dnnl.hpp"
-#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 
@@ -34,6 +33,14 @@ struct MatmulKey {
 struct MatmulKernel {
   dnnl::matmul primitive;
   dnnl::memory::desc a, b, c, scratch;
+};
+
+// Look-ups of a layer's generated kernels since Create. A miss generates code,
+// unless oneDNN still has it from another layer of the same shape.
+struct OneDnnCacheStats {
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t evictions = 0;  // kernels dropped to keep the cache bounded
 };
 
 class MatmulCache {

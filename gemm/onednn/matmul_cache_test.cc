@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/gemm/onednn/cache_stats.h"
 
 namespace quern {
 namespace {

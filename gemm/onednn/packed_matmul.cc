@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,7 +19,6 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
-#include "quern/core/tensor_view.h"
 #include "quern/gemm/onednn/engine.h"
 #include "quern/gemm/onednn/matmul_cache.h"
 #include "quern/gemm/onednn/partition.h"
@@ -32,6 +28,7 @@
 namespace quern {
 namespace {
 
+constexpr char kOp[] = "linear";
 // Two for each row bucket, and some for other strides.
 constexpr size_t kMaxKernels = 128;
 constexpr auto kAlign = static_cast<int64_t>(AlignedBuffer::kAlignment);
@@ -45,49 +42,13 @@ absl::StatusOr<ConvertPlan> Converter(DType from, DType to) {
   return ConvertPlan::Create(spec);
 }
 
-// Some of [k, n], `k_step` and `n_step` elements apart.
-struct Block {
-  int64_t k;
-  int64_t n;
-  int64_t k_step;
-  int64_t n_step;
-};
-
-// Throws dnnl::error.
-void Reorder(const void* from, const Block& block, DType dtype,
-             dnnl::memory& packed) {
-  const dnnl::memory::desc desc({block.k, block.n}, ToOneDnn(dtype),
-                                dnnl::memory::dims{block.k_step, block.n_step});
-  dnnl::memory plain = OneDnnMemory(desc, from);
-  dnnl::stream stream(OneDnnEngine());
-  dnnl::reorder(plain, packed).execute(stream, plain, packed);
-}
-
-// The block without gaps between its rows, or columns: oneDNN packs bytes from
-// nothing else.
-Block MakeDense(const uint8_t* from, const Block& block, DType dtype,
-                std::vector<uint8_t>& dense) {
-  const bool by_rows = block.n_step != 1;  // rows of k
-  const int64_t size = static_cast<int64_t>(SizeOf(dtype));
-  const int64_t rows = by_rows ? block.n : block.k;
-  const int64_t row_bytes = (by_rows ? block.k : block.n) * size;
-  const int64_t step_bytes = (by_rows ? block.n_step : block.k_step) * size;
-  dense.resize(static_cast<size_t>(rows * row_bytes));
-  for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(dense.data() + row * row_bytes, from + row * step_bytes,
-                static_cast<size_t>(row_bytes));
-  }
-  return by_rows ? Block{block.k, block.n, 1, block.k}
-                 : Block{block.k, block.n, block.n, 1};
-}
-
 // Sums of integers are exact in any order.
 bool AddsIntegers(const MatmulConfig& config) {
   return config.max_k != 0 || config.inner_b == DType::kI8;
 }
 
 // Whether a kernel's sums over k do not depend on the number of rows. brgemm's
-// do not, to which linear_test.cc holds it; those of oneDNN's older f32 GEMM do
+// do not, which float_layer_test.cc tests; those of oneDNN's older f32 GEMM do
 // (3.7.2, 2026); nobody has looked at AMX.
 bool RowsKeepBits(absl::string_view kernel) {
   return absl::StartsWith(kernel, "brg") && !absl::StrContains(kernel, "amx");
@@ -154,7 +115,7 @@ absl::StatusOr<std::unique_ptr<PackedMatmul>> PackedMatmul::Create(
   auto matmul = std::unique_ptr<PackedMatmul>(new PackedMatmul(config));
   PackedMatmul& self = *matmul;
   std::string reference;
-  QUERN_RETURN_IF_ERROR(CatchOneDnn(config.op, [&] {
+  QUERN_RETURN_IF_ERROR(CatchOneDnn(kOp, [&] {
     for (const int64_t task : {int64_t{0}, self.num_tasks_ - 1}) {
       for (const int64_t piece : {int64_t{0}, self.num_pieces_ - 1}) {
         const int64_t width = self.ColsOf(task), k = self.KOf(piece);
@@ -177,8 +138,7 @@ absl::StatusOr<std::unique_ptr<PackedMatmul>> PackedMatmul::Create(
     }
   }));
   if (!reference.empty() && !config.reference_kernel) {
-    return Unimplemented(config.op, "only oneDNN's reference kernel ",
-                         reference);
+    return Unimplemented(kOp, "only oneDNN's reference kernel ", reference);
   }
   if (self.widens_a() && config.a != DType::kI8) {
     QUERN_ASSIGN_OR_RETURN(self.widen_, Converter(config.a, config.inner_a));
@@ -189,8 +149,7 @@ absl::StatusOr<std::unique_ptr<PackedMatmul>> PackedMatmul::Create(
   return matmul;
 }
 
-absl::Status PackedMatmul::Pack(const AnyTensorView& from, bool by_rows,
-                                Executor& executor) {
+absl::Status PackedMatmul::Pack(const uint8_t* b, Executor& executor) {
   piece_bytes_ = 0;
   for (const auto& descs : packed_) {
     for (const Desc& desc : descs) {
@@ -202,36 +161,26 @@ absl::Status PackedMatmul::Pack(const AnyTensorView& from, bool by_rows,
   const int64_t num_jobs = num_tasks_ * num_pieces_;
   int64_t bytes = 0;
   if (!CheckedMul(piece_bytes_, num_jobs, &bytes)) {
-    return InvalidArgument(config_.op, "n=", config_.n, ", k=", config_.k,
+    return InvalidArgument(kOp, "n=", config_.n, ", k=", config_.k,
                            "; the packed weights have more than 2^63 bytes");
   }
   QUERN_ASSIGN_OR_RETURN(weights_, AlignedBuffer::Create(bytes));
 
-  // The stride of a single row may be any number, even one that oneDNN takes
-  // for "to be told later".
-  const int64_t stride = from.extent(0) > 1 ? from.stride(0) : from.extent(1);
-  const int64_t n_step = by_rows ? stride : 1, k_step = by_rows ? 1 : stride;
   std::mutex status_mutex;
   absl::Status status;
   executor.ParallelFor(num_jobs, [&](int64_t job, int) {
     const int64_t task = job / num_pieces_, piece = job % num_pieces_;
-    const absl::Status job_status = CatchOneDnn(config_.op, [&] {
+    const absl::Status job_status = CatchOneDnn(kOp, [&] {
       const ForOneThread one_thread;
-      const int64_t first = (task * cols_ * n_step + piece * max_k_ * k_step) *
-                            SizeInBytes(from.dtype());
-      const auto* const source =
-          static_cast<const uint8_t*>(from.data()) + first;
+      const Desc plain_desc({KOf(piece), ColsOf(task)}, ToOneDnn(config_.b),
+                            dnnl::memory::dims{1, config_.k});
+      const int64_t first = task * cols_ * config_.k + piece * max_k_;
+      dnnl::memory plain =
+          OneDnnMemory(plain_desc, b + first * SizeInBytes(config_.b));
       dnnl::memory packed = OneDnnMemory(PackedOf(task, piece),
                                          weights_.data() + job * piece_bytes_);
-      const Block block{KOf(piece), ColsOf(task), k_step, n_step};
-      try {
-        Reorder(source, block, from.dtype(), packed);
-      } catch (const dnnl::error& error) {
-        if (error.status != dnnl_unimplemented) throw;
-        std::vector<uint8_t> dense;
-        const Block as_dense = MakeDense(source, block, from.dtype(), dense);
-        Reorder(dense.data(), as_dense, from.dtype(), packed);
-      }
+      dnnl::stream stream(OneDnnEngine());
+      dnnl::reorder(plain, packed).execute(stream, plain, packed);
     });
     if (job_status.ok()) return;
     const std::lock_guard<std::mutex> lock(status_mutex);
@@ -244,9 +193,8 @@ std::string PackedMatmul::Explain(int64_t m) const {
   const MatmulKey key{RowBucket(std::clamp<int64_t>(m, 1, kMaxMatmulRows)),
                       ColsOf(0), KOf(0), config_.k, config_.n};
   std::string text;
-  const absl::Status status = CatchOneDnn(config_.op, [&] {
-    text = Describe(key, PackedOf(0, 0)).impl_info_str();
-  });
+  const absl::Status status = CatchOneDnn(
+      kOp, [&] { text = Describe(key, PackedOf(0, 0)).impl_info_str(); });
   if (!status.ok()) return std::string(status.message());
   return absl::StrCat(text, " a=", DTypeName(config_.inner_a),
                       " b=", DTypeName(config_.inner_b),

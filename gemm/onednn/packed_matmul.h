@@ -1,8 +1,8 @@
 #ifndef QUERN_GEMM_ONEDNN_PACKED_MATMUL_H_
 #define QUERN_GEMM_ONEDNN_PACKED_MATMUL_H_
 
-// What the plans of this folder are made of: weights packed once, cut into
-// column tasks, multiplied by row blocks through oneDNN's matmul.
+// Private: weights that oneDNN has packed once, cut into column tasks and
+// multiplied by row blocks through oneDNN's matmul.
 //
 //   p[m, n] = sum over k of a[m, k] * b[k, n]
 //   p[m, n] = scale * weight_scales[n] * sum over k of
@@ -10,10 +10,9 @@
 //   c[m, n] = round_c(p[m, n] + bias[n])
 //
 // Rows are cut into blocks, fewer rows to a block where there are many workers;
-// the last block is padded to a RowBucket through scratch. Private: the
-// plans check arguments, this trusts them.
+// the last block is padded to a RowBucket through scratch. Arguments have been
+// checked.
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,20 +26,19 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/onednn/cache_stats.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/onednn/matmul_cache.h"
-#include "quern/gemm/onednn/scratch.h"
 #include "quern/quant/convert.h"
 
 namespace quern {
 
 struct MatmulConfig {
-  const char* op = "";  // in messages
   int64_t n = 0;
   int64_t k = 0;
-  // As the caller has them, and as oneDNN gets them: rows of `a` are widened
-  // and c is narrowed in scratch. i8 becomes u8 by adding 128.
+  // The types that the caller has, and those that oneDNN gets: rows of a are
+  // widened and c is narrowed in scratch. i8 becomes u8 by adding 128.
   DType a = DType::kF32;
+  DType b = DType::kF32;
   DType c = DType::kF32;
   DType inner_a = DType::kF32;
   DType inner_b = DType::kF32;
@@ -55,7 +53,9 @@ struct MatmulConfig {
 };
 
 // A finished piece of the product in scratch, dense, of inner_c (of i32, if
-// max_k is set). It may be overwritten.
+// max_k is set). It may be overwritten, and kTilePadding bytes after it may be
+// read.
+inline constexpr int64_t kTilePadding = 64;
 struct MatmulTile {
   int64_t row;
   int64_t col;
@@ -81,19 +81,27 @@ class PackedMatmul {
   static absl::StatusOr<std::unique_ptr<PackedMatmul>> Create(
       const MatmulConfig& config);
 
-  // `by_rows`: from[n, k], else from[k, n].
-  absl::Status Pack(const AnyTensorView& from, bool by_rows,
-                    Executor& executor);
+  // Packs b[n, k], which has no gaps between its rows.
+  absl::Status Pack(const uint8_t* b, Executor& executor);
 
-  // Scratch that Execute takes at most, for up to max_m rows of any stride.
+  // Bytes that Execute takes at most, for up to max_m >= 0 rows of any stride.
+  // Asks oneDNN for the kernels of all those row counts: milliseconds. Internal
+  // if it fails.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int64_t workers) const;
 
-  void Execute(const MatmulCall& call, OneDnnScratch& scratch,
+  // Rows are padded into 45 sizes (gemm/onednn/partition.h), so that a new m is
+  // seldom a new kernel; the first call with a new size or new strides takes
+  // 0.2 ms to generate code, unless another product of this shape has. The last
+  // 128 such kernels are kept. oneDNN's own bookkeeping allocates a few small
+  // blocks per call. Everything else was proved at Create: what still fails
+  // aborts.
+  void Execute(const MatmulCall& call, Workspace workspace,
                Executor& executor) const noexcept;
 
   const MatmulConfig& config() const { return config_; }
-  size_t packed_bytes() const { return weights_.bytes(); }
-  size_t HugePageBytes() const { return weights_.HugePageBytes(); }
+  int64_t packed_bytes() const {
+    return static_cast<int64_t>(weights_.bytes());
+  }
   OneDnnCacheStats cache_stats() const { return cache_.stats(); }
   // "brg_matmul:avx512_core_bf16 a=bf16 b=bf16 c=f32"
   std::string Explain(int64_t m) const;
@@ -114,6 +122,7 @@ class PackedMatmul {
   void RunTask(const Run& run, int64_t first, const uint8_t* rows_of_a,
                int64_t task, int worker) const;
 
+  int64_t TileBytes(int64_t rows, int64_t cols) const;
   int64_t ColsOf(int64_t task) const;
   int64_t KOf(int64_t piece) const;
   const Desc& PackedOf(int64_t task, int64_t piece) const {

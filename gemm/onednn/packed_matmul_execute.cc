@@ -21,7 +21,6 @@
 #include "quern/gemm/onednn/matmul_cache.h"
 #include "quern/gemm/onednn/packed_matmul.h"
 #include "quern/gemm/onednn/partition.h"
-#include "quern/gemm/onednn/scratch.h"
 #include "quern/gemm/onednn/status.h"
 #include "quern/quant/convert.h"
 
@@ -128,7 +127,8 @@ void PackedMatmul::StageRows(const AnyTensorView& a, int64_t first,
   }
 }
 
-// One row block and one column task; `first` is the block's row in a and c.
+// Multiplies one row block by one column task. `first` is the block's first row
+// in a and c.
 void PackedMatmul::RunTask(const Run& run, int64_t first,
                            const uint8_t* rows_of_a, int64_t task,
                            int worker) const {
@@ -144,7 +144,7 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
   const int64_t c_size = SizeInBytes(call.c.dtype());
   uint8_t* const c_out = static_cast<uint8_t*>(call.c.mutable_data()) +
                          (first * call.c.stride(0) + col) * c_size;
-  const absl::Status status = CatchOneDnn(config_.op, [&] {
+  const absl::Status status = CatchOneDnn("linear", [&] {
     for (int64_t piece = 0; piece < num_pieces_; ++piece) {
       const MatmulKernel& kernel =
           *run.kernels[tail][last][piece + 1 == num_pieces_];
@@ -206,6 +206,11 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
   }
 }
 
+int64_t PackedMatmul::TileBytes(int64_t rows, int64_t cols) const {
+  return RoundUp(rows * cols * SizeInBytes(config_.inner_c) + kTilePadding,
+                 kAlign);
+}
+
 // Kernels, and how much scratch they take.
 PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call, int64_t workers,
                                         bool dense) const {
@@ -215,7 +220,7 @@ PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call, int64_t workers,
   const int64_t tail_bucket = tail_rows == 0 ? 0 : RowBucket(tail_rows);
   Run run{call, m, block_rows, tail_rows, {}, nullptr, 0, 0, 0, 0, dense};
   const bool stages_a = dense || widens_a();
-  const absl::Status status = CatchOneDnn(config_.op, [&] {
+  const absl::Status status = CatchOneDnn("linear", [&] {
     for (const bool tail : {false, true}) {
       const int64_t rows = tail ? tail_rows : block_rows;
       if (rows == 0 || rows > m) continue;
@@ -227,8 +232,7 @@ PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call, int64_t workers,
         MatmulKey key{bucket, width, k, k, width};
         if (!stages_a && rows == bucket) key.lda = call.a.stride(0);
         if (run.Stages(*this, rows, width)) {
-          run.tile_bytes = std::max(
-              run.tile_bytes, bucket * width * SizeInBytes(config_.inner_c));
+          run.tile_bytes = std::max(run.tile_bytes, TileBytes(bucket, width));
         } else {
           key.ldc = call.c.stride(0);
         }
@@ -251,7 +255,6 @@ PackedMatmul::Run PackedMatmul::Prepare(const MatmulCall& call, int64_t workers,
                                                          : 0;
   run.a_bytes = RoundUp(staged_rows * k * SizeInBytes(config_.inner_a), kAlign);
   run.kernel_bytes = RoundUp(run.kernel_bytes, kAlign);
-  run.tile_bytes = RoundUp(run.tile_bytes, kAlign);
   run.worker_bytes = run.kernel_bytes + run.tile_bytes * (adds_i32() ? 2 : 1);
   return run;
 }
@@ -261,7 +264,7 @@ absl::StatusOr<int64_t> PackedMatmul::WorkspaceBytes(int64_t max_m,
   if (max_m == 0) return 0;
   const int64_t most = RowBucket(std::min(max_m, kMaxMatmulRows));
   int64_t kernel_bytes = 0, width = 0;
-  QUERN_RETURN_IF_ERROR(CatchOneDnn(config_.op, [&] {
+  QUERN_RETURN_IF_ERROR(CatchOneDnn("linear", [&] {
     for (int64_t rows = 1; rows <= most; ++rows) {
       if (rows != RowBucket(rows)) continue;
       for (const int64_t task : {int64_t{0}, num_tasks_ - 1}) {
@@ -278,36 +281,25 @@ absl::StatusOr<int64_t> PackedMatmul::WorkspaceBytes(int64_t max_m,
       }
     }
   }));
-  const int64_t tile =
-      RoundUp(most * width * SizeInBytes(config_.inner_c), kAlign);
   return RoundUp(most * config_.k * SizeInBytes(config_.inner_a), kAlign) +
-         workers *
-             (RoundUp(kernel_bytes, kAlign) + tile * (adds_i32() ? 2 : 1));
+         workers * (RoundUp(kernel_bytes, kAlign) +
+                    TileBytes(most, width) * (adds_i32() ? 2 : 1));
 }
 
-void PackedMatmul::Execute(const MatmulCall& call, OneDnnScratch& scratch,
+void PackedMatmul::Execute(const MatmulCall& call, Workspace workspace,
                            Executor& executor) const noexcept {
   const AnyTensorView& a = call.a;
   const int64_t m = a.extent(0);
   if (m == 0) return;
   const int64_t workers = executor.num_workers();
-  const auto room = [&] { return static_cast<int64_t>(scratch.room()); };
   Run in_place = Prepare(call, workers, false);
   // Some strides ask oneDNN for more scratch than dense rows do, which is what
   // WorkspaceBytes counts.
-  const bool dense = scratch.lent_ && in_place.bytes(workers) > room();
+  const bool dense =
+      in_place.bytes(workers) > static_cast<int64_t>(workspace.bytes_left());
   Run run = dense ? Prepare(call, workers, true) : std::move(in_place);
-  const int64_t bytes = run.bytes(workers);
-  if (bytes > room()) {
-    if (scratch.lent_) {
-      WorkspaceTooSmall("oneDNN", static_cast<size_t>(bytes), scratch.room());
-    }
-    scratch.buffer_ = AlignedBuffer();
-    auto buffer = AlignedBuffer::Create(bytes);
-    if (!buffer.ok()) Fail(buffer.status());
-    scratch.buffer_ = *std::move(buffer);
-  }
-  uint8_t* const staged_a = scratch.data();
+  uint8_t* const staged_a =
+      workspace.Allocate<uint8_t>("oneDNN", run.bytes(workers));
   run.worker_memory = staged_a + run.a_bytes;
 
   if (!run.dense && !widens_a()) {

@@ -15,7 +15,7 @@ namespace quern {
 
 // Rows and columns of one primitive.
 constexpr int64_t kMaxMatmulRows = 256;
-constexpr int64_t kMinMatmulRows = 32;  // unless there are fewer
+constexpr int64_t kMinMatmulRows = 32;  // a product may have fewer
 constexpr int64_t kMaxMatmulCols = 512;
 
 // Rows that a primitive runs for `rows` in [1, kMaxMatmulRows]: at least 4, the
@@ -30,8 +30,8 @@ constexpr int64_t kMaxMatmulCols = 512;
 // row count is no way out: oneDNN has kernels for it on AMX alone, and gives
 // packed weights to its reference code elsewhere.
 //
-// Never 1: oneDNN takes a single row for a column, too, and then divides k
-// otherwise; the row would get other bits than in a batch.
+// The result is never 1: oneDNN takes a single row for a column, too, and then
+// divides k otherwise; the row would get other bits than in a batch.
 constexpr int64_t RowBucket(int64_t rows) {
   const int64_t step = rows <= 4     ? 4
                        : rows <= 16  ? 1

@@ -1,23 +1,30 @@
-// Runs once for each instruction set that ONEDNN_MAX_CPU_ISA can cap oneDNN to:
-// see BUILD.
-
-#include "quern/gemm/onednn/linear.h"
+// Linear layers of f32, bf16 and f16 by oneDNN. Runs once for each instruction
+// set that ONEDNN_MAX_CPU_ISA can cap oneDNN to: see BUILD.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/onednn/cache_stats.h"
-#include "quern/packing/vnni_pack.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_layer.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/onednn/layers.h"
+#include "quern/gemm/onednn/layers_testutil.h"
+#include "quern/gemm/onednn/matmul_cache.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -30,18 +37,6 @@ namespace {
 
 constexpr double kEpsF32 = 1.0 / (1 << 23);
 
-template <typename T>
-std::vector<T> Transposed(const std::vector<T>& v, int64_t rows, int64_t cols) {
-  std::vector<T> t(v.size());
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) {
-      t[static_cast<size_t>(c * rows + r)] =
-          v[static_cast<size_t>(r * cols + c)];
-    }
-  }
-  return t;
-}
-
 // The dtypes of a case as C++ types.
 template <typename TA, typename TB, typename TC>
 struct Case {
@@ -51,69 +46,77 @@ struct Case {
 };
 
 template <typename C>
-class OneDnnLinearTest : public testing::Test {
+class OneDnnFloatTest : public testing::Test {
  protected:
   using A = typename C::A;
   using B = typename C::B;
   using Out = typename C::C;
 
   // w is [n, k], dense.
-  OneDnnLinearPlan Plan(int64_t n, int64_t k, const std::vector<B>& w,
+  LinearWeights Weights(int64_t n, int64_t k, const std::vector<B>& w,
                         const std::vector<float>& bias = {},
-                        WeightOrder order = WeightOrder::kNK,
+                        WeightLayout layout = WeightLayout::kNK,
                         int64_t padding = 0) {
-    OneDnnLinearSpec spec;
-    spec.n = n;
-    spec.k = k;
-    spec.a = DTypeOf<A>;
-    spec.c = DTypeOf<Out>;
-    spec.order = order;
-    const bool by_rows = order == WeightOrder::kNK;
-    const int64_t rows = by_rows ? n : k, cols = by_rows ? k : n;
-    const StridedMatrix<B> weights(by_rows ? w : Transposed(w, n, k), rows,
-                                   cols, cols + padding);
-    AnyTensorView bias_view;
-    const GuardBuffer<float> guarded_bias(bias);
-    if (!bias.empty()) bias_view = guarded_bias.view();
-    auto plan =
-        OneDnnLinearPlan::Create(spec, weights.view(), bias_view, inline_);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    return *std::move(plan);
+    KnownWeights known = EmptyWeights(FormatOfFloats(DTypeOf<B>),
+                                      {0, n, k, padding, 0, false, layout});
+    known.codes = ToDoubles(w);
+    known.bias = bias;
+    return known.Pack(inline_);
+  }
+  template <typename... Args>
+  LinearPlan Plan(const Args&... args) {
+    return OneDnnPlan(SpecOf<A, Out>(), Weights(args...));
   }
 
   // Dense in, dense out; strides and guards between.
-  std::vector<Out> Run(const OneDnnLinearPlan& plan, int64_t m,
+  std::vector<Out> Run(const LinearPlan& plan, int64_t m,
                        const std::vector<A>& a, Executor& executor,
-                       int64_t padding = 0, Edge edge = Edge::kEnd) {
-    const int64_t n = plan.spec().n, k = plan.spec().k;
-    const StridedMatrix<A> in(a, m, k, k + padding, edge);
-    StridedMatrix<Out> out(m, n, n + padding, edge);
-    EXPECT_TRUE(plan.CheckArgs(in.view(), out.view()).ok())
-        << plan.CheckArgs(in.view(), out.view());
-    plan.Execute(in.view(), out.view(), scratch_, executor);
+                       int64_t padding = 0) {
+    return RunLinear<A, Out>(plan, {m, plan.n(), plan.k(), padding}, a,
+                             executor);
+  }
+
+  // The layer behind a plan, and one call of it.
+  std::unique_ptr<const OneDnnLayer> Layer(int64_t n, int64_t k,
+                                           const std::vector<B>& w) {
+    auto layer = CreateOneDnnLayer(SpecOf<A, Out>(), Weights(n, k, w), inline_);
+    EXPECT_EQ(layer.status(), absl::OkStatus());
+    return *std::move(layer);
+  }
+  std::vector<Out> RunLayer(const OneDnnLayer& layer, int64_t m, int64_t n,
+                            int64_t k, const std::vector<A>& a,
+                            int64_t padding = 0) {
+    const StridedMatrix<A> in(a, m, k, k + padding);
+    StridedMatrix<Out> out(m, n, n + padding);
+    LinearArgs args;
+    args.a = in.view();
+    args.c = out.view();
+    // More than enough for strides that ask oneDNN for more.
+    auto memory = AlignedBuffer::Create(1 << 20);
+    EXPECT_EQ(memory.status(), absl::OkStatus());
+    layer.Execute(args, Workspace(*memory), inline_);
     return out.ToDense();
   }
 
   // Small integers: exact in f32. In bf16 the reference is rounded once.
   void ExpectExact(int64_t m, int64_t n, int64_t k, bool with_bias,
-                   WeightOrder order, int64_t padding, Executor& executor) {
+                   WeightLayout layout, int64_t padding, Executor& executor) {
     SCOPED_TRACE(testing::Message() << "m=" << m << " n=" << n << " k=" << k
-                                    << " bias=" << with_bias << " order="
-                                    << int(order) << " padding=" << padding);
+                                    << " bias=" << with_bias
+                                    << " layout=" << WeightLayoutName(layout)
+                                    << " padding=" << padding);
     TestRng rng;
     const auto a = SmallIntegers<A>(rng, m * k);
     const auto w = SmallIntegers<B>(rng, n * k);
     const auto bias = SmallIntegers<float>(rng, with_bias ? n : 0, -99, 99);
-    const OneDnnLinearPlan plan = Plan(n, k, w, bias, order, padding);
+    const LinearPlan plan = Plan(n, k, w, bias, layout, padding);
     SCOPED_TRACE(plan.Explain(m));
     const auto want = RoundedTo<Out>(
         ReferenceLinear(m, n, k, ToDoubles(a), ToDoubles(w), ToDoubles(bias)));
-    const Edge edge = m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
-    EXPECT_TRUE(AllEqual(Run(plan, m, a, executor, padding, edge), want));
+    EXPECT_TRUE(AllEqual(Run(plan, m, a, executor, padding), want));
   }
 
   InlineExecutor inline_;
-  OneDnnLinearScratch scratch_;
 };
 
 using BF = BFloat16;
@@ -125,9 +128,9 @@ using Cases =
                    Case<BF, float, float>, Case<BF, float, BF>,
                    Case<F16, F16, float>, Case<F16, F16, F16>,
                    Case<BF, BF, F16>, Case<float, F16, F16>, Case<F16, BF, BF>>;
-TYPED_TEST_SUITE(OneDnnLinearTest, Cases);
+TYPED_TEST_SUITE(OneDnnFloatTest, Cases);
 
-TYPED_TEST(OneDnnLinearTest, IsExactOnSmallIntegersAtEveryRemainder) {
+TYPED_TEST(OneDnnFloatTest, IsExactOnSmallIntegersAtEveryRemainder) {
   const auto executor = Workers(2);
   for (const int64_t n : {1, 15, 16, 17, 33, 1030}) {
     for (const int64_t k : {1, 2, 32, 67, 129}) {
@@ -135,21 +138,21 @@ TYPED_TEST(OneDnnLinearTest, IsExactOnSmallIntegersAtEveryRemainder) {
         const int64_t variant = n + k + m;
         this->ExpectExact(
             m, n, k, variant % 2 == 0,
-            variant % 3 == 0 ? WeightOrder::kKN : WeightOrder::kNK, variant % 5,
-            *executor);
+            variant % 3 == 0 ? WeightLayout::kKN : WeightLayout::kNK,
+            variant % 5, *executor);
       }
     }
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, IsExactAcrossRowBlocks) {
+TYPED_TEST(OneDnnFloatTest, IsExactAcrossRowBlocks) {
   const auto executor = Workers(2);
   for (const int64_t m : {255, 256, 257, 513}) {
-    this->ExpectExact(m, 72, 40, true, WeightOrder::kNK, 3, *executor);
+    this->ExpectExact(m, 72, 40, true, WeightLayout::kNK, 3, *executor);
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, RealsStayWithinTheDerivedBound) {
+TYPED_TEST(OneDnnFloatTest, RealsStayWithinTheDerivedBound) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
@@ -158,7 +161,7 @@ TYPED_TEST(OneDnnLinearTest, RealsStayWithinTheDerivedBound) {
   const int64_t n = 200, k = 1100;
   const auto w = UniformReals<B>(rng, n * k);
   const auto bias = UniformReals<float>(rng, n);
-  const OneDnnLinearPlan plan = this->Plan(n, k, w, bias);
+  const LinearPlan plan = this->Plan(n, k, w, bias);
   for (const int64_t m : {1, 5, 65}) {
     SCOPED_TRACE(plan.Explain(m));
     const auto a = UniformReals<A>(rng, m * k);
@@ -179,7 +182,7 @@ TYPED_TEST(OneDnnLinearTest, RealsStayWithinTheDerivedBound) {
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, NeverRoundsItsOperands) {
+TYPED_TEST(OneDnnFloatTest, NeverRoundsItsOperands) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
@@ -191,12 +194,12 @@ TYPED_TEST(OneDnnLinearTest, NeverRoundsItsOperands) {
   const auto w = RoundedTo<B>({fine_b ? fine : 1.0, -1.0});
   const auto want =
       RoundedTo<Out>(ReferenceLinear(1, 1, 2, ToDoubles(a), ToDoubles(w)));
-  const OneDnnLinearPlan plan = this->Plan(1, 2, w);
+  const LinearPlan plan = this->Plan(1, 2, w);
   // The product of two fine operands has 23 bits and is exact, too.
   EXPECT_TRUE(AllEqual(this->Run(plan, 1, a, this->inline_), want));
 }
 
-TYPED_TEST(OneDnnLinearTest, SpecialsReachTheirRowAndColumnOnly) {
+TYPED_TEST(OneDnnFloatTest, SpecialsReachTheirRowAndColumnOnly) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   TestRng rng;
@@ -206,7 +209,7 @@ TYPED_TEST(OneDnnLinearTest, SpecialsReachTheirRowAndColumnOnly) {
   a[1 * k + 32] = FromDouble<A>(std::nan(""));
   a[3 * k + 0] = FromDouble<A>(INFINITY);
   w[69 * k + 5] = FromDouble<B>(-INFINITY);
-  const OneDnnLinearPlan plan = this->Plan(n, k, w);
+  const LinearPlan plan = this->Plan(n, k, w);
   const auto c = this->Run(plan, m, a, this->inline_);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
@@ -222,13 +225,13 @@ TYPED_TEST(OneDnnLinearTest, SpecialsReachTheirRowAndColumnOnly) {
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, GivesTheSameBitsForEveryNumberOfThreads) {
+TYPED_TEST(OneDnnFloatTest, GivesTheSameBitsForEveryNumberOfThreads) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   TestRng rng;
   const int64_t n = 1100, k = 777, m = 300;
-  const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
-                                           UniformReals<float>(rng, n));
+  const LinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
+                                     UniformReals<float>(rng, n));
   const auto a = UniformReals<A>(rng, m * k);
   const auto want = this->Run(plan, m, a, this->inline_);
   for (const int workers : {2, 3, 5}) {
@@ -238,7 +241,7 @@ TYPED_TEST(OneDnnLinearTest, GivesTheSameBitsForEveryNumberOfThreads) {
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, ARowHasTheSameBitsAloneAndInABatch) {
+TYPED_TEST(OneDnnFloatTest, ARowHasTheSameBitsAloneAndInABatch) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
@@ -246,9 +249,9 @@ TYPED_TEST(OneDnnLinearTest, ARowHasTheSameBitsAloneAndInABatch) {
   const auto executor = Workers(2);
   for (const int64_t k : {31, 1536, 2100}) {
     const int64_t n = 130, most = 300;
-    const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
-                                             UniformReals<float>(rng, n));
-    if (absl::StartsWith(plan.Explain(1), "gemm:jit:f32")) {
+    const LinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k),
+                                       UniformReals<float>(rng, n));
+    if (absl::StartsWith(plan.Explain(1), "onednn gemm:jit:f32")) {
       GTEST_SKIP() << "no promise on this CPU: " << plan.Explain(1);
     }
     const auto a = UniformReals<A>(rng, most * k);
@@ -264,13 +267,13 @@ TYPED_TEST(OneDnnLinearTest, ARowHasTheSameBitsAloneAndInABatch) {
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
+TYPED_TEST(OneDnnFloatTest, ManyThreadsMayExecuteAtOnce) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
   TestRng rng;
   const int64_t n = 96, k = 130;
-  const OneDnnLinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k));
+  const LinearPlan plan = this->Plan(n, k, UniformReals<B>(rng, n * k));
   const auto a = UniformReals<A>(rng, 80 * k);
   const auto want = this->Run(plan, 80, a, this->inline_);
   std::vector<std::vector<Out>> got(8);
@@ -279,11 +282,13 @@ TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
     threads.emplace_back([&, t] {
       // More shapes than the plan keeps kernels for.
       InlineExecutor executor;
-      OneDnnLinearScratch scratch;
+      auto memory = AlignedBuffer::Create(*plan.WorkspaceBytes(80, 1));
       std::vector<Out> c(80 * n);
       for (int64_t m = 1; m <= 80; ++m) {
-        plan.Execute(DenseMatrix<const A>(a.data(), m, k),
-                     DenseMatrix<Out>(c.data(), m, n), scratch, executor);
+        LinearArgs args;
+        args.a = DenseMatrix<const A>(a.data(), m, k);
+        args.c = DenseMatrix<Out>(c.data(), m, n);
+        plan.Execute(args, Workspace(*memory), executor);
       }
       got[t] = std::move(c);
     });
@@ -294,17 +299,17 @@ TYPED_TEST(OneDnnLinearTest, ManyThreadsMayExecuteAtOnce) {
 
 // Row counts share kernels: 256 of them make 45, or 37 where blocks have at
 // most 128 rows (RowsPerTaskOfAnyWorkers), and no second round misses.
-TYPED_TEST(OneDnnLinearTest, ANewRowCountIsSeldomANewKernel) {
+TYPED_TEST(OneDnnFloatTest, ANewRowCountIsSeldomANewKernel) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   TestRng rng;
   const int64_t n = 40, k = 24;
-  const OneDnnLinearPlan plan = this->Plan(n, k, SmallIntegers<B>(rng, n * k));
+  const auto layer = this->Layer(n, k, SmallIntegers<B>(rng, n * k));
   const auto run = [&](int64_t step) {
     for (int64_t m = 1; m <= 256; m += step) {
-      this->Run(plan, m, SmallIntegers<A>(rng, m * k), this->inline_);
+      this->RunLayer(*layer, m, n, k, SmallIntegers<A>(rng, m * k));
     }
-    return plan.cache_stats();
+    return layer->cache_stats();
   };
   // A bucket's own size runs with the strides of a and c, others with the
   // scratch's: the same here, for both are dense.
@@ -318,23 +323,23 @@ TYPED_TEST(OneDnnLinearTest, ANewRowCountIsSeldomANewKernel) {
   EXPECT_EQ(twice.evictions, 0);
 }
 
-TYPED_TEST(OneDnnLinearTest, ExecutesWhateverWasEvicted) {
+TYPED_TEST(OneDnnFloatTest, ExecutesWhateverWasEvicted) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
   TestRng rng;
   const int64_t m = 4, n = 17, k = 9;
-  const OneDnnLinearPlan plan = this->Plan(n, k, SmallIntegers<B>(rng, n * k));
+  const auto layer = this->Layer(n, k, SmallIntegers<B>(rng, n * k));
   const auto a = SmallIntegers<A>(rng, m * k);
-  const std::vector<Out> want = this->Run(plan, m, a, this->inline_);
+  const std::vector<Out> want = this->RunLayer(*layer, m, n, k, a);
   for (int round = 0; round < 2; ++round) {
     for (int64_t padding = 0; padding < 160; ++padding) {
       ASSERT_TRUE(
-          AllBitsEqual(this->Run(plan, m, a, this->inline_, padding), want))
+          AllBitsEqual(this->RunLayer(*layer, m, n, k, a, padding), want))
           << padding;
     }
   }
-  const OneDnnCacheStats stats = plan.cache_stats();
+  const OneDnnCacheStats stats = layer->cache_stats();
   EXPECT_EQ(stats.hits + stats.misses, 321);
   // Widened rows and narrowed results go through scratch, which is dense.
   if (stats.misses > 1) {
@@ -342,30 +347,24 @@ TYPED_TEST(OneDnnLinearTest, ExecutesWhateverWasEvicted) {
   }
 }
 
-TYPED_TEST(OneDnnLinearTest, NoRowsIsNoWork) {
+TYPED_TEST(OneDnnFloatTest, NoRowsIsNoWork) {
   using A = typename TypeParam::A;
   using B = typename TypeParam::B;
   using Out = typename TypeParam::C;
   TestRng rng;
-  const OneDnnLinearPlan plan =
-      this->Plan(16, 16, UniformReals<B>(rng, 16 * 16));
-  const MatrixView<const A> a = DenseMatrix<const A>(nullptr, 0, 16);
-  const MatrixView<Out> c = DenseMatrix<Out>(nullptr, 0, 16);
-  EXPECT_TRUE(plan.CheckArgs(a, c).ok());
-  plan.Execute(a, c, this->scratch_, this->inline_);
-  EXPECT_EQ(this->scratch_.bytes(), 0u);
+  ExpectNoRowsAreNoWork<A, Out>(
+      this->Plan(16, 16, UniformReals<B>(rng, 16 * 16)));
 }
 
-TYPED_TEST(OneDnnLinearTest, UsesNoReferenceKernel) {
+TYPED_TEST(OneDnnFloatTest, UsesNoReferenceKernel) {
   using B = typename TypeParam::B;
   TestRng rng;
-  const OneDnnLinearPlan plan =
-      this->Plan(256, 128, UniformReals<B>(rng, 256 * 128));
+  const LinearPlan plan = this->Plan(256, 128, UniformReals<B>(rng, 256 * 128));
   for (const int64_t m : {1, 2, 16, 100, 256}) {
     EXPECT_FALSE(absl::StrContains(plan.Explain(m), "ref")) << plan.Explain(m);
     std::cout << "m=" << m << ": " << plan.Explain(m) << "\n";
   }
-  EXPECT_GE(plan.packed_bytes(), 256u * 128u * sizeof(B));
+  EXPECT_GE(plan.packed_bytes(), 256 * 128 * static_cast<int64_t>(sizeof(B)));
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
-#ifndef QUERN_GEMM_ONEDNN_SCALED_LINEAR_TESTUTIL_H_
-#define QUERN_GEMM_ONEDNN_SCALED_LINEAR_TESTUTIL_H_
+#ifndef QUERN_GEMM_ONEDNN_LAYERS_TESTUTIL_H_
+#define QUERN_GEMM_ONEDNN_LAYERS_TESTUTIL_H_
 
-// What the tests of gemm/onednn/scaled_linear.h share: layers and rows, what
-// their product is exactly, and Execute in guarded memory.
+// Plans by oneDNN, and int8 layers and rows whose product is known exactly.
 
 #include <cmath>
 #include <cstddef>
@@ -11,45 +10,49 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
-#include "quern/gemm/onednn/scaled_linear.h"
-#include "quern/gemm/onednn/scratch.h"
-#include "quern/packing/vnni_pack.h"
-#include "quern/testing/compare.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/int8_quantize.h"
 #include "quern/testing/data.h"
-#include "quern/testing/guard_buffer.h"
 #include "quern/testing/reference_convert.h"
 #include "quern/testing/reference_gemm.h"
 
 namespace quern {
 
-using Activation = OneDnnScaledLinearSpec::Activation;
+inline LinearPlan OneDnnPlan(LinearSpec spec, const LinearWeights& weights) {
+  InlineExecutor executor;
+  spec.kernels = "onednn";
+  auto plan = LinearPlan::Create(spec, weights, executor);
+  EXPECT_EQ(plan.status(), absl::OkStatus());
+  EXPECT_STREQ(plan->implementation(), "onednn");
+  return *std::move(plan);
+}
 
 // How a layer is quantised.
 struct Mode {
-  Activation activation = Activation::kPerToken;
+  bool per_token = true;
   bool zero_points = false;
   bool per_channel = true;
   bool bias = false;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Mode& mode) {
-  return out << (mode.activation == Activation::kPerTensor ? "per tensor"
-                                                           : "per token")
+  return out << (mode.per_token ? "per token" : "per tensor")
              << " zero_points=" << mode.zero_points
              << " per_channel=" << mode.per_channel << " bias=" << mode.bias;
 }
 
 inline std::vector<Mode> AllModes() {
   std::vector<Mode> modes;
-  for (const Activation activation :
-       {Activation::kPerToken, Activation::kPerTensor}) {
+  for (const bool per_token : {true, false}) {
     for (int bits = 0; bits < 8; ++bits) {
       modes.push_back(
-          {activation, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
+          {per_token, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
     }
   }
   return modes;
@@ -62,8 +65,12 @@ struct Layer {
   std::vector<int8_t> w;
   std::vector<float> w_scales;
   std::vector<float> bias;
+  // The terms of all rows, where they are per tensor.
+  float a_scale = 1.0f;
+  int32_t a_zero_point = 0;
 };
 
+// Rows of a, with one scale and zero point for each, or for all per tensor.
 struct Rows {
   int64_t m;
   std::vector<int8_t> a;
@@ -83,6 +90,8 @@ inline std::vector<float> Powers(Rng& rng, int64_t count, int64_t lo,
 
 inline Layer RandomLayer(Rng& rng, int64_t n, int64_t k, const Mode& mode) {
   Layer layer{n, k, mode, {}, {}, {}};
+  layer.a_scale = UniformReals<float>(rng, 1, 0.001, 0.02)[0];
+  layer.a_zero_point = static_cast<int32_t>(rng.Integer(-128, 127));
   layer.w = SmallIntegers<int8_t>(rng, n * k, -128, 127);
   layer.w_scales =
       UniformReals<float>(rng, mode.per_channel ? n : 1, 0.001, 0.01);
@@ -91,13 +100,13 @@ inline Layer RandomLayer(Rng& rng, int64_t n, int64_t k, const Mode& mode) {
 }
 
 inline Rows RandomRows(Rng& rng, int64_t m, const Layer& layer) {
-  const bool one = layer.mode.activation == Activation::kPerTensor;
-  Rows rows{m, {}, {}, {}};
+  const bool per_token = layer.mode.per_token;
+  Rows rows{m, {}, {layer.a_scale}, {}};
   rows.a = SmallIntegers<int8_t>(rng, m * layer.k, -128, 127);
-  rows.scales = UniformReals<float>(rng, one ? 1 : m, 0.001, 0.02);
+  if (per_token) rows.scales = UniformReals<float>(rng, m, 0.001, 0.02);
   if (layer.mode.zero_points) {
-    rows.zero_points = one ? SmallIntegers<int32_t>(rng, 1, -128, 127)
-                           : SmallIntegers<int32_t>(rng, m, -1000, 1000);
+    rows.zero_points = {layer.a_zero_point};
+    if (per_token) rows.zero_points = SmallIntegers<int32_t>(rng, m, -128, 127);
   }
   return rows;
 }
@@ -128,9 +137,8 @@ struct Product {
 
 inline Product ProductOf(const Layer& layer, const Rows& rows) {
   const std::vector<double> w = ToDoubles(layer.w);
-  const std::vector<double> ones(static_cast<size_t>(layer.k), 1.0);
   return {ReferenceLinear(rows.m, layer.n, layer.k, ToDoubles(rows.a), w),
-          ReferenceLinear(1, layer.n, layer.k, ones, w)};
+          ColumnSums(layer.n, layer.k, w)};
 }
 
 inline Exact Reference(const Layer& layer, const Rows& rows,
@@ -158,58 +166,36 @@ inline Exact Reference(const Layer& layer, const Rows& rows) {
   return Reference(layer, rows, ProductOf(layer, rows));
 }
 
-// Runs everything in guarded memory.
-class Runner {
- public:
-  template <typename Out>
-  static OneDnnScaledLinearPlan Create(const Layer& layer,
-                                       WeightOrder order = WeightOrder::kNK,
-                                       int64_t padding = 0) {
-    OneDnnScaledLinearSpec spec;
-    spec.n = layer.n;
-    spec.k = layer.k;
-    spec.c = DTypeOf<Out>;
-    spec.activation = layer.mode.activation;
-    spec.zero_points = layer.mode.zero_points;
-    spec.order = order;
-    std::vector<int8_t> w = layer.w;
-    int64_t r = layer.n, c = layer.k;
-    if (order == WeightOrder::kKN) {
-      for (int64_t i = 0; i < r * c; ++i) {
-        w[static_cast<size_t>(i % c * r + i / c)] =
-            layer.w[static_cast<size_t>(i)];
-      }
-      std::swap(r, c);
-    }
-    const StridedMatrix<int8_t> weights(w, r, c, c + padding);
-    const GuardBuffer<float> scales(layer.w_scales), bias(layer.bias);
-    InlineExecutor executor;
-    auto plan = OneDnnScaledLinearPlan::Create(
-        spec, weights.view(), scales.view(),
-        layer.bias.empty() ? AnyTensorView() : AnyTensorView(bias.view()),
-        executor);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    return *std::move(plan);
+template <typename Out>
+LinearPlan PlanOf(const Layer& layer, WeightLayout layout = WeightLayout::kNK,
+                  int64_t padding = 0) {
+  KnownWeights w =
+      EmptyWeights(WeightFormat::kI8Channel,
+                   {0, layer.n, layer.k, padding, 0, false, layout});
+  w.codes = ToDoubles(layer.w);
+  w.scales = ToDoubles(layer.w_scales);
+  w.bias = layer.bias;
+  LinearSpec spec = SpecOf<int8_t, Out>();
+  if (layer.mode.zero_points) spec.zero_points = Int8ZeroPoint::kUsed;
+  if (!layer.mode.per_token) {
+    spec.granularity = Int8Granularity::kPerTensor;
+    spec.a_scale = layer.a_scale;
+    if (layer.mode.zero_points) spec.a_zero_point = layer.a_zero_point;
   }
+  InlineExecutor executor;
+  return OneDnnPlan(spec, w.Pack(executor));
+}
 
-  template <typename Out>
-  static std::vector<Out> Run(const OneDnnScaledLinearPlan& plan,
-                              const Rows& rows, Executor& executor,
-                              OneDnnScratch& scratch, int64_t padding = 0,
-                              Edge edge = Edge::kEnd) {
-    const int64_t n = plan.spec().n, k = plan.spec().k;
-    const StridedMatrix<int8_t> a(rows.a, rows.m, k, k + padding, edge);
-    const GuardBuffer<float> scales(rows.scales);
-    const GuardBuffer<int32_t> zero_points(rows.zero_points);
-    StridedMatrix<Out> c(rows.m, n, n + padding, edge);
-    OneDnnScaledLinearArgs args{a.view(), scales.view(), {}, c.view()};
-    if (plan.spec().zero_points) args.zero_points = zero_points.view();
-    EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
-    plan.Execute(args, scratch, executor);
-    return c.ToDense();
-  }
-};
+// Runs in guarded memory, with a workspace of exactly WorkspaceBytes.
+template <typename Out>
+std::vector<Out> RunRows(const LinearPlan& plan, const Rows& rows,
+                         Executor& executor, int64_t padding = 0) {
+  const bool per_token = plan.spec().granularity == Int8Granularity::kPerToken;
+  return RunLinear<int8_t, Out>(
+      plan, {rows.m, plan.n(), plan.k(), padding}, rows.a, executor,
+      per_token ? RowTerms{rows.scales, rows.zero_points} : RowTerms());
+}
 
 }  // namespace quern
 
-#endif  // QUERN_GEMM_ONEDNN_SCALED_LINEAR_TESTUTIL_H_
+#endif  // QUERN_GEMM_ONEDNN_LAYERS_TESTUTIL_H_

@@ -1,56 +1,55 @@
-#include "quern/gemm/onednn/scaled_linear.h"
+// Linear layers of int8 by oneDNN. Runs once for each instruction set that
+// ONEDNN_MAX_CPU_ISA can cap oneDNN to: see BUILD.
 
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
-#include "quern/gemm/onednn/scaled_linear_testutil.h"
-#include "quern/gemm/onednn/scratch.h"
-#include "quern/packing/vnni_pack.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/onednn/layers_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
-#include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
+#include "quern/testing/reference_convert.h"
 #include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
 
-using Plan = OneDnnScaledLinearPlan;
-
 template <typename T>
-class OneDnnScaledLinearTest : public testing::Test {
+class OneDnnInt8Test : public testing::Test {
  protected:
-  void ExpectExact(const Layer& layer, const Rows& rows, Executor& executor,
-                   WeightOrder order = WeightOrder::kNK, int64_t padding = 0) {
-    const OneDnnScaledLinearPlan plan =
-        Runner::Create<T>(layer, order, padding);
+  void ExpectExact(Layer layer, const Rows& rows, Executor& executor,
+                   WeightLayout layout = WeightLayout::kNK,
+                   int64_t padding = 0) {
+    layer.a_scale = rows.scales[0];
+    if (layer.mode.zero_points) layer.a_zero_point = rows.zero_points[0];
+    const LinearPlan plan = PlanOf<T>(layer, layout, padding);
     SCOPED_TRACE(testing::Message()
                  << "m=" << rows.m << " n=" << layer.n << " k=" << layer.k
                  << " " << layer.mode << " padding=" << padding << " "
                  << plan.Explain(rows.m));
     // Sums are rounded to f32, then to T: no bit is lost before that.
     const auto f32 = RoundedTo<float>(Reference(layer, rows).values);
-    EXPECT_TRUE(
-        AllEqual(Runner::Run<T>(plan, rows, executor, scratch_, padding,
-                                rows.m % 2 == 0 ? Edge::kBegin : Edge::kEnd),
-                 RoundedTo<T>(ToDoubles(f32))));
+    EXPECT_TRUE(AllEqual(RunRows<T>(plan, rows, executor, padding),
+                         RoundedTo<T>(ToDoubles(f32))));
   }
 
   InlineExecutor inline_;
-  OneDnnScratch scratch_;
 };
 
 using Types = testing::Types<float, BFloat16, Float16>;
-TYPED_TEST_SUITE(OneDnnScaledLinearTest, Types);
+TYPED_TEST_SUITE(OneDnnInt8Test, Types);
 
-TYPED_TEST(OneDnnScaledLinearTest, IsExactOnIntegersAtEveryRemainder) {
+TYPED_TEST(OneDnnInt8Test, IsExactOnIntegersAtEveryRemainder) {
   TestRng rng;
   const auto executor = Workers(2);
   const std::vector<Mode> modes = AllModes();
@@ -66,14 +65,14 @@ TYPED_TEST(OneDnnScaledLinearTest, IsExactOnIntegersAtEveryRemainder) {
         const int64_t variant = n + k + m;
         this->ExpectExact(
             layer, rows, *executor,
-            variant % 3 == 0 ? WeightOrder::kKN : WeightOrder::kNK,
+            variant % 3 == 0 ? WeightLayout::kKN : WeightLayout::kNK,
             variant % 4);
       }
     }
   }
 }
 
-TYPED_TEST(OneDnnScaledLinearTest, IsExactAcrossRowBlocks) {
+TYPED_TEST(OneDnnInt8Test, IsExactAcrossRowBlocks) {
   TestRng rng;
   const auto executor = Workers(2);
   for (const Mode& mode : AllModes()) {
@@ -82,13 +81,13 @@ TYPED_TEST(OneDnnScaledLinearTest, IsExactAcrossRowBlocks) {
       MakeExact(rng, layer);
       Rows rows = RandomRows(rng, m, layer);
       MakeExact(rng, rows);
-      this->ExpectExact(layer, rows, *executor, WeightOrder::kNK, 3);
+      this->ExpectExact(layer, rows, *executor, WeightLayout::kNK, 3);
     }
   }
 }
 
 // What vpmaddubsw would saturate: sums of two products beyond 2^15.
-TYPED_TEST(OneDnnScaledLinearTest, DoesNotSaturateAtTheExtremes) {
+TYPED_TEST(OneDnnInt8Test, DoesNotSaturateAtTheExtremes) {
   TestRng rng;
   for (const Mode& mode : AllModes()) {
     if (mode.bias) continue;
@@ -112,8 +111,8 @@ TYPED_TEST(OneDnnScaledLinearTest, DoesNotSaturateAtTheExtremes) {
   }
 }
 
-// Terms that cancel: every bit of the large sums on the way counts.
-TYPED_TEST(OneDnnScaledLinearTest, KeepsEveryBitOfLongSums) {
+// The terms cancel, so that every bit of the large sums on the way counts.
+TYPED_TEST(OneDnnInt8Test, KeepsEveryBitOfLongSums) {
   TestRng rng;
   for (const Mode& mode : AllModes()) {
     if (mode.bias || !mode.per_channel) continue;
@@ -136,54 +135,41 @@ TYPED_TEST(OneDnnScaledLinearTest, KeepsEveryBitOfLongSums) {
   }
 }
 
-TYPED_TEST(OneDnnScaledLinearTest, TakesTheLargestK) {
+TYPED_TEST(OneDnnInt8Test, TakesTheLargestK) {
   for (const Mode& mode : AllModes()) {
     if (mode.bias || mode.per_channel) continue;
-    const bool bounded =
-        mode.zero_points && mode.activation == Activation::kPerTensor;
-    const int64_t k = bounded ? Plan::kMaxKZeroPoint : Plan::kMaxK;
+    const int64_t k =
+        mode.zero_points ? LinearPlan::kMaxKZeroPoint : LinearWeights::kMaxKI8;
     // f16 holds up to 65504.
     Layer layer{2, k, mode, {}, {0x1p-10f}, {}};
     layer.w.assign(static_cast<size_t>(2 * k), -128);
     Rows rows{2, {}, {0x1p-10f}, {}};
     rows.a.assign(static_cast<size_t>(2 * k), -128);
-    if (mode.activation == Activation::kPerToken) rows.scales.push_back(0.5f);
+    if (mode.per_token) rows.scales.push_back(0.5f);
     if (mode.zero_points) rows.zero_points.push_back(127);
-    if (mode.zero_points && mode.activation == Activation::kPerToken) {
-      rows.zero_points.push_back(1 << 28);
-    }
+    if (mode.zero_points && mode.per_token) rows.zero_points.push_back(-128);
     this->ExpectExact(layer, rows, this->inline_);
   }
 }
 
-TYPED_TEST(OneDnnScaledLinearTest, NoRowsIsNoWork) {
+TYPED_TEST(OneDnnInt8Test, NoRowsIsNoWork) {
   TestRng rng;
   for (const Mode& mode : AllModes()) {
     const Layer layer = RandomLayer(rng, 16, 16, mode);
-    const Plan plan = Runner::Create<TypeParam>(layer);
-    const float scale = 1.0f;
-    const int32_t zero = 0;
-    const int64_t count = mode.activation == Activation::kPerTensor ? 1 : 0;
-    OneDnnScaledLinearArgs args;
-    args.a = DenseMatrix<const int8_t>(nullptr, 0, 16);
-    args.c = DenseMatrix<TypeParam>(nullptr, 0, 16);
-    args.scales = DenseVector<const float>(&scale, count);
-    if (mode.zero_points) {
-      args.zero_points = DenseVector<const int32_t>(&zero, count);
-    }
-    EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
-    plan.Execute(args, this->scratch_, this->inline_);
-    EXPECT_EQ(this->scratch_.bytes(), 0u);
+    const LinearPlan plan = PlanOf<TypeParam>(layer);
+    EXPECT_EQ(*plan.WorkspaceBytes(0, 1), 0);
+    const Rows none = RandomRows(rng, 0, layer);
+    EXPECT_TRUE(RunRows<TypeParam>(plan, none, this->inline_).empty());
   }
 }
 
-TYPED_TEST(OneDnnScaledLinearTest, UsesNoReferenceKernel) {
+TYPED_TEST(OneDnnInt8Test, UsesNoReferenceKernel) {
   TestRng rng;
   for (const Mode& mode : AllModes()) {
-    const Plan plan =
-        Runner::Create<TypeParam>(RandomLayer(rng, 256, 128, mode));
+    const LinearPlan plan = PlanOf<TypeParam>(RandomLayer(rng, 256, 128, mode));
     for (const int64_t m : {1, 100, 256}) {
-      EXPECT_FALSE(absl::StartsWith(plan.Explain(m), "ref")) << plan.Explain(m);
+      EXPECT_FALSE(absl::StartsWith(plan.Explain(m), "onednn ref"))
+          << plan.Explain(m);
     }
     if (mode.bias && mode.per_channel) {
       std::cout << mode << ": " << plan.Explain(16) << "\n";
@@ -191,23 +177,26 @@ TYPED_TEST(OneDnnScaledLinearTest, UsesNoReferenceKernel) {
   }
 }
 
-class ScaledEpilogueTest : public IsaTest {};
-QUERN_INSTANTIATE_ISA_TEST(ScaledEpilogueTest);
+// The epilogue of sums that oneDNN computes, on every instruction set of ours.
+class OneDnnInt8EpilogueTest : public IsaTest {};
+QUERN_INSTANTIATE_ISA_TEST(OneDnnInt8EpilogueTest);
 
-TEST_P(ScaledEpilogueTest, IsExactAtEveryRemainder) {
+TEST_P(OneDnnInt8EpilogueTest, IsExactAtEveryRemainder) {
   TestRng rng;
   InlineExecutor executor;
-  OneDnnScratch scratch;
   for (const Mode& mode : AllModes()) {
-    if (mode.activation == Activation::kPerTensor) continue;
+    if (!mode.per_token) continue;
     for (const int64_t n : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33}) {
       Layer layer = RandomLayer(rng, n, 60, mode);
       MakeExact(rng, layer);
       Rows rows = RandomRows(rng, 3, layer);
       MakeExact(rng, rows);
-      const Plan plan = Runner::Create<float>(layer);
-      EXPECT_RAN_ON(plan);
-      EXPECT_TRUE(AllEqual(Runner::Run<float>(plan, rows, executor, scratch, 1),
+      const LinearPlan plan = PlanOf<float>(layer);
+      const std::string text = plan.Explain(3);
+      const std::string before = ", epilogue ";
+      const size_t at = text.find(before) + before.size();
+      EXPECT_TRUE(RanOn(text.substr(at, text.find(';') - at))) << text;
+      EXPECT_TRUE(AllEqual(RunRows<float>(plan, rows, executor, 1),
                            Reference(layer, rows).values))
           << n;
     }
