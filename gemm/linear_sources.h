@@ -35,8 +35,8 @@ inline int64_t GgufBlockBytes(WeightLayout layout) {
          (layout == WeightLayout::kQ4_0 ? kGgufBlock / 2 : kGgufBlock);
 }
 
-// The rows of a matrix that has been checked. The stride of a single row means
-// nothing.
+// The rows of a matrix that has been checked. The stride of a single row is
+// meaningless and is not used.
 template <typename T>
 struct Rows {
   explicit Rows(const AnyTensorView& view)
@@ -48,7 +48,7 @@ struct Rows {
   int64_t stride;
 };
 
-// Columns of b that the codes have, whose rank is 2.
+// Returns how many columns of b a source has. Its codes have rank 2.
 inline int64_t ColumnsOf(const LinearSource& source) {
   switch (source.layout) {
     case WeightLayout::kAwq:
@@ -65,18 +65,19 @@ inline int64_t ColumnsOf(const LinearSource& source) {
   }
 }
 
-// Proves every view of every source.
+// Checks every view of every source.
 absl::Status CheckSources(const LinearWeightsSpec& spec,
                           absl::Span<const LinearSource> sources,
                           Executor& executor);
 
-// All k, those of group 0 first, in the order of k; empty where that is k.
+// Returns every k, sorted by its group and then by k. Empty where that is the
+// order of k itself.
 absl::StatusOr<std::vector<int32_t>> OrderOf(
     const LinearWeightsSpec& spec, absl::Span<const LinearSource> sources);
 
-// The sections of the form that begins at `to`, all but the order. Needs memory
-// of its own where sources meet inside a panel: ResourceExhausted if it cannot
-// be had.
+// Writes every section but the order of the packed form that begins at `to`.
+// Where sources meet inside a panel, it needs memory for a copy of that panel:
+// ResourceExhausted if there is none.
 absl::Status PackSources(const LinearWeightsSpec& spec, const PackedForm& form,
                          absl::Span<const LinearSource> sources,
                          const std::vector<int32_t>& order, uint8_t* to,
