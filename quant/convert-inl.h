@@ -116,7 +116,7 @@ HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
 
   auto code = hn::Zero(di);
   if constexpr (F::kExponentBits == 8) {
-    // As below, after the limit.
+    // To nearest even, as below; the limit is in x already.
     const auto odd = hn::And(hn::ShiftRight<kDropped>(x), hn::Set(di, 1));
     code = hn::ShiftRight<kDropped>(
         hn::Add(hn::Add(x, set((1u << (kDropped - 1)) - 1)), odd));

@@ -27,22 +27,6 @@ constexpr int64_t kBlockElements = 1024;
 // ends would cost more than is won.
 constexpr int64_t kMinStreamRowBytes = 4096;
 
-bool IsFloat(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kF8E4M3:
-    case DType::kF8E5M2:
-      return true;
-    case DType::kI32:
-    case DType::kI8:
-    case DType::kU8:
-      return false;
-  }
-  return false;
-}
-
 NarrowFormat FormatOf(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -70,9 +54,9 @@ uint32_t ClampBits(DType to, OverflowMode overflow) {
 }
 
 absl::Status CheckFloat(absl::string_view field, DType dtype) {
-  if (IsFloat(dtype)) return absl::OkStatus();
-  return InvalidArgument(kOp, field, " is ", DTypeName(dtype),
-                         "; need f32, bf16, f16, f8e4m3 or f8e5m2");
+  return CheckDTypeIn(
+      kOp, field, dtype,
+      {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3, DType::kF8E5M2});
 }
 
 int64_t Rows(const AnyTensorView& view) {

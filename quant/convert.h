@@ -27,7 +27,6 @@
 // workers. They assume the default rounding direction; without scale and bias
 // they do not depend on flush-to-zero and denormals-are-zero.
 
-#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -57,7 +56,7 @@ struct ConvertTerms {
 
 class ConvertPlan {
  public:
-  // InvalidArgument if `from` or `to` is an integer type.
+  // Unimplemented: `from` or `to` is an integer type.
   static absl::StatusOr<ConvertPlan> Create(const ConvertSpec& spec);
 
   const ConvertSpec& spec() const { return spec_; }

@@ -1,6 +1,6 @@
 // Conversion against its limit, a copy that reads and writes as many bytes past
 // the caches in the same process. 64 Mi elements: nothing stays in a cache.
-// Figures of the day are in docs/numerics.md.
+// Measurements are in docs/performance_notes.md#quant.
 //
 //   ./bazelw run -c opt //quant:convert_bench
 

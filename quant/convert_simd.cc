@@ -104,7 +104,7 @@ struct Encoder {
     const hn::ScalableTag<uint32_t> du;
 #if QUERN_NATIVE_F16
     if constexpr (hwy::IsSame<T, Float16>()) {
-      // Not a float minimum: that would lose NaN.
+      // A minimum of integers, because a minimum of floats would lose NaN.
       const hn::ScalableTag<int32_t> di;
       const auto bits = hn::BitCast(di, v);
       const auto abs = hn::And(bits, hn::Set(di, 0x7FFFFFFF));

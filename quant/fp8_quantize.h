@@ -49,7 +49,7 @@ struct Fp8QuantizeSpec {
   int64_t group = 0;                             // kGroup: >= 1
   int64_t block_rows = 0;                        // kStatic: >= 0
   int64_t block_cols = 0;                        // kStatic: >= 0
-  float max_abs = 0.0f;  // kToken: finite, > 0; 0: no bound
+  float max_abs = 0.0f;  // kToken: a finite bound on |x|, or 0 for none
   // kAuto streams q if x and q together exceed the last-level cache.
   Stores stores = Stores::kAuto;
 };
@@ -89,8 +89,8 @@ class Fp8QuantizePlan {
   // parallel region of their own: the bits of Execute. Returns the scale.
   float QuantizeRow(const void* x, int64_t k, Float8E4M3* q) const noexcept;
 
-  // The same in parts, for kernels that hold a row a part at a time: its scale
-  // is that of the largest MaxCode of its parts.
+  // Quantise a row in parts, for kernels that hold a part of it at a time. The
+  // scale of the row is that of the largest MaxCode of its parts.
   uint32_t MaxCode(const void* x, int64_t k) const noexcept;
   float ScaleOf(uint32_t max_code) const noexcept;
   void QuantizePart(const void* x, int64_t k, float scale,

@@ -16,7 +16,8 @@ struct Fp8QuantizeKernels {
   // `stream`, stores go around the caches, and are complete after flush().
   void (*quantize_any)(const void* x, size_t n, float inverse, const void* next,
                        bool stream, void* q);
-  // The same for |x[i] * inverse| < 464, which rounds to no more than 448.
+  // quantize_any, where every |x[i] * inverse| < 464, which rounds to at most
+  // 448.
   void (*quantize)(const void* x, size_t n, float inverse, const void* next,
                    bool stream, void* q);
   void (*flush)();

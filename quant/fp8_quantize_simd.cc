@@ -128,7 +128,7 @@ struct Quantizer {
 };
 
 #if QUERN_FP8_BY_TABLE
-// The same by a table, of bf16 v = +-2^e (1 + m / 128). Where y = fl(v *
+// Quantises bf16 v = +-2^e (1 + m / 128) by a table. Where y = fl(v *
 // inverse) is a normal number of e4m3, 2^-6 <= |y| < 464, one more in e doubles
 // y, rounding included, and adds 8 to its code: that is 8 e and one of 128
 // numbers, which m selects. They are bytes, and fill two vectors.
@@ -230,8 +230,9 @@ void Quantize(const void* x, size_t n, float inverse, const void* next,
   const Quantizer<T, kAnyX> quantizer = {static_cast<const T*>(x), inverse};
 #if QUERN_FP8_BY_TABLE
   if constexpr (hwy::IsSame<T, BFloat16>() && !kAnyX) {
-    // Not what is streamed: memory is slower than either, and arithmetic
-    // between the fetches spreads them (README.md).
+    // Rows that are streamed go without the table: memory is slower than both
+    // ways, and arithmetic between the fetches spreads them
+    // (docs/performance_notes.md#quant).
     if (!stream && n >= kMinByTable) {
       QuantizeBy<T>(ByTable(quantizer), n, next, false, q);
       return;

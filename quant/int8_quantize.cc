@@ -63,11 +63,8 @@ float Value(uint32_t bits) {
 
 absl::StatusOr<Int8QuantizePlan> Int8QuantizePlan::Create(
     const Int8QuantizeSpec& spec) {
-  if (spec.dtype != DType::kF32 && spec.dtype != DType::kBF16 &&
-      spec.dtype != DType::kF16) {
-    return InvalidArgument(kOp, "dtype is ", DTypeName(spec.dtype),
-                           "; need f32, bf16 or f16");
-  }
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype,
+                                     {DType::kF32, DType::kBF16, DType::kF16}));
   if (spec.granularity == Int8Granularity::kPerToken) {
     if (!(spec.scale == 1.0f) || spec.zero_point != 0) {
       return InvalidArgument(kOp, "scale=", spec.scale,

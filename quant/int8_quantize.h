@@ -86,8 +86,8 @@ class Int8QuantizePlan {
   static constexpr float kMinScale = 0x1p-125f;
   static constexpr float kMaxScale = 0x1p118f;
 
-  // InvalidArgument if dtype, scale or zero_point is none of those above;
-  // per token they must be left at 1 and 0.
+  // InvalidArgument: a scale or zero_point outside the ranges above, or, per
+  // token, other than 1 and 0. Unimplemented: another dtype.
   static absl::StatusOr<Int8QuantizePlan> Create(const Int8QuantizeSpec& spec);
 
   const Int8QuantizeSpec& spec() const { return spec_; }
@@ -119,13 +119,14 @@ class Int8QuantizePlan {
   // overlap. It may be null only where the zero point is 0: in plans of kNone.
   void QuantizeRow(const void* x, int64_t k, int8_t* q, float* scale,
                    int32_t* zero_point) const noexcept;
-  // The same with q + 128 in place of q: the unsigned factor of u8 x s8 dot
+  // QuantizeRow with q + 128 in place of q: the unsigned factor of u8 x s8 dot
   // products (quant/s8s8_compensation.h). scale and zero_point are those of q.
   void QuantizeRowU8(const void* x, int64_t k, uint8_t* q_plus_128,
                      float* scale, int32_t* zero_point) const noexcept;
 
-  // The same in parts, for kernels that hold a row a part at a time: its terms
-  // are those of the largest MaxCode of its parts. Not of kUsed per token.
+  // Quantise a row in parts, for kernels that hold a part of it at a time. The
+  // terms of the row are those of the largest MaxCode of its parts. Plans that
+  // find zero points per token (kUsed) cannot do this.
   struct Terms {
     float scale;
     float inverse;  // 0: the row is not finite

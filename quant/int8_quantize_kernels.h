@@ -25,7 +25,7 @@ struct Int8QuantizeKernels {
   // around the caches, and are complete after flush().
   void (*quantize)(const void* x, size_t n, float inverse, int32_t zero_point,
                    uint8_t flip, const void* next, bool stream, void* q);
-  // The same for any x, NaN counting as 0, and 2^-118 <= inverse <= 2^125.
+  // quantize for any x, where NaN counts as 0, and 2^-118 <= inverse <= 2^125.
   void (*quantize_any)(const void* x, size_t n, float inverse,
                        int32_t zero_point, uint8_t flip, const void* next,
                        bool stream, void* q);

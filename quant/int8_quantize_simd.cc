@@ -135,7 +135,7 @@ struct Quantizer {
     return hn::BitCast(DU32(), RoundedProduct(df, v, hn::Set(df, inverse)));
   }
 
-  // As many elements as int16 has lanes, from element i on.
+  // Quantises as many elements as int16 has lanes, from element i on.
   HWY_INLINE hn::Vec<D16> Pair(size_t i) const {
     const DF df;
     const DU16 du16;
@@ -159,7 +159,7 @@ struct Quantizer {
     return hn::SaturatedAdd(hn::BitCast(d16, v), hn::Set(d16, zero_point));
   }
 
-  // As many elements as int8 has lanes.
+  // Quantises as many elements as int8 has lanes.
   HWY_INLINE hn::Vec<D8> Step(size_t i) const {
     const D8 d8;
     const auto codes =

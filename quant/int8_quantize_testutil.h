@@ -10,14 +10,12 @@
 #include <cstring>
 #include <limits>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
