@@ -21,7 +21,7 @@ enum class CodeType : uint8_t {
 constexpr int64_t BitsOf(CodeType codes) {
   return codes == CodeType::kI4 ? 4 : 8;
 }
-// The byte of codes that mean zero.
+// A byte whose codes all mean zero.
 constexpr uint8_t ZeroByte(CodeType codes) {
   return codes == CodeType::kI4 ? 0x88 : 0;
 }

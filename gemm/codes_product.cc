@@ -17,10 +17,11 @@ namespace {
 constexpr int64_t kChunkK = CodePieces::kChunkK;
 constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
 constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
-// The sums of one tile: vectors of 16 that fit in registers, or fewer.
+// Number of sums of one tile, at most: vectors of 16 that fit in registers.
 constexpr int64_t kTileSums = 32 * kPanelCols;
 
-// Some panels, 2^log of them, and one chunk of k.
+// A part of the weights that is multiplied at once: 2^log panels, and one chunk
+// of k.
 struct Block {
   int64_t chunk;
   int64_t panel;
@@ -83,8 +84,8 @@ class Multiplier {
   }
 
  private:
-  // All tiles of rows for the block, whose first piece of k is `first_piece`.
-  // Returns the piece that follows.
+  // Multiplies all tiles of rows by the block, whose first piece of k is
+  // `first_piece`. Returns the piece of k that follows the block's last one.
   int64_t MultiplyBlock(const Block& block, int64_t first_piece) {
     const int64_t chunk_k = block.chunk * kChunkK;
     const int64_t chunk_end = std::min(chunk_k + kChunkK, part_.pieces.k);
@@ -108,7 +109,7 @@ class Multiplier {
     return piece;
   }
 
-  // The sums of one tile over [k, end), to tile_sums_.
+  // Writes the sums of one tile over [k, end) to tile_sums_.
   void MultiplyPiece(const Block& block, int64_t tile, int64_t k, int64_t end) {
     const int64_t pairs = (k - block.chunk * kChunkK) / 2;
     tile_.a = a_ + tile * a_tile_ + block.chunk * product_.a_chunk() +
@@ -124,7 +125,8 @@ class Multiplier {
             std::min(tile_.prefetch[0].steps, tile_.steps);
       }
     } else {
-      // For one tile of rows what it wants next, which stays in L1.
+      // One tile of rows decodes no more than it multiplies next, which then
+      // stays in L1.
       if (!whole_chunks_) Decode(block, k, end);
       tile_.b = decoded_ + pairs * kLineBytes;
       tile_.steps = static_cast<size_t>(DivCeil(end - k, int64_t{2}));
@@ -132,7 +134,7 @@ class Multiplier {
     part_.table().tiles[scale_.rows][block.log](tile_);
   }
 
-  // Adds those sums, scaled, to the sums of the product.
+  // Adds tile_sums_, scaled, to the sums of the product.
   void ScalePiece(const Block& block, int64_t row, int64_t k, int64_t piece) {
     const int64_t at =
         (block.panel * part_.groups + k / part_.pieces.group_size) * kPanelCols;
@@ -145,7 +147,7 @@ class Multiplier {
     part_.codes_kernels.scale(scale_);
   }
 
-  // [k, end) of the block's panels, to where a chunk's decoded lines lie.
+  // Decodes [k, end) of the block's panels to where the lines of the chunk lie.
   void Decode(const Block& block, int64_t k, int64_t end) {
     const uint8_t* from =
         part_.codes + block.panel * panel_bytes_ + k / line_k_ * kLineBytes;
@@ -159,7 +161,8 @@ class Multiplier {
     }
   }
 
-  // The piece that follows k in these panels, or begins the next ones.
+  // Returns what to prefetch: the piece of k that follows in the block's
+  // panels, or the first piece of the next panels.
   TilePrefetch Ahead(const Block& block, int64_t k) const {
     int64_t panel = block.panel;
     if (k == part_.pieces.k) {

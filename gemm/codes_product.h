@@ -13,7 +13,6 @@
 // is cut where 512 k end (kChunkLines); the pieces are added in order.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "quern/gemm/codes_kernels.h"

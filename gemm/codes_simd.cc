@@ -107,8 +107,8 @@ struct I8 {
 struct I4 {
   static constexpr size_t kLines = 4;
 #if QUERN_CODES_IN_REGISTERS
-  // By the lowest five bits of each index; Highway's debug builds refuse that
-  // there are others.
+  // Looks up the lowest five bits of each index. Highway's own function refuses
+  // indices with other bits in debug builds.
   static HWY_INLINE VW Lookup(VW index) {
     return VW{_mm512_permutexvar_epi16(index.raw,
                                        hn::Load(DW(), kI4Tables.words).raw)};

@@ -21,7 +21,7 @@ struct Division {
   // a task should take 15 microseconds.
   static constexpr int64_t kTasksPerWorker = 4;
   static constexpr int64_t kTaskCycles = 1 << 16;
-  // So many tiles of rows are worth dividing between workers.
+  // Tiles of rows per worker from which on rows are divided between workers.
   static constexpr int64_t kTilesPerWorker = 8;
   // More rows than this never divide k: they have tiles to divide.
   static constexpr int64_t kMaxSplitRows = 16;

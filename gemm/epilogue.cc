@@ -5,7 +5,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/check_args.h"
-#include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 

@@ -31,7 +31,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 
 namespace quern {

@@ -27,7 +27,8 @@ struct EpilogueKernels {
 // f16.
 EpilogueKernels GetEpilogueKernels(LinearActivation activation, DType c);
 
-// From row to row of a matrix. The stride of a single row means nothing.
+// Bytes from row to row of a matrix. The stride of a single row is meaningless
+// and is replaced by 0.
 inline int64_t RowBytes(const AnyTensorView& x) {
   return x.extent(0) <= 1
              ? 0
@@ -69,7 +70,7 @@ inline EpilogueRows RowsOfC(int64_t rows, int64_t cols, int64_t row,
 template <typename FinishF32>
 void ApplyEpilogue(const EpilogueKernels& kernels, int64_t parts,
                    const EpilogueRows& block, const FinishF32& finish) {
-  // So many columns of a row at a time, so that they stay in L1.
+  // Columns of a row that are finished at a time: few enough to stay in L1.
   constexpr int64_t kCols = 128;
   alignas(64) float v[kCols] = {};
   alignas(64) float up[kCols] = {};

@@ -222,6 +222,15 @@ struct KnownWeights {
   }
 };
 
+// sums[n] = sum over k of w[n, k]
+inline std::vector<double> ColumnSums(int64_t n, int64_t k,
+                                      const std::vector<double>& w) {
+  std::vector<double> sums(static_cast<size_t>(n));
+  for (size_t i = 0; i < w.size(); ++i)
+    sums[i / static_cast<size_t>(k)] += w[i];
+  return sums;
+}
+
 // Formats with the ways in which their weights are given.
 struct FormatCase {
   WeightFormat format;

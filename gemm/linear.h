@@ -170,7 +170,7 @@ class LinearPlan {
   // beyond 2^29 - 1, if the implementation is oneDNN.
   absl::Status CheckArgs(const LinearArgs& args) const;
 
-  // The same of a alone, where c is memory that the caller lays out densely.
+  // Checks a as CheckArgs does, for a c that the caller lays out densely.
   absl::Status CheckRows(const AnyTensorView& a) const;
 
   // Writes the elements of c and nothing else; reads nothing outside the rows

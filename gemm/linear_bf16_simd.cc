@@ -1,6 +1,3 @@
-#include <cstddef>
-#include <cstdint>
-
 #include "quern/core/dtype.h"
 #include "quern/gemm/linear_kernels.h"
 
@@ -48,11 +45,10 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
-LinearKernels GetLinearKernelsBF16(DType a, DType c) {
+LinearKernels GetLinearKernelsBF16(DType a) {
   LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernels)(a);
   kernels.pack_row =
       kernels.elements_per_line == 1 ? GetPackPairs() : GetPackF32(a);
-  kernels.finish = GetFinish(c);
   return kernels;
 }
 }  // namespace quern

@@ -1,6 +1,3 @@
-#include <cstddef>
-#include <cstdint>
-
 #include "quern/core/dtype.h"
 #include "quern/gemm/linear_kernels.h"
 
@@ -42,18 +39,16 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernelsF32);
 HWY_EXPORT(GetKernelsF16);
-
-LinearKernels WithRows(LinearKernels kernels, DType a, DType c) {
+}  // namespace
+LinearKernels GetLinearKernelsF32(DType a) {
+  LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernelsF32)();
   kernels.pack_row = GetPackF32(a);
-  kernels.finish = GetFinish(c);
   return kernels;
 }
-}  // namespace
-LinearKernels GetLinearKernelsF32(DType a, DType c) {
-  return WithRows(HWY_DYNAMIC_DISPATCH(GetKernelsF32)(), a, c);
-}
-LinearKernels GetLinearKernelsF16(DType a, DType c) {
-  return WithRows(HWY_DYNAMIC_DISPATCH(GetKernelsF16)(), a, c);
+LinearKernels GetLinearKernelsF16(DType a) {
+  LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernelsF16)();
+  kernels.pack_row = GetPackF32(a);
+  return kernels;
 }
 }  // namespace quern
 #endif  // HWY_ONCE

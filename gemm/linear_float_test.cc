@@ -134,7 +134,8 @@ TEST_P(LinearFloatTest, IsExactAcrossBlocksOfRows) {
 }
 
 TEST_P(LinearFloatTest, IsExactHoweverManyWorkersDivideIt) {
-  // From one panel, whose k must be divided, to more tasks than workers.
+  // Shapes go from one panel, whose k must be divided, to more tasks than
+  // workers.
   ManyWorkers two(2), five(5), many(64);
   for (const int64_t n : {3, 16, 100, 1000}) {
     for (const int64_t m : {1, 16, 40}) {

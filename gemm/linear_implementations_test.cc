@@ -249,6 +249,47 @@ TEST_F(LinearChoiceTest, ExplainsTheChoice) {
   }
 }
 
+// A program that names no implementation, run under QUERN_KERNELS=onednn.
+TEST_F(LinearChoiceTest, TheVariableChangesNoMoreThanTheBoundAllows) {
+  TestRng rng;
+  const Shape s{17, 100, 700, 0, 0, true};
+  const auto a = UniformReals<BF>(rng, s.m * s.k);
+  for (const FormatCase& f : kFloats) {
+    SCOPED_TRACE(testing::Message() << f);
+    const KnownWeights w = RealWeights(rng, f, s);
+    const LinearWeights packed = w.Pack(executor_);
+    for (const std::string name : {"onednn", "packed"}) {
+      const KernelsVariable set(name.c_str());
+      const auto plan =
+          LinearPlan::Create(SpecOf<BF, float>(), packed, executor_);
+      ASSERT_EQ(plan.status(), absl::OkStatus());
+      EXPECT_EQ(plan->implementation(), name);
+      EXPECT_TRUE(IsWithinBound(RunLinear<BF, float>(*plan, s, a, executor_), w,
+                                s.m, ToDoubles(a)));
+    }
+  }
+}
+
+// The codes of int8 rows are exact, so that both implementations give the bits
+// of one arithmetic (gemm/linear.h) where oneDNN leaves the scales to it.
+TEST_F(LinearChoiceTest, TheVariableChangesNoBitOfInt8PerToken) {
+  TestRng rng;
+  const Shape s{17, 100, 700, 0, 0, true};
+  const auto a = UniformReals<BF>(rng, s.m * s.k);
+  const LinearWeights packed = RealWeights(rng, kI8, s).Pack(executor_);
+  LinearSpec spec = SpecOf<BF, BF>();
+  spec.zero_points = Int8ZeroPoint::kUsed;
+  std::vector<std::vector<BF>> results;
+  for (const std::string name : {"onednn", "packed"}) {
+    const KernelsVariable set(name.c_str());
+    const auto plan = LinearPlan::Create(spec, packed, executor_);
+    ASSERT_EQ(plan.status(), absl::OkStatus());
+    EXPECT_EQ(plan->implementation(), name);
+    results.push_back(RunLinear<BF, BF>(*plan, s, a, executor_));
+  }
+  EXPECT_TRUE(AllBitsEqual(results[0], results[1]));
+}
+
 TEST_F(LinearChoiceTest, RefusesWhatNothingThatMayBeTriedCanRun) {
   ExpectRefusal(Create("onednn", nullptr, kBF16, kSilu).status(),
                 kUnimplemented,

@@ -31,7 +31,8 @@ constexpr FormatCase kI8 = {WeightFormat::kI8Channel};
 
 class LinearInt8Test : public LinearTest {
  protected:
-  // Powers of two for scales: every step but the last rounding is exact.
+  // Scales are powers of two, so that every step but the last rounding is
+  // exact.
   template <typename C>
   void ExpectExact(const Shape& s, int64_t lo, int64_t hi,
                    const std::vector<Executor*>& executors) {
@@ -158,7 +159,7 @@ TEST_P(LinearInt8Test, IsExactWhereThreadsQuantiseAtOnce) {
                      std::vector<Executor*>(50, executor.get()));
 }
 
-// vpmaddubsw would saturate; 32 bits must hold the largest k.
+// Here vpmaddubsw would saturate. Sums of the largest k must fit 32 bits.
 TEST_P(LinearInt8Test, DoesNotSaturateOrWrapAtTheExtremes) {
   for (const int64_t k : {int64_t{4}, int64_t{300}, LinearPlan::kMaxKZeroPoint,
                           LinearWeights::kMaxKI8}) {

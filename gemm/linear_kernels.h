@@ -35,14 +35,13 @@ struct LinearKernels {
   size_t elements_per_line;
   TileTable table;
   PackRow pack_row;
-  Finish finish;
 };
 
-// The kernels of the best instruction set that this CPU supports. a and c: f32,
-// bf16 or f16.
-LinearKernels GetLinearKernelsBF16(DType a, DType c);
-LinearKernels GetLinearKernelsF16(DType a, DType c);
-LinearKernels GetLinearKernelsF32(DType a, DType c);
+// The kernels of the best instruction set that this CPU supports, by the type
+// of the weights. a: f32, bf16 or f16.
+LinearKernels GetLinearKernelsBF16(DType a);
+LinearKernels GetLinearKernelsF16(DType a);
+LinearKernels GetLinearKernelsF32(DType a);
 
 // The parts that do not depend on the weights: pack_row to pairs of bf16 (a is
 // bf16) or to f32, and finish.

@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kOp[] = "linear_weights";
 
-// All that a form of this format may have.
+// Returns the flags of all sections that a packed form of this format may have.
 uint32_t FlagsOf(WeightFormat format) {
   return PackedHeader::kBias |
          (format == WeightFormat::kI4Group
@@ -50,7 +50,8 @@ PackedHeader HeaderOf(const LinearWeightsSpec& spec, uint32_t flags,
   return header;
 }
 
-// The spec that a header tells, if the header is one that HeaderOf writes.
+// Returns the spec that a header describes. Refuses a header that HeaderOf does
+// not write, and one for another number of bytes.
 absl::StatusOr<LinearWeightsSpec> CheckHeader(const PackedHeader& header,
                                               int64_t bytes) {
   if (std::memcmp(header.magic, PackedHeader::kMagic, sizeof(header.magic)) !=
@@ -101,7 +102,7 @@ absl::StatusOr<LinearWeightsSpec> CheckHeader(const PackedHeader& header,
   return spec;
 }
 
-// Whether every k in [0, k) is there, once.
+// Checks that `order` has every number in [0, k) once.
 absl::Status CheckOrder(const int32_t* order, int64_t k) {
   std::vector<bool> seen(static_cast<size_t>(k));
   for (int64_t i = 0; i < k; ++i) {
@@ -115,7 +116,7 @@ absl::Status CheckOrder(const int32_t* order, int64_t k) {
   return absl::OkStatus();
 }
 
-// Zeros what lies between the sections, which end there.
+// Writes zeros between the end of each section and the beginning of the next.
 void ClearGaps(const PackedForm& form, int64_t k, uint8_t* to) {
   constexpr int64_t kHeaderBytes = sizeof(PackedHeader);
   const std::pair<int64_t, int64_t> sections[] = {

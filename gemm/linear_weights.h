@@ -29,11 +29,11 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 
@@ -48,6 +48,13 @@ enum class WeightFormat : uint8_t {
   kI4Group,
   kI8Group,
 };
+
+// The format of weights that are f32, bf16 or f16, given as codes of that type.
+constexpr WeightFormat FormatOfFloats(DType codes) {
+  return codes == DType::kF32    ? WeightFormat::kF32
+         : codes == DType::kBF16 ? WeightFormat::kBF16
+                                 : WeightFormat::kF16;
+}
 
 // "i4_group".
 absl::string_view WeightFormatName(WeightFormat format);
@@ -95,7 +102,7 @@ struct LinearSource {
   AnyTensorView codes;
   // f32; the scales of kI4Group may also be bf16 or f16.
   AnyTensorView scales;
-  AnyTensorView zeros;  // or of rank 0: 8 everywhere
+  AnyTensorView zeros;  // rank 0 stands for 8 everywhere
   // GPTQ's act-order, for kGptq, kGptqV2 and kNK of kI4Group: i32[k], the group
   // of each k; every group has group_size of them, the last what is left. Or of
   // rank 0: k / group_size. The same for all sources.

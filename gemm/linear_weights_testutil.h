@@ -1,29 +1,26 @@
 #ifndef QUERN_GEMM_LINEAR_WEIGHTS_TESTUTIL_H_
 #define QUERN_GEMM_LINEAR_WEIGHTS_TESTUTIL_H_
 
-// Random weights in every format and layout of gemm/linear_weights.h, and
-// Execute of a plan in guarded and poisoned memory.
+// Random weights in every format and layout of gemm/linear_weights.h.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <ostream>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
-#include "quern/testing/no_alloc.h"
 #include "quern/testing/reference_convert.h"
 
 namespace quern {
@@ -323,39 +320,17 @@ class RandomWeights {
   RandomMatrix codes_, scales_, zeros_, g_idx_, bias_;
 };
 
-// Scales and zero points of the rows of an int8 a. A layer of another a has
-// neither.
-struct RowTerms {
-  std::vector<float> scales;
-  std::vector<int32_t> zero_points;
-};
-
-// Runs the plan on m rows of a and returns c. The workspace has exactly the
-// bytes that the plan asks for. The rows of a and of c have `padding` elements
-// after them.
+// Runs the plan on m rows of a and returns c. The rows of a and of c have
+// `padding` elements after them.
 template <typename A, typename C>
 std::vector<C> RunLinear(const LinearPlan& plan, int64_t m,
                          const std::vector<A>& a, Executor& executor,
                          int64_t padding = 0, const RowTerms& terms = {}) {
-  const int64_t n = ColumnsOfC(plan.spec().activation, plan.n());
-  const Edge edge = m % 2 == 0 ? Edge::kBegin : Edge::kEnd;
-  const StridedMatrix<A> in(a, m, plan.k(), plan.k() + padding, edge,
-                            padding % 3);
-  StridedMatrix<C> out(m, n, n + padding, edge, padding % 3);
-  const auto bytes = plan.WorkspaceBytes(m, executor.num_workers());
-  EXPECT_TRUE(bytes.ok()) << bytes.status();
-  GuardBuffer<float> memory(*bytes / 4);
-  const Workspace workspace(memory.data(), static_cast<size_t>(*bytes));
-  const GuardBuffer<float> scales(terms.scales);
-  const GuardBuffer<int32_t> zero_points(terms.zero_points);
-  LinearArgs args;
-  args.a = in.view();
-  args.c = out.view();
-  if (!terms.scales.empty()) args.a_scales = scales.view();
-  if (!terms.zero_points.empty()) args.a_zero_points = zero_points.view();
-  EXPECT_EQ(plan.CheckArgs(args), absl::OkStatus());
-  EXPECT_NO_ALLOCATION(plan.Execute(args, workspace, executor));
-  return out.ToDense();
+  Shape s;
+  s.m = m;
+  s.padding = padding;
+  s.shift = padding % 3;
+  return RunLinear<A, C>(plan, s, a, executor, terms);
 }
 
 // A plan of the packed implementation on these weights.

@@ -11,7 +11,6 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/codes_kernels.h"
 #include "quern/gemm/codes_product.h"
@@ -41,19 +40,19 @@ void Gather(const uint8_t* row, const int32_t* order, int64_t k, uint8_t* to) {
   }
 }
 
-class PackedCodesLayer final : public LinearLayer {
+class PackedCodesLayer final : public PackedLayer {
  public:
   PackedCodesLayer(const LinearSpec& spec, const LinearWeights& weights,
                    const PackedForm& form, const VnniLayout& pairs,
                    const CodeLayout& codes)
-      : weights_(weights),
+      : PackedLayer(weights),
         form_(form),
         a_(spec.a),
         pairs_(pairs),
         codes_(codes),
         pieces_{weights.spec().k, weights.spec().group_size},
         piece_count_(pieces_.Count()),
-        linear_(GetLinearKernelsBF16(spec.a, spec.c)),
+        linear_(GetLinearKernelsBF16(spec.a)),
         kernels_(GetCodesKernels(CodesOf(weights.spec().format), spec.a)),
         finish_(spec, weights) {}
 
@@ -65,20 +64,6 @@ class PackedCodesLayer final : public LinearLayer {
                         ", tiles of ",
                         TilesOf(m, fused ? kernels_.fused : linear_.table));
   }
-  int64_t packed_bytes() const override {
-    return static_cast<int64_t>(weights_.bytes().size());
-  }
-
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
-                                         int max_workers) const override {
-    return MostWorkspaceBytes(max_m, max_workers,
-                              [&](int64_t rows, int64_t workers) {
-                                WorkspaceLayout layout;
-                                LayOut(layout, rows, workers);
-                                return layout.bytes();
-                              });
-  }
-
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
@@ -111,9 +96,9 @@ class PackedCodesLayer final : public LinearLayer {
   // Pieces that are not needed are null.
   struct Scratch {
     PackedScratch<float> product;
-    uint8_t* decoded;   // of each worker, where tiles do not decode
+    uint8_t* decoded;   // every worker's weights, where tiles do not decode
     float* row_sums;    // [rows, pieces], where there are zero points
-    uint8_t* gathered;  // rows of a, of each worker, where k has an order
+    uint8_t* gathered;  // every worker's row of a, where k has an order
     int64_t piece_count, row_bytes;
 
     uint8_t* Decoded(int worker) const {
@@ -127,6 +112,10 @@ class PackedCodesLayer final : public LinearLayer {
     }
   };
 
+  void CountScratch(WorkspaceLayout& layout, int64_t rows,
+                    int64_t workers) const override {
+    LayOut(layout, rows, workers);
+  }
   int64_t RowBytesOfA() const {
     return pieces_.k * static_cast<int64_t>(SizeOf(a_));
   }
@@ -143,16 +132,17 @@ class PackedCodesLayer final : public LinearLayer {
   }
   CodesPart PartOf(int64_t part, bool fused) const {
     const int64_t scales = part * form_.part_scales;
-    return {codes_,
-            pieces_,
-            form_.groups,
-            piece_count_,
-            kernels_,
-            linear_,
-            fused,
-            weights_.panels() + part * form_.part_bytes,
-            weights_.scales() + scales,
-            weights_.zeros() == nullptr ? nullptr : weights_.zeros() + scales};
+    return {
+        codes_,
+        pieces_,
+        form_.groups,
+        piece_count_,
+        kernels_,
+        linear_,
+        fused,
+        weights().panels() + part * form_.part_bytes,
+        weights().scales() + scales,
+        weights().zeros() == nullptr ? nullptr : weights().zeros() + scales};
   }
 
   template <typename Allocator>
@@ -165,11 +155,11 @@ class PackedCodesLayer final : public LinearLayer {
       scratch.decoded = allocator.template Allocate<uint8_t>(
           "decoded weights", workers * kDecodedBytes);
     }
-    if (weights_.zeros() != nullptr) {
+    if (weights().zeros() != nullptr) {
       scratch.row_sums = allocator.template Allocate<float>(
           "sums of rows", rows * piece_count_);
     }
-    if (weights_.order() != nullptr) {
+    if (weights().order() != nullptr) {
       scratch.gathered = allocator.template Allocate<uint8_t>(
           "permuted rows", workers * scratch.row_bytes);
     }
@@ -183,11 +173,11 @@ class PackedCodesLayer final : public LinearLayer {
     const int64_t all_k = pieces_.k;
     const uint8_t* from =
         static_cast<const uint8_t*>(args.a.data()) + row * RowBytes(args.a);
-    if (weights_.order() != nullptr) {
+    if (weights().order() != nullptr) {
       if (a_size == 4) {
-        Gather<uint32_t>(from, weights_.order(), all_k, gathered);
+        Gather<uint32_t>(from, weights().order(), all_k, gathered);
       } else {
-        Gather<uint16_t>(from, weights_.order(), all_k, gathered);
+        Gather<uint16_t>(from, weights().order(), all_k, gathered);
       }
       from = gathered;
     }
@@ -200,7 +190,7 @@ class PackedCodesLayer final : public LinearLayer {
       linear_.pack_row(from + k * a_size, static_cast<size_t>(count), to);
       to += a_chunk;
     }
-    if (weights_.zeros() == nullptr) return;
+    if (weights().zeros() == nullptr) return;
     for (int64_t k = 0; k < all_k;) {
       const int64_t end = pieces_.End(k);
       *row_sums++ =
@@ -209,7 +199,6 @@ class PackedCodesLayer final : public LinearLayer {
     }
   }
 
-  LinearWeights weights_;
   PackedForm form_;
   DType a_;
   VnniLayout pairs_;  // what the codes of one part become

@@ -9,9 +9,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/epilogue.h"
 #include "quern/gemm/epilogue_kernels.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_kernels.h"
@@ -25,26 +23,21 @@
 namespace quern {
 namespace {
 
-LinearKernels KernelsOf(WeightFormat b, DType a, DType c) {
-  switch (b) {
-    case WeightFormat::kBF16:
-      return GetLinearKernelsBF16(a, c);
-    case WeightFormat::kF16:
-      return GetLinearKernelsF16(a, c);
-    default:
-      return GetLinearKernelsF32(a, c);
-  }
+LinearKernels KernelsOf(WeightFormat b, DType a) {
+  if (b == WeightFormat::kBF16) return GetLinearKernelsBF16(a);
+  if (b == WeightFormat::kF16) return GetLinearKernelsF16(a);
+  return GetLinearKernelsF32(a);
 }
 
-class PackedFloatLayer final : public LinearLayer {
+class PackedFloatLayer final : public PackedLayer {
  public:
   PackedFloatLayer(const LinearSpec& spec, const LinearWeights& weights,
                    const VnniLayout& layout)
-      : weights_(weights),
+      : PackedLayer(weights),
         a_(spec.a),
         parts_(PartsOf(spec.activation)),
         layout_(layout),
-        kernels_(KernelsOf(weights.spec().format, spec.a, spec.c)),
+        kernels_(KernelsOf(weights.spec().format, spec.a)),
         finish_(spec, weights) {}
 
   const char* target() const override { return kernels_.target; }
@@ -52,20 +45,6 @@ class PackedFloatLayer final : public LinearLayer {
     return absl::StrCat("packed ", kernels_.target, " ", kernels_.arithmetic,
                         ", tiles of ", TilesOf(m, kernels_.table));
   }
-  int64_t packed_bytes() const override {
-    return static_cast<int64_t>(weights_.bytes().size());
-  }
-
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
-                                         int max_workers) const override {
-    return MostWorkspaceBytes(max_m, max_workers,
-                              [&](int64_t rows, int64_t workers) {
-                                WorkspaceLayout layout;
-                                ProductOf(rows).LayOut(layout, workers);
-                                return layout.bytes();
-                              });
-  }
-
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
@@ -90,17 +69,20 @@ class PackedFloatLayer final : public LinearLayer {
       const auto finish = [&](const SumsBlock<float>& block) {
         finish_(block, first, args);
       };
-      product.Run(weights_.panels(), scratch, executor, pack, finish);
+      product.Run(weights().panels(), scratch, executor, pack, finish);
     });
   }
 
  private:
+  void CountScratch(WorkspaceLayout& layout, int64_t rows,
+                    int64_t workers) const override {
+    ProductOf(rows).LayOut(layout, workers);
+  }
   PackedProduct<float> ProductOf(int64_t rows) const {
     return {layout_, kernels_.table,
             static_cast<int64_t>(kernels_.elements_per_line), rows, parts_};
   }
 
-  LinearWeights weights_;
   DType a_;
   int64_t parts_;
   VnniLayout layout_;  // of all columns, or of gate's and of up's
@@ -111,33 +93,21 @@ class PackedFloatLayer final : public LinearLayer {
 }  // namespace
 
 void FinishFloats::operator()(const SumsBlock<float>& block, int64_t first,
-                              const LinearArgs& to_args) const {
-  FinishArgs args = {};
-  args.sums_stride = static_cast<size_t>(block.stride);
-  const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
-                                  block.col, to_args.c, to_args.residual);
-  if (spec_.activation == LinearActivation::kNone && to.residual == nullptr) {
-    args.sums = block.sums;
-    args.bias = bias_ == nullptr ? nullptr : bias_ + block.col;
-    args.rows = static_cast<size_t>(block.rows);
-    args.cols = static_cast<size_t>(block.cols);
-    args.c = to.c;
-    args.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
-    finish_(args);
-    return;
-  }
-  args.rows = 1;
-  ApplyEpilogue(
-      epilogue_, PartsOf(spec_.activation), to,
-      [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
-        args.sums =
-            block.sums + part * block.part_stride + row * block.stride + col;
-        args.bias = bias_ == nullptr ? nullptr
-                                     : bias_ + part * part_n_ + block.col + col;
-        args.cols = static_cast<size_t>(cols);
-        args.c = v;
-        finish_f32_(args);
-      });
+                              const LinearArgs& args) const {
+  FinishBlock(activation_, epilogue_, block, first, args,
+              [&](int64_t part, int64_t row, int64_t col, const FinishTo& to) {
+                FinishArgs finish = {};
+                finish.sums = block.sums + part * block.part_stride +
+                              row * block.stride + col;
+                finish.sums_stride = static_cast<size_t>(block.stride);
+                if (bias_ != nullptr)
+                  finish.bias = bias_ + part * part_n_ + block.col + col;
+                finish.rows = static_cast<size_t>(to.rows);
+                finish.cols = static_cast<size_t>(to.cols);
+                finish.c = to.c;
+                finish.c_row_bytes = to.c_row_bytes;
+                (to.before_epilogue ? finish_f32_ : finish_)(finish);
+              });
 }
 
 LinearLayerOr CreatePackedFloat(const LinearSpec& spec,

@@ -14,9 +14,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/epilogue.h"
 #include "quern/gemm/epilogue_kernels.h"
 #include "quern/gemm/int8_kernels.h"
 #include "quern/gemm/linear.h"
@@ -32,13 +30,13 @@ namespace {
 
 int64_t RowStride(int64_t k) { return RoundUp(k, 64); }
 
-class PackedInt8Layer final : public LinearLayer {
+class PackedInt8Layer final : public PackedLayer {
  public:
   PackedInt8Layer(const LinearSpec& spec, const LinearWeights& weights,
                   const VnniLayout& layout,
                   std::optional<Int8QuantizePlan> quantize)
-      : spec_(spec),
-        weights_(weights),
+      : PackedLayer(weights),
+        spec_(spec),
         parts_(PartsOf(spec.activation)),
         layout_(layout),
         kernels_(GetInt8Kernels(spec.c)),
@@ -50,21 +48,6 @@ class PackedInt8Layer final : public LinearLayer {
     return absl::StrCat("packed ", kernels_.target, " u8 x s8 dot, tiles of ",
                         TilesOf(m, kernels_.table));
   }
-  int64_t packed_bytes() const override {
-    return static_cast<int64_t>(weights_.bytes().size());
-  }
-
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
-                                         int max_workers) const override {
-    return MostWorkspaceBytes(max_m, max_workers,
-                              [&](int64_t rows, int64_t workers) {
-                                WorkspaceLayout layout;
-                                LayOutTerms(layout, rows, workers);
-                                ProductOf(rows).LayOut(layout, workers);
-                                return layout.bytes();
-                              });
-  }
-
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
@@ -79,7 +62,7 @@ class PackedInt8Layer final : public LinearLayer {
       const auto finish = [&](const SumsBlock<int32_t>& block) {
         Finish(block, first, args, terms);
       };
-      product.Run(weights_.panels(), scratch, executor, pack, finish);
+      product.Run(weights().panels(), scratch, executor, pack, finish);
     });
   }
 
@@ -142,46 +125,36 @@ class PackedInt8Layer final : public LinearLayer {
     }
   }
 
+  void CountScratch(WorkspaceLayout& layout, int64_t rows,
+                    int64_t workers) const override {
+    LayOutTerms(layout, rows, workers);
+    ProductOf(rows).LayOut(layout, workers);
+  }
+
   void Finish(const SumsBlock<int32_t>& block, int64_t first,
               const LinearArgs& args, const RowTerms& terms) const {
-    // The terms of `part` for the rows and columns of the block from here on.
-    const auto terms_from = [&](int64_t part, int64_t row, int64_t col) {
-      Int8FinishArgs finish = {};
-      finish.sums =
-          block.sums + part * block.part_stride + row * block.stride + col;
-      finish.sums_stride = static_cast<size_t>(block.stride);
-      const int64_t n = part * layout_.n() + block.col + col;
-      finish.col_sums = weights_.column_sums() + n;
-      finish.b_scale = weights_.scales() + n;
-      if (weights_.has_bias()) finish.bias = weights_.bias() + n;
-      finish.a_scale = terms.scale + block.row + row;
-      finish.a_offset = terms.offset + block.row + row;
-      return finish;
-    };
-    const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
-                                    block.col, args.c, args.residual);
-    if (spec_.activation == LinearActivation::kNone && to.residual == nullptr) {
-      Int8FinishArgs finish = terms_from(0, 0, 0);
-      finish.rows = static_cast<size_t>(block.rows);
-      finish.cols = static_cast<size_t>(block.cols);
-      finish.c = to.c;
-      finish.c_row_bytes = static_cast<ptrdiff_t>(to.c_row_bytes);
-      kernels_.finish(finish);
-      return;
-    }
-    ApplyEpilogue(
-        epilogue_, parts_, to,
-        [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
-          Int8FinishArgs finish = terms_from(part, row, col);
-          finish.rows = 1;
-          finish.cols = static_cast<size_t>(cols);
-          finish.c = v;
-          kernels_.finish_f32(finish);
+    FinishBlock(
+        spec_.activation, epilogue_, block, first, args,
+        [&](int64_t part, int64_t row, int64_t col, const FinishTo& to) {
+          Int8FinishArgs finish = {};
+          finish.sums =
+              block.sums + part * block.part_stride + row * block.stride + col;
+          finish.sums_stride = static_cast<size_t>(block.stride);
+          const int64_t n = part * layout_.n() + block.col + col;
+          finish.col_sums = weights().column_sums() + n;
+          finish.b_scale = weights().scales() + n;
+          if (weights().has_bias()) finish.bias = weights().bias() + n;
+          finish.a_scale = terms.scale + block.row + row;
+          finish.a_offset = terms.offset + block.row + row;
+          finish.rows = static_cast<size_t>(to.rows);
+          finish.cols = static_cast<size_t>(to.cols);
+          finish.c = to.c;
+          finish.c_row_bytes = to.c_row_bytes;
+          (to.before_epilogue ? kernels_.finish_f32 : kernels_.finish)(finish);
         });
   }
 
   LinearSpec spec_;
-  LinearWeights weights_;
   int64_t parts_;
   VnniLayout layout_;  // of all columns, or of gate's and of up's
   Int8Kernels kernels_;

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/dtype.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/epilogue_kernels.h"
 #include "quern/gemm/linear.h"
@@ -45,23 +46,82 @@ inline std::string TilesOf(int64_t m, const TileTable& table) {
       table.panels[static_cast<size_t>(rows)] * VnniLayout::kPanelCols);
 }
 
-// Turns f32 sums into rows of c: bias, activation and residual.
+// What the packed layers share: weights, and scratch for a block of rows.
+class PackedLayer : public LinearLayer {
+ public:
+  explicit PackedLayer(const LinearWeights& weights) : weights_(weights) {}
+
+  int64_t packed_bytes() const override {
+    return static_cast<int64_t>(weights_.bytes().size());
+  }
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
+                                         int max_workers) const override {
+    return MostWorkspaceBytes(max_m, max_workers,
+                              [&](int64_t rows, int64_t workers) {
+                                WorkspaceLayout layout;
+                                CountScratch(layout, rows, workers);
+                                return layout.bytes();
+                              });
+  }
+
+ protected:
+  const LinearWeights& weights() const { return weights_; }
+
+ private:
+  // Adds what Execute takes for a block of so many rows.
+  virtual void CountScratch(WorkspaceLayout& layout, int64_t rows,
+                            int64_t workers) const = 0;
+
+  LinearWeights weights_;
+};
+
+// Where finished rows go: c, or f32 that the epilogue reads.
+struct FinishTo {
+  int64_t rows, cols;
+  void* c;
+  ptrdiff_t c_row_bytes;
+  bool before_epilogue;
+};
+
+// Turns a block of sums into rows of c: finish(part, row, col, to) writes the
+// layer's results from that row and column of the block on, then come
+// activation and residual. `first` is the row of c that the block's rows are
+// counted from.
+template <typename Sum, typename FinishRows>
+void FinishBlock(LinearActivation activation, const EpilogueKernels& epilogue,
+                 const SumsBlock<Sum>& block, int64_t first,
+                 const LinearArgs& args, const FinishRows& finish) {
+  const EpilogueRows to = RowsOfC(block.rows, block.cols, first + block.row,
+                                  block.col, args.c, args.residual);
+  if (activation == LinearActivation::kNone && to.residual == nullptr) {
+    finish(0, 0, 0,
+           FinishTo{block.rows, block.cols, to.c,
+                    static_cast<ptrdiff_t>(to.c_row_bytes), false});
+    return;
+  }
+  ApplyEpilogue(
+      epilogue, PartsOf(activation), to,
+      [&](int64_t part, int64_t row, int64_t col, int64_t cols, float* v) {
+        finish(part, row, col, FinishTo{1, cols, v, 0, true});
+      });
+}
+
+// Turns f32 sums into rows of c.
 class FinishFloats {
  public:
   FinishFloats(const LinearSpec& spec, const LinearWeights& weights)
-      : spec_(spec),
+      : activation_(spec.activation),
         bias_(weights.bias()),
         part_n_(weights.spec().n / PartsOf(spec.activation)),
         finish_(GetFinish(spec.c)),
         finish_f32_(GetFinish(DType::kF32)),
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)) {}
 
-  // `first` is the row of c that the block's rows are counted from.
   void operator()(const SumsBlock<float>& block, int64_t first,
                   const LinearArgs& args) const;
 
  private:
-  LinearSpec spec_;
+  LinearActivation activation_;
   const float* bias_;
   int64_t part_n_;
   Finish finish_;

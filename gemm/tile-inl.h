@@ -92,7 +92,7 @@ void MultiplyTile(const TileArgs& t) {
 
   hn::Vec<D> sum[kRows][kPanels * kVecs];
   ClearSums<D>(sum);
-  // Not to L1: the next block is as large.
+  // Prefetches go to L2, because the next block is as large as L1.
   size_t l = 0;
   for (const TilePrefetch& prefetch : t.prefetch) {
     const uint8_t* HWY_RESTRICT next = prefetch.from;

@@ -19,8 +19,8 @@ inline constexpr size_t kTilePanels = 8;  // of b, at most
 // the addition are 1 % of the time.
 inline constexpr size_t kChunkLines = 256;
 
-// From one row of packed a to the next, in 32-bit elements, where one line of b
-// meets `elements_per_line` of them. A constant, so that rows are offsets in
+// Stride of the rows of packed a, in 32-bit elements, where one line of b meets
+// `elements_per_line` of them. It is a constant, so that rows are offsets in
 // the instructions; one cache line more than a power of two, so that rows do
 // not share cache sets.
 constexpr size_t PackedRowPitch(size_t elements_per_line) {

@@ -69,105 +69,136 @@ struct TileRange {
   int64_t chunk, chunk_end;
 };
 
-// Overwrites sums[rows of the tiles] x [16 * panels]. Sum is float or int32_t.
+// One call of MultiplyPanels.
 template <typename Sum>
-void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
-                    int64_t sums_stride) {
-  constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
-  constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
-  constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
-  const TileTable& table = *loop.table;
-  const auto best = static_cast<int64_t>(table.panels[loop.tiles.max_size()]);
-  const int64_t a_chunk = loop.tiles.max_size() * loop.a_pitch;
-  const int64_t a_tile = DivCeil(loop.lines, kChunk) * a_chunk;
-  const int64_t num_tiles = range.tile_end - range.tile;
-  TileArgs t = {};
-  t.panel_bytes = static_cast<size_t>(loop.panel_bytes);
-  t.sums_stride = static_cast<size_t>(sums_stride);
-
-  // Beyond these bytes the rows are not in L2 when they are read again.
-  constexpr int64_t kNearBytes = 640 << 10;
-  const int64_t pitch_bytes = loop.a_pitch * 4;
-  const int64_t chunk_bytes = loop.tiles.max_size() * pitch_bytes;
-  const bool far =
-      num_tiles > 1 &&
-      num_tiles * chunk_bytes * (range.chunk_end - range.chunk) > kNearBytes;
-
-  constexpr int64_t kHardwareRows = 5;
-  const bool ahead = num_tiles > 1 || loop.tiles.max_size() > kHardwareRows;
-
-  // The share of panels [panel, panel + 2^log) in the rows of `tile`, in the
-  // chunk that follows `chunk`, in this task or in the next.
-  const auto rows_ahead = [&](int64_t chunk, int64_t panel, size_t log,
-                              int64_t tile) -> TilePrefetch {
-    const int64_t streams = int64_t{1} << log;
-    const int64_t next = chunk + 1 < range.chunk_end ? chunk + 1 : range.chunk;
-    const int64_t lines = loop.tiles.size(tile) * pitch_bytes / kLineBytes;
-    const int64_t all = range.panel_end - range.panel;
-    const int64_t begin = lines * (panel - range.panel) / all;
-    const int64_t end = lines * (panel + streams - range.panel) / all;
-    const int64_t steps = DivCeil(end - begin, streams);
-    return {reinterpret_cast<const uint8_t*>(loop.a + tile * a_tile +
-                                             next * a_chunk) +
-                begin * kLineBytes,
-            static_cast<size_t>(steps * kLineBytes),
-            static_cast<size_t>(steps)};
-  };
-
-  // All tiles for the lines of `chunk` in panels [panel, panel + 2^log), while
-  // those at next_line and next_panel are fetched.
-  const auto multiply_block = [&](int64_t chunk, int64_t panel, size_t log,
-                                  int64_t next_panel, int64_t next_line) {
-    const int64_t line = chunk * kChunk;
-    const int64_t steps = std::min(kChunk, loop.lines - line);
-    const bool fetch = ahead && next_panel + (int64_t{1} << log) <= loop.panels;
-    const int64_t next_steps =
-        fetch ? std::min(steps, loop.lines - next_line) : 0;
-    t.steps = static_cast<size_t>(steps);
-    t.add = chunk != range.chunk;
-    t.b = loop.b + panel * loop.panel_bytes + line * kLineBytes;
-    for (int64_t i = 0; i < num_tiles; ++i) {
-      const int64_t tile = range.tile + i;
-      const int64_t part = next_steps * i / num_tiles;
-      t.prefetch[0] = {
-          loop.b + next_panel * loop.panel_bytes +
-              (next_line + part) * kLineBytes,
-          t.panel_bytes,
-          static_cast<size_t>(next_steps * (i + 1) / num_tiles - part)};
-      if (far) {
-        t.prefetch[1] = rows_ahead(chunk, panel, log, tile);
-        t.prefetch[1].steps =
-            std::min(t.prefetch[1].steps, t.steps - t.prefetch[0].steps);
-      }
-      t.a = loop.a + tile * a_tile + chunk * a_chunk;
-      const int64_t row = loop.tiles.begin(tile) - loop.tiles.begin(range.tile);
-      t.sums = sums + row * sums_stride + (panel - range.panel) * kPanelCols;
-      table.tiles[loop.tiles.size(tile)][log](t);
-    }
-  };
+class PanelMultiplier {
+ public:
+  PanelMultiplier(const TileLoop& loop, const TileRange& range, Sum* sums,
+                  int64_t sums_stride)
+      : loop_(loop),
+        range_(range),
+        sums_(sums),
+        sums_stride_(sums_stride),
+        a_chunk_(loop.tiles.max_size() * loop.a_pitch),
+        a_tile_(DivCeil(loop.lines, kChunk) * a_chunk_),
+        num_tiles_(range.tile_end - range.tile),
+        pitch_bytes_(loop.a_pitch * 4) {
+    tile_.panel_bytes = static_cast<size_t>(loop.panel_bytes);
+    tile_.sums_stride = static_cast<size_t>(sums_stride);
+    // Beyond these bytes the rows are not in L2 when they are read again.
+    constexpr int64_t kNearBytes = 640 << 10;
+    far_ = num_tiles_ > 1 && num_tiles_ * loop.tiles.max_size() * pitch_bytes_ *
+                                     (range.chunk_end - range.chunk) >
+                                 kNearBytes;
+    constexpr int64_t kHardwareRows = 5;
+    ahead_ = num_tiles_ > 1 || loop.tiles.max_size() > kHardwareRows;
+  }
 
   // With one tile of rows, a group of panels from its first line to its last:
   // the hardware's prefetchers see long streams. With more, all panels for one
   // chunk after the other: the rows of that chunk stay in L2.
-  const int64_t width = num_tiles == 1 ? best : range.panel_end - range.panel;
-  for (int64_t begin = range.panel; begin < range.panel_end; begin += width) {
-    const int64_t end = std::min(begin + width, range.panel_end);
-    for (int64_t chunk = range.chunk; chunk < range.chunk_end; ++chunk) {
-      for (int64_t panel = begin; panel < end;) {
-        size_t log = 0;
-        while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
-        const int64_t next = panel + (int64_t{1} << log);
-        if (next < end) {
-          multiply_block(chunk, panel, log, next, chunk * kChunk);
-        } else if (chunk + 1 < range.chunk_end) {
-          multiply_block(chunk, panel, log, begin, (chunk + 1) * kChunk);
-        } else {  // what the next group or task will begin with
-          multiply_block(chunk, panel, log, end, range.chunk * kChunk);
+  void Run() {
+    const auto best =
+        static_cast<int64_t>(loop_.table->panels[loop_.tiles.max_size()]);
+    const int64_t width =
+        num_tiles_ == 1 ? best : range_.panel_end - range_.panel;
+    for (int64_t begin = range_.panel; begin < range_.panel_end;
+         begin += width) {
+      const int64_t end = std::min(begin + width, range_.panel_end);
+      for (int64_t chunk = range_.chunk; chunk < range_.chunk_end; ++chunk) {
+        for (int64_t panel = begin; panel < end;) {
+          size_t log = 0;
+          while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
+          const int64_t next = panel + (int64_t{1} << log);
+          if (next < end) {
+            MultiplyBlock(chunk, panel, log, next, chunk * kChunk);
+          } else if (chunk + 1 < range_.chunk_end) {
+            MultiplyBlock(chunk, panel, log, begin, (chunk + 1) * kChunk);
+          } else {  // what the next group or task will begin with
+            MultiplyBlock(chunk, panel, log, end, range_.chunk * kChunk);
+          }
+          panel = next;
         }
-        panel = next;
       }
     }
   }
+
+ private:
+  static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
+  static constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
+
+  // Multiplies all tiles by the lines of `chunk` in panels [panel, panel +
+  // 2^log), while those at next_line and next_panel are fetched.
+  void MultiplyBlock(int64_t chunk, int64_t panel, size_t log,
+                     int64_t next_panel, int64_t next_line) {
+    const int64_t line = chunk * kChunk;
+    const int64_t steps = std::min(kChunk, loop_.lines - line);
+    const bool fetch =
+        ahead_ && next_panel + (int64_t{1} << log) <= loop_.panels;
+    const int64_t next_steps =
+        fetch ? std::min(steps, loop_.lines - next_line) : 0;
+    tile_.steps = static_cast<size_t>(steps);
+    tile_.add = chunk != range_.chunk;
+    tile_.b = loop_.b + panel * loop_.panel_bytes + line * kLineBytes;
+    for (int64_t i = 0; i < num_tiles_; ++i) {
+      const int64_t tile = range_.tile + i;
+      const int64_t part = next_steps * i / num_tiles_;
+      tile_.prefetch[0] = {
+          loop_.b + next_panel * loop_.panel_bytes +
+              (next_line + part) * kLineBytes,
+          tile_.panel_bytes,
+          static_cast<size_t>(next_steps * (i + 1) / num_tiles_ - part)};
+      if (far_) {
+        tile_.prefetch[1] = RowsAhead(chunk, panel, log, tile);
+        tile_.prefetch[1].steps = std::min(
+            tile_.prefetch[1].steps, tile_.steps - tile_.prefetch[0].steps);
+      }
+      tile_.a = loop_.a + tile * a_tile_ + chunk * a_chunk_;
+      const int64_t row =
+          loop_.tiles.begin(tile) - loop_.tiles.begin(range_.tile);
+      tile_.sums = sums_ + row * sums_stride_ +
+                   (panel - range_.panel) * VnniLayout::kPanelCols;
+      loop_.table->tiles[loop_.tiles.size(tile)][log](tile_);
+    }
+  }
+
+  // Returns the share of panels [panel, panel + 2^log) in fetching the rows of
+  // `tile` in the chunk that follows `chunk`, in this task or in the next.
+  TilePrefetch RowsAhead(int64_t chunk, int64_t panel, size_t log,
+                         int64_t tile) const {
+    const int64_t streams = int64_t{1} << log;
+    const int64_t next =
+        chunk + 1 < range_.chunk_end ? chunk + 1 : range_.chunk;
+    const int64_t lines = loop_.tiles.size(tile) * pitch_bytes_ / kLineBytes;
+    const int64_t all = range_.panel_end - range_.panel;
+    const int64_t begin = lines * (panel - range_.panel) / all;
+    const int64_t end = lines * (panel + streams - range_.panel) / all;
+    const int64_t steps = DivCeil(end - begin, streams);
+    return {reinterpret_cast<const uint8_t*>(loop_.a + tile * a_tile_ +
+                                             next * a_chunk_) +
+                begin * kLineBytes,
+            static_cast<size_t>(steps * kLineBytes),
+            static_cast<size_t>(steps)};
+  }
+
+  const TileLoop& loop_;
+  const TileRange& range_;
+  Sum* const sums_;
+  const int64_t sums_stride_;
+  const int64_t a_chunk_;  // elements from chunk to chunk of a tile of rows
+  const int64_t a_tile_;   // elements from tile to tile
+  const int64_t num_tiles_;
+  const int64_t pitch_bytes_;
+  bool far_;    // whether the rows of the next chunk are fetched, too
+  bool ahead_;  // whether the next panels are fetched
+  TileArgs tile_ = {};
+};
+
+// Overwrites sums[rows of the tiles] x [16 * panels]. Sum is float or int32_t.
+template <typename Sum>
+void MultiplyPanels(const TileLoop& loop, const TileRange& range, Sum* sums,
+                    int64_t sums_stride) {
+  PanelMultiplier<Sum>(loop, range, sums, sums_stride).Run();
 }
 
 }  // namespace quern
