@@ -54,7 +54,7 @@ class SglangLayout {
   }
   // Only i8 has compensation.
   bool has_compensation() const { return dtype_ == DType::kI8; }
-  // From the start of a block.
+  // Bytes from the start of a block to its compensation.
   int64_t compensation_offset() const { return kBlockCols * k_; }
   int64_t bytes() const { return n_ * col_bytes(); }
 

@@ -143,7 +143,7 @@ HWY_INLINE void Transpose16x16(const uint8_t* HWY_RESTRICT from,
   }
 }
 
-// The same for the end of a matrix: `rows` <= 16 rows of `bytes` <= kLine bytes
+// Transposes the end of a matrix: `rows` <= 16 rows of `bytes` <= kLine bytes
 // at `from`, zero beyond, to 16 whole rows of a square in `to`.
 HWY_INLINE void TransposePartial(const uint8_t* HWY_RESTRICT from,
                                  ptrdiff_t from_stride, size_t rows,

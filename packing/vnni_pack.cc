@@ -21,10 +21,10 @@ namespace {
 
 constexpr char kOp[] = "vnni_pack";
 
-// What one task covers. [N, K]: one panel and a stretch of k. [K, N]: so few
-// rows that one cache line of each stays in L2 until its neighbour is wanted,
-// and as wide as whole pages: 128 rows were faster than 64 or 256, and 256
-// panels 10 % faster than 64 (Zen 4, 2026).
+// The tile of one task. From [N, K] it is one panel and a stretch of k. From
+// [K, N] it has so few rows that one cache line of each stays in L2 until its
+// neighbour is wanted, and it is as wide as whole pages: 128 rows were faster
+// than 64 or 256, and 256 panels 10 % faster than 64 (Zen 4, 2026).
 struct Tile {
   int64_t panels;
   int64_t lines;

@@ -1,13 +1,12 @@
-// What packing costs against its limit, a copy of as many bytes past the caches
-// in the same process. Shape: the MLP of Llama 3 8B. Figures of the day are in
-// docs/layouts.md.
+// Packing against its limit, a copy of as many bytes past the caches in the
+// same process. The shape is that of Llama 3 8B's MLP. Measurements are in
+// docs/performance_notes.md#packing.
 //
 //   ./bazelw run -c opt //packing:vnni_pack_bench
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 
 #include "benchmark/benchmark.h"
 #include "hwy/highway.h"

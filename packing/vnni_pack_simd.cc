@@ -31,7 +31,8 @@ void PackRows(const VnniPlainBlock<const uint8_t>& plain,
       Transpose16x16<kStores>(plain.data + at, plain.row_bytes, to, kLine);
     }
   }
-  // The last panel of a matrix and the end of k, through a zero-padded square.
+  // The last panel of a matrix and the end of k go through a zero-padded
+  // square.
   while (at < plain.cols_bytes) {
     const size_t bytes = HWY_MIN(kLine, plain.cols_bytes - at);
     const size_t lines_bytes = hwy::DivCeil(bytes, size_t{4}) * kLine;
@@ -109,7 +110,8 @@ HWY_INLINE void PackLine(const uint8_t* HWY_RESTRICT from, ptrdiff_t row_bytes,
   }
 }
 
-// The same from `rows` <= v rows of `cols_bytes` <= 16 elements.
+// Packs a line whose plain side has `rows` <= v rows of `cols_bytes` bytes, at
+// most 16 elements.
 template <typename T>
 HWY_INLINE void PackPartialLine(const uint8_t* HWY_RESTRICT from,
                                 ptrdiff_t row_bytes, size_t rows,

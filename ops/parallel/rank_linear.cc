@@ -30,9 +30,7 @@ absl::StatusOr<LinearPlan> CreateRankLinear(
     weights_spec.n += source.codes.extent(0);
   }
   weights_spec.k = sources.front().codes.extent(1);
-  weights_spec.format = w == DType::kF32    ? WeightFormat::kF32
-                        : w == DType::kBF16 ? WeightFormat::kBF16
-                                            : WeightFormat::kF16;
+  weights_spec.format = FormatOfFloats(w);
   weights_spec.gated = IsGated(spec.activation);
   QUERN_ASSIGN_OR_RETURN(const LinearWeights weights,
                          LinearWeights::Pack(weights_spec, sources, executor));

@@ -46,7 +46,7 @@ class Args {
   const std::string& Text(absl::string_view key) const;
   // Whether the command line has it.
   bool given(absl::string_view key) const { return given_.count(key) != 0; }
-  // As if the command line had it.
+  // Sets a value as the command line would.
   void Set(absl::string_view key, std::string value);
   absl::string_view op() const { return op_; }
 

@@ -1,7 +1,6 @@
 #include "quern/tools/perf/args.h"
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -209,7 +209,7 @@ absl::Status RunCase(const OpEntry& entry, const Ready& ready,
              << std::endl;
   }
   QUERN_RETURN_IF_ERROR(op.Setup(sets, executor));
-  // Not before: the linear operators make their plans there.
+  // The linear operators make their plans in Setup.
   QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op.Info().isa));
 
   double max_err = kAbsent;

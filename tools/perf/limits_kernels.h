@@ -19,7 +19,8 @@ constexpr size_t kMaxStreams = 4;
 // One way to run a memory loop. The best of several ways is the limit.
 struct StreamWay {
   size_t streams = 1;  // 1 or kMaxStreams
-  // Software prefetch this far ahead of the loads; 0: the hardware's alone.
+  // How far software prefetch is ahead of the loads. With 0, only the hardware
+  // prefetches.
   size_t prefetch_bytes = 0;
   bool past_caches = false;  // non-temporal stores, of kind.writes alone
 };

@@ -1,6 +1,5 @@
 #include "quern/tools/perf/linear_cases.h"
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

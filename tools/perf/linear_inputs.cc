@@ -1,12 +1,10 @@
 #include "quern/tools/perf/linear_inputs.h"
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
@@ -146,7 +144,7 @@ class Int4Group final : public LinearInput {
       : LinearInput(spec), has_zeros_(has_zeros) {}
 
   absl::string_view arrow() const override { return "*i4->"; }
-  // As models hold them: scales of 16 bits, zero points of four.
+  // Counts what models hold: scales of 16 bits, zero points of four.
   int64_t bytes() const override {
     return n() * k() / 2 + count() * 2 + (has_zeros_ ? count() / 2 : 0);
   }
@@ -243,11 +241,8 @@ LinearInputOr FloatInput(const Args& args) {
   QUERN_ASSIGN_OR_RETURN(
       const DType dtype,
       args.Type("dtype", {DType::kF32, DType::kBF16, DType::kF16}));
-  QUERN_ASSIGN_OR_RETURN(
-      const LinearWeightsSpec spec,
-      SpecOf(args, dtype == DType::kF32    ? WeightFormat::kF32
-                   : dtype == DType::kBF16 ? WeightFormat::kBF16
-                                           : WeightFormat::kF16));
+  QUERN_ASSIGN_OR_RETURN(const LinearWeightsSpec spec,
+                         SpecOf(args, FormatOfFloats(dtype)));
   return std::make_unique<Floats>(spec, dtype);
 }
 

@@ -89,6 +89,44 @@ int64_t SetsFor(int64_t set_bytes, int64_t cold_bytes, int64_t max_sets,
       DivCeil(cold_bytes, std::max<int64_t>(set_bytes, 1)), 1, max_sets);
 }
 
+namespace {
+
+// Returns the row that is reported. `cold`: operands came from memory.
+Row RowOf(const OpInfo& info, const MeasureSpec& spec,
+          const Samples& microseconds, const Samples& dram, const Samples& peak,
+          const Samples& clock, bool cold, const Limits& limits) {
+  Row row;
+  row.shape = info.shape;
+  row.dtype = info.dtype;
+  row.isa = info.isa;
+  row.bytes = info.bytes;
+  row.flops = info.flops;
+  row.dram_kind = DramKindName(info.dram_kind);
+  const std::vector<double> used = microseconds.Used();
+  row.runs = static_cast<int64_t>(used.size());
+  row.median_us = Median(used);
+  row.min_us = Smallest(used);
+  row.disturbed = microseconds.disturbed();
+  const Bound dram_bound = BoundOf(dram);
+  const Bound peak_bound = BoundOf(peak);
+  row.dram_gbps = dram_bound.value;
+  row.dram_min_gbps = Smallest(dram.Used());
+  row.dram_max_gbps = Largest(dram.Used());
+  row.peak_gflops = peak_bound.value;
+  row.ghz = Largest(clock.Used());
+  row.dram_bounds = cold;
+  // oneDNN may have instructions that no target of ours has.
+  row.peak_bounds = info.isa == limits.target();
+  row.dram_steady = dram_bound.steady;
+  row.peak_steady = peak_bound.steady;
+  row.pages = std::string(limits.pages());
+  row.variant = limits.Variant(info.dram_kind);
+  row.sets = spec.sets;
+  return row;
+}
+
+}  // namespace
+
 Row Measure(Op& op, const MeasureSpec& spec, Limits& limits,
             Executor& executor) {
   const OpInfo info = op.Info();
@@ -147,34 +185,7 @@ Row Measure(Op& op, const MeasureSpec& spec, Limits& limits,
     sample_limits();
   }
 
-  Row row;
-  row.shape = info.shape;
-  row.dtype = info.dtype;
-  row.isa = info.isa;
-  row.bytes = info.bytes;
-  row.flops = info.flops;
-  row.dram_kind = DramKindName(kind);
-  const std::vector<double> used = microseconds.Used();
-  row.runs = static_cast<int64_t>(used.size());
-  row.median_us = Median(used);
-  row.min_us = Smallest(used);
-  row.disturbed = microseconds.disturbed();
-  const Bound dram_bound = BoundOf(dram);
-  const Bound peak_bound = BoundOf(peak);
-  row.dram_gbps = dram_bound.value;
-  row.dram_min_gbps = Smallest(dram.Used());
-  row.dram_max_gbps = Largest(dram.Used());
-  row.peak_gflops = peak_bound.value;
-  row.ghz = Largest(clock.Used());
-  row.dram_bounds = cold;
-  // oneDNN may have instructions that no target of ours has.
-  row.peak_bounds = info.isa == limits.target();
-  row.dram_steady = dram_bound.steady;
-  row.peak_steady = peak_bound.steady;
-  row.pages = std::string(limits.pages());
-  row.variant = limits.Variant(kind);
-  row.sets = spec.sets;
-  return row;
+  return RowOf(info, spec, microseconds, dram, peak, clock, cold, limits);
 }
 
 }  // namespace quern

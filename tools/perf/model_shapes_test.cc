@@ -1,9 +1,7 @@
 #include "quern/tools/perf/model_shapes.h"
 
-#include <cmath>
 #include <cstdint>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,7 +1,5 @@
 #include "quern/tools/perf/op.h"
 
-#include <string>
-
 #include "gtest/gtest.h"
 
 namespace quern {

@@ -105,7 +105,8 @@ void FillReals(double lo, double hi, SetBuffer& sets) {
   }
 }
 
-// The worst of many comparisons; what Check returns. Safe to use from tasks.
+// The worst of many comparisons, which Check returns. Tasks may add to it at
+// once.
 class Verdict {
  public:
   // |got - want| <= bound, element `index`. NaN fails, and so does a bound that

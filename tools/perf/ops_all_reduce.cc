@@ -24,7 +24,6 @@
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
 #include "quern/ops/parallel/thread_communicator.h"
 #include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"

@@ -1,7 +1,6 @@
 #include "quern/tools/perf/ops_kv_write.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -1,6 +1,5 @@
 #include "quern/tools/perf/ops_quantize.h"
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -274,7 +274,7 @@ class Registered final : public Op {
   Tamper tamper_;
   std::vector<Tensor> tensors_;
   std::vector<std::unique_ptr<SetBuffer>> buffers_;
-  std::vector<std::vector<AnyTensorView>> views_;  // of each set
+  std::vector<std::vector<AnyTensorView>> views_;  // the tensors of each set
 };
 
 absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {

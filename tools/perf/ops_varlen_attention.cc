@@ -140,7 +140,7 @@ class VarlenAttention final : public Op {
   int64_t OutBytes() const {
     return tokens() * spec_.q_heads * spec_.head_dim * Element();
   }
-  // From the first element of a token to that of its keys, and of its values.
+  // Elements from the first one of a token to its keys, and to its values.
   int64_t KeyAt() const { return spec_.q_heads * spec_.head_dim; }
   int64_t ValueAt() const { return KeyAt() + spec_.kv_heads * spec_.head_dim; }
   VarlenAttentionArgs MakeArgs(int64_t set) {
@@ -183,7 +183,7 @@ class VarlenAttention final : public Op {
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
-    // As in ops_attention.cc.
+    // The bound is derived in ops_attention.cc.
     constexpr double kEps = 0x1p-23;
     const auto d = static_cast<double>(dim);
     const auto keys = static_cast<double>(reference.kv_len);

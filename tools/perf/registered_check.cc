@@ -124,10 +124,10 @@ class RowCheck {
 double NormUnits(int64_t hidden) {
   return (static_cast<double>(hidden) / 16 + 12) / 2 + 6;
 }
-// The same error of the gated norms. ops/norm/rms_norm_gated adds at most 64
-// squares in a lane of a block of 256, the block's total, and one number for
-// each block. The gate has 10 units and its product one: twice in the sum of
-// squares, of which the root leaves half, and once in the result.
+// The error of the gated norms, in the same units. ops/norm/rms_norm_gated adds
+// at most 64 squares in a lane of a block of 256, the block's total, and one
+// number for each block. The gate has 10 units and its product one: twice in
+// the sum of squares, of which the root leaves half, and once in the result.
 double GatedNormUnits(int64_t hidden) {
   return (64 + 4 + 1 + static_cast<double>(hidden) / 256 + 2 * 11) / 2 + 11 + 6;
 }

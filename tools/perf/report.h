@@ -8,7 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 
 namespace quern {
 
@@ -18,7 +17,7 @@ constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 struct Row {
   std::string op;
   std::string shape;
-  std::string layer;  // of a model; empty: does not apply
+  std::string layer;  // name of a model's layer; empty: does not apply
   std::string dtype;
   std::string isa;
   int threads = 0;

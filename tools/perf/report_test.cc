@@ -1,6 +1,5 @@
 #include "quern/tools/perf/report.h"
 
-#include <cmath>
 #include <limits>
 #include <string>
 
