@@ -636,9 +636,9 @@ TEST(ConvertPlanTest, RefusesIntegers) {
     spec.from = dtype;
     const auto from = ConvertPlan::Create(spec).status();
     EXPECT_EQ(from.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_EQ(from.message(), "convert: from is " +
-                                  std::string(DTypeName(dtype)) +
-                                  "; need f32, bf16, f16, f8e4m3 or f8e5m2");
+    EXPECT_EQ(from.message(),
+              "convert: from is " + std::string(DTypeName(dtype)) +
+                  "; need f32 or bf16 or f16 or f8e4m3 or f8e5m2");
     spec.from = DType::kF32;
     spec.to = dtype;
     EXPECT_EQ(ConvertPlan::Create(spec).status().code(),

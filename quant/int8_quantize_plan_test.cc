@@ -70,7 +70,7 @@ TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
     EXPECT_EQ(status.message(), "int8_quantize: dtype is " +
                                     std::string(DTypeName(dtype)) +
-                                    "; need f32, bf16 or f16");
+                                    "; need f32 or bf16 or f16");
   }
 }
 
