@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder_config.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
@@ -41,22 +41,24 @@ constexpr Architecture kArchitectures[] = {
 };
 
 // Far above any model, and low enough that products of two fit in int64.
-int64_t MaxDim(const LlamaConfig&) { return LlamaConfig::kMaxDim; }
-int64_t MaxLayers(const LlamaConfig&) { return 4096; }
-int64_t MaxHeadDim(const LlamaConfig& c) { return c.head_dim; }
+int64_t MaxDim(const DecoderConfig&) { return DecoderConfig::kMaxDim; }
+int64_t MaxLayers(const DecoderConfig&) { return 4096; }
+int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
 
-double Required(const LlamaConfig&) { return 0; }
-double KvHeads(const LlamaConfig& c) { return static_cast<double>(c.q_heads); }
-double HeadDim(const LlamaConfig& c) {
+double Required(const DecoderConfig&) { return 0; }
+double KvHeads(const DecoderConfig& c) {
+  return static_cast<double>(c.q_heads);
+}
+double HeadDim(const DecoderConfig& c) {
   return static_cast<double>(c.hidden / c.q_heads);
 }
-double SameHeadDim(const LlamaConfig& c) {
+double SameHeadDim(const DecoderConfig& c) {
   return static_cast<double>(c.head_dim);
 }
-double Vocab(const LlamaConfig& c) { return static_cast<double>(c.vocab); }
-double RopeBase(const LlamaConfig&) { return 10000; }
+double Vocab(const DecoderConfig& c) { return static_cast<double>(c.vocab); }
+double RopeBase(const DecoderConfig&) { return 10000; }
 
-using C = LlamaConfig;
+using C = DecoderConfig;
 constexpr ModelKey kKeys[] = {
     {"context_length", &C::context, nullptr, kAny, Required, MaxDim},
     {"embedding_length", &C::hidden, nullptr, kAny, Required, MaxDim},
@@ -150,7 +152,7 @@ const Architecture* FindArchitecture(absl::string_view name) {
 
 absl::Span<const ModelKey> ModelKeys() { return kKeys; }
 
-int64_t ExtentOf(Extent extent, const LlamaConfig& c) {
+int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
   switch (extent) {
     case Extent::kOne:
       return 1;
@@ -183,7 +185,7 @@ std::string TensorName(TensorId id, int64_t layer) {
 }
 
 absl::Status ForEachTensor(
-    const LlamaConfig& config,
+    const DecoderConfig& config,
     absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
         visit) {
   const auto visit_from = [&](size_t begin, bool in_layer, int64_t layer) {
@@ -204,14 +206,14 @@ absl::Status ForEachTensor(
 }
 
 std::vector<int64_t> TensorDims(const TensorEntry& entry,
-                                const LlamaConfig& config) {
+                                const DecoderConfig& config) {
   std::vector<int64_t> dims = {ExtentOf(entry.cols, config)};
   if (entry.is_matrix()) dims.push_back(ExtentOf(entry.rows, config));
   return dims;
 }
 
 void WriteModelKeys(
-    const LlamaConfig& config,
+    const DecoderConfig& config,
     absl::FunctionRef<void(const std::string& name, int64_t value)> int_key,
     absl::FunctionRef<void(const std::string& name, float value)> float_key) {
   for (const ModelKey& key : kKeys) {
@@ -227,7 +229,7 @@ void WriteModelKeys(
 
 void SetArchitecture(const Architecture& architecture,
                      absl::FunctionRef<bool(ModelPart part)> has,
-                     LlamaConfig& c) {
+                     DecoderConfig& c) {
   c.architecture = std::string(architecture.name);
   c.parts = architecture.always;
   for (const ModelPart part :

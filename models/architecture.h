@@ -4,7 +4,7 @@
 // Architectures as data: which keys and which tensors a GGUF file of each has.
 // The check of a file, the loader, the generator of random files and the tests
 // all read these tables, so that a new architecture is a line here and what it
-// computes differently in llama_config.h.
+// computes differently in decoder_config.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder_config.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
@@ -39,12 +39,12 @@ const Architecture* FindArchitecture(absl::string_view name);
 struct ModelKey {
   const char* name;
   // One of the two is set.
-  int64_t LlamaConfig::*integer;
-  float LlamaConfig::*real;
+  int64_t DecoderConfig::*integer;
+  float DecoderConfig::*real;
   uint32_t needs;  // ModelPart bits without which there is no such key
   // Where the file has no such key; 0 or less: it must have it.
-  double (*fallback)(const LlamaConfig& config);
-  int64_t (*max)(const LlamaConfig& config);
+  double (*fallback)(const DecoderConfig& config);
+  int64_t (*max)(const DecoderConfig& config);
 };
 
 // In the order of reading: a fallback or a bound uses what is above it. The
@@ -63,7 +63,7 @@ enum class Extent : uint8_t {
   kRopePairs,
 };
 constexpr size_t kNumExtents = 8;
-int64_t ExtentOf(Extent extent, const LlamaConfig& config);
+int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
   kEmbedding,
@@ -116,18 +116,18 @@ std::string TensorName(TensorId id, int64_t layer = 0);
 // Calls `visit` for each tensor of a model, in the order of TensorId, layer
 // after layer, until it fails.
 absl::Status ForEachTensor(
-    const LlamaConfig& config,
+    const DecoderConfig& config,
     absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
         visit);
 
 // Fastest first, as a file has them: [cols, rows], or [cols] of a vector.
 std::vector<int64_t> TensorDims(const TensorEntry& entry,
-                                const LlamaConfig& config);
+                                const DecoderConfig& config);
 
 // Calls int_key(name, value) or float_key(name, value) for each key that a
 // file of this shape has, besides general.*.
 void WriteModelKeys(
-    const LlamaConfig& config,
+    const DecoderConfig& config,
     absl::FunctionRef<void(const std::string& name, int64_t value)> int_key,
     absl::FunctionRef<void(const std::string& name, float value)> float_key);
 
@@ -136,7 +136,7 @@ void WriteModelKeys(
 // may have is there.
 void SetArchitecture(const Architecture& architecture,
                      absl::FunctionRef<bool(ModelPart part)> has,
-                     LlamaConfig& config);
+                     DecoderConfig& config);
 
 }  // namespace quern
 

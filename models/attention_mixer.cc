@@ -15,9 +15,9 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_loader.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/page_pool.h"
 #include "quern/ops/norm/rms_norm.h"
@@ -42,7 +42,7 @@ AttentionMixer::AttentionMixer(LinearPlan qkv, LinearPlan out)
     : qkv_(std::move(qkv)), out_(std::move(out)) {}
 
 absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
-    LlamaLoader& loader, const LlamaConfig& config, const ModelShard& shard,
+    DecoderLoader& loader, const DecoderConfig& config, const ModelShard& shard,
     const AttentionOperators& operators, int64_t layer, int64_t pool,
     int64_t pool_layer) {
   QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, loader.Matrix(loader.QkvParts(layer)));
@@ -91,7 +91,7 @@ absl::StatusOr<int64_t> AttentionMixer::ScratchBytes(int64_t max_tokens,
   counted.Allocate<uint8_t>("matrix", std::max(qkv, out));
   if (counted.overflow()) {
     return absl::ResourceExhaustedError(
-        "llama: attention's scratch needs more than 2^63 bytes");
+        "decoder: attention's scratch needs more than 2^63 bytes");
   }
   return counted.bytes();
 }

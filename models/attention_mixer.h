@@ -15,8 +15,8 @@
 #include "quern/attention/attention_spec.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/gemm/linear.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama_loader.h"
 #include "quern/models/model_shard.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/rope/rotary_embedding.h"
@@ -34,9 +34,9 @@ class AttentionMixer final : public Mixer {
  public:
   // The operators outlive it.
   static absl::StatusOr<std::unique_ptr<Mixer>> Create(
-      LlamaLoader& loader, const LlamaConfig& config, const ModelShard& shard,
-      const AttentionOperators& operators, int64_t layer, int64_t pool,
-      int64_t pool_layer);
+      DecoderLoader& loader, const DecoderConfig& config,
+      const ModelShard& shard, const AttentionOperators& operators,
+      int64_t layer, int64_t pool, int64_t pool_layer);
 
   int64_t pool() const override { return pool_; }
   int64_t pool_layer() const override { return pool_layer_; }

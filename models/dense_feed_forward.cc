@@ -12,8 +12,8 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama_loader.h"
 
 namespace quern {
 
@@ -21,7 +21,7 @@ DenseFeedForward::DenseFeedForward(LinearPlan gate_up, LinearPlan down)
     : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
 absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
-    LlamaLoader& loader, int64_t layer) {
+    DecoderLoader& loader, int64_t layer) {
   QUERN_ASSIGN_OR_RETURN(LinearPlan gate_up,
                          loader.Matrix(loader.GateUpParts(layer)));
   QUERN_ASSIGN_OR_RETURN(LinearPlan down,
@@ -49,7 +49,7 @@ absl::StatusOr<int64_t> DenseFeedForward::ScratchBytes(int64_t max_tokens,
   counted.Allocate<uint8_t>("matrix", std::max(gate_up, down));
   if (counted.overflow()) {
     return absl::ResourceExhaustedError(
-        "llama: the feed-forward scratch needs more than 2^63 bytes");
+        "decoder: the feed-forward scratch needs more than 2^63 bytes");
   }
   return counted.bytes();
 }

@@ -11,15 +11,15 @@
 
 #include "absl/status/statusor.h"
 #include "quern/gemm/linear.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama_loader.h"
 
 namespace quern {
 
 class DenseFeedForward final : public FeedForward {
  public:
   static absl::StatusOr<std::unique_ptr<FeedForward>> Create(
-      LlamaLoader& loader, int64_t layer);
+      DecoderLoader& loader, int64_t layer);
 
   absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                        int max_workers) const override;

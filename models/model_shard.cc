@@ -10,12 +10,12 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder_config.h"
 
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 absl::Status CannotDivide(const char* what, int64_t count, int size,
                           int64_t block) {
@@ -25,7 +25,7 @@ absl::Status CannotDivide(const char* what, int64_t count, int size,
 
 }  // namespace
 
-absl::StatusOr<ModelShard> ModelShard::Create(const LlamaConfig& c, int rank,
+absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
                                               int size, int64_t block) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "ranks", size, 1, int64_t{1} << 16));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "rank", rank, 0, size - 1));

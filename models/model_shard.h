@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "quern/core/communicator.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama_config.h"
 
 namespace quern {
 
@@ -34,8 +34,8 @@ class ModelShard {
   // Columns that matrices are divided by are multiples of `block`, which is
   // that of the file's tensors. InvalidArgument where a number cannot be
   // divided so that every rank has a part.
-  static absl::StatusOr<ModelShard> Create(const LlamaConfig& config, int rank,
-                                           int size, int64_t block);
+  static absl::StatusOr<ModelShard> Create(const DecoderConfig& config,
+                                           int rank, int size, int64_t block);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -66,7 +66,7 @@ class ModelShard {
 
 // Whether what a layer adds to the residual stream is made apart: the ranks'
 // parts are summed, or a norm comes between.
-inline bool NeedsBranch(const LlamaConfig& config, const ModelShard& shard) {
+inline bool NeedsBranch(const DecoderConfig& config, const ModelShard& shard) {
   return shard.size() > 1 || config.Has(ModelPart::kPostNorms);
 }
 

@@ -22,10 +22,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_fixture_testutil.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 
@@ -132,22 +132,22 @@ TEST(PackedFileTest, RefusesDamage) {
   }
 }
 
-class PackedModelTest : public LlamaFixture {
+class PackedModelTest : public DecoderFixture {
  protected:
   struct Made {
     absl::Status status;
     Rows logits;
   };
   // The logits of a model of `file`, by a file of packed weights at `path`.
-  Made Make(const std::string& file, LlamaWeights weights,
+  Made Make(const std::string& file, DecoderWeights weights,
             const std::string& path) {
-    LlamaOptions options;
+    DecoderOptions options;
     options.weights = weights;
     options.packed_path = path;
-    auto model = LlamaModel::Create(ParseOrDie(file), options, inline_);
+    auto model = Decoder::Create(ParseOrDie(file), options, inline_);
     if (!model.ok()) return {model.status(), {}};
     EXPECT_RAN_ON(*model);
-    LlamaState state = State(*model);
+    DecoderState state = State(*model);
     const std::vector<int32_t> tokens = {1, 36, 7, 20};
     return {absl::OkStatus(),
             Forward(state, {{*state.NewSequence(), tokens}}, inline_)};
@@ -155,16 +155,16 @@ class PackedModelTest : public LlamaFixture {
 };
 
 TEST_P(PackedModelTest, SameBitsAsFromMemory) {
-  for (const char* architecture : kLlamaArchitectures) {
+  for (const char* architecture : kTestArchitectures) {
     for (const auto& [type, weights] :
-         {std::pair(GgufTensorType::kBF16, LlamaWeights::kAsInFile),
-          std::pair(GgufTensorType::kQ8_0, LlamaWeights::kAsInFile),
-          std::pair(GgufTensorType::kF32, LlamaWeights::kInt8)}) {
+         {std::pair(GgufTensorType::kBF16, DecoderWeights::kAsInFile),
+          std::pair(GgufTensorType::kQ8_0, DecoderWeights::kAsInFile),
+          std::pair(GgufTensorType::kF32, DecoderWeights::kInt8)}) {
       TestRng rng;
-      SmallLlama shape;
+      SmallDecoder shape;
       shape.architecture = architecture;
       shape.type = type;
-      const std::string file = SmallLlamaFile(rng, shape);
+      const std::string file = SmallDecoderFile(rng, shape);
       const std::string path = PathOf("model");
       const Made memory = Make(file, weights, "");
       const Made written = Make(file, weights, path);
@@ -179,27 +179,28 @@ TEST_P(PackedModelTest, SameBitsAsFromMemory) {
 
 TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
   TestRng rng;
-  const std::string file = SmallLlamaFile(rng, SmallLlama());
-  const std::string other = SmallLlamaFile(rng, SmallLlama());
+  const std::string file = SmallDecoderFile(rng, SmallDecoder());
+  const std::string other = SmallDecoderFile(rng, SmallDecoder());
   const std::string path = PathOf("model");
-  ASSERT_TRUE(Make(file, LlamaWeights::kAsInFile, path).status.ok());
+  ASSERT_TRUE(Make(file, DecoderWeights::kAsInFile, path).status.ok());
   const std::string before = ReadBytes(path);
   for (const auto& [name, status] :
        std::vector<std::pair<std::string, absl::Status>>{
-           {"other weights", Make(other, LlamaWeights::kAsInFile, path).status},
-           {"another form", Make(file, LlamaWeights::kInt8, path).status}}) {
+           {"other weights",
+            Make(other, DecoderWeights::kAsInFile, path).status},
+           {"another form", Make(file, DecoderWeights::kInt8, path).status}}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << name;
     EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("llama: packed_path=", path,
+                HasSubstr(absl::StrCat("decoder: packed_path=", path,
                                        " was packed from another file")));
   }
   EXPECT_EQ(ReadBytes(path), before);
   // A file that is none of ours is not replaced either.
   WriteBytes(path, std::string(100, 'x'));
-  EXPECT_EQ(Make(file, LlamaWeights::kAsInFile, path).status.code(),
+  EXPECT_EQ(Make(file, DecoderWeights::kAsInFile, path).status.code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadBytes(path), std::string(100, 'x'));
-  EXPECT_EQ(Make(file, LlamaWeights::kAsInFile, "/nonexistent/folder/f")
+  EXPECT_EQ(Make(file, DecoderWeights::kAsInFile, "/nonexistent/folder/f")
                 .status.code(),
             absl::StatusCode::kNotFound);
 }

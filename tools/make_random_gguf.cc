@@ -18,13 +18,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "quern/models/gguf.h"
-#include "quern/tools/random_llama.h"
+#include "quern/tools/random_model.h"
 
 namespace quern {
 namespace {
 
 struct Options {
-  const RandomLlamaShape* shape = nullptr;
+  const RandomModelShape* shape = nullptr;
   GgufTensorType type = GgufTensorType::kBF16;
   std::string out;
   uint64_t seed = 1;
@@ -32,8 +32,8 @@ struct Options {
 };
 
 std::string ShapeNames() {
-  return absl::StrJoin(RandomLlamaShapes(), ", ",
-                       [](std::string* out, const RandomLlamaShape& shape) {
+  return absl::StrJoin(RandomModelShapes(), ", ",
+                       [](std::string* out, const RandomModelShape& shape) {
                          absl::StrAppend(out, shape.name);
                        });
 }
@@ -49,7 +49,7 @@ struct Flag {
 constexpr Flag kFlags[] = {
     {"shape", "", "whose layers: one of the shapes below", "",
      [](const std::string& value, Options& o) {
-       for (const RandomLlamaShape& shape : RandomLlamaShapes()) {
+       for (const RandomModelShape& shape : RandomModelShapes()) {
          if (shape.name == value) o.shape = &shape;
        }
        return o.shape != nullptr && o.shape->name == value;
@@ -149,7 +149,7 @@ std::string HelpText() {
                     "\n      ", flag.help, "\n");
   }
   absl::StrAppend(&text, "\nShapes:\n");
-  for (const RandomLlamaShape& s : RandomLlamaShapes()) {
+  for (const RandomModelShape& s : RandomModelShapes()) {
     absl::StrAppend(&text, "  ", s.name, ": ", s.layers, " layers, width ",
                     s.hidden, ", ", s.q_heads, " heads on ", s.kv_heads,
                     ", feed-forward ", s.ffn, ", vocabulary ", s.vocab, "\n");
@@ -167,7 +167,7 @@ std::string FromCaller(const std::string& path) {
 absl::Status Write(const Options& options) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   int64_t shown = -1;
-  const absl::Status status = WriteRandomLlama(
+  const absl::Status status = WriteRandomModel(
       *options.shape, options.type, options.seed, FromCaller(options.out),
       [&](int64_t done, int64_t total) {
         const int64_t percent = done / std::max<int64_t>(1, total / 100);

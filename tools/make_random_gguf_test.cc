@@ -20,9 +20,9 @@
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
 #include "quern/models/tokenizer.h"
 #include "quern/ops/rope/rotary_scaling.h"
 
@@ -69,9 +69,9 @@ std::vector<int32_t> Generate(const GgufFile& file, int count) {
   InlineExecutor executor;
   const auto tokenizer = Tokenizer::Create(file);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto model = LlamaModel::Create(file, {}, executor);
+  const auto model = Decoder::Create(file, {}, executor);
   EXPECT_TRUE(model.ok()) << model.status();
-  auto state = LlamaState::Create(*model, {});
+  auto state = DecoderState::Create(*model, {});
   EXPECT_TRUE(state.ok()) << state.status();
   EXPECT_EQ(tokenizer->vocab_size(), model->config().vocab);
   std::vector<int32_t> tokens = tokenizer->Encode("In the");
@@ -115,7 +115,7 @@ void ExpectRuns(const std::string& shape, const std::string& dtype) {
   EXPECT_EQ(outcome.text, "");  // no progress: this is no terminal
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
-  const auto config = LlamaConfig::Create(*file);
+  const auto config = DecoderConfig::Create(*file);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->name, shape + " with random weights");
   EXPECT_EQ(Generate(*file, 5).size(), 5u);
@@ -140,7 +140,7 @@ TEST(MakeRandomGgufTest, Llama31HasItsRotaryFactors) {
   ASSERT_EQ(Make("--shape=tiny_llama3.1 --out=" + path).code, 0);
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
-  const auto config = LlamaConfig::Create(*file);
+  const auto config = DecoderConfig::Create(*file);
   ASSERT_TRUE(config.ok()) << config.status();
   RotaryScaling scaling;
   scaling.kind = RotaryScalingKind::kLlama3;
@@ -229,7 +229,7 @@ TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {
   EXPECT_NE(other, one);
 }
 
-// Mean 0, the deviation that random_llama.h promises, and no two tensors alike.
+// Mean 0, the deviation that random_model.h promises, and no two tensors alike.
 // The mean of n independent weights strays by deviation / sqrt(n) and the
 // variance by less than its sqrt(2 / n) part; five times that is allowed.
 TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {

@@ -28,10 +28,10 @@
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 #include "quern/models/likelihood.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
 #include "quern/models/tokenizer.h"
 #include "quern/ops/sampling/sampler.h"
 
@@ -41,7 +41,7 @@ namespace {
 // The options that every rank takes from the leader.
 struct CommonOptions {
   int64_t max_tokens;
-  LlamaWeights weights;
+  DecoderWeights weights;
   DType kv;
   bool perplexity, stats;
 };
@@ -61,7 +61,7 @@ GenerateOptions WithLeadersWord(GenerateOptions options, RankGroup& ranks) {
 // A number that differs between files of different shapes: an FNV-1a hash of
 // their sizes, tensors and of what the metadata says about heads and context.
 absl::StatusOr<uint64_t> ShapeOf(const GgufFile& file) {
-  QUERN_ASSIGN_OR_RETURN(const LlamaConfig c, LlamaConfig::Create(file));
+  QUERN_ASSIGN_OR_RETURN(const DecoderConfig c, DecoderConfig::Create(file));
   std::string shape = absl::StrCat(file.file_bytes(), " ", c.context, " ",
                                    c.q_heads, " ", c.kv_heads);
   for (const GgufTensor& tensor : file.tensors()) {
@@ -136,7 +136,7 @@ class Generator {
       ranks_.Share(tokens);
       if (tokens.size() < 2) break;
       QUERN_ASSIGN_OR_RETURN(sequence_, state_->NewSequence());
-      const LlamaBatchItem item{sequence_, tokens};
+      const DecoderBatchItem item{sequence_, tokens};
       QUERN_ASSIGN_OR_RETURN(
           const auto logits,
           state_->Forward({item}, LogitsOf::kAllTokens, *executor_));
@@ -205,16 +205,16 @@ class Generator {
 
   absl::Status Load(const GgufFile& file, Communicator* communicator) {
     Progress progress("loading the model", Terminal());
-    LlamaOptions llama;
+    DecoderOptions llama;
     llama.weights = options_.weights;
     llama.packed_path = options_.packed;
     llama.communicator = communicator;
     llama.progress = [&](int64_t done, int64_t total) {
       progress.Show(done, total);
     };
-    QUERN_ASSIGN_OR_RETURN(LlamaModel model,
-                           LlamaModel::Create(file, llama, *executor_));
-    model_ = std::make_unique<LlamaModel>(std::move(model));
+    QUERN_ASSIGN_OR_RETURN(Decoder model,
+                           Decoder::Create(file, llama, *executor_));
+    model_ = std::make_unique<Decoder>(std::move(model));
     if (ranks_.leads() && tokenizer_->vocab_size() > model_->config().vocab) {
       return absl::InvalidArgumentError(
           absl::StrCat("the model's tokenizer has ", tokenizer_->vocab_size(),
@@ -224,12 +224,13 @@ class Generator {
   }
 
   absl::Status NewState(int64_t max_step_tokens, int64_t cache_tokens) {
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.max_step_tokens = max_step_tokens;
     spec.cache_tokens = cache_tokens;
     spec.cache_dtype = options_.kv;
-    QUERN_ASSIGN_OR_RETURN(LlamaState state, LlamaState::Create(*model_, spec));
-    state_ = std::make_unique<LlamaState>(std::move(state));
+    QUERN_ASSIGN_OR_RETURN(DecoderState state,
+                           DecoderState::Create(*model_, spec));
+    state_ = std::make_unique<DecoderState>(std::move(state));
     return absl::OkStatus();
   }
 
@@ -288,7 +289,7 @@ class Generator {
     MatrixView<const float> logits;
     for (int64_t done = 0; done < size; done += kPrefillTokens) {
       progress.Show(done, size);
-      const LlamaBatchItem item{
+      const DecoderBatchItem item{
           sequence_, absl::MakeConstSpan(ids).subspan(static_cast<size_t>(done),
                                                       kPrefillTokens)};
       QUERN_ASSIGN_OR_RETURN(
@@ -329,7 +330,8 @@ class Generator {
       if (ranks_.leads()) printed = Choose(logits, step);
       ranks_.Share(step);
       if (step.goes_on == 0) break;
-      const LlamaBatchItem item{sequence_, absl::MakeConstSpan(&step.token, 1)};
+      const DecoderBatchItem item{sequence_,
+                                  absl::MakeConstSpan(&step.token, 1)};
       QUERN_ASSIGN_OR_RETURN(
           logits, state_->Forward({item}, LogitsOf::kLastTokens, *executor_));
     }
@@ -346,8 +348,8 @@ class Generator {
   RankGroup ranks_;
   std::unique_ptr<HwyExecutor> executor_;
   std::unique_ptr<Tokenizer> tokenizer_;  // the leader's
-  std::unique_ptr<LlamaModel> model_;
-  std::unique_ptr<LlamaState> state_;
+  std::unique_ptr<Decoder> model_;
+  std::unique_ptr<DecoderState> state_;
   std::optional<TextWriter> writer_;  // the leader's
   int32_t sequence_ = -1;
   Stats stats_;

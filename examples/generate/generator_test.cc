@@ -18,8 +18,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
+#include "quern/models/decoder.h"
 #include "quern/models/golden_testutil.h"
-#include "quern/models/llama.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/ops/parallel/thread_communicator.h"
 
@@ -92,7 +92,7 @@ TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
     other.temperature = 2;
     other.seed = 12345;
     other.kv = DType::kF32;
-    other.weights = LlamaWeights::kInt8;
+    other.weights = DecoderWeights::kInt8;
     other.stats = true;
     other.specials = true;
     const Outcome outcome = GenerateOnRanks(options, leader);

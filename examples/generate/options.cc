@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
 #include "quern/core/hwy_executor.h"
-#include "quern/models/llama.h"
+#include "quern/models/decoder.h"
 
 namespace quern {
 namespace {
@@ -72,11 +72,11 @@ constexpr Flag kFlags[] = {
      "int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
-       return Choose<LlamaWeights>({{"file", LlamaWeights::kAsInFile},
-                                    {"bf16", LlamaWeights::kBF16},
-                                    {"f32", LlamaWeights::kF32},
-                                    {"int8", LlamaWeights::kInt8}},
-                                   value, o.weights);
+       return Choose<DecoderWeights>({{"file", DecoderWeights::kAsInFile},
+                                      {"bf16", DecoderWeights::kBF16},
+                                      {"f32", DecoderWeights::kF32},
+                                      {"int8", DecoderWeights::kInt8}},
+                                     value, o.weights);
      }},
     {"packed", "",
      "a file of packed matrices: written if there is none, else mapped, which\n"

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "quern/core/dtype.h"
-#include "quern/models/llama.h"
+#include "quern/models/decoder.h"
 
 namespace quern {
 
@@ -15,8 +15,8 @@ struct GenerateOptions {
   std::optional<std::string> prompt;  // none: standard input
   std::string model;                  // "": the shipped one
   bool specials = false;
-  LlamaWeights weights = LlamaWeights::kAsInFile;
-  std::string packed;      // LlamaOptions::packed_path
+  DecoderWeights weights = DecoderWeights::kAsInFile;
+  std::string packed;      // DecoderOptions::packed_path
   DType kv = DType::kF16;  // of the cache
   bool perplexity = false;
   int64_t max_tokens = 128;

@@ -13,8 +13,8 @@
 #include "examples/generate/rank_group.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 
 namespace quern {
 namespace {
@@ -25,7 +25,7 @@ struct RankUse {
       scratch_bytes, peak_bytes;
 };
 
-RankUse UseOf(const LlamaModel& model, const LlamaState& state,
+RankUse UseOf(const Decoder& model, const DecoderState& state,
               const Executor& executor) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -56,11 +56,11 @@ void PrintMemory(const std::string& whose, const RankUse& use, DType kv) {
 }  // namespace
 
 void PrintStats(const Stats& stats, const GenerateOptions& options,
-                const LlamaModel& model, const LlamaState& state,
+                const Decoder& model, const DecoderState& state,
                 const Executor& executor, RankGroup& ranks) {
   const std::vector<RankUse> uses = ranks.Gather(UseOf(model, state, executor));
   if (!ranks.leads()) return;
-  const LlamaConfig& c = model.config();
+  const DecoderConfig& c = model.config();
   std::fprintf(stderr, "model: %s, %lld layers, width %lld, %s weights\n",
                c.name.empty() ? "without a name" : c.name.c_str(),
                static_cast<long long>(c.layers),

@@ -9,7 +9,7 @@
 #include "examples/generate/options.h"
 #include "examples/generate/rank_group.h"
 #include "quern/core/executor.h"
-#include "quern/models/llama.h"
+#include "quern/models/decoder.h"
 
 namespace quern {
 
@@ -22,7 +22,7 @@ struct Stats {
 
 // Collective: the leader prints on standard error what all ranks tell it.
 void PrintStats(const Stats& stats, const GenerateOptions& options,
-                const LlamaModel& model, const LlamaState& state,
+                const Decoder& model, const DecoderState& state,
                 const Executor& executor, RankGroup& ranks);
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-#ifndef QUERN_MODELS_LLAMA_LOADER_H_
-#define QUERN_MODELS_LLAMA_LOADER_H_
+#ifndef QUERN_MODELS_DECODER_LOADER_H_
+#define QUERN_MODELS_DECODER_LOADER_H_
 
 // Private: reads a rank's part of tensors, and makes matrices of them in the
 // form that the options ask for, telling how far it is.
@@ -19,9 +19,9 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 
@@ -46,12 +46,12 @@ struct MatrixParts {
   bool residual = false;  // whether y is what it was before and W x + b
 };
 
-class LlamaLoader {
+class DecoderLoader {
  public:
   // `file` is what `config` was made of. All must outlive this.
-  LlamaLoader(const GgufFile& file, const LlamaConfig& config,
-              const ModelShard& shard, const LlamaOptions& options,
-              Executor& executor);
+  DecoderLoader(const GgufFile& file, const DecoderConfig& config,
+                const ModelShard& shard, const DecoderOptions& options,
+                Executor& executor);
 
   // The elements of a block where the file has a matrix in blocks, else 1.
   static int64_t BlockOf(const GgufFile& file);
@@ -124,9 +124,9 @@ class LlamaLoader {
   int64_t BytesOf(TensorId id, int64_t layer, DType dtype) const;
 
   const GgufFile& file_;
-  const LlamaConfig& config_;
+  const DecoderConfig& config_;
   const ModelShard& shard_;
-  const LlamaOptions& options_;
+  const DecoderOptions& options_;
   Executor& executor_;
   DType rows_dtype_;
   int64_t done_ = 0, total_ = 0;
@@ -138,4 +138,4 @@ class LlamaLoader {
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_LOADER_H_
+#endif  // QUERN_MODELS_DECODER_LOADER_H_

@@ -10,11 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_fixture_testutil.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"
@@ -22,22 +22,22 @@
 namespace quern {
 namespace {
 
-class LlamaOracleTest : public LlamaFixture {
+class DecoderOracleTest : public DecoderFixture {
  protected:
   // The largest distance from the oracle.
-  double Distance(const SmallLlama& shape, LlamaWeights weights,
+  double Distance(const SmallDecoder& shape, DecoderWeights weights,
                   int64_t num_tokens = 41) {
     TestRng rng;
-    const std::string bytes = SmallLlamaFile(rng, shape);
+    const std::string bytes = SmallDecoderFile(rng, shape);
     const GgufFile file = ParseOrDie(bytes);
-    const auto config = LlamaConfig::Create(file);
+    const auto config = DecoderConfig::Create(file);
     EXPECT_TRUE(config.ok()) << config.status();
     const auto tokens = RandomTokens(rng, num_tokens, shape.vocab);
-    const LlamaModel model = Load(bytes, weights);
-    LlamaState state = State(model);
+    const Decoder model = Load(bytes, weights);
+    DecoderState state = State(model);
     return LargestDifferenceOf(
         Forward(state, {{*state.NewSequence(), tokens}}, inline_),
-        ReferenceLlama(file, *config).Logits(tokens));
+        ReferenceDecoder(file, *config).Logits(tokens));
   }
 };
 
@@ -51,28 +51,28 @@ constexpr double kBF16Bound = 0.125;
 // Steps of up to 2^-8 of the largest of a row instead: at most 0.2 measured.
 constexpr double kInt8Bound = 0.4;
 
-TEST_P(LlamaOracleTest, EqualsTheOracleForEveryTensorType) {
-  SmallLlama shape;
-  for (const char* architecture : kLlamaArchitectures) {
+TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
+  SmallDecoder shape;
+  for (const char* architecture : kTestArchitectures) {
     shape.architecture = architecture;
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type)));
       shape.type = type;
-      EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
-      EXPECT_LE(Distance(shape, LlamaWeights::kBF16), kBF16Bound);
-      EXPECT_LE(Distance(shape, LlamaWeights::kInt8), kInt8Bound);
+      EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+      EXPECT_LE(Distance(shape, DecoderWeights::kBF16), kBF16Bound);
+      EXPECT_LE(Distance(shape, DecoderWeights::kInt8), kInt8Bound);
     }
   }
 }
 
 // Each form of a file, and mixtures, one of which divides q, k and v. Weights
 // are not rounded: what has rows of f32 is as near as f32 weights are.
-TEST_P(LlamaOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
+TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
   using Type = GgufTensorType;
-  SmallLlama shape;
-  for (const char* architecture : kLlamaArchitectures) {
+  SmallDecoder shape;
+  for (const char* architecture : kTestArchitectures) {
     shape.architecture = architecture;
     for (const auto& [type, k_type, ffn_type, bound] :
          {std::tuple{Type::kF16, Type::kF16, Type::kF16, kF32Bound},
@@ -87,21 +87,21 @@ TEST_P(LlamaOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
       shape.type = type;
       shape.k_type = k_type;
       shape.ffn_type = ffn_type;
-      EXPECT_LE(Distance(shape, LlamaWeights::kAsInFile), bound);
+      EXPECT_LE(Distance(shape, DecoderWeights::kAsInFile), bound);
     }
   }
 }
 
-TEST_P(LlamaOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
-  SmallLlama shape;
+TEST_P(DecoderOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
+  SmallDecoder shape;
   shape.rope_factors = true;
-  EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
   shape.rope_dim = shape.head_dim;
-  EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound);
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
 }
 
-TEST_P(LlamaOracleTest, EqualsTheOracleForAwkwardShapes) {
-  SmallLlama odd;  // nothing is a multiple of a vector
+TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
+  SmallDecoder odd;  // nothing is a multiple of a vector
   odd.vocab = 19;
   odd.hidden = 10;
   odd.layers = 3;
@@ -111,34 +111,34 @@ TEST_P(LlamaOracleTest, EqualsTheOracleForAwkwardShapes) {
   odd.head_dim = 6;
   odd.rope_dim = 6;
   odd.output = false;
-  SmallLlama one;  // the smallest
+  SmallDecoder one;  // the smallest
   one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
   one.hidden = one.head_dim = one.rope_dim = 2;
-  for (const char* architecture : kLlamaArchitectures) {
+  for (const char* architecture : kTestArchitectures) {
     SCOPED_TRACE(architecture);
     odd.architecture = one.architecture = architecture;
-    EXPECT_LE(Distance(odd, LlamaWeights::kAsInFile), kF32Bound);
-    EXPECT_LE(Distance(one, LlamaWeights::kAsInFile), kF32Bound);
+    EXPECT_LE(Distance(odd, DecoderWeights::kAsInFile), kF32Bound);
+    EXPECT_LE(Distance(one, DecoderWeights::kAsInFile), kF32Bound);
   }
 }
 
 // Shorter than, as long as and longer than the text; and where a chunk of keys
 // is behind all that the last queries see.
-TEST_P(LlamaOracleTest, EqualsTheOracleForEveryWindow) {
-  SmallLlama shape;
+TEST_P(DecoderOracleTest, EqualsTheOracleForEveryWindow) {
+  SmallDecoder shape;
   shape.architecture = "gemma2";
   for (const int64_t window : {1, 2, 8, 40, 41, 1000}) {
     shape.window = window;
-    EXPECT_LE(Distance(shape, LlamaWeights::kF32), kF32Bound) << window;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound) << window;
   }
   shape.context = 300;
   shape.window = 20;
   shape.layers = 3;  // local, full, local
-  EXPECT_LE(Distance(shape, LlamaWeights::kF32, 300), kF32Bound);
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32, 300), kF32Bound);
 }
 
-TEST_P(LlamaOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
-  SmallLlama shape;
+TEST_P(DecoderOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
+  SmallDecoder shape;
   shape.architecture = "gemma2";
   shape.layers = 46;
   shape.hidden = 12;
@@ -147,21 +147,21 @@ TEST_P(LlamaOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
   shape.head_dim = shape.rope_dim = 8;
   shape.ffn = 10;
   // Not two layers but twenty-three times as many.
-  EXPECT_LE(Distance(shape, LlamaWeights::kF32), 23 * kF32Bound);
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), 23 * kF32Bound);
 }
 
 // Not bounds but bits: a window changes nothing for queries that it hides
 // nothing from.
-TEST_P(LlamaOracleTest, AWindowHidesWhatIsBeforeIt) {
+TEST_P(DecoderOracleTest, AWindowHidesWhatIsBeforeIt) {
   const auto logits = [this](int64_t window) {
     TestRng rng;
-    SmallLlama shape;
+    SmallDecoder shape;
     shape.architecture = "gemma2";
     shape.vocab = 41;
     shape.window = window;
-    const LlamaModel model =
-        Load(SmallLlamaFile(rng, shape), LlamaWeights::kBF16);
-    LlamaState state = State(model, 16, DType::kBF16);
+    const Decoder model =
+        Load(SmallDecoderFile(rng, shape), DecoderWeights::kBF16);
+    DecoderState state = State(model, 16, DType::kBF16);
     // Each unlike those before it: equal ones would not be missed.
     std::vector<int32_t> tokens;
     for (int32_t t = 0; t < 41; ++t) tokens.push_back(t * 7 % 41);
@@ -182,24 +182,24 @@ TEST_P(LlamaOracleTest, AWindowHidesWhatIsBeforeIt) {
 
 // The models above have teeth: an oracle that lacks one of the differences is
 // far off.
-TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
+TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   const auto distance = [](const char* architecture, auto&& change,
                            int64_t layers = 2) {
     TestRng rng;
-    SmallLlama shape;
+    SmallDecoder shape;
     shape.rope_factors = std::string(architecture) == "llama";
     shape.architecture = architecture;
     shape.layers = layers;
-    const std::string bytes = SmallLlamaFile(rng, shape);
+    const std::string bytes = SmallDecoderFile(rng, shape);
     const GgufFile file = ParseOrDie(bytes);
-    const auto c = LlamaConfig::Create(file);
+    const auto c = DecoderConfig::Create(file);
     EXPECT_TRUE(c.ok()) << c.status();
     const auto tokens = RandomTokens(rng, 41, shape.vocab);
     ReferenceForm form = ReferenceForm::Of(file, *c);
     change(form);
     const double difference =
-        LargestDifferenceOf(ReferenceLlama(file, *c, form).Logits(tokens),
-                            ReferenceLlama(file, *c).Logits(tokens));
+        LargestDifferenceOf(ReferenceDecoder(file, *c, form).Logits(tokens),
+                            ReferenceDecoder(file, *c).Logits(tokens));
     EXPECT_TRUE(std::isfinite(difference)) << architecture;
     return difference;
   };
@@ -231,7 +231,7 @@ TEST(ReferenceLlamaTest, EachDifferenceIsFelt) {
             kFelt);
 }
 
-QUERN_INSTANTIATE_ISA_TEST(LlamaOracleTest);
+QUERN_INSTANTIATE_ISA_TEST(DecoderOracleTest);
 
 }  // namespace
 }  // namespace quern

@@ -1,6 +1,6 @@
-// What LlamaConfig takes and refuses.
+// What DecoderConfig takes and refuses.
 
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder_config.h"
 
 #include <cmath>
 #include <cstdint>
@@ -12,9 +12,9 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 
 namespace quern {
@@ -24,103 +24,105 @@ using ::testing::HasSubstr;
 
 // `change` is applied to the shape that the keys tell, and to the file; tensors
 // are those of a small Llama.
-TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
-  const SmallLlama shape;
+TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
+  const SmallDecoder shape;
   const auto refuse = [&](auto&& change, absl::StatusCode code,
                           absl::string_view words) {
     TestRng rng;
-    SmallLlama changed = shape;
+    SmallDecoder changed = shape;
     GgufWriter unused;
     change(changed, unused);
-    GgufWriter file = SmallLlamaKeys(changed);
+    GgufWriter file = SmallDecoderKeys(changed);
     change(changed, file);
-    AddSmallLlamaTensors(rng, shape, file);
+    AddSmallDecoderTensors(rng, shape, file);
     const std::string bytes = file.Finish();
-    const auto config = LlamaConfig::Create(ParseOrDie(bytes));
+    const auto config = DecoderConfig::Create(ParseOrDie(bytes));
     EXPECT_EQ(config.status().code(), code) << config.status();
     EXPECT_THAT(std::string(config.status().message()),
                 HasSubstr(std::string(words)));
   };
   using Code = absl::StatusCode;
-  refuse([](SmallLlama& m, GgufWriter&) { m.context = 0; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.context = 0; },
          Code::kInvalidArgument,
-         "llama: llama.context_length=0; need 1 <= llama.context_length");
-  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
+         "decoder: llama.context_length=0; need 1 <= llama.context_length");
+  refuse([](SmallDecoder& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
          "no tensor 'blk.2.attn_norm.weight'");
-  refuse([](SmallLlama& m, GgufWriter&) { m.layers = 1; }, Code::kUnimplemented,
+  refuse([](SmallDecoder& m, GgufWriter&) { m.layers = 1; },
+         Code::kUnimplemented,
          "tensor 'blk.1.attn_norm.weight' is not part of a plain llama of 1");
-  refuse([](SmallLlama& m, GgufWriter&) { m.hidden = 33; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.hidden = 33; },
          Code::kInvalidArgument,
          "token_embd.weight has dimensions [32, 37]; need [33, 37]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.ffn = 95; }, Code::kInvalidArgument,
+  refuse([](SmallDecoder& m, GgufWriter&) { m.ffn = 95; },
+         Code::kInvalidArgument,
          "blk.0.ffn_gate.weight has dimensions [32, 96]; need [32, 95]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.kv_heads = 4; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.kv_heads = 4; },
          Code::kInvalidArgument,
          "llama.attention.head_count=6; need a multiple of head_count_kv=4");
-  refuse([](SmallLlama& m, GgufWriter&) { m.vocab = 38; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.vocab = 38; },
          Code::kInvalidArgument, "llama.vocab_size=38; need 37");
-  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 21; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.rope_dim = 21; },
          Code::kInvalidArgument,
          "llama.rope.dimension_count=21; need an even number");
-  refuse([](SmallLlama& m, GgufWriter&) { m.rope_dim = 34; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.rope_dim = 34; },
          Code::kInvalidArgument, "llama.rope.dimension_count=34; need 1 <=");
-  refuse([](SmallLlama&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
+  refuse([](SmallDecoder&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
          Code::kUnimplemented, "llama.expert_count=8; need 0");
-  refuse([](SmallLlama&,
+  refuse([](SmallDecoder&,
             GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
          Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
-  refuse([](SmallLlama&,
+  refuse([](SmallDecoder&,
             GgufWriter& w) { w.Key("llama.rope.scale_linear", 2.0f); },
          Code::kUnimplemented, "llama.rope.scale_linear=2; need 1");
-  refuse([](SmallLlama&,
+  refuse([](SmallDecoder&,
             GgufWriter& w) { w.Key("llama.rope.scaling.factor", 8.0f); },
          Code::kUnimplemented, "llama.rope.scaling.factor=8; need 1");
+  refuse([](SmallDecoder&,
+            GgufWriter& w) { w.Key("llama.rope.scale_linear", 2u); },
+         Code::kInvalidArgument, "is of type u32; need f32");
   refuse(
-      [](SmallLlama&, GgufWriter& w) { w.Key("llama.rope.scale_linear", 2u); },
-      Code::kInvalidArgument, "is of type u32; need f32");
-  refuse(
-      [](SmallLlama&, GgufWriter& w) {
+      [](SmallDecoder&, GgufWriter& w) {
         w.Tensor("blk.0.attn_q.bias", {1}, GgufTensorType::kF32, Raw(0.0f));
       },
       Code::kUnimplemented, "tensor 'blk.0.attn_q.bias' is not part");
   refuse(
-      [](SmallLlama& m, GgufWriter&) {
+      [](SmallDecoder& m, GgufWriter&) {
         m.q_heads = m.kv_heads = 1 << 20;
         m.head_dim = 1 << 9;
       },
       Code::kInvalidArgument,
-      "llama: llama.attention.head_count * key_length=536870912; need 1 <= ");
+      "decoder: llama.attention.head_count * key_length=536870912; need 1 <= ");
   // Tensors of other architectures: too many, too few, of another shape.
   const auto zeros = [](GgufWriter& w, absl::string_view name, int64_t size) {
     w.Tensor(name, {static_cast<uint64_t>(size)}, GgufTensorType::kF32,
              std::string(static_cast<size_t>(4 * size), '\0'));
   };
-  refuse([&](SmallLlama&,
+  refuse([&](SmallDecoder&,
              GgufWriter& w) { zeros(w, "blk.0.attn_q_norm.weight", 32); },
          Code::kUnimplemented,
          "tensor 'blk.0.attn_q_norm.weight' is not part of a plain llama of 2");
-  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "qwen2"; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "qwen2"; },
          Code::kNotFound, "no tensor 'blk.0.attn_q.bias'");
   refuse(
-      [&](SmallLlama& m, GgufWriter& w) {
+      [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "qwen2";
         zeros(w, "blk.0.attn_q.bias", 31);
       },
       Code::kInvalidArgument,
       "blk.0.attn_q.bias has dimensions [31]; need [192]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "qwen3"; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "qwen3"; },
          Code::kNotFound, "no tensor 'blk.0.attn_q_norm.weight'");
   refuse(
-      [&](SmallLlama& m, GgufWriter& w) {
+      [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "qwen3";
         zeros(w, "blk.0.attn_q_norm.weight", 6 * 32);
       },
       Code::kInvalidArgument,
       "blk.0.attn_q_norm.weight has dimensions [192]; need [32]");
-  refuse([](SmallLlama& m, GgufWriter&) { m.architecture = "gemma2"; },
+  refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "gemma2"; },
          Code::kNotFound, "no tensor 'blk.0.post_attention_norm.weight'");
   refuse(
-      [&](SmallLlama& m, GgufWriter& w) {
+      [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "gemma2";
         zeros(w, "blk.0.post_attention_norm.weight", 32);
         zeros(w, "blk.0.post_ffw_norm.weight", 31);
@@ -128,7 +130,7 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       Code::kInvalidArgument,
       "blk.0.post_ffw_norm.weight has dimensions [31]; need [32]");
   refuse(
-      [&](SmallLlama& m, GgufWriter& w) {
+      [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "gemma2";
         for (const char* name :
              {"blk.0.post_attention_norm.weight", "blk.0.post_ffw_norm.weight",
@@ -142,49 +144,50 @@ TEST(LlamaConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
 }
 
 // A refused tensor, or one that is not there, says what the file is.
-TEST(LlamaConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
+TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
   TestRng rng;
-  SmallLlama shape;
+  SmallDecoder shape;
   shape.type = GgufTensorType::kQ8_0;
   const auto message = [&](auto&& change) {
-    GgufWriter file = SmallLlamaKeys(shape);
-    AddSmallLlamaTensors(rng, shape, file);
+    GgufWriter file = SmallDecoderKeys(shape);
+    AddSmallDecoderTensors(rng, shape, file);
     change(file);
     const std::string bytes = file.Finish();
     return std::string(
-        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
+        DecoderConfig::Create(ParseOrDie(bytes)).status().message());
   };
   const std::string file =
       "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
       "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3' and 'gemma2' in "
       "F32, F16, BF16 and Q8_0";
-  EXPECT_EQ(message([](GgufWriter& w) {
-              w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,
-                       Raw(0.0f));
-            }),
-            "llama: tensor 'blk.0.ffn_gate_inp.weight' is not part of a plain "
-            "llama of 2 layers" +
-                file);
+  EXPECT_EQ(
+      message([](GgufWriter& w) {
+        w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,
+                 Raw(0.0f));
+      }),
+      "decoder: tensor 'blk.0.ffn_gate_inp.weight' is not part of a plain "
+      "llama of 2 layers" +
+          file);
   shape.layers = 3;
-  GgufWriter claims = SmallLlamaKeys(shape);
+  GgufWriter claims = SmallDecoderKeys(shape);
   shape.layers = 2;
-  AddSmallLlamaTensors(rng, shape, claims);
+  AddSmallDecoderTensors(rng, shape, claims);
   const std::string bytes = claims.Finish();
-  EXPECT_EQ(LlamaConfig::Create(ParseOrDie(bytes)).status().message(),
-            "llama: no tensor 'blk.2.attn_norm.weight'" + file);
+  EXPECT_EQ(DecoderConfig::Create(ParseOrDie(bytes)).status().message(),
+            "decoder: no tensor 'blk.2.attn_norm.weight'" + file);
 }
 
-TEST(LlamaConfigTest, ReadsFactorsOfRotaryFrequencies) {
+TEST(DecoderConfigTest, ReadsFactorsOfRotaryFrequencies) {
   const auto create = [](const char* architecture, GgufTensorType type,
                          const std::vector<float>& factors) {
     TestRng rng;
-    SmallLlama shape;
+    SmallDecoder shape;
     shape.architecture = architecture;
-    GgufWriter file = SmallLlamaKeys(shape);
-    AddSmallLlamaTensors(rng, shape, file);
+    GgufWriter file = SmallDecoderKeys(shape);
+    AddSmallDecoderTensors(rng, shape, file);
     file.Tensor("rope_freqs.weight", {factors.size()}, type, BytesOf(factors));
     const std::string bytes = file.Finish();
-    return LlamaConfig::Create(ParseOrDie(bytes));
+    return DecoderConfig::Create(ParseOrDie(bytes));
   };
   constexpr auto kF32 = GgufTensorType::kF32;
   std::vector<float> factors(10, 2);  // rope_dim is 20
@@ -203,41 +206,42 @@ TEST(LlamaConfigTest, ReadsFactorsOfRotaryFrequencies) {
   }
   factors[3] = 1;
   EXPECT_EQ(message("llama", GgufTensorType::kF16),
-            "llama: rope_freqs.weight has type F16; need F32");
+            "decoder: rope_freqs.weight has type F16; need F32");
   EXPECT_THAT(message("qwen2", kF32),
               HasSubstr("tensor 'rope_freqs.weight' is not part of a plain "
                         "qwen2 of 2 layers"));
   factors.push_back(1);
   EXPECT_EQ(message("llama", kF32),
-            "llama: rope_freqs.weight has dimensions [11]; need [10]");
+            "decoder: rope_freqs.weight has dimensions [11]; need [10]");
 }
 
-TEST(LlamaConfigTest, RefusesBadNumbersOfGemma2) {
+TEST(DecoderConfigTest, RefusesBadNumbersOfGemma2) {
   const auto expect = [](auto&& change, absl::string_view words) {
-    SmallLlama shape;
+    SmallDecoder shape;
     shape.architecture = "gemma2";
     change(shape);
-    const std::string bytes = SmallLlamaKeys(shape).Finish();
-    const absl::Status status = LlamaConfig::Create(ParseOrDie(bytes)).status();
+    const std::string bytes = SmallDecoderKeys(shape).Finish();
+    const absl::Status status =
+        DecoderConfig::Create(ParseOrDie(bytes)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(words)));
   };
   for (const float cap : {0.0f, -50.0f, std::nanf(""), HUGE_VALF}) {
     SCOPED_TRACE(cap);
-    expect([&](SmallLlama& m) { m.attention_cap = cap; },
-           "llama: gemma2.attn_logit_softcapping=");
-    expect([&](SmallLlama& m) { m.logit_cap = cap; },
-           "llama: gemma2.final_logit_softcapping=");
-    expect([&](SmallLlama& m) { m.logit_cap = cap; }, "; need a number > 0");
+    expect([&](SmallDecoder& m) { m.attention_cap = cap; },
+           "decoder: gemma2.attn_logit_softcapping=");
+    expect([&](SmallDecoder& m) { m.logit_cap = cap; },
+           "decoder: gemma2.final_logit_softcapping=");
+    expect([&](SmallDecoder& m) { m.logit_cap = cap; }, "; need a number > 0");
   }
-  expect([](SmallLlama& m) { m.window = 0; },
-         "llama: gemma2.attention.sliding_window=0; need 1 <= ");
-  expect([](SmallLlama& m) { m.window = (1 << 28) + 1; },
+  expect([](SmallDecoder& m) { m.window = 0; },
+         "decoder: gemma2.attention.sliding_window=0; need 1 <= ");
+  expect([](SmallDecoder& m) { m.window = (1 << 28) + 1; },
          "gemma2.attention.sliding_window=268435457; need 1 <= ");
 }
 
 // An architecture's keys are its own: another's do not count.
-TEST(LlamaConfigTest, RefusesMissingKeys) {
+TEST(DecoderConfigTest, RefusesMissingKeys) {
   for (const char* missing :
        {"context_length", "embedding_length", "block_count",
         "feed_forward_length", "attention.head_count",
@@ -258,21 +262,22 @@ TEST(LlamaConfigTest, RefusesMissingKeys) {
     key("final_logit_softcapping", 30.0f);
     key("attention.sliding_window", 4u);
     const std::string bytes = w.Finish();
-    const absl::Status status = LlamaConfig::Create(ParseOrDie(bytes)).status();
+    const absl::Status status =
+        DecoderConfig::Create(ParseOrDie(bytes)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
     EXPECT_EQ(status.message(),
               absl::StrCat("gguf: no key 'gemma2.", missing, "'"));
   }
 }
 
-TEST(LlamaConfigTest, TakesRotaryKeysThatScaleNothing) {
+TEST(DecoderConfigTest, TakesRotaryKeysThatScaleNothing) {
   const auto status = [](auto&& add_keys) {
     TestRng rng;
-    GgufWriter file = SmallLlamaKeys(SmallLlama());
+    GgufWriter file = SmallDecoderKeys(SmallDecoder());
     add_keys(file);
-    AddSmallLlamaTensors(rng, SmallLlama(), file);
+    AddSmallDecoderTensors(rng, SmallDecoder(), file);
     const std::string bytes = file.Finish();
-    return LlamaConfig::Create(ParseOrDie(bytes)).status();
+    return DecoderConfig::Create(ParseOrDie(bytes)).status();
   };
   EXPECT_EQ(status([](GgufWriter& w) {
               w.Key("llama.rope.scale_linear", 1.0f)
@@ -286,18 +291,18 @@ TEST(LlamaConfigTest, TakesRotaryKeysThatScaleNothing) {
             absl::OkStatus());
 }
 
-TEST(LlamaConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
+TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   const auto message = [](GgufWriter& writer) {
     const std::string bytes = writer.Finish();
     return std::string(
-        LlamaConfig::Create(ParseOrDie(bytes)).status().message());
+        DecoderConfig::Create(ParseOrDie(bytes)).status().message());
   };
   GgufWriter none;
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   EXPECT_EQ(message(other),
-            "llama: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
             "'qwen3' or 'gemma2'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;

@@ -1,4 +1,4 @@
-#include "quern/models/llama_loader.h"
+#include "quern/models/decoder_loader.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -23,9 +23,9 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/quant/int8_quantize.h"
@@ -33,7 +33,7 @@
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 // For a person to read, in the words of the options and of the file.
 absl::string_view FormOf(WeightFormat format) {
@@ -49,7 +49,7 @@ absl::string_view FormOf(WeightFormat format) {
 
 }  // namespace
 
-DType LlamaLoader::ReadType(WeightFormat format) {
+DType DecoderLoader::ReadType(WeightFormat format) {
   switch (format) {
     case WeightFormat::kBF16:
       return DType::kBF16;
@@ -62,9 +62,9 @@ DType LlamaLoader::ReadType(WeightFormat format) {
   }
 }
 
-LlamaLoader::LlamaLoader(const GgufFile& file, const LlamaConfig& config,
-                         const ModelShard& shard, const LlamaOptions& options,
-                         Executor& executor)
+DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
+                             const ModelShard& shard,
+                             const DecoderOptions& options, Executor& executor)
     : file_(file),
       config_(config),
       shard_(shard),
@@ -80,25 +80,25 @@ LlamaLoader::LlamaLoader(const GgufFile& file, const LlamaConfig& config,
   QUERN_CHECK(counted.ok());
 }
 
-int64_t LlamaLoader::BlockOf(const GgufFile& file) {
+int64_t DecoderLoader::BlockOf(const GgufFile& file) {
   for (const GgufTensor& tensor : file.tensors()) {
     if (tensor.type == GgufTensorType::kQ8_0) return GgufFile::kQ8Block;
   }
   return 1;
 }
 
-const GgufTensor& LlamaLoader::TensorIn(TensorId id, int64_t layer) const {
+const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
   return **file_.FindTensor(TensorName(id, layer));
 }
 
 // bf16 where all that the rows meet has no more bits than that, else f32. Not
 // f16, whose range sums of a model may leave.
-DType LlamaLoader::RowsOf() const {
-  if (options_.weights == LlamaWeights::kBF16 ||
-      options_.weights == LlamaWeights::kInt8) {
+DType DecoderLoader::RowsOf() const {
+  if (options_.weights == DecoderWeights::kBF16 ||
+      options_.weights == DecoderWeights::kInt8) {
     return DType::kBF16;
   }
-  if (options_.weights == LlamaWeights::kF32) return DType::kF32;
+  if (options_.weights == DecoderWeights::kF32) return DType::kF32;
   bool narrow = true;
   const absl::Status looked = ForEachTensor(
       config_, [&, this](const TensorEntry& entry, int64_t layer) {
@@ -112,14 +112,14 @@ DType LlamaLoader::RowsOf() const {
   return narrow ? DType::kBF16 : DType::kF32;
 }
 
-DType LlamaLoader::embedding_dtype() const {
+DType DecoderLoader::embedding_dtype() const {
   const WeightFormat format = FormatOf({{TensorId::kEmbedding}});
   return format == WeightFormat::kI8Channel || format == WeightFormat::kI8Group
              ? rows_dtype_
              : ReadType(format);
 }
 
-std::string LlamaLoader::Forms() const {
+std::string DecoderLoader::Forms() const {
   std::vector<std::string> names;
   for (const WeightFormat format : formats_) {
     names.emplace_back(FormOf(format));
@@ -127,14 +127,14 @@ std::string LlamaLoader::Forms() const {
   return absl::StrJoin(names, " and ");
 }
 
-int64_t LlamaLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
+int64_t DecoderLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
   const GgufPart part = shard_.PartOf(TensorOf(id));
   return dtype == DType::kU8
              ? GgufFile::PartBytes(TensorIn(id, layer), part)
              : part.rows * part.cols * static_cast<int64_t>(SizeOf(dtype));
 }
 
-absl::StatusOr<AlignedBuffer> LlamaLoader::Read(
+absl::StatusOr<AlignedBuffer> DecoderLoader::Read(
     const std::vector<TensorId>& ids, int64_t layer, DType dtype) {
   int64_t bytes = 0;
   for (const TensorId id : ids) bytes += BytesOf(id, layer, dtype);
@@ -147,7 +147,7 @@ absl::StatusOr<AlignedBuffer> LlamaLoader::Read(
   return buffer;
 }
 
-absl::StatusOr<AlignedBuffer> LlamaLoader::Embedding() {
+absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
   const DType dtype = embedding_dtype();
   const int64_t row_bytes =
       config_.hidden * static_cast<int64_t>(SizeOf(dtype));
@@ -161,8 +161,8 @@ absl::StatusOr<AlignedBuffer> LlamaLoader::Embedding() {
 }
 
 // Reads in pieces, so that progress shows within a large tensor too.
-absl::Status LlamaLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
-                                     uint8_t* out) {
+absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
+                                       uint8_t* out) {
   const GgufTensor& tensor = TensorIn(id, layer);
   const GgufPart whole = shard_.PartOf(TensorOf(id));
   const int64_t step =
@@ -196,7 +196,7 @@ absl::Status LlamaLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
 }
 
 // Quantises w to int8, each row symmetric, by its largest magnitude.
-absl::StatusOr<LlamaLoader::Int8Rows> LlamaLoader::Quantise(
+absl::StatusOr<DecoderLoader::Int8Rows> DecoderLoader::Quantise(
     MatrixView<const float> w) const {
   const int64_t n = w.extent(0), k = w.extent(1);
   Int8QuantizeSpec spec;
@@ -212,7 +212,7 @@ absl::StatusOr<LlamaLoader::Int8Rows> LlamaLoader::Quantise(
   return rows;
 }
 
-absl::StatusOr<LinearWeights> LlamaLoader::Pack(const MatrixParts& parts) {
+absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
   const LinearWeightsSpec spec = WeightsOf(parts);
   LinearSource source;
   const DType dtype = ReadType(spec.format);
@@ -240,7 +240,7 @@ absl::StatusOr<LinearWeights> LlamaLoader::Pack(const MatrixParts& parts) {
   return LinearWeights::Pack(spec, {source}, executor_);
 }
 
-absl::Status LlamaLoader::Adopt(const PackedFile& packed) {
+absl::Status DecoderLoader::Adopt(const PackedFile& packed) {
   QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
   if (packed.source() != source) {
     return absl::FailedPreconditionError(
@@ -252,7 +252,7 @@ absl::Status LlamaLoader::Adopt(const PackedFile& packed) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> LlamaLoader::Source() const {
+absl::StatusOr<uint64_t> DecoderLoader::Source() const {
   // The checksum of what the tensors are and of three rows of each.
   uint64_t hash = kFnv1aBasis;
   const auto add = [&](const void* data, size_t bytes) {
@@ -284,14 +284,14 @@ absl::StatusOr<uint64_t> LlamaLoader::Source() const {
   return hash;
 }
 
-std::string LlamaLoader::NameOf(const MatrixParts& parts) {
+std::string DecoderLoader::NameOf(const MatrixParts& parts) {
   return absl::StrJoin(parts.rows, "+",
                        [&parts](std::string* out, TensorId id) {
                          absl::StrAppend(out, TensorName(id, parts.layer));
                        });
 }
 
-absl::StatusOr<LinearWeights> LlamaLoader::Find(
+absl::StatusOr<LinearWeights> DecoderLoader::Find(
     const MatrixParts& parts) const {
   QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(NameOf(parts)));
   QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
@@ -308,7 +308,7 @@ absl::StatusOr<LinearWeights> LlamaLoader::Find(
   return found;
 }
 
-absl::Status LlamaLoader::WritePacked(const std::string& path) const {
+absl::Status DecoderLoader::WritePacked(const std::string& path) const {
   QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
   std::vector<PackedFile::Blob> blobs;
   for (const auto& [name, weights] : made_) {
@@ -317,7 +317,7 @@ absl::Status LlamaLoader::WritePacked(const std::string& path) const {
   return PackedFile::Write(path, source, blobs);
 }
 
-absl::StatusOr<LinearPlan> LlamaLoader::Matrix(const MatrixParts& parts) {
+absl::StatusOr<LinearPlan> DecoderLoader::Matrix(const MatrixParts& parts) {
   QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
                          packed_ == nullptr ? Pack(parts) : Find(parts));
   if (packed_ == nullptr && !options_.packed_path.empty()) {

@@ -10,9 +10,9 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_fixture_testutil.h"
-#include "quern/models/llama_testutil.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 
@@ -25,10 +25,10 @@ std::vector<T> Join(std::vector<T> a, const std::vector<T>& b) {
   return a;
 }
 
-class LlamaMemoryTest : public LlamaFixture {
+class DecoderMemoryTest : public DecoderFixture {
  protected:
-  static SmallLlama Shape(const char* architecture, int64_t context) {
-    SmallLlama shape;
+  static SmallDecoder Shape(const char* architecture, int64_t context) {
+    SmallDecoder shape;
     shape.architecture = architecture;
     shape.context = context;
     return shape;
@@ -36,12 +36,12 @@ class LlamaMemoryTest : public LlamaFixture {
 
   // Logits of the last `wanted` tokens of a sequence that is alone, and comes
   // in one piece.
-  Rows Alone(const LlamaModel& model, const std::vector<int32_t>& tokens,
+  Rows Alone(const Decoder& model, const std::vector<int32_t>& tokens,
              size_t wanted) {
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.max_step_tokens = static_cast<int64_t>(tokens.size());
     spec.cache_dtype = DType::kF32;
-    auto state = LlamaState::Create(model, spec);
+    auto state = DecoderState::Create(model, spec);
     EXPECT_TRUE(state.ok()) << state.status();
     const Rows rows =
         Forward(*state, {{*state->NewSequence(), tokens}}, inline_);
@@ -49,15 +49,15 @@ class LlamaMemoryTest : public LlamaFixture {
   }
 };
 
-TEST_P(LlamaMemoryTest, ForksContinueAsTheWhole) {
+TEST_P(DecoderMemoryTest, ForksContinueAsTheWhole) {
   TestRng rng;
   for (const char* architecture : {"llama", "gemma2"}) {
-    const SmallLlama shape = Shape(architecture, 64);
-    const LlamaModel model =
-        Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+    const SmallDecoder shape = Shape(architecture, 64);
+    const Decoder model =
+        Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
     for (const int64_t page_size : {1, 8, 16}) {
       SCOPED_TRACE(page_size);
-      LlamaState state = State(model, page_size);
+      DecoderState state = State(model, page_size);
       const int64_t all_free = state.free_tokens();
       const auto prompt = RandomTokens(rng, 21, shape.vocab);
       const int32_t root = *state.NewSequence();
@@ -84,16 +84,17 @@ TEST_P(LlamaMemoryTest, ForksContinueAsTheWhole) {
 }
 
 // A refused step has replaced shared pages by copies; these are made.
-TEST_P(LlamaMemoryTest, ARefusedStepKeepsWhatForksShare) {
+TEST_P(DecoderMemoryTest, ARefusedStepKeepsWhatForksShare) {
   TestRng rng;
-  const SmallLlama shape = Shape("llama", 64);
-  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
-  LlamaStateSpec spec;
+  const SmallDecoder shape = Shape("llama", 64);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  DecoderStateSpec spec;
   spec.max_sequences = 3;
   spec.page_size = 16;
   spec.cache_tokens = 64;
   spec.cache_dtype = DType::kF32;
-  auto state = LlamaState::Create(model, spec);
+  auto state = DecoderState::Create(model, spec);
   ASSERT_TRUE(state.ok()) << state.status();
   const auto prompt = RandomTokens(rng, 21, shape.vocab);
   const auto tail = RandomTokens(rng, 1, shape.vocab);
@@ -114,11 +115,12 @@ TEST_P(LlamaMemoryTest, ARefusedStepKeepsWhatForksShare) {
   EXPECT_EQ(Forward(*state, {{root, tail}}, inline_), want);
 }
 
-TEST_P(LlamaMemoryTest, ForksReadTheirCommonKeysOnce) {
+TEST_P(DecoderMemoryTest, ForksReadTheirCommonKeysOnce) {
   TestRng rng;
-  const SmallLlama shape = Shape("llama", 1024);
-  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
-  LlamaState state = State(model);
+  const SmallDecoder shape = Shape("llama", 1024);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  DecoderState state = State(model);
   auto prompt = RandomTokens(rng, 600, shape.vocab);
   const int32_t root = *state.NewSequence();
   for (const size_t begin : {0, 300}) {
@@ -127,7 +129,7 @@ TEST_P(LlamaMemoryTest, ForksReadTheirCommonKeysOnce) {
   }
   EXPECT_EQ(state.shared_tokens(), 0);
   std::vector<std::vector<int32_t>> tails;
-  std::vector<LlamaBatchItem> items;
+  std::vector<DecoderBatchItem> items;
   for (int i = 0; i < 3; ++i)
     tails.push_back(RandomTokens(rng, 1, shape.vocab));
   for (int i = 0; i < 3; ++i) {
@@ -143,21 +145,22 @@ TEST_P(LlamaMemoryTest, ForksReadTheirCommonKeysOnce) {
 
 // Local layers keep a window of a long text, and no more; how the text is cut,
 // and so when pages are given back, changes no bit.
-TEST_P(LlamaMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
+TEST_P(DecoderMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
   TestRng rng;
-  SmallLlama shape = Shape("gemma2", 8192);
+  SmallDecoder shape = Shape("gemma2", 8192);
   shape.window = 70;
-  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
   const auto tokens = RandomTokens(rng, 4000, shape.vocab);
   std::vector<Rows> ends;
   for (const size_t step : {4000, 300, 1024, 77}) {
     for (const int64_t page_size : {16, 48}) {
-      LlamaStateSpec spec;
+      DecoderStateSpec spec;
       spec.max_step_tokens = static_cast<int64_t>(step);
       spec.page_size = page_size;
       spec.cache_dtype = DType::kF32;
       spec.cache_tokens = 4096;
-      auto state = LlamaState::Create(model, spec);
+      auto state = DecoderState::Create(model, spec);
       ASSERT_TRUE(state.ok()) << state.status();
       const int32_t sequence = *state->NewSequence();
       Rows rows;
@@ -177,20 +180,20 @@ TEST_P(LlamaMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
   }
 }
 
-TEST_P(LlamaMemoryTest, RefusesToForkWhatIsNotThere) {
+TEST_P(DecoderMemoryTest, RefusesToForkWhatIsNotThere) {
   TestRng rng;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, Shape("llama", 64)), LlamaWeights::kF32);
-  LlamaState state = State(model);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, Shape("llama", 64)), DecoderWeights::kF32);
+  DecoderState state = State(model);
   EXPECT_EQ(state.Fork(0).status().message(),
-            "llama: sequence=0 is not a sequence");
+            "decoder: sequence=0 is not a sequence");
   const int32_t sequence = *state.NewSequence();
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(state.Fork(sequence).ok());
   EXPECT_EQ(state.Fork(sequence).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 
-QUERN_INSTANTIATE_ISA_TEST(LlamaMemoryTest);
+QUERN_INSTANTIATE_ISA_TEST(DecoderMemoryTest);
 
 }  // namespace
 }  // namespace quern

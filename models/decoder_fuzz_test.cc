@@ -1,5 +1,5 @@
 // Deterministic fuzzing of a model's whole way: a hostile file becomes a
-// LlamaModel, a LlamaState and the logits of one Forward, or it is refused, by
+// Decoder, a DecoderState and the logits of one Forward, or it is refused, by
 // name and before it has taken more than the options allow.
 //
 // The process may map no more than what it has and kSpareBytes, by RLIMIT_AS:
@@ -26,11 +26,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/models/mutate_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/sanitized.h"
@@ -64,7 +64,7 @@ rlim_t MappedBytes() {
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-class LlamaFuzzTest : public ::testing::Test {
+class DecoderFuzzTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_NE(std::signal(SIGALRM, &OnAlarm), SIG_ERR);
@@ -107,19 +107,19 @@ class LlamaFuzzTest : public ::testing::Test {
       ExpectRefusedByName(file.status());
       return false;
     }
-    LlamaOptions options;
+    DecoderOptions options;
     options.max_bytes = kModelBytes;
-    const auto model = LlamaModel::Create(*file, options, executor_);
+    const auto model = Decoder::Create(*file, options, executor_);
     if (!model.ok()) {
       ExpectRefusedByName(model.status());
       return false;
     }
     EXPECT_LE(model->weight_bytes(), kModelBytes);
     EXPECT_LE(model->context(), options.max_context);
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.max_step_tokens = 4;
     spec.max_bytes = kStateBytes;
-    auto state = LlamaState::Create(*model, spec);
+    auto state = DecoderState::Create(*model, spec);
     if (!state.ok()) {
       ExpectRefusedByName(state.status());
       return false;
@@ -128,7 +128,7 @@ class LlamaFuzzTest : public ::testing::Test {
     return Forward(*model, *state);
   }
 
-  bool Forward(const LlamaModel& model, LlamaState& state) {
+  bool Forward(const Decoder& model, DecoderState& state) {
     const auto last = static_cast<int32_t>(model.config().vocab - 1);
     std::vector<int32_t> tokens = {0, last, last / 2};
     if (model.context() < 3) tokens.resize(1);
@@ -149,61 +149,61 @@ class LlamaFuzzTest : public ::testing::Test {
 
 // A file of 0.6 MB whose rotary table would take 17 GB: one element a row, one
 // head of 65536, and a context that the file may claim for nothing.
-TEST_F(LlamaFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
+TEST_F(DecoderFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   TestRng rng;
-  SmallLlama shape;
+  SmallDecoder shape;
   shape.vocab = shape.layers = shape.ffn = shape.hidden = 1;
   shape.q_heads = shape.kv_heads = 1;
   shape.head_dim = shape.rope_dim = 65536;
   shape.context = 1 << 28;
   shape.type = GgufTensorType::kBF16;
-  const std::string bytes = SmallLlamaFile(rng, shape);
+  const std::string bytes = SmallDecoderFile(rng, shape);
   EXPECT_LT(bytes.size(), 650000u);
   InlineExecutor executor;
   const GgufFile file = ParseOrDie(bytes);
-  const auto model = LlamaModel::Create(file, {}, executor);
+  const auto model = Decoder::Create(file, {}, executor);
   EXPECT_EQ(model.status().code(), absl::StatusCode::kResourceExhausted);
   for (const char* words :
-       {"llama: loading takes up to 1718",
+       {"decoder: loading takes up to 1718",
         "17179869184 of the rotary table for ",
         "context=32768, rope.dimension_count=65536; need at most max_bytes=27",
         ", which is 268435456 + 16 times the file's "}) {
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
   }
-  LlamaOptions options;
+  DecoderOptions options;
   options.max_context = 16;
-  EXPECT_TRUE(LlamaModel::Create(file, options, executor).ok());
+  EXPECT_TRUE(Decoder::Create(file, options, executor).ok());
 }
 
 // A cache is as long as the context unless the caller says otherwise.
-TEST_F(LlamaFuzzTest, ACacheOfManyWideLayersIsRefused) {
+TEST_F(DecoderFuzzTest, ACacheOfManyWideLayersIsRefused) {
   TestRng rng;
-  SmallLlama shape;
+  SmallDecoder shape;
   shape.vocab = shape.ffn = shape.hidden = 1;
   shape.layers = 4;
   shape.q_heads = shape.kv_heads = 1024;
   shape.head_dim = shape.rope_dim = 16;
   shape.context = 1 << 20;
   InlineExecutor executor;
-  const std::string bytes = SmallLlamaFile(rng, shape);
+  const std::string bytes = SmallDecoderFile(rng, shape);
   const GgufFile file = ParseOrDie(bytes);
-  const auto model = LlamaModel::Create(file, {}, executor);
+  const auto model = Decoder::Create(file, {}, executor);
   ASSERT_TRUE(model.ok()) << model.status();
-  const auto state = LlamaState::Create(*model, {});
+  const auto state = DecoderState::Create(*model, {});
   EXPECT_EQ(state.status().code(), absl::StatusCode::kResourceExhausted);
   for (const char* words :
-       {"llama: a cache of 32768 tokens takes 8589934592 bytes in 4 layers, ",
+       {"decoder: a cache of 32768 tokens takes 8589934592 bytes in 4 layers, ",
         "; need at most max_bytes=", ", which is 4294967296 + 64 times the "}) {
     EXPECT_THAT(std::string(state.status().message()), HasSubstr(words));
   }
-  LlamaStateSpec spec;
+  DecoderStateSpec spec;
   spec.cache_tokens = 64;
   spec.max_step_tokens = 4;
-  EXPECT_TRUE(LlamaState::Create(*model, spec).ok());
+  EXPECT_TRUE(DecoderState::Create(*model, spec).ok());
 }
 
-SmallLlama Tiny(const char* architecture, GgufTensorType type) {
-  SmallLlama shape;
+SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
+  SmallDecoder shape;
   shape.architecture = architecture;
   shape.type = type;
   shape.vocab = 7;
@@ -218,14 +218,14 @@ SmallLlama Tiny(const char* architecture, GgufTensorType type) {
 }
 
 // Bytes of small legal files are changed, most of them in the metadata.
-TEST_F(LlamaFuzzTest, MutatedFilesRunOrAreRefused) {
+TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
   for (const char* architecture : {"llama", "qwen2", "qwen3", "gemma2"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
-      corpus.push_back(SmallLlamaFile(rng, Tiny(architecture, type)));
+      corpus.push_back(SmallDecoderFile(rng, Tiny(architecture, type)));
       ASSERT_TRUE(Exercise(corpus.back(), -1));
     }
   }
@@ -245,7 +245,7 @@ TEST_F(LlamaFuzzTest, MutatedFilesRunOrAreRefused) {
 
 // Files whose keys and tensors agree, of any shape that few bytes can have: all
 // that stands between these and memory is the bounds.
-TEST_F(LlamaFuzzTest, HostileShapesRunOrAreRefused) {
+TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   TestRng rng;
   const auto power = [&](int64_t most) {
     return int64_t{1} << rng.Integer(0, most);
@@ -258,7 +258,7 @@ TEST_F(LlamaFuzzTest, HostileShapesRunOrAreRefused) {
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
-    SmallLlama m =
+    SmallDecoder m =
         Tiny(kArchitectures[rng.Integer(0, 3)], kTypes[rng.Integer(0, 3)]);
     const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
     m.context = power(28);
@@ -275,7 +275,7 @@ TEST_F(LlamaFuzzTest, HostileShapesRunOrAreRefused) {
                                         2 * m.kv_heads * m.head_dim);
     if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
     ++built;
-    ran += Exercise(SmallLlamaFile(rng, m), i) ? 1 : 0;
+    ran += Exercise(SmallDecoderFile(rng, m), i) ? 1 : 0;
     if (HasFailure()) ADD_FAILURE() << "case " << i;
   }
   EXPECT_GT(ran, built / 20);
@@ -284,27 +284,27 @@ TEST_F(LlamaFuzzTest, HostileShapesRunOrAreRefused) {
 
 // What follows the keys is missing: thousands of layers, or a vocabulary, that
 // the file claims and does not have.
-TEST_F(LlamaFuzzTest, CountsWithoutTensorsAreRefused) {
+TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
   TestRng rng;
   const auto refuse = [&](auto&& change, const char* words) {
-    const SmallLlama shape = Tiny("llama", GgufTensorType::kF32);
-    SmallLlama claimed = shape;
+    const SmallDecoder shape = Tiny("llama", GgufTensorType::kF32);
+    SmallDecoder claimed = shape;
     change(claimed);
-    GgufWriter writer = SmallLlamaKeys(claimed);
-    AddSmallLlamaTensors(rng, shape, writer);
+    GgufWriter writer = SmallDecoderKeys(claimed);
+    AddSmallDecoderTensors(rng, shape, writer);
     InlineExecutor executor;
     const auto model =
-        LlamaModel::Create(ParseOrDie(writer.Finish()), {}, executor);
+        Decoder::Create(ParseOrDie(writer.Finish()), {}, executor);
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
   };
-  refuse([](SmallLlama& m) { m.layers = 4096; },
-         "llama: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
+  refuse([](SmallDecoder& m) { m.layers = 4096; },
+         "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
          "'llama', 'qwen2', 'qwen3' and 'gemma2' in F32, F16, BF16 and Q8_0");
-  refuse([](SmallLlama& m) { m.layers = 4097; },
+  refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
-  refuse([](SmallLlama& m) { m.vocab = 1 << 28; },
-         "llama: llama.vocab_size=268435456; need 7, as token_embd");
+  refuse([](SmallDecoder& m) { m.vocab = 1 << 28; },
+         "decoder: llama.vocab_size=268435456; need 7, as token_embd");
 }
 
 }  // namespace

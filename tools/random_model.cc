@@ -1,4 +1,4 @@
-#include "quern/tools/random_llama.h"
+#include "quern/tools/random_model.h"
 
 #include <algorithm>
 #include <array>
@@ -20,18 +20,18 @@
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
 #include "quern/models/byte_bpe.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama_config.h"
 #include "quern/quant/scalar_convert.h"
 #include "quern/tools/gguf_writer.h"
 
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "random_llama";
+constexpr char kOp[] = "random_model";
 
 // From the models' published config.json.
-constexpr RandomLlamaShape kShapes[] = {
+constexpr RandomModelShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
     {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
     {"llama3.1_8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 500000, 1e-5f,
@@ -158,8 +158,8 @@ class Filler {
   Float16 q8_scale_;
 };
 
-LlamaConfig ConfigOf(const RandomLlamaShape& s) {
-  LlamaConfig c;
+DecoderConfig ConfigOf(const RandomModelShape& s) {
+  DecoderConfig c;
   c.vocab = s.vocab;
   c.context = s.context;
   c.hidden = s.hidden;
@@ -193,7 +193,7 @@ struct Tensor {
 // turn takes less than a quarter of the original context, the scale where it
 // takes more than all of it, and between them the reciprocal goes from one to
 // the other in a straight line of original / turn.
-std::vector<float> RopeFactors(const RandomLlamaShape& s) {
+std::vector<float> RopeFactors(const RandomModelShape& s) {
   constexpr double kOriginal = 8192, kLow = 1, kHigh = 4;
   const double kTwoPi = 2 * std::acos(-1.0);
   const auto scale = static_cast<double>(s.rope_scale);
@@ -211,7 +211,7 @@ std::vector<float> RopeFactors(const RandomLlamaShape& s) {
 
 // The standard deviation of a tensor's weights; 0 for norms, biases and
 // factors.
-double DeviationOf(const TensorEntry& entry, const LlamaConfig& c) {
+double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
   const auto cols = static_cast<double>(ExtentOf(entry.cols, c));
   switch (entry.role) {
     case TensorRole::kEmbedding:
@@ -228,7 +228,7 @@ double DeviationOf(const TensorEntry& entry, const LlamaConfig& c) {
   return 0;
 }
 
-std::vector<Tensor> Tensors(const RandomLlamaShape& s, const LlamaConfig& c) {
+std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c) {
   std::vector<Tensor> tensors;
   const absl::Status added =
       ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
@@ -263,7 +263,7 @@ uint32_t FileType(GgufTensorType type) {
   return 0;
 }
 
-void AddModelKeys(const RandomLlamaShape& s, const LlamaConfig& c,
+void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
                   GgufTensorType type, GgufFileWriter& w) {
   w.KeyString("general.architecture", c.architecture);
   w.KeyString("general.name", absl::StrCat(s.name, " with random weights"));
@@ -339,15 +339,15 @@ void AddSentencePieceKeys(int64_t vocab, GgufFileWriter& w) {
 
 }  // namespace
 
-absl::Span<const RandomLlamaShape> RandomLlamaShapes() { return kShapes; }
+absl::Span<const RandomModelShape> RandomModelShapes() { return kShapes; }
 
-absl::Status WriteRandomLlama(
-    const RandomLlamaShape& shape, GgufTensorType type, uint64_t seed,
+absl::Status WriteRandomModel(
+    const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,
     const std::function<void(int64_t done, int64_t total)>& progress) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", shape.vocab, kMinVocab));
   GgufFileWriter writer;
-  const LlamaConfig config = ConfigOf(shape);
+  const DecoderConfig config = ConfigOf(shape);
   AddModelKeys(shape, config, type, writer);
   if (shape.architecture == "qwen2" || shape.architecture == "qwen3") {
     AddBytePieceKeys(shape.vocab, writer);

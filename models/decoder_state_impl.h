@@ -1,8 +1,8 @@
-#ifndef QUERN_MODELS_LLAMA_STATE_IMPL_H_
-#define QUERN_MODELS_LLAMA_STATE_IMPL_H_
+#ifndef QUERN_MODELS_DECODER_STATE_IMPL_H_
+#define QUERN_MODELS_DECODER_STATE_IMPL_H_
 
-// Private: what a LlamaState owns. llama_state.cc keeps the books, sequences,
-// pages and scratch; llama_forward.cc computes.
+// Private: what a DecoderState owns. decoder_state.cc keeps the books,
+// sequences, pages and scratch; decoder_forward.cc computes.
 
 #include <cstdint>
 #include <vector>
@@ -12,23 +12,23 @@
 #include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_impl.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_impl.h"
 #include "quern/models/page_pool.h"
 
 namespace quern {
 
-struct LlamaState::Impl {
+struct DecoderState::Impl {
   class Stream;
   struct Sequence {
     bool used = false;
     int64_t length = 0;
   };
 
-  const LlamaModel::Impl* model = nullptr;
-  LlamaStateSpec spec;
+  const Decoder::Impl* model = nullptr;
+  DecoderStateSpec spec;
   std::vector<Sequence> sequences;
-  // By LlamaModel::Impl::PoolOf; without local layers there is one.
+  // By Decoder::Impl::PoolOf; without local layers there is one.
   std::vector<PagePool> pools;
 
   AlignedBuffer activations;  // of one step's rows
@@ -50,7 +50,7 @@ struct LlamaState::Impl {
   // What `activations` needs for max_step_tokens. InvalidArgument if that is
   // more than 2^63 bytes.
   absl::StatusOr<int64_t> ActivationBytes() const;
-  absl::Status CheckItems(absl::Span<const LlamaBatchItem> items) const;
+  absl::Status CheckItems(absl::Span<const DecoderBatchItem> items) const;
   // One pool for each kind of layer that there is.
   absl::StatusOr<std::vector<PagePoolSpec>> PoolSpecs() const;
   // ResourceExhausted if the pools and the activations take more than
@@ -59,13 +59,13 @@ struct LlamaState::Impl {
                           int64_t activation_bytes) const;
   // All that may fail. Afterwards each sequence has the pages of its new
   // length, the buffers are large enough.
-  absl::Status Prepare(absl::Span<const LlamaBatchItem> items,
+  absl::Status Prepare(absl::Span<const DecoderBatchItem> items,
                        LogitsOf logits_of, Executor& executor);
   absl::Status ReserveScratch(const Executor& executor);
-  absl::Status GrowSequences(absl::Span<const LlamaBatchItem> items,
+  absl::Status GrowSequences(absl::Span<const DecoderBatchItem> items,
                              LogitsOf logits_of);
   // Gives back the pages beyond each sequence's length.
-  void TrimSequences(absl::Span<const LlamaBatchItem> items);
+  void TrimSequences(absl::Span<const DecoderBatchItem> items);
   // `status`, or Unavailable where another rank's is not OK: nobody begins a
   // step that not all can do.
   absl::Status Agree(const absl::Status& status) const;
@@ -74,4 +74,4 @@ struct LlamaState::Impl {
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_STATE_IMPL_H_
+#endif  // QUERN_MODELS_DECODER_STATE_IMPL_H_

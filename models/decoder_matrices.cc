@@ -11,28 +11,28 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
 #include "quern/models/byte_limit.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_loader.h"
 #include "quern/models/model_shard.h"
 
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 }  // namespace
 
-WeightFormat LlamaLoader::FormatOf(const MatrixParts& parts) const {
+WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
   switch (options_.weights) {
-    case LlamaWeights::kBF16:
+    case DecoderWeights::kBF16:
       return WeightFormat::kBF16;
-    case LlamaWeights::kF32:
+    case DecoderWeights::kF32:
       return WeightFormat::kF32;
-    case LlamaWeights::kInt8:
+    case DecoderWeights::kInt8:
       return WeightFormat::kI8Channel;
-    case LlamaWeights::kAsInFile:
+    case DecoderWeights::kAsInFile:
       break;
   }
   const GgufTensorType type = TensorIn(parts.rows[0], parts.layer).type;
@@ -53,7 +53,7 @@ WeightFormat LlamaLoader::FormatOf(const MatrixParts& parts) const {
   return WeightFormat::kF32;
 }
 
-MatrixParts LlamaLoader::QkvParts(int64_t layer) const {
+MatrixParts DecoderLoader::QkvParts(int64_t layer) const {
   MatrixParts parts;
   parts.rows = {TensorId::kAttnQ, TensorId::kAttnK, TensorId::kAttnV};
   parts.layer = layer;
@@ -66,7 +66,7 @@ MatrixParts LlamaLoader::QkvParts(int64_t layer) const {
   return parts;
 }
 
-MatrixParts LlamaLoader::IntoStream(TensorId id, int64_t layer) const {
+MatrixParts DecoderLoader::IntoStream(TensorId id, int64_t layer) const {
   MatrixParts parts;
   parts.rows = {id};
   parts.layer = layer;
@@ -76,15 +76,15 @@ MatrixParts LlamaLoader::IntoStream(TensorId id, int64_t layer) const {
   return parts;
 }
 
-MatrixParts LlamaLoader::AttnOutParts(int64_t layer) const {
+MatrixParts DecoderLoader::AttnOutParts(int64_t layer) const {
   return IntoStream(TensorId::kAttnOutput, layer);
 }
 
-MatrixParts LlamaLoader::DownParts(int64_t layer) const {
+MatrixParts DecoderLoader::DownParts(int64_t layer) const {
   return IntoStream(TensorId::kFfnDown, layer);
 }
 
-MatrixParts LlamaLoader::GateUpParts(int64_t layer) const {
+MatrixParts DecoderLoader::GateUpParts(int64_t layer) const {
   MatrixParts parts;
   parts.rows = {TensorId::kFfnGate, TensorId::kFfnUp};
   parts.layer = layer;
@@ -95,7 +95,7 @@ MatrixParts LlamaLoader::GateUpParts(int64_t layer) const {
   return parts;
 }
 
-MatrixParts LlamaLoader::OutputParts() const {
+MatrixParts DecoderLoader::OutputParts() const {
   MatrixParts parts;
   parts.rows = {config_.Has(ModelPart::kOutputMatrix) ? TensorId::kOutput
                                                       : TensorId::kEmbedding};
@@ -104,7 +104,7 @@ MatrixParts LlamaLoader::OutputParts() const {
   return parts;
 }
 
-LinearWeightsSpec LlamaLoader::WeightsOf(const MatrixParts& parts) const {
+LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {
   LinearWeightsSpec spec;
   spec.n = parts.n;
   spec.k = parts.k;
@@ -114,14 +114,14 @@ LinearWeightsSpec LlamaLoader::WeightsOf(const MatrixParts& parts) const {
   return spec;
 }
 
-double LlamaLoader::PackedBytes(const MatrixParts& parts) const {
+double DecoderLoader::PackedBytes(const MatrixParts& parts) const {
   const auto bytes = LinearWeights::MaxPackedBytes(WeightsOf(parts));
   // A shape that cannot be packed takes more than there is.
   if (!bytes.ok()) return std::numeric_limits<double>::infinity();
   return static_cast<double>(*bytes);
 }
 
-double LlamaLoader::UnpackedBytes(const MatrixParts& parts) const {
+double DecoderLoader::UnpackedBytes(const MatrixParts& parts) const {
   const double elements =
       static_cast<double>(parts.n) * static_cast<double>(parts.k);
   const WeightFormat format = FormatOf(parts);
@@ -131,10 +131,10 @@ double LlamaLoader::UnpackedBytes(const MatrixParts& parts) const {
   return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;
 }
 
-absl::Status LlamaLoader::CheckBytes(int64_t context) const {
+absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20, 16,
                            file_.file_bytes(), "file's"};
-  const LlamaConfig& c = config_;
+  const DecoderConfig& c = config_;
   // The bytes of all matrices, and what the largest takes while it is being
   // packed. They are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;

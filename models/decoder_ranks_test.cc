@@ -19,11 +19,11 @@
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_fixture_testutil.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -42,29 +42,29 @@ struct RankResult {
   int rank = -1;
 };
 
-class LlamaRanksTest : public LlamaFixture {
+class DecoderRanksTest : public DecoderFixture {
  protected:
-  RankResult RunRank(const std::string& bytes, LlamaWeights weights,
+  RankResult RunRank(const std::string& bytes, DecoderWeights weights,
                      const std::vector<int32_t>& tokens,
                      Communicator* communicator,
                      const std::string& packed_path = "") {
     InlineExecutor executor;
     RankResult result;
-    LlamaOptions options;
+    DecoderOptions options;
     options.weights = weights;
     options.communicator = communicator;
     options.packed_path = packed_path;
     options.progress = [&](int64_t, int64_t total) {
       result.read_bytes = total;
     };
-    auto model = LlamaModel::Create(ParseOrDie(bytes), options, executor);
+    auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
     EXPECT_TRUE(model.ok()) << model.status();
     if (!model.ok()) return result;
     if (communicator == nullptr) EXPECT_RAN_ON(*model);
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.cache_dtype = DType::kF32;
     spec.page_size = 8;
-    auto state = LlamaState::Create(*model, spec);
+    auto state = DecoderState::Create(*model, spec);
     EXPECT_TRUE(state.ok()) << state.status();
     if (!state.ok()) return result;
     const int32_t sequence = *state->NewSequence();
@@ -89,15 +89,15 @@ class LlamaRanksTest : public LlamaFixture {
   }
 
   // `bound`: of the distance from the oracle, and so from one rank.
-  void ExpectRanksAgree(const SmallLlama& shape, LlamaWeights weights,
+  void ExpectRanksAgree(const SmallDecoder& shape, DecoderWeights weights,
                         int ranks, double bound) {
     SCOPED_TRACE(absl::StrCat(shape.architecture, " ",
                               GgufTensorTypeName(shape.type), ", ", ranks,
                               " ranks"));
     TestRng rng;
-    const std::string bytes = SmallLlamaFile(rng, shape);
+    const std::string bytes = SmallDecoderFile(rng, shape);
     const GgufFile file = ParseOrDie(bytes);
-    const auto config = LlamaConfig::Create(file);
+    const auto config = DecoderConfig::Create(file);
     ASSERT_TRUE(config.ok()) << config.status();
     const auto tokens = RandomTokens(rng, 33, shape.vocab);
     std::vector<RankResult> results(static_cast<size_t>(ranks));
@@ -105,9 +105,10 @@ class LlamaRanksTest : public LlamaFixture {
       results[static_cast<size_t>(c.rank())] =
           RunRank(bytes, weights, tokens, &c);
     });
-    EXPECT_LE(LargestDifferenceOf(results[0].logits,
-                                  ReferenceLlama(file, *config).Logits(tokens)),
-              bound);
+    EXPECT_LE(
+        LargestDifferenceOf(results[0].logits,
+                            ReferenceDecoder(file, *config).Logits(tokens)),
+        bound);
     const RankResult one = RunRank(bytes, weights, tokens, nullptr);
     EXPECT_EQ(one.bytes_per_token, 0);
     for (int r = 0; r < ranks; ++r) {
@@ -129,40 +130,40 @@ class LlamaRanksTest : public LlamaFixture {
   }
 };
 
-// As in llama_oracle_test.cc.
+// As in decoder_oracle_test.cc.
 constexpr double kF32Bound = 2e-4;
 constexpr double kBF16Bound = 0.125;
 
-TEST_P(LlamaRanksTest, EveryArchitecture) {
-  SmallLlama shape;
+TEST_P(DecoderRanksTest, EveryArchitecture) {
+  SmallDecoder shape;
   shape.vocab = 101;
-  for (const char* architecture : kLlamaArchitectures) {
+  for (const char* architecture : kTestArchitectures) {
     shape.architecture = architecture;
     // Six ranks: three have the same key/value head.
     for (const int ranks : {1, 2, 6}) {
-      ExpectRanksAgree(shape, LlamaWeights::kF32, ranks, kF32Bound);
+      ExpectRanksAgree(shape, DecoderWeights::kF32, ranks, kF32Bound);
     }
   }
 }
 
-TEST_P(LlamaRanksTest, EveryTypeOfTheFile) {
-  SmallLlama shape;
+TEST_P(DecoderRanksTest, EveryTypeOfTheFile) {
+  SmallDecoder shape;
   shape.vocab = 128;
   for (const GgufTensorType type :
        {GgufTensorType::kF16, GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
     shape.type = type;
     // Columns of Q8_0 are divided between blocks: 64 and 32 of 96.
-    ExpectRanksAgree(shape, LlamaWeights::kAsInFile, 2,
+    ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2,
                      type == GgufTensorType::kF16 ? kF32Bound : kBF16Bound);
-    ExpectRanksAgree(shape, LlamaWeights::kF32, 2, kF32Bound);
+    ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
   }
 }
 
 // Each rank packs to a file of its own, and uses no other's.
-TEST_P(LlamaRanksTest, EachRankHasItsPackedFile) {
+TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
   TestRng rng;
-  SmallLlama shape;
-  const std::string bytes = SmallLlamaFile(rng, shape);
+  SmallDecoder shape;
+  const std::string bytes = SmallDecoderFile(rng, shape);
   const auto tokens = RandomTokens(rng, 9, shape.vocab);
   const std::string path =
       absl::StrCat(::testing::TempDir(), "/ranks_", GetParam(), ".packed");
@@ -170,7 +171,7 @@ TEST_P(LlamaRanksTest, EachRankHasItsPackedFile) {
     std::vector<RankResult> results(2);
     RunRanks(2, [&](ThreadCommunicator& c) {
       results[static_cast<size_t>(c.rank())] =
-          RunRank(bytes, LlamaWeights::kF32, tokens, &c, to);
+          RunRank(bytes, DecoderWeights::kF32, tokens, &c, to);
     });
     EXPECT_EQ(results[0].logits, results[1].logits);
     return results[0].logits;
@@ -188,36 +189,35 @@ TEST_P(LlamaRanksTest, EachRankHasItsPackedFile) {
   RunRanks(2, [&](ThreadCommunicator& c) {
     if (c.rank() == 0) return;
     InlineExecutor executor;
-    LlamaOptions options;
-    options.weights = LlamaWeights::kF32;
+    DecoderOptions options;
+    options.weights = DecoderWeights::kF32;
     options.communicator = &c;
     options.packed_path = path;
-    EXPECT_EQ(LlamaModel::Create(ParseOrDie(bytes), options, executor)
-                  .status()
-                  .code(),
-              absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(
+        Decoder::Create(ParseOrDie(bytes), options, executor).status().code(),
+        absl::StatusCode::kFailedPrecondition);
   });
-  RunRank(bytes, LlamaWeights::kF32, tokens, nullptr);
+  RunRank(bytes, DecoderWeights::kF32, tokens, nullptr);
 }
 
 // One rank's cache is smaller: it refuses the step, and so do the others,
 // instead of waiting for it; then all go on.
-TEST_P(LlamaRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
+TEST_P(DecoderRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
   TestRng rng;
-  const SmallLlama shape;
-  const std::string bytes = SmallLlamaFile(rng, shape);
+  const SmallDecoder shape;
+  const std::string bytes = SmallDecoderFile(rng, shape);
   const auto tokens = RandomTokens(rng, 40, shape.vocab);
-  Load(bytes, LlamaWeights::kF32);
+  Load(bytes, DecoderWeights::kF32);
   RunRanks(2, [&](ThreadCommunicator& c) {
     InlineExecutor executor;
-    LlamaOptions options;
+    DecoderOptions options;
     options.communicator = &c;
-    const auto model = LlamaModel::Create(ParseOrDie(bytes), options, executor);
+    const auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
     ASSERT_TRUE(model.ok()) << model.status();
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.page_size = 16;
     spec.cache_tokens = c.rank() == 0 ? 64 : 32;
-    auto state = LlamaState::Create(*model, spec);
+    auto state = DecoderState::Create(*model, spec);
     ASSERT_TRUE(state.ok()) << state.status();
     const int32_t sequence = *state->NewSequence();
     const absl::Status refused =
@@ -233,18 +233,17 @@ TEST_P(LlamaRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
   });
 }
 
-TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
+TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   TestRng rng;
-  Load(SmallLlamaFile(rng, SmallLlama()), LlamaWeights::kF32);
-  const auto refusal = [&](const SmallLlama& shape, int ranks) {
-    const std::string bytes = SmallLlamaFile(rng, shape);
+  Load(SmallDecoderFile(rng, SmallDecoder()), DecoderWeights::kF32);
+  const auto refusal = [&](const SmallDecoder& shape, int ranks) {
+    const std::string bytes = SmallDecoderFile(rng, shape);
     std::vector<std::string> messages(static_cast<size_t>(ranks));
     RunRanks(ranks, [&](ThreadCommunicator& c) {
-      LlamaOptions options;
+      DecoderOptions options;
       options.communicator = &c;
       InlineExecutor executor;
-      const auto model =
-          LlamaModel::Create(ParseOrDie(bytes), options, executor);
+      const auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
       EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
       messages[static_cast<size_t>(c.rank())] =
           std::string(model.status().message());
@@ -253,16 +252,17 @@ TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
     for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
     return messages[0];
   };
-  SmallLlama shape;
-  EXPECT_EQ(refusal(shape, 4),
-            "llama: the query heads=6 cannot be divided over 4 ranks in parts "
-            "of 1");
+  SmallDecoder shape;
+  EXPECT_EQ(
+      refusal(shape, 4),
+      "decoder: the query heads=6 cannot be divided over 4 ranks in parts "
+      "of 1");
   EXPECT_EQ(refusal(shape, 3),
-            "llama: the key/value heads=2 cannot be divided over 3 ranks in "
+            "decoder: the key/value heads=2 cannot be divided over 3 ranks in "
             "parts of 1");
   shape.type = GgufTensorType::kQ8_0;
   EXPECT_EQ(refusal(shape, 6),
-            "llama: feed_forward_length=96 cannot be divided over 6 ranks in "
+            "decoder: feed_forward_length=96 cannot be divided over 6 ranks in "
             "parts of 32");
   shape.head_dim = 20;
   shape.rope_dim = 20;
@@ -272,11 +272,11 @@ TEST_P(LlamaRanksTest, RefusesWhatCannotBeDivided) {
   shape = {};
   shape.vocab = 5;
   EXPECT_EQ(refusal(shape, 6),
-            "llama: the vocabulary=5 cannot be divided over 6 ranks in parts "
+            "decoder: the vocabulary=5 cannot be divided over 6 ranks in parts "
             "of 1");
 }
 
-QUERN_INSTANTIATE_ISA_TEST(LlamaRanksTest);
+QUERN_INSTANTIATE_ISA_TEST(DecoderRanksTest);
 
 }  // namespace
 }  // namespace quern

@@ -18,17 +18,17 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/byte_limit.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_impl.h"
+#include "quern/models/decoder_state_impl.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_impl.h"
-#include "quern/models/llama_state_impl.h"
 #include "quern/models/page_pool.h"
 
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 constexpr int64_t kMaxSequences = 1 << 20;
 constexpr int64_t kMaxStepTokens = 1 << 20;
 
@@ -55,13 +55,13 @@ absl::Status Reserve(AlignedBuffer& buffer, int64_t bytes) {
 
 }  // namespace
 
-absl::Status LlamaState::Impl::CheckItems(
-    absl::Span<const LlamaBatchItem> items) const {
-  const LlamaConfig& c = model->config;
+absl::Status DecoderState::Impl::CheckItems(
+    absl::Span<const DecoderBatchItem> items) const {
+  const DecoderConfig& c = model->config;
   std::vector<bool> seen(sequences.size());
   int64_t total = 0;
   for (size_t i = 0; i < items.size(); ++i) {
-    const LlamaBatchItem& item = items[i];
+    const DecoderBatchItem& item = items[i];
     if (!Has(item.sequence)) {
       return InvalidArgument(kOp, "items[", i, "].sequence=", item.sequence,
                              " is not a sequence");
@@ -94,13 +94,13 @@ absl::Status LlamaState::Impl::CheckItems(
   return absl::OkStatus();
 }
 
-absl::Status LlamaState::Impl::GrowSequences(
-    absl::Span<const LlamaBatchItem> items, LogitsOf logits_of) {
+absl::Status DecoderState::Impl::GrowSequences(
+    absl::Span<const DecoderBatchItem> items, LogitsOf logits_of) {
   tokens.clear();
   positions.clear();
   logit_rows.clear();
   for (PagePool& pool : pools) pool.BeginStep();
-  for (const LlamaBatchItem& item : items) {
+  for (const DecoderBatchItem& item : items) {
     const int64_t length = At(item.sequence).length;
     const auto size = static_cast<int64_t>(item.tokens.size());
     for (PagePool& pool : pools) {
@@ -122,8 +122,9 @@ absl::Status LlamaState::Impl::GrowSequences(
   return absl::OkStatus();
 }
 
-void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
-  for (const LlamaBatchItem& item : items) {
+void DecoderState::Impl::TrimSequences(
+    absl::Span<const DecoderBatchItem> items) {
+  for (const DecoderBatchItem& item : items) {
     for (PagePool& pool : pools) {
       pool.Trim(item.sequence, At(item.sequence).length);
     }
@@ -131,7 +132,7 @@ void LlamaState::Impl::TrimSequences(absl::Span<const LlamaBatchItem> items) {
 }
 
 // Layers have equal shapes, but their matrices may be kept in different forms.
-absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
+absl::Status DecoderState::Impl::ReserveScratch(const Executor& executor) {
   const int workers = executor.num_workers();
   if (workers <= scratch_workers) return absl::OkStatus();
   const int64_t step = spec.max_step_tokens;
@@ -149,8 +150,9 @@ absl::Status LlamaState::Impl::ReserveScratch(const Executor& executor) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<PagePoolSpec>> LlamaState::Impl::PoolSpecs() const {
-  const LlamaConfig& c = model->config;
+absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
+    const {
+  const DecoderConfig& c = model->config;
   KvLayoutSpec kv;
   kv.dtype = spec.cache_dtype;
   kv.scaling = ScalingOf(spec.cache_dtype);
@@ -170,11 +172,11 @@ absl::StatusOr<std::vector<PagePoolSpec>> LlamaState::Impl::PoolSpecs() const {
       spec.cache_tokens > 0
           ? DivCeil(spec.cache_tokens, spec.page_size)
           : spec.max_sequences * DivCeil(model->context, spec.page_size);
-  pool.layers = model->LayersIn(LlamaModel::Impl::kFullPool);
+  pool.layers = model->LayersIn(Decoder::Impl::kFullPool);
   std::vector<PagePoolSpec> specs = {pool};
   if (c.window == 0) return specs;
   pool.attention.window_left = c.window - 1;
-  pool.layers = model->LayersIn(LlamaModel::Impl::kLocalPool);
+  pool.layers = model->LayersIn(Decoder::Impl::kLocalPool);
   pool.pages =
       PagePool::PagesOfWindow(c.window, spec.page_size, spec.max_sequences,
                               spec.max_step_tokens, pool.pages);
@@ -182,7 +184,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> LlamaState::Impl::PoolSpecs() const {
   return specs;
 }
 
-absl::Status LlamaState::Impl::CheckBytes(
+absl::Status DecoderState::Impl::CheckBytes(
     absl::Span<const PagePoolSpec> pool_specs, int64_t activation_bytes) const {
   const ByteLimit limit = {spec.max_bytes, int64_t{4} << 30, 64,
                            model->weight_bytes, "weights'"};
@@ -202,8 +204,9 @@ absl::Status LlamaState::Impl::CheckBytes(
       limit.Need()));
 }
 
-absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
-                                       LogitsOf logits_of, Executor& executor) {
+absl::Status DecoderState::Impl::Prepare(
+    absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
+    Executor& executor) {
   QUERN_RETURN_IF_ERROR(ReserveScratch(executor));
   const absl::Status grown = GrowSequences(items, logits_of);
   for (PagePool& pool : pools) pool.CopyShared(executor);
@@ -216,7 +219,7 @@ absl::Status LlamaState::Impl::Prepare(absl::Span<const LlamaBatchItem> items,
                              static_cast<int64_t>(sizeof(float)));
 }
 
-absl::Status LlamaState::Impl::Agree(const absl::Status& status) const {
+absl::Status DecoderState::Impl::Agree(const absl::Status& status) const {
   if (model->shard.size() == 1) return status;
   float failed = status.ok() ? 0.0f : 1.0f;
   model->communicator->AllReduceSum(DenseMatrix(&failed, 1, 1));
@@ -225,13 +228,14 @@ absl::Status LlamaState::Impl::Agree(const absl::Status& status) const {
       kOp, ": the step failed on another of ", model->shard.size(), " ranks"));
 }
 
-LlamaState::LlamaState(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-LlamaState::LlamaState(LlamaState&&) noexcept = default;
-LlamaState& LlamaState::operator=(LlamaState&&) noexcept = default;
-LlamaState::~LlamaState() = default;
+DecoderState::DecoderState(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+DecoderState::DecoderState(DecoderState&&) noexcept = default;
+DecoderState& DecoderState::operator=(DecoderState&&) noexcept = default;
+DecoderState::~DecoderState() = default;
 
-absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
-                                              const LlamaStateSpec& spec) {
+absl::StatusOr<DecoderState> DecoderState::Create(
+    const Decoder& model, const DecoderStateSpec& spec) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "max_sequences", spec.max_sequences, 1, kMaxSequences));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "max_step_tokens", spec.max_step_tokens,
@@ -251,10 +255,10 @@ absl::StatusOr<LlamaState> LlamaState::Create(const LlamaModel& model,
     s->pools.push_back(std::move(made));
   }
   QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
-  return LlamaState(std::move(s));
+  return DecoderState(std::move(s));
 }
 
-absl::StatusOr<int32_t> LlamaState::NewSequence() {
+absl::StatusOr<int32_t> DecoderState::NewSequence() {
   for (size_t i = 0; i < impl_->sequences.size(); ++i) {
     if (!impl_->sequences[i].used) {
       impl_->sequences[i].used = true;
@@ -266,7 +270,7 @@ absl::StatusOr<int32_t> LlamaState::NewSequence() {
                    " are in use"));
 }
 
-absl::Status LlamaState::EndSequence(int32_t sequence) {
+absl::Status DecoderState::EndSequence(int32_t sequence) {
   if (!impl_->Has(sequence)) {
     return InvalidArgument(kOp, "sequence=", sequence, " is not a sequence");
   }
@@ -275,7 +279,7 @@ absl::Status LlamaState::EndSequence(int32_t sequence) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int32_t> LlamaState::Fork(int32_t sequence) {
+absl::StatusOr<int32_t> DecoderState::Fork(int32_t sequence) {
   if (!impl_->Has(sequence)) {
     return InvalidArgument(kOp, "sequence=", sequence, " is not a sequence");
   }
@@ -288,17 +292,17 @@ absl::StatusOr<int32_t> LlamaState::Fork(int32_t sequence) {
   return branch;
 }
 
-int64_t LlamaState::length(int32_t sequence) const {
+int64_t DecoderState::length(int32_t sequence) const {
   return impl_->Has(sequence)
              ? impl_->sequences[static_cast<size_t>(sequence)].length
              : -1;
 }
 
-absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
-    absl::Span<const LlamaBatchItem> items, LogitsOf logits_of,
+absl::StatusOr<MatrixView<const float>> DecoderState::Forward(
+    absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
     Executor& executor) {
   Impl& s = *impl_;
-  const LlamaConfig& c = s.model->config;
+  const DecoderConfig& c = s.model->config;
   QUERN_RETURN_IF_ERROR(s.CheckItems(items));
   if (items.empty())
     return MatrixView<const float>(nullptr, {0, c.vocab}, {c.vocab, 1});
@@ -308,7 +312,7 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
     return prepared;
   }
   s.Run(executor);
-  for (const LlamaBatchItem& item : items) {
+  for (const DecoderBatchItem& item : items) {
     int64_t& length = s.At(item.sequence).length;
     length += static_cast<int64_t>(item.tokens.size());
     for (PagePool& pool : s.pools) pool.Forget(item.sequence, length);
@@ -318,33 +322,33 @@ absl::StatusOr<MatrixView<const float>> LlamaState::Forward(
                                   c.vocab);
 }
 
-int64_t LlamaState::max_step_tokens() const {
+int64_t DecoderState::max_step_tokens() const {
   return impl_->spec.max_step_tokens;
 }
-int64_t LlamaState::cache_bytes() const {
+int64_t DecoderState::cache_bytes() const {
   int64_t bytes = 0;
   for (const PagePool& pool : impl_->pools) bytes += pool.bytes();
   return bytes;
 }
-int64_t LlamaState::cache_bytes_per_token() const {
+int64_t DecoderState::cache_bytes_per_token() const {
   int64_t bytes = 0;
   for (const PagePool& pool : impl_->pools) bytes += pool.bytes_per_token();
   return bytes;
 }
-int64_t LlamaState::free_tokens() const {
+int64_t DecoderState::free_tokens() const {
   int64_t tokens = impl_->pools[0].free_tokens();
   for (const PagePool& pool : impl_->pools) {
     tokens = std::min(tokens, pool.free_tokens());
   }
   return tokens;
 }
-int64_t LlamaState::shared_tokens() const {
+int64_t DecoderState::shared_tokens() const {
   return impl_->pools[0].saved_tokens();
 }
-const char* LlamaState::attention_arithmetic() const {
+const char* DecoderState::attention_arithmetic() const {
   return impl_->pools[0].arithmetic();
 }
-int64_t LlamaState::scratch_bytes() const {
+int64_t DecoderState::scratch_bytes() const {
   size_t bytes = impl_->activations.bytes() + impl_->logits.bytes() +
                  impl_->scratch.bytes();
   for (const PagePool& pool : impl_->pools) {

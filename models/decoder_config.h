@@ -1,5 +1,5 @@
-#ifndef QUERN_MODELS_LLAMA_CONFIG_H_
-#define QUERN_MODELS_LLAMA_CONFIG_H_
+#ifndef QUERN_MODELS_DECODER_CONFIG_H_
+#define QUERN_MODELS_DECODER_CONFIG_H_
 
 // The shape of a model, and what its architecture does differently from others,
 // from the metadata of a GGUF file.
@@ -30,7 +30,7 @@ constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
 }
 
-struct LlamaConfig {
+struct DecoderConfig {
   // The bound of every dimension: far above any model, and low enough that
   // products of two fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
@@ -79,9 +79,9 @@ struct LlamaConfig {
   // tensors that the architecture does not have, with what the file is and
   // which architectures and formats are supported. Memory and time are within a
   // small multiple of the file's header, of rope_freqs.weight and of a layer.
-  static absl::StatusOr<LlamaConfig> Create(const GgufFile& file);
+  static absl::StatusOr<DecoderConfig> Create(const GgufFile& file);
 };
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_CONFIG_H_
+#endif  // QUERN_MODELS_DECODER_CONFIG_H_

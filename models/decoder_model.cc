@@ -14,13 +14,13 @@
 #include "quern/core/tensor_view.h"
 #include "quern/models/architecture.h"
 #include "quern/models/attention_mixer.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_impl.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/dense_feed_forward.h"
 #include "quern/models/gguf.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_impl.h"
-#include "quern/models/llama_loader.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/logits/logits.h"
@@ -33,10 +33,10 @@
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 // The rotary embedding of the file's key and, if there are any, factors.
-RotaryEmbeddingSpec RotaryOf(const LlamaConfig& c, int64_t context) {
+RotaryEmbeddingSpec RotaryOf(const DecoderConfig& c, int64_t context) {
   RotaryEmbeddingSpec rope;
   rope.head_dim = c.head_dim;
   rope.rot_dim = c.rope_dim;
@@ -54,7 +54,8 @@ RotaryEmbeddingSpec RotaryOf(const LlamaConfig& c, int64_t context) {
 }
 
 // Each rank has a file of its own.
-std::string PackedPathOf(const LlamaOptions& options, const ModelShard& shard) {
+std::string PackedPathOf(const DecoderOptions& options,
+                         const ModelShard& shard) {
   if (options.packed_path.empty() || shard.size() == 1) {
     return options.packed_path;
   }
@@ -64,12 +65,12 @@ std::string PackedPathOf(const LlamaOptions& options, const ModelShard& shard) {
 
 }  // namespace
 
-LlamaModel::LlamaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-LlamaModel::LlamaModel(LlamaModel&&) noexcept = default;
-LlamaModel& LlamaModel::operator=(LlamaModel&&) noexcept = default;
-LlamaModel::~LlamaModel() = default;
+Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
+Decoder::~Decoder() = default;
 
-int64_t LlamaModel::Impl::LayersIn(int64_t pool) const {
+int64_t Decoder::Impl::LayersIn(int64_t pool) const {
   int64_t count = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     count += PoolOf(layer) == pool ? 1 : 0;
@@ -77,8 +78,8 @@ int64_t LlamaModel::Impl::LayersIn(int64_t pool) const {
   return count;
 }
 
-absl::Status LlamaModel::Impl::MakeOperators() {
-  const LlamaConfig& c = config;
+absl::Status Decoder::Impl::MakeOperators() {
+  const DecoderConfig& c = config;
   VocabParallelEmbeddingSpec embedding;
   embedding.vocab.original = c.vocab;
   embedding.vocab.padding = communicator->size();
@@ -111,7 +112,7 @@ absl::Status LlamaModel::Impl::MakeOperators() {
   return absl::OkStatus();
 }
 
-absl::Status LlamaModel::Impl::LoadLayers(LlamaLoader& loader) {
+absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
   AttentionOperators operators;
   operators.rope = &*rope;
   if (head_norm.has_value()) operators.head_norm = &*head_norm;
@@ -138,22 +139,22 @@ absl::Status LlamaModel::Impl::LoadLayers(LlamaLoader& loader) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
-                                              const LlamaOptions& options,
-                                              Executor& executor) {
+absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
+                                        const DecoderOptions& options,
+                                        Executor& executor) {
   auto m = std::make_unique<Impl>();
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "max_context", options.max_context, 1));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_bytes", options.max_bytes, 0));
-  QUERN_ASSIGN_OR_RETURN(m->config, LlamaConfig::Create(file));
-  const LlamaConfig& c = m->config;
+  QUERN_ASSIGN_OR_RETURN(m->config, DecoderConfig::Create(file));
+  const DecoderConfig& c = m->config;
   if (options.communicator != nullptr) m->communicator = options.communicator;
   QUERN_ASSIGN_OR_RETURN(
       m->shard,
       ModelShard::Create(c, m->communicator->rank(), m->communicator->size(),
-                         LlamaLoader::BlockOf(file)));
+                         DecoderLoader::BlockOf(file)));
   m->context = std::min(c.context, options.max_context);
-  LlamaLoader loader(file, c, m->shard, options, executor);
+  DecoderLoader loader(file, c, m->shard, options, executor);
   QUERN_RETURN_IF_ERROR(loader.CheckBytes(m->context));
   const std::string packed_path = PackedPathOf(options, m->shard);
   bool write_packed = false;
@@ -182,25 +183,25 @@ absl::StatusOr<LlamaModel> LlamaModel::Create(const GgufFile& file,
     // Another process was faster.
     if (!absl::IsAlreadyExists(written)) QUERN_RETURN_IF_ERROR(written);
   }
-  return LlamaModel(std::move(m));
+  return Decoder(std::move(m));
 }
 
-const LlamaConfig& LlamaModel::config() const { return impl_->config; }
-int64_t LlamaModel::context() const { return impl_->context; }
-const std::string& LlamaModel::weights() const { return impl_->weights; }
-int64_t LlamaModel::weight_bytes() const { return impl_->weight_bytes; }
-int LlamaModel::ranks() const { return impl_->shard.size(); }
-int LlamaModel::rank() const { return impl_->shard.rank(); }
-int64_t LlamaModel::rank_bytes_per_token() const {
+const DecoderConfig& Decoder::config() const { return impl_->config; }
+int64_t Decoder::context() const { return impl_->context; }
+const std::string& Decoder::weights() const { return impl_->weights; }
+int64_t Decoder::weight_bytes() const { return impl_->weight_bytes; }
+int Decoder::ranks() const { return impl_->shard.size(); }
+int Decoder::rank() const { return impl_->shard.rank(); }
+int64_t Decoder::rank_bytes_per_token() const {
   if (ranks() == 1) return 0;
   // The embedding's sum and two of each layer; this rank's logits.
-  const LlamaConfig& c = impl_->config;
+  const DecoderConfig& c = impl_->config;
   return static_cast<int64_t>(sizeof(float)) *
          ((1 + 2 * c.layers) * c.hidden + impl_->shard.Count(Extent::kVocab));
 }
-const char* LlamaModel::target() const { return impl_->norm->target(); }
+const char* Decoder::target() const { return impl_->norm->target(); }
 
-std::string LlamaModel::Explain() const {
+std::string Decoder::Explain() const {
   // What runs; why is after the semicolon.
   const auto kernel = [this](int64_t m) {
     const std::string text = impl_->layers[0].feed_forward->Explain(m);

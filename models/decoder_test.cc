@@ -1,7 +1,7 @@
 // What must not change a bit: batch, chunks, pages, threads; narrow caches; and
 // what steps and states are refused.
 
-#include "quern/models/llama.h"
+#include "quern/models/decoder.h"
 
 #include <algorithm>
 #include <cmath>
@@ -22,9 +22,9 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama_fixture_testutil.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 
@@ -33,29 +33,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class LlamaTest : public LlamaFixture {
+class DecoderTest : public DecoderFixture {
  protected:
   // How the tokens of four sequences are divided: one sequence a step or all in
   // one, whole or in pieces, in which pages, by how many threads.
-  void ExpectDivisionChangesNothing(const SmallLlama& shape,
-                                    LlamaWeights weights) {
+  void ExpectDivisionChangesNothing(const SmallDecoder& shape,
+                                    DecoderWeights weights) {
     TestRng rng;
-    const std::string bytes = SmallLlamaFile(rng, shape);
+    const std::string bytes = SmallDecoderFile(rng, shape);
     const auto two = HwyExecutor::Create(2);
     ASSERT_TRUE(two.ok()) << two.status();
-    const LlamaModel model = Load(bytes, weights);
+    const Decoder model = Load(bytes, weights);
     std::vector<std::vector<int32_t>> prompts;
     std::vector<Rows> alone;
     for (const int64_t length : {1, 17, 40, 64}) {
       prompts.push_back(RandomTokens(rng, length, shape.vocab));
-      LlamaState state = State(model);
+      DecoderState state = State(model);
       alone.push_back(
           Forward(state, {{*state.NewSequence(), prompts.back()}}, inline_));
     }
 
     // All in one step, on other pages, with two threads.
-    LlamaState batched = State(model, /*page_size=*/3);
-    std::vector<LlamaBatchItem> items;
+    DecoderState batched = State(model, /*page_size=*/3);
+    std::vector<DecoderBatchItem> items;
     for (const auto& prompt : prompts) {
       items.push_back({*batched.NewSequence(), prompt});
     }
@@ -68,7 +68,7 @@ class LlamaTest : public LlamaFixture {
     }
 
     // In random pieces, interleaved, while another sequence comes and goes.
-    LlamaState chunked = State(model, /*page_size=*/5);
+    DecoderState chunked = State(model, /*page_size=*/5);
     std::vector<int32_t> ids;
     for (size_t s = 0; s < prompts.size(); ++s) {
       ids.push_back(*chunked.NewSequence());
@@ -78,7 +78,7 @@ class LlamaTest : public LlamaFixture {
       more = false;
       const int32_t visitor = *chunked.NewSequence();
       const std::vector<int32_t> visit = RandomTokens(rng, 6, shape.vocab);
-      std::vector<LlamaBatchItem> step = {{visitor, visit}};
+      std::vector<DecoderBatchItem> step = {{visitor, visit}};
       std::vector<size_t> who;
       for (size_t s = 0; s < prompts.size(); ++s) {
         const size_t left = prompts[s].size() - done[s];
@@ -102,11 +102,11 @@ class LlamaTest : public LlamaFixture {
   }
 };
 
-TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
+TEST_P(DecoderTest, KeepsTheTypeOfTheFile) {
   TestRng rng;
-  SmallLlama shape;
+  SmallDecoder shape;
   const auto load = [&] {
-    return Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+    return Load(SmallDecoderFile(rng, shape), DecoderWeights::kAsInFile);
   };
   const int64_t f32_bytes = load().weight_bytes();
   for (const auto& [type, name, bytes_of_element] :
@@ -115,7 +115,7 @@ TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
         std::tuple{GgufTensorType::kBF16, "bf16", 2.0},
         std::tuple{GgufTensorType::kQ8_0, "q8_0", 1.125}}) {
     shape.type = type;
-    const LlamaModel model = load();
+    const Decoder model = load();
     EXPECT_EQ(model.weights(), name);
     // Vectors apart, which are few.
     EXPECT_LE(static_cast<double>(model.weight_bytes()),
@@ -129,17 +129,17 @@ TEST_P(LlamaTest, KeepsTheTypeOfTheFile) {
 }
 
 // The pieces in which large tensors are read change no weight.
-TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
+TEST_P(DecoderTest, ReadsTensorsInPiecesOfAnySize) {
   const std::vector<int32_t> tokens = {1, 36, 7, 20};
   for (const GgufTensorType type :
        {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
     TestRng rng;
-    SmallLlama shape;
+    SmallDecoder shape;
     shape.type = type;
-    const std::string bytes = SmallLlamaFile(rng, shape);
+    const std::string bytes = SmallDecoderFile(rng, shape);
     std::vector<Rows> logits;
     for (const int64_t elements : {int64_t{1} << 30, int64_t{1}, int64_t{70}}) {
-      LlamaOptions options;
+      DecoderOptions options;
       options.progress_elements = elements;
       int64_t calls = 0, last = 0;
       options.progress = [&](int64_t done, int64_t total) {
@@ -148,11 +148,11 @@ TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
         last = done;
         ++calls;
       };
-      auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
+      auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
       ASSERT_TRUE(model.ok()) << model.status();
       EXPECT_RAN_ON(*model);
       EXPECT_GT(calls, elements == 1 ? 1000 : 0);
-      LlamaState state = State(*model);
+      DecoderState state = State(*model);
       logits.push_back(
           Forward(state, {{*state.NewSequence(), tokens}}, inline_));
     }
@@ -162,40 +162,40 @@ TEST_P(LlamaTest, ReadsTensorsInPiecesOfAnySize) {
 }
 
 // Bit for bit, in every type.
-TEST_P(LlamaTest, BatchChunksPagesAndThreadsChangeNothing) {
-  for (const char* architecture : kLlamaArchitectures) {
-    for (const LlamaWeights weights :
-         {LlamaWeights::kF32, LlamaWeights::kBF16, LlamaWeights::kInt8}) {
+TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
+  for (const char* architecture : kTestArchitectures) {
+    for (const DecoderWeights weights :
+         {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
       SCOPED_TRACE(architecture);
-      SmallLlama shape;
+      SmallDecoder shape;
       shape.architecture = architecture;
       ExpectDivisionChangesNothing(shape, weights);
     }
   }
 }
 
-TEST_P(LlamaTest, DivisionChangesNothingInTheFormsOfTheFile) {
-  for (const char* architecture : kLlamaArchitectures) {
-    SmallLlama shape;
+TEST_P(DecoderTest, DivisionChangesNothingInTheFormsOfTheFile) {
+  for (const char* architecture : kTestArchitectures) {
+    SmallDecoder shape;
     shape.architecture = architecture;
     shape.type = GgufTensorType::kQ8_0;
     for (const GgufTensorType ffn :
          {GgufTensorType::kQ8_0, GgufTensorType::kF16}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(ffn)));
       shape.ffn_type = ffn;
-      ExpectDivisionChangesNothing(shape, LlamaWeights::kAsInFile);
+      ExpectDivisionChangesNothing(shape, DecoderWeights::kAsInFile);
     }
   }
 }
 
-TEST_P(LlamaTest, LastTokensAreTheLastOfAll) {
+TEST_P(DecoderTest, LastTokensAreTheLastOfAll) {
   TestRng rng;
-  const SmallLlama shape;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
+  const SmallDecoder shape;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kAsInFile);
   const std::vector<int32_t> a = RandomTokens(rng, 5, shape.vocab);
   const std::vector<int32_t> b = RandomTokens(rng, 9, shape.vocab);
-  LlamaState all = State(model), last = State(model);
+  DecoderState all = State(model), last = State(model);
   const Rows rows =
       Forward(all, {{*all.NewSequence(), a}, {*all.NewSequence(), b}}, inline_);
   const auto two =
@@ -212,13 +212,14 @@ TEST_P(LlamaTest, LastTokensAreTheLastOfAll) {
 // themselves around 1, are off. Bounds are about twice the most measured. With
 // scales of 1 int8 is off by 0.33 to 0.67; e4m3, whose own scales are hardly
 // better here, by 0.03 to 0.05.
-TEST_P(LlamaTest, NarrowCachesStayClose) {
+TEST_P(DecoderTest, NarrowCachesStayClose) {
   TestRng rng;
-  const SmallLlama shape;
-  const LlamaModel model = Load(SmallLlamaFile(rng, shape), LlamaWeights::kF32);
+  const SmallDecoder shape;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
   const std::vector<int32_t> tokens = RandomTokens(rng, 30, shape.vocab);
   const auto rows = [&](DType cache, int64_t page_size) {
-    LlamaState state = State(model, page_size, cache);
+    DecoderState state = State(model, page_size, cache);
     return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
   };
   const Rows want = rows(DType::kF32, 8);
@@ -252,15 +253,15 @@ TEST_P(LlamaTest, NarrowCachesStayClose) {
 
 // With rows of bf16 the queries are rounded for caches of bf16 and bytes: how a
 // text is cut into steps and which sequences share them still does not matter.
-TEST_P(LlamaTest, NarrowCachesDoNotSeeHowTheTextIsCut) {
+TEST_P(DecoderTest, NarrowCachesDoNotSeeHowTheTextIsCut) {
   TestRng rng;
-  const SmallLlama shape;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, shape), LlamaWeights::kBF16);
+  const SmallDecoder shape;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kBF16);
   const std::vector<int32_t> tokens = RandomTokens(rng, 30, shape.vocab);
   const auto all = absl::MakeConstSpan(tokens);
   for (const DType cache : {DType::kBF16, DType::kI8, DType::kF8E4M3}) {
-    LlamaState whole = State(model, 16, cache), cut = State(model, 16, cache);
+    DecoderState whole = State(model, 16, cache), cut = State(model, 16, cache);
     const Rows want = Forward(whole, {{*whole.NewSequence(), tokens}}, inline_);
     const int32_t a = *cut.NewSequence(), b = *cut.NewSequence();
     Rows got = Forward(cut, {{b, all.first(5)}, {a, all.first(19)}}, inline_);
@@ -274,17 +275,17 @@ TEST_P(LlamaTest, NarrowCachesDoNotSeeHowTheTextIsCut) {
   }
 }
 
-TEST_P(LlamaTest, RefusedStepsChangeNothing) {
+TEST_P(DecoderTest, RefusedStepsChangeNothing) {
   TestRng rng;
-  const SmallLlama shape;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
-  LlamaStateSpec spec;
+  const SmallDecoder shape;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kAsInFile);
+  DecoderStateSpec spec;
   spec.max_sequences = 2;
   spec.max_step_tokens = 50;
   spec.page_size = 8;
   spec.cache_tokens = 64;
-  auto state = LlamaState::Create(model, spec);
+  auto state = DecoderState::Create(model, spec);
   ASSERT_TRUE(state.ok()) << state.status();
   const int32_t s = *state->NewSequence();
   const int32_t other = *state->NewSequence();
@@ -293,7 +294,7 @@ TEST_P(LlamaTest, RefusedStepsChangeNothing) {
   const std::vector<int32_t> ok(20, 1), low = {-1}, high = {37}, none;
   const std::vector<int32_t> long_step(51, 1);
   ASSERT_TRUE(state->Forward({{s, ok}}, LogitsOf::kLastTokens, inline_).ok());
-  const auto expect = [&](const std::vector<LlamaBatchItem>& items,
+  const auto expect = [&](const std::vector<DecoderBatchItem>& items,
                           absl::StatusCode code, absl::string_view words) {
     const auto logits = state->Forward(items, LogitsOf::kLastTokens, inline_);
     EXPECT_EQ(logits.status().code(), code) << logits.status();
@@ -304,7 +305,7 @@ TEST_P(LlamaTest, RefusedStepsChangeNothing) {
   };
   using Code = absl::StatusCode;
   expect({{7, ok}}, Code::kInvalidArgument,
-         "llama: items[0].sequence=7 is not a sequence");
+         "decoder: items[0].sequence=7 is not a sequence");
   expect({{-1, ok}}, Code::kInvalidArgument, "sequence=-1 is not");
   expect({{s, ok}, {s, ok}}, Code::kInvalidArgument,
          "items[1].sequence=0 occurs twice");
@@ -318,7 +319,7 @@ TEST_P(LlamaTest, RefusedStepsChangeNothing) {
          "the step has 51 tokens; need <= 50");
   const std::vector<int32_t> fills(44, 1);
   expect({{other, fills}}, Code::kResourceExhausted,
-         "llama: the cache of 64 tokens is full: sequence 1 needs 44, 40 are "
+         "decoder: the cache of 64 tokens is full: sequence 1 needs 44, 40 are "
          "free");
   // What was refused left the sequence usable.
   EXPECT_TRUE(state->Forward({{s, ok}}, LogitsOf::kLastTokens, inline_).ok());
@@ -329,17 +330,17 @@ TEST_P(LlamaTest, RefusedStepsChangeNothing) {
 
 // A batch of which only some fit: refused, it must not keep the pages that were
 // already lent for the first of it.
-TEST_P(LlamaTest, ARefusedStepKeepsNoPages) {
+TEST_P(DecoderTest, ARefusedStepKeepsNoPages) {
   TestRng rng;
-  SmallLlama shape;
+  SmallDecoder shape;
   shape.context = 128;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, shape), LlamaWeights::kAsInFile);
-  LlamaStateSpec spec;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kAsInFile);
+  DecoderStateSpec spec;
   spec.max_sequences = 2;
   spec.page_size = 32;
   spec.cache_tokens = 128;
-  auto state = LlamaState::Create(model, spec);
+  auto state = DecoderState::Create(model, spec);
   ASSERT_TRUE(state.ok()) << state.status();
   const int32_t a = *state->NewSequence(), b = *state->NewSequence();
   const std::vector<int32_t> one(1, 1), some(64, 1), more(96, 1);
@@ -357,56 +358,57 @@ TEST_P(LlamaTest, ARefusedStepKeepsNoPages) {
   EXPECT_TRUE(state->Forward({{a, rest}}, LogitsOf::kLastTokens, inline_).ok());
 }
 
-TEST_P(LlamaTest, RefusesBadOptions) {
+TEST_P(DecoderTest, RefusesBadOptions) {
   TestRng rng;
-  const std::string bytes = SmallLlamaFile(rng, SmallLlama());
+  const std::string bytes = SmallDecoderFile(rng, SmallDecoder());
   const auto status = [&](auto&& change) {
-    LlamaOptions options;
+    DecoderOptions options;
     change(options);
-    return LlamaModel::Create(ParseOrDie(bytes), options, inline_).status();
+    return Decoder::Create(ParseOrDie(bytes), options, inline_).status();
   };
   const auto message = [&](auto&& change) {
     return std::string(status(change).message());
   };
-  EXPECT_THAT(message([](LlamaOptions& o) { o.max_context = 0; }),
-              HasSubstr("llama: max_context=0; need max_context >= 1"));
-  EXPECT_THAT(message([](LlamaOptions& o) { o.max_bytes = -1; }),
-              HasSubstr("llama: max_bytes=-1; need max_bytes >= 0"));
-  EXPECT_THAT(message([](LlamaOptions& o) { o.max_bytes = 1000; }),
+  EXPECT_THAT(message([](DecoderOptions& o) { o.max_context = 0; }),
+              HasSubstr("decoder: max_context=0; need max_context >= 1"));
+  EXPECT_THAT(message([](DecoderOptions& o) { o.max_bytes = -1; }),
+              HasSubstr("decoder: max_bytes=-1; need max_bytes >= 0"));
+  EXPECT_THAT(message([](DecoderOptions& o) { o.max_bytes = 1000; }),
               HasSubstr("; need at most max_bytes=1000"));
   // What is refused is what Create would take, within twice of it.
-  const int64_t weights = Load(bytes, LlamaWeights::kAsInFile).weight_bytes();
-  EXPECT_EQ(status([&](LlamaOptions& o) { o.max_bytes = weights; }).code(),
+  const int64_t weights = Load(bytes, DecoderWeights::kAsInFile).weight_bytes();
+  EXPECT_EQ(status([&](DecoderOptions& o) { o.max_bytes = weights; }).code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(status([&](LlamaOptions& o) { o.max_bytes = 2 * weights; }).ok());
+  EXPECT_TRUE(
+      status([&](DecoderOptions& o) { o.max_bytes = 2 * weights; }).ok());
 }
 
-TEST_P(LlamaTest, RefusesBadStates) {
+TEST_P(DecoderTest, RefusesBadStates) {
   TestRng rng;
-  const LlamaModel model =
-      Load(SmallLlamaFile(rng, SmallLlama()), LlamaWeights::kAsInFile);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, SmallDecoder()), DecoderWeights::kAsInFile);
   const auto message = [&](auto&& change) {
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     change(spec);
-    return std::string(LlamaState::Create(model, spec).status().message());
+    return std::string(DecoderState::Create(model, spec).status().message());
   };
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_sequences = 0; }),
-              HasSubstr("llama: max_sequences=0; need 1 <= max_sequences"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_step_tokens = 0; }),
-              HasSubstr("llama: max_step_tokens=0"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_tokens = -1; }),
-              HasSubstr("llama: cache_tokens=-1"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_bytes = -1; }),
-              HasSubstr("llama: max_bytes=-1; need max_bytes >= 0"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.max_bytes = 1000; }),
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.max_sequences = 0; }),
+              HasSubstr("decoder: max_sequences=0; need 1 <= max_sequences"));
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.max_step_tokens = 0; }),
+              HasSubstr("decoder: max_step_tokens=0"));
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.cache_tokens = -1; }),
+              HasSubstr("decoder: cache_tokens=-1"));
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.max_bytes = -1; }),
+              HasSubstr("decoder: max_bytes=-1; need max_bytes >= 0"));
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.max_bytes = 1000; }),
               HasSubstr("; need at most max_bytes=1000"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.page_size = 0; }),
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.page_size = 0; }),
               HasSubstr("page_size=0"));
-  EXPECT_THAT(message([](LlamaStateSpec& s) { s.cache_dtype = DType::kI32; }),
+  EXPECT_THAT(message([](DecoderStateSpec& s) { s.cache_dtype = DType::kI32; }),
               HasSubstr("i32"));
 }
 
-QUERN_INSTANTIATE_ISA_TEST(LlamaTest);
+QUERN_INSTANTIATE_ISA_TEST(DecoderTest);
 
 }  // namespace
 }  // namespace quern

@@ -1,5 +1,5 @@
-#ifndef QUERN_MODELS_LLAMA_FIXTURE_TESTUTIL_H_
-#define QUERN_MODELS_LLAMA_FIXTURE_TESTUTIL_H_
+#ifndef QUERN_MODELS_DECODER_FIXTURE_TESTUTIL_H_
+#define QUERN_MODELS_DECODER_FIXTURE_TESTUTIL_H_
 
 // What tests of the forward pass share: small models loaded and run, once for
 // each instruction set.
@@ -13,16 +13,16 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 
 namespace quern {
 
-constexpr const char* kLlamaArchitectures[] = {"llama", "qwen2", "qwen3",
-                                               "gemma2"};
+constexpr const char* kTestArchitectures[] = {"llama", "qwen2", "qwen3",
+                                              "gemma2"};
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,
                                          int64_t vocab) {
@@ -43,30 +43,30 @@ inline Rows Copy(MatrixView<const float> m) {
   return rows;
 }
 
-class LlamaFixture : public IsaTest {
+class DecoderFixture : public IsaTest {
  protected:
-  LlamaModel Load(const std::string& bytes, LlamaWeights weights) {
-    LlamaOptions options;
+  Decoder Load(const std::string& bytes, DecoderWeights weights) {
+    DecoderOptions options;
     options.weights = weights;
-    auto model = LlamaModel::Create(ParseOrDie(bytes), options, inline_);
+    auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
     EXPECT_TRUE(model.ok()) << model.status();
     EXPECT_RAN_ON(*model);
     return *std::move(model);
   }
 
-  LlamaState State(const LlamaModel& model, int64_t page_size = 8,
-                   DType cache = DType::kF32) {
-    LlamaStateSpec spec;
+  DecoderState State(const Decoder& model, int64_t page_size = 8,
+                     DType cache = DType::kF32) {
+    DecoderStateSpec spec;
     spec.max_sequences = 5;
     spec.max_step_tokens = 300;
     spec.page_size = page_size;
     spec.cache_dtype = cache;
-    auto state = LlamaState::Create(model, spec);
+    auto state = DecoderState::Create(model, spec);
     EXPECT_TRUE(state.ok()) << state.status();
     return *std::move(state);
   }
 
-  Rows Forward(LlamaState& state, const std::vector<LlamaBatchItem>& items,
+  Rows Forward(DecoderState& state, const std::vector<DecoderBatchItem>& items,
                Executor& executor) {
     const auto logits = state.Forward(items, LogitsOf::kAllTokens, executor);
     EXPECT_TRUE(logits.ok()) << logits.status();
@@ -78,4 +78,4 @@ class LlamaFixture : public IsaTest {
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_FIXTURE_TESTUTIL_H_
+#endif  // QUERN_MODELS_DECODER_FIXTURE_TESTUTIL_H_

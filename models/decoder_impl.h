@@ -1,7 +1,7 @@
-#ifndef QUERN_MODELS_LLAMA_IMPL_H_
-#define QUERN_MODELS_LLAMA_IMPL_H_
+#ifndef QUERN_MODELS_DECODER_IMPL_H_
+#define QUERN_MODELS_DECODER_IMPL_H_
 
-// Private: what a LlamaModel owns, shared by its loader and its forward pass.
+// Private: what a Decoder owns, shared by its loader and its forward pass.
 
 #include <cstdint>
 #include <optional>
@@ -14,10 +14,10 @@
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_loader.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/logits/logits.h"
@@ -27,8 +27,8 @@
 
 namespace quern {
 
-struct LlamaModel::Impl {
-  LlamaConfig config;
+struct Decoder::Impl {
+  DecoderConfig config;
   ModelShard shard;
   SelfCommunicator self;
   Communicator* communicator = &self;
@@ -61,9 +61,9 @@ struct LlamaModel::Impl {
   int64_t LayersIn(int64_t pool) const;
 
   absl::Status MakeOperators();
-  absl::Status LoadLayers(LlamaLoader& loader);
+  absl::Status LoadLayers(DecoderLoader& loader);
 };
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_IMPL_H_
+#endif  // QUERN_MODELS_DECODER_IMPL_H_

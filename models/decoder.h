@@ -1,5 +1,5 @@
-#ifndef QUERN_MODELS_LLAMA_H_
-#define QUERN_MODELS_LLAMA_H_
+#ifndef QUERN_MODELS_DECODER_H_
+#define QUERN_MODELS_DECODER_H_
 
 // The forward pass of a Llama, and of models that differ from it in details,
 // composed of this library's operators. For the tokens t of a step,
@@ -24,7 +24,7 @@
 //           soft caps on attention's scores and on logits; layers 0, 2, 4 ...
 //           are local: a query sees no more than the window's tokens
 //
-// Over ranks (LlamaOptions::communicator) each rank holds some heads, some
+// Over ranks (DecoderOptions::communicator) each rank holds some heads, some
 // columns of the feed-forward layer and some of the vocabulary, and reads only
 // these from the file. The ranks' parts of what x gains are summed, and the
 // logits gathered, so that every rank has all of them, with the same bits.
@@ -42,14 +42,14 @@
 // they multiply bf16, f32 or int8; the rest is f32.
 //
 // A file is not trusted: what loading it and running it take is bounded by
-// LlamaOptions::max_bytes and LlamaStateSpec::max_bytes, which are checked
+// DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
 // before anything is read or allocated.
 //
 //   QUERN_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
-//   QUERN_ASSIGN_OR_RETURN(LlamaModel model,
-//                          LlamaModel::Create(file, {}, executor));
-//   QUERN_ASSIGN_OR_RETURN(LlamaState state, LlamaState::Create(model, {}));
-//   QUERN_ASSIGN_OR_RETURN(int32_t sequence, state.NewSequence());
+//   QUERN_ASSIGN_OR_RETURN(Decoder model,
+//                          Decoder::Create(file, {}, executor));
+//   QUERN_ASSIGN_OR_RETURN(DecoderState state, DecoderState::Create(model,
+//   {})); QUERN_ASSIGN_OR_RETURN(int32_t sequence, state.NewSequence());
 //   QUERN_ASSIGN_OR_RETURN(logits, state.Forward({{sequence, tokens}},
 //                                                LogitsOf::kLastTokens, ...));
 
@@ -66,12 +66,12 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
-#include "quern/models/llama_config.h"
 
 namespace quern {
 
-enum class LlamaWeights {
+enum class DecoderWeights {
   // Each matrix as the file has it: F32, BF16, F16, or Q8_0 in its blocks; f32
   // where the parts of a matrix differ, as q, k and v may. Rows are bf16 if all
   // matrices of the file are BF16 or Q8_0, else f32. Rows of an embedding in
@@ -84,8 +84,8 @@ enum class LlamaWeights {
   kInt8,
 };
 
-struct LlamaOptions {
-  LlamaWeights weights = LlamaWeights::kAsInFile;
+struct DecoderOptions {
+  DecoderWeights weights = DecoderWeights::kAsInFile;
   // Positions are limited to this: the rotary table is as long.
   int64_t max_context = 32768;
   // The most that Create may take at any time: matrices, embedding, norms and
@@ -111,21 +111,21 @@ struct LlamaOptions {
 
 // Weights, packed, and plans. Immutable: any number of states, each on its own
 // thread, may use one model.
-class LlamaModel {
+class Decoder {
  public:
   // Reads and packs all weights; `file` is not needed afterwards. Refuses what
-  // LlamaConfig::Create refuses, and what the operators refuse;
+  // DecoderConfig::Create refuses, and what the operators refuse;
   // ResourceExhausted, before a weight is read, if options.max_bytes does not
   // suffice.
-  static absl::StatusOr<LlamaModel> Create(const GgufFile& file,
-                                           const LlamaOptions& options,
-                                           Executor& executor);
+  static absl::StatusOr<Decoder> Create(const GgufFile& file,
+                                        const DecoderOptions& options,
+                                        Executor& executor);
 
-  LlamaModel(LlamaModel&&) noexcept;
-  LlamaModel& operator=(LlamaModel&&) noexcept;
-  ~LlamaModel();
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  ~Decoder();
 
-  const LlamaConfig& config() const;
+  const DecoderConfig& config() const;
   // The longest sequence: the smaller of the model's and the options' context.
   int64_t context() const;
   // What matrices are kept as: "bf16", "f32", "f16", "int8" or "q8_0", or
@@ -145,13 +145,13 @@ class LlamaModel {
   std::string Explain() const;
 
  private:
-  friend class LlamaState;
+  friend class DecoderState;
   struct Impl;
-  explicit LlamaModel(std::unique_ptr<Impl> impl);
+  explicit Decoder(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
-struct LlamaStateSpec {
+struct DecoderStateSpec {
   int64_t max_sequences = 1;
   int64_t max_step_tokens = 512;  // of one Forward, all sequences together
   // Tokens that the cache holds, all sequences together; 0: max_sequences
@@ -171,7 +171,7 @@ struct LlamaStateSpec {
 };
 
 // New tokens of one sequence.
-struct LlamaBatchItem {
+struct DecoderBatchItem {
   int32_t sequence;
   absl::Span<const int32_t> tokens;
 };
@@ -182,17 +182,17 @@ enum class LogitsOf {
 };
 
 // Sequences in progress: a paged cache and scratch. For one thread at a time.
-class LlamaState {
+class DecoderState {
  public:
   // `model` must outlive this. InvalidArgument names the field;
   // ResourceExhausted if spec.max_bytes does not suffice or the memory cannot
   // be had.
-  static absl::StatusOr<LlamaState> Create(const LlamaModel& model,
-                                           const LlamaStateSpec& spec);
+  static absl::StatusOr<DecoderState> Create(const Decoder& model,
+                                             const DecoderStateSpec& spec);
 
-  LlamaState(LlamaState&&) noexcept;
-  LlamaState& operator=(LlamaState&&) noexcept;
-  ~LlamaState();
+  DecoderState(DecoderState&&) noexcept;
+  DecoderState& operator=(DecoderState&&) noexcept;
+  ~DecoderState();
 
   // An empty sequence. ResourceExhausted if there are max_sequences already.
   absl::StatusOr<int32_t> NewSequence();
@@ -218,7 +218,7 @@ class LlamaState {
   // A sequence's logits do not depend on the other items; how its tokens are
   // cut into calls does not matter either.
   absl::StatusOr<MatrixView<const float>> Forward(
-      absl::Span<const LlamaBatchItem> items, LogitsOf logits_of,
+      absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
       Executor& executor);
 
   int64_t max_step_tokens() const;
@@ -237,10 +237,10 @@ class LlamaState {
 
  private:
   struct Impl;
-  explicit LlamaState(std::unique_ptr<Impl> impl);
+  explicit DecoderState(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_H_
+#endif  // QUERN_MODELS_DECODER_H_

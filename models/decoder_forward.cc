@@ -10,16 +10,16 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_impl.h"
+#include "quern/models/decoder_state_impl.h"
 #include "quern/models/layer.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_impl.h"
-#include "quern/models/llama_state_impl.h"
 
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 // One step's rows, each array [max_step_tokens, hidden]. Bytes are of the
 // model's type, the rest is f32.
@@ -31,7 +31,7 @@ struct Activations {
 };
 
 template <typename Allocator>
-Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype,
+Activations LayOut(Allocator& a, const DecoderConfig& c, DType dtype,
                    bool branches, int64_t t) {
   const int64_t bytes = t * c.hidden * static_cast<int64_t>(SizeOf(dtype));
   Activations s;
@@ -45,9 +45,9 @@ Activations LayOut(Allocator& a, const LlamaConfig& c, DType dtype,
 }  // namespace
 
 // The residual stream of a step, and what the next part reads of it.
-class LlamaState::Impl::Stream {
+class DecoderState::Impl::Stream {
  public:
-  Stream(const LlamaModel::Impl& model, const Activations& s, int64_t tokens,
+  Stream(const Decoder::Impl& model, const Activations& s, int64_t tokens,
          Executor& executor)
       : model_(model),
         executor_(executor),
@@ -84,12 +84,12 @@ class LlamaState::Impl::Stream {
     return DenseVector<const float>(norm.data<float>(), model_.config.hidden);
   }
 
-  const LlamaModel::Impl& model_;
+  const Decoder::Impl& model_;
   Executor& executor_;
   AnyTensorView x_, branch_, rows_;
 };
 
-absl::StatusOr<int64_t> LlamaState::Impl::ActivationBytes() const {
+absl::StatusOr<int64_t> DecoderState::Impl::ActivationBytes() const {
   WorkspaceLayout counted;
   LayOut(counted, model->config, model->dtype, model->branches(),
          spec.max_step_tokens);
@@ -100,8 +100,8 @@ absl::StatusOr<int64_t> LlamaState::Impl::ActivationBytes() const {
   return counted.bytes();
 }
 
-void LlamaState::Impl::Run(Executor& executor) {
-  const LlamaConfig& c = model->config;
+void DecoderState::Impl::Run(Executor& executor) {
+  const DecoderConfig& c = model->config;
   const auto t = static_cast<int64_t>(tokens.size());
   const auto wanted = static_cast<int64_t>(logit_rows.size());
   Workspace memory(activations);

@@ -20,12 +20,12 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/models/golden_testutil.h"
 #include "quern/models/likelihood.h"
-#include "quern/models/llama.h"
-#include "quern/models/llama_config.h"
-#include "quern/models/llama_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"
@@ -51,13 +51,13 @@ int32_t ArgMax(const float* row, int64_t size) {
   return static_cast<int32_t>(std::max_element(row, row + size) - row);
 }
 
-TEST(ReferenceLlamaTest, GivesTheGoldenLogits) {
+TEST(ReferenceDecoderTest, GivesTheGoldenLogits) {
   const GgufFile file = ShippedModel();
-  const auto config = LlamaConfig::Create(file);
+  const auto config = DecoderConfig::Create(file);
   ASSERT_TRUE(config.ok()) << config.status();
   const Golden golden = ReadGolden();
   const std::vector<double> logits =
-      ReferenceLlama(file, *config).Logits(golden.prompts[0].ids).back();
+      ReferenceDecoder(file, *config).Logits(golden.prompts[0].ids).back();
   const std::vector<float> want = GoldenLogits();
   ASSERT_EQ(logits.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
@@ -66,19 +66,19 @@ TEST(ReferenceLlamaTest, GivesTheGoldenLogits) {
   }
 }
 
-class LlamaGoldenTest : public IsaTest {
+class DecoderGoldenTest : public IsaTest {
  protected:
-  void Load(LlamaWeights weights, DType cache_dtype) {
-    LlamaOptions options;
+  void Load(DecoderWeights weights, DType cache_dtype) {
+    DecoderOptions options;
     options.weights = weights;
-    auto model = LlamaModel::Create(ShippedModel(), options, executor_);
+    auto model = Decoder::Create(ShippedModel(), options, executor_);
     ASSERT_TRUE(model.ok()) << model.status();
     model_.emplace(*std::move(model));
-    LlamaStateSpec spec;
+    DecoderStateSpec spec;
     spec.max_sequences = 4;
     spec.max_step_tokens = 1024;
     spec.cache_dtype = cache_dtype;
-    auto state = LlamaState::Create(*model_, spec);
+    auto state = DecoderState::Create(*model_, spec);
     ASSERT_TRUE(state.ok()) << state.status();
     state_.emplace(*std::move(state));
     EXPECT_RAN_ON(*model_);
@@ -90,7 +90,7 @@ class LlamaGoldenTest : public IsaTest {
     EXPECT_TRUE(sequence.ok()) << sequence.status();
     std::vector<int32_t> out;
     while (out.size() < count) {
-      const LlamaBatchItem item{*sequence, ids};
+      const DecoderBatchItem item{*sequence, ids};
       const auto logits =
           state_->Forward({item}, LogitsOf::kLastTokens, executor_);
       EXPECT_TRUE(logits.ok()) << logits.status();
@@ -105,7 +105,7 @@ class LlamaGoldenTest : public IsaTest {
   double LargestLogitDifference() {
     const std::vector<float> want = GoldenLogits();
     const auto sequence = state_->NewSequence();
-    const LlamaBatchItem item{*sequence, golden_.prompts[0].ids};
+    const DecoderBatchItem item{*sequence, golden_.prompts[0].ids};
     const auto logits =
         state_->Forward({item}, LogitsOf::kLastTokens, executor_);
     EXPECT_TRUE(logits.ok()) << logits.status();
@@ -145,7 +145,7 @@ class LlamaGoldenTest : public IsaTest {
     for (size_t begin = 0; begin < used; begin += at_once) {
       const size_t count = std::min(at_once, used - begin);
       std::vector<std::vector<int32_t>> inputs(count);
-      std::vector<LlamaBatchItem> items;
+      std::vector<DecoderBatchItem> items;
       for (size_t i = 0; i < count; ++i) {
         const auto first =
             tokens.begin() + static_cast<std::ptrdiff_t>((begin + i) * window);
@@ -179,21 +179,21 @@ class LlamaGoldenTest : public IsaTest {
            golden_.perplexity);
   }
 
-  // One thread: tests share the machine; llama_test varies the workers.
+  // One thread: tests share the machine; decoder_test varies the workers.
   InlineExecutor executor_;
   const Golden golden_ = ReadGolden();
-  std::optional<LlamaModel> model_;
-  std::optional<LlamaState> state_;
+  std::optional<Decoder> model_;
+  std::optional<DecoderState> state_;
 };
 
-TEST_P(LlamaGoldenTest, F32LogitsAreTheGoldenOnes) {
-  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kF32, DType::kF32));
+TEST_P(DecoderGoldenTest, F32LogitsAreTheGoldenOnes) {
+  ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kF32, DType::kF32));
   // f32 in another order of summation; llama.cpp in f32 differs by 1.1e-5.
   EXPECT_LE(LargestLogitDifference(), 1e-4);
 }
 
-TEST_P(LlamaGoldenTest, BF16LogitsAreAsCloseAsBF16Allows) {
-  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, DType::kF16));
+TEST_P(DecoderGoldenTest, BF16LogitsAreAsCloseAsBF16Allows) {
+  ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kAsInFile, DType::kF16));
   EXPECT_EQ(model_->weights(), "bf16");
   const double difference = LargestLogitDifference();
   // llama.cpp in bf16 differs by 2.9e-2 and 1.9e-2.
@@ -201,9 +201,9 @@ TEST_P(LlamaGoldenTest, BF16LogitsAreAsCloseAsBF16Allows) {
   RecordProperty("largest_difference", absl::StrCat(difference));
 }
 
-TEST_P(LlamaGoldenTest, GreedyTextIsTheGoldenOne) {
-  for (const LlamaWeights weights :
-       {LlamaWeights::kAsInFile, LlamaWeights::kF32}) {
+TEST_P(DecoderGoldenTest, GreedyTextIsTheGoldenOne) {
+  for (const DecoderWeights weights :
+       {DecoderWeights::kAsInFile, DecoderWeights::kF32}) {
     ASSERT_NO_FATAL_FAILURE(Load(weights, DType::kF16));
     ASSERT_EQ(golden_.prompts.size(), 3u);
     for (const GoldenPrompt& prompt : golden_.prompts) {
@@ -214,8 +214,8 @@ TEST_P(LlamaGoldenTest, GreedyTextIsTheGoldenOne) {
   }
 }
 
-TEST_P(LlamaGoldenTest, PerplexityIsTheGoldenOne) {
-  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, DType::kF16));
+TEST_P(DecoderGoldenTest, PerplexityIsTheGoldenOne) {
+  ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kAsInFile, DType::kF16));
   Loss loss;
   ASSERT_NO_FATAL_FAILURE(MeasureLoss(true, loss));
   EXPECT_NEAR(loss.first_window, golden_.first_window_nll, 0.005);
@@ -224,8 +224,8 @@ TEST_P(LlamaGoldenTest, PerplexityIsTheGoldenOne) {
 }
 
 // Rounding weights and rows to 8 bits costs this model less than 1 %.
-TEST_P(LlamaGoldenTest, Int8PerplexityIsCloseToTheGoldenOne) {
-  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kInt8, DType::kF16));
+TEST_P(DecoderGoldenTest, Int8PerplexityIsCloseToTheGoldenOne) {
+  ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kInt8, DType::kF16));
   EXPECT_EQ(model_->weights(), "int8");
   Loss loss;
   // SSE emulates the dot product: a minute for all windows.
@@ -248,7 +248,7 @@ struct CacheCase {
   int64_t bytes_per_token;
 };
 
-TEST_P(LlamaGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
+TEST_P(DecoderGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
   constexpr CacheCase kCaches[] = {
       {DType::kF32, 0.002, 0.001, true, false, 6144},
       {DType::kBF16, 0.002, 0.001, true, false, 3072},
@@ -257,14 +257,14 @@ TEST_P(LlamaGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
       {DType::kF8E4M3, 0.006, 0.003, false, true, 1632},
       {DType::kF8E5M2, 0.02, 0.005, false, false, 1632},
   };
-  ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, DType::kBF16));
+  ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kAsInFile, DType::kBF16));
   const bool dot = absl::StrContains(state_->attention_arithmetic(), "dot");
   if (!dot && absl::string_view(isa()) != "AVX2") {
     GTEST_SKIP() << "AVX2 stands for all that have no dot products";
   }
   for (const CacheCase& c : kCaches) {
     SCOPED_TRACE(DTypeName(c.dtype));
-    ASSERT_NO_FATAL_FAILURE(Load(LlamaWeights::kAsInFile, c.dtype));
+    ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kAsInFile, c.dtype));
     EXPECT_EQ(state_->cache_bytes_per_token(), c.bytes_per_token);
     Loss loss;
     ASSERT_NO_FATAL_FAILURE(MeasureLoss(dot && c.all_windows, loss));
@@ -285,7 +285,7 @@ TEST_P(LlamaGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
   }
 }
 
-QUERN_INSTANTIATE_ISA_TEST(LlamaGoldenTest);
+QUERN_INSTANTIATE_ISA_TEST(DecoderGoldenTest);
 
 }  // namespace
 }  // namespace quern

@@ -1,5 +1,5 @@
-#ifndef QUERN_MODELS_LLAMA_TESTUTIL_H_
-#define QUERN_MODELS_LLAMA_TESTUTIL_H_
+#ifndef QUERN_MODELS_DECODER_TESTUTIL_H_
+#define QUERN_MODELS_DECODER_TESTUTIL_H_
 
 // An oracle for the forward pass, in double with plain loops, and small random
 // models of any shape and architecture for it. What an architecture does
@@ -18,9 +18,9 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
-#include "quern/models/llama_config.h"
 #include "quern/testing/data.h"
 
 namespace quern {
@@ -48,7 +48,7 @@ struct ReferenceForm {
   int64_t first_local = 0;           // then each second one
   std::vector<double> rope_factors;  // that divide frequencies; empty: none
 
-  static ReferenceForm Of(const GgufFile& file, const LlamaConfig& c) {
+  static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
     const auto f32 = [&](absl::string_view key) {
       return static_cast<double>(*file.GetF32(key));
     };
@@ -78,12 +78,12 @@ struct ReferenceForm {
   }
 };
 
-class ReferenceLlama {
+class ReferenceDecoder {
  public:
-  ReferenceLlama(const GgufFile& file, const LlamaConfig& config)
-      : ReferenceLlama(file, config, ReferenceForm::Of(file, config)) {}
-  ReferenceLlama(const GgufFile& file, const LlamaConfig& config,
-                 const ReferenceForm& form)
+  ReferenceDecoder(const GgufFile& file, const DecoderConfig& config)
+      : ReferenceDecoder(file, config, ReferenceForm::Of(file, config)) {}
+  ReferenceDecoder(const GgufFile& file, const DecoderConfig& config,
+                   const ReferenceForm& form)
       : file_(file), c_(config), form_(form) {}
 
   // logits[token][vocab] of one sequence from its start.
@@ -268,11 +268,11 @@ class ReferenceLlama {
   }
 
   const GgufFile& file_;
-  const LlamaConfig& c_;
+  const DecoderConfig& c_;
   const ReferenceForm form_;
 };
 
-struct SmallLlama {
+struct SmallDecoder {
   std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
@@ -286,8 +286,8 @@ struct SmallLlama {
   int64_t window = 9;  // far shorter than what tests run
 };
 
-inline LlamaConfig SmallLlamaConfig(const SmallLlama& m) {
-  LlamaConfig c;
+inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
+  DecoderConfig c;
   c.vocab = m.vocab;
   c.context = m.context;
   c.hidden = m.hidden;
@@ -312,12 +312,12 @@ inline LlamaConfig SmallLlamaConfig(const SmallLlama& m) {
 }
 
 // Metadata, then tensors, of random weights.
-inline GgufWriter SmallLlamaKeys(const SmallLlama& m) {
+inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   GgufWriter w;
   w.Key("general.architecture", m.architecture.c_str())
       .Key("general.name", "small");
   WriteModelKeys(
-      SmallLlamaConfig(m),
+      SmallDecoderConfig(m),
       [&w](const std::string& name, int64_t value) {
         w.Key(name, static_cast<uint32_t>(value));
       },
@@ -344,8 +344,9 @@ inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
   return data;
 }
 
-inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
-  const LlamaConfig c = SmallLlamaConfig(m);
+inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
+                                   GgufWriter& w) {
+  const DecoderConfig c = SmallDecoderConfig(m);
   const auto type_of = [&m](TensorId id) {
     switch (id) {
       case TensorId::kAttnK:
@@ -383,12 +384,12 @@ inline void AddSmallLlamaTensors(Rng& rng, const SmallLlama& m, GgufWriter& w) {
   EXPECT_TRUE(ForEachTensor(c, add).ok());
 }
 
-inline std::string SmallLlamaFile(Rng& rng, const SmallLlama& m) {
-  GgufWriter w = SmallLlamaKeys(m);
-  AddSmallLlamaTensors(rng, m, w);
+inline std::string SmallDecoderFile(Rng& rng, const SmallDecoder& m) {
+  GgufWriter w = SmallDecoderKeys(m);
+  AddSmallDecoderTensors(rng, m, w);
   return w.Finish();
 }
 
 }  // namespace quern
 
-#endif  // QUERN_MODELS_LLAMA_TESTUTIL_H_
+#endif  // QUERN_MODELS_DECODER_TESTUTIL_H_

@@ -1,5 +1,5 @@
-#ifndef QUERN_TOOLS_RANDOM_LLAMA_H_
-#define QUERN_TOOLS_RANDOM_LLAMA_H_
+#ifndef QUERN_TOOLS_RANDOM_MODEL_H_
+#define QUERN_TOOLS_RANDOM_MODEL_H_
 
 // GGUF files of each architecture in models/architecture.h with random weights:
 // what they compute means nothing, and costs what the real model costs.
@@ -27,7 +27,7 @@
 
 namespace quern {
 
-struct RandomLlamaShape {
+struct RandomModelShape {
   absl::string_view name;
   int64_t layers = 0;
   int64_t hidden = 0;
@@ -48,16 +48,16 @@ struct RandomLlamaShape {
 };
 
 // The shapes by name.
-absl::Span<const RandomLlamaShape> RandomLlamaShapes();
+absl::Span<const RandomModelShape> RandomModelShapes();
 
 // Writes `path`; the same seed gives the same bytes. `progress`, if there is
 // one, is called now and then with bytes done, of total. Memory: the vocabulary
 // and 1 MiB. Refuses what GgufFileWriter refuses.
-absl::Status WriteRandomLlama(
-    const RandomLlamaShape& shape, GgufTensorType type, uint64_t seed,
+absl::Status WriteRandomModel(
+    const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,
     const std::function<void(int64_t done, int64_t total)>& progress);
 
 }  // namespace quern
 
-#endif  // QUERN_TOOLS_RANDOM_LLAMA_H_
+#endif  // QUERN_TOOLS_RANDOM_MODEL_H_

@@ -1,4 +1,4 @@
-#include "quern/models/llama_config.h"
+#include "quern/models/decoder_config.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@
 namespace quern {
 namespace {
 
-constexpr char kOp[] = "llama";
+constexpr char kOp[] = "decoder";
 
 // "'llama', 'qwen2', 'qwen3' and 'gemma2'"
 std::string Supported(absl::string_view last) {
@@ -44,7 +44,7 @@ class Keys {
   }
   bool Has(absl::string_view key) const { return file_.Has(Name(key)); }
 
-  absl::Status Read(const ModelKey& key, LlamaConfig& c) const {
+  absl::Status Read(const ModelKey& key, DecoderConfig& c) const {
     const double fallback = key.fallback(c);
     const bool absent = fallback > 0 && !Has(key.name);
     if (key.integer != nullptr) {
@@ -116,7 +116,7 @@ absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,
       absl::StrCat(kOp, ": no tensor '", name, "'", FileAndSupported(file)));
 }
 
-absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
+absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
   // Names of what was found: a file that claims thousands of layers and has
   // none is refused at the first.
   std::vector<std::string> names;
@@ -144,7 +144,7 @@ absl::Status CheckTensors(const GgufFile& file, const LlamaConfig& c) {
   return absl::OkStatus();
 }
 
-absl::Status ReadRopeFactors(const GgufFile& file, LlamaConfig& c) {
+absl::Status ReadRopeFactors(const GgufFile& file, DecoderConfig& c) {
   if (!c.Has(ModelPart::kRopeFactors)) return absl::OkStatus();
   const std::string name = TensorName(TensorId::kRopeFactors);
   QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor, file.FindTensor(name));
@@ -164,7 +164,7 @@ absl::Status ReadRopeFactors(const GgufFile& file, LlamaConfig& c) {
   return absl::OkStatus();
 }
 
-absl::Status CheckShape(const Keys& keys, const LlamaConfig& c) {
+absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   if (c.q_heads % c.kv_heads != 0) {
     return InvalidArgument(kOp, keys.Name("attention.head_count="), c.q_heads,
                            "; need a multiple of head_count_kv=", c.kv_heads);
@@ -172,7 +172,7 @@ absl::Status CheckShape(const Keys& keys, const LlamaConfig& c) {
   // The product is bounded, so that no size of a step overflows.
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("attention.head_count * key_length"),
-                 c.q_cols(), 1, LlamaConfig::kMaxDim));
+                 c.q_cols(), 1, DecoderConfig::kMaxDim));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
                                    c.value_dim, c.head_dim, "the keys have"));
   if (c.rope_dim % 2 != 0) {
@@ -183,27 +183,28 @@ absl::Status CheckShape(const Keys& keys, const LlamaConfig& c) {
 }
 
 absl::Status ReadVocab(const GgufFile& file, const Keys& keys,
-                       const ModelKey& key, LlamaConfig& c) {
+                       const ModelKey& key, DecoderConfig& c) {
   QUERN_ASSIGN_OR_RETURN(const GgufTensor* embedding,
                          FindTensor(file, TensorName(TensorId::kEmbedding)));
   c.vocab = embedding->rows();
   QUERN_RETURN_IF_ERROR(
-      CheckRange(kOp, "vocabulary", c.vocab, 1, LlamaConfig::kMaxDim));
+      CheckRange(kOp, "vocabulary", c.vocab, 1, DecoderConfig::kMaxDim));
   QUERN_RETURN_IF_ERROR(keys.Read(key, c));
   return CheckEqual(kOp, keys.Name(key.name), c.vocab, embedding->rows(),
                     "token_embd.weight has rows");
 }
 
-absl::Status ReadShape(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
+absl::Status ReadShape(const GgufFile& file, const Keys& keys,
+                       DecoderConfig& c) {
   for (const ModelKey& key : ModelKeys()) {
     if (!c.HasAll(key.needs)) continue;
     // Without this key, the heads divide the row.
-    if (key.integer == &LlamaConfig::head_dim && !keys.Has(key.name) &&
+    if (key.integer == &DecoderConfig::head_dim && !keys.Has(key.name) &&
         c.hidden % c.q_heads != 0) {
       return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
                              "; need a multiple of head_count=", c.q_heads);
     }
-    if (key.integer == &LlamaConfig::vocab) {
+    if (key.integer == &DecoderConfig::vocab) {
       // The other keys are looked at before any tensor.
       QUERN_RETURN_IF_ERROR(CheckShape(keys, c));
       return ReadVocab(file, keys, key, c);
@@ -215,7 +216,7 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys, LlamaConfig& c) {
 
 }  // namespace
 
-absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
+absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   QUERN_ASSIGN_OR_RETURN(const absl::string_view architecture,
                          file.GetString("general.architecture"));
   const Architecture* form = FindArchitecture(architecture);
@@ -228,7 +229,7 @@ absl::StatusOr<LlamaConfig> LlamaConfig::Create(const GgufFile& file) {
   QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());
   QUERN_RETURN_IF_ERROR(keys.CheckNoExperts());
 
-  LlamaConfig c;
+  DecoderConfig c;
   if (file.Has("general.name")) {
     QUERN_ASSIGN_OR_RETURN(const absl::string_view name,
                            file.GetString("general.name"));
