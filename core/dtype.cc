@@ -12,8 +12,8 @@ namespace quern {
 namespace {
 
 // In the order of the enumerators.
-constexpr absl::string_view kNames[] = {"f32",    "bf16", "f16", "f8e4m3",
-                                        "f8e5m2", "i32",  "i8",  "u8"};
+constexpr absl::string_view kNames[] = {
+    "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "i32", "i8", "u8", "i64"};
 
 }  // namespace
 

@@ -12,7 +12,7 @@
 //                                    largest finite 448
 //   kF8E5M2    Float8E5M2   1 5 2    IEEE-like: infinity and NaN,
 //                                    largest finite 57344
-//   kI32, kI8, kU8           two's complement, unsigned
+//   kI64, kI32, kI8, kU8     two's complement, unsigned
 //
 // Conversion between them is in quant/convert.h. OCP 8-bit Floating Point
 // Specification 1.0 defines the two 8-bit formats.
@@ -53,11 +53,14 @@ enum class DType : uint8_t {
   kI32,
   kI8,
   kU8,
+  kI64,
 };
 
 // Bytes of one element.
 constexpr size_t SizeOf(DType dtype) {
   switch (dtype) {
+    case DType::kI64:
+      return 8;
     case DType::kF32:
     case DType::kI32:
       return 4;
@@ -73,7 +76,7 @@ constexpr size_t SizeOf(DType dtype) {
   return 0;
 }
 
-// "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "i32", "i8", "u8".
+// "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "i32", "i8", "u8", "i64".
 absl::string_view DTypeName(DType dtype);
 
 // The inverse of DTypeName. InvalidArgument names the text and the choices.
@@ -101,6 +104,10 @@ struct DTypeTraits<Float8E4M3> {
 template <>
 struct DTypeTraits<Float8E5M2> {
   static constexpr DType kDType = DType::kF8E5M2;
+};
+template <>
+struct DTypeTraits<int64_t> {
+  static constexpr DType kDType = DType::kI64;
 };
 template <>
 struct DTypeTraits<int32_t> {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr DType kAll[] = {DType::kF32,    DType::kBF16,   DType::kF16,
                           DType::kF8E4M3, DType::kF8E5M2, DType::kI32,
-                          DType::kI8,     DType::kU8};
+                          DType::kI8,     DType::kU8,     DType::kI64};
 
 template <typename T>
 void ExpectIs(DType dtype, const char* name) {
@@ -31,6 +31,7 @@ TEST(DTypeTest, MapsTypesSizesAndNames) {
   ExpectIs<int32_t>(DType::kI32, "i32");
   ExpectIs<int8_t>(DType::kI8, "i8");
   ExpectIs<uint8_t>(DType::kU8, "u8");
+  ExpectIs<int64_t>(DType::kI64, "i64");
 }
 
 TEST(DTypeTest, NamesComeBack) {
@@ -51,7 +52,7 @@ TEST(DTypeTest, RefusesAnUnknownName) {
     EXPECT_EQ(parsed.status().message(),
               "dtype '" + std::string(name) +
                   "' is unknown; need one of f32, bf16, f16, f8e4m3, f8e5m2, "
-                  "i32, i8, u8");
+                  "i32, i8, u8, i64");
   }
 }
 

@@ -16,9 +16,10 @@ namespace quern {
 namespace {
 
 void ExpectRefusals(
-    const std::vector<std::pair<absl::Status, std::string>>& cases) {
+    const std::vector<std::pair<absl::Status, std::string>>& cases,
+    absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
   for (const auto& [status, words] : cases) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_EQ(status.code(), code) << words;
     EXPECT_NE(status.message().find("int8_quantize: " + words),
               std::string::npos)
         << status << "\nlacks: " << words;
@@ -48,6 +49,11 @@ TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::string scales = "; need 2^-125 <= scale <= 2^118";
+  ExpectRefusals(
+      {{refusal(Spec(DType::kF8E4M3, kToken, kNone, 1, 0)),
+        "dtype is f8e4m3; need f32, bf16 or f16"},
+       {refusal(Spec(DType::kI8, kTensor, kNone, 1, 0)), "dtype is i8; need "}},
+      absl::StatusCode::kUnimplemented);
   ExpectRefusals({
       {refusal(Spec(kBF16, kToken, kNone, 2, 0)),
        "scale=2, zero_point=0; need 1 and 0 per token"},
