@@ -145,9 +145,9 @@ absl::Status SamplerPlan::CheckParams(const SamplingParams& params) {
   return absl::OkStatus();
 }
 
-int64_t SamplerPlan::workspace_bytes(int num_workers) const {
+int64_t SamplerPlan::WorkspaceBytes(int max_workers) const {
   WorkspaceLayout layout;
-  LayOut(layout, spec_.vocab, num_workers);
+  LayOut(layout, spec_.vocab, max_workers);
   return layout.bytes();
 }
 

@@ -56,9 +56,9 @@ class SamplerPlan {
   // InvalidArgument names the field that is out of its range.
   static absl::Status CheckParams(const SamplingParams& params);
 
-  // Bytes of workspace that Execute takes with that many workers: 8 * vocab
-  // for each.
-  int64_t workspace_bytes(int num_workers) const;
+  // Bytes of workspace that Execute needs for any number of rows on up to
+  // max_workers workers: 8 * vocab for each worker.
+  int64_t WorkspaceBytes(int max_workers) const;
 
   // Whether Execute may be called with these: one logits row, params and token
   // for each sequence; the params as in CheckParams.
