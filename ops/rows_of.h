@@ -24,6 +24,26 @@ class RowsOf {
   int64_t row_bytes_;
 };
 
+// Token t of v[tokens, heads, n], as heads[heads, n].
+inline AnyTensorView HeadsOf(const AnyTensorView& v, int64_t t) {
+  const int64_t at =
+      v.extent(0) > 1
+          ? t * v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
+          : 0;
+  const AnyTensorView::Dims extents{v.extent(1), v.extent(2)};
+  const AnyTensorView::Dims strides{v.stride(1), v.stride(2)};
+  if (v.writable()) {
+    return AnyTensorView(
+        v.dtype(),
+        static_cast<void*>(static_cast<char*>(v.mutable_data()) + at), 2,
+        extents, strides);
+  }
+  return AnyTensorView(
+      v.dtype(),
+      static_cast<const void*>(static_cast<const char*>(v.data()) + at), 2,
+      extents, strides);
+}
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_ROWS_OF_H_

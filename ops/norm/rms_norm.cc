@@ -61,10 +61,18 @@ RmsNormPlan::RmsNormPlan(const RmsNormSpec& spec)
 absl::Status RmsNormPlan::CheckArgs(const AnyTensorView& x,
                                     const AnyTensorView& weight,
                                     const AnyTensorView& out) const {
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "x", x, spec_.x_dtype, {kAnyExtent, spec_.hidden}));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
-                                    {x.extent(0), spec_.hidden}));
+  if (x.rank() == 3) {
+    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "x", x, spec_.x_dtype,
+                                     {kAnyExtent, kAnyExtent, spec_.hidden}));
+    QUERN_RETURN_IF_ERROR(
+        CheckOutput(kOp, "out", out, spec_.out_dtype,
+                    {x.extent(0), x.extent(1), spec_.hidden}));
+  } else {
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "x", x, spec_.x_dtype, {kAnyExtent, spec_.hidden}));
+    QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
+                                      {x.extent(0), spec_.hidden}));
+  }
   if (spec_.weight != NormWeight::kNone) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "weight", weight, spec_.weight_dtype, {spec_.hidden}));
@@ -74,6 +82,8 @@ absl::Status RmsNormPlan::CheckArgs(const AnyTensorView& x,
 }
 
 absl::Status RmsNormPlan::CheckAddArgs(const RmsNormArgs& args) const {
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "x", args.x, spec_.x_dtype, {kAnyExtent, spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckArgs(args.x, args.weight, args.out));
   const int64_t rows = args.x.extent(0);
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "residual", args.residual,
@@ -112,21 +122,37 @@ void RmsNormPlan::Execute(const AnyTensorView& x, const AnyTensorView& weight,
                           const AnyTensorView& out,
                           Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, weight, out));
+  if (IsEmpty(x)) return;
+  const bool by_head = x.rank() == 3;
+  const int64_t heads = by_head ? x.extent(1) : 1;
+  // In place, out is in the caches already.
+  const RmsNormScale scale =
+      ScaleOf(weight, x.extent(0) * heads, x.data() != out.data());
+  ParallelRows(executor, x.extent(0), 2 * heads * spec_.hidden,
+               [&](int64_t begin, int64_t end) {
+                 if (by_head) {
+                   for (int64_t t = begin; t < end; ++t) {
+                     Normalise(HeadsOf(x, t), HeadsOf(out, t), scale, 0, heads);
+                   }
+                 } else {
+                   Normalise(x, out, scale, begin, end);
+                 }
+                 if (scale.stream) kernels_.flush();
+               });
+}
+
+// The rows [begin, end) of two matrices.
+void RmsNormPlan::Normalise(const AnyTensorView& x, const AnyTensorView& out,
+                            RmsNormScale scale, int64_t begin,
+                            int64_t end) const {
   const RowsOf xs(x), outs(out);
   const size_t n = static_cast<size_t>(spec_.hidden);
   const size_t span = static_cast<size_t>(spec_.SpanColumns());
-  ParallelRows(
-      executor, x.extent(0), 2 * spec_.hidden, [&](int64_t begin, int64_t end) {
-        // In place, out is in the caches already.
-        RmsNormScale scale =
-            ScaleOf(weight, x.extent(0), x.data() != out.data());
-        for (int64_t i = begin; i < end; ++i) {
-          scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
-          scale.next = i + 1 < end ? xs[i + 1] : nullptr;
-          kernels_.scale_x(xs[i], scale, outs[i], n);
-        }
-        if (scale.stream) kernels_.flush();
-      });
+  for (int64_t i = begin; i < end; ++i) {
+    scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
+    scale.next = i + 1 < end ? xs[i + 1] : nullptr;
+    kernels_.scale_x(xs[i], scale, outs[i], n);
+  }
 }
 
 void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,

@@ -53,8 +53,8 @@ struct RmsNormSpec {
   int64_t SpanColumns() const { return span == 0 ? hidden : span; }
 };
 
-// x[rows, hidden], weight[hidden] (kNone: ignored), out[rows, hidden]; for
-// ExecuteAdd also residual and residual_out, [rows, hidden].
+// For ExecuteAdd: x, out, residual and residual_out are [rows, hidden], weight
+// is [hidden] (kNone: ignored).
 struct RmsNormArgs {
   AnyTensorView x;
   AnyTensorView weight;
@@ -74,17 +74,19 @@ class RmsNormPlan {
   const RmsNormSpec& spec() const { return spec_; }
 
   // Whether Execute may be called with these: dtypes, shapes, strides, memory,
-  // aliasing. InvalidArgument names the argument.
+  // aliasing. x and out are [rows, hidden], or [tokens, heads, hidden] with any
+  // token and head strides; weight is [hidden] (kNone: ignored).
+  // InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& weight,
                          const AnyTensorView& out) const;
   // The same for ExecuteAdd.
   absl::Status CheckAddArgs(const RmsNormArgs& args) const;
 
-  // Writes out[rows, hidden] and nothing between rows. Rows may have any
-  // stride. out may be x itself, where their dtypes agree, and overlaps weight
+  // Writes the rows of out and nothing between them. Rows may have any stride.
+  // out may be x itself, where their dtypes agree, and overlaps weight
   // nowhere. rows = 0 does nothing. Allocates nothing; safe to call
   // concurrently. A row is computed by one worker, in an order that depends on
-  // hidden alone.
+  // hidden alone; workers divide rows, or tokens.
   void Execute(const AnyTensorView& x, const AnyTensorView& weight,
                const AnyTensorView& out, Executor& executor) const noexcept;
 
@@ -97,6 +99,8 @@ class RmsNormPlan {
   explicit RmsNormPlan(const RmsNormSpec& spec);
   RmsNormScale ScaleOf(const AnyTensorView& weight, int64_t rows,
                        bool may_stream) const;
+  void Normalise(const AnyTensorView& x, const AnyTensorView& out,
+                 RmsNormScale scale, int64_t begin, int64_t end) const;
 
   RmsNormSpec spec_;
   RmsNormKernels kernels_;

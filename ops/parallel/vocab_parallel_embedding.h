@@ -4,8 +4,7 @@
 // The rows of a table that token ids name, where the table is divided over the
 // ranks as ops/parallel/vocab_shard.h says:
 //
-//   out[t, i] = convert(scale * weight_of_owner[row of ids[t], i])
-//                                                             on every rank
+//   out[t, i] = round(scale * weight_of_owner[row of ids[t], i])  on every rank
 //
 // Each rank gathers what it has, and the ranks' parts are summed. The result is
 // exact, the sign of zero included: what a rank has not is -0, to which adding
@@ -35,7 +34,7 @@ struct VocabParallelEmbeddingSpec {
   int64_t hidden = 0;                // columns, >= 1
   DType weight_dtype = DType::kF32;  // f32, bf16 or f16
   DType out_dtype = DType::kF32;     // the same three, any pair
-  float scale = 1;                   // see VocabEmbeddingSpec::scale
+  float scale = 1;                   // finite
 };
 
 class VocabParallelEmbeddingPlan {
