@@ -1,5 +1,5 @@
 // Packs one weight matrix with Quern, as an engine would at load time, and runs
-// an operator of this repository in the place of Quern's relu2.
+// operators of this repository in the place of Quern's relu2 and rms_norm.
 
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +15,7 @@
 #include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/activation_ops.h"
+#include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
@@ -24,24 +25,41 @@
 
 namespace {
 
-// Whether `provider` runs relu2 under `policy`, and computes it.
-bool Relu2RunsBy(const quern::OpRegistry& registry, const char* policy,
-                 const char* provider, quern::Executor& executor) {
+// Whether `provider` runs relu2 and rms_norm under `policy`, and computes them.
+bool OpsRunBy(const quern::OpRegistry& registry, const char* policy,
+              const char* provider, quern::Executor& executor) {
   auto parsed = quern::OpPolicy::Parse(policy);
   if (!parsed.ok()) return false;
   const quern::OpDispatcher ops(registry, *parsed);
-  const auto made =
-      ops.Make("relu2", {{"x", quern::TensorMeta{quern::DType::kF32, {1, 3}}}});
-  if (!made.ok()) return false;
-  const std::vector<float> x = {-2.0f, 0.5f, 3.0f};
-  std::vector<float> out(3);
-  const std::vector<quern::AnyTensorView> tensors = {
-      quern::DenseMatrix(x.data(), 1, 3), quern::DenseMatrix(out.data(), 1, 3)};
-  if (!made->op->CheckArgs(tensors).ok()) return false;
-  made->op->Execute(tensors, executor);
-  std::printf("relu2 under \"%s\": %s\n", policy, made->provider.c_str());
-  return made->provider == provider && out[0] == 0.0f && out[1] == 0.25f &&
-         out[2] == 9.0f;
+  const quern::TensorMeta row = {quern::DType::kF32, {1, 3}};
+  const auto relu2 = ops.Make("relu2", {{"x", row}});
+  const auto norm = ops.Make(
+      "rms_norm", {{"x", row},
+                   {"weight", quern::TensorMeta{quern::DType::kF32, {3}}},
+                   {"eps", 0}});
+  if (!Check(relu2.status()) || !Check(norm.status())) return false;
+  const std::vector<float> x = {-2.0f, 2.0f, 2.0f}, weight = {1, 1, 0.5f};
+  std::vector<float> squares(3), normed(3);
+  const quern::AnyTensorView input = quern::DenseMatrix(x.data(), 1, 3);
+  std::vector<quern::AnyTensorView> tensors;
+  if (!Check(relu2->Bind(
+          {{"x", input}, {"out", quern::DenseMatrix(squares.data(), 1, 3)}},
+          tensors))) {
+    return false;
+  }
+  relu2->op->Execute(tensors, executor);
+  if (!Check(norm->Bind({{"x", input},
+                         {"weight", quern::DenseVector(weight.data(), 3)},
+                         {"out", quern::DenseMatrix(normed.data(), 1, 3)}},
+                        tensors))) {
+    return false;
+  }
+  norm->op->Execute(tensors, executor);
+  std::printf("relu2 and rms_norm under \"%s\": %s, %s\n", policy,
+              relu2->provider.c_str(), norm->provider.c_str());
+  return relu2->provider == provider && norm->provider == provider &&
+         squares == std::vector<float>{0.0f, 4.0f, 4.0f} &&
+         normed == std::vector<float>{-1.0f, 1.0f, 0.5f};
 }
 
 }  // namespace
@@ -65,13 +83,14 @@ int main() {
               static_cast<long long>(layout->bytes()), plan->target());
 
   quern::OpRegistry registry;
-  const absl::Status registered = quern::RegisterActivationOps(registry);
-  if (!Check(registered) || !Relu2RunsBy(registry, "all", "simd", *executor) ||
-      !Check(OverrideRelu2(registry)) ||
-      !Relu2RunsBy(registry, "all", "mine", *executor) ||
-      !Relu2RunsBy(registry, "none,+relu2", "mine", *executor) ||
-      !Relu2RunsBy(registry, "-relu2", "reference", *executor)) {
-    std::fprintf(stderr, "relu2 does not run as the policy says\n");
+  if (!Check(quern::RegisterActivationOps(registry)) ||
+      !Check(quern::RegisterNormOps(registry)) ||
+      !OpsRunBy(registry, "all", "simd", *executor) ||
+      !Check(OverrideOps(registry)) ||
+      !OpsRunBy(registry, "all", "mine", *executor) ||
+      !OpsRunBy(registry, "none,+relu2,+rms_norm", "mine", *executor) ||
+      !OpsRunBy(registry, "none", "reference", *executor)) {
+    std::fprintf(stderr, "operators do not run as the policy says\n");
     return 1;
   }
   return 0;

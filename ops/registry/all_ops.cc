@@ -7,11 +7,13 @@
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/activation_ops.h"
+#include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
 #include "quern/ops/registry/rope_ops.h"
+#include "quern/ops/registry/sampling_ops.h"
 
 namespace quern {
 namespace {
@@ -41,11 +43,15 @@ absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
 absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterActivationOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterGatedNormOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixer2NormOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   return RegisterRopeOps(registry);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,13 +22,15 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/index_view.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/quant/scalar_convert.h"
 
 namespace quern {
 
 // [..., n] as [rows, n]. A view whose leading dimensions are not one stride, or
-// of 2^63 rows or more, stays as it is, and the plan refuses its rank.
+// of 2^63 rows or more, stays as it is, and most plans refuse its rank.
 inline AnyTensorView AsRows(const AnyTensorView& v) {
   if (v.rank() < 1 || v.rank() == 2 || v.rank() > AnyTensorView::kMaxRank) {
     return v;
@@ -60,6 +63,39 @@ inline absl::Status CheckTensorCount(absl::string_view op,
                     static_cast<int64_t>(want), "the schema has");
 }
 
+// The dtype that `text` names, or `fallback` for no text.
+inline absl::StatusOr<DType> DTypeOr(absl::string_view op,
+                                     absl::string_view field,
+                                     const std::string& text, DType fallback) {
+  if (text.empty()) return fallback;
+  const auto dtype = ParseDType(text);
+  if (dtype.ok()) return *dtype;
+  return InvalidArgument(op, field, ": ", dtype.status().message());
+}
+
+// Ids, positions and row numbers: i32 or i64.
+inline absl::Status CheckIndexView(absl::string_view op,
+                                   absl::string_view field,
+                                   const AnyTensorView& v,
+                                   absl::Span<const int64_t> want) {
+  return CheckInput(op, field, v,
+                    v.dtype() == DType::kI64 ? DType::kI64 : DType::kI32, want);
+}
+inline absl::Status CheckIndexMeta(absl::string_view op,
+                                   absl::string_view field,
+                                   const TensorMeta& meta) {
+  return CheckDTypeIn(op, field, meta.dtype, {DType::kI32, DType::kI64});
+}
+// All elements of a dense view, as one vector.
+inline IndexView IndicesOf(const AnyTensorView& v) {
+  int64_t size = 1;
+  for (int d = 0; d < v.rank(); ++d) size *= v.extent(d);
+  if (v.dtype() == DType::kI64) {
+    return DenseVector(static_cast<const int64_t*>(v.data()), size);
+  }
+  return DenseVector(static_cast<const int32_t*>(v.data()), size);
+}
+
 // A plan with CheckArgs(x, out) and Execute(x, out, executor).
 template <class Plan>
 class BoundRowPlan final : public BoundOp {
@@ -74,7 +110,7 @@ class BoundRowPlan final : public BoundOp {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, tensors, 2));
     return plan_.CheckArgs(AsRows(tensors[0]), AsRows(tensors[1]));
   }
-  void Execute(absl::Span<const AnyTensorView> tensors,
+  void Execute(absl::Span<const AnyTensorView> tensors, Workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(tensors));
     plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), executor);
@@ -106,7 +142,8 @@ class BoundCalls final : public BoundOp {
   absl::Status CheckArgs(Tensors tensors) const override {
     return check_(tensors);
   }
-  void Execute(Tensors tensors, Executor& executor) const noexcept override {
+  void Execute(Tensors tensors, Workspace,
+               Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(tensors));
     call_(tensors, executor);
   }
@@ -121,9 +158,15 @@ class BoundCalls final : public BoundOp {
 // (of whole numbers in its range) or e4m3 (of numbers up to 448, or NaN).
 class ScalarRow {
  public:
+  // Row i of [..., n], counted over all dimensions but the last.
   ScalarRow(const AnyTensorView& rows, int64_t i) : dtype_(rows.dtype()) {
-    const int64_t step =
-        rows.rank() == 2 && rows.extent(0) > 1 ? i * rows.stride(0) : 0;
+    int64_t step = 0;
+    for (int d = rows.rank() - 1; d-- > 0;) {
+      // The stride of a dimension of extent 1 may be any number.
+      if (rows.extent(d) <= 1) continue;
+      step += i % rows.extent(d) * rows.stride(d);
+      i /= rows.extent(d);
+    }
     data_ = static_cast<char*>(const_cast<void*>(rows.data()));
     if (data_ != nullptr) data_ += step * static_cast<int64_t>(SizeOf(dtype_));
   }
@@ -180,10 +223,13 @@ class BoundRowLoop final : public BoundOp {
       absl::Span<const AnyTensorView> tensors) const override {
     return fast_->CheckArgs(tensors);
   }
-  void Execute(absl::Span<const AnyTensorView> tensors,
+  void Execute(absl::Span<const AnyTensorView> tensors, Workspace,
                Executor&) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(tensors));
-    const int64_t rows = AsRows(tensors[0]).extent(0);
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < tensors[0].rank(); ++d) {
+      rows *= tensors[0].extent(d);
+    }
     for (int64_t t = 0; t < rows; ++t) {
       ScalarRow row[kMost] = {At(tensors, 0, t), At(tensors, 1, t),
                               At(tensors, 2, t), At(tensors, 3, t)};
@@ -196,11 +242,11 @@ class BoundRowLoop final : public BoundOp {
 
   ScalarRow At(absl::Span<const AnyTensorView> tensors, size_t i,
                int64_t t) const {
-    if (i >= rows_.size() || rows_[i] == RowOf::kNothing) {
+    if (i >= tensors.size() || i >= rows_.size() ||
+        rows_[i] == RowOf::kNothing) {
       return ScalarRow(AnyTensorView(), 0);
     }
-    return rows_[i] == RowOf::kVector ? ScalarRow(tensors[i], 0)
-                                      : ScalarRow(AsRows(tensors[i]), t);
+    return ScalarRow(tensors[i], rows_[i] == RowOf::kVector ? 0 : t);
   }
 
   std::unique_ptr<BoundOp> fast_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,14 +35,13 @@ constexpr char kEmbedding[] = "vocab_parallel_embedding";
 constexpr char kGather[] = "gather_rows";
 constexpr char kLogits[] = "logits_processor";
 
-IndexView Indices(const AnyTensorView& v) { return v.As<const int32_t, 1>(); }
-
 // table[.., n] by indices[count]: [count, n].
-Metas RowsShapes(absl::string_view op, const TensorMeta& indices,
-                 const TensorMeta& table) {
+Metas RowsShapes(absl::string_view op, absl::string_view field,
+                 const TensorMeta& indices, const TensorMeta& table) {
   if (indices.extents.size() != 1 || table.extents.size() != 2) {
     return InvalidArgument(op, "need indices[n] and a matrix");
   }
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(op, field, indices));
   return std::vector<TensorMeta>{
       {table.dtype, {indices.extents[0], table.extents[1]}}};
 }
@@ -49,7 +49,7 @@ Metas RowsShapes(absl::string_view op, const TensorMeta& indices,
 // Row indices[t] of a matrix -> row t, byte by byte: any dtype.
 void CopyRows(const AnyTensorView& indices, const AnyTensorView& table,
               const AnyTensorView& out) {
-  const IndexView at = Indices(indices);
+  const IndexView at = IndicesOf(indices);
   const auto size = static_cast<int64_t>(SizeOf(table.dtype()));
   const auto row = [size](const AnyTensorView& v, int64_t i) {
     return v.extent(0) > 1 ? i * v.stride(0) * size : 0;
@@ -66,15 +66,17 @@ NamedArgs EmbeddingExample(DType dtype) {
   return {{"ids", TensorMeta{DType::kI32, {4}}},
           {"weight", TensorMeta{dtype, {128, 64}}}};
 }
-// The rank's shard; of one rank, where there are none.
+// The rank's shard.
 absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
     const TensorMeta& weight, const Communicator& ranks, int64_t vocab,
-    int64_t added) {
+    int64_t added, double scale, DType out) {
   VocabParallelEmbeddingSpec spec;
+  spec.scale = static_cast<float>(scale);
   spec.vocab.original = vocab;
   spec.vocab.added = added;
   spec.hidden = weight.extents[1];
-  spec.weight_dtype = spec.out_dtype = weight.dtype;
+  spec.weight_dtype = weight.dtype;
+  spec.out_dtype = out;
   QUERN_ASSIGN_OR_RETURN(
       const VocabShard shard,
       VocabShard::Create(spec.vocab, ranks.rank(), ranks.size()));
@@ -84,11 +86,16 @@ absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
   return spec;
 }
 Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight,
-                      Communicator* ranks, int64_t vocab, int64_t added) {
+                      Communicator* ranks, int64_t vocab, int64_t added,
+                      double scale, const std::string& out_dtype) {
   QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> shapes,
-                         RowsShapes(kEmbedding, ids, weight));
+                         RowsShapes(kEmbedding, "ids", ids, weight));
+  QUERN_ASSIGN_OR_RETURN(shapes[0].dtype, DTypeOr(kEmbedding, "out_dtype",
+                                                  out_dtype, weight.dtype));
   if (ranks != nullptr) {
-    QUERN_RETURN_IF_ERROR(ParallelSpec(weight, *ranks, vocab, added).status());
+    QUERN_RETURN_IF_ERROR(
+        ParallelSpec(weight, *ranks, vocab, added, scale, shapes[0].dtype)
+            .status());
   } else if (vocab != 0 || added != 0) {
     return InvalidArgument(kEmbedding, "vocab=", vocab, ", added=", added,
                            " without ranks; need neither, the table has them");
@@ -96,71 +103,87 @@ Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight,
   return shapes;
 }
 // Rows that the rank has, -0 for the others, to which a sum adds them.
-void CopyShardRows(const VocabShard& shard, const AnyTensorView& ids,
-                   const AnyTensorView& weight, const AnyTensorView& out) {
-  const IndexView at = Indices(ids);
+void CopyShardRows(const VocabShard& shard, float scale,
+                   const AnyTensorView& ids, const AnyTensorView& weight,
+                   const AnyTensorView& out) {
+  const IndexView at = IndicesOf(ids);
   for (int64_t t = 0; t < at.size(); ++t) {
     const int64_t row = shard.RowOf(at[t]);
     const ScalarRow to(out, t);
     for (int64_t i = 0; i < out.extent(1); ++i) {
-      to.Set(i, row < 0 ? -0.0f : ScalarRow(weight, row)[i]);
+      to.Set(i, row < 0 ? -0.0f : scale * ScalarRow(weight, row)[i]);
     }
+  }
+}
+void NativeEmbedding(const VocabEmbeddingSpec& spec, Tensors t) {
+  if (spec.scale == 1 && spec.weight_dtype == spec.out_dtype) {
+    return CopyRows(t[0], t[1], t[2]);  // NaN keeps its bits
+  }
+  const IndexView at = IndicesOf(t[0]);
+  for (int64_t i = 0; i < at.size(); ++i) {
+    const ScalarRow from(t[1], at[i]), to(t[2], i);
+    for (int64_t j = 0; j < spec.hidden; ++j) to.Set(j, spec.scale * from[j]);
   }
 }
 template <bool kNative>
 Bound ParallelEmbedding(const TensorMeta& weight, Communicator& ranks,
-                        int64_t vocab, int64_t added) {
+                        int64_t vocab, int64_t added, double scale, DType out) {
   QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingSpec spec,
-                         ParallelSpec(weight, ranks, vocab, added));
+                         ParallelSpec(weight, ranks, vocab, added, scale, out));
   QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingPlan plan,
                          VocabParallelEmbeddingPlan::Create(spec, ranks));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kEmbedding, t, 3));
     QUERN_RETURN_IF_ERROR(
-        CheckInput(kEmbedding, "ids", t[0], DType::kI32, {kAnyExtent}));
-    return plan.CheckArgs(Indices(t[0]), t[1], t[2]);
+        CheckIndexView(kEmbedding, "ids", t[0], {kAnyExtent}));
+    return plan.CheckArgs(IndicesOf(t[0]), t[1], t[2]);
   };
   Communicator* const all = &ranks;
   if (kNative) {
     return std::unique_ptr<BoundOp>(
         new BoundCalls("scalar", check, [plan, all](Tensors t, Executor&) {
-          CopyShardRows(plan.shard(), t[0], t[1], t[2]);
+          CopyShardRows(plan.shard(), plan.spec().scale, t[0], t[1], t[2]);
           all->AllReduceSum(t[2]);
         }));
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan.target(), check, [plan, all](Tensors t, Executor& e) {
-        plan.Execute(Indices(t[0]), t[1], t[2], *all, e);
+        plan.Execute(IndicesOf(t[0]), t[1], t[2], *all, e);
       }));
 }
 template <bool kNative>
 Bound Embedding(const TensorMeta& ids, const TensorMeta& weight,
-                Communicator* ranks, int64_t vocab, int64_t added) {
-  QUERN_RETURN_IF_ERROR(
-      EmbeddingShapes(ids, weight, ranks, vocab, added).status());
+                Communicator* ranks, int64_t vocab, int64_t added, double scale,
+                const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(
+      const std::vector<TensorMeta> shapes,
+      EmbeddingShapes(ids, weight, ranks, vocab, added, scale, out_dtype));
+  const DType out = shapes[0].dtype;
   if (ranks != nullptr) {
-    return ParallelEmbedding<kNative>(weight, *ranks, vocab, added);
+    return ParallelEmbedding<kNative>(weight, *ranks, vocab, added, scale, out);
   }
   VocabEmbeddingSpec spec;
   spec.vocab = weight.extents[0];
   spec.hidden = weight.extents[1];
-  spec.weight_dtype = spec.out_dtype = weight.dtype;
+  spec.weight_dtype = weight.dtype;
+  spec.out_dtype = out;
+  spec.scale = static_cast<float>(scale);
   QUERN_ASSIGN_OR_RETURN(const VocabEmbeddingPlan plan,
                          VocabEmbeddingPlan::Create(spec));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kEmbedding, t, 3));
     QUERN_RETURN_IF_ERROR(
-        CheckInput(kEmbedding, "ids", t[0], DType::kI32, {kAnyExtent}));
-    return plan.CheckArgs(Indices(t[0]), t[1], t[2]);
+        CheckIndexView(kEmbedding, "ids", t[0], {kAnyExtent}));
+    return plan.CheckArgs(IndicesOf(t[0]), t[1], t[2]);
   };
   if (kNative) {
     return std::unique_ptr<BoundOp>(new BoundCalls(
         "scalar", check,
-        [](Tensors t, Executor&) { CopyRows(t[0], t[1], t[2]); }));
+        [spec](Tensors t, Executor&) { NativeEmbedding(spec, t); }));
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan.target(), check, [plan](Tensors t, Executor& e) {
-        plan.Execute(Indices(t[0]), t[1], t[2], e);
+        plan.Execute(IndicesOf(t[0]), t[1], t[2], e);
       }));
 }
 
@@ -169,7 +192,7 @@ NamedArgs GatherExample(DType dtype) {
           {"rows", TensorMeta{DType::kI32, {4}}}};
 }
 Metas GatherShapes(const TensorMeta& x, const TensorMeta& rows) {
-  return RowsShapes(kGather, rows, x);
+  return RowsShapes(kGather, "rows", rows, x);
 }
 template <bool kNative>
 Bound Gather(const TensorMeta& x, const TensorMeta& rows) {
@@ -181,9 +204,8 @@ Bound Gather(const TensorMeta& x, const TensorMeta& rows) {
   QUERN_ASSIGN_OR_RETURN(const LogitsPlan plan, LogitsPlan::Create(spec));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kGather, t, 3));
-    QUERN_RETURN_IF_ERROR(
-        CheckInput(kGather, "rows", t[1], DType::kI32, {kAnyExtent}));
-    return plan.CheckSelectArgs(t[0], Indices(t[1]), t[2]);
+    QUERN_RETURN_IF_ERROR(CheckIndexView(kGather, "rows", t[1], {kAnyExtent}));
+    return plan.CheckSelectArgs(t[0], IndicesOf(t[1]), t[2]);
   };
   if (kNative) {
     return std::unique_ptr<BoundOp>(new BoundCalls(
@@ -192,7 +214,7 @@ Bound Gather(const TensorMeta& x, const TensorMeta& rows) {
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan.target(), check, [plan](Tensors t, Executor&) {
-        plan.SelectRows(t[0], Indices(t[1]), t[2]);
+        plan.SelectRows(t[0], IndicesOf(t[1]), t[2]);
       }));
 }
 
@@ -253,7 +275,8 @@ absl::Status RegisterEmbeddingOps(OpRegistry& r) {
   constexpr absl::string_view kReference = OpRegistry::kReference;
   QUERN_RETURN_IF_ERROR(r.Define<&EmbeddingShapes>(
       "vocab_parallel_embedding(Tensor ids, Tensor weight, "
-      "Communicator? ranks, int vocab=0, int added=0) -> Tensor",
+      "Communicator? ranks, int vocab=0, int added=0, float scale=1.0, "
+      "str out_dtype=\"\") -> Tensor",
       &EmbeddingExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<false>>(kEmbedding, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<true>>(kEmbedding, kReference));

@@ -6,7 +6,7 @@
 
 namespace quern {
 
-//   vocab_parallel_embedding   out[t] = weight[ids[t]]
+//   vocab_parallel_embedding   out[t] = scale * weight[ids[t]]
 //   gather_rows                out[t] = x[rows[t]]
 //   logits_processor           logits = cap and scale of them, in place
 //
@@ -14,9 +14,10 @@ namespace quern {
 // rank its shard of `vocab` original and `added` ids, as
 // ops/parallel/vocab_parallel_embedding.h says.
 //
-// ids and rows are int32. Tables and logits are f32, bf16 or f16, x is of any
-// dtype. Providers: simd and reference, which agree to the bit in 16 bits, as
-// ops/logits/logits.h rounds each step of logits_processor.
+// ids and rows are i32 or i64. Tables and logits are f32, bf16 or f16, x is of
+// any dtype; out_dtype is the table's if it is empty. Providers: simd and
+// reference, which agree to the bit in 16 bits, as ops/logits/logits.h rounds
+// each step of logits_processor.
 //
 // logits_processor is vLLM's with logits_as_input: logits come in, and all
 // their columns are processed, where vLLM's own first makes them by a linear

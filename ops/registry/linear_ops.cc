@@ -20,6 +20,7 @@
 #include "quern/core/matrix_slice.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/parallel/parallel_linear.h"
@@ -129,7 +130,8 @@ class BoundLayer final : public BoundOp {
     return CheckRange(layer_.op, "rows of x", x.extent(0), 0, layer_.max_rows);
   }
 
-  void Execute(Tensors t, Executor& executor) const noexcept override {
+  void Execute(Tensors t, Workspace,
+               Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
     const std::lock_guard<std::mutex> lock(mutex_);
     QUERN_CHECK(plan_.has_value());

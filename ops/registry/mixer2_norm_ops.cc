@@ -1,7 +1,6 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -9,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/check_args.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
@@ -62,35 +60,27 @@ class BoundMixer2 final : public BoundOp {
   BoundMixer2(Mixer2GatedRmsNormPlan plan, Communicator* ranks, bool native)
       : plan_(std::move(plan)), ranks_(ranks), native_(native) {}
 
-  absl::Status Reserve(int64_t rows) {
-    int64_t bytes = 0;
-    if (native_) {
-      if (!CheckedMul(rows, plan_.spec().groups * 4, &bytes)) {
-        return InvalidArgument(kOp, "x has 2^63 rows or more");
-      }
-    } else {
-      QUERN_ASSIGN_OR_RETURN(bytes, plan_.WorkspaceBytes(rows));
-    }
-    if (bytes > 0) max_rows_ = rows;
-    QUERN_ASSIGN_OR_RETURN(memory_, AlignedBuffer::Create(bytes));
-    return absl::OkStatus();
-  }
-
   const char* target() const override {
     return native_ ? "scalar" : plan_.target();
   }
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 4));
-    const AnyTensorView x = AsRows(t[0]);
-    QUERN_RETURN_IF_ERROR(plan_.CheckArgs(x, AsRows(t[1]), t[2], AsRows(t[3])));
-    return CheckRange(kOp, "rows of x", x.extent(0), 0, max_rows_);
+    return plan_.CheckArgs(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]));
   }
-  void Execute(Tensors t, Executor& executor) const noexcept override {
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows, int) const override {
+    if (!native_) return plan_.WorkspaceBytes(max_rows);
+    WorkspaceLayout layout;
+    SumsOf(layout, max_rows);
+    if (!layout.overflow()) return layout.bytes();
+    return InvalidArgument(kOp, "max_rows=", max_rows,
+                           "; need fewer than 2^63 bytes of sums");
+  }
+  void Execute(Tensors t, Workspace workspace,
+               Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (native_) return Native(t);
-    plan_.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]),
-                  Workspace(memory_), ranks(), executor);
+    if (native_) return Native(t, workspace);
+    plan_.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]), workspace,
+                  ranks(), executor);
   }
 
  private:
@@ -99,9 +89,17 @@ class BoundMixer2 final : public BoundOp {
     return self_;
   }
 
+  // The sum of squares of each row and group.
+  template <typename Allocator>
+  float* SumsOf(Allocator& allocator, int64_t rows) const {
+    int64_t count = 0;
+    if (!CheckedMul(rows, plan_.spec().groups, &count)) count = -1;
+    return allocator.template Allocate<float>("sums", count);
+  }
+
   // What a framework's operators round: the normed row to its dtype, and its
   // product with the weight.
-  void Native(Tensors t) const {
+  void Native(Tensors t, Workspace workspace) const {
     const AnyTensorView x = AsRows(t[0]), z = AsRows(t[1]), out = AsRows(t[3]);
     const Mixer2GatedRmsNormSpec& spec = plan_.spec();
     const int64_t rows = x.extent(0), group = spec.hidden / spec.groups;
@@ -110,7 +108,7 @@ class BoundMixer2 final : public BoundOp {
       const float g = ScalarRow(z, row)[i];
       return ScalarRow(x, row)[i] * (g / (1.0f + std::exp(-g)));
     };
-    float* const sums = memory_.data<float>();
+    float* const sums = SumsOf(workspace, rows);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t g = 0; g < spec.groups; ++g) {
         double sum = 0.0;
@@ -138,9 +136,6 @@ class BoundMixer2 final : public BoundOp {
   Communicator* const ranks_;
   const bool native_;
   mutable SelfCommunicator self_;
-  int64_t max_rows_ = INT64_MAX;
-  mutable std::mutex mutex_;
-  mutable AlignedBuffer memory_;
 };
 
 // Without a weight, there is no norm either.
@@ -188,10 +183,8 @@ Bound Make(const TensorMeta& x, const TensorMeta& gate, const MaybeMeta& weight,
   spec.weight_dtype = weight->dtype;
   QUERN_ASSIGN_OR_RETURN(Mixer2GatedRmsNormPlan plan,
                          Mixer2GatedRmsNormPlan::Create(spec, all));
-  QUERN_ASSIGN_OR_RETURN(const int64_t rows, LeadingRows(kOp, "x", x));
-  auto op = std::make_unique<BoundMixer2>(std::move(plan), ranks, kNative);
-  QUERN_RETURN_IF_ERROR(op->Reserve(rows));
-  return std::unique_ptr<BoundOp>(std::move(op));
+  return std::unique_ptr<BoundOp>(
+      new BoundMixer2(std::move(plan), ranks, kNative));
 }
 
 }  // namespace

@@ -3,9 +3,11 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/parallel/dense_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
@@ -62,8 +64,12 @@ TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
                 norm ? own_w.vector() : AnyTensorView(), out.view()};
             ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
             InlineExecutor executor;
-            ExpectNoAllocation(c,
-                               [&] { made->op->Execute(tensors, executor); });
+            auto memory =
+                AlignedBuffer::Create(*made->op->WorkspaceBytes(kRows, 1));
+            ASSERT_TRUE(memory.ok());
+            const Workspace workspace(*memory);
+            ExpectNoAllocation(
+                c, [&] { made->op->Execute(tensors, workspace, executor); });
             if (whole.empty()) whole = out.doubles();  // of one rank
             EXPECT_TRUE(AllClose(out.doubles(),
                                  Columns(whole, kHidden, begin, n), 1e-4))
@@ -99,18 +105,16 @@ TEST(Mixer2NormOpsTest, RefusesWhatDoesNotFit) {
         refusal(
             {{"x", x}, {"gate", x}, {"weight", w}, {"n_groups", int64_t{3}}}),
         "groups=3; need a divisor of hidden=8");
-    // 16 columns over both ranks.
+    // 16 columns over both ranks: the reference has one sum for each row.
     const NamedArgs good = {{"x", x},
                             {"gate", x},
                             {"weight", TensorMeta{DType::kF32, {8}}},
                             {"ranks", &c}};
-    const auto made = ops.Make("mixer2_gated_rms_norm", good);
+    const auto made = ops.MakeFrom("reference", "mixer2_gated_rms_norm", good);
     ASSERT_TRUE(made.ok()) << made.status();
-    const AnyMatrix four(DType::kF32, 4, 8, 8), out(DType::kF32, 4, 8, 8);
-    const AnyMatrix weight(DType::kF32, 1, 8, 8);
-    const std::vector<AnyTensorView> more = {four.view(), four.view(),
-                                             weight.vector(), out.view()};
-    ExpectRefusal(made->op->CheckArgs(more), "rows of x=4");
+    EXPECT_EQ(*made->op->WorkspaceBytes(33, 1), 192);
+    ExpectRefusal(made->op->WorkspaceBytes(int64_t{1} << 61, 1).status(),
+                  "max_rows=2305843009213693952; need fewer than 2^63 bytes");
   });
 }
 

@@ -15,8 +15,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/norm/rms_norm.h"
-#include "quern/ops/norm/rms_norm_gated.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_activation.h"
 
@@ -26,6 +26,12 @@ namespace {
 using Metas = absl::StatusOr<std::vector<TensorMeta>>;
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using MaybeMeta = std::optional<TensorMeta>;
+using Tensors = absl::Span<const AnyTensorView>;
+
+constexpr char kRms[] = "rms_norm";
+constexpr char kAdd[] = "add_rms_norm";
+constexpr char kFused[] = "fused_add_rms_norm";
+constexpr char kGemma[] = "gemma_rms_norm";
 
 NamedArgs Example(DType dtype) {
   return {{"x", TensorMeta{dtype, {4, 64}}},
@@ -37,49 +43,72 @@ NamedArgs AddExample(DType dtype) {
           {"weight", TensorMeta{dtype, {64}}}};
 }
 
-// x, weight, out; or x, residual, weight, the first two in place.
+// What a norm reads and writes, which its schema orders:
+enum class Form : uint8_t {
+  kNorm,        // x, weight, out
+  kAdd,         // x, residual, weight, out: residual += x
+  kAddInPlace,  // x, residual, weight: residual += x, x becomes the norm
+};
+
 class BoundRmsNorm final : public BoundOp {
  public:
-  BoundRmsNorm(RmsNormPlan plan, bool add)
-      : plan_(std::move(plan)), add_(add) {}
+  BoundRmsNorm(absl::string_view op, RmsNormPlan plan, Form form)
+      : op_(op), plan_(std::move(plan)), form_(form) {}
 
   const char* target() const override { return plan_.target(); }
-  absl::Status CheckArgs(
-      absl::Span<const AnyTensorView> tensors) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount("rms_norm", tensors, 3));
-    if (add_) return plan_.CheckAddArgs(InPlace(tensors));
-    return plan_.CheckArgs(AsRows(tensors[0]), tensors[1], AsRows(tensors[2]));
+  absl::Status CheckArgs(Tensors t) const override {
+    QUERN_RETURN_IF_ERROR(
+        CheckTensorCount(op_, t, form_ == Form::kAdd ? 4 : 3));
+    if (form_ != Form::kNorm) return plan_.CheckAddArgs(AddArgs(t));
+    if (ByRows(t)) {
+      return plan_.CheckArgs(AsRows(t[0]), t[1], AsRows(t[2]));
+    }
+    return plan_.CheckArgs(t[0], t[1], t[2]);
   }
-  void Execute(absl::Span<const AnyTensorView> tensors,
+  void Execute(Tensors t, Workspace,
                Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(tensors));
-    if (add_) {
-      plan_.ExecuteAdd(InPlace(tensors), executor);
+    QUERN_DCHECK_OK(CheckArgs(t));
+    if (form_ != Form::kNorm) {
+      plan_.ExecuteAdd(AddArgs(t), executor);
+    } else if (ByRows(t)) {
+      plan_.Execute(AsRows(t[0]), t[1], AsRows(t[2]), executor);
     } else {
-      plan_.Execute(AsRows(tensors[0]), tensors[1], AsRows(tensors[2]),
-                    executor);
+      plan_.Execute(t[0], t[1], t[2], executor);
     }
   }
 
  private:
-  static RmsNormArgs InPlace(absl::Span<const AnyTensorView> tensors) {
-    const AnyTensorView x = AsRows(tensors[0]), residual = AsRows(tensors[1]);
-    return {x, tensors[2], x, residual, residual};
+  // Heads that are columns of wider rows are no matrix.
+  static bool ByRows(Tensors t) {
+    return AsRows(t[0]).rank() == 2 && AsRows(t[2]).rank() == 2;
+  }
+  RmsNormArgs AddArgs(Tensors t) const {
+    const AnyTensorView x = AsRows(t[0]), residual = AsRows(t[1]);
+    return {x, t[2], form_ == Form::kAdd ? AsRows(t[3]) : x, residual,
+            residual};
   }
 
+  absl::string_view op_;
   RmsNormPlan plan_;
-  bool add_;
+  Form form_;
+};
+
+struct Dtypes {
+  DType residual;
+  DType out;
 };
 
 absl::StatusOr<RmsNormPlan> PlanOf(NormWeight kind, const TensorMeta& x,
                                    const MaybeMeta& weight, double eps,
-                                   int64_t span) {
+                                   int64_t span, const Dtypes& dtypes) {
   RmsNormSpec spec;
   QUERN_ASSIGN_OR_RETURN(spec.hidden, LastExtent("rms_norm", "x", x));
   spec.eps = static_cast<float>(eps);
   spec.span = span;
   spec.weight = weight.has_value() ? kind : NormWeight::kNone;
-  spec.x_dtype = spec.out_dtype = spec.residual_dtype = x.dtype;
+  spec.x_dtype = x.dtype;
+  spec.residual_dtype = dtypes.residual;
+  spec.out_dtype = dtypes.out;
   spec.weight_dtype = weight.has_value() ? weight->dtype : x.dtype;
   return RmsNormPlan::Create(spec);
 }
@@ -112,180 +141,110 @@ struct NativeNorm {
   }
 };
 
-template <NormWeight kKind, bool kAdd, bool kNative>
-Bound Norm(const TensorMeta& x, const MaybeMeta& weight, double eps,
-           int64_t span) {
-  QUERN_ASSIGN_OR_RETURN(RmsNormPlan plan, PlanOf(kKind, x, weight, eps, span));
+template <NormWeight kKind, Form kForm, bool kNative>
+Bound Norm(const char* op, const TensorMeta& x, const MaybeMeta& weight,
+           double eps, int64_t span, const Dtypes& dtypes) {
+  QUERN_ASSIGN_OR_RETURN(RmsNormPlan plan,
+                         PlanOf(kKind, x, weight, eps, span, dtypes));
   const RmsNormSpec spec = plan.spec();
-  std::unique_ptr<BoundOp> fast(new BoundRmsNorm(std::move(plan), kAdd));
+  std::unique_ptr<BoundOp> fast(new BoundRmsNorm(op, std::move(plan), kForm));
   if (!kNative) return fast;
   const int64_t n = spec.hidden;
   const NativeNorm norm = {n, spec.span == 0 ? n : spec.span, spec.eps,
                            kKind == NormWeight::kOnePlus, spec.weight_dtype};
   const RowOf weight_row =
       weight.has_value() ? RowOf::kVector : RowOf::kNothing;
-  if (kAdd) {
+  if (kForm == Form::kNorm) {
     return std::unique_ptr<BoundOp>(new BoundRowLoop(
-        std::move(fast), {RowOf::kMatrix, RowOf::kMatrix, weight_row},
+        std::move(fast), {RowOf::kMatrix, weight_row, RowOf::kMatrix},
         [norm](absl::Span<const ScalarRow> row) {
-          norm.Row([&](int64_t i) { return row[0][i] + row[1][i]; }, row[2],
-                   [&](int64_t i, float h, float normed) {
-                     row[1].Set(i, h);
-                     row[0].Set(i, normed);
-                   });
+          norm.Row(
+              [&](int64_t i) { return row[0][i]; }, row[1],
+              [&](int64_t i, float, float normed) { row[2].Set(i, normed); });
         }));
   }
+  // In place, the norm goes where x is.
+  constexpr size_t kOut = kForm == Form::kAdd ? 3 : 0;
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      std::move(fast), {RowOf::kMatrix, weight_row, RowOf::kMatrix},
+      std::move(fast),
+      {RowOf::kMatrix, RowOf::kMatrix, weight_row, RowOf::kMatrix},
       [norm](absl::Span<const ScalarRow> row) {
-        norm.Row(
-            [&](int64_t i) { return row[0][i]; }, row[1],
-            [&](int64_t i, float, float normed) { row[2].Set(i, normed); });
+        norm.Row([&](int64_t i) { return row[0][i] + row[1][i]; }, row[2],
+                 [&](int64_t i, float h, float normed) {
+                   row[1].Set(i, h);
+                   row[kOut].Set(i, normed);
+                 });
       }));
 }
 
-Metas RmsShapes(const TensorMeta& x, const MaybeMeta& weight, double, int64_t) {
-  QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent("rms_norm", "x", x));
-  if (weight.has_value() && weight->extents != std::vector<int64_t>{n}) {
-    return InvalidArgument("rms_norm", "weight is not [", n, "]");
+absl::Status CheckNorm(const char* op, const TensorMeta& x,
+                       const MaybeMeta& weight) {
+  QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent(op, "x", x));
+  if (!weight.has_value() || weight->extents == std::vector<int64_t>{n}) {
+    return absl::OkStatus();
   }
-  return std::vector<TensorMeta>{x};
+  return InvalidArgument(op, "weight is not [", n, "]");
+}
+
+Metas RmsShapes(const TensorMeta& x, const MaybeMeta& weight, double, int64_t,
+                const std::string& out_dtype) {
+  QUERN_RETURN_IF_ERROR(CheckNorm(kRms, x, weight));
+  QUERN_ASSIGN_OR_RETURN(const DType out,
+                         DTypeOr(kRms, "out_dtype", out_dtype, x.dtype));
+  return std::vector<TensorMeta>{{out, x.extents}};
 }
 template <bool kNative>
 Bound Rms(const TensorMeta& x, const MaybeMeta& weight, double eps,
-          int64_t var_hidden_size) {
-  return Norm<NormWeight::kPlain, false, kNative>(x, weight, eps,
-                                                  var_hidden_size);
+          int64_t var_hidden_size, const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> out,
+                         RmsShapes(x, weight, eps, var_hidden_size, out_dtype));
+  return Norm<NormWeight::kPlain, Form::kNorm, kNative>(
+      kRms, x, weight, eps, var_hidden_size, {x.dtype, out[0].dtype});
 }
 
-Metas AddShapes(const MutatedMeta& x, const MutatedMeta& residual,
-                const MaybeMeta& weight, double) {
-  QUERN_RETURN_IF_ERROR(RmsShapes(x, weight, 0, 0).status());
-  if (x == residual) return std::vector<TensorMeta>();
-  return InvalidArgument("fused_add_rms_norm",
-                         "residual has another shape than x");
+Metas AddShapes(const TensorMeta& x, const MutatedMeta& residual,
+                const MaybeMeta& weight, double, const std::string& out_dtype) {
+  QUERN_RETURN_IF_ERROR(CheckNorm(kAdd, x, weight));
+  QUERN_ASSIGN_OR_RETURN(const DType out,
+                         DTypeOr(kAdd, "out_dtype", out_dtype, x.dtype));
+  if (x.extents != residual.extents) {
+    return InvalidArgument(kAdd, "residual has another shape than x");
+  }
+  return std::vector<TensorMeta>{{out, x.extents}};
 }
 template <bool kNative>
-Bound AddRms(const MutatedMeta& x, const MutatedMeta& residual,
-             const MaybeMeta& weight, double eps) {
-  QUERN_RETURN_IF_ERROR(AddShapes(x, residual, weight, eps).status());
-  return Norm<NormWeight::kPlain, true, kNative>(x, weight, eps, 0);
+Bound AddRms(const TensorMeta& x, const MutatedMeta& residual,
+             const MaybeMeta& weight, double eps,
+             const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> out,
+                         AddShapes(x, residual, weight, eps, out_dtype));
+  return Norm<NormWeight::kPlain, Form::kAdd, kNative>(
+      kAdd, x, weight, eps, 0, {residual.dtype, out[0].dtype});
+}
+
+Metas FusedShapes(const MutatedMeta& x, const MutatedMeta& residual,
+                  const MaybeMeta& weight, double) {
+  QUERN_RETURN_IF_ERROR(CheckNorm(kFused, x, weight));
+  if (x == residual) return std::vector<TensorMeta>();
+  return InvalidArgument(kFused, "residual has another shape than x");
+}
+template <bool kNative>
+Bound FusedAddRms(const MutatedMeta& x, const MutatedMeta& residual,
+                  const MaybeMeta& weight, double eps) {
+  QUERN_RETURN_IF_ERROR(FusedShapes(x, residual, weight, eps).status());
+  return Norm<NormWeight::kPlain, Form::kAddInPlace, kNative>(
+      kFused, x, weight, eps, 0, {x.dtype, x.dtype});
 }
 
 Metas GemmaShapes(const TensorMeta& x, const TensorMeta& weight, double) {
-  return RmsShapes(x, weight, 0, 0);
+  QUERN_RETURN_IF_ERROR(CheckNorm(kGemma, x, weight));
+  return std::vector<TensorMeta>{x};
 }
 template <bool kNative>
 Bound Gemma(const TensorMeta& x, const TensorMeta& weight, double eps) {
-  return Norm<NormWeight::kOnePlus, false, kNative>(x, weight, eps, 0);
-}
-
-// x, z or nothing, weight, out.
-class BoundRmsNormGated final : public BoundOp {
- public:
-  explicit BoundRmsNormGated(RmsNormGatedPlan plan) : plan_(std::move(plan)) {}
-
-  const char* target() const override { return plan_.target(); }
-  absl::Status CheckArgs(
-      absl::Span<const AnyTensorView> tensors) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount("rms_norm_gated", tensors, 4));
-    return plan_.CheckArgs(AsRows(tensors[0]), AsRows(tensors[1]), tensors[2],
-                           AsRows(tensors[3]));
-  }
-  void Execute(absl::Span<const AnyTensorView> tensors,
-               Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(tensors));
-    plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), tensors[2],
-                  AsRows(tensors[3]), executor);
-  }
-
- private:
-  RmsNormGatedPlan plan_;
-};
-
-NamedArgs GatedExample(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 64}}},
-          {"z", TensorMeta{dtype, {4, 64}}},
-          {"weight", TensorMeta{dtype, {64}}},
-          {"group_size", int64_t{16}}};
-}
-
-Metas GatedShapes(const TensorMeta& x, const MaybeMeta& z,
-                  const TensorMeta& weight, double, int64_t, bool,
-                  const std::string&) {
-  QUERN_RETURN_IF_ERROR(RmsShapes(x, weight, 0, 0).status());
-  if (z.has_value() && !(*z == x)) {
-    return InvalidArgument("rms_norm_gated", "z has another shape than x");
-  }
-  return std::vector<TensorMeta>{x};
-}
-
-absl::StatusOr<RmsNormGatedPlan> GatedPlanOf(const TensorMeta& x,
-                                             const MaybeMeta& z,
-                                             const TensorMeta& weight,
-                                             double eps, int64_t group_size,
-                                             bool norm_before_gate,
-                                             const std::string& activation) {
-  QUERN_RETURN_IF_ERROR(
-      GatedShapes(x, z, weight, eps, group_size, norm_before_gate, activation)
-          .status());
-  RmsNormGatedSpec spec;
-  spec.hidden = x.extents.back();
-  spec.group = group_size;
-  spec.eps = static_cast<float>(eps);
-  spec.gate = !z.has_value()     ? GateWhen::kNone
-              : norm_before_gate ? GateWhen::kNormFirst
-                                 : GateWhen::kGateFirst;
-  if (activation == "sigmoid") {
-    spec.activation = NormGate::kSigmoid;
-  } else if (activation != "silu" && activation != "swish") {
-    return InvalidArgument("rms_norm_gated", "activation=\"", activation,
-                           "\"; need \"silu\", \"swish\" or \"sigmoid\"");
-  }
-  spec.dtype = x.dtype;
-  spec.weight_dtype = weight.dtype;
-  return RmsNormGatedPlan::Create(spec);
-}
-
-// All f32, one rounding: in double.
-void NativeGatedRow(const RmsNormGatedSpec& spec,
-                    absl::Span<const ScalarRow> row) {
-  const auto act = [&](double v) {
-    const double sigmoid = 1.0 / (1.0 + std::exp(-v));
-    return spec.activation == NormGate::kSilu ? v * sigmoid : sigmoid;
-  };
-  const auto h = [&](int64_t i) {
-    const double x = double{row[0][i]};
-    return spec.gate == GateWhen::kGateFirst ? x * act(double{row[1][i]}) : x;
-  };
-  for (int64_t g = 0; g < spec.hidden; g += spec.group) {
-    double squares = 0;
-    for (int64_t i = g; i < g + spec.group; ++i) squares += h(i) * h(i);
-    const double rms =
-        std::sqrt(squares / static_cast<double>(spec.group) + double{spec.eps});
-    for (int64_t i = g; i < g + spec.group; ++i) {
-      double y = h(i) / rms * double{row[2][i]};
-      if (spec.gate == GateWhen::kNormFirst) y *= act(double{row[1][i]});
-      row[3].Set(i, static_cast<float>(y));
-    }
-  }
-}
-
-template <bool kNative>
-Bound Gated(const TensorMeta& x, const MaybeMeta& z, const TensorMeta& weight,
-            double eps, int64_t group_size, bool norm_before_gate,
-            const std::string& activation) {
-  QUERN_ASSIGN_OR_RETURN(
-      RmsNormGatedPlan plan,
-      GatedPlanOf(x, z, weight, eps, group_size, norm_before_gate, activation));
-  const RmsNormGatedSpec spec = plan.spec();
-  std::unique_ptr<BoundOp> fast(new BoundRmsNormGated(std::move(plan)));
-  if (!kNative) return fast;
-  return std::unique_ptr<BoundOp>(new BoundRowLoop(
-      std::move(fast),
-      {RowOf::kMatrix, z.has_value() ? RowOf::kMatrix : RowOf::kNothing,
-       RowOf::kVector, RowOf::kMatrix},
-      [spec](absl::Span<const ScalarRow> row) { NativeGatedRow(spec, row); }));
+  QUERN_RETURN_IF_ERROR(GemmaShapes(x, weight, eps).status());
+  return Norm<NormWeight::kOnePlus, Form::kNorm, kNative>(
+      kGemma, x, weight, eps, 0, {x.dtype, x.dtype});
 }
 
 }  // namespace
@@ -295,28 +254,27 @@ absl::Status RegisterNormOps(OpRegistry& r) {
   constexpr absl::string_view kReference = OpRegistry::kReference;
   QUERN_RETURN_IF_ERROR(r.Define<&RmsShapes>(
       "rms_norm(Tensor x, Tensor? weight, float eps=1e-06, "
-      "int var_hidden_size=0) -> Tensor",
+      "int var_hidden_size=0, str out_dtype=\"\") -> Tensor",
       &Example));
-  QUERN_RETURN_IF_ERROR(r.Add<&Rms<false>>("rms_norm", kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&Rms<true>>("rms_norm", kReference));
+  QUERN_RETURN_IF_ERROR(r.Add<&Rms<false>>(kRms, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&Rms<true>>(kRms, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&AddShapes>(
+      "add_rms_norm(Tensor x, Tensor(a1!) residual, Tensor? weight, "
+      "float eps=1e-06, str out_dtype=\"\") -> Tensor",
+      &AddExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&AddRms<false>>(kAdd, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&AddRms<true>>(kAdd, kReference));
+  QUERN_RETURN_IF_ERROR(r.Define<&FusedShapes>(
       "fused_add_rms_norm(Tensor(a0!) x, Tensor(a1!) residual, "
       "Tensor? weight, float eps=1e-06) -> ()",
       &AddExample));
-  QUERN_RETURN_IF_ERROR(r.Add<&AddRms<false>>("fused_add_rms_norm", kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&AddRms<true>>("fused_add_rms_norm", kReference));
+  QUERN_RETURN_IF_ERROR(r.Add<&FusedAddRms<false>>(kFused, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&FusedAddRms<true>>(kFused, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&GemmaShapes>(
       "gemma_rms_norm(Tensor x, Tensor weight, float eps=1e-06) -> Tensor",
       &Example));
-  QUERN_RETURN_IF_ERROR(r.Add<&Gemma<false>>("gemma_rms_norm", kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&Gemma<true>>("gemma_rms_norm", kReference));
-  QUERN_RETURN_IF_ERROR(r.Define<&GatedShapes>(
-      "rms_norm_gated(Tensor x, Tensor? z, Tensor weight, float eps=1e-05, "
-      "int group_size=0, bool norm_before_gate=False, "
-      "str activation=\"silu\") -> Tensor",
-      &GatedExample));
-  QUERN_RETURN_IF_ERROR(r.Add<&Gated<false>>("rms_norm_gated", kSimd));
-  return r.Add<&Gated<true>>("rms_norm_gated", kReference);
+  QUERN_RETURN_IF_ERROR(r.Add<&Gemma<false>>(kGemma, kSimd));
+  return r.Add<&Gemma<true>>(kGemma, kReference);
 }
 
 }  // namespace quern

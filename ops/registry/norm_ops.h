@@ -6,18 +6,29 @@
 
 namespace quern {
 
-// rms_norm, fused_add_rms_norm (in place), gemma_rms_norm, rms_norm_gated.
+// rms_norm, add_rms_norm, fused_add_rms_norm (in place) and gemma_rms_norm. x
+// and residual are [..., hidden], weight is [hidden]; equations are in
+// ops/norm/rms_norm.h.
+//
+// x of rms_norm and gemma_rms_norm may also be [tokens, heads, hidden] with any
+// strides, such as the heads of a query that are columns of a wider row; out
+// may be x. add_rms_norm adds x to residual and returns the norm of the sum,
+// where fused_add_rms_norm writes the norm to x. out_dtype is that of x if it
+// is empty: an f32 residual stream may be normed to bf16.
+//
 // Providers: simd, and reference, which rounds as a framework does: the normed
-// row to the dtype of the weight, and their product; norms of the unrounded
-// sum. x, residual and z are [..., hidden], weight is [hidden]: equations in
-// ops/norm/rms_norm.h and rms_norm_gated.h.
+// row to the dtype of the weight, and their product; it norms the unrounded
+// sum.
 absl::Status RegisterNormOps(OpRegistry& registry);
+
+// rms_norm_gated, of ops/norm/rms_norm_gated.h: x and z are [..., hidden].
+// Providers: simd, and reference, which computes in double and rounds once.
+absl::Status RegisterGatedNormOps(OpRegistry& registry);
 
 // mixer2_gated_rms_norm, over `ranks` where there are some; without a weight
 // the gate alone. Providers: simd, and reference, which rounds the normed row
-// before the product with the weight. Where ranks share a group, simd takes as
-// many rows as the x that it was made with, and reference always. Calls of one
-// operator take turns. Equation: ops/norm/mixer2_gated_rms_norm.h.
+// before the product with the weight. Both need a workspace where ranks share a
+// group, reference always. Equation: ops/norm/mixer2_gated_rms_norm.h.
 absl::Status RegisterMixer2NormOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -12,9 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/activation/activation.h"
 #include "quern/ops/activation/activation_spec.h"
@@ -278,7 +280,9 @@ TEST_F(OpArgsTest, RoundsTheMixerNormTwice) {
   const std::vector<AnyTensorView> tensors = {
       row(x), row(gate), DenseVector(w.data(), 2), row(out)};
   ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
-  made->op->Execute(tensors, executor_);
+  auto memory = AlignedBuffer::Create(*made->op->WorkspaceBytes(kRows, 1));
+  ASSERT_TRUE(memory.ok());
+  made->op->Execute(tensors, Workspace(*memory), executor_);
   for (const size_t i : {size_t{0}, size_t{1}}) {
     const double normed =
         ToDouble(FromDouble<BFloat16>((i == 0 ? 1.0 : 3.0) / std::sqrt(5.0)));

@@ -21,7 +21,7 @@ absl::StatusOr<MadeOp> MakeWith(const OpImplementation& implementation,
     return absl::InternalError(absl::StrCat(
         kWhat, ": the maker of ", implementation.provider, " made nothing"));
   }
-  return MadeOp{std::move(op), implementation.provider};
+  return MadeOp{std::move(op), implementation.provider, {}};
 }
 
 absl::StatusOr<MadeOp> MakeEnabled(const OpDefinition& op,
@@ -65,6 +65,17 @@ absl::StatusOr<MadeOp> MakeDisabled(const OpDefinition& op,
 
 }  // namespace
 
+absl::Status MadeOp::CheckArgs(absl::Span<const AnyTensorView> ordered) const {
+  QUERN_RETURN_IF_ERROR(tensors.Check(ordered));
+  return op->CheckArgs(ordered);
+}
+
+absl::Status MadeOp::Bind(absl::Span<const NamedTensor> named,
+                          std::vector<AnyTensorView>& ordered) const {
+  QUERN_RETURN_IF_ERROR(tensors.Arrange(named, ordered));
+  return op->CheckArgs(ordered);
+}
+
 OpDispatcher::OpDispatcher(const OpRegistry& registry, OpPolicy policy)
     : registry_(registry), policy_(std::move(policy)) {
   for (std::string& name : registry.Names()) {
@@ -91,10 +102,12 @@ absl::StatusOr<MadeOp> OpDispatcher::MakeBy(absl::string_view op,
   }
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
-  QUERN_RETURN_IF_ERROR(OfOp(op, definition->shapes(arranged).status()));
+  const auto returns = definition->shapes(arranged);
+  if (!returns.ok()) return OfOp(op, returns.status());
   bool on = true;
   absl::StatusOr<MadeOp> made = make(*definition, arranged, on);
   if (!made.ok()) return OfOp(op, made.status());
+  made->tensors = OpTensors(definition->schema, arranged, *returns);
   (on ? counters->second->enabled : counters->second->disabled)
       .fetch_add(1, std::memory_order_relaxed);
   return made;

@@ -22,11 +22,14 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/tensor_view.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_tensors.h"
 
 namespace quern {
 
@@ -41,6 +44,22 @@ struct OpCounts {
 struct MadeOp {
   std::unique_ptr<BoundOp> op;
   std::string provider;
+  OpTensors tensors;
+
+  // op->CheckArgs, and before it what OpTensors::Check proves of the tensors of
+  // any implementation, an embedder's own included.
+  absl::Status CheckArgs(absl::Span<const AnyTensorView> ordered) const;
+  // Puts tensors in order by name, and checks them; Execute takes the result.
+  //
+  //   std::vector<AnyTensorView> tensors;  // kept from step to step
+  //   QUERN_RETURN_IF_ERROR(add.Bind(
+  //       {{"x", x}, {"residual", stream}, {"weight", w}, {"out", y}},
+  //       tensors));
+  //   add.op->Execute(tensors, executor);
+  //
+  // Allocates nothing after the first time, unless it refuses.
+  absl::Status Bind(absl::Span<const NamedTensor> named,
+                    std::vector<AnyTensorView>& ordered) const;
 };
 
 class OpDispatcher {
@@ -49,7 +68,8 @@ class OpDispatcher {
   OpDispatcher(const OpRegistry& registry, OpPolicy policy);
 
   const OpPolicy& policy() const { return policy_; }
-  // What the policy says of it; of a layer, that it does not say -op.
+  // Whether the policy enables the operator; a layer is enabled unless the
+  // policy says -op.
   bool enabled(absl::string_view op) const;
 
   // NotFound without such an operator; InvalidArgument for arguments that its
@@ -59,18 +79,19 @@ class OpDispatcher {
   absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
                               OpEnable enable = OpEnable::kByPolicy) const;
 
-  // The same from one provider, by name, whatever the policy; an override is
-  // its provider's. NotFound if the operator has none of that name.
+  // Like Make, but takes the implementation of the named provider and ignores
+  // the policy. An override is found under the provider name it was registered
+  // with. NotFound if the operator has no provider of that name.
   absl::StatusOr<MadeOp> MakeFrom(absl::string_view provider,
                                   absl::string_view op,
                                   const NamedArgs& args) const;
 
-  // Constructions so far; zeros for what is no operator.
+  // Constructions so far; zeros for an operator that does not exist.
   OpCounts Counts(absl::string_view op) const;
 
-  // One for each token of the policy whose operator was not constructed, that
-  // it does not exist or that it was not used; none before the first
-  // construction of any.
+  // A warning for every token of the policy that had no effect: the operator
+  // does not exist, or was never constructed. Empty until the first operator is
+  // constructed.
   std::vector<std::string> Warnings() const;
 
  private:

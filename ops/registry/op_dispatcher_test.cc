@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,10 +15,30 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/testing/refusal.h"
 
 namespace quern {
+
+// An embedder's own: one that operators may change, and one that they read.
+struct Notes {
+  int64_t count = 0;
+};
+struct Sizes {
+  int64_t rows = 0;
+};
+template <>
+struct OpObject<Notes> {
+  static constexpr char kName[] = "Notes";
+};
+template <>
+struct OpObject<const Sizes> {
+  static constexpr char kName[] = "Sizes";
+};
+
 namespace {
 
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
@@ -31,7 +52,7 @@ class Writes final : public BoundOp {
   absl::Status CheckArgs(absl::Span<const AnyTensorView>) const override {
     return absl::OkStatus();
   }
-  void Execute(absl::Span<const AnyTensorView> tensors,
+  void Execute(absl::Span<const AnyTensorView> tensors, Workspace,
                Executor&) const noexcept override {
     static_cast<float*>(tensors[1].mutable_data())[0] = kWho;
   }
@@ -274,7 +295,7 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
   };
   for (const Case& c : {
            Case{{{"a", OpArg()}}, "f: a is of another type; need Tensor"},
-           Case{{{"a", meta}, {"d", 1.0}}, "f: i is missing; need a int"},
+           Case{{{"a", meta}, {"d", 1.0}}, "f: i is missing; need int"},
            Case{{{"a", meta}, {"z", 1.0}}, "f: has no z; need those of f("},
            Case{{{"a", meta}, {"a", meta}}, "f: a is given twice"},
            Case{{{"a", 1.0}}, "f: a is of another type; need Tensor"},
@@ -290,6 +311,65 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
     EXPECT_NE(shapes.status().message().find(c.words), std::string::npos)
         << shapes.status();
   }
+}
+
+Metas Counted(Notes* notes, const Sizes* sizes, const Sizes* more) {
+  ++notes->count;
+  return std::vector<TensorMeta>{
+      {DType::kF32, {sizes->rows, more == nullptr ? -1 : more->rows}}};
+}
+
+TEST(OpRegistryTest, LendsObjectsByTheirType) {
+  OpRegistry registry;
+  ASSERT_EQ(registry.Define<&Counted>(
+                "f(Notes notes, Sizes sizes, Sizes? more) -> Tensor"),
+            absl::OkStatus());
+  ExpectRefusal(
+      registry.Define<&Counted>(
+          "g(Notes notes, Notes sizes, Sizes? more) -> Tensor"),
+      "g(Notes , Sizes , Sizes? ) -> Tensor; need g(Notes , Notes , ");
+  Notes notes;
+  Sizes sizes = {5};
+  const Sizes seven = {7};
+  const auto shapes = registry.InferShapes(
+      "f", {{"notes", &notes}, {"sizes", &sizes}, {"more", &seven}});
+  ASSERT_TRUE(shapes.ok()) << shapes.status();
+  EXPECT_EQ((*shapes)[0].extents, (std::vector<int64_t>{5, 7}));
+  EXPECT_EQ(notes.count, 1);
+  // A null pointer is what is left out.
+  const Sizes* const none = nullptr;
+  const auto without = registry.InferShapes(
+      "f", {{"notes", &notes}, {"sizes", &sizes}, {"more", none}});
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ((*without)[0].extents, (std::vector<int64_t>{5, -1}));
+
+  const auto refusal = [&](const NamedArgs& args) {
+    return registry.InferShapes("f", args).status();
+  };
+  ExpectRefusal(refusal({{"notes", &notes}}),
+                "f: sizes is missing; need Sizes");
+  ExpectRefusal(refusal({{"notes", &notes}, {"sizes", none}}),
+                "f: sizes is null; need Sizes");
+  ExpectRefusal(refusal({{"notes", &sizes}, {"sizes", &sizes}}),
+                "f: notes is Sizes; need Notes");
+  ExpectRefusal(refusal({{"notes", "text"}, {"sizes", &sizes}}),
+                "f: notes is of another type; need Notes");
+  EXPECT_EQ(notes.count, 2);
+}
+
+TEST(OpArgTest, TakesNumbersAndLiteralsAsTheyAre) {
+  const uint32_t unsigned_number = 7;
+  EXPECT_EQ(std::get<int64_t>(OpArg(1)), 1);
+  EXPECT_EQ(std::get<int64_t>(OpArg(int8_t{-3})), -3);
+  EXPECT_EQ(std::get<int64_t>(OpArg(unsigned_number)), 7);
+  EXPECT_EQ(std::get<int64_t>(OpArg(size_t{9})), 9);
+  EXPECT_EQ(std::get<double>(OpArg(~uint64_t{0})), 0x1p64);
+  EXPECT_EQ(std::get<double>(OpArg(0.5f)), 0.5);
+  EXPECT_EQ(std::get<bool>(OpArg(true)), true);
+  EXPECT_EQ(std::get<std::string>(OpArg("tanh")), "tanh");
+  const NamedArgs args = {{"eps", 1}, {"approximate", "tanh"}};
+  EXPECT_TRUE(std::holds_alternative<int64_t>(args[0].second));
+  EXPECT_TRUE(std::holds_alternative<std::string>(args[1].second));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include "quern/ops/registry/op_registry.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
 
@@ -16,12 +16,18 @@ absl::Status NoSuchOp(absl::string_view op) {
   return absl::NotFoundError(absl::StrCat(kWhat, ": no operator \"", op, "\""));
 }
 
-// The schema's parameters without names and defaults are the signature's.
+// The schema's parameters without names and defaults are the signature's. A
+// pointer to an object does not say whether the object may be left out.
 absl::Status CheckSignature(const OpSchema& schema,
                             const std::vector<OpParam>& signature,
                             absl::string_view of) {
   OpSchema want = schema, have = schema;
   have.params = signature;
+  for (size_t i = 0; i < std::min(want.params.size(), signature.size()); ++i) {
+    if (have.params[i].type == OpType::kObject) {
+      have.params[i].optional = want.params[i].optional;
+    }
+  }
   for (OpParam& param : want.params) {
     param.name.clear();
     param.default_value.reset();
@@ -31,71 +37,7 @@ absl::Status CheckSignature(const OpSchema& schema,
                          have.Print(), "; need ", want.Print());
 }
 
-absl::StatusOr<OpArg> Convert(const OpSchema& schema, const OpParam& param,
-                              const OpArg& arg) {
-  const auto is = [&](OpType type) { return param.type == type; };
-  if (const auto* meta = std::get_if<TensorMeta>(&arg);
-      meta != nullptr && is(OpType::kTensor)) {
-    for (const int64_t extent : meta->extents) {
-      if (extent >= 0) continue;
-      return InvalidArgument(schema.name, param.name, " has an extent of ",
-                             extent, "; need 0 or more");
-    }
-    return arg;
-  }
-  if (const auto* i = std::get_if<int64_t>(&arg)) {
-    if (is(OpType::kInt)) return arg;
-    if (is(OpType::kFloat)) return OpArg(static_cast<double>(*i));
-  }
-  if (std::holds_alternative<double>(arg) && is(OpType::kFloat)) return arg;
-  if (std::holds_alternative<bool>(arg) && is(OpType::kBool)) return arg;
-  if (std::holds_alternative<std::string>(arg) && is(OpType::kString)) {
-    return arg;
-  }
-  if (std::holds_alternative<Communicator*>(arg) && is(OpType::kCommunicator)) {
-    return arg;
-  }
-  if (std::holds_alternative<std::monostate>(arg) && param.optional) return arg;
-  return InvalidArgument(schema.name, param.name, " is of another type; need ",
-                         OpTypeName(param.type));
-}
-
 }  // namespace
-
-absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
-                                               const NamedArgs& args) {
-  std::vector<OpArg> arranged(schema.params.size());
-  std::vector<bool> given(schema.params.size(), false);
-  for (const auto& [name, arg] : args) {
-    size_t i = 0;
-    while (i < schema.params.size() && schema.params[i].name != name) ++i;
-    if (i == schema.params.size()) {
-      return InvalidArgument(schema.name, "has no ", name, "; need those of ",
-                             schema.Print());
-    }
-    if (given[i]) return InvalidArgument(schema.name, name, " is given twice");
-    given[i] = true;
-    QUERN_ASSIGN_OR_RETURN(arranged[i], Convert(schema, schema.params[i], arg));
-  }
-  for (size_t i = 0; i < arranged.size(); ++i) {
-    const OpParam& param = schema.params[i];
-    if (given[i]) continue;
-    if (param.default_value.has_value()) {
-      std::visit([&](const auto& value) { arranged[i] = value; },
-                 *param.default_value);
-    } else if (!param.optional) {
-      return InvalidArgument(schema.name, param.name, " is missing; need a ",
-                             OpTypeName(param.type));
-    }
-  }
-  return arranged;
-}
-
-absl::Status OfOp(absl::string_view op, const absl::Status& status) {
-  const std::string name = absl::StrCat(op, ": ");
-  if (status.ok() || absl::StartsWith(status.message(), name)) return status;
-  return absl::Status(status.code(), absl::StrCat(name, status.message()));
-}
 
 absl::Status OpRegistry::DefineTyped(absl::string_view text,
                                      std::vector<OpParam> signature,

@@ -12,18 +12,18 @@
 //   OpDispatcher ops(registry, policy);
 //   const TensorMeta x_meta{DType::kBF16, {tokens, hidden}};
 //   QUERN_ASSIGN_OR_RETURN(MadeOp norm, ops.Make("rms_norm", {{"x", x_meta}}));
-//   const AnyTensorView tensors[] = {x, AnyTensorView(), out};  // no weight
-//   QUERN_RETURN_IF_ERROR(norm.op->CheckArgs(tensors));
+//   std::vector<AnyTensorView> tensors;  // kept from step to step
+//   QUERN_RETURN_IF_ERROR(norm.Bind({{"x", x}, {"out", out}}, tensors));
 //   norm.op->Execute(tensors, executor);
 //
-// An operator with weights to pack is handed them first, by Prepare
-// (linear_ops.h). A whole program with an override: examples/embed_workspace.
+// How an operator is added: docs/writing_an_operator.md. A whole program with
+// an override: examples/embed_workspace.
 //
 // A typed function, in the example
 //
 //   absl::StatusOr<std::unique_ptr<BoundOp>> MakeMine(
 //       const TensorMeta& x, const std::optional<TensorMeta>& weight,
-//       double eps, int64_t var_hidden_size);
+//       double eps, int64_t var_hidden_size, const std::string& out_dtype);
 //
 // makes an operator (Add, Override) or infers shapes (Define), for which it
 // returns absl::StatusOr<std::vector<TensorMeta>>. It has the schema's
@@ -34,10 +34,11 @@
 //   Tensor?           const std::optional<TensorMeta>&
 //   Tensor(aN!)?      const std::optional<MutatedMeta>&
 //   int float bool    int64_t double bool     str  const std::string&
-//   Communicator?     Communicator*           null where it is left out
+//   object, object?   T*, where OpObject<T> (op_arg.h) has the object's name:
+//                     Communicator*, const LinearWeights*; null if left out
 //
-// and whoever registers one whose signature is not its schema is refused.
-// What links a kernel alone does not see any of this.
+// A function whose signature is not the schema is refused. A program that links
+// one kernel links nothing of this.
 
 #include <cstdint>
 #include <functional>
@@ -53,39 +54,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/core/communicator.h"
-#include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_schema.h"
 
 namespace quern {
-
-// A tensor without its data.
-struct TensorMeta {
-  DType dtype = DType::kF32;
-  std::vector<int64_t> extents;
-
-  friend bool operator==(const TensorMeta& a, const TensorMeta& b) {
-    return a.dtype == b.dtype && a.extents == b.extents;
-  }
-};
-struct MutatedMeta : TensorMeta {};
-
-// A communicator is borrowed by the operator that is made with it.
-using OpArg = std::variant<std::monostate, TensorMeta, int64_t, double, bool,
-                           std::string, Communicator*>;
-using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
-
-// The arguments in the order of the schema, defaults filled in; an int may be
-// given for a float. InvalidArgument names the operator and the parameter, also
-// of a tensor with a negative extent.
-absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
-                                               const NamedArgs& args);
-
-// A refusal in the name of an operator, whichever of the functions that several
-// operators share it comes from.
-absl::Status OfOp(absl::string_view op, const absl::Status& status);
 
 // An operator that was constructed: the implementation is chosen.
 class BoundOp {
@@ -106,15 +81,30 @@ class BoundOp {
 
   // Whether Execute may be called with these: the schema's tensors in its
   // order, a default-constructed view for one that is left out, and then what
-  // it returns. InvalidArgument names the argument. Rows may be more or fewer
-  // than those that the operator was made with, but for what the header of its
-  // family says.
+  // it returns. InvalidArgument names the argument. There may be more or fewer
+  // rows than the operator was made with, unless the header of its family says
+  // otherwise. MadeOp::CheckArgs proves more.
   virtual absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const = 0;
-  // Writes the tensors that the schema marks, and those that it returns. Safe
-  // to call concurrently.
+
+  // Bytes of workspace that Execute needs for up to max_rows rows (of the first
+  // tensor) on up to max_workers workers. Most operators need none.
+  virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t /*max_rows*/,
+                                                 int /*max_workers*/) const {
+    return 0;
+  }
+  // Writes the tensors that the schema marks, and those that it returns.
+  // `workspace` has WorkspaceBytes or more; it is free again afterwards, so one
+  // serves all operators of a step. Safe to call concurrently, each call with
+  // its own workspace. Allocates nothing.
   virtual void Execute(absl::Span<const AnyTensorView> tensors,
+                       Workspace workspace,
                        Executor& executor) const noexcept = 0;
+  // Runs an operator that needs no workspace.
+  void Execute(absl::Span<const AnyTensorView> tensors,
+               Executor& executor) const noexcept {
+    Execute(tensors, Workspace(), executor);
+  }
 };
 
 using OpShapes = std::function<absl::StatusOr<std::vector<TensorMeta>>(
@@ -167,12 +157,17 @@ template <>
 struct OpParamOf<bool> : ScalarParamOf<OpType::kBool, bool> {};
 template <>
 struct OpParamOf<std::string> : ScalarParamOf<OpType::kString, std::string> {};
-template <>
-struct OpParamOf<Communicator*> {
-  static OpParam Get() { return {"", OpType::kCommunicator, true, false, {}}; }
-  static Communicator* From(const OpArg& arg) {
-    const auto* ranks = std::get_if<Communicator*>(&arg);
-    return ranks == nullptr ? nullptr : *ranks;
+// Whether it may be left out is for the schema to say.
+template <typename T>
+struct OpParamOf<T*> {
+  static OpParam Get() {
+    return {"", OpType::kObject, false, false, {}, OpObject<T>::kName};
+  }
+  static T* From(const OpArg& arg) {
+    const auto* ref = std::get_if<OpObjectRef>(&arg);
+    // OpArg took a pointer to this type, so no const is cast away.
+    return ref == nullptr ? nullptr
+                          : static_cast<T*>(const_cast<void*>(ref->object));
   }
 };
 

@@ -12,9 +12,15 @@
 namespace quern {
 namespace {
 
-constexpr OpType kTypes[] = {OpType::kTensor, OpType::kInt,
-                             OpType::kFloat,  OpType::kBool,
-                             OpType::kString, OpType::kCommunicator};
+constexpr OpType kTypes[] = {OpType::kTensor, OpType::kInt, OpType::kFloat,
+                             OpType::kBool, OpType::kString};
+
+// [A-Z][A-Za-z0-9]*, of letters, digits and underscores.
+bool IsObjectName(absl::string_view word) {
+  return !word.empty() &&
+         absl::ascii_isupper(static_cast<unsigned char>(word[0])) &&
+         word.find('_') == absl::string_view::npos;
+}
 
 class Parser {
  public:
@@ -106,21 +112,24 @@ class Parser {
         found = true;
       }
     }
-    if (!found) {
+    if (!found && IsObjectName(type)) {
+      param.type = OpType::kObject;
+      param.object = std::string(type);
+    } else if (!found) {
       at_ = begin;
       SkipSpaces();
-      return Error("Tensor, int, float, bool, str or Communicator");
+      return Error("Tensor, int, float, bool, str or the type of an object");
     }
     if (param.type == OpType::kTensor && Accept("(")) {
       QUERN_RETURN_IF_ERROR(Expect(absl::StrCat("a", index, "!)")));
       param.mutated = true;
     }
     param.optional = Accept("?");
-    const bool ranks = param.type == OpType::kCommunicator;
-    if (ranks && !param.optional) return Error("\"?\"");
     QUERN_ASSIGN_OR_RETURN(param.name, Name());
     if (Accept("=")) {
-      if (param.type == OpType::kTensor || ranks) return Error("no default");
+      if (param.type == OpType::kTensor || param.type == OpType::kObject) {
+        return Error("no default");
+      }
       QUERN_ASSIGN_OR_RETURN(param.default_value, Default(param.type));
     }
     return param;
@@ -191,8 +200,8 @@ absl::string_view OpTypeName(OpType type) {
       return "bool";
     case OpType::kString:
       return "str";
-    case OpType::kCommunicator:
-      return "Communicator";
+    case OpType::kObject:
+      return "object";
   }
   return "";
 }
@@ -205,7 +214,7 @@ std::string OpSchema::Print() const {
   std::string text = absl::StrCat(name, "(");
   for (size_t i = 0; i < params.size(); ++i) {
     const OpParam& param = params[i];
-    absl::StrAppend(&text, i > 0 ? ", " : "", OpTypeName(param.type));
+    absl::StrAppend(&text, i > 0 ? ", " : "", param.TypeName());
     if (param.mutated) absl::StrAppend(&text, "(a", i, "!)");
     absl::StrAppend(&text, param.optional ? "?" : "", " ", param.name);
     if (param.default_value.has_value()) {

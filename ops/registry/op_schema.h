@@ -10,14 +10,16 @@
 //   schema  = name "(" [param {"," param}] ")" "->" returns
 //   param   = type name ["=" default]
 //   type    = "Tensor" ["(a" index "!)"] ["?"] | ("int" | "float" | "bool" |
-//             "str") ["?"] | "Communicator" "?"
+//             "str" | object) ["?"]
 //   returns = "Tensor" | "(" ["Tensor" {"," "Tensor"}] ")"
 //   name    = [a-z_][a-z0-9_]*
+//   object  = [A-Z][A-Za-z0-9]*, as OpObject of op_arg.h names C++ types:
+//             "LinearWeights weights", "Communicator? ranks"
 //
 // (aN!) marks a tensor that is written; N is the parameter's place, from 0.
-// "?" means that it may be left out; without a Communicator an operator is of
-// one rank. Spaces are free between words. Print gives
-// one form, and Parse of it the same schema.
+// "?" means that it may be left out; without a Communicator an operator runs on
+// one rank. Spaces are free between words. Print gives one form, which Parse
+// reads as the same schema.
 
 #include <cstdint>
 #include <optional>
@@ -36,10 +38,10 @@ enum class OpType : uint8_t {
   kFloat,
   kBool,
   kString,
-  kCommunicator
+  kObject,  // a borrowed C++ object
 };
 
-// "Tensor", "int", "float", "bool", "str", "Communicator".
+// "Tensor", "int", "float", "bool", "str", "object".
 absl::string_view OpTypeName(OpType type);
 
 using OpScalar = std::variant<int64_t, double, bool, std::string>;
@@ -49,12 +51,18 @@ struct OpParam {
   OpType type = OpType::kTensor;
   bool optional = false;
   bool mutated = false;
-  // Never of a tensor or a communicator.
+  // Tensors and objects have none.
   std::optional<OpScalar> default_value;
+  std::string object = {};  // kObject: the name of its type
+
+  absl::string_view TypeName() const {
+    return type == OpType::kObject ? object : OpTypeName(type);
+  }
 
   friend bool operator==(const OpParam& a, const OpParam& b) {
     return a.name == b.name && a.type == b.type && a.optional == b.optional &&
-           a.mutated == b.mutated && a.default_value == b.default_value;
+           a.mutated == b.mutated && a.default_value == b.default_value &&
+           a.object == b.object;
   }
 };
 

@@ -17,6 +17,7 @@ TEST(OpSchemaTest, PrintsWhatItParsed) {
            "f(Tensor x, int n=-3, float f=7.0, bool b=True, str s=\"a,b\") "
            "-> (Tensor, Tensor)",
            "h(Tensor x, Communicator? ranks, bool gather=False) -> Tensor",
+           "linear(Tensor x, LinearWeights weights, Tensor(a2!)? y) -> Tensor",
            "g(int? n, float scale=0.1, float big=1e+30, bool c=False) -> ()",
        }) {
     const auto schema = OpSchema::Parse(text);
@@ -38,6 +39,12 @@ TEST(OpSchemaTest, ReadsEveryPart) {
             (OpParam{"n", OpType::kInt, false, false, OpScalar(int64_t{4})}));
   EXPECT_EQ(schema->params[2],
             (OpParam{"e", OpType::kFloat, false, false, OpScalar(2.0)}));
+  const auto objects = OpSchema::Parse("f(Weights w, Ranks? r) -> ()");
+  ASSERT_TRUE(objects.ok()) << objects.status();
+  EXPECT_EQ(objects->params[0],
+            (OpParam{"w", OpType::kObject, false, false, {}, "Weights"}));
+  EXPECT_EQ(objects->params[1],
+            (OpParam{"r", OpType::kObject, true, false, {}, "Ranks"}));
 }
 
 TEST(OpSchemaTest, RefusesAndSaysWhere) {
@@ -54,7 +61,8 @@ TEST(OpSchemaTest, RefusesAndSaysWhere) {
            Case{"f(Tensor x, Tensor x) -> ()", "need another name than x"},
            Case{"f(Tensor(a1!) x) -> ()", "need \"a0!)\""},
            Case{"f(Tensor x=1) -> ()", "need no default"},
-           Case{"f(Communicator c) -> ()", "at 15: need \"?\""},
+           Case{"f(Linear_Weights c) -> ()", "at 2: need Tensor, int"},
+           Case{"f(linearWeights c) -> ()", "str or the type of an object"},
            Case{"f(Communicator? c=1) -> ()", "need no default"},
            Case{"f(int n=1.5) -> ()", "need a default of type int"},
            Case{"f(bool n=1) -> ()", "need a default of type bool"},

@@ -16,8 +16,10 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/quant/convert.h"
 #include "quern/quant/fp8_quantize.h"
 #include "quern/quant/int8_quantize.h"
 
@@ -31,6 +33,7 @@ using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 constexpr char kDynamic[] = "quant_fp8";
 constexpr char kStatic[] = "static_quant_fp8";
 constexpr char kInt8[] = "quant_int8";
+constexpr char kConvert[] = "convert";
 
 NamedArgs Example(DType dtype) { return {{"x", TensorMeta{dtype, {4, 64}}}}; }
 NamedArgs StaticExample(DType dtype) {
@@ -276,6 +279,38 @@ Bound Int8(const TensorMeta& x) {
       }));
 }
 
+NamedArgs ConvertExample(DType dtype) {
+  return {{"x", TensorMeta{dtype, {4, 64}}}, {"out_dtype", "f32"}};
+}
+Metas ConvertShapes(const TensorMeta& x, const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(const DType out,
+                         DTypeOr(kConvert, "out_dtype", out_dtype, x.dtype));
+  return std::vector<TensorMeta>{{out, x.extents}};
+}
+template <bool kNative>
+Bound Convert(const TensorMeta& x, const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> out,
+                         ConvertShapes(x, out_dtype));
+  QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent(kConvert, "x", x));
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kConvert, "x", x.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kConvert, "out_dtype", out[0].dtype, kChoices));
+  ConvertSpec spec;
+  spec.from = x.dtype;
+  spec.to = out[0].dtype;
+  spec.stores = Stores::kCached;  // the next operator reads them
+  QUERN_ASSIGN_OR_RETURN(std::unique_ptr<BoundOp> fast,
+                         BindRowPlan(kConvert, ConvertPlan::Create(spec)));
+  if (!kNative) return fast;
+  return std::unique_ptr<BoundOp>(
+      new BoundRowLoop(std::move(fast), {RowOf::kMatrix, RowOf::kMatrix},
+                       [n](absl::Span<const ScalarRow> row) {
+                         for (int64_t i = 0; i < n; ++i)
+                           row[1].Set(i, row[0][i]);
+                       }));
+}
+
 }  // namespace
 
 absl::Status RegisterQuantOps(OpRegistry& r) {
@@ -296,7 +331,11 @@ absl::Status RegisterQuantOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&Int8Shapes>(
       "quant_int8(Tensor x) -> (Tensor, Tensor)", &Example));
   QUERN_RETURN_IF_ERROR(r.Add<&Int8<false>>(kInt8, kSimd));
-  return r.Add<&Int8<true>>(kInt8, kReference);
+  QUERN_RETURN_IF_ERROR(r.Add<&Int8<true>>(kInt8, kReference));
+  QUERN_RETURN_IF_ERROR(r.Define<&ConvertShapes>(
+      "convert(Tensor x, str out_dtype) -> Tensor", &ConvertExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&Convert<false>>(kConvert, kSimd));
+  return r.Add<&Convert<true>>(kConvert, kReference);
 }
 
 }  // namespace quern

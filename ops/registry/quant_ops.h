@@ -10,7 +10,8 @@ namespace quern {
 // given, of any block), quant_int8 (per token). Providers: simd, and reference,
 // which divides by the scale of a group where simd multiplies. x is [m, k], a
 // matrix; scales are f32: [1, 1], [m, 1] or [m, groups] of quant_fp8, [m] of
-// quant_int8. Equations: quant/fp8_quantize.h and int8_quantize.h.
+// quant_int8. Equations: quant/fp8_quantize.h and int8_quantize.h. convert: x
+// [..., n] as f32, bf16 or f16, rounded to nearest even (quant/convert.h).
 absl::Status RegisterQuantOps(OpRegistry& registry);
 
 // rms_norm_quant and fused_add_rms_norm_quant (scales f32[rows], per token),

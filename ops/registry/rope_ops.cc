@@ -1,5 +1,6 @@
 #include "quern/ops/registry/rope_ops.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_rope.h"
 #include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
@@ -38,17 +40,17 @@ NamedArgs Example(DType dtype) {
 }
 
 // positions[n], query[n, heads, head_dim], and key or nothing.
-IndexView Positions(Tensors t) { return t[0].As<const int32_t, 1>(); }
+IndexView Positions(Tensors t) { return IndicesOf(t[0]); }
 
 absl::Status Check(const RotaryEmbeddingPlan& plan, Tensors t) {
   QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 3));
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "positions", t[0], DType::kI32, {kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckIndexView(kOp, "positions", t[0], {kAnyExtent}));
   if (t[2].rank() == 0) return plan.CheckArgs(Positions(t), t[1], t[1]);
   return plan.CheckQkArgs(Positions(t), t[1], t[2]);
 }
 
-void Native(const RotaryEmbeddingSpec& spec, Tensors tensors) {
+void Native(const RotaryEmbeddingSpec& spec, const RotaryFrequencies& of,
+            Tensors tensors) {
   const IndexView positions = Positions(tensors);
   for (const size_t which : {size_t{1}, size_t{2}}) {
     const AnyTensorView& x = tensors[which];
@@ -57,7 +59,11 @@ void Native(const RotaryEmbeddingSpec& spec, Tensors tensors) {
       for (int64_t h = 0; h < x.extent(1); ++h) {
         const ScalarRow head = NativeHead(x, 0, t, h);
         for (int64_t j = 0; j < spec.rot_dim / 2; ++j) {
-          NativeTurnTo(spec, j, positions[t], head, head);
+          const double angle = static_cast<double>(positions[t]) *
+                               of.frequencies[static_cast<size_t>(j)];
+          NativeTurn(
+              spec, j, static_cast<float>(of.magnitude * std::cos(angle)),
+              static_cast<float>(of.magnitude * std::sin(angle)), head, head);
         }
       }
     }
@@ -65,7 +71,9 @@ void Native(const RotaryEmbeddingSpec& spec, Tensors tensors) {
 }
 
 Metas Shapes(const TensorMeta& positions, const MutatedMeta& query,
-             const MaybeMutated& key, int64_t, int64_t, double, bool) {
+             const MaybeMutated& key, const RotaryScaling*, int64_t, int64_t,
+             double, bool) {
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(kOp, "positions", positions));
   if (query.extents.size() != 3 || positions.extents.size() != 1 ||
       positions.extents[0] != query.extents[0] ||
       (key.has_value() && key->extents.size() != 3)) {
@@ -77,22 +85,27 @@ Metas Shapes(const TensorMeta& positions, const MutatedMeta& query,
 
 template <bool kNative>
 Bound Make(const TensorMeta& positions, const MutatedMeta& query,
-           const MaybeMutated& key, int64_t max_position, int64_t rot_dim,
-           double base, bool is_neox) {
-  QUERN_RETURN_IF_ERROR(
-      Shapes(positions, query, key, max_position, rot_dim, base, is_neox)
-          .status());
+           const MaybeMutated& key, const RotaryScaling* scaling,
+           int64_t max_position, int64_t rot_dim, double base, bool is_neox) {
+  QUERN_RETURN_IF_ERROR(Shapes(positions, query, key, scaling, max_position,
+                               rot_dim, base, is_neox)
+                            .status());
   QUERN_ASSIGN_OR_RETURN(
-      const RotaryEmbeddingSpec spec,
+      RotaryEmbeddingSpec spec,
       RotarySpecOf(kOp, query, nullptr, max_position, rot_dim, base, is_neox));
+  if (scaling != nullptr) spec.scaling = *scaling;
   QUERN_ASSIGN_OR_RETURN(RotaryEmbeddingPlan made,
                          RotaryEmbeddingPlan::Create(spec));
   const auto plan =
       std::make_shared<const RotaryEmbeddingPlan>(std::move(made));
   const auto check = [plan](Tensors t) { return Check(*plan, t); };
   if (kNative) {
+    QUERN_ASSIGN_OR_RETURN(
+        const RotaryFrequencies of,
+        ComputeRotaryFrequencies(spec.rot_dim, spec.base, spec.scaling));
     return std::unique_ptr<BoundOp>(new BoundCalls(
-        "scalar", check, [spec](Tensors t, Executor&) { Native(spec, t); }));
+        "scalar", check,
+        [spec, of](Tensors t, Executor&) { Native(spec, of, t); }));
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan->target(), check, [plan](Tensors t, Executor& e) {
@@ -109,7 +122,8 @@ Bound Make(const TensorMeta& positions, const MutatedMeta& query,
 absl::Status RegisterRopeOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(
       r.Define<&Shapes>("rotary_embedding(Tensor positions, Tensor(a1!) query, "
-                        "Tensor(a2!)? key, int max_position, int rot_dim=0, "
+                        "Tensor(a2!)? key, RotaryScaling? scaling, "
+                        "int max_position, int rot_dim=0, "
                         "float base=10000.0, bool is_neox=True) -> ()",
                         &Example));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));

@@ -6,17 +6,18 @@
 
 namespace quern {
 
-// rotary_embedding (in place): positions is int32[n], query and key are
-// [n, heads, head_dim], not [n, heads * head_dim]. Angles are computed from
-// `base`, where vLLM's is handed a table; rot_dim 0 is head_dim, and positions
-// are less than max_position. A model's scaling (YaRN, Llama 3) is in the
-// plan's spec alone. Providers: simd, and reference, which rounds each product
+// rotary_embedding (in place): positions is i32[n] or i64[n], query and key are
+// [n, heads, head_dim] with any token and head strides, not
+// [n, heads * head_dim]. Angles are computed from `base` and `scaling`
+// (ops/rope/rotary_scaling.h: linear, Llama 3, YaRN, LongRoPE and others),
+// where vLLM's is handed a table; rot_dim 0 is head_dim, and positions are less
+// than max_position. Providers: simd, and reference, which rounds each product
 // and each sum. Equation: ops/rope/rotary_embedding.h.
 absl::Status RegisterRopeOps(OpRegistry& registry);
 
-// mrope (in place; positions[3, n] of time, row and column), apply_rotary_emb,
-// dual_chunk_rotary_embedding. Providers as above; enable_fp32_compute makes
-// the reference round once.
+// mrope (in place; positions[3, n], i32 or i64, of time, row and column),
+// apply_rotary_emb, dual_chunk_rotary_embedding. Providers as above;
+// enable_fp32_compute makes the reference round once.
 absl::Status RegisterRopeVariantOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -49,6 +49,7 @@ NamedArgs MropeExample(DType dtype) {
 Metas MropeShapes(const TensorMeta& positions, const MutatedMeta& query,
                   const MaybeMutated& key, int64_t, int64_t, int64_t, int64_t,
                   bool, int64_t, double, bool) {
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(kMrope, "positions", positions));
   if (query.extents.size() != 3 || positions.extents.size() != 2 ||
       positions.extents[0] != 3 || positions.extents[1] != query.extents[0] ||
       (key.has_value() && key->extents.size() != 3)) {
@@ -59,15 +60,12 @@ Metas MropeShapes(const TensorMeta& positions, const MutatedMeta& query,
 }
 
 // Dense positions[3, n] as the plan takes them.
-IndexView Streams(const AnyTensorView& v) {
-  return DenseVector(static_cast<const int32_t*>(v.data()),
-                     v.extent(0) * v.extent(1));
-}
+IndexView Streams(const AnyTensorView& v) { return IndicesOf(v); }
 
 absl::Status CheckMrope(const MropePlan& plan, Tensors t) {
   QUERN_RETURN_IF_ERROR(CheckTensorCount(kMrope, t, 3));
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kMrope, "positions", t[0], DType::kI32, {3, kAnyExtent}));
+      CheckIndexView(kMrope, "positions", t[0], {3, kAnyExtent}));
   if (t[0].extent(1) > 0 && t[0].stride(0) != t[0].extent(1)) {
     return InvalidArgument(kMrope, "positions have stride ", t[0].stride(0),
                            "; need ", t[0].extent(1));
@@ -220,6 +218,7 @@ NamedArgs DualExample(DType dtype) {
 Metas DualShapes(const TensorMeta& positions, const TensorMeta& query,
                  const TensorMeta& key, int64_t, int64_t, int64_t, int64_t,
                  double, bool) {
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(kDual, "positions", positions));
   if (query.extents.size() != 3 || positions.extents.size() != 1 ||
       key.extents.size() != 3) {
     return InvalidArgument(
@@ -236,7 +235,7 @@ Metas DualShapes(const TensorMeta& positions, const TensorMeta& query,
 }
 
 DualChunkRotaryArgs DualArgs(Tensors t) {
-  return {t[0].As<const int32_t, 1>(), t[1], t[2], t[3], t[4]};
+  return {IndicesOf(t[0]), t[1], t[2], t[3], t[4]};
 }
 
 // The first elements of a head turn, the others are copied.
@@ -291,7 +290,7 @@ Bound Dual(const TensorMeta& positions, const TensorMeta& query,
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kDual, t, 5));
     QUERN_RETURN_IF_ERROR(
-        CheckInput(kDual, "positions", t[0], DType::kI32, {kAnyExtent}));
+        CheckIndexView(kDual, "positions", t[0], {kAnyExtent}));
     return plan->CheckArgs(DualArgs(t));
   };
   if (kNative) {

@@ -1,8 +1,8 @@
 #ifndef OPS_REGISTRY_OP_REGISTRY_H_
 #define OPS_REGISTRY_OP_REGISTRY_H_
 
-// An operator of this repository that takes the place of one of Quern's: relu2
-// of f32 alone, by its own loop.
+// Operators of this repository that take the place of Quern's: relu2 and
+// rms_norm of f32 alone, by their own loops.
 //
 // Quern has an ops/registry/op_registry.h too, a core/check.h and a
 // testing/data.h. They do not collide with the files of this repository,
@@ -11,7 +11,8 @@
 #include "absl/status/status.h"
 #include "quern/ops/registry/op_registry.h"
 
-// `registry` has relu2. It is "mine" afterwards wherever the policy enables it.
-absl::Status OverrideRelu2(quern::OpRegistry& registry);
+// `registry` has both. They are "mine" afterwards wherever the policy enables
+// them; a model that takes its operators from such a registry runs them.
+absl::Status OverrideOps(quern::OpRegistry& registry);
 
 #endif  // OPS_REGISTRY_OP_REGISTRY_H_

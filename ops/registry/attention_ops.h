@@ -1,0 +1,53 @@
+#ifndef QUERN_OPS_REGISTRY_ATTENTION_OPS_H_
+#define QUERN_OPS_REGISTRY_ATTENTION_OPS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+
+// What a step knows of its sequences. paged_attention is made with the address
+// of one, which the engine fills again for each step, before CheckArgs,
+// WorkspaceBytes and Execute. Layers with different windows have one each.
+struct AttentionStep {
+  PageTable pages;
+  // Built with a spec that has the operator's heads and windows.
+  AttentionSchedule schedule;
+  // What steps have at most. With max_sequences > 0, WorkspaceBytes is enough
+  // for every step of up to max_rows tokens within these limits; without, for
+  // the schedule above.
+  AttentionLimits limits = {};
+};
+
+// The pages of one layer as the tensor `cache` below: u8[pages, page_bytes].
+// Keys, values and scales lie in pages one after another, as KvCache has them.
+inline AnyTensorView CachePages(const KvCacheView& layer) {
+  const int64_t bytes = layer.layout().page_bytes();
+  return AnyTensorView(DType::kU8, static_cast<void*>(layer.k().data), 2,
+                       {layer.num_pages(), bytes}, {bytes, 1});
+}
+
+// write_kv: key and value[tokens, kv_heads, head_dim], with any token and head
+// strides, go to slots[tokens] (i64) of cache[pages, page_bytes], whose layout
+// is copied. paged_attention: query[tokens, q_heads, head_dim] against the keys
+// and values of `step`. Equations, roundings and refusals: cache/write_kv.h and
+// attention/paged_attention.h. alibi_slopes and sinks are f32[q_heads].
+//
+// Providers: simd, and reference, plain loops with sums in double on the
+// calling thread. Both take layouts without scales, or with one for each token
+// and head; Unimplemented for others, whose scales lie outside the pages.
+//
+// Brings gemm, cache and attention along.
+absl::Status RegisterAttentionOps(OpRegistry& registry);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_ATTENTION_OPS_H_

@@ -1,0 +1,240 @@
+#include "quern/ops/registry/native_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_rope.h"
+#include "quern/quant/scalar_convert.h"
+
+namespace quern {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The largest code of a type of one byte.
+float MostOf(DType dtype) {
+  if (dtype == DType::kI8) return 127.0f;
+  return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
+}
+
+double Load(const uint8_t* block, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kBF16:
+      return double{ToF32(reinterpret_cast<const BFloat16*>(block)[i])};
+    case DType::kF16:
+      return double{ToF32(reinterpret_cast<const Float16*>(block)[i])};
+    case DType::kI8:
+      return static_cast<double>(reinterpret_cast<const int8_t*>(block)[i]);
+    case DType::kF8E4M3:
+      return double{ToF32(Float8E4M3{block[i]})};
+    case DType::kF8E5M2:
+      return double{ToF32(Float8E5M2{block[i]})};
+    default:
+      return double{reinterpret_cast<const float*>(block)[i]};
+  }
+}
+
+void Store(uint8_t* block, DType dtype, int64_t i, float v) {
+  switch (dtype) {
+    case DType::kBF16:
+      reinterpret_cast<BFloat16*>(block)[i] = FromF32<BFloat16>(v);
+      break;
+    case DType::kF16:
+      reinterpret_cast<Float16*>(block)[i] = FromF32<Float16>(v);
+      break;
+    case DType::kI8:
+      reinterpret_cast<int8_t*>(block)[i] =
+          std::isnan(v) ? int8_t{0}
+                        : static_cast<int8_t>(std::nearbyint(
+                              std::min(127.0f, std::max(-127.0f, v))));
+      break;
+    case DType::kF8E4M3:
+      block[i] = FromF32<Float8E4M3>(v, OverflowMode::kSaturate).bits;
+      break;
+    case DType::kF8E5M2:
+      block[i] = FromF32<Float8E5M2>(v, OverflowMode::kSaturate).bits;
+      break;
+    default:
+      reinterpret_cast<float*>(block)[i] = v;
+  }
+}
+
+// The scale of a row whose token has one of its own.
+template <typename Row>
+float ScaleOfRow(const Row& row, int64_t n, float most) {
+  float largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(row(i))) return std::numeric_limits<float>::quiet_NaN();
+    largest = std::max(largest, std::abs(row(i)));
+  }
+  return largest == 0 ? 1.0f : std::max(largest / most, KvScales::kMin);
+}
+
+// row(0), ..., row(n - 1) to block[at(0)], ...
+template <typename Row, typename At>
+void WriteRow(const Row& row, int64_t n, const At& at, DType dtype,
+              float* scale, uint8_t* block) {
+  float inverse = 1;
+  if (scale != nullptr) {
+    *scale = ScaleOfRow(row, n, MostOf(dtype));
+    inverse = 1.0f / *scale;
+  }
+  for (int64_t i = 0; i < n; ++i) Store(block, dtype, at(i), row(i) * inverse);
+}
+
+}  // namespace
+
+void NativeWriteKv(const WriteKvArgs& args) noexcept {
+  const KvLayout& layout = args.cache.layout();
+  const int64_t keys = args.k.extent(2), page_size = layout.page_size();
+  const bool scaled = layout.scaling() == KvScaling::kPerTokenHead;
+  for (int64_t t = 0; t < args.k.extent(0); ++t) {
+    const int64_t slot = args.slots[static_cast<size_t>(t)];
+    if (slot < 0) continue;
+    const int64_t page = slot / page_size, token = slot % page_size;
+    for (int64_t h = 0; h < layout.kv_heads(); ++h) {
+      const ScalarRow k = NativeHead(args.k, 0, t, h);
+      const ScalarRow v = NativeHead(args.v, 0, t, h);
+      uint8_t* const to = args.cache.K(page, h);
+      // In the latent form, v holds the rest of the key.
+      WriteRow([&](int64_t i) { return i < keys ? k[i] : v[i - keys]; },
+               layout.head_dim(),
+               [&](int64_t i) { return layout.KOffset(token, i); },
+               layout.dtype(),
+               scaled ? args.cache.KScales(page, h) + token : nullptr, to);
+      if (layout.k_row() > layout.head_dim()) {
+        Store(to, layout.dtype(), layout.KOffset(token, layout.head_dim()), 0);
+      }
+      if (layout.form() == KvForm::kLatent) continue;
+      WriteRow([&](int64_t i) { return v[i]; }, layout.v_head_dim(),
+               [&](int64_t i) { return layout.VOffset(token, i); },
+               layout.dtype(),
+               scaled ? args.cache.VScales(page, h) + token : nullptr,
+               args.cache.V(page, h));
+    }
+  }
+}
+
+namespace {
+
+// One query of one head against the keys of its sequence that it sees.
+class Query {
+ public:
+  Query(const AttentionSpec& spec, const PagedAttentionArgs& args, int64_t s,
+        int64_t head)
+      : spec_(spec),
+        args_(args),
+        layout_(spec.kv),
+        sequence_(s),
+        kv_head_(head / spec.group()),
+        slope_(args.alibi_slopes.empty()
+                   ? 0.0
+                   : double{args.alibi_slopes[static_cast<size_t>(head)]}),
+        scale_(spec.scale != 0
+                   ? double{spec.scale}
+                   : 1.0 / std::sqrt(static_cast<double>(layout_.head_dim()))) {
+  }
+
+  double Logit(const ScalarRow& q, int64_t t, int64_t position) const {
+    const int64_t page = PageOf(t), token = t % layout_.page_size();
+    const uint8_t* const block = args_.kv.K(page, kv_head_);
+    double sum = 0;
+    for (int64_t d = 0; d < layout_.head_dim(); ++d) {
+      sum += double{q[d]} *
+             Load(block, layout_.dtype(), layout_.KOffset(token, d));
+    }
+    double logit =
+        scale_ * sum * ScaleAt(args_.kv.KScales(page, kv_head_), token);
+    if (spec_.soft_cap > 0) {
+      const auto cap = double{spec_.soft_cap};
+      logit = cap * std::tanh(logit / cap);
+    }
+    return logit + slope_ * static_cast<double>(t - position);
+  }
+
+  // sums += weight * value of token t.
+  void AddValue(int64_t t, double weight, double* sums) const {
+    const int64_t page = PageOf(t), token = t % layout_.page_size();
+    const uint8_t* const block = args_.kv.V(page, kv_head_);
+    const double factor =
+        weight * ScaleAt(args_.kv.VScales(page, kv_head_), token);
+    for (int64_t d = 0; d < layout_.v_head_dim(); ++d) {
+      sums[d] +=
+          factor * Load(block, layout_.dtype(), layout_.VOffset(token, d));
+    }
+  }
+
+ private:
+  int64_t PageOf(int64_t t) const {
+    return args_.pages.Pages(
+        sequence_)[static_cast<size_t>(t / layout_.page_size())];
+  }
+  double ScaleAt(const float* scales, int64_t token) const {
+    return layout_.scaling() == KvScaling::kPerTokenHead ? double{scales[token]}
+                                                         : 1.0;
+  }
+
+  const AttentionSpec& spec_;
+  const PagedAttentionArgs& args_;
+  const KvLayout& layout_;
+  int64_t sequence_;
+  int64_t kv_head_;
+  double slope_;
+  double scale_;
+};
+
+}  // namespace
+
+void NativePagedAttention(const AttentionSpec& spec,
+                          const PagedAttentionArgs& args,
+                          double* sums) noexcept {
+  const int64_t columns = spec.kv.v_head_dim();
+  int64_t index = 0;
+  for (const AttentionSequence& s : args.schedule.sequences()) {
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      const int64_t position = s.kv_len - s.q_len + i;
+      const int64_t begin = std::max(int64_t{0}, position - s.left);
+      const int64_t end = std::min(s.kv_len, position + s.right + 1);
+      for (int64_t h = 0; h < spec.q_heads; ++h) {
+        const Query query(spec, args, index, h);
+        const ScalarRow q = NativeHead(args.q, 0, s.q_offset + i, h);
+        const ScalarRow out = NativeHead(args.out, 0, s.q_offset + i, h);
+        // Weights are relative to the largest logit so far.
+        double largest = -kInfinity, total = 0;
+        if (!args.sinks.empty()) {
+          largest = double{args.sinks[static_cast<size_t>(h)]};
+          total = 1;
+        }
+        std::fill_n(sums, columns, 0.0);
+        for (int64_t t = begin; t < end; ++t) {
+          const double logit = query.Logit(q, t, position);
+          if (logit == -kInfinity) continue;
+          if (!(logit <= largest)) {
+            const double shrink = std::exp(largest - logit);
+            largest = logit;
+            total *= shrink;
+            for (int64_t d = 0; d < columns; ++d) sums[d] *= shrink;
+          }
+          const double weight = std::exp(logit - largest);
+          total += weight;
+          query.AddValue(t, weight, sums);
+        }
+        for (int64_t d = 0; d < columns; ++d) {
+          out.Set(d, static_cast<float>(total == 0 ? 0.0 : sums[d] / total));
+        }
+      }
+    }
+    ++index;
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,26 @@
+#ifndef QUERN_OPS_REGISTRY_NATIVE_ATTENTION_H_
+#define QUERN_OPS_REGISTRY_NATIVE_ATTENTION_H_
+
+// Writing to a paged cache and attention over it as plain loops, for the
+// providers called "reference". Arguments are those that the plans accept.
+
+#include <cstdint>
+
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/cache/write_kv.h"
+
+namespace quern {
+
+// Token by token and element by element; the bits of WriteKvPlan without a
+// rotation.
+void NativeWriteKv(const WriteKvArgs& args) noexcept;
+
+// Sums in double, one rounding. `sums` has v_head_dim elements.
+void NativePagedAttention(const AttentionSpec& spec,
+                          const PagedAttentionArgs& args,
+                          double* sums) noexcept;
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_NATIVE_ATTENTION_H_
