@@ -117,7 +117,7 @@ class BoundLinear final : public BoundOp {
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
     if (native_.has_value()) {
-      native_->Execute(t[0], t[1], t[2]);
+      native_->Multiply(t[0], t[1], t[2]);
     } else {
       plan_.Execute(ArgsOf(t), workspace, executor);
     }

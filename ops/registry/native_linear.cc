@@ -164,9 +164,9 @@ double NativeLinear::Sum(const AnyTensorView& x, int64_t t, int64_t n) const {
   return weights_.has_bias() ? sum + double{weights_.bias()[n]} : sum;
 }
 
-void NativeLinear::Execute(const AnyTensorView& x,
-                           const AnyTensorView& residual,
-                           const AnyTensorView& out) const noexcept {
+void NativeLinear::Multiply(const AnyTensorView& x,
+                            const AnyTensorView& residual,
+                            const AnyTensorView& out) const noexcept {
   const int64_t columns = out.extent(1);
   for (int64_t t = 0; t < out.extent(0); ++t) {
     const ScalarRow to(out, t);

@@ -32,8 +32,8 @@ class NativeLinear {
   // out = act(x * weights + bias) + residual, for matrices that the linear
   // layer accepts; a residual of rank 0 adds nothing. W8A8 weights multiply x
   // quantised by row, as quant/int8_quantize.h says.
-  void Execute(const AnyTensorView& x, const AnyTensorView& residual,
-               const AnyTensorView& out) const noexcept;
+  void Multiply(const AnyTensorView& x, const AnyTensorView& residual,
+                const AnyTensorView& out) const noexcept;
 
  private:
   NativeLinear(const LinearWeights& weights, LinearActivation activation,
