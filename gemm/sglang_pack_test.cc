@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/no_alloc.h"

@@ -38,7 +38,7 @@ absl::StatusOr<TextWriter> TextWriter::Create(const GenerateOptions& options,
   QUERN_ASSIGN_OR_RETURN(SamplerPlan plan, SamplerPlan::Create(spec));
   QUERN_ASSIGN_OR_RETURN(
       AlignedBuffer scratch,
-      AlignedBuffer::Create(plan.workspace_bytes(executor.num_workers())));
+      AlignedBuffer::Create(plan.WorkspaceBytes(executor.num_workers())));
   return TextWriter(tokenizer, std::move(plan), std::move(scratch), options);
 }
 
