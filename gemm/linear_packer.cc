@@ -58,6 +58,7 @@ class Columns {
     }
     ends_.back() = n;
   }
+  size_t sources() const { return ends_.size(); }
   int64_t begin(size_t source) const {
     return source == 0 ? 0 : ends_[source - 1];
   }
@@ -71,6 +72,24 @@ class Columns {
  private:
   std::vector<int64_t> ends_;
 };
+
+// Columns [first, first + count) of a source, from `col` of a part on.
+struct Segment {
+  size_t source;
+  int64_t first, count, col;
+};
+std::vector<Segment> SegmentsOf(const Columns& columns, int64_t begin,
+                                int64_t end) {
+  std::vector<Segment> segments;
+  for (size_t i = 0; i < columns.sources(); ++i) {
+    const int64_t from = std::max(columns.begin(i), begin);
+    const int64_t to = std::min(columns.end(i), end);
+    if (from < to) {
+      segments.push_back({i, from - columns.begin(i), to - from, from - begin});
+    }
+  }
+  return segments;
+}
 
 class Packer {
  public:
@@ -143,48 +162,37 @@ class Packer {
     return SumColumns();
   }
 
-  // Packs the panels of one part straight from the sources, but for panels in
-  // which two sources meet.
+  // Packs each source into its own panels. Where two meet inside one, the part
+  // is packed from a copy in plain memory.
   absl::Status PackVnniPart(int64_t first, uint8_t* panels) const {
-    for (int64_t col = 0; col < form_.part_n;) {
-      const Column from = columns_.At(first + col);
-      const int64_t left =
-          std::min(columns_.end(from.source) - first, form_.part_n) - col;
-      uint8_t* const to = panels + col / kPanelCols * form_.panel_bytes;
-      int64_t n =
-          col + left == form_.part_n ? left : left / kPanelCols * kPanelCols;
-      if (n > 0) {
-        QUERN_RETURN_IF_ERROR(
-            PackMatrix(Slice(sources_[from.source].codes, from.n, n), n, to));
-      } else {
-        n = std::min(kPanelCols, form_.part_n - col);
-        QUERN_RETURN_IF_ERROR(PackMixedPanel(first + col, n, to));
-      }
-      col += n;
-    }
-    return absl::OkStatus();
-  }
-
-  // Packs one panel of several sources from a copy of its n columns.
-  absl::Status PackMixedPanel(int64_t first, int64_t n, uint8_t* panel) const {
     const bool nk = layout() == WeightLayout::kNK;
+    const std::vector<Segment> segments =
+        SegmentsOf(columns_, first, first + form_.part_n);
+    const bool apart =
+        std::all_of(segments.begin(), segments.end(),
+                    [](const Segment& s) { return s.col % kPanelCols == 0; });
+    if (apart) {
+      for (const Segment& s : segments) {
+        QUERN_RETURN_IF_ERROR(PackMatrix(
+            Slice(sources_[s.source].codes, s.first, s.count), s.count,
+            panels + s.col / kPanelCols * form_.panel_bytes));
+      }
+      return absl::OkStatus();
+    }
     const DType dtype = FloatOrI8(spec_.format);
-    const int64_t rows = nk ? n : spec_.k, cols = nk ? spec_.k : n;
+    const int64_t rows = nk ? form_.part_n : spec_.k;
+    const int64_t cols = nk ? spec_.k : form_.part_n;
     QUERN_ASSIGN_OR_RETURN(
         AlignedBuffer copy,
         AlignedBuffer::Create(rows * cols *
                               static_cast<int64_t>(SizeOf(dtype))));
     const AnyTensorView all(dtype, static_cast<void*>(copy.data()), 2,
                             {rows, cols}, {cols, 1});
-    for (int64_t col = 0; col < n;) {
-      const Column from = columns_.At(first + col);
-      const int64_t count =
-          std::min(columns_.end(from.source) - first, n) - col;
-      CopyMatrix(Slice(sources_[from.source].codes, from.n, count),
-                 Slice(all, col, count), executor_);
-      col += count;
+    for (const Segment& s : segments) {
+      CopyMatrix(Slice(sources_[s.source].codes, s.first, s.count),
+                 Slice(all, s.col, s.count), executor_);
     }
-    return PackMatrix(all, n, panel);
+    return PackMatrix(all, form_.part_n, panels);
   }
 
   AnyTensorView Slice(const AnyTensorView& codes, int64_t first,

@@ -60,7 +60,9 @@ class DecoderRanksTest : public DecoderFixture {
     auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
     EXPECT_TRUE(model.ok()) << model.status();
     if (!model.ok()) return result;
-    if (communicator == nullptr) EXPECT_RAN_ON(*model);
+    if (communicator == nullptr) {
+      EXPECT_RAN_ON(*model);
+    }
     DecoderStateSpec spec;
     spec.cache_dtype = DType::kF32;
     spec.page_size = 8;

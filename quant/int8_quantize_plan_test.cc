@@ -51,7 +51,7 @@ TEST(Int8QuantizePlanTest, RefusesSpecsWithoutAMeaning) {
   const std::string scales = "; need 2^-125 <= scale <= 2^118";
   ExpectRefusals(
       {{refusal(Spec(DType::kF8E4M3, kToken, kNone, 1, 0)),
-        "dtype is f8e4m3; need f32, bf16 or f16"},
+        "dtype is f8e4m3; need f32 or bf16 or f16"},
        {refusal(Spec(DType::kI8, kTensor, kNone, 1, 0)), "dtype is i8; need "}},
       absl::StatusCode::kUnimplemented);
   ExpectRefusals({
