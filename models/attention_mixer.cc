@@ -17,46 +17,31 @@
 #include "quern/models/architecture.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/page_pool.h"
-#include "quern/ops/norm/rms_norm.h"
-#include "quern/ops/parallel_rows.h"
 
 namespace quern {
-namespace {
-
-// The `count` heads of a token, side by side, each divided by its own rms.
-void NormaliseRow(const RmsNormPlan& norm, const AlignedBuffer& weight,
-                  float* heads, int64_t count) {
-  const int64_t head_dim = norm.spec().hidden;
-  const auto rows = DenseMatrix<float>(heads, count, head_dim);
-  InlineExecutor here;
-  norm.Execute(rows, DenseVector<const float>(weight.data<float>(), head_dim),
-               rows, here);
-}
-
-}  // namespace
-
 AttentionMixer::AttentionMixer(LinearPlan qkv, LinearPlan out)
     : qkv_(std::move(qkv)), out_(std::move(out)) {}
 
 absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
     DecoderLoader& loader, const DecoderConfig& config, const ModelShard& shard,
-    const AttentionOperators& operators, int64_t layer, int64_t pool,
+    const DecoderOperators& operators, int64_t layer, int64_t pool,
     int64_t pool_layer) {
   QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, loader.Matrix(loader.QkvParts(layer)));
   QUERN_ASSIGN_OR_RETURN(LinearPlan out,
                          loader.Matrix(loader.AttnOutParts(layer)));
   std::unique_ptr<AttentionMixer> m(
       new AttentionMixer(std::move(qkv), std::move(out)));
-  m->operators_ = operators;
+  m->operators_ = &operators;
   m->pool_ = pool;
   m->pool_layer_ = pool_layer;
   m->q_heads_ = shard.q_heads();
   m->kv_heads_ = shard.kv_heads();
   m->head_dim_ = config.head_dim;
-  if (operators.head_norm != nullptr) {
+  if (operators.has_head_norms()) {
     QUERN_ASSIGN_OR_RETURN(m->q_norm_,
                            loader.Norm(TensorId::kAttnQNorm, layer));
     QUERN_ASSIGN_OR_RETURN(m->k_norm_,
@@ -86,27 +71,16 @@ absl::StatusOr<int64_t> AttentionMixer::ScratchBytes(int64_t max_tokens,
                          qkv_.WorkspaceBytes(max_tokens, max_workers));
   QUERN_ASSIGN_OR_RETURN(const int64_t out,
                          out_.WorkspaceBytes(max_tokens, max_workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t op,
+                         operators_->WorkspaceBytes(max_tokens, max_workers));
   WorkspaceLayout counted;
   LayOut(counted, max_tokens);
-  counted.Allocate<uint8_t>("matrix", std::max(qkv, out));
+  counted.Allocate<uint8_t>("matrix or operator", std::max({qkv, out, op}));
   if (counted.overflow()) {
     return absl::ResourceExhaustedError(
         "decoder: attention's scratch needs more than 2^63 bytes");
   }
   return counted.bytes();
-}
-
-void AttentionMixer::NormaliseHeads(float* qkv, int64_t tokens,
-                                    Executor& executor) const noexcept {
-  const int64_t cols = (q_heads_ + 2 * kv_heads_) * head_dim_;
-  ParallelRows(executor, tokens, 2 * cols, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* q = qkv + row * cols;
-      NormaliseRow(*operators_.head_norm, q_norm_, q, q_heads_);
-      NormaliseRow(*operators_.head_norm, k_norm_, q + q_heads_ * head_dim_,
-                   kv_heads_);
-    }
-  });
 }
 
 void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
@@ -119,14 +93,19 @@ void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
   const int64_t cols = q_cols + 2 * kv_cols;
   qkv_.Execute({step.rows, DenseMatrix<float>(s.qkv, t, cols)}, memory,
                executor);
-  if (operators_.head_norm != nullptr) NormaliseHeads(s.qkv, t, executor);
   const auto heads = [&](int64_t column, int64_t count) {
     return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
                                 {cols, head_dim_, 1});
   };
   const auto q = heads(0, q_heads_), k = heads(q_cols, kv_heads_),
              v = heads(q_cols + kv_cols, kv_heads_);
-  operators_.rope->ExecuteQk(step.positions, q, k, executor);
+  if (operators_->has_head_norms()) {
+    operators_->HeadNorms(
+        q, DenseVector<const float>(q_norm_.data<float>(), head_dim_), k,
+        DenseVector<const float>(k_norm_.data<float>(), head_dim_), memory,
+        executor);
+  }
+  operators_->Rotate(step.positions, q, k, memory, executor);
   pool.Write(pool_layer_, k, v, executor);
   const DType dtype = out_.spec().a;
   pool.Attend(pool_layer_, q, s.queries,

@@ -16,27 +16,19 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/gemm/linear.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
 #include "quern/models/model_shard.h"
-#include "quern/ops/norm/rms_norm.h"
-#include "quern/ops/rope/rotary_embedding.h"
 
 namespace quern {
-
-// What the attention layers of a model have in common. `head_norm` is there
-// with kHeadNorms.
-struct AttentionOperators {
-  const RotaryEmbeddingPlan* rope = nullptr;
-  const RmsNormPlan* head_norm = nullptr;
-};
 
 class AttentionMixer final : public Mixer {
  public:
   // The operators outlive it.
   static absl::StatusOr<std::unique_ptr<Mixer>> Create(
       DecoderLoader& loader, const DecoderConfig& config,
-      const ModelShard& shard, const AttentionOperators& operators,
-      int64_t layer, int64_t pool, int64_t pool_layer);
+      const ModelShard& shard, const DecoderOperators& operators, int64_t layer,
+      int64_t pool, int64_t pool_layer);
 
   int64_t pool() const override { return pool_; }
   int64_t pool_layer() const override { return pool_layer_; }
@@ -55,10 +47,8 @@ class AttentionMixer final : public Mixer {
   AttentionMixer(LinearPlan qkv, LinearPlan out);
   template <typename Allocator>
   Scratch LayOut(Allocator& a, int64_t tokens) const;
-  void NormaliseHeads(float* qkv, int64_t tokens,
-                      Executor& executor) const noexcept;
 
-  AttentionOperators operators_;
+  const DecoderOperators* operators_ = nullptr;
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   LinearPlan qkv_;                 // hidden -> q, k and v of this rank

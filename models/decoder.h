@@ -71,6 +71,8 @@
 
 namespace quern {
 
+class OpDispatcher;  // ops/registry/op_dispatcher.h
+
 enum class DecoderWeights {
   // Each matrix as the file has it: F32, BF16, F16, or Q8_0 in its blocks; f32
   // where the parts of a matrix differ, as q, k and v may. Rows are bf16 if all
@@ -103,6 +105,11 @@ struct DecoderOptions {
   // The ranks that hold the model together, see above; borrowed, it outlives
   // the model and its states. Null: this process has all of it.
   Communicator* communicator = nullptr;
+  // Where rms_norm, add_rms_norm, rotary_embedding, gather_rows and
+  // logits_processor come from, so that a policy or an override reaches the
+  // model; used by Create alone. The registry has them all (RegisterNormOps,
+  // RegisterRopeOps, RegisterEmbeddingOps). Null: each one's first provider.
+  const OpDispatcher* operators = nullptr;
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
   // Elements read between two calls of `progress`, at least a row.

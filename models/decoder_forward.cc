@@ -48,8 +48,9 @@ Activations LayOut(Allocator& a, const DecoderConfig& c, DType dtype,
 class DecoderState::Impl::Stream {
  public:
   Stream(const Decoder::Impl& model, const Activations& s, int64_t tokens,
-         Executor& executor)
+         Workspace scratch, Executor& executor)
       : model_(model),
+        scratch_(scratch),
         executor_(executor),
         x_(DenseMatrix<float>(s.x, tokens, model.config.hidden)),
         branch_(DenseMatrix<float>(s.branch, tokens, model.config.hidden)),
@@ -64,7 +65,7 @@ class DecoderState::Impl::Stream {
 
   // rows = rms_norm(x) by `norm`.
   void Begin(const AlignedBuffer& norm) const {
-    model_.norm->Execute(x_, Weight(norm), rows_, executor_);
+    model_.operators->Norm(x_, Weight(norm), rows_, scratch_, executor_);
   }
   // A part has written to target(): x += that of all ranks, normalised by
   // `post_norm` if there are such norms; rows = rms_norm(x) by `next_norm`.
@@ -72,11 +73,12 @@ class DecoderState::Impl::Stream {
            const AlignedBuffer& next_norm) const {
     if (!model_.branches()) return Begin(next_norm);
     model_.communicator->AllReduceSum(branch_);
-    if (model_.post_norm.has_value()) {
-      model_.post_norm->Execute(branch_, Weight(post_norm), branch_, executor_);
+    if (model_.config.Has(ModelPart::kPostNorms)) {
+      model_.operators->PostNorm(branch_, Weight(post_norm), scratch_,
+                                 executor_);
     }
-    model_.norm->ExecuteAdd({branch_, Weight(next_norm), rows_, x_, x_},
-                            executor_);
+    model_.operators->AddNorm(branch_, x_, Weight(next_norm), rows_, scratch_,
+                              executor_);
   }
 
  private:
@@ -85,6 +87,7 @@ class DecoderState::Impl::Stream {
   }
 
   const Decoder::Impl& model_;
+  Workspace scratch_;
   Executor& executor_;
   AnyTensorView x_, branch_, rows_;
 };
@@ -107,7 +110,8 @@ void DecoderState::Impl::Run(Executor& executor) {
   Workspace memory(activations);
   const Activations s =
       LayOut(memory, c, model->dtype, model->branches(), spec.max_step_tokens);
-  const Stream stream(*model, s, t, executor);
+  const Workspace work(scratch);
+  const Stream stream(*model, s, t, work, executor);
   model->embed->Execute(DenseVector<const int32_t>(tokens.data(), t),
                         DenseAny(model->embedding_dtype,
                                  const_cast<uint8_t*>(model->embedding.data()),
@@ -115,8 +119,8 @@ void DecoderState::Impl::Run(Executor& executor) {
                         stream.x(), *model->communicator, executor);
   stream.Begin(model->layers.front().attn_norm);
   const LayerStep step = {stream.rows(),
-                          DenseVector<const int64_t>(positions.data(), t),
-                          Workspace(scratch), &executor};
+                          DenseVector<const int64_t>(positions.data(), t), work,
+                          &executor};
   for (size_t layer = 0; layer < model->layers.size(); ++layer) {
     const DecoderLayer& l = model->layers[layer];
     l.mixer->Execute(step, pools[static_cast<size_t>(l.mixer->pool())],
@@ -130,18 +134,18 @@ void DecoderState::Impl::Run(Executor& executor) {
 
   const AnyTensorView selected =
       DenseAny(model->dtype, s.selected, wanted, c.hidden);
-  model->logits->SelectRows(
+  model->operators->Gather(
       stream.rows(), DenseVector<const int64_t>(logit_rows.data(), wanted),
-      selected);
+      selected, work, executor);
   // Each rank's columns, at their place among all.
   const auto all = DenseMatrix(logits.data<float>(), wanted, c.vocab);
   const ColumnShards columns = model->shard.vocab();
   const int rank = model->shard.rank();
   const MatrixView<float> own(all.data() + columns.Begin(rank),
                               {wanted, columns.Count(rank)}, {c.vocab, 1});
-  model->output->Execute({selected, own}, Workspace(scratch), executor);
+  model->output->Execute({selected, own}, work, executor);
   model->communicator->AllGatherColumns(own, all, columns);
-  model->logits->Execute(all, executor);
+  model->operators->Finish(all, work, executor);
 }
 
 }  // namespace quern

@@ -17,13 +17,12 @@
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/logits/logits.h"
-#include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/parallel/vocab_parallel_embedding.h"
-#include "quern/ops/rope/rotary_embedding.h"
+#include "quern/ops/registry/op_dispatcher.h"
 
 namespace quern {
 
@@ -45,11 +44,7 @@ struct Decoder::Impl {
   std::optional<LinearPlan> output;  // of this rank's columns
 
   std::optional<VocabParallelEmbeddingPlan> embed;
-  std::optional<RmsNormPlan> norm;
-  std::optional<RmsNormPlan> head_norm;  // with kHeadNorms
-  std::optional<RmsNormPlan> post_norm;  // with kPostNorms
-  std::optional<RotaryEmbeddingPlan> rope;
-  std::optional<LogitsPlan> logits;
+  std::optional<DecoderOperators> operators;
 
   // Whether the layers' sums are made apart from the residual stream.
   bool branches() const { return NeedsBranch(config, shard); }
@@ -60,7 +55,8 @@ struct Decoder::Impl {
   }
   int64_t LayersIn(int64_t pool) const;
 
-  absl::Status MakeOperators();
+  // From `ops`, or if that is null each operator's first provider.
+  absl::Status MakeOperators(const OpDispatcher* ops);
   absl::Status LoadLayers(DecoderLoader& loader);
 };
 

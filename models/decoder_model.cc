@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,40 +19,24 @@
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_impl.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/decoder_operators.h"
 #include "quern/models/dense_feed_forward.h"
 #include "quern/models/gguf.h"
 #include "quern/models/layer.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/logits/logits.h"
-#include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/parallel/vocab_parallel_embedding.h"
-#include "quern/ops/rope/rotary_embedding.h"
-#include "quern/ops/rope/rotary_scaling.h"
-#include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/rope_ops.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "decoder";
-
-// The rotary embedding of the file's key and, if there are any, factors.
-RotaryEmbeddingSpec RotaryOf(const DecoderConfig& c, int64_t context) {
-  RotaryEmbeddingSpec rope;
-  rope.head_dim = c.head_dim;
-  rope.rot_dim = c.rope_dim;
-  rope.max_positions = context;
-  rope.base = c.rope_base;
-  rope.style = c.rope_style;
-  if (!c.rope_factors.empty()) {
-    // LongRoPE within the original context: frequencies are divided by the
-    // short factors, and the magnitude is 1.
-    rope.scaling.kind = RotaryScalingKind::kLongRope;
-    rope.scaling.original = rope.scaling.target = 2;
-    rope.scaling.short_factors = rope.scaling.long_factors = c.rope_factors;
-  }
-  return rope;
-}
 
 // Each rank has a file of its own.
 std::string PackedPathOf(const DecoderOptions& options,
@@ -78,44 +63,29 @@ int64_t Decoder::Impl::LayersIn(int64_t pool) const {
   return count;
 }
 
-absl::Status Decoder::Impl::MakeOperators() {
-  const DecoderConfig& c = config;
+absl::Status Decoder::Impl::MakeOperators(const OpDispatcher* ops) {
   VocabParallelEmbeddingSpec embedding;
-  embedding.vocab.original = c.vocab;
+  embedding.vocab.original = config.vocab;
   embedding.vocab.padding = communicator->size();
-  embedding.hidden = c.hidden;
+  embedding.hidden = config.hidden;
   embedding.weight_dtype = embedding_dtype;
-  embedding.scale = c.embedding_scale;
+  embedding.scale = config.embedding_scale;
   QUERN_ASSIGN_OR_RETURN(
       embed, VocabParallelEmbeddingPlan::Create(embedding, *communicator));
-  RmsNormSpec spec;
-  spec.hidden = c.hidden;
-  spec.eps = c.norm_eps;
-  spec.out_dtype = dtype;
-  QUERN_ASSIGN_OR_RETURN(norm, RmsNormPlan::Create(spec));
-  spec.out_dtype = DType::kF32;
-  if (c.Has(ModelPart::kPostNorms)) {
-    QUERN_ASSIGN_OR_RETURN(post_norm, RmsNormPlan::Create(spec));
+  OpRegistry registry;
+  std::optional<OpDispatcher> first;
+  if (ops == nullptr) {
+    QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+    QUERN_RETURN_IF_ERROR(RegisterRopeOps(registry));
+    QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
+    ops = &first.emplace(registry, OpPolicy());
   }
-  if (c.Has(ModelPart::kHeadNorms)) {
-    spec.hidden = c.head_dim;
-    QUERN_ASSIGN_OR_RETURN(head_norm, RmsNormPlan::Create(spec));
-  }
-  QUERN_ASSIGN_OR_RETURN(rope,
-                         RotaryEmbeddingPlan::Create(RotaryOf(c, context)));
-  LogitsSpec last;
-  last.vocab = c.vocab;
-  last.hidden = c.hidden;
-  last.hidden_dtype = dtype;
-  last.soft_cap = c.logit_cap;
-  QUERN_ASSIGN_OR_RETURN(logits, LogitsPlan::Create(last));
+  QUERN_ASSIGN_OR_RETURN(
+      operators, DecoderOperators::Create(*ops, config, shard, dtype, context));
   return absl::OkStatus();
 }
 
 absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
-  AttentionOperators operators;
-  operators.rope = &*rope;
-  if (head_norm.has_value()) operators.head_norm = &*head_norm;
   int64_t in_pool[2] = {0, 0};
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const int64_t pool = PoolOf(layer);
@@ -123,8 +93,8 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
     QUERN_ASSIGN_OR_RETURN(l.attn_norm,
                            loader.Norm(TensorId::kAttnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(
-        l.mixer, AttentionMixer::Create(loader, config, shard, operators, layer,
-                                        pool, in_pool[pool]++));
+        l.mixer, AttentionMixer::Create(loader, config, shard, *operators,
+                                        layer, pool, in_pool[pool]++));
     QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(l.feed_forward,
                            DenseFeedForward::Create(loader, layer));
@@ -169,7 +139,7 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
   }
   m->dtype = loader.rows_dtype();
   m->embedding_dtype = loader.embedding_dtype();
-  QUERN_RETURN_IF_ERROR(m->MakeOperators());
+  QUERN_RETURN_IF_ERROR(m->MakeOperators(options.operators));
 
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
   QUERN_RETURN_IF_ERROR(m->LoadLayers(loader));
@@ -199,7 +169,7 @@ int64_t Decoder::rank_bytes_per_token() const {
   return static_cast<int64_t>(sizeof(float)) *
          ((1 + 2 * c.layers) * c.hidden + impl_->shard.Count(Extent::kVocab));
 }
-const char* Decoder::target() const { return impl_->norm->target(); }
+const char* Decoder::target() const { return impl_->operators->target(); }
 
 std::string Decoder::Explain() const {
   // What runs; why is after the semicolon.

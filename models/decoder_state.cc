@@ -138,6 +138,9 @@ absl::Status DecoderState::Impl::ReserveScratch(const Executor& executor) {
   const int64_t step = spec.max_step_tokens;
   QUERN_ASSIGN_OR_RETURN(int64_t most,
                          model->output->WorkspaceBytes(step, workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t operators,
+                         model->operators->WorkspaceBytes(step, workers));
+  most = std::max(most, operators);
   for (const DecoderLayer& layer : model->layers) {
     QUERN_ASSIGN_OR_RETURN(const int64_t mixer,
                            layer.mixer->ScratchBytes(step, workers));

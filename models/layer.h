@@ -21,7 +21,6 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/models/page_pool.h"
-#include "quern/ops/index_view.h"
 
 namespace quern {
 
@@ -34,9 +33,9 @@ struct LayerTarget {
 
 // What is the same for all layers of a step.
 struct LayerStep {
-  AnyTensorView rows;  // [tokens, hidden]: what the part multiplies
-  IndexView positions;
-  Workspace scratch;  // of ScratchBytes
+  AnyTensorView rows;       // [tokens, hidden]: what the part multiplies
+  AnyTensorView positions;  // i64[tokens]
+  Workspace scratch;        // of ScratchBytes
   Executor* executor;
 };
 

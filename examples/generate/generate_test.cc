@@ -92,6 +92,36 @@ TEST(GenerateTest, GreedyTextIsTheGoldenOne) {
   }
 }
 
+// The policy reaches the model: --stats counts what it is made of.
+TEST(GenerateTest, CustomOpsGiveTheGoldenText) {
+  struct Case {
+    const char* policy;
+    const char* counts;
+  };
+  for (const Case& c :
+       {Case{"all",
+             "operators: gather_rows 1 fast, logits_processor 1 fast, "
+             "rms_norm 1 fast, rotary_embedding 1 fast\n"},
+        Case{"none",
+             "operators: gather_rows 1 reference, logits_processor 1 fast, "
+             "rms_norm 1 reference, rotary_embedding 1 reference\n"},
+        Case{"none,+rms_norm",
+             "operators: gather_rows 1 reference, logits_processor 1 fast, "
+             "rms_norm 1 fast, rotary_embedding 1 reference\n"},
+        Case{"-rms_norm,-no_such_op", "no_such_op"}}) {
+    for (const GoldenPrompt& prompt : ReadGolden().prompts) {
+      const Outcome outcome = RunGenerate(
+          {"--prompt=" + prompt.text, "--temperature=0", "--stats",
+           absl::StrCat("--custom_ops=", c.policy),
+           absl::StrCat("--max_tokens=", prompt.greedy_ids.size())});
+      EXPECT_EQ(outcome.code, 0);
+      EXPECT_EQ(outcome.out, prompt.text + prompt.greedy_text + "\n")
+          << c.policy;
+      EXPECT_THAT(outcome.err, HasSubstr(c.counts));
+    }
+  }
+}
+
 TEST(GenerateTest, RanksGiveTheGoldenText) {
   for (const GoldenPrompt& prompt : ReadGolden().prompts) {
     for (const char* ranks : {"--ranks=2", "--ranks=4"}) {
@@ -286,6 +316,7 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--threads=128"}, "--threads=128; need 0 to 127"},
       {{"--threads=-1"}, "--threads=-1; need 0 to 127"},
       {{"--ranks=0"}, "--ranks=0; need at least 1"},
+      {{"--custom_ops=some"}, "--custom_ops=some is not a value of that flag"},
       {{"--ranks=65"}, "--ranks=65; need 1 to 64 in one process"},
       {{"--ranks=two"}, "--ranks=two is not a value of that flag: need a "},
       {{"--temperature=-1"}, "--temperature=-1; need 0 or more"},

@@ -18,11 +18,13 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "examples/generate/input.h"
+#include "examples/generate/operators.h"
 #include "examples/generate/options.h"
 #include "examples/generate/progress.h"
 #include "examples/generate/rank_group.h"
 #include "examples/generate/stats.h"
 #include "examples/generate/text_writer.h"
+#include "quern/core/checksum.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/hwy_executor.h"
@@ -69,11 +71,7 @@ absl::StatusOr<uint64_t> ShapeOf(const GgufFile& file) {
                     static_cast<uint32_t>(tensor.type));
     for (const int64_t dim : tensor.dims) absl::StrAppend(&shape, ",", dim);
   }
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char byte : shape) {
-    hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
-  }
-  return hash;
+  return Fnv1a(shape.data(), shape.size(), kFnv1aBasis);
 }
 
 // What the leader tells the others after each token.
@@ -205,16 +203,20 @@ class Generator {
 
   absl::Status Load(const GgufFile& file, Communicator* communicator) {
     Progress progress("loading the model", Terminal());
-    DecoderOptions llama;
-    llama.weights = options_.weights;
-    llama.packed_path = options_.packed;
-    llama.communicator = communicator;
-    llama.progress = [&](int64_t done, int64_t total) {
+    QUERN_ASSIGN_OR_RETURN(const auto operators,
+                           Operators::Create(options_.custom_ops));
+    DecoderOptions decoder;
+    decoder.weights = options_.weights;
+    decoder.packed_path = options_.packed;
+    decoder.communicator = communicator;
+    decoder.operators = &operators->dispatcher();
+    decoder.progress = [&](int64_t done, int64_t total) {
       progress.Show(done, total);
     };
     QUERN_ASSIGN_OR_RETURN(Decoder model,
-                           Decoder::Create(file, llama, *executor_));
+                           Decoder::Create(file, decoder, *executor_));
     model_ = std::make_unique<Decoder>(std::move(model));
+    stats_.operators = operators->Summary();
     if (ranks_.leads() && tokenizer_->vocab_size() > model_->config().vocab) {
       return absl::InvalidArgumentError(
           absl::StrCat("the model's tokenizer has ", tokenizer_->vocab_size(),

@@ -15,6 +15,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/models/decoder.h"
+#include "quern/ops/registry/op_policy.h"
 
 namespace quern {
 namespace {
@@ -99,6 +100,14 @@ constexpr Flag kFlags[] = {
                              {"fp8", DType::kF8E4M3},
                              {"fp8e5m2", DType::kF8E5M2}},
                             value, o.kv);
+     }},
+    {"custom_ops", "all",
+     "operators that run their fast implementations, such as none,+rms_norm\n"
+     "      or -rotary_embedding; the others run their references",
+     "all or none, +operator, -operator, with commas between them",
+     [](const std::string& value, GenerateOptions& o) {
+       o.custom_ops = value;
+       return OpPolicy::Parse(value).ok();
      }},
     {"max_tokens", "128", "stop after so many new tokens", kWhole,
      [](const std::string& value, GenerateOptions& o) {

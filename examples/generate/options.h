@@ -18,6 +18,7 @@ struct GenerateOptions {
   DecoderWeights weights = DecoderWeights::kAsInFile;
   std::string packed;      // DecoderOptions::packed_path
   DType kv = DType::kF16;  // of the cache
+  std::string custom_ops;  // an OpPolicy
   bool perplexity = false;
   int64_t max_tokens = 128;
   int threads = 0;           // 0: as many as there are cores

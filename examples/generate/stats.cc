@@ -89,6 +89,7 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
   std::fprintf(stderr, "threads: %lld\nkernels: %s; attention: %s\n",
                static_cast<long long>(threads), model.Explain().c_str(),
                state.attention_arithmetic());
+  std::fprintf(stderr, "operators: %s\n", stats.operators.c_str());
 }
 
 }  // namespace quern

@@ -18,6 +18,7 @@ struct Stats {
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
   std::string stopped_by;
+  std::string operators;  // Operators::Summary
 };
 
 // Collective: the leader prints on standard error what all ranks tell it.

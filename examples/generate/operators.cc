@@ -1,0 +1,51 @@
+#include "examples/generate/operators.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/rope_ops.h"
+
+namespace quern {
+
+absl::StatusOr<std::unique_ptr<Operators>> Operators::Create(
+    const std::string& policy) {
+  std::unique_ptr<Operators> ops(new Operators());
+  QUERN_ASSIGN_OR_RETURN(OpPolicy parsed, OpPolicy::Parse(policy));
+  QUERN_RETURN_IF_ERROR(RegisterNormOps(ops->registry_));
+  QUERN_RETURN_IF_ERROR(RegisterRopeOps(ops->registry_));
+  QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(ops->registry_));
+  ops->dispatcher_ =
+      std::make_unique<const OpDispatcher>(ops->registry_, std::move(parsed));
+  return ops;
+}
+
+std::string Operators::Summary() const {
+  std::string text;
+  const auto add = [&text](const std::string& name, int64_t count,
+                           const char* kind) {
+    if (count == 0) return;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", count, " ",
+                    kind);
+  };
+  for (const std::string& name : registry_.Names()) {
+    const OpCounts counts = dispatcher_->Counts(name);
+    add(name, counts.enabled, "fast");
+    add(name, counts.disabled, "reference");
+  }
+  for (const std::string& warning : dispatcher_->Warnings()) {
+    absl::StrAppend(&text, "\n", warning);
+  }
+  return text;
+}
+
+}  // namespace quern

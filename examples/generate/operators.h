@@ -1,0 +1,35 @@
+#ifndef QUERN_EXAMPLES_GENERATE_OPERATORS_H_
+#define QUERN_EXAMPLES_GENERATE_OPERATORS_H_
+
+// The operators by name that a model takes, under the policy of --custom_ops.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+
+class Operators {
+ public:
+  // `policy` as OpPolicy::Parse takes it; refuses what that refuses.
+  static absl::StatusOr<std::unique_ptr<Operators>> Create(
+      const std::string& policy);
+
+  const OpDispatcher& dispatcher() const { return *dispatcher_; }
+  // What a model was made of, "rms_norm 2 fast, rotary_embedding 1 reference";
+  // and, a line each, the words of the policy that had no effect.
+  std::string Summary() const;
+
+ private:
+  Operators() = default;
+
+  OpRegistry registry_;
+  std::unique_ptr<const OpDispatcher> dispatcher_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_GENERATE_OPERATORS_H_

@@ -1,0 +1,125 @@
+// An embedder's operator runs in a model where the policy enables it, and
+// policies change no more than the rounding.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_fixture_testutil.h"
+#include "quern/models/decoder_testutil.h"
+#include "quern/models/gguf.h"
+#include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/rope_ops.h"
+#include "quern/testing/data.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/largest_difference.h"
+
+namespace quern {
+namespace {
+
+// Every logit is seven.
+class Sevens final : public BoundOp {
+ public:
+  const char* target() const override { return "scalar"; }
+  absl::Status CheckArgs(absl::Span<const AnyTensorView>) const override {
+    return absl::OkStatus();
+  }
+  void Execute(absl::Span<const AnyTensorView> t, Workspace,
+               Executor&) const noexcept override {
+    auto* logits = static_cast<float*>(t[0].mutable_data());
+    for (int64_t row = 0; row < t[0].extent(0); ++row) {
+      for (int64_t i = 0; i < t[0].extent(1); ++i) {
+        logits[row * t[0].stride(0) + i] = 7;
+      }
+    }
+  }
+};
+
+absl::StatusOr<std::unique_ptr<BoundOp>> MakeSevens(const MutatedMeta&, double,
+                                                    double) {
+  return std::unique_ptr<BoundOp>(new Sevens());
+}
+
+class DecoderOperatorsTest : public DecoderFixture {
+ protected:
+  DecoderOperatorsTest() {
+    EXPECT_EQ(RegisterNormOps(registry_), absl::OkStatus());
+    EXPECT_EQ(RegisterRopeOps(registry_), absl::OkStatus());
+    EXPECT_EQ(RegisterEmbeddingOps(registry_), absl::OkStatus());
+  }
+
+  Rows Run(const std::string& bytes, const std::vector<int32_t>& tokens,
+           const std::string& policy) {
+    Load(bytes, DecoderWeights::kF32);  // shows the instruction set
+    const auto parsed = OpPolicy::Parse(policy);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    const OpDispatcher ops(registry_, *parsed);
+    DecoderOptions options;
+    options.weights = DecoderWeights::kF32;
+    options.operators = &ops;
+    const auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    if (!model.ok()) return {};
+    DecoderState state = State(*model);
+    return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
+  }
+
+  OpRegistry registry_;
+};
+
+TEST_P(DecoderOperatorsTest, ReferencesComputeTheSame) {
+  TestRng rng;
+  SmallDecoder shape;
+  for (const char* architecture : kTestArchitectures) {
+    SCOPED_TRACE(architecture);
+    shape.architecture = architecture;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto config = DecoderConfig::Create(file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto tokens = RandomTokens(rng, 23, shape.vocab);
+    const DoubleRows want = ReferenceDecoder(file, *config).Logits(tokens);
+    for (const char* policy : {"all", "none", "none,+rms_norm"}) {
+      // As in decoder_oracle_test.cc; the references round after each product
+      // and sum, which the same bound allows.
+      EXPECT_LE(LargestDifferenceOf(Run(bytes, tokens, policy), want), 2e-4)
+          << policy;
+    }
+  }
+}
+
+TEST_P(DecoderOperatorsTest, AnOverrideRunsWhereItIsEnabled) {
+  ASSERT_EQ(registry_.Override<&MakeSevens>("logits_processor", "mine"),
+            absl::OkStatus());
+  TestRng rng;
+  const SmallDecoder shape;
+  const std::string bytes = SmallDecoderFile(rng, shape);
+  const auto tokens = RandomTokens(rng, 5, shape.vocab);
+  const Rows sevens(5,
+                    std::vector<float>(static_cast<size_t>(shape.vocab), 7.0f));
+  EXPECT_EQ(Run(bytes, tokens, "all"), sevens);
+  const Rows without = Run(bytes, tokens, "-logits_processor");
+  EXPECT_NE(without, sevens);
+  EXPECT_EQ(without.size(), 5u);
+}
+
+QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);
+
+}  // namespace
+}  // namespace quern
