@@ -180,6 +180,33 @@ TEST_P(DecoderMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
   }
 }
 
+// A branch of a text whose first pages are gone knows that they are.
+TEST_P(DecoderMemoryTest, ForksOfALongTextKeepTheirWindow) {
+  TestRng rng;
+  SmallDecoder shape = Shape("gemma2", 4096);
+  shape.window = 70;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  const auto prompt = RandomTokens(rng, 1500, shape.vocab);
+  DecoderStateSpec spec;
+  spec.max_sequences = 2;
+  spec.cache_dtype = DType::kF32;
+  spec.cache_tokens = 4096;
+  auto state = DecoderState::Create(model, spec);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const int32_t root = *state->NewSequence();
+  for (size_t done = 0; done < prompt.size(); done += 500) {
+    Forward(*state, {{root, absl::MakeConstSpan(prompt).subspan(done, 500)}},
+            inline_);
+  }
+  const auto branch = state->Fork(root);
+  ASSERT_TRUE(branch.ok()) << branch.status();
+  const auto tail = RandomTokens(rng, 3, shape.vocab);
+  const Rows want = Alone(model, Join(prompt, tail), 3);
+  EXPECT_EQ(Forward(*state, {{*branch, tail}}, inline_), want);
+  EXPECT_EQ(Forward(*state, {{root, tail}}, inline_), want);
+}
+
 TEST_P(DecoderMemoryTest, RefusesToForkWhatIsNotThere) {
   TestRng rng;
   const Decoder model =
