@@ -20,12 +20,12 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_tensors.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
-#include "quern/testing/no_alloc.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {
@@ -39,38 +39,13 @@ AnyTensorView Matrix(std::vector<T>& data, int64_t cols) {
                      cols);
 }
 
-class LinearWeightsOpsTest : public IsaTest {
+class LinearWeightsOpsTest : public OpFixture {
  protected:
   LinearWeightsOpsTest() {
     EXPECT_EQ(RegisterLinearWeightsOps(registry_), absl::OkStatus());
   }
 
-  MadeOp Make(const std::string& provider, const std::string& op,
-              const NamedArgs& args) {
-    const OpDispatcher ops(registry_, OpPolicy());
-    auto made = ops.MakeFrom(provider, op, args);
-    EXPECT_TRUE(made.ok()) << made.status();
-    if (provider == "simd") {
-      EXPECT_RAN_ON(*made->op);
-    }
-    return *std::move(made);
-  }
-  // With exactly the workspace that the operator asks for.
-  void Run(const MadeOp& op, const std::vector<NamedTensor>& named,
-           int64_t rows) {
-    std::vector<AnyTensorView> tensors;
-    ASSERT_EQ(op.Bind(named, tensors), absl::OkStatus());
-    const auto bytes = op.op->WorkspaceBytes(rows, 1);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    auto memory = AlignedBuffer::Create(*bytes);
-    ASSERT_TRUE(memory.ok());
-    const Workspace workspace(memory->data(), static_cast<size_t>(*bytes));
-    EXPECT_NO_ALLOCATION(op.op->Execute(tensors, workspace, executor_));
-  }
-
   TestRng rng_;
-  OpRegistry registry_;
-  InlineExecutor executor_;
 };
 QUERN_INSTANTIATE_ISA_TEST(LinearWeightsOpsTest);
 

@@ -20,6 +20,7 @@
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/registry/all_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_tensors.h"
@@ -72,7 +73,7 @@ const TensorMeta kX = {DType::kF32, {kTokens, kHidden}};
 const TensorMeta kWeight = {DType::kF32, {kHidden}};
 const TensorMeta kHeadsMeta = {DType::kF32, {kTokens, kHeads, kHeadDim}};
 
-class ModelOpsTest : public IsaTest {
+class ModelOpsTest : public OpFixture {
  protected:
   ModelOpsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
 
@@ -81,31 +82,13 @@ class ModelOpsTest : public IsaTest {
   }
   MadeOp Make(const std::string& op, const NamedArgs& args,
               const std::string& provider = "simd") {
-    const OpDispatcher ops(registry_, OpPolicy());
-    auto made = ops.MakeFrom(provider, op, args);
-    EXPECT_TRUE(made.ok()) << made.status();
-    if (provider == "simd") {
-      EXPECT_RAN_ON(*made->op);
-    }
-    return *std::move(made);
+    return OpFixture::Make(provider, op, args);
   }
   void Run(const MadeOp& op, const std::vector<NamedTensor>& named) {
-    std::vector<AnyTensorView> tensors;
-    ASSERT_EQ(op.Bind(named, tensors), absl::OkStatus());
-    const auto bytes = op.op->WorkspaceBytes(kTokens, 1);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    auto memory = AlignedBuffer::Create(*bytes);
-    ASSERT_TRUE(memory.ok());
-    const Workspace workspace(*memory);
-    EXPECT_NO_ALLOCATION({
-      EXPECT_TRUE(op.Bind(named, tensors).ok());
-      op.op->Execute(tensors, workspace, executor_);
-    });
+    OpFixture::Run(op, named, kTokens);
   }
 
   TestRng rng_;
-  OpRegistry registry_;
-  InlineExecutor executor_;
 };
 QUERN_INSTANTIATE_ISA_TEST(ModelOpsTest);
 
