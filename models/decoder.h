@@ -117,7 +117,8 @@ struct DecoderOptions {
 };
 
 // Weights, packed, and plans. Immutable: any number of states, each on its own
-// thread, may use one model.
+// thread, may use one model. Over ranks they share its communicator, so that
+// only one of them may be in a Forward at a time.
 class Decoder {
  public:
   // Reads and packs all weights; `file` is not needed afterwards. Refuses what
