@@ -73,20 +73,20 @@ float* Mixer2GatedRmsNormPlan::LayOut(Allocator& a, int64_t rows) const {
 }
 
 absl::StatusOr<int64_t> Mixer2GatedRmsNormPlan::WorkspaceBytes(
-    int64_t rows) const {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "rows", rows, 0));
-  if (rows > INT64_MAX / spec_.groups) rows = INT64_MAX / spec_.groups;
+    int64_t max_rows, int max_workers) const {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_rows", max_rows, 0));
+  max_rows = std::min(max_rows, INT64_MAX / spec_.groups);
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
   WorkspaceLayout layout;
-  LayOut(layout, rows);
+  LayOut(layout, max_rows);
   if (!layout.overflow()) return layout.bytes();
   return absl::ResourceExhaustedError(
       absl::StrCat(kOp, ": a workspace of 2^63 bytes or more"));
 }
 
-absl::Status Mixer2GatedRmsNormPlan::CheckArgs(const AnyTensorView& x,
-                                               const AnyTensorView& z,
-                                               const AnyTensorView& weight,
-                                               const AnyTensorView& out) const {
+absl::Status Mixer2GatedRmsNormPlan::CheckArgs(
+    const Mixer2GatedRmsNormArgs& args) const {
+  const auto& [x, z, out, weight] = args;
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "x", x, spec_.dtype, {kAnyExtent, columns_}));
   QUERN_RETURN_IF_ERROR(
@@ -112,18 +112,20 @@ void Mixer2GatedRmsNormPlan::ForEachPiece(const Fn& fn) const {
   }
 }
 
-void Mixer2GatedRmsNormPlan::Execute(
-    const AnyTensorView& x, const AnyTensorView& z, const AnyTensorView& weight,
-    const AnyTensorView& out, Workspace workspace, Communicator& communicator,
-    Executor& executor) const noexcept {
-  QUERN_DCHECK_OK(CheckArgs(x, z, weight, out));
+void Mixer2GatedRmsNormPlan::Execute(const Mixer2GatedRmsNormArgs& args,
+                                     Workspace workspace,
+                                     Communicator& communicator,
+                                     Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(args));
+  const AnyTensorView &x = args.x, &z = args.z, &out = args.out;
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
-  if (local_.has_value()) return local_->Execute(x, z, weight, out, executor);
+  if (local_.has_value())
+    return local_->Execute(x, z, args.weight, out, executor);
   const int64_t rows = x.extent(0);
   if (rows == 0) return;
   float* const sums = LayOut(workspace, rows);
   const RowsOf xs(x), zs(z), outs(out);
-  const char* const weights = static_cast<const char*>(weight.data());
+  const char* const weights = static_cast<const char*>(args.weight.data());
   const size_t size = SizeOf(spec_.dtype);
   const size_t weight_size = SizeOf(spec_.weight_dtype);
   // fn(t, at, count, h) for the blocks of a piece of row t.

@@ -42,6 +42,11 @@ struct Mixer2GatedRmsNormSpec {
   DType weight_dtype = DType::kF32;  // the same
 };
 
+struct Mixer2GatedRmsNormArgs {
+  AnyTensorView x, z, out;  // [rows, columns()]; out may be x or z itself
+  AnyTensorView weight;     // [columns()]
+};
+
 class Mixer2GatedRmsNormPlan {
  public:
   // InvalidArgument unless 1 <= hidden < 2^59, if groups or the number of ranks
@@ -56,24 +61,22 @@ class Mixer2GatedRmsNormPlan {
   // Columns of this rank.
   int64_t columns() const { return columns_; }
 
-  // Bytes of workspace that Execute needs for `rows` rows; 0 where ranks do not
-  // speak. InvalidArgument if rows < 0, ResourceExhausted for 2^63 or more.
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t rows) const;
+  // Bytes of workspace that Execute needs for up to max_rows rows on up to
+  // max_workers workers; 0 where no group is divided over ranks.
+  // InvalidArgument if max_rows < 0 or max_workers < 1, ResourceExhausted for
+  // 2^63 or more.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const;
 
-  // x, z and out are [rows, columns()], weight is [columns()].
   // InvalidArgument names the argument.
-  absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& z,
-                         const AnyTensorView& weight,
-                         const AnyTensorView& out) const;
+  absl::Status CheckArgs(const Mixer2GatedRmsNormArgs& args) const;
 
   // Called by all ranks, with as many rows and a communicator like that of
-  // Create. Writes out, which may be x or z itself. Rows may have any stride;
-  // rows = 0 does nothing. Allocates nothing. Any number of threads of a rank
-  // may call it at once, each with a workspace and a communicator of its own.
-  void Execute(const AnyTensorView& x, const AnyTensorView& z,
-               const AnyTensorView& weight, const AnyTensorView& out,
-               Workspace workspace, Communicator& communicator,
-               Executor& executor) const noexcept;
+  // Create. Writes out. Rows may have any stride; rows = 0 does nothing.
+  // Allocates nothing. Any number of threads of a rank may call it at once,
+  // each with a workspace and a communicator of its own.
+  void Execute(const Mixer2GatedRmsNormArgs& args, Workspace workspace,
+               Communicator& communicator, Executor& executor) const noexcept;
 
  private:
   Mixer2GatedRmsNormPlan(const Mixer2GatedRmsNormSpec& spec, int rank,

@@ -53,14 +53,14 @@ class Mixer2GatedRmsNormTest : public IsaTest {
   void Run(const Mixer2GatedRmsNormPlan& plan, const AnyMatrix& x,
            const AnyMatrix& z, const AnyTensorView& weight,
            const AnyTensorView& out, Communicator& c, Executor& executor) {
-    const auto bytes = plan.WorkspaceBytes(x.view().extent(0));
+    const auto bytes =
+        plan.WorkspaceBytes(x.view().extent(0), executor.num_workers());
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     auto memory = AlignedBuffer::Create(*bytes);
     ASSERT_TRUE(memory.ok());
-    ASSERT_EQ(plan.CheckArgs(x.view(), z.view(), weight, out),
-              absl::OkStatus());
-    plan.Execute(x.view(), z.view(), weight, out, Workspace(*memory), c,
-                 executor);
+    const Mixer2GatedRmsNormArgs args = {x.view(), z.view(), out, weight};
+    ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
+    plan.Execute(args, Workspace(*memory), c, executor);
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(Mixer2GatedRmsNormTest);
@@ -197,11 +197,11 @@ TEST(Mixer2GatedRmsNormPlanTest, AllocatesNothing) {
     const AnyMatrix x(DType::kF32, Doubles(60, 1.0), 3, 20, 20);
     const AnyMatrix w(DType::kF32, Doubles(20, 1.0), 1, 20, 20);
     const AnyMatrix out(DType::kF32, 3, 20, 20);
-    auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(3));
+    auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(3, 1));
     ASSERT_TRUE(memory.ok());
     InlineExecutor executor;
     ExpectNoAllocation(c, [&] {
-      plan->Execute(x.view(), x.view(), w.vector(), out.view(),
+      plan->Execute({x.view(), x.view(), out.view(), w.vector()},
                     Workspace(*memory), c, executor);
     });
     EXPECT_EQ(out.doubles().size(), 60u);
@@ -245,15 +245,15 @@ TEST(Mixer2GatedRmsNormPlanTest, RefusesWhatItCannotDo) {
     const AnyMatrix three(DType::kF32, 3, 6, 6);
     const auto check = [&](const AnyMatrix& a, const AnyMatrix& z,
                            const AnyTensorView& weight, const AnyMatrix& y) {
-      return plan->CheckArgs(a.view(), z.view(), weight, y.view());
+      return plan->CheckArgs({a.view(), z.view(), y.view(), weight});
     };
     EXPECT_EQ(check(x, x, w.vector(), out), absl::OkStatus());
     ExpectRefusal(check(narrow, x, w.vector(), out), "x");
     ExpectRefusal(check(x, three, w.vector(), out), "z");
     ExpectRefusal(check(x, x, AnyTensorView(), out), "weight");
     ExpectRefusal(check(x, x, w.vector(), three), "out");
-    ExpectRefusal(plan->WorkspaceBytes(-1).status(), "rows=-1");
-    ExpectRefusal(plan->WorkspaceBytes(INT64_MAX).status(),
+    ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "max_rows=-1");
+    ExpectRefusal(plan->WorkspaceBytes(INT64_MAX, 1).status(),
                   absl::StatusCode::kResourceExhausted, "2^63 bytes or more");
   });
 }

@@ -32,7 +32,7 @@ TEST(Mixer2WorkspaceTest, NormTakesWhatItSaidForEveryNumberOfWorkers) {
         const auto x = UniformReals<float>(rng, rows * n);
         const auto z = UniformReals<float>(rng, rows * n);
         const std::vector<float> weight(static_cast<size_t>(n), 0.5f);
-        const auto bytes = plan->WorkspaceBytes(rows);
+        const auto bytes = plan->WorkspaceBytes(rows, 256);
         ASSERT_TRUE(bytes.ok()) << bytes.status();
         std::vector<float> want;
         for (int workers = 1; workers <= 256; workers += 5) {
@@ -40,8 +40,8 @@ TEST(Mixer2WorkspaceTest, NormTakesWhatItSaidForEveryNumberOfWorkers) {
           GuardBuffer<float> out(rows * n);
           ManyWorkers executor(workers);
           plan->Execute(
-              DenseMatrix(x.data(), rows, n), DenseMatrix(z.data(), rows, n),
-              DenseVector(weight.data(), n), DenseMatrix(out.data(), rows, n),
+              {DenseMatrix(x.data(), rows, n), DenseMatrix(z.data(), rows, n),
+               DenseMatrix(out.data(), rows, n), DenseVector(weight.data(), n)},
               Workspace(memory.data(), static_cast<size_t>(*bytes)), c,
               executor);
           if (want.empty()) want = out.ToVector();

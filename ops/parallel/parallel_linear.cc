@@ -131,12 +131,6 @@ std::vector<ColumnOutput> QkvOutputs(int64_t head_dim, int64_t q_heads,
           {kv_heads * v_head_dim, v_head_dim, true}};
 }
 
-absl::Status ParallelLinearScratch::Grow(int64_t bytes) {
-  if (bytes <= static_cast<int64_t>(buffer_.bytes())) return absl::OkStatus();
-  QUERN_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Create(bytes));
-  return absl::OkStatus();
-}
-
 // ---- replicated
 
 ReplicatedLinearPlan::ReplicatedLinearPlan(const ReplicatedLinearSpec& spec,
@@ -176,11 +170,10 @@ absl::Status ReplicatedLinearPlan::CheckArgs(const AnyTensorView& x,
 }
 
 void ReplicatedLinearPlan::Execute(const AnyTensorView& x,
-                                   const AnyTensorView& y,
-                                   ParallelLinearScratch& scratch,
+                                   const AnyTensorView& y, Workspace workspace,
                                    Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, y));
-  linear_.Execute({x, y}, scratch.workspace(), executor);
+  linear_.Execute({x, y}, workspace, executor);
 }
 
 // ---- column
@@ -269,25 +262,24 @@ absl::Status ColumnParallelLinearPlan::CheckArgs(const AnyTensorView& x,
 
 void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
                                        const AnyTensorView& y,
-                                       ParallelLinearScratch& scratch,
+                                       Workspace workspace,
                                        Communicator& communicator,
                                        Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, y));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   if (!spec_.gather_output || size_ == 1) {
-    linear_.Execute({x, y}, scratch.workspace(), executor);
+    linear_.Execute({x, y}, workspace, executor);
     return;
   }
   if (row_bytes_ == 0) {
     // One piece, which lies in y at its place.
     const int64_t width = columns_ / size_;
     const AnyTensorView own = ColumnSlice(y, rank_ * width, width);
-    linear_.Execute({x, own}, scratch.workspace(), executor);
+    linear_.Execute({x, own}, workspace, executor);
     communicator.AllGatherColumns(own, y, {columns_, width});
     return;
   }
   const int64_t m = x.extent(0), n = linear_.n();
-  Workspace workspace = scratch.workspace();
   void* rows = workspace.Allocate<uint8_t>("rows", m * row_bytes_);
   const AnyTensorView own(spec_.y, rows, 2, {m, n}, {n, 1});
   linear_.Execute({x, own}, workspace, executor);
@@ -362,13 +354,12 @@ absl::Status RowParallelLinearPlan::CheckArgs(const AnyTensorView& x,
 }
 
 void RowParallelLinearPlan::Execute(const AnyTensorView& x,
-                                    const AnyTensorView& y,
-                                    ParallelLinearScratch& scratch,
+                                    const AnyTensorView& y, Workspace workspace,
                                     Communicator& communicator,
                                     Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(x, y));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
-  linear_.Execute({OwnColumns(x), y}, scratch.workspace(), executor);
+  linear_.Execute({OwnColumns(x), y}, workspace, executor);
   if (spec_.reduce_results) communicator.AllReduceSum(y);
 }
 

@@ -49,7 +49,6 @@
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
@@ -125,31 +124,6 @@ struct RowParallelLinearSpec {
   std::string kernels = {};  // see LinearSpec::kernels
 };
 
-// Scratch of Execute: one per thread that calls it, for any number of plans.
-class ParallelLinearScratch {
- public:
-  // Makes room for up to max_m rows of `plan`, which is any of the three below
-  // or a ParallelLmHeadPlan. Refuses what WorkspaceBytes of the plan refuses;
-  // ResourceExhausted if the memory cannot be had.
-  template <typename Plan>
-  absl::Status Reserve(const Plan& plan, int64_t max_m,
-                       const Executor& executor) {
-    QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
-                           plan.WorkspaceBytes(max_m, executor.num_workers()));
-    return Grow(bytes);
-  }
-
- private:
-  friend class ReplicatedLinearPlan;
-  friend class ColumnParallelLinearPlan;
-  friend class RowParallelLinearPlan;
-  friend class ParallelLmHeadPlan;
-  absl::Status Grow(int64_t bytes);
-  Workspace workspace() { return Workspace(buffer_); }
-
-  AlignedBuffer buffer_;
-};
-
 class ReplicatedLinearPlan {
  public:
   // weights[n, k]; bias[n] is f32, bf16 or f16, or of rank 0 for none. Weights
@@ -163,7 +137,7 @@ class ReplicatedLinearPlan {
 
   const ReplicatedLinearSpec& spec() const { return spec_; }
   const LinearPlan* linear() const { return &linear_; }
-  // Bytes that ParallelLinearScratch reserves for up to max_m rows on up to
+  // Bytes of workspace that Execute needs for up to max_m rows on up to
   // max_workers workers. InvalidArgument: max_m < 0 or max_workers < 1.
   // ResourceExhausted: more than 63 bits.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
@@ -175,8 +149,7 @@ class ReplicatedLinearPlan {
   // x[m, k] -> y[m, n].
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& y) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
-               ParallelLinearScratch& scratch,
-               Executor& executor) const noexcept;
+               Workspace workspace, Executor& executor) const noexcept;
 
  private:
   ReplicatedLinearPlan(const ReplicatedLinearSpec& spec, LinearPlan linear);
@@ -222,7 +195,7 @@ class ColumnParallelLinearPlan {
   // x[m, k] -> y[m, columns()].
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& y) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
-               ParallelLinearScratch& scratch, Communicator& communicator,
+               Workspace workspace, Communicator& communicator,
                Executor& executor) const noexcept;
 
  private:
@@ -265,7 +238,7 @@ class RowParallelLinearPlan {
   // x[m, k / size], or x[m, k] where not input_is_parallel -> y[m, n].
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& y) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
-               ParallelLinearScratch& scratch, Communicator& communicator,
+               Workspace workspace, Communicator& communicator,
                Executor& executor) const noexcept;
 
  private:

@@ -9,11 +9,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/parallel/dense_testutil.h"
@@ -44,11 +46,10 @@ template <typename Plan, typename... More>
 std::vector<double> Apply(const Plan& plan, const AnyMatrix& x,
                           const AnyMatrix& y, More&... communicator) {
   InlineExecutor executor;
-  ParallelLinearScratch scratch;
-  EXPECT_EQ(scratch.Reserve(plan, x.view().extent(0), executor),
-            absl::OkStatus());
+  AlignedBuffer scratch = ScratchOf(plan, x.view().extent(0), executor);
   EXPECT_EQ(plan.CheckArgs(x.const_view(), y.view()), absl::OkStatus());
-  plan.Execute(x.const_view(), y.view(), scratch, communicator..., executor);
+  plan.Execute(x.const_view(), y.view(), Workspace(scratch), communicator...,
+               executor);
   return y.doubles();
 }
 
@@ -302,11 +303,12 @@ TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
           ASSERT_EQ(up_plan->columns(), own);
           const AnyMatrix h(dtype, max_m, own, own + 1);
           const AnyMatrix y(dtype, max_m, hidden, hidden + 1);
-          ParallelLinearScratch scratch;
-          EXPECT_TRUE(scratch.Reserve(*up_plan, max_m, **executor).ok());
-          EXPECT_TRUE(scratch.Reserve(*down_plan, max_m, **executor).ok());
-          up_plan->Execute(x.const_view(), h.view(), scratch, c, **executor);
-          down_plan->Execute(h.const_view(), y.view(), scratch, c, **executor);
+          AlignedBuffer up_scratch = ScratchOf(*up_plan, max_m, **executor);
+          AlignedBuffer down_scratch = ScratchOf(*down_plan, max_m, **executor);
+          up_plan->Execute(x.const_view(), h.view(), Workspace(up_scratch), c,
+                           **executor);
+          down_plan->Execute(h.const_view(), y.view(), Workspace(down_scratch),
+                             c, **executor);
           if (ranks == 1) whole_h = h.doubles();
           EXPECT_EQ(h.doubles(), Columns(whole_h, inner, c.rank() * own, own));
           results[static_cast<size_t>(2 * c.rank() + workers - 1)] = y.bits();
@@ -391,12 +393,12 @@ TEST(ParallelLinear, ExecuteAllocatesNothing) {
     const AnyMatrix x(DType::kBF16, Doubles(static_cast<size_t>(m * k), 1.0), m,
                       k, k);
     const AnyMatrix y(DType::kBF16, m, n, n), z(DType::kBF16, m, n, n);
-    ParallelLinearScratch scratch;
-    ASSERT_TRUE(scratch.Reserve(*up, m, executor).ok());
-    ASSERT_TRUE(scratch.Reserve(*down, m, executor).ok());
+    AlignedBuffer up_scratch = ScratchOf(*up, m, executor);
+    AlignedBuffer down_scratch = ScratchOf(*down, m, executor);
     const auto run = [&] {
-      up->Execute(x.const_view(), y.view(), scratch, c, executor);
-      down->Execute(x.const_view(), z.view(), scratch, c, executor);
+      up->Execute(x.const_view(), y.view(), Workspace(up_scratch), c, executor);
+      down->Execute(x.const_view(), z.view(), Workspace(down_scratch), c,
+                    executor);
     };
     ExpectNoAllocation(c, run);
   });

@@ -179,26 +179,25 @@ void ParallelLmHeadPlan::OwnLogits(const AnyTensorView& hidden,
 
 void ParallelLmHeadPlan::Execute(const AnyTensorView& hidden,
                                  const AnyTensorView& logits,
-                                 ParallelLinearScratch& scratch,
+                                 Workspace workspace,
                                  Communicator& communicator,
                                  Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(hidden, logits));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const AnyTensorView own =
       ColumnSlice(logits, shard_.original_begin, shard_.originals());
-  OwnLogits(hidden, own, scratch.workspace(), executor);
+  OwnLogits(hidden, own, workspace, executor);
   communicator.AllGatherColumns(own, logits, Columns());
 }
 
 void ParallelLmHeadPlan::ExecuteToRoot(const AnyTensorView& hidden,
                                        const AnyTensorView& logits,
-                                       ParallelLinearScratch& scratch,
+                                       Workspace workspace,
                                        Communicator& communicator,
                                        Executor& executor) const noexcept {
   QUERN_DCHECK_OK(rank_ == 0 ? CheckArgs(hidden, logits) : CheckHidden(hidden));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const int64_t n = hidden.extent(0);
-  Workspace workspace = scratch.workspace();
   void* rows = workspace.Allocate<uint8_t>("rows", n * row_bytes());
   const AnyTensorView own =
       rank_ == 0
@@ -209,15 +208,13 @@ void ParallelLmHeadPlan::ExecuteToRoot(const AnyTensorView& hidden,
 }
 
 void ParallelLmHeadPlan::ArgMax(const AnyTensorView& hidden,
-                                VectorView<int64_t> tokens,
-                                ParallelLinearScratch& scratch,
+                                VectorView<int64_t> tokens, Workspace workspace,
                                 Communicator& communicator,
                                 Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgMaxArgs(hidden, tokens));
   QUERN_DCHECK(communicator.rank() == rank_ && communicator.size() == size_);
   const int64_t n = hidden.extent(0);
   if (n == 0) return;
-  Workspace workspace = scratch.workspace();
   void* rows = workspace.Allocate<uint8_t>("rows", n * row_bytes());
   auto* own = static_cast<Candidate*>(rows);  // one a row
   Candidate* all = own + n;                   // one a row, rank by rank

@@ -70,12 +70,12 @@ class ParallelLmHeadPlan {
   // logits and nothing else; they do not overlap hidden; n = 0 does nothing.
   // Allocates nothing but what oneDNN does.
   void Execute(const AnyTensorView& hidden, const AnyTensorView& logits,
-               ParallelLinearScratch& scratch, Communicator& communicator,
+               Workspace workspace, Communicator& communicator,
                Executor& executor) const noexcept;
 
   // The same, but only rank 0 gets logits; the others' is not used.
   void ExecuteToRoot(const AnyTensorView& hidden, const AnyTensorView& logits,
-                     ParallelLinearScratch& scratch, Communicator& communicator,
+                     Workspace workspace, Communicator& communicator,
                      Executor& executor) const noexcept;
 
   // tokens[i] = the first id whose logit of row i is the largest, on every
@@ -84,7 +84,7 @@ class ParallelLmHeadPlan {
   absl::Status CheckArgMaxArgs(const AnyTensorView& hidden,
                                VectorView<int64_t> tokens) const;
   void ArgMax(const AnyTensorView& hidden, VectorView<int64_t> tokens,
-              ParallelLinearScratch& scratch, Communicator& communicator,
+              Workspace workspace, Communicator& communicator,
               Executor& executor) const noexcept;
 
  private:

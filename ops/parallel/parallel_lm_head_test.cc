@@ -9,10 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/parallel/dense_testutil.h"
 #include "quern/ops/parallel/parallel_linear.h"
@@ -110,8 +112,8 @@ TEST(ParallelLmHead, GathersTheLogitsOfAllRanks) {
                 const auto plan = Make(model, part, c);
                 ASSERT_TRUE(plan.ok()) << plan.status();
                 InlineExecutor executor;
-                ParallelLinearScratch scratch;
-                ASSERT_TRUE(scratch.Reserve(*plan, n, executor).ok());
+                AlignedBuffer memory = ScratchOf(*plan, n, executor);
+                const Workspace scratch(memory);
                 const AnyMatrix in(dtype, x, n, hidden, hidden + 1);
                 const AnyMatrix out(dtype, n, vocab.original,
                                     vocab.original + 3);
@@ -186,8 +188,8 @@ TEST(ParallelLmHead, FindsTheFirstLargest) {
             const auto plan = Make(model, WeightPart::kFull, c);
             ASSERT_TRUE(plan.ok()) << plan.status();
             InlineExecutor executor;
-            ParallelLinearScratch scratch;
-            ASSERT_TRUE(scratch.Reserve(*plan, n, executor).ok());
+            AlignedBuffer memory = ScratchOf(*plan, n, executor);
+            const Workspace scratch(memory);
             const AnyMatrix in(dtype, x, n, hidden, hidden);
             GuardBuffer<int64_t> tokens(n);
             ASSERT_EQ(plan->CheckArgMaxArgs(in.const_view(), tokens.view()),
@@ -219,8 +221,8 @@ TEST(ParallelLmHead, AllocatesNothing) {
     const auto plan = Make(model, WeightPart::kFull, c);
     ASSERT_TRUE(plan.ok()) << plan.status();
     InlineExecutor executor;
-    ParallelLinearScratch scratch;
-    ASSERT_TRUE(scratch.Reserve(*plan, 3, executor).ok());
+    AlignedBuffer memory = ScratchOf(*plan, 3, executor);
+    const Workspace scratch(memory);
     const AnyMatrix in(DType::kBF16, Doubles(24, 1.0), 3, 8, 8);
     const AnyMatrix out(DType::kBF16, 3, 128, 128);
     GuardBuffer<int64_t> tokens(3);

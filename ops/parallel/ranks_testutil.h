@@ -1,6 +1,7 @@
 #ifndef QUERN_OPS_PARALLEL_RANKS_TESTUTIL_H_
 #define QUERN_OPS_PARALLEL_RANKS_TESTUTIL_H_
 
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -8,6 +9,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/executor.h"
 #include "quern/ops/parallel/thread_communicator.h"
 #include "quern/testing/no_alloc.h"
 
@@ -23,6 +26,17 @@ inline void RunRanks(int ranks,
     threads.emplace_back([&fn, c = communicator.get()] { fn(*c); });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A workspace of `plan` for max_m rows.
+template <typename Plan>
+AlignedBuffer ScratchOf(const Plan& plan, int64_t max_m,
+                        const Executor& executor) {
+  const auto bytes = plan.WorkspaceBytes(max_m, executor.num_workers());
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  auto scratch = AlignedBuffer::Create(bytes.value_or(0));
+  EXPECT_TRUE(scratch.ok()) << scratch.status();
+  return *std::move(scratch);
 }
 
 // `calls` a second time, on all ranks, allocate nothing. The first time a

@@ -45,7 +45,7 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x", x.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "weight", w.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(LastExtent(op, "x", x).status());
-  QUERN_ASSIGN_OR_RETURN(layer.max_rows, LeadingRows(op, "x", x));
+  QUERN_RETURN_IF_ERROR(LeadingRows(op, "x", x).status());
   if (w.extents.size() != 2) {
     return InvalidArgument(op, "weight has rank ", w.extents.size(),
                            "; need 2");

@@ -27,7 +27,6 @@ struct Layer {
   std::optional<TensorMeta> bias;
   Communicator* ranks = nullptr;
   int rank = 0, size = 1;
-  int64_t max_rows = 0;
   int64_t n = 0, k = 0;
   int64_t w_row = 0, w_column = 0, x_column = 0, y_column = 0;
   Join join = Join::kNone;

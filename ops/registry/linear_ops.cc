@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -64,15 +63,15 @@ absl::StatusOr<ParallelLmHeadPlan> CreatePlan(const ParallelLmHeadSpec& spec,
 }
 
 void ExecutePlan(const ReplicatedLinearPlan& plan, const AnyTensorView& x,
-                 const AnyTensorView& y, ParallelLinearScratch& scratch,
-                 Communicator&, Executor& executor) {
-  plan.Execute(x, y, scratch, executor);
+                 const AnyTensorView& y, Workspace workspace, Communicator&,
+                 Executor& executor) {
+  plan.Execute(x, y, workspace, executor);
 }
 template <class Plan>
 void ExecutePlan(const Plan& plan, const AnyTensorView& x,
-                 const AnyTensorView& y, ParallelLinearScratch& scratch,
+                 const AnyTensorView& y, Workspace workspace,
                  Communicator& ranks, Executor& executor) {
-  plan.Execute(x, y, scratch, ranks, executor);
+  plan.Execute(x, y, workspace, ranks, executor);
 }
 
 bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
@@ -105,10 +104,6 @@ class BoundLayer final : public BoundOp {
     }
     QUERN_ASSIGN_OR_RETURN(Plan plan,
                            CreatePlan(spec_, t[1], t[2], ranks(), executor));
-    ParallelLinearScratch scratch;
-    QUERN_RETURN_IF_ERROR(scratch.Reserve(plan, layer_.max_rows, executor));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    scratch_ = std::move(scratch);
     plan_.emplace(std::move(plan));
     weight_ = t[1];
     bias_ = t[2];
@@ -117,29 +112,35 @@ class BoundLayer final : public BoundOp {
 
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(layer_.op, t, 4));
-    if (!plan_.has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          layer_.op, ": has no weights; need a call of Prepare before"));
-    }
+    QUERN_RETURN_IF_ERROR(CheckPrepared());
     if (!SameView(t[1], weight_) || !SameView(t[2], bias_)) {
       return InvalidArgument(layer_.op,
                              "weight or bias is not what Prepare was given");
     }
     const AnyTensorView x = AsRows(t[0]);
-    QUERN_RETURN_IF_ERROR(plan_->CheckArgs(x, AsRows(t[3])));
-    return CheckRange(layer_.op, "rows of x", x.extent(0), 0, layer_.max_rows);
+    return plan_->CheckArgs(x, AsRows(t[3]));
   }
 
-  void Execute(Tensors t, Workspace,
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const override {
+    QUERN_RETURN_IF_ERROR(CheckPrepared());
+    return plan_->WorkspaceBytes(max_rows, max_workers);
+  }
+
+  void Execute(Tensors t, Workspace workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
-    const std::lock_guard<std::mutex> lock(mutex_);
     QUERN_CHECK(plan_.has_value());
-    ExecutePlan(*plan_, AsRows(t[0]), AsRows(t[3]), scratch_, ranks(),
+    ExecutePlan(*plan_, AsRows(t[0]), AsRows(t[3]), workspace, ranks(),
                 executor);
   }
 
  private:
+  absl::Status CheckPrepared() const {
+    if (plan_.has_value()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        layer_.op, ": has no weights; need a call of Prepare before"));
+  }
   Communicator& ranks() const {
     if (layer_.ranks != nullptr) return *layer_.ranks;
     return self_;
@@ -151,8 +152,6 @@ class BoundLayer final : public BoundOp {
   mutable SelfCommunicator self_;
   std::optional<Plan> plan_;
   AnyTensorView weight_, bias_;
-  mutable std::mutex mutex_;
-  mutable ParallelLinearScratch scratch_;
 };
 
 // y = x w^T + bias, a sum in double.

@@ -5,14 +5,17 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/parallel/dense_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
@@ -62,6 +65,15 @@ TensorMeta MetaOf(const AnyTensorView& v) {
   return meta;
 }
 
+// A workspace for `rows` rows of an operator that has its weights.
+AlignedBuffer ScratchOf(const BoundOp& op, int64_t rows) {
+  const auto bytes = op.WorkspaceBytes(rows, 1);
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  auto memory = AlignedBuffer::Create(bytes.value_or(0));
+  EXPECT_TRUE(memory.ok());
+  return *std::move(memory);
+}
+
 class LinearOpsTest : public IsaTest {
  protected:
   LinearOpsTest() : registry_(Registry()), ops_(registry_, OpPolicy()) {}
@@ -95,7 +107,8 @@ class LinearOpsTest : public IsaTest {
     InlineExecutor executor;
     EXPECT_EQ(made->op->Prepare(tensors, executor), absl::OkStatus());
     EXPECT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
-    made->op->Execute(tensors, executor);
+    AlignedBuffer scratch = ScratchOf(*made->op, m);
+    made->op->Execute(tensors, Workspace(scratch), executor);
     return y.doubles();
   }
 
@@ -270,9 +283,14 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
   BoundOp& op = *made->op;
   ExpectRefusal(op.CheckArgs(tensors), absl::StatusCode::kFailedPrecondition,
                 "replicated_linear: has no weights; need a call of Prepare");
+  ExpectRefusal(op.WorkspaceBytes(6, 1).status(),
+                absl::StatusCode::kFailedPrecondition,
+                "need a call of Prepare");
   ASSERT_EQ(op.Prepare(tensors, executor), absl::OkStatus());
   ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
-  EXPECT_NO_ALLOCATION(op.Execute(tensors, executor));
+  AlignedBuffer scratch = ScratchOf(op, 7);
+  const Workspace workspace(scratch);
+  EXPECT_NO_ALLOCATION(op.Execute(tensors, workspace, executor));
   const Doubles want = ReferenceLinear(6, 17, 60, one.x, one.w);
   EXPECT_EQ(y.doubles(), want);
 
@@ -283,20 +301,24 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
                 "weight or bias is not what Prepare was given");
   ASSERT_EQ(op.Prepare(with_other, executor), absl::OkStatus());
   ASSERT_EQ(op.CheckArgs(with_other), absl::OkStatus());
-  op.Execute(with_other, executor);
+  op.Execute(with_other, workspace, executor);
   EXPECT_NE(y.doubles(), want);
 
-  // Fewer rows are welcome, more are not.
+  // So are fewer rows, and more.
   const std::vector<AnyTensorView> empty = {
       AnyTensorView(DType::kF32, x.view().data(), 2, {0, 60}, {60, 1}),
       w2.view(), none,
       AnyTensorView(DType::kF32, y.view().mutable_data(), 2, {0, 17}, {17, 1})};
   EXPECT_EQ(op.CheckArgs(empty), absl::OkStatus());
-  op.Execute(empty, executor);
-  const AnyMatrix seven(DType::kF32, 7, 60, 60), out(DType::kF32, 7, 17, 17);
+  op.Execute(empty, workspace, executor);
+  const Model more_rows(rng, 7, 17, 60);
+  const AnyMatrix seven(DType::kF32, more_rows.x, 7, 60, 60);
+  const AnyMatrix out(DType::kF32, 7, 17, 17);
   const std::vector<AnyTensorView> more = {seven.view(), w2.view(), none,
                                            out.view()};
-  ExpectRefusal(op.CheckArgs(more), "rows of x=7");
+  ASSERT_EQ(op.CheckArgs(more), absl::OkStatus());
+  op.Execute(more, workspace, executor);
+  EXPECT_EQ(out.doubles(), ReferenceLinear(7, 17, 60, more_rows.x, other.w));
   const std::vector<AnyTensorView> biased = {x.view(), w.view(), y.vector(),
                                              y.view()};
   ExpectRefusal(op.Prepare(biased, executor), "bias has rank 1; need what");
@@ -330,8 +352,7 @@ TEST(LinearOpsLifeTest, AProviderIsWhatItsNameSays) {
   ASSERT_EQ(unsetenv("QUERN_KERNELS"), 0);
 }
 
-// Scratch holds the rows of one call at a time.
-TEST(LinearOpsLifeTest, CallsFromTwoThreadsTakeTurns) {
+TEST(LinearOpsLifeTest, TwoThreadsCallWithAWorkspaceEach) {
   TestRng rng;
   const OpRegistry registry = Registry();
   const OpDispatcher ops(registry, OpPolicy());
@@ -357,9 +378,10 @@ TEST(LinearOpsLifeTest, CallsFromTwoThreadsTakeTurns) {
       const std::vector<AnyTensorView> tensors = {x.view(), w.view(), none,
                                                   y.view()};
       InlineExecutor own_executor;
+      AlignedBuffer scratch = ScratchOf(*made->op, kM);
       const Doubles want = own.Y(0, kN);
       for (int call = 0; call < 500; ++call) {
-        made->op->Execute(tensors, own_executor);
+        made->op->Execute(tensors, Workspace(scratch), own_executor);
         ASSERT_EQ(y.doubles(), want);
       }
     });

@@ -19,7 +19,7 @@
 #include "quern/ops/activation/act_and_mul.h"
 #include "quern/ops/norm/mixer2_gated_rms_norm.h"
 #include "quern/ops/registry/bound_rows.h"
-#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/gated_norm_ops.h"
 
 namespace quern {
 namespace {
@@ -53,8 +53,7 @@ absl::StatusOr<std::vector<TensorMeta>> Shapes(const TensorMeta& x,
   return std::vector<TensorMeta>{x};
 }
 
-// x, gate, weight, out. Calls take turns: the sums of squares of
-// ranks that share a group are kept here.
+// x, gate, weight, out.
 class BoundMixer2 final : public BoundOp {
  public:
   BoundMixer2(Mixer2GatedRmsNormPlan plan, Communicator* ranks, bool native)
@@ -65,10 +64,11 @@ class BoundMixer2 final : public BoundOp {
   }
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 4));
-    return plan_.CheckArgs(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]));
+    return plan_.CheckArgs(ArgsOf(t));
   }
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows, int) const override {
-    if (!native_) return plan_.WorkspaceBytes(max_rows);
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const override {
+    if (!native_) return plan_.WorkspaceBytes(max_rows, max_workers);
     WorkspaceLayout layout;
     SumsOf(layout, max_rows);
     if (!layout.overflow()) return layout.bytes();
@@ -79,14 +79,17 @@ class BoundMixer2 final : public BoundOp {
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
     if (native_) return Native(t, workspace);
-    plan_.Execute(AsRows(t[0]), AsRows(t[1]), t[2], AsRows(t[3]), workspace,
-                  ranks(), executor);
+    plan_.Execute(ArgsOf(t), workspace, ranks(), executor);
   }
 
  private:
   Communicator& ranks() const {
     if (ranks_ != nullptr) return *ranks_;
     return self_;
+  }
+
+  static Mixer2GatedRmsNormArgs ArgsOf(Tensors t) {
+    return {AsRows(t[0]), AsRows(t[1]), AsRows(t[3]), t[2]};
   }
 
   // The sum of squares of each row and group.

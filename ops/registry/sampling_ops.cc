@@ -37,8 +37,9 @@ class BoundSampler final : public BoundOp {
     return plan_.CheckArgs(t[0].As<const float, 2>(), step_->params,
                            TokensOf(t));
   }
-  absl::StatusOr<int64_t> WorkspaceBytes(int64_t, int workers) const override {
-    return plan_.WorkspaceBytes(workers);
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const override {
+    return plan_.WorkspaceBytes(max_rows, max_workers);
   }
   void Execute(Tensors t, Workspace workspace,
                Executor& executor) const noexcept override {

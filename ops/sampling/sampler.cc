@@ -145,7 +145,10 @@ absl::Status SamplerPlan::CheckParams(const SamplingParams& params) {
   return absl::OkStatus();
 }
 
-int64_t SamplerPlan::WorkspaceBytes(int max_workers) const {
+absl::StatusOr<int64_t> SamplerPlan::WorkspaceBytes(int64_t max_rows,
+                                                    int max_workers) const {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_rows", max_rows, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
   WorkspaceLayout layout;
   LayOut(layout, spec_.vocab, max_workers);
   return layout.bytes();

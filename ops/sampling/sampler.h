@@ -56,9 +56,11 @@ class SamplerPlan {
   // InvalidArgument names the field that is out of its range.
   static absl::Status CheckParams(const SamplingParams& params);
 
-  // Bytes of workspace that Execute needs for any number of rows on up to
-  // max_workers workers: 8 * vocab for each worker.
-  int64_t WorkspaceBytes(int max_workers) const;
+  // Bytes of workspace that Execute needs for up to max_rows rows on up to
+  // max_workers workers: 8 * vocab for each worker, however many rows there
+  // are. InvalidArgument if max_rows < 0 or max_workers < 1.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const;
 
   // Whether Execute may be called with these: one logits row, params and token
   // for each sequence; the params as in CheckParams.

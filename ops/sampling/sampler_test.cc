@@ -50,7 +50,7 @@ class Sampler {
     auto plan = SamplerPlan::Create(spec);
     EXPECT_TRUE(plan.ok()) << plan.status();
     plan_.push_back(*plan);
-    auto memory = AlignedBuffer::Create(plan_[0].WorkspaceBytes(workers));
+    auto memory = AlignedBuffer::Create(*plan_[0].WorkspaceBytes(1, workers));
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
@@ -386,7 +386,7 @@ TEST(SamplerTest, DependsOnNeitherNeighboursNorWorkers) {
 TEST(SamplerTest, TakesExactlyTheWorkspaceThatItAskedFor) {
   const int64_t vocab = 77;
   Sampler sampler(vocab);
-  const int64_t bytes = sampler.plan().WorkspaceBytes(1);
+  const int64_t bytes = *sampler.plan().WorkspaceBytes(1, 1);
   EXPECT_GE(bytes, 8 * vocab);
   // Ends at a guard page; workspaces are multiples of their alignment.
   GuardBuffer<uint8_t> memory(bytes);

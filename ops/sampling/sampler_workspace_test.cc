@@ -37,7 +37,7 @@ TEST(SamplerWorkspaceTest, SamplerTakesWhatItSaidForEveryNumberOfWorkers) {
     std::vector<int32_t> want;
     int64_t fewer = 0;
     for (int workers = 1; workers <= 256; ++workers) {
-      const int64_t bytes = plan->WorkspaceBytes(workers);
+      const int64_t bytes = *plan->WorkspaceBytes(1, workers);
       ASSERT_GE(bytes, fewer) << workers << " workers";
       fewer = bytes;
       GuardBuffer<uint8_t> memory(bytes);

@@ -15,10 +15,12 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/parallel/parallel_linear.h"
 #include "quern/ops/parallel/parallel_lm_head.h"
@@ -137,7 +139,6 @@ Results RunModel(AnyCommunicator& c) {
   const int64_t hidden = 96, inner = 64, vocab = 250, n = 5;
   const DType dtype = DType::kBF16;
   InlineExecutor executor;
-  ParallelLinearScratch scratch;
   const AnyMatrix table(dtype, Reals(1, vocab * hidden), vocab, hidden, hidden);
   const AnyMatrix up_w(dtype, Reals(2, inner * hidden), inner, hidden, hidden);
   const AnyMatrix down_w(dtype, Reals(3, hidden * inner), hidden, inner, inner);
@@ -167,9 +168,9 @@ Results RunModel(AnyCommunicator& c) {
   const auto head_plan = ParallelLmHeadPlan::Create(
       head, table.const_view(), AnyTensorView(), c, executor);
   EXPECT_TRUE(up_plan.ok() && down_plan.ok() && head_plan.ok());
-  EXPECT_TRUE(scratch.Reserve(*up_plan, n, executor).ok());
-  EXPECT_TRUE(scratch.Reserve(*down_plan, n, executor).ok());
-  EXPECT_TRUE(scratch.Reserve(*head_plan, n, executor).ok());
+  AlignedBuffer up_scratch = ScratchOf(*up_plan, n, executor);
+  AlignedBuffer down_scratch = ScratchOf(*down_plan, n, executor);
+  AlignedBuffer head_scratch = ScratchOf(*head_plan, n, executor);
 
   const int64_t ids[n] = {0, 3, 130, 200, 249};
   const AnyMatrix x(dtype, n, hidden, hidden);
@@ -179,11 +180,14 @@ Results RunModel(AnyCommunicator& c) {
   results.tokens.resize(n);
   embed->Execute(DenseVector(ids, n), shard.const_view(), x.view(), c,
                  executor);
-  up_plan->Execute(x.const_view(), h.view(), scratch, c, executor);
-  down_plan->Execute(h.const_view(), x.view(), scratch, c, executor);
-  head_plan->Execute(x.const_view(), logits.view(), scratch, c, executor);
+  up_plan->Execute(x.const_view(), h.view(), Workspace(up_scratch), c,
+                   executor);
+  down_plan->Execute(h.const_view(), x.view(), Workspace(down_scratch), c,
+                     executor);
+  head_plan->Execute(x.const_view(), logits.view(), Workspace(head_scratch), c,
+                     executor);
   head_plan->ArgMax(x.const_view(), DenseVector(results.tokens.data(), n),
-                    scratch, c, executor);
+                    Workspace(head_scratch), c, executor);
   results.logits = logits.bits();
   return results;
 }
