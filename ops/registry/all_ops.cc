@@ -9,10 +9,13 @@
 #include "quern/ops/registry/activation_ops.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
+#include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
 #include "quern/ops/registry/rope_ops.h"
+#include "quern/ops/registry/rope_variant_ops.h"
 #include "quern/ops/registry/sampling_ops.h"
 
 namespace quern {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
@@ -143,6 +144,10 @@ class BoundAttention final : public BoundOp {
 
   const char* target() const override {
     return native_ ? "scalar" : plan_.target();
+  }
+  std::string Explain(int64_t) const override {
+    if (native_) return target();
+    return absl::StrCat(target(), " ", plan_.arithmetic());
   }
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kAttention, t, 5));

@@ -68,12 +68,11 @@ NamedArgs EmbeddingExample(DType dtype) {
 }
 // The rank's shard.
 absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
-    const TensorMeta& weight, const Communicator& ranks, int64_t vocab,
-    int64_t added, double scale, DType out) {
+    const TensorMeta& weight, const Communicator& ranks, const VocabSpec& vocab,
+    double scale, DType out) {
   VocabParallelEmbeddingSpec spec;
   spec.scale = static_cast<float>(scale);
-  spec.vocab.original = vocab;
-  spec.vocab.added = added;
+  spec.vocab = vocab;
   spec.hidden = weight.extents[1];
   spec.weight_dtype = weight.dtype;
   spec.out_dtype = out;
@@ -87,15 +86,16 @@ absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
 }
 Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight,
                       Communicator* ranks, int64_t vocab, int64_t added,
-                      double scale, const std::string& out_dtype) {
+                      int64_t padding, double scale,
+                      const std::string& out_dtype) {
   QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> shapes,
                          RowsShapes(kEmbedding, "ids", ids, weight));
   QUERN_ASSIGN_OR_RETURN(shapes[0].dtype, DTypeOr(kEmbedding, "out_dtype",
                                                   out_dtype, weight.dtype));
   if (ranks != nullptr) {
-    QUERN_RETURN_IF_ERROR(
-        ParallelSpec(weight, *ranks, vocab, added, scale, shapes[0].dtype)
-            .status());
+    QUERN_RETURN_IF_ERROR(ParallelSpec(weight, *ranks, {vocab, added, padding},
+                                       scale, shapes[0].dtype)
+                              .status());
   } else if (vocab != 0 || added != 0) {
     return InvalidArgument(kEmbedding, "vocab=", vocab, ", added=", added,
                            " without ranks; need neither, the table has them");
@@ -127,9 +127,9 @@ void NativeEmbedding(const VocabEmbeddingSpec& spec, Tensors t) {
 }
 template <bool kNative>
 Bound ParallelEmbedding(const TensorMeta& weight, Communicator& ranks,
-                        int64_t vocab, int64_t added, double scale, DType out) {
+                        const VocabSpec& vocab, double scale, DType out) {
   QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingSpec spec,
-                         ParallelSpec(weight, ranks, vocab, added, scale, out));
+                         ParallelSpec(weight, ranks, vocab, scale, out));
   QUERN_ASSIGN_OR_RETURN(const VocabParallelEmbeddingPlan plan,
                          VocabParallelEmbeddingPlan::Create(spec, ranks));
   const auto check = [plan](Tensors t) -> absl::Status {
@@ -153,14 +153,15 @@ Bound ParallelEmbedding(const TensorMeta& weight, Communicator& ranks,
 }
 template <bool kNative>
 Bound Embedding(const TensorMeta& ids, const TensorMeta& weight,
-                Communicator* ranks, int64_t vocab, int64_t added, double scale,
-                const std::string& out_dtype) {
-  QUERN_ASSIGN_OR_RETURN(
-      const std::vector<TensorMeta> shapes,
-      EmbeddingShapes(ids, weight, ranks, vocab, added, scale, out_dtype));
+                Communicator* ranks, int64_t vocab, int64_t added,
+                int64_t padding, double scale, const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> shapes,
+                         EmbeddingShapes(ids, weight, ranks, vocab, added,
+                                         padding, scale, out_dtype));
   const DType out = shapes[0].dtype;
   if (ranks != nullptr) {
-    return ParallelEmbedding<kNative>(weight, *ranks, vocab, added, scale, out);
+    return ParallelEmbedding<kNative>(weight, *ranks, {vocab, added, padding},
+                                      scale, out);
   }
   VocabEmbeddingSpec spec;
   spec.vocab = weight.extents[0];
@@ -275,8 +276,8 @@ absl::Status RegisterEmbeddingOps(OpRegistry& r) {
   constexpr absl::string_view kReference = OpRegistry::kReference;
   QUERN_RETURN_IF_ERROR(r.Define<&EmbeddingShapes>(
       "vocab_parallel_embedding(Tensor ids, Tensor weight, "
-      "Communicator? ranks, int vocab=0, int added=0, float scale=1.0, "
-      "str out_dtype=\"\") -> Tensor",
+      "Communicator? ranks, int vocab=0, int added=0, int padding=64, "
+      "float scale=1.0, str out_dtype=\"\") -> Tensor",
       &EmbeddingExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<false>>(kEmbedding, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Embedding<true>>(kEmbedding, kReference));

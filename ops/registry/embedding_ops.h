@@ -11,8 +11,8 @@ namespace quern {
 //   logits_processor           logits = cap and scale of them, in place
 //
 // Without ranks vocab_parallel_embedding has the whole table; with them, each
-// rank its shard of `vocab` original and `added` ids, as
-// ops/parallel/vocab_parallel_embedding.h says.
+// rank its shard of `vocab` original and `added` ids, each padded to multiples
+// of `padding`, as ops/parallel/vocab_parallel_embedding.h says.
 //
 // ids and rows are i32 or i64. Tables and logits are f32, bf16 or f16, x is of
 // any dtype; out_dtype is the table's if it is empty. Providers: simd and

@@ -1,3 +1,5 @@
+#include "quern/ops/registry/linear_weights_ops.h"
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,7 +23,6 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/bound_rows.h"
-#include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/native_linear.h"
 
 namespace quern {
@@ -97,6 +98,9 @@ class BoundLinear final : public BoundOp {
 
   const char* target() const override {
     return native_.has_value() ? "scalar" : plan_.target();
+  }
+  std::string Explain(int64_t rows) const override {
+    return native_.has_value() ? target() : plan_.Explain(rows);
   }
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 3));

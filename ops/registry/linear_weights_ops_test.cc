@@ -1,6 +1,8 @@
 // linear by name, on weights of every format: the bits of LinearPlan, and a
 // reference that agrees with it.
 
+#include "quern/ops/registry/linear_weights_ops.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,7 +20,6 @@
 #include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"

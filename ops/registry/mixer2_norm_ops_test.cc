@@ -12,7 +12,7 @@
 #include "quern/ops/parallel/dense_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/ops/parallel/thread_communicator.h"
-#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"

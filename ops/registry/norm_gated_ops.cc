@@ -16,7 +16,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/norm/rms_norm_gated.h"
 #include "quern/ops/registry/bound_rows.h"
-#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/gated_norm_ops.h"
 
 namespace quern {
 namespace {

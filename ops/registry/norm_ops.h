@@ -21,16 +21,6 @@ namespace quern {
 // sum.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
-// rms_norm_gated, of ops/norm/rms_norm_gated.h: x and z are [..., hidden].
-// Providers: simd, and reference, which computes in double and rounds once.
-absl::Status RegisterGatedNormOps(OpRegistry& registry);
-
-// mixer2_gated_rms_norm, over `ranks` where there are some; without a weight
-// the gate alone. Providers: simd, and reference, which rounds the normed row
-// before the product with the weight. Both need a workspace where ranks share a
-// group, reference always. Equation: ops/norm/mixer2_gated_rms_norm.h.
-absl::Status RegisterMixer2NormOps(OpRegistry& registry);
-
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_NORM_OPS_H_

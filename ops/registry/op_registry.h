@@ -69,6 +69,9 @@ class BoundOp {
 
   // The instruction set, "scalar" where there is none to choose.
   virtual const char* target() const = 0;
+  // What runs for so many rows, for a person to read: the instruction set at
+  // least.
+  virtual std::string Explain(int64_t /*rows*/) const { return target(); }
   // Hands over the weights of an operator that packs them; what else there is
   // among `tensors` is not read. Called before CheckArgs and Execute, whose
   // executors have no more workers than this one, and again after the weights

@@ -15,11 +15,6 @@ namespace quern {
 // and each sum. Equation: ops/rope/rotary_embedding.h.
 absl::Status RegisterRopeOps(OpRegistry& registry);
 
-// mrope (in place; positions[3, n], i32 or i64, of time, row and column),
-// apply_rotary_emb, dual_chunk_rotary_embedding. Providers as above;
-// enable_fp32_compute makes the reference round once.
-absl::Status RegisterRopeVariantOps(OpRegistry& registry);
-
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_ROPE_OPS_H_

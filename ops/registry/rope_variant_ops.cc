@@ -1,3 +1,5 @@
+#include "quern/ops/registry/rope_variant_ops.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -18,7 +20,6 @@
 #include "quern/ops/index_view.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_rope.h"
-#include "quern/ops/registry/rope_ops.h"
 #include "quern/ops/rope/apply_rotary.h"
 #include "quern/ops/rope/dual_chunk_rotary.h"
 #include "quern/ops/rope/mrope.h"
