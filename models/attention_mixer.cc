@@ -13,26 +13,26 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/architecture.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
+#include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/page_pool.h"
 
 namespace quern {
-AttentionMixer::AttentionMixer(LinearPlan qkv, LinearPlan out)
+AttentionMixer::AttentionMixer(Matrix qkv, Matrix out)
     : qkv_(std::move(qkv)), out_(std::move(out)) {}
 
 absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
     DecoderLoader& loader, const DecoderConfig& config, const ModelShard& shard,
     const DecoderOperators& operators, int64_t layer, int64_t pool,
     int64_t pool_layer) {
-  QUERN_ASSIGN_OR_RETURN(LinearPlan qkv, loader.Matrix(loader.QkvParts(layer)));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan out,
-                         loader.Matrix(loader.AttnOutParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(Matrix qkv, loader.MakeMatrix(loader.QkvParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(Matrix out,
+                         loader.MakeMatrix(loader.AttnOutParts(layer)));
   std::unique_ptr<AttentionMixer> m(
       new AttentionMixer(std::move(qkv), std::move(out)));
   m->operators_ = &operators;
@@ -55,7 +55,7 @@ AttentionMixer::Scratch AttentionMixer::LayOut(Allocator& a,
                                                int64_t tokens) const {
   const int64_t q_cols = q_heads_ * head_dim_;
   const int64_t cols = q_cols + 2 * kv_heads_ * head_dim_;
-  const auto row_bytes = static_cast<int64_t>(SizeOf(out_.spec().a));
+  const auto row_bytes = static_cast<int64_t>(SizeOf(out_.rows()));
   Scratch s;
   s.qkv = a.template Allocate<float>("qkv", tokens * cols);
   // The widest type that queries are converted to has two bytes.
@@ -91,7 +91,7 @@ void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
   const Scratch s = LayOut(memory, t);
   const int64_t q_cols = q_heads_ * head_dim_, kv_cols = kv_heads_ * head_dim_;
   const int64_t cols = q_cols + 2 * kv_cols;
-  qkv_.Execute({step.rows, DenseMatrix<float>(s.qkv, t, cols)}, memory,
+  qkv_.Execute(step.rows, DenseMatrix<float>(s.qkv, t, cols), {}, memory,
                executor);
   const auto heads = [&](int64_t column, int64_t count) {
     return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
@@ -107,14 +107,14 @@ void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
   }
   operators_->Rotate(step.positions, q, k, memory, executor);
   pool.Write(pool_layer_, k, v, executor);
-  const DType dtype = out_.spec().a;
+  const DType dtype = out_.rows();
   pool.Attend(pool_layer_, q, s.queries,
               AnyTensorView(dtype, static_cast<void*>(s.attended), 3,
                             {t, q_heads_, head_dim_}, {q_cols, head_dim_, 1}),
               executor);
   const AnyTensorView attended(dtype, static_cast<void*>(s.attended), 2,
                                {t, q_cols}, {q_cols, 1});
-  out_.Execute({attended, target.y, target.residual}, memory, executor);
+  out_.Execute(attended, target.y, target.residual, memory, executor);
 }
 
 }  // namespace quern

@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "quern/attention/attention_spec.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
+#include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 
 namespace quern {
@@ -44,16 +44,16 @@ class AttentionMixer final : public Mixer {
     uint8_t* attended;  // [tokens, q_cols], of the type of rows
   };
 
-  AttentionMixer(LinearPlan qkv, LinearPlan out);
+  AttentionMixer(Matrix qkv, Matrix out);
   template <typename Allocator>
   Scratch LayOut(Allocator& a, int64_t tokens) const;
 
   const DecoderOperators* operators_ = nullptr;
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  LinearPlan qkv_;                 // hidden -> q, k and v of this rank
+  Matrix qkv_;                     // hidden -> q, k and v of this rank
   AlignedBuffer q_norm_, k_norm_;  // f32[head_dim], with kHeadNorms
-  LinearPlan out_;                 // this rank's heads -> hidden
+  Matrix out_;                     // this rank's heads -> hidden
 };
 
 }  // namespace quern

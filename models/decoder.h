@@ -72,6 +72,12 @@
 namespace quern {
 
 class OpDispatcher;  // ops/registry/op_dispatcher.h
+class OpRegistry;    // ops/registry/op_registry.h
+
+// Registers what models are made of: vocab_parallel_embedding, rms_norm,
+// add_rms_norm, linear, rotary_embedding, write_kv, paged_attention,
+// gather_rows and logits_processor, with the families that they belong to.
+absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
   // Each matrix as the file has it: F32, BF16, F16, or Q8_0 in its blocks; f32
@@ -105,10 +111,10 @@ struct DecoderOptions {
   // The ranks that hold the model together, see above; borrowed, it outlives
   // the model and its states. Null: this process has all of it.
   Communicator* communicator = nullptr;
-  // Where rms_norm, add_rms_norm, rotary_embedding, gather_rows and
-  // logits_processor come from, so that a policy or an override reaches the
-  // model; used by Create alone. The registry has them all (RegisterNormOps,
-  // RegisterRopeOps, RegisterEmbeddingOps). Null: each one's first provider.
+  // Where all operators of the model and of its states come from, so that a
+  // policy or an override reaches them; borrowed, it outlives the model. Its
+  // registry has what RegisterDecoderOps registers. Null: each operator's first
+  // provider.
   const OpDispatcher* operators = nullptr;
   // Called now and then while weights are read: bytes done, of total.
   std::function<void(int64_t done, int64_t total)> progress;
@@ -238,8 +244,9 @@ class DecoderState {
   // Keys of each head that the last Forward did not read again, because
   // sequences of it share them.
   int64_t shared_tokens() const;
-  // "bf16 dot" or "f32 fma": what queries meet keys in.
-  const char* attention_arithmetic() const;
+  // What attention is computed by, for a person to read: "AVX3_ZEN4 bf16 dot",
+  // where the last words are what queries meet keys in.
+  std::string ExplainAttention() const;
   // Bytes of all buffers but the cache.
   int64_t scratch_bytes() const;
 

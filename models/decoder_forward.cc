@@ -112,11 +112,12 @@ void DecoderState::Impl::Run(Executor& executor) {
       LayOut(memory, c, model->dtype, model->branches(), spec.max_step_tokens);
   const Workspace work(scratch);
   const Stream stream(*model, s, t, work, executor);
-  model->embed->Execute(DenseVector<const int32_t>(tokens.data(), t),
-                        DenseAny(model->embedding_dtype,
-                                 const_cast<uint8_t*>(model->embedding.data()),
-                                 model->shard.vocab().width, c.hidden),
-                        stream.x(), *model->communicator, executor);
+  model->operators->Embed(
+      DenseVector<const int32_t>(tokens.data(), t),
+      AnyTensorView(model->embedding_dtype,
+                    static_cast<const void*>(model->embedding.data()), 2,
+                    {model->shard.vocab().width, c.hidden}, {c.hidden, 1}),
+      stream.x(), work, executor);
   stream.Begin(model->layers.front().attn_norm);
   const LayerStep step = {stream.rows(),
                           DenseVector<const int64_t>(positions.data(), t), work,
@@ -143,7 +144,7 @@ void DecoderState::Impl::Run(Executor& executor) {
   const int rank = model->shard.rank();
   const MatrixView<float> own(all.data() + columns.Begin(rank),
                               {wanted, columns.Count(rank)}, {c.vocab, 1});
-  model->output->Execute({selected, own}, work, executor);
+  model->output->Execute(selected, own, {}, work, executor);
   model->communicator->AllGatherColumns(own, all, columns);
   model->operators->Finish(all, work, executor);
 }

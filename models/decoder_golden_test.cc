@@ -258,7 +258,7 @@ TEST_P(DecoderGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
       {DType::kF8E5M2, 0.02, 0.005, false, false, 1632},
   };
   ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kAsInFile, DType::kBF16));
-  const bool dot = absl::StrContains(state_->attention_arithmetic(), "dot");
+  const bool dot = absl::StrContains(state_->ExplainAttention(), "dot");
   if (!dot && absl::string_view(isa()) != "AVX2") {
     GTEST_SKIP() << "AVX2 stands for all that have no dot products";
   }
@@ -271,7 +271,7 @@ TEST_P(DecoderGoldenTest, EveryCacheIsCloseToTheGoldenLoss) {
     EXPECT_NEAR(loss.first_window, golden_.first_window_nll, c.loss_bound);
     std::printf("%s cache, %s, %lld bytes a token: first window %+.5f\n",
                 std::string(DTypeName(c.dtype)).c_str(),
-                state_->attention_arithmetic(),
+                state_->ExplainAttention().c_str(),
                 static_cast<long long>(state_->cache_bytes_per_token()),
                 loss.first_window - golden_.first_window_nll);
     if (loss.perplexity.has_value()) {

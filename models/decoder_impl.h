@@ -13,16 +13,16 @@
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/decoder_operators.h"
 #include "quern/models/layer.h"
+#include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/parallel/vocab_parallel_embedding.h"
 #include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 
@@ -40,10 +40,14 @@ struct Decoder::Impl {
   std::optional<PackedFile> packed;  // what matrices lie in, if they do
   AlignedBuffer embedding;  // embedding_dtype[rows of this rank, hidden]
   std::vector<DecoderLayer> layers;
-  AlignedBuffer output_norm;         // f32[hidden]
-  std::optional<LinearPlan> output;  // of this rank's columns
+  AlignedBuffer output_norm;     // f32[hidden]
+  std::optional<Matrix> output;  // of this rank's columns
 
-  std::optional<VocabParallelEmbeddingPlan> embed;
+  // What the operators come from: the caller's, or a dispatcher of our own that
+  // takes each one's first provider.
+  OpRegistry own_registry;
+  std::optional<OpDispatcher> own_ops;
+  const OpDispatcher* ops = nullptr;
   std::optional<DecoderOperators> operators;
 
   // Whether the layers' sums are made apart from the residual stream.
@@ -55,8 +59,8 @@ struct Decoder::Impl {
   }
   int64_t LayersIn(int64_t pool) const;
 
-  // From `ops`, or if that is null each operator's first provider.
-  absl::Status MakeOperators(const OpDispatcher* ops);
+  // Sets `ops`.
+  absl::Status ChooseOperators(const OpDispatcher* callers);
   absl::Status LoadLayers(DecoderLoader& loader);
 };
 

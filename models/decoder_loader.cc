@@ -20,14 +20,17 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/linear.h"
+#include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
+#include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
 #include "quern/quant/int8_quantize.h"
 
 namespace quern {
@@ -64,11 +67,13 @@ DType DecoderLoader::ReadType(WeightFormat format) {
 
 DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
                              const ModelShard& shard,
-                             const DecoderOptions& options, Executor& executor)
+                             const DecoderOptions& options,
+                             const OpDispatcher& ops, Executor& executor)
     : file_(file),
       config_(config),
       shard_(shard),
       options_(options),
+      ops_(ops),
       executor_(executor),
       rows_dtype_(RowsOf()) {
   const absl::Status counted =
@@ -317,25 +322,26 @@ absl::Status DecoderLoader::WritePacked(const std::string& path) const {
   return PackedFile::Write(path, source, blobs);
 }
 
-absl::StatusOr<LinearPlan> DecoderLoader::Matrix(const MatrixParts& parts) {
+absl::StatusOr<Matrix> DecoderLoader::MakeMatrix(const MatrixParts& parts) {
   QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
                          packed_ == nullptr ? Pack(parts) : Find(parts));
   if (packed_ == nullptr && !options_.packed_path.empty()) {
     made_.emplace_back(NameOf(parts), packed);
   }
-  LinearSpec linear;
-  linear.a = rows_dtype_;
-  linear.c = parts.y;
-  linear.activation = parts.activation;
-  linear.residual = parts.residual;
-  QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
-                         LinearPlan::Create(linear, packed, executor_));
-  packed_bytes_ += plan.packed_bytes();
+  NamedArgs args = {{"x", TensorMeta{rows_dtype_, {1, parts.k}}},
+                    {"weights", &packed},
+                    {"activation", LinearActivationName(parts.activation)},
+                    {"out_dtype", DTypeName(parts.y)}};
+  if (parts.residual) {
+    args.emplace_back("residual", TensorMeta{parts.y, {1, parts.n}});
+  }
+  QUERN_ASSIGN_OR_RETURN(MadeOp linear, ops_.Make("linear", args));
+  packed_bytes_ += static_cast<int64_t>(packed.bytes().size());
   const WeightFormat format = packed.spec().format;
   if (std::find(formats_.begin(), formats_.end(), format) == formats_.end()) {
     formats_.push_back(format);
   }
-  return plan;
+  return Matrix(std::move(linear.op), rows_dtype_, parts.k);
 }
 
 }  // namespace quern

@@ -1,8 +1,9 @@
 #ifndef QUERN_MODELS_DECODER_LOADER_H_
 #define QUERN_MODELS_DECODER_LOADER_H_
 
-// Private: reads a rank's part of tensors, and makes matrices of them in the
-// form that the options ask for, telling how far it is.
+// Private: reads a rank's part of tensors, and makes matrices of them, in the
+// form that the options ask for and by the operator `linear`, telling how far
+// it is.
 
 #include <cstdint>
 #include <string>
@@ -16,14 +17,15 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
+#include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
+#include "quern/ops/registry/op_dispatcher.h"
 
 namespace quern {
 
@@ -51,7 +53,7 @@ class DecoderLoader {
   // `file` is what `config` was made of. All must outlive this.
   DecoderLoader(const GgufFile& file, const DecoderConfig& config,
                 const ModelShard& shard, const DecoderOptions& options,
-                Executor& executor);
+                const OpDispatcher& ops, Executor& executor);
 
   // The elements of a block where the file has a matrix in blocks, else 1.
   static int64_t BlockOf(const GgufFile& file);
@@ -76,7 +78,7 @@ class DecoderLoader {
   MatrixParts GateUpParts(int64_t layer) const;
   MatrixParts DownParts(int64_t layer) const;
   MatrixParts OutputParts() const;
-  absl::StatusOr<LinearPlan> Matrix(const MatrixParts& parts);
+  absl::StatusOr<Matrix> MakeMatrix(const MatrixParts& parts);
 
   // Matrices come from this file from now on; it outlives them.
   absl::Status Adopt(const PackedFile& packed);
@@ -127,6 +129,7 @@ class DecoderLoader {
   const DecoderConfig& config_;
   const ModelShard& shard_;
   const DecoderOptions& options_;
+  const OpDispatcher& ops_;
   Executor& executor_;
   DType rows_dtype_;
   int64_t done_ = 0, total_ = 0;

@@ -25,13 +25,9 @@
 #include "quern/models/layer.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
-#include "quern/ops/parallel/vocab_parallel_embedding.h"
-#include "quern/ops/registry/embedding_ops.h"
-#include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/rope_ops.h"
 
 namespace quern {
 namespace {
@@ -63,25 +59,11 @@ int64_t Decoder::Impl::LayersIn(int64_t pool) const {
   return count;
 }
 
-absl::Status Decoder::Impl::MakeOperators(const OpDispatcher* ops) {
-  VocabParallelEmbeddingSpec embedding;
-  embedding.vocab.original = config.vocab;
-  embedding.vocab.padding = communicator->size();
-  embedding.hidden = config.hidden;
-  embedding.weight_dtype = embedding_dtype;
-  embedding.scale = config.embedding_scale;
-  QUERN_ASSIGN_OR_RETURN(
-      embed, VocabParallelEmbeddingPlan::Create(embedding, *communicator));
-  OpRegistry registry;
-  std::optional<OpDispatcher> first;
-  if (ops == nullptr) {
-    QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
-    QUERN_RETURN_IF_ERROR(RegisterRopeOps(registry));
-    QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
-    ops = &first.emplace(registry, OpPolicy());
-  }
-  QUERN_ASSIGN_OR_RETURN(
-      operators, DecoderOperators::Create(*ops, config, shard, dtype, context));
+absl::Status Decoder::Impl::ChooseOperators(const OpDispatcher* callers) {
+  ops = callers;
+  if (ops != nullptr) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(RegisterDecoderOps(own_registry));
+  ops = &own_ops.emplace(own_registry, OpPolicy());
   return absl::OkStatus();
 }
 
@@ -124,7 +106,8 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
       ModelShard::Create(c, m->communicator->rank(), m->communicator->size(),
                          DecoderLoader::BlockOf(file)));
   m->context = std::min(c.context, options.max_context);
-  DecoderLoader loader(file, c, m->shard, options, executor);
+  QUERN_RETURN_IF_ERROR(m->ChooseOperators(options.operators));
+  DecoderLoader loader(file, c, m->shard, options, *m->ops, executor);
   QUERN_RETURN_IF_ERROR(loader.CheckBytes(m->context));
   const std::string packed_path = PackedPathOf(options, m->shard);
   bool write_packed = false;
@@ -139,12 +122,15 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
   }
   m->dtype = loader.rows_dtype();
   m->embedding_dtype = loader.embedding_dtype();
-  QUERN_RETURN_IF_ERROR(m->MakeOperators(options.operators));
+  QUERN_ASSIGN_OR_RETURN(
+      m->operators, DecoderOperators::Create(*m->ops, c, m->shard,
+                                             {m->dtype, m->embedding_dtype},
+                                             m->context, *m->communicator));
 
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
   QUERN_RETURN_IF_ERROR(m->LoadLayers(loader));
   QUERN_ASSIGN_OR_RETURN(m->output_norm, loader.Norm(TensorId::kOutputNorm));
-  QUERN_ASSIGN_OR_RETURN(m->output, loader.Matrix(loader.OutputParts()));
+  QUERN_ASSIGN_OR_RETURN(m->output, loader.MakeMatrix(loader.OutputParts()));
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
   m->weights = loader.Forms();

@@ -9,14 +9,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
+#include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/model_shard.h"
+#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/linear_weights_ops.h"
+#include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/rope_ops.h"
 #include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
 
@@ -35,11 +42,34 @@ RotaryScaling ScalingOf(const DecoderConfig& c) {
   return scaling;
 }
 
+// What a rank's part of the embedding is looked up with.
+NamedArgs EmbeddingArgs(const DecoderConfig& c, const ModelShard& shard,
+                        DType dtype, Communicator& ranks) {
+  NamedArgs args = {
+      {"ids", TensorMeta{DType::kI32, {1}}},
+      {"weight", TensorMeta{dtype, {shard.vocab().width, c.hidden}}},
+      {"scale", c.embedding_scale},
+      {"out_dtype", DTypeName(DType::kF32)}};
+  if (ranks.size() == 1) return args;
+  args.insert(
+      args.end(),
+      {{"ranks", &ranks}, {"vocab", c.vocab}, {"padding", ranks.size()}});
+  return args;
+}
+
 }  // namespace
+
+absl::Status RegisterDecoderOps(OpRegistry& registry) {
+  QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
+  return RegisterRopeOps(registry);
+}
 
 absl::StatusOr<DecoderOperators> DecoderOperators::Create(
     const OpDispatcher& ops, const DecoderConfig& c, const ModelShard& shard,
-    DType rows, int64_t context) {
+    Types types, int64_t context, Communicator& ranks) {
   DecoderOperators o;
   const auto make = [&ops](Op& to, absl::string_view name,
                            const NamedArgs& args) {
@@ -48,21 +78,23 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
     return absl::OkStatus();
   };
   // Operators take any number of rows; they are made with one.
-  const std::string rows_name(DTypeName(rows));
+  const std::string rows(DTypeName(types.rows));
+  QUERN_RETURN_IF_ERROR(make(o.embed_, "vocab_parallel_embedding",
+                             EmbeddingArgs(c, shard, types.embedding, ranks)));
   const TensorMeta x = {DType::kF32, {1, c.hidden}};
   const TensorMeta weight = {DType::kF32, {c.hidden}};
   QUERN_RETURN_IF_ERROR(make(o.norm_, "rms_norm",
                              {{"x", x},
                               {"weight", weight},
                               {"eps", c.norm_eps},
-                              {"out_dtype", rows_name}}));
+                              {"out_dtype", rows}}));
   if (NeedsBranch(c, shard)) {
     QUERN_RETURN_IF_ERROR(make(o.add_norm_, "add_rms_norm",
                                {{"x", x},
                                 {"residual", x},
                                 {"weight", weight},
                                 {"eps", c.norm_eps},
-                                {"out_dtype", rows_name}}));
+                                {"out_dtype", rows}}));
   }
   if (c.Has(ModelPart::kPostNorms)) {
     QUERN_RETURN_IF_ERROR(
@@ -92,7 +124,7 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
             {"base", c.rope_base},
             {"is_neox", c.rope_style == RotaryStyle::kHalves}}));
   QUERN_RETURN_IF_ERROR(make(o.gather_, "gather_rows",
-                             {{"x", TensorMeta{rows, {1, c.hidden}}},
+                             {{"x", TensorMeta{types.rows, {1, c.hidden}}},
                               {"rows", TensorMeta{DType::kI64, {1}}}}));
   QUERN_RETURN_IF_ERROR(make(o.logits_, "logits_processor",
                              {{"logits", TensorMeta{DType::kF32, {1, c.vocab}}},
@@ -103,8 +135,8 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
 absl::StatusOr<int64_t> DecoderOperators::WorkspaceBytes(
     int64_t max_tokens, int max_workers) const {
   int64_t most = 0;
-  for (const Op* op : {&norm_, &add_norm_, &post_norm_, &q_norm_, &k_norm_,
-                       &rope_, &gather_, &logits_}) {
+  for (const Op* op : {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_,
+                       &k_norm_, &rope_, &gather_, &logits_}) {
     if (*op == nullptr) continue;
     QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                            (*op)->WorkspaceBytes(max_tokens, max_workers));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,21 +12,22 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/core/communicator.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/gemm/linear_weights.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_fixture_testutil.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
-#include "quern/ops/registry/embedding_ops.h"
-#include "quern/ops/registry/norm_ops.h"
+#include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/rope_ops.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"
@@ -56,12 +58,51 @@ absl::StatusOr<std::unique_ptr<BoundOp>> MakeSevens(const MutatedMeta&, double,
   return std::unique_ptr<BoundOp>(new Sevens());
 }
 
+// Counts its calls; a model's operators need not compute to be counted.
+class Counter final : public BoundOp {
+ public:
+  explicit Counter(int& calls) : calls_(calls) {}
+  const char* target() const override { return "scalar"; }
+  absl::Status CheckArgs(absl::Span<const AnyTensorView>) const override {
+    return absl::OkStatus();
+  }
+  void Execute(absl::Span<const AnyTensorView>, Workspace,
+               Executor&) const noexcept override {
+    ++calls_;
+  }
+
+ private:
+  int& calls_;
+};
+
+int g_linears = 0, g_writes = 0, g_attentions = 0, g_embeddings = 0;
+
+using Made = absl::StatusOr<std::unique_ptr<BoundOp>>;
+using MaybeMeta = std::optional<TensorMeta>;
+
+Made CountLinear(const TensorMeta&, const LinearWeights*,
+                 const std::optional<MutatedMeta>&, const std::string&,
+                 const std::string&) {
+  return std::make_unique<Counter>(g_linears);
+}
+Made CountWrite(const TensorMeta&, const TensorMeta&, const TensorMeta&,
+                const MutatedMeta&, const KvLayout*) {
+  return std::make_unique<Counter>(g_writes);
+}
+Made CountAttention(const TensorMeta&, const TensorMeta&, const MaybeMeta&,
+                    const MaybeMeta&, const KvLayout*, const AttentionStep*,
+                    double, int64_t, int64_t, double, const std::string&) {
+  return std::make_unique<Counter>(g_attentions);
+}
+Made CountEmbedding(const TensorMeta&, const TensorMeta&, Communicator*,
+                    int64_t, int64_t, int64_t, double, const std::string&) {
+  return std::make_unique<Counter>(g_embeddings);
+}
+
 class DecoderOperatorsTest : public DecoderFixture {
  protected:
   DecoderOperatorsTest() {
-    EXPECT_EQ(RegisterNormOps(registry_), absl::OkStatus());
-    EXPECT_EQ(RegisterRopeOps(registry_), absl::OkStatus());
-    EXPECT_EQ(RegisterEmbeddingOps(registry_), absl::OkStatus());
+    EXPECT_EQ(RegisterDecoderOps(registry_), absl::OkStatus());
   }
 
   Rows Run(const std::string& bytes, const std::vector<int32_t>& tokens,
@@ -95,7 +136,10 @@ TEST_P(DecoderOperatorsTest, ReferencesComputeTheSame) {
     ASSERT_TRUE(config.ok()) << config.status();
     const auto tokens = RandomTokens(rng, 23, shape.vocab);
     const DoubleRows want = ReferenceDecoder(file, *config).Logits(tokens);
-    for (const char* policy : {"all", "none", "none,+rms_norm"}) {
+    for (const char* policy :
+         {"all", "none", "none,+rms_norm",
+          "none,-linear,-write_kv,-paged_attention,-vocab_parallel_embedding,"
+          "-logits_processor"}) {
       // As in decoder_oracle_test.cc; the references round after each product
       // and sum, which the same bound allows.
       EXPECT_LE(LargestDifferenceOf(Run(bytes, tokens, policy), want), 2e-4)
@@ -117,6 +161,42 @@ TEST_P(DecoderOperatorsTest, AnOverrideRunsWhereItIsEnabled) {
   const Rows without = Run(bytes, tokens, "-logits_processor");
   EXPECT_NE(without, sevens);
   EXPECT_EQ(without.size(), 5u);
+}
+
+TEST_P(DecoderOperatorsTest, MatricesAttentionAndEmbeddingCanBeReplaced) {
+  ASSERT_EQ(registry_.Override<&CountLinear>("linear", "mine"),
+            absl::OkStatus());
+  ASSERT_EQ(registry_.Override<&CountWrite>("write_kv", "mine"),
+            absl::OkStatus());
+  ASSERT_EQ(registry_.Override<&CountAttention>("paged_attention", "mine"),
+            absl::OkStatus());
+  ASSERT_EQ(
+      registry_.Override<&CountEmbedding>("vocab_parallel_embedding", "mine"),
+      absl::OkStatus());
+  TestRng rng;
+  SmallDecoder shape;
+  shape.architecture = "gemma2";  // layers of two pools
+  const std::string bytes = SmallDecoderFile(rng, shape);
+  const auto config = DecoderConfig::Create(ParseOrDie(bytes));
+  ASSERT_TRUE(config.ok()) << config.status();
+  g_linears = g_writes = g_attentions = g_embeddings = 0;
+  Run(bytes, RandomTokens(rng, 5, shape.vocab), "none");
+  EXPECT_EQ(g_linears, 4 * config->layers + 1);
+  EXPECT_EQ(g_writes, config->layers);
+  EXPECT_EQ(g_attentions, config->layers);
+  EXPECT_EQ(g_embeddings, 1);
+}
+
+TEST_P(DecoderOperatorsTest, ARegistryWithoutAnOperatorIsRefused) {
+  TestRng rng;
+  const std::string bytes = SmallDecoderFile(rng, {});
+  const OpRegistry empty;
+  const OpDispatcher ops(empty, OpPolicy());
+  DecoderOptions options;
+  options.operators = &ops;
+  const auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kNotFound)
+      << model.status();
 }
 
 QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -254,7 +255,8 @@ absl::StatusOr<DecoderState> DecoderState::Create(
   QUERN_RETURN_IF_ERROR(s->CheckBytes(pools, bytes));
   s->sequences.resize(static_cast<size_t>(spec.max_sequences));
   for (const PagePoolSpec& pool : pools) {
-    QUERN_ASSIGN_OR_RETURN(PagePool made, PagePool::Create(pool));
+    QUERN_ASSIGN_OR_RETURN(PagePool made,
+                           PagePool::Create(pool, *model.impl_->ops));
     s->pools.push_back(std::move(made));
   }
   QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
@@ -348,8 +350,8 @@ int64_t DecoderState::free_tokens() const {
 int64_t DecoderState::shared_tokens() const {
   return impl_->pools[0].saved_tokens();
 }
-const char* DecoderState::attention_arithmetic() const {
-  return impl_->pools[0].arithmetic();
+std::string DecoderState::ExplainAttention() const {
+  return impl_->pools[0].Explain();
 }
 int64_t DecoderState::scratch_bytes() const {
   size_t bytes = impl_->activations.bytes() + impl_->logits.bytes() +

@@ -11,21 +11,21 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
+#include "quern/models/matrix.h"
 
 namespace quern {
 
-DenseFeedForward::DenseFeedForward(LinearPlan gate_up, LinearPlan down)
+DenseFeedForward::DenseFeedForward(Matrix gate_up, Matrix down)
     : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
 absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
     DecoderLoader& loader, int64_t layer) {
-  QUERN_ASSIGN_OR_RETURN(LinearPlan gate_up,
-                         loader.Matrix(loader.GateUpParts(layer)));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan down,
-                         loader.Matrix(loader.DownParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(Matrix gate_up,
+                         loader.MakeMatrix(loader.GateUpParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(Matrix down,
+                         loader.MakeMatrix(loader.DownParts(layer)));
   return std::unique_ptr<FeedForward>(
       new DenseFeedForward(std::move(gate_up), std::move(down)));
 }
@@ -33,8 +33,7 @@ absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
 // [tokens, ffn], of the type of rows.
 template <typename Allocator>
 uint8_t* DenseFeedForward::LayOut(Allocator& a, int64_t tokens) const {
-  const auto row_bytes =
-      down_.k() * static_cast<int64_t>(SizeOf(down_.spec().a));
+  const auto row_bytes = down_.k() * static_cast<int64_t>(SizeOf(down_.rows()));
   return a.template Allocate<uint8_t>("activated", tokens * row_bytes);
 }
 
@@ -58,11 +57,11 @@ void DenseFeedForward::Execute(const LayerStep& step,
                                const LayerTarget& target) const noexcept {
   const int64_t t = step.rows.extent(0), ffn = down_.k();
   Workspace memory = step.scratch;
-  const AnyTensorView activated(down_.spec().a,
+  const AnyTensorView activated(down_.rows(),
                                 static_cast<void*>(LayOut(memory, t)), 2,
                                 {t, ffn}, {ffn, 1});
-  gate_up_.Execute({step.rows, activated}, memory, *step.executor);
-  down_.Execute({activated, target.y, target.residual}, memory, *step.executor);
+  gate_up_.Execute(step.rows, activated, {}, memory, *step.executor);
+  down_.Execute(activated, target.y, target.residual, memory, *step.executor);
 }
 
 }  // namespace quern

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
+#include "quern/models/matrix.h"
 
 namespace quern {
 
@@ -28,12 +28,12 @@ class DenseFeedForward final : public FeedForward {
   std::string Explain(int64_t m) const override { return gate_up_.Explain(m); }
 
  private:
-  DenseFeedForward(LinearPlan gate_up, LinearPlan down);
+  DenseFeedForward(Matrix gate_up, Matrix down);
   template <typename Allocator>
   uint8_t* LayOut(Allocator& a, int64_t tokens) const;
 
-  LinearPlan gate_up_;  // hidden -> this rank's columns: act(gate) * up
-  LinearPlan down_;     // this rank's columns -> hidden
+  Matrix gate_up_;  // hidden -> this rank's columns: act(gate) * up
+  Matrix down_;     // this rank's columns -> hidden
 };
 
 }  // namespace quern

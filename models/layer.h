@@ -19,7 +19,6 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/linear.h"
 #include "quern/models/page_pool.h"
 
 namespace quern {

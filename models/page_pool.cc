@@ -3,21 +3,21 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
 #include "quern/attention/shared_prefix.h"
 #include "quern/cache/copy_pages.h"
 #include "quern/cache/kv_cache.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_allocator.h"
-#include "quern/cache/write_kv.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -26,6 +26,10 @@
 #include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
 #include "quern/quant/convert.h"
 
 namespace quern {
@@ -37,6 +41,30 @@ int64_t GivenBackAtOnce(int64_t page_size) {
   return std::lcm(
       AttentionSchedule::kChunkTokens * AttentionSchedule::kSpanChunks,
       page_size);
+}
+
+NamedArgs WriteArgs(const AttentionSpec& spec, const TensorMeta& cache) {
+  const TensorMeta heads = {DType::kF32,
+                            {1, spec.kv.kv_heads(), spec.kv.head_dim()}};
+  return {{"key", heads},
+          {"value", heads},
+          {"slots", TensorMeta{DType::kI64, {1}}},
+          {"cache", cache},
+          {"layout", &spec.kv}};
+}
+
+NamedArgs AttendArgs(const AttentionSpec& spec, const TensorMeta& cache,
+                     const AttentionStep* step) {
+  return {{"query",
+           TensorMeta{spec.q_dtype, {1, spec.q_heads, spec.kv.head_dim()}}},
+          {"cache", cache},
+          {"layout", &spec.kv},
+          {"step", step},
+          {"scale", spec.scale},
+          {"window_left", spec.window_left},
+          {"window_right", spec.window_right},
+          {"soft_cap", spec.soft_cap},
+          {"out_dtype", DTypeName(spec.out_dtype)}};
 }
 
 }  // namespace
@@ -52,16 +80,23 @@ int64_t PagePool::PagesOfWindow(int64_t window, int64_t page_size,
                   max_sequences * kept + DivCeil(max_step_tokens, page_size));
 }
 
-absl::StatusOr<PagePool> PagePool::Create(const PagePoolSpec& spec) {
+absl::StatusOr<PagePool> PagePool::Create(const PagePoolSpec& spec,
+                                          const OpDispatcher& ops) {
   const KvLayout& layout = spec.attention.kv;
   PagePool pool;
+  pool.spec_ = spec.attention;
   QUERN_ASSIGN_OR_RETURN(pool.allocator_,
                          PageAllocator::Create(spec.pages, layout.page_size()));
-  WriteKvSpec write;
-  write.kv = layout;
-  QUERN_ASSIGN_OR_RETURN(pool.write_, WriteKvPlan::Create(write));
-  QUERN_ASSIGN_OR_RETURN(pool.plan_,
-                         PagedAttentionPlan::Create(spec.attention));
+  const TensorMeta cache = {DType::kU8, {spec.pages, layout.page_bytes()}};
+  QUERN_ASSIGN_OR_RETURN(
+      MadeOp write, ops.Make("write_kv", WriteArgs(spec.attention, cache)));
+  pool.write_ = std::move(write.op);
+  pool.step_ = std::make_unique<AttentionStep>();
+  QUERN_ASSIGN_OR_RETURN(
+      MadeOp attend,
+      ops.Make("paged_attention",
+               AttendArgs(spec.attention, cache, pool.step_.get())));
+  pool.attend_ = std::move(attend.op);
   if (spec.attention.q_dtype != DType::kF32) {
     ConvertSpec convert;
     convert.to = spec.attention.q_dtype;
@@ -104,13 +139,14 @@ absl::Status PagePool::AddToStep(int32_t sequence, int64_t length,
 }
 
 absl::Status PagePool::Prepare(int num_workers) {
-  QUERN_ASSIGN_OR_RETURN(table_, table_storage_.Build(allocator_->page_size(),
-                                                      allocator_->num_pages()));
+  PageTable& table = step_->pages;
+  QUERN_ASSIGN_OR_RETURN(table, table_storage_.Build(allocator_->page_size(),
+                                                     allocator_->num_pages()));
   int64_t tokens = 0;
   for (const int64_t q_len : q_lens_) tokens += q_len;
   slots_.resize(static_cast<size_t>(tokens));
   QUERN_RETURN_IF_ERROR(
-      table_.SlotMapping(q_lens_, kv_lens_, absl::MakeSpan(slots_)));
+      table.SlotMapping(q_lens_, kv_lens_, absl::MakeSpan(slots_)));
 
   AttentionBatch batch;
   batch.q_lens = q_lens_;
@@ -119,18 +155,22 @@ absl::Status PagePool::Prepare(int num_workers) {
   if (q_lens_.size() > 1 && spec().window_left == kNoWindow) {
     QUERN_ASSIGN_OR_RETURN(
         const SharedPrefixes prefixes,
-        SharedPrefixes::Find(table_, q_lens_, kv_lens_, prefix_storage_));
+        SharedPrefixes::Find(table, q_lens_, kv_lens_, prefix_storage_));
     batch.prefix_groups = prefixes.groups();
     batch.prefix_members = prefixes.members();
   }
-  QUERN_ASSIGN_OR_RETURN(
-      schedule_, AttentionSchedule::Build(spec(), batch, AttentionTiles(),
-                                          num_workers, schedule_storage_));
-  for (const PrefixGroup& prefix : schedule_.prefixes()) {
+  QUERN_ASSIGN_OR_RETURN(step_->schedule, AttentionSchedule::Build(
+                                              spec(), batch, AttentionTiles(),
+                                              num_workers, schedule_storage_));
+  for (const PrefixGroup& prefix : step_->schedule.prefixes()) {
     saved_tokens_ += prefix.saved_tokens();
   }
-  QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
-                         plan_->WorkspaceBytes(schedule_, num_workers));
+  int64_t bytes = 0;
+  for (const BoundOp* op : {write_.get(), attend_.get()}) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t need,
+                           op->WorkspaceBytes(tokens, num_workers));
+    bytes = std::max(bytes, need);
+  }
   if (static_cast<int64_t>(workspace_.bytes()) < bytes) {
     workspace_ = AlignedBuffer();  // before there are two
     QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
@@ -188,7 +228,11 @@ absl::Status PagePool::Fork(int32_t sequence, int64_t length, int32_t branch) {
 
 void PagePool::Write(int64_t layer, const AnyTensorView& k,
                      const AnyTensorView& v, Executor& executor) noexcept {
-  write_->Execute({k, v, slots_, cache_.Layer(layer)}, executor);
+  write_->Execute({k, v,
+                   DenseVector<const int64_t>(
+                       slots_.data(), static_cast<int64_t>(slots_.size())),
+                   CachePages(cache_.Layer(layer))},
+                  Workspace(workspace_), executor);
 }
 
 void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
@@ -207,9 +251,8 @@ void PagePool::Attend(int64_t layer, const TensorView<float, 3>& q,
     queries = AnyTensorView(dtype, static_cast<const void*>(converted), 3,
                             {tokens, q.extent(1), dim}, {cols, dim, 1});
   }
-  plan_->Execute(
-      {queries, cache_.Layer(layer), table_, schedule_, out, {}, {}, {}},
-      Workspace(workspace_), executor);
+  attend_->Execute({queries, CachePages(cache_.Layer(layer)), {}, {}, out},
+                   Workspace(workspace_), executor);
 }
 
 }  // namespace quern

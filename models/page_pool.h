@@ -13,22 +13,25 @@
 // copy, and the keys that several share come from memory once a step.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/attention/attention_spec.h"
-#include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
 #include "quern/attention/shared_prefix.h"
 #include "quern/cache/kv_cache.h"
 #include "quern/cache/page_allocator.h"
 #include "quern/cache/page_table.h"
-#include "quern/cache/write_kv.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
 #include "quern/quant/convert.h"
 
 namespace quern {
@@ -48,7 +51,9 @@ class PagePool {
                                int64_t max_sequences, int64_t max_step_tokens,
                                int64_t pages_without_it);
 
-  static absl::StatusOr<PagePool> Create(const PagePoolSpec& spec);
+  // write_kv and paged_attention come from `ops`, which is used here alone.
+  static absl::StatusOr<PagePool> Create(const PagePoolSpec& spec,
+                                         const OpDispatcher& ops);
 
   // The next step begins; it has no sequences yet.
   void BeginStep();
@@ -69,7 +74,8 @@ class PagePool {
   // `branch`, which is empty, gets the first `length` tokens of `sequence`.
   absl::Status Fork(int32_t sequence, int64_t length, int32_t branch);
 
-  // k and v [tokens, kv_heads, head_dim] of the step, of one of the layers.
+  // k and v [tokens, kv_heads, head_dim] of the step, in f32, of one of the
+  // layers.
   void Write(int64_t layer, const AnyTensorView& k, const AnyTensorView& v,
              Executor& executor) noexcept;
   // q [tokens, q_heads, head_dim] in f32, consecutive heads -> out, which has
@@ -79,8 +85,9 @@ class PagePool {
   // What Attend needs for the queries of so many tokens.
   static int64_t ConvertedBytes(const AttentionSpec& spec, int64_t tokens);
 
-  const AttentionSpec& spec() const { return plan_->spec(); }
-  const char* arithmetic() const { return plan_->arithmetic(); }
+  const AttentionSpec& spec() const { return spec_; }
+  // The kernel of attention, for a person to read.
+  std::string Explain() const { return attend_->Explain(1); }
   int64_t bytes() const { return static_cast<int64_t>(cache_.bytes()); }
   int64_t bytes_per_token() const;
   int64_t scratch_bytes() const {
@@ -107,22 +114,21 @@ class PagePool {
     return sequences_[static_cast<size_t>(sequence)];
   }
 
+  AttentionSpec spec_;
   std::vector<Sequence> sequences_;
   KvCache cache_;
   std::optional<PageAllocator> allocator_;
-  std::optional<WriteKvPlan> write_;
-  std::optional<PagedAttentionPlan> plan_;
+  std::unique_ptr<const BoundOp> write_, attend_;
   std::optional<ConvertPlan> convert_;  // none if attention reads f32
-  AlignedBuffer workspace_;             // of attention, grows
+  AlignedBuffer workspace_;             // of both operators, grows
 
   // This step.
   std::vector<int64_t> q_lens_, kv_lens_, slots_;
   std::vector<PageCopy> copies_;
   PageTableStorage table_storage_;
-  PageTable table_;
   SharedPrefixStorage prefix_storage_;
   AttentionScheduleStorage schedule_storage_;
-  AttentionSchedule schedule_;
+  std::unique_ptr<AttentionStep> step_;  // where attend_ finds it
   int64_t saved_tokens_ = 0;
 };
 
