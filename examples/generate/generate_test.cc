@@ -100,14 +100,22 @@ TEST(GenerateTest, CustomOpsGiveTheGoldenText) {
   };
   for (const Case& c :
        {Case{"all",
-             "operators: gather_rows 1 fast, logits_processor 1 fast, "
-             "rms_norm 1 fast, rotary_embedding 1 fast\n"},
+             "operators: gather_rows 1 fast, linear 25 fast, "
+             "logits_processor 1 fast, paged_attention 1 fast, "
+             "rms_norm 1 fast, rotary_embedding 1 fast, sample 1 fast, "
+             "vocab_parallel_embedding 1 fast, write_kv 1 fast\n"},
         Case{"none",
-             "operators: gather_rows 1 reference, logits_processor 1 fast, "
-             "rms_norm 1 reference, rotary_embedding 1 reference\n"},
+             "operators: gather_rows 1 reference, linear 25 fast, "
+             "logits_processor 1 fast, paged_attention 1 fast, "
+             "rms_norm 1 reference, rotary_embedding 1 reference, sample 1 "},
         Case{"none,+rms_norm",
-             "operators: gather_rows 1 reference, logits_processor 1 fast, "
-             "rms_norm 1 fast, rotary_embedding 1 reference\n"},
+             "operators: gather_rows 1 reference, linear 25 fast, "
+             "logits_processor 1 fast, paged_attention 1 fast, "
+             "rms_norm 1 fast, rotary_embedding 1 reference, sample 1 "},
+        Case{"-paged_attention,-write_kv",
+             "paged_attention 1 reference, rms_norm 1 fast, rotary_embedding 1 "
+             "fast, sample 1 fast, vocab_parallel_embedding 1 fast, write_kv 1 "
+             "reference\n"},
         Case{"-rms_norm,-no_such_op", "no_such_op"}}) {
     for (const GoldenPrompt& prompt : ReadGolden().prompts) {
       const Outcome outcome = RunGenerate(
@@ -316,6 +324,7 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--threads=128"}, "--threads=128; need 0 to 127"},
       {{"--threads=-1"}, "--threads=-1; need 0 to 127"},
       {{"--ranks=0"}, "--ranks=0; need at least 1"},
+      {{"--samples=0"}, "--samples=0; need 1 to 4096"},
       {{"--custom_ops=some"}, "--custom_ops=some is not a value of that flag"},
       {{"--ranks=65"}, "--ranks=65; need 1 to 64 in one process"},
       {{"--ranks=two"}, "--ranks=two is not a value of that flag: need a "},

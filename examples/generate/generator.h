@@ -9,12 +9,13 @@
 // and statistics. The other ranks print nothing and need no tokenizer.
 //
 // The leader's word holds where ranks could differ: the prompt's tokens, the
-// options weights, kv, max_tokens, perplexity and stats, and each new token.
+// options weights, kv, max_tokens, samples, perplexity and stats, and each new
+// token.
 // All ranks have the same logits and could sample for themselves, but machines
 // of different instruction sets may round a probability differently, and then
 // the ranks would continue different texts. So the leader broadcasts each token
-// in eight bytes, which also tell the ranks when to stop: only the leader knows
-// that its output has failed.
+// in eight bytes a sample, which also tell the ranks when to stop: only the
+// leader knows that its output has failed.
 //
 // Ranks agree on a status wherever one of them may fail alone: the command
 // line, the file, the model, the state, the output. If any fails, all of them

@@ -105,6 +105,62 @@ TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
   }
 }
 
+// The leader says what type every rank's cache has.
+TEST(GeneratorTest, EveryRanksCacheHasTheLeadersType) {
+  std::vector<GenerateOptions> options = Options(2, ReadGolden().prompts[0]);
+  options[0].stats = true;
+  options[1].kv = DType::kF32;
+  ::testing::internal::CaptureStderr();
+  GenerateOnRanks(options);
+  const std::string stats = ::testing::internal::GetCapturedStderr();
+  // Each rank has one of the two heads: half of 3072 bytes.
+  for (const char* rank : {"\nrank 0: ", "\nrank 1: "}) {
+    const size_t begin = stats.find(rank);
+    ASSERT_NE(begin, std::string::npos) << stats;
+    EXPECT_THAT(stats.substr(begin + 1, stats.find('\n', begin + 1) - begin),
+                HasSubstr("(1536 bytes a token)"));
+  }
+}
+
+// Each sample draws by a seed of its own, and no bit depends on the others.
+TEST(GeneratorTest, SamplesAreTheTextsOfTheirSeeds) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    std::vector<GenerateOptions> options =
+        Options(ranks, ReadGolden().prompts[0]);
+    const auto text = [&options](uint64_t seed, int64_t samples) {
+      for (GenerateOptions& o : options) {
+        o.temperature = 0.8f;
+        o.seed = seed;
+        o.samples = samples;
+      }
+      options.back().samples = 1;  // the leader's word holds
+      options.front().samples = samples;
+      return GenerateOnRanks(options).out;
+    };
+    const std::string own[] = {text(7, 1), text(8, 1), text(9, 1)};
+    EXPECT_NE(own[0], own[1]);
+    EXPECT_EQ(text(7, 3),
+              absl::StrCat(own[0], "---\n", own[1], "---\n", own[2]));
+  }
+}
+
+// The first of several texts may end long before the others.
+TEST(GeneratorTest, SamplesEndByThemselves) {
+  GoldenPrompt prompt = ReadGolden().prompts[0];
+  // The context ends all of them after the same number of tokens, whatever
+  // page that is in.
+  std::vector<GenerateOptions> options = Options(1, prompt);
+  options[0].temperature = 0;
+  options[0].max_tokens = 1000;
+  const std::string one = GenerateOnRanks(options).out;
+  options[0].samples = 5;
+  const Outcome outcome = GenerateOnRanks(options);
+  EXPECT_EQ(outcome.statuses[0], absl::OkStatus());
+  EXPECT_EQ(outcome.out, absl::StrCat(one, "---\n", one, "---\n", one, "---\n",
+                                      one, "---\n", one));
+}
+
 // Two ranks add f32 values in another order than one does, so a row that is
 // rounded to bf16 differs by half a unit in the last place, 2^-9 of it, here
 // and there.

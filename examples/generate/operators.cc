@@ -9,11 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/registry/embedding_ops.h"
-#include "quern/ops/registry/norm_ops.h"
+#include "quern/models/decoder.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
-#include "quern/ops/registry/rope_ops.h"
+#include "quern/ops/registry/sampling_ops.h"
 
 namespace quern {
 
@@ -21,9 +20,8 @@ absl::StatusOr<std::unique_ptr<Operators>> Operators::Create(
     const std::string& policy) {
   std::unique_ptr<Operators> ops(new Operators());
   QUERN_ASSIGN_OR_RETURN(OpPolicy parsed, OpPolicy::Parse(policy));
-  QUERN_RETURN_IF_ERROR(RegisterNormOps(ops->registry_));
-  QUERN_RETURN_IF_ERROR(RegisterRopeOps(ops->registry_));
-  QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(ops->registry_));
+  QUERN_RETURN_IF_ERROR(RegisterDecoderOps(ops->registry_));
+  QUERN_RETURN_IF_ERROR(RegisterSamplingOps(ops->registry_));
   ops->dispatcher_ =
       std::make_unique<const OpDispatcher>(ops->registry_, std::move(parsed));
   return ops;

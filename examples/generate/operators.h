@@ -1,7 +1,8 @@
 #ifndef QUERN_EXAMPLES_GENERATE_OPERATORS_H_
 #define QUERN_EXAMPLES_GENERATE_OPERATORS_H_
 
-// The operators by name that a model takes, under the policy of --custom_ops.
+// The operators by name that a model and its sampling take, under the policy of
+// --custom_ops.
 
 #include <memory>
 #include <string>
@@ -19,7 +20,7 @@ class Operators {
       const std::string& policy);
 
   const OpDispatcher& dispatcher() const { return *dispatcher_; }
-  // What a model was made of, "rms_norm 2 fast, rotary_embedding 1 reference";
+  // What was made so far, "rms_norm 2 fast, rotary_embedding 1 reference";
   // and, a line each, the words of the policy that had no effect.
   std::string Summary() const;
 

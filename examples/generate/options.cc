@@ -22,6 +22,7 @@ namespace {
 
 constexpr char kWhole[] = "a whole number";
 constexpr char kNumber[] = "a number";
+constexpr int64_t kMaxSamples = 4096;
 
 // Sets `to` to what `value` names; false if it is none of `choices`.
 template <typename T>
@@ -103,7 +104,9 @@ constexpr Flag kFlags[] = {
      }},
     {"custom_ops", "all",
      "operators that run their fast implementations, such as none,+rms_norm\n"
-     "      or -rotary_embedding; the others run their references",
+     "      or -rotary_embedding; the others run their references. Layers, "
+     "such as\n"
+     "      linear and paged_attention, run their references only by -name",
      "all or none, +operator, -operator, with commas between them",
      [](const std::string& value, GenerateOptions& o) {
        o.custom_ops = value;
@@ -112,6 +115,13 @@ constexpr Flag kFlags[] = {
     {"max_tokens", "128", "stop after so many new tokens", kWhole,
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.max_tokens);
+     }},
+    {"samples", "1",
+     "texts to write, each by draws of its own; with several they come when "
+     "all\n      are complete, with a line of --- between them",
+     kWhole,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtoi(value, &o.samples);
      }},
     {"threads", "0",
      "threads, which ranks of one process share; 0: one for each available\n"
@@ -223,6 +233,9 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   };
   if (o.max_tokens < 1) {
     return refuse("--max_tokens=", o.max_tokens, "; need at least 1");
+  }
+  if (o.samples < 1 || o.samples > kMaxSamples) {
+    return refuse("--samples=", o.samples, "; need 1 to ", kMaxSamples);
   }
   if (o.threads < 0 || o.threads > HwyExecutor::kMaxWorkers) {
     return refuse("--threads=", o.threads, "; need 0 to ",

@@ -21,6 +21,7 @@ struct GenerateOptions {
   std::string custom_ops;  // an OpPolicy
   bool perplexity = false;
   int64_t max_tokens = 128;
+  int64_t samples = 1;       // texts that follow the prompt
   int threads = 0;           // 0: as many as there are cores
   std::optional<int> ranks;  // none: generate has one, generate_mpi any number
   float temperature = 0.8f;

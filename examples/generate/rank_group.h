@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "quern/core/communicator.h"
 
 namespace quern {
@@ -47,16 +48,22 @@ class RankGroup {
     static_assert(std::is_trivially_copyable_v<T>);
     if (size() > 1) communicator_->Broadcast(&value, sizeof(T), leader_);
   }
+  // Copies the leader's values to every rank's, of which there are as many.
+  template <typename T>
+  void Share(absl::Span<T> values) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (size() > 1 && !values.empty()) {
+      communicator_->Broadcast(values.data(),
+                               static_cast<int64_t>(values.size() * sizeof(T)),
+                               leader_);
+    }
+  }
   template <typename T>
   void Share(std::vector<T>& values) {
     auto count = static_cast<uint64_t>(values.size());
     Share(count);
     values.resize(count);
-    static_assert(std::is_trivially_copyable_v<T>);
-    if (size() > 1 && count > 0) {
-      communicator_->Broadcast(
-          values.data(), static_cast<int64_t>(count * sizeof(T)), leader_);
-    }
+    Share(absl::MakeSpan(values));
   }
 
   // Every rank's value, by rank, on every rank.

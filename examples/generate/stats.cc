@@ -72,6 +72,13 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
     // The first new token comes from the prompt's logits.
     PrintSpeed("generation", stats.new_tokens, stats.generation_s);
     std::fprintf(stderr, "stopped by: %s\n", stats.stopped_by.c_str());
+    if (options.samples > 1) {
+      std::fprintf(stderr,
+                   "samples: %lld; a step reads up to %lld keys of each head "
+                   "less than they have\n",
+                   static_cast<long long>(options.samples),
+                   static_cast<long long>(stats.shared_tokens));
+    }
   }
   int64_t threads = 0;
   for (size_t rank = 0; rank < uses.size(); ++rank) {
@@ -88,7 +95,7 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
   }
   std::fprintf(stderr, "threads: %lld\nkernels: %s; attention: %s\n",
                static_cast<long long>(threads), model.Explain().c_str(),
-               state.attention_arithmetic());
+               state.ExplainAttention().c_str());
   std::fprintf(stderr, "operators: %s\n", stats.operators.c_str());
 }
 

@@ -17,6 +17,9 @@ struct Stats {
   double load_s = 0, prompt_s = 0, generation_s = 0;
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
+  // Keys of each head that a step did not read again at most, because samples
+  // share them.
+  int64_t shared_tokens = 0;
   std::string stopped_by;
   std::string operators;  // Operators::Summary
 };

@@ -1,9 +1,10 @@
 #ifndef QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
 #define QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
 
-// From logits to text on standard output.
+// From logits to text on standard output, at once or in the end.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,6 +14,9 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/tokenizer.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/sampling_ops.h"
 #include "quern/ops/sampling/sampler.h"
 
 namespace quern {
@@ -22,14 +26,22 @@ absl::Status Print(const std::string& text);
 
 class TextWriter {
  public:
-  // Samples among `vocab` logits as the options say, with the executor's number
-  // of workers. `tokenizer` must outlive the result.
+  enum class Mode : uint8_t {
+    kPrint,  // each token's text at once
+    kKeep,   // all of it in Finish
+  };
+
+  // Samples among `vocab` logits as the options say, but for the seed, by the
+  // operator `sample` of `ops` and with the executor's number of workers.
+  // `tokenizer` must outlive the result.
   static absl::StatusOr<TextWriter> Create(const GenerateOptions& options,
+                                           uint64_t seed, Mode mode,
                                            const Tokenizer& tokenizer,
                                            int64_t vocab,
+                                           const OpDispatcher& ops,
                                            const Executor& executor);
 
-  // Samples the token that follows `length` tokens and prints the text that it
+  // Samples the token that follows `length` tokens, with the text that it
   // completes. `goes_on` becomes false where the token ends the text.
   absl::StatusOr<int32_t> Next(MatrixView<const float> logits, int64_t length,
                                int64_t context, Executor& executor,
@@ -43,17 +55,26 @@ class TextWriter {
   const std::string& stopped_by() const { return stopped_by_; }
 
  private:
-  TextWriter(const Tokenizer& tokenizer, SamplerPlan plan,
-             AlignedBuffer scratch, const GenerateOptions& options);
+  // What `sample` reads of each step, where it was told to look for it.
+  struct Sampling {
+    SamplingParams params;
+    SamplingStep step;
+  };
+
+  TextWriter(const Tokenizer& tokenizer, const GenerateOptions& options,
+             uint64_t seed, Mode mode);
+  absl::Status Write(const std::string& text);
 
   const Tokenizer& tokenizer_;
-  SamplerPlan plan_;
+  Mode mode_;
+  std::unique_ptr<Sampling> sampling_;
+  std::unique_ptr<const BoundOp> sample_;
   AlignedBuffer scratch_;
-  SamplingParams params_;
   StreamDecoder decoder_;
   int64_t max_tokens_;
   int64_t tokens_ = 0;
   std::string stopped_by_;
+  std::string kept_;
 };
 
 }  // namespace quern

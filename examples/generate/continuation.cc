@@ -1,0 +1,238 @@
+#include "examples/generate/continuation.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "examples/generate/options.h"
+#include "examples/generate/progress.h"
+#include "examples/generate/rank_group.h"
+#include "examples/generate/session.h"
+#include "examples/generate/stats.h"
+#include "examples/generate/text_writer.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/models/decoder.h"
+#include "quern/models/tokenizer.h"
+#include "quern/ops/sampling/sampler.h"
+
+namespace quern {
+namespace {
+
+using Logits = MatrixView<const float>;
+
+// What the leader tells the others of each sample after each token.
+struct Step {
+  int32_t token = SamplerPlan::kNoToken;
+  int32_t goes_on = 0;
+};
+
+// One text that follows the prompt.
+struct Sample {
+  int32_t sequence = -1;
+  std::optional<TextWriter> writer;  // the leader's
+};
+
+class Continuation {
+ public:
+  explicit Continuation(Session& session)
+      : session_(session),
+        options_(session.options()),
+        ranks_(session.ranks()),
+        samples_(static_cast<size_t>(options_.samples)) {}
+
+  absl::Status Run(const std::string& prompt) {
+    std::vector<int32_t> ids;
+    QUERN_RETURN_IF_ERROR(
+        ranks_.Agree(ranks_.leads() ? Encode(prompt, ids) : absl::OkStatus()));
+    ranks_.Share(ids);
+    QUERN_RETURN_IF_ERROR(
+        session_.NewState(StateFor(static_cast<int64_t>(ids.size()))));
+    QUERN_ASSIGN_OR_RETURN(samples_[0].sequence,
+                           session_.state().NewSequence());
+    QUERN_RETURN_IF_ERROR(ranks_.Agree(StartTexts(prompt)));
+    QUERN_ASSIGN_OR_RETURN(const Logits logits, Prefill(ids));
+    for (size_t i = 1; i < samples_.size(); ++i) {
+      QUERN_ASSIGN_OR_RETURN(samples_[i].sequence,
+                             session_.state().Fork(samples_[0].sequence));
+    }
+    absl::Status printed;
+    QUERN_RETURN_IF_ERROR(Continue(logits, printed));
+    return ranks_.Agree(ranks_.leads() && printed.ok() ? FinishTexts(prompt)
+                                                       : printed);
+  }
+
+ private:
+  absl::Status Encode(const std::string& prompt,
+                      std::vector<int32_t>& ids) const {
+    const Tokenizer& tokenizer = session_.tokenizer();
+    ids = session_.Encode(prompt);
+    if (tokenizer.add_bos()) ids.insert(ids.begin(), tokenizer.bos_id());
+    if (ids.empty()) {
+      return absl::InvalidArgumentError(
+          "the prompt is empty, and this model starts a text with no token");
+    }
+    const auto size = static_cast<int64_t>(ids.size());
+    const int64_t context = session_.model().context();
+    if (size > context) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the prompt has ", size,
+                       " tokens; this model's context holds ", context));
+    }
+    return absl::OkStatus();
+  }
+
+  // The pages of the prompt's last tokens become each sample's own, and its
+  // text ends within a page.
+  DecoderStateSpec StateFor(int64_t prompt) const {
+    DecoderStateSpec spec;
+    const int64_t context = session_.model().context();
+    const int64_t fresh = std::min(options_.max_tokens, context - prompt);
+    spec.max_sequences = options_.samples;
+    spec.max_step_tokens =
+        std::max(std::min(prompt, Session::kStepTokens), options_.samples);
+    spec.cache_tokens =
+        prompt + fresh +
+        (options_.samples - 1) *
+            (RoundUp(fresh, spec.page_size) + 2 * spec.page_size);
+    return spec;
+  }
+
+  // The leader prepares for what follows the prompt, and prints the prompt
+  // where the text comes token by token.
+  absl::Status StartTexts(const std::string& prompt) {
+    if (!ranks_.leads()) return absl::OkStatus();
+    const bool one = samples_.size() == 1;
+    for (size_t i = 0; i < samples_.size(); ++i) {
+      QUERN_ASSIGN_OR_RETURN(
+          TextWriter writer,
+          TextWriter::Create(
+              options_, options_.seed + i,
+              one ? TextWriter::Mode::kPrint : TextWriter::Mode::kKeep,
+              session_.tokenizer(), session_.model().config().vocab,
+              session_.ops(), session_.executor()));
+      samples_[i].writer.emplace(std::move(writer));
+    }
+    return one ? Print(prompt) : absl::OkStatus();
+  }
+
+  absl::StatusOr<Logits> Prefill(const std::vector<int32_t>& ids) {
+    Progress progress("reading the prompt", session_.terminal());
+    const absl::Time start = absl::Now();
+    const auto size = static_cast<int64_t>(ids.size());
+    Logits logits;
+    for (int64_t done = 0; done < size; done += Session::kStepTokens) {
+      progress.Show(done, size);
+      const DecoderBatchItem item{
+          samples_[0].sequence,
+          absl::MakeConstSpan(ids).subspan(static_cast<size_t>(done),
+                                           Session::kStepTokens)};
+      QUERN_ASSIGN_OR_RETURN(
+          logits, session_.state().Forward({item}, LogitsOf::kLastTokens,
+                                           session_.executor()));
+    }
+    session_.stats().prompt_s = absl::ToDoubleSeconds(absl::Now() - start);
+    session_.stats().prompt_tokens = size;
+    return logits;
+  }
+
+  // The leader samples; `step` ends the text where this fails.
+  absl::Status Choose(const Logits& logits, Sample& sample, Step& step) {
+    bool goes_on = false;
+    QUERN_ASSIGN_OR_RETURN(
+        step.token,
+        sample.writer->Next(logits, session_.state().length(sample.sequence),
+                            session_.model().context(), session_.executor(),
+                            goes_on));
+    step.goes_on = goes_on ? 1 : 0;
+    return absl::OkStatus();
+  }
+
+  // The next token of each of the texts `open`, whose logits are the rows, or
+  // all the first row. An error ends all of them.
+  std::vector<Step> ChooseAll(const Logits& logits,
+                              const std::vector<Sample*>& open,
+                              absl::Status& printed) {
+    std::vector<Step> steps(open.size());
+    for (size_t i = 0; ranks_.leads() && i < open.size() && printed.ok(); ++i) {
+      const int64_t row = logits.extent(0) == 1 ? 0 : static_cast<int64_t>(i);
+      const Logits own(logits.data() + row * logits.stride(0),
+                       {1, logits.extent(1)}, {logits.stride(0), 1});
+      printed = Choose(own, *open[i], steps[i]);
+    }
+    if (!printed.ok()) steps.assign(open.size(), Step());
+    ranks_.Share(absl::MakeSpan(steps));
+    return steps;
+  }
+
+  // Adds tokens until something has ended each text; `printed` is the leader's
+  // error, or OK.
+  absl::Status Continue(Logits logits, absl::Status& printed) {
+    DecoderState& state = session_.state();
+    const absl::Time start = absl::Now();
+    std::vector<Sample*> open;
+    for (Sample& sample : samples_) open.push_back(&sample);
+    for (;;) {
+      const std::vector<Step> steps = ChooseAll(logits, open, printed);
+      std::vector<Sample*> still;
+      std::vector<DecoderBatchItem> items;
+      for (size_t i = 0; i < open.size(); ++i) {
+        if (steps[i].goes_on == 0) {
+          // Its pages are of use to the others.
+          QUERN_RETURN_IF_ERROR(state.EndSequence(open[i]->sequence));
+          continue;
+        }
+        still.push_back(open[i]);
+        items.push_back(
+            {open[i]->sequence, absl::MakeConstSpan(&steps[i].token, 1)});
+      }
+      open = std::move(still);
+      if (open.empty()) break;
+      QUERN_ASSIGN_OR_RETURN(logits, state.Forward(items, LogitsOf::kLastTokens,
+                                                   session_.executor()));
+      session_.stats().shared_tokens =
+          std::max(session_.stats().shared_tokens, state.shared_tokens());
+    }
+    session_.stats().generation_s = absl::ToDoubleSeconds(absl::Now() - start);
+    return absl::OkStatus();
+  }
+
+  // Prints what is left, or all of the texts where there are several.
+  absl::Status FinishTexts(const std::string& prompt) {
+    Stats& stats = session_.stats();
+    for (Sample& sample : samples_) {
+      stats.new_tokens += sample.writer->tokens();
+      if (!stats.stopped_by.empty()) stats.stopped_by += "; ";
+      stats.stopped_by += sample.writer->stopped_by();
+      const bool first = &sample == &samples_[0];
+      if (!first) QUERN_RETURN_IF_ERROR(Print("---\n"));
+      if (samples_.size() > 1) QUERN_RETURN_IF_ERROR(Print(prompt));
+      QUERN_RETURN_IF_ERROR(sample.writer->Finish());
+    }
+    return absl::OkStatus();
+  }
+
+  Session& session_;
+  const GenerateOptions& options_;
+  RankGroup& ranks_;
+  std::vector<Sample> samples_;
+};
+
+}  // namespace
+
+absl::Status ContinueText(const std::string& prompt, Session& session) {
+  return Continuation(session).Run(prompt);
+}
+
+}  // namespace quern

@@ -1,0 +1,78 @@
+#ifndef QUERN_EXAMPLES_GENERATE_SESSION_H_
+#define QUERN_EXAMPLES_GENERATE_SESSION_H_
+
+// A rank's model, with all that a run of the program needs besides.
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "examples/generate/operators.h"
+#include "examples/generate/options.h"
+#include "examples/generate/rank_group.h"
+#include "examples/generate/stats.h"
+#include "quern/core/communicator.h"
+#include "quern/core/executor.h"
+#include "quern/core/hwy_executor.h"
+#include "quern/models/decoder.h"
+#include "quern/models/gguf.h"
+#include "quern/models/tokenizer.h"
+#include "quern/ops/registry/op_dispatcher.h"
+
+namespace quern {
+
+class Session {
+ public:
+  // Tokens that a step reads of a prompt or of a text at most.
+  static constexpr int64_t kStepTokens = 256;
+
+  // Collective: an error is every rank's.
+  static absl::StatusOr<std::unique_ptr<Session>> Create(
+      const GenerateOptions& options, Communicator* communicator,
+      const RankGroup& ranks);
+
+  const GenerateOptions& options() const { return options_; }
+  RankGroup& ranks() { return ranks_; }
+  Executor& executor() { return *executor_; }
+  const Decoder& model() const { return *model_; }
+  const OpDispatcher& ops() const { return operators_->dispatcher(); }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }  // the leader's
+  DecoderState& state() { return *state_; }
+  Stats& stats() { return stats_; }
+  // Where progress is shown; null on ranks that show none.
+  FILE* terminal() const { return ranks_.leads() ? stderr : nullptr; }
+
+  // Makes state(). Collective, and so are its errors.
+  absl::Status NewState(DecoderStateSpec spec);
+  // The leader's.
+  std::vector<int32_t> Encode(const std::string& text) const;
+  // Collective.
+  void TellStats();
+
+ private:
+  Session(const GenerateOptions& options, const RankGroup& ranks)
+      : options_(options), ranks_(ranks) {}
+
+  // Everything that this rank needs besides the model itself.
+  absl::StatusOr<GgufFile> Open();
+  // Ranks with models of different shapes would wait for each other for ever.
+  absl::Status CheckSameFile(const GgufFile& file);
+  absl::Status Load(const GgufFile& file, Communicator* communicator);
+
+  const GenerateOptions options_;
+  RankGroup ranks_;
+  std::unique_ptr<HwyExecutor> executor_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<const Operators> operators_;
+  std::unique_ptr<Decoder> model_;
+  std::unique_ptr<DecoderState> state_;
+  Stats stats_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_EXAMPLES_GENERATE_SESSION_H_
