@@ -1,5 +1,8 @@
 // Packs one weight matrix with Quern, as an engine would at load time, and runs
-// operators of this repository in the place of Quern's relu2 and rms_norm.
+// operators of this repository in the place of Quern's relu2 and rms_norm,
+// alone and in the model that it is given.
+//
+// Usage: main MODEL.gguf
 
 #include <cstdint>
 #include <cstdio>
@@ -8,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/check.h"
+#include "model.h"
 #include "ops/registry/op_registry.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
@@ -64,7 +68,11 @@ bool OpsRunBy(const quern::OpRegistry& registry, const char* policy,
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: main MODEL.gguf\n");
+    return 2;
+  }
   const int64_t n = 33, k = 130;  // neither is a multiple of anything
   const std::vector<int8_t> weights = Ones(n, k);
 
@@ -91,6 +99,10 @@ int main() {
       !OpsRunBy(registry, "none,+relu2,+rms_norm", "mine", *executor) ||
       !OpsRunBy(registry, "none", "reference", *executor)) {
     std::fprintf(stderr, "operators do not run as the policy says\n");
+    return 1;
+  }
+  if (!ModelRunsOps(argv[1], *executor)) {
+    std::fprintf(stderr, "the model does not run them as the policy says\n");
     return 1;
   }
   return 0;
