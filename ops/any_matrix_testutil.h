@@ -1,8 +1,9 @@
 #ifndef QUERN_OPS_ANY_MATRIX_TESTUTIL_H_
 #define QUERN_OPS_ANY_MATRIX_TESTUTIL_H_
 
-// For tests of operators whose dtypes are values: a matrix between guard pages,
-// with poison between its rows, whose elements are seen as doubles.
+// Test utility for operators whose dtypes are run-time values: a matrix between
+// guard pages, with poison between its rows, whose elements can be read as
+// doubles.
 
 #include <cmath>
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace quern {
 
-// fn(T()) for the C++ type T of `dtype`: f32, bf16 or f16.
+// Calls fn(T()) with the C++ type T of `dtype`: f32, bf16 or f16.
 template <typename Fn>
 auto WithType(DType dtype, const Fn& fn) {
   if (dtype == DType::kF32) return fn(float());
@@ -27,7 +28,7 @@ auto WithType(DType dtype, const Fn& fn) {
   return fn(Float16());
 }
 
-// The value of dtype nearest to x, by way of f32 as kernels go.
+// The value of dtype nearest to x, rounded to f32 first, as kernels do.
 inline double RoundThroughF32(DType dtype, double x) {
   const double f32 = ToDouble(FromDouble<float>(x));
   return WithType(dtype, [f32](auto type) {
@@ -36,9 +37,10 @@ inline double RoundThroughF32(DType dtype, double x) {
 }
 
 // Bound on the error of a result x that was computed in f32 within a relative
-// error of `relative`, and then rounded to dtype.
+// error of `relative` and then rounded to dtype.
 inline double ResultBound(DType dtype, double x, double relative) {
-  // The computed value may lie in the next binade.
+  // The computed value may lie in the binade above x, where rounding is
+  // coarser.
   const double reach = x * (1.0 + 2.0 * relative);
   const double rounding = WithType(dtype, [reach](auto type) {
     return RoundingBound<decltype(type)>(reach);
@@ -48,7 +50,7 @@ inline double ResultBound(DType dtype, double x, double relative) {
 
 class AnyMatrix {
  public:
-  // Poison.
+  // Makes a matrix filled with poison.
   AnyMatrix(DType dtype, int64_t rows, int64_t cols, int64_t stride,
             Edge edge = Edge::kEnd, int64_t shift = 0)
       : dtype_(dtype) {
@@ -64,7 +66,7 @@ class AnyMatrix {
                                                       shift);
     }
   }
-  // Dense values, rounded to dtype.
+  // Makes a matrix from dense values, rounded to dtype.
   AnyMatrix(DType dtype, const std::vector<double>& values, int64_t rows,
             int64_t cols, int64_t stride, Edge edge = Edge::kEnd,
             int64_t shift = 0)
@@ -89,12 +91,12 @@ class AnyMatrix {
     return AnyTensorView(dtype_, v.data(), 2, {v.extent(0), v.extent(1)},
                          {v.stride(0), 1});
   }
-  // The elements of a matrix of one row.
+  // A matrix of one row as a view of rank 1.
   AnyTensorView vector() const {
     const AnyTensorView v = view();
     return AnyTensorView(dtype_, v.data(), 1, {v.extent(1)}, {1});
   }
-  // Each row as heads of head_dim elements, head_stride apart.
+  // View of each row as heads of head_dim elements, head_stride elements apart.
   AnyTensorView heads(int64_t heads, int64_t head_dim,
                       int64_t head_stride) const {
     const AnyTensorView v = view();
@@ -103,7 +105,7 @@ class AnyMatrix {
                          {v.stride(0), head_stride, 1});
   }
 
-  // Dense.
+  // All elements as doubles, row by row without padding.
   std::vector<double> doubles() const {
     std::vector<double> values;
     Visit([&values](auto view) {

@@ -11,8 +11,9 @@
 
 namespace quern {
 
-// There is memory, and each index is in [0, end), or is `other`; `one` names an
-// index of `field`: "op: ids[7]=9; need 0 <= id < 8". O(indices).
+// InvalidArgument unless the view has memory and each index is in [0, end) or
+// equals `other`. The message names the first bad index as `one`, an element of
+// `field`: "op: ids[7]=9; need 0 <= id < 8". O(indices).
 inline absl::Status CheckIndices(absl::string_view op, absl::string_view field,
                                  absl::string_view one, IndexView indices,
                                  int64_t end,

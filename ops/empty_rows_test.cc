@@ -1,5 +1,5 @@
-// Tensors without elements, of the largest extents that the plans take: sizes
-// must not overflow (a sanitizer sees that) nor loops take for ever.
+// Tensors without elements, with the largest extents that the plans accept:
+// size computations must not overflow (a sanitizer checks), and loops must end.
 
 #include <cstdint>
 #include <vector>
@@ -32,7 +32,7 @@ namespace {
 constexpr int64_t kHuge = int64_t{1} << 62;
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// A view of no memory, whose strides would lead far away.
+// A view without memory whose strides would lead far away.
 AnyTensorView Nothing(DType dtype, const std::vector<int64_t>& extents) {
   AnyTensorView::Dims dims{}, strides{};
   for (size_t d = 0; d < extents.size(); ++d) {
@@ -199,7 +199,7 @@ TEST_P(EmptyRowsTest, OfCodes) {
       ASSERT_TRUE(plan.ok()) << plan.status();
       const bool token = granularity == Fp8Granularity::kToken;
       const bool group = granularity == Fp8Granularity::kGroup;
-      if (token && shape[0] == kHuge) continue;  // has so many scales
+      if (token && shape[0] == kHuge) continue;  // needs kHuge scales
       const MatrixView<float> scales(
           ones.data(), {token || group ? shape[0] : 1, group ? shape[1] : 1},
           {1, 1});

@@ -2,7 +2,7 @@
 #define QUERN_OPS_INDEX_VIEW_H_
 
 // Token ids, positions and row numbers: a borrowed vector of int32 or int64,
-// because engines have both.
+// because engines use both.
 //
 //   plan.Execute(DenseVector(ids.data(), n), ...);   // either width
 
@@ -26,7 +26,7 @@ class IndexView {
       : i64_(v.data()), size_(v.extent(0)) {}
 
   constexpr int64_t size() const { return size_; }
-  // Null is legal only for an empty view.
+  // True for a view without memory, which is legal only if the view is empty.
   constexpr bool null() const { return i32_ == nullptr && i64_ == nullptr; }
 
   constexpr int64_t operator[](int64_t i) const {

@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_PARALLEL_ROWS_H_
 #define QUERN_OPS_PARALLEL_ROWS_H_
 
-// core/parallel_rows.h as every operator on rows divides them.
+// core/parallel_rows.h with the thresholds that all operators on rows share.
 
 #include <cstdint>
 
@@ -11,13 +11,12 @@
 
 namespace quern {
 
-// Plans refuse rows of more columns. Bytes and costs of a row, up to 15 for
-// each column, then fit in an int64, even where there are no rows and no
-// memory.
+// Largest number of columns that a plan accepts. It keeps the bytes and the
+// cost of a row, up to 15 per column, within an int64.
 inline constexpr int64_t kMaxRowElements = (int64_t{1} << 59) - 1;
 
-// fn(begin, end) for ranges that cover [0, rows) once. row_elements: work of a
-// row, in elements touched.
+// Calls fn(begin, end) for ranges that cover [0, rows) once. row_elements is
+// the work of one row, in elements touched.
 inline void ParallelRows(Executor& executor, int64_t rows, int64_t row_elements,
                          absl::FunctionRef<void(int64_t, int64_t)> fn) {
   ParallelRowRanges(executor, rows, row_elements, 4, fn);

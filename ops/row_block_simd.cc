@@ -4,7 +4,7 @@
 #define HWY_TARGET_INCLUDE "ops/row_block_simd.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
 
@@ -14,7 +14,7 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Capped: a block is a multiple of it, however long the vectors are.
+// The cap keeps every block a multiple of the vector, however long vectors are.
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
 
@@ -49,7 +49,8 @@ void LoadPairs(const void* x, size_t n, float* HWY_RESTRICT even,
   }
 }
 
-// Two vectors, so that 16-bit codes fill one: half a vector cannot be streamed.
+// Streams two vectors, because their 16-bit codes fill one vector and half a
+// vector cannot be streamed.
 HWY_INLINE void StreamF32(VF a, VF b, float* out) {
   const DF d;
   hn::Stream(a, d, out);
@@ -62,7 +63,7 @@ HWY_INLINE void StreamF32(VF a, VF b, T* out) {
   hn::Stream(EncodeCodes2<T>(d, a, b), dc, reinterpret_cast<CodeOf<T>*>(out));
 }
 
-// kGated: v[i] * u[i].
+// Stores v[i] * u[i] if kGated, v[i] otherwise.
 template <typename T, bool kGated>
 HWY_INLINE void StoreAll(const float* HWY_RESTRICT v,
                          const float* HWY_RESTRICT u, size_t n, bool stream,

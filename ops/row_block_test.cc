@@ -16,12 +16,13 @@ namespace {
 class RowBlockTest : public IsaTest {};
 QUERN_INSTANTIATE_ISA_TEST(RowBlockTest);
 
-// Some instruction sets round a vector by one instruction that flushes
-// denormals: one among ordinary numbers, at any place, keeps its value.
+// Some instruction sets round a vector with an instruction that flushes
+// denormals. A denormal among ordinary numbers, at any place, must keep its
+// value.
 TEST_P(RowBlockTest, RoundsDenormalsAndSpecialsToNearestEven) {
   TestRng rng;
   const RowBlockKernels kernels = GetRowBlockKernels(DType::kF32, DType::kBF16);
-  ASSERT_TRUE(RanOn(isa()));  // kernels of blocks do not name theirs
+  ASSERT_TRUE(RanOn(isa()));  // block kernels have no target()
   const float specials[] = {0x1p-149f,
                             -0x1.8p-130f,
                             0x1p-133f,
@@ -45,7 +46,7 @@ TEST_P(RowBlockTest, RoundsDenormalsAndSpecialsToNearestEven) {
         for (int64_t i = 0; i < n; ++i) {
           const uint32_t got = BitsOf(out[static_cast<size_t>(i)]);
           if (std::isnan(v[i])) {
-            // The payload, quiet.
+            // A NaN keeps its payload and becomes quiet.
             EXPECT_EQ(got, BitsOf(v[i]) >> 16 | 0x40) << special;
           } else {
             EXPECT_EQ(got, BitsOf(FromDouble<BFloat16>(double{v[i]})))

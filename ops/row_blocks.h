@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_ROW_BLOCKS_H_
 #define QUERN_OPS_ROW_BLOCKS_H_
 
-// What plans on rows share: where rows begin (rows_of.h), how one is cut into
-// blocks, and when it is streamed.
+// What the plans on rows share: the start of each row (rows_of.h), its division
+// into blocks, and the choice of streaming stores.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,21 +15,21 @@
 
 namespace quern {
 
-// Rows shorter than this are not streamed: their partial cache lines at both
-// ends would cost more than is won.
+// Shorter rows are not streamed, because the partial cache lines at both ends
+// would cost more than streaming saves.
 inline constexpr int64_t kMinStreamRowBytes = 1024;
 
-// Bytes of input and output from which an Execute streams. kAuto does where the
-// kernel fetches ahead, once both do not fit the last-level cache together: out
-// would drive the input out, and is read in vain. Without fetches it loses:
-// rows are written behind those that are read.
+// Bytes of input and output together from which Execute streams. kAuto streams
+// only for kernels that prefetch, once input and output exceed the last-level
+// cache: ordinary stores would then read out in vain and evict the input.
+// Without prefetches, streaming loses.
 inline int64_t StreamFrom(Stores stores, bool auto_streams = false) {
   if (stores == Stores::kStream) return 0;
   return stores == Stores::kAuto && auto_streams ? LastLevelBytes() : INT64_MAX;
 }
 
-// fn(i, count, stream) for blocks that cover [0, n). Where it streams, blocks
-// after the first begin on a cache line.
+// Calls fn(i, count, stream) for blocks that cover [0, n). When streaming,
+// every block after the first begins on a cache line.
 template <typename Fn>
 void ForEachBlock(size_t n, const char* out, size_t out_size, bool stream,
                   const Fn& fn) {

@@ -8,12 +8,12 @@
 
 namespace quern {
 
-// Where row i of a matrix begins.
+// Maps a row index to the start of that row of a matrix.
 class RowsOf {
  public:
   explicit RowsOf(const AnyTensorView& v)
       : data_(static_cast<char*>(const_cast<void*>(v.data()))),
-        // The stride of a lone row may be any number.
+        // The stride of a single row is meaningless and is replaced by 0.
         row_bytes_(v.extent(0) > 1
                        ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
                        : 0) {}
@@ -24,7 +24,7 @@ class RowsOf {
   int64_t row_bytes_;
 };
 
-// Token t of v[tokens, heads, n], as heads[heads, n].
+// Token t of v[tokens, heads, n], as a view heads[heads, n].
 inline AnyTensorView HeadsOf(const AnyTensorView& v, int64_t t) {
   const int64_t at =
       v.extent(0) > 1

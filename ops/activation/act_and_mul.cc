@@ -56,7 +56,7 @@ absl::string_view ActAndMulName(const ActAndMulSpec& spec) {
 double NormalQuantile(double p) {
   if (p <= 0.0) return -std::numeric_limits<double>::infinity();
   if (p >= 1.0) return std::numeric_limits<double>::infinity();
-  // Halving never fails, and 200 halvings of [-40, 40] leave nothing.
+  // Bisection of [-40, 40] always converges; 200 steps reach the last bit.
   double low = -40.0, high = 40.0;
   for (int i = 0; i < 200; ++i) {
     const double middle = 0.5 * (low + high);
@@ -73,8 +73,9 @@ ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec)
       in_one_pass_(kernels_.gated_bf16 != nullptr && spec.sparsity == 0.0 &&
                    spec.x_dtype == DType::kBF16 &&
                    spec.out_dtype == DType::kBF16),
-      // 4096 rows of 14336 take 9.0 ms past the caches, 10.1 to 11.0 through
-      // them (2 threads, Zen 4, 2026). Not so from blocks.
+      // Streaming stores take 9.0 ms for 4096 rows of 14336, ordinary stores
+      // 10.1 to 11.0 ms (2 threads, Zen 4, 2026). Streaming does not help the
+      // kernels that work in blocks.
       stream_from_bytes_(StreamFrom(spec.stores, in_one_pass_)),
       deviations_(spec.sparsity == 0.0
                       ? 0.0f
@@ -123,7 +124,8 @@ absl::Status ActAndMulPlan::CheckSplitArgs(const AnyTensorView& gate,
   return CheckInPlaceOrApart(op, "up", up, "out", out);
 }
 
-// Two passes, the mean before the squares: they cannot cancel.
+// Computes the mean first and the squared deviations in a second pass, because
+// the one-pass formula can cancel.
 float ActAndMulPlan::Cutoff(const char* gate) const {
   const size_t n = static_cast<size_t>(spec_.d);
   const size_t size = SizeOf(spec_.x_dtype);
@@ -144,20 +146,23 @@ float ActAndMulPlan::Cutoff(const char* gate) const {
   return mean + static_cast<float>(std::sqrt(variance)) * deviations_;
 }
 
-// Bytes from the block that is computed to the one that is fetched: the latency
-// of memory at a core's half of its bandwidth, and a little. In one pass, whole
-// rows: a row of 4096 ends so soon that 4 KiB ahead is the wrong half of x.
+// How far ahead of the computed element the input is prefetched. kAhead is in
+// bytes and applies to blocks: it covers the latency of memory at half of a
+// core's bandwidth. The one-pass kernel fetches whole rows at least
+// kRowAheadElements ahead, because 4 KiB after the gate half of a short row
+// lies its up half.
 constexpr size_t kAhead = 4096;
 constexpr int64_t kRowAheadElements = 4096;
 
-// Elements of a row that one worker takes at most where there are few rows; and
-// what one costs, in elements that are copied (Zen 4, 2026).
+// Largest range of a row that one worker takes when there are few rows; then
+// the cost of one element, in elements that are merely copied (Zen 4, 2026).
 constexpr int64_t kRange = 8192;
 constexpr int64_t kCostInOnePass = 4;
 constexpr int64_t kCostOfGelu = 8;
 constexpr int64_t kCostInBlocks = 10;
 
-// Whole blocks, as many ranges for each worker.
+// Elements in one range of a row of n: a multiple of the block, so that every
+// worker gets the same number of ranges.
 int64_t RangeOf(int64_t rows, int64_t n, int64_t workers) {
   constexpr int64_t kBlock = static_cast<int64_t>(kRowBlock);
   if (rows >= 4 * workers) return n;
@@ -165,7 +170,8 @@ int64_t RangeOf(int64_t rows, int64_t n, int64_t workers) {
   return std::min(n, kBlock * DivCeil(n, ranges * kBlock));
 }
 
-// Without up, gate is interleaved.
+// Computes out = activation(gate) * up. A null `up` means that gate and up are
+// interleaved in `gate`.
 void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
                         const AnyTensorView& out, Executor& executor) const {
   const RowsOf gates(gate), ups(up != nullptr ? *up : gate), outs(out);
@@ -174,13 +180,15 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
   const size_t out_size = SizeOf(spec_.out_dtype);
   const int64_t bytes = static_cast<int64_t>(2 * x_size + out_size) * spec_.d;
   const bool in_one_pass = in_one_pass_ && up != nullptr;
-  // In place, out need not be read.
+  // Streaming wins only where out is apart from the inputs: in place, the
+  // stores need not read the cache lines of out.
   const bool apart = outs[0] != gates[0] && outs[0] != ups[0];
   const bool stream =
       bytes >= kMinStreamRowBytes &&
       gate.extent(0) * bytes >= stream_from_bytes_ &&
       (spec_.stores == Stores::kStream || (in_one_pass && apart));
-  // One row is work for several: ranges of it, unless its statistics count.
+  // With few rows, several workers share each row as ranges. Sparsity needs the
+  // statistics of the whole row, so rows are then not divided.
   const size_t range =
       spec_.sparsity == 0.0
           ? static_cast<size_t>(
@@ -204,7 +212,8 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
           const char* const up_row = ups[t] + from * in_step;
           char* const out_row = outs[t] + from * out_size;
           if (in_one_pass) {
-            // A fetch of nothing new costs time of L2.
+            // Nothing is prefetched after the last row, because needless
+            // prefetches take L2 bandwidth.
             const bool fetch = task + ahead < end;
             const int64_t next = (task + ahead) / ranges;
             kernels_.gated_bf16(gate_row, up_row, std::min(range, n - from),
@@ -223,7 +232,8 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
                            blocks_.load(gate_row + i * x_size, count, g);
                            blocks_.load(up_row + i * x_size, count, u);
                          }
-                         // Each row goes on where this one ends, or nearly.
+                         // Near the end of a row, the prefetch runs into the
+                         // next row, which usually follows it in memory.
                          const size_t ahead = i * in_step + kAhead;
                          for (size_t b = 0; b < count * in_step; b += 64) {
                            PrefetchL2(gate_row + ahead + b);

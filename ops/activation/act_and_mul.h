@@ -13,18 +13,20 @@
 //
 // kSwigluOai multiplies by clamp(up, -limit, limit) + 1.
 //
-// With sparsity p > 0 only what stands out of its row is passed on
-// (gelu_and_mul_sparse; p = 0.95 in Gemma 3n):
+// With sparsity p > 0, only the gates that exceed a cutoff of their row are
+// passed on (gelu_and_mul_sparse; p = 0.95 in Gemma 3n):
 //
 //   out[t, i] = round(activation(max(gate[t, i] - cutoff[t], 0)) * up[t, i])
 //   cutoff[t] = mean of gate[t] + quantile(p) * standard deviation of gate[t]
 //
-// quantile is the inverse of the normal distribution function, the deviation is
-// that of the population; p = 1 gives zeros, or NaN where the deviation is 0.
+// quantile is the inverse of the standard normal distribution function, and the
+// deviation is the population's. p = 1 gives zeros, or NaN where the deviation
+// is 0.
 //
-// f32 arithmetic, rounded once, to nearest even, to out_dtype. activation is
-// within the bounds of activation_spec.h; the product adds a unit of 2^-24. A
-// NaN in gate or up gives NaN; with sparsity one in gate gives a row of NaN.
+// Arithmetic is in f32, and the result is rounded once, to nearest even, to
+// out_dtype. The error of activation is bounded in activation_spec.h; the
+// product adds 2^-24, relative. A NaN in gate or up gives NaN in that element;
+// with sparsity, a NaN in gate gives a row of NaN.
 
 #include <cstdint>
 
@@ -47,37 +49,41 @@ struct ActAndMulSpec {
   Activation activation = Activation::kSilu;
   ActivationParams params;
   GateOrder order = GateOrder::kGateFirst;  // ExecuteSplit ignores it
-  // 0 <= sparsity <= 1; 0: none. kGelu and kGeluTanh, not kInterleaved.
+  // In [0, 1]; 0 disables sparsity. Supported with kGelu and kGeluTanh, and not
+  // with kInterleaved.
   double sparsity = 0.0;
   int64_t d = 0;                  // columns of out, >= 1
   DType x_dtype = DType::kF32;    // of x, or gate and up: f32, bf16 or f16
-  DType out_dtype = DType::kF32;  // the same
-  // kAuto streams in one pass of bf16, where out is not the input and both
-  // exceed the last-level cache: what measured best.
+  DType out_dtype = DType::kF32;  // of out: f32, bf16 or f16
+  // kAuto streams in the one-pass bf16 kernel when out is not an input and
+  // input and output together exceed the last-level cache, which measured best.
   Stores stores = Stores::kAuto;
 };
 
-// "silu_and_mul", "mul_and_silu", "gelu_and_mul", "gelu_and_mul_sparse",
-// "swigluoai_and_mul", "fatrelu_and_mul"; "act_and_mul" for those that no model
-// has given a name.
+// The operator's name in messages: "silu_and_mul", "mul_and_silu",
+// "gelu_and_mul", "gelu_and_mul_sparse", "swigluoai_and_mul" or
+// "fatrelu_and_mul"; "act_and_mul" for combinations that no known model uses.
 absl::string_view ActAndMulName(const ActAndMulSpec& spec);
 
-// x such that a standard normal number is below x with probability p, within
-// 1e-14 relative to the density there; infinities for 0 and 1.
+// Returns x such that a standard normal number is below x with probability p,
+// within 1e-14 relative to the density at x. Returns -infinity for p <= 0 and
+// +infinity for p >= 1.
 double NormalQuantile(double p);
 
 class ActAndMulPlan {
  public:
-  // InvalidArgument unless 1 <= d < 2^59, parameters and sparsity are in range;
-  // Unimplemented for other dtypes, and for sparsity elsewhere.
+  // InvalidArgument unless 1 <= d < 2^59 and the parameters and the sparsity
+  // are in range. Unimplemented for other dtypes, and for sparsity with other
+  // activations or with kInterleaved.
   static absl::StatusOr<ActAndMulPlan> Create(const ActAndMulSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const ActAndMulSpec& spec() const { return spec_; }
 
-  // Whether Execute or ExecuteSplit may be called with these: dtypes, shapes,
-  // strides, memory, aliasing. InvalidArgument names the argument.
+  // Whether Execute or ExecuteSplit may be called with these arguments: checks
+  // dtypes, shapes, strides, memory and aliasing. InvalidArgument names the
+  // argument.
   absl::Status CheckArgs(const AnyTensorView& x,
                          const AnyTensorView& out) const;
   absl::Status CheckSplitArgs(const AnyTensorView& gate,
@@ -92,7 +98,7 @@ class ActAndMulPlan {
                Executor& executor) const noexcept;
 
   // gate[rows, d], up[rows, d] -> out[rows, d]; out may be gate or up.
-  // Otherwise as Execute.
+  // Everything else is as for Execute.
   void ExecuteSplit(const AnyTensorView& gate, const AnyTensorView& up,
                     const AnyTensorView& out,
                     Executor& executor) const noexcept;

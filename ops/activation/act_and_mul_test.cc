@@ -30,10 +30,10 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kWidths[] = {1, 7, 8, 15, 16, 17, 33, 256, 257, 769};
 
-// The header's 10 units, and one for the product with up.
+// Relative error: 10 units by act_and_mul.h, and one for the product with up.
 const double kRelative = 11 * std::ldexp(1.0, -24);
-// Where e^gate is below the normal numbers: half a unit of 2^-149 each in it,
-// times at most 128, and in the products.
+// Absolute error where e^gate is a denormal: half a unit of 2^-149 in the
+// exponential, multiplied by at most 128, and as much in the products.
 const double kDenormal = 140 * std::ldexp(1.0, -149);
 
 ActAndMulSpec Spec(int64_t d, DType x = DType::kF32, DType out = DType::kF32) {
@@ -77,7 +77,7 @@ TEST_P(ActAndMulTest, AgreesWithTheReference) {
                                 return ResultBound(out_dtype, value, kRelative);
                               }));
 
-        // As two views, with other strides: the same bits.
+        // Two views with other strides must give the same bits.
         std::vector<double> gates, ups;
         const auto all = x.doubles();
         for (int64_t i = 0; i < rows * 2 * d; ++i) {
@@ -96,7 +96,7 @@ TEST_P(ActAndMulTest, AgreesWithTheReference) {
   }
 }
 
-// Every bf16 as gate: all magnitudes, both infinities, NaN.
+// Every bf16 is a gate once: all magnitudes, both infinities and NaN.
 TEST_P(ActAndMulTest, IsAccurateForEveryMagnitude) {
   const int64_t d = 65536;
   std::vector<double> gates, want;
@@ -114,7 +114,7 @@ TEST_P(ActAndMulTest, IsAccurateForEveryMagnitude) {
   EXPECT_TRUE(AllWithin(out.doubles(), want, [](double value, int64_t) {
     return std::isfinite(value) ? std::abs(value) * kRelative + kDenormal : 0.0;
   }));
-  // Not even an underflow loses the sign.
+  // The result keeps the gate's sign even where it underflows to zero.
   const auto got = out.doubles();
   for (size_t i = 0; i < got.size(); ++i) {
     if (!std::isnan(got[i])) {
@@ -123,7 +123,8 @@ TEST_P(ActAndMulTest, IsAccurateForEveryMagnitude) {
   }
 }
 
-// The error is of the unrounded f32; a dense sweep finds more than bf16 has.
+// The error is measured on unrounded f32 results. A dense sweep of f32 gates
+// finds errors that the bf16 gates do not show.
 TEST_P(ActAndMulTest, IsAccurateBetweenTheBFloat16s) {
   const int64_t d = 200000;
   std::vector<double> gates, want;
@@ -160,7 +161,7 @@ TEST_P(ActAndMulTest, PropagatesNaNAndHasALimitAtMinusInfinity) {
     EXPECT_EQ(y[4], 0.0);
     EXPECT_TRUE(y[5] == 0.0 && !std::signbit(y[5])) << y[5];
 
-    // Clamps do not swallow it.
+    // The clamps of swigluoai must not turn NaN into a number.
     ActAndMulSpec clamped = Spec(6, dtype, dtype);
     clamped.activation = Activation::kSwigluOai;
     Plan(clamped).ExecuteSplit(gate.view(), up.view(), out.view(), executor_);
@@ -169,9 +170,9 @@ TEST_P(ActAndMulTest, PropagatesNaNAndHasALimitAtMinusInfinity) {
   }
 }
 
-// bf16 in and out is a kernel of its own where there is one: the bits of f32
-// results rounded afterwards, denormals too, for every gate and each kind of
-// up.
+// Where a dedicated bf16 kernel exists, its results must be the f32 results
+// rounded afterwards, bit for bit and including denormals, for every gate and
+// each kind of up.
 TEST_P(ActAndMulTest, RoundsBFloat16ResultsOnce) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const double kUps[] = {1,    -1.5,      0x1p-126,   0x1.02p-130, -0x1p-133, 0,
@@ -180,7 +181,8 @@ TEST_P(ActAndMulTest, RoundsBFloat16ResultsOnce) {
   std::vector<double> gates, ups;
   for (uint32_t code = 0; code < 65536; ++code) {
     gates.push_back(ToDouble(FromBits<BFloat16>(code)));
-    // A lone denormal among ordinary numbers, and all kinds together.
+    // Some blocks have a single denormal among ordinary numbers, others have
+    // all kinds together.
     const uint32_t every = code & 1024 ? 37 : 1;
     ups.push_back(code % every == 0 ? kUps[code / every % 11] : 1.0);
   }
@@ -314,7 +316,8 @@ TEST_P(ActAndMulTest, SwigluOaiAgreesWithTheReferenceInEveryOrder) {
                                             values[static_cast<size_t>(up)],
                                             double{spec.params.alpha}, 7));
         }
-        // 10 + |alpha g|, and one each for up + 1 and the product.
+        // Relative error: 10 + |alpha g| units for the activation, and one each
+        // for up + 1 and the product.
         const double relative = (12 + 1.702 * 12) * 0x1p-24;
         EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double value, int64_t) {
           return ResultBound(dtype, value, relative);
@@ -324,7 +327,8 @@ TEST_P(ActAndMulTest, SwigluOaiAgreesWithTheReferenceInEveryOrder) {
   }
 }
 
-// The cutoff is a sum of d terms; its error passes into the excess as it is.
+// The cutoff is a sum of d terms, and its error reaches the result
+// undiminished.
 TEST_P(ActAndMulTest, SparseGeluAgreesWithTheReference) {
   TestRng rng;
   for (const double sparsity : {0.2, 0.5, 0.95}) {
@@ -351,9 +355,9 @@ TEST_P(ActAndMulTest, SparseGeluAgreesWithTheReference) {
                          row[d + i]);
         }
       }
-      // Mean and deviation: at most 16 additions in a lane of a block of 256,
-      // log2 of the lanes more to reduce it, and a few roundings, of numbers up
-      // to 5; |gelu'| <= 1.13, |up| <= 3.
+      // Bound on the error of mean and deviation: at most 16 additions in one
+      // lane of a block of 256, log2(lanes) more to reduce the lanes, and a few
+      // roundings, all of numbers up to 5; |gelu'| <= 1.13 and |up| <= 3.
       const double absolute = (16 + 6 + 8) * 5 * 3.4 * 0x1p-23;
       EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double value, int64_t) {
         return std::abs(value) * 40 * 0x1p-24 + absolute;
@@ -406,7 +410,8 @@ TEST_P(ActAndMulTest, StreamsTheSameBits) {
   }
 }
 
-// A vector may be computed another way if one of its gates needs that.
+// The kernel may take a slower path for a vector that holds an unusual gate;
+// that must not change the results of the other gates.
 TEST_P(ActAndMulTest, AResultDoesNotDependOnItsNeighbours) {
   TestRng rng;
   const int64_t d = 65536;
@@ -437,7 +442,8 @@ TEST_P(ActAndMulTest, AResultDoesNotDependOnItsNeighbours) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto together = run(activation, dtype, gates, ups);
       const auto apart = run(activation, dtype, gates_apart, ups_apart);
-      // Which NaN is not promised: a product has that of either factor.
+      // The NaN's payload is unspecified, because a product takes it from
+      // either factor.
       const uint32_t sign = dtype == DType::kF32 ? 0x80000000u : 0x8000u;
       const uint32_t infinity = dtype == DType::kF32 ? 0x7f800000u : 0x7f80u;
       const auto is_nan = [&](uint32_t bits) {
@@ -456,12 +462,13 @@ TEST_P(ActAndMulTest, WorksInPlaceOnAnyNumberOfWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   struct Shape {
     int64_t rows, d;
   };
-  // The second: rows that several share.
+  // In the second shape, several workers share a row.
   for (const auto& [rows, d] : {Shape{61, 333}, Shape{2, 20011}}) {
     for (const DType dtype : kDTypes) {
       SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " " << d);
@@ -560,7 +567,8 @@ TEST(ActAndMulPlanTest, RefusesBadArguments) {
           "x is [2, 7]; need [any, 8]");
   refused(plan->CheckArgs(vx, DenseMatrix(out.data(), 1, 4)),
           "out is [1, 4]; need [2, 4]");
-  // Dense rows in the memory of x: row 1 of out is the up half of row 0.
+  // A dense out in the memory of x is refused, because row 1 of out would lie
+  // on the up half of row 0.
   refused(plan->CheckArgs(vx, DenseMatrix(x.data(), 2, 4)),
           "out overlaps the first half of x");
   refused(plan->CheckArgs(vx, MatrixView<float>(x.data() + 2, {2, 4}, {8, 1})),
@@ -572,7 +580,8 @@ TEST(ActAndMulPlanTest, RefusesBadArguments) {
           "up is [3, 4]; need [2, 4]");
   refused(plan->CheckSplitArgs(gate, up, DenseMatrix(x.data() + 12, 2, 4)),
           "out overlaps up");
-  // Pairs are read behind what is written.
+  // Interleaved pairs cannot be computed in place, because writing overtakes
+  // reading.
   ActAndMulSpec pairs = Spec(4);
   pairs.order = GateOrder::kInterleaved;
   const auto interleaved = ActAndMulPlan::Create(pairs);

@@ -5,9 +5,9 @@
 //
 //   out[t, i] = round(activation(x[t, i]))
 //
-// gelu_new and gelu_fast, two spellings of kGeluTanh, among them. The functions
-// and their error bounds are in activation_spec.h; f32 arithmetic, rounded
-// once, to nearest even, to out_dtype.
+// gelu_new and gelu_fast are two spellings of kGeluTanh. activation_spec.h
+// states the functions and their error bounds. Arithmetic is in f32, and the
+// result is rounded once, to nearest even, to out_dtype.
 
 #include <cstdint>
 
@@ -24,11 +24,11 @@
 namespace quern {
 
 struct ActivationSpec {
-  Activation activation = Activation::kSilu;  // not kSwigluOai
+  Activation activation = Activation::kSilu;  // any but kSwigluOai
   ActivationParams params;
   int64_t hidden = 0;             // columns, >= 1
   DType x_dtype = DType::kF32;    // f32, bf16 or f16
-  DType out_dtype = DType::kF32;  // the same
+  DType out_dtype = DType::kF32;  // f32, bf16 or f16
   // kAuto is kCached, which measured best.
   Stores stores = Stores::kAuto;
 };
@@ -36,15 +36,15 @@ struct ActivationSpec {
 class ActivationPlan {
  public:
   // InvalidArgument unless 1 <= hidden < 2^59, the parameters are in range and
-  // the activation is one of one number; Unimplemented for other dtypes.
+  // the activation is a function of one number. Unimplemented for other dtypes.
   static absl::StatusOr<ActivationPlan> Create(const ActivationSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const ActivationSpec& spec() const { return spec_; }
 
-  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
-  // aliasing. InvalidArgument names the argument.
+  // Whether Execute may be called with these arguments: checks dtypes, shapes,
+  // strides, memory and aliasing. InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x,
                          const AnyTensorView& out) const;
 

@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_ACTIVATION_ACTIVATION_KERNELS_H_
 #define QUERN_OPS_ACTIVATION_ACTIVATION_KERNELS_H_
 
-// Private seam between the plans (plain C++) and the SIMD translation unit:
-// what is done to the blocks of ops/row_block_kernels.h.
+// Private seam between the plans (plain C++) and the SIMD translation unit: the
+// functions that are applied to the blocks of ops/row_block_kernels.h.
 
 #include <cstddef>
 
@@ -12,19 +12,21 @@ namespace quern {
 
 struct ActivationKernels {
   const char* target;
-  // out[i] = round(activation(gate[i]) * up[i]), of bf16, in one pass; null for
-  // activations that go through blocks only. out may be gate or up. Meanwhile
-  // prefetches n elements at each `next`, which may be any address, or both
-  // null. With `stream`, out is complete after a flush.
+  // out[i] = round(activation(gate[i]) * up[i]), i < n, in one pass over bf16.
+  // Null for activations that only work in blocks. out may be gate or up.
+  // Meanwhile prefetches n elements at next_gate and next_up, which may be any
+  // addresses, or both null. With `stream`, out is complete after a flush.
   void (*gated_bf16)(const void* gate, const void* up, size_t n,
                      const void* next_gate, const void* next_up, bool stream,
                      void* out);
-  // g[i] = activation(g[i]). kSwigluOai: also u[i] = clamp(u[i]) + 1.
+  // g[i] = activation(g[i]), i < n. kSwigluOai also sets u[i] = clamp(u[i]) +
+  // 1; the other activations ignore u.
   void (*apply)(const ActivationParams& params, size_t n, float* g, float* u);
-  // Sums of v[i] and of (v[i] - center)^2; the order depends on n alone.
+  // sum: the sum of v[i]. sum_squares: the sum of (v[i] - center)^2. The order
+  // of the additions depends on n alone.
   float (*sum)(const float* v, size_t n);
   float (*sum_squares)(const float* v, float center, size_t n);
-  // v[i] = max(v[i] - cutoff, 0); NaN stays.
+  // v[i] = max(v[i] - cutoff, 0), i < n; NaN stays NaN.
   void (*excess)(float cutoff, size_t n, float* v);
 };
 

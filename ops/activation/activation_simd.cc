@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/activation/activation_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
 #include "quern/core/exp-inl.h"
@@ -19,20 +19,22 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Capped: a block is a multiple of it, however long the vectors are.
+// The cap keeps every block a multiple of the vector, however long vectors are.
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
 using DC = hn::Repartition<uint16_t, DF>;
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-// e^-w + 1 for |w| <= 64, as ExpByTable: no power of two leaves the range, so
-// that the exponent is an integer sum, not an instruction of two cycles.
+// Computes e^-w + 1 for |w| <= 64 by the table of ExpByTable. In this range no
+// power of two overflows, so an integer addition sets the exponent in place of
+// the scaling instruction, which takes two cycles.
 class ModerateExp {
  public:
   HWY_INLINE ModerateExp() {
     const DI di;
     const DF d;
-    // What PlusOne adds is the exponent and, below it, the index.
+    // Table entries less their index: PlusOne adds the exponent and, in the
+    // bits below it, the index.
     const auto i = hn::ShiftLeft<18>(hn::Iota(di, 0));
     lower_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable)), i);
     upper_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable + 16)),
@@ -59,8 +61,8 @@ class ModerateExp {
   hn::Vec<DI> lower_, upper_;
 };
 
-// v / (1 + e^-w) where |v| <= kMost, whose w is within 64, and General(v)
-// elsewhere; the bounds of activation-inl.h hold for both.
+// v / (1 + e^-w) where |v| <= kMost, which implies |w| <= 64, and General(v)
+// elsewhere. The error bounds of activation-inl.h hold for both paths.
 template <class Of>
 struct MostlyModerate {
   HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
@@ -105,8 +107,8 @@ struct GeluOf {
   }
 };
 
-// v / (1 + e^(-slope v)). The clamp makes -infinity a number, where e^(slope v)
-// is 0 anyhow.
+// v / (1 + e^(-slope v)). Clamping v makes -infinity finite; below the clamp
+// e^(slope v) is 0 in any case.
 HWY_INLINE VF SlopedSilu(float slope, VF v) {
   const DF d;
   const auto lowest = hn::Set(d, kExpLowest / slope);
@@ -119,7 +121,7 @@ struct QuickGeluOf {
   }
 };
 
-// Selects, not Min and Max: NaN stays.
+// Uses a select in place of Min or Max so that NaN stays NaN.
 HWY_INLINE VF AtMost(VF v, float limit) {
   const auto most = hn::Set(DF(), limit);
   return hn::IfThenElse(hn::Gt(v, most), most, v);
@@ -153,7 +155,8 @@ struct XieluOf {
   }
 };
 
-// Two vectors at a time: the latency of one hides behind the other.
+// Processes two vectors at a time, so that the latency of one hides behind the
+// other.
 template <class Of>
 void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   const DF d;
@@ -169,7 +172,8 @@ void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
 }
 
-// round(Of(g) * u) of bf16 codes. Even and odd elements are a vector each.
+// round(Of(g) * u) for bf16 codes. The even and the odd elements are widened to
+// one f32 vector each.
 template <class Of>
 struct GatedResult {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
@@ -182,8 +186,8 @@ struct GatedResult {
 };
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-// The same where most gates are moderate. What becomes of one does not depend
-// on those around it: only the way there does.
+// GatedResult with a fast path for vectors whose gates are all moderate. Both
+// paths give a moderate gate the same result.
 template <class Parts>
 struct GatedResult<MostlyModerate<Parts>> {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
@@ -192,13 +196,13 @@ struct GatedResult<MostlyModerate<Parts>> {
     const MostlyModerate<Parts> of;
     const auto even = hn::Mul(of.Moderate(EvenF32(d, g)), EvenF32(d, u));
     const auto odd = hn::Mul(of.Moderate(OddF32(d, g)), OddF32(d, u));
-    // Twice a code has lost its sign.
+    // Doubling a code drops its sign bit.
     const auto most2 =
         static_cast<uint16_t>(hwy::BitCastScalar<uint32_t>(Parts::kMost) >> 15);
     const auto large = hn::Gt(hn::Add(g, g), hn::Set(dc, most2));
 #if QUERN_NATIVE_BF16
-    // A zero may have been a denormal, as in EncodeBF16Pairs; one question for
-    // both is a cycle less for 16 results.
+    // A zero in the result may be a flushed denormal, as in EncodeBF16Pairs.
+    // Testing for it together with large gates saves a cycle per 16 results.
     const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
     const auto halves = hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
     const hn::Mask<DC> zero{
@@ -223,7 +227,8 @@ struct GatedResult<MostlyModerate<Parts>> {
 };
 #endif
 
-// A functor, not lambdas: GCC 12 does not inline a lambda that is called twice.
+// GatedBF16 is a functor because GCC 12 does not inline a lambda that is called
+// twice.
 template <class Of>
 struct GatedBF16 {
   HWY_INLINE hn::Vec<DC> Whole(size_t i) const {
@@ -249,8 +254,9 @@ struct GatedBF16 {
   GatedResult<Of> result;
 };
 
-// 15 cycles for 16 elements of a silu where blocks of f32, which hold back what
-// could overlap, took 33 (Zen 4, 2026).
+// One pass takes 15 cycles for 16 elements of silu; going through f32 blocks
+// took 33, because the stores and loads of the blocks limit overlap (Zen 4,
+// 2026).
 template <class Of>
 void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
            const void* next_up, bool stream, void* out) {
@@ -264,7 +270,8 @@ void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
   uint16_t* to = static_cast<uint16_t*>(out);
   size_t i = 0;
   if (stream) {
-    // Whole cache lines only: a line written in parts would be read first.
+    // Streaming stores start at a cache line, because a line that is written in
+    // parts is read first.
     const size_t head =
         HWY_MIN(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / 2);
     for (; i < head; i += HWY_MIN(lanes, head - i)) {
@@ -304,7 +311,8 @@ void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
 
 void ApplyNothing(const ActivationParams&, size_t, float*, float*) {}
 
-// The zeros behind n, less the center, must not count.
+// The mask excludes the zeros after the n elements, which would add center^2
+// each.
 float SumSquares(const float* v, float center, size_t n) {
   const DF d;
   const size_t lanes = hn::Lanes(d);

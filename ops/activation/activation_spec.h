@@ -14,8 +14,8 @@
 //                     : (expm1(min(v, eps)) - v) alpha_n + beta v
 //   kSwigluOai  g / (1 + e^(-alpha g)),  g = min(v, limit)      gated only
 //
-// All are f32 arithmetic, and off by at most so many units of 2^-24, relative,
-// before the one rounding to the output:
+// Arithmetic is in f32. Each function is off by at most this many units of
+// 2^-24, relative, before the one rounding to the output:
 //
 //   kIdentity, kFatrelu 0      kRelu2 1      kSilu 10
 //   kGelu       16 + min(v^2 / 2, 110)
@@ -24,8 +24,10 @@
 //   kXielu      8 of alpha_p v^2 + (|expm1(v)| + |v|) alpha_n + beta |v|, as
 //               its terms may cancel
 //
-// plus, but for the first three, an absolute 140 * 2^-149. NaN gives NaN;
-// -infinity gives the limit, -0, or for kXielu NaN: infinity less infinity.
+// kXielu's bound is relative to the sum of its terms' magnitudes, because the
+// terms may cancel. All but kIdentity, kFatrelu and kRelu2 may also be off by
+// an absolute 140 * 2^-149. NaN gives NaN; -infinity gives the limit, -0, or
+// NaN for kXielu, which would be infinity less infinity.
 
 #include <cstdint>
 
@@ -46,29 +48,30 @@ enum class Activation : uint8_t {
   kSwigluOai,
 };
 
-// "identity", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "fatrelu",
-// "xielu", "swigluoai".
+// One of "identity", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu2",
+// "fatrelu", "xielu" and "swigluoai".
 absl::string_view ActivationName(Activation activation);
 
 // Each activation uses the parameters that name it and ignores the others.
 struct ActivationParams {
   float threshold = 0.0f;  // kFatrelu: not NaN
   float alpha = 1.702f;    // kSwigluOai: 2^-32 <= alpha <= 2^32
-  float limit = 7.0f;      // kSwigluOai: > 0; of the other half too
-  // kXielu, in its effective form; the defaults are those of a bf16 model:
-  // finite, eps <= 0.
+  float limit = 7.0f;      // kSwigluOai: > 0; clamps gate and up
+  // Effective parameters of kXielu, after softplus (see XieluParams). All
+  // finite, and eps <= 0. The defaults are those of a bf16 model.
   float alpha_p = 0.8046875f;
   float alpha_n = 0.80078125f;
   float beta = 0.5f;
   float eps = -9.98378e-07f;
 };
 
-// InvalidArgument names the parameter and the bound.
+// InvalidArgument names the parameter and its bound.
 absl::Status CheckActivationParams(absl::string_view op, Activation activation,
                                    const ActivationParams& params);
 
-// xIELU is stored as alphas before softplus: alpha_p = softplus(stored_p),
-// alpha_n = beta + softplus(stored_n).
+// Makes the effective parameters of kXielu from those that a checkpoint stores,
+// which are before softplus: alpha_p = softplus(stored_p), alpha_n = beta +
+// softplus(stored_n).
 ActivationParams XieluParams(float stored_p, float stored_n, float beta = 0.5f,
                              float eps = -1e-6f);
 

@@ -53,7 +53,7 @@ double Reference(const ActivationSpec& spec, double v) {
     case Activation::kGelu:
       return ReferenceGelu(v);
     case Activation::kGeluTanh:
-      // Not 1 + tanh, which cancels.
+      // A sigmoid in place of 1 + tanh, which cancels for negative v.
       return v / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) *
                                (v + 0.044715 * v * v * v)));
     case Activation::kQuickGelu:
@@ -70,7 +70,7 @@ double Reference(const ActivationSpec& spec, double v) {
   }
 }
 
-// The header's.
+// The error bound that activation_spec.h states.
 double Bound(const ActivationSpec& spec, double v, double y) {
   constexpr double kTiny = 140 * 0x1p-149;
   const ActivationParams& p = spec.params;
@@ -147,7 +147,7 @@ TEST_P(ActivationTest, AgreesWithTheReference) {
   }
 }
 
-// Every bf16: all magnitudes.
+// Every bf16 is an input once, so all magnitudes occur.
 TEST_P(ActivationTest, IsAccurateForEveryMagnitude) {
   const int64_t hidden = 65536;
   std::vector<double> values;
@@ -166,7 +166,9 @@ TEST_P(ActivationTest, IsAccurateForEveryMagnitude) {
       if (std::isnan(v)) {
         ASSERT_TRUE(std::isnan(got[i])) << "code " << i;
       } else if (v < -1e4) {
-        // The limit; of xIELU alpha_n - beta decides, until both are infinite.
+        // Below -1e4 every activation has reached its limit, 0, except for
+        // kXielu, which grows as (alpha_n - beta) |v| and gives NaN at
+        // -infinity.
         if (activation == Activation::kXielu) {
           ASSERT_TRUE(std::isinf(v) ? std::isnan(got[i]) : got[i] > 0) << v;
         } else if (activation != Activation::kIdentity) {
@@ -221,7 +223,8 @@ TEST_P(ActivationTest, WorksInPlaceOnAnyNumberOfWorkersAndStreams) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t rows = 61, hidden = 1033;
   for (const DType dtype : kDTypes) {
@@ -283,7 +286,7 @@ TEST(ActivationPlanTest, Refuses) {
                 DenseMatrix<float>(nullptr, 0, 4), executor);
 }
 
-// softplus(log(e^0.8 - 1)) = 0.8, of which beta is a part in alpha_n.
+// With softplus(log(e^0.8 - 1)) = 0.8, alpha_n is 0.8 + beta.
 TEST(XieluParamsTest, MakesTheAlphasEffective) {
   const float stored = std::log(std::expm1(0.8f));
   const ActivationParams p =

@@ -57,7 +57,8 @@ void VocabEmbeddingPlan::Execute(IndexView ids, const AnyTensorView& weight,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
                    char* const to = outs[t];
-                   // Before the table: padding_id need not be in it.
+                   // padding_id is tested before the table is read, because it
+                   // need not be a row.
                    if (ids[t] == spec_.padding_id) {
                      std::memset(to, 0, n * out_size);
                      continue;

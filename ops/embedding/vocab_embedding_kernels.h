@@ -11,11 +11,12 @@ namespace quern {
 
 struct VocabEmbeddingKernels {
   const char* target;
-  // out[i] = round(scale * row[i]), i < n; void is the dtype it was chosen for.
+  // out[i] = round(scale * row[i]), i < n. row and out have the dtypes that the
+  // kernel was chosen for.
   void (*convert)(const void* row, float scale, void* out, size_t n);
 };
 
-// The kernel of the best instruction set this CPU supports; of f32, bf16 or
+// The kernel of the best instruction set this CPU supports, for f32, bf16 or
 // f16.
 VocabEmbeddingKernels GetVocabEmbeddingKernels(DType weight, DType out);
 

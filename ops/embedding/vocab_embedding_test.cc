@@ -50,7 +50,8 @@ class VocabEmbeddingTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(VocabEmbeddingTest);
 
-// The product is exact in double: the oracle rounds it to f32, then to out.
+// The product is exact in double. The oracle rounds it to f32 and then to the
+// output's dtype.
 TEST_P(VocabEmbeddingTest, GathersScalesAndConvertsExactly) {
   TestRng rng;
   const int64_t vocab = 5;
@@ -93,7 +94,7 @@ TEST_P(VocabEmbeddingTest, GathersScalesAndConvertsExactly) {
   }
 }
 
-// Denormals, infinities, NaN and both zeros among them.
+// The codes include denormals, infinities, NaN and both zeros.
 TEST_P(VocabEmbeddingTest, ConvertsEveryHalfPrecisionCode) {
   for (const DType weight_dtype : {DType::kBF16, DType::kF16}) {
     for (const DType out_dtype : kDTypes) {
@@ -127,11 +128,11 @@ TEST_P(VocabEmbeddingTest, ConvertsEveryHalfPrecisionCode) {
   }
 }
 
-// From every f32 that is a 16-bit value, halfway to the next one, or next to
-// halfway. Beyond the largest f16 and below the smallest too.
+// The inputs are the f32 that equal a 16-bit value, lie halfway to the next
+// one, or lie next to halfway, including values beyond the range of f16.
 TEST_P(VocabEmbeddingTest, RoundsToNearestEven) {
   for (const DType out_dtype : {DType::kBF16, DType::kF16}) {
-    // The bits of an f32 that the other has not.
+    // Low bits of an f32 that the 16-bit type drops.
     const int dropped = out_dtype == DType::kBF16 ? 16 : 13;
     const uint32_t half = 1u << (dropped - 1);
     std::vector<double> values;
@@ -156,7 +157,8 @@ TEST_P(VocabEmbeddingTest, RoundsToNearestEven) {
   }
 }
 
-// Equal dtypes and a scale of 1: the bits, which a conversion of NaN changes.
+// With equal dtypes and a scale of 1, the bits are copied. A conversion would
+// change a signalling NaN.
 TEST_P(VocabEmbeddingTest, CopiesBits) {
   const std::vector<uint32_t> f32 = {0x7f800001, 0xffc01234, 1, 0x80000000};
   const std::vector<uint16_t> bf16 = {0x7f81, 0xffc5, 1, 0x8000};
@@ -183,7 +185,8 @@ TEST_P(VocabEmbeddingTest, DoesNotDependOnWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t vocab = 50, hidden = 769, tokens = 101;
   const VocabEmbeddingPlan plan =
@@ -202,8 +205,8 @@ TEST_P(VocabEmbeddingTest, DoesNotDependOnWorkers) {
   EXPECT_EQ(one.bits(), many.bits());
 }
 
-// A row that is alone has no next one: its stride is not used, not even in a
-// product that would overflow.
+// The stride of a single row is not used, not even in a product that would
+// overflow.
 TEST_P(VocabEmbeddingTest, IgnoresTheRowStrideOfOneRow) {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   const VocabEmbeddingPlan plan = Plan(Spec(1, 2));

@@ -29,7 +29,7 @@ constexpr char kOp[] = "logits";
 
 }  // namespace
 
-// T is BFloat16 or Float16.
+// The logit that each 16-bit code becomes. T is BFloat16 or Float16.
 template <typename T>
 std::shared_ptr<const LogitsPlan::Steps> LogitsPlan::StepsOf(
     const LogitsSpec& spec) {
@@ -39,7 +39,8 @@ std::shared_ptr<const LogitsPlan::Steps> LogitsPlan::StepsOf(
     float l = ToF32(T::FromBits(static_cast<uint16_t>(code)));
     if (spec.soft_cap > 0.0f) {
       l = round(l / spec.soft_cap);
-      // By way of double: tanh of float differs between libraries.
+      // tanh is computed in double, because float versions differ between
+      // libraries.
       l = round(static_cast<float>(std::tanh(static_cast<double>(l))));
       l = round(l * spec.soft_cap);
     }

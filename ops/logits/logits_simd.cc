@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/logits/logits_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/core/exp-inl.h"
 
@@ -16,7 +16,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::ScalableTag<float>;
 using VF = hn::Vec<DF>;
 
-// With m = exp(-2|v|) - 1: tanh |v| = -m / (2 + m), which does not cancel at 0.
+// tanh(v). With m = exp(-2|v|) - 1, tanh |v| = -m / (2 + m), which does not
+// cancel near 0.
 HWY_INLINE VF Tanh(VF v) {
   const DF d;
   const auto lowest = hn::Set(d, kExpLowest);

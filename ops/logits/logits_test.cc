@@ -28,8 +28,8 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// The header's 12 units of tanh; the quotient's rounding moves tanh by no more
-// than its own share, and two products follow.
+// Relative error: 12 units for tanh by logits.h, one for the quotient, whose
+// rounding moves tanh by no more than its own share, and two for the products.
 const double kRelative = 15 * std::ldexp(1.0, -24);
 
 LogitsSpec Spec(int64_t vocab, float soft_cap = 0.0f, float scale = 1.0f) {
@@ -77,7 +77,8 @@ TEST_P(LogitsTest, CapsThenScales) {
   }
 }
 
-// Relative accuracy near 0 is what a difference of exponentials would lose.
+// The relative error is checked near 0 too, where a difference of exponentials
+// would lose it.
 TEST_P(LogitsTest, IsAccurateForEveryMagnitude) {
   std::vector<float> logits;
   std::vector<double> want;
@@ -124,8 +125,8 @@ TEST_P(LogitsTest, ScalesExactlyOrLeavesAlone) {
   }
 }
 
-// A logit of T as the header says, every step in double and rounded by way of
-// f32. What the kernel shares with this is the library's tanh.
+// The expected logit of type T by logits.h: every step in double, then rounded
+// to f32 and to T. Reference and kernel share only the library's tanh.
 template <typename T>
 double Step(double l, float soft_cap, float scale) {
   const auto round = [](double x) {
@@ -140,7 +141,7 @@ double Step(double l, float soft_cap, float scale) {
   return scale == 1 ? l : round(l * scale);
 }
 
-// Denormals, infinities, NaN and both zeros among them.
+// The codes include denormals, infinities, NaN and both zeros.
 TEST_P(LogitsTest, RoundsEveryHalfPrecisionLogitAtEachStep) {
   struct Case {
     float soft_cap, scale;
@@ -184,8 +185,7 @@ TEST_P(LogitsTest, RoundsEveryHalfPrecisionLogitAtEachStep) {
   }
 }
 
-// All three dtypes; what lies between and behind the rows is checked by the
-// matrix.
+// The matrix checks that the memory between and after the rows is unchanged.
 TEST_P(LogitsTest, TakesStridedRowsOfAnyWidth) {
   TestRng rng;
   for (const DType dtype : kDTypes) {
@@ -217,7 +217,8 @@ TEST_P(LogitsTest, TakesStridedRowsOfAnyWidth) {
   }
 }
 
-// Not even in a product that would overflow.
+// The stride of a single row is not used, not even in a product that would
+// overflow.
 TEST_P(LogitsTest, IgnoresTheRowStrideOfOneRow) {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   const LogitsPlan plan = Plan(Spec(2, 0.0f, 2.0f));
@@ -240,7 +241,8 @@ TEST_P(LogitsTest, DoesNotDependOnWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   const int64_t rows = 23, vocab = 4099;
   for (const DType dtype : kDTypes) {
@@ -256,7 +258,7 @@ TEST_P(LogitsTest, DoesNotDependOnWorkers) {
   }
 }
 
-// Byte for byte: no dtype is read, so that NaN and codes that are none stay.
+// SelectRows copies bytes, so NaN payloads and invalid codes are kept.
 TEST_P(LogitsTest, SelectsRowsOfAnyDType) {
   TestRng rng;
   for (const DType dtype :
