@@ -65,7 +65,7 @@ absl::StatusOr<Mixer2GatedRmsNormPlan> Mixer2GatedRmsNormPlan::Create(
   return plan;
 }
 
-// Sums of squares [rows, groups].
+// Lays out the workspace: one sum of squares for each row and group.
 template <typename Allocator>
 float* Mixer2GatedRmsNormPlan::LayOut(Allocator& a, int64_t rows) const {
   if (local_.has_value()) return nullptr;
@@ -100,7 +100,8 @@ absl::Status Mixer2GatedRmsNormPlan::CheckArgs(
   return CheckApart(kOp, "weight", weight, "out", out);
 }
 
-// fn(group, begin, count): the rank's columns of each group that it has any of.
+// Calls fn(group, begin, count) with the range of this rank's columns that each
+// group covers, leaving out groups without any.
 template <typename Fn>
 void Mixer2GatedRmsNormPlan::ForEachPiece(const Fn& fn) const {
   const int64_t group = spec_.hidden / spec_.groups, first = rank_ * columns_;
@@ -128,7 +129,8 @@ void Mixer2GatedRmsNormPlan::Execute(const Mixer2GatedRmsNormArgs& args,
   const char* const weights = static_cast<const char*>(args.weight.data());
   const size_t size = SizeOf(spec_.dtype);
   const size_t weight_size = SizeOf(spec_.weight_dtype);
-  // fn(t, at, count, h) for the blocks of a piece of row t.
+  // Calls fn(i, n, h) for each block of columns [begin, begin + count) of row
+  // t: h holds n gated values that start at column i.
   const auto for_blocks = [&](int64_t t, int64_t begin, int64_t count,
                               const auto& fn) {
     alignas(64) float h[kRowBlock];

@@ -8,14 +8,15 @@
 //   out[t, i] = round(h[t, i] / rms[t, g] * weight[i])
 //   rms[t, g] = sqrt(mean of h[t, :]^2 over the group + eps)
 //
-// with i over all `hidden` columns, g = i / (hidden / groups). A rank has
-// columns [rank, rank + 1) * hidden / size of x, z, weight and out. Where each
-// group lies within a rank this is ops/norm/rms_norm_gated.h, to the bit, and
-// ranks do not speak. Otherwise they sum their parts of each group's squares,
-// in the order of ranks, which is `groups` numbers a row; results then depend
-// on the number of ranks. f32 arithmetic, rounded once, to nearest even.
+// with i over all `hidden` columns and g = i / (hidden / groups). A rank has
+// the columns [rank, rank + 1) * hidden / size of x, z, weight and out. Where
+// each group lies within a rank, results equal ops/norm/rms_norm_gated.h bit
+// for bit and ranks do not communicate. Otherwise the ranks sum their parts of
+// each group's squares, `groups` numbers per row, in the order of ranks;
+// results then depend on the number of ranks. Arithmetic is in f32, and the
+// result is rounded once, to nearest even.
 //
-// Mixers without this norm have the gate alone, which is silu_and_mul:
+// Mixers without this norm use the gate alone, which is silu_and_mul:
 // ActAndMulPlan::ExecuteSplit of ops/activation/act_and_mul.h.
 
 #include <cstdint>
@@ -39,7 +40,7 @@ struct Mixer2GatedRmsNormSpec {
   int64_t groups = 1;                // divides hidden
   float eps = 1e-6f;                 // finite, >= 0
   DType dtype = DType::kF32;         // of x, z and out: f32, bf16 or f16
-  DType weight_dtype = DType::kF32;  // the same
+  DType weight_dtype = DType::kF32;  // f32, bf16 or f16
 };
 
 struct Mixer2GatedRmsNormArgs {
@@ -50,15 +51,15 @@ struct Mixer2GatedRmsNormArgs {
 class Mixer2GatedRmsNormPlan {
  public:
   // InvalidArgument unless 1 <= hidden < 2^59, if groups or the number of ranks
-  // do not divide it, or eps is negative, infinite or NaN; Unimplemented for
-  // other dtypes.
+  // does not divide hidden, or if eps is negative, infinite or NaN.
+  // Unimplemented for other dtypes.
   static absl::StatusOr<Mixer2GatedRmsNormPlan> Create(
       const Mixer2GatedRmsNormSpec& spec, const Communicator& communicator);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const Mixer2GatedRmsNormSpec& spec() const { return spec_; }
-  // Columns of this rank.
+  // Number of columns that this rank has.
   int64_t columns() const { return columns_; }
 
   // Bytes of workspace that Execute needs for up to max_rows rows on up to
@@ -93,7 +94,7 @@ class Mixer2GatedRmsNormPlan {
   RmsNormGatedKernels kernels_;
   RowBlockKernels blocks_;
   RowBlockKernels weight_blocks_;
-  std::optional<RmsNormGatedPlan> local_;  // where no group is divided
+  std::optional<RmsNormGatedPlan> local_;  // set if no group spans ranks
 };
 
 }  // namespace quern

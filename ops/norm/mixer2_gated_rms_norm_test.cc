@@ -29,7 +29,7 @@ namespace {
 
 using Spec = Mixer2GatedRmsNormSpec;
 
-// The header, in double, of all ranks.
+// The equation of the header in double, over the columns of all ranks.
 Doubles Reference(const Spec& spec, const Doubles& x, const Doubles& z,
                   const Doubles& weight) {
   const auto hidden = static_cast<size_t>(spec.hidden);
@@ -65,7 +65,8 @@ class Mixer2GatedRmsNormTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(Mixer2GatedRmsNormTest);
 
-// Groups within ranks, over them, and cut by them in two places.
+// Covers groups that lie within a rank, that span ranks, and that are cut by
+// rank boundaries in two places.
 TEST_P(Mixer2GatedRmsNormTest, AgreesWithTheReferenceOnAnyNumberOfRanks) {
   TestRng rng;
   constexpr int64_t kRows = 3;
@@ -86,7 +87,8 @@ TEST_P(Mixer2GatedRmsNormTest, AgreesWithTheReferenceOnAnyNumberOfRanks) {
         const AnyMatrix w(DType::kBF16, reals(hidden), 1, hidden, hidden);
         const Doubles want =
             Reference(spec, x.doubles(), z.doubles(), w.doubles());
-        // As rms_norm_gated, and a sum over 4 ranks in 12 pieces.
+        // Relative error of rms_norm_gated, and of a sum over 4 ranks in 12
+        // pieces.
         const double relative =
             ((64 + 4 + 1 + static_cast<double>(hidden) / 256 + 2 * 12 + 16) /
                  2 +
@@ -120,7 +122,7 @@ TEST_P(Mixer2GatedRmsNormTest, AgreesWithTheReferenceOnAnyNumberOfRanks) {
                                   }))
                 << hidden << " " << groups << " " << c.rank() << "/" << ranks;
 
-            // The same bits by several workers, and in place.
+            // Several workers, and execution in place, must give the same bits.
             ManyWorkers many(3);
             const AnyMatrix& in_place = groups == 1 ? own_x : own_z;
             Run(*plan, own_x, own_z, own_w.vector(), in_place.view(), c, many);
@@ -162,7 +164,7 @@ TEST_P(Mixer2GatedRmsNormTest, OfOneRankIsRmsNormGated) {
   EXPECT_EQ(out.bits(), other.bits());
 }
 
-// A NaN on one rank is its group's on all of them, and of no other row.
+// A NaN on one rank reaches its group on all ranks, and no other row.
 TEST_P(Mixer2GatedRmsNormTest, KeepsNaNInItsRow) {
   RunRanks(2, [&](ThreadCommunicator& c) {
     Spec spec;

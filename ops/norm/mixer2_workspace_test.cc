@@ -16,8 +16,8 @@
 namespace quern {
 namespace {
 
-// Two ranks with a group that both have a part of, and with groups of their
-// own, which need no workspace.
+// Two ranks: with 1 or 3 groups a group spans both ranks; with 6 each rank has
+// whole groups and needs no workspace.
 TEST(Mixer2WorkspaceTest, NormTakesWhatItSaidForEveryNumberOfWorkers) {
   for (const int64_t groups : {1, 3, 6}) {
     Mixer2GatedRmsNormSpec spec;

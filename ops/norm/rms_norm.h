@@ -12,14 +12,14 @@
 //   kOnePlus  w = 1 + weight, in f32    gemma_rms_norm
 //   kNone     w = 1; weight is not given
 //
-// span is hidden, or fewer where a model says so (variance of a prefix).
-// Arithmetic is f32; `round` is to the dtype of what is written, to nearest
-// even. The norm reads the rounded sum, so ExecuteAdd(x, r) is exactly
+// span is `hidden`, or fewer columns for models that take the variance of a
+// prefix. Arithmetic is in f32; `round` is to the dtype of what is written, to
+// nearest even. The norm reads the rounded sum, so ExecuteAdd(x, r) is exactly
 // Execute(residual_out).
 //
-// A NaN or infinity makes its row NaN or zero and touches no other row. Squares
-// are summed in f32: a row whose sum of squares exceeds 3.4e38 comes out as 0.
-// Zeros stay zero unless eps is 0 too, which makes them NaN.
+// A NaN or infinity makes its row NaN or zero and affects no other row. Squares
+// are summed in f32, so a row whose sum of squares exceeds 3.4e38 becomes 0. A
+// row of zeros stays zero, or becomes NaN if eps is 0.
 
 #include <cstdint>
 
@@ -39,22 +39,23 @@ struct RmsNormSpec {
   int64_t hidden = 0;  // elements of a row, >= 1
   float eps = 1e-6f;   // finite, >= 0
   NormWeight weight = NormWeight::kPlain;
-  int64_t span = 0;  // 1 <= span <= hidden; 0: hidden
-  // Each f32 or bf16; or x and residual f16, and weight and out f16 or f32.
+  int64_t span = 0;  // in [1, hidden]; 0 means hidden
+  // Each dtype is f32 or bf16; or x and residual are f16, and weight and out
+  // are each f16 or f32.
   DType x_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   DType out_dtype = DType::kF32;
   DType residual_dtype = DType::kF32;  // residual and residual_out
-  // Stores of out alone. kAuto streams where rms_norm reads and writes more
-  // than the last-level cache holds.
+  // How Execute and ExecuteAdd store out; residual_out is never streamed. kAuto
+  // streams in Execute when x and out together exceed the last-level cache.
   Stores stores = Stores::kAuto;
 
-  // The columns whose squares are summed.
+  // Number of columns whose squares are summed.
   int64_t SpanColumns() const { return span == 0 ? hidden : span; }
 };
 
-// For ExecuteAdd: x, out, residual and residual_out are [rows, hidden], weight
-// is [hidden] (kNone: ignored).
+// Arguments of ExecuteAdd. x, out, residual and residual_out are [rows,
+// hidden]; weight is [hidden] (kNone: ignored).
 struct RmsNormArgs {
   AnyTensorView x;
   AnyTensorView weight;
@@ -65,34 +66,35 @@ struct RmsNormArgs {
 
 class RmsNormPlan {
  public:
-  // InvalidArgument unless 1 <= hidden < 2^59, if span is out of range, or eps
-  // is negative, infinite or NaN; Unimplemented for other dtypes.
+  // InvalidArgument unless 1 <= hidden < 2^59, if span is out of range, or if
+  // eps is negative, infinite or NaN. Unimplemented for other dtypes.
   static absl::StatusOr<RmsNormPlan> Create(const RmsNormSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const RmsNormSpec& spec() const { return spec_; }
 
-  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
-  // aliasing. x and out are [rows, hidden], or [tokens, heads, hidden] with any
-  // token and head strides; weight is [hidden] (kNone: ignored).
-  // InvalidArgument names the argument.
+  // Whether Execute may be called with these arguments: checks dtypes, shapes,
+  // strides, memory and aliasing. x and out are [rows, hidden], or [tokens,
+  // heads, hidden] with any token and head strides; weight is [hidden] (kNone:
+  // ignored). InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& weight,
                          const AnyTensorView& out) const;
-  // The same for ExecuteAdd.
+  // Whether ExecuteAdd may be called with these arguments. InvalidArgument
+  // names the argument.
   absl::Status CheckAddArgs(const RmsNormArgs& args) const;
 
   // Writes the rows of out and nothing between them. Rows may have any stride.
-  // out may be x itself, where their dtypes agree, and overlaps weight
-  // nowhere. rows = 0 does nothing. Allocates nothing; safe to call
-  // concurrently. A row is computed by one worker, in an order that depends on
-  // hidden alone; workers divide rows, or tokens.
+  // out may be x itself if their dtypes agree, and must not overlap weight.
+  // rows = 0 does nothing. Allocates nothing; safe to call concurrently.
+  // Workers share the rows, or the tokens of a tensor of rank 3. One worker
+  // computes a whole row, in an order that depends on hidden alone.
   void Execute(const AnyTensorView& x, const AnyTensorView& weight,
                const AnyTensorView& out, Executor& executor) const noexcept;
 
-  // Writes residual_out, then out. Each may be x or residual itself, where
-  // dtypes agree; they overlap neither each other nor weight. Otherwise as
-  // Execute.
+  // Writes residual_out, then out. Each may be x or residual itself if their
+  // dtypes agree; they must overlap neither each other nor weight. Everything
+  // else is as for Execute.
   void ExecuteAdd(const RmsNormArgs& args, Executor& executor) const noexcept;
 
  private:

@@ -61,8 +61,8 @@ absl::Status RmsNormGatedPlan::CheckArgs(const AnyTensorView& x,
   return CheckInPlaceOrApart(kOp, "z", z, "out", out);
 }
 
-// Two passes over a group, which stays in cache: a gate is computed again
-// rather than kept.
+// Passes over each group twice while it stays in cache. The second pass
+// computes the gate again, because that costs less than storing it.
 void RmsNormGatedPlan::Execute(const AnyTensorView& x, const AnyTensorView& z,
                                const AnyTensorView& weight,
                                const AnyTensorView& out,

@@ -13,8 +13,8 @@
 //
 //   kSilu     act(z) = z / (1 + e^-z)      kSigmoid   act(z) = 1 / (1 + e^-z)
 //
-// f32 arithmetic, rounded once, to nearest even, to out_dtype. A NaN or an
-// infinity makes its group NaN or zero and touches no other.
+// Arithmetic is in f32, and the result is rounded once, to nearest even. A NaN
+// or an infinity makes its group NaN or zero and affects no other group.
 
 #include <cstdint>
 
@@ -32,33 +32,34 @@ enum class GateWhen : uint8_t { kNone, kNormFirst, kGateFirst };
 
 struct RmsNormGatedSpec {
   int64_t hidden = 0;  // elements of a row, >= 1
-  int64_t group = 0;   // divides hidden; 0: hidden
+  int64_t group = 0;   // divides hidden; 0 means hidden
   float eps = 1e-5f;   // finite, >= 0
   GateWhen gate = GateWhen::kGateFirst;
   NormGate activation = NormGate::kSilu;
   DType dtype = DType::kF32;         // of x, z and out: f32, bf16 or f16
-  DType weight_dtype = DType::kF32;  // the same
+  DType weight_dtype = DType::kF32;  // f32, bf16 or f16
 };
 
 class RmsNormGatedPlan {
  public:
-  // InvalidArgument unless 1 <= hidden < 2^59, if group does not divide it, or
-  // eps is negative, infinite or NaN; Unimplemented for other dtypes.
+  // InvalidArgument unless 1 <= hidden < 2^59, if group does not divide hidden,
+  // or if eps is negative, infinite or NaN. Unimplemented for other dtypes.
   static absl::StatusOr<RmsNormGatedPlan> Create(const RmsNormGatedSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const RmsNormGatedSpec& spec() const { return spec_; }
 
-  // x[rows, hidden], z[rows, hidden] (kNone: ignored), weight[hidden],
-  // out[rows, hidden]. InvalidArgument names the argument.
+  // Whether Execute may be called with these arguments: x[rows, hidden],
+  // z[rows, hidden] (kNone: ignored), weight[hidden], out[rows, hidden].
+  // InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& z,
                          const AnyTensorView& weight,
                          const AnyTensorView& out) const;
 
   // Writes out, which may be x or z itself. Rows may have any stride; rows = 0
-  // does nothing. Allocates nothing; safe to call concurrently; a row is
-  // computed by one worker, in an order that depends on group alone.
+  // does nothing. Allocates nothing; safe to call concurrently. One worker
+  // computes a whole row, in an order that depends on group alone.
   void Execute(const AnyTensorView& x, const AnyTensorView& z,
                const AnyTensorView& weight, const AnyTensorView& out,
                Executor& executor) const noexcept;

@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_NORM_RMS_NORM_GATED_KERNELS_H_
 #define QUERN_OPS_NORM_RMS_NORM_GATED_KERNELS_H_
 
-// Private seam between the plan (plain C++) and the SIMD translation unit: what
-// is done to the blocks of ops/row_block_kernels.h.
+// Private seam between the plan (plain C++) and the SIMD translation unit: the
+// functions that are applied to the blocks of ops/row_block_kernels.h.
 
 #include <cstddef>
 #include <cstdint>

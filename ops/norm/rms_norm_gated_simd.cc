@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/norm/rms_norm_gated_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
 #include "quern/core/exp-inl.h"
@@ -17,7 +17,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
 
-// With e = e^-|z|: 1 / (1 + e) above zero and e / (1 + e) below.
+// sigmoid(z). With e = e^-|z|, it is 1 / (1 + e) for z >= 0 and e / (1 + e) for
+// z < 0, so that nothing overflows.
 HWY_INLINE VF Sigmoid(VF z) {
   const DF d;
   const auto one = hn::Set(d, 1.0f);
@@ -42,7 +43,7 @@ void GateSigmoid(const float* z, size_t n, float* v) {
   }
 }
 
-// The last vector is filled with zeros, or with zeros times a gate.
+// A last partial vector is summed whole, because its other lanes are zero.
 float SumSquares(const float* v, size_t n) {
   const DF d;
   auto sum = hn::Zero(d);

@@ -25,7 +25,7 @@ namespace {
 constexpr GateWhen kGates[] = {GateWhen::kNone, GateWhen::kNormFirst,
                                GateWhen::kGateFirst};
 
-// The header, in double.
+// The equation of the header, in double.
 std::vector<double> Reference(const RmsNormGatedSpec& spec,
                               const std::vector<double>& x,
                               const std::vector<double>& z,
@@ -98,9 +98,10 @@ TEST_P(RmsNormGatedTest, AgreesWithTheReference) {
                     absl::OkStatus());
           EXPECT_NO_ALLOCATION(plan.Execute(x.view(), z.view(), w.vector(),
                                             out.view(), executor_));
-          // The sum of squares: at most 64 additions in a lane of a block, its
-          // total, and one a block; gates 11 each, twice in the sum of squares,
-          // whose error the root halves; six more roundings.
+          // Relative error. The sum of squares has at most 64 additions in a
+          // lane of a block, the additions of the block's lanes, and one per
+          // block; the gates add 11 units each, twice in the sum of squares.
+          // The root halves these errors. Six more roundings follow.
           const double relative =
               ((64 + 4 + 1 + static_cast<double>(n) / 256 + 2 * 12) / 2 + 12 +
                6) *

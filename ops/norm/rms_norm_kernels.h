@@ -10,37 +10,39 @@
 namespace quern {
 
 struct RmsNormScale {
-  const void* weight;  // or null
+  const void* weight;  // null for NormWeight::kNone
   float offset;
   float scale;
   bool stream;
-  // Rows of n elements to prefetch meanwhile, of h's type; any addresses, or
-  // null.
+  // Rows of n elements to prefetch meanwhile, of the type of h. Any addresses,
+  // or null.
   const void* next;
   const void* next2;
 };
 
-// Kernels of one row of n elements; void is the dtype they were chosen for.
+// Kernels of one row of n elements; `void` stands for the dtypes they were
+// chosen for.
 struct RmsNormKernels {
   const char* target;
   // Sum of x[i]^2.
   float (*sum_squares)(const void* x, size_t n);
-  // h[i] = round(x[i] + residual[i]) -> residual_out; sum of h[i]^2.
+  // residual_out[i] = round(x[i] + residual[i]). Returns the sum of
+  // residual_out[i]^2.
   float (*add_sum_squares)(const void* x, const void* residual,
                            void* residual_out, size_t n);
-  // out[i] = round(h[i] * scale * (weight[i] + offset)), h being x; without a
-  // weight, round(h[i] * scale). With `stream`, stores go around the caches,
-  // and are complete after flush().
+  // out[i] = round(h[i] * scale * (weight[i] + offset)), where h has the type
+  // of x. Without a weight, out[i] = round(h[i] * scale). With `stream`, stores
+  // bypass the caches and are complete after flush().
   void (*scale_x)(const void* h, const RmsNormScale& scale, void* out,
                   size_t n);
-  // The same, h being residual_out.
+  // Like scale_x, where h has the type of residual_out.
   void (*scale_residual)(const void* h, const RmsNormScale& scale, void* out,
                          size_t n);
   void (*flush)();
 };
 
-// Whether there are kernels of these: each f32 or bf16; or x and residual f16,
-// and weight and out f16 or f32.
+// Whether kernels exist for these dtypes: each is f32 or bf16; or x and
+// residual are f16, and weight and out are each f16 or f32.
 bool HasRmsNormKernels(DType x, DType weight, DType out, DType residual);
 
 // The kernels of the best instruction set this CPU supports.

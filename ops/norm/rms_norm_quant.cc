@@ -15,10 +15,11 @@ namespace {
 
 constexpr char kOp[] = "rms_norm_quant";
 
-// Elements of a row that are normed at a time.
+// Number of elements of a row that are normalised at a time.
 constexpr int64_t kPart = 512;
-// A row of up to this many is kept between finding its scale and quantising it:
-// 16 KiB, beside those of x and the weight. Longer ones are normed twice.
+// Rows of up to this many elements are normalised once: the 16 KiB of results
+// stay in L1, beside x and the weight, while the scale is found. Longer rows
+// are normalised a second time.
 constexpr int64_t kKept = 4096;
 
 }  // namespace
@@ -131,7 +132,8 @@ absl::Status RmsNormQuantPlan::CheckAddArgs(
                              args.residual_out);
 }
 
-// Returns the scale. Of `scale`: the weight, and what to prefetch.
+// Quantises one row and returns its scale. From `scale` it takes the weight and
+// the rows to prefetch.
 float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
                                     size_t h_size, RmsNormScale scale,
                                     float sum_squares, char* q) const {
@@ -147,7 +149,8 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
   const int64_t weight_size = static_cast<int64_t>(SizeOf(norm.weight_dtype));
   const bool keep = n <= kKept;
   alignas(64) float row[kKept];
-  // fn(i, count, y[i, i + count)) for parts of the row.
+  // Calls fn(i, count, part) for each part of the row, where part[0, count) is
+  // y[i, i + count).
   const auto for_parts = [&](bool normed, const auto& fn) {
     for (int64_t i = 0; i < n; i += kPart) {
       const int64_t count = std::min(kPart, n - i);

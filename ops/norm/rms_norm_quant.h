@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_NORM_RMS_NORM_QUANT_H_
 #define QUERN_OPS_NORM_RMS_NORM_QUANT_H_
 
-// rms_norm whose result leaves as int8 or fp8 e4m3fn: the normed row is never
-// in memory, and never rounded to 16 bits.
+// rms_norm with int8 or fp8 e4m3fn results: the normalised row is never written
+// to memory and never rounded to 16 bits.
 //
 //   y[t, i] = h[t, i] * w[i] / rms[t]         of ops/norm/rms_norm.h, as f32
 //   q[t, i] = int8 or e4m3 of y[t, i] / scale
@@ -10,9 +10,9 @@
 //   kStatic    the scale (and zero point) of the spec
 //   kPerToken  the scale of a row is that of its largest |y|   -> scales[t]
 //
-// q and scales are bit for bit what quant/int8_quantize.h and
-// quant/fp8_quantize.h make of an f32 matrix y from RmsNormPlan; what NaN,
-// infinity and rows of zeros become is said there.
+// q and scales equal, bit for bit, what quant/int8_quantize.h and
+// quant/fp8_quantize.h make of an f32 matrix y from RmsNormPlan. Those headers
+// also say what NaN, infinity and rows of zeros become.
 
 #include <cstdint>
 #include <optional>
@@ -32,17 +32,17 @@ namespace quern {
 enum class NormScale : uint8_t { kStatic, kPerToken };
 
 struct RmsNormQuantSpec {
-  RmsNormSpec norm;            // out_dtype and stores are not used
+  RmsNormSpec norm;            // out_dtype and stores are ignored
   DType q_dtype = DType::kI8;  // i8 or f8e4m3
   NormScale scale_of = NormScale::kPerToken;
   float scale = 1.0f;      // kStatic: 2^-125 <= scale <= 2^118
   int32_t zero_point = 0;  // kStatic, i8: in [-128, 127]
-  float max_abs = 0.0f;    // kPerToken, fp8: bound on |y| in scales; 0: none
+  float max_abs = 0.0f;    // kPerToken, fp8: clamps |y| for the scale; 0: none
 };
 
-// x[rows, hidden], weight[hidden] (kNone: ignored), q[rows, hidden] of q_dtype,
-// scales[rows] of f32 (kStatic: ignored); for ExecuteAdd also residual and
-// residual_out, [rows, hidden].
+// Arguments of both Execute functions: x[rows, hidden], weight[hidden] (kNone:
+// ignored), q[rows, hidden] of q_dtype and scales[rows] of f32 (kStatic:
+// ignored). ExecuteAdd also needs residual and residual_out, [rows, hidden].
 struct RmsNormQuantArgs {
   AnyTensorView x;
   AnyTensorView weight;
@@ -54,7 +54,7 @@ struct RmsNormQuantArgs {
 
 class RmsNormQuantPlan {
  public:
-  // What RmsNormPlan, Int8QuantizePlan and Fp8QuantizePlan refuse;
+  // Refuses what RmsNormPlan, Int8QuantizePlan and Fp8QuantizePlan refuse.
   // Unimplemented for another q_dtype.
   static absl::StatusOr<RmsNormQuantPlan> Create(const RmsNormQuantSpec& spec);
 
@@ -62,19 +62,21 @@ class RmsNormQuantPlan {
   const char* target() const { return kernels_.target; }
   const RmsNormQuantSpec& spec() const { return spec_; }
 
-  // Whether Execute, or ExecuteAdd, may be called with these: dtypes, shapes,
-  // strides, memory, aliasing. InvalidArgument names the argument.
+  // Whether Execute, or ExecuteAdd, may be called with these arguments: checks
+  // dtypes, shapes, strides, memory and aliasing. InvalidArgument names the
+  // argument.
   absl::Status CheckArgs(const RmsNormQuantArgs& args) const;
   absl::Status CheckAddArgs(const RmsNormQuantArgs& args) const;
 
-  // Writes q, and per token scales. Rows may have any stride; rows = 0 does
-  // nothing. What is written overlaps nothing else. Allocates nothing; safe to
-  // call concurrently; a row is computed by one worker. Costs one read of x
-  // from memory and one write of q.
+  // Writes q and, with kPerToken, scales. Rows may have any stride; rows = 0
+  // does nothing. The outputs must not overlap anything else. Allocates
+  // nothing; safe to call concurrently. One worker computes a whole row. Cost:
+  // one read of x from memory and one write of q.
   void Execute(const RmsNormQuantArgs& args, Executor& executor) const noexcept;
 
-  // h = round(x + residual), which is written to residual_out: it may be x or
-  // residual itself, where dtypes agree. Otherwise as Execute.
+  // Computes h = round(x + residual), writes it to residual_out, and quantises
+  // its norm. residual_out may be x or residual itself if their dtypes agree.
+  // Everything else is as for Execute.
   void ExecuteAdd(const RmsNormQuantArgs& args,
                   Executor& executor) const noexcept;
 
@@ -89,7 +91,7 @@ class RmsNormQuantPlan {
 
   RmsNormQuantSpec spec_;
   RmsNormKernels kernels_;
-  // One of them.
+  // Exactly one of the two is set.
   std::optional<Int8QuantizePlan> int8_;
   std::optional<Fp8QuantizePlan> fp8_;
 };

@@ -28,7 +28,7 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Codes of either type, between guard pages.
+// Quantised codes, int8 or fp8, between guard pages.
 class Codes {
  public:
   Codes(DType dtype, int64_t rows, int64_t cols, int64_t stride)
@@ -74,7 +74,8 @@ class RmsNormQuantTest : public IsaTest {
     return *std::move(plan);
   }
 
-  // What the header says: y by rms_norm, and its codes by quant.
+  // The expected result: y by RmsNormPlan, and its codes by the plans of
+  // quant/.
   void Compose(const RmsNormQuantSpec& spec, const AnyTensorView& y, Codes& q,
                std::vector<float>& scales) {
     const int64_t rows = y.extent(0);
@@ -112,8 +113,8 @@ class RmsNormQuantTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(RmsNormQuantTest);
 
-// For all dtypes, kinds of weight and widths about the parts of a row: with and
-// without a residual, alone and on many workers.
+// Runs all dtypes, kinds of weight, and widths around the length of a part:
+// with and without a residual, on one worker and on many.
 TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
   TestRng rng;
   struct Types {
@@ -171,7 +172,7 @@ TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
           EXPECT_EQ(scales, want_scales);
           EXPECT_TRUE(q.intact());
 
-          // The sum in place of the residual, by workers.
+          // The sum takes the place of the residual, on several workers.
           const AnyMatrix sum(types.x, rows, n, n);
           RmsNormPlan::Create(norm)->ExecuteAdd(
               {x.const_view(), weight, y.view(), r.const_view(), sum.view()},
@@ -190,8 +191,8 @@ TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
   }
 }
 
-// Independent of our own norm and quantisation: scale * q is y within half a
-// step of the code, and the f32 errors of both.
+// An oracle that uses neither our norm nor our quantisation: scale * q must
+// equal y within half a step of the code and the f32 errors of both.
 TEST_P(RmsNormQuantTest, IsWithinOneRoundingOfTheDoubleReference) {
   TestRng rng;
   const int64_t rows = 4, n = 1000;
@@ -224,7 +225,8 @@ TEST_P(RmsNormQuantTest, IsWithinOneRoundingOfTheDoubleReference) {
                     ws[static_cast<size_t>(i)] / std::sqrt(squares / n + 1e-6));
         largest = std::max(largest, std::abs(y.back()));
       }
-      // 80 additions of squares, whose error the root halves, and 8 more.
+      // The sum of squares has 80 additions, whose error the root halves; 8
+      // more roundings follow.
       constexpr double kRelative = 48 * 0x1p-24;
       const double scale = double{scales[static_cast<size_t>(t)]};
       const double most = q_dtype == DType::kI8 ? 127 : 448;

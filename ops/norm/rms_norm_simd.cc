@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE "ops/norm/rms_norm_simd.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
 
@@ -19,7 +19,7 @@ using DF = hn::ScalableTag<float>;
 using VF = hn::Vec<DF>;
 using DC = hn::Repartition<uint16_t, DF>;
 
-// The elements of two vectors, in any order.
+// Two vectors of elements, in an order that only the producer knows.
 struct Two {
   VF a, b;
 };
@@ -36,15 +36,16 @@ HWY_INLINE uint16_t* Codes(BFloat16* p) {
   return reinterpret_cast<uint16_t*>(p);
 }
 
-// The even and the odd elements of a vector of bf16: half the work of widening
-// them in order.
+// The even and the odd elements of a vector of bf16. This takes half the
+// instructions of widening them in order.
 HWY_INLINE Two EvenOdd(hn::Vec<DC> codes) {
   return {EvenF32(DF(), codes), OddF32(DF(), codes)};
 }
 
-// Sum over i of h(i)^2, where h.Full(i) gives the lanes from i on, h.Both(i)
-// twice as many and h.Tail(i, n) the first n of them, zero behind. Four sums
-// hide the latency of the multiply-add. The order is a function of n alone.
+// Returns the sum of h(i)^2. h.Full(i) gives one vector of elements from i on,
+// h.Both(i) two, and h.Tail(i, n) the first n elements followed by zeros. Four
+// sums hide the latency of the multiply-add. The order of additions depends on
+// n alone.
 template <class H>
 HWY_INLINE float SumOfSquares(const H& h, size_t n) {
   const DF d;
@@ -86,7 +87,7 @@ struct Plain {
   const X* x;
 };
 
-// Stores v as T, up to n of it; what loading that again gives.
+// Stores the first n lanes of v as T, and returns v as rounded by the store.
 template <typename T>
 HWY_INLINE VF StoreRounded(VF v, T* to, size_t n) {
   const DF d;
@@ -103,11 +104,12 @@ HWY_INLINE VF StoreRounded(VF v, T* to, size_t n) {
   }
 }
 
-// Stores the sum on the way.
+// Loads x + residual, and stores the sum in residual_out on the way.
 template <typename X, typename R>
 struct Added {
   HWY_INLINE Two Both(size_t i) const {
-    // In the order in which Plain<R> reads them.
+    // The elements come in the order of Plain<R>, so that ExecuteAdd gives the
+    // bits of Execute.
     if constexpr (AllBF16<R>()) {
       const DC dc;
       const auto codes = Codes2(i);
@@ -161,7 +163,8 @@ float AddSumSquares(const void* x, const void* residual, void* residual_out,
       n);
 }
 
-// The normed row by vectors. A struct, as GCC 12 calls lambdas.
+// The scaled row. A struct, because GCC 12 does not inline a lambda that is
+// called twice.
 template <typename H, typename W, typename O>
 struct Scaled {
   HWY_INLINE VF Product(VF v) const { return hn::Mul(v, hn::Set(DF(), scale)); }
@@ -180,8 +183,8 @@ struct Scaled {
     if (weight == nullptr) return Product(v);
     return Product(v, LoadNF32(d, weight + i, n));
   }
-  // Two vectors, so that 16-bit codes fill one: half a vector cannot be
-  // streamed.
+  // Stores two vectors, because their 16-bit codes fill one vector and half a
+  // vector cannot be streamed.
   template <bool kStream>
   HWY_INLINE void Store2(size_t i, O* out) const {
     const DF d;
@@ -238,7 +241,8 @@ void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
   const char* const next2 = static_cast<const char*>(scale.next2);
   size_t i = 0;
   if (scale.stream) {
-    // Whole cache lines only: a line written in parts would be read first.
+    // Streaming stores start at a cache line, because a line that is written in
+    // parts is read first.
     const size_t head = HWY_MIN(
         n, (64 - reinterpret_cast<uintptr_t>(op) % 64) % 64 / sizeof(O));
     for (; i < head; i += HWY_MIN(lanes, head - i)) {

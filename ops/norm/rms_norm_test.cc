@@ -102,7 +102,7 @@ TEST_P(RmsNormTest, AgreesWithTheReference) {
           const int64_t rows = 3;
           const RmsNormPlan plan =
               Plan(Spec(hidden, x_dtype, w_dtype, out_dtype));
-          // A base off by one element from any vector.
+          // The shift misaligns the base by one element.
           const AnyMatrix x(x_dtype,
                             ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
                             rows, hidden, hidden + 5, Edge::kBegin, 1);
@@ -164,7 +164,7 @@ TEST_P(RmsNormTest, AddsTheResidualFirstAndNormalisesTheRoundedSum) {
                 return ResultBound(out_dtype, value, RelativeBound(hidden));
               }));
 
-          // The same bits as the norm alone of what was written.
+          // The norm of residual_out alone must give the same bits.
           const RmsNormPlan alone =
               Plan(Spec(hidden, r_dtype, DType::kBF16, out_dtype));
           const AnyMatrix again(out_dtype, rows, hidden, hidden);
@@ -209,14 +209,14 @@ TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
           plan.ExecuteAdd(args, executor_);
           plan.Execute(sum.view(), weight, again.view(), executor_);
           EXPECT_EQ(again.bits(), out.bits());
-          // All of the sum, behind the prefix too.
+          // The whole sum is written, including the columns after the prefix.
           std::vector<double> sums;
           const auto xs = x.doubles(), rs = r.doubles();
           for (size_t i = 0; i < xs.size(); ++i) {
             sums.push_back(RoundThroughF32(dtype, xs[i] + rs[i]));
           }
           EXPECT_TRUE(AllEqual(sum.doubles(), sums));
-          // The reference of the prefix, times what the rows beyond it lack.
+          // The reference takes the mean square of the prefix alone.
           const int64_t n = span == 0 ? hidden : span;
           const auto h = sum.doubles();
           const auto ws = w.doubles();
@@ -275,7 +275,8 @@ TEST_P(RmsNormTest, WorksInPlace) {
     EXPECT_EQ(r.bits(), r_out.bits());
     EXPECT_EQ(y.bits(), out.bits());
 
-    // The other way round: the sum replaces x, the result the residual.
+    // Crossed in place: the sum overwrites the residual, and the result
+    // overwrites x.
     const AnyMatrix x2(dtype, values, rows, hidden, 70);
     const AnyMatrix r2(dtype, residual, rows, hidden, 70);
     const RmsNormArgs crossed = {x2.view(), w.vector(), r2.view(), r2.view(),
@@ -287,7 +288,7 @@ TEST_P(RmsNormTest, WorksInPlace) {
   }
 }
 
-// Computed elsewhere, from bf16 inputs: x, y as in the table's head.
+// x and y were computed by another implementation, from bf16 inputs.
 TEST_P(RmsNormTest, ReproducesTheGoldenVectors) {
   const std::vector<uint32_t> x = {0xc098, 0xc013, 0xbf8d, 0xbeaa, 0x0000,
                                    0x3d91, 0x3f45, 0x3ff3, 0x4053, 0x40d6};
@@ -351,7 +352,8 @@ TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
   const int64_t rows = 37, hidden = 769;
   const auto executor = HwyExecutor::Create(3);
   ASSERT_TRUE(executor.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*executor)->ParallelFor(3, [](int64_t, int) {});
   const RmsNormPlan plan =
       Plan(Spec(hidden, DType::kBF16, DType::kF32, DType::kBF16, DType::kF32));
@@ -378,7 +380,7 @@ TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
   EXPECT_EQ(one.bits(), many.bits());
   EXPECT_EQ(r_one.bits(), r_many.bits());
 
-  // Row 5 alone.
+  // Row 5 computed alone must have the same bits.
   const auto row = [&](const AnyMatrix& m) {
     const AnyTensorView v = m.view();
     return AnyTensorView(
@@ -396,8 +398,8 @@ TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
                                                 all.begin() + 6 * hidden));
 }
 
-// A row that is alone has no next one: its stride is not used, not even in a
-// product that would overflow.
+// The stride of a single row is not used, not even in a product that would
+// overflow.
 TEST_P(RmsNormTest, IgnoresTheRowStrideOfOneRow) {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   RmsNormSpec spec = Spec(4);
