@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kOp[] = "apply_rotary_emb";
 
-// Element [b, ...] of a view of rank 4; of rank 3, the view.
+// Returns v[b, ...] of a view of rank 4, and v itself if its rank is 3.
 AnyTensorView OfBatch(const AnyTensorView& v, int64_t b) {
   if (v.rank() == 3) return v;
   const int64_t bytes =
@@ -60,7 +60,7 @@ absl::Status ApplyRotaryPlan::CheckArgs(const AnyTensorView& x,
                                         const AnyTensorView& cos,
                                         const AnyTensorView& sin,
                                         const AnyTensorView& out) const {
-  // The last three, or all four.
+  // x of rank 3 lacks the first dimension, the batch.
   std::array<int64_t, 4> dims = {kAnyExtent, kAnyExtent, kAnyExtent,
                                  spec_.head_dim};
   const absl::Span<int64_t> want =
@@ -100,7 +100,8 @@ void ApplyRotaryPlan::Execute(const AnyTensorView& x, const AnyTensorView& cos,
     table_blocks_.load(static_cast<const char*>(table.data()) + at * table_size,
                        static_cast<size_t>(count), block);
   };
-  // A row serves every batch: workers take tokens.
+  // Workers share the tokens, because one row of cosines and sines serves all
+  // batches.
   ParallelRows(executor, tokens,
                2 * batch * x.extent(x.rank() - 2) * spec_.head_dim,
                [&](int64_t begin, int64_t end) {

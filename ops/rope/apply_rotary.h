@@ -1,14 +1,16 @@
 #ifndef QUERN_OPS_ROPE_APPLY_ROTARY_H_
 #define QUERN_OPS_ROPE_APPLY_ROTARY_H_
 
-// Turns pairs of elements of each head by angles whose cosines and sines are
-// given: what vision encoders do, whose positions are of two dimensions.
+// Rotates pairs of elements of each head by angles whose cosines and sines the
+// caller gives. Vision encoders use this, because their positions have two
+// dimensions.
 //
 //   out[b, t, h, a] = x[.., a] * cos[t, j] - x[.., b'] * sin[t, j]
 //   out[b, t, h, b'] = x[.., b'] * cos[t, j] + x[.., a] * sin[t, j]
 //
-// (a, b') is pair j of the style, of ops/rope/rotary_embedding.h; all of a head
-// turns. f32 arithmetic, rounded once, to nearest even, to the dtype of x.
+// (a, b') is pair j of the style, as in ops/rope/rotary_embedding.h; the whole
+// head is rotated. Arithmetic is in f32, and the result is rounded once, to
+// nearest even, to the dtype of x.
 
 #include <cstdint>
 
@@ -27,7 +29,7 @@ struct ApplyRotarySpec {
   int64_t head_dim = 0;  // even, 2 <= head_dim <= 1024
   RotaryStyle style = RotaryStyle::kHalves;
   DType dtype = DType::kF32;        // of x and out: f32, bf16 or f16
-  DType table_dtype = DType::kF32;  // of cos and sin: the same
+  DType table_dtype = DType::kF32;  // of cos and sin: f32, bf16 or f16
 };
 
 class ApplyRotaryPlan {
@@ -40,16 +42,17 @@ class ApplyRotaryPlan {
   const char* target() const { return kernels_.target; }
   const ApplyRotarySpec& spec() const { return spec_; }
 
-  // x and out [tokens, heads, head_dim] or [batch, tokens, heads, head_dim],
-  // cos and sin [tokens, head_dim / 2]. out may be x itself and overlaps
-  // neither cos nor sin. InvalidArgument names the argument.
+  // Whether Execute may be called with these arguments: x and out are [tokens,
+  // heads, head_dim] or [batch, tokens, heads, head_dim]; cos and sin are
+  // [tokens, head_dim / 2]. out may be x itself, and must overlap neither cos
+  // nor sin. InvalidArgument names the argument.
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& cos,
                          const AnyTensorView& sin,
                          const AnyTensorView& out) const;
 
-  // Writes out. Any strides but the last. No tokens, heads or batch: nothing.
-  // Allocates nothing; safe to call concurrently; the result does not depend on
-  // the number of workers.
+  // Writes out. All strides but the last may be any number. Does nothing
+  // without tokens, heads or batches. Allocates nothing; safe to call
+  // concurrently; the result does not depend on the number of workers.
   void Execute(const AnyTensorView& x, const AnyTensorView& cos,
                const AnyTensorView& sin, const AnyTensorView& out,
                Executor& executor) const noexcept;

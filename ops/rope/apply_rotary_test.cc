@@ -30,7 +30,8 @@ class ApplyRotaryTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(ApplyRotaryTest);
 
-// [batch, tokens, heads, head_dim] within rows of a matrix, one a token.
+// View [batch, tokens, heads, head_dim] of a matrix that has one row for each
+// token.
 AnyTensorView Batched(const AnyMatrix& m, int64_t batch, int64_t heads,
                       int64_t head_dim) {
   const AnyTensorView v = m.view();
@@ -88,7 +89,8 @@ TEST_P(ApplyRotaryTest, TurnsByWhatIsGiven) {
             return TurnedBound(dtype, v);
           }));
 
-          // Without a batch, in place, by workers: the first half.
+          // The first half again: without a batch, in place, on several
+          // workers.
           ManyWorkers many(3);
           const AnyTensorView first(dtype, x.view().mutable_data(), 3,
                                     {tokens, heads, n},

@@ -24,7 +24,7 @@ absl::StatusOr<DualChunkRotaryPlan> DualChunkRotaryPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 1, kMaxChunk));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "local", spec.local, 0, spec.chunk - 1));
-  // The farthest is m + chunk, m < L.
+  // The largest position is m + chunk, where m < chunk - local.
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
                          MakeRotaryTable(kOp, spec.rotary, "2 * chunk - local",
                                          2 * spec.chunk - spec.local));
@@ -85,7 +85,8 @@ void DualChunkRotaryPlan::Execute(const DualChunkRotaryArgs& args,
   };
   const AnyTensorView& all = args.query_out;
   const auto copy = [&](int64_t c) {
-    // A lone head is the only one of its copy: strides between heads count.
+    // Uses the stride between heads even where a copy has a single head,
+    // because the copies follow one another as heads do.
     char* const data = static_cast<char*>(all.mutable_data()) +
                        c * heads * all.stride(1) * size;
     return AnyTensorView(rotary.dtype, static_cast<void*>(data), 3,

@@ -1,9 +1,10 @@
 #ifndef QUERN_OPS_ROPE_DUAL_CHUNK_ROTARY_H_
 #define QUERN_OPS_ROPE_DUAL_CHUNK_ROTARY_H_
 
-// Rotary position embedding of dual chunk attention (Qwen2.5-1M): keys turn by
-// their position within a chunk, and queries five times, by how far the keys
-// are that a copy will meet. With L = chunk - local and m = p mod L:
+// Rotary position embedding of dual chunk attention (Qwen2.5-1M). Keys are
+// rotated by their position within a chunk. Queries are rotated five times,
+// once for each distance class of the keys that they meet. With L = chunk -
+// local and m = p mod L:
 //
 //   key_out[t]       = rot(key[t], m)
 //   query_out[t, 0]  = rot(query[t], m)                  same chunk
@@ -12,8 +13,8 @@
 //   query_out[t, 3]  = rot(query[t], m + L)
 //   query_out[t, 4]  = rot(query[t], m + chunk)
 //
-// rot(x, p) is ops/rope/rotary_embedding.h at position p: styles, scalings, the
-// range of a head that turns, rounding.
+// rot(x, p) is ops/rope/rotary_embedding.h at position p, which also defines
+// styles, scalings, the rotated range of a head, and rounding.
 
 #include <cstdint>
 
@@ -34,8 +35,9 @@ struct DualChunkRotarySpec {
   int64_t local = 0;  // 0 <= local < chunk
 };
 
-// query and key are [tokens, heads, head_dim] each; query_out[tokens, 5 *
-// heads, head_dim], the copies one after the other.
+// Arguments of Execute: query and key are [tokens, heads, head_dim], each with
+// its own number of heads; query_out is [tokens, 5 * heads, head_dim], one copy
+// after the other.
 struct DualChunkRotaryArgs {
   IndexView positions;
   AnyTensorView query;
@@ -44,14 +46,14 @@ struct DualChunkRotaryArgs {
   AnyTensorView key_out;
 };
 
-// Immutable after Create; movable, not copyable: it owns the table, of
+// Immutable after Create. Movable, not copyable, because it owns the table of
 // (2 * chunk - local) * rot_dim f32 (kPairs: twice that).
 class DualChunkRotaryPlan {
  public:
   static constexpr int64_t kCopies = 5;
 
-  // InvalidArgument for what RotaryEmbeddingPlan refuses and for chunk and
-  // local out of range; ResourceExhausted if the table cannot be had.
+  // InvalidArgument for what RotaryEmbeddingPlan refuses, and for chunk or
+  // local out of range; ResourceExhausted if the table cannot be allocated.
   static absl::StatusOr<DualChunkRotaryPlan> Create(
       const DualChunkRotarySpec& spec);
 
@@ -59,13 +61,14 @@ class DualChunkRotaryPlan {
   const char* target() const { return kernels_.target; }
   const DualChunkRotarySpec& spec() const { return spec_; }
 
-  // Shapes, dtypes, strides, memory, positions in [0, max_positions).
-  // query_out overlaps nothing; key_out may be key itself.
+  // Whether Execute may be called with these arguments: checks shapes, dtypes,
+  // strides, memory, and that positions are in [0, max_positions). query_out
+  // must overlap nothing; key_out may be key itself.
   absl::Status CheckArgs(const DualChunkRotaryArgs& args) const;
 
-  // Writes query_out and key_out. Zero tokens or heads: nothing. Allocates
-  // nothing; safe to call concurrently; the result does not depend on the
-  // number of workers.
+  // Writes query_out and key_out. Does nothing without tokens or heads.
+  // Allocates nothing; safe to call concurrently; the result does not depend on
+  // the number of workers.
   void Execute(const DualChunkRotaryArgs& args,
                Executor& executor) const noexcept;
 

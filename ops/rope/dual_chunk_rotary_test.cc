@@ -44,7 +44,7 @@ TEST_P(DualChunkRotaryTest, TurnsQueriesFiveTimesAndKeysOnce) {
   const std::vector<int64_t> positions = {0, 29, 30, 999};
   struct Turns {
     int64_t local;
-    // What each token has for the five copies.
+    // The expected rotation of each token, for the five copies.
     std::vector<std::vector<double>> of;
   };
   for (const Turns& turns : {Turns{10,
@@ -114,7 +114,7 @@ TEST_P(DualChunkRotaryTest, TurnsQueriesFiveTimesAndKeysOnce) {
                                          }),
                                 bound));
 
-          // Keys in place, by workers.
+          // The keys again: in place, on several workers.
           ManyWorkers many(3);
           args.key_out = args.key;
           ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
@@ -128,7 +128,7 @@ TEST_P(DualChunkRotaryTest, TurnsQueriesFiveTimesAndKeysOnce) {
   }
 }
 
-// A lone token keeps its row.
+// A single token, whose key is rotated in place, and no tokens at all.
 TEST_P(DualChunkRotaryTest, TakesOneTokenAndNone) {
   const auto plan =
       DualChunkRotaryPlan::Create(Spec(4, RotaryStyle::kHalves, DType::kF32));
@@ -216,7 +216,7 @@ TEST(DualChunkRotaryPlanTest, Refuses) {
   bad = args;
   bad.key = heads(10, 1);
   refused(bad, "query_out overlaps key");
-  // 5 * heads would be 4.
+  // 5 * heads would overflow to 4.
   constexpr int64_t kMany = 0x3333333333333334;
   bad = args;
   bad.query = AnyTensorView(DType::kF32, static_cast<const void*>(nullptr), 3,

@@ -61,7 +61,7 @@ absl::StatusOr<MropePlan> MropePlan::Create(const MropeSpec& spec) {
       source.stream = j < 3 * spec.sections[static_cast<size_t>(s)] ? s : 0;
     }
   }
-  // The table is read by pair: cosines, then sines.
+  // MakeRow reads the table pair by pair: all cosines, then all sines.
   RotaryEmbeddingSpec table_spec = spec.rotary;
   table_spec.style = RotaryStyle::kHalves;
   if (spec.order == MropeOrder::kSplit) {

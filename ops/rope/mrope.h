@@ -17,8 +17,8 @@
 //                 With sections (D / 4, D / 4) of a head of D, row and column:
 //                 the 2-D embedding of vision encoders.
 //
-// Otherwise as ops/rope/rotary_embedding.h: pairs, styles, scalings, the range
-// of a head that turns, rounding.
+// Pairs, styles, scalings, the rotated range of a head, and rounding are as in
+// ops/rope/rotary_embedding.h.
 
 #include <cstdint>
 #include <vector>
@@ -43,22 +43,24 @@ struct MropeSpec {
   MropeOrder order = MropeOrder::kContiguous;
 };
 
-// Immutable after Create; movable, not copyable: it owns the table, of
-// max_positions * rot_dim f32 (kSplit: one section's). One plan serves all
+// Immutable after Create. Movable, not copyable, because it owns the table of
+// max_positions * rot_dim f32 (kSplit: one section's part). One plan serves all
 // layers.
 class MropePlan {
  public:
   // InvalidArgument for what RotaryEmbeddingPlan refuses, rot_dim > 1024,
-  // sections that do not add up, kInterleaved without three of them, kSplit
-  // with sections that differ; ResourceExhausted if the table cannot be had.
+  // sections that do not add up, kInterleaved without three sections, or kSplit
+  // with sections that differ; ResourceExhausted if the table cannot be
+  // allocated.
   static absl::StatusOr<MropePlan> Create(const MropeSpec& spec);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
   const MropeSpec& spec() const { return spec_; }
 
-  // x[tokens, heads, head_dim] -> out, and q and k in place, as of
-  // RotaryEmbeddingPlan. positions[streams * tokens]: all of stream 0 first.
+  // Like the functions of RotaryEmbeddingPlan: Execute rotates x[tokens, heads,
+  // head_dim] into out, ExecuteQk rotates q and k in place. positions holds
+  // streams * tokens numbers, all of stream 0 first.
   absl::Status CheckArgs(IndexView positions, const AnyTensorView& x,
                          const AnyTensorView& out) const;
   void Execute(IndexView positions, const AnyTensorView& x,
@@ -69,7 +71,7 @@ class MropePlan {
                  const AnyTensorView& k, Executor& executor) const noexcept;
 
  private:
-  // Where pair j comes from.
+  // Origin of pair j's angle: a stream of positions, and an index of frequency.
   struct Source {
     int64_t stream;
     int64_t index;
@@ -86,7 +88,7 @@ class MropePlan {
   MropeSpec spec_;
   RotaryEmbeddingKernels kernels_;
   std::vector<Source> sources_;
-  int64_t spectrum_;  // frequencies of a row of the table
+  int64_t spectrum_;  // frequencies in a row of the table
   AlignedBuffer table_;
 };
 

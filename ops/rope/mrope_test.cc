@@ -55,11 +55,11 @@ class MropeTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(MropeTest);
 
-// The stream and the exponent of each pair, written out.
+// The expected stream and exponent of each pair, written out.
 struct Case {
   MropeSpec spec;
   std::vector<size_t> streams;
-  std::vector<double> exponents;  // of base
+  std::vector<double> exponents;  // exponents of base
 };
 
 std::vector<Case> Cases(RotaryStyle style, DType dtype) {
@@ -74,7 +74,8 @@ std::vector<Case> Cases(RotaryStyle style, DType dtype) {
       {Spec({0, 2}, MropeOrder::kContiguous, style, dtype),
        {1, 1},
        over(4, {0, 1})},
-      // j % 3 == 1 below 6 and j % 3 == 2 below 3; the others are time.
+      // Row pairs are j < 6 with j % 3 == 1, column pairs j < 3 with j % 3 ==
+      // 2; the other pairs are time.
       {Spec({4, 2, 1}, MropeOrder::kInterleaved, style, dtype),
        {0, 1, 2, 0, 1, 0, 0},
        over(14, {0, 1, 2, 3, 4, 5, 6})},
@@ -118,7 +119,7 @@ TEST_P(MropeTest, TurnsEachPairByItsStream) {
           return TurnedBound(dtype, v);
         }));
 
-        // In place, one head of each row being a key.
+        // In place; the key is the first head of each row of k.
         ManyWorkers many(3);
         const AnyMatrix k(dtype, x.doubles(), tokens, heads * n, heads * n);
         ASSERT_EQ(plan.CheckQkArgs(at, x.heads(heads, n, n), k.heads(1, n, n)),
@@ -135,8 +136,7 @@ TEST_P(MropeTest, TurnsEachPairByItsStream) {
   }
 }
 
-// Text: all streams agree, and a model's other layers see plain rotary
-// embedding.
+// With text all streams agree, and mrope must equal plain rotary embedding.
 TEST_P(MropeTest, IsRotaryEmbeddingWhereAllStreamsAgree) {
   TestRng rng;
   for (const RotaryStyle style : kStyles) {
@@ -214,7 +214,7 @@ TEST(MropePlanTest, Refuses) {
   EXPECT_NE(k.message().find("k overlaps q"), std::string::npos) << k;
 }
 
-// Without heads, tokens are as many as the caller says, of no memory.
+// Without heads there is no memory, and the number of tokens is the caller's.
 TEST(MropePlanTest, TakesTokensWithoutHeads) {
   const auto plan =
       MropePlan::Create(Spec({1, 1, 1, 1}, MropeOrder::kContiguous));
@@ -230,7 +230,7 @@ TEST(MropePlanTest, TakesTokensWithoutHeads) {
   plan->Execute(at, none(2), none(2), executor);
   ASSERT_EQ(plan->CheckQkArgs(at, none(2), none(2)), absl::OkStatus());
   plan->ExecuteQk(at, none(2), none(2), executor);
-  // 4 * tokens would be 0.
+  // 4 * tokens would overflow to 0.
   constexpr int64_t kMany = int64_t{1} << 62;
   for (const absl::Status& status :
        {plan->CheckArgs(IndexView(), none(kMany), none(kMany)),

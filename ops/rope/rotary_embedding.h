@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_ROPE_ROTARY_EMBEDDING_H_
 #define QUERN_OPS_ROPE_ROTARY_EMBEDDING_H_
 
-// Rotary position embedding: turns pairs of elements of each head by an angle
-// that grows with the token's position p.
+// Rotary position embedding: rotates pairs of elements of each head by an angle
+// that is proportional to the token's position p.
 //
 //   angle[p, j] = p * frequency[j]                  0 <= j < rot_dim / 2
 //   frequency[j] = base^(-2j / rot_dim)             or what rotary_scaling.h
@@ -13,10 +13,10 @@
 //   kHalves (GPT-NeoX)  (a, b) = (j, j + rot_dim / 2)
 //   kPairs  (GPT-J)     (a, b) = (2j, 2j + 1)
 //
-// Elements [rot_offset, rot_offset + rot_dim) turn, the others pass through.
-// Cosines and sines are computed in double at Create, times the magnitude of
-// the scaling, and kept as f32; the rotation is f32 arithmetic, rounded once,
-// to nearest even, to the dtype of the tensors.
+// Elements [rot_offset, rot_offset + rot_dim) are rotated, and the others are
+// copied. Create computes cosines and sines in double, multiplies them by the
+// magnitude of the scaling, and keeps them as f32. The rotation is f32
+// arithmetic, rounded once, to nearest even, to the dtype of the tensors.
 
 #include <cstdint>
 
@@ -31,13 +31,13 @@
 
 namespace quern {
 
-// Immutable after Create; movable, not copyable: it owns the table, of
+// Immutable after Create. Movable, not copyable, because it owns the table of
 // max_positions * rot_dim f32 (kPairs: twice that). One plan serves all layers.
 class RotaryEmbeddingPlan {
  public:
   // InvalidArgument if a dimension, max_positions or base is out of range;
   // Unimplemented for other dtypes; ResourceExhausted if the table cannot be
-  // had.
+  // allocated.
   static absl::StatusOr<RotaryEmbeddingPlan> Create(
       const RotaryEmbeddingSpec& spec);
 
@@ -45,20 +45,23 @@ class RotaryEmbeddingPlan {
   const char* target() const { return kernels_.target; }
   const RotaryEmbeddingSpec& spec() const { return spec_; }
 
-  // Whether Execute may be called with these: shapes, dtypes, strides, memory,
-  // aliasing, and that every position is in [0, max_positions).
+  // Whether Execute may be called with these arguments: checks shapes, dtypes,
+  // strides, memory and aliasing, and that every position is in [0,
+  // max_positions).
   absl::Status CheckArgs(IndexView positions, const AnyTensorView& x,
                          const AnyTensorView& out) const;
 
-  // x[tokens, heads, head_dim], positions[tokens] -> out of the same shape. Any
-  // token and head strides, which may differ between x and out; out may be x
-  // itself. Zero tokens or heads: nothing. Allocates nothing; safe to call
-  // concurrently; the result does not depend on the number of workers.
+  // x[tokens, heads, head_dim], positions[tokens] -> out of the shape of x.
+  // Token and head strides may be any number and may differ between x and out;
+  // out may be x itself. Does nothing without tokens or heads. Allocates
+  // nothing; safe to call concurrently; the result does not depend on the
+  // number of workers.
   void Execute(IndexView positions, const AnyTensorView& x,
                const AnyTensorView& out, Executor& executor) const noexcept;
 
-  // q[tokens, q_heads, head_dim] and k[tokens, kv_heads, head_dim], both in
-  // place, in one pass over the tokens. Otherwise as Execute.
+  // ExecuteQk rotates q[tokens, q_heads, head_dim] and k[tokens, kv_heads,
+  // head_dim] in place, in one pass over the tokens. Everything else is as for
+  // Execute.
   absl::Status CheckQkArgs(IndexView positions, const AnyTensorView& q,
                            const AnyTensorView& k) const;
   void ExecuteQk(IndexView positions, const AnyTensorView& q,

@@ -9,18 +9,18 @@
 
 namespace quern {
 
-// The heads of one token: x[heads, rot_dim] -> out[heads, rot_dim]. void is the
-// dtype the kernel was chosen for; out may be x.
+// The heads of one token: x[heads, rot_dim] -> out[heads, rot_dim]. `void`
+// stands for the dtype the kernel was chosen for; out may be x.
 struct RotaryHeads {
   const void* x;
   void* out;
-  size_t x_stride;    // elements between heads
-  size_t out_stride;  // the same, of out
+  size_t x_stride;    // elements between the heads of x
+  size_t out_stride;  // elements between the heads of out
   size_t heads;
   size_t rot_dim;
-  // The table's row of the token's position. Halves: cos[rot_dim / 2], then
-  // sin[rot_dim / 2]. Pairs: c0 c0 c1 c1 ... [rot_dim], then
-  // -s0 s0 -s1 s1 ... [rot_dim].
+  // The row of the table for the token's position. For kHalves: cos[rot_dim /
+  // 2], then sin[rot_dim / 2]. For kPairs: c0 c0 c1 c1 ... [rot_dim], then -s0
+  // s0 -s1 s1 ... [rot_dim].
   const float* cos;
   const float* sin;
 };

@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/rope/rotary_embedding_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
 
@@ -44,7 +44,7 @@ void Halves(const RotaryHeads& args) {
   }
 }
 
-// With x = (a, b) in neighbouring lanes, x * (c, c) + (b, a) * (-s, s).
+// Rotates neighbouring lanes x = (a, b): x * (c, c) + (b, a) * (-s, s).
 template <typename T>
 void Pairs(const RotaryHeads& args) {
   const DF d;

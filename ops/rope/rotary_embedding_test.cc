@@ -53,8 +53,8 @@ std::vector<double> Reference(const RotaryEmbeddingSpec& spec,
                                          : ReferenceRopeStyle::kInterleaved);
 }
 
-// The elements of [tokens, heads, head_dim], heads being head_stride apart, and
-// what lies between the heads.
+// The elements of [tokens, heads, head_dim], whose heads are head_stride apart,
+// and the gaps between the heads.
 struct Heads {
   std::vector<double> elements;
   std::vector<double> gaps;
@@ -97,7 +97,8 @@ TEST_P(RotaryEmbeddingTest, IsTheIdentityAtPositionZero) {
   }
 }
 
-// The last elements turn as the first ones do, and turn back.
+// A range at the end of a head is rotated as a range at its start, and
+// kBackward undoes the rotation.
 TEST_P(RotaryEmbeddingTest, TurnsAnyRangeOfAHeadAndBack) {
   TestRng rng;
   const std::vector<int32_t> positions = {5, 299};
@@ -136,7 +137,8 @@ TEST_P(RotaryEmbeddingTest, TurnsAnyRangeOfAHeadAndBack) {
         b = b * c + old * s;
       }
     }
-    // Each of cosine, sine, two products and a sum, of numbers below 2.5.
+    // Rounding errors of a cosine, a sine, two products and a sum, each below
+    // 2.5.
     EXPECT_TRUE(AllClose(out.doubles(), want, 5 * 2.5 * 0x1p-24));
 
     spec.turn = RotaryTurn::kBackward;
@@ -181,12 +183,13 @@ TEST_P(RotaryEmbeddingTest, AgreesWithTheReference) {
 
         const Heads before = Split(x, head_dim, stride_in);
         const auto want = Reference(spec, before.elements, positions, heads);
-        // |a|, |b| < 3; cosine, sine, each product and the sum are rounded.
+        // With |a|, |b| < 3, cosine, sine, each product and the sum are
+        // rounded.
         const double bound = 2 * 3 * 3 * std::ldexp(1.0, -24);
         EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double value, int64_t) {
           return bound + ResultBound(dtype, value, bound / 3);
         }));
-        // What is not turned is not touched.
+        // Elements outside the rotated range must be copied unchanged.
         const auto got = out.doubles();
         for (size_t i = 0; i < got.size(); ++i) {
           if (static_cast<int64_t>(i) % head_dim >= rot_dim) {
@@ -194,8 +197,8 @@ TEST_P(RotaryEmbeddingTest, AgreesWithTheReference) {
           }
         }
 
-        // In place, between heads that are apart: the same bits, and the gaps
-        // stay.
+        // In place between separated heads: the same bits, and the gaps are
+        // unchanged.
         ASSERT_EQ(plan.CheckArgs(at, vx, vx), absl::OkStatus());
         plan.Execute(at, vx, vx, executor_);
         const Heads after = Split(x, head_dim, stride_in);
@@ -217,7 +220,7 @@ TEST_P(RotaryEmbeddingTest, ReproducesTheGoldenVectors) {
     const AnyMatrix m(DType::kF32, x, 1, 8, 8);
     plan.Execute(DenseVector(positions.data(), 1), m.heads(1, 8, 8),
                  m.heads(1, 8, 8), executor_);
-    // The table has six decimals.
+    // The reference table has six decimals.
     EXPECT_TRUE(AllClose(m.doubles(),
                          want[style == RotaryStyle::kHalves ? 0 : 1], 5.1e-7));
   }
@@ -242,7 +245,8 @@ TEST_P(RotaryEmbeddingTest, TurnsQAndKTogetherOnAnyNumberOfWorkers) {
   TestRng rng;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   for (const DType dtype : kDTypes) {
     const int64_t tokens = 97, q_heads = 6, kv_heads = 2, head_dim = 66;
@@ -291,15 +295,15 @@ TEST_P(RotaryEmbeddingTest, KeepsNaNInItsPair) {
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(std::isnan(y[i]), i % 4 == 1) << i;
 }
 
-// A token or head that is alone has no next one: its stride is not used, not
-// even in a product that would overflow.
+// The strides of a single token or head are not used, not even in a product
+// that would overflow.
 TEST_P(RotaryEmbeddingTest, IgnoresTheStridesOfOneTokenAndOneHead) {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   for (const RotaryStyle style : kStyles) {
     const RotaryEmbeddingPlan plan = Plan(Spec(8, 6, style));
     const std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8};
     std::vector<float> out(8);
-    const int32_t position = 0;  // turns by nothing
+    const int32_t position = 0;  // the identity
     const IndexView positions = DenseVector(&position, 1);
     const TensorView<const float, 3> in(x.data(), {1, 1, 8},
                                         {kHuge, -kHuge, 1});
@@ -353,7 +357,7 @@ TEST(RotaryEmbeddingPlanTest, RefusesABadSpec) {
   cases.push_back({spec, kInvalid, "max_positions=0"});
   spec.max_positions = int64_t{1} << 61;
   cases.push_back({spec, kInvalid, "need their product to be below 2^60"});
-  // Heads whose frequencies alone are more than there is memory.
+  // The frequencies of such a head alone exceed the memory.
   spec = Spec(int64_t{1} << 60, int64_t{1} << 60);
   spec.max_positions = 1;
   cases.push_back(

@@ -57,7 +57,7 @@ absl::StatusOr<AlignedBuffer> MakeRotaryTable(absl::string_view op,
                                               const RotaryEmbeddingSpec& spec,
                                               absl::string_view count_field,
                                               int64_t count) {
-  // Half of the way to overflow: a row may be twice rot_dim.
+  // A row has up to 2 * rot_dim floats, hence the factor of two.
   int64_t floats = 0, bytes = 0;
   if (!CheckedMul(count, spec.rot_dim, &floats) ||
       !CheckedMul(floats, 2 * int64_t{sizeof(float)}, &bytes)) {
@@ -65,7 +65,8 @@ absl::StatusOr<AlignedBuffer> MakeRotaryTable(absl::string_view op,
                            ", rot_dim=", spec.rot_dim,
                            "; need their product to be below 2^60");
   }
-  // Before the frequencies, which have no room where it has none.
+  // The table is allocated before the frequencies, so that a rot_dim too large
+  // for memory is refused here: the frequencies' std::vector could only fail.
   QUERN_ASSIGN_OR_RETURN(
       AlignedBuffer table,
       AlignedBuffer::Create(count * RotaryRowFloats(spec.style, spec.rot_dim) *
@@ -88,7 +89,7 @@ void RotateToken(const RotaryEmbeddingKernels& kernels,
                  const RotaryEmbeddingSpec& spec, const float* row,
                  const AnyTensorView& x, const AnyTensorView& out,
                  int64_t token) {
-  if (x.extent(1) == 0) return;  // there may be no memory
+  if (x.extent(1) == 0) return;  // x may then have no memory
   const int64_t size = static_cast<int64_t>(SizeOf(spec.dtype));
   RotaryHeads heads = {};
   const char* const from =
@@ -97,7 +98,7 @@ void RotateToken(const RotaryEmbeddingKernels& kernels,
       static_cast<char*>(out.mutable_data()) + token * out.stride(0) * size;
   heads.x = from + spec.rot_offset * size;
   heads.out = to + spec.rot_offset * size;
-  // The stride of a lone head may be any number.
+  // The stride of a single head is meaningless and is replaced by 0.
   const bool steps = x.extent(1) > 1;
   heads.x_stride = steps ? static_cast<size_t>(x.stride(1)) : 0;
   heads.out_stride = steps ? static_cast<size_t>(out.stride(1)) : 0;

@@ -1,9 +1,9 @@
 #ifndef QUERN_OPS_ROPE_ROTARY_ROWS_H_
 #define QUERN_OPS_ROPE_ROTARY_ROWS_H_
 
-// Private to this folder: what its plans share. The kernels turn the heads of a
-// token by a row of cosines and sines, which comes from a table, from pieces of
-// several of its rows, or from the caller.
+// Private to this folder: what its plans share. The kernels rotate the heads of
+// a token by a row of cosines and sines. The row comes from a table, from
+// pieces of several of its rows, or from the caller.
 
 #include <cstdint>
 
@@ -18,15 +18,16 @@
 
 namespace quern {
 
-// Rows that plans make for each token are this long at most: 8 KiB of stack.
+// Largest rot_dim of the plans that make a row for each token: the row takes up
+// to 8 KiB of stack.
 inline constexpr int64_t kMaxMadeRotDim = 1024;
 
-// f32 of a row, in the order that the kernel of the style reads.
+// Number of floats in a row, whose order depends on the style.
 inline int64_t RotaryRowFloats(RotaryStyle style, int64_t rot_dim) {
   return style == RotaryStyle::kHalves ? rot_dim : 2 * rot_dim;
 }
 
-// Pair j of a row turns by the angle of cosine c and sine s.
+// Sets pair j of a row to the angle with cosine c and sine s.
 inline void SetRotaryPair(RotaryStyle style, int64_t rot_dim, int64_t j,
                           float c, float s, float* row) {
   if (style == RotaryStyle::kHalves) {
@@ -40,23 +41,24 @@ inline void SetRotaryPair(RotaryStyle style, int64_t rot_dim, int64_t j,
   }
 }
 
-// All that Create of RotaryEmbeddingPlan refuses but the size of its table.
+// Refuses what RotaryEmbeddingPlan::Create refuses, except the table's size.
 absl::Status CheckRotarySpec(absl::string_view op,
                              const RotaryEmbeddingSpec& spec);
 
-// Rows of positions [0, count), of the spec's frequencies, style and turn.
-// Refusals name the field that count is of.
+// Makes the table's rows for positions [0, count), with the spec's frequencies,
+// style and turn. Refusals call count `count_field`.
 absl::StatusOr<AlignedBuffer> MakeRotaryTable(absl::string_view op,
                                               const RotaryEmbeddingSpec& spec,
                                               absl::string_view count_field,
                                               int64_t count);
 
-// `count` positions, each in [0, max_positions).
+// InvalidArgument unless there are `count` positions, each in [0,
+// max_positions).
 absl::Status CheckRotaryPositions(absl::string_view op, IndexView positions,
                                   int64_t count, int64_t max_positions);
 
-// Turns the heads of x[token, heads, head_dim] into out by `row`; copies what
-// does not turn, unless out is x.
+// Rotates the heads of x[token, heads, head_dim] by `row` into out, and copies
+// the elements outside the rotated range unless out is x.
 void RotateToken(const RotaryEmbeddingKernels& kernels,
                  const RotaryEmbeddingSpec& spec, const float* row,
                  const AnyTensorView& x, const AnyTensorView& out,

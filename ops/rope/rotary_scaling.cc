@@ -69,7 +69,7 @@ absl::Status CheckScaling(int64_t rot_dim, double base,
       QUERN_RETURN_IF_ERROR(CheckNotNegative("mscale", s.mscale));
       QUERN_RETURN_IF_ERROR(
           CheckNotNegative("mscale_all_dim", s.mscale_all_dim));
-      // Its logarithm divides.
+      // YarnDim divides by ln base.
       return CheckPositive("ln base", std::log(base));
     case RotaryScalingKind::kLongRope:
       QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.target", s.target, 1));
@@ -91,7 +91,8 @@ double Llama3(double w, const RotaryScaling& s) {
   return (1.0 - t) * w / s.factor + t * w;
 }
 
-// Where, among the pairs, `rotations` fit into the original context.
+// The (fractional) pair index whose angle makes `rotations` turns over the
+// original context.
 double YarnDim(double rotations, int64_t rot_dim, double base,
                const RotaryScaling& s) {
   return static_cast<double>(rot_dim) *
@@ -187,7 +188,7 @@ absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
   if (s.kind == RotaryScalingKind::kLongRope) {
     result.magnitude = LongRopeMagnitude(s);
   }
-  // A base or factors at the ends of what a double can be.
+  // Extreme values of base or of the factors can overflow a double.
   for (const double frequency : result.frequencies) {
     if (!std::isfinite(frequency)) {
       return InvalidArgument(kOp, "base=", base, ", scaling.factor=", s.factor,

@@ -2,8 +2,9 @@
 #define QUERN_OPS_ROPE_ROTARY_SCALING_H_
 
 // How models stretch rotary embeddings to contexts longer than they were
-// trained on: other frequencies, and for some a factor of cosine and sine. With
-// w[j] = base^(-2j / rot_dim), 0 <= j < rot_dim / 2, and s = factor:
+// trained on: they change the frequencies, and some multiply cosine and sine by
+// a magnitude. With w[j] = base^(-2j / rot_dim), 0 <= j < rot_dim / 2, and s =
+// factor:
 //
 //   kNone        w
 //   kLinear      w / s
@@ -24,7 +25,7 @@
 //   kLongRope    w / long_factors[j]   where target > original
 //                w / short_factors[j]  elsewhere
 //
-// The magnitude, the factor of cosine and sine, is 1 but for two:
+// The magnitude, a factor of cosine and sine, is 1 except for these kinds:
 //
 //   kYarn        attention_factor * g(1), or where mscale is given (DeepSeek)
 //                attention_factor * g(mscale) / g(mscale_all_dim)
@@ -32,7 +33,8 @@
 //   kLongRope    sqrt(1 + ln(target / original) / ln original),
 //                1 if target <= original
 //
-// original is the context the model was trained on, target what it is to serve.
+// original is the context length that the model was trained on, target the
+// length that it is to serve.
 
 #include <cstdint>
 #include <vector>
@@ -53,15 +55,15 @@ enum class RotaryScalingKind : uint8_t {
 struct RotaryScaling {
   RotaryScalingKind kind = RotaryScalingKind::kNone;
   double factor = 1.0;    // finite, > 0
-  int64_t original = 0;   // >= 2; all but kNone and kLinear
+  int64_t original = 0;   // >= 2; every kind but kNone and kLinear
   int64_t target = 0;     // >= 1; kDynamicNtk and kLongRope
   double low_freq = 1.0;  // kLlama3: 0 < low_freq < high_freq
   double high_freq = 4.0;
   double beta_fast = 32.0;        // kYarn, > 0
-  double beta_slow = 1.0;         // the same
+  double beta_slow = 1.0;         // kYarn, > 0
   double extrapolation = 1.0;     // kYarn, finite
   double attention_factor = 1.0;  // kYarn, > 0
-  double mscale = 0.0;            // kYarn, >= 0; both 0: not given
+  double mscale = 0.0;            // kYarn, >= 0; 0 for both: not given
   double mscale_all_dim = 0.0;
   std::vector<double> short_factors;  // kLongRope: rot_dim / 2 of each, > 0
   std::vector<double> long_factors;
@@ -72,9 +74,10 @@ struct RotaryFrequencies {
   double magnitude = 1.0;
 };
 
-// rot_dim is even and >= 2, base is finite and > 0. InvalidArgument names the
-// field, its value and the bound; also if they make a frequency, or a
-// magnitude, that is no finite number.
+// Computes the frequencies, and the magnitude, of rot_dim / 2 pairs. rot_dim is
+// even and >= 2, base is finite and > 0. InvalidArgument names the field, its
+// value and the bound; also returned if a frequency or the magnitude would not
+// be a finite number.
 absl::StatusOr<RotaryFrequencies> ComputeRotaryFrequencies(
     int64_t rot_dim, double base, const RotaryScaling& scaling);
 

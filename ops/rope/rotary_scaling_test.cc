@@ -19,7 +19,7 @@ RotaryFrequencies Compute(int64_t rot_dim, double base,
   return *result;
 }
 
-// Relative to 1e-6: as many digits as the published values have.
+// Compares with relative tolerance 1e-6, the digits of the published values.
 void ExpectFrequency(const RotaryFrequencies& of, size_t j, double want) {
   EXPECT_NEAR(of.frequencies.at(j) / want, 1.0, 1e-6) << j;
 }
@@ -66,13 +66,13 @@ TEST(RotaryScalingTest, YarnHasTheFrequenciesOfDeepSeek) {
   ExpectFrequency(of, 23, 3.333803e-5);
   ExpectFrequency(of, 31, 3.333804e-6);
   EXPECT_NEAR(of.magnitude, 1.36888795, 1e-8);
-  // DeepSeek's two scales cancel where they are equal.
+  // DeepSeek's mscale and mscale_all_dim cancel where they are equal.
   s.mscale = s.mscale_all_dim = 0.707;
   EXPECT_EQ(Compute(64, 1e4, s).magnitude, 1.0);
   s.mscale = 1.0;
   EXPECT_NEAR(Compute(64, 1e4, s).magnitude,
               1.36888795 / (0.1 * 0.707 * std::log(40.0) + 1.0), 1e-8);
-  // One that is given counts, the other being 0.
+  // With only one of mscale and mscale_all_dim given, the other counts as 0.
   s.mscale = 0.0;
   EXPECT_NEAR(Compute(64, 1e4, s).magnitude,
               1.0 / (0.1 * 0.707 * std::log(40.0) + 1.0), 1e-8);
@@ -102,7 +102,7 @@ TEST(RotaryScalingTest, DynamicNtkGrowsTheBase) {
   s.target = 8192;
   const double base = 1e4 * std::pow(3.0, 8.0 / 6.0);
   EXPECT_NEAR(Compute(8, 1e4, s).frequencies[3], std::pow(base, -0.75), 1e-12);
-  // At the trained length nothing grows.
+  // With target equal to original, the frequencies do not change.
   s.target = 4096;
   EXPECT_NEAR(Compute(8, 1e4, s).frequencies[3], 1e-3, 1e-12);
 }
@@ -170,7 +170,7 @@ TEST(RotaryScalingTest, Refuses) {
   cases[10].scaling.mscale_all_dim = 1.0;
   cases[10].scaling.attention_factor = 1e300;
   cases[10].words = "scaling makes a magnitude of inf; need";
-  // 1 / factor is beyond a double.
+  // 1 / factor overflows a double.
   cases[11].scaling.kind = Kind::kLinear;
   cases[11].scaling.factor = 1e-310;
   cases[11].words = "scaling.factor=1e-310 make a frequency of inf; need";

@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_ROPE_ROTARY_SPEC_H_
 #define QUERN_OPS_ROPE_ROTARY_SPEC_H_
 
-// What turns, and by which angles: of the plans of this folder.
+// What the rotary plans of this folder rotate, and by which angles.
 
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 namespace quern {
 
 enum class RotaryStyle : uint8_t { kHalves, kPairs };
-// kBackward turns by -angle: it undoes kForward.
+// kBackward rotates by -angle, which undoes kForward.
 enum class RotaryTurn : uint8_t { kForward, kBackward };
 
 struct RotaryEmbeddingSpec {

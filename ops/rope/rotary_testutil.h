@@ -13,7 +13,7 @@
 
 namespace quern {
 
-// Turns pair j of each head of `x`, [.., rot_dim], by cosine(head, j) and
+// Rotates pair j of each head of x[.., rot_dim] by cosine(head, j) and
 // sine(head, j), in double.
 template <typename Cosine, typename Sine>
 std::vector<double> Turned(std::vector<double> x, RotaryStyle style,
@@ -33,7 +33,7 @@ std::vector<double> Turned(std::vector<double> x, RotaryStyle style,
   return x;
 }
 
-// The same by the sine and cosine of angle(head, j).
+// Like Turned, with the cosine and sine of angle(head, j).
 template <typename Angle>
 std::vector<double> TurnedBy(std::vector<double> x, RotaryStyle style,
                              int64_t rot_dim, const Angle& angle) {
@@ -43,8 +43,8 @@ std::vector<double> TurnedBy(std::vector<double> x, RotaryStyle style,
       [&](size_t head, size_t j) { return std::sin(angle(head, j)); });
 }
 
-// Bound of the error for pairs of elements below 3: a cosine, a sine, two
-// products and a sum of less than 4.3 in f32, then the result's own rounding.
+// Bound on the error for pairs of elements below 3: a cosine, a sine, two
+// products and a sum of less than 4.3 in f32, then the rounding of the result.
 inline double TurnedBound(DType dtype, double value) {
   constexpr double kF32 = 5 * 4.3 * 0x1p-24;
   return kF32 + ResultBound(dtype, std::abs(value) + kF32, 0.0);

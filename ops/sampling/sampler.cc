@@ -13,7 +13,8 @@ namespace {
 constexpr char kOp[] = "sampler";
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One worker's: the weight of every token, and ids that are put in order.
+// Scratch memory of one worker: the weight of every token, and ids to be
+// sorted.
 struct Scratch {
   float* weights;
   int32_t* ids;
@@ -24,7 +25,7 @@ Scratch LayOut(Allocator& allocator, int64_t vocab, int64_t workers) {
           allocator.template Allocate<int32_t>("ids", vocab * workers)};
 }
 
-// The strict order of the header: a larger logit first, then a lower id.
+// The strict order of sampler.h: a larger logit first, then a lower id.
 struct Larger {
   bool operator()(int32_t a, int32_t b) const {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
@@ -32,7 +33,8 @@ struct Larger {
   const float* logits;
 };
 
-// No comparison with NaN is true, so NaN never becomes the best.
+// Returns the id of the largest logit. NaN never wins, because no comparison
+// with NaN is true.
 int32_t Greedy(const float* logits, int64_t vocab) {
   int32_t best = SamplerPlan::kNoToken;
   float largest = -kInfinity;
@@ -64,7 +66,7 @@ int32_t LastKept(const float* logits, int64_t vocab,
   }
   if (params.top_p == 1.0f) return last;
 
-  // The heap yields the largest first, and only as many as are needed.
+  // A heap yields the largest ids one by one, so only those needed are sorted.
   double total = 0.0;
   for (const int32_t* id = begin; id != end; ++id) {
     total += static_cast<double>(scratch.weights[*id]);
@@ -87,7 +89,8 @@ int32_t Draw(const float* logits, int64_t vocab, const SamplingParams& params,
   if (greedy == SamplerPlan::kNoToken) return greedy;
   const float largest = logits[greedy];
 
-  // Equal logits are caught before the difference: infinities have none.
+  // A logit equal to the largest has weight 1. Testing equality first avoids
+  // the difference of two infinities.
   for (int64_t i = 0; i < vocab; ++i) {
     const float logit = logits[i];
     scratch.weights[i] = logit == largest ? 1.0f
@@ -101,7 +104,7 @@ int32_t Draw(const float* logits, int64_t vocab, const SamplingParams& params,
       const Larger larger{logits};
       for (int64_t i = 0; i < vocab; ++i) {
         const int32_t id = static_cast<int32_t>(i);
-        // Also of NaN, whose weight is 0 already.
+        // For a NaN logit `larger` is false, and its weight is 0 already.
         if (id != last && !larger(id, last)) scratch.weights[i] = 0.0f;
       }
     }
@@ -120,7 +123,8 @@ int32_t Draw(const float* logits, int64_t vocab, const SamplingParams& params,
     sum += static_cast<double>(scratch.weights[i]);
     if (sum > at) break;
   }
-  // If `at` was rounded up to the total, the last token of all.
+  // If rounding made `at` equal the total, this is the last token with a
+  // weight.
   return token;
 }
 

@@ -47,13 +47,13 @@ struct SamplerSpec {
 
 class SamplerPlan {
  public:
-  // What a row without any eligible logit gives.
+  // The token of a row without any eligible logit.
   static constexpr int32_t kNoToken = -1;
 
   // InvalidArgument if vocab is out of range.
   static absl::StatusOr<SamplerPlan> Create(const SamplerSpec& spec);
 
-  // InvalidArgument names the field that is out of its range.
+  // Whether each field is in its range. InvalidArgument names the field.
   static absl::Status CheckParams(const SamplingParams& params);
 
   // Bytes of workspace that Execute needs for up to max_rows rows on up to
@@ -62,8 +62,9 @@ class SamplerPlan {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
 
-  // Whether Execute may be called with these: one logits row, params and token
-  // for each sequence; the params as in CheckParams.
+  // Whether Execute may be called with these arguments: one row of logits, one
+  // element of params and one token for each sequence, and params that
+  // CheckParams accepts.
   absl::Status CheckArgs(MatrixView<const float> logits,
                          absl::Span<const SamplingParams> params,
                          absl::Span<const int32_t> tokens) const;

@@ -41,7 +41,7 @@ SamplingParams Params(float temperature, int64_t top_k = 0, float top_p = 1.0f,
   return params;
 }
 
-// Samples rows that all have the same width.
+// Samples rows of one width.
 class Sampler {
  public:
   explicit Sampler(int64_t vocab, int workers = 1) {
@@ -71,7 +71,7 @@ class Sampler {
   }
 
  private:
-  std::vector<SamplerPlan> plan_;  // one
+  std::vector<SamplerPlan> plan_;  // a single plan
   AlignedBuffer memory_;
 };
 
@@ -79,7 +79,7 @@ int32_t Sample(const std::vector<float>& logits, const SamplingParams& params) {
   return Sampler(static_cast<int64_t>(logits.size())).Sample(logits, params);
 }
 
-// The tokens that come up in `draws` draws.
+// The set of tokens that come up in `draws` draws.
 std::set<int32_t> Support(const std::vector<float>& logits,
                           SamplingParams params, int draws = 400) {
   Sampler sampler(static_cast<int64_t>(logits.size()));
@@ -92,7 +92,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
 }
 using Tokens = std::set<int32_t>;
 
-// Known answers published with the generator.
+// The known answers were published with the generator.
 TEST(PhiloxTest, ReproducesTheKnownAnswers) {
   using Counter = std::array<uint32_t, 4>;
   EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}),
@@ -120,8 +120,9 @@ double ChiSquare(const std::vector<int64_t>& counts,
   return sum;
 }
 
-// A chi-square variable of `freedom` degrees exceeds this once in about 10^6:
-// Wilson and Hilferty's cube is normal, and 4.75 deviations are that rare.
+// A chi-square variable with `freedom` degrees exceeds this bound about once in
+// 10^6 cases: by Wilson and Hilferty its cube root is nearly normal, and 4.75
+// deviations are that rare.
 double ChiSquareBound(double freedom) {
   const double s = 2.0 / (9.0 * freedom);
   return freedom * std::pow(1.0 - s + 4.75 * std::sqrt(s), 3);
@@ -204,7 +205,7 @@ TEST(SamplerTest, TopPKeepsTheFewestThatReachIt) {
   EXPECT_EQ(
       Support(four, Params(1.0f, 0, std::numeric_limits<float>::denorm_min())),
       (Tokens{0}));
-  // The largest first, not the first ids.
+  // top_p keeps the largest logits rather than the first ids.
   EXPECT_EQ(Support({0, 9, 0, 9, 0}, Params(0.01f, 0, 0.9f)), (Tokens{1, 3}));
 }
 
@@ -217,7 +218,7 @@ TEST(SamplerTest, TopPCountsWhatTopKLeft) {
 TEST(SamplerTest, OneCandidateIsGreedy) {
   TestRng rng;
   for (int i = 0; i < 200; ++i) {
-    // Many ties.
+    // Small integers give many equal logits.
     const auto logits = SmallIntegers<float>(rng, 33, -3, 3);
     const int32_t greedy = Sample(logits, Params(0.0f));
     const uint64_t seed = rng.Next();
@@ -246,8 +247,8 @@ TEST(SamplerTest, AFilterThatKeepsAllChangesNothing) {
   }
 }
 
-// The header's four steps, in double, with a whole sort. `margin` is how far
-// the decision was from going otherwise.
+// The four steps of sampler.h in double, with a full sort. `margin` is the
+// distance of the decision from a different result.
 struct Reference {
   int32_t token = kNoToken;
   double margin = 1.0;
@@ -311,7 +312,7 @@ TEST(SamplerTest, AgreesWithTheReference) {
                                : static_cast<float>(rng.Uniform(0.01, 0.999)),
         rng.Next(), rng.Next());
     const Reference want = ReferenceSample(logits, params);
-    // f32 weights: 200 of them, each within 2^-22 of the sum.
+    // The bound covers f32 weights: 200 of them, each within 2^-22 of the sum.
     if (want.margin < 1e-5) continue;
     ++compared;
     ASSERT_EQ(Sample(logits, params), want.token)
@@ -353,7 +354,8 @@ TEST(SamplerTest, DependsOnNeitherNeighboursNorWorkers) {
   const int64_t rows = 19, vocab = 501;
   const auto pool = HwyExecutor::Create(3);
   ASSERT_TRUE(pool.ok());
-  // Threads allocate while they start.
+  // The pool's threads allocate when they start, so they start before the
+  // count.
   (*pool)->ParallelFor(3, [](int64_t, int) {});
   InlineExecutor one;
   const StridedMatrix<float> logits(UniformReals(rng, rows * vocab, -3, 3),
@@ -388,7 +390,8 @@ TEST(SamplerTest, TakesExactlyTheWorkspaceThatItAskedFor) {
   Sampler sampler(vocab);
   const int64_t bytes = *sampler.plan().WorkspaceBytes(1, 1);
   EXPECT_GE(bytes, 8 * vocab);
-  // Ends at a guard page; workspaces are multiples of their alignment.
+  // The workspace ends at a guard page, because its size is a multiple of its
+  // alignment.
   GuardBuffer<uint8_t> memory(bytes);
   InlineExecutor executor;
   const std::vector<float> logits(static_cast<size_t>(vocab), 1.0f);
@@ -434,7 +437,7 @@ TEST(SamplerPlanTest, RefusesNonsenseParams) {
     ExpectRefused(SamplerPlan::CheckParams(Params(1.0f, 0, p)),
                   "need 0 < top_p <= 1");
   }
-  // Greedy is no excuse.
+  // top_p is checked for greedy sampling too.
   ExpectRefused(SamplerPlan::CheckParams(Params(0.0f, 0, 0.0f)),
                 "top_p=0; need 0 < top_p <= 1");
   EXPECT_EQ(SamplerPlan::CheckParams(Params(-0.0f)), absl::OkStatus());

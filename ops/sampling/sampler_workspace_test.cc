@@ -21,7 +21,8 @@ TEST(SamplerWorkspaceTest, SamplerTakesWhatItSaidForEveryNumberOfWorkers) {
     spec.vocab = vocab;
     const auto plan = SamplerPlan::Create(spec);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    // Greedy, all, top-k and top-p; more rows than workers, and fewer.
+    // Greedy, unfiltered, top-k and top-p sampling, with more rows than workers
+    // and with fewer.
     constexpr int64_t kRows = 40;
     std::vector<SamplingParams> params(kRows);
     for (size_t i = 0; i < params.size(); ++i) {
