@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_PARALLEL_MATRIX_PARTS_H_
 #define QUERN_OPS_PARALLEL_MATRIX_PARTS_H_
 
-// Private: a bias of any dtype as the f32 that gemm wants.
+// Private: converts a bias of any dtype to f32, as gemm needs it.
 
 #include <cstdint>
 
@@ -12,12 +12,13 @@
 
 namespace quern {
 
-// bias[n] as f32, empty for one of rank 0. InvalidArgument for another shape,
-// Unimplemented for a dtype other than f32, bf16 and f16.
+// Returns bias[n] as f32, or an empty buffer if bias has rank 0.
+// InvalidArgument for another shape, Unimplemented for a dtype other than f32,
+// bf16 and f16.
 absl::StatusOr<AlignedBuffer> BiasAsF32(absl::string_view op,
                                         const AnyTensorView& bias, int64_t n);
 
-// f32[n] of a buffer, or of rank 0 where it is empty.
+// View of a buffer as f32[n]; a view of rank 0 if the buffer is empty.
 AnyTensorView BiasView(const AlignedBuffer& bias);
 VectorView<const float> BiasVector(const AlignedBuffer& bias);
 

@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_PARALLEL_DENSE_TESTUTIL_H_
 #define QUERN_OPS_PARALLEL_DENSE_TESTUTIL_H_
 
-// For tests of what is divided over ranks: dense matrices as doubles, and the
-// parts that a rank has of them.
+// Test utility for operators that are divided over ranks: dense matrices as
+// doubles, and the parts of them that a rank has.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,14 +14,15 @@ namespace quern {
 
 using Doubles = std::vector<double>;
 
-// Exact in every dtype, and so are sums of 60 products of two of them.
+// Random small integers. They, and sums of 60 products of two of them, are
+// exact in every dtype.
 inline Doubles Integers(Rng& rng, int64_t count) {
   Doubles v;
   while (count-- > 0) v.push_back(static_cast<double>(rng.Integer(-2, 2)));
   return v;
 }
 
-// Columns, or rows, [begin, begin + count) of a matrix.
+// The columns [begin, begin + count) of a matrix.
 inline Doubles Columns(const Doubles& x, int64_t cols, int64_t begin,
                        int64_t count) {
   Doubles part;

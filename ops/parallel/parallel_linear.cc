@@ -99,7 +99,7 @@ absl::Status CheckColumnSpec(const ColumnParallelLinearSpec& spec) {
   return absl::OkStatus();
 }
 
-// Numbers `rows` of a bias, one run after the other.
+// Concatenates the ranges `rows` of a bias. n is their total length.
 absl::StatusOr<AlignedBuffer> Join(
     const AlignedBuffer& bias,
     const std::vector<ColumnParallelLinearPlan::OutputShard>& rows, int64_t n) {
@@ -176,7 +176,7 @@ void ReplicatedLinearPlan::Execute(const AnyTensorView& x,
   linear_.Execute({x, y}, workspace, executor);
 }
 
-// ---- column
+// ---- column parallel
 
 ColumnParallelLinearPlan::ColumnParallelLinearPlan(
     const ColumnParallelLinearSpec& spec, LinearPlan linear)
@@ -189,7 +189,7 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckColumnSpec(spec));
   const int rank = communicator.rank(), size = communicator.size();
   const bool full = spec.part == WeightPart::kFull;
-  std::vector<OutputShard> shards, rows;  // of each output, of the weights
+  std::vector<OutputShard> shards, rows;  // of each output; of the weights
   int64_t all = 0, own = 0;
   for (size_t i = 0; i < spec.outputs.size(); ++i) {
     const std::string field = absl::StrCat("outputs[", i, "]");
@@ -207,7 +207,7 @@ absl::StatusOr<ColumnParallelLinearPlan> ColumnParallelLinearPlan::Create(
   if (IsGated(spec.activation) && shards[0].count != shards[1].count) {
     return InvalidArgument(kColumn, "activation is gated; the rank has ",
                            shards[0].count, " columns of gate and ",
-                           shards[1].count, " of up; need as many");
+                           shards[1].count, " of up; need equal numbers");
   }
   const int64_t given = full ? all : own;
   QUERN_RETURN_IF_ERROR(
@@ -272,7 +272,7 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
     return;
   }
   if (row_bytes_ == 0) {
-    // One piece, which lies in y at its place.
+    // The rank's columns are one range of y, so the layer writes them in place.
     const int64_t width = columns_ / size_;
     const AnyTensorView own = ColumnSlice(y, rank_ * width, width);
     linear_.Execute({x, own}, workspace, executor);
@@ -294,7 +294,7 @@ void ColumnParallelLinearPlan::Execute(const AnyTensorView& x,
   }
 }
 
-// ---- row
+// ---- row parallel
 
 RowParallelLinearPlan::RowParallelLinearPlan(const RowParallelLinearSpec& spec,
                                              LinearPlan linear)

@@ -2,15 +2,16 @@
 #define QUERN_OPS_PARALLEL_PARALLEL_LINEAR_H_
 
 // Linear layers whose weights are divided over the ranks of a Communicator.
-// With W[n, k] and `size` ranks, of which this is `rank`:
+// With W[n, k], and with this process or thread being `rank` of `size` ranks:
 //
 //   replicated  y = x W^T + b                       every rank has all of it
 //   column      y_rank = x W_rank^T + b_rank        W_rank: n / size rows of W
 //   row         y = sum over ranks of x_rank W_rank^T, + b once
 //                                                   W_rank: k / size columns
 //
-// A column layer followed by a row layer is a block with one sum over the ranks
-// at its end: what the first leaves apart, the second takes apart.
+// A column layer followed by a row layer is a block with a single sum over the
+// ranks, at its end: the row layer takes its input divided as the column layer
+// leaves it.
 //
 //   ColumnParallelLinearSpec up;
 //   up.outputs = {{14336}, {14336}};
@@ -25,18 +26,18 @@
 //   up_plan.Execute(x, h, scratch, communicator, executor);    h: 14336 / size
 //   down_plan.Execute(h, y, scratch, communicator, executor);  y: all of it
 //
-// All three are gemm/linear.h within a rank, on weights that are f32, bf16 or
-// f16: sums in f32, rounded once. Between ranks a row layer sums as
-// Communicator::AllReduceSum: each rank's part is rounded to y's dtype, the
-// parts are summed in f32 in the order of ranks, and rounded again. Results are
-// the same bits on every rank and in every run, but depend on `size`, as the
-// sum over k is cut there.
+// Within a rank each layer is gemm/linear.h, on weights that are f32, bf16 or
+// f16: sums in f32, rounded once. Between ranks, a row layer sums as
+// Communicator::AllReduceSum does: each rank's part is rounded to the dtype of
+// y, the parts are summed in f32 in the order of ranks, and the sum is rounded
+// again. Results have the same bits on every rank and in every run, but depend
+// on `size`, because the sum over k is divided differently.
 //
-// Create and Execute are called by all ranks, with the same spec. Execute is
-// called with the communicator given to Create or one like it. Like
-// LinearPlan's, it writes y and nothing else and allocates nothing but what
-// oneDNN does; any number of threads may call it at once, each with scratch,
-// and a communicator, of its own. y does not overlap x.
+// Create and Execute are collective, and every rank gives the same spec.
+// Execute takes the communicator given to Create, or one of the same rank and
+// size. Execute writes y and nothing else, which must not overlap x. It
+// allocates nothing, except in oneDNN. Several threads of a rank may call it at
+// once, each with its own scratch and communicator.
 
 #include <cstdint>
 #include <string>
@@ -56,13 +57,13 @@
 
 namespace quern {
 
-// What Create is handed: all of the layer's weights, of which it takes what
-// belongs to the rank, or that alone. A column layer's bias likewise; a row
+// Whether Create is given all of the layer's weights and takes the rank's part,
+// or is given that part alone. The same holds for a column layer's bias; a row
 // layer's bias is always whole.
 enum class WeightPart : uint8_t { kFull, kShard };
 
-// Whether Execute adds the bias or leaves it to the caller, who finds it in
-// bias(): the operators after it may be fused with it.
+// Whether Execute adds the bias, or leaves that to the caller, who gets it from
+// bias() and may fuse it with a later operator.
 enum class BiasUse : uint8_t { kAdd, kSkip };
 
 struct ReplicatedLinearSpec {
@@ -78,34 +79,35 @@ struct ReplicatedLinearSpec {
 // One of the matrices that are merged into a column layer, such as gate and up,
 // or query, key and value.
 struct ColumnOutput {
-  int64_t size = 0;  // its columns of y, over all ranks
-  int64_t unit = 1;  // columns that stay together: head_dim
-  // Where there are fewer units than ranks, size / unit of them: size() / units
-  // ranks after another hold the same one. What keys and values of
-  // grouped-query attention need.
+  int64_t size = 0;  // columns of y, over all ranks
+  int64_t unit = 1;  // columns that stay together, such as head_dim
+  // If true, and there are fewer units (size / unit) than ranks, each unit is
+  // held by size() / units consecutive ranks. Keys and values of grouped-query
+  // attention need this.
   bool replicate = false;
 };
 
 struct ColumnParallelLinearSpec {
-  // In y, and in a shard of the weights, each rank has its part of the first,
-  // then of the second, and so on.
+  // The merged matrices. In y, and in a shard of the weights, a rank has its
+  // part of the first, then its part of the second, and so on.
   std::vector<ColumnOutput> outputs;
   int64_t k = 0;  // columns of x
   DType x = DType::kBF16;
   DType w = DType::kBF16;
   DType y = DType::kBF16;
-  // Execute leaves all columns of y on every rank, in the order of `outputs`.
+  // If true, Execute leaves all columns of y on every rank, in the order of
+  // `outputs`.
   bool gather_output = false;
   BiasUse bias = BiasUse::kAdd;
-  // A gated one takes two outputs of equal size, gate and up.
+  // A gated activation needs two outputs of equal size, gate and up.
   LinearActivation activation = LinearActivation::kNone;
   WeightPart part = WeightPart::kFull;
   std::string kernels = {};  // see LinearSpec::kernels
 };
 
-// The outputs of a fused query, key and value projection. v_head_dim 0: as
-// head_dim. Keys and values are replicated where there are fewer of their heads
-// than ranks.
+// The outputs of a fused query, key and value projection. v_head_dim 0 means
+// head_dim. Keys and values are replicated if they have fewer heads than there
+// are ranks.
 std::vector<ColumnOutput> QkvOutputs(int64_t head_dim, int64_t q_heads,
                                      int64_t kv_heads, int64_t v_head_dim = 0);
 
@@ -115,9 +117,10 @@ struct RowParallelLinearSpec {
   DType x = DType::kBF16;
   DType w = DType::kBF16;
   DType y = DType::kBF16;
-  // Whether Execute gets x_rank[m, k / size], or all of x and takes its part.
+  // If true, Execute gets x_rank[m, k / size]; otherwise it gets all of x and
+  // uses its part.
   bool input_is_parallel = true;
-  // Without, each rank keeps its summand; a bias must then be skipped.
+  // If false, each rank keeps its summand, and a bias must be skipped.
   bool reduce_results = true;
   BiasUse bias = BiasUse::kAdd;
   WeightPart part = WeightPart::kFull;
@@ -143,7 +146,7 @@ class ReplicatedLinearPlan {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
     return linear_.WorkspaceBytes(max_m, max_workers);
   }
-  // The bias that Execute did not add; empty if it did, or there is none.
+  // The bias if BiasUse::kSkip left it to the caller; otherwise empty.
   VectorView<const float> bias() const;
 
   // x[m, k] -> y[m, n].
@@ -161,13 +164,13 @@ class ReplicatedLinearPlan {
 
 class ColumnParallelLinearPlan {
  public:
-  // weights[sum of sizes, k] and bias of as many, or what Shard(i) tells of
-  // each output i. Weights and bias are copied.
+  // weights[sum of sizes, k] and bias[sum of sizes]; with WeightPart::kShard
+  // the rows of Shard(i) for each output i. Weights and bias are copied.
   //
-  // InvalidArgument: no outputs; a size that is no multiple of its unit; units
-  // that cannot be divided over the ranks; gather_output with an output that is
-  // replicated; a gated activation that has not two outputs of equal size; an
-  // activation with a skipped bias; what LinearPlan::Create refuses.
+  // InvalidArgument: no outputs; a size that is not a multiple of its unit;
+  // units that cannot be divided over the ranks; gather_output with an output
+  // that is replicated; a gated activation without two outputs of equal size;
+  // an activation with a skipped bias; what LinearPlan::Create refuses.
   static absl::StatusOr<ColumnParallelLinearPlan> Create(
       const ColumnParallelLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& bias, const Communicator& communicator,
@@ -176,7 +179,7 @@ class ColumnParallelLinearPlan {
   const ColumnParallelLinearSpec& spec() const { return spec_; }
   const LinearPlan* linear() const { return &linear_; }
 
-  // The rank's part of an output: columns [begin, begin + count) of it.
+  // The columns [begin, begin + count) of an output, which belong to this rank.
   struct OutputShard {
     int64_t begin = 0;
     int64_t count = 0;
@@ -184,12 +187,12 @@ class ColumnParallelLinearPlan {
   OutputShard Shard(int64_t output) const {
     return shards_[static_cast<size_t>(output)];
   }
-  // Columns of y: this rank's alone, unless gather_output.
+  // Columns of y: those of this rank, or all with gather_output.
   int64_t columns() const { return columns_; }
   // Like ReplicatedLinearPlan::WorkspaceBytes.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const;
-  // The rank's part of the bias that Execute did not add; empty if it did, or
-  // there is none.
+  // The rank's part of the bias if BiasUse::kSkip left it to the caller;
+  // otherwise empty.
   VectorView<const float> bias() const;
 
   // x[m, k] -> y[m, columns()].
@@ -207,19 +210,19 @@ class ColumnParallelLinearPlan {
   int size_ = 1;
   std::vector<OutputShard> shards_;
   int64_t columns_ = 0;
-  int64_t row_bytes_ = 0;  // where the rank's parts of y lie apart
+  int64_t row_bytes_ = 0;  // > 0 if the rank's parts of y are apart
   LinearPlan linear_;
   AlignedBuffer skipped_bias_;
 };
 
 class RowParallelLinearPlan {
  public:
-  // weights[n, k] or [n, k / size]; bias[n], the same on all ranks, which rank
-  // 0 adds. Weights and bias are copied.
+  // weights[n, k] or [n, k / size]; bias[n], the same on all ranks, is added by
+  // rank 0. Weights and bias are copied.
   //
-  // InvalidArgument: k that is no multiple of the number of ranks;
-  // reduce_results = false with a bias that is not skipped, which every rank or
-  // none would then have; what LinearPlan::Create refuses.
+  // InvalidArgument: k is not a multiple of the number of ranks; reduce_results
+  // = false with a bias that is not skipped, because every rank's summand or
+  // none would then contain it; what LinearPlan::Create refuses.
   static absl::StatusOr<RowParallelLinearPlan> Create(
       const RowParallelLinearSpec& spec, const AnyTensorView& weights,
       const AnyTensorView& bias, const Communicator& communicator,
@@ -231,11 +234,11 @@ class RowParallelLinearPlan {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
     return linear_.WorkspaceBytes(max_m, max_workers);
   }
-  // The bias that Execute did not add, all of it, on every rank; empty if it
-  // did, or there is none.
+  // The whole bias, on every rank, if BiasUse::kSkip left it to the caller;
+  // otherwise empty.
   VectorView<const float> bias() const;
 
-  // x[m, k / size], or x[m, k] where not input_is_parallel -> y[m, n].
+  // x[m, k / size], or x[m, k] if input_is_parallel is false, -> y[m, n].
   absl::Status CheckArgs(const AnyTensorView& x, const AnyTensorView& y) const;
   void Execute(const AnyTensorView& x, const AnyTensorView& y,
                Workspace workspace, Communicator& communicator,

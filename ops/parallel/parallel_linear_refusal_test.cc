@@ -54,7 +54,8 @@ TEST(ColumnParallelLinear, Refuses) {
   cases.push_back({with({{16}, {12}, {4}}),
                    "activation is gated; need two outputs of equal size"});
   cases.back().spec.activation = LinearActivation::kGeluAndMul;
-  // Four ranks: 16 of one replicated unit, and 4 of 16.
+  // With four ranks, each has all 16 columns of the replicated unit, and 4
+  // columns of the other output.
   cases.push_back(
       {with({{16, 16, true}, {16}}),
        "activation is gated; the rank has 16 columns of gate and 4 of up"});
@@ -64,7 +65,7 @@ TEST(ColumnParallelLinear, Refuses) {
   cases.back().spec.bias = BiasUse::kSkip;
   cases.push_back({with({{32}}), "k=0; need 1 <= k"});
   cases.back().spec.k = 0;
-  cases.push_back({with({{32}}), "weights"});  // 8 rows are wanted
+  cases.push_back({with({{32}}), "weights"});  // kShard needs 8 rows
   cases.back().spec.part = WeightPart::kShard;
   for (const Case& c : cases) {
     ExpectRefusal(
@@ -112,7 +113,7 @@ TEST(RowParallelLinear, Refuses) {
                       .status(),
                   "row_parallel_linear: " + c.words);
   }
-  // Without a bias there is nothing to skip.
+  // reduce_results = false is legal without a bias.
   RowParallelLinearSpec spec;
   spec.n = 8;
   spec.k = 32;
@@ -157,7 +158,7 @@ TEST(ReplicatedLinear, Refuses) {
   spec.w = DType::kBF16;
   spec.kernels = "no_such_kernels";
   ExpectRefusal(create(w.const_view()).status(), "no_such_kernels");
-  spec.kernels = "onednn";  // this test does not link it
+  spec.kernels = "onednn";  // onednn is not linked here
   ExpectRefusal(create(w.const_view()).status(),
                 absl::StatusCode::kUnimplemented, "gemm/onednn");
   spec.k = 0;

@@ -82,8 +82,8 @@ TEST(ReplicatedLinear, IsALinearLayer) {
   }
 }
 
-// Every rank has its columns of every output, or all of them, whether it was
-// handed all weights or its own.
+// Every rank has its columns of every output, or all columns with
+// gather_output, whether Create got all weights or the rank's shard.
 TEST(ColumnParallelLinear, IsExactOnSmallIntegers) {
   TestRng rng;
   const int64_t k = 60;
@@ -112,7 +112,7 @@ TEST(ColumnParallelLinear, IsExactOnSmallIntegers) {
                 spec.x = spec.w = spec.y = dtype;
                 spec.gather_output = gather;
                 spec.part = part;
-                // Where the parts lie, by hand.
+                // The expected ranges, computed by hand.
                 Doubles own_w, own_b, own_y;
                 int64_t at = 0;
                 for (const ColumnOutput& o : outputs) {
@@ -216,7 +216,7 @@ TEST(RowParallelLinear, IsExactOnSmallIntegers) {
           for (const BiasUse use : {BiasUse::kAdd, BiasUse::kSkip}) {
             for (const bool reduce : {true, false}) {
               if (!reduce && use == BiasUse::kAdd) continue;  // refused
-              // Full weights where x is whole, and the other way round.
+              // Full weights go with a divided x, and a shard with a whole x.
               const bool full = parallel;
               RunRanks(ranks, [&](ThreadCommunicator& c) {
                 InlineExecutor executor;
@@ -260,9 +260,10 @@ TEST(RowParallelLinear, IsExactOnSmallIntegers) {
   }
 }
 
-// A feed-forward block: what a rank keeps of the first layer has the bits that
-// one rank alone computes; the sum at the end is as far from it as rounding may
-// take it, and the same on all ranks, with more threads, and the next time.
+// A feed-forward block over ranks. The part of h on each rank must have the
+// bits that a single rank computes. y must be within rounding errors of the
+// reference, and have the same bits on all ranks, with more workers, and when
+// repeated.
 TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
   TestRng rng;
   const int64_t hidden = 200, inner = 88, max_m = 7;
@@ -286,7 +287,7 @@ TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
     down.k = inner;
     down.x = down.w = down.y = dtype;
 
-    Doubles whole_h;  // of one rank, which runs first
+    Doubles whole_h;  // of the run with one rank
     for (const int ranks : {1, 2, 4}) {
       std::vector<std::vector<uint32_t>> results(static_cast<size_t>(ranks) *
                                                  2);
@@ -318,8 +319,9 @@ TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
           const Doubles magnitude =
               ReferenceLinear(max_m, hidden, inner, Magnitudes(whole_h),
                               Magnitudes(down_w.doubles()));
-          // Sums in f32 of products and of ranks; each rank's part rounded,
-          // together at most the magnitude's share; and the end.
+          // Error terms: f32 sums of products and of ranks; the rounding of
+          // each rank's part, together at most the unit of the magnitude; the
+          // last rounding.
           EXPECT_TRUE(
               AllWithin(y.doubles(), want, [&](double value, int64_t i) {
                 const double mag = magnitude[static_cast<size_t>(i)];
@@ -335,7 +337,7 @@ TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
   }
 }
 
-// Several threads of a rank may share its plan, each in a group of its own.
+// Several threads of a rank may share its plan, each in its own group.
 TEST(ParallelLinear, PlansMayBeShared) {
   TestRng rng;
   const int64_t n = 64, k = 48, m = 4;

@@ -35,19 +35,19 @@ namespace {
 
 constexpr char kOp[] = "parallel_lm_head";
 
-// What ranks exchange for the largest logit of a row.
+// What a rank sends for its largest logit of a row.
 struct Candidate {
   float logit;
   int32_t id;
 
-  // NaN is larger than anything but NaN.
+  // Treats NaN as larger than every number. False for two NaN.
   bool LargerThan(const Candidate& other) const {
     if (std::isnan(other.logit)) return false;
     return logit > other.logit || std::isnan(logit);
   }
 };
 
-// The largest of each row; ids count from first_id.
+// Finds the largest logit of each row. Column j has the id first_id + j.
 void LargestOf(const AnyTensorView& logits, int64_t first_id,
                Candidate* candidates, Executor& executor) {
   WithFloatType(logits.dtype(), [&](auto type) {
@@ -132,7 +132,7 @@ absl::Status ParallelLmHeadPlan::CheckHidden(
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "hidden", hidden, spec_.hidden_dtype,
                                    {kAnyExtent, spec_.hidden}));
   if (!linear_.has_value()) return absl::OkStatus();
-  // What the implementation asks of the rows that it reads.
+  // The chosen linear implementation may have further conditions on its input.
   return linear_->CheckRows(hidden);
 }
 
@@ -216,14 +216,14 @@ void ParallelLmHeadPlan::ArgMax(const AnyTensorView& hidden,
   const int64_t n = hidden.extent(0);
   if (n == 0) return;
   void* rows = workspace.Allocate<uint8_t>("rows", n * row_bytes());
-  auto* own = static_cast<Candidate*>(rows);  // one a row
-  Candidate* all = own + n;                   // one a row, rank by rank
+  auto* own = static_cast<Candidate*>(rows);  // one per row
+  Candidate* all = own + n;                   // one per row, rank by rank
   if (linear_.has_value()) {
     const AnyTensorView logits = LogitsAt(all + n * size_, n);
     OwnLogits(hidden, logits, workspace, executor);
     LargestOf(logits, shard_.original_begin, own, executor);
   } else {
-    // Never larger than that of rank 0, which has an id.
+    // Candidates that lose against those of rank 0, which always has an id.
     std::fill_n(own, n, Candidate{-std::numeric_limits<float>::infinity(), 0});
   }
   communicator.AllGather(own, all, n * static_cast<int64_t>(sizeof(Candidate)));

@@ -32,11 +32,11 @@ namespace quern {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-// Full shards, cut ones, a rank of four without an id, added ids.
+// Over four ranks: full shards, cut shards, a rank without ids, and added ids.
 constexpr VocabSpec kVocabs[] = {
     {128, 0, 64}, {100, 0, 64}, {70, 20, 64}, {65, 0, 64}};
 
-// The steps of the reference on one logit of T.
+// The reference: cap and scale of one logit, rounded to T at each step.
 template <typename T>
 double Step(double logit, float cap, float scale) {
   const auto round = [](float x) { return ToF32(FromF32<T>(x)); };
@@ -51,7 +51,7 @@ struct Model {
   Doubles weight, bias;
 };
 
-// The plan of a rank, from weights that are whole or its own.
+// The plan of one rank, from all weights or from the rank's shard.
 absl::StatusOr<ParallelLmHeadPlan> Make(const Model& model, WeightPart part,
                                         const ThreadCommunicator& c) {
   InlineExecutor executor;
@@ -61,7 +61,7 @@ absl::StatusOr<ParallelLmHeadPlan> Make(const Model& model, WeightPart part,
   if (part == WeightPart::kShard) {
     const auto shard = VocabShard::Create(spec.vocab, c.rank(), c.size());
     if (!shard.ok()) return shard.status();
-    // Poison where there is no original id.
+    // Rows without an original id hold poison, which must not be read.
     weight.assign(static_cast<size_t>(shard->rows() * spec.hidden), NAN);
     bias.assign(static_cast<size_t>(shard->rows()), NAN);
     for (int64_t id = shard->original_begin; id < shard->original_end; ++id) {
@@ -98,13 +98,13 @@ TEST(ParallelLmHead, GathersTheLogitsOfAllRanks) {
           const Doubles x = Integers(rng, n * hidden);
           Doubles want = ReferenceLinear(n, vocab.original, hidden, x,
                                          model.weight, model.bias);
-          // Exact before the cap, and after it in 16 bits.
+          // Logits are exact before the cap, and in 16 bits after it too.
           for (double& logit : want) {
             logit = WithType(dtype, [&](auto type) {
               return Step<decltype(type)>(logit, cap, model.spec.scale);
             });
           }
-          std::vector<uint32_t> first;  // of one rank
+          std::vector<uint32_t> first;  // logits of a single rank
           for (const int ranks : {1, 2, 4}) {
             for (const WeightPart part :
                  {WeightPart::kFull, WeightPart::kShard}) {
@@ -123,8 +123,8 @@ TEST(ParallelLmHead, GathersTheLogitsOfAllRanks) {
                               executor);
                 if (ranks == 1) first = out.bits();
                 EXPECT_EQ(out.bits(), first);
-                // tanh of f32 logits is within 12 units of 2^-24, and the
-                // library's within 2; the products round twice.
+                // tanh of f32 logits is within 12 units of 2^-24 and the
+                // library's within 2; two products round as well.
                 EXPECT_TRUE(
                     AllWithin(out.doubles(), want, [&](double value, int64_t) {
                       return dtype == DType::kF32 && cap > 0
@@ -173,7 +173,7 @@ TEST(ParallelLmHead, FindsTheFirstLargest) {
       Doubles x = Integers(rng, n * hidden);
       x[hidden] = NAN;                                   // row 1: all NaN
       std::fill_n(x.begin() + 2 * hidden, hidden, 0.0);  // row 2: the bias
-      // One NaN, late; and rows of -infinity.
+      // Variants: a NaN near the end, no NaN, and only -infinity.
       model.bias[static_cast<size_t>(vocab.original) - 2] = NAN;
       for (int variant = 0; variant < 3; ++variant) {
         if (variant == 1) {
@@ -270,7 +270,7 @@ TEST(ParallelLmHead, Refuses) {
   EXPECT_EQ(plan->CheckArgs(x.const_view(), y.view()), absl::OkStatus());
   ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(),
                 "parallel_lm_head: max_m=-1; need max_m >= 0");
-  // 50 logits of f32 and three candidates a row.
+  // A row of workspace is 50 logits of f32 and three candidates.
   ExpectRefusal(plan->WorkspaceBytes(int64_t{1} << 56, 1).status(),
                 absl::StatusCode::kResourceExhausted,
                 "parallel_lm_head: max_m=72057594037927936");

@@ -15,17 +15,16 @@
 
 namespace quern {
 
-// A plan over the weights that `sources` show, one or more matrices [n, k] of
-// one dtype, stacked. Unimplemented in the name of `op`: weights of another
-// dtype than f32, bf16 and f16. Besides, what LinearWeights::Pack and
-// LinearPlan::Create refuse.
+// Creates a plan over the matrices `sources`, each [n, k] and all of one dtype,
+// stacked. Unimplemented, in the name of `op`, for weights other than f32, bf16
+// and f16. Also refuses what LinearWeights::Pack and LinearPlan::Create refuse.
 absl::StatusOr<LinearPlan> CreateRankLinear(
     absl::string_view op, const LinearSpec& spec,
     absl::Span<const LinearSource> sources, Executor& executor);
 
-// Bytes of workspace for max_m rows of row_bytes, and then for `linear`, which
-// may be null. InvalidArgument: max_m < 0 or max_workers < 1.
-// ResourceExhausted: more than 63 bits.
+// Bytes of workspace for max_m rows of row_bytes, followed by the workspace of
+// `linear`, which may be null. InvalidArgument if max_m < 0 or max_workers < 1.
+// ResourceExhausted for 2^63 bytes or more.
 absl::StatusOr<int64_t> RankWorkspaceBytes(absl::string_view op,
                                            int64_t row_bytes,
                                            const LinearPlan* linear,

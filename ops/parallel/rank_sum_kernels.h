@@ -10,8 +10,8 @@
 
 namespace quern {
 
-// out[i] = round((in[0][i] + in[1][i]) + ...), i < n, ranks >= 1: summed in
-// f32, rounded once. out may be one of in.
+// out[i] = round((in[0][i] + in[1][i]) + ...), i < n, ranks >= 1. Sums in f32,
+// in the order of ranks, and rounds once. out may be one of in.
 using RankSum = void (*)(const void* const* in, size_t ranks, void* out,
                          size_t n);
 

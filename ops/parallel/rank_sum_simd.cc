@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/parallel/rank_sum_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.
+// highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
 

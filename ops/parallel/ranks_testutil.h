@@ -16,7 +16,7 @@
 
 namespace quern {
 
-// fn(communicator) on a thread for each of `ranks` ranks.
+// Calls fn(communicator) for each of `ranks` ranks, each on its own thread.
 inline void RunRanks(int ranks,
                      absl::FunctionRef<void(ThreadCommunicator&)> fn) {
   auto group = ThreadCommunicator::CreateGroup(ranks);
@@ -46,7 +46,7 @@ inline void ExpectNoAllocation(ThreadCommunicator& c,
   calls();
   c.Barrier();
   if (c.rank() == 0) {
-    // The others end theirs before the scope does.
+    // The barrier makes the other ranks finish before the scope ends.
     EXPECT_NO_ALLOCATION(calls(); c.Barrier());
   } else {
     calls();

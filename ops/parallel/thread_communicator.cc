@@ -31,18 +31,18 @@
 namespace quern {
 namespace {
 
-// Bounds of chunks lie on multiples of this, so that in a dense matrix no two
-// ranks write to one cache line.
+// Chunks begin at multiples of this many elements, so that in a dense matrix no
+// two ranks write to one cache line.
 constexpr int64_t kChunkUnit = 64;
 
-// 64 pauses take a microsecond or a few: longer than a barrier among ranks that
-// all run. Beside a process that keeps one of two cores busy, yielding
-// made a barrier of two ranks six times as fast as spinning on: 33 against 210
-// microseconds (Zen 4, 2026).
+// Rounds of 64 pauses before a waiting rank yields its core. One round takes a
+// microsecond or a few, so a barrier among running ranks ends before. Next to a
+// process that keeps one of two cores busy, yielding makes a barrier of two
+// ranks take 33 us in place of 210 us (Zen 4, 2026).
 constexpr int kRoundsBeforeYield = 8;
 
-// fn(row, column, elements) for the pieces of rows that make up the elements
-// [begin, end) of a matrix, counted row by row.
+// Calls fn(row, column, elements) for the pieces of rows that make up the
+// elements [begin, end) of a matrix, counted row by row.
 template <typename Fn>
 void ForEachPiece(int64_t begin, int64_t end, int64_t cols, const Fn& fn) {
   while (begin < end) {
@@ -58,20 +58,20 @@ void ForEachPiece(int64_t begin, int64_t end, int64_t cols, const Fn& fn) {
 struct ThreadCommunicator::Group {
   explicit Group(int size) : ranks(size), may_spin(size <= AvailableCpus()) {}
 
-  // What a rank shows the others between two barriers.
+  // What one rank publishes to the others between two barriers.
   struct alignas(64) Slot {
     const char* data = nullptr;
     int64_t row_bytes = 0;
   };
 
   const int ranks;
-  const bool may_spin;  // else a spinner keeps a rank off its core: yield
+  const bool may_spin;  // otherwise yield at once: cores are too few
   std::array<Slot, kMaxRanks> slots;
   AlignedBuffer small;  // [2, ranks, kSmallBytes]
 
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<uint32_t> phase{0};
-  std::mutex mutex;  // held while phase changes, for those who sleep
+  std::mutex mutex;  // held while phase changes
   std::condition_variable next_phase;
 
   char* Small(int parity, int rank) {
@@ -79,7 +79,7 @@ struct ThreadCommunicator::Group {
   }
 
   void Wait() {
-    // Nobody can end this phase before this rank has arrived.
+    // The phase cannot end before this rank has arrived.
     const uint32_t now = phase.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks) {
       arrived.store(0, std::memory_order_relaxed);
@@ -100,7 +100,7 @@ struct ThreadCommunicator::Group {
         if (over()) return;
         if (may_spin) hwy::Pause();
       }
-      // Whoever is waited for may be waiting for this core.
+      // The rank that is late may be waiting for this core.
       if (!may_spin || round >= kRoundsBeforeYield) std::this_thread::yield();
     }
     std::unique_lock<std::mutex> lock(mutex);
@@ -138,8 +138,8 @@ void ThreadCommunicator::Publish(const AnyTensorView& x) noexcept {
   slot.row_bytes = x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 
-// Everyone writes where nobody reads any more: the same half was read two calls
-// ago, and the barrier of the last call came after that.
+// Writing to this half of the memory is safe: it was last read two calls ago,
+// and every rank has passed the barrier of the last call since.
 void ThreadCommunicator::SmallSum(const AnyTensorView& x) noexcept {
   const auto size = static_cast<int64_t>(SizeOf(x.dtype()));
   const int64_t row_bytes = x.extent(1) * size;
@@ -175,8 +175,8 @@ void ThreadCommunicator::AllReduceSum(const AnyTensorView& x) noexcept {
 
   Publish(x);
   group_->Wait();
-  // Rank r makes elements [r * chunk, (r + 1) * chunk) of the sum, in place:
-  // nobody else reads or writes those of its own x meanwhile.
+  // Rank r computes the elements [r * chunk, (r + 1) * chunk) of the sum in its
+  // own x, which no other rank reads or writes in that range meanwhile.
   const int64_t chunk = RoundUp(DivCeil(total, int64_t{ranks}), kChunkUnit);
   const auto begin = [&](int r) { return std::min(r * chunk, total); };
   const auto at = [&](int r, int64_t row, int64_t col) {

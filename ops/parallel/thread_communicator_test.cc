@@ -26,7 +26,7 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// What the header promises, one element at a time.
+// The sum that the header promises, one element at a time.
 std::vector<uint32_t> SumBits(DType dtype, const std::vector<Doubles>& parts) {
   std::vector<uint32_t> bits;
   for (size_t i = 0; i < parts[0].size(); ++i) {
@@ -51,7 +51,8 @@ TEST_P(ThreadCommunicatorTest, SumsInTheOrderOfRanksAndRoundsOnce) {
   };
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int ranks : {1, 2, 3, 4}) {
-      // Handed over, or read in place: chunks that end within rows.
+      // Shapes of small sums, and of sums in place whose chunks end within
+      // rows.
       for (const Shape& s :
            {Shape{0, 5, 5}, Shape{1, 1, 1}, Shape{3, 37, 40},
             Shape{1, 8192, 8192}, Shape{67, 259, 261}, Shape{3001, 7, 9}}) {
@@ -86,7 +87,7 @@ TEST_P(ThreadCommunicatorTest, SumsInTheOrderOfRanksAndRoundsOnce) {
 
 TEST(ThreadCommunicator, SumsSpecialsAsF32Does) {
   const double inf = INFINITY;
-  for (const int64_t copies : {1, 5000}) {  // handed over, in place
+  for (const int64_t copies : {1, 5000}) {  // small, in place
     const int64_t cols = 4 * copies;
     std::vector<std::unique_ptr<AnyMatrix>> x;
     for (const Doubles& values :
@@ -194,8 +195,9 @@ TEST(ThreadCommunicator, MovesBytes) {
   });
 }
 
-// More ranks than cores sleep; some come late, which makes others sleep too.
-// Calls of all kinds, one after another, so that one overtaking another shows.
+// More ranks than cores, so that ranks sleep, and late ranks, which make others
+// sleep. Calls of all kinds follow one another, so that one overtaking another
+// would show.
 TEST(ThreadCommunicator, KeepsManyCallsApart) {
   for (const int ranks : {2, 8}) {
     RunRanks(ranks, [ranks](ThreadCommunicator& c) {
@@ -229,7 +231,8 @@ TEST(ThreadCommunicator, KeepsManyCallsApart) {
   }
 }
 
-// A call has returned, so its memory may be used again: nobody reads it still.
+// After a call has returned, its memory may be overwritten, because no other
+// rank reads it any more.
 TEST(ThreadCommunicator, ReturnsWhenNobodyReadsAnyMore) {
   constexpr int64_t kCount = 4096;
   for (const int ranks : {2, 8}) {
@@ -238,7 +241,7 @@ TEST(ThreadCommunicator, ReturnsWhenNobodyReadsAnyMore) {
       for (int call = 0; call < 200; ++call) {
         std::fill(x.begin(), x.end(), c.rank() == 0 ? call : 0);
         c.Broadcast(x.data(), kCount * 4, 0);
-        if (c.rank() != 0) {  // which is ahead: it does not look
+        if (c.rank() != 0) {  // rank 0 is ahead; it does not look
           EXPECT_EQ(std::count(x.begin(), x.end(), call), kCount);
         }
         std::fill(x.begin(), x.end(), c.rank());
@@ -253,8 +256,8 @@ TEST(ThreadCommunicator, ReturnsWhenNobodyReadsAnyMore) {
   }
 }
 
-// One after another, without a barrier between: who is ahead must not write
-// where the others still read.
+// Small sums follow one another without a barrier. A rank that is ahead must
+// not write where others still read.
 TEST(ThreadCommunicator, KeepsSmallSumsApart) {
   for (const int ranks : {2, 8}) {
     RunRanks(ranks, [ranks](ThreadCommunicator& c) {

@@ -27,10 +27,11 @@ namespace {
 
 constexpr char kOp[] = "vocab_parallel_embedding";
 
-// Tokens whose rows are looked up at once.
+// Number of tokens whose rows are looked up at once.
 constexpr int64_t kBlock = 256;
 
-// What a rank has not: zero to all that it is added to.
+// Fills a row that this rank does not have with -0, the neutral element of
+// addition.
 void FillWithMinusZero(const AnyTensorView& out, int64_t row) {
   WithFloatType(out.dtype(), [&](auto type) {
     using T = decltype(type);

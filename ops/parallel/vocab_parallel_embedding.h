@@ -1,19 +1,18 @@
 #ifndef QUERN_OPS_PARALLEL_VOCAB_PARALLEL_EMBEDDING_H_
 #define QUERN_OPS_PARALLEL_VOCAB_PARALLEL_EMBEDDING_H_
 
-// The rows of a table that token ids name, where the table is divided over the
-// ranks as ops/parallel/vocab_shard.h says:
+// Gathers the rows of a table that token ids name, where the table is divided
+// over the ranks by ops/parallel/vocab_shard.h:
 //
 //   out[t, i] = round(scale * weight_of_owner[row of ids[t], i])  on every rank
 //
-// Each rank gathers what it has, and the ranks' parts are summed. The result is
-// exact, the sign of zero included: what a rank has not is -0, to which adding
-// anything leaves that. An id outside the vocabulary, which CheckArgs
-// refuses, gives zeros.
+// Each rank gathers the rows that it has, and the ranks' parts are summed. The
+// result is exact, including the sign of zero, because a rank fills rows that
+// it does not have with -0, and -0 + x = x for every x. An id outside the
+// vocabulary, which CheckArgs refuses, gives zeros.
 //
-// Added ids are looked up where they are for any number of ranks, one included.
-// vLLM does not with one rank, and reads the padding instead where `original`
-// is no multiple of `padding`.
+// Added ids are found for any number of ranks. (vLLM reads padding for them
+// with one rank, if `original` is not a multiple of `padding`.)
 
 #include <cstdint>
 
@@ -33,13 +32,13 @@ struct VocabParallelEmbeddingSpec {
   VocabSpec vocab;
   int64_t hidden = 0;                // columns, >= 1
   DType weight_dtype = DType::kF32;  // f32, bf16 or f16
-  DType out_dtype = DType::kF32;     // the same three, any pair
+  DType out_dtype = DType::kF32;     // f32, bf16 or f16; any pair is legal
   float scale = 1;                   // finite
 };
 
 class VocabParallelEmbeddingPlan {
  public:
-  // What VocabShard::Create and VocabEmbeddingPlan::Create refuse.
+  // Refuses what VocabShard::Create and VocabEmbeddingPlan::Create refuse.
   static absl::StatusOr<VocabParallelEmbeddingPlan> Create(
       const VocabParallelEmbeddingSpec& spec, const Communicator& communicator);
 
@@ -48,16 +47,17 @@ class VocabParallelEmbeddingPlan {
   const VocabParallelEmbeddingSpec& spec() const { return spec_; }
   const VocabShard& shard() const { return shard_; }
 
-  // Whether Execute may be called with these: dtypes, shapes, strides, memory,
-  // aliasing, and that each id is in [0, vocab.ids()). O(tokens).
+  // Whether Execute may be called with these arguments: checks dtypes, shapes,
+  // strides, memory and aliasing, and that each id is in [0, vocab.ids()).
+  // O(tokens).
   absl::Status CheckArgs(IndexView ids, const AnyTensorView& weight,
                          const AnyTensorView& out) const;
 
-  // ids[tokens], the same on all ranks; weight[shard().rows(), hidden], as
-  // LoadVocabShard fills it -> out[tokens, hidden]. Rows may have any stride;
-  // out does not overlap weight. tokens = 0 does nothing. Allocates nothing.
-  // Called by all ranks; from several threads of a rank with a communicator
-  // for each.
+  // ids[tokens], the same on all ranks, and weight[shard().rows(), hidden], as
+  // LoadVocabShard fills it, -> out[tokens, hidden]. Collective. Rows may have
+  // any stride; out must not overlap weight. tokens = 0 does nothing. Allocates
+  // nothing. Several threads of a rank may call it at once, each with its own
+  // communicator.
   void Execute(IndexView ids, const AnyTensorView& weight,
                const AnyTensorView& out, Communicator& communicator,
                Executor& executor) const noexcept;

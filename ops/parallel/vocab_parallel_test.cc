@@ -30,7 +30,7 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// vLLM's vectors: ids 0 to 7 and added ids 8 to 11 over two ranks, with two
+// vLLM's example: ids 0 to 7 and added ids 8 to 11 over two ranks, with two
 // rows of padding after each kind.
 TEST(VocabShard, HasVllmsRows) {
   const VocabShard shards[2] = {{0, 4, 2, 8, 10, 2}, {4, 8, 2, 10, 12, 2}};
@@ -51,7 +51,7 @@ TEST(VocabShard, HasVllmsRows) {
 }
 
 TEST(VocabShard, CutsWhereTheVocabularyEnds) {
-  // P_org = 128 and P = 192, of which a rank has 32 and 16.
+  // P_org = 128 and P = 192, so that each of four ranks has 32 and 16 rows.
   const VocabSpec spec = {70, 20, 64};
   EXPECT_EQ(spec.padded_original(), 128);
   EXPECT_EQ(spec.padded(), 192);
@@ -168,7 +168,8 @@ TEST(VocabShard, Refuses) {
 class VocabParallelEmbeddingTest : public IsaTest {};
 QUERN_INSTANTIATE_ISA_TEST(VocabParallelEmbeddingTest);
 
-// The rows of one rank's table, to the sign of zero; padding is not read.
+// Every rank gets the rows of a single rank's table, including the sign of
+// zero. Padding rows hold NaN and must not be read.
 TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
   TestRng rng;
   auto executor = HwyExecutor::Create(2);
@@ -192,7 +193,7 @@ TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
                                     : rng.Uniform(-2, 2));
       }
       for (const Types types : all) {
-        // One width is enough for what differs.
+        // Pairs of different dtypes need only one width.
         if (hidden != 37 && types.weight != types.out) continue;
         for (const int ranks : {1, 2, 4}) {
           for (const int64_t tokens :
@@ -207,7 +208,7 @@ TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
               want.insert(want.end(), table.begin() + id * hidden,
                           table.begin() + (id + 1) * hidden);
             }
-            // By way of the weight's dtype.
+            // The table's values are rounded to the weight's dtype first.
             const AnyMatrix rows(types.weight, want, tokens, hidden, hidden);
             const AnyMatrix expected(types.out, rows.doubles(), tokens, hidden,
                                      hidden);
@@ -237,7 +238,7 @@ TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
               ASSERT_EQ(plan->CheckArgs(view, weight.const_view(), out.view()),
                         absl::OkStatus());
               plan->Execute(view, weight.const_view(), out.view(), c,
-                            **executor);  // ranks take turns
+                            **executor);  // the ranks' calls take turns on it
               EXPECT_EQ(out.bits(), expected.bits())
                   << "rank " << c.rank() << " of " << ranks;
             });

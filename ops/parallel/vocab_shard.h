@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_PARALLEL_VOCAB_SHARD_H_
 #define QUERN_OPS_PARALLEL_VOCAB_SHARD_H_
 
-// Which rows of a vocabulary's table belong to which rank. Of `original` ids,
-// `added` ids after them, and size ranks:
+// Which rows of a vocabulary's table belong to which rank. The vocabulary has
+// `original` ids, then `added` ids, and is divided over `size` ranks:
 //
 //   P_org = original rounded up to padding
 //   P     = P_org + added, rounded up to padding
@@ -24,7 +24,7 @@
 namespace quern {
 
 struct VocabSpec {
-  // Ids are below this, so that an id fits in 32 bits.
+  // Upper bound of the number of ids, so that an id fits in 32 bits.
   static constexpr int64_t kMaxIds = (int64_t{1} << 30);
 
   int64_t original = 0;  // >= 1
@@ -37,7 +37,7 @@ struct VocabSpec {
 };
 
 struct VocabShard {
-  // Where the ids are not of this rank.
+  // RowOf an id that another rank has.
   static constexpr int64_t kNotHere = -1;
 
   int64_t original_begin = 0;
@@ -47,8 +47,8 @@ struct VocabShard {
   int64_t added_end = 0;
   int64_t added_padding = 0;
 
-  // InvalidArgument: a number of spec out of range; P_org or P - P_org that is
-  // no multiple of size; a rank outside [0, size).
+  // InvalidArgument if a number of spec is out of range, P_org or P - P_org is
+  // not a multiple of size, or rank is outside [0, size).
   static absl::StatusOr<VocabShard> Create(const VocabSpec& spec, int rank,
                                            int size);
 
@@ -67,16 +67,16 @@ struct VocabShard {
   }
 };
 
-// For logits gathered from whole shards: element i is the column among P that
-// comes i-th when all original ids come first, rank by rank, then all added
-// ones, then all padding. Empty if size < 2: nothing is out of order. Refuses
-// what VocabShard::Create refuses.
+// The order of columns in logits that were gathered from whole shards. Taking
+// the columns in this order gives all original ids, rank by rank, then all
+// added ids, then all padding. Empty if size < 2, because the columns are then
+// in order. Refuses what VocabShard::Create refuses.
 absl::StatusOr<std::vector<int64_t>> GatheredVocabOrder(const VocabSpec& spec,
                                                         int size);
 
 // Fills a shard of the table: its original rows from table[original, n], zeros
-// elsewhere. to[shard.rows(), n] has table's dtype; rows of both may have any
-// stride. InvalidArgument for other shapes, or if they overlap.
+// elsewhere. `to` is [shard.rows(), n], of the dtype of `table`; rows of both
+// may have any stride. InvalidArgument for other shapes, or if they overlap.
 absl::Status LoadVocabShard(const VocabShard& shard, const AnyTensorView& table,
                             const AnyTensorView& to);
 

@@ -27,8 +27,8 @@ namespace {
 
 constexpr char kOp[] = "mpi_communicator";
 
-// Copies `count` elements of a matrix, counted row by row from `begin`, to or
-// from dense memory.
+// Copies `count` elements of a matrix, counted row by row from element `begin`,
+// to or from dense memory.
 enum class Direction { kPack, kUnpack };
 void MovePiece(const AnyTensorView& x, int64_t begin, int64_t count,
                char* dense, Direction direction) {
@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<MpiCommunicator>> MpiCommunicator::Create(
   QUERN_RETURN_IF_ERROR(CheckRange(
       kOp, "scratch_bytes", scratch_bytes,
       std::max(kMinScratchBytes, int64_t{64} * size), kMaxScratchBytes));
-  // Zeros: what is sent without having been written is at least a number.
+  // Both buffers start as zeros, because padding elements are sent and summed
+  // without having been written and must be valid numbers.
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer own,
                          AlignedBuffer::Create(scratch_bytes));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer all,
@@ -94,8 +95,8 @@ MpiCommunicator::~MpiCommunicator() { MPI_Comm_free(&comm_); }
 
 void MpiCommunicator::Barrier() noexcept { MPI_Barrier(comm_); }
 
-// Sums the `count` elements in own_ of all ranks; the sum is where the result
-// says.
+// Sums the `count` elements that each rank has in own_, and returns where the
+// sum lies: in own_ or in all_.
 const char* MpiCommunicator::SumPiece(int64_t count, int64_t size,
                                       RankSum sum) noexcept {
   std::array<const void*, kMaxRanks> in;
@@ -130,7 +131,8 @@ void MpiCommunicator::AllReduceSum(const AnyTensorView& x) noexcept {
   const int64_t total = x.extent(0) * x.extent(1);
   if (size_ == 1 || total == 0) return;
   const auto size = static_cast<int64_t>(SizeOf(x.dtype()));
-  // A multiple of the ranks, so that shares fit.
+  // The size of a piece is a multiple of the number of ranks, so that the
+  // ranks' shares fit in all_.
   const int64_t room = static_cast<int64_t>(all_.bytes()) / size;
   const int64_t piece = room / size_ * size_;
   for (int64_t begin = 0; begin < total; begin += piece) {
@@ -158,7 +160,8 @@ void MpiCommunicator::GatherColumns(const AnyTensorView& shard,
   const int64_t rows = shard.extent(0);
   if (size_ == 1) return CopyColumns(shard, out);
   const auto size = static_cast<int64_t>(SizeOf(shard.dtype()));
-  // Pieces of rows by columns, of which all_ has room for one from each rank.
+  // Sends pieces of rows by columns, of a size for which all_ has room from
+  // every rank.
   const int64_t room = static_cast<int64_t>(all_.bytes()) / size_ / size;
   const int64_t max_cols = std::min(room, shards.width);
   const int64_t max_rows = std::min(room / max_cols, rows);
@@ -166,7 +169,7 @@ void MpiCommunicator::GatherColumns(const AnyTensorView& shard,
   char* to = static_cast<char*>(out.mutable_data());
   for (int64_t col = 0; col < shards.width; col += max_cols) {
     const int64_t cols = std::min(max_cols, shards.width - col);
-    // What of these columns a rank has.
+    // Bytes of the columns [col, col + cols) that rank r has.
     const auto width = [&](int r) {
       return static_cast<size_t>(
           std::clamp<int64_t>(shards.Count(r) - col, 0, cols) * size);

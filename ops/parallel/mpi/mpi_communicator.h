@@ -8,11 +8,11 @@
 //                          MpiCommunicator::Create(MPI_COMM_WORLD));
 //   plan.Execute(x, y, scratch, *communicator, executor);
 //
-// MPI moves bytes; sums are made here, in the order of ranks, because MPI's own
-// promise no order. An all-reduce exchanges shares, sums the own one and
-// gathers the sums; of a small one everyone gets everything and sums it all.
-// Matrices go through the communicator's scratch in pieces. Errors of MPI end
-// the process.
+// MPI only moves bytes. Sums are computed here, in the order of ranks, because
+// MPI's own reductions promise no order. In a large all-reduce each rank sums
+// one share and the sums are gathered; in a small one every rank receives
+// everything and sums it all. Matrices pass through the communicator's scratch
+// in pieces. An MPI error ends the process.
 
 #include <mpi.h>
 
@@ -29,21 +29,22 @@ namespace quern {
 
 class MpiCommunicator final : public Communicator {
  public:
-  // As ThreadCommunicator's.
+  // Same limit as ThreadCommunicator's.
   static constexpr int kMaxRanks = 1024;
   static constexpr int64_t kMinScratchBytes = 4096;
   static constexpr int64_t kMaxScratchBytes = int64_t{1} << 30;
-  // A piece of at most so many bytes is summed by everyone.
+  // Pieces of at most this many bytes are summed by every rank.
   static constexpr int64_t kSmallBytes = 4096;
 
-  // Called by all processes of `parent`, which is duplicated, with the same
-  // scratch_bytes: of each of two buffers; at least 64 for each rank.
-  // InvalidArgument: MPI is not initialised, more than kMaxRanks processes,
-  // scratch_bytes out of range. ResourceExhausted if the memory cannot be had.
+  // Collective over `parent`, which is duplicated. All processes give the same
+  // scratch_bytes, the size of each of two buffers; at least 64 for each rank.
+  // InvalidArgument if MPI is not initialised, there are more than kMaxRanks
+  // processes, or scratch_bytes is out of range. ResourceExhausted if the
+  // memory cannot be allocated.
   static absl::StatusOr<std::unique_ptr<MpiCommunicator>> Create(
       MPI_Comm parent, int64_t scratch_bytes = int64_t{1} << 20);
 
-  // Called by all processes, before MPI_Finalize.
+  // Collective; must run before MPI_Finalize.
   ~MpiCommunicator() override;
 
   // Instruction set of the sums, chosen at Create, e.g. "AVX3_ZEN4".
@@ -68,7 +69,7 @@ class MpiCommunicator final : public Communicator {
   int size_;
   RankSumKernels kernels_;
   AlignedBuffer own_;  // what this rank sends
-  AlignedBuffer all_;  // what it gets; of equal size
+  AlignedBuffer all_;  // what this rank receives
 };
 
 }  // namespace quern

@@ -1,6 +1,6 @@
-// Run it on several processes, as .ci/run mpi does: mpirun -n 4 <this binary>.
-// What ranks as processes compute is compared, bit for bit, with what ranks as
-// threads do, of which each process runs as many.
+// Runs on several processes, as in .ci/run mpi: mpirun -n 4 <this binary>.
+// Compares, bit for bit, what ranks as processes compute with what ranks as
+// threads compute; each process runs a full group of threads for that.
 
 #include "quern/ops/parallel/mpi/mpi_communicator.h"
 
@@ -48,7 +48,7 @@ std::unique_ptr<MpiCommunicator> World(int64_t scratch_bytes) {
   return *std::move(world);
 }
 
-// The same numbers in every process, others for every `stream`.
+// Random numbers that are the same in every process and depend on `stream`.
 Doubles Reals(uint64_t stream, int64_t count) {
   TestRng rng(stream);
   Doubles v;
@@ -89,7 +89,8 @@ TEST(MpiCommunicator, GathersColumns) {
   for (const int64_t scratch : {int64_t{4096}, int64_t{1} << 20}) {
     const auto world = World(scratch);
     const int ranks = world->size(), rank = world->rank();
-    // The last shard is full, cut, or empty; one is wider than the scratch.
+    // The last shard is full, cut, or empty; one shard is wider than the
+    // scratch.
     for (const ColumnShards shards :
          {ColumnShards{int64_t{5} * ranks, 5}, ColumnShards{4 * ranks - 2, 4},
           ColumnShards{3, 3}, ColumnShards{3000 * ranks - 7, 3000}}) {
@@ -129,7 +130,7 @@ TEST(MpiCommunicator, BroadcastsAndWaits) {
   world->Barrier();
 }
 
-// A model in little: embedding, a block, logits, and their largest.
+// Results of a miniature model: embedding, a block, logits, and their largest.
 struct Results {
   std::vector<uint32_t> logits;
   std::vector<int64_t> tokens;
@@ -221,7 +222,7 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   const int ranks = quern::Ranks();
-  // A launcher of another MPI starts as many processes, each of them alone.
+  // A launcher of another MPI starts processes that each believe to be alone.
   if (argc > 1 && argv[1] != "--ranks=" + std::to_string(ranks)) {
     std::fprintf(stderr, "%s asked for, there are %d\n", argv[1], ranks);
     return 1;
