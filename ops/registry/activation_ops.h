@@ -6,11 +6,11 @@
 
 namespace quern {
 
-// silu_and_mul, mul_and_silu, gelu_and_mul, gelu_and_mul_sparse,
-// swigluoai_and_mul, fatrelu_and_mul; silu, gelu, gelu_new, gelu_fast,
-// quick_gelu, relu2, xielu. Providers: simd, and reference, which rounds as
-// ops/registry/native_activation.h says. x is [..., n], and n even where it is
-// gated: equations in ops/activation/act_and_mul.h and activation.h.
+// Gated: silu_and_mul, mul_and_silu, gelu_and_mul, gelu_and_mul_sparse,
+// swigluoai_and_mul, fatrelu_and_mul. Others: silu, gelu, gelu_new, gelu_fast,
+// quick_gelu, relu2, xielu. x is [..., n]; gated operators need an even n.
+// Equations are in ops/activation/act_and_mul.h and activation.h. Providers:
+// simd, and reference, which rounds as ops/registry/native_activation.h says.
 absl::Status RegisterActivationOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -9,11 +9,11 @@
 
 namespace quern {
 
-// Every operator of this library that has a name.
+// Registers every operator of this library that has a name.
 absl::Status RegisterAllOps(OpRegistry& registry);
 
-// The table of ops/README.md: a line for each operator and, for each dtype, the
-// providers that take it, first choice first. Internal if an operator takes
+// The table of ops/README.md: one line for each operator, and for each dtype
+// the providers that take it, first choice first. Internal if an operator takes
 // none of its examples.
 absl::StatusOr<std::string> ListOps(const OpRegistry& registry);
 

@@ -59,9 +59,9 @@ Codes Interleaved(const Codes& a, const Codes& b) {
   return both;
 }
 
-// int8 or e4m3.
+// Quantised bytes, int8 or e4m3.
 struct CodeBytes {
-  // Numbers that are ordered as the values are.
+  // Maps a code to an integer; codes compare as the values that they stand for.
   int Ordered(size_t i) const {
     const int code = bytes[i];
     if (dtype == DType::kI8) return code < 128 ? code : code - 256;
@@ -91,8 +91,8 @@ class AllOpsTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 
-// Whether an operator takes the books of a step, which attention_ops_test.cc
-// and model_ops_test.cc fill.
+// Whether an operator takes the state of a step (AttentionStep, SamplingStep)
+// or a KvLayout. attention_ops_test.cc and model_ops_test.cc test those.
 bool TakesBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
     if (param.object == "AttentionStep" || param.object == "SamplingStep" ||
@@ -103,8 +103,8 @@ bool TakesBooks(const OpSchema& schema) {
   return false;
 }
 
-// Every operator: simd on this instruction set, within 16-bit rounding of the
-// reference.
+// For every operator, simd on this instruction set must agree with the
+// reference within 16-bit rounding.
 TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
   TestRng rng;
   const OpDispatcher ops(registry_, OpPolicy());
@@ -122,7 +122,8 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
       const auto reference = ops.MakeFrom("reference", name, args);
       ASSERT_TRUE(reference.ok()) << reference.status();
 
-      // Each its own memory: some are written.
+      // simd and reference have separate memory, because some tensors are
+      // written.
       std::vector<AnyTensorView> tensors[2];
       std::vector<std::unique_ptr<AnyMatrix>> memory;
       std::vector<std::unique_ptr<std::vector<int32_t>>> indices;
@@ -137,7 +138,7 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
           strides[d] = stride;
           stride *= extents[d];
         }
-        // The static scale.
+        // The scale of static_quant_fp8 must be positive.
         const bool positive =
             name == "static_quant_fp8" && tensors[0].size() == 1;
         const auto values =
@@ -172,7 +173,7 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
         if (const auto* meta = std::get_if<TensorMeta>(&(*arranged)[i])) {
           add(*meta);
         } else if (op.schema.params[i].type == OpType::kTensor) {
-          for (auto& list : tensors) list.emplace_back();  // left out
+          for (auto& list : tensors) list.emplace_back();  // optional, omitted
         }
       }
       const auto shapes = registry_.InferShapes(name, args);
@@ -182,8 +183,9 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
       Execute(*made->op, tensors[0]);
       Execute(*reference->op, tensors[1]);
 
-      // Chains of up to 8 roundings of numbers up to 16; of linear layers sums
-      // of 64 products up to 9, and one rounding of what is below 256.
+      // Error bounds: chains of up to 8 roundings of numbers up to 16; for
+      // linear layers, sums of 64 products up to 9 and one rounding of a result
+      // below 256.
       const bool sums = absl::StrContains(name, "linear") ||
                         absl::StrContains(name, "lm_head");
       const double bound = dtype == DType::kBF16  ? (sums ? 1.0 : 0.5)
@@ -194,7 +196,7 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
         EXPECT_TRUE(
             AllClose(memory[i]->doubles(), memory[i + 1]->doubles(), bound));
       }
-      // Where a quotient is near a tie, the next code.
+      // Codes may differ by one where a quotient is near a tie.
       for (size_t i = 0; i + 1 < codes.size(); i += 2) {
         for (size_t j = 0; j < codes[i]->bytes.size(); ++j) {
           EXPECT_NEAR(codes[i]->Ordered(j), codes[i + 1]->Ordered(j), 1) << j;
@@ -287,9 +289,9 @@ TEST(ReferenceOpsTest, ReproduceTheNativeGoldenVectors) {
     ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
     made->op->Execute(tensors, executor);
     Codes got = out.bits();
-    // 1 + erf(-3.36) is 34.1 units of 2^-24: 34 by a C library, 33 by oneDNN's
-    // polynomial for AVX-512 (3.7.2), which is what the framework calls for
-    // this operator and the vector was made by.
+    // 1 + erf(-3.36) is 34.1 units of 2^-24. A C library gives 34; oneDNN's
+    // polynomial for AVX-512 (3.7.2), by which the framework made the vector,
+    // gives 33.
     if (c.want[0] == 0xb6cc) {
       EXPECT_EQ(got[0], 0xb6d2u);
       got[0] = 0xb6cc;
@@ -342,7 +344,7 @@ TEST(ReferenceOpsTest, ReproduceTheNativeNorms) {
                              0xbd3d, 0x3f82, 0xbf15, 0x3fb0}));
 }
 
-// Both providers: no quotient of these is near a tie.
+// The vectors hold for both providers, because no quotient is near a tie.
 TEST(ReferenceOpsTest, ReproduceTheFp8GoldenVectors) {
   OpRegistry registry;
   ASSERT_EQ(RegisterAllOps(registry), absl::OkStatus());
@@ -463,7 +465,7 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
           .message(),
       "weight is not [8]"));
   const OpDispatcher ops(registry, OpPolicy());
-  // In the operator's name, and by Make as well.
+  // A refusal begins with the operator's name, from Make as well.
   for (const char* op : {"silu_and_mul", "gelu_and_mul"}) {
     const NamedArgs odd = {{"x", TensorMeta{DType::kF32, {2, 7}}}};
     const std::string words = std::string(op) + ": act_and_mul: x has 7";

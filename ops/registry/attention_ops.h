@@ -14,21 +14,23 @@
 
 namespace quern {
 
-// What a step knows of its sequences. paged_attention is made with the address
-// of one, which the engine fills again for each step, before CheckArgs,
-// WorkspaceBytes and Execute. Layers with different windows have one each.
+// What one step knows of its sequences. paged_attention is made with the
+// address of an AttentionStep, which the engine refills for each step, before
+// CheckArgs, WorkspaceBytes and Execute. Layers with different windows need one
+// each.
 struct AttentionStep {
   PageTable pages;
-  // Built with a spec that has the operator's heads and windows.
+  // Must be built with a spec of the operator's heads and windows.
   AttentionSchedule schedule;
-  // What steps have at most. With max_sequences > 0, WorkspaceBytes is enough
-  // for every step of up to max_rows tokens within these limits; without, for
-  // the schedule above.
+  // Upper limits over all steps. With max_sequences > 0, WorkspaceBytes is
+  // enough for every step of up to max_rows tokens within these limits;
+  // otherwise it is enough for the schedule above only.
   AttentionLimits limits = {};
 };
 
-// The pages of one layer as the tensor `cache` below: u8[pages, page_bytes].
-// Keys, values and scales lie in pages one after another, as KvCache has them.
+// The pages of one layer as the operators' tensor `cache`: u8[pages,
+// page_bytes]. Keys, values and scales lie in pages one after another, as in
+// KvCache.
 inline AnyTensorView CachePages(const KvCacheView& layer) {
   const int64_t bytes = layer.layout().page_bytes();
   return AnyTensorView(DType::kU8, static_cast<void*>(layer.k().data), 2,
@@ -36,16 +38,18 @@ inline AnyTensorView CachePages(const KvCacheView& layer) {
 }
 
 // write_kv: key and value[tokens, kv_heads, head_dim], with any token and head
-// strides, go to slots[tokens] (i64) of cache[pages, page_bytes], whose layout
-// is copied. paged_attention: query[tokens, q_heads, head_dim] against the keys
-// and values of `step`. Equations, roundings and refusals: cache/write_kv.h and
-// attention/paged_attention.h. alibi_slopes and sinks are f32[q_heads].
+// strides, go to slots[tokens] (i64) of cache[pages, page_bytes]; the layout is
+// copied. paged_attention: query[tokens, q_heads, head_dim] attends to the keys
+// and values of `step`. alibi_slopes and sinks are f32[q_heads]. Equations,
+// roundings and refusals are in cache/write_kv.h and
+// attention/paged_attention.h.
 //
-// Providers: simd, and reference, plain loops with sums in double on the
-// calling thread. Both take layouts without scales, or with one for each token
-// and head; Unimplemented for others, whose scales lie outside the pages.
+// Providers: simd, and reference, which runs plain loops with sums in double on
+// the calling thread. Both take layouts without scales, or with a scale for
+// each token and head. They return Unimplemented for the other scales, which
+// lie outside the pages.
 //
-// Brings gemm, cache and attention along.
+// Registering these operators links gemm, cache and attention.
 absl::Status RegisterAttentionOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-// write_kv and paged_attention by name: the bits of the plans that they wrap,
-// and references that agree with them.
+// write_kv and paged_attention by name: simd must have the bits of the wrapped
+// plans, and the reference must agree with it.
 
 #include "quern/ops/registry/attention_ops.h"
 
@@ -56,7 +56,7 @@ class AttentionOpsTest : public OpFixture {
 
   static constexpr int64_t kQueryHeads = 4, kKvHeads = 2, kHeadDim = 16;
   static constexpr int64_t kPages = 8, kPageSize = 16;
-  // Two sequences: a prompt's tail and a decode step.
+  // Two sequences: the tail of a prompt, and a decode step.
   const std::vector<int64_t> q_lens_ = {5, 1};
   const std::vector<int64_t> kv_lens_ = {37, 18};
   static constexpr int64_t kTokens = 6, kKeys = 37 + 18;
@@ -84,7 +84,7 @@ class AttentionOpsTest : public OpFixture {
   KvCache NewCache() {
     auto cache = KvCache::Create(layout_, kPages, 1);
     EXPECT_TRUE(cache.ok());
-    // Pages begin equal: padding is compared as well.
+    // All pages start as zeros, because padding is compared as well.
     std::memset(cache->Layer(0).k().data, 0, cache->bytes());
     return *std::move(cache);
   }
@@ -95,7 +95,7 @@ class AttentionOpsTest : public OpFixture {
   TensorMeta CacheMeta() const {
     return {DType::kU8, {kPages, layout_.page_bytes()}};
   }
-  // Keys, or values, that are columns of wider rows.
+  // Keys, or values, as columns of wider rows.
   static AnyTensorView Columns(Floats& rows, int64_t first) {
     return TensorView<float, 3>(rows.data() + first,
                                 {kKeys, kKvHeads, kHeadDim},
@@ -258,7 +258,7 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
                      : ToDouble(
                            reinterpret_cast<const BFloat16*>(bytes.data())[i]);
         };
-        // Values up to 3; weights and results of bf16 have 8 bits.
+        // Values are up to 3, and bf16 weights and results have 8 bits.
         EXPECT_NEAR(value(got), value(want),
                     c.query == DType::kF32 ? 1e-4 : 0.05)
             << i;

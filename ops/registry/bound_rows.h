@@ -1,8 +1,9 @@
 #ifndef QUERN_OPS_REGISTRY_BOUND_ROWS_H_
 #define QUERN_OPS_REGISTRY_BOUND_ROWS_H_
 
-// What the operators on rows are made of here: [..., n] as [rows, n], a scalar
-// view of a row, and the forms of BoundOp: of a plan, of a loop, of calls.
+// Building blocks of the operators on rows: [..., n] viewed as [rows, n], a
+// scalar view of a row, and three kinds of BoundOp: on a plan, on a loop over
+// rows, and on two functions.
 
 #include <cstdint>
 #include <functional>
@@ -29,14 +30,15 @@
 
 namespace quern {
 
-// [..., n] as [rows, n]. A view whose leading dimensions are not one stride, or
-// of 2^63 rows or more, stays as it is, and most plans refuse its rank.
+// Views [..., n] as [rows, n]. A view whose leading dimensions have no common
+// stride, or that has 2^63 rows or more, is returned unchanged, and most plans
+// then refuse its rank.
 inline AnyTensorView AsRows(const AnyTensorView& v) {
   if (v.rank() < 1 || v.rank() == 2 || v.rank() > AnyTensorView::kMaxRank) {
     return v;
   }
   const int last = v.rank() - 1;
-  // The stride of a dimension of extent 1 is not used and may be any number.
+  // The stride of a dimension of extent 1 is meaningless and is skipped.
   int64_t rows = 1, row_stride = v.extent(last), want_stride = 0;
   for (int d = last; d-- > 0;) {
     const int64_t extent = v.extent(d);
@@ -63,7 +65,7 @@ inline absl::Status CheckTensorCount(absl::string_view op,
                     static_cast<int64_t>(want), "the schema has");
 }
 
-// The dtype that `text` names, or `fallback` for no text.
+// Returns the dtype that `text` names, or `fallback` if text is empty.
 inline absl::StatusOr<DType> DTypeOr(absl::string_view op,
                                      absl::string_view field,
                                      const std::string& text, DType fallback) {
@@ -73,7 +75,8 @@ inline absl::StatusOr<DType> DTypeOr(absl::string_view op,
   return InvalidArgument(op, field, ": ", dtype.status().message());
 }
 
-// Ids, positions and row numbers: i32 or i64.
+// InvalidArgument unless the tensor, of ids, positions or row numbers, is i32
+// or i64.
 inline absl::Status CheckIndexView(absl::string_view op,
                                    absl::string_view field,
                                    const AnyTensorView& v,
@@ -86,7 +89,7 @@ inline absl::Status CheckIndexMeta(absl::string_view op,
                                    const TensorMeta& meta) {
   return CheckDTypeIn(op, field, meta.dtype, {DType::kI32, DType::kI64});
 }
-// All elements of a dense view, as one vector.
+// Views all elements of a dense tensor as one vector.
 inline IndexView IndicesOf(const AnyTensorView& v) {
   int64_t size = 1;
   for (int d = 0; d < v.rank(); ++d) size *= v.extent(d);
@@ -96,11 +99,11 @@ inline IndexView IndicesOf(const AnyTensorView& v) {
   return DenseVector(static_cast<const int32_t*>(v.data()), size);
 }
 
-// A plan with CheckArgs(x, out) and Execute(x, out, executor).
+// An operator on a plan with CheckArgs(x, out) and Execute(x, out, executor).
 template <class Plan>
 class BoundRowPlan final : public BoundOp {
  public:
-  // `op` is of a literal.
+  // `op` must point to a literal.
   BoundRowPlan(absl::string_view op, Plan plan)
       : op_(op), plan_(std::move(plan)) {}
 
@@ -128,13 +131,13 @@ absl::StatusOr<std::unique_ptr<BoundOp>> BindRowPlan(
   return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(op, *std::move(plan)));
 }
 
-// Two functions, for what neither of the other forms fits.
+// An operator on two functions, for plans that fit no other kind.
 class BoundCalls final : public BoundOp {
  public:
   using Tensors = absl::Span<const AnyTensorView>;
   using Check = std::function<absl::Status(Tensors)>;
   using Call = std::function<void(Tensors, Executor&)>;
-  // `target` is a literal or a plan's.
+  // `target` must point to a literal or belong to the plan.
   BoundCalls(const char* target, Check check, Call call)
       : target_(target), check_(std::move(check)), call_(std::move(call)) {}
 
@@ -154,15 +157,16 @@ class BoundCalls final : public BoundOp {
   Call call_;
 };
 
-// Elements as f32, rounded to the dtype when they are set. f32, bf16, f16, i8
-// (of whole numbers in its range) or e4m3 (of numbers up to 448, or NaN).
+// A row whose elements are read as f32, and rounded to its dtype when written:
+// f32, bf16, f16, i8 (whole numbers in its range) or e4m3 (numbers up to 448,
+// or NaN).
 class ScalarRow {
  public:
   // Row i of [..., n], counted over all dimensions but the last.
   ScalarRow(const AnyTensorView& rows, int64_t i) : dtype_(rows.dtype()) {
     int64_t step = 0;
     for (int d = rows.rank() - 1; d-- > 0;) {
-      // The stride of a dimension of extent 1 may be any number.
+      // The stride of a dimension of extent 1 is meaningless and is skipped.
       if (rows.extent(d) <= 1) continue;
       step += i % rows.extent(d) * rows.stride(d);
       i /= rows.extent(d);
@@ -201,15 +205,16 @@ class ScalarRow {
   DType dtype_;
 };
 
-// How a loop over rows sees a tensor.
+// Which row of a tensor a loop over rows is given.
 enum class RowOf : uint8_t {
-  kMatrix,   // row by row
-  kVector,   // the same for every row
-  kNothing,  // a null row: what was not promised is not looked at
+  kMatrix,   // row t in turn t
+  kVector,   // always row 0
+  kNothing,  // a null row, because the tensor must not be read
 };
 
-// fn(row of each tensor), row by row on the calling thread. It takes what
-// `fast`, the implementation beside it, takes.
+// An operator that calls fn(row of each tensor) row by row on the calling
+// thread. It accepts the arguments that `fast`, the fast implementation,
+// accepts.
 class BoundRowLoop final : public BoundOp {
  public:
   using Fn = std::function<void(absl::Span<const ScalarRow>)>;
@@ -254,7 +259,7 @@ class BoundRowLoop final : public BoundOp {
   Fn fn_;
 };
 
-// The last extent; InvalidArgument for a tensor of no dimension.
+// Returns the last extent; InvalidArgument for a tensor of rank 0.
 inline absl::StatusOr<int64_t> LastExtent(absl::string_view op,
                                           absl::string_view field,
                                           const TensorMeta& meta) {
@@ -262,7 +267,7 @@ inline absl::StatusOr<int64_t> LastExtent(absl::string_view op,
   return InvalidArgument(op, field, " has rank 0; need at least 1");
 }
 
-// The rows of [..., n]; InvalidArgument for 2^63 or more.
+// Returns the number of rows of [..., n]; InvalidArgument for 2^63 or more.
 inline absl::StatusOr<int64_t> LeadingRows(absl::string_view op,
                                            absl::string_view field,
                                            const TensorMeta& meta) {

@@ -42,7 +42,7 @@ TEST(AsRowsTest, JoinsDimensionsOfOneStride) {
     Dims extents;
     Dims strides;
     int64_t rows;
-    int64_t stride;  // 0: any
+    int64_t stride;  // 0: not checked
   };
   const Case cases[] = {
       {1, {8}, {1}, 1, 0},
@@ -50,7 +50,7 @@ TEST(AsRowsTest, JoinsDimensionsOfOneStride) {
       {3, {2, 3, 8}, {48, 16, 1}, 6, 16},
       {3, {0, 3, 8}, {24, 8, 1}, 0, 0},
       {3, {3, 0, 8}, {24, 8, 1}, 0, 0},
-      // What is never stepped over.
+      // Dimensions of extent 1, whose strides are meaningless.
       {3, {4, 1, 64}, {64, 0, 1}, 4, 64},
       {3, {1, 4, 64}, {7, 80, 1}, 4, 80},
       {4, {2, 3, 1, 8}, {48, 16, 5, 1}, 6, 16},
@@ -72,7 +72,7 @@ TEST(AsRowsTest, JoinsDimensionsOfOneStride) {
 TEST(AsRowsTest, LeavesWhatIsNotOneStride) {
   std::vector<float> data(8);
   constexpr int64_t kHalf = int64_t{1} << 32;
-  // [2, 1, 3, 64] of a dense [2, 1, 5, 64].
+  // A slice [2, 1, 3, 64] of a dense [2, 1, 5, 64].
   EXPECT_EQ(AsRows(Floats(data, 4, {2, 1, 3, 64}, {320, 320, 64, 1})).rank(),
             4);
   EXPECT_EQ(AsRows(Floats(data, 3, {2, 3, 8}, {25, 8, 1})).rank(), 3);
@@ -80,13 +80,13 @@ TEST(AsRowsTest, LeavesWhatIsNotOneStride) {
   EXPECT_EQ(AsRows(Floats(data, 3, {kHalf, kHalf, 8}, {0, 0, 1})).rank(), 3);
   EXPECT_EQ(AsRows(Floats(data, 3, {-1, -4, 8}, {32, 8, 1})).rank(), 3);
   EXPECT_EQ(AsRows(AnyTensorView()).rank(), 0);
-  // No dimension lies beyond the five that a view holds.
+  // Views of more dimensions than AnyTensorView holds are returned unchanged.
   EXPECT_EQ(AsRows(Floats(data, 6, {1, 1, 1, 1, 8}, {8, 8, 8, 8, 1})).rank(),
             6);
   EXPECT_EQ(AsRows(Floats(data, -1, {8}, {1})).rank(), -1);
 }
 
-// By both providers: "simd" and "reference".
+// Runs operators by both providers, "simd" and "reference".
 class RegistryRowsTest : public testing::Test {
  protected:
   RegistryRowsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
@@ -118,7 +118,7 @@ TEST_F(RegistryRowsTest, TakesRowsAndRefusesSlices) {
     for (size_t i = 0; i < x.size(); ++i) x[i] = 100.0f + static_cast<float>(i);
     Execute(op, {Floats(x, 3, {4, 1, 64}, {64, 0, 1}),
                  Floats(out, 3, {4, 1, 64}, {64, 0, 1})});
-    EXPECT_EQ(out, x);  // far from 0
+    EXPECT_EQ(out, x);  // far from 0, where silu(x) = x
     std::vector<float> y(640), z(640);
     EXPECT_EQ(op.CheckArgs({Floats(y, 4, {2, 1, 3, 64}, {320, 320, 64, 1}),
                             Floats(z, 4, {2, 1, 3, 64}, {320, 320, 64, 1})})
@@ -148,7 +148,7 @@ TEST_F(RegistryRowsTest, InfersTheRowsOfNoColumns) {
 }
 
 TEST_F(RegistryRowsTest, RefusesShapesBeyondInt64) {
-  // 5 * heads would be 4.
+  // 5 * heads would overflow to 4.
   const TensorMeta heads = {DType::kF32, {1, 0x3333333333333334, 64}};
   const absl::Status copies =
       registry_
@@ -215,7 +215,7 @@ TEST_F(RegistryRowsTest, DoesNotLookAtWhatWasNotPromised) {
           });
 }
 
-// One element apart is neither in place nor elsewhere.
+// A result one element away from its input overlaps it without being in place.
 TEST_F(RegistryRowsTest, RefusesWhatOverlaps) {
   std::vector<float> data(64), weight(4);
   const auto rows = [&](int64_t at, int64_t cols) {
@@ -276,7 +276,7 @@ TEST_F(RegistryRowsTest, ScalesOfNothing) {
   ASSERT_EQ(first.size(), 2u);
   EXPECT_GT(first[0], 0.0f);
   EXPECT_EQ(first[1], first[0]);
-  // No columns: no groups.
+  // Without columns there are no groups.
   ForBoth("quant_fp8",
           {{"x", TensorMeta{DType::kF32, {2, 0}}},
            {"granularity", std::string("group")}},
@@ -316,8 +316,8 @@ TEST_F(RegistryRowsTest, ChecksItsArgumentsInDebugBuilds) {
 #endif
 }
 
-// Scales that are a column of a column-major matrix, one position of a
-// vector's.
+// Strides that must not matter: scales that are a column of a column-major
+// matrix, and a vector of one position.
 TEST_F(RegistryRowsTest, TakesStridesThatDoNotCount) {
   ForBoth("quant_fp8", {{"x", TensorMeta{DType::kF32, {4, 1}}}},
           [&](const BoundOp& op) {

@@ -14,16 +14,16 @@ namespace quern {
 // rank its shard of `vocab` original and `added` ids, each padded to multiples
 // of `padding`, as ops/parallel/vocab_parallel_embedding.h says.
 //
-// ids and rows are i32 or i64. Tables and logits are f32, bf16 or f16, x is of
-// any dtype; out_dtype is the table's if it is empty. Providers: simd and
-// reference, which agree to the bit in 16 bits, as ops/logits/logits.h rounds
-// each step of logits_processor.
+// ids and rows are i32 or i64. Tables and logits are f32, bf16 or f16; x may
+// have any dtype; an empty out_dtype means the table's. Providers: simd and
+// reference. Their 16-bit results are equal bit for bit, because
+// logits_processor rounds each step as ops/logits/logits.h says.
 //
-// logits_processor is vLLM's with logits_as_input: logits come in, and all
-// their columns are processed, where vLLM's own first makes them by a linear
-// layer, gathers them from the ranks and cuts off their padding. Those are the
-// linear operators', or in one plan ops/parallel/parallel_lm_head.h's, which
-// makes no padding.
+// logits_processor is vLLM's with logits_as_input: it takes logits and
+// processes all their columns. vLLM's default first computes the logits by a
+// linear layer, gathers them from the ranks and cuts off their padding. The
+// linear operators do that here, or parallel_lm_head
+// (ops/parallel/parallel_lm_head.h), which makes no padding.
 absl::Status RegisterEmbeddingOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -32,7 +32,7 @@ class EmbeddingOpsTest : public IsaTest {
   EmbeddingOpsTest() {
     EXPECT_EQ(RegisterEmbeddingOps(registry_), absl::OkStatus());
   }
-  // By simd, or by the reference.
+  // Makes an operator by provider simd, or by provider reference.
   MadeOp Make(const std::string& name, const NamedArgs& args, bool simd) {
     const OpDispatcher ops(registry_, OpPolicy());
     auto made = ops.MakeFrom(simd ? "simd" : "reference", name, args);
@@ -57,7 +57,7 @@ class EmbeddingOpsTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(EmbeddingOpsTest);
 
-// All 65536 of them.
+// All 65536 logits of each dtype.
 TEST_P(EmbeddingOpsTest, LogitsOf16BitsAreThoseOfTheReference) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const double cap : {0.0, 30.0}) {
@@ -97,7 +97,8 @@ TEST_P(EmbeddingOpsTest, LogitsOf16BitsAreThoseOfTheReference) {
   }
 }
 
-// By hand, at a logit where leaving out any one rounding shows.
+// A result computed by hand, at a logit where leaving out any one rounding
+// shows.
 TEST_P(EmbeddingOpsTest, LogitsAreRoundedAtEachStep) {
   const NamedArgs args = {{"logits", TensorMeta{DType::kBF16, {1, 1}}},
                           {"soft_cap", 3.0},
@@ -105,7 +106,8 @@ TEST_P(EmbeddingOpsTest, LogitsAreRoundedAtEachStep) {
   for (const bool simd : {false, true}) {
     const AnyMatrix x(DType::kBF16, {3.71875}, 1, 1, 1);
     Run(Make("logits_processor", args, simd), {x.view()});
-    // 1.2421875 by 3, its tanh 0.84765625, and 2.546875 by the cap.
+    // The steps are 1.2421875 after the division by 3, 0.84765625 after tanh,
+    // and 2.546875 after the cap.
     EXPECT_EQ(x.doubles(), std::vector<double>{0.765625});
   }
 }
@@ -145,7 +147,8 @@ TEST_P(EmbeddingOpsTest, GathersRowsOfAnyDType) {
   }
 }
 
-// The whole table over ranks, as without them; 70 original ids and 3 added.
+// Lookups in a table over ranks equal those in the whole table of 70 original
+// ids and 3 added ids.
 TEST_P(EmbeddingOpsTest, LooksUpRowsOfATableOverRanks) {
   TestRng rng;
   constexpr int64_t kVocab = 70, kAdded = 3, kHidden = 17;

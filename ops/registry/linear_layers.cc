@@ -28,7 +28,7 @@ constexpr char kRow[] = "row_parallel_linear";
 constexpr char kHead[] = "parallel_lm_head";
 constexpr auto kFloats = {DType::kF32, DType::kBF16, DType::kF16};
 
-// The caller checks that x and the weight agree in k.
+// Requires that the caller has checked that x and the weight agree in k.
 absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
                               const TensorMeta& w, const Bias& bias,
                               Communicator* ranks) {
@@ -62,8 +62,8 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   return InvalidArgument(op, "bias is not [", layer.n, "]");
 }
 
-// The rank's part of what has `given` where one rank has it all: [0, given) of
-// its shard, or a part of the whole.
+// The number of rows or columns that belong to this rank, of `given`: all of
+// them if the argument is the rank's shard, or else its part of the whole.
 absl::StatusOr<int64_t> OwnOf(const Layer& layer, absl::string_view field,
                               int64_t given, bool is_shard) {
   if (is_shard) return given;

@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_REGISTRY_LINEAR_LAYERS_H_
 #define QUERN_OPS_REGISTRY_LINEAR_LAYERS_H_
 
-// Private: what the arguments of the linear operators ask for, of this rank.
+// Private: what the arguments of a linear operator mean for this rank.
 
 #include <cstdint>
 #include <optional>
@@ -15,14 +15,14 @@
 
 namespace quern {
 
-// How the ranks' parts of y become y.
+// How y is made from the ranks' parts.
 enum class Join : uint8_t { kNone, kGather, kSum };
 
-// A layer x[.., k], weight[w.extents], bias[w.extents[0]] -> y, of a rank: its
-// rows [w_row, + n) and columns [w_column, + k) of weight, from columns
-// [x_column, + k) of x to [y_column, + n) of y.
+// One rank's layer x[.., k], weight[w.extents], bias[w.extents[0]] -> y. It
+// multiplies columns [x_column, + k) of x by rows [w_row, + n) and columns
+// [w_column, + k) of weight, into columns [y_column, + n) of y.
 struct Layer {
-  absl::string_view op;  // of a literal
+  absl::string_view op;  // points to a literal
   TensorMeta x, w, y;
   std::optional<TensorMeta> bias;
   Communicator* ranks = nullptr;
@@ -30,7 +30,7 @@ struct Layer {
   int64_t n = 0, k = 0;
   int64_t w_row = 0, w_column = 0, x_column = 0, y_column = 0;
   Join join = Join::kNone;
-  ColumnShards shards;  // of kGather
+  ColumnShards shards;  // used by Join::kGather
 };
 
 template <class Spec>
@@ -38,8 +38,9 @@ struct Described {
   Layer layer;
   Spec spec;
 };
-// The arguments are those of the schemas in linear_ops.cc. InvalidArgument
-// names what does not fit; Unimplemented: a dtype other than f32, bf16 and f16.
+// Takes the arguments of the schemas in linear_ops.cc. InvalidArgument names
+// the argument that does not fit. Unimplemented for a dtype other than f32,
+// bf16 and f16.
 absl::StatusOr<Described<ReplicatedLinearSpec>> DescribeReplicated(
     const TensorMeta& x, const TensorMeta& w,
     const std::optional<TensorMeta>& bias);

@@ -7,11 +7,11 @@
 namespace quern {
 
 // replicated_linear, column_parallel_linear, row_parallel_linear and
-// parallel_lm_head: ops/parallel by name. weight is [n, k], or with
-// weight_is_shard the rank's part of it; without `ranks` there is one.
-// Providers: simd, our packed kernels; onednn, which MakeFrom takes and which
-// exists in programs that link //gemm/onednn; reference, a loop with a sum in
-// double.
+// parallel_lm_head are the layers of ops/parallel by name. weight is [n, k], or
+// the rank's part of it with weight_is_shard; without `ranks` there is one
+// rank. Providers: simd, our packed kernels; onednn, which only MakeFrom
+// chooses and which exists in programs that link //gemm/onednn; reference, a
+// loop with a sum in double.
 //
 //   const TensorMeta x_meta{DType::kBF16, {max_tokens, k}};
 //   QUERN_ASSIGN_OR_RETURN(
@@ -26,16 +26,17 @@ namespace quern {
 //   QUERN_RETURN_IF_ERROR(up.op->CheckArgs(tensors));
 //   up.op->Execute(tensors, workspace, executor);
 //
-// on the thread or in the process of each rank, in the same order on all: where
-// one rank turns back on an error, the others wait for it. x and y are this
-// rank's: x of a row layer has k / ranks columns.
+// Each rank makes these calls on its own thread or in its own process, in the
+// same order. If one rank stops because of an error, the others wait for it. x
+// and y are this rank's: x of a row layer has k / ranks columns.
 //
 // simd and onednn pack weight and bias in Prepare; before it, CheckArgs and
 // WorkspaceBytes return FailedPrecondition. They do not read weight and bias
 // again, but CheckArgs wants the same views. The rows of an x of more than two
 // dimensions are all but its last.
 //
-// Brings gemm along, which the other operators do without.
+// Registering these operators links gemm, which the operators on rows do not
+// need.
 absl::Status RegisterLinearOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -116,7 +116,8 @@ TEST(LinearOpsRefusalTest, NamesWhatDoesNotFit) {
   });
 }
 
-// Which reads the weights when it runs; the others have copies.
+// The reference reads the weights when it runs; the other providers have
+// copies.
 TEST(LinearOpsRefusalTest, ReferenceWritesNoWeights) {
   OpRegistry registry;
   ASSERT_EQ(RegisterLinearOps(registry), absl::OkStatus());

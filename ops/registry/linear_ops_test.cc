@@ -41,7 +41,8 @@ OpRegistry Registry() {
   return registry;
 }
 
-// A layer x[m, k] w[n, k]^T + b, and what a rank is handed and has to leave.
+// A layer x[m, k] w[n, k]^T + b, and the parts of it that each rank gets and
+// returns.
 struct Model {
   Model(Rng& rng, int64_t m, int64_t n, int64_t k)
       : m(m),
@@ -50,7 +51,7 @@ struct Model {
         x(Integers(rng, m * k)),
         w(Integers(rng, n * k)),
         b(Integers(rng, n)) {}
-  // Columns [begin, begin + count) of it.
+  // Columns [begin, begin + count) of the expected y.
   Doubles Y(int64_t begin, int64_t count) const {
     return Columns(ReferenceLinear(m, n, k, x, w, b), n, begin, count);
   }
@@ -78,7 +79,7 @@ class LinearOpsTest : public IsaTest {
  protected:
   LinearOpsTest() : registry_(Registry()), ops_(registry_, OpPolicy()) {}
 
-  // y of the operator made by `provider`, [x's rows, y_cols].
+  // Runs the operator by `provider` and returns y, [rows of x, y_cols].
   Doubles Run(const char* provider, const char* op, const AnyMatrix& x,
               const AnyMatrix& w, const AnyTensorView& b, int64_t y_cols,
               NamedArgs more) {
@@ -200,7 +201,7 @@ TEST_P(LinearOpsTest, RowIsExactOnSmallIntegers) {
   }
 }
 
-// Each rank keeps its summand; together they are y without bias.
+// Each rank keeps its summand; the summands add up to y without bias.
 TEST_P(LinearOpsTest, RowLeavesTheSumToTheCaller) {
   TestRng rng;
   const Model layer(rng, 3, 20, 60);
@@ -222,7 +223,8 @@ TEST_P(LinearOpsTest, RowLeavesTheSumToTheCaller) {
   });
 }
 
-// 100 ids are 128 rows: the last of 4 ranks has 4 of them; of 70, none.
+// 100 ids make 128 rows over 4 ranks, of which the last has 4 ids; of 70 ids it
+// has none.
 TEST_P(LinearOpsTest, HeadIsExactOnSmallIntegers) {
   TestRng rng;
   for (const int64_t vocab : {100, 64, 33}) {
@@ -257,7 +259,7 @@ TEST_P(LinearOpsTest, HeadIsExactOnSmallIntegers) {
   }
 }
 
-// What a layer goes through: made, prepared, run, given other weights.
+// The life of a layer: it is made, prepared, run, and given other weights.
 TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
   TestRng rng;
   const OpRegistry registry = Registry();
@@ -274,7 +276,7 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
                                      {"weight", MetaOf(w.view())}});
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(made->provider, "simd");
-  // [2, 3, k] as well as [6, k].
+  // The operator accepts [2, 3, k] as well as [6, k].
   const AnyTensorView x3(DType::kF32, x.view().data(), 3, {2, 3, 60},
                          {180, 60, 1});
   const AnyTensorView y3(DType::kF32, y.view().mutable_data(), 3, {2, 3, 17},
@@ -294,7 +296,7 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
   const Doubles want = ReferenceLinear(6, 17, 60, one.x, one.w);
   EXPECT_EQ(y.doubles(), want);
 
-  // Other weights are refused, until they are prepared.
+  // Other weights are refused until Prepare has been given them.
   const std::vector<AnyTensorView> with_other = {x.view(), w2.view(), none,
                                                  y.view()};
   ExpectRefusal(op.CheckArgs(with_other),
@@ -326,12 +328,12 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
       x.view(), AnyMatrix(DType::kF32, 17, 59, 59).view(), none, y.view()};
   EXPECT_EQ(op.Prepare(narrow, executor).code(),
             absl::StatusCode::kInvalidArgument);
-  // What was refused changed nothing.
+  // Refused calls have changed nothing.
   EXPECT_EQ(op.CheckArgs(with_other), absl::OkStatus());
 }
 
-// A provider is one implementation, whatever the environment asks of layers
-// that name none.
+// A named provider is one implementation. The environment variable only affects
+// layers made without naming one.
 TEST(LinearOpsLifeTest, AProviderIsWhatItsNameSays) {
   const OpRegistry registry = Registry();
   const OpDispatcher ops(registry, OpPolicy());

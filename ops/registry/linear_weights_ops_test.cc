@@ -1,5 +1,5 @@
-// linear by name, on weights of every format: the bits of LinearPlan, and a
-// reference that agrees with it.
+// linear by name, on weights of every format: simd must have the bits of
+// LinearPlan, and the reference must agree with it.
 
 #include "quern/ops/registry/linear_weights_ops.h"
 
@@ -50,8 +50,8 @@ class LinearWeightsOpsTest : public OpFixture {
 };
 QUERN_INSTANTIATE_ISA_TEST(LinearWeightsOpsTest);
 
-// Every weight is an integer times a power of two, so that the sums of the
-// reference and of the kernels are the same.
+// Every weight is an integer times a power of two, so that the reference and
+// the kernels compute the same sums.
 TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
   Shape shape;
   shape.m = 3;
@@ -59,13 +59,13 @@ TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
   shape.k = 96;
   for (const FormatCase& format : kEveryFormat) {
     for (const bool with_bias : {false, true}) {
-      // Blocks of Q8_0 have no bias in a file, but a layer may.
+      // A Q8_0 file has no bias, but a layer on its blocks may have one.
       shape.bias = with_bias;
       SCOPED_TRACE(testing::Message() << format << " bias " << with_bias);
       const LinearWeights weights =
           ExactWeights(rng_, format, shape).Pack(executor_);
       Floats x = SmallIntegers<float>(rng_, shape.m * shape.k, -4, 4);
-      // W8A8: rows whose largest element is 127 have a scale of 1.
+      // For W8A8: a row whose largest element is 127 has a scale of 1.
       for (int64_t t = 0; t < shape.m; ++t) {
         x[static_cast<size_t>(t * shape.k)] = 127;
       }
@@ -138,7 +138,8 @@ TEST_P(LinearWeightsOpsTest, AddsToTheResidualAndActivates) {
       }
       Run(Make(provider, "linear", args), named, shape.m);
       for (size_t i = 0; i < got.size(); ++i) {
-        // Sums of 32 products below 1, and what gemm/epilogue.h allows.
+        // Error of sums of 32 products below 1, plus what gemm/epilogue.h
+        // allows.
         EXPECT_NEAR(got[i], want[i], provider[0] == 's' ? 0 : 1e-3) << i;
       }
     }
@@ -176,7 +177,7 @@ TEST_P(LinearWeightsOpsTest, RefusesByName) {
                          {"weights", &weights},
                          {"residual", TensorMeta{DType::kF32, {2, 16}}}}),
                 "residual is not [2, 32] of f32");
-  // The residual is where the result is.
+  // The residual and the result share one view.
   const MadeOp op = Make("simd", "linear",
                          {{"x", x}, {"weights", &weights}, {"residual", x}});
   Floats a(64), b(64), c(64);

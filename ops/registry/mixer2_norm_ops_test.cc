@@ -23,8 +23,8 @@
 namespace quern {
 namespace {
 
-// Whatever the ranks, whoever provides it: the same rows within f32's rounding,
-// and one more of the reference's.
+// Any number of ranks and either provider give the same rows within f32's
+// rounding, and one more rounding for the reference.
 TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
   OpRegistry registry;
   ASSERT_EQ(RegisterMixer2NormOps(registry), absl::OkStatus());
@@ -70,7 +70,7 @@ TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
             const Workspace workspace(*memory);
             ExpectNoAllocation(
                 c, [&] { made->op->Execute(tensors, workspace, executor); });
-            if (whole.empty()) whole = out.doubles();  // of one rank
+            if (whole.empty()) whole = out.doubles();  // of a single rank
             EXPECT_TRUE(AllClose(out.doubles(),
                                  Columns(whole, kHidden, begin, n), 1e-4))
                 << provider << groups << c.rank() << "/" << ranks;
@@ -105,7 +105,7 @@ TEST(Mixer2NormOpsTest, RefusesWhatDoesNotFit) {
         refusal(
             {{"x", x}, {"gate", x}, {"weight", w}, {"n_groups", int64_t{3}}}),
         "groups=3; need a divisor of hidden=8");
-    // 16 columns over both ranks: the reference has one sum for each row.
+    // 16 columns over two ranks: the reference's workspace is one sum per row.
     const NamedArgs good = {{"x", x},
                             {"gate", x},
                             {"weight", TensorMeta{DType::kF32, {8}}},

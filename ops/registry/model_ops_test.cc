@@ -1,7 +1,7 @@
-// The calls that a decoder makes outside of its matrices, by name: what an
-// operator writes is, bit for bit, what the plan writes, in the shapes and
-// dtypes of a model. Rows of f32 become rows of bf16 where a matrix follows,
-// heads are columns of a wider row, ids and positions have 64 bits.
+// The calls that a decoder makes besides its matrix products, by name. The
+// operators must write what the plans write, bit for bit, in the shapes and
+// dtypes of a model: rows of f32 become rows of bf16 before a matrix, heads are
+// columns of a wider row, and ids and positions have 64 bits.
 
 #include <cstdint>
 #include <cstring>
@@ -46,7 +46,7 @@ constexpr int64_t kTokens = 5;
 constexpr int64_t kHidden = 40;
 constexpr int64_t kHeads = 3;
 constexpr int64_t kHeadDim = 16;
-constexpr int64_t kPad = 8;  // columns that belong to something else
+constexpr int64_t kPad = 8;  // columns that belong to another tensor
 constexpr int64_t kRow = kHeads * kHeadDim + kPad;
 
 template <typename T>
@@ -54,7 +54,7 @@ AnyTensorView Matrix(std::vector<T>& data, int64_t cols) {
   return DenseMatrix(data.data(), static_cast<int64_t>(data.size()) / cols,
                      cols);
 }
-// Heads that begin at column kPad of rows of kRow.
+// The heads that begin at column kPad of rows of kRow elements.
 AnyTensorView Heads(Floats& data) {
   return TensorView<float, 3>(data.data() + kPad, {kTokens, kHeads, kHeadDim},
                               {kRow, kHeadDim, 1});
@@ -158,7 +158,7 @@ TEST_P(ModelOpsTest, NormsHeadsThatAreColumnsInPlace) {
       EXPECT_NEAR(row[i], want[i], provider[0] == 's' ? 0 : 1e-5) << i;
     }
   }
-  // A row between the heads of one token and those of the next stays.
+  // The padding columns of each row must be unchanged.
   EXPECT_EQ(row[0], before[0]);
   EXPECT_EQ(row[kRow], before[kRow]);
 }
@@ -308,7 +308,7 @@ TEST_P(ModelOpsTest, RefusesDtypesThatAreNone) {
   ExpectRefusal(
       ops.Make("rms_norm", {{"x", kX}, {"out_dtype", "half"}}).status(),
       "rms_norm: out_dtype: dtype 'half' is unknown; need one of f32");
-  // An index of a dtype that is no index is one that has no kernel.
+  // An index of another dtype is refused as a dtype without a kernel.
   ExpectRefusal(ops.Make("gather_rows",
                          {{"x", kX}, {"rows", TensorMeta{DType::kI8, {2}}}})
                     .status(),

@@ -10,7 +10,7 @@ constexpr float kSqrtHalf = 0.7071067811865476f;
 
 float Sigmoid(float v) { return 1.0f / (1.0f + std::exp(-v)); }
 
-// Selects: NaN stays.
+// Uses a comparison in place of std::min so that NaN stays NaN.
 float AtMost(float v, float limit) { return v > limit ? limit : v; }
 float AtLeast(float v, float limit) { return v < limit ? limit : v; }
 

@@ -1,10 +1,11 @@
 #ifndef QUERN_OPS_REGISTRY_NATIVE_ACTIVATION_H_
 #define QUERN_OPS_REGISTRY_NATIVE_ACTIVATION_H_
 
-// The activations as a framework composes them of elementwise operators: each
-// computes in f32 and rounds to the dtype of the tensors. These are the bits of
-// an eager model in 16 bits; our kernels round once, and differ from them in
-// the last place. One number at a time, for the providers called "reference".
+// The activations as a framework composes them from elementwise operators, each
+// of which computes in f32 and rounds to the dtype of the tensors. These are
+// the bits of an eager model in 16 bits; our kernels round once and may differ
+// from them in the last place. One number at a time, for the providers called
+// "reference".
 
 #include <cstdint>
 
@@ -14,7 +15,7 @@
 
 namespace quern {
 
-// Rounding to a dtype: f32, bf16 or f16.
+// Rounds to a dtype: f32, bf16 or f16.
 class NativeRound {
  public:
   explicit NativeRound(DType dtype) : dtype_(dtype) {}
@@ -40,8 +41,8 @@ enum class NativeActivation : uint8_t {
   kXielu,
 };
 
-// rd(activation(v)), in the order of roundings of each. Parameters of xIELU are
-// rounded first, as its are stored.
+// rd(activation(v)), rounded after each elementwise operator as the framework
+// does. Parameters of xIELU are rounded first, as they are stored.
 float NativeActivate(NativeActivation activation,
                      const ActivationParams& params, float v,
                      const NativeRound& rd);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The largest code of a type of one byte.
+// The largest finite value of a dtype of one byte.
 float MostOf(DType dtype) {
   if (dtype == DType::kI8) return 127.0f;
   return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
@@ -68,7 +68,7 @@ void Store(uint8_t* block, DType dtype, int64_t i, float v) {
   }
 }
 
-// The scale of a row whose token has one of its own.
+// The scale of a row in caches that have a scale for each token and head.
 template <typename Row>
 float ScaleOfRow(const Row& row, int64_t n, float most) {
   float largest = 0;
@@ -79,7 +79,8 @@ float ScaleOfRow(const Row& row, int64_t n, float most) {
   return largest == 0 ? 1.0f : std::max(largest / most, KvScales::kMin);
 }
 
-// row(0), ..., row(n - 1) to block[at(0)], ...
+// Writes element i of a row to element at(i) of a block, for i < n, with the
+// row's scale if `scale` is not null.
 template <typename Row, typename At>
 void WriteRow(const Row& row, int64_t n, const At& at, DType dtype,
               float* scale, uint8_t* block) {
@@ -105,7 +106,7 @@ void NativeWriteKv(const WriteKvArgs& args) noexcept {
       const ScalarRow k = NativeHead(args.k, 0, t, h);
       const ScalarRow v = NativeHead(args.v, 0, t, h);
       uint8_t* const to = args.cache.K(page, h);
-      // In the latent form, v holds the rest of the key.
+      // In the latent form, a key is k followed by v.
       WriteRow([&](int64_t i) { return i < keys ? k[i] : v[i - keys]; },
                layout.head_dim(),
                [&](int64_t i) { return layout.KOffset(token, i); },
@@ -126,7 +127,7 @@ void NativeWriteKv(const WriteKvArgs& args) noexcept {
 
 namespace {
 
-// One query of one head against the keys of its sequence that it sees.
+// One head's query and the keys and values that it attends to.
 class Query {
  public:
   Query(const AttentionSpec& spec, const PagedAttentionArgs& args, int64_t s,

@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_REGISTRY_NATIVE_ATTENTION_H_
 #define QUERN_OPS_REGISTRY_NATIVE_ATTENTION_H_
 
-// Writing to a paged cache and attention over it as plain loops, for the
-// providers called "reference". Arguments are those that the plans accept.
+// Writing to a paged cache, and attention over it, as plain loops for the
+// providers called "reference". Arguments must be ones that the plans accept.
 
 #include <cstdint>
 
@@ -12,11 +12,12 @@
 
 namespace quern {
 
-// Token by token and element by element; the bits of WriteKvPlan without a
-// rotation.
+// Writes token by token and element by element. The bits equal those of
+// WriteKvPlan without a rotation.
 void NativeWriteKv(const WriteKvArgs& args) noexcept;
 
-// Sums in double, one rounding. `sums` has v_head_dim elements.
+// Attention with sums in double and one rounding. `sums` is scratch of
+// v_head_dim elements.
 void NativePagedAttention(const AttentionSpec& spec,
                           const PagedAttentionArgs& args,
                           double* sums) noexcept;

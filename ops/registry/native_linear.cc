@@ -49,8 +49,8 @@ double Activate(LinearActivation activation, double v) {
   return v;
 }
 
-// The scale and codes of one row as quant/int8_quantize.h makes them, per token
-// and without zero points.
+// The scale and codes of one row by quant/int8_quantize.h, per token and
+// without zero points.
 class QuantisedRow {
  public:
   QuantisedRow(const ScalarRow& x, int64_t k) : x_(x) {
@@ -141,7 +141,7 @@ double NativeLinear::Weight(int64_t k, int64_t n) const {
   } else if (spec.format == WeightFormat::kI8Group) {
     code = Read<int8_t>(at);
   } else {
-    // Zero points are stored less 8, too.
+    // Codes and zero points are both stored with an offset of 8.
     code = static_cast<double>((*at >> codes_.Shift(i)) & 15) - 8;
     if (weights_.zeros() != nullptr) code -= double{weights_.zeros()[group]};
   }

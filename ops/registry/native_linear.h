@@ -19,19 +19,19 @@ namespace quern {
 
 class NativeLinear {
  public:
-  // Keeps a reference to the bytes of `weights`.
+  // The result shares ownership of the bytes of `weights`.
   static absl::StatusOr<NativeLinear> Create(const LinearWeights& weights,
                                              LinearActivation activation);
 
-  // Column n of row k of the weights, without the scale of kI8Channel. Row k is
-  // multiplied with column Source(k) of x: the two differ where the weights
-  // came in act-order.
+  // Weight: column n of row k of the weights, without the scale of kI8Channel.
+  // Source: the column of x that row k is multiplied with; it differs from k
+  // where the weights came in act-order.
   double Weight(int64_t k, int64_t n) const;
   int64_t Source(int64_t k) const;
 
   // out = act(x * weights + bias) + residual, for matrices that the linear
-  // layer accepts; a residual of rank 0 adds nothing. W8A8 weights multiply x
-  // quantised by row, as quant/int8_quantize.h says.
+  // layer accepts. A residual of rank 0 adds nothing. W8A8 weights multiply
+  // rows of x that are quantised by quant/int8_quantize.h.
   void Multiply(const AnyTensorView& x, const AnyTensorView& residual,
                 const AnyTensorView& out) const noexcept;
 
@@ -40,14 +40,14 @@ class NativeLinear {
                const PackedForm& form)
       : weights_(weights), activation_(activation), form_(form) {}
 
-  // The layer's sum for column n, with its bias, from row t of x.
+  // The sum, including the bias, of column n for row t of x.
   double Sum(const AnyTensorView& x, int64_t t, int64_t n) const;
 
   LinearWeights weights_;
   LinearActivation activation_;
   PackedForm form_;
-  VnniLayout values_;  // of floats, and of int8 by channel
-  CodeLayout codes_;   // of the other formats
+  VnniLayout values_;  // floats, and int8 by channel
+  CodeLayout codes_;   // the other formats
 };
 
 }  // namespace quern

@@ -12,13 +12,13 @@ namespace quern {
 //
 // x of rms_norm and gemma_rms_norm may also be [tokens, heads, hidden] with any
 // strides, such as the heads of a query that are columns of a wider row; out
-// may be x. add_rms_norm adds x to residual and returns the norm of the sum,
-// where fused_add_rms_norm writes the norm to x. out_dtype is that of x if it
-// is empty: an f32 residual stream may be normed to bf16.
+// may be x. add_rms_norm adds x to residual and returns the norm of the sum;
+// fused_add_rms_norm writes the norm to x. An empty out_dtype means that of x;
+// an f32 residual stream may be normalised to bf16.
 //
-// Providers: simd, and reference, which rounds as a framework does: the normed
-// row to the dtype of the weight, and their product; it norms the unrounded
-// sum.
+// Providers: simd, and reference, which takes the norm of the unrounded sum and
+// rounds as a framework does: first the normalised row to the dtype of the
+// weight, then its product with the weight.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -1,7 +1,7 @@
 #ifndef QUERN_OPS_REGISTRY_OP_ARG_H_
 #define QUERN_OPS_REGISTRY_OP_ARG_H_
 
-// What an operator is made with, by name:
+// The named arguments that an operator is made with:
 //
 //   const NamedArgs args = {{"x", TensorMeta{DType::kBF16, {tokens, hidden}}},
 //                           {"weights", &weights},    // a LinearWeights
@@ -24,7 +24,7 @@
 
 namespace quern {
 
-// A tensor without its data.
+// The dtype and the extents of a tensor, without its data.
 struct TensorMeta {
   DType dtype = DType::kF32;
   std::vector<int64_t> extents;
@@ -35,10 +35,10 @@ struct TensorMeta {
 };
 struct MutatedMeta : TensorMeta {};
 
-// The name that schemas have for a C++ type whose objects are arguments. An
-// object is borrowed: it outlives the operator that is made with it. Operators
-// take a pointer to T, so a name for const T makes the object read-only. An
-// embedder specialises this for types of its own.
+// The name that schemas use for a C++ type whose objects are arguments. An
+// object is borrowed, so it must outlive the operator that is made with it.
+// Operators take a pointer to T; a name for const T makes the object read-only.
+// An embedder specialises this for its own types.
 template <typename T>
 struct OpObject;
 
@@ -80,14 +80,14 @@ template <typename T>
 struct IsOpObject<T, std::void_t<decltype(OpObject<T>::kName)>>
     : std::true_type {};
 
-// A borrowed object and the name of its type.
+// A borrowed object, and the name of its type.
 struct OpObjectRef {
   const char* type = "";
   const void* object = nullptr;
 };
 
-// One argument; empty if it is left out. A variant, so std::get and
-// std::get_if read it.
+// The value of one argument; std::monostate if it is omitted. OpArg is a
+// std::variant, so std::get and std::get_if read it.
 class OpArg : public std::variant<std::monostate, TensorMeta, int64_t, double,
                                   bool, std::string, OpObjectRef> {
  public:
@@ -96,14 +96,14 @@ class OpArg : public std::variant<std::monostate, TensorMeta, int64_t, double,
   OpArg(std::string text) : variant(std::move(text)) {}
   OpArg(absl::string_view text) : variant(std::string(text)) {}
   OpArg(const char* text) : variant(std::string(text)) {}
-  // An unsigned number of 2^63 or more becomes a float.
+  // An unsigned number of 2^63 or more becomes a double.
   template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
   OpArg(T number) : variant(Number(number)) {}
   template <typename T,
             std::enable_if_t<IsOpObject<T>::value || IsOpObject<const T>::value,
                              int> = 0>
   OpArg(T* object) : variant(Object(object)) {}
-  // Takes the classes that are derived from Communicator.
+  // Accepts a pointer to any class derived from Communicator.
   OpArg(Communicator* ranks) : variant(Object(ranks)) {}
 
  private:
@@ -131,15 +131,16 @@ class OpArg : public std::variant<std::monostate, TensorMeta, int64_t, double,
 };
 using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
 
-// The arguments in the order of the schema, defaults filled in; an int may be
-// given for a float, and a null object is one that is left out. InvalidArgument
-// names the operator and the parameter: an argument that is missing, given
-// twice or of another type, or a tensor with a negative extent.
+// Returns the arguments in the order of the schema, with defaults filled in. An
+// int may be given for a float, and a null object counts as omitted.
+// InvalidArgument names the operator and the parameter: an argument that is
+// missing, given twice or of another type, or a tensor with a negative extent.
 absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
                                                const NamedArgs& args);
 
-// `status` with the operator's name in front of its message, unless the message
-// begins with it: several operators share functions that refuse.
+// Returns `status` with the operator's name before its message, unless the
+// message begins with it already. Operators that share a refusing function use
+// it.
 absl::Status OfOp(absl::string_view op, const absl::Status& status);
 
 }  // namespace quern

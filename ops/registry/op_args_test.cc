@@ -1,6 +1,6 @@
-// Each argument of a schema reaches its plan: what an operator writes is, bit
-// for bit, what the plan writes whose spec says the same. The tests of the
-// plans say what that is.
+// Each argument of a schema must reach its plan: what an operator writes
+// equals, bit for bit, what a plan writes whose spec has the same values. The
+// tests of the plans check those values.
 
 #include <array>
 #include <cmath>
@@ -78,7 +78,7 @@ class OpArgsTest : public testing::Test {
   Floats Reals(int64_t count) {
     return UniformReals<float>(rng_, count, -3, 3);
   }
-  // The operator, not its reference.
+  // Runs the operator by its default provider, simd.
   void Run(const std::string& name, const NamedArgs& args,
            const std::vector<AnyTensorView>& tensors) {
     SCOPED_TRACE(name);
@@ -256,7 +256,8 @@ TEST_F(OpArgsTest, OfMixerNorms) {
   EXPECT_EQ(got, want);
 }
 
-// The reference rounds the norm to the dtype of x, then its product.
+// The reference rounds the normalised row to the dtype of x, and then the
+// product.
 TEST_F(OpArgsTest, RoundsTheMixerNormTwice) {
   const OpDispatcher ops(registry_, OpPolicy());
   const TensorMeta meta = {DType::kBF16, {1, 2}};
@@ -271,7 +272,8 @@ TEST_F(OpArgsTest, RoundsTheMixerNormTwice) {
     for (const double v : values) codes.push_back(FromDouble<BFloat16>(v));
     return codes;
   };
-  // silu(1) is common to both: the norm is of (1, 3), rms sqrt(5).
+  // Both columns have the gate silu(1), so the norm is of (1, 3), whose rms is
+  // sqrt(5).
   auto x = bf16({1, 3}), gate = bf16({1, 1}), w = bf16({1.1171875, 1.1171875});
   auto out = bf16({0, 0});
   const auto row = [](std::vector<BFloat16>& v) {
@@ -375,7 +377,7 @@ TEST_F(OpArgsTest, OfLogits) {
   EXPECT_EQ(got, want);
 }
 
-// A spec whose head_dim is kCols.
+// A spec with head_dim = kCols.
 RotaryEmbeddingSpec Rotary(int64_t rot_dim, bool is_neox) {
   RotaryEmbeddingSpec spec;
   spec.head_dim = kCols;
@@ -471,8 +473,8 @@ TEST_F(OpArgsTest, OfRotaryEmbeddings) {
   }
 }
 
-// Tests an option of the reference, which by default rounds each product and
-// each sum.
+// Tests the option of the reference to round once. By default it rounds each
+// product and each sum.
 TEST_F(OpArgsTest, TurnsInF32WhereThatIsAsked) {
   const int64_t n = kRows * kCols;
   auto x = UniformReals<BFloat16>(rng_, n, -3, 3);
@@ -505,7 +507,7 @@ TEST_F(OpArgsTest, TurnsInF32WhereThatIsAsked) {
     at_once += BitsOf(out[1][i]) != BitsOf(out[2][i]);
   }
   EXPECT_GT(by_steps, 5);
-  EXPECT_LE(at_once, 1);  // a tie, with luck
+  EXPECT_LE(at_once, 1);  // 1 allows for a tie
 }
 
 }  // namespace

@@ -1,18 +1,18 @@
 #ifndef QUERN_OPS_REGISTRY_OP_DISPATCHER_H_
 #define QUERN_OPS_REGISTRY_OP_DISPATCHER_H_
 
-// Constructs operators: a registry under a policy. Which implementation runs is
-// decided here, once; nothing is looked up when it runs.
+// Constructs operators from a registry under a policy. The implementation is
+// chosen here, once; nothing is looked up at run time.
 //
 //   enabled    the override, if there is one, whatever it answers; else the
 //              first provider that does not answer Unimplemented, in the order
 //              of registration
 //   disabled   the reference
 //
-// `none` disables all but layers (OpKind), -op what it names. MakeFrom takes
-// the provider that the caller names instead. Each construction counts, of the
-// operator's name: as disabled if it is the reference that a policy or a caller
-// chose.
+// `none` disables every operator that is not a layer (OpKind), and -op disables
+// the operator that it names. MakeFrom takes the provider that the caller names
+// instead. Each construction is counted under the operator's name: as disabled
+// if a policy or a caller chose the reference.
 
 #include <atomic>
 #include <cstdint>
@@ -40,14 +40,14 @@ struct OpCounts {
   int64_t disabled = 0;
 };
 
-// What was chosen, and by whom.
+// A constructed operator, and where its implementation comes from.
 struct MadeOp {
   std::unique_ptr<BoundOp> op;
   std::string provider;
   OpTensors tensors;
 
-  // op->CheckArgs, and before it what OpTensors::Check proves of the tensors of
-  // any implementation, an embedder's own included.
+  // Calls OpTensors::Check, which holds for every implementation including an
+  // embedder's, and then op->CheckArgs.
   absl::Status CheckArgs(absl::Span<const AnyTensorView> ordered) const;
   // Puts tensors in order by name, and checks them; Execute takes the result.
   //
@@ -64,7 +64,7 @@ struct MadeOp {
 
 class OpDispatcher {
  public:
-  // `registry` is borrowed, and does not change while this lives.
+  // `registry` is borrowed, and must not change while the dispatcher lives.
   OpDispatcher(const OpRegistry& registry, OpPolicy policy);
 
   const OpPolicy& policy() const { return policy_; }
@@ -72,10 +72,11 @@ class OpDispatcher {
   // policy says -op.
   bool enabled(absl::string_view op) const;
 
-  // NotFound without such an operator; InvalidArgument for arguments that its
+  // NotFound for an unknown operator; InvalidArgument for arguments that its
   // schema, its shapes (OpRegistry::InferShapes) or the chosen implementation
-  // refuse; Unimplemented if none takes them. What is left is for CheckArgs.
-  // Counts only what it returns. Safe to call concurrently.
+  // refuse; Unimplemented if no provider accepts them. CheckArgs checks the
+  // remaining conditions. Counts successful calls only. Safe to call
+  // concurrently.
   absl::StatusOr<MadeOp> Make(absl::string_view op, const NamedArgs& args,
                               OpEnable enable = OpEnable::kByPolicy) const;
 
@@ -108,7 +109,7 @@ class OpDispatcher {
 
   const OpRegistry& registry_;
   OpPolicy policy_;
-  // Never changes its keys.
+  // The keys never change after construction.
   std::map<std::string, std::unique_ptr<Counters>, std::less<>> counters_;
 };
 

@@ -23,7 +23,8 @@
 
 namespace quern {
 
-// An embedder's own: one that operators may change, and one that they read.
+// Object types of an embedder: Notes, which operators may change, and Sizes,
+// which they only read.
 struct Notes {
   int64_t count = 0;
 };
@@ -44,7 +45,7 @@ namespace {
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using Metas = absl::StatusOr<std::vector<TensorMeta>>;
 
-// Writes a number that tells who ran.
+// Writes a number that identifies the implementation.
 template <int kWho>
 class Writes final : public BoundOp {
  public:
@@ -113,7 +114,7 @@ TEST(OpDispatcherTest, RunsTheReferenceOfWhatIsDisabled) {
   EXPECT_EQ(ops.Make("first", Args())->provider, "reference");
   EXPECT_EQ(ops.Make("second", Args())->provider, "simd");
   EXPECT_EQ(ops.Make("first", Args(), OpEnable::kAlways)->provider, "simd");
-  // It counts as what it was.
+  // Counts record what was constructed: the reference once, simd once.
   EXPECT_EQ(ops.Counts("first").disabled, 1);
   EXPECT_EQ(ops.Counts("first").enabled, 1);
 }
@@ -207,7 +208,7 @@ TEST(OpDispatcherTest, WarnsOfTokensThatDidNothing) {
   const OpRegistry registry = Registry();
   const auto policy = OpPolicy::Parse("-second,+third,+first,+");
   const OpDispatcher ops(registry, *policy);
-  EXPECT_TRUE(ops.Warnings().empty());  // nothing was constructed
+  EXPECT_TRUE(ops.Warnings().empty());  // no operator was constructed yet
   ASSERT_TRUE(ops.Make("first", Args()).ok());
   EXPECT_EQ(ops.Warnings(),
             (std::vector<std::string>{
@@ -259,7 +260,7 @@ TEST(OpRegistryTest, RefusesASignatureThatIsNotTheSchema) {
             absl::StatusCode::kAlreadyExists);
 }
 
-// A vector for each rank.
+// Returns a shape whose extent is the number of ranks.
 Metas Every(const MutatedMeta& a, const std::optional<TensorMeta>&,
             const std::optional<MutatedMeta>&, int64_t, double, bool,
             const std::string&, Communicator* ranks) {
@@ -283,7 +284,7 @@ TEST(OpRegistryTest, KnowsEveryTypeOfAParameter) {
       "f", {{"a", meta}, {"i", int64_t{1}}, {"d", 2.0}, {"ranks", &self}});
   ASSERT_TRUE(shapes.ok()) << shapes.status();
   EXPECT_EQ((*shapes)[0].extents, std::vector<int64_t>{1});
-  // What may be left out may be given as nothing.
+  // An optional argument may be given as an empty OpArg.
   EXPECT_TRUE(
       registry
           .InferShapes(
@@ -336,7 +337,7 @@ TEST(OpRegistryTest, LendsObjectsByTheirType) {
   ASSERT_TRUE(shapes.ok()) << shapes.status();
   EXPECT_EQ((*shapes)[0].extents, (std::vector<int64_t>{5, 7}));
   EXPECT_EQ(notes.count, 1);
-  // A null pointer is what is left out.
+  // A null pointer counts as an omitted argument.
   const Sizes* const none = nullptr;
   const auto without = registry.InferShapes(
       "f", {{"notes", &notes}, {"sizes", &sizes}, {"more", none}});

@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_REGISTRY_OP_FIXTURE_TESTUTIL_H_
 #define QUERN_OPS_REGISTRY_OP_FIXTURE_TESTUTIL_H_
 
-// What tests of operators by name share: one is made from a provider, and runs
-// with exactly the workspace that it asks for.
+// Fixture of tests of operators by name: makes an operator from a provider, and
+// runs it with exactly the workspace that it asks for.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +38,7 @@ class OpFixture : public IsaTest {
     }
     return *std::move(made);
   }
-  // Allocates nothing once the tensors have been bound.
+  // Binds the tensors and runs the operator, which must not allocate.
   void Run(const MadeOp& op, const std::vector<NamedTensor>& named,
            int64_t rows) {
     std::vector<AnyTensorView> tensors;

@@ -1,18 +1,19 @@
 #ifndef QUERN_OPS_REGISTRY_OP_POLICY_H_
 #define QUERN_OPS_REGISTRY_OP_POLICY_H_
 
-// Which operators run their fast implementations, as text:
+// Which operators run their fast implementations, given as text:
 //
 //   all | none | +op | -op          in any order, between commas
 //
 //   enabled(op) = (all, or by default, or +op) and not -op
 //
-// but for layers, of which OpDispatcher looks at -op alone.
+// Layers are an exception: for them OpDispatcher looks only at -op.
 //
-// At most one of `all` and `none`, once; without either the default decides.
-// Repeating +op or -op is harmless; both for one op are refused here, not when
-// the operator is first used. Nothing is trimmed, and case matters. A name that
-// no operator has is no error: OpDispatcher::Warnings tells of it.
+// `all` and `none` may occur at most once, and not both; without either, the
+// default decides. Repeating +op or -op is harmless. Both +op and -op for one
+// operator are refused here, before the operator is used. Nothing is trimmed,
+// and case matters. The name of an unknown operator is not an error:
+// OpDispatcher::Warnings reports it.
 
 #include <cstdint>
 #include <functional>
@@ -30,15 +31,16 @@ enum class OpDefault : uint8_t { kAll, kNone };
 
 class OpPolicy {
  public:
-  // Everything by default.
+  // Enables everything.
   OpPolicy() = default;
 
-  // One token an element. InvalidArgument, in this order: `all` and `none`
-  // more than once; a token that is none of the four forms; +op and -op.
+  // One token per element. InvalidArgument, checked in this order, for `all`
+  // and `none` more than once, a token of none of the four forms, and both +op
+  // and -op.
   static absl::StatusOr<OpPolicy> FromTokens(
       absl::Span<const absl::string_view> tokens,
       OpDefault when_silent = OpDefault::kAll);
-  // Tokens between commas; no text, no tokens.
+  // Splits `text` at commas. An empty text has no tokens.
   static absl::StatusOr<OpPolicy> Parse(
       absl::string_view text, OpDefault when_silent = OpDefault::kAll);
 
@@ -48,7 +50,7 @@ class OpPolicy {
   }
   // Whether -op is one of the tokens.
   bool disables(absl::string_view op) const { return Has(minus_, op); }
-  // The tokens with a sign, in the order given, once each.
+  // The tokens +op and -op, in the order given, once each.
   const std::vector<std::string>& signed_tokens() const { return tokens_; }
 
  private:

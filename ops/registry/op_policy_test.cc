@@ -10,7 +10,8 @@
 namespace quern {
 namespace {
 
-// The truth table: rms_norm, silu_and_mul, gelu_and_mul, relu3.
+// The truth table for the operators rms_norm, silu_and_mul, gelu_and_mul,
+// relu3.
 TEST(OpPolicyTest, HasTheTruthTable) {
   struct Row {
     std::string text;
@@ -52,7 +53,7 @@ TEST(OpPolicyTest, RefusesAtParse) {
            Case{"all,all", "has 2 of all and none"},
            Case{"none,none", "has 2 of all and none"},
            Case{"all,+rms_norm,all", "has 2 of all and none"},
-           // Counted before the tokens are read.
+           // `all` and `none` are counted before the other tokens are read.
            Case{"all,rms_norm,none", "has 2 of all and none"},
            Case{"rms_norm", "\"rms_norm\"; need all, none, +op or -op"},
            Case{"All", "\"All\"; need all"},
@@ -71,7 +72,8 @@ TEST(OpPolicyTest, RefusesAtParse) {
 TEST(OpPolicyTest, DoesNotSplitTokens) {
   EXPECT_FALSE(OpPolicy::FromTokens({"all,-op1"}).ok());
   EXPECT_TRUE(OpPolicy::FromTokens({"all", "-op1"}).ok());
-  // A sign alone names the operator of no name, which nothing is.
+  // A sign alone is legal: it names an operator with an empty name, which
+  // nothing has.
   EXPECT_TRUE(OpPolicy::FromTokens({"+"}).ok());
 }
 

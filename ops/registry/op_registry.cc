@@ -16,8 +16,9 @@ absl::Status NoSuchOp(absl::string_view op) {
   return absl::NotFoundError(absl::StrCat(kWhat, ": no operator \"", op, "\""));
 }
 
-// The schema's parameters without names and defaults are the signature's. A
-// pointer to an object does not say whether the object may be left out.
+// InvalidArgument unless the schema's parameters, without names and defaults,
+// equal the signature's. For a pointer to an object, the signature does not say
+// whether the object is optional.
 absl::Status CheckSignature(const OpSchema& schema,
                             const std::vector<OpParam>& signature,
                             absl::string_view of) {

@@ -2,8 +2,9 @@
 #define QUERN_OPS_REGISTRY_OP_REGISTRY_H_
 
 // Operators by name: a schema, a function that infers shapes, and an
-// implementation for each of several providers. A value, not a global: an
-// embedder builds one at start-up, adds or overrides, and constructs from it.
+// implementation by each of several providers. A registry is a value and not a
+// global: an embedder builds one at start-up, adds or overrides operators, and
+// constructs them from it.
 //
 //   OpRegistry registry;
 //   QUERN_RETURN_IF_ERROR(RegisterAllOps(registry));  // all_ops.h
@@ -25,9 +26,9 @@
 //       const TensorMeta& x, const std::optional<TensorMeta>& weight,
 //       double eps, int64_t var_hidden_size, const std::string& out_dtype);
 //
-// makes an operator (Add, Override) or infers shapes (Define), for which it
-// returns absl::StatusOr<std::vector<TensorMeta>>. It has the schema's
-// parameters, all of them and in their order, in its signature:
+// makes an operator (Add, Override). A function that infers shapes (Define)
+// returns absl::StatusOr<std::vector<TensorMeta>> instead. The signature has
+// all of the schema's parameters in their order:
 //
 //   Tensor            const TensorMeta&
 //   Tensor(aN!)       const MutatedMeta&
@@ -37,8 +38,8 @@
 //   object, object?   T*, where OpObject<T> (op_arg.h) has the object's name:
 //                     Communicator*, const LinearWeights*; null if left out
 //
-// A function whose signature is not the schema is refused. A program that links
-// one kernel links nothing of this.
+// A function whose signature differs from the schema is refused. A program that
+// links a single kernel links nothing of the registry.
 
 #include <cstdint>
 #include <functional>
@@ -62,12 +63,13 @@
 
 namespace quern {
 
-// An operator that was constructed: the implementation is chosen.
+// A constructed operator, whose implementation has been chosen.
 class BoundOp {
  public:
   virtual ~BoundOp() = default;
 
-  // The instruction set, "scalar" where there is none to choose.
+  // The instruction set, or "scalar" for implementations that do not choose
+  // one.
   virtual const char* target() const = 0;
   // What runs for so many rows, for a person to read: the instruction set at
   // least.
@@ -82,24 +84,24 @@ class BoundOp {
     return absl::OkStatus();
   }
 
-  // Whether Execute may be called with these: the schema's tensors in its
-  // order, a default-constructed view for one that is left out, and then what
-  // it returns. InvalidArgument names the argument. There may be more or fewer
-  // rows than the operator was made with, unless the header of its family says
-  // otherwise. MadeOp::CheckArgs proves more.
+  // Whether Execute may be called with these tensors: those of the schema in
+  // its order, with a default-constructed view for one that is omitted, then
+  // the returned ones. InvalidArgument names the argument. The number of rows
+  // may differ from the one that the operator was made with, unless the header
+  // of its family says otherwise. MadeOp::CheckArgs checks more.
   virtual absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const = 0;
 
-  // Bytes of workspace that Execute needs for up to max_rows rows (of the first
-  // tensor) on up to max_workers workers. Most operators need none.
+  // Bytes of workspace that Execute needs for up to max_rows rows of the first
+  // tensor on up to max_workers workers. Most operators need none.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t /*max_rows*/,
                                                  int /*max_workers*/) const {
     return 0;
   }
-  // Writes the tensors that the schema marks, and those that it returns.
-  // `workspace` has WorkspaceBytes or more; it is free again afterwards, so one
-  // serves all operators of a step. Safe to call concurrently, each call with
-  // its own workspace. Allocates nothing.
+  // Writes the tensors that the schema marks as written, and the returned ones.
+  // `workspace` has at least WorkspaceBytes and is free again afterwards, so
+  // one workspace serves all operators of a step. Safe to call concurrently,
+  // each call with its own workspace. Allocates nothing.
   virtual void Execute(absl::Span<const AnyTensorView> tensors,
                        Workspace workspace,
                        Executor& executor) const noexcept = 0;
@@ -112,13 +114,12 @@ class BoundOp {
 
 using OpShapes = std::function<absl::StatusOr<std::vector<TensorMeta>>(
     absl::Span<const OpArg>)>;
-// Unimplemented: not for these arguments; the next provider is asked, unless
-// it is an override that says so.
+// Constructs an operator. Unimplemented means that the arguments are not
+// supported; the next provider is then tried, except after an override.
 using OpFactory = std::function<absl::StatusOr<std::unique_ptr<BoundOp>>(
     absl::Span<const OpArg>)>;
 
-// What a C++ signature says of the parameters; names and defaults are left
-// empty.
+// The parameter that a C++ type stands for, without name and default.
 template <typename T>
 struct OpParamOf;
 template <>
@@ -160,7 +161,7 @@ template <>
 struct OpParamOf<bool> : ScalarParamOf<OpType::kBool, bool> {};
 template <>
 struct OpParamOf<std::string> : ScalarParamOf<OpType::kString, std::string> {};
-// Whether it may be left out is for the schema to say.
+// The schema alone says whether an object is optional.
 template <typename T>
 struct OpParamOf<T*> {
   static OpParam Get() {
@@ -193,8 +194,8 @@ struct TypedOp<kFunction> {
   }
 };
 
-// Arguments that an operator takes, for listings and tests; what is typed has
-// this dtype.
+// Returns arguments that an operator accepts, for listings and tests. Tensors
+// of free dtype have the given one.
 using OpExample = NamedArgs (*)(DType);
 
 struct OpImplementation {
@@ -202,8 +203,8 @@ struct OpImplementation {
   OpFactory factory;
 };
 
-// Layers are what vLLM calls pluggable: linear layers, embedding, head, logits.
-// `none` is not for them: they stay enabled but for a -op of their own.
+// Layers are what vLLM calls pluggable: linear layers, embedding, head and
+// logits. `none` does not disable them; only -op does.
 enum class OpKind : uint8_t { kOperator, kLayer };
 
 struct OpDefinition {
@@ -211,45 +212,49 @@ struct OpDefinition {
   OpKind kind = OpKind::kOperator;
   OpShapes shapes;
   OpExample example = nullptr;
-  // The first that takes the arguments is chosen; the reference is the last.
+  // In order of preference: the first that accepts the arguments is chosen. The
+  // reference is last.
   std::vector<OpImplementation> implementations;
-  std::optional<OpImplementation> override_with;  // out of tree
+  std::optional<OpImplementation> override_with;  // an embedder's
 };
 
 class OpRegistry {
  public:
   static constexpr absl::string_view kReference = "reference";
 
-  // The operator of `schema`, whose returns kShapes infers. InvalidArgument if
-  // the text is none, or not kShapes' signature; AlreadyExists if there is one
-  // of that name.
+  // Defines the operator of `schema`, whose returned shapes kShapes infers.
+  // InvalidArgument if the text is not a schema or differs from the signature
+  // of kShapes; AlreadyExists if the name is taken.
   template <auto kShapes>
   absl::Status Define(absl::string_view schema, OpExample example = nullptr,
                       OpKind kind = OpKind::kOperator) {
     return DefineTyped(schema, TypedOp<kShapes>::Params(),
                        &TypedOp<kShapes>::Call, example, kind);
   }
-  // Adds an implementation, behind those there are but before the reference.
-  // NotFound without such an operator, AlreadyExists with such a provider.
+  // Adds an implementation after the existing ones, but before the reference.
+  // NotFound for an unknown operator, AlreadyExists if the operator has such a
+  // provider.
   template <auto kMake>
   absl::Status Add(absl::string_view op, absl::string_view provider) {
     return AddTyped(op, provider, TypedOp<kMake>::Params(),
                     &TypedOp<kMake>::Call);
   }
-  // Takes the place of all of them where the operator is enabled, by its own
-  // name and under its own policy. AlreadyExists if something else does.
+  // Replaces all implementations of the operator while the policy enables it.
+  // NotFound for an unknown operator, AlreadyExists if it is overridden
+  // already.
   template <auto kMake>
   absl::Status Override(absl::string_view op, absl::string_view provider) {
     return OverrideTyped(op, provider, TypedOp<kMake>::Params(),
                          &TypedOp<kMake>::Call);
   }
 
-  // Null: no such operator. Valid until the registry changes.
+  // Null for an unknown operator. The pointer is valid until the registry
+  // changes.
   const OpDefinition* Find(absl::string_view op) const;
-  // Sorted.
+  // All operators' names, sorted.
   std::vector<std::string> Names() const;
 
-  // What the operator returns, without touching data.
+  // Metadata of the tensors that the operator returns; reads no tensor data.
   absl::StatusOr<std::vector<TensorMeta>> InferShapes(
       absl::string_view op, const NamedArgs& args) const;
 

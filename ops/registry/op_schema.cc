@@ -15,7 +15,7 @@ namespace {
 constexpr OpType kTypes[] = {OpType::kTensor, OpType::kInt, OpType::kFloat,
                              OpType::kBool, OpType::kString};
 
-// [A-Z][A-Za-z0-9]*, of letters, digits and underscores.
+// Whether `word` is an object's name: [A-Z][A-Za-z0-9]*.
 bool IsObjectName(absl::string_view word) {
   return !word.empty() &&
          absl::ascii_isupper(static_cast<unsigned char>(word[0])) &&
@@ -77,7 +77,7 @@ class Parser {
     return Accept(word) ? absl::OkStatus()
                         : Error(absl::StrCat("\"", word, "\""));
   }
-  // As far as letters, digits and what `more` has go.
+  // Reads a word of letters, digits and the characters of `more`.
   absl::string_view Word(absl::string_view more) {
     SkipSpaces();
     const size_t begin = at_;
@@ -153,7 +153,8 @@ class Parser {
       return OpScalar(word == "True");
     }
     if (type == OpType::kInt && absl::SimpleAtoi(word, &i)) return OpScalar(i);
-    // NaN is not equal to itself: its schema would not be what is read back.
+    // NaN is refused as a default, because it is not equal to itself and a
+    // printed schema could not be compared with the one read back.
     if (type == OpType::kFloat && absl::SimpleAtod(word, &d) && d == d) {
       return OpScalar(d);
     }
@@ -165,7 +166,7 @@ class Parser {
   size_t at_ = 0;
 };
 
-// The fewest digits that are read back as `value`.
+// Prints the fewest digits that are read back as `value`.
 std::string PrintDouble(double value) {
   std::string text;
   for (int digits = 1; digits <= 17; ++digits) {

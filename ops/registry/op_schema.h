@@ -1,7 +1,8 @@
 #ifndef QUERN_OPS_REGISTRY_OP_SCHEMA_H_
 #define QUERN_OPS_REGISTRY_OP_SCHEMA_H_
 
-// What an operator takes, writes and returns, as text and back:
+// The signature of an operator: what it takes, writes and returns. Converts
+// from and to text:
 //
 //   rms_norm(Tensor x, Tensor? weight, float eps=1e-06) -> Tensor
 //   fused_add_rms_norm(Tensor(a0!) x, Tensor(a1!) residual, Tensor? weight,
@@ -16,9 +17,9 @@
 //   object  = [A-Z][A-Za-z0-9]*, as OpObject of op_arg.h names C++ types:
 //             "LinearWeights weights", "Communicator? ranks"
 //
-// (aN!) marks a tensor that is written; N is the parameter's place, from 0.
-// "?" means that it may be left out; without a Communicator an operator runs on
-// one rank. Spaces are free between words. Print gives one form, which Parse
+// (aN!) marks a tensor that is written; N is the index of the parameter, from
+// 0. "?" marks an optional argument; without a Communicator an operator runs on
+// one rank. Spaces between words are free. Print gives one form, which Parse
 // reads as the same schema.
 
 #include <cstdint>
@@ -51,9 +52,9 @@ struct OpParam {
   OpType type = OpType::kTensor;
   bool optional = false;
   bool mutated = false;
-  // Tensors and objects have none.
+  // Tensors and objects have no defaults.
   std::optional<OpScalar> default_value;
-  std::string object = {};  // kObject: the name of its type
+  std::string object = {};  // kObject: the name of the object's type
 
   absl::string_view TypeName() const {
     return type == OpType::kObject ? object : OpTypeName(type);
@@ -69,9 +70,9 @@ struct OpParam {
 struct OpSchema {
   std::string name;
   std::vector<OpParam> params;
-  int returns = 0;  // tensors
+  int returns = 0;  // number of returned tensors
 
-  // InvalidArgument names the text, the place and what is wanted there.
+  // InvalidArgument quotes the text, the place, and what is expected there.
   static absl::StatusOr<OpSchema> Parse(absl::string_view text);
   std::string Print() const;
 

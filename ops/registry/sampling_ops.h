@@ -8,14 +8,14 @@
 
 namespace quern {
 
-// How each row of a step is sampled. `sample` is made with the address of one,
-// which the engine fills again for each step.
+// How each row of a step is sampled. `sample` is made with the address of a
+// SamplingStep, which the engine refills for each step.
 struct SamplingStep {
   absl::Span<const SamplingParams> params;
 };
 
-// sample: logits f32[rows, vocab] -> the token of each row, i32[rows]; equation
-// in ops/sampling/sampler.h. Provider: reference, which is all there is.
+// sample: logits f32[rows, vocab] -> the token of each row, i32[rows]. The
+// equation is in ops/sampling/sampler.h. Its only provider is reference.
 absl::Status RegisterSamplingOps(OpRegistry& registry);
 
 }  // namespace quern
