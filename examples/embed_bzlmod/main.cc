@@ -11,7 +11,7 @@
 #include "quern/packing/vnni_pack.h"
 
 int main() {
-  const int64_t n = 33, k = 130;  // neither is a multiple of anything
+  const int64_t n = 33, k = 130;  // not a multiple of any block size
   std::vector<int8_t> weights(static_cast<size_t>(n * k), int8_t{1});
 
   const auto layout = quern::VnniLayout::Create(quern::DType::kI8, k, n);

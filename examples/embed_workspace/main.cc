@@ -29,7 +29,8 @@
 
 namespace {
 
-// Whether `provider` runs relu2 and rms_norm under `policy`, and computes them.
+// Returns whether `provider` runs relu2 and rms_norm under `policy`, with
+// correct results.
 bool OpsRunBy(const quern::OpRegistry& registry, const char* policy,
               const char* provider, quern::Executor& executor) {
   auto parsed = quern::OpPolicy::Parse(policy);

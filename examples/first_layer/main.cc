@@ -1,4 +1,4 @@
-// One norm, one linear layer and one step of attention, of one token.
+// One norm, one linear layer and one step of attention for a single token.
 
 #include <cmath>
 #include <cstdint>
@@ -52,7 +52,7 @@ absl::Status Norm(const std::vector<float>& x, std::vector<BFloat16>& normed,
 // 2. The linear layer: query, key and value of the token in one row of bf16.
 absl::Status Project(const std::vector<BFloat16>& normed,
                      std::vector<BFloat16>& qkv, quern::Executor& executor) {
-  // Three matrices as a model has them, [rows, hidden], packed as one.
+  // Three matrices [rows, hidden], as a model has them, packed as one.
   const std::vector<float> w(kQuery * kHidden, 1.0f / kHidden);
   quern::LinearWeightsSpec weights_spec;
   weights_spec.n = kColumns;
@@ -79,8 +79,8 @@ absl::Status Project(const std::vector<BFloat16>& normed,
   return absl::OkStatus();
 }
 
-// 3. Attention: the token's key and value go to page 0 of a cache, and its
-// queries meet all keys there are, which is that one.
+// 3. Attention: the token's key and value go to page 0 of a cache. Its queries
+// meet all keys so far, which is that single key.
 absl::Status Attend(const std::vector<BFloat16>& qkv, std::vector<float>& out,
                     quern::Executor& executor) {
   quern::KvLayoutSpec layout;
@@ -101,7 +101,7 @@ absl::Status Attend(const std::vector<BFloat16>& qkv, std::vector<float>& out,
                          quern::PagedAttentionPlan::Create(spec));
   QUERN_ASSIGN_OR_RETURN(auto cache, quern::KvCache::Create(spec.kv, 1, 1));
 
-  // Once a step: which pages a sequence has, and who computes what.
+  // Once a step: set which pages a sequence has, and who computes what.
   const std::vector<int64_t> lengths = {1};
   const std::vector<int32_t> page_ids = {0};
   quern::PageTableStorage table;
@@ -121,7 +121,7 @@ absl::Status Attend(const std::vector<BFloat16>& qkv, std::vector<float>& out,
                          plan.WorkspaceBytes(schedule, executor.num_workers()));
   QUERN_ASSIGN_OR_RETURN(auto memory, quern::AlignedBuffer::Create(bytes));
 
-  // Once a layer.
+  // Once a layer: write the new key and value, then attend.
   const auto heads = [&](int64_t column, int64_t count) {
     return quern::DenseTensor<const BFloat16, 3>(qkv.data() + column,
                                                  {1, count, kHeadDim});
@@ -151,8 +151,8 @@ absl::Status Run() {
   QUERN_RETURN_IF_ERROR(Norm(x, normed, *executor));
   QUERN_RETURN_IF_ERROR(Project(normed, qkv, *executor));
   QUERN_RETURN_IF_ERROR(Attend(qkv, out, *executor));
-  // x has one magnitude, so the norm makes it 1; a row of weights sums to 1;
-  // and attention over one token is its value.
+  // All elements of x have one magnitude, so the norm makes them 1. A row of
+  // weights sums to 1, and attention over one token returns that token's value.
   for (const float value : out) {
     if (!(std::fabs(value - 1.0f) <= 0.01f)) {
       return absl::InternalError("the result is not 1");

@@ -1,6 +1,7 @@
-// The cache, a schedule and attention, as an engine calls them: three requests
-// about one document, one step of prefill and one of decode, of one layer. Each
-// step is compared with a plain loop; the exit code says whether they agree.
+// The cache, a schedule and attention, as an engine calls them for one layer:
+// three requests about one document, in one prefill step and one decode step.
+// Each step is compared with a plain loop, and the exit code says whether they
+// agree.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,7 @@ namespace {
 using Lengths = std::vector<int64_t>;
 constexpr int64_t kPageSize = 64, kPages = 32, kLayers = 1;
 
-// What lives as long as the model.
+// Objects that live as long as the model.
 struct Model {
   AttentionSpec spec;
   WriteKvPlan write;
@@ -62,13 +63,14 @@ absl::StatusOr<Model> MakeModel() {
   return Model{spec, write, attention, std::move(cache)};
 }
 
-// The last q_lens[s] of kv_lens[s] tokens of each sequence, whose pages are
-// page_ids[s].
+// Runs one step on the last q_lens[s] of the kv_lens[s] tokens of each sequence
+// s, whose pages are page_ids[s].
 absl::Status Step(const char* name, const Lengths& q_lens,
                   const Lengths& kv_lens,
                   const std::vector<std::vector<int32_t>>& page_ids,
                   Model& model, Executor& executor) {
-  // Once a step. Storages are borrowed: an engine keeps them from step to step.
+  // Done once a step. Storages are borrowed; an engine keeps them between
+  // steps.
   PageTableStorage table;
   for (const std::vector<int32_t>& ids : page_ids) table.Append(ids);
   QUERN_ASSIGN_OR_RETURN(const PageTable pages, table.Build(kPageSize, kPages));
@@ -97,8 +99,8 @@ absl::Status Step(const char* name, const Lengths& q_lens,
       model.attention.WorkspaceBytes(schedule, executor.num_workers()));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer scratch, AlignedBuffer::Create(bytes));
 
-  // Once a layer: first the new keys and values, then attention, which finds
-  // them in the cache.
+  // Done once a layer: first the new keys and values are written, then
+  // attention finds them in the cache.
   const std::vector<BFloat16> q = Rows('q', kQHeads, q_lens, kv_lens);
   const std::vector<BFloat16> k = Rows('k', kKvHeads, q_lens, kv_lens);
   const std::vector<BFloat16> v = Rows('v', kKvHeads, q_lens, kv_lens);
@@ -143,7 +145,7 @@ absl::Status Run() {
   QUERN_ASSIGN_OR_RETURN(auto allocator,
                          PageAllocator::Create(kPages, kPageSize));
 
-  // The first sequence brings the document, the others hold its pages as well.
+  // The first sequence writes the document; the others hold its pages as well.
   std::vector<std::vector<int32_t>> pages(3);
   Lengths kv_lens = {kDocument + 40, kDocument + 3, kDocument + 4};
   QUERN_RETURN_IF_ERROR(allocator.Grow(kv_lens[0], pages[0]));

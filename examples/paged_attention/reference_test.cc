@@ -1,5 +1,5 @@
-// The example's exit code is the verdict of CompareWithPlainAttention, so that
-// has to notice what main.cc might hand it.
+// The example's exit code is the verdict of CompareWithPlainAttention, which
+// therefore must notice every kind of wrong result.
 
 #include <cmath>
 #include <cstddef>
@@ -44,8 +44,8 @@ TEST_F(VerdictTest, FailsOnOneWrongElementWhereverItIs) {
   }
 }
 
-// Attention that divides by a sum of no weights gives NaN everywhere: of that
-// the example once said "largest error 0.00000", and its exit code was 0.
+// Dividing by a sum of no weights gives NaN everywhere, which a comparison
+// could let pass as "largest error 0.00000".
 TEST_F(VerdictTest, FailsOnNaNEverywhere) {
   const auto error = CompareWithPlainAttention(
       std::vector<float>(right_.size(), std::nanf("")), q_lens_, kv_lens_);

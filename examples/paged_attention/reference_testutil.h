@@ -1,8 +1,8 @@
 #ifndef QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_TESTUTIL_H_
 #define QUERN_EXAMPLES_PAGED_ATTENTION_REFERENCE_TESTUTIL_H_
 
-// Made-up queries, keys and values, and attention over them as a plain loop:
-// what the example is fed and judged with. An engine that copies main.cc has
+// Input data of the example (made-up queries, keys and values), and attention
+// over them as a plain loop for comparison. An engine that copies main.cc has
 // tensors of its own in place of this header, the only one that needs
 // //testing.
 
@@ -21,7 +21,7 @@
 namespace quern {
 
 constexpr int64_t kQHeads = 8, kKvHeads = 2, kHeadDim = 64;
-constexpr int64_t kDocument = 256;  // tokens that all sequences begin with
+constexpr int64_t kDocument = 256;  // common first tokens of all sequences
 
 // An element of a query, key or value, in [-1, 1] and exact in bf16.
 inline float Element(char which, int64_t sequence, int64_t token, int64_t head,
@@ -34,8 +34,8 @@ inline float Element(char which, int64_t sequence, int64_t token, int64_t head,
   return static_cast<float>(static_cast<int>(x % 129) - 64) / 64.0f;
 }
 
-// fn(sequence, token) for the new tokens of each sequence, the last q_lens[s]
-// of its kv_lens[s]: the rows of a step, in their order.
+// Calls fn(sequence, token) for the rows of a step in their order: the new
+// tokens of each sequence, which are the last q_lens[s] of its kv_lens[s].
 template <typename Fn>
 void ForEachRow(const std::vector<int64_t>& q_lens,
                 const std::vector<int64_t>& kv_lens, const Fn& fn) {
@@ -46,7 +46,7 @@ void ForEachRow(const std::vector<int64_t>& q_lens,
   }
 }
 
-// [tokens, heads, kHeadDim]: what a layer's projections would give.
+// Rows [tokens, heads, kHeadDim], in place of a layer's projections.
 inline std::vector<BFloat16> Rows(char which, int64_t heads,
                                   const std::vector<int64_t>& q_lens,
                                   const std::vector<int64_t>& kv_lens) {
@@ -62,7 +62,8 @@ inline std::vector<BFloat16> Rows(char which, int64_t heads,
   return rows;
 }
 
-// [tokens, kQHeads, kHeadDim]: a loop over the keys that each row sees.
+// Expected output [tokens, kQHeads, kHeadDim]: a loop over the keys that each
+// row attends to.
 inline std::vector<double> PlainAttention(const std::vector<int64_t>& q_lens,
                                           const std::vector<int64_t>& kv_lens) {
   std::vector<double> out;
@@ -90,12 +91,13 @@ inline std::vector<double> PlainAttention(const std::vector<int64_t>& q_lens,
   return out;
 }
 
-// The largest difference of out to PlainAttention; Internal if it is more than
-// rounding explains, or an element is no number, or one is missing.
+// Returns the largest difference between `out` and PlainAttention. Internal if
+// it exceeds rounding, or if elements are missing or not numbers.
 inline absl::StatusOr<double> CompareWithPlainAttention(
     const std::vector<float>& out, const std::vector<int64_t>& q_lens,
     const std::vector<int64_t>& kv_lens) {
-  // Weights are rounded to bf16 before they multiply values of at most 1.
+  // The kernel rounds weights to bf16 before it multiplies them with values of
+  // at most 1.
   constexpr double kBound = 1.0 / 256;
   const double error =
       LargestDifferenceOf(out, PlainAttention(q_lens, kv_lens));

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 
-// Whether `status` is OK; prints it where it is not.
+// Returns whether `status` is OK, and prints it otherwise.
 inline bool Check(const absl::Status& status) {
   if (status.ok()) return true;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());

@@ -29,8 +29,9 @@ float* MutableRow(const quern::AnyTensorView& v, int64_t i) {
   return static_cast<float*>(v.mutable_data()) + i * v.stride(0);
 }
 
-// The last tensor has the shape of the first, a matrix. Quern has checked what
-// the schema says: how many tensors, their dtypes, which may be written.
+// InvalidArgument unless the last tensor, a matrix, has the shape of the first.
+// Quern has already checked what the schema says: the number of tensors, their
+// dtypes, and which are written.
 absl::Status CheckMatrices(const char* op, Tensors t) {
   const quern::AnyTensorView &x = t.front(), &out = t.back();
   if (x.rank() == 2 && out.rank() == 2 && x.extent(0) == out.extent(0) &&
@@ -41,7 +42,7 @@ absl::Status CheckMatrices(const char* op, Tensors t) {
                                     ": need x and out, matrices of one shape");
 }
 
-// x, out.
+// The tensors of relu2 are x and out.
 class MyRelu2 final : public quern::BoundOp {
  public:
   const char* target() const override { return "scalar"; }
@@ -54,13 +55,13 @@ class MyRelu2 final : public quern::BoundOp {
       const float* x = Row(t[0], i);
       float* out = MutableRow(t[1], i);
       for (int64_t j = 0; j < t[0].extent(1); ++j) {
-        out[j] = x[j] > 0.0f ? x[j] * x[j] : 0.0f * x[j];  // NaN stays
+        out[j] = x[j] > 0.0f ? x[j] * x[j] : 0.0f * x[j];  // NaN stays NaN
       }
     }
   }
 };
 
-// x, weight, out.
+// The tensors of rms_norm are x, weight and out.
 class MyRmsNorm final : public quern::BoundOp {
  public:
   explicit MyRmsNorm(double eps) : eps_(eps) {}
@@ -91,7 +92,7 @@ class MyRmsNorm final : public quern::BoundOp {
   double eps_;
 };
 
-// Its parameters are those of the schema "relu2(Tensor x) -> Tensor".
+// The parameters are those of the schema "relu2(Tensor x) -> Tensor".
 Bound MakeRelu2(const quern::TensorMeta& x) {
   if (x.dtype != quern::DType::kF32) {
     return absl::UnimplementedError("mine: relu2 of f32 alone");
@@ -99,8 +100,8 @@ Bound MakeRelu2(const quern::TensorMeta& x) {
   return std::unique_ptr<quern::BoundOp>(new MyRelu2());
 }
 
-// "rms_norm(Tensor x, Tensor? weight, float eps=1e-06, int var_hidden_size=0,
-// str out_dtype="") -> Tensor"
+// The parameters are those of the schema "rms_norm(Tensor x, Tensor? weight,
+// float eps=1e-06, int var_hidden_size=0, str out_dtype="") -> Tensor".
 Bound MakeRmsNorm(const quern::TensorMeta& x,
                   const std::optional<quern::TensorMeta>& weight, double eps,
                   int64_t var_hidden_size, const std::string& out_dtype) {

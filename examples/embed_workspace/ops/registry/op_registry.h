@@ -1,8 +1,8 @@
 #ifndef OPS_REGISTRY_OP_REGISTRY_H_
 #define OPS_REGISTRY_OP_REGISTRY_H_
 
-// Operators of this repository that take the place of Quern's: relu2 and
-// rms_norm of f32 alone, by their own loops.
+// Operators of this repository that replace Quern's: relu2 and rms_norm, for
+// f32 only, as plain loops.
 //
 // Quern has an ops/registry/op_registry.h too, a core/check.h and a
 // testing/data.h. They do not collide with the files of this repository,
@@ -13,8 +13,9 @@
 #include "absl/status/status.h"
 #include "quern/ops/registry/op_registry.h"
 
-// `registry` has both. They are "mine" afterwards wherever the policy enables
-// them; a model that takes its operators from such a registry runs them.
+// Overrides relu2 and rms_norm of `registry`, under the provider name "mine",
+// wherever the policy enables them. A model that takes its operators from this
+// registry then runs them.
 absl::Status OverrideOps(quern::OpRegistry& registry);
 // rms_norm alone, for a registry without relu2.
 absl::Status OverrideNorm(quern::OpRegistry& registry);
