@@ -34,7 +34,8 @@ def cmake_config(values, defined, undefined, one, zero):
       A dict for expand_template.
     """
 
-    # Keys end in a newline: one macro's name may begin another's.
+    # Keys end in a newline, because one macro's name may be a prefix of
+    # another's.
     result = {}
     for line, value in values.items():
         result["#cmakedefine %s\n" % line] = "#define %s\n" % value

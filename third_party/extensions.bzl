@@ -4,7 +4,8 @@ load("//third_party:archive.bzl", "quern_archive")
 load("//third_party:pins.bzl", "ARCHIVES")
 load("//third_party/mpi:mpi.bzl", "quern_system_mpi")
 
-# The others are in the Bazel Central Registry and come from MODULE.bazel.
+# The other archives are in the Bazel Central Registry and come from
+# MODULE.bazel.
 _FROM_PINS = ["eigen", "highway", "onednn"]
 
 def _archives_impl(_module_ctx):

@@ -2,10 +2,10 @@
 # Usage: fetch_source.sh NAME=VERSION FILE SHA256 DESTINATION
 #
 # Puts FILE, the upstream archive of a Debian 13 source package, into the folder
-# DESTINATION. Uses a private apt state: no root, and the machine's own package
-# sources stay as they are. Archives are kept in the user's cache folder; one
-# that is not what SHA256 says is deleted, not kept. That is why the index need
-# not be authenticated.
+# DESTINATION. Uses a private apt state, so that it needs no root and leaves the
+# machine's package sources unchanged. Archives are kept in the user's cache
+# folder; an archive that does not match SHA256 is deleted. Because of that
+# check the package index need not be authenticated.
 set -euo pipefail
 
 readonly package=$1 file=$2 sha256=$3 destination=$4
@@ -18,7 +18,7 @@ fail() {
   exit 1
 }
 
-# Whether $1 is the archive. Deletes it, and says so, if not.
+# Succeeds if $1 matches SHA256; otherwise deletes it and prints an error.
 verify() {
   local actual
   actual=$(sha256sum <"$1")
@@ -35,7 +35,7 @@ flock 9 || fail "cannot lock $cache/apt.lock"
 if [[ ! -s $archives/$file ]] || ! verify "$archives/$file"; then
   command -v apt-get >/dev/null ||
     fail "apt-get not found: this machine has no Debian source packages"
-  # Mirrors as this machine's apt names them, the main one before the others.
+  # Mirrors that this machine's apt uses, those of the main archive first.
   mapfile -t sites < <(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null |
     sort -u | grep -E '/debian/?$' || true)
   ((${#sites[@]})) || mapfile -t sites < <(

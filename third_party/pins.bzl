@@ -1,7 +1,8 @@
 """Every version and every sha256 of third-party code, in one place."""
 
-# Built from source. Highway, benchmark and Eigen are the same bytes upstream and
-# in Debian; the others are repacked by Debian, hence two hashes.
+# Archives that are built from source. Debian has the same bytes as upstream for
+# Highway, benchmark and Eigen, and repacked ones for the others, which
+# therefore have two hashes.
 ARCHIVES = {
     "com_google_absl": dict(
         urls = ["https://github.com/abseil/abseil-cpp/releases/download/20240722.0/abseil-cpp-20240722.0.tar.gz"],
@@ -59,8 +60,8 @@ ARCHIVES = {
     ),
 }
 
-# Rules that Bazel 5 to 9 fetch; on Bazel 4.2 ./bazelw overrides them with the
-# distribution's, see docs/bazel.md.
+# Rules that Bazel 5 to 9 fetch. On Bazel 4.2, ./bazelw overrides them with the
+# distribution's; see docs/bazel.md.
 RULES = {
     "bazel_skylib": dict(
         urls = ["https://github.com/bazelbuild/bazel-skylib/releases/download/1.7.1/bazel-skylib-1.7.1.tar.gz"],

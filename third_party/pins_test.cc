@@ -1,5 +1,5 @@
-// MODULE.bazel and third_party/pins.bzl name the same code in the same
-// versions.
+// MODULE.bazel and third_party/pins.bzl must name the same versions of the same
+// code.
 
 #include <cstddef>
 #include <fstream>
@@ -23,7 +23,7 @@ std::string ReadFile(const char* path) {
   return text.str();
 }
 
-// Versions by the name that BUILD files use.
+// Maps a name that BUILD files use to its version.
 using Versions = std::map<std::string, std::string>;
 
 // Every bazel_dep of a MODULE.bazel, under its repo_name where it has one.
@@ -81,7 +81,7 @@ TEST(PinsTest, ModuleNamesEveryPinInItsVersion) {
   const std::string text = ReadFile("third_party/pins.bzl");
   const Versions pins = Pins(text);
 
-  // A pin that the pattern misses would not be compared.
+  // An entry that the pattern misses would not be compared.
   static const std::regex any_entry(R"(\"\w+\": dict\()");
   ASSERT_EQ(pins.size(),
             static_cast<size_t>(std::distance(
@@ -102,7 +102,7 @@ TEST(PinsTest, ModuleNamesEveryPinInItsVersion) {
     EXPECT_EQ(pins.count(name), 1u)
         << "third_party/pins.bzl has no " << name << " " << version;
   }
-  // The machine's MPI is found, not pinned.
+  // MPI is not pinned, because it is found on the machine.
   EXPECT_EQ(extension, std::set<std::string>{"mpi"});
 }
 

@@ -11,19 +11,20 @@
 #               every BUILD file loads the rules that it calls
 #   shell       no step of the above: a shell there, with $bazel and $flags set
 #
-# Bazel comes from a newer Debian release (bazel-bootstrap), unpacked with all that
-# it depends on into a folder of the cache; the machine's own packages stay as they
-# are. The first run fetches 0.7 GB through the machine's apt mirror and keeps
-# 1.4 GB. Bazel runs in that folder (unshare, chroot; root is not needed), on a copy
-# of this tree, offline, with the release's own compiler and a disk cache of its own:
-# objects of two compilers would be taken for one another in a shared one.
+# Bazel comes from a newer Debian release (bazel-bootstrap). It is unpacked,
+# with all that it depends on, into a folder of the cache; the machine's own
+# packages do not change. The first run fetches 0.7 GB through the machine's apt
+# mirror and keeps 1.4 GB. Bazel runs offline in that folder (unshare, chroot;
+# no root needed) on a copy of this tree, with the release's own compiler. It
+# has its own disk cache, because a shared one would mix up the objects of two
+# compilers.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly cache=${QUERN_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/quern}
 readonly home=$cache/bazel7
 readonly root=$home/root work=$home/work apt=$home/apt
-# The first of these releases whose bazel-bootstrap is no longer 4.2.3 is taken.
+# The first of these releases whose bazel-bootstrap is newer than 4.2.3 is used.
 readonly suites=(forky sid)
 readonly packages=(
   bash base-files coreutils diffutils findutils gawk grep gzip sed tar util-linux xz-utils
@@ -63,7 +64,7 @@ find_release() {
   die "no Bazel 7 or later in ${suites[*]} of ${sites[*]}; the last offers '${version:-}'; apt said: $(tail -n 2 "$apt/log" | tr '\n' ' ')"
 }
 
-# The folder with Bazel. A second call returns at once.
+# Makes the folder with Bazel. A second call returns at once.
 make_root() {
   local -r wanted="${packages[*]}"
   [[ ! -f $root/wanted || $(<"$root/wanted") != "$wanted" ]] || return 0
@@ -74,11 +75,11 @@ make_root() {
   rm -rf "$root" "$root.new"
   mkdir -p "$root.new"
   local package
-  # base-files first: it makes /bin and /lib links into /usr.
+  # base-files comes first, because it makes /bin and /lib links into /usr.
   for package in "$apt"/cache/archives/base-files_*.deb "$apt"/cache/archives/*.deb; do
     dpkg-deb -x "$package" "$root.new" || die "cannot unpack $package"
   done
-  # Links that the packages' install scripts would make.
+  # These links would be made by the packages' install scripts.
   ln -sf gawk "$root.new/usr/bin/awk"
   mkdir -p "$root.new/quern"
   echo "$version" >"$root.new/version"
@@ -87,7 +88,7 @@ make_root() {
   rm -rf "$apt/cache/archives"
 }
 
-# A copy of this tree, uncommitted changes included.
+# Copies this tree, including uncommitted changes.
 copy_tree() {
   rm -rf "$work/src"
   mkdir -p "$work/src"
@@ -95,7 +96,7 @@ copy_tree() {
     tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$work/src"
 }
 
-# Prints NAME PACKAGE=VERSION FILE SHA256 FOLDER for each archive that is pinned.
+# Prints NAME PACKAGE=VERSION FILE SHA256 FOLDER for each pinned archive.
 pins() {
   awk -F'"' '
     /^    "[a-z_]+": dict\(/ { name = $2 }
@@ -108,7 +109,7 @@ pins() {
   ' third_party/pins.bzl
 }
 
-# Archives where third_party/archive.bzl looks for them first.
+# Puts the archives where third_party/archive.bzl looks for them first.
 fetch_archives() {
   local name source file sha256 folder
   while read -r name source file sha256 folder; do
@@ -118,7 +119,8 @@ fetch_archives() {
   done < <(pins)
 }
 
-# Offers module $1 in version $2 from the folder $3; its MODULE.bazel is the input.
+# Registers module $1 in version $2 from the folder $3; its MODULE.bazel is read
+# from standard input.
 register() {
   local -r directory=$work/registry/modules/$1/$2
   mkdir -p "$directory"
@@ -126,9 +128,10 @@ register() {
   cat >"$directory/MODULE.bazel"
 }
 
-# A registry that has, of each module, the one version that is pinned. A bazel_dep on
-# another one fails. Each module's own bazel_deps are those of its archive, but for
-# the version of Abseil: GoogleTest 1.16.0 names a newer one than is pinned.
+# Makes a registry with exactly the pinned version of each module, so that a
+# bazel_dep on another version fails. Each module's own bazel_deps are those of
+# its archive. Abseil's version is changed, because GoogleTest 1.16.0 names a
+# newer one than is pinned.
 make_registry() {
   local name source file sha256 folder module version
   rm -rf "$work/registry"
@@ -150,8 +153,9 @@ make_registry() {
   done < <(pins)
 }
 
-# Modules that others name and no C++ target needs: bazel_tools any version of these
-# five, GoogleBenchmark's archive one version of the other two. Prints the overrides.
+# Stubs for modules that others name but no C++ target needs. bazel_tools takes
+# any version of the first five; GoogleBenchmark's archive names one version of
+# the other two. Prints the overrides.
 make_stubs() {
   local module version directory
   for module in apple_support buildozer protobuf re2 zlib libpfm-4.11.0 rules_foreign_cc-0.10.1; do
@@ -197,8 +201,9 @@ build --nosandbox_debug --jobs=${QUERN_BAZEL7_JOBS:-$(nproc)}"
   } >"$work/bazelrc"
 }
 
-# Runs the bash script $1 in the folder, in the copy of the tree. Bazel's server ends
-# with it, because it is the first process of its own process namespace.
+# Runs the bash script $1 inside the folder, in the copy of the tree. Bazel's
+# server ends with it, because the script is the first process of its own
+# process namespace.
 enter() {
   local user=()
   ((EUID == 0)) || user=(--user --map-root-user)
@@ -227,14 +232,16 @@ step_bzlmod() {
          ./$bazel test --config=modules $test'
 }
 
-# Without WORKSPACE, to which this release adds Java toolchains that it would fetch.
+# Runs without WORKSPACE, because this release adds Java toolchains to it that
+# it would fetch.
 step_embed() {
   enter 'cd examples/embed_bzlmod
          ../../$bazel run --config=modules --noenable_workspace //:main'
 }
 
-# Bazel 9 has no C++ rules of its own: a BUILD file that calls one without loading
-# it fails there. Bazel 7 has no flag for that which its rules_cc survives.
+# Bazel 9 has no built-in C++ rules, so a BUILD file that calls one without
+# loading it fails there. The flag by which Bazel 7 could check this breaks its
+# own rules_cc.
 check_loads() {
   local -r builtin=" alias config_setting constraint_value exports_files filegroup genrule label_flag licenses load package package_group test_suite "
   local files file rule status=0

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Refuses hand-made loops that keep the largest |a - b|, and judgements that fail
-# where |a - b| > bound: NaN passes nearly every spelling of the first and each of
-# the second. testing/largest_difference.h keeps the largest difference so that NaN
-# does not pass; a judgement is written `if (!(difference <= bound))`.
+# Refuses hand-made loops that keep the largest |a - b|, and checks that fail if
+# |a - b| > bound. NaN passes nearly every spelling of such a loop, and every
+# such check. testing/largest_difference.h keeps the largest difference so that
+# NaN does not pass; a check is written `if (!(difference <= bound))`.
 #
 # Usage: tools/check_comparators.sh [DIR]        every *.cc and *.h below DIR (the
 #                                                tree), but for testing, third_party
@@ -11,10 +11,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# A file is searched as one line, because a statement may take several.
-# b: a pair of parentheses and all between. in: what is behind an opening
-# parenthesis, not past the one that closes it, nor past the statement.
-# difference: the absolute value of something with a binary minus in it.
+# Each file is searched as one line, because a statement may take several. The
+# patterns' parts: `b` is a pair of parentheses and all between them. `in` is
+# text after an opening parenthesis, up to the closing one or the end of the
+# statement. `difference` is the absolute value of an expression with a binary
+# minus.
 readonly b='(?<b>\((?:[^()]|(?&b))*+\))'
 readonly in='(?<in>(?:[^();]|(?&b)|\()*?)'
 readonly difference='(?<difference>\bf?abs[fl]?\s*\((?&in)\s-\s)'
@@ -39,8 +40,8 @@ readonly patterns=(
   '\b(\w+)\s*=\s[^;]*?\s-\s[^;]*;.{0,300}?\bif\s*\([^;{]*?\bf?abs[fl]?\s*\(\s*\g{-1}\s*\)\s*>'
 )
 
-# Prints what the patterns find in the files, "FILE:statement"; as grep does,
-# succeeds if that is something, and is 1 for nothing, more for a failure.
+# Prints what the patterns find in the files, as "FILE:statement". Exit status
+# as of grep: 0 if anything is found, 1 if nothing, more on failure.
 search() {
   local found=1 status pattern
   for pattern in "${patterns[@]}"; do
@@ -60,7 +61,7 @@ check() {
   [[ -n $list ]] || { echo "comparators: $root has no *.cc and no *.h to look at" >&2; return 1; }
   local files
   mapfile -t files <<<"$list"
-  # What finds nothing here would find nothing anywhere.
+  # A search that does not find this example would find nothing anywhere.
   echo 'worst = std::max(worst, std::abs(a - b));' | search - >/dev/null ||
     { echo "comparators: the search does not find its own example" >&2; return 1; }
   found=$(cd "$root" && search "${files[@]}" | tr '\n\0' ' \n') || status=$?
@@ -73,7 +74,7 @@ check() {
   echo "comparators: none made by hand in ${#files[@]} files"
 }
 
-# must DIR WORDS: the check of DIR fails and says WORDS.
+# Succeeds if the check of DIR ($1) fails with a message that contains $2.
 must_fail() {
   local said
   if said=$(check "$1" 2>&1) || [[ $said != *"$2"* ]]; then

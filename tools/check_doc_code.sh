@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Whether a document shows what a program says: every block of the document that
-# begins with ```cpp, ```starlark or ```ini stands, line by line, in one of the
-# files.
+# Checks that a document shows what a program says: every block of the document
+# that begins with ```cpp, ```starlark or ```ini must stand, line by line, in
+# one of the files.
 #
 # Usage: tools/check_doc_code.sh DOCUMENT FILE...
 set -euo pipefail
@@ -16,7 +16,7 @@ while IFS= read -r line; do
         inside=0 found=0
         blocks=$((blocks + 1))
         for file in "$@"; do
-          # Lines before and after make a block whole lines.
+          # The newlines before and after make the block match whole lines only.
           [[ $'\n'$(<"$file")$'\n' != *$'\n'"$block"* ]] || found=1
         done
         if ((!found)); then

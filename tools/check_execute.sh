@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Proves that every Execute checks its arguments in debug builds: the body of
-# each noexcept function that is named Execute..., or takes an Executor, has
-# QUERN_DCHECK_OK(...), or is one call of another Execute, which has.
+# Proves that every Execute checks its arguments in debug builds. Each noexcept
+# function that is named Execute... or takes an Executor must call
+# QUERN_DCHECK_OK(...), or consist of one call of another Execute, which does.
 #
 # Usage: tools/check_execute.sh [FILE...]     default: the library's sources
 #
@@ -10,13 +10,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Private functions, whose callers have checked.
+# Private functions whose callers have already checked the arguments.
 readonly checked_by_callers="
   PackedMatmul::Execute
   ParallelLmHeadPlan::OwnLogits
 "
 
-# "file:line: function" for each function without a check, then "N functions".
+# Prints "file:line: function" for each function without a check, then "N
+# functions".
 scan() {
   awk -v known="$checked_by_callers" '
     BEGIN { split(known, names, /[ \n]+/); for (i in names) skip[names[i]] = 1 }
@@ -54,7 +55,7 @@ scan() {
   ' "$@"
 }
 
-# The scan itself finds what it must, and nothing else.
+# The scan must find the planted functions without a check, and no others.
 self_test() {
   local found
   found=$(scan <(printf '%s\n' \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Proves the include directions of docs/layers.md, twice: by the #include lines
-# of every tracked source, and, with --deps, by the targets below //:quern.
+# Proves the include directions of docs/layers.md in two ways: by the #include
+# lines of every tracked source, and with --deps also by the targets below
+# //:quern.
 #
 # Usage: tools/check_layers.sh [--deps]
 #        tools/check_layers.sh --self-test   breaks what the check reads, and
@@ -8,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# folder: folders that it may include, besides itself.
+# Each folder is followed by the folders that it may include, besides itself.
 declare -rA allowed=(
   [core]=""
   [quant]="core"
@@ -32,7 +33,8 @@ violation() {
 
 contains() { [[ " $1 " == *" $2 "* ]]; }
 
-# Tests and benchmarks (and what is testonly by its name) may see //testing.
+# Tests, benchmarks and sources that are testonly by their name may include
+# //testing.
 is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
 
 check_includes() {
@@ -45,7 +47,8 @@ check_includes() {
     case $file in examples/embed_*) continue ;; esac
     line=${line#*\"}
     line=${line%%\"*}
-    # A path without the prefix would find an embedder's file of the same name.
+    # In an embedder's repository, a path without the prefix would find the
+    # embedder's file of that name.
     if contains "$folders" "${line%%/*}" && [[ ${line%%/*} != examples ]]; then
       violation "$file includes $line: write quern/$line"
     fi
@@ -64,7 +67,7 @@ check_includes() {
   done <<<"$includes"
 }
 
-# Edges between targets, as Bazel sees them, reduced to folders.
+# Checks the edges between targets, as Bazel sees them, reduced to folders.
 check_deps() {
   local graph edges from to
   graph=$("${QUERN_BAZELW:-./bazelw}" query --noshow_progress --ui_event_filters=-info --output=graph --nograph:factored \
@@ -78,7 +81,8 @@ check_deps() {
   done <<<"$edges"
 }
 
-# must_fail WORDS NAME=VALUE...: --deps in that environment fails and says WORDS.
+# Succeeds if --deps, with the given NAME=VALUE environment, fails with a
+# message that contains WORDS ($1).
 must_fail() {
   local said
   if said=$(env "${@:2}" tools/check_layers.sh --deps 2>&1) || [[ $said != *"$1"* ]]; then
@@ -92,7 +96,7 @@ self_test() {
   dir=$(mktemp -d)
   # shellcheck disable=SC2064
   trap "rm -rf '$dir'" EXIT
-  # A query that prints $1.
+  # Writes a stub of bazelw whose query prints $1.
   stub() {
     printf '#!/bin/sh\ncat <<"end"\n%s\nend\n' "$1" >"$dir/bazelw"
     chmod +x "$dir/bazelw"
@@ -112,7 +116,7 @@ self_test() {
   must_fail "git finds no #include" QUERN_BAZELW="$dir/bazelw" GIT_DIR="$dir"
   git init -q "$dir/empty"
   must_fail "git finds no #include" QUERN_BAZELW="$dir/bazelw" GIT_DIR="$dir/empty/.git"
-  # A tree of one source, whose include points up.
+  # A tree with one source, whose include points up.
   mkdir -p "$dir/up/tools" "$dir/up/core"
   cp tools/check_layers.sh "$dir/up/tools"
   echo '#include "quern/gemm/linear.h"' >"$dir/up/core/dtype.h"
@@ -120,7 +124,7 @@ self_test() {
   git -C "$dir/up" add .
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include that points up passes"
   contains "$said" "gemm/linear.h:" || violation "self-test: of an include that points up it says: $said"
-  # The same tree, whose include points down but lacks the prefix.
+  # The same tree, whose include now points down but lacks the prefix.
   mkdir "$dir/up/gemm"
   echo '#include "core/dtype.h"' >"$dir/up/gemm/linear.h"
   echo '#include <cstdint>' >"$dir/up/core/dtype.h"

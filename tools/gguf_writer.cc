@@ -22,12 +22,12 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "gguf_writer";
-constexpr int64_t kAlignment = 32;  // the format's, where no key says another
+constexpr int64_t kAlignment = 32;  // the default of GGUF
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxRank = 4;
 
 template <typename T>
-void Put(T value, std::string& to) {  // GGUF and every target: little-endian
+void Put(T value, std::string& to) {  // GGUF is little-endian
   to.append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
@@ -38,7 +38,8 @@ void PutString(absl::string_view text, std::string& to) {
 
 uint32_t Code(GgufValueType type) { return static_cast<uint32_t>(type); }
 
-// Bytes of `elements`, which are whole blocks; -1 beyond 2^63.
+// Size in bytes of `elements` elements, which must be whole blocks; -1 if it
+// exceeds 2^63.
 int64_t BytesOf(GgufTensorType type, int64_t elements) {
   int64_t bytes = 0;
   switch (type) {
@@ -184,7 +185,7 @@ absl::Status GgufFileWriter::Open(const std::string& path) {
   struct stat stat {};
   if (fstat(fd_, &stat) != 0) return Failure(errno, "stat");
   remove_ = S_ISREG(stat.st_mode);
-  // Said now rather than after minutes of writing.
+  // Lack of space is reported here, before minutes of writing.
   struct statvfs system {};
   if (remove_ && fstatvfs(fd_, &system) == 0 && system.f_frsize > 0) {
     const auto block = static_cast<uint64_t>(system.f_frsize);
@@ -236,7 +237,7 @@ absl::Status GgufFileWriter::Finish() {
         absl::StrCat(kOp, ": ", tensor_, " of ", tensor_bytes_.size(),
                      " tensors are written"));
   }
-  // Some file systems tell only here that the disk is full.
+  // Some file systems report only at close that the disk is full.
   const int fd = fd_;
   fd_ = -1;
   if (close(fd) != 0) return Failure(errno, "write");

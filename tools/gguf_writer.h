@@ -1,9 +1,9 @@
 #ifndef QUERN_TOOLS_GGUF_WRITER_H_
 #define QUERN_TOOLS_GGUF_WRITER_H_
 
-// A writer of GGUF version 3, whose format models/gguf.h describes, for files
-// larger than memory: metadata and the list of tensors are collected, the
-// tensors' bytes go straight to disk.
+// Writes GGUF version 3 files larger than memory; models/gguf.h describes the
+// format. Metadata and the list of tensors are collected; the tensors' bytes go
+// straight to disk.
 //
 //   GgufFileWriter writer;
 //   writer.KeyString("general.architecture", "llama");
@@ -12,7 +12,7 @@
 //   QUERN_RETURN_IF_ERROR(writer.Append(bytes));  // as often as is handy
 //   QUERN_RETURN_IF_ERROR(writer.Finish());
 //
-// A file that was opened and not finished is removed by the destructor. Not
+// The destructor removes a file that was opened and not finished. Not
 // thread-safe.
 
 #include <cstdint>
@@ -33,8 +33,8 @@ class GgufFileWriter {
   GgufFileWriter(const GgufFileWriter&) = delete;
   GgufFileWriter& operator=(const GgufFileWriter&) = delete;
 
-  // Metadata, in the order of the calls, all before Open. A key must not occur
-  // twice; the reader refuses such a file.
+  // Adds a metadata key, in the order of the calls, all before Open. Keys must
+  // be distinct, because readers refuse a file with a key twice.
   void KeyU32(absl::string_view key, uint32_t value);
   void KeyF32(absl::string_view key, float value);
   void KeyBool(absl::string_view key, bool value);
@@ -44,25 +44,25 @@ class GgufFileWriter {
   void KeyI32s(absl::string_view key, absl::Span<const int32_t> values);
 
   // Announces a tensor, before Open; dims[0] is the length of a row.
-  // InvalidArgument: an empty name or one longer than 64 bytes, not 1..4
-  // dimensions, one below 1, rows that are not whole blocks of `type`, a file
-  // beyond 2^63 bytes.
+  // InvalidArgument for an empty name or one longer than 64 bytes, for other
+  // than 1 to 4 dimensions, for a dimension below 1, for rows that are not
+  // whole blocks of `type`, and for a file beyond 2^63 bytes.
   absl::Status AddTensor(absl::string_view name, absl::Span<const int64_t> dims,
                          GgufTensorType type);
 
-  // Bytes of the whole file.
+  // Size of the whole file in bytes.
   int64_t file_bytes() const;
 
-  // Creates or replaces `path` and writes all but the tensors' bytes.
+  // Creates or replaces `path`, and writes everything but the tensors' bytes.
   // ResourceExhausted if the file system has no room for file_bytes(); the
-  // operating system's reason if it cannot be written.
+  // operating system's error if the file cannot be written.
   absl::Status Open(const std::string& path);
 
-  // The next bytes of the tensors, in the order in which they were announced.
-  // InvalidArgument: beyond the end of the current tensor.
+  // Appends the next bytes of the tensors, in the order in which they were
+  // announced. InvalidArgument if they exceed the current tensor.
   absl::Status Append(absl::Span<const uint8_t> bytes);
 
-  // FailedPrecondition if tensors are not complete.
+  // Completes the file. FailedPrecondition if tensors are incomplete.
   absl::Status Finish();
 
  private:
@@ -72,16 +72,16 @@ class GgufFileWriter {
   absl::Status WriteAll(const void* data, size_t bytes);
   absl::Status Failure(int error, absl::string_view action) const;
 
-  std::string keys_, tensors_;  // as they stand in the file
+  std::string keys_, tensors_;  // encoded as in the file
   uint64_t num_keys_ = 0;
   std::vector<int64_t> tensor_bytes_;
   int64_t data_bytes_ = 0;  // of all tensors, padded
 
   std::string path_;
   int fd_ = -1;
-  bool remove_ = false;  // path_ is a file of ours that is not complete
-  size_t tensor_ = 0;    // that Append writes
-  int64_t written_ = 0;  // bytes of it
+  bool remove_ = false;  // path_ is our own, incomplete file
+  size_t tensor_ = 0;    // the tensor that Append writes
+  int64_t written_ = 0;  // its bytes so far
 };
 
 }  // namespace quern

@@ -48,7 +48,7 @@ TEST(GgufFileWriterTest, TheReaderReadsWhatWasWritten) {
     ASSERT_TRUE(w.AddTensor("a", {3, 2}, GgufTensorType::kF32).ok());
     ASSERT_TRUE(w.AddTensor("b", {3}, GgufTensorType::kBF16).ok());
     ASSERT_TRUE(w.Open(path).ok());
-    // In pieces that are not whole elements.
+    // Appended pieces need not be whole elements.
     ASSERT_TRUE(w.Append(BytesOf(a).subspan(0, 5)).ok());
     ASSERT_TRUE(w.Append(BytesOf(a).subspan(5)).ok());
     ASSERT_TRUE(w.Append(BytesOf(b)).ok());

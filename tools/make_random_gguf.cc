@@ -1,5 +1,5 @@
 // Writes a GGUF file of random weights in the shape of a real model, for
-// measurements of speed. --help says how to call it.
+// measurements of speed. --help explains the options.
 
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ struct Flag {
   absl::string_view name;
   absl::string_view shown_default;
   absl::string_view help;
-  absl::string_view need;  // empty: a shape
+  absl::string_view need;  // empty: a shape's name
   bool (*set)(const std::string& value, Options& options);
 };
 
@@ -89,7 +89,7 @@ const Flag* FindFlag(absl::string_view name) {
   return nullptr;
 }
 
-// --name=value and --name value; one dash does as well.
+// Accepts --name=value and --name value, with one or two dashes.
 absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   Options options;
   const auto refuse = [](const auto&... pieces) {
@@ -157,7 +157,8 @@ std::string HelpText() {
   return text;
 }
 
-// `bazel run` changes the directory; paths are meant from where it was called.
+// Resolves a path against the caller's directory, because `bazel run` changes
+// the working directory.
 std::string FromCaller(const std::string& path) {
   const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
   if (directory == nullptr || path.empty() || path[0] == '/') return path;

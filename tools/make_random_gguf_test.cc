@@ -1,4 +1,5 @@
-// Runs the program as a user would, loads what it wrote and generates.
+// Runs the program as a user would, loads the file that it wrote, and generates
+// from it.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -64,7 +65,7 @@ std::string FileBytes(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// The tokens that the model likes best after "In the", greedily.
+// Greedy continuation of "In the" by `count` tokens.
 std::vector<int32_t> Generate(const GgufFile& file, int count) {
   InlineExecutor executor;
   const auto tokenizer = Tokenizer::Create(file);
@@ -94,7 +95,7 @@ std::vector<int32_t> Generate(const GgufFile& file, int count) {
       EXPECT_TRUE(std::isfinite(row[i])) << i;
       squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
     }
-    // Logits are of order 1, for which the weights are scaled.
+    // The weights are scaled so that logits are of order 1.
     const double rms =
         std::sqrt(squares / static_cast<double>(logits->extent(1)));
     EXPECT_GT(rms, 0.5);
@@ -112,7 +113,7 @@ void ExpectRuns(const std::string& shape, const std::string& dtype) {
   const Outcome outcome = Make(
       absl::StrCat("--shape=", shape, " --dtype=", dtype, " --out=", path));
   ASSERT_EQ(outcome.code, 0) << outcome.text;
-  EXPECT_EQ(outcome.text, "");  // no progress: this is no terminal
+  EXPECT_EQ(outcome.text, "");  // no progress without a terminal
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto config = DecoderConfig::Create(*file);
@@ -134,7 +135,7 @@ TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
   ExpectRuns("tiny_llama3.1", "bf16");
 }
 
-// The frequencies that the factors leave are those of Llama 3.1's formula.
+// The frequencies with the factors must be those of Llama 3.1's formula.
 TEST(MakeRandomGgufTest, Llama31HasItsRotaryFactors) {
   const std::string path = TempFile("factors.gguf");
   ASSERT_EQ(Make("--shape=tiny_llama3.1 --out=" + path).code, 0);
@@ -161,8 +162,8 @@ TEST(MakeRandomGgufTest, Llama31HasItsRotaryFactors) {
   EXPECT_EQ(config->rope_factors.back(), 8);
 }
 
-// The token that the model likes second becomes an end of turn, then an end of
-// message, in place: generation stops there, and prints nothing for it.
+// Turns the token that the model likes second into an end of turn, then into an
+// end of message. Generation must stop there, and print nothing for it.
 TEST(MakeRandomGgufTest, GenerateStopsAtAnyEndToken) {
   const std::string path = TempFile("ends.gguf");
   ASSERT_EQ(Make("--shape=tiny_qwen3 --out=" + path).code, 0);
@@ -180,7 +181,7 @@ TEST(MakeRandomGgufTest, GenerateStopsAtAnyEndToken) {
     std::string changed = bytes;
     const size_t at = changed.find(key);
     ASSERT_NE(at, std::string::npos);
-    // After the key's name: its type, u32, then the value.
+    // The key's name is followed by its type (u32), then by the value.
     std::memcpy(&changed[at + std::strlen(key) + 4], &chosen[1],
                 sizeof(chosen[1]));
     std::ofstream(path, std::ios::binary) << changed;
@@ -194,7 +195,7 @@ TEST(MakeRandomGgufTest, GenerateStopsAtAnyEndToken) {
   }
 }
 
-// From a prompt with a byte that is no character to printed text.
+// From a prompt with an invalid byte to printed text.
 TEST(MakeRandomGgufTest, GenerateRunsOnAByteLevelVocabulary) {
   const std::string path = TempFile("generate.gguf");
   ASSERT_EQ(Make("--shape=tiny_qwen3 --out=" + path).code, 0);
@@ -229,9 +230,10 @@ TEST(MakeRandomGgufTest, TheSeedDecidesEveryByte) {
   EXPECT_NE(other, one);
 }
 
-// Mean 0, the deviation that random_model.h promises, and no two tensors alike.
-// The mean of n independent weights strays by deviation / sqrt(n) and the
-// variance by less than its sqrt(2 / n) part; five times that is allowed.
+// Weights must have mean 0 and the deviation that random_model.h promises, and
+// no two tensors may be alike. The mean of n independent weights strays by
+// deviation / sqrt(n), and the variance by less than sqrt(2 / n) of itself; the
+// test allows five times that.
 TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {
   for (const char* dtype : {"f32", "q8_0"}) {
     const std::string path = TempFile(absl::StrCat("spread_", dtype, ".gguf"));
@@ -263,7 +265,8 @@ TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {
       }
       const auto n = static_cast<double>(tensor.elements);
       EXPECT_NEAR(sum / n, 0, 5 * std::sqrt(t.variance / n)) << t.name;
-      // Q8_0 rounds: a step of 1/37 of the deviation adds 1/12 of its square.
+      // Q8_0 rounds in steps of 1/37 of the deviation, which adds 1/12 of the
+      // step's square to the variance.
       EXPECT_NEAR(squares / n / t.variance, 1, 5 * std::sqrt(2 / n) + 1e-3)
           << t.name;
       first_weights.push_back(values[0] / values[1]);
@@ -333,7 +336,7 @@ TEST(MakeRandomGgufTest, FailsWithCode1AndTheReason) {
   EXPECT_EQ(full.text,
             "make_random_gguf: cannot write '/dev/full': No space left on "
             "device\n");
-  EXPECT_EQ(access("/dev/full", W_OK), 0);  // a device is not removed
+  EXPECT_EQ(access("/dev/full", W_OK), 0);  // must not have been removed
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ namespace {
 
 constexpr char kOp[] = "random_model";
 
-// From the models' published config.json.
+// Shapes from the models' published config.json.
 constexpr RandomModelShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
     {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
@@ -42,7 +42,7 @@ constexpr RandomModelShape kShapes[] = {
      "qwen2"},
     {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
      "gemma2", 4096},
-    // For tests: a moment to write, a moment to run.
+    // Small shapes for tests, which take a moment to write and to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
     {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
      8},
@@ -56,12 +56,14 @@ constexpr int64_t kFirstByte = 3;  // after <unk> <s> </s>
 constexpr int64_t kSpacePiece = kFirstByte + kBytePieces;
 constexpr int64_t kMinVocab = kSpacePiece + 1;
 
-// Sums of four bytes: 0..1020, mean 510, variance 4 * (256^2 - 1) / 12.
+// The sum of four random bytes: range 0 to 1020, mean 510, variance 4 * (256^2
+// - 1) / 12.
 constexpr int kMean = 510;
 constexpr size_t kSums = 2 * kMean + 1;
 constexpr double kVariance = 21845;
 
-// Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+// The generator of Steele, Lea, Flood, "Fast splittable pseudorandom number
+// generators", 2014.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t seed) : state_(seed) {}
@@ -76,7 +78,7 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// Two sums of four bytes from each 64 random bits.
+// Makes two sums of four bytes from each 64 random bits.
 class SumSource {
  public:
   explicit SumSource(uint64_t seed) : random_(seed) {}
@@ -96,7 +98,7 @@ class SumSource {
   size_t second_ = kNone;
 };
 
-// Writes the elements of a tensor, of standard deviation `deviation`.
+// Writes a tensor's elements with standard deviation `deviation`.
 class Filler {
  public:
   Filler(GgufTensorType type, double deviation, uint64_t seed)
@@ -113,7 +115,7 @@ class Filler {
     q8_scale_ = FromF32<Float16>(scale * static_cast<float>(kMean / 127.0));
   }
 
-  // `elements` is a multiple of a block.
+  // `elements` must be a multiple of the block size.
   void Fill(int64_t elements, std::vector<uint8_t>& out) {
     switch (type_) {
       case GgufTensorType::kF32:
@@ -171,7 +173,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.rope_base = s.rope_base;
   c.norm_eps = s.norm_eps;
   c.window = s.window;
-  c.attention_cap = 50;  // Gemma-2's, which alone has them
+  c.attention_cap = 50;  // only Gemma-2 has it
   c.logit_cap = 30;
   SetArchitecture(
       *FindArchitecture(s.architecture),
@@ -185,14 +187,14 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
 struct Tensor {
   std::string name;
   std::vector<int64_t> dims;
-  double deviation;           // 0: `values`, in f32
-  std::vector<float> values;  // empty: ones
+  double deviation;           // 0 means `values`, in f32
+  std::vector<float> values;  // empty means ones
 };
 
-// What Llama 3.1 divides the frequencies base^(-2j / head_dim) by: 1 where a
-// turn takes less than a quarter of the original context, the scale where it
-// takes more than all of it, and between them the reciprocal goes from one to
-// the other in a straight line of original / turn.
+// Divisors by which Llama 3.1 reduces the frequencies base^(-2j / head_dim).
+// The divisor is 1 if a turn takes less than a quarter of the original context,
+// and `scale` if it takes more than all of it. In between, its reciprocal is
+// linear in original / turn.
 std::vector<float> RopeFactors(const RandomModelShape& s) {
   constexpr double kOriginal = 8192, kLow = 1, kHigh = 4;
   const double kTwoPi = 2 * std::acos(-1.0);
@@ -248,7 +250,7 @@ std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c) {
   return tensors;
 }
 
-// general.file_type for files that are mostly of `type`.
+// The value of general.file_type for a file that is mostly of `type`.
 uint32_t FileType(GgufTensorType type) {
   switch (type) {
     case GgufTensorType::kF32:
@@ -276,10 +278,11 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
       [&w](const std::string& name, float value) { w.KeyF32(name, value); });
 }
 
-// The numbers of tokenizer.ggml.token_type, see models/tokenizer.h.
+// Values of tokenizer.ggml.token_type; see models/tokenizer.h.
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
 
-// As Qwen's: byte-level, one control token that ends a text, none in front.
+// Writes a vocabulary like Qwen's: byte-level pieces, one control token that
+// ends a text, and no token in front.
 void AddBytePieceKeys(int64_t vocab, GgufFileWriter& w) {
   std::vector<std::string> pieces;
   for (int byte = 0; byte < kBytePieces; ++byte) {
@@ -376,7 +379,7 @@ absl::Status WriteRandomModel(
                               values.size() * sizeof(float))));
       continue;
     }
-    // Each tensor has a stream of its own.
+    // Each tensor has its own random stream.
     Filler filler(type, tensor.deviation,
                   SplitMix64::Mix(SplitMix64::Mix(seed) + t));
     const int64_t elements = tensor.dims[0] * tensor.dims[1];

@@ -1,20 +1,21 @@
 #ifndef QUERN_TOOLS_RANDOM_MODEL_H_
 #define QUERN_TOOLS_RANDOM_MODEL_H_
 
-// GGUF files of each architecture in models/architecture.h with random weights:
-// what they compute means nothing, and costs what the real model costs.
+// GGUF files with random weights, of each architecture in
+// models/architecture.h. Their results mean nothing, but cost what the real
+// model costs.
 //
-// A matrix of fan-in n has the standard deviation n^-1/2; those that add to the
-// residual stream (attn_output, ffn_down) (2 * layers * n)^-1/2, so that it
-// stays of order 1 through any number of layers; norms are 1, biases 0. The
-// embedding has the standard deviation 1; where it is the output matrix too, in
-// Gemma-2, that of a matrix, and is multiplied by sqrt(n). A weight is the sum
-// of four random bytes, less its mean, scaled: bell-shaped, at most 3.5
-// standard deviations, and the same bits on every machine.
+// A matrix of fan-in n has the standard deviation n^-1/2. The matrices that add
+// to the residual stream (attn_output, ffn_down) have (2 * layers * n)^-1/2, so
+// that the stream stays of order 1 through any number of layers. Norms are 1,
+// biases 0. The embedding has the standard deviation 1; in Gemma-2, where it is
+// the output matrix too, it has that of a matrix and is multiplied by sqrt(n).
+// A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
+// at most 3.5 standard deviations, and the same bits on every machine.
 //
 // The vocabulary is <unk> <s> </s>, the 256 bytes, the space, and numbered
-// words that no text encodes to: a text of n bytes is about n tokens. That of
-// Qwen2 and Qwen3 is the 256 bytes, " t", <|endoftext|> and such words.
+// words that no text encodes to, so that a text of n bytes is about n tokens.
+// For Qwen2 and Qwen3 it is the 256 bytes, " t", <|endoftext|> and such words.
 
 #include <cstdint>
 #include <functional>
@@ -35,24 +36,24 @@ struct RandomModelShape {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t ffn = 0;
-  int64_t vocab = 0;  // at least 260, see above
+  int64_t vocab = 0;  // >= 260: control tokens, bytes, space
   int64_t context = 0;
   float rope_base = 10000;
   float norm_eps = 1e-5f;
-  absl::string_view architecture = "llama";  // of models/architecture.h
-  int64_t window = 0;                        // of gemma2's local layers
-  // With a value s > 0 there is a rope_freqs.weight: Llama 3.1's factors, which
-  // divide low rotary frequencies by s (kLlama3 in ops/rope/rotary_scaling.h,
-  // for an original context of 8192).
+  absl::string_view architecture = "llama";  // from models/architecture.h
+  int64_t window = 0;                        // window of gemma2's local layers
+  // If positive, the file has rope_freqs.weight: Llama 3.1's factors, which
+  // divide low rotary frequencies by this value (kLlama3 in
+  // ops/rope/rotary_scaling.h, for an original context of 8192).
   float rope_scale = 0;
 };
 
-// The shapes by name.
+// The shapes that can be chosen by name.
 absl::Span<const RandomModelShape> RandomModelShapes();
 
-// Writes `path`; the same seed gives the same bytes. `progress`, if there is
-// one, is called now and then with bytes done, of total. Memory: the vocabulary
-// and 1 MiB. Refuses what GgufFileWriter refuses.
+// Writes a file at `path`; the same seed gives the same bytes. `progress`,
+// unless null, is called now and then with the bytes done and the total.
+// Memory: the vocabulary and 1 MiB. Refuses what GgufFileWriter refuses.
 absl::Status WriteRandomModel(
     const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,

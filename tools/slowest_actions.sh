@@ -5,9 +5,9 @@
 # Usage: ./bazelw build --profile=FILE.gz TARGETS...
 #        tools/slowest_actions.sh FILE.gz [COUNT]
 #
-# Wall time on a busy machine is a multiple of CPU time: compare within one
-# profile. An action that came from a cache has no compile to time and is left
-# out by its length.
+# Compare times within one profile only, because wall time on a busy machine is
+# a multiple of CPU time. Actions that came from a cache take so little time
+# that they do not appear.
 set -euo pipefail
 
 readonly profile=${1:?usage: tools/slowest_actions.sh FILE.gz [COUNT]} count=${2:-10}

@@ -17,7 +17,8 @@ def _quern_system_mpi_impl(ctx):
         ctx.file("include0/mpi.h", _MISSING)
         includes.append("include0")
     else:
-        # "gcc -I/usr/include/... -L/usr/lib/... -lmpi", by MPICH and Open MPI.
+        # MPICH and Open MPI both print a line like "gcc -I/usr/include/...
+        # -L/usr/lib/... -lmpi".
         shown = ctx.execute([compiler, "-show"])
         if shown.return_code != 0:
             fail("%s -show: %s" % (compiler, shown.stderr))
@@ -30,7 +31,8 @@ def _quern_system_mpi_impl(ctx):
                 links.append(word)
     ctx.file("BUILD.bazel", """load("@rules_cc//cc:cc_library.bzl", "cc_library")
 
-# The C interface alone: the C++ bindings are gone from the standard.
+# Only the C interface is used, because the MPI standard has dropped the C++
+# bindings.
 cc_library(
     name = "mpi",
     hdrs = glob([{globs}]),

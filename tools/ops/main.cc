@@ -1,5 +1,6 @@
-// Lists the operators: the table of ops/README.md, or with --isas every
-// operator x dtype x instruction set of this CPU x provider, tab-separated.
+// Lists the operators: by default the table of ops/README.md; with --isas each
+// combination of operator, dtype, instruction set of this CPU, and provider,
+// tab-separated.
 
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +23,8 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
-// A line for each that can be made, with the target that it chose.
+// Prints a line for each operator that can be made, with the target that it
+// chose.
 int ListIsas(const OpRegistry& registry) {
   std::printf("op\tdtype\tisa\tprovider\n");
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
@@ -36,7 +38,8 @@ int ListIsas(const OpRegistry& registry) {
         for (const OpImplementation& implementation : op.implementations) {
           const auto made = implementation.factory(*args);
           if (!made.ok()) continue;
-          // What chooses none, or by itself, is listed once.
+          // Implementations without a choice of instruction set are listed
+          // once.
           const absl::string_view isa = (*made)->target();
           const bool once = isa == "scalar" || isa == "oneDNN";
           if (once && target != targets[0]) continue;
