@@ -40,7 +40,8 @@ constexpr Architecture kArchitectures[] = {
      RotaryStyle::kHalves, LinearActivation::kGeluTanhAndMul, true},
 };
 
-// Far above any model, and low enough that products of two fit in int64.
+// Upper bound far above any model, low enough that products of two dimensions
+// fit in int64.
 int64_t MaxDim(const DecoderConfig&) { return DecoderConfig::kMaxDim; }
 int64_t MaxLayers(const DecoderConfig&) { return 4096; }
 int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
@@ -128,7 +129,8 @@ constexpr TensorEntry kTensors[] = {
      E::kRopePairs, E::kOne, kRopeFactors},
 };
 
-// TensorId is the index; a layer's tensors follow one another.
+// Whether each TensorId is the index of its entry, and the tensors of a layer
+// follow one another.
 constexpr bool InOrder() {
   int changes = 0;
   for (size_t i = 0; i < std::size(kTensors); ++i) {
@@ -242,8 +244,9 @@ void SetArchitecture(const Architecture& architecture,
       architecture.scales_embedding
           ? static_cast<float>(std::sqrt(static_cast<double>(c.hidden)))
           : 1.0f;
-  // The file does not tell the divisor of Gemma-2's queries: it is head_dim,
-  // but for the model of 27 billion weights, known by its layers.
+  // The file does not give Gemma-2's divisor of queries. It is head_dim, except
+  // for the model of 27 billion weights, which is recognised by its number of
+  // layers.
   constexpr int64_t kLayersOf27B = 46;
   if (c.architecture == "gemma2" && c.layers == kLayersOf27B) {
     c.attention_scale = static_cast<float>(std::sqrt(

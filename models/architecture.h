@@ -1,10 +1,10 @@
 #ifndef QUERN_MODELS_ARCHITECTURE_H_
 #define QUERN_MODELS_ARCHITECTURE_H_
 
-// Architectures as data: which keys and which tensors a GGUF file of each has.
-// The check of a file, the loader, the generator of random files and the tests
-// all read these tables, so that a new architecture is a line here and what it
-// computes differently in decoder_config.h.
+// Architectures as data: which keys and tensors a GGUF file of each
+// architecture has. The check of a file, the loader, the generator of random
+// files and the tests read these tables, so that a new architecture needs a
+// line here, and what it computes differently in decoder_config.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,41 +23,43 @@ namespace quern {
 
 struct Architecture {
   absl::string_view name;  // general.architecture
-  uint32_t always;         // ModelPart bits that each file has
-  uint32_t may;            // and those that a file may have
+  uint32_t always;         // ModelPart bits that every file has
+  uint32_t may;            // ModelPart bits that a file may have
   RotaryStyle rope_style;
   LinearActivation activation;
-  bool scales_embedding;  // by sqrt(hidden)
+  bool scales_embedding;  // multiplies it by sqrt(hidden)
 };
 
 absl::Span<const Architecture> Architectures();
-// Null: none of that name.
+// Null for an unknown name.
 const Architecture* FindArchitecture(absl::string_view name);
 
 // A key of the model's shape, "<architecture>.<name>": an integer in [1,
-// max(config)] or a finite float above 0.
+// max(config)], or a finite float above 0.
 struct ModelKey {
   const char* name;
-  // One of the two is set.
+  // Exactly one of `integer` and `real` is set.
   int64_t DecoderConfig::*integer;
   float DecoderConfig::*real;
-  uint32_t needs;  // ModelPart bits without which there is no such key
-  // Where the file has no such key; 0 or less: it must have it.
+  uint32_t needs;  // ModelPart bits that models with this key have
+  // The value if the file lacks the key; 0 or less means that the key is
+  // required.
   double (*fallback)(const DecoderConfig& config);
   int64_t (*max)(const DecoderConfig& config);
 };
 
-// In the order of reading: a fallback or a bound uses what is above it. The
-// vocabulary is last: without its key it is what the embedding has.
+// The keys in the order of reading, because a fallback or a bound may use keys
+// above it. The vocabulary comes last, because without its key the embedding
+// tells it.
 absl::Span<const ModelKey> ModelKeys();
 
-// The dimension of a tensor, by what it is.
+// What determines a dimension of a tensor.
 enum class Extent : uint8_t {
-  kOne,  // a vector has one row
+  kOne,  // rows of a vector
   kHidden,
   kVocab,
   kQueryCols,
-  kKeyCols,  // of keys, and of values
+  kKeyCols,  // columns of keys, and of values
   kFfn,
   kHeadDim,
   kRopePairs,
@@ -74,7 +76,7 @@ enum class TensorRole : uint8_t {
   kRopeFactors,
 };
 
-// In the order of a file that this project writes.
+// The tensors, in the order of files that this project writes.
 enum class TensorId : uint8_t {
   kEmbedding,
   kAttnNorm,
@@ -100,40 +102,41 @@ enum class TensorId : uint8_t {
 
 struct TensorEntry {
   TensorId id;
-  const char* name;  // behind "blk.N." where each layer has one
+  const char* name;  // after "blk.N." if each layer has one
   bool in_layer;
   TensorRole role;
   Extent cols, rows;
-  uint32_t needs;  // ModelPart bits without which there is no such tensor
+  uint32_t needs;  // ModelPart bits that models with this tensor have
 
   bool is_matrix() const { return rows != Extent::kOne; }
 };
 
 const TensorEntry& TensorOf(TensorId id);
-// "blk.3.attn_q.weight"; `layer` is not used where the model has one.
+// The tensor's name in files, such as "blk.3.attn_q.weight". `layer` is ignored
+// for a tensor that the model has once.
 std::string TensorName(TensorId id, int64_t layer = 0);
 
-// Calls `visit` for each tensor of a model, in the order of TensorId, layer
-// after layer, until it fails.
+// Calls `visit` for each tensor of a model, in the order of TensorId, layer by
+// layer. Stops at the first failure and returns it.
 absl::Status ForEachTensor(
     const DecoderConfig& config,
     absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
         visit);
 
-// Fastest first, as a file has them: [cols, rows], or [cols] of a vector.
+// Dimensions as in a file, fastest first: [cols, rows], or [cols] for a vector.
 std::vector<int64_t> TensorDims(const TensorEntry& entry,
                                 const DecoderConfig& config);
 
-// Calls int_key(name, value) or float_key(name, value) for each key that a
-// file of this shape has, besides general.*.
+// Calls int_key(name, value) or float_key(name, value) for each key that a file
+// of this shape has, other than general.*.
 void WriteModelKeys(
     const DecoderConfig& config,
     absl::FunctionRef<void(const std::string& name, int64_t value)> int_key,
     absl::FunctionRef<void(const std::string& name, float value)> float_key);
 
-// Sets what follows from the architecture and the numbers in `config`: its
-// parts, style, activation and scales. `has` says whether a part that a file
-// may have is there.
+// Sets the fields of `config` that follow from the architecture and from its
+// numbers: parts, style, activation and scales. `has` says whether the file has
+// an optional part.
 void SetArchitecture(const Architecture& architecture,
                      absl::FunctionRef<bool(ModelPart part)> has,
                      DecoderConfig& config);

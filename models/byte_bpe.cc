@@ -25,7 +25,7 @@ constexpr bool IsPrintable(int byte) {
 
 struct Alphabet {
   char16_t of_byte[256] = {};
-  int16_t byte_of[0x144] = {};  // -1: none
+  int16_t byte_of[0x144] = {};  // -1: stands for no byte
 
   constexpr Alphabet() {
     for (int16_t& byte : byte_of) byte = -1;
@@ -119,7 +119,8 @@ absl::StatusOr<ByteBpe> ByteBpe::Create(absl::Span<const std::string> merges,
 }
 
 void ByteBpe::Encode(absl::string_view word, std::vector<int32_t>& ids) const {
-  // A list of symbols; one that was joined to its left neighbour has id -1.
+  // An element of a linked list of symbols. A symbol that was joined to its
+  // left neighbour has id -1.
   struct Symbol {
     int32_t id;
     size_t previous, next;  // kNone at the ends
@@ -136,7 +137,7 @@ void ByteBpe::Encode(absl::string_view word, std::vector<int32_t>& ids) const {
   struct Pair {
     Merge merge;
     size_t left, right;
-    int32_t left_id, right_id;  // when it was found; else the pair is stale
+    int32_t left_id, right_id;  // ids when it was found; if changed, stale
     bool operator<(const Pair& other) const {
       return merge.rank != other.merge.rank ? merge.rank > other.merge.rank
                                             : left > other.left;

@@ -29,36 +29,37 @@
 
 namespace quern {
 
-// The printable form of `bytes`, as UTF-8.
+// Converts bytes to their printable form, as UTF-8.
 std::string PrintableBytes(absl::string_view bytes);
 
-// Turns `printable` back and appends it to `bytes`; false, with some of it
-// appended, if a character stands for no byte.
+// Converts `printable` back and appends the bytes to `bytes`. Returns false if
+// a character stands for no byte; some bytes may then have been appended.
 bool AppendBytesOfPrintable(absl::string_view printable, std::string& bytes);
 
 class ByteBpe {
  public:
-  // Merges beyond this many are refused.
+  // Largest number of merges that Create accepts.
   static constexpr int64_t kMaxMerges = 1 << 24;
 
-  // The id of the token that is written so, or -1.
+  // Returns the id of the token with this printable form, or -1.
   using FindToken = std::function<int32_t(absl::string_view printable)>;
 
-  // InvalidArgument unless: 1..kMaxMerges distinct merges, each two texts with
-  // one space between; the 256 bytes, the two parts of each merge and what
-  // they join to are tokens.
+  // InvalidArgument unless there are 1 to kMaxMerges distinct merges, each of
+  // two texts with one space between, and all of these are tokens: the 256
+  // bytes, the two parts of each merge, and what the parts join to.
   static absl::StatusOr<ByteBpe> Create(absl::Span<const std::string> merges,
                                         const FindToken& find);
 
-  // Appends the tokens of `word`. O(n log n) in its bytes.
+  // Appends the tokens of `word`. O(n log n) in its number of bytes.
   void Encode(absl::string_view word, std::vector<int32_t>& ids) const;
 
  private:
   struct Merge {
     int32_t rank;
-    int32_t id;  // of what the two join to
+    int32_t id;  // the token that the two join to
   };
-  // Both halves of the key reach the low bits, which choose the bucket.
+  // Hashes so that both halves of the key reach the low bits, which choose the
+  // bucket.
   struct Mix {
     size_t operator()(uint64_t key) const {
       key *= 0x9e3779b97f4a7c15u;

@@ -29,8 +29,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The 256 bytes as 0..255, what `merges` join to from 256 on, then <|end|> and
-// <|end|>s (control) and <tool> (user-defined).
+// A vocabulary with the 256 bytes as 0 to 255, the results of `merges` from 256
+// on, then <|end|> and <|end|>s (control) and <tool> (user-defined).
 TokenizerSpec SmallSpec(const std::vector<std::string>& merges) {
   TokenizerSpec spec;
   spec.kind = TokenizerKind::kByteBpe;
@@ -54,7 +54,7 @@ TokenizerSpec SmallSpec(const std::vector<std::string>& merges) {
   return spec;
 }
 
-// "\u0120" is the space.
+// "\u0120" is the printable form of a space.
 const std::vector<std::string>& SmallMerges() {
   static const auto* const merges = new std::vector<std::string>{
       "t h", "th e", "\u0120 the", "i n", "a a", "aa a", "a b", "b a", "ab a"};
@@ -92,7 +92,8 @@ TEST(ByteBpeTest, JoinsByRankWithinWords) {
   const Tokenizer tokenizer = Small();
   EXPECT_THAT(tokenizer.Encode("the the"), ElementsAre(kThe, kSpaceThe));
   EXPECT_THAT(tokenizer.Encode("in thin"), ElementsAre(kIn, ' ', 256, kIn));
-  // The leftmost on a tie; a lower rank wins over a longer piece.
+  // On a tie the leftmost pair joins, and a lower rank wins over a longer
+  // piece.
   EXPECT_THAT(tokenizer.Encode("aaaaa"), ElementsAre(kAa, kAaa));
   EXPECT_THAT(tokenizer.Encode("aaab"), ElementsAre(kAaa, 'b'));
   EXPECT_THAT(tokenizer.Encode("aba"), ElementsAre(264));
@@ -103,7 +104,7 @@ TEST(ByteBpeTest, JoinsByRankWithinWords) {
   EXPECT_EQ(tokenizer.Decode({kSpaceThe, kIn, 0xe2, 0x96}), " thein\xe2\x96");
 }
 
-// The definition, quadratic and obvious.
+// The definition as a plain quadratic loop.
 std::vector<int32_t> ReferenceEncode(const TokenizerSpec& spec,
                                      absl::string_view word) {
   std::vector<std::string> symbols;
@@ -132,8 +133,8 @@ std::vector<int32_t> ReferenceEncode(const TokenizerSpec& spec,
   return ids;
 }
 
-// Random vocabularies over two letters, where any wrong order shows; several
-// merges may make the same piece.
+// Random vocabularies over two letters, in which any wrong order of merges
+// shows. Several merges may make the same piece.
 TEST(ByteBpeTest, EqualsTheDefinitionOnCollidingMerges) {
   TestRng rng;
   for (int vocabulary = 0; vocabulary < 100; ++vocabulary) {
@@ -152,7 +153,8 @@ TEST(ByteBpeTest, EqualsTheDefinitionOnCollidingMerges) {
         pieces.push_back(left + right);
       }
     }
-    // SmallSpec adds a piece for each merge: give it those that make new ones.
+    // Only merges that make a new piece are given, because SmallSpec adds a
+    // piece for each.
     std::vector<std::string> first_merges, made;
     for (const std::string& merge : merges) {
       const std::string piece = absl::StrJoin(absl::StrSplit(merge, ' '), "");
@@ -211,11 +213,12 @@ TEST(ByteBpeTest, SpecialTokensAreTextUnlessAskedFor) {
   using Specials = Tokenizer::Specials;
   EXPECT_EQ(tokenizer.Decode(tokenizer.Encode("a<|end|>the<tool>")),
             "a<|end|>the<tool>");
-  // User-defined ones are tokens always, and words end where they begin.
+  // User-defined texts are always tokens, and end the words around them.
   EXPECT_THAT(tokenizer.Encode("the<tool>the"), ElementsAre(kThe, kTool, kThe));
   EXPECT_THAT(tokenizer.Encode("a<|end|>the<tool><|end|>", Specials::kAsTokens),
               ElementsAre('a', kEnd, kThe, kTool, kEnd));
-  // The longest; parts of them are text; words end where they begin.
+  // The longest special text wins, parts of it are plain text, and words end
+  // where it begins.
   EXPECT_THAT(tokenizer.Encode("<|end|>sa", Specials::kAsTokens),
               ElementsAre(kEndS, 'a'));
   EXPECT_THAT(tokenizer.Encode("<|<tool", Specials::kAsTokens),
@@ -244,7 +247,7 @@ TEST(ByteBpeTest, AWholeWordIsItsPieceInLlama3Alone) {
 TEST(ByteBpeTest, AStreamHoldsIncompleteCharactersBack) {
   const Tokenizer tokenizer = Small();
   StreamDecoder decoder(tokenizer, StreamDecoder::Start::kOfText);
-  EXPECT_EQ(decoder.Add(kSpaceThe), " the");  // no space is dropped
+  EXPECT_EQ(decoder.Add(kSpaceThe), " the");  // kByteBpe drops no space
   EXPECT_EQ(decoder.Add(0xc3), "");
   EXPECT_EQ(decoder.Add(0xa9), "\u00e9");
   EXPECT_EQ(decoder.Add(0xff), "\ufffd");
@@ -255,7 +258,8 @@ TEST(ByteBpeTest, AStreamHoldsIncompleteCharactersBack) {
 
 class ByteBpeFileTest : public ::testing::Test {
  protected:
-  // The small vocabulary as a file, less `without`, plus what `add` writes.
+  // Makes a file of the small vocabulary without the key `without`, plus what
+  // `add` writes, and creates its tokenizer.
   template <typename Add>
   absl::StatusOr<Tokenizer> Create(const Add& add, absl::string_view pre,
                                    absl::string_view without = "") {
@@ -314,7 +318,8 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
   EXPECT_FALSE(gpt->add_bos());
 }
 
-// Flipped, overwritten and cut: refused, or a tokenizer that works.
+// Files with flipped, overwritten or cut bytes are refused, or give a tokenizer
+// that works.
 TEST_F(ByteBpeFileTest, DamagedFilesDoNotBreakIt) {
   ASSERT_TRUE(Create(&Nothing, "qwen2").ok());
   const std::string good = bytes_;
@@ -356,7 +361,7 @@ TEST_F(ByteBpeFileTest, DamagedFilesDoNotBreakIt) {
       ASSERT_LT(id, tokenizer->vocab_size());
     }
   }
-  EXPECT_GT(accepted, 30);  // else this tests the reader of files only
+  EXPECT_GT(accepted, 30);  // too few test only the file reader
   EXPECT_LT(accepted, 2700);
 }
 

@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_BYTE_LIMIT_H_
 #define QUERN_MODELS_BYTE_LIMIT_H_
 
-// Private: the most bytes that a model or a state may take.
+// Private: the limit on the bytes of a model or a state.
 
 #include <cstdint>
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace quern {
 
-// max_bytes of the caller's options or, where that is 0,
-// free + times * size, where `size` is what `size_name` has already.
+// The limit is the caller's max_bytes. If that is 0, it is free + times * size,
+// where `size` is the size of `size_name`.
 struct ByteLimit {
   int64_t max_bytes;
   int64_t free;
@@ -20,7 +20,8 @@ struct ByteLimit {
   int64_t size;
   absl::string_view size_name;
 
-  // Double, because what is compared with it may exceed 2^63.
+  // Returns a double, because the sizes that are compared with it may exceed
+  // 2^63.
   double bytes() const {
     return max_bytes > 0
                ? static_cast<double>(max_bytes)
@@ -28,8 +29,8 @@ struct ByteLimit {
                      static_cast<double>(times) * static_cast<double>(size);
   }
 
-  // The end of a refusal: "need at most max_bytes=268439552, which is 268435456
-  // + 16 times the file's 256 bytes".
+  // The end of a refusal, such as "need at most max_bytes=268439552, which is
+  // 268435456 + 16 times the file's 256 bytes".
   std::string Need() const {
     const std::string need =
         absl::StrFormat("need at most max_bytes=%.0f", bytes());

@@ -33,7 +33,7 @@ using gguf_format::Quoted;
 void Store(float value, float* to) { *to = value; }
 void Store(float value, BFloat16* to) { *to = hwy::BF16FromF32(value); }
 
-// `elements` of `type` at `from` to `out`.
+// Converts `elements` elements of `type` from `from` to `out`.
 template <typename Out>
 void Convert(GgufTensorType type, const uint8_t* from, int64_t elements,
              Out* out) {
@@ -74,7 +74,7 @@ void Convert(GgufTensorType type, const uint8_t* from, int64_t elements,
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
   GgufFile file;
-  // O_NONBLOCK: a FIFO would block before it can be refused.
+  // O_NONBLOCK keeps open() from blocking on a FIFO, which is refused below.
   file.fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file.fd_ < 0) {
     return absl::ErrnoToStatus(
@@ -185,10 +185,11 @@ absl::Status GgufFile::ReadPartTo(const GgufTensor& tensor,
                                   absl::Span<Out> out) const {
   QUERN_RETURN_IF_ERROR(CheckPart(tensor, part, out.size(), false));
   const BlockSize block = BlockOf(tensor.type);
-  const bool whole = part.cols == tensor.cols();  // rows follow one another
+  const bool whole = part.cols == tensor.cols();  // rows are contiguous
   const int64_t runs = whole ? 1 : part.rows;
   const int64_t elements = whole ? part.rows * part.cols : part.cols;
-  // Whole blocks, about 64 KiB: stays in L1/L2 between pread and conversion.
+  // Elements per chunk: whole blocks, about 64 KiB, which stay in L1/L2 between
+  // pread and conversion.
   constexpr int64_t kChunkElements = 1 << 15;
   std::string chunk;
   Out* to = out.data();

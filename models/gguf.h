@@ -40,7 +40,7 @@
 
 namespace quern {
 
-// The numbers of the file format.
+// Value types by their number in the file format.
 enum class GgufValueType : uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -64,8 +64,8 @@ enum class GgufTensorType : uint32_t {
   kBF16 = 30,
 };
 
-// "F32", "Q8_0"; also of types that this reader refuses, such as "Q4_K"; or
-// "unknown".
+// Returns "F32" or "Q8_0" and so on, also for types that this reader refuses,
+// such as "Q4_K"; "unknown" for other numbers.
 absl::string_view GgufTensorTypeName(GgufTensorType type);
 
 struct GgufTensor {
@@ -73,7 +73,7 @@ struct GgufTensor {
   GgufTensorType type;
   std::vector<int64_t> dims;  // 1..4 of them, each >= 1, fastest first
   int64_t elements;           // their product
-  int64_t offset;             // of the first byte, from the start of the file
+  int64_t offset;             // of the first byte, from the file's start
   int64_t bytes;
 
   int64_t cols() const { return dims[0]; }
@@ -81,7 +81,7 @@ struct GgufTensor {
   int64_t row_bytes() const { return bytes / rows(); }
 };
 
-// Rows [row, row + rows) of a tensor, of each the columns [col, col + cols).
+// Rows [row, row + rows) of a tensor, and columns [col, col + cols) of each.
 struct GgufPart {
   int64_t row = 0, rows = 0;
   int64_t col = 0, cols = 0;
@@ -92,12 +92,13 @@ class GgufFile {
   static constexpr int64_t kQ8Block = 32;
   static constexpr int64_t kQ8BlockBytes = 34;
 
-  // NotFound, PermissionDenied... if the file cannot be opened;
-  // InvalidArgument or Unimplemented if it is not what this reader reads.
-  // Time: proportional to the header. Tensor data is not touched.
+  // NotFound, PermissionDenied or another error of the system if the file
+  // cannot be opened; InvalidArgument or Unimplemented if this reader does not
+  // support its contents. Time is proportional to the header. Tensor data is
+  // not read.
   static absl::StatusOr<GgufFile> Open(const std::string& path);
 
-  // The same for bytes in memory, which must outlive the result.
+  // Like Open, for bytes in memory, which must outlive the result.
   static absl::StatusOr<GgufFile> Parse(absl::Span<const uint8_t> bytes);
 
   GgufFile(GgufFile&& other) noexcept;
@@ -107,50 +108,51 @@ class GgufFile {
   int64_t file_bytes() const { return size_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
 
-  // NotFound names the tensor. The pointer lives as long as this object.
+  // NotFound names the missing tensor. The pointer lives as long as this
+  // object.
   absl::StatusOr<const GgufTensor*> FindTensor(absl::string_view name) const;
   bool HasTensor(absl::string_view name) const {
     return tensor_index_.find(name) != tensor_index_.end();
   }
 
-  // Metadata. NotFound if there is no such key, InvalidArgument if its value
-  // has another type or, for GetInt, does not fit.
+  // Metadata. NotFound if the key is missing, InvalidArgument if its value has
+  // another type or, for GetInt, does not fit in an int64.
   bool Has(absl::string_view key) const {
     return values_.find(key) != values_.end();
   }
-  // Any of the eight integer types.
+  // Accepts any of the eight integer types.
   absl::StatusOr<int64_t> GetInt(absl::string_view key) const;
   absl::StatusOr<uint32_t> GetU32(absl::string_view key) const;
   absl::StatusOr<float> GetF32(absl::string_view key) const;
   absl::StatusOr<bool> GetBool(absl::string_view key) const;
-  // The view lives as long as this object.
+  // The returned view lives as long as this object.
   absl::StatusOr<absl::string_view> GetString(absl::string_view key) const;
   absl::StatusOr<std::vector<absl::string_view>> GetStrings(
       absl::string_view key) const;
   absl::StatusOr<std::vector<float>> GetF32s(absl::string_view key) const;
   absl::StatusOr<std::vector<int32_t>> GetI32s(absl::string_view key) const;
 
-  // What the file is, for refusals: "GGUF 3 of architecture 'llama', name 'x',
+  // Describes the file for refusals: "GGUF 3 of architecture 'llama', name 'x',
   // tensors F32 and Q8_0".
   std::string Describe() const;
 
-  // Rows [first_row, first_row + out.size() / cols()) converted: F32, F16 and
-  // BF16 to f32 are exact, Q8_0 is scale * q in f32; to bf16 the f32 value is
-  // rounded to nearest even. DataLoss if the file ends too early.
+  // Reads and converts the rows [first_row, first_row + out.size() / cols()).
+  // F32, F16 and BF16 to f32 are exact; Q8_0 is scale * q in f32. To bf16, the
+  // f32 value is rounded to nearest even. DataLoss if the file ends too early.
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
                         absl::Span<float> out) const;
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
                         absl::Span<BFloat16> out) const;
 
-  // The same for a part of a tensor, row after row. Nothing else of the file is
-  // read. InvalidArgument unless out holds rows * cols elements, the part lies
-  // in the tensor, and its columns begin and end where blocks do.
+  // Like ReadRows, for a part of a tensor, row after row; reads nothing else of
+  // the file. InvalidArgument unless out has rows * cols elements, the part
+  // lies in the tensor, and its columns begin and end at blocks.
   absl::Status ReadPart(const GgufTensor& tensor, const GgufPart& part,
                         absl::Span<float> out) const;
   absl::Status ReadPart(const GgufTensor& tensor, const GgufPart& part,
                         absl::Span<BFloat16> out) const;
 
-  // A part as it stands in the file, PartBytes of it.
+  // Reads a part without conversion; `out` has PartBytes bytes.
   absl::Status ReadPartBytes(const GgufTensor& tensor, const GgufPart& part,
                              absl::Span<uint8_t> out) const;
   static int64_t PartBytes(const GgufTensor& tensor, const GgufPart& part) {
@@ -159,7 +161,8 @@ class GgufFile {
 
  private:
   class Cursor;
-  // Where a value lies. For an array: its element type, count, first element.
+  // Location of a value. For an array: its element type, count and first
+  // element.
   struct Value {
     GgufValueType type;
     GgufValueType element;
@@ -177,9 +180,10 @@ class GgufFile {
   const uint8_t* header() const {
     return fd_ < 0 ? memory_ : reinterpret_cast<const uint8_t*>(head_.data());
   }
-  // Describe() without the tensors, which may not be known yet.
+  // Like Describe, but without tensors, which may not have been read yet.
   std::string DescribeKeys() const;
-  // Whether the part exists, and takes `size` elements, or else bytes.
+  // InvalidArgument unless the part lies in the tensor and has `size` elements,
+  // or `size` bytes with in_bytes.
   absl::Status CheckPart(const GgufTensor& tensor, const GgufPart& part,
                          size_t size, bool in_bytes) const;
   // Copies the file's [offset, offset + bytes).
@@ -197,8 +201,8 @@ class GgufFile {
   int fd_ = -1;                      // -1: parsed from memory
   const uint8_t* memory_ = nullptr;  // the caller's bytes; null for a file
   int64_t size_ = 0;
-  std::string head_;  // the header, where it comes from a file
-  // Ordered: Abseil's hash tables do not compile under GCC 12's
+  std::string head_;  // the header, if read from a file
+  // A std::map, because Abseil's hash tables do not compile under GCC 12's
   // -fsanitize=undefined.
   std::map<std::string, Value, std::less<>> values_;
   std::vector<GgufTensor> tensors_;

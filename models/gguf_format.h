@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_GGUF_FORMAT_H_
 #define QUERN_MODELS_GGUF_FORMAT_H_
 
-// Private: what the parts of the GGUF reader know of the format.
+// Private: facts about the file format that the parts of the GGUF reader share.
 
 #include <cstdint>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace gguf_format {
 
 inline constexpr char kOp[] = "gguf";
 
-// Bytes of a scalar; 0 for strings, arrays and numbers that are no type.
+// Bytes of a scalar; 0 for strings, arrays and unknown types.
 inline int64_t ScalarBytes(GgufValueType type) {
   switch (type) {
     case GgufValueType::kU8:
@@ -68,7 +68,7 @@ inline BlockSize BlockOf(GgufTensorType type) {
   return {0, 0};
 }
 
-// A name out of the file, fit to be printed.
+// Quotes a name from a file so that it is safe to print.
 inline std::string Quoted(absl::string_view text) {
   constexpr size_t kShown = 64;
   return absl::StrCat("'", absl::CHexEscape(text.substr(0, kShown)),
@@ -76,7 +76,7 @@ inline std::string Quoted(absl::string_view text) {
 }
 
 template <typename T>
-T Load(const uint8_t* from) {  // GGUF and every target here: little-endian
+T Load(const uint8_t* from) {  // GGUF is little-endian
   T value;
   std::memcpy(&value, from, sizeof(T));
   return value;

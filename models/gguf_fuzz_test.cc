@@ -25,7 +25,7 @@
 namespace quern {
 namespace {
 
-// Uses everything that a caller may use. Returns whether the file is legal.
+// Calls everything that a caller may call. Returns whether the file is legal.
 bool Exercise(const uint8_t* data, size_t size) {
   const auto file = GgufFile::Parse(absl::MakeConstSpan(data, size));
   if (!file.ok()) {
@@ -41,13 +41,15 @@ bool Exercise(const uint8_t* data, size_t size) {
                                     {0, tensor.rows(), 0, tensor.cols()},
                                     absl::MakeSpan(raw))
                     .ok());
-    // Q8_0 has the most elements for a byte: fewer than one.
+    // A tensor has at most one element per byte, so a small file cannot make
+    // the test allocate much.
     EXPECT_LE(tensor.elements, tensor.bytes);
     std::vector<float> values(static_cast<size_t>(tensor.elements));
     EXPECT_TRUE(file->ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
   }
   EXPECT_LE(total, static_cast<int64_t>(size));
-  // Not all of these exist or have these types; none may crash.
+  // Some of these keys are missing or have other types; reading them must not
+  // crash.
   for (const absl::string_view key :
        {"k.u32", "k.f32", "k.bool", "k.string", "k.strings", "k.floats",
         "k.ints", "general.alignment"}) {
@@ -89,7 +91,7 @@ std::string SmallFile() {
   return writer.Finish();
 }
 
-// A vocabulary of bytes and a few merges.
+// Metadata of a tokenizer: the bytes, and a few merges.
 std::string SmallTokenizer() {
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
   std::vector<int32_t> types = {2, 3, 3};
@@ -132,14 +134,16 @@ TEST(GgufFuzzTest, SmallFilesSurviveMutation) {
   const int64_t cases = Cases(500, 20000);
   int64_t legal = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
-    // On the heap in its exact size: a sanitizer sees one byte too many.
+    // The mutant lies on the heap in its exact size, so that a sanitizer
+    // notices a read of one byte too many.
     const std::string mutant =
         Mutate(rng, corpus[At(rng, corpus.size())], corpus);
     const std::vector<uint8_t> bytes(mutant.begin(), mutant.end());
     legal += Exercise(bytes.data(), bytes.size()) ? 1 : 0;
     if (HasFailure()) ADD_FAILURE() << "case " << i;
   }
-  // Neither all refused (the mutations are too coarse) nor all accepted.
+  // If all mutants were refused or all accepted, the mutations would test
+  // little.
   EXPECT_GT(legal, cases / 100);
   EXPECT_LT(legal, cases * 9 / 10);
 }

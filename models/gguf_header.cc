@@ -24,24 +24,25 @@ using gguf_format::Load;
 using gguf_format::Quoted;
 using gguf_format::ScalarBytes;
 
-// The most bytes of metadata and tensor list: the header is held in memory, and
-// a sparse file may claim any length. A vocabulary of 256 Ki tokens takes some
-// 16 MiB.
+// Limit on the bytes of metadata and tensor list. The header is held in memory,
+// and a sparse file may claim any length. A vocabulary of 256 Ki tokens takes
+// some 16 MiB.
 constexpr int64_t kMaxHeaderBytes = int64_t{256} << 20;
-constexpr int64_t kMaxKeyBytes = 65535;  // the format's own limits
+constexpr int64_t kMaxKeyBytes = 65535;  // limits of the format
 constexpr int64_t kMaxNameBytes = 64;
 constexpr int64_t kMaxRank = 4;
 constexpr int64_t kDefaultAlignment = 32;
 constexpr int64_t kMinAlignment = 8;
 constexpr int64_t kMaxAlignment = 1 << 16;
-// The least that a key (1-byte name, 1-byte value) and a tensor (1-byte name,
-// one dimension) take: a count that needs more than the file is a lie.
+// The fewest bytes that a key (1-byte name, 1-byte value) and a tensor (1-byte
+// name, one dimension) take. A count that would need more bytes than the file
+// has is refused.
 constexpr int64_t kMinKeyBytes = 8 + 1 + 4 + 1;
 constexpr int64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;
 
 }  // namespace
 
-// Walks the header. Every step is checked against the file's size.
+// Walks the header, and checks every step against the file's size.
 class GgufFile::Cursor {
  public:
   explicit Cursor(GgufFile& file) : file_(file) {}
@@ -49,7 +50,7 @@ class GgufFile::Cursor {
   int64_t offset() const { return offset_; }
   int64_t left() const { return file_.size_ - offset_; }
 
-  // Moves over `bytes`; what they are is said by `what`.
+  // Skips `bytes`, which are called `what` in refusals.
   absl::Status Skip(int64_t bytes, absl::string_view what) {
     if (bytes > left()) {
       return InvalidArgument(kOp, what, " needs ", bytes, " bytes at offset ",
@@ -71,7 +72,8 @@ class GgufFile::Cursor {
     return Load<T>(file_.header() + offset_ - sizeof(T));
   }
 
-  // A count or length: what follows takes at least count * each bytes.
+  // Reads a count or length. InvalidArgument if count * each bytes exceed the
+  // rest of the file.
   absl::StatusOr<int64_t> ReadCount(absl::string_view what, int64_t each) {
     QUERN_ASSIGN_OR_RETURN(const uint64_t count, Read<uint64_t>(what));
     if (count > static_cast<uint64_t>(left() / each)) {
@@ -82,7 +84,7 @@ class GgufFile::Cursor {
     return static_cast<int64_t>(count);
   }
 
-  // The view is valid until the next step.
+  // Reads a string. The view is valid until the next step.
   absl::StatusOr<absl::string_view> ReadString(absl::string_view what,
                                                int64_t max_bytes) {
     QUERN_ASSIGN_OR_RETURN(const int64_t length, ReadCount(what, 1));
@@ -96,7 +98,7 @@ class GgufFile::Cursor {
         static_cast<size_t>(length));
   }
 
-  // Moves over `count` values of `type`.
+  // Skips `count` values of `type`.
   absl::Status SkipValues(GgufValueType type, int64_t count,
                           absl::string_view what) {
     if (type == GgufValueType::kString) {
@@ -259,14 +261,15 @@ absl::Status GgufFile::ParseTensor(Cursor& cursor, int64_t index) {
   return absl::OkStatus();
 }
 
-// Makes offsets absolute, and proves that the tensors lie apart in the file.
+// Makes offsets absolute, and proves that the tensors are in the file and do
+// not overlap.
 absl::Status GgufFile::PlaceTensors(int64_t data_begin, int64_t alignment) {
   std::vector<size_t> order(tensors_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return tensors_[a].offset < tensors_[b].offset;
   });
-  int64_t end = 0;  // of the tensor before, relative to data_begin
+  int64_t end = 0;  // of the previous tensor, relative
   for (const size_t i : order) {
     GgufTensor& tensor = tensors_[i];
     const std::string what = absl::StrCat("tensor ", Quoted(tensor.name));

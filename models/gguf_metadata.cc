@@ -26,7 +26,7 @@ struct TypeName {
   uint32_t type;
   absl::string_view name;
 };
-// The format's tensor types, those that this reader refuses among them.
+// The tensor types of the format, including those that this reader refuses.
 constexpr TypeName kTypeNames[] = {
     {0, "F32"},      {1, "F16"},     {2, "Q4_0"},     {3, "Q4_1"},
     {6, "Q5_0"},     {7, "Q5_1"},    {8, "Q8_0"},     {9, "Q8_1"},

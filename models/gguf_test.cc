@@ -54,7 +54,7 @@ std::vector<T> ReadAll(const GgufFile& file, absl::string_view name) {
   return out;
 }
 
-// One block: scale 0.5, values 0, -1, 2, -3, ...
+// Bytes of one Q8_0 block: scale 0.5, values 0, -1, 2, -3, ...
 std::string Q8Block() {
   std::string block = Raw<uint16_t>(0x3800);
   for (int i = 0; i < 32; ++i) {
@@ -151,7 +151,7 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
     const std::string bytes = Sample().Finish();
     auto opened = from_memory ? ParseString(bytes) : GgufFile::Open(path);
     ASSERT_TRUE(opened.ok()) << opened.status();
-    const GgufFile file = *std::move(opened);  // survives a move
+    const GgufFile file = *std::move(opened);  // the file survives a move
     EXPECT_EQ(file.tensors().size(), 4u);
     EXPECT_EQ((*file.FindTensor("f32"))->rows(), 2);
     EXPECT_EQ((*file.FindTensor("f32"))->cols(), 3);
@@ -193,7 +193,8 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
     for (size_t i = 0; i < 32; ++i) {
       EXPECT_EQ(half[i].bits, q8_bf16[32 + i].bits) << i;
     }
-    // Outside in each direction, and within a block.
+    // Parts that lie outside the tensor in each direction, and that begin
+    // within a block.
     row.resize(32);
     for (const GgufPart& part :
          {GgufPart{-1, 1, 0, 32}, GgufPart{2, 1, 0, 32},
@@ -348,14 +349,15 @@ TEST(GgufTest, RefusesWithASentence) {
     EXPECT_THAT(std::string(file.status().message()),
                 ::testing::AllOf(::testing::StartsWith("gguf: "),
                                  HasSubstr(refusal.words)));
-    // A file on disk goes through pread; it must say the same.
+    // A file on disk is read by pread and must give the same message.
     const auto opened = GgufFile::Open(TempFile("refused.gguf", refusal.file));
     EXPECT_EQ(opened.status().message(), file.status().message());
   }
 }
 
-// A few KiB on disk that claim, and have, 256 GiB: nobody may try to read them
-// all. (More would not fit in the addresses that ThreadSanitizer leaves.)
+// A sparse file that takes a few KiB on disk and has 256 GiB; reading all of it
+// must be refused. (A larger one would not fit in the addresses that
+// ThreadSanitizer leaves.)
 TEST(GgufTest, RefusesAHeaderThatDoesNotFitInMemory) {
   constexpr int64_t kHuge = int64_t{256} << 30;
   const std::string path = TempFile(
@@ -375,7 +377,7 @@ TEST(GgufTest, RefusesAHeaderThatDoesNotFitInMemory) {
 }
 
 TEST(GgufTest, ReadsRowsFromTheMiddleOfATensorOfEveryType) {
-  constexpr int64_t kRows = 5, kCols = 96;  // three blocks a row
+  constexpr int64_t kRows = 5, kCols = 96;  // three blocks per row
   GgufWriter writer;
   std::string f32, f16, bf16, q8;
   for (int64_t i = 0; i < kRows * kCols; ++i) {

@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_GGUF_TESTUTIL_H_
 #define QUERN_MODELS_GGUF_TESTUTIL_H_
 
-// Writes GGUF files for tests, in memory, legal or not: what is given is
-// written, without a check.
+// Writes GGUF files for tests, in memory. The files may be illegal: contents
+// are written as given, unchecked.
 //
 //   GgufWriter writer;
 //   writer.Key("general.architecture", "llama").Key("llama.block_count", 2u);
@@ -39,7 +39,7 @@ class GgufWriter {
     return Raw<uint64_t>(text.size()) + std::string(text);
   }
 
-  // `value` as it stands in the file, after the type.
+  // Writes `value` as the bytes that follow the type in the file.
   GgufWriter& RawKey(absl::string_view key, uint32_t type,
                      absl::string_view value) {
     keys_ += String(key) + Raw(type) + std::string(value);
@@ -95,7 +95,7 @@ class GgufWriter {
   }
 
   std::string Finish() const { return Finish(num_tensors_, num_keys_); }
-  // With other counts than are true.
+  // Finishes with the given counts, which may be wrong.
   std::string Finish(uint64_t num_tensors, uint64_t num_keys) const {
     std::string file = "GGUF" + Raw<uint32_t>(3) + Raw(num_tensors) +
                        Raw(num_keys) + keys_ + tensors_;

@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_GOLDEN_TESTUTIL_H_
 #define QUERN_MODELS_GOLDEN_TESTUTIL_H_
 
-// Reads the golden files of models/quern_kjv_4m (tools/golden_to_text.py
-// writes them and describes their lines).
+// Reads the golden files of models/quern_kjv_4m. tools/golden_to_text.py writes
+// them and describes their lines.
 
 #include <cstdint>
 #include <fstream>
@@ -19,7 +19,7 @@
 
 namespace quern {
 
-// The path of a file of the shipped model, from the runfiles root.
+// Path of a file of the shipped model, relative to the runfiles root.
 inline std::string ModelFile(absl::string_view name) {
   return absl::StrCat("models/quern_kjv_4m/", name);
 }
@@ -48,7 +48,7 @@ inline std::vector<int32_t> GoldenIds(absl::string_view list) {
 
 struct GoldenPrompt {
   std::string text;
-  std::vector<int32_t> ids;  // with bos
+  std::vector<int32_t> ids;  // including bos
   std::vector<int32_t> greedy_ids;
   std::string greedy_text;
   std::vector<std::pair<int32_t, float>> top20;

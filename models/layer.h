@@ -6,9 +6,9 @@
 //   x += mixer(rms_norm(x))          tokens of a sequence meet one another
 //   x += feed_forward(rms_norm(x))   each token by itself
 //
-// A part has its weights, says what scratch it needs, and, if it is a mixer,
-// keeps what it remembers of a sequence in a pool of the state. Parts are
-// immutable: any number of states use them at once.
+// A part holds its weights, and says how much scratch it needs. A mixer also
+// keeps its memory of each sequence in a pool of the state. Parts are
+// immutable, so any number of states use them at once.
 
 #include <cstdint>
 #include <memory>
@@ -23,18 +23,18 @@
 
 namespace quern {
 
-// Where the last matrix of a part writes: y = residual + what the part
-// computes, or without the first term where `residual` has no rank.
+// Output of a part's last matrix: y = residual + result of the part, or the
+// result alone if `residual` has rank 0.
 struct LayerTarget {
   AnyTensorView y;
   AnyTensorView residual;
 };
 
-// What is the same for all layers of a step.
+// Arguments that are the same for all layers of a step.
 struct LayerStep {
-  AnyTensorView rows;       // [tokens, hidden]: what the part multiplies
+  AnyTensorView rows;       // [tokens, hidden]: the part's input
   AnyTensorView positions;  // i64[tokens]
-  Workspace scratch;        // of ScratchBytes
+  Workspace scratch;        // of ScratchBytes bytes
   Executor* executor;
 };
 
@@ -42,15 +42,15 @@ class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  // Which of the state's pools, and which of its layers, a sequence's memory of
-  // this layer is.
+  // Where this layer keeps its memory of a sequence: the index of the state's
+  // pool, and of the layer in that pool.
   virtual int64_t pool() const = 0;
   virtual int64_t pool_layer() const = 0;
-  // Scratch of a step, by an executor of at most so many workers.
-  // ResourceExhausted if the size overflows.
+  // Bytes of scratch for a step of up to max_tokens tokens on up to max_workers
+  // workers. ResourceExhausted if the size overflows.
   virtual absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                                int max_workers) const = 0;
-  // `pool` was prepared for the step.
+  // Runs the mixer. `pool` must have been prepared for the step.
   virtual void Execute(const LayerStep& step, PagePool& pool,
                        const LayerTarget& target) const noexcept = 0;
 };
@@ -59,12 +59,13 @@ class FeedForward {
  public:
   virtual ~FeedForward() = default;
 
-  // As Mixer's.
+  // Like Mixer::ScratchBytes.
   virtual absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                                int max_workers) const = 0;
   virtual void Execute(const LayerStep& step,
                        const LayerTarget& target) const noexcept = 0;
-  // What the first matrix's kernel for m rows is and why, for a person.
+  // Names the kernel of the first matrix for m rows, and why it was chosen; for
+  // people to read.
   virtual std::string Explain(int64_t m) const = 0;
 };
 

@@ -22,7 +22,7 @@ double NegativeLogLikelihood(MatrixView<const float> logits,
     const float largest = *std::max_element(row, row + vocab);
     double sum = 0;
     for (int64_t v = 0; v < vocab; ++v) {
-      // f32: the error of a term is far below that of the mean.
+      // exp in f32 is enough: a term's error is far below that of the mean.
       sum += static_cast<double>(std::exp(row[v] - largest));
     }
     total += std::log(sum) + static_cast<double>(largest) -

@@ -1,11 +1,12 @@
 #ifndef QUERN_MODELS_LIKELIHOOD_H_
 #define QUERN_MODELS_LIKELIHOOD_H_
 
+// The negative log-likelihood, in nats, of the tokens that came next:
+//
 //   sum over rows r of  lse[r] - logits[r, next[r]]
 //   lse[r] = log(sum over v of exp(logits[r, v]))
 //
-// in nats: how badly the logits predicted the tokens that did come. Perplexity
-// is exp of the mean. Accumulates in double.
+// Perplexity is exp of the mean over rows. Accumulates in double.
 
 #include <cstdint>
 
@@ -14,7 +15,7 @@
 
 namespace quern {
 
-// next: a token of the vocabulary for each of the first next.size() rows.
+// `next` has a token of the vocabulary for each of the first next.size() rows.
 double NegativeLogLikelihood(MatrixView<const float> logits,
                              absl::Span<const int32_t> next);
 

@@ -18,7 +18,7 @@ TEST(NegativeLogLikelihoodTest, OfEqualLogitsIsTheLogOfTheirNumber) {
 }
 
 TEST(NegativeLogLikelihoodTest, EachRowIsAskedForItsOwnToken) {
-  // Powers of two of probability: 1/2, 1/4, 1/4 in the first row.
+  // Probabilities are powers of two: 1/2, 1/4, 1/4 in the first row.
   const float ln2 = std::log(2.0f);
   const std::vector<float> logits = {ln2, 0, 0, 0, 0, ln2};
   const auto rows = DenseMatrix<const float>(logits.data(), 2, 3);

@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_MODEL_SHARD_H_
 #define QUERN_MODELS_MODEL_SHARD_H_
 
-// Private: which part of a model a rank holds.
+// Private: the part of a model that one rank holds.
 //
 //   query heads   [rank * q_heads / size, ...), and the columns of q and of
 //                 attention's output that are theirs
@@ -10,7 +10,7 @@
 //   ffn           columns [rank * width, + width), the last rank fewer
 //   vocabulary    likewise, rows of the embedding and of the output matrix
 //
-// Everything else is whole on every rank.
+// Every other tensor is whole on every rank.
 
 #include <array>
 #include <cstddef>
@@ -31,8 +31,8 @@ struct ModelRange {
 
 class ModelShard {
  public:
-  // Columns that matrices are divided by are multiples of `block`, which is
-  // that of the file's tensors. InvalidArgument where a number cannot be
+  // Matrices are divided at columns that are multiples of `block`, the block
+  // size of the file's tensors. InvalidArgument if a dimension cannot be
   // divided so that every rank has a part.
   static absl::StatusOr<ModelShard> Create(const DecoderConfig& config,
                                            int rank, int size, int64_t block);
@@ -43,7 +43,7 @@ class ModelShard {
     return ranges_[static_cast<size_t>(extent)];
   }
   int64_t Count(Extent extent) const { return Of(extent).count; }
-  // What this rank reads of a tensor.
+  // The part of a tensor that this rank reads.
   GgufPart PartOf(const TensorEntry& entry) const {
     const ModelRange rows = Of(entry.rows), cols = Of(entry.cols);
     return {rows.begin, rows.count, cols.begin, cols.count};
@@ -54,7 +54,7 @@ class ModelShard {
   int64_t qkv_cols() const {
     return Count(Extent::kQueryCols) + 2 * Count(Extent::kKeyCols);
   }
-  // The columns of logits.
+  // How the columns of logits are divided over the ranks.
   ColumnShards vocab() const { return vocab_; }
 
  private:
@@ -64,8 +64,8 @@ class ModelShard {
   std::array<ModelRange, kNumExtents> ranges_;
 };
 
-// Whether what a layer adds to the residual stream is made apart: the ranks'
-// parts are summed, or a norm comes between.
+// Whether a layer's contribution to the residual stream is computed apart from
+// it: because the ranks' parts are summed, or because a norm comes between.
 inline bool NeedsBranch(const DecoderConfig& config, const ModelShard& shard) {
   return shard.size() > 1 || config.Has(ModelPart::kPostNorms);
 }

@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_MUTATE_TESTUTIL_H_
 #define QUERN_MODELS_MUTATE_TESTUTIL_H_
 
-// Mutations of files, for fuzzing: the same seed makes the same bytes.
+// Random changes to files, for fuzzing. The same seed makes the same bytes.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace quern {
 
-// An index of something with `size` elements, at least one.
+// A random index of a container with `size` >= 1 elements.
 inline size_t At(Rng& rng, size_t size) {
   return static_cast<size_t>(rng.Integer(0, static_cast<int64_t>(size) - 1));
 }
 
-// `file` after one to four changes of one kind each, three quarters of them in
-// its first `front` bytes. `corpus` is where tails of other files come from.
+// Returns `file` after one to four random changes, three quarters of them
+// within its first `front` bytes. Tails of other files come from `corpus`.
 inline std::string Mutate(Rng& rng, std::string file,
                           const std::vector<std::string>& corpus,
                           size_t front = 700) {
@@ -64,7 +64,7 @@ inline std::string Mutate(Rng& rng, std::string file,
       case 2:
         file.resize(At(rng, file.size()));
         break;
-      case 3: {  // a number becomes extreme
+      case 3: {  // replace a number by an extreme one
         const uint64_t value = kExtremes[At(rng, std::size(kExtremes))];
         const size_t bytes = rng.Integer(0, 1) == 0 ? 4 : 8;
         file.replace(at, bytes, Raw(value).substr(0, bytes));
@@ -73,11 +73,11 @@ inline std::string Mutate(Rng& rng, std::string file,
       case 4:
         file.erase(at, static_cast<size_t>(rng.Integer(1, 40)));
         break;
-      case 5:  // a piece of itself again
+      case 5:  // repeat a piece of the file
         file.insert(at, file.substr(At(rng, reach),
                                     static_cast<size_t>(rng.Integer(1, 200))));
         break;
-      default: {  // the tail of another
+      default: {  // append the tail of another file
         const std::string& other = corpus[At(rng, corpus.size())];
         file = file.substr(0, at) + other.substr(At(rng, other.size()));
         break;
@@ -87,7 +87,8 @@ inline std::string Mutate(Rng& rng, std::string file,
   return file;
 }
 
-// QUERN_FUZZ_CASES, else `normal`, or `quick` where tests are to be quick.
+// Returns QUERN_FUZZ_CASES if set, otherwise `quick` for quick tests and
+// `normal` for others.
 inline int64_t Cases(int64_t quick, int64_t normal) {
   const char* text = std::getenv("QUERN_FUZZ_CASES");
   if (text != nullptr) return std::strtoll(text, nullptr, 10);

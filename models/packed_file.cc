@@ -42,11 +42,11 @@ struct Header {
   uint64_t index_offset;
   uint64_t index_bytes;
   uint64_t file_bytes;
-  uint64_t checksum;  // of all before it, then of the index
+  uint64_t checksum;  // of header without it, then index
 };
 static_assert(sizeof(Header) == 64, "part of the format");
 
-// One entry of the index, before its name.
+// One entry of the index; its name follows.
 struct Entry {
   uint64_t offset;
   uint64_t bytes;
@@ -118,10 +118,10 @@ absl::Status PackedFile::Write(const std::string& path, uint64_t source,
       return InvalidArgument(kOp, path, ": two blobs are named ", blob.first);
     }
   }
-  // Whoever may read the model's folder may map the file.
+  // The usual file mode, so that the umask decides who may map the file.
   constexpr mode_t kMode = 0666;
-  // One that was left behind, or is another's, is passed over: a container's
-  // processes have the same number each time.
+  // Temporary names that exist are skipped: an earlier process may have left
+  // one, or another container's process with the same id may be using it.
   std::string temporary;
   int fd = -1;
   for (int i = 0; fd < 0 && i < 100; ++i) {
@@ -133,7 +133,7 @@ absl::Status PackedFile::Write(const std::string& path, uint64_t source,
   if (fd < 0) return FromSystem(path, "cannot create a file beside");
   absl::Status status = WriteTo(fd, source, blobs);
   if (close(fd) != 0 && status.ok()) status = FromSystem(path, "cannot close");
-  // A link, unlike a renamed file, replaces nothing.
+  // link() fails if `path` exists, where rename() would replace it.
   if (status.ok() && link(temporary.c_str(), path.c_str()) != 0) {
     status = FromSystem(path, "cannot create");
   }
@@ -142,7 +142,7 @@ absl::Status PackedFile::Write(const std::string& path, uint64_t source,
 }
 
 absl::StatusOr<PackedFile> PackedFile::Open(const std::string& path) {
-  // Not waiting for somebody to write to a pipe.
+  // O_NONBLOCK keeps open() from waiting for a writer if the file is a pipe.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return FromSystem(path, "cannot open");
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
@@ -161,7 +161,7 @@ absl::StatusOr<PackedFile> PackedFile::Open(const std::string& path) {
   void* const data =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
-    // Whatever the reason, the file is there.
+    // The file exists, so this is not reported as NotFound.
     return absl::FailedPreconditionError(absl::StrCat(
         FromSystem(path, "cannot map").message(), ", which is there"));
   }

@@ -1,9 +1,9 @@
 #ifndef QUERN_MODELS_PACKED_FILE_H_
 #define QUERN_MODELS_PACKED_FILE_H_
 
-// A file of packed weights by name, made to be mapped: matrices are used where
-// they lie, so a model loads in the time that it takes to read its names, and
-// processes on one machine share one copy.
+// A file of packed weights by name, made to be mapped. Matrices are used where
+// they lie in the file, so loading a model takes only as long as reading the
+// names, and processes on one machine share one copy.
 //
 //   header   64 bytes
 //   blobs    each at a multiple of LinearWeights::kAlignment
@@ -30,16 +30,16 @@ class PackedFile {
   using Blob = std::pair<std::string, absl::Span<const uint8_t>>;
 
   // Writes a new file; `source` identifies what the weights were packed from.
-  // The file appears whole or not at all. AlreadyExists if there is one;
-  // InvalidArgument if two blobs have one name; otherwise what the system says,
-  // in a sentence that names the file.
+  // The file appears complete or not at all. AlreadyExists if `path` exists;
+  // InvalidArgument if two blobs have one name; otherwise the system's error,
+  // in a message that names the file.
   static absl::Status Write(const std::string& path, uint64_t source,
                             absl::Span<const Blob> blobs);
 
-  // Maps a file, whose bytes must not change while it is. NotFound if there is
-  // none; InvalidArgument if it is not such a file, of this version and byte
-  // order, whole; FailedPrecondition if it cannot be mapped. Reads header and
-  // index and nothing else.
+  // Maps a file, whose bytes must not change while it is mapped. NotFound if it
+  // is missing; InvalidArgument if it is not a complete packed file of this
+  // version and byte order; FailedPrecondition if it cannot be mapped. Reads
+  // only header and index.
   static absl::StatusOr<PackedFile> Open(const std::string& path);
 
   PackedFile(PackedFile&& other) noexcept;
@@ -47,7 +47,7 @@ class PackedFile {
   ~PackedFile();
 
   uint64_t source() const { return source_; }
-  // NotFound names the blob. The bytes live as long as this object.
+  // NotFound names the missing blob. The bytes live as long as this object.
   absl::StatusOr<absl::Span<const uint8_t>> Find(absl::string_view name) const;
 
  private:

@@ -1,6 +1,6 @@
-// Files of packed weights: what is written is what is mapped, damage is refused
-// by a sentence that names it, and a model from such a file computes the same
-// bits as one that was packed in memory.
+// Files of packed weights: mapped bytes must equal the written ones, damage
+// must be refused by a message that names it, and a model from such a file must
+// compute the bits of a model that was packed in memory.
 
 #include "quern/models/packed_file.h"
 
@@ -52,7 +52,7 @@ absl::Span<const uint8_t> BytesOf(const std::string& text) {
 
 TEST(PackedFileTest, FindsWhatWasWritten) {
   const std::string path = PathOf("blobs");
-  // Sizes around the alignment, and an empty one.
+  // Blobs of sizes around the alignment, and an empty blob.
   std::vector<std::string> texts;
   for (const size_t size : {0, 1, 63, 64, 65, 5000}) {
     texts.emplace_back(size, static_cast<char>('a' + texts.size()));
@@ -74,7 +74,7 @@ TEST(PackedFileTest, FindsWhatWasWritten) {
   }
   EXPECT_EQ(moved.Find("other").status().code(), absl::StatusCode::kNotFound);
 
-  // What is there is not overwritten.
+  // An existing file must not be overwritten.
   EXPECT_EQ(PackedFile::Write(path, 43, {}).code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(PackedFile::Open(path)->source(), 42u);
@@ -82,7 +82,7 @@ TEST(PackedFileTest, FindsWhatWasWritten) {
                               {{"a", BytesOf(texts[1])}, {"a", {}}})
                 .code(),
             absl::StatusCode::kInvalidArgument);
-  // A file of somebody who was killed is not in the way.
+  // A temporary file that a killed process left behind must not be in the way.
   const std::string none = PathOf("none");
   WriteBytes(absl::StrCat(none, ".", getpid(), ".0.tmp"), "left behind");
   ASSERT_TRUE(PackedFile::Write(none, 1, {}).ok());
@@ -121,7 +121,7 @@ TEST(PackedFileTest, RefusesDamage) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(message(with(8, 2)), HasSubstr("version=3; need 1"));
   EXPECT_THAT(message(with(12, 1)), HasSubstr("byte_order="));
-  // Every other bit of the header, and every one of the index.
+  // Flips every other bit of the header, and every bit of the index.
   const size_t index = 64 + 2 * 128;
   ASSERT_EQ(whole.size(), index + 2 * 25);
   for (size_t at = 0; at < whole.size(); ++at) {
@@ -138,7 +138,8 @@ class PackedModelTest : public DecoderFixture {
     absl::Status status;
     Rows logits;
   };
-  // The logits of a model of `file`, by a file of packed weights at `path`.
+  // The logits of a model made from `file` with a file of packed weights at
+  // `path`.
   Made Make(const std::string& file, DecoderWeights weights,
             const std::string& path) {
     DecoderOptions options;
@@ -195,7 +196,7 @@ TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
                                        " was packed from another file")));
   }
   EXPECT_EQ(ReadBytes(path), before);
-  // A file that is none of ours is not replaced either.
+  // A file of another kind must not be replaced either.
   WriteBytes(path, std::string(100, 'x'));
   EXPECT_EQ(Make(file, DecoderWeights::kAsInFile, path).status.code(),
             absl::StatusCode::kInvalidArgument);

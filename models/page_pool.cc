@@ -35,8 +35,8 @@
 namespace quern {
 namespace {
 
-// Pages are given back in multiples of so many tokens: of both the span and the
-// page, so that what is left begins with both.
+// Pages are given back in multiples of this many tokens: a common multiple of
+// span and page, so that the remaining tokens begin at a boundary of both.
 int64_t GivenBackAtOnce(int64_t page_size) {
   return std::lcm(
       AttentionSchedule::kChunkTokens * AttentionSchedule::kSpanChunks,
@@ -72,8 +72,9 @@ NamedArgs AttendArgs(const AttentionSpec& spec, const TensorMeta& cache,
 int64_t PagePool::PagesOfWindow(int64_t window, int64_t page_size,
                                 int64_t max_sequences, int64_t max_step_tokens,
                                 int64_t pages_without_it) {
-  // A sequence keeps what the next query sees, and less than one unit before
-  // that; its first and its last page may hold one token of it each.
+  // A sequence keeps the tokens that the next query sees and up to one unit
+  // before them. Its first and its last page may each hold only one of these
+  // tokens.
   const int64_t kept =
       DivCeil(window, page_size) + GivenBackAtOnce(page_size) / page_size + 2;
   return std::min(pages_without_it,
@@ -172,7 +173,7 @@ absl::Status PagePool::Prepare(int num_workers) {
     bytes = std::max(bytes, need);
   }
   if (static_cast<int64_t>(workspace_.bytes()) < bytes) {
-    workspace_ = AlignedBuffer();  // before there are two
+    workspace_ = AlignedBuffer();  // freed before a new one exists
     QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
   }
   return absl::OkStatus();
@@ -199,7 +200,7 @@ void PagePool::Forget(int32_t sequence, int64_t length) {
   if (spec().window_left == kNoWindow) return;
   Sequence& s = At(sequence);
   const int64_t page_size = allocator_->page_size();
-  // The next query stands at `length`.
+  // The next query has the position `length`.
   const int64_t unit = GivenBackAtOnce(page_size);
   const int64_t unseen = std::max<int64_t>(0, length - spec().window_left);
   const int64_t gone = unseen / unit * unit;

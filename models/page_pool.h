@@ -1,16 +1,18 @@
 #ifndef QUERN_MODELS_PAGE_POOL_H_
 #define QUERN_MODELS_PAGE_POOL_H_
 
-// Private: the keys and values of those layers of a model that see equally far,
-// with all that is the same for these layers in a step: which pages hold which
-// sequence, where new tokens go, how attention is divided.
+// Private: the keys and values of the layers of a model that share one
+// attention window, and what is the same for these layers in a step: the pages
+// of each sequence, the slots of new tokens, the division of attention.
 //
 // Where the layers have a window, pages that it has left are given back. They
-// go in whole spans of attention's chunks, so that no bit of a row depends on
-// when: its chunks begin where they did.
+// are given back in whole spans of attention's chunks, so that the remaining
+// chunks begin where they did and results do not depend on when pages are given
+// back.
 //
-// Sequences may share pages (Fork): the first that writes to one gets its own
-// copy, and the keys that several share come from memory once a step.
+// Sequences may share pages (Fork). The first sequence that writes to a shared
+// page gets its own copy. Keys that several sequences share are read from
+// memory once per step.
 
 #include <cstdint>
 #include <memory>
@@ -37,7 +39,7 @@
 namespace quern {
 
 struct PagePoolSpec {
-  AttentionSpec attention;  // its cache's layout, and the window
+  AttentionSpec attention;  // cache layout, and the window
   int64_t layers = 0;
   int64_t pages = 0;
   int64_t max_sequences = 0;
@@ -45,8 +47,9 @@ struct PagePoolSpec {
 
 class PagePool {
  public:
-  // Pages that max_sequences sequences need at most whose layers see `window`
-  // tokens, where a step brings max_step_tokens; no more than pages_without_it.
+  // Upper bound on the pages of max_sequences sequences in layers that see
+  // `window` tokens, where a step brings max_step_tokens. At most
+  // pages_without_it.
   static int64_t PagesOfWindow(int64_t window, int64_t page_size,
                                int64_t max_sequences, int64_t max_step_tokens,
                                int64_t pages_without_it);
@@ -55,34 +58,36 @@ class PagePool {
   static absl::StatusOr<PagePool> Create(const PagePoolSpec& spec,
                                          const OpDispatcher& ops);
 
-  // The next step begins; it has no sequences yet.
+  // Begins a step without sequences.
   void BeginStep();
-  // Appends to the step the sequence of `length` tokens and `count` new ones.
-  // ResourceExhausted, and nothing changed, if too few pages are free.
+  // Adds to the step a sequence of `length` tokens and `count` new ones.
+  // ResourceExhausted, with nothing changed, if too few pages are free.
   absl::Status AddToStep(int32_t sequence, int64_t length, int64_t count);
-  // Copies the pages that are written to and shared: after the last AddToStep,
-  // whether or not it succeeded, and before any other call.
+  // Copies the shared pages that the step writes to. Call it after the last
+  // AddToStep, whether or not that succeeded, and before any other function.
   void CopyShared(Executor& executor) noexcept;
-  // All sequences are there.
+  // Prepares the step's attention, after all sequences have been added.
   absl::Status Prepare(int num_workers);
 
   // Gives back the pages beyond the first `length` tokens.
   void Trim(int32_t sequence, int64_t length);
-  // Gives back what no query sees that comes after the first `length` tokens.
+  // Gives back pages that no query after the first `length` tokens sees.
   void Forget(int32_t sequence, int64_t length);
   void End(int32_t sequence);
-  // `branch`, which is empty, gets the first `length` tokens of `sequence`.
+  // Gives `branch`, which must be empty, the first `length` tokens of
+  // `sequence`.
   absl::Status Fork(int32_t sequence, int64_t length, int32_t branch);
 
   // k and v [tokens, kv_heads, head_dim] of the step, in f32, of one of the
   // layers.
   void Write(int64_t layer, const AnyTensorView& k, const AnyTensorView& v,
              Executor& executor) noexcept;
-  // q [tokens, q_heads, head_dim] in f32, consecutive heads -> out, which has
-  // the type of the spec. `converted` has ConvertedBytes.
+  // Attention of the step's queries q[tokens, q_heads, head_dim], f32 with
+  // consecutive heads, in one layer -> out, of the spec's dtype. `converted` is
+  // scratch of ConvertedBytes.
   void Attend(int64_t layer, const TensorView<float, 3>& q, uint8_t* converted,
               const AnyTensorView& out, Executor& executor) noexcept;
-  // What Attend needs for the queries of so many tokens.
+  // Bytes of `converted` that Attend needs for this many tokens.
   static int64_t ConvertedBytes(const AttentionSpec& spec, int64_t tokens);
 
   const AttentionSpec& spec() const { return spec_; }
@@ -99,14 +104,14 @@ class PagePool {
   int64_t tokens() const {
     return allocator_->num_pages() * allocator_->page_size();
   }
-  // Keys of each head that were not read again in the last step, because
-  // several sequences share them.
+  // Keys of each head that the last step did not read again, because several
+  // sequences share them.
   int64_t saved_tokens() const { return saved_tokens_; }
 
  private:
   struct Sequence {
     std::vector<int32_t> pages;
-    int64_t gone = 0;  // tokens in front of them
+    int64_t gone = 0;  // tokens before `pages`, given back
   };
 
   PagePool() = default;
@@ -122,7 +127,7 @@ class PagePool {
   std::optional<ConvertPlan> convert_;  // none if attention reads f32
   AlignedBuffer workspace_;             // of both operators, grows
 
-  // This step.
+  // State of the current step.
   std::vector<int64_t> q_lens_, kv_lens_, slots_;
   std::vector<PageCopy> copies_;
   PageTableStorage table_storage_;

@@ -9,7 +9,8 @@
 
 namespace quern {
 
-// Up to 12 pieces: of `parts`, or one time in three any byte.
+// A random text of up to 12 pieces, each from `parts` or, one time in three, a
+// random byte.
 inline std::string RandomText(Rng& rng, const std::vector<std::string>& parts) {
   std::string text;
   for (int64_t n = rng.Integer(0, 12); n > 0; --n) {

@@ -31,7 +31,7 @@ constexpr absl::string_view kSpace = "\xe2\x96\x81";  // U+2581
 constexpr absl::string_view kReplacement = "\xef\xbf\xbd";
 constexpr int64_t kMaxPieces = 1 << 24;
 
-// The value of "<0xHH>", or -1.
+// The value of a piece "<0xHH>", or -1 for other pieces.
 int ByteOfPiece(absl::string_view piece) {
   if (piece.size() != 6 || piece.substr(0, 3) != "<0x" || piece[5] != '>') {
     return -1;
@@ -47,7 +47,7 @@ int ByteOfPiece(absl::string_view piece) {
   return value;
 }
 
-// `text` with spaces instead of U+2581: how kSentencePiece reads it.
+// Replaces U+2581 by spaces, as kSentencePiece reads a piece.
 std::string WithSpaces(absl::string_view text) {
   return absl::StrReplaceAll(text, {{kSpace, " "}});
 }
@@ -194,8 +194,8 @@ absl::Status Tokenizer::IndexSpecials() {
     if (user_defined) user_defined_.push_back(special);
     specials_.push_back(std::move(special));
   }
-  // Pieces of one text, of which Encode finds the first alone, are left out:
-  // with them, the time of Encode would grow with their number.
+  // Only the first of several pieces with the same text is kept. Encode finds
+  // no other, and the time it takes would grow with their number.
   for (std::vector<Special>* all : {&specials_, &user_defined_}) {
     std::sort(all->begin(), all->end());
     all->erase(std::unique(all->begin(), all->end(),
@@ -219,7 +219,7 @@ int32_t Tokenizer::FindPiece(absl::string_view text) const {
 const Tokenizer::Special* Tokenizer::FindSpecial(
     const std::vector<Special>& specials, absl::string_view text) {
   const Special* longest = nullptr;
-  // Those that begin with text[0, depth) lie between these two.
+  // [begin, end) are the special texts that begin with text[0, depth).
   auto begin = specials.begin(), end = specials.end();
   for (size_t depth = 0; depth < text.size(); ++depth) {
     const auto byte_of = [&](const Special& special) {
@@ -250,7 +250,8 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
       ++at;
       continue;
     }
-    // A user-defined token is found again within the text around it.
+    // User-defined tokens are left in the text, where AppendText finds them
+    // again.
     if (type(special->id) == TokenType::kControl) {
       AppendText(text.substr(done, at - done), ids);
       ids.push_back(special->id);
@@ -316,8 +317,8 @@ void Tokenizer::AppendSentence(absl::string_view text,
                                std::vector<int32_t>& ids) const {
   const std::string marked = absl::StrReplaceAll(text, {{" ", kSpace}});
 
-  // Symbols are adjacent pieces of `marked` in a list; one that was joined to
-  // its left neighbour has no bytes.
+  // An element of a linked list of adjacent pieces of `marked`. A symbol that
+  // was joined to its left neighbour has no bytes.
   struct Symbol {
     size_t begin, bytes;
     size_t previous, next;  // kNone at the ends
@@ -336,7 +337,7 @@ void Tokenizer::AppendSentence(absl::string_view text,
   struct Pair {
     float score;
     size_t left, right;
-    size_t bytes;  // of both when it was found; else the pair is stale
+    size_t bytes;  // of both when found; if changed, stale
     bool operator<(const Pair& other) const {
       return score != other.score ? score < other.score : left > other.left;
     }

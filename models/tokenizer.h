@@ -48,12 +48,12 @@
 
 namespace quern {
 
-// The numbers of the GGUF key tokenizer.ggml.token_type.
+// Token types by their number in the GGUF key tokenizer.ggml.token_type.
 enum class TokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,
   kControl = 3,
-  kUserDefined = 4,  // its text is always this token, and it decodes to it
+  kUserDefined = 4,  // its text is always this one token
   kUnused = 5,
   kByte = 6,  // the piece is "<0xHH>"
 };
@@ -68,12 +68,12 @@ struct TokenizerSpec {
   int32_t eos_id = 2;
   std::vector<int32_t> end_ids;  // tokens that end a text, besides eos_id
   std::vector<float> scores;     // of kSentencePiece
-  // Whether Encode puts a space in front and Decode drops it: kSentencePiece.
+  // kSentencePiece: whether Encode puts a space in front and Decode drops it.
   bool add_space_prefix = true;
   WordRules word_rules = WordRules::kQwen2;  // of kByteBpe, as are
   std::vector<std::string> merges;           // these, lowest rank first
-  // Whether the model wants bos_id in front of a text. Encode leaves that to
-  // the caller.
+  // Whether the model expects bos_id before a text. The caller adds it; Encode
+  // does not.
   bool add_bos = true;
 };
 
@@ -89,16 +89,16 @@ class Tokenizer {
   // them; bos_id may be -1 without add_bos.
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
-  // From the keys tokenizer.ggml.*. Unimplemented for another model than
-  // "llama" and "gpt2", and of that for another pre than "qwen2", "llama-bpe"
-  // and "gpt-2". llama: bos and eos default to 1 and 2, add_space_prefix and
-  // add_bos to true. gpt2: eos must be there, bos defaults to none, add_bos to
-  // whether pre is "llama-bpe".
+  // Reads the keys tokenizer.ggml.*. Unimplemented for models other than
+  // "llama" and "gpt2", and for a "gpt2" whose pre is not "qwen2", "llama-bpe"
+  // or "gpt-2". For llama, bos and eos default to 1 and 2, add_space_prefix and
+  // add_bos to true. For gpt2, eos is required, bos defaults to none, and
+  // add_bos to whether pre is "llama-bpe".
   //
   // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control
   // and user-defined pieces whose name ends a text or a turn in some family of
-  // models, e.g. <end_of_turn>, <|eot_id|>, <|im_end|>. A piece that ends a
-  // text is a control token where the file calls it user-defined, so that a
+  // models, such as <end_of_turn>, <|eot_id|> or <|im_end|>. Such a piece
+  // becomes a control token even if the file calls it user-defined, so that a
   // text that merely contains its name does not end a turn.
   static absl::StatusOr<Tokenizer> Create(const GgufFile& file);
 
@@ -108,7 +108,8 @@ class Tokenizer {
   int32_t vocab_size() const { return static_cast<int32_t>(pieces_.size()); }
   int32_t bos_id() const { return bos_id_; }  // -1: none
   int32_t eos_id() const { return eos_id_; }
-  // Whether generation stops at `id`: eos_id or one of the spec's end_ids.
+  // Whether generation stops at `id`, which is eos_id or one of the spec's
+  // end_ids.
   bool IsEnd(int32_t id) const;
   bool add_bos() const { return add_bos_; }
   absl::string_view piece(int32_t id) const {
@@ -116,38 +117,38 @@ class Tokenizer {
   }
   TokenType type(int32_t id) const { return types_[static_cast<size_t>(id)]; }
 
-  // What Encode makes of the text of a control token.
+  // How Encode treats the text of a control token.
   enum class Specials {
     kAsText,    // text like any other: what a user wrote commands nothing
     kAsTokens,  // that token, the longest where several begin; the text between
                 // two of them is encoded as one of its own
   };
 
-  // The longest control or user-defined piece, in bytes. It bounds the time
-  // that Encode takes with the vocabulary of any file.
+  // Largest number of bytes of a control or user-defined piece. It bounds
+  // Encode's time for the vocabulary of any file.
   static constexpr int64_t kMaxSpecialBytes = 1024;
 
-  // Ids without bos. O(n log n) in the bytes of `text`; times the bytes of the
-  // longest user-defined or control piece at worst.
+  // Returns the ids of `text`, without bos. O(n log n) in its bytes; at worst
+  // multiplied by the bytes of the longest user-defined or control piece.
   std::vector<int32_t> Encode(absl::string_view text,
                               Specials specials = Specials::kAsText) const;
 
-  // The bytes of `ids`. Ids outside [0, vocab_size) give nothing.
+  // Returns the bytes of `ids`. Ids outside [0, vocab_size) give nothing.
   std::string Decode(absl::Span<const int32_t> ids) const;
 
-  // What one token contributes: no leading space is dropped.
+  // Returns the bytes of one token; no leading space is dropped.
   std::string TokenBytes(int32_t id) const;
 
  private:
   friend class StreamDecoder;
   Tokenizer() = default;
-  // Build what Encode looks up, from pieces_ and types_.
+  // Build the tables that Encode looks up, from pieces_ and types_.
   absl::Status IndexSentencePieces();
   absl::Status IndexBytePieces();
   absl::Status IndexSpecials();
   // The id of the normal piece `text`, or -1.
   int32_t FindPiece(absl::string_view text) const;
-  // A token and the text that Encode finds it by.
+  // A special token, and the text by which Encode finds it.
   struct Special {
     std::string text;
     int32_t id;
@@ -155,12 +156,12 @@ class Tokenizer {
       return text != other.text ? text < other.text : id < other.id;
     }
   };
-  // The longest of `specials` at the front of `text`, or null.
+  // Returns the longest of `specials` at the front of `text`, or null.
   static const Special* FindSpecial(const std::vector<Special>& specials,
                                     absl::string_view text);
   // Encodes a text without control tokens.
   void AppendText(absl::string_view text, std::vector<int32_t>& ids) const;
-  // Encodes a text without control and user-defined tokens, nor a space in
+  // Encodes a text without control or user-defined tokens, and adds no space in
   // front.
   void AppendPlain(absl::string_view text, std::vector<int32_t>& ids) const;
   void AppendSentence(absl::string_view text, std::vector<int32_t>& ids) const;
@@ -173,34 +174,36 @@ class Tokenizer {
   bool add_space_prefix_ = true;
   bool add_bos_ = true;
   WordRules word_rules_ = WordRules::kQwen2;
-  // Keys point into pieces_, whose strings stay where they are in a move.
+  // Keys point into pieces_, whose strings do not move when the tokenizer is
+  // moved.
   std::unordered_map<std::string_view, int32_t> normal_;
-  std::array<int32_t, 256> byte_ids_{};  // of kSentencePiece
-  std::optional<ByteBpe> byte_bpe_;      // of kByteBpe
+  std::array<int32_t, 256> byte_ids_{};  // for kSentencePiece
+  std::optional<ByteBpe> byte_bpe_;      // for kByteBpe
   std::vector<Special> specials_;        // control and user-defined, sorted
   std::vector<Special> user_defined_;    // sorted
   std::vector<int32_t> end_ids_;         // sorted
 };
 
-// Decodes one token at a time to text for a person to read: what it returns is
-// always valid UTF-8. Bytes of a character that is not complete yet are held
-// back; a byte that cannot become valid UTF-8 turns into U+FFFD.
+// Decodes one token at a time to text for people to read, which is always valid
+// UTF-8. Bytes of an incomplete character are held back. A byte that cannot
+// become valid UTF-8 turns into U+FFFD.
 class StreamDecoder {
  public:
   enum class Start {
     kOfText,     // drop the space that Encode put in front
-    kAfterText,  // the tokens continue a prompt that was printed already
+    kAfterText,  // the tokens continue a printed prompt
   };
 
-  // `tokenizer` must outlive this.
+  // `tokenizer` must outlive the decoder.
   StreamDecoder(const Tokenizer& tokenizer, Start start)
       : tokenizer_(tokenizer),
         drop_space_(start == Start::kOfText && tokenizer.add_space_prefix_) {}
 
-  // The text that `id` completes; often empty for a byte token.
+  // Returns the text that `id` completes; often empty for a byte token.
   std::string Add(int32_t id);
 
-  // What is held back, as U+FFFD; then the stream is as new, after text.
+  // Returns held-back bytes as U+FFFD. The decoder then continues as in the
+  // middle of a text.
   std::string Finish();
 
  private:

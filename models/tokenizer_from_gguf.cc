@@ -20,8 +20,8 @@ namespace {
 
 constexpr char kOp[] = "tokenizer";
 
-// Pieces that end a text or a turn, by the names that families of models gave
-// them: files name one of them in eos_token_id and often none of the others.
+// Pieces that end a text or a turn in families of models. Files name one of
+// them in eos_token_id, and often none of the others.
 constexpr absl::string_view kEndPieces[] = {
     "<|eot_id|>",       // Llama 3: end of turn
     "<|eom_id|>",       // Llama 3: end of message, before a tool's answer
@@ -36,7 +36,8 @@ bool IsSpecial(TokenType type) {
   return type == TokenType::kControl || type == TokenType::kUserDefined;
 }
 
-// Sets end_ids. Makes user-defined pieces that end a text control tokens.
+// Sets end_ids, and makes control tokens of user-defined pieces that end a
+// text.
 absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
   const auto last = static_cast<int64_t>(spec.pieces.size()) - 1;
   for (const char* key :
@@ -57,7 +58,7 @@ absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
   std::vector<int32_t> ends = spec.end_ids;
   ends.push_back(spec.eos_id);
   for (const int32_t id : ends) {
-    // Tokenizer::Create refuses an id that is no piece.
+    // An id outside the vocabulary is left for Tokenizer::Create to refuse.
     if (static_cast<size_t>(id) < typed &&
         spec.types[static_cast<size_t>(id)] == TokenType::kUserDefined) {
       spec.types[static_cast<size_t>(id)] = TokenType::kControl;
@@ -86,7 +87,8 @@ absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
                          absl::CHexEscape(pre.substr(0, 64)),
                          "'; need 'qwen2', 'llama-bpe' or 'gpt-2'");
   }
-  // What ends a text differs from model to model: there is no default.
+  // There is no default, because the token that ends a text differs between
+  // models.
   QUERN_RETURN_IF_ERROR(file.GetInt("tokenizer.ggml.eos_token_id").status());
   spec.bos_id = -1;
   spec.add_bos = spec.word_rules == WordRules::kLlama3;

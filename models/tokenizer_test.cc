@@ -29,7 +29,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The algorithm as the model's card states it, quadratic and obvious.
+// The algorithm of the model's card as a plain quadratic loop.
 std::vector<int32_t> ReferenceEncode(const Tokenizer& tokenizer,
                                      const TokenizerSpec& spec,
                                      std::vector<std::string> symbols) {
@@ -76,8 +76,8 @@ Tokenizer ShippedTokenizer() {
   return *std::move(tokenizer);
 }
 
-// <unk>, <s>, </s>, the bytes, then `pieces` as normal pieces of score
-// `scores`.
+// A vocabulary of <unk>, <s>, </s> and the bytes, then `pieces` with their
+// scores as normal pieces.
 TokenizerSpec SmallSpec(
     const std::vector<std::pair<std::string, float>>& pieces) {
   TokenizerSpec spec;
@@ -151,14 +151,15 @@ TEST(TokenizerTest, RoundTripsAnyBytes) {
 TEST(TokenizerTest, TurnsEachInvalidByteIntoItsToken) {
   const Tokenizer tokenizer = ShippedTokenizer();
   const int32_t space = tokenizer.Encode(" ")[0];
-  // A surrogate, an overlong slash, a lone continuation, a cut-off character.
+  // Invalid UTF-8: a surrogate, an overlong slash, a lone continuation, a
+  // cut-off character.
   EXPECT_THAT(tokenizer.Encode("\xed\xa0\x80\xc0\xaf\x80\xe2\x96"),
               ElementsAre(space, 3 + 0xed, 3 + 0xa0, 3 + 0x80, 3 + 0xc0,
                           3 + 0xaf, 3 + 0x80, 3 + 0xe2, 3 + 0x96));
 }
 
 TEST(TokenizerTest, JoinsTheHighestScoreFirstAndTheLeftmostOnATie) {
-  // Few letters, colliding merges, equal scores: any wrong order shows.
+  // Few letters, colliding merges and equal scores make any wrong order show.
   const TokenizerSpec spec = SmallSpec({{"\u2581", 0},
                                         {"a", 0},
                                         {"b", 0},
@@ -206,7 +207,8 @@ TEST(TokenizerTest, WithoutASpacePrefixNothingIsAddedOrDropped) {
   EXPECT_EQ(tokenizer->Decode({259, 260}), " a");
 }
 
-// Gemma-2's vocabulary has such pieces: runs of spaces and newlines, and tags.
+// Gemma-2's vocabulary has user-defined pieces: runs of spaces and newlines,
+// and tags.
 TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
   TokenizerSpec spec = SmallSpec({{"\u2581", 0},
                                   {"a", 0},
@@ -237,7 +239,7 @@ TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
       return gemma->Encode(text, specials);
     };
     EXPECT_THAT(encode("a<b>b"), ElementsAre(kA, tag, kB));
-    // No join crosses one: "bc" would win over "ab".
+    // No join crosses a user-defined piece: "bc" would win over "ab".
     EXPECT_THAT(encode("b<b>c"), ElementsAre(kB, tag, kC));
     EXPECT_THAT(encode("<b><b><b>"), ElementsAre(tags, tag));
     EXPECT_THAT(encode("<b"), ElementsAre(264, kB));
@@ -259,15 +261,16 @@ TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
       EXPECT_EQ(gemma->Decode(gemma->Encode(text, specials)), text);
     }
   }
-  // A control token is text unless it is asked for, and then the longest wins.
+  // A control token is plain text by default. With kAsTokens the longest one
+  // wins.
   const auto tokenizer = Tokenizer::Create(spec);
   EXPECT_EQ(tokenizer->Decode(tokenizer->Encode("a<b>turn")), "a<b>turn");
   EXPECT_THAT(tokenizer->Encode("a<b>turna", Specials::kAsTokens),
               ElementsAre(kSpaceA, turn, kSpaceA));
 }
 
-// A file may have one text a hundred thousand times: a step for each of them at
-// each byte of a text would take minutes, which is more than this test has.
+// A file may have one text a hundred thousand times. Testing each of them at
+// each byte of a text would take minutes, longer than this test may run.
 TEST(TokenizerTest, PiecesOfOneTextCostEncodeNothing) {
   TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}});
   spec.add_space_prefix = false;
@@ -283,7 +286,8 @@ TEST(TokenizerTest, PiecesOfOneTextCostEncodeNothing) {
             std::vector<int32_t>(kBytes, first));
 }
 
-// The tokenizer of a file with the pieces of `spec` and the keys of `add_keys`.
+// Creates the tokenizer of a file with the pieces of `spec` and the keys of
+// `add_keys`.
 template <typename AddKeys>
 absl::StatusOr<Tokenizer> CreateFromFile(const TokenizerSpec& spec,
                                          const AddKeys& add_keys) {
@@ -305,7 +309,7 @@ absl::StatusOr<Tokenizer> CreateFromFile(const TokenizerSpec& spec,
 }
 
 // A text ends at the tokens that the file's keys name, and at control and
-// user-defined pieces of the names that end turns.
+// user-defined pieces whose names end turns.
 TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
   TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}, {"b", 0}, {"c", 0}});
   std::vector<int32_t> ends;
@@ -337,14 +341,16 @@ TEST(TokenizerTest, EveryEndOfTheFileIsAnEnd) {
     if (tokenizer->IsEnd(id)) got.push_back(id);
   }
   EXPECT_EQ(got, want);
-  // What ends a turn is a control token: a user who writes it ends nothing.
+  // Pieces that end a turn become control tokens, so that a user who writes one
+  // ends nothing.
   for (const int32_t id : ends) {
     EXPECT_EQ(tokenizer->type(id), TokenType::kControl) << id;
   }
   for (const int32_t id : tokenizer->Encode("a<end_of_turn><|im_end|>")) {
     EXPECT_FALSE(tokenizer->IsEnd(id) && id != 260) << id;
   }
-  // So is a piece of any other name that a key of the file names.
+  // A piece of any other name becomes a control token too if a key of the file
+  // names it.
   const auto end = static_cast<uint32_t>(spec.pieces.size() - 1);  // <end>
   spec.types[end] = TokenType::kUserDefined;
   for (const char* key : {"eos_token_id", "eot_token_id", "eom_token_id"}) {

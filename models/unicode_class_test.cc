@@ -22,7 +22,7 @@ TEST(UnicodeClassTest, RangesAscendAndDoNotTouchTheirOwnKind) {
   }
 }
 
-// The ends of ranges, and their neighbours.
+// The ends of ranges, and the code points next to them.
 TEST(UnicodeClassTest, KnowsTheClassOfCodePoints) {
   const struct {
     CharClass expected;
@@ -54,7 +54,7 @@ TEST(UnicodeClassTest, KnowsTheClassOfCodePoints) {
                 {CharClass::kLetter, 0x1d400},  {CharClass::kNumber, 0x1d7ff},
                 {CharClass::kOther, 0x1f600},  // an emoji
                 {CharClass::kLetter, 0x2a6df},  {CharClass::kOther, 0x2a6e0},
-                {CharClass::kLetter, 0x323af},  // the last one
+                {CharClass::kLetter, 0x323af},  // the last letter
                 {CharClass::kOther, 0x323b0},   {CharClass::kOther, 0x10ffff},
                 {CharClass::kOther, 0xffffffff}};
   for (const auto& c : kCases) {
@@ -63,7 +63,7 @@ TEST(UnicodeClassTest, KnowsTheClassOfCodePoints) {
   }
 }
 
-// How many code points of each class there are, as the data files count them.
+// The number of code points in each class, as counted from the data files.
 TEST(UnicodeClassTest, CountsAreThoseOfUnicode15) {
   int counts[4] = {};
   for (char32_t c = 0; c <= 0x10ffff; ++c)

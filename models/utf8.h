@@ -10,8 +10,8 @@
 
 namespace quern {
 
-// The bytes of the character at the front of `text`, which is not empty: 1..4
-// if it is valid, 0 if more bytes could make it so, -1 if none can.
+// Length of the character at the front of `text`, which must not be empty: 1 to
+// 4 bytes if it is valid, 0 if more bytes could make it valid, -1 if none can.
 inline int Utf8Length(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -46,8 +46,8 @@ struct Utf8Char {
   size_t bytes;
 };
 
-// The character at the front of `text`, which is not empty; a byte that begins
-// none stands for itself, as U+FFFD.
+// The character at the front of `text`, which must not be empty. A byte that
+// begins no valid character counts as one character, U+FFFD.
 inline Utf8Char FirstUtf8Char(absl::string_view text) {
   const int length = Utf8Length(text);
   if (length <= 0) return {0xfffd, 1};

@@ -11,7 +11,8 @@
 namespace quern {
 namespace {
 
-// A character of the text, or what is behind its end: no bytes, other.
+// A character of the text. Past the end of the text it has no bytes and class
+// kOther.
 struct Char {
   char32_t code_point = 0;
   size_t bytes = 0;
@@ -29,7 +30,7 @@ Char CharAt(absl::string_view text, size_t at) {
   return {c.code_point, c.bytes, ClassOf(c.code_point)};
 }
 
-// The end of the run of at most `max` characters of `c` that starts at `at`.
+// End of the run of at most `max` characters of class `c` that starts at `at`.
 size_t RunEnd(absl::string_view text, size_t at, CharClass c,
               int64_t max = std::numeric_limits<int64_t>::max()) {
   for (; max > 0; --max) {
@@ -40,7 +41,8 @@ size_t RunEnd(absl::string_view text, size_t at, CharClass c,
   return at;
 }
 
-// The bytes of 's 't 're 've 'm 'll 'd at the front of `text`, or 0.
+// Length of a contraction ('s 't 're 've 'm 'll 'd) at the front of `text`, or
+// 0.
 size_t ContractionBytes(WordRules rules, absl::string_view text) {
   if (text.empty() || text[0] != '\'') return 0;
   const auto letter = [&](size_t at) {
@@ -59,7 +61,7 @@ size_t ContractionBytes(WordRules rules, absl::string_view text) {
   return two ? 3 : 0;
 }
 
-// Rules 5 to 7, for text that begins with white space.
+// Length of the word by rules 5 to 7, for text that begins with white space.
 size_t SpaceBytes(WordRules rules, absl::string_view text) {
   size_t end = 0, last = 0, newlines_end = 0;
   for (Char c = CharAt(text, 0); c.Is(CharClass::kSpace);

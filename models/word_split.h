@@ -14,9 +14,10 @@
 //   6  \s+ that \S does not follow: of a longer run, all but its last
 //   7  \s+
 //
-// These match at every character, so the words are the text. A byte that is
-// not part of valid UTF-8 counts as a character of no class. "Upper case too"
-// is Unicode's simple case folding: U+017F is an s.
+// Some rule matches at every character, so the words together are the text. A
+// byte that is not part of valid UTF-8 counts as a character of no class.
+// "Upper case too" means Unicode's simple case folding, by which U+017F is an
+// s.
 
 #include <cstddef>
 
@@ -26,7 +27,7 @@ namespace quern {
 
 enum class WordRules { kQwen2, kLlama3, kGpt2 };
 
-// The bytes of the first word of `text`: at least 1, if there is any.
+// Length in bytes of the first word of `text`: at least 1 unless text is empty.
 size_t FirstWordBytes(WordRules rules, absl::string_view text);
 
 }  // namespace quern

@@ -12,7 +12,7 @@
 namespace quern {
 namespace {
 
-// The words with '|' between them.
+// Joins the words of `text` by '|'.
 std::string Split(WordRules rules, absl::string_view text) {
   std::vector<absl::string_view> words;
   while (!text.empty()) {
@@ -25,7 +25,7 @@ std::string Split(WordRules rules, absl::string_view text) {
 struct Case {
   const char* text;
   const char* qwen2;
-  const char* llama3 = nullptr;  // null: as qwen2
+  const char* llama3 = nullptr;  // null: the same as qwen2
   const char* gpt2 = nullptr;
 };
 
@@ -33,17 +33,17 @@ constexpr Case kCases[] = {
     {"", ""},
     {"Hello world", "Hello| world"},
     {"Hello, world!", "Hello|,| world|!"},
-    // One character in front of letters is theirs, whatever it is.
+    // One character before letters belongs to their word, whatever it is.
     {"(a) $b\tc", "(a|)| $|b|\tc", nullptr, "(|a|)| $|b|\t|c"},
     {"a.b", "a|.b", nullptr, "a|.|b"},
     {"..ab", "..|ab"},
     {"\u3000\u6f22\u5b57", "\u3000\u6f22\u5b57", nullptr,
      "\u3000|\u6f22\u5b57"},
-    // But no number and no newline.
+    // A number or a newline before letters is a word of its own.
     {"1a", "1|a"},
     {"\na", "\n|a"},
     {"\ra", "\r|a"},
-    // Contractions, of any case but in GPT-2.
+    // Contractions in any case; GPT-2 knows only lower case.
     {"I'm you're he'll", "I|'m| you|'re| he|'ll"},
     {"I'M YOU'RE HE'Ll", "I|'M| YOU|'RE| HE|'Ll", nullptr,
      "I|'|M| YOU|'|RE| HE|'|Ll"},
@@ -56,12 +56,13 @@ constexpr Case kCases[] = {
     {"'", "'"},
     {"'r", "'r", nullptr, "'|r"},
     {"\u2019s", "\u2019s", nullptr, "\u2019|s"},
-    // Numbers: one by one, by threes, all; a space only in GPT-2.
+    // Numbers are cut one by one, by threes, or not at all; only GPT-2 adds a
+    // space.
     {"12345", "1|2|3|4|5", "123|45", "12345"},
     {"a 12", "a| |1|2", "a| |12", "a| 12"},
     {"x2\u00b2\u2163\u0663", "x|2|\u00b2|\u2163|\u0663",
      "x|2\u00b2\u2163|\u0663", "x|2\u00b2\u2163\u0663"},
-    // What is neither, with a space in front and newlines behind.
+    // Other characters take a space in front and newlines behind.
     {" ... \n", " ...| \n", nullptr, " ...| \n"},
     {"!\n\n a", "!\n\n| a", nullptr,
      "!|\n\n|"
@@ -71,8 +72,8 @@ constexpr Case kCases[] = {
     {"  !", " | !"},
     {"e\u0301a", "e|\u0301a", nullptr, "e|\u0301|a"},
     {"\U0001f600\U0001f44d\U0001f3fd ok", "\U0001f600\U0001f44d\U0001f3fd| ok"},
-    // White space: up to the last newline of a run; else all but the last
-    // character before text; all at the end.
+    // White space is cut after the last newline of a run, or before the last
+    // character in front of text, and is taken whole at the end.
     {"a  b", "a| | b"},
     {"a   ", "a|   "},
     {"a \n b", "a| \n| b", nullptr, "a| \n| b"},
@@ -84,7 +85,7 @@ constexpr Case kCases[] = {
     {"a\u2003\u20031", "a|\u2003|\u2003|1"},
     {"\u0085x", "\u0085x", nullptr, "\u0085|x"},
     {"\v\f\n", "\v\f\n"},
-    // Bytes that are no character: like punctuation, each by itself.
+    // Each byte that is not part of valid UTF-8 counts as punctuation.
     {"a\xff\xfe b", "a|\xff\xfe| b"},
     {"\xff"
      "a",
