@@ -12,6 +12,7 @@
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
+#include "quern/attention/schedule_testutil.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_table.h"
@@ -26,18 +27,6 @@ namespace quern {
 namespace {
 
 using ::testing::HasSubstr;
-
-AttentionSpec GoodSpec() {
-  KvLayoutSpec layout;
-  layout.kv_heads = 2;
-  layout.head_dim = 8;
-  layout.v_head_dim = 4;
-  layout.page_size = 16;
-  AttentionSpec spec;
-  spec.kv = KvLayout::Create(layout).value();
-  spec.q_heads = 4;
-  return spec;
-}
 
 TEST(PagedAttentionPlanTest, RefusesASpecThatMakesNoSense) {
   using Change = void (*)(AttentionSpec&);
