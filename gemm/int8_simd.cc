@@ -29,7 +29,6 @@ struct DotU8S8 {
   using D = LineTag<int32_t>;
   using DB = hn::Repartition<int8_t, D>;
   static constexpr size_t kSub = 1;
-  static constexpr size_t kWordElements = 4;
   template <size_t kI>
   static HWY_INLINE hn::Vec<DB> LoadB(const uint8_t* HWY_RESTRICT line) {
     return hn::LoadU(DB(), reinterpret_cast<const int8_t*>(line));

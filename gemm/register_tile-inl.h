@@ -9,7 +9,8 @@
 //   static size_t kSub            32-bit words of a row that one line meets: 2
 //                                 where a pair's halves are multiplied one
 //                                 after the other
-//   static size_t kWordElements   elements in a word of a line
+//   static size_t kWordElements   elements in a word of a line; attention alone
+//                                 reads it, so gemm's own Dots leave it out
 //   static Operand LoadB<i>(line)        a vector of the line, or of its half i
 //   static Operand LoadNB<i>(line, n)    its first n words, and zeros
 //   static Vec MulAdd(operand, word, sum)
