@@ -149,7 +149,7 @@ absl::StatusOr<PackedFile> PackedFile::Open(const std::string& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) return FromSystem(path, "cannot ask the size of");
   if (!S_ISREG(info.st_mode)) {
-    return InvalidArgument(kOp, path, " is no regular file");
+    return InvalidArgument(kOp, path, " is not a regular file");
   }
   PackedFile file;
   file.path_ = path;
@@ -163,7 +163,7 @@ absl::StatusOr<PackedFile> PackedFile::Open(const std::string& path) {
   if (data == MAP_FAILED) {
     // The file exists, so this is not reported as NotFound.
     return absl::FailedPreconditionError(absl::StrCat(
-        FromSystem(path, "cannot map").message(), ", which is there"));
+        FromSystem(path, "cannot map").message(), ", although it exists"));
   }
   file.data_ = static_cast<const uint8_t*>(data);
   file.bytes_ = bytes;
@@ -176,7 +176,7 @@ absl::Status PackedFile::Parse() {
   std::memcpy(&header, data_, sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(header.magic)) != 0) {
     return InvalidArgument(kOp, path_, " does not begin with ", kMagic,
-                           ": no file of packed weights");
+                           ": not a file of packed weights");
   }
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat(path_, ": version"),
                                    header.version, kVersion, "this library"));
@@ -187,7 +187,7 @@ absl::Status PackedFile::Parse() {
   if (header.file_bytes != size || header.index_offset > size ||
       header.index_bytes != size - header.index_offset) {
     return InvalidArgument(kOp, path_, " has ", size,
-                           " bytes; its header tells ", header.file_bytes,
+                           " bytes; its header says ", header.file_bytes,
                            ", index_offset=", header.index_offset,
                            ", index_bytes=", header.index_bytes);
   }
@@ -197,7 +197,7 @@ absl::Status PackedFile::Parse() {
   if (header.checksum != ChecksumOf(header, index)) {
     return InvalidArgument(kOp, path_,
                            " is damaged: the checksum of header and index "
-                           "does not fit");
+                           "does not match");
   }
   for (uint64_t i = 0; i < header.count; ++i) {
     Entry entry = {};
@@ -217,7 +217,7 @@ absl::Status PackedFile::Parse() {
             .second;
     if (!added) {
       return InvalidArgument(kOp, path_, ": entry ", i,
-                             " of the index has a name that was there before");
+                             " of the index repeats the name of another");
     }
     index.remove_prefix(entry.name_bytes);
   }

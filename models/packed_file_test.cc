@@ -109,9 +109,9 @@ TEST(PackedFileTest, RefusesDamage) {
   EXPECT_THAT(message(whole.substr(0, 63)), HasSubstr("has 63 bytes"));
   EXPECT_THAT(message("GGUF" + whole.substr(4)), HasSubstr("QuernPak"));
   for (const size_t size : {size_t{64}, size_t{200}, whole.size() - 1}) {
-    EXPECT_THAT(message(whole.substr(0, size)), HasSubstr("its header tells"));
+    EXPECT_THAT(message(whole.substr(0, size)), HasSubstr("its header says"));
   }
-  EXPECT_THAT(message(whole + '\0'), HasSubstr("its header tells"));
+  EXPECT_THAT(message(whole + '\0'), HasSubstr("its header says"));
   const auto with = [&](size_t at, char bits) {
     std::string bytes = whole;
     bytes[at] = static_cast<char>(bytes[at] ^ bits);

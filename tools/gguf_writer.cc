@@ -235,7 +235,7 @@ absl::Status GgufFileWriter::Finish() {
   if (fd_ < 0 || tensor_ != tensor_bytes_.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat(kOp, ": ", tensor_, " of ", tensor_bytes_.size(),
-                     " tensors are written"));
+                     " tensors are written; need all"));
   }
   // Some file systems report only at close that the disk is full.
   const int fd = fd_;

@@ -35,7 +35,7 @@ absl::StatusOr<RmsNormQuantPlan> RmsNormQuantPlan::Create(
   if (!fixed && (!(spec.scale == 1.0f) || spec.zero_point != 0)) {
     return InvalidArgument(kOp, "scale=", spec.scale,
                            ", zero_point=", spec.zero_point,
-                           "; need 1 and 0 per token");
+                           "; need scale=1 and zero_point=0 with kPerToken");
   }
   if (spec.q_dtype == DType::kI8) {
     if (spec.max_abs != 0.0f) {

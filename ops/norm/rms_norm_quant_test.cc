@@ -297,7 +297,7 @@ TEST(RmsNormQuantPlanTest, Refuses) {
   cases[1].code = absl::StatusCode::kUnimplemented;
   cases[1].words = "rms_norm_quant: q_dtype is u8; need i8 or f8e4m3";
   cases[2].spec.scale = 2;
-  cases[2].words = "scale=2, zero_point=0; need 1 and 0 per token";
+  cases[2].words = "scale=2, zero_point=0; need scale=1 and zero_point=0";
   cases[3].spec.max_abs = 2;
   cases[3].words = "max_abs=2; need 0 unless fp8 per token";
   cases[4].spec.scale_of = NormScale::kStatic;

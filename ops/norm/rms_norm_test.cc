@@ -62,7 +62,7 @@ class RmsNormTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(RmsNormTest);
 
-// All elements +-2 and eps 0 make the scale exactly 1/2.
+// If all elements are +-2 and eps is 0, the scale is exactly 1/2.
 TEST_P(RmsNormTest, IsExactWhereTheRootIs) {
   TestRng rng;
   for (const int64_t hidden : kWidths) {

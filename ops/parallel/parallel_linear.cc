@@ -93,8 +93,9 @@ absl::Status CheckColumnSpec(const ColumnParallelLinearSpec& spec) {
   }
   if (spec.activation != LinearActivation::kNone &&
       spec.bias == BiasUse::kSkip) {
-    return InvalidArgument(
-        kColumn, "bias is skipped; need activation=none, which comes after it");
+    return InvalidArgument(kColumn,
+                           "bias is skipped; need activation=none, because an "
+                           "activation comes after the bias");
   }
   return absl::OkStatus();
 }

@@ -151,7 +151,7 @@ absl::Status ParallelLmHeadPlan::CheckArgMaxArgs(
     const AnyTensorView& hidden, VectorView<int64_t> tokens) const {
   if (!(spec_.scale > 0.0f)) {
     return InvalidArgument(kOp, "scale=", spec_.scale,
-                           "; need scale > 0 for the largest");
+                           "; need scale > 0 to find the largest logit");
   }
   QUERN_RETURN_IF_ERROR(CheckHidden(hidden));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "tokens", tokens.extent(0),

@@ -20,15 +20,15 @@
 // How an operator is added: docs/writing_an_operator.md. A whole program with
 // an override: examples/embed_workspace.
 //
-// A typed function, in the example
+// A typed function makes an operator (Add, Override). In the example it is
 //
 //   absl::StatusOr<std::unique_ptr<BoundOp>> MakeMine(
 //       const TensorMeta& x, const std::optional<TensorMeta>& weight,
 //       double eps, int64_t var_hidden_size, const std::string& out_dtype);
 //
-// makes an operator (Add, Override). A function that infers shapes (Define)
-// returns absl::StatusOr<std::vector<TensorMeta>> instead. The signature has
-// all of the schema's parameters in their order:
+// A function that infers shapes (Define) returns
+// absl::StatusOr<std::vector<TensorMeta>> instead. The signature has all of the
+// schema's parameters in their order:
 //
 //   Tensor            const TensorMeta&
 //   Tensor(aN!)       const MutatedMeta&
