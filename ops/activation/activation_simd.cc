@@ -155,8 +155,7 @@ struct XieluOf {
   }
 };
 
-// Processes two vectors at a time, so that the latency of one hides behind the
-// other.
+// Works on two vectors at a time, which hides the latency of one.
 template <class Of>
 void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   const DF d;
@@ -186,8 +185,7 @@ struct GatedResult {
 };
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-// GatedResult with a fast path for vectors whose gates are all moderate. Both
-// paths give a moderate gate the same result.
+// A fast path for moderate gates, which gives them the same results.
 template <class Parts>
 struct GatedResult<MostlyModerate<Parts>> {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
