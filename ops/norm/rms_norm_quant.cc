@@ -17,9 +17,8 @@ constexpr char kOp[] = "rms_norm_quant";
 
 // Number of elements of a row that are normalised at a time.
 constexpr int64_t kPart = 512;
-// Rows of up to this many elements are normalised once: the 16 KiB of results
-// stay in L1, beside x and the weight, while the scale is found. Longer rows
-// are normalised a second time.
+// Rows of up to this many elements are normalised once: their 16 KiB of results
+// are kept while the scale is found. Longer rows are normalised a second time.
 constexpr int64_t kKept = 4096;
 
 }  // namespace

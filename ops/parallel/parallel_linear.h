@@ -35,7 +35,7 @@
 //
 // Create and Execute are collective, and every rank gives the same spec.
 // Execute takes the communicator given to Create, or one of the same rank and
-// size. Execute writes y and nothing else, which must not overlap x. It
+// size. Execute writes y, which must not overlap x, and nothing else. It
 // allocates nothing, except in oneDNN. Several threads of a rank may call it at
 // once, each with its own scratch and communicator.
 
