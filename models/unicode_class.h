@@ -6,7 +6,7 @@
 namespace quern {
 
 enum class CharClass {
-  kOther,   // includes unassigned ones and surrogates
+  kOther,   // others, unassigned, surrogates
   kLetter,  // general category L*
   kNumber,  // general category N*
   kSpace,   // property White_Space

@@ -37,7 +37,7 @@ struct VocabSpec {
 };
 
 struct VocabShard {
-  // RowOf an id that another rank has.
+  // Result of RowOf for an id that another rank has.
   static constexpr int64_t kNotHere = -1;
 
   int64_t original_begin = 0;
