@@ -9,8 +9,8 @@ namespace quern {
 // replicated_linear, column_parallel_linear, row_parallel_linear and
 // parallel_lm_head are the layers of ops/parallel by name. weight is [n, k], or
 // the rank's part of it with weight_is_shard; without `ranks` there is one
-// rank. Providers: simd, our packed kernels; onednn, which only MakeFrom
-// chooses and which exists in programs that link //gemm/onednn; reference, a
+// rank. Providers: simd, our packed kernels; onednn, which MakeFrom
+// selects and which exists in programs that link //gemm/onednn; reference, a
 // loop with a sum in double.
 //
 //   const TensorMeta x_meta{DType::kBF16, {max_tokens, k}};
