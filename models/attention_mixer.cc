@@ -58,7 +58,8 @@ AttentionMixer::Scratch AttentionMixer::LayOut(Allocator& a,
   const auto row_bytes = static_cast<int64_t>(SizeOf(out_.rows()));
   Scratch s;
   s.qkv = a.template Allocate<float>("qkv", tokens * cols);
-  // The widest type that queries are converted to has two bytes.
+  // Two bytes per element are enough, because queries are converted to at most
+  // 16 bits.
   s.queries = a.template Allocate<uint8_t>("queries", 2 * tokens * q_cols);
   s.attended =
       a.template Allocate<uint8_t>("attended", tokens * q_cols * row_bytes);

@@ -24,7 +24,7 @@ namespace quern {
 
 class AttentionMixer final : public Mixer {
  public:
-  // The operators outlive it.
+  // `operators` must outlive the mixer.
   static absl::StatusOr<std::unique_ptr<Mixer>> Create(
       DecoderLoader& loader, const DecoderConfig& config,
       const ModelShard& shard, const DecoderOperators& operators, int64_t layer,
@@ -40,8 +40,8 @@ class AttentionMixer final : public Mixer {
  private:
   struct Scratch {
     float* qkv;         // [tokens, qkv_cols]
-    uint8_t* queries;   // what attention reads, unless it is in qkv
-    uint8_t* attended;  // [tokens, q_cols], of the type of rows
+    uint8_t* queries;   // attention's input, if not in qkv
+    uint8_t* attended;  // [tokens, q_cols], of the rows' type
   };
 
   AttentionMixer(Matrix qkv, Matrix out);

@@ -24,24 +24,24 @@
 //           soft caps on attention's scores and on logits; layers 0, 2, 4 ...
 //           are local: a query sees no more than the window's tokens
 //
-// Over ranks (DecoderOptions::communicator) each rank holds some heads, some
+// Over ranks (DecoderOptions::communicator), each rank holds some heads, some
 // columns of the feed-forward layer and some of the vocabulary, and reads only
-// these from the file. The ranks' parts of what x gains are summed, and the
-// logits gathered, so that every rank has all of them, with the same bits.
-// Create, NewSequence, EndSequence, Fork and Forward are then called by all
-// ranks, with the same arguments and in the same order; what one rank refuses
-// for its arguments or the shape of the model, all refuse. Where a step cannot
-// be done on one rank, for want of memory say, Forward fails on all; where a
-// Create fails on one, the program must tell the others before their next call,
+// these from the file. The ranks' contributions to x are summed and the logits
+// are gathered, so that every rank has all of them, with the same bits. Create,
+// NewSequence, EndSequence, Fork and Forward are collective: all ranks call
+// them with the same arguments and in the same order. If one rank refuses the
+// arguments or the shape of the model, all refuse. If a step is impossible on
+// one rank, for lack of memory for example, Forward fails on all. If a Create
+// fails on one rank, the program must tell the others before their next call,
 // as examples/generate does.
 //
-// A norm multiplies by the weights in the file, those of gemma2 too: whoever
-// writes GGUF has added Gemma's 1 to them.
+// A norm multiplies by the weights in the file. This holds for gemma2 too,
+// because writers of GGUF files have already added Gemma's 1 to its weights.
 //
-// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0, the rows that
-// they multiply bf16, f32 or int8; the rest is f32.
+// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0. The rows that
+// they multiply are bf16, f32 or int8. Everything else is f32.
 //
-// A file is not trusted: what loading it and running it take is bounded by
+// A file is not trusted. The memory for loading and running it is bounded by
 // DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
 // before anything is read or allocated.
 //
@@ -80,57 +80,59 @@ class OpRegistry;    // ops/registry/op_registry.h
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
-  // Each matrix as the file has it: F32, BF16, F16, or Q8_0 in its blocks; f32
-  // where the parts of a matrix differ, as q, k and v may. Rows are bf16 if all
-  // matrices of the file are BF16 or Q8_0, else f32. Rows of an embedding in
-  // Q8_0 become the type of rows.
+  // Each matrix keeps the form of the file: F32, BF16, F16, or Q8_0 in its
+  // blocks. A matrix whose parts differ in form, as q, k and v may, becomes
+  // f32. Rows are bf16 if all matrices of the file are BF16 or Q8_0, otherwise
+  // f32. Rows of a Q8_0 embedding are converted to the type of rows.
   kAsInFile,
   kBF16,
   kF32,
-  // All matrices to int8, each row by its largest magnitude; the rows that they
-  // multiply to int8, each by its own; embedding table and other rows bf16.
+  // All matrices become int8, each row scaled by its largest magnitude. So do
+  // the rows that they multiply. The embedding table and other rows are bf16.
   kInt8,
 };
 
 struct DecoderOptions {
   DecoderWeights weights = DecoderWeights::kAsInFile;
-  // Positions are limited to this: the rotary table is as long.
+  // Largest position, exclusive; also the length of the rotary table.
   int64_t max_context = 32768;
-  // The most that Create may take at any time: matrices, embedding, norms and
-  // rotary table, and what the largest matrix needs while it is packed. 0: 256
-  // MiB and 16 times the file's bytes.
+  // Upper limit on the memory of Create at any time: matrices, embedding,
+  // norms, rotary table, and what packing the largest matrix needs. 0 means 256
+  // MiB plus 16 times the file's bytes.
   int64_t max_bytes = 0;
-  // A file of packed matrices (models/packed_file.h). If there is one, they are
-  // used where they lie in it, mapped; FailedPrecondition if it was packed from
-  // another file or in another form, by the size of the file, the names, types
-  // and sizes of its tensors and the first, the middle and the last row of
-  // each: remove it after a change that these do not show. If there is none, it
-  // is written, unless another process has meanwhile. Empty: matrices are
-  // packed to memory each time.
+  // Path of a file of packed matrices (models/packed_file.h); empty to pack
+  // into memory each time. If the file exists, it is mapped and its matrices
+  // are used in place. FailedPrecondition if it was packed from another GGUF
+  // file or in another form. The GGUF file is recognised by its size, the
+  // names, types and sizes of its tensors, and the first, middle and last row
+  // of each tensor; remove the packed file after a change that these do not
+  // show. If the file does not exist, it is written, unless another process has
+  // written it meanwhile.
   std::string packed_path = {};
-  // The ranks that hold the model together, see above; borrowed, it outlives
-  // the model and its states. Null: this process has all of it.
+  // The ranks that hold the model together. Borrowed; must outlive the model
+  // and its states. Null means that this process has the whole model.
   Communicator* communicator = nullptr;
   // Where all operators of the model and of its states come from, so that a
   // policy or an override reaches them; borrowed, it outlives the model. Its
   // registry has what RegisterDecoderOps registers. Null: each operator's first
   // provider.
   const OpDispatcher* operators = nullptr;
-  // Called now and then while weights are read: bytes done, of total.
+  // Called now and then while weights are read, with the bytes done and the
+  // total.
   std::function<void(int64_t done, int64_t total)> progress;
-  // Elements read between two calls of `progress`, at least a row.
+  // Number of elements read between two calls of `progress`; at least a row is
+  // read.
   int64_t progress_elements = int64_t{8} << 20;
 };
 
-// Weights, packed, and plans. Immutable: any number of states, each on its own
-// thread, may use one model. Over ranks they share its communicator, so that
-// only one of them may be in a Forward at a time.
+// Packed weights, and plans. Immutable: any number of states, each on its own
+// thread, may use one model. States of a model over ranks share its
+// communicator, so only one of them may be in Forward at a time.
 class Decoder {
  public:
   // Reads and packs all weights; `file` is not needed afterwards. Refuses what
-  // DecoderConfig::Create refuses, and what the operators refuse;
-  // ResourceExhausted, before a weight is read, if options.max_bytes does not
-  // suffice.
+  // DecoderConfig::Create and the operators refuse. ResourceExhausted, before
+  // any weight is read, if options.max_bytes is too small.
   static absl::StatusOr<Decoder> Create(const GgufFile& file,
                                         const DecoderOptions& options,
                                         Executor& executor);
@@ -140,22 +142,23 @@ class Decoder {
   ~Decoder();
 
   const DecoderConfig& config() const;
-  // The longest sequence: the smaller of the model's and the options' context.
+  // Length of the longest sequence: the smaller of the model's and the options'
+  // context.
   int64_t context() const;
-  // What matrices are kept as: "bf16", "f32", "f16", "int8" or "q8_0", or
-  // several of these.
+  // The forms in which matrices are kept: one or several of "bf16", "f32",
+  // "f16", "int8" and "q8_0".
   const std::string& weights() const;
   // Bytes of the packed matrices and of the embedding table.
   int64_t weight_bytes() const;
-  // Ranks that hold the model, and which of them this is.
+  // Number of ranks that hold the model, and the index of this rank.
   int ranks() const;
   int rank() const;
-  // Bytes of sums and of gathered logits that a rank contributes for one token
-  // whose logits are wanted; 0 with one rank.
+  // Bytes of sums and of gathered logits that a rank sends for one token whose
+  // logits are wanted; 0 with one rank.
   int64_t rank_bytes_per_token() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
   const char* target() const;
-  // What runs: the instruction set, the matrices' kernels for 1 and 256 rows.
+  // Describes the instruction set and the matrices' kernels for 1 and 256 rows.
   std::string Explain() const;
 
  private:
@@ -167,24 +170,25 @@ class Decoder {
 
 struct DecoderStateSpec {
   int64_t max_sequences = 1;
-  int64_t max_step_tokens = 512;  // of one Forward, all sequences together
-  // Tokens that the cache holds, all sequences together; 0: max_sequences
-  // times the model's context. Local layers, which have a cache of their own,
-  // need less of it: what their window has left is given back.
+  int64_t max_step_tokens = 512;  // of one Forward, over all sequences
+  // Number of tokens that the cache holds, over all sequences. 0 means
+  // max_sequences times the model's context. Local layers have a smaller cache
+  // of their own, because pages that their window has left are given back.
   int64_t cache_tokens = 0;
   int64_t page_size = 32;
-  // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Of one byte: with a scale for
-  // each token and head, f32, found as the token is written. Queries are
-  // rounded to bf16 where the model's rows are and the cache is of bf16 or one
-  // byte: their products are bf16 dot products then.
+  // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Types of one byte have an f32
+  // scale for each token and head, computed when the token is written. If the
+  // model's rows are bf16 and the cache is bf16 or of one byte, queries are
+  // rounded to bf16, so that their products are bf16 dot products.
   DType cache_dtype = DType::kF16;
-  // The most that the cache and the activations may take together. 0: 4 GiB and
-  // 64 times the model's weight_bytes(). Logits and the scratch of matrices and
-  // of attention, which grow with what Forward is asked for, come on top.
+  // Upper limit on the bytes of cache and activations together. 0 means 4 GiB
+  // plus 64 times the model's weight_bytes(). Logits, and the scratch of
+  // matrices and attention, are not included; they grow with the calls of
+  // Forward.
   int64_t max_bytes = 0;
 };
 
-// New tokens of one sequence.
+// New tokens for one sequence.
 struct DecoderBatchItem {
   int32_t sequence;
   absl::Span<const int32_t> tokens;
@@ -195,12 +199,12 @@ enum class LogitsOf {
   kAllTokens,   // one row for each token, item by item
 };
 
-// Sequences in progress: a paged cache and scratch. For one thread at a time.
+// Sequences in progress, with a paged cache and scratch. Not thread-safe.
 class DecoderState {
  public:
-  // `model` must outlive this. InvalidArgument names the field;
-  // ResourceExhausted if spec.max_bytes does not suffice or the memory cannot
-  // be had.
+  // `model` must outlive the state. InvalidArgument names the field;
+  // ResourceExhausted if spec.max_bytes is too small or the memory cannot be
+  // allocated.
   static absl::StatusOr<DecoderState> Create(const Decoder& model,
                                              const DecoderStateSpec& spec);
 
@@ -208,16 +212,18 @@ class DecoderState {
   DecoderState& operator=(DecoderState&&) noexcept;
   ~DecoderState();
 
-  // An empty sequence. ResourceExhausted if there are max_sequences already.
+  // Starts an empty sequence. ResourceExhausted if there are max_sequences
+  // already.
   absl::StatusOr<int32_t> NewSequence();
-  // Gives its pages back. InvalidArgument if there is no such sequence.
+  // Ends a sequence and gives its pages back. InvalidArgument for an unknown
+  // sequence.
   absl::Status EndSequence(int32_t sequence);
-  // A new sequence that begins with all tokens of `sequence`, whose pages both
-  // hold: no token is computed again, and a step with both reads their keys
-  // once. InvalidArgument if there is no such sequence; ResourceExhausted as
-  // NewSequence.
+  // Starts a sequence that begins with all tokens of `sequence` and shares its
+  // pages. No token is computed again, and a step with both sequences reads the
+  // common keys once. InvalidArgument for an unknown sequence;
+  // ResourceExhausted as in NewSequence.
   absl::StatusOr<int32_t> Fork(int32_t sequence);
-  // Tokens so far; -1 if there is no such sequence.
+  // Number of tokens of a sequence so far; -1 for an unknown sequence.
   int64_t length(int32_t sequence) const;
 
   // Appends each item's tokens to its sequence and computes logits. The result
@@ -229,25 +235,26 @@ class DecoderState {
   // Unavailable: another rank could not do the step. No sequence gets longer
   // then.
   //
-  // A sequence's logits do not depend on the other items; how its tokens are
-  // cut into calls does not matter either.
+  // A sequence's logits depend neither on the other items nor on how its tokens
+  // are divided into calls.
   absl::StatusOr<MatrixView<const float>> Forward(
       absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
       Executor& executor);
 
   int64_t max_step_tokens() const;
-  // Bytes of the cache, scales included.
+  // Size of the cache in bytes, including scales.
   int64_t cache_bytes() const;
-  int64_t cache_bytes_per_token() const;  // all layers
-  // Tokens that new pages have room for, in the layers that have the least.
+  int64_t cache_bytes_per_token() const;  // over all layers
+  // Number of tokens that the free pages can hold, in the layers that have
+  // fewest.
   int64_t free_tokens() const;
-  // Keys of each head that the last Forward did not read again, because
-  // sequences of it share them.
+  // Number of keys of each head that the last Forward did not read again,
+  // because several of its sequences share them.
   int64_t shared_tokens() const;
   // What attention is computed by, for a person to read: "AVX3_ZEN4 bf16 dot",
   // where the last words are what queries meet keys in.
   std::string ExplainAttention() const;
-  // Bytes of all buffers but the cache.
+  // Bytes of all buffers except the cache.
   int64_t scratch_bytes() const;
 
  private:

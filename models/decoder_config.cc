@@ -22,7 +22,7 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// "'llama', 'qwen2', 'qwen3' and 'gemma2'"
+// Lists the supported names, such as "'llama', 'qwen2', 'qwen3' and 'gemma2'".
 std::string Supported(absl::string_view last) {
   std::vector<std::string> names;
   for (const Architecture& architecture : Architectures()) {
@@ -33,7 +33,7 @@ std::string Supported(absl::string_view last) {
   return absl::StrCat(absl::StrJoin(names, ", "), " ", last, " ", end);
 }
 
-// The keys of one architecture.
+// Reads the keys of one architecture.
 class Keys {
  public:
   Keys(const GgufFile& file, absl::string_view architecture)
@@ -69,7 +69,7 @@ class Keys {
     return absl::OkStatus();
   }
 
-  // Unimplemented, if there is scaling of rotary positions.
+  // Unimplemented if the file has scaling of rotary positions.
   absl::Status CheckNoRopeScaling() const {
     if (const char* key = "rope.scaling.type"; Has(key)) {
       QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
@@ -79,11 +79,11 @@ class Keys {
                            absl::CHexEscape(scaling.substr(0, 64)),
                            "'; need 'none'");
     }
-    // Factors are linear ones, unless told.
+    // A factor without a type means linear scaling.
     for (const char* key : {"rope.scaling.factor", "rope.scale_linear"}) {
       if (!Has(key)) continue;
       QUERN_ASSIGN_OR_RETURN(const float factor, file_.GetF32(Name(key)));
-      if (factor != 1.0f && factor != 0.0f) {  // 0: none either
+      if (factor != 1.0f && factor != 0.0f) {  // 0 means none too
         return Unimplemented(kOp, Name(key), "=", factor, "; need 1");
       }
     }
@@ -103,7 +103,7 @@ class Keys {
   std::string prefix_;
 };
 
-// What a refusal of a tensor ends with.
+// The end of a refusal of a tensor.
 std::string FileAndSupported(const GgufFile& file) {
   return absl::StrCat("; the file is ", file.Describe(), "; supported are ",
                       Supported("and"), " in F32, F16, BF16 and Q8_0");
@@ -117,8 +117,9 @@ absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,
 }
 
 absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
-  // Names of what was found: a file that claims thousands of layers and has
-  // none is refused at the first.
+  // Collects the tensors' names. The first missing tensor is refused at once,
+  // so that a file which claims thousands of layers without having them costs
+  // nothing.
   std::vector<std::string> names;
   QUERN_RETURN_IF_ERROR(
       ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
@@ -132,7 +133,8 @@ absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
                                absl::StrJoin(dims, ", "), "]");
       }));
   if (file.tensors().size() == names.size()) return absl::OkStatus();
-  // Names are distinct, so one is not among those wanted.
+  // The names are distinct, so if there are more tensors than wanted, one of
+  // them is not wanted.
   std::sort(names.begin(), names.end());
   for (const GgufTensor& tensor : file.tensors()) {
     if (!std::binary_search(names.begin(), names.end(), tensor.name)) {
@@ -169,7 +171,7 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
     return InvalidArgument(kOp, keys.Name("attention.head_count="), c.q_heads,
                            "; need a multiple of head_count_kv=", c.kv_heads);
   }
-  // The product is bounded, so that no size of a step overflows.
+  // The product is bounded so that no size of a step overflows.
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("attention.head_count * key_length"),
                  c.q_cols(), 1, DecoderConfig::kMaxDim));
@@ -198,14 +200,14 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys,
                        DecoderConfig& c) {
   for (const ModelKey& key : ModelKeys()) {
     if (!c.HasAll(key.needs)) continue;
-    // Without this key, the heads divide the row.
+    // Without the key for head_dim, the heads must divide the row evenly.
     if (key.integer == &DecoderConfig::head_dim && !keys.Has(key.name) &&
         c.hidden % c.q_heads != 0) {
       return InvalidArgument(kOp, keys.Name("embedding_length="), c.hidden,
                              "; need a multiple of head_count=", c.q_heads);
     }
     if (key.integer == &DecoderConfig::vocab) {
-      // The other keys are looked at before any tensor.
+      // All other keys are checked before any tensor.
       QUERN_RETURN_IF_ERROR(CheckShape(keys, c));
       return ReadVocab(file, keys, key, c);
     }
@@ -235,7 +237,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
                            file.GetString("general.name"));
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
-  c.parts = form->always;  // which say what keys there are
+  c.parts = form->always;  // decides which keys exist
   QUERN_RETURN_IF_ERROR(ReadShape(file, keys, c));
   const auto has = [&file](ModelPart part) {
     return file.HasTensor(TensorName(part == ModelPart::kRopeFactors

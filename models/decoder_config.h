@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_DECODER_CONFIG_H_
 #define QUERN_MODELS_DECODER_CONFIG_H_
 
-// The shape of a model, and what its architecture does differently from others,
-// from the metadata of a GGUF file.
+// The shape of a model, and how its architecture differs from others, read from
+// the metadata of a GGUF file.
 
 #include <cstdint>
 #include <string>
@@ -15,15 +15,15 @@
 
 namespace quern {
 
-// What a model may have that a plain Llama does not, and tensors that a file
-// may leave out.
+// Parts that a model may have and a plain Llama does not, and tensors that a
+// file may omit.
 enum class ModelPart : uint8_t {
   kQkvBias,       // q, k and v have biases
-  kHeadNorms,     // each head of q and k: rms_norm, before RoPE
-  kPostNorms,     // what is added to the residual stream: rms_norm, before
-  kSoftCaps,      // of attention's scores and of logits
-  kLocalLayers,   // layers 0, 2, 4 ... see no more than a window
-  kOutputMatrix,  // output.weight; without it the embedding serves twice
+  kHeadNorms,     // rms_norm of each head of q and k, before RoPE
+  kPostNorms,     // rms_norm of what is added to the stream
+  kSoftCaps,      // caps on attention's scores and on logits
+  kLocalLayers,   // layers 0, 2, 4 ... have a window
+  kOutputMatrix,  // output.weight; otherwise the embedding
   kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
 };
 constexpr uint32_t Bit(ModelPart part) {
@@ -31,8 +31,8 @@ constexpr uint32_t Bit(ModelPart part) {
 }
 
 struct DecoderConfig {
-  // The bound of every dimension: far above any model, and low enough that
-  // products of two fit in int64.
+  // Upper bound of every dimension: far above any model, and low enough that
+  // products of two dimensions fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
 
   std::string architecture;  // one of models/architecture.h
@@ -51,18 +51,18 @@ struct DecoderConfig {
   int64_t rope_dim = 0;   // even, <= head_dim
   float rope_base = 10000;
   float norm_eps = 0;
-  // What the rotary frequencies are divided by, rope_dim / 2 finite numbers
-  // above 0; empty for none.
+  // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
+  // empty for none.
   std::vector<double> rope_factors;
 
   RotaryStyle rope_style = RotaryStyle::kPairs;
   LinearActivation activation = LinearActivation::kSiluAndMul;
   float embedding_scale = 1;  // x = scale * embedding[token]
-  float attention_scale = 0;  // of q k; 0: 1 / sqrt(head_dim)
+  float attention_scale = 0;  // of q k; 0 means 1 / sqrt(head_dim)
   float attention_cap = 0;    // of scale * q k, see AttentionSpec; 0: none
   float logit_cap = 0;        // logit = cap * tanh(logit / cap); 0: none
-  // Tokens that a local layer sees, the query's own among them; 0: no layer is
-  // local.
+  // Number of tokens that a local layer attends to, including the query's own.
+  // 0 means that no layer is local.
   int64_t window = 0;
 
   bool Has(ModelPart part) const { return HasAll(Bit(part)); }
@@ -72,13 +72,14 @@ struct DecoderConfig {
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
 
-  // Reads and checks the keys, <architecture>.*, and the tensors' shapes: every
-  // tensor that the model needs is there with the right dimensions, and there
-  // is no other. NotFound and InvalidArgument name the key or tensor and the
-  // bound; Unimplemented: another architecture, rope scaling by keys, experts,
-  // tensors that the architecture does not have, with what the file is and
-  // which architectures and formats are supported. Memory and time are within a
-  // small multiple of the file's header, of rope_freqs.weight and of a layer.
+  // Reads and checks the keys <architecture>.* and the tensors' shapes: every
+  // needed tensor must exist with the right dimensions, and no others may.
+  // NotFound and InvalidArgument name the key or tensor and the bound.
+  // Unimplemented for other architectures, rope scaling by keys, experts, and
+  // tensors that the architecture does not have; the message describes the file
+  // and lists the supported architectures and formats. Memory and time are
+  // within a small multiple of the file's header, of rope_freqs.weight and of a
+  // layer.
   static absl::StatusOr<DecoderConfig> Create(const GgufFile& file);
 };
 

@@ -1,4 +1,4 @@
-// What DecoderConfig takes and refuses.
+// Files that DecoderConfig accepts and refuses.
 
 #include "quern/models/decoder_config.h"
 
@@ -22,8 +22,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// `change` is applied to the shape that the keys tell, and to the file; tensors
-// are those of a small Llama.
+// Applies `change` to the shape that the keys describe, and to the file. The
+// tensors are those of a small Llama.
 TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
   const SmallDecoder shape;
   const auto refuse = [&](auto&& change, absl::StatusCode code,
@@ -92,7 +92,7 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       },
       Code::kInvalidArgument,
       "decoder: llama.attention.head_count * key_length=536870912; need 1 <= ");
-  // Tensors of other architectures: too many, too few, of another shape.
+  // Tensors of other architectures: surplus, missing, and of another shape.
   const auto zeros = [](GgufWriter& w, absl::string_view name, int64_t size) {
     w.Tensor(name, {static_cast<uint64_t>(size)}, GgufTensorType::kF32,
              std::string(static_cast<size_t>(4 * size), '\0'));
@@ -143,7 +143,7 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       "tensor 'output.weight' is not part of a plain gemma2 of 2 layers");
 }
 
-// A refused tensor, or one that is not there, says what the file is.
+// The refusal of a wrong or missing tensor describes the file.
 TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
   TestRng rng;
   SmallDecoder shape;
@@ -240,7 +240,7 @@ TEST(DecoderConfigTest, RefusesBadNumbersOfGemma2) {
          "gemma2.attention.sliding_window=268435457; need 1 <= ");
 }
 
-// An architecture's keys are its own: another's do not count.
+// Only the keys of the file's own architecture count.
 TEST(DecoderConfigTest, RefusesMissingKeys) {
   for (const char* missing :
        {"context_length", "embedding_length", "block_count",

@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_DECODER_FIXTURE_TESTUTIL_H_
 #define QUERN_MODELS_DECODER_FIXTURE_TESTUTIL_H_
 
-// What tests of the forward pass share: small models loaded and run, once for
+// Fixture of tests of the forward pass: loads and runs small models, once for
 // each instruction set.
 
 #include <cstdint>

@@ -21,13 +21,13 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// One step's rows, each array [max_step_tokens, hidden]. Bytes are of the
-// model's type, the rest is f32.
+// The rows of one step, in arrays [max_step_tokens, hidden]. Byte arrays hold
+// the model's row type; float arrays hold f32.
 struct Activations {
-  uint8_t* rows;      // what a layer's part multiplies
+  uint8_t* rows;      // input of a layer's part
   uint8_t* selected;  // the rows whose logits are wanted
   float* x;           // the residual stream
-  float* branch;      // what x gains, where it is made apart
+  float* branch;      // a part's contribution, if kept apart from x
 };
 
 template <typename Allocator>
@@ -44,7 +44,7 @@ Activations LayOut(Allocator& a, const DecoderConfig& c, DType dtype,
 
 }  // namespace
 
-// The residual stream of a step, and what the next part reads of it.
+// The residual stream of a step, and the input of the next part.
 class DecoderState::Impl::Stream {
  public:
   Stream(const Decoder::Impl& model, const Activations& s, int64_t tokens,
@@ -58,17 +58,18 @@ class DecoderState::Impl::Stream {
 
   const AnyTensorView& x() const { return x_; }
   const AnyTensorView& rows() const { return rows_; }
-  // Where a part's result goes.
+  // Where the next part writes its result.
   LayerTarget target() const {
     return model_.branches() ? LayerTarget{branch_, {}} : LayerTarget{x_, x_};
   }
 
-  // rows = rms_norm(x) by `norm`.
+  // rows = rms_norm(x), with the weights `norm`.
   void Begin(const AlignedBuffer& norm) const {
     model_.operators->Norm(x_, Weight(norm), rows_, scratch_, executor_);
   }
-  // A part has written to target(): x += that of all ranks, normalised by
-  // `post_norm` if there are such norms; rows = rms_norm(x) by `next_norm`.
+  // Adds the result of a part, summed over ranks and with kPostNorms normalised
+  // by `post_norm`, to x. Then sets rows = rms_norm(x), with the weights
+  // `next_norm`.
   void Add(const AlignedBuffer& post_norm,
            const AlignedBuffer& next_norm) const {
     if (!model_.branches()) return Begin(next_norm);
@@ -138,7 +139,7 @@ void DecoderState::Impl::Run(Executor& executor) {
   model->operators->Gather(
       stream.rows(), DenseVector<const int64_t>(logit_rows.data(), wanted),
       selected, work, executor);
-  // Each rank's columns, at their place among all.
+  // Puts each rank's columns in their place among all columns.
   const auto all = DenseMatrix(logits.data<float>(), wanted, c.vocab);
   const ColumnShards columns = model->shard.vocab();
   const int rank = model->shard.rank();

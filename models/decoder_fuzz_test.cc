@@ -2,12 +2,12 @@
 // Decoder, a DecoderState and the logits of one Forward, or it is refused, by
 // name and before it has taken more than the options allow.
 //
-// The process may map no more than what it has and kSpareBytes, by RLIMIT_AS:
-// an allocation that fails is one that should have been refused, and fails the
-// test. The sanitizers map terabytes by themselves: there the limit is not set,
-// and what is checked is that the sizes which the model and the state tell stay
-// within max_bytes. Each case has kSecondsOfCase; then the process prints which
-// case it was and ends.
+// RLIMIT_AS limits the process to its current size plus kSpareBytes. An
+// allocation that fails should have been refused earlier, and fails the test.
+// Under sanitizers, which map terabytes themselves, the limit is not set; the
+// test then checks that the sizes which the model and the state report stay
+// within max_bytes. Each case has kSecondsOfCase, after which the process
+// prints the case and ends.
 //
 // QUERN_TEST_SEED=n gives other files; QUERN_FUZZ_CASES=n sets how many.
 
@@ -42,8 +42,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kModelBytes = int64_t{32} << 20;
 constexpr int64_t kStateBytes = int64_t{32} << 20;
-// Room for model and state, for their scratch and logits, for copies of the
-// file, and for what the allocator keeps of memory that was freed.
+// Memory for model and state, their scratch and logits, copies of the file, and
+// freed memory that the allocator keeps.
 constexpr rlim_t kSpareBytes = rlim_t{256} << 20;
 constexpr unsigned kSecondsOfCase = kSanitized ? 120 : 20;
 
@@ -79,14 +79,14 @@ class DecoderFuzzTest : public ::testing::Test {
     EXPECT_EQ(setrlimit(RLIMIT_AS, &before_), 0);
   }
 
-  // Fails for a refusal that comes too late: from an allocation that failed.
+  // Fails for a refusal that came only from a failed allocation.
   static void ExpectRefusedByName(const absl::Status& status) {
     EXPECT_FALSE(absl::StrContains(status.message(), "cannot be allocated"))
         << status;
     EXPECT_GT(status.message().size(), 8u) << status;
   }
 
-  // Loads `bytes` and runs three tokens. Returns whether they ran.
+  // Loads `bytes` and runs three tokens. Returns whether the tokens ran.
   bool Exercise(const std::string& bytes, int64_t index) {
     std::snprintf(overtime, sizeof(overtime),
                   "%s: case %lld of QUERN_TEST_SEED=%llu took more than %u s\n",
@@ -100,7 +100,8 @@ class DecoderFuzzTest : public ::testing::Test {
 
  private:
   bool Run(const std::string& bytes) {
-    // The copy has the exact size, so that a sanitizer sees one byte too many.
+    // The copy has the exact size, so that a sanitizer notices a read of one
+    // byte too many.
     const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
     const auto file = GgufFile::Parse(exact);
     if (!file.ok()) {
@@ -147,8 +148,8 @@ class DecoderFuzzTest : public ::testing::Test {
   InlineExecutor executor_;
 };
 
-// A file of 0.6 MB whose rotary table would take 17 GB: one element a row, one
-// head of 65536, and a context that the file may claim for nothing.
+// A file of 0.6 MB whose rotary table would take 17 GB: one element per row,
+// one head of 65536, and a context that costs the file nothing to claim.
 TEST_F(DecoderFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   TestRng rng;
   SmallDecoder shape;
@@ -175,7 +176,7 @@ TEST_F(DecoderFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   EXPECT_TRUE(Decoder::Create(file, options, executor).ok());
 }
 
-// A cache is as long as the context unless the caller says otherwise.
+// The default size of the cache follows from the context.
 TEST_F(DecoderFuzzTest, ACacheOfManyWideLayersIsRefused) {
   TestRng rng;
   SmallDecoder shape;
@@ -217,7 +218,7 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
   return shape;
 }
 
-// Bytes of small legal files are changed, most of them in the metadata.
+// Changes bytes of small legal files, most of them in the metadata.
 TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
@@ -233,8 +234,8 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   int64_t ran = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
     const std::string& from = corpus[At(rng, corpus.size())];
-    // A quarter of the files may change anywhere: weights become infinite, NaN
-    // and huge.
+    // A quarter of the files may change anywhere, so that weights become
+    // infinite, NaN or huge.
     const size_t front = rng.Integer(0, 3) == 0 ? from.size() : 1000;
     ran += Exercise(Mutate(rng, from, corpus, front), i) ? 1 : 0;
     if (HasFailure()) ADD_FAILURE() << "case " << i;
@@ -243,8 +244,8 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   EXPECT_LT(ran, cases * 9 / 10);
 }
 
-// Files whose keys and tensors agree, of any shape that few bytes can have: all
-// that stands between these and memory is the bounds.
+// Files whose keys and tensors agree, of any shape that few bytes can have.
+// Only the limits on memory stand against these.
 TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   TestRng rng;
   const auto power = [&](int64_t most) {
@@ -282,8 +283,7 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   EXPECT_LT(ran, built * 19 / 20);
 }
 
-// What follows the keys is missing: thousands of layers, or a vocabulary, that
-// the file claims and does not have.
+// Files that claim thousands of layers, or a vocabulary, without the tensors.
 TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
   TestRng rng;
   const auto refuse = [&](auto&& change, const char* words) {

@@ -1,6 +1,6 @@
 // The shipped model against its golden files, once per instruction set: logits,
-// greedy text and perplexity. The oracle of the other tests is held to the same
-// files.
+// greedy text and perplexity. The oracle of the other tests is checked against
+// the same files.
 
 #include <algorithm>
 #include <cmath>
@@ -61,7 +61,7 @@ TEST(ReferenceDecoderTest, GivesTheGoldenLogits) {
   const std::vector<float> want = GoldenLogits();
   ASSERT_EQ(logits.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
-    // The golden file states 1.26e-5 as its distance from double.
+    // The golden file says that its own distance from double is 1.26e-5.
     EXPECT_NEAR(logits[i], static_cast<double>(want[i]), 2e-5) << i;
   }
 }
@@ -124,8 +124,8 @@ class DecoderGoldenTest : public IsaTest {
     std::optional<double> perplexity;  // of all windows
   };
 
-  // golden.json defines it: windows of 256 tokens, the first replaced by <s>;
-  // the logits at 0..254 predict the tokens 1..255.
+  // As golden.json defines the loss: windows of 256 tokens, the first token
+  // replaced by <s>; the logits at 0 to 254 predict the tokens 1 to 255.
   void MeasureLoss(bool all_windows, Loss& loss_of) {
     const std::string bytes = FileBytes(ModelFile("valid.tokens.u16"));
     std::vector<int32_t> tokens(bytes.size() / 2);
@@ -137,7 +137,7 @@ class DecoderGoldenTest : public IsaTest {
     const auto window = static_cast<size_t>(golden_.window_tokens);
     const auto windows = static_cast<size_t>(golden_.windows);
     ASSERT_EQ(tokens.size() / window, windows);
-    // All windows take half a minute for an instruction set under a sanitizer.
+    // All windows take half a minute per instruction set under a sanitizer.
     const size_t used =
         all_windows && !QuickTests() && !kSanitized ? windows : 1;
     const size_t at_once = 4;
@@ -179,7 +179,8 @@ class DecoderGoldenTest : public IsaTest {
            golden_.perplexity);
   }
 
-  // One thread: tests share the machine; decoder_test varies the workers.
+  // One thread, because tests share the machine; decoder_test varies the
+  // number.
   InlineExecutor executor_;
   const Golden golden_ = ReadGolden();
   std::optional<Decoder> model_;
@@ -188,7 +189,7 @@ class DecoderGoldenTest : public IsaTest {
 
 TEST_P(DecoderGoldenTest, F32LogitsAreTheGoldenOnes) {
   ASSERT_NO_FATAL_FAILURE(Load(DecoderWeights::kF32, DType::kF32));
-  // f32 in another order of summation; llama.cpp in f32 differs by 1.1e-5.
+  // f32 sums in another order; llama.cpp in f32 differs by 1.1e-5.
   EXPECT_LE(LargestLogitDifference(), 1e-4);
 }
 
@@ -236,15 +237,15 @@ TEST_P(DecoderGoldenTest, Int8PerplexityIsCloseToTheGoldenOne) {
   EXPECT_NEAR(*loss.perplexity, golden_.perplexity, 0.01 * golden_.perplexity);
 }
 
-// What a narrow cache costs, in dot products and, for one instruction set, in
-// f32: of all windows the former, and of these the likeliest types.
+// Loss of accuracy with narrow caches. All windows are measured with dot
+// products; with f32, one instruction set and the likeliest types are.
 struct CacheCase {
   DType dtype;
   double loss_bound;        // of the first window's mean, in nats
   double perplexity_bound;  // relative
   bool golden_text, all_windows;
-  // Bytes of the cache for each token: six layers, two heads of 64 for keys and
-  // as many for values; of one byte with an f32 scale for each head.
+  // Bytes of the cache per token: six layers, two heads of 64 for keys and two
+  // for values; types of one byte add an f32 scale per head.
   int64_t bytes_per_token;
 };
 

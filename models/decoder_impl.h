@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_DECODER_IMPL_H_
 #define QUERN_MODELS_DECODER_IMPL_H_
 
-// Private: what a Decoder owns, shared by its loader and its forward pass.
+// Private: the data of a Decoder, shared by its loader and its forward pass.
 
 #include <cstdint>
 #include <optional>
@@ -34,10 +34,10 @@ struct Decoder::Impl {
   int64_t context = 0;
   DType dtype = DType::kF32;  // of the rows that matrices multiply
   DType embedding_dtype = DType::kF32;
-  std::string weights;  // the forms of matrices, for a person to read
+  std::string weights;  // the forms of matrices, for people to read
   int64_t weight_bytes = 0;
 
-  std::optional<PackedFile> packed;  // what matrices lie in, if they do
+  std::optional<PackedFile> packed;  // memory of the matrices, if mapped
   AlignedBuffer embedding;  // embedding_dtype[rows of this rank, hidden]
   std::vector<DecoderLayer> layers;
   AlignedBuffer output_norm;     // f32[hidden]
@@ -50,9 +50,10 @@ struct Decoder::Impl {
   const OpDispatcher* ops = nullptr;
   std::optional<DecoderOperators> operators;
 
-  // Whether the layers' sums are made apart from the residual stream.
+  // Whether the layers' results are kept apart from the residual stream.
   bool branches() const { return NeedsBranch(config, shard); }
-  // The pool of a layer's keys and values: local layers have one of their own.
+  // Index of the pool with a layer's keys and values. Local layers share a
+  // second pool.
   static constexpr int64_t kFullPool = 0, kLocalPool = 1;
   int64_t PoolOf(int64_t layer) const {
     return config.IsLocal(layer) ? kLocalPool : kFullPool;

@@ -38,7 +38,8 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// For a person to read, in the words of the options and of the file.
+// Name of a form for people to read, in the words of the options and of the
+// file.
 absl::string_view FormOf(WeightFormat format) {
   switch (format) {
     case WeightFormat::kI8Channel:
@@ -96,8 +97,8 @@ const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
   return **file_.FindTensor(TensorName(id, layer));
 }
 
-// bf16 where all that the rows meet has no more bits than that, else f32. Not
-// f16, whose range sums of a model may leave.
+// Type of the rows: bf16 if all matrices have at most its precision, otherwise
+// f32. f16 is not used, because sums in a model may exceed its range.
 DType DecoderLoader::RowsOf() const {
   if (options_.weights == DecoderWeights::kBF16 ||
       options_.weights == DecoderWeights::kInt8) {
@@ -165,7 +166,7 @@ absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
   return buffer;
 }
 
-// Reads in pieces, so that progress shows within a large tensor too.
+// Reads in pieces, so that progress is reported within a large tensor too.
 absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
                                        uint8_t* out) {
   const GgufTensor& tensor = TensorIn(id, layer);
@@ -193,7 +194,8 @@ absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
           tensor, part, absl::MakeSpan(out, static_cast<size_t>(file_bytes))));
       out += file_bytes;
     }
-    // An embedding that is the output matrix too is read twice.
+    // Clamped, because an embedding that is also the output matrix is read
+    // twice.
     done_ = std::min(total_, done_ + file_bytes);
     if (options_.progress) options_.progress(done_, total_);
   }
@@ -258,7 +260,7 @@ absl::Status DecoderLoader::Adopt(const PackedFile& packed) {
 }
 
 absl::StatusOr<uint64_t> DecoderLoader::Source() const {
-  // The checksum of what the tensors are and of three rows of each.
+  // Hashes the tensors' metadata and three rows of each.
   uint64_t hash = kFnv1aBasis;
   const auto add = [&](const void* data, size_t bytes) {
     hash = Fnv1a(data, bytes, hash);
@@ -268,8 +270,8 @@ absl::StatusOr<uint64_t> DecoderLoader::Source() const {
   add_number(static_cast<int64_t>(options_.weights));
   add_number(shard_.rank());
   add_number(shard_.size());
-  // Rows of a model's matrices are shorter; longer ones are told apart by what
-  // they are alone.
+  // Rows of real models are shorter. Tensors with longer rows are recognised by
+  // their metadata alone.
   constexpr int64_t kMaxRowBytes = 1 << 20;
   std::vector<uint8_t> bytes;
   for (const GgufTensor& tensor : file_.tensors()) {

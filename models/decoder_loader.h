@@ -29,15 +29,15 @@
 
 namespace quern {
 
-// A dense view of bytes whose type is a value. `data` may be null if a
-// dimension is 0.
+// A dense view of memory whose dtype is a run-time value. `data` may be null if
+// a dimension is 0.
 inline AnyTensorView DenseAny(DType dtype, void* data, int64_t rows,
                               int64_t cols) {
   return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
 }
 
-// This rank's part of y = W x + b: the rows of the tensors `rows` are W, one
-// tensor after another, and `biases`, if there are any, are b.
+// This rank's part of y = W x + b. W is the rows of the tensors `rows`, one
+// tensor after another, and b is `biases`, if any.
 struct MatrixParts {
   std::vector<TensorId> rows;
   int64_t layer = 0;
@@ -45,17 +45,19 @@ struct MatrixParts {
   std::vector<TensorId> biases = {};
   DType y = DType::kF32;
   LinearActivation activation = LinearActivation::kNone;
-  bool residual = false;  // whether y is what it was before and W x + b
+  bool residual = false;  // y += W x + b
 };
 
 class DecoderLoader {
  public:
-  // `file` is what `config` was made of. All must outlive this.
+  // `config` must have been made from `file`. All arguments must outlive the
+  // loader.
   DecoderLoader(const GgufFile& file, const DecoderConfig& config,
                 const ModelShard& shard, const DecoderOptions& options,
                 const OpDispatcher& ops, Executor& executor);
 
-  // The elements of a block where the file has a matrix in blocks, else 1.
+  // Number of elements in a block if the file has a matrix in blocks, otherwise
+  // 1.
   static int64_t BlockOf(const GgufFile& file);
 
   // Element type of the rows that matrices multiply.
@@ -66,13 +68,14 @@ class DecoderLoader {
   // take more than options.max_bytes while it is loaded. Reads no tensor.
   absl::Status CheckBytes(int64_t context) const;
 
-  // The rows of this rank, zeros behind the last of them.
+  // This rank's rows of the embedding, followed by zeros.
   absl::StatusOr<AlignedBuffer> Embedding();
   // A norm's weights, in f32.
   absl::StatusOr<AlignedBuffer> Norm(TensorId id, int64_t layer = 0) {
     return Read({id}, layer, DType::kF32);
   }
-  // The matrices of a layer, and the one that computes logits.
+  // Descriptions of the matrices of a layer, and of the one that computes
+  // logits.
   MatrixParts QkvParts(int64_t layer) const;
   MatrixParts AttnOutParts(int64_t layer) const;
   MatrixParts GateUpParts(int64_t layer) const;
@@ -80,9 +83,9 @@ class DecoderLoader {
   MatrixParts OutputParts() const;
   absl::StatusOr<Matrix> MakeMatrix(const MatrixParts& parts);
 
-  // Matrices come from this file from now on; it outlives them.
+  // Takes matrices from `packed` from now on; it must outlive them.
   absl::Status Adopt(const PackedFile& packed);
-  // Writes all matrices made so far.
+  // Writes all matrices made so far to a packed file.
   absl::Status WritePacked(const std::string& path) const;
 
   // Bytes of the matrices made so far.
@@ -96,33 +99,34 @@ class DecoderLoader {
   };
 
   DType RowsOf() const;
-  // The element type that a matrix is read in; bytes for kI8Group.
+  // The element type in which a matrix is read; kU8 for kI8Group.
   static DType ReadType(WeightFormat format);
-  // How a matrix is kept.
+  // The form in which a matrix is kept.
   WeightFormat FormatOf(const MatrixParts& parts) const;
   LinearWeightsSpec WeightsOf(const MatrixParts& parts) const;
-  // The matrix's name among packed ones.
+  // The matrix's name in a packed file.
   static std::string NameOf(const MatrixParts& parts);
   MatrixParts IntoStream(TensorId id, int64_t layer) const;
   const GgufTensor& TensorIn(TensorId id, int64_t layer) const;
-  // Upper bound of the bytes that `parts` takes once it is packed.
+  // Upper bound on the bytes of `parts` after packing.
   double PackedBytes(const MatrixParts& parts) const;
-  // Bytes that `parts` takes while it is packed, besides PackedBytes.
+  // Bytes that packing `parts` needs besides PackedBytes.
   double UnpackedBytes(const MatrixParts& parts) const;
 
-  // The matrix as its tensors have it, packed; or from the file of packed ones.
+  // Packs the matrix from its tensors (Pack), or finds it in the packed file
+  // (Find).
   absl::StatusOr<LinearWeights> Pack(const MatrixParts& parts);
   absl::StatusOr<LinearWeights> Find(const MatrixParts& parts) const;
   // Identifies the file and how its matrices are kept.
   absl::StatusOr<uint64_t> Source() const;
   absl::StatusOr<Int8Rows> Quantise(MatrixView<const float> w) const;
-  // This rank's parts of the tensors, one after another, as `dtype`; as they
-  // stand in the file where that is kU8.
+  // Reads this rank's parts of the tensors, one after another, as `dtype`;
+  // without conversion if that is kU8.
   absl::StatusOr<AlignedBuffer> Read(const std::vector<TensorId>& ids,
                                      int64_t layer, DType dtype);
   absl::Status ReadTensor(TensorId id, int64_t layer, DType dtype,
                           uint8_t* out);
-  // Bytes of a part as ReadTensor leaves it.
+  // Bytes that ReadTensor writes for a part.
   int64_t BytesOf(TensorId id, int64_t layer, DType dtype) const;
 
   const GgufFile& file_;
@@ -136,7 +140,7 @@ class DecoderLoader {
   int64_t packed_bytes_ = 0;
   std::vector<WeightFormat> formats_;
   const PackedFile* packed_ = nullptr;
-  std::vector<std::pair<std::string, LinearWeights>> made_;  // to be written
+  std::vector<std::pair<std::string, LinearWeights>> made_;  // for WritePacked
 };
 
 }  // namespace quern

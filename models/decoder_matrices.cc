@@ -1,4 +1,5 @@
-// What a rank's matrices are, and what loading them takes. Reads no tensor.
+// The matrices of a rank, and the memory that loading them takes. Reads no
+// tensor.
 
 #include <algorithm>
 #include <cstdint>
@@ -37,7 +38,8 @@ WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
   }
   const GgufTensorType type = TensorIn(parts.rows[0], parts.layer).type;
   for (const TensorId id : parts.rows) {
-    // f32 holds each of the types exactly.
+    // Parts of different types become f32, which represents each of them
+    // exactly.
     if (TensorIn(id, parts.layer).type != type) return WeightFormat::kF32;
   }
   switch (type) {
@@ -116,7 +118,7 @@ LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {
 
 double DecoderLoader::PackedBytes(const MatrixParts& parts) const {
   const auto bytes = LinearWeights::MaxPackedBytes(WeightsOf(parts));
-  // A shape that cannot be packed takes more than there is.
+  // A shape that cannot be packed counts as infinitely large.
   if (!bytes.ok()) return std::numeric_limits<double>::infinity();
   return static_cast<double>(*bytes);
 }
@@ -135,8 +137,8 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20, 16,
                            file_.file_bytes(), "file's"};
   const DecoderConfig& c = config_;
-  // The bytes of all matrices, and what the largest takes while it is being
-  // packed. They are double, because a sparse file may claim any size.
+  // Bytes of all matrices, and of the largest while it is being packed. They
+  // are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
   const auto add = [&](const MatrixParts& parts) {
     matrices += PackedBytes(parts);
@@ -152,11 +154,12 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   const double embedding = static_cast<double>(shard_.vocab().width) *
                            static_cast<double>(c.hidden) *
                            static_cast<double>(SizeOf(embedding_dtype()));
-  // Norms are in f32, and fewer than six of the widest.
+  // Norms are f32, and each layer has fewer than six of at most the widest
+  // width.
   const double norms = 6 * 4 * static_cast<double>(c.layers + 1) *
                        static_cast<double>(std::max(c.hidden, c.head_dim));
-  // A cosine and a sine for each element that turns, in the layout that takes
-  // more.
+  // A cosine and a sine for each rotated element, in the larger of the two
+  // layouts.
   const double rotary =
       8 * static_cast<double>(context) * static_cast<double>(c.rope_dim);
   const double bytes = matrices + largest + embedding + norms + rotary;

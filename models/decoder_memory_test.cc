@@ -1,5 +1,5 @@
-// What a state remembers: sequences that share pages, and pages that a window
-// has left. Neither changes a bit.
+// Sharing of pages between sequences, and pages that a window has left. Neither
+// may change a bit of the results.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,8 +34,8 @@ class DecoderMemoryTest : public DecoderFixture {
     return shape;
   }
 
-  // Logits of the last `wanted` tokens of a sequence that is alone, and comes
-  // in one piece.
+  // Logits of the last `wanted` tokens of a sequence that runs alone and in one
+  // piece.
   Rows Alone(const Decoder& model, const std::vector<int32_t>& tokens,
              size_t wanted) {
     DecoderStateSpec spec;
@@ -65,7 +65,8 @@ TEST_P(DecoderMemoryTest, ForksContinueAsTheWhole) {
       const auto left = state.Fork(root), right = state.Fork(root);
       ASSERT_TRUE(left.ok() && right.ok()) << left.status();
       EXPECT_EQ(state.length(*left), 21);
-      // The branches go on differently, the second after the root has ended.
+      // The branches continue differently, the second one after the root has
+      // ended.
       const auto tail_l = RandomTokens(rng, 3, shape.vocab);
       const auto tail_r = RandomTokens(rng, 5, shape.vocab);
       EXPECT_EQ(Forward(state, {{*left, tail_l}}, inline_),
@@ -83,7 +84,8 @@ TEST_P(DecoderMemoryTest, ForksContinueAsTheWhole) {
   }
 }
 
-// A refused step has replaced shared pages by copies; these are made.
+// A refused step may already have replaced shared pages by copies, whose
+// contents must be complete.
 TEST_P(DecoderMemoryTest, ARefusedStepKeepsWhatForksShare) {
   TestRng rng;
   const SmallDecoder shape = Shape("llama", 64);
@@ -102,7 +104,8 @@ TEST_P(DecoderMemoryTest, ARefusedStepKeepsWhatForksShare) {
   const int32_t root = *state->NewSequence();
   Forward(*state, {{root, prompt}}, inline_);
   const int32_t branch = *state->Fork(root);
-  // The branch gets its own second page; then the root's pages do not suffice.
+  // The branch gets its own second page; after that there are too few pages for
+  // the root.
   EXPECT_EQ(state
                 ->Forward({{branch, tail}, {root, many}}, LogitsOf::kLastTokens,
                           inline_)
@@ -143,8 +146,8 @@ TEST_P(DecoderMemoryTest, ForksReadTheirCommonKeysOnce) {
   }
 }
 
-// Local layers keep a window of a long text, and no more; how the text is cut,
-// and so when pages are given back, changes no bit.
+// Local layers keep only a window of a long text. How the text is divided into
+// steps, and so when pages are given back, changes no bit.
 TEST_P(DecoderMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
   TestRng rng;
   SmallDecoder shape = Shape("gemma2", 8192);
@@ -172,7 +175,7 @@ TEST_P(DecoderMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
       ends.push_back({rows.back()});
       EXPECT_EQ(ends.back(), ends.front()) << step << ' ' << page_size;
       if (step == 77 && page_size == 16) {
-        // Two layers, of which one keeps a span of 1024 tokens and its window.
+        // One of the two layers keeps a span of 1024 tokens and its window.
         EXPECT_LT(state->cache_bytes(),
                   state->cache_bytes_per_token() / 2 * (4096 + 1400));
       }
@@ -180,7 +183,8 @@ TEST_P(DecoderMemoryTest, LocalLayersGiveBackWhatTheirWindowHasLeft) {
   }
 }
 
-// A branch of a text whose first pages are gone knows that they are.
+// A branch of a text whose first pages have been given back has the same
+// window.
 TEST_P(DecoderMemoryTest, ForksOfALongTextKeepTheirWindow) {
   TestRng rng;
   SmallDecoder shape = Shape("gemma2", 4096);

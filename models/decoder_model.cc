@@ -34,7 +34,7 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// Each rank has a file of its own.
+// Path of this rank's packed file, because each rank has its own.
 std::string PackedPathOf(const DecoderOptions& options,
                          const ModelShard& shard) {
   if (options.packed_path.empty() || shard.size() == 1) {
@@ -136,7 +136,7 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
   m->weights = loader.Forms();
   if (write_packed) {
     const absl::Status written = loader.WritePacked(packed_path);
-    // Another process was faster.
+    // AlreadyExists means that another process has just written the file.
     if (!absl::IsAlreadyExists(written)) QUERN_RETURN_IF_ERROR(written);
   }
   return Decoder(std::move(m));
@@ -150,7 +150,7 @@ int Decoder::ranks() const { return impl_->shard.size(); }
 int Decoder::rank() const { return impl_->shard.rank(); }
 int64_t Decoder::rank_bytes_per_token() const {
   if (ranks() == 1) return 0;
-  // The embedding's sum and two of each layer; this rank's logits.
+  // f32 sums of the embedding and two per layer, and this rank's logits.
   const DecoderConfig& c = impl_->config;
   return static_cast<int64_t>(sizeof(float)) *
          ((1 + 2 * c.layers) * c.hidden + impl_->shard.Count(Extent::kVocab));
@@ -158,7 +158,7 @@ int64_t Decoder::rank_bytes_per_token() const {
 const char* Decoder::target() const { return impl_->operators->target(); }
 
 std::string Decoder::Explain() const {
-  // What runs; why is after the semicolon.
+  // The text before the semicolon names the kernel; the reason comes after it.
   const auto kernel = [this](int64_t m) {
     const std::string text = impl_->layers[0].feed_forward->Explain(m);
     return text.substr(0, text.find(';'));

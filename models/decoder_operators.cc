@@ -30,12 +30,12 @@
 namespace quern {
 namespace {
 
-// The scaling of the file's factors, if there are any.
+// The rotary scaling for the file's factors, if it has any.
 RotaryScaling ScalingOf(const DecoderConfig& c) {
   RotaryScaling scaling;
   if (c.rope_factors.empty()) return scaling;
-  // LongRoPE within the original context: frequencies are divided by the short
-  // factors, and the magnitude is 1.
+  // Factors are applied as LongRoPE within the original context, which divides
+  // the frequencies by the short factors and has magnitude 1.
   scaling.kind = RotaryScalingKind::kLongRope;
   scaling.original = scaling.target = 2;
   scaling.short_factors = scaling.long_factors = c.rope_factors;
@@ -77,7 +77,7 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
     to = std::move(made.op);
     return absl::OkStatus();
   };
-  // Operators take any number of rows; they are made with one.
+  // Operators are made with one row; they take any number of rows.
   const std::string rows(DTypeName(types.rows));
   QUERN_RETURN_IF_ERROR(make(o.embed_, "vocab_parallel_embedding",
                              EmbeddingArgs(c, shard, types.embedding, ranks)));

@@ -35,7 +35,7 @@ class DecoderOperators {
                                                  Types types, int64_t context,
                                                  Communicator& ranks);
 
-  // Bytes of the workspace of any of them.
+  // Bytes of a workspace that is large enough for each of the operators.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
                                          int max_workers) const;
   const char* target() const { return norm_->target(); }
@@ -65,27 +65,27 @@ class DecoderOperators {
                 Workspace workspace, Executor& executor) const noexcept {
     post_norm_->Execute({x, weight, x}, workspace, executor);
   }
-  // q and k [tokens, heads, head_dim]: each head = rms_norm(head), with
-  // kHeadNorms
+  // Applies rms_norm to each head of q and k [tokens, heads, head_dim], with
+  // kHeadNorms.
   void HeadNorms(const AnyTensorView& q, const AnyTensorView& q_weight,
                  const AnyTensorView& k, const AnyTensorView& k_weight,
                  Workspace workspace, Executor& executor) const noexcept {
     q_norm_->Execute({q, q_weight, q}, workspace, executor);
     k_norm_->Execute({k, k_weight, k}, workspace, executor);
   }
-  // Turns each head of q and k.
+  // Applies the rotary embedding to each head of q and k.
   void Rotate(const AnyTensorView& positions, const AnyTensorView& q,
               const AnyTensorView& k, Workspace workspace,
               Executor& executor) const noexcept {
     rope_->Execute({positions, q, k}, workspace, executor);
   }
-  // out = the rows of x that `indices` name
+  // out[i] = row indices[i] of x.
   void Gather(const AnyTensorView& x, const AnyTensorView& indices,
               const AnyTensorView& out, Workspace workspace,
               Executor& executor) const noexcept {
     gather_->Execute({x, indices, out}, workspace, executor);
   }
-  // Caps logits.
+  // Caps and scales the logits in place.
   void Finish(const AnyTensorView& logits, Workspace workspace,
               Executor& executor) const noexcept {
     logits_->Execute({logits}, workspace, executor);
@@ -95,7 +95,7 @@ class DecoderOperators {
   using Op = std::unique_ptr<BoundOp>;
   DecoderOperators() = default;
 
-  std::unique_ptr<const RotaryScaling> scaling_;  // what rope_ borrows
+  std::unique_ptr<const RotaryScaling> scaling_;  // borrowed by rope_
   Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, gather_,
       logits_;
 };

@@ -1,5 +1,5 @@
-// An embedder's operator runs in a model where the policy enables it, and
-// policies change no more than the rounding.
+// An embedder's operator must run in a model if the policy enables it, and
+// policies must change no more than rounding.
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@
 namespace quern {
 namespace {
 
-// Every logit is seven.
+// An operator that sets every logit to seven.
 class Sevens final : public BoundOp {
  public:
   const char* target() const override { return "scalar"; }
@@ -107,7 +107,7 @@ class DecoderOperatorsTest : public DecoderFixture {
 
   Rows Run(const std::string& bytes, const std::vector<int32_t>& tokens,
            const std::string& policy) {
-    Load(bytes, DecoderWeights::kF32);  // shows the instruction set
+    Load(bytes, DecoderWeights::kF32);  // proves the instruction set
     const auto parsed = OpPolicy::Parse(policy);
     EXPECT_TRUE(parsed.ok()) << parsed.status();
     const OpDispatcher ops(registry_, *parsed);
@@ -140,8 +140,8 @@ TEST_P(DecoderOperatorsTest, ReferencesComputeTheSame) {
          {"all", "none", "none,+rms_norm",
           "none,-linear,-write_kv,-paged_attention,-vocab_parallel_embedding,"
           "-logits_processor"}) {
-      // As in decoder_oracle_test.cc; the references round after each product
-      // and sum, which the same bound allows.
+      // The bound of decoder_oracle_test.cc also covers the references, which
+      // round after each product and sum.
       EXPECT_LE(LargestDifferenceOf(Run(bytes, tokens, policy), want), 2e-4)
           << policy;
     }

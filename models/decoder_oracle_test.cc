@@ -24,7 +24,7 @@ namespace {
 
 class DecoderOracleTest : public DecoderFixture {
  protected:
-  // The largest distance from the oracle.
+  // The largest difference of the logits from the oracle.
   double Distance(const SmallDecoder& shape, DecoderWeights weights,
                   int64_t num_tokens = 41) {
     TestRng rng;
@@ -41,14 +41,14 @@ class DecoderOracleTest : public DecoderFixture {
   }
 };
 
-// Logits of these models are around 1. f32: sums of some hundred terms over two
-// layers stay within a few thousand units of 2^-24. bf16: about twenty
-// roundings of up to 2^-9 on the way; a bound for the worst case would be
-// useless, so this separates what was measured (0.08 at most) from a wrong wire
-// (1 and more).
+// Bounds for logits around 1. f32: sums of some hundred terms over two layers
+// stay within a few thousand units of 2^-24. bf16: about twenty roundings of up
+// to 2^-9. A worst-case bound would be useless, so this one separates measured
+// errors (at most 0.08) from errors in the computation (1 and more).
 constexpr double kF32Bound = 2e-4;
 constexpr double kBF16Bound = 0.125;
-// Steps of up to 2^-8 of the largest of a row instead: at most 0.2 measured.
+// int8 rounds in steps of up to 2^-8 of a row's largest element. Measured: 0.2
+// at most.
 constexpr double kInt8Bound = 0.4;
 
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
@@ -67,8 +67,9 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
   }
 }
 
-// Each form of a file, and mixtures, one of which divides q, k and v. Weights
-// are not rounded: what has rows of f32 is as near as f32 weights are.
+// Each form of a file, and mixtures of forms, one of which differs between q, k
+// and v. The oracle uses the file's exact weights, so models with f32 rows must
+// be as close as f32 models.
 TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
   using Type = GgufTensorType;
   SmallDecoder shape;
@@ -101,7 +102,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
-  SmallDecoder odd;  // nothing is a multiple of a vector
+  SmallDecoder odd;  // no dimension is a multiple of a vector
   odd.vocab = 19;
   odd.hidden = 10;
   odd.layers = 3;
@@ -111,7 +112,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
   odd.head_dim = 6;
   odd.rope_dim = 6;
   odd.output = false;
-  SmallDecoder one;  // the smallest
+  SmallDecoder one;  // the smallest model
   one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
   one.hidden = one.head_dim = one.rope_dim = 2;
   for (const char* architecture : kTestArchitectures) {
@@ -122,8 +123,8 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
   }
 }
 
-// Shorter than, as long as and longer than the text; and where a chunk of keys
-// is behind all that the last queries see.
+// Windows shorter than, as long as and longer than the text, and a window that
+// leaves a chunk of keys behind.
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryWindow) {
   SmallDecoder shape;
   shape.architecture = "gemma2";
@@ -146,12 +147,12 @@ TEST_P(DecoderOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
   shape.kv_heads = 1;
   shape.head_dim = shape.rope_dim = 8;
   shape.ffn = 10;
-  // Not two layers but twenty-three times as many.
+  // The bound is 23 times as large, because the model has 46 layers instead of
+  // 2.
   EXPECT_LE(Distance(shape, DecoderWeights::kF32), 23 * kF32Bound);
 }
 
-// Not bounds but bits: a window changes nothing for queries that it hides
-// nothing from.
+// For queries that a window hides nothing from, it must not change a bit.
 TEST_P(DecoderOracleTest, AWindowHidesWhatIsBeforeIt) {
   const auto logits = [this](int64_t window) {
     TestRng rng;
@@ -162,7 +163,8 @@ TEST_P(DecoderOracleTest, AWindowHidesWhatIsBeforeIt) {
     const Decoder model =
         Load(SmallDecoderFile(rng, shape), DecoderWeights::kBF16);
     DecoderState state = State(model, 16, DType::kBF16);
-    // Each unlike those before it: equal ones would not be missed.
+    // Every token differs from those before it, because a wrong window over
+    // equal tokens would not show.
     std::vector<int32_t> tokens;
     for (int32_t t = 0; t < 41; ++t) tokens.push_back(t * 7 % 41);
     return Forward(state, {{*state.NewSequence(), tokens}}, inline_);
@@ -180,8 +182,8 @@ TEST_P(DecoderOracleTest, AWindowHidesWhatIsBeforeIt) {
   }
 }
 
-// The models above have teeth: an oracle that lacks one of the differences is
-// far off.
+// Proves that the models above are sensitive: an oracle without one of the
+// architecture's differences is far off.
 TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   const auto distance = [](const char* architecture, auto&& change,
                            int64_t layers = 2) {

@@ -1,5 +1,5 @@
-// A model over ranks: the same logits on every rank, close to those of one;
-// each rank holds and reads its part.
+// A model over ranks: every rank has the same logits, close to those of one
+// rank, and holds and reads only its part.
 
 #include <algorithm>
 #include <cmath>
@@ -34,7 +34,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What one rank has when it has run a prompt in two steps.
+// State of one rank after it has run a prompt in two steps.
 struct RankResult {
   Rows logits;
   int64_t weight_bytes = 0, read_bytes = 0, bytes_per_token = 0;
@@ -90,7 +90,7 @@ class DecoderRanksTest : public DecoderFixture {
     return result;
   }
 
-  // `bound`: of the distance from the oracle, and so from one rank.
+  // `bound` limits the distance from the oracle, and thereby from one rank.
   void ExpectRanksAgree(const SmallDecoder& shape, DecoderWeights weights,
                         int ranks, double bound) {
     SCOPED_TRACE(absl::StrCat(shape.architecture, " ",
@@ -123,16 +123,17 @@ class DecoderRanksTest : public DecoderFixture {
       EXPECT_EQ(results[0].logits, one.logits);
       return;
     }
-    // Two sums a layer and the embedding's, f32, and 1 / ranks of the logits.
+    // Per token: two f32 sums in each layer and the embedding's, and 1 / ranks
+    // of the logits.
     const int64_t vocab_width = (shape.vocab + ranks - 1) / ranks;
     EXPECT_EQ(results[0].bytes_per_token, 4 * (5 * shape.hidden + vocab_width));
-    // Matrices, which are nearly all of it, are divided.
+    // The matrices are divided, and they are nearly all of the weights.
     EXPECT_LT(results[0].weight_bytes, one.weight_bytes * 2 / 3);
     EXPECT_LT(results[0].read_bytes, one.read_bytes * 2 / 3);
   }
 };
 
-// As in decoder_oracle_test.cc.
+// The bounds of decoder_oracle_test.cc.
 constexpr double kF32Bound = 2e-4;
 constexpr double kBF16Bound = 0.125;
 
@@ -141,7 +142,7 @@ TEST_P(DecoderRanksTest, EveryArchitecture) {
   shape.vocab = 101;
   for (const char* architecture : kTestArchitectures) {
     shape.architecture = architecture;
-    // Six ranks: three have the same key/value head.
+    // With six ranks, three ranks share a key/value head.
     for (const int ranks : {1, 2, 6}) {
       ExpectRanksAgree(shape, DecoderWeights::kF32, ranks, kF32Bound);
     }
@@ -154,14 +155,14 @@ TEST_P(DecoderRanksTest, EveryTypeOfTheFile) {
   for (const GgufTensorType type :
        {GgufTensorType::kF16, GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
     shape.type = type;
-    // Columns of Q8_0 are divided between blocks: 64 and 32 of 96.
+    // Q8_0 matrices are divided between blocks: 64 and 32 of 96 columns.
     ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2,
                      type == GgufTensorType::kF16 ? kF32Bound : kBF16Bound);
     ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
   }
 }
 
-// Each rank packs to a file of its own, and uses no other's.
+// Each rank packs to its own file and does not use another's.
 TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
   TestRng rng;
   SmallDecoder shape;
@@ -186,7 +187,7 @@ TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
   }
   EXPECT_FALSE(std::ifstream(path).good());
   EXPECT_EQ(run(path), from_memory);
-  // The other rank's part is not taken for one's own.
+  // A rank refuses the packed file of another rank.
   ASSERT_EQ(std::rename((path + ".0-of-2").c_str(), (path + ".1-of-2").c_str()),
             0);
   RunRanks(2, [&](ThreadCommunicator& c) {
@@ -203,8 +204,8 @@ TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
   RunRank(bytes, DecoderWeights::kF32, tokens, nullptr);
 }
 
-// One rank's cache is smaller: it refuses the step, and so do the others,
-// instead of waiting for it; then all go on.
+// One rank has a smaller cache and refuses the step. The others must fail too,
+// rather than wait for it, and all must be able to continue.
 TEST_P(DecoderRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
   TestRng rng;
   const SmallDecoder shape;
@@ -251,7 +252,8 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
       messages[static_cast<size_t>(c.rank())] =
           std::string(model.status().message());
     });
-    // Every rank refuses, so that none waits for another.
+    // Every rank must refuse with the same message, so that none waits for
+    // another.
     for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
     return messages[0];
   };

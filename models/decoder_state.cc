@@ -33,20 +33,21 @@ constexpr char kOp[] = "decoder";
 constexpr int64_t kMaxSequences = 1 << 20;
 constexpr int64_t kMaxStepTokens = 1 << 20;
 
-// Keys and values of one byte: each row of a head with a scale of its own,
-// which serves any model, as none was measured beforehand.
+// Caches of one byte get a scale for each token and head, which works for any
+// model without calibration.
 KvScaling ScalingOf(DType cache_dtype) {
   return SizeOf(cache_dtype) == 1 ? KvScaling::kPerTokenHead : KvScaling::kNone;
 }
 
-// What attention gets of queries, which come in f32. bf16 against bf16 or bytes
-// are dot products; a model in f32, and a cache of more bits, want all of them.
+// The type to which f32 queries are converted for attention. With keys of bf16
+// or one byte, bf16 queries allow dot products; f32 models and wider caches
+// keep the full precision.
 DType QueryType(DType model, DType cache) {
   const bool dot = cache == DType::kBF16 || SizeOf(cache) == 1;
   return dot && model == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
-// Makes `buffer` at least so large; its contents are lost if it grows.
+// Grows `buffer` to at least `bytes`; its contents are lost if it grows.
 absl::Status Reserve(AlignedBuffer& buffer, int64_t bytes) {
   if (static_cast<int64_t>(buffer.bytes()) >= bytes) return absl::OkStatus();
   buffer = AlignedBuffer();
@@ -132,7 +133,8 @@ void DecoderState::Impl::TrimSequences(
   }
 }
 
-// Layers have equal shapes, but their matrices may be kept in different forms.
+// Reserves for every layer, because layers of equal shape may keep their
+// matrices in different forms.
 absl::Status DecoderState::Impl::ReserveScratch(const Executor& executor) {
   const int workers = executor.num_workers();
   if (workers <= scratch_workers) return absl::OkStatus();
@@ -171,7 +173,8 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   pool.attention.scale = c.attention_scale;
   pool.attention.soft_cap = c.attention_cap;
   pool.max_sequences = spec.max_sequences;
-  // Each sequence ends within a page of its own.
+  // One page more for each sequence, because each ends within a page of its
+  // own.
   pool.pages =
       spec.cache_tokens > 0
           ? DivCeil(spec.cache_tokens, spec.page_size)

@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_DECODER_STATE_IMPL_H_
 #define QUERN_MODELS_DECODER_STATE_IMPL_H_
 
-// Private: what a DecoderState owns. decoder_state.cc keeps the books,
-// sequences, pages and scratch; decoder_forward.cc computes.
+// Private: the data of a DecoderState. decoder_state.cc manages sequences,
+// pages and scratch; decoder_forward.cc computes.
 
 #include <cstdint>
 #include <vector>
@@ -28,15 +28,16 @@ struct DecoderState::Impl {
   const Decoder::Impl* model = nullptr;
   DecoderStateSpec spec;
   std::vector<Sequence> sequences;
-  // By Decoder::Impl::PoolOf; without local layers there is one.
+  // Indexed by Decoder::Impl::PoolOf; a single pool if there are no local
+  // layers.
   std::vector<PagePool> pools;
 
   AlignedBuffer activations;  // of one step's rows
   AlignedBuffer logits;       // f32[rows, vocab], grows
   AlignedBuffer scratch;      // of layers, grows
-  int scratch_workers = 0;    // that scratch has room for
+  int scratch_workers = 0;    // number that scratch is sized for
 
-  // This step, rebuilt by Prepare.
+  // The current step; rebuilt by Prepare.
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions, logit_rows;
 
@@ -47,27 +48,27 @@ struct DecoderState::Impl {
   Sequence& At(int32_t sequence) {
     return sequences[static_cast<size_t>(sequence)];
   }
-  // What `activations` needs for max_step_tokens. InvalidArgument if that is
-  // more than 2^63 bytes.
+  // Bytes of `activations` for max_step_tokens. InvalidArgument if they exceed
+  // 2^63.
   absl::StatusOr<int64_t> ActivationBytes() const;
   absl::Status CheckItems(absl::Span<const DecoderBatchItem> items) const;
-  // One pool for each kind of layer that there is.
+  // One pool for each kind of layer in the model.
   absl::StatusOr<std::vector<PagePoolSpec>> PoolSpecs() const;
   // ResourceExhausted if the pools and the activations take more than
   // spec.max_bytes.
   absl::Status CheckBytes(absl::Span<const PagePoolSpec> pool_specs,
                           int64_t activation_bytes) const;
-  // All that may fail. Afterwards each sequence has the pages of its new
-  // length, the buffers are large enough.
+  // Does everything that can fail. Afterwards each sequence has the pages of
+  // its new length, and the buffers are large enough.
   absl::Status Prepare(absl::Span<const DecoderBatchItem> items,
                        LogitsOf logits_of, Executor& executor);
   absl::Status ReserveScratch(const Executor& executor);
   absl::Status GrowSequences(absl::Span<const DecoderBatchItem> items,
                              LogitsOf logits_of);
-  // Gives back the pages beyond each sequence's length.
+  // Gives back the pages beyond each sequence's current length.
   void TrimSequences(absl::Span<const DecoderBatchItem> items);
-  // `status`, or Unavailable where another rank's is not OK: nobody begins a
-  // step that not all can do.
+  // Returns `status`, or Unavailable if another rank's status is not OK, so
+  // that no rank begins a step that some rank cannot do.
   absl::Status Agree(const absl::Status& status) const;
   void Run(Executor& executor);
 };

@@ -1,5 +1,5 @@
-// What must not change a bit: batch, chunks, pages, threads; narrow caches; and
-// what steps and states are refused.
+// What must not change a bit of the logits: batch, chunks, pages and threads.
+// Also narrow caches, and what steps and states refuse.
 
 #include "quern/models/decoder.h"
 
@@ -35,8 +35,9 @@ using ::testing::HasSubstr;
 
 class DecoderTest : public DecoderFixture {
  protected:
-  // How the tokens of four sequences are divided: one sequence a step or all in
-  // one, whole or in pieces, in which pages, by how many threads.
+  // Runs four sequences divided in different ways: one sequence per step or all
+  // in one step, whole or in pieces, in different pages, with different numbers
+  // of threads.
   void ExpectDivisionChangesNothing(const SmallDecoder& shape,
                                     DecoderWeights weights) {
     TestRng rng;
@@ -53,7 +54,7 @@ class DecoderTest : public DecoderFixture {
           Forward(state, {{*state.NewSequence(), prompts.back()}}, inline_));
     }
 
-    // All in one step, on other pages, with two threads.
+    // All sequences in one step, with another page size and two threads.
     DecoderState batched = State(model, /*page_size=*/3);
     std::vector<DecoderBatchItem> items;
     for (const auto& prompt : prompts) {
@@ -67,7 +68,8 @@ class DecoderTest : public DecoderFixture {
       }
     }
 
-    // In random pieces, interleaved, while another sequence comes and goes.
+    // The sequences in random pieces, interleaved, while another sequence comes
+    // and goes.
     DecoderState chunked = State(model, /*page_size=*/5);
     std::vector<int32_t> ids;
     for (size_t s = 0; s < prompts.size(); ++s) {
@@ -117,7 +119,7 @@ TEST_P(DecoderTest, KeepsTheTypeOfTheFile) {
     shape.type = type;
     const Decoder model = load();
     EXPECT_EQ(model.weights(), name);
-    // Vectors apart, which are few.
+    // The tolerance covers vectors, which stay f32 and are few.
     EXPECT_LE(static_cast<double>(model.weight_bytes()),
               static_cast<double>(f32_bytes) * 1.1 * bytes_of_element / 4)
         << name;
@@ -128,7 +130,8 @@ TEST_P(DecoderTest, KeepsTheTypeOfTheFile) {
   EXPECT_EQ(load().weights(), "f32 and q8_0 and f16");
 }
 
-// The pieces in which large tensors are read change no weight.
+// The size of the pieces in which large tensors are read must not change a
+// weight.
 TEST_P(DecoderTest, ReadsTensorsInPiecesOfAnySize) {
   const std::vector<int32_t> tokens = {1, 36, 7, 20};
   for (const GgufTensorType type :
@@ -161,7 +164,7 @@ TEST_P(DecoderTest, ReadsTensorsInPiecesOfAnySize) {
   }
 }
 
-// Bit for bit, in every type.
+// For each architecture and type, bit for bit.
 TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
   for (const char* architecture : kTestArchitectures) {
     for (const DecoderWeights weights :
@@ -208,10 +211,10 @@ TEST_P(DecoderTest, LastTokensAreTheLastOfAll) {
   EXPECT_EQ(last.Forward({}, LogitsOf::kAllTokens, inline_)->extent(0), 0);
 }
 
-// In plain pages and in pairs: the root of the mean square of what the logits,
-// themselves around 1, are off. Bounds are about twice the most measured. With
-// scales of 1 int8 is off by 0.33 to 0.67; e4m3, whose own scales are hardly
-// better here, by 0.03 to 0.05.
+// Root-mean-square error of logits around 1, with plain pages and with paired
+// ones. The bounds are about twice the largest measured error. With scales of
+// 1, int8 would be off by 0.33 to 0.67; e4m3 by 0.03 to 0.05, where its own
+// scales hardly help.
 TEST_P(DecoderTest, NarrowCachesStayClose) {
   TestRng rng;
   const SmallDecoder shape;
@@ -251,8 +254,9 @@ TEST_P(DecoderTest, NarrowCachesStayClose) {
   }
 }
 
-// With rows of bf16 the queries are rounded for caches of bf16 and bytes: how a
-// text is cut into steps and which sequences share them still does not matter.
+// With bf16 rows, queries are rounded for caches of bf16 and of one byte. How a
+// text is divided into steps, and which sequences share them, must still not
+// matter.
 TEST_P(DecoderTest, NarrowCachesDoNotSeeHowTheTextIsCut) {
   TestRng rng;
   const SmallDecoder shape;
@@ -321,15 +325,15 @@ TEST_P(DecoderTest, RefusedStepsChangeNothing) {
   expect({{other, fills}}, Code::kResourceExhausted,
          "decoder: the cache of 64 tokens is full: sequence 1 needs 44, 40 are "
          "free");
-  // What was refused left the sequence usable.
+  // A refused step leaves the sequence usable.
   EXPECT_TRUE(state->Forward({{s, ok}}, LogitsOf::kLastTokens, inline_).ok());
   EXPECT_TRUE(state->EndSequence(s).ok());
   EXPECT_EQ(state->length(s), -1);
   EXPECT_EQ(state->EndSequence(s).code(), Code::kInvalidArgument);
 }
 
-// A batch of which only some fit: refused, it must not keep the pages that were
-// already lent for the first of it.
+// A batch of which only some sequences fit must be refused without keeping the
+// pages that were already taken for the first ones.
 TEST_P(DecoderTest, ARefusedStepKeepsNoPages) {
   TestRng rng;
   SmallDecoder shape;
@@ -350,7 +354,7 @@ TEST_P(DecoderTest, ARefusedStepKeepsNoPages) {
   EXPECT_EQ(both.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(both.status().message()),
               HasSubstr("sequence 1 needs 96, 32 are free"));
-  // a keeps its one page, b may have the other three.
+  // Sequence a keeps its one page; sequence b may have the other three.
   const auto alone =
       state->Forward({{b, more}}, LogitsOf::kLastTokens, inline_);
   EXPECT_TRUE(alone.ok()) << alone.status();
@@ -375,7 +379,7 @@ TEST_P(DecoderTest, RefusesBadOptions) {
               HasSubstr("decoder: max_bytes=-1; need max_bytes >= 0"));
   EXPECT_THAT(message([](DecoderOptions& o) { o.max_bytes = 1000; }),
               HasSubstr("; need at most max_bytes=1000"));
-  // What is refused is what Create would take, within twice of it.
+  // The bound that Create checks is within a factor of two of what it takes.
   const int64_t weights = Load(bytes, DecoderWeights::kAsInFile).weight_bytes();
   EXPECT_EQ(status([&](DecoderOptions& o) { o.max_bytes = weights; }).code(),
             absl::StatusCode::kResourceExhausted);

@@ -1,10 +1,9 @@
 #ifndef QUERN_MODELS_DECODER_TESTUTIL_H_
 #define QUERN_MODELS_DECODER_TESTUTIL_H_
 
-// An oracle for the forward pass, in double with plain loops, and small random
-// models of any shape and architecture for it. What an architecture does
-// differently the oracle knows by itself: it asks the file, not the config that
-// it checks.
+// An oracle of the forward pass, in double with plain loops, and small random
+// models of any shape and architecture. The oracle reads the architecture's
+// differences from the file itself, not from the config that it checks.
 
 #include <cmath>
 #include <cstdint>
@@ -34,19 +33,19 @@ inline GgufFile ParseOrDie(const std::string& bytes) {
 
 using DoubleRows = std::vector<std::vector<double>>;
 
-// What architectures do differently.
+// Differences between architectures.
 struct ReferenceForm {
-  bool rope_pairs = true;  // (2j, 2j + 1) turn, or else (j, j + dim / 2)
+  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
   bool q_norm = false, k_norm = false;
   bool post_attention_norm = false, post_ffw_norm = false;
-  bool gelu = false;  // by tanh, instead of silu
+  bool gelu = false;  // gelu by tanh, instead of silu
   double embedding_scale = 1;
-  double divisor = 1;                       // of a query's products with keys
+  double divisor = 1;                       // of a query's dot products
   double attention_cap = 0, logit_cap = 0;  // 0: none
-  int64_t window = 0;                // of local layers; 0: there are none
-  int64_t first_local = 0;           // then each second one
-  std::vector<double> rope_factors;  // that divide frequencies; empty: none
+  int64_t window = 0;       // of local layers; 0: there are none
+  int64_t first_local = 0;  // local: this layer and every second one after
+  std::vector<double> rope_factors;  // divide frequencies; empty: none
 
   static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
     const auto f32 = [&](absl::string_view key) {
@@ -182,7 +181,7 @@ class ReferenceDecoder {
     Add(x, DoubleRows(x.size(), Matrix(name)[0]));
   }
 
-  // Each head of each row by itself.
+  // Applies rms_norm to each head of each row.
   DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
     DoubleRows y;
     for (const std::vector<double>& row : x) {
@@ -198,9 +197,9 @@ class ReferenceDecoder {
     return y;
   }
 
-  // Turns pairs j of every head by position * base^(-2j / dim), divided by the
-  // factor of j if there is one: 2j and 2j + 1 in Llama's files, j and j + dim
-  // / 2 in others.
+  // Rotates pair j of every head by position * base^(-2j / dim), divided by the
+  // factor of j if there is one. The pairs are (2j, 2j + 1) in Llama's files
+  // and (j, j + dim / 2) in others.
   void Rotate(DoubleRows& x) const {
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto half = static_cast<size_t>(c_.rope_dim) / 2;
@@ -252,7 +251,7 @@ class ReferenceDecoder {
           for (size_t i = 0; i < dim; ++i) {
             score += q[t][head * dim + i] * k[s][kv + i];
           }
-          // Scores of these models are far below the overflow of exp.
+          // exp cannot overflow, because scores of these models are small.
           weights.push_back(
               std::exp(Capped(score / form_.divisor, form_.attention_cap)));
           sum += weights.back();
@@ -277,13 +276,13 @@ struct SmallDecoder {
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
   GgufTensorType type = GgufTensorType::kF32;
-  std::optional<GgufTensorType> ffn_type;  // of ffn_*; else type
-  std::optional<GgufTensorType> k_type;    // of attn_k; else type
-  bool rope_factors = false;               // a rope_freqs.weight
-  bool output = true;  // an output.weight of its own; never that of gemma2
-  // Caps of gemma2. Scores and logits are around 1: such caps bend them.
+  std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
+  std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
+  bool rope_factors = false;               // whether there is rope_freqs.weight
+  bool output = true;  // whether there is output.weight; not in gemma2
+  // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
-  int64_t window = 9;  // far shorter than what tests run
+  int64_t window = 9;  // far shorter than the tests' texts
 };
 
 inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
@@ -311,7 +310,7 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   return c;
 }
 
-// Metadata, then tensors, of random weights.
+// Writes the metadata, and then tensors of random weights.
 inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   GgufWriter w;
   w.Key("general.architecture", m.architecture.c_str())
@@ -325,7 +324,7 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   return w;
 }
 
-// One tensor of uniform weights.
+// Bytes of a tensor of uniform random weights.
 inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
                                 double reach) {
   std::string data;
@@ -373,7 +372,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
                             1.7 / std::sqrt(static_cast<double>(cols))));
       return absl::OkStatus();
     }
-    // Factors are far apart, so that one left out, or a neighbour's, is felt.
+    // Factors are far apart, so that a missing or a neighbour's factor shows.
     double min = 0.5, max = 1.5;
     if (entry.role == TensorRole::kBias) min = -1, max = 1;
     if (entry.role == TensorRole::kRopeFactors) max = 8;

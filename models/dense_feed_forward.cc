@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
       new DenseFeedForward(std::move(gate_up), std::move(down)));
 }
 
-// [tokens, ffn], of the type of rows.
+// Lays out the activations [tokens, ffn], of the rows' type.
 template <typename Allocator>
 uint8_t* DenseFeedForward::LayOut(Allocator& a, int64_t tokens) const {
   const auto row_bytes = down_.k() * static_cast<int64_t>(SizeOf(down_.rows()));

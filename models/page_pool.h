@@ -78,8 +78,7 @@ class PagePool {
   // `sequence`.
   absl::Status Fork(int32_t sequence, int64_t length, int32_t branch);
 
-  // k and v [tokens, kv_heads, head_dim] of the step, in f32, of one of the
-  // layers.
+  // Writes the step's k and v, f32[tokens, kv_heads, head_dim], of one layer.
   void Write(int64_t layer, const AnyTensorView& k, const AnyTensorView& v,
              Executor& executor) noexcept;
   // Attention of the step's queries q[tokens, q_heads, head_dim], f32 with
@@ -124,8 +123,8 @@ class PagePool {
   KvCache cache_;
   std::optional<PageAllocator> allocator_;
   std::unique_ptr<const BoundOp> write_, attend_;
-  std::optional<ConvertPlan> convert_;  // none if attention reads f32
-  AlignedBuffer workspace_;             // of both operators, grows
+  std::optional<ConvertPlan> convert_;  // nullopt if attention reads f32
+  AlignedBuffer workspace_;             // of both operators; grows
 
   // State of the current step.
   std::vector<int64_t> q_lens_, kv_lens_, slots_;

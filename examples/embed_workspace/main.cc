@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: main MODEL.gguf\n");
     return 2;
   }
-  const int64_t n = 33, k = 130;  // neither is a multiple of anything
+  const int64_t n = 33, k = 130;  // not a multiple of any block size
   const std::vector<int8_t> weights = Ones(n, k);
 
   const auto layout = quern::VnniLayout::Create(quern::DType::kI8, k, n);

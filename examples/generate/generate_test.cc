@@ -1,4 +1,4 @@
-// Runs the program as a user would: exit codes, what it says and where.
+// Runs the program as a user would, and checks exit codes, output and errors.
 
 #include <sys/wait.h>
 
@@ -36,8 +36,8 @@ std::string Quote(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
 
-// Lines of progress are not part of what is compared: they appear wherever work
-// takes longer than a second, which depends on the machine.
+// Removes lines of progress, which depend on the machine: they appear when work
+// takes over a second.
 std::string WithoutProgress(absl::string_view err) {
   const std::vector<absl::string_view> kept =
       absl::StrSplit(err, '\n', [](absl::string_view line) {
@@ -46,7 +46,7 @@ std::string WithoutProgress(absl::string_view err) {
   return absl::StrJoin(kept, "\n");
 }
 
-// `prefix` comes before the program, e.g. "printf x |".
+// `prefix` comes before the program, such as "printf x |".
 Outcome RunGenerate(const std::vector<std::string>& arguments,
                     absl::string_view prefix = "") {
   const std::string err_file = ::testing::TempDir() + "/stderr";
@@ -70,7 +70,7 @@ Outcome RunGenerate(const std::vector<std::string>& arguments,
   return outcome;
 }
 
-// One sentence on standard error, nothing on standard output.
+// Expects one sentence on standard error and nothing on standard output.
 void ExpectRefused(const Outcome& outcome, int code, absl::string_view words) {
   EXPECT_EQ(outcome.code, code);
   EXPECT_EQ(outcome.out, "");
@@ -92,7 +92,7 @@ TEST(GenerateTest, GreedyTextIsTheGoldenOne) {
   }
 }
 
-// The policy reaches the model: --stats counts what it is made of.
+// The policy must reach the model, whose operators --stats counts.
 TEST(GenerateTest, CustomOpsGiveTheGoldenText) {
   struct Case {
     const char* policy;
@@ -202,8 +202,8 @@ TEST(GenerateTest, StatsTellTheMemoryOfEachRank) {
   EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("memory: ")));
 }
 
-// A text in each type of cache: all predict it about equally well. The words of
-// the model's own kind are far likelier than noise.
+// All types of cache must predict a text about equally well, and text of the
+// model's kind must be far likelier than noise.
 TEST(GenerateTest, TellsThePerplexityOfAText) {
   const auto perplexity = [](const std::string& text, const char* kv) {
     const Outcome outcome = RunGenerate(
@@ -235,15 +235,15 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("stopped by: ")));
 }
 
-// The shipped model, whose text ends at `token` instead of </s>; its path. The
-// bytes of the key's value are changed in place.
+// Path of a copy of the shipped model whose text ends at `token`, not at </s>.
+// The bytes of the key's value are changed in place.
 std::string ModelThatEndsAt(int32_t token) {
   std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
   const std::string key = "tokenizer.ggml.eos_token_id";
   const size_t at = model.find(key);
   EXPECT_NE(at, std::string::npos);
   if (at != std::string::npos) {
-    // The key is followed by its type, of four bytes.
+    // The value follows the key's name and its type, of four bytes.
     std::memcpy(&model[at + key.size() + 4], &token, sizeof(token));
   }
   const std::string path =
@@ -255,7 +255,7 @@ std::string ModelThatEndsAt(int32_t token) {
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
   std::string prompt = "a";
   for (int i = 0; i < 253; ++i) prompt += " a";  // 255 tokens with <s>
-  // The piece of the byte 0, which no text has: this text does not end earlier.
+  // No text contains the byte 0, so this text does not end earlier.
   const std::string model = ModelThatEndsAt(3);
   const Outcome outcome =
       RunGenerate({"--prompt=" + prompt, "--max_tokens=1000", "--temperature=0",
@@ -269,7 +269,7 @@ TEST(GenerateTest, StopsAtTheEndOfTheContext) {
 
 TEST(GenerateTest, StopsAtTheEndOfTheText) {
   const GoldenPrompt prompt = ReadGolden().prompts[0];
-  // The first token after eight that is none of those before it.
+  // The first token after the eighth that does not occur before.
   size_t last = 8;
   const std::vector<int32_t>& ids = prompt.greedy_ids;
   while (std::count(ids.begin(), ids.begin() + static_cast<int64_t>(last),
@@ -284,7 +284,7 @@ TEST(GenerateTest, StopsAtTheEndOfTheText) {
   EXPECT_THAT(outcome.err, HasSubstr("stopped by: the model: end of text"));
   EXPECT_THAT(outcome.err,
               HasSubstr(absl::StrCat("generation: ", last + 1, " tokens")));
-  // The text of the tokens before it, and not of this one.
+  // The printed text must end before this token.
   const std::string whole = prompt.text + prompt.greedy_text;
   ASSERT_GT(outcome.out.size(), prompt.text.size() + last);
   ASSERT_LT(outcome.out.size(), whole.size());
@@ -371,7 +371,7 @@ TEST(GenerateTest, RefusesRanksThatCannotShareTheHeads) {
   ExpectRefused(RunGenerate({"--prompt=x", "--ranks=3"}), 1, "heads");
 }
 
-// One rank says the sentence, and all of them end.
+// One rank prints the sentence, and all of them end.
 TEST(GenerateTest, RanksRefuseWithOneSentence) {
   for (const char* ranks : {"--ranks=2", "--ranks=4"}) {
     ExpectRefused(RunGenerate({"--prompt=x", "--model=no/such.gguf", ranks}), 1,
@@ -386,7 +386,7 @@ TEST(GenerateTest, RanksRefuseWithOneSentence) {
   }
 }
 
-// The bytes of the key's value are changed in place: true becomes false.
+// The bytes of the key's value are changed in place, from true to false.
 TEST(GenerateTest, StartsWithBosOnlyIfTheModelWantsIt) {
   std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
   const std::string key = "tokenizer.ggml.add_bos_token";

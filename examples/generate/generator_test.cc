@@ -1,5 +1,5 @@
-// Ranks that are handed different options, as processes on different machines
-// may be. Whatever fails on one of them ends all of them.
+// Ranks with different options, as processes on different machines may have. A
+// failure on any of them must end all of them.
 
 #include "examples/generate/generator.h"
 
@@ -29,7 +29,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Short and greedy, with a thread for each rank.
+// Options for a short, greedy text, with one thread for each rank.
 std::vector<GenerateOptions> Options(int ranks, const GoldenPrompt& prompt) {
   GenerateOptions options;
   options.prompt = prompt.text;
@@ -67,13 +67,14 @@ void ExpectAllFail(const Outcome& outcome, const std::string& begin,
   }
 }
 
-// The shipped model, but for one byte of the integer that follows `key`.
+// Writes a copy of the shipped model with one byte changed in the integer after
+// `key`.
 std::string ModelWith(const std::string& key, char value) {
   std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
   const size_t at = model.find(key);
   EXPECT_NE(at, std::string::npos);
   if (at == std::string::npos) return "";
-  // The key is followed by its type, of four bytes.
+  // The key's name is followed by its type, of four bytes, and then the value.
   model[at + key.size() + 4] = value;
   const std::string path = absl::StrCat(::testing::TempDir(), "/", key);
   std::ofstream(path, std::ios::binary) << model;
@@ -161,9 +162,9 @@ TEST(GeneratorTest, SamplesEndByThemselves) {
                                       one, "---\n", one));
 }
 
-// Two ranks add f32 values in another order than one does, so a row that is
-// rounded to bf16 differs by half a unit in the last place, 2^-9 of it, here
-// and there.
+// Two ranks sum f32 values in another order than one rank does, so that a row
+// rounded to bf16 may differ by half a unit in the last place, 2^-9 of its
+// value.
 TEST(GeneratorTest, PerplexityIsThatOfOneRank) {
   GoldenPrompt prompt = ReadGolden().prompts[0];
   for (int i = 0; i < 60; ++i) prompt.text += " And there was light.";
@@ -201,7 +202,7 @@ TEST(GeneratorTest, WhatFailsOnOneRankEndsAll) {
       options[bad].model = c.model;
       options[bad].packed = c.packed;
       const Outcome outcome = GenerateOnRanks(options);
-      // Where the leader's file is the odd one, all others differ from it.
+      // If the leader's file differs, all others differ from it.
       const bool odd = bad == 0 && c.model == other_context;
       const size_t named = odd ? 1 : bad;
       ExpectAllFail(outcome,
@@ -245,7 +246,7 @@ TEST(GeneratorTest, TheExitCodeIsEveryRanks) {
   EXPECT_EQ(codes({good, missing}), (std::vector<int>{1, 1}));
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               StartsWith("generate: rank 1 of 2: gguf: cannot open "));
-  // The leader's command line asks for help; the other's alone does not count.
+  // Only the leader's request for help counts.
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(codes({help, missing}), (std::vector<int>{0, 0}));
   EXPECT_EQ(codes({good, help}), (std::vector<int>{0, 0}));

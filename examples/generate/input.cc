@@ -21,8 +21,8 @@ bool Readable(const std::string& path) {
   return access(path.c_str(), R_OK) == 0;
 }
 
-// Bazel puts the model among the program's runfiles: `bazel run` starts there;
-// otherwise they lie beside the binary.
+// Bazel puts the model among the program's runfiles. `bazel run` starts in
+// their root; otherwise they lie beside the binary.
 absl::StatusOr<std::string> FindShippedModel() {
   std::vector<std::string> roots = {""};
   for (const char* variable : {"RUNFILES_DIR", "TEST_SRCDIR"}) {

@@ -1,5 +1,5 @@
-// Continues a text with a Llama-architecture model, in one process. --help says
-// how to call it.
+// Continues a text with a Llama-architecture model, in one process. --help
+// explains the options.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,7 @@ int Fail(const std::string& sentence) {
   return 1;
 }
 
-// Each rank is a thread, with an executor of its own. Rank 0 leads.
+// Runs each rank as a thread with its own executor. Rank 0 leads.
 int RunRanks(const GenerateOptions& options, int ranks) {
   const auto group = ThreadCommunicator::CreateGroup(ranks);
   if (!group.ok()) return Fail(std::string(group.status().message()));

@@ -30,9 +30,9 @@ namespace {
 
 constexpr char kProgram[] = "generate_mpi";
 
-// Cores for this process: those it may run on, divided by the processes of this
-// machine that may run on the same ones. Launchers that bind processes give
-// each its own cores; others let all processes run on all cores.
+// Number of cores for this process: those it may run on, divided by the number
+// of processes of this machine that may run on them too. Launchers that bind
+// processes give each its own cores; others let all processes run on all cores.
 int ShareOfCores() {
   MPI_Comm machine;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL,
@@ -58,7 +58,8 @@ int Main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const auto communicator = MpiCommunicator::Create(MPI_COMM_WORLD);
-  // Without a communicator, MPI itself is what is left to agree by.
+  // If creating the communicator failed on a rank, the ranks agree by MPI
+  // itself.
   int here = communicator.ok() ? 1 : 0, everywhere = 0;
   MPI_Allreduce(&here, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (everywhere == 0) {

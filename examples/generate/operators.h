@@ -15,7 +15,7 @@ namespace quern {
 
 class Operators {
  public:
-  // `policy` as OpPolicy::Parse takes it; refuses what that refuses.
+  // `policy` is as for OpPolicy::Parse, whose refusals are returned.
   static absl::StatusOr<std::unique_ptr<Operators>> Create(
       const std::string& policy);
 

@@ -24,7 +24,7 @@ constexpr char kWhole[] = "a whole number";
 constexpr char kNumber[] = "a number";
 constexpr int64_t kMaxSamples = 4096;
 
-// Sets `to` to what `value` names; false if it is none of `choices`.
+// Sets `to` to the choice that `value` names; returns false if there is none.
 template <typename T>
 bool Choose(std::initializer_list<std::pair<absl::string_view, T>> choices,
             absl::string_view value, T& to) {
@@ -36,8 +36,8 @@ bool Choose(std::initializer_list<std::pair<absl::string_view, T>> choices,
   return false;
 }
 
-// A table instead of Abseil's flags: those need a hash table that GCC 12 does
-// not compile under its sanitizers, and they exit by themselves.
+// A table in place of Abseil's flags, which need a hash table that GCC 12 does
+// not compile under its sanitizers, and which exit on their own.
 struct Flag {
   absl::string_view name;
   absl::string_view shown_default;
@@ -181,8 +181,8 @@ const Flag* FindFlag(absl::string_view name) {
   return nullptr;
 }
 
-// --name=value, --name value, and a flag that is true or false alone; one dash
-// does as well.
+// Accepts --name=value, --name value, and a boolean flag without a value, with
+// one or two dashes.
 absl::Status ParseFlags(int argc, char** argv, GenerateOptions& options) {
   for (int i = 1; i < argc; ++i) {
     const absl::string_view argument = argv[i];

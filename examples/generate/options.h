@@ -12,18 +12,18 @@
 namespace quern {
 
 struct GenerateOptions {
-  std::optional<std::string> prompt;  // none: standard input
-  std::string model;                  // "": the shipped one
+  std::optional<std::string> prompt;  // nullopt: read standard input
+  std::string model;                  // empty: the shipped model
   bool specials = false;
   DecoderWeights weights = DecoderWeights::kAsInFile;
   std::string packed;      // DecoderOptions::packed_path
-  DType kv = DType::kF16;  // of the cache
-  std::string custom_ops;  // an OpPolicy
+  DType kv = DType::kF16;  // type of the cache
+  std::string custom_ops;  // text of an OpPolicy
   bool perplexity = false;
   int64_t max_tokens = 128;
   int64_t samples = 1;       // texts that follow the prompt
-  int threads = 0;           // 0: as many as there are cores
-  std::optional<int> ranks;  // none: generate has one, generate_mpi any number
+  int threads = 0;           // 0: as many as cores
+  std::optional<int> ranks;  // nullopt: 1, or all MPI processes
   float temperature = 0.8f;
   int64_t top_k = 40;
   float top_p = 1;

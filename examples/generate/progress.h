@@ -1,8 +1,9 @@
 #ifndef QUERN_EXAMPLES_GENERATE_PROGRESS_H_
 #define QUERN_EXAMPLES_GENERATE_PROGRESS_H_
 
-// A bar on standard error for work that takes long: on a terminal from one
-// second on, redrawn in place; elsewhere a line every five seconds.
+// A progress bar on standard error for long work. On a terminal it appears
+// after one second and is redrawn in place; elsewhere it is a line every five
+// seconds.
 
 #include <unistd.h>
 
@@ -19,7 +20,7 @@ namespace quern {
 
 class Progress {
  public:
-  // Nothing is shown where `out`, standard error elsewhere, is null.
+  // `out` is standard error, or null to show nothing.
   Progress(std::string what, FILE* out) : what_(std::move(what)), out_(out) {}
   ~Progress() {
     if (shown_ && terminal_) std::fprintf(out_, "\r\033[K");

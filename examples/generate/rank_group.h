@@ -66,7 +66,7 @@ class RankGroup {
     Share(absl::MakeSpan(values));
   }
 
-  // Every rank's value, by rank, on every rank.
+  // Returns every rank's value, in the order of ranks, on every rank.
   template <typename T>
   std::vector<T> Gather(const T& own) {
     static_assert(std::is_trivially_copyable_v<T>);

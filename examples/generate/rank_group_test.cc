@@ -15,14 +15,14 @@
 namespace quern {
 namespace {
 
-// What Agree returns on each of `own.size()` ranks that pass these statuses.
+// Returns what Agree returns on each rank, given each rank's own status.
 std::vector<absl::Status> AgreeOn(const std::vector<absl::Status>& own) {
   std::vector<absl::Status> results(own.size());
   RunRanks(static_cast<int>(own.size()), [&](ThreadCommunicator& c) {
     const auto rank = static_cast<size_t>(c.rank());
     RankGroup group(&c);
     results[rank] = group.Agree(own[rank]);
-    // The group is still in step, whatever it agreed on.
+    // The group must still be in step after any outcome.
     EXPECT_EQ(group.Gather(c.rank()).size(), own.size());
   });
   return results;
@@ -40,7 +40,8 @@ TEST(RankGroupTest, EveryRankGetsTheFirstFailure) {
       {{ok}, ok},
       {{missing}, missing},
       {{ok, ok, ok, ok}, ok},
-      // The leader's failure is said without its rank, as it is alone.
+      // A failure of the leader is reported without its rank, as for a single
+      // rank.
       {{missing, ok}, missing},
       {{ok, missing, ok, memory},
        absl::NotFoundError("rank 1 of 4: no such file")},
@@ -49,7 +50,7 @@ TEST(RankGroupTest, EveryRankGetsTheFirstFailure) {
       {{ok, ok, lengthy},
        absl::InternalError(
            absl::StrCat("rank 2 of 3: ", std::string(100000, 'x')))},
-      // What ails all of them is no rank's own.
+      // A failure that all ranks share is reported without a rank.
       {{missing, missing, missing}, missing},
       {{memory, missing}, memory},
   };
@@ -71,7 +72,7 @@ TEST(RankGroupTest, SharesWhatTheLeaderHas) {
       int64_t value = 10 + c.rank();
       group.Share(value);
       EXPECT_EQ(value, 10 + leader);
-      // As many elements as the rank; rank 0 has none.
+      // Rank r shares r elements; rank 0 has none.
       std::vector<int32_t> values(static_cast<size_t>(c.rank()), c.rank());
       group.Share(values);
       EXPECT_EQ(values,

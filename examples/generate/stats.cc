@@ -19,7 +19,7 @@
 namespace quern {
 namespace {
 
-// What one rank uses.
+// Resources that one rank uses.
 struct RankUse {
   int64_t threads, weight_bytes, cache_bytes, cache_bytes_per_token,
       scratch_bytes, peak_bytes;
@@ -69,7 +69,8 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
   PrintSpeed(options.perplexity ? "text" : "prompt", stats.prompt_tokens,
              stats.prompt_s);
   if (!options.perplexity) {
-    // The first new token comes from the prompt's logits.
+    // The first new token takes no step of the model, because it comes from the
+    // prompt's logits.
     PrintSpeed("generation", stats.new_tokens, stats.generation_s);
     std::fprintf(stderr, "stopped by: %s\n", stats.stopped_by.c_str());
     if (options.samples > 1) {

@@ -1,7 +1,8 @@
 #ifndef QUERN_EXAMPLES_GENERATE_STATS_H_
 #define QUERN_EXAMPLES_GENERATE_STATS_H_
 
-// What --stats tells: time, memory of each rank, what ranks exchange, kernels.
+// Prints what --stats shows: times, memory of each rank, traffic between ranks,
+// and kernels.
 
 #include <cstdint>
 #include <string>
@@ -24,7 +25,7 @@ struct Stats {
   std::string operators;  // Operators::Summary
 };
 
-// Collective: the leader prints on standard error what all ranks tell it.
+// Collective: the leader prints, on standard error, what all ranks report.
 void PrintStats(const Stats& stats, const GenerateOptions& options,
                 const Decoder& model, const DecoderState& state,
                 const Executor& executor, RankGroup& ranks);

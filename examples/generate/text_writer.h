@@ -21,7 +21,7 @@
 
 namespace quern {
 
-// Writes `text` to standard output at once. Unavailable if that fails.
+// Writes `text` to standard output without delay. Unavailable if that fails.
 absl::Status Print(const std::string& text);
 
 class TextWriter {
@@ -47,7 +47,7 @@ class TextWriter {
                                int64_t context, Executor& executor,
                                bool& goes_on);
 
-  // Prints what is left of the text, and ends its line.
+  // Prints the rest of the text, and ends its line.
   absl::Status Finish();
 
   int64_t tokens() const { return tokens_; }

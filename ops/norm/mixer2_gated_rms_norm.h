@@ -69,13 +69,15 @@ class Mixer2GatedRmsNormPlan {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
 
-  // InvalidArgument names the argument.
+  // Whether Execute may be called with these arguments. InvalidArgument names
+  // the argument.
   absl::Status CheckArgs(const Mixer2GatedRmsNormArgs& args) const;
 
-  // Called by all ranks, with as many rows and a communicator like that of
-  // Create. Writes out. Rows may have any stride; rows = 0 does nothing.
-  // Allocates nothing. Any number of threads of a rank may call it at once,
-  // each with a workspace and a communicator of its own.
+  // Collective: every rank calls it, with the same number of rows and with a
+  // communicator of the rank and size given to Create. Writes out. Rows may
+  // have any stride; rows = 0 does nothing. Allocates nothing. Several threads
+  // of a rank may call it at once, each with its own workspace and
+  // communicator.
   void Execute(const Mixer2GatedRmsNormArgs& args, Workspace workspace,
                Communicator& communicator, Executor& executor) const noexcept;
 

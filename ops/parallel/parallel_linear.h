@@ -141,8 +141,8 @@ class ReplicatedLinearPlan {
   const ReplicatedLinearSpec& spec() const { return spec_; }
   const LinearPlan* linear() const { return &linear_; }
   // Bytes of workspace that Execute needs for up to max_m rows on up to
-  // max_workers workers. InvalidArgument: max_m < 0 or max_workers < 1.
-  // ResourceExhausted: more than 63 bits.
+  // max_workers workers. InvalidArgument if max_m < 0 or max_workers < 1.
+  // ResourceExhausted for 2^63 bytes or more.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m, int max_workers) const {
     return linear_.WorkspaceBytes(max_m, max_workers);
   }

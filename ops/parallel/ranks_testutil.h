@@ -28,7 +28,7 @@ inline void RunRanks(int ranks,
   for (std::thread& thread : threads) thread.join();
 }
 
-// A workspace of `plan` for max_m rows.
+// Memory for the workspace that `plan` needs for max_m rows.
 template <typename Plan>
 AlignedBuffer ScratchOf(const Plan& plan, int64_t max_m,
                         const Executor& executor) {
@@ -39,8 +39,8 @@ AlignedBuffer ScratchOf(const Plan& plan, int64_t max_m,
   return *std::move(scratch);
 }
 
-// `calls` a second time, on all ranks, allocate nothing. The first time a
-// thread may, when it first waits.
+// Expects `calls` to allocate nothing the second time, on all ranks. The first
+// time, a thread may allocate when it first waits.
 inline void ExpectNoAllocation(ThreadCommunicator& c,
                                absl::FunctionRef<void()> calls) {
   calls();

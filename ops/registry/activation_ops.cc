@@ -115,7 +115,8 @@ Bound Gated(ActAndMulSpec spec, const TensorMeta& x) {
   return BindRowPlan(ActAndMulName(spec), ActAndMulPlan::Create(spec));
 }
 
-// mean, deviation and cutoff each rounded; the quantile kept f32.
+// The cutoff of one row, with mean, deviation and cutoff each rounded by rd.
+// The quantile stays f32.
 float NativeCutoff(const ScalarRow& gate, int64_t n, float quantile,
                    const NativeRound& rd) {
   double sum = 0, squares = 0;
@@ -161,7 +162,7 @@ Bound NativeGated(ActAndMulSpec spec, const TensorMeta& x) {
       }));
 }
 
-// The makers: one of each provider, for each signature.
+// Makers of the operators: one for each provider and signature.
 using MakeGated = Bound (*)(ActAndMulSpec, const TensorMeta&);
 
 template <Activation kActivation>
@@ -184,7 +185,7 @@ Bound GeluUnary(const TensorMeta& x, const std::string& approximate) {
   return kNative ? NativeUnary(spec, NativeOf(spec.activation), x)
                  : Unary(spec, x);
 }
-// alpha_p and alpha_n as they are stored, before softplus.
+// alpha_p and alpha_n are given as stored, before softplus.
 template <bool kNative>
 Bound XieluUnary(const TensorMeta& x, double alpha_p, double alpha_n,
                  double beta, double eps) {
@@ -239,7 +240,7 @@ Bound FatreluGated(const TensorMeta& x, double threshold) {
   return kMake(spec, x);
 }
 
-// An operator with both providers.
+// Registers an operator with both providers.
 template <auto kShapes, auto kMake, auto kNative>
 absl::Status Both(OpRegistry& registry, absl::string_view name,
                   absl::string_view params, OpExample example = &Example) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Found by trying: what is listed can be made.
+// Providers that can make the operator's example, found by trying each.
 absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
                                                      DType dtype) {
   std::vector<std::string> providers;

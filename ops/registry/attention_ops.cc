@@ -50,7 +50,7 @@ absl::Status CheckCacheMeta(absl::string_view op, const TensorMeta& cache,
                        "pages");
 }
 
-// Pages one after another, as KvCacheView's constructor has them.
+// InvalidArgument unless the pages are contiguous, as KvCacheView requires.
 absl::Status CheckPages(absl::string_view op, const AnyTensorView& cache,
                         const KvLayout& layout) {
   QUERN_RETURN_IF_ERROR(CheckInput(op, "cache", cache, DType::kU8,
@@ -61,11 +61,11 @@ absl::Status CheckPages(absl::string_view op, const AnyTensorView& cache,
 }
 
 KvCacheView CacheOf(const KvLayout& layout, const AnyTensorView& cache) {
-  // Attention only reads it.
+  // The const_cast is safe because attention only reads the cache.
   return KvCacheView(layout, cache.extent(0), const_cast<void*>(cache.data()));
 }
 
-// key, value, slots, cache.
+// The tensors of write_kv are key, value, slots, cache.
 class BoundWriteKv final : public BoundOp {
  public:
   BoundWriteKv(const WriteKvPlan& plan, bool native)
@@ -135,7 +135,7 @@ Bound Write(const TensorMeta& key, const TensorMeta& value,
   return std::unique_ptr<BoundOp>(new BoundWriteKv(plan, kNative));
 }
 
-// query, cache, alibi_slopes, sinks, out.
+// The tensors of paged_attention are query, cache, alibi_slopes, sinks, out.
 class BoundAttention final : public BoundOp {
  public:
   BoundAttention(const PagedAttentionPlan& plan, const AttentionStep* step,
@@ -251,7 +251,7 @@ Bound Attention(const TensorMeta& query, const TensorMeta& cache,
   return std::unique_ptr<BoundOp>(new BoundAttention(plan, step, kNative));
 }
 
-// One head of 16 in pages of 16, for listings and tests.
+// A layout of one head of 16 in pages of 16, for listings and tests.
 const KvLayout* ExampleLayout() {
   static const KvLayout layout = [] {
     KvLayoutSpec spec;

@@ -35,7 +35,7 @@ constexpr char kEmbedding[] = "vocab_parallel_embedding";
 constexpr char kGather[] = "gather_rows";
 constexpr char kLogits[] = "logits_processor";
 
-// table[.., n] by indices[count]: [count, n].
+// Shapes of a lookup: indices[count] in table[.., n] give [count, n].
 Metas RowsShapes(absl::string_view op, absl::string_view field,
                  const TensorMeta& indices, const TensorMeta& table) {
   if (indices.extents.size() != 1 || table.extents.size() != 2) {
@@ -46,7 +46,7 @@ Metas RowsShapes(absl::string_view op, absl::string_view field,
       {table.dtype, {indices.extents[0], table.extents[1]}}};
 }
 
-// Row indices[t] of a matrix -> row t, byte by byte: any dtype.
+// Copies row indices[t] to row t, byte by byte, so that any dtype works.
 void CopyRows(const AnyTensorView& indices, const AnyTensorView& table,
               const AnyTensorView& out) {
   const IndexView at = IndicesOf(indices);
@@ -66,7 +66,7 @@ NamedArgs EmbeddingExample(DType dtype) {
   return {{"ids", TensorMeta{DType::kI32, {4}}},
           {"weight", TensorMeta{dtype, {128, 64}}}};
 }
-// The rank's shard.
+// The spec for the shard of this rank.
 absl::StatusOr<VocabParallelEmbeddingSpec> ParallelSpec(
     const TensorMeta& weight, const Communicator& ranks, const VocabSpec& vocab,
     double scale, DType out) {
@@ -102,7 +102,8 @@ Metas EmbeddingShapes(const TensorMeta& ids, const TensorMeta& weight,
   }
   return shapes;
 }
-// Rows that the rank has, -0 for the others, to which a sum adds them.
+// Writes the rows that the rank has, and -0 in the others, which a sum over
+// ranks leaves unchanged.
 void CopyShardRows(const VocabShard& shard, float scale,
                    const AnyTensorView& ids, const AnyTensorView& weight,
                    const AnyTensorView& out) {
@@ -229,7 +230,7 @@ Metas LogitsShapes(const MutatedMeta& logits, double, double) {
   return InvalidArgument(kLogits, "logits have rank ", logits.extents.size(),
                          "; need 2");
 }
-// Every step is stored, and so rounded.
+// Stores the result of every step, which rounds it to the dtype.
 void NativeLogits(const LogitsSpec& spec, const ScalarRow& row) {
   for (int64_t i = 0; i < spec.vocab; ++i) {
     if (spec.soft_cap > 0) {

@@ -10,9 +10,10 @@ namespace quern {
 //   gather_rows                out[t] = x[rows[t]]
 //   logits_processor           logits = cap and scale of them, in place
 //
-// Without ranks vocab_parallel_embedding has the whole table; with them, each
-// rank its shard of `vocab` original and `added` ids, each padded to multiples
-// of `padding`, as ops/parallel/vocab_parallel_embedding.h says.
+// Without ranks, vocab_parallel_embedding takes the whole table. With ranks,
+// each rank gives its shard of `vocab` original and `added` ids, which are
+// padded to multiples of `padding`, as ops/parallel/vocab_parallel_embedding.h
+// says.
 //
 // ids and rows are i32 or i64. Tables and logits are f32, bf16 or f16; x may
 // have any dtype; an empty out_dtype means the table's. Providers: simd and

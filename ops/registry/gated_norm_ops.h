@@ -6,15 +6,15 @@
 
 namespace quern {
 
-// rms_norm_gated: x and z are [..., hidden]; equation in
-// ops/norm/rms_norm_gated.h. Providers: simd, and reference, which computes in
-// double and rounds once.
+// rms_norm_gated of ops/norm/rms_norm_gated.h. x and z are [..., hidden].
+// Providers: simd, and reference, which computes in double and rounds once.
 absl::Status RegisterGatedNormOps(OpRegistry& registry);
 
-// mixer2_gated_rms_norm, over `ranks` where there are some; without a weight
-// the gate alone. Providers: simd, and reference, which rounds the normed row
-// before the product with the weight. Both need a workspace where ranks share a
-// group, reference always. Equation: ops/norm/mixer2_gated_rms_norm.h.
+// mixer2_gated_rms_norm over `ranks`, or on one rank without; without a weight
+// it computes the gate alone. Providers: simd, and reference, which rounds the
+// normalised row before the product with the weight. simd needs a workspace
+// only where a group spans ranks, reference always. Equation:
+// ops/norm/mixer2_gated_rms_norm.h.
 absl::Status RegisterMixer2NormOps(OpRegistry& registry);
 
 }  // namespace quern

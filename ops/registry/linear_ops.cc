@@ -82,7 +82,7 @@ bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
   return a.rank() == 0 || a.dtype() == b.dtype();
 }
 
-// A plan that is made when the weights come.
+// A layer whose plan is made by Prepare, when the weights are known.
 template <class Spec>
 class BoundLayer final : public BoundOp {
  public:
@@ -154,7 +154,7 @@ class BoundLayer final : public BoundOp {
   AnyTensorView weight_, bias_;
 };
 
-// y = x w^T + bias, a sum in double.
+// y = x w^T + bias, summed in double.
 void Multiply(const AnyTensorView& x, const AnyTensorView& w,
               const AnyTensorView& bias, const AnyTensorView& y) {
   const ScalarRow b(bias, 0);
@@ -214,7 +214,7 @@ absl::Status CheckReference(const Layer& layer, Tensors t) {
   return CheckApart(layer.op, "x", x, "y", y);
 }
 
-// The functions that a registry takes of what kDescribe describes.
+// The functions that a registry needs for an operator described by kDescribe.
 template <auto kDescribe>
 struct OpOf;
 template <class Spec, class... A,
@@ -225,12 +225,12 @@ struct OpOf<kDescribe> {
     return std::vector<TensorMeta>{described.layer.y};
   }
 
-  // On the kernels of gemm/linear.h with this name.
+  // Makes the layer on the kernels of gemm/linear.h with the name kKernels.
   template <const char* kKernels>
   static Bound Linear(A... args) {
     QUERN_ASSIGN_OR_RETURN(auto described, kDescribe(args...));
     described.spec.kernels = kKernels;
-    // A layer of one weight shows whether there are kernels for the dtypes.
+    // A layer with a single weight shows whether kernels exist for the dtypes.
     LinearSpec small;
     small.a = small.c = described.layer.x.dtype;
     small.kernels = kKernels;

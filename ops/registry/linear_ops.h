@@ -30,10 +30,10 @@ namespace quern {
 // same order. If one rank stops because of an error, the others wait for it. x
 // and y are this rank's: x of a row layer has k / ranks columns.
 //
-// simd and onednn pack weight and bias in Prepare; before it, CheckArgs and
-// WorkspaceBytes return FailedPrecondition. They do not read weight and bias
-// again, but CheckArgs wants the same views. The rows of an x of more than two
-// dimensions are all but its last.
+// In Prepare, simd and onednn pack weight and bias. Before it, CheckArgs and
+// WorkspaceBytes return FailedPrecondition. Afterwards weight and bias are not
+// read again, but CheckArgs requires the same views. An x of more than two
+// dimensions has as many rows as all its dimensions but the last have elements.
 //
 // Registering these operators links gemm, which the operators on rows do not
 // need.

@@ -306,7 +306,7 @@ TEST(LinearOpsLifeTest, RunsOnWhatItWasPreparedWith) {
   op.Execute(with_other, workspace, executor);
   EXPECT_NE(y.doubles(), want);
 
-  // So are fewer rows, and more.
+  // Any number of rows is accepted.
   const std::vector<AnyTensorView> empty = {
       AnyTensorView(DType::kF32, x.view().data(), 2, {0, 60}, {60, 1}),
       w2.view(), none,

@@ -59,7 +59,7 @@ absl::StatusOr<LinearSpec> SpecOf(const TensorMeta& x,
                                   const std::string& out_dtype) {
   LinearSpec spec;
   spec.a = x.dtype;
-  // Rows of int8 come with scales, for which the schema has no place.
+  // x cannot be int8, because the schema has no parameter for its scales.
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x", x.dtype,
                                      {DType::kF32, DType::kBF16, DType::kF16}));
   QUERN_ASSIGN_OR_RETURN(
@@ -90,7 +90,7 @@ Metas Shapes(const TensorMeta& x, const LinearWeights* weights,
   return std::vector<TensorMeta>{out};
 }
 
-// x, residual or nothing, out.
+// The tensors are x, residual (or nothing), out.
 class BoundLinear final : public BoundOp {
  public:
   BoundLinear(LinearPlan plan, std::optional<NativeLinear> native)
@@ -134,8 +134,8 @@ class BoundLinear final : public BoundOp {
   std::optional<NativeLinear> native_;
 };
 
-// The plan that gemm/linear.h chooses, where `implementation` is what it
-// chooses. onednn is also taken where it is not the first choice.
+// The plan that gemm/linear.h chooses, if it uses `implementation`. onednn is
+// also accepted when it is not the first choice.
 absl::StatusOr<LinearPlan> PlanBy(absl::string_view implementation,
                                   LinearSpec spec,
                                   const LinearWeights& weights) {
@@ -165,7 +165,7 @@ Bound Make(const TensorMeta& x, const LinearWeights* weights,
   }
   std::optional<NativeLinear> native;
   if (kBy == By::kReference) {
-    // Takes what our kernels take, and refuses what they refuse.
+    // The reference accepts exactly what our kernels accept.
     spec.kernels = kPacked;
     QUERN_ASSIGN_OR_RETURN(native,
                            NativeLinear::Create(*weights, spec.activation));
@@ -177,7 +177,7 @@ Bound Make(const TensorMeta& x, const LinearWeights* weights,
       new BoundLinear(std::move(plan), std::move(native)));
 }
 
-// Weights of 48 x 64 for listings and tests.
+// An example with weights of 48 x 64, for listings and tests.
 NamedArgs Example(DType dtype) {
   static const LinearWeights* const weights = [] {
     constexpr int64_t kN = 48, kK = 64;

@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<TensorMeta>> Shapes(const TensorMeta& x,
   return std::vector<TensorMeta>{x};
 }
 
-// x, gate, weight, out.
+// The tensors of mixer2_gated_rms_norm are x, gate, weight, out.
 class BoundMixer2 final : public BoundOp {
  public:
   BoundMixer2(Mixer2GatedRmsNormPlan plan, Communicator* ranks, bool native)
@@ -92,7 +92,7 @@ class BoundMixer2 final : public BoundOp {
     return {AsRows(t[0]), AsRows(t[1]), AsRows(t[3]), t[2]};
   }
 
-  // The sum of squares of each row and group.
+  // Lays out one sum of squares for each row and group.
   template <typename Allocator>
   float* SumsOf(Allocator& allocator, int64_t rows) const {
     int64_t count = 0;
@@ -100,8 +100,8 @@ class BoundMixer2 final : public BoundOp {
     return allocator.template Allocate<float>("sums", count);
   }
 
-  // What a framework's operators round: the normed row to its dtype, and its
-  // product with the weight.
+  // Rounds as a framework's operators do: the normalised row to its dtype, and
+  // then its product with the weight.
   void Native(Tensors t, Workspace workspace) const {
     const AnyTensorView x = AsRows(t[0]), z = AsRows(t[1]), out = AsRows(t[3]);
     const Mixer2GatedRmsNormSpec& spec = plan_.spec();
@@ -141,7 +141,7 @@ class BoundMixer2 final : public BoundOp {
   mutable SelfCommunicator self_;
 };
 
-// Without a weight, there is no norm either.
+// Without a weight there is no norm either, only the gate.
 template <bool kNative>
 Bound MakeGate(const TensorMeta& x) {
   ActAndMulSpec spec;

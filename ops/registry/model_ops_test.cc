@@ -336,8 +336,8 @@ TEST(SamplingOpsTest, SamplesEachRowAsTheStepSays) {
   SamplerSpec spec;
   spec.vocab = kVocab;
   const auto plan = SamplerPlan::Create(spec);
-  EXPECT_EQ(*op->op->WorkspaceBytes(2, 3), plan->WorkspaceBytes(3));
-  auto memory = AlignedBuffer::Create(plan->WorkspaceBytes(1));
+  EXPECT_EQ(*op->op->WorkspaceBytes(2, 3), *plan->WorkspaceBytes(2, 3));
+  auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(2, 1));
   ASSERT_TRUE(memory.ok());
   InlineExecutor executor;
   std::vector<AnyTensorView> tensors;

@@ -27,7 +27,7 @@ using MaybeMeta = std::optional<TensorMeta>;
 
 constexpr char kOp[] = "rms_norm_gated";
 
-// x, z or nothing, weight, out.
+// The tensors are x, z (or nothing), weight, out.
 class BoundRmsNormGated final : public BoundOp {
  public:
   explicit BoundRmsNormGated(RmsNormGatedPlan plan) : plan_(std::move(plan)) {}
@@ -97,7 +97,7 @@ absl::StatusOr<RmsNormGatedPlan> GatedPlanOf(const TensorMeta& x,
   return RmsNormGatedPlan::Create(spec);
 }
 
-// All f32, one rounding: in double.
+// Computes in double and rounds once, as the kernel rounds its f32 results.
 void NativeGatedRow(const RmsNormGatedSpec& spec,
                     absl::Span<const ScalarRow> row) {
   const auto act = [&](double v) {

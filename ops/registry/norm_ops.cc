@@ -43,7 +43,7 @@ NamedArgs AddExample(DType dtype) {
           {"weight", TensorMeta{dtype, {64}}}};
 }
 
-// What a norm reads and writes, which its schema orders:
+// The tensors that a norm reads and writes, in the order of its schema.
 enum class Form : uint8_t {
   kNorm,        // x, weight, out
   kAdd,         // x, residual, weight, out: residual += x
@@ -78,7 +78,8 @@ class BoundRmsNorm final : public BoundOp {
   }
 
  private:
-  // Heads that are columns of wider rows are no matrix.
+  // Whether x and out are matrices; heads that are columns of wider rows are
+  // not.
   static bool ByRows(Tensors t) {
     return AsRows(t[0]).rank() == 2 && AsRows(t[2]).rank() == 2;
   }
@@ -113,8 +114,9 @@ absl::StatusOr<RmsNormPlan> PlanOf(NormWeight kind, const TensorMeta& x,
   return RmsNormPlan::Create(spec);
 }
 
-// Native: sum and norm unrounded, n rounded to the weight's dtype, then the
-// product; with 1 + weight, which is f32, one rounding.
+// The reference. Sum and norm are not rounded; the normalised row is rounded to
+// the weight's dtype, and then the product. With 1 + weight, which is f32,
+// there is one rounding.
 struct NativeNorm {
   int64_t n;
   int64_t span;
@@ -122,7 +124,8 @@ struct NativeNorm {
   bool one_plus;
   DType weight_dtype;
 
-  // h(i) is the unrounded row; write(i, h, normed) follows the last h(i).
+  // h(i) is element i of the unrounded row. write(i, h, normed) is only called
+  // after the last call of h.
   template <typename H, typename Write>
   void Row(const H& h, const ScalarRow& weight, const Write& write) const {
     double squares = 0;
@@ -163,7 +166,7 @@ Bound Norm(const char* op, const TensorMeta& x, const MaybeMeta& weight,
               [&](int64_t i, float, float normed) { row[2].Set(i, normed); });
         }));
   }
-  // In place, the norm goes where x is.
+  // In place, the norm is written to x.
   constexpr size_t kOut = kForm == Form::kAdd ? 3 : 0;
   return std::unique_ptr<BoundOp>(new BoundRowLoop(
       std::move(fast),

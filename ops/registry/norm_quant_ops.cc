@@ -31,14 +31,14 @@ using MaybeMeta = std::optional<TensorMeta>;
 
 constexpr char kOp[] = "rms_norm_quant";
 
-// What the four operators have in common.
+// The arguments that the four operators share.
 struct Wanted {
   TensorMeta x;
   std::optional<TensorMeta> residual;
   MaybeMeta weight;
   std::string q_dtype;
   double eps;
-  std::optional<double> scale;  // static
+  std::optional<double> scale;  // set for a static scale
 };
 
 absl::StatusOr<RmsNormQuantSpec> SpecOf(const Wanted& w) {
@@ -83,7 +83,8 @@ Metas ShapesOf(const Wanted& w) {
   return metas;
 }
 
-// x, residual in place or not, weight, q, and scales or not.
+// The tensors are x, residual (in place, or none), weight, q, and scales (or
+// none).
 RmsNormQuantArgs ArgsOf(Tensors t, bool add, bool dynamic) {
   RmsNormQuantArgs args;
   size_t i = 0;
@@ -95,7 +96,8 @@ RmsNormQuantArgs ArgsOf(Tensors t, bool add, bool dynamic) {
   return args;
 }
 
-// In f32 with a sum in double; the norm is not rounded to 16 bits.
+// Computes in f32 with a sum in double; the normalised row is not rounded to 16
+// bits.
 void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
                 bool add) {
   const int64_t n = spec.norm.hidden;
@@ -112,7 +114,8 @@ void NativeRows(const RmsNormQuantSpec& spec, const RmsNormQuantArgs& args,
     }
     const double rms = std::sqrt(squares / static_cast<double>(n) +
                                  static_cast<double>(spec.norm.eps));
-    // Made twice rather than kept: there is no memory to keep it in.
+    // The normalised row is computed twice, because there is no memory to keep
+    // it.
     const auto normed = [&](int64_t i) {
       const double w = weight.null() ? 1.0 : double{weight[i]};
       return static_cast<float>(double{residual[i]} / rms * w);

@@ -71,13 +71,13 @@ class BoundOp {
   // The instruction set, or "scalar" for implementations that do not choose
   // one.
   virtual const char* target() const = 0;
-  // What runs for so many rows, for a person to read: the instruction set at
-  // least.
+  // Describes what runs for so many rows, for a person to read: at least the
+  // instruction set.
   virtual std::string Explain(int64_t /*rows*/) const { return target(); }
-  // Hands over the weights of an operator that packs them; what else there is
-  // among `tensors` is not read. Called before CheckArgs and Execute, whose
-  // executors have no more workers than this one, and again after the weights
-  // have changed; by all ranks, where there are ranks. Not at the same time as
+  // Gives the operator its weights, if it packs them; other tensors are not
+  // read. Call it before CheckArgs and Execute, and again after the weights
+  // have changed. Their executors must not have more workers than this one.
+  // Collective if the operator has ranks. Must not run concurrently with
   // another call. Most operators have nothing to do here.
   virtual absl::Status Prepare(absl::Span<const AnyTensorView> /*tensors*/,
                                Executor& /*executor*/) {

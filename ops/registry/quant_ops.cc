@@ -84,7 +84,7 @@ Metas DynamicShapes(const TensorMeta& x, const std::string& granularity,
   return std::vector<TensorMeta>{{DType::kF8E4M3, x.extents}, scales};
 }
 
-// x, q, scales: matrices that were checked.
+// x, q and scales as matrices. The tensors must have been checked.
 struct Fp8Matrices {
   explicit Fp8Matrices(Tensors tensors)
       : x(tensors[0]),
@@ -109,8 +109,8 @@ void SetFp8(const ScalarRow& q, int64_t i, float v) {
   q.Set(i, std::isnan(v) ? v : std::min(std::max(v, -448.0f), 448.0f));
 }
 
-// The scale s of a row, rounded up to a power of two where the spec asks for
-// it.
+// The scale of a row or group, rounded up to a power of two if the spec asks
+// for it.
 float NativeScale(const Fp8QuantizeSpec& spec, float max_abs) {
   if (std::isnan(max_abs) || std::isinf(max_abs)) return std::nanf("");
   if (spec.max_abs > 0) max_abs = std::min(max_abs, spec.max_abs);
@@ -122,13 +122,14 @@ float NativeScale(const Fp8QuantizeSpec& spec, float max_abs) {
   return std::ldexp(1.0f, mantissa == 0.5f ? exponent - 1 : exponent);
 }
 
-// Native: a quotient per group, a product with the reciprocal elsewhere.
+// The reference divides by the scale of a group, and multiplies by the
+// reciprocal of other scales.
 void NativeDynamic(const Fp8QuantizeSpec& spec, Tensors tensors) {
   const int64_t m = tensors[0].extent(0), k = tensors[0].extent(1);
   const bool tensor = spec.granularity == Fp8Granularity::kTensor;
   const bool grouped = spec.granularity == Fp8Granularity::kGroup;
   const int64_t rows = tensor ? m : 1, cols = grouped ? spec.group : k;
-  // A tensor has its scale and a row has its, with no elements, too.
+  // A tensor, and each row, has a scale even without elements.
   for (int64_t r = 0; r < (tensor ? 1 : m); ++r) {
     for (int64_t c = 0; c < (grouped ? k : std::max<int64_t>(k, 1));
          c += std::max<int64_t>(cols, 1)) {
@@ -229,7 +230,7 @@ Metas Int8Shapes(const TensorMeta& x) {
                                  {DType::kF32, {x.extents[0]}}};
 }
 
-// The header of int8_quantize, in double.
+// The equation of quant/int8_quantize.h in double.
 void NativeInt8(Tensors tensors) {
   for (int64_t r = 0; r < tensors[0].extent(0); ++r) {
     const ScalarRow x(tensors[0], r), q(tensors[1], r);

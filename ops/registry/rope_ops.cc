@@ -39,7 +39,8 @@ NamedArgs Example(DType dtype) {
           {"max_position", int64_t{128}}};
 }
 
-// positions[n], query[n, heads, head_dim], and key or nothing.
+// The tensors are positions[n], query[n, heads, head_dim], and key (or
+// nothing).
 IndexView Positions(Tensors t) { return IndicesOf(t[0]); }
 
 absl::Status Check(const RotaryEmbeddingPlan& plan, Tensors t) {

@@ -60,7 +60,7 @@ Metas MropeShapes(const TensorMeta& positions, const MutatedMeta& query,
   return std::vector<TensorMeta>();
 }
 
-// Dense positions[3, n] as the plan takes them.
+// Views dense positions[3, n] as the plan takes them.
 IndexView Streams(const AnyTensorView& v) { return IndicesOf(v); }
 
 absl::Status CheckMrope(const MropePlan& plan, Tensors t) {
@@ -239,7 +239,7 @@ DualChunkRotaryArgs DualArgs(Tensors t) {
   return {IndicesOf(t[0]), t[1], t[2], t[3], t[4]};
 }
 
-// The first elements of a head turn, the others are copied.
+// Rotates the first elements of a head and copies the others.
 void NativeHeadTo(const RotaryEmbeddingSpec& spec, int64_t position,
                   const ScalarRow& x, const ScalarRow& out) {
   for (int64_t j = 0; j < spec.rot_dim / 2; ++j) {

@@ -6,10 +6,10 @@
 
 namespace quern {
 
-// mrope (in place; positions[3, n], i32 or i64, of time, row and column),
-// apply_rotary_emb, dual_chunk_rotary_embedding. Query and key are as those of
-// rotary_embedding (rope_ops.h). Providers: simd, and reference, which rounds
-// each product and each sum, or once with enable_fp32_compute.
+// mrope works in place, with positions[3, n], i32 or i64, of time, row and
+// column. Also apply_rotary_emb and dual_chunk_rotary_embedding. Query and key
+// are as for rotary_embedding (rope_ops.h). Providers: simd, and reference,
+// which rounds each product and each sum, or once with enable_fp32_compute.
 absl::Status RegisterRopeVariantOps(OpRegistry& registry);
 
 }  // namespace quern

@@ -21,7 +21,7 @@ using Tensors = absl::Span<const AnyTensorView>;
 
 constexpr char kOp[] = "sample";
 
-// logits, tokens.
+// The tensors are logits and tokens.
 class BoundSampler final : public BoundOp {
  public:
   BoundSampler(const SamplerPlan& plan, int64_t vocab, const SamplingStep* step)

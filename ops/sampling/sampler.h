@@ -57,8 +57,8 @@ class SamplerPlan {
   static absl::Status CheckParams(const SamplingParams& params);
 
   // Bytes of workspace that Execute needs for up to max_rows rows on up to
-  // max_workers workers: 8 * vocab for each worker, however many rows there
-  // are. InvalidArgument if max_rows < 0 or max_workers < 1.
+  // max_workers workers: 8 * vocab for each worker, whatever the number of
+  // rows. InvalidArgument if max_rows < 0 or max_workers < 1.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
 
