@@ -187,19 +187,20 @@ TEST_P(DecoderOperatorsTest, MatricesAttentionAndEmbeddingCanBeReplaced) {
   EXPECT_EQ(g_embeddings, 1);
 }
 
-TEST_P(DecoderOperatorsTest, ARegistryWithoutAnOperatorIsRefused) {
+QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);
+
+TEST(DecoderOperatorsRefusalTest, ARegistryWithoutAnOperator) {
   TestRng rng;
+  InlineExecutor executor;
   const std::string bytes = SmallDecoderFile(rng, {});
   const OpRegistry empty;
   const OpDispatcher ops(empty, OpPolicy());
   DecoderOptions options;
   options.operators = &ops;
-  const auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
+  const auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
   EXPECT_EQ(model.status().code(), absl::StatusCode::kNotFound)
       << model.status();
 }
-
-QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);
 
 }  // namespace
 }  // namespace quern
