@@ -1,0 +1,237 @@
+#include "quern/ops/recurrent/delta_rule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/math_util.h"
+#include "quern/core/parallel_rows.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/recurrent/load_all.h"
+#include "quern/ops/recurrent/state_view.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "delta_rule";
+
+// Where heads are few, and in prefill, where a block of the state should stay
+// in L1: 32 KiB of f32 at dk = 128.
+constexpr int64_t kNarrow = 64;
+
+constexpr int64_t kScratch = DeltaRulePlan::kMaxDk;
+static_assert(kScratch % static_cast<int64_t>(kRowBlock) == 0 &&
+                  kDeltaColumns == kRowBlock,
+              "whole blocks");
+
+// All tokens of a sequence, on some columns of a head: a unit of work.
+struct Unit {
+  int64_t sequence, head, column, columns;
+};
+
+// How a call is divided: units are columns within heads within sequences.
+struct Division {
+  int64_t heads, dv, columns;
+  int64_t blocks() const { return DivCeil(dv, columns); }
+  Unit At(int64_t unit) const {
+    const int64_t column = unit % blocks() * columns;
+    return {unit / blocks() / heads, unit / blocks() % heads, column,
+            std::min(columns, dv - column)};
+  }
+};
+
+class Run {
+ public:
+  Run(const DeltaRuleSpec& spec, const DeltaRuleKernels& kernels,
+      const RowBlockKernels& blocks, const DeltaRuleArgs& args)
+      : spec_(spec),
+        kernels_(kernels),
+        blocks_(blocks),
+        args_(args),
+        element_(SizeOf(spec.dtype)),
+        state_element_(SizeOf(spec.state_dtype)) {}
+
+  // next: the unit after this one, or null.
+  void Do(const Unit& unit, const Unit* next) {
+    const SequenceBatch& batch = args_.batch;
+    const int64_t begin = batch.begin(unit.sequence);
+    const int64_t end = batch.end(unit.sequence);
+    const int64_t slot = batch.state_indices[unit.sequence];
+    if (slot == spec_.null_slot) {
+      for (int64_t t = begin; t < end; ++t) {
+        ZeroRows(ElementAt(args_.out, t, unit.head, unit.column), 1,
+                 unit.columns * static_cast<int64_t>(element_), 0);
+      }
+      return;
+    }
+    if (begin == end) return;
+    DeltaRuleStep step = {};
+    step.state = StateOf(unit);
+    step.row_stride = static_cast<size_t>(RowStride(args_.state));
+    step.rows = static_cast<size_t>(spec_.dk);
+    step.columns = static_cast<size_t>(unit.columns);
+    step.v = v_;
+    step.out = out_;
+    if (batch.fresh(unit.sequence)) {
+      ZeroRows(static_cast<char*>(step.state), spec_.dk,
+               unit.columns * static_cast<int64_t>(state_element_),
+               RowStride(args_.state) * static_cast<int64_t>(state_element_));
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      if (t + 1 == end) step.next = NextState(unit, next);
+      DoToken(unit, t, step);
+    }
+  }
+
+ private:
+  void* StateOf(const Unit& unit) const {
+    return ElementAt(args_.state, args_.batch.state_indices[unit.sequence],
+                     unit.head, 0, unit.column);
+  }
+
+  // The state of the next unit where it is read, and has the shape of this one.
+  const void* NextState(const Unit& unit, const Unit* next) const {
+    if (next == nullptr || next->columns != unit.columns ||
+        args_.batch.state_indices[next->sequence] == spec_.null_slot ||
+        args_.batch.begin(next->sequence) == args_.batch.end(next->sequence)) {
+      return nullptr;
+    }
+    return StateOf(*next);
+  }
+
+  void Prepare(const Unit& unit, int64_t t) {
+    const int64_t key_head = unit.head / (spec_.value_heads / spec_.key_heads);
+    LoadAll(blocks_, ElementAt(args_.q, t, key_head), spec_.dk, element_, q_);
+    LoadAll(blocks_, ElementAt(args_.k, t, key_head), spec_.dk, element_, k_);
+    token_ = {q_, k_, a_, ak_, aq_, 0.0f, 0.0f};
+    token_.beta =
+        *reinterpret_cast<const float*>(ElementAt(args_.beta, t, unit.head));
+    kernels_.prepare(
+        reinterpret_cast<const float*>(ElementAt(args_.g, t, unit.head)),
+        spec_.decay == DeltaDecay::kPerChannel, static_cast<size_t>(spec_.dk),
+        spec_.norm == DeltaNorm::kL2, spec_.scale, token_);
+  }
+
+  void DoToken(const Unit& unit, int64_t t, const DeltaRuleStep& step) {
+    Prepare(unit, t);
+    blocks_.load(ElementAt(args_.v, t, unit.head, unit.column), step.columns,
+                 v_);
+    kernels_.step(token_, step);
+    blocks_.store(out_, step.columns, /*stream=*/false,
+                  ElementAt(args_.out, t, unit.head, unit.column));
+  }
+
+  const DeltaRuleSpec& spec_;
+  const DeltaRuleKernels& kernels_;
+  const RowBlockKernels& blocks_;
+  const DeltaRuleArgs& args_;
+  const size_t element_;
+  const size_t state_element_;
+  DeltaRuleToken token_ = {};
+  alignas(64) float q_[kScratch];
+  alignas(64) float k_[kScratch];
+  alignas(64) float a_[kScratch];
+  alignas(64) float ak_[kScratch];
+  alignas(64) float aq_[kScratch];
+  alignas(64) float v_[kDeltaColumns];
+  alignas(64) float out_[kDeltaColumns];
+};
+
+}  // namespace
+
+DeltaRulePlan::DeltaRulePlan(const DeltaRuleSpec& spec)
+    : spec_(spec),
+      kernels_(GetDeltaRuleKernels(spec.state_dtype)),
+      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)) {
+  if (spec_.scale == 0.0f) {
+    spec_.scale =
+        static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.dk)));
+  }
+}
+
+absl::StatusOr<DeltaRulePlan> DeltaRulePlan::Create(const DeltaRuleSpec& spec) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "key_heads", spec.key_heads, 1, kMost));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "value_heads", spec.value_heads, 1, kMost));
+  if (spec.value_heads % spec.key_heads != 0) {
+    return InvalidArgument(kOp, "value_heads=", spec.value_heads,
+                           "; need a multiple of key_heads=", spec.key_heads);
+  }
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dk", spec.dk, 1, kMaxDk));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dv", spec.dv, 1, kMost));
+  if (!std::isfinite(spec.scale)) {
+    return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
+  }
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
+  return DeltaRulePlan(spec);
+}
+
+absl::Status DeltaRulePlan::CheckArgs(const DeltaRuleArgs& args) const {
+  const DeltaRuleSpec& s = spec_;
+  const int64_t tokens = args.q.extent(0);
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "q", args.q, s.dtype, {kAnyExtent, s.key_heads, s.dk}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "k", args.k, s.dtype, {tokens, s.key_heads, s.dk}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "v", args.v, s.dtype, {tokens, s.value_heads, s.dv}));
+  QUERN_RETURN_IF_ERROR(
+      s.decay == DeltaDecay::kPerHead
+          ? CheckInput(kOp, "g", args.g, DType::kF32, {tokens, s.value_heads})
+          : CheckInput(kOp, "g", args.g, DType::kF32,
+                       {tokens, s.value_heads, s.dk}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "beta", args.beta, DType::kF32, {tokens, s.value_heads}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "state", args.state, s.state_dtype,
+                                    {kAnyExtent, s.value_heads, s.dk, s.dv}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", args.out, s.dtype,
+                                    {tokens, s.value_heads, s.dv}));
+  const std::pair<absl::string_view, const AnyTensorView*> inputs[] = {
+      {"q", &args.q}, {"k", &args.k}, {"g", &args.g}, {"beta", &args.beta}};
+  for (const auto& [name, view] : inputs) {
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, name, *view, "state", args.state));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, name, *view, "out", args.out));
+  }
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "v", args.v, "state", args.state));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "state", args.state, "out", args.out));
+  QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "v", args.v, "out", args.out));
+  return CheckSequences(kOp, args.batch, tokens, args.state.extent(0),
+                        s.null_slot);
+}
+
+void DeltaRulePlan::Execute(const DeltaRuleArgs& args,
+                            Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(args));
+  const int64_t sequences = args.batch.sequences();
+  if (sequences == 0) return;
+  const int64_t tokens = args.batch.end(sequences - 1) - args.batch.begin(0);
+  const bool decode = tokens <= sequences;
+  const bool enough =
+      sequences * spec_.value_heads >= 4 * executor.num_workers();
+  Division division = {spec_.value_heads, spec_.dv, kNarrow};
+  if (decode && enough) {
+    division.columns = static_cast<int64_t>(kDeltaColumns);
+  }
+  const int64_t units = sequences * spec_.value_heads * division.blocks();
+  // Sequences differ in length, so that prefill has more tasks to level out.
+  const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
+                       spec_.dk * std::min(division.columns, spec_.dv);
+  ParallelRowRanges(executor, units, cost, decode ? 4 : 32,
+                    [&](int64_t begin, int64_t end) {
+                      Run run(spec_, kernels_, blocks_, args);
+                      for (int64_t i = begin; i < end; ++i) {
+                        const Unit next = division.At(std::min(i + 1, end - 1));
+                        run.Do(division.At(i), i + 1 < end ? &next : nullptr);
+                      }
+                    });
+}
+
+}  // namespace quern

@@ -1,0 +1,111 @@
+#ifndef QUERN_OPS_RECURRENT_DELTA_RULE_H_
+#define QUERN_OPS_RECURRENT_DELTA_RULE_H_
+
+// The gated delta rule (Qwen3-Next and after) and KDA (Kimi Linear), token by
+// token. For each value head, with its state S[dk, dv]:
+//
+//   S <- diag(a) S                        a = exp(min(g, 0))
+//   d  = beta (v - S^T k)
+//   S <- S + k d^T
+//   out = S^T q                           the q of the formula is scale * q
+//
+//   kPerHead      g is one number for a head      gated delta rule
+//   kPerChannel   g has dk numbers for a head     KDA
+//
+// Value head h has key head h / (value_heads / key_heads). With kL2, q and k
+// are first divided by sqrt(sum of squares over dk + 1e-6).
+//
+// It is computed in two sweeps over S, which is all that is large: one gathers
+// A = S^T (a k) and B = S^T (a q), the other writes a S + k d^T, where
+// d = beta (v - A) and out = B + (k . q) d.
+//
+// All arithmetic is in f32. The state is rounded to state_dtype after every
+// token, to nearest even, so a sequence that is cut into several calls has the
+// bits of one call. out comes from the state before it is rounded, and is
+// rounded once.
+//
+// g > 0 counts as 0: a decay never makes a state grow. g = -infinity forgets
+// all that is finite. A NaN in g, beta or k makes the state and the output of
+// its value heads NaN, a NaN in q their output, a NaN in v its column of both.
+// It reaches no other head and no other sequence.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/recurrent/delta_rule_kernels.h"
+#include "quern/ops/recurrent/sequence_batch.h"
+#include "quern/ops/row_block_kernels.h"
+
+namespace quern {
+
+enum class DeltaDecay : uint8_t { kPerHead, kPerChannel };
+enum class DeltaNorm : uint8_t { kNone, kL2 };
+
+struct DeltaRuleSpec {
+  int64_t key_heads = 0;            // >= 1
+  int64_t value_heads = 0;          // a multiple of key_heads
+  int64_t dk = 0;                   // 1 <= dk <= kMaxDk
+  int64_t dv = 0;                   // >= 1
+  DType dtype = DType::kF32;        // of q, k, v and out: f32, bf16 or f16
+  DType state_dtype = DType::kF32;  // f32, bf16 or f16
+  DeltaDecay decay = DeltaDecay::kPerHead;
+  DeltaNorm norm = DeltaNorm::kNone;  // of q and k
+  float scale = 0.0f;                 // of q; 0: 1 / sqrt(dk)
+  int64_t null_slot = -1;             // state index of a sequence to skip
+};
+
+struct DeltaRuleArgs {
+  AnyTensorView q;      // [tokens, key_heads, dk]
+  AnyTensorView k;      // [tokens, key_heads, dk]
+  AnyTensorView v;      // [tokens, value_heads, dv]
+  AnyTensorView g;      // f32 [tokens, value_heads], per channel with [.., dk]
+  AnyTensorView beta;   // f32 [tokens, value_heads]
+  AnyTensorView state;  // [slots, value_heads, dk, dv]
+  SequenceBatch batch;
+  AnyTensorView out;  // [tokens, value_heads, dv]
+};
+
+class DeltaRulePlan {
+ public:
+  // Vectors of dk elements lie on the stack: five of them are 20 KiB.
+  static constexpr int64_t kMaxDk = 1024;
+
+  // InvalidArgument if a number of the spec is out of range or scale is not
+  // finite; Unimplemented for other dtypes.
+  static absl::StatusOr<DeltaRulePlan> Create(const DeltaRuleSpec& spec);
+
+  // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
+  const char* target() const { return kernels_.target; }
+  const DeltaRuleSpec& spec() const { return spec_; }
+
+  // InvalidArgument names the argument: a shape, dtype or stride that is not
+  // the spec's; a state index that is out of range or given twice; starts that
+  // decrease or leave the tokens; a state that touches another argument; out on
+  // anything but the elements of v.
+  absl::Status CheckArgs(const DeltaRuleArgs& args) const;
+
+  // Writes the slots that are named, and out for the tokens of all sequences:
+  // zeros for a sequence whose index is null_slot. Tokens of no sequence are
+  // neither read nor written, nor is the state of a sequence without tokens.
+  // out may be v itself. Views may have any strides, the last one 1. Allocates
+  // nothing; safe to call concurrently on distinct slots. Workers divide the
+  // sequences, the heads and, where these are few, the columns of the state.
+  // The bits depend on none of that. Cost: in decode one read and one write of
+  // each state, at the rate of memory.
+  void Execute(const DeltaRuleArgs& args, Executor& executor) const noexcept;
+
+ private:
+  explicit DeltaRulePlan(const DeltaRuleSpec& spec);
+
+  DeltaRuleSpec spec_;
+  DeltaRuleKernels kernels_;
+  RowBlockKernels blocks_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_RECURRENT_DELTA_RULE_H_

@@ -1,0 +1,225 @@
+#include "quern/core/float_type.h"
+#include "quern/core/prefetch.h"
+#include "quern/ops/recurrent/delta_rule_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/recurrent/delta_rule_simd.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include "hwy/highway.h"
+#include "quern/core/activation-inl.h"
+#include "quern/core/exp-inl.h"
+#include "quern/quant/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::CappedTag<float, 64>;
+using VF = hn::Vec<DF>;
+
+// exp(min(g, 0)), which is exactly 1 where g >= 0; NaN for NaN.
+HWY_INLINE VF Decay(VF g) {
+  const DF d;
+  const auto none = hn::Ge(g, hn::Zero(d));
+  const auto negative = hn::IfThenElse(none, hn::Zero(d), g);
+  return hn::IfThenElse(none, hn::Set(d, 1.0f),
+                        ExpNonPositive(d, AtLeastExpLowest(d, negative)));
+}
+
+// x[i] *= factor, up to the end of the last vector.
+HWY_INLINE void Scale(float factor, size_t n, float* x) {
+  const DF d;
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    hn::Store(hn::Mul(hn::Load(d, x + i), hn::Set(d, factor)), d, x + i);
+  }
+}
+
+// Sum of x[i] y[i]. What fills the last vector is zero.
+HWY_INLINE float Dot(const float* x, const float* y, size_t n) {
+  const DF d;
+  auto sum = hn::Zero(d);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    sum = hn::MulAdd(hn::Load(d, x + i), hn::Load(d, y + i), sum);
+  }
+  return hn::ReduceSum(d, sum);
+}
+
+HWY_INLINE float InverseNorm(const float* x, size_t n) {
+  const hn::CappedTag<float, 1> d1;
+  const auto sum = hn::Set(d1, Dot(x, x, n) + 1e-6f);
+  return 1.0f / hn::GetLane(hn::Sqrt(sum));
+}
+
+void Prepare(const float* g, bool g_per_row, size_t dk, bool l2, float scale,
+             DeltaRuleToken& token) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  if (l2) {
+    Scale(InverseNorm(token.k, dk), dk, token.k);
+    Scale(InverseNorm(token.q, dk), dk, token.q);
+  }
+  Scale(scale, dk, token.q);
+  token.kq = Dot(token.k, token.q, dk);
+  auto a = Decay(hn::Set(d, g[0]));
+  for (size_t i = 0; i < dk; i += lanes) {
+    if (g_per_row) {
+      a = Decay(i + lanes <= dk ? hn::LoadU(d, g + i)
+                                : hn::LoadN(d, g + i, dk - i));
+    }
+    hn::Store(a, d, token.a + i);
+    hn::Store(hn::Mul(a, hn::Load(d, token.k + i)), d, token.ak + i);
+    hn::Store(hn::Mul(a, hn::Load(d, token.q + i)), d, token.aq + i);
+  }
+}
+
+template <bool kTail, typename S>
+HWY_INLINE VF LoadState(const S* s, size_t n) {
+  if constexpr (kTail) {
+    return LoadNF32(DF(), s, n);
+  } else {
+    (void)n;
+    return LoadF32(DF(), s);
+  }
+}
+
+// Sums over rows, in the order of the rows: the bits of a column do not depend
+// on how many rows are in flight, nor on the vector that it is in.
+struct Sums {
+  VF a, b;
+};
+
+template <bool kTail, typename S>
+HWY_INLINE Sums AddRow(Sums sums, const S* row, size_t n, float ak, float aq) {
+  const DF d;
+  const auto s = LoadState<kTail>(row, n);
+  return {hn::MulAdd(s, hn::Set(d, ak), sums.a),
+          hn::MulAdd(s, hn::Set(d, aq), sums.b)};
+}
+
+// Four rows in flight: as many streams as a prefetcher follows, and the sums
+// are loaded and stored once for all of them.
+template <bool kTail, typename S>
+HWY_INLINE void GatherRows(const S* s, size_t stride, size_t rows, size_t n,
+                           const float* ak, const float* aq, float* a,
+                           float* b) {
+  const DF d;
+  Sums sums = {hn::Load(d, a), hn::Load(d, b)};
+  sums = AddRow<kTail>(sums, s, n, ak[0], aq[0]);
+  if (rows > 1) sums = AddRow<kTail>(sums, s + stride, n, ak[1], aq[1]);
+  if (rows > 2) sums = AddRow<kTail>(sums, s + 2 * stride, n, ak[2], aq[2]);
+  if (rows > 3) sums = AddRow<kTail>(sums, s + 3 * stride, n, ak[3], aq[3]);
+  hn::Store(sums.a, d, a);
+  hn::Store(sums.b, d, b);
+}
+
+// a[c] = sum over i of s[i, c] ak[i], b[c] that of s[i, c] aq[i].
+template <typename S>
+HWY_INLINE void Gather(const DeltaRuleToken& token, const DeltaRuleStep& step,
+                       float* a, float* b) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t columns = step.columns;
+  for (size_t c = 0; c < columns; c += lanes) {
+    hn::Store(hn::Zero(d), d, a + c);
+    hn::Store(hn::Zero(d), d, b + c);
+  }
+  const S* s = static_cast<const S*>(step.state);
+  for (size_t i = 0; i < step.rows; i += 4, s += 4 * step.row_stride) {
+    const float* const ak = token.ak + i;
+    const float* const aq = token.aq + i;
+    const size_t rows = HWY_MIN(step.rows - i, size_t{4});
+    size_t c = 0;
+    if (rows == 4) {
+      for (; c + lanes <= columns; c += lanes) {
+        GatherRows<false>(s + c, step.row_stride, 4, lanes, ak, aq, a + c,
+                          b + c);
+      }
+    }
+    for (; c + lanes <= columns; c += lanes) {
+      GatherRows<false>(s + c, step.row_stride, rows, lanes, ak, aq, a + c,
+                        b + c);
+    }
+    if (c < columns) {
+      GatherRows<true>(s + c, step.row_stride, rows, columns - c, ak, aq, a + c,
+                       b + c);
+    }
+  }
+}
+
+// Row i becomes a[i] s[i, c] + k[i] delta[c].
+template <typename S>
+HWY_INLINE void UpdateRow(S* s, size_t columns, float a, float k,
+                          const float* delta) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const auto va = hn::Set(d, a);
+  const auto vk = hn::Set(d, k);
+  size_t c = 0;
+  for (; c + 2 * lanes <= columns; c += 2 * lanes) {
+    const auto x0 = hn::Mul(vk, hn::Load(d, delta + c));
+    const auto x1 = hn::Mul(vk, hn::Load(d, delta + c + lanes));
+    StoreF32x2(hn::MulAdd(va, LoadF32(d, s + c), x0),
+               hn::MulAdd(va, LoadF32(d, s + c + lanes), x1), d, s + c);
+  }
+  for (; c < columns; c += lanes) {
+    const size_t n = HWY_MIN(lanes, columns - c);
+    const auto x = hn::Mul(vk, hn::Load(d, delta + c));
+    StoreNF32(hn::MulAdd(va, LoadNF32(d, s + c, n), x), d, s + c, n);
+  }
+}
+
+// The second sweep finds in L2 what the first has read, and leaves the memory
+// bus to the state that is wanted next.
+template <typename S>
+void Step(const DeltaRuleToken& token, const DeltaRuleStep& step) {
+  const DF d;
+  HWY_ALIGN float a[kDeltaColumns];
+  HWY_ALIGN float b[kDeltaColumns];
+  Gather<S>(token, step, a, b);
+  const auto beta = hn::Set(d, token.beta);
+  const auto kq = hn::Set(d, token.kq);
+  for (size_t c = 0; c < step.columns; c += hn::Lanes(d)) {
+    const auto delta =
+        hn::Mul(beta, hn::Sub(hn::Load(d, step.v + c), hn::Load(d, a + c)));
+    hn::Store(delta, d, a + c);
+    hn::Store(hn::MulAdd(kq, delta, hn::Load(d, b + c)), d, step.out + c);
+  }
+  S* s = static_cast<S*>(step.state);
+  const S* next = static_cast<const S*>(step.next);
+  for (size_t i = 0; i < step.rows; ++i, s += step.row_stride) {
+    if (next != nullptr) {
+      PrefetchL2(next, step.columns * sizeof(S));
+      next += step.row_stride;
+    }
+    UpdateRow(s, step.columns, token.a[i], token.k[i], a);
+  }
+}
+
+DeltaRuleKernels GetKernels(DType state) {
+  DeltaRuleKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.prepare = &Prepare;
+  kernels.step =
+      WithFloatType(state, [](auto type) { return &Step<decltype(type)>; });
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+DeltaRuleKernels GetDeltaRuleKernels(DType state) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(state);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

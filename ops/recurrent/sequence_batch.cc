@@ -1,0 +1,90 @@
+#include "quern/ops/recurrent/sequence_batch.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "quern/core/status_macros.h"
+#include "quern/ops/check_indices.h"
+
+namespace quern {
+namespace {
+
+// Slots that one pass marks.
+constexpr int64_t kWindow = int64_t{1} << 15;
+
+// No index but null_slot occurs twice. Every index is >= 0 or is null_slot.
+absl::Status CheckDistinct(absl::string_view op, IndexView indices,
+                           int64_t null_slot) {
+  std::array<uint64_t, kWindow / 64> seen;
+  int64_t base = 0;
+  while (true) {
+    int64_t first = std::numeric_limits<int64_t>::max();
+    for (int64_t i = 0; i < indices.size(); ++i) {
+      if (indices[i] == null_slot || indices[i] < base) continue;
+      first = std::min(first, indices[i]);
+    }
+    if (first == std::numeric_limits<int64_t>::max()) return absl::OkStatus();
+    seen.fill(0);
+    for (int64_t i = 0; i < indices.size(); ++i) {
+      if (indices[i] == null_slot || indices[i] < first ||
+          indices[i] - first >= kWindow) {
+        continue;
+      }
+      const auto at = static_cast<size_t>(indices[i] - first);
+      const uint64_t bit = uint64_t{1} << (at % 64);
+      if ((seen[at / 64] & bit) != 0) {
+        return InvalidArgument(op, "state_indices[", i, "]=", indices[i],
+                               " is given twice; need a slot for each "
+                               "sequence");
+      }
+      seen[at / 64] |= bit;
+    }
+    if (first > std::numeric_limits<int64_t>::max() - kWindow) {
+      return absl::OkStatus();
+    }
+    base = first + kWindow;
+  }
+}
+
+absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
+                         int64_t tokens) {
+  const IndexView starts = batch.query_start_loc;
+  if (starts.size() == 0) {
+    return CheckEqual(op, "state_indices", batch.sequences(), tokens,
+                      "every token is a sequence without query_start_loc");
+  }
+  QUERN_RETURN_IF_ERROR(CheckEqual(op, "query_start_loc", starts.size() - 1,
+                                   batch.sequences(),
+                                   "state_indices has sequences"));
+  if (starts.null()) return InvalidArgument(op, "query_start_loc is null");
+  int64_t least = 0;
+  for (int64_t i = 0; i < starts.size(); ++i) {
+    if (starts[i] < least || starts[i] > tokens) {
+      return InvalidArgument(op, "query_start_loc[", i, "]=", starts[i],
+                             "; need ", least, " <= start <= ", tokens);
+    }
+    least = starts[i];
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckSequences(absl::string_view op, const SequenceBatch& batch,
+                            int64_t tokens, int64_t slots, int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(CheckIndices(op, "state_indices", "index",
+                                     batch.state_indices, slots, null_slot));
+  QUERN_RETURN_IF_ERROR(CheckStarts(op, batch, tokens));
+  if (!batch.has_initial_state.empty()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckEqual(op, "has_initial_state",
+                   static_cast<int64_t>(batch.has_initial_state.size()),
+                   batch.sequences(), "state_indices has sequences"));
+  }
+  return CheckDistinct(op, batch.state_indices, null_slot);
+}
+
+}  // namespace quern

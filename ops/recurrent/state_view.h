@@ -1,0 +1,43 @@
+#ifndef QUERN_OPS_RECURRENT_STATE_VIEW_H_
+#define QUERN_OPS_RECURRENT_STATE_VIEW_H_
+
+// Addresses in views of four dimensions or fewer whose dtype is a value.
+
+#include <cstdint>
+#include <cstring>
+
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+
+namespace quern {
+
+// Element [i, j, k, l]; dimensions that the view lacks are 0. The stride of a
+// dimension of extent 1 may be any number, and its only index is 0.
+inline char* ElementAt(const AnyTensorView& v, int64_t i, int64_t j = 0,
+                       int64_t k = 0, int64_t l = 0) {
+  const int64_t at[] = {i, j, k, l};
+  int64_t offset = 0;
+  for (int d = 0; d < v.rank() && d < 4; ++d) {
+    if (at[d] != 0) offset += at[d] * v.stride(d);
+  }
+  return static_cast<char*>(const_cast<void*>(v.data())) +
+         offset * static_cast<int64_t>(SizeOf(v.dtype()));
+}
+
+// Row stride of the last two dimensions, in elements.
+inline int64_t RowStride(const AnyTensorView& v) {
+  return v.extent(v.rank() - 2) > 1 ? v.stride(v.rank() - 2) : 0;
+}
+
+// Zeros in `rows` rows of `row_bytes`, which begin stride_bytes apart. A zero
+// of every dtype is zero bytes.
+inline void ZeroRows(char* first, int64_t rows, int64_t row_bytes,
+                     int64_t stride_bytes) {
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memset(first + r * stride_bytes, 0, static_cast<size_t>(row_bytes));
+  }
+}
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_RECURRENT_STATE_VIEW_H_
