@@ -1,0 +1,55 @@
+#ifndef QUERN_OPS_RECURRENT_CAUSAL_CONV1D_KERNELS_H_
+#define QUERN_OPS_RECURRENT_CAUSAL_CONV1D_KERNELS_H_
+
+// Private seam between the plan (plain C++) and the SIMD translation unit.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quern/core/dtype.h"
+
+namespace quern {
+
+enum class ConvActivation : uint8_t { kNone, kSilu };
+
+inline constexpr size_t kMaxConvWidth = 4;
+// Channels that one call takes at most. Weights and history of a block, 16 KiB,
+// stay in L1.
+inline constexpr size_t kConvChannels = 512;
+
+// Weights of a block of channels: weight[j][c], bias[c]. Vectors read beyond
+// the last channel, within the arrays.
+struct ConvWeights {
+  alignas(64) float weight[kMaxConvWidth][kConvChannels];
+  alignas(64) float bias[kConvChannels];
+};
+
+// Consecutive tokens of a sequence, on a block of channels. Strides are in
+// elements.
+struct ConvTokens {
+  const void* x;
+  size_t x_stride;
+  void* out;
+  size_t out_stride;
+  void* state;  // width - 1 rows
+  size_t state_stride;
+  size_t tokens;    // >= 1
+  size_t channels;  // 1 <= channels <= kConvChannels
+  bool fresh;       // the history is zeros, and state is not read
+};
+
+struct CausalConv1dKernels {
+  const char* target;
+  // weight[j][c] = w[c * width + j]
+  void (*transpose)(const float* w, size_t channels, ConvWeights& weights);
+  void (*run)(const ConvWeights& weights, const ConvTokens& tokens);
+};
+
+// The kernels of the best instruction set this CPU supports. dtype: f32, bf16
+// or f16; 2 <= width <= kMaxConvWidth.
+CausalConv1dKernels GetCausalConv1dKernels(DType dtype, int64_t width,
+                                           ConvActivation activation);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_RECURRENT_CAUSAL_CONV1D_KERNELS_H_
