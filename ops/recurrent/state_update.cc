@@ -1,0 +1,260 @@
+#include "quern/ops/recurrent/state_update.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
+#include "quern/core/math_util.h"
+#include "quern/core/parallel_rows.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/recurrent/load_all.h"
+#include "quern/ops/recurrent/state_view.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "state_update";
+
+constexpr int64_t kMostRows = static_cast<int64_t>(kStateRows);
+// Where heads are few.
+constexpr int64_t kFewRows = 64;
+static_assert(kStateRows == kRowBlock && kFewRows % 16 == 0, "whole blocks");
+
+// All tokens of a sequence, on some rows of a head: a unit of work.
+struct Unit {
+  int64_t sequence, head, row, rows;
+};
+
+class Run {
+ public:
+  Run(const StateUpdateSpec& spec, const StateUpdateKernels& kernels,
+      const RowBlockKernels& blocks, const StateUpdateArgs& args)
+      : spec_(spec),
+        kernels_(kernels),
+        blocks_(blocks),
+        args_(args),
+        element_(SizeOf(spec.dtype)) {
+    std::fill(std::begin(d_), std::end(d_), 0.0f);
+    std::fill(std::begin(bias_), std::end(bias_), 0.0f);
+  }
+
+  void Do(const Unit& unit) {
+    const SequenceBatch& batch = args_.batch;
+    const int64_t begin = batch.begin(unit.sequence);
+    const int64_t end = batch.end(unit.sequence);
+    const int64_t slot = batch.state_indices[unit.sequence];
+    if (slot == spec_.null_slot) {
+      for (int64_t t = begin; t < end; ++t) {
+        ZeroRows(ElementAt(args_.out, t, unit.head, unit.row), 1,
+                 unit.rows * static_cast<int64_t>(element_), 0);
+      }
+      return;
+    }
+    if (begin == end) return;
+    StateUpdateStep step = {};
+    step.state = ElementAt(args_.state, slot, unit.head, unit.row);
+    step.row_stride = static_cast<size_t>(RowStride(args_.state));
+    step.rows = static_cast<size_t>(unit.rows);
+    step.n = static_cast<size_t>(spec_.d_state);
+    step.b = b_;
+    step.c = c_;
+    step.delta = delta_;
+    step.x = x_;
+    step.y = y_;
+    LoadHead(unit, step);
+    if (batch.fresh(unit.sequence)) {
+      const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
+      ZeroRows(static_cast<char*>(step.state), unit.rows,
+               spec_.d_state * element, RowStride(args_.state) * element);
+    }
+    for (int64_t t = begin; t < end; ++t) DoToken(unit, t, step);
+  }
+
+ private:
+  // The numbers of kPerRow from row on, or that of kPerHead for each row.
+  void LoadPerRow(const AnyTensorView& v, const Unit& unit, float* to) const {
+    if (v.rank() == 0) return;
+    const auto* from = reinterpret_cast<const float*>(
+        ElementAt(v, unit.head, v.rank() == 2 ? unit.row : 0));
+    if (v.rank() == 2) {
+      std::copy(from, from + unit.rows, to);
+    } else {
+      std::fill(to, to + kStateRows, *from);
+    }
+  }
+
+  // What a head has for all tokens.
+  void LoadHead(const Unit& unit, StateUpdateStep& step) {
+    LoadPerRow(args_.d, unit, d_);
+    LoadPerRow(args_.dt_bias, unit, bias_);
+    const char* const a = ElementAt(
+        args_.a, unit.head, spec_.form == SsmForm::kPerRow ? unit.row : 0);
+    if (spec_.form == SsmForm::kPerRow) {
+      step.a = reinterpret_cast<const float*>(a);
+      step.a_stride = static_cast<size_t>(RowStride(args_.a));
+    } else {
+      step.a_head = *reinterpret_cast<const float*>(a);
+    }
+  }
+
+  void DoToken(const Unit& unit, int64_t t, const StateUpdateStep& step) {
+    const int64_t group = unit.head / (spec_.heads / spec_.groups);
+    const size_t rows = step.rows;
+    LoadAll(blocks_, ElementAt(args_.b, t, group), spec_.d_state, element_, b_);
+    LoadAll(blocks_, ElementAt(args_.c, t, group), spec_.d_state, element_, c_);
+    blocks_.load(ElementAt(args_.x, t, unit.head, unit.row), rows, x_);
+    const bool softplus = spec_.delta == SsmDelta::kSoftplus;
+    if (spec_.form == SsmForm::kPerRow) {
+      blocks_.load(ElementAt(args_.dt, t, unit.head, unit.row), rows, delta_);
+      kernels_.delta(delta_, bias_, softplus, rows, delta_);
+    } else {
+      blocks_.load(ElementAt(args_.dt, t, unit.head), 1, delta_);
+      kernels_.delta(delta_, bias_, softplus, 1, delta_);
+      std::fill(delta_ + 1, delta_ + rows, delta_[0]);
+    }
+    kernels_.step(step);
+    const bool gated = args_.z.rank() != 0;
+    if (gated) {
+      blocks_.load(ElementAt(args_.z, t, unit.head, unit.row), rows, z_);
+    }
+    kernels_.finish(d_, x_, gated ? z_ : nullptr, rows, y_);
+    blocks_.store(y_, rows, /*stream=*/false,
+                  ElementAt(args_.out, t, unit.head, unit.row));
+  }
+
+  const StateUpdateSpec& spec_;
+  const StateUpdateKernels& kernels_;
+  const RowBlockKernels& blocks_;
+  const StateUpdateArgs& args_;
+  const size_t element_;
+  alignas(64) float b_[StateUpdatePlan::kMaxState];
+  alignas(64) float c_[StateUpdatePlan::kMaxState];
+  // What follows the rows of a block is computed on.
+  alignas(64) float x_[kStateRows] = {};
+  alignas(64) float z_[kStateRows] = {};
+  alignas(64) float d_[kStateRows];
+  alignas(64) float bias_[kStateRows];
+  alignas(64) float delta_[kStateRows] = {};
+  alignas(64) float y_[kStateRows] = {};
+};
+
+}  // namespace
+
+StateUpdatePlan::StateUpdatePlan(const StateUpdateSpec& spec)
+    : spec_(spec),
+      kernels_(GetStateUpdateKernels(spec.state_dtype)),
+      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)) {}
+
+absl::StatusOr<StateUpdatePlan> StateUpdatePlan::Create(
+    const StateUpdateSpec& spec) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads", spec.heads, 1, kMost));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "groups", spec.groups, 1, spec.heads));
+  if (spec.heads % spec.groups != 0) {
+    return InvalidArgument(kOp, "groups=", spec.groups,
+                           "; need a divisor of heads=", spec.heads);
+  }
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", spec.head_dim, 1, kMost));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "d_state", spec.d_state, 1, kMaxState));
+  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
+  return StateUpdatePlan(spec);
+}
+
+namespace {
+
+// A vector over heads, or a matrix over heads and rows.
+absl::Status CheckPerRow(absl::string_view field, const AnyTensorView& v,
+                         const StateUpdateSpec& s) {
+  if (v.rank() == 0) return absl::OkStatus();
+  if (s.form == SsmForm::kPerHead) {
+    return CheckInput(kOp, field, v, DType::kF32, {s.heads});
+  }
+  return CheckInput(kOp, field, v, DType::kF32, {s.heads, s.head_dim});
+}
+
+absl::Status CheckShapes(const StateUpdateArgs& args,
+                         const StateUpdateSpec& s) {
+  const bool per_head = s.form == SsmForm::kPerHead;
+  const int64_t tokens = args.x.extent(0);
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "x", args.x, s.dtype, {kAnyExtent, s.heads, s.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      per_head ? CheckInput(kOp, "dt", args.dt, s.dtype, {tokens, s.heads})
+               : CheckInput(kOp, "dt", args.dt, s.dtype,
+                            {tokens, s.heads, s.head_dim}));
+  QUERN_RETURN_IF_ERROR(
+      per_head ? CheckInput(kOp, "a", args.a, DType::kF32, {s.heads})
+               : CheckInput(kOp, "a", args.a, DType::kF32,
+                            {s.heads, s.head_dim, s.d_state}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "b", args.b, s.dtype, {tokens, s.groups, s.d_state}));
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "c", args.c, s.dtype, {tokens, s.groups, s.d_state}));
+  QUERN_RETURN_IF_ERROR(CheckPerRow("d", args.d, s));
+  QUERN_RETURN_IF_ERROR(CheckPerRow("dt_bias", args.dt_bias, s));
+  if (args.z.rank() != 0) {
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "z", args.z, s.dtype, {tokens, s.heads, s.head_dim}));
+  }
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "state", args.state, s.state_dtype,
+                  {kAnyExtent, s.heads, s.head_dim, s.d_state}));
+  return CheckOutput(kOp, "out", args.out, s.dtype,
+                     {tokens, s.heads, s.head_dim});
+}
+
+}  // namespace
+
+absl::Status StateUpdatePlan::CheckArgs(const StateUpdateArgs& args) const {
+  QUERN_RETURN_IF_ERROR(CheckShapes(args, spec_));
+  const std::pair<absl::string_view, const AnyTensorView*> inputs[] = {
+      {"x", &args.x}, {"dt", &args.dt},
+      {"a", &args.a}, {"b", &args.b},
+      {"c", &args.c}, {"d", &args.d},
+      {"z", &args.z}, {"dt_bias", &args.dt_bias}};
+  for (const auto& [name, view] : inputs) {
+    if (view->rank() == 0) continue;
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, name, *view, "state", args.state));
+    QUERN_RETURN_IF_ERROR(
+        name == "x" || name == "z"
+            ? CheckInPlaceOrApart(kOp, name, *view, "out", args.out)
+            : CheckApart(kOp, name, *view, "out", args.out));
+  }
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "state", args.state, "out", args.out));
+  return CheckSequences(kOp, args.batch, args.x.extent(0), args.state.extent(0),
+                        spec_.null_slot);
+}
+
+void StateUpdatePlan::Execute(const StateUpdateArgs& args,
+                              Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(args));
+  const int64_t sequences = args.batch.sequences();
+  if (sequences == 0) return;
+  const int64_t tokens = args.batch.end(sequences - 1) - args.batch.begin(0);
+  const bool enough =
+      sequences * spec_.heads * DivCeil(spec_.head_dim, kMostRows) >=
+      4 * executor.num_workers();
+  const int64_t rows = enough ? kMostRows : kFewRows;
+  const int64_t blocks = DivCeil(spec_.head_dim, rows);
+  const int64_t units = sequences * spec_.heads * blocks;
+  // Sequences differ in length, so that prefill has more tasks to level out.
+  const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
+                       spec_.d_state * std::min(rows, spec_.head_dim);
+  ParallelRowRanges(
+      executor, units, cost, tokens <= sequences ? 4 : 32,
+      [&](int64_t begin, int64_t end) {
+        Run run(spec_, kernels_, blocks_, args);
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t row = i % blocks * rows;
+          run.Do({i / blocks / spec_.heads, i / blocks % spec_.heads, row,
+                  std::min(rows, spec_.head_dim - row)});
+        }
+      });
+}
+
+}  // namespace quern

@@ -1,0 +1,51 @@
+#ifndef QUERN_OPS_RECURRENT_STATE_UPDATE_KERNELS_H_
+#define QUERN_OPS_RECURRENT_STATE_UPDATE_KERNELS_H_
+
+// Private seam between the plan (plain C++) and the SIMD translation unit.
+
+#include <cstddef>
+
+#include "quern/core/dtype.h"
+
+namespace quern {
+
+// Rows of a state that one call takes at most.
+inline constexpr size_t kStateRows = 256;
+
+// One token's step on a block of rows of a head. Arrays of floats are aligned
+// to 64 bytes and end with a whole vector. What follows b and c in theirs is
+// zero; what follows the rows is computed on and not used.
+struct StateUpdateStep {
+  void* state;         // row 0 of the block, of the kernel's state dtype
+  size_t row_stride;   // elements from row to row
+  size_t rows;         // 1 <= rows <= kStateRows
+  size_t n;            // d_state
+  const float* b;      // [n]
+  const float* c;      // [n]
+  const float* delta;  // [rows]
+  const float* x;      // [rows]
+  // a[rows, n], rows a_stride apart; without it a_head is the number of all.
+  const float* a;
+  size_t a_stride;
+  float a_head;
+  float* y;  // [rows]: sum over n of s[p, n] c[n]
+};
+
+struct StateUpdateKernels {
+  const char* target;
+  // delta[i] = ln(1 + e^(dt[i] + bias[i])), or the sum alone
+  void (*delta)(const float* dt, const float* bias, bool softplus, size_t rows,
+                float* delta);
+  void (*step)(const StateUpdateStep& step);
+  // y[i] = y[i] + d[i] x[i], times silu(z[i]) unless z is null
+  void (*finish)(const float* d, const float* x, const float* z, size_t rows,
+                 float* y);
+};
+
+// The kernels of the best instruction set this CPU supports, for a state of
+// f32, bf16 or f16.
+StateUpdateKernels GetStateUpdateKernels(DType state);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_RECURRENT_STATE_UPDATE_KERNELS_H_
