@@ -14,6 +14,7 @@
 #include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
+#include "quern/ops/registry/recurrent_ops.h"
 #include "quern/ops/registry/rope_ops.h"
 #include "quern/ops/registry/rope_variant_ops.h"
 #include "quern/ops/registry/sampling_ops.h"
@@ -56,6 +57,8 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
   return RegisterRopeOps(registry);
 }
 

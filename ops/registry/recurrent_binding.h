@@ -1,0 +1,101 @@
+#ifndef QUERN_OPS_REGISTRY_RECURRENT_BINDING_H_
+#define QUERN_OPS_REGISTRY_RECURRENT_BINDING_H_
+
+// What the operators on pools of states share: the batch of sequences among
+// their tensors, and the form of BoundOp over a plan or its native loops.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/recurrent/sequence_batch.h"
+#include "quern/ops/registry/bound_rows.h"
+
+namespace quern {
+
+inline absl::Status CheckRank(absl::string_view op, absl::string_view field,
+                              const TensorMeta& meta, size_t rank) {
+  if (meta.extents.size() == rank) return absl::OkStatus();
+  return InvalidArgument(op, field, " has rank ", meta.extents.size(),
+                         "; need ", rank);
+}
+
+// The last tensors of an operator before out: state indices, starts, and bytes
+// that say whether there is an initial state; each rank 0 where it is left out.
+inline absl::Status CheckBatch(absl::string_view op,
+                               const AnyTensorView& indices,
+                               const AnyTensorView& starts,
+                               const AnyTensorView& initial) {
+  QUERN_RETURN_IF_ERROR(
+      CheckIndexView(op, "state indices", indices, {kAnyExtent}));
+  if (starts.rank() != 0) {
+    QUERN_RETURN_IF_ERROR(
+        CheckIndexView(op, "query_start_loc", starts, {kAnyExtent}));
+  }
+  if (initial.rank() == 0) return absl::OkStatus();
+  return CheckInput(op, "has_initial_state", initial, DType::kU8, {kAnyExtent});
+}
+inline SequenceBatch BatchOf(const AnyTensorView& indices,
+                             const AnyTensorView& starts,
+                             const AnyTensorView& initial) {
+  SequenceBatch batch;
+  batch.state_indices = IndicesOf(indices);
+  if (starts.rank() != 0) batch.query_start_loc = IndicesOf(starts);
+  if (initial.rank() != 0) {
+    batch.has_initial_state =
+        absl::MakeConstSpan(static_cast<const uint8_t*>(initial.data()),
+                            static_cast<size_t>(initial.extent(0)));
+  }
+  return batch;
+}
+
+inline absl::Status CheckIndexMetas(absl::string_view op,
+                                    const TensorMeta& indices,
+                                    const std::optional<TensorMeta>& starts) {
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(op, "state indices", indices));
+  if (!starts.has_value()) return absl::OkStatus();
+  return CheckIndexMeta(op, "query_start_loc", *starts);
+}
+
+// The tensors of an operator, in the order of its schema, as the arguments of
+// its plan.
+template <class Args>
+struct Binding {
+  const char* op;
+  size_t tensors;
+  // What must hold before args() may look.
+  absl::Status (*check)(const char* op, absl::Span<const AnyTensorView> t);
+  Args (*args)(absl::Span<const AnyTensorView> t);
+};
+
+// `native`: null for the plan itself.
+template <class Plan, class Args, class Spec>
+std::unique_ptr<BoundOp> BindPlan(const Plan& plan,
+                                  const Binding<Args>& binding,
+                                  void (*native)(const Spec&, const Args&)) {
+  return std::make_unique<BoundCalls>(
+      native == nullptr ? plan.target() : "scalar",
+      [plan, binding](absl::Span<const AnyTensorView> t) -> absl::Status {
+        QUERN_RETURN_IF_ERROR(CheckTensorCount(binding.op, t, binding.tensors));
+        QUERN_RETURN_IF_ERROR(binding.check(binding.op, t));
+        return plan.CheckArgs(binding.args(t));
+      },
+      [plan, binding, native](absl::Span<const AnyTensorView> t,
+                              Executor& executor) {
+        if (native != nullptr) return native(plan.spec(), binding.args(t));
+        plan.Execute(binding.args(t), executor);
+      });
+}
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_RECURRENT_BINDING_H_

@@ -1,0 +1,228 @@
+#include "quern/ops/registry/recurrent_ops.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/recurrent/causal_conv1d.h"
+#include "quern/ops/recurrent/state_update.h"
+#include "quern/ops/registry/native_recurrent.h"
+#include "quern/ops/registry/recurrent_binding.h"
+
+namespace quern {
+namespace {
+
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+using MaybeMeta = std::optional<TensorMeta>;
+using Tensors = absl::Span<const AnyTensorView>;
+
+constexpr char kConv[] = "causal_conv1d_fn";
+constexpr char kConvUpdate[] = "causal_conv1d_update";
+constexpr char kStateUpdate[] = "selective_state_update";
+
+// x, weight, bias, conv_states, indices, starts, initial, out.
+constexpr Binding<CausalConv1dArgs> kConvBinding = {
+    kConv, 8,
+    [](const char* op, Tensors t) { return CheckBatch(op, t[4], t[5], t[6]); },
+    [](Tensors t) {
+      return CausalConv1dArgs{t[0], t[1], t[2], t[3], BatchOf(t[4], t[5], t[6]),
+                              t[7]};
+    }};
+// x, conv_state, weight, bias, indices, out.
+constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
+    kConvUpdate, 6,
+    [](const char* op, Tensors t) { return CheckBatch(op, t[4], {}, {}); },
+    [](Tensors t) {
+      return CausalConv1dArgs{t[0], t[2], t[3], t[1], BatchOf(t[4], {}, {}),
+                              t[5]};
+    }};
+
+// state, x, dt, a, b, c, d, z, dt_bias, indices, starts, out.
+constexpr Binding<StateUpdateArgs> kStateUpdateBinding = {
+    kStateUpdate, 12,
+    [](const char* op, Tensors t) { return CheckBatch(op, t[9], t[10], {}); },
+    [](Tensors t) {
+      return StateUpdateArgs{t[0], t[1], t[2], t[3], t[4],
+                             t[5], t[6], t[7], t[8], BatchOf(t[9], t[10], {}),
+                             t[11]};
+    }};
+
+NamedArgs ConvExample(DType dtype) {
+  return {{"x", TensorMeta{dtype, {4, 16}}},
+          {"weight", TensorMeta{dtype, {16, 4}}},
+          {"conv_states", TensorMeta{dtype, {128, 3, 16}}},
+          {"cache_indices", TensorMeta{DType::kI32, {4}}}};
+}
+NamedArgs ConvUpdateExample(DType dtype) {
+  return {{"x", TensorMeta{dtype, {4, 16}}},
+          {"conv_state", TensorMeta{dtype, {128, 2, 16}}},
+          {"weight", TensorMeta{dtype, {16, 3}}},
+          {"bias", TensorMeta{dtype, {16}}},
+          {"conv_state_indices", TensorMeta{DType::kI32, {4}}}};
+}
+
+absl::StatusOr<CausalConv1dPlan> ConvPlan(
+    const char* op, const TensorMeta& x, const TensorMeta& weight,
+    const TensorMeta& state, const TensorMeta& indices, const MaybeMeta& starts,
+    const std::string& activation, int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(CheckRank(op, "x", x, 2));
+  QUERN_RETURN_IF_ERROR(CheckRank(op, "weight", weight, 2));
+  QUERN_RETURN_IF_ERROR(CheckRank(op, "state", state, 3));
+  QUERN_RETURN_IF_ERROR(CheckIndexMetas(op, indices, starts));
+  CausalConv1dSpec spec;
+  spec.channels = x.extents[1];
+  spec.width = weight.extents[1];
+  if (activation == "none" || activation.empty()) {
+    spec.activation = ConvActivation::kNone;
+  } else if (activation != "silu" && activation != "swish") {
+    return InvalidArgument(op, "activation=\"", activation,
+                           "\"; need \"none\", \"silu\" or \"swish\"");
+  }
+  spec.dtype = x.dtype;
+  spec.weight_dtype = weight.dtype;
+  spec.null_slot = null_slot;
+  return CausalConv1dPlan::Create(spec);
+}
+
+Metas ConvShapes(const TensorMeta& x, const TensorMeta& weight,
+                 const MaybeMeta&, const MutatedMeta& state,
+                 const TensorMeta& indices, const MaybeMeta& starts,
+                 const MaybeMeta&, const std::string& activation,
+                 int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(
+      ConvPlan(kConv, x, weight, state, indices, starts, activation, null_slot)
+          .status());
+  return std::vector<TensorMeta>{x};
+}
+template <bool kNative>
+Bound Conv(const TensorMeta& x, const TensorMeta& weight, const MaybeMeta&,
+           const MutatedMeta& state, const TensorMeta& indices,
+           const MaybeMeta& starts, const MaybeMeta&,
+           const std::string& activation, int64_t null_slot) {
+  QUERN_ASSIGN_OR_RETURN(const CausalConv1dPlan plan,
+                         ConvPlan(kConv, x, weight, state, indices, starts,
+                                  activation, null_slot));
+  return BindPlan(plan, kConvBinding, kNative ? &NativeCausalConv1d : nullptr);
+}
+
+Metas ConvUpdateShapes(const TensorMeta& x, const MutatedMeta& state,
+                       const TensorMeta& weight, const MaybeMeta&,
+                       const TensorMeta& indices, const std::string& activation,
+                       int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(ConvPlan(kConvUpdate, x, weight, state, indices, {},
+                                 activation, null_slot)
+                            .status());
+  return std::vector<TensorMeta>{x};
+}
+template <bool kNative>
+Bound ConvUpdate(const TensorMeta& x, const MutatedMeta& state,
+                 const TensorMeta& weight, const MaybeMeta&,
+                 const TensorMeta& indices, const std::string& activation,
+                 int64_t null_slot) {
+  QUERN_ASSIGN_OR_RETURN(const CausalConv1dPlan plan,
+                         ConvPlan(kConvUpdate, x, weight, state, indices, {},
+                                  activation, null_slot));
+  return BindPlan(plan, kConvUpdateBinding,
+                  kNative ? &NativeCausalConv1d : nullptr);
+}
+
+NamedArgs StateUpdateExample(DType dtype) {
+  return {{"state", TensorMeta{dtype, {128, 2, 4, 1}}},
+          {"x", TensorMeta{dtype, {4, 2, 4}}},
+          {"dt", TensorMeta{dtype, {4, 2}}},
+          {"a", TensorMeta{DType::kF32, {2}}},
+          {"b", TensorMeta{dtype, {4, 1, 1}}},
+          {"c", TensorMeta{dtype, {4, 1, 1}}},
+          {"state_batch_indices", TensorMeta{DType::kI32, {4}}}};
+}
+
+absl::StatusOr<StateUpdatePlan> StateUpdatePlanOf(
+    const TensorMeta& state, const TensorMeta& x, const TensorMeta& a,
+    const TensorMeta& b, const TensorMeta& indices, const MaybeMeta& starts,
+    bool softplus, int64_t null_slot) {
+  constexpr const char* kOp = kStateUpdate;
+  QUERN_RETURN_IF_ERROR(CheckRank(kOp, "state", state, 4));
+  QUERN_RETURN_IF_ERROR(CheckRank(kOp, "x", x, 3));
+  QUERN_RETURN_IF_ERROR(CheckRank(kOp, "b", b, 3));
+  if (a.extents.size() != 3) {
+    QUERN_RETURN_IF_ERROR(CheckRank(kOp, "a", a, 1));
+  }
+  QUERN_RETURN_IF_ERROR(CheckIndexMetas(kOp, indices, starts));
+  StateUpdateSpec spec;
+  spec.heads = state.extents[1];
+  spec.groups = b.extents[1];
+  spec.head_dim = state.extents[2];
+  spec.d_state = state.extents[3];
+  spec.form = a.extents.size() == 3 ? SsmForm::kPerRow : SsmForm::kPerHead;
+  spec.delta = softplus ? SsmDelta::kSoftplus : SsmDelta::kPlain;
+  spec.dtype = x.dtype;
+  spec.state_dtype = state.dtype;
+  spec.null_slot = null_slot;
+  return StateUpdatePlan::Create(spec);
+}
+
+Metas StateUpdateShapes(const MutatedMeta& state, const TensorMeta& x,
+                        const TensorMeta&, const TensorMeta& a,
+                        const TensorMeta& b, const TensorMeta&,
+                        const MaybeMeta&, const MaybeMeta&, const MaybeMeta&,
+                        const TensorMeta& indices, const MaybeMeta& starts,
+                        bool softplus, int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(
+      StateUpdatePlanOf(state, x, a, b, indices, starts, softplus, null_slot)
+          .status());
+  return std::vector<TensorMeta>{x};
+}
+template <bool kNative>
+Bound StateUpdate(const MutatedMeta& state, const TensorMeta& x,
+                  const TensorMeta&, const TensorMeta& a, const TensorMeta& b,
+                  const TensorMeta&, const MaybeMeta&, const MaybeMeta&,
+                  const MaybeMeta&, const TensorMeta& indices,
+                  const MaybeMeta& starts, bool softplus, int64_t null_slot) {
+  QUERN_ASSIGN_OR_RETURN(
+      const StateUpdatePlan plan,
+      StateUpdatePlanOf(state, x, a, b, indices, starts, softplus, null_slot));
+  return BindPlan(plan, kStateUpdateBinding,
+                  kNative ? &NativeStateUpdate : nullptr);
+}
+
+absl::Status RegisterConv(OpRegistry& r) {
+  QUERN_RETURN_IF_ERROR(r.Define<&ConvShapes>(
+      "causal_conv1d_fn(Tensor x, Tensor weight, Tensor? bias, "
+      "Tensor(a3!) conv_states, Tensor cache_indices, "
+      "Tensor? query_start_loc, Tensor? has_initial_state, "
+      "str activation=\"silu\", int null_slot=-1) -> Tensor",
+      &ConvExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&Conv<false>>(kConv, "simd"));
+  QUERN_RETURN_IF_ERROR(r.Add<&Conv<true>>(kConv, OpRegistry::kReference));
+  QUERN_RETURN_IF_ERROR(r.Define<&ConvUpdateShapes>(
+      "causal_conv1d_update(Tensor x, Tensor(a1!) conv_state, Tensor weight, "
+      "Tensor? bias, Tensor conv_state_indices, str activation=\"none\", "
+      "int null_slot=-1) -> Tensor",
+      &ConvUpdateExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&ConvUpdate<false>>(kConvUpdate, "simd"));
+  return r.Add<&ConvUpdate<true>>(kConvUpdate, OpRegistry::kReference);
+}
+
+}  // namespace
+
+absl::Status RegisterRecurrentOps(OpRegistry& r) {
+  QUERN_RETURN_IF_ERROR(RegisterConv(r));
+  QUERN_RETURN_IF_ERROR(r.Define<&StateUpdateShapes>(
+      "selective_state_update(Tensor(a0!) state, Tensor x, Tensor dt, "
+      "Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? dt_bias, "
+      "Tensor state_batch_indices, Tensor? query_start_loc, "
+      "bool dt_softplus=False, int null_slot=-1) -> Tensor",
+      &StateUpdateExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&StateUpdate<false>>(kStateUpdate, "simd"));
+  return r.Add<&StateUpdate<true>>(kStateUpdate, OpRegistry::kReference);
+}
+
+}  // namespace quern

@@ -1,0 +1,35 @@
+#ifndef QUERN_OPS_REGISTRY_RECURRENT_OPS_H_
+#define QUERN_OPS_REGISTRY_RECURRENT_OPS_H_
+
+#include "absl/status/status.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+
+// Recurrent layers over pools of states; equations are in ops/recurrent. State
+// indices and starts are i32 or i64; null_slot is the index of a sequence to
+// skip, whose outputs are zeros. The names are vLLM's and SGLang's, but for
+// gated_delta_rule_update, which theirs fuse with the gates.
+//
+// Of two operators in a line, the first takes sequences of any length, by
+// query_start_loc [sequences + 1] and has_initial_state u8[sequences]; without
+// query_start_loc every token is a sequence, as in the second. Providers: simd,
+// and reference, which computes in double and rounds where simd rounds.
+
+// chunk_gated_delta_rule, gated_delta_rule_update: ops/recurrent/delta_rule.h.
+// g is [tokens, value_heads], or [tokens, value_heads, dk] for KDA. The state
+// may have another dtype than q. Token by token in both for now.
+absl::Status RegisterDeltaRuleOps(OpRegistry& registry);
+
+// causal_conv1d_fn, causal_conv1d_update: ops/recurrent/causal_conv1d.h.
+// conv_states are [slots, width - 1 or more, channels].
+//
+// selective_state_update: ops/recurrent/state_update.h, with query_start_loc
+// where sequences have several tokens. a is [heads, head_dim, d_state]
+// (Mamba-1), where dt, d and dt_bias have a number for each row of a head, or
+// [heads] (Mamba-2).
+absl::Status RegisterRecurrentOps(OpRegistry& registry);
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_RECURRENT_OPS_H_

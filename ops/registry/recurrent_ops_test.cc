@@ -1,0 +1,307 @@
+// The recurrent operators by name, over sequences of any length: simd writes
+// the bits of the plans, reference what is within rounding of them, and what is
+// wrong is refused. all_ops_test.cc has their decode steps.
+
+#include "quern/ops/registry/recurrent_ops.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/recurrent/causal_conv1d.h"
+#include "quern/ops/recurrent/delta_rule.h"
+#include "quern/ops/recurrent/sequence_batch.h"
+#include "quern/ops/recurrent/state_update.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_fixture_testutil.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_tensors.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr int64_t kTokens = 9;
+constexpr int64_t kSlots = 5;
+
+// Four sequences: of four tokens, of none, of three in no slot, and of one that
+// begins. The first token is padding.
+const std::vector<int64_t> kIndices = {3, 0, -1, 1};
+const std::vector<int32_t> kStarts = {1, 5, 5, 8, 9};
+const std::vector<uint8_t> kInitial = {1, 1, 1, 0};
+
+// A dense f32 tensor.
+struct Tensor {
+  TensorMeta meta;
+  Floats data;
+
+  AnyTensorView view() {
+    AnyTensorView::Dims extents{}, strides{};
+    int64_t stride = 1;
+    for (size_t d = meta.extents.size(); d-- > 0;) {
+      extents[d] = meta.extents[d];
+      strides[d] = stride;
+      stride *= extents[d];
+    }
+    return AnyTensorView(DType::kF32, static_cast<void*>(data.data()),
+                         static_cast<int>(meta.extents.size()), extents,
+                         strides);
+  }
+};
+
+AnyTensorView IndexTensor(const std::vector<int64_t>& v) {
+  return DenseVector(v.data(), static_cast<int64_t>(v.size()));
+}
+AnyTensorView IndexTensor(const std::vector<int32_t>& v) {
+  return DenseVector(v.data(), static_cast<int64_t>(v.size()));
+}
+AnyTensorView InitialTensor() {
+  return DenseVector(kInitial.data(), static_cast<int64_t>(kInitial.size()));
+}
+SequenceBatch Batch() {
+  SequenceBatch batch;
+  batch.state_indices =
+      DenseVector(kIndices.data(), static_cast<int64_t>(kIndices.size()));
+  batch.query_start_loc =
+      DenseVector(kStarts.data(), static_cast<int64_t>(kStarts.size()));
+  batch.has_initial_state = kInitial;
+  return batch;
+}
+
+const TensorMeta kIndexMeta = {DType::kI64, {4}};
+const TensorMeta kStartMeta = {DType::kI32, {5}};
+const TensorMeta kInitialMeta = {DType::kU8, {4}};
+
+class RecurrentOpsTest : public OpFixture {
+ protected:
+  RecurrentOpsTest() {
+    EXPECT_EQ(RegisterRecurrentOps(registry_), absl::OkStatus());
+    EXPECT_EQ(RegisterDeltaRuleOps(registry_), absl::OkStatus());
+  }
+  Tensor Reals(std::vector<int64_t> extents, double lo = -1, double hi = 1) {
+    int64_t count = 1;
+    for (const int64_t extent : extents) count *= extent;
+    return {{DType::kF32, std::move(extents)},
+            UniformReals<float>(rng_, count, lo, hi)};
+  }
+  // By name from both providers: the bits of `want`, and what is near them.
+  // `state` and `out` begin as before the call.
+  void ExpectBoth(const std::string& op, const NamedArgs& args,
+                  const std::vector<NamedTensor>& inputs,
+                  const std::string& state_name, const Tensor& state,
+                  const Tensor& out, const Tensor& want_state,
+                  const Tensor& want_out) {
+    for (const char* provider : {"simd", "reference"}) {
+      SCOPED_TRACE(provider);
+      Tensor s = state, o = out;
+      std::vector<NamedTensor> tensors = inputs;
+      tensors.push_back({state_name, s.view()});
+      tensors.push_back({"out", o.view()});
+      Run(Make(provider, op, args), tensors, kTokens);
+      if (std::string(provider) == "simd") {
+        EXPECT_TRUE(AllBitsEqual(s.data, want_state.data));
+        EXPECT_TRUE(AllBitsEqual(o.data, want_out.data));
+      } else {
+        EXPECT_TRUE(AllClose(s.data, want_state.data, 1e-5));
+        EXPECT_TRUE(AllClose(o.data, want_out.data, 1e-5));
+      }
+    }
+  }
+  TestRng rng_;
+};
+QUERN_INSTANTIATE_ISA_TEST(RecurrentOpsTest);
+
+TEST_P(RecurrentOpsTest, DeltaRuleIsThePlan) {
+  for (const bool kda : {false, true}) {
+    Tensor q = Reals({kTokens, 1, 6}), k = Reals({kTokens, 1, 6});
+    Tensor v = Reals({kTokens, 2, 10}), beta = Reals({kTokens, 2}, 0, 1);
+    Tensor g = kda ? Reals({kTokens, 2, 6}, -1, 0) : Reals({kTokens, 2}, -1, 0);
+    const Tensor state = Reals({kSlots, 2, 6, 10});
+    const Tensor out = Reals({kTokens, 2, 10});
+    DeltaRuleSpec spec;
+    spec.key_heads = 1;
+    spec.value_heads = 2;
+    spec.dk = 6;
+    spec.dv = 10;
+    spec.norm = DeltaNorm::kL2;
+    if (kda) spec.decay = DeltaDecay::kPerChannel;
+    const auto plan = DeltaRulePlan::Create(spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    Tensor want_state = state, want_out = out;
+    const DeltaRuleArgs args = {q.view(), k.view(),       v.view(),
+                                g.view(), beta.view(),    want_state.view(),
+                                Batch(),  want_out.view()};
+    ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+    plan->Execute(args, executor_);
+    ExpectBoth("chunk_gated_delta_rule",
+               {{"q", q.meta},
+                {"k", k.meta},
+                {"v", v.meta},
+                {"g", g.meta},
+                {"beta", beta.meta},
+                {"state", state.meta},
+                {"state_indices", kIndexMeta},
+                {"query_start_loc", kStartMeta},
+                {"has_initial_state", kInitialMeta},
+                {"use_qk_l2norm", true}},
+               {{"q", q.view()},
+                {"k", k.view()},
+                {"v", v.view()},
+                {"g", g.view()},
+                {"beta", beta.view()},
+                {"state_indices", IndexTensor(kIndices)},
+                {"query_start_loc", IndexTensor(kStarts)},
+                {"has_initial_state", InitialTensor()}},
+               "state", state, out, want_state, want_out);
+  }
+}
+
+TEST_P(RecurrentOpsTest, CausalConv1dIsThePlan) {
+  Tensor x = Reals({kTokens, 21}), weight = Reals({21, 4}), bias = Reals({21});
+  const Tensor state = Reals({kSlots, 4, 21}), out = Reals({kTokens, 21});
+  CausalConv1dSpec spec;
+  spec.channels = 21;
+  const auto plan = CausalConv1dPlan::Create(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  Tensor want_state = state, want_out = out;
+  const CausalConv1dArgs args = {x.view(),    weight.view(),
+                                 bias.view(), want_state.view(),
+                                 Batch(),     want_out.view()};
+  ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+  plan->Execute(args, executor_);
+  ExpectBoth("causal_conv1d_fn",
+             {{"x", x.meta},
+              {"weight", weight.meta},
+              {"bias", bias.meta},
+              {"conv_states", state.meta},
+              {"cache_indices", kIndexMeta},
+              {"query_start_loc", kStartMeta},
+              {"has_initial_state", kInitialMeta}},
+             {{"x", x.view()},
+              {"weight", weight.view()},
+              {"bias", bias.view()},
+              {"cache_indices", IndexTensor(kIndices)},
+              {"query_start_loc", IndexTensor(kStarts)},
+              {"has_initial_state", InitialTensor()}},
+             "conv_states", state, out, want_state, want_out);
+}
+
+TEST_P(RecurrentOpsTest, SelectiveStateUpdateIsThePlan) {
+  for (const bool per_row : {false, true}) {
+    Tensor x = Reals({kTokens, 2, 5}), z = Reals({kTokens, 2, 5});
+    Tensor dt = per_row ? Reals({kTokens, 2, 5}) : Reals({kTokens, 2});
+    Tensor a = per_row ? Reals({2, 5, 7}, -2, 0) : Reals({2}, -2, 0);
+    Tensor b = Reals({kTokens, 1, 7}), c = Reals({kTokens, 1, 7});
+    Tensor d = per_row ? Reals({2, 5}) : Reals({2});
+    Tensor bias = per_row ? Reals({2, 5}) : Reals({2});
+    const Tensor state = Reals({kSlots, 2, 5, 7});
+    const Tensor out = Reals({kTokens, 2, 5});
+    StateUpdateSpec spec;
+    spec.heads = 2;
+    spec.head_dim = 5;
+    spec.d_state = 7;
+    if (per_row) spec.form = SsmForm::kPerRow;
+    const auto plan = StateUpdatePlan::Create(spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    Tensor want_state = state, want_out = out;
+    SequenceBatch batch = Batch();
+    batch.has_initial_state = {};
+    const StateUpdateArgs args = {
+        want_state.view(), x.view(), dt.view(),      a.view(),
+        b.view(),          c.view(), d.view(),       z.view(),
+        bias.view(),       batch,    want_out.view()};
+    ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
+    plan->Execute(args, executor_);
+    ExpectBoth("selective_state_update",
+               {{"state", state.meta},
+                {"x", x.meta},
+                {"dt", dt.meta},
+                {"a", a.meta},
+                {"b", b.meta},
+                {"c", c.meta},
+                {"d", d.meta},
+                {"z", z.meta},
+                {"dt_bias", bias.meta},
+                {"state_batch_indices", kIndexMeta},
+                {"query_start_loc", kStartMeta},
+                {"dt_softplus", true}},
+               {{"x", x.view()},
+                {"dt", dt.view()},
+                {"a", a.view()},
+                {"b", b.view()},
+                {"c", c.view()},
+                {"d", d.view()},
+                {"z", z.view()},
+                {"dt_bias", bias.view()},
+                {"state_batch_indices", IndexTensor(kIndices)},
+                {"query_start_loc", IndexTensor(kStarts)}},
+               "state", state, out, want_state, want_out);
+  }
+}
+
+TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterRecurrentOps(registry), absl::OkStatus());
+  ASSERT_EQ(RegisterDeltaRuleOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  struct Case {
+    std::string op;
+    NamedArgs changed;
+    std::string words;
+  };
+  const TensorMeta flat = {DType::kF32, {4}};
+  const Case cases[] = {
+      {"gated_delta_rule_update", {{"q", flat}}, "q has rank 1; need 3"},
+      {"gated_delta_rule_update", {{"v", flat}}, "v has rank 1; need 3"},
+      {"gated_delta_rule_update", {{"g", flat}}, "g has rank 1; need 2"},
+      {"gated_delta_rule_update",
+       {{"state", flat}},
+       "state has rank 1; need 4"},
+      {"chunk_gated_delta_rule", {{"q", flat}}, "q has rank 1; need 3"},
+      {"causal_conv1d_fn", {{"x", flat}}, "x has rank 1; need 2"},
+      {"causal_conv1d_fn",
+       {{"activation", "gelu"}},
+       "activation=\"gelu\"; need \"none\", \"silu\" or \"swish\""},
+      {"causal_conv1d_update",
+       {{"weight", TensorMeta{DType::kF32, {16, 5}}}},
+       "width=5; need 2 <= width <= 4"},
+      {"selective_state_update",
+       {{"a", TensorMeta{DType::kF32, {2, 4}}}},
+       "a has rank 2; need 1"},
+      {"selective_state_update", {{"b", flat}}, "b has rank 1; need 3"},
+  };
+  for (const Case& c : cases) {
+    NamedArgs args = registry.Find(c.op)->example(DType::kF32);
+    for (auto& [name, value] : args) {
+      for (const auto& [changed, other] : c.changed) {
+        if (name == changed) value = other;
+      }
+    }
+    for (const auto& [changed, other] : c.changed) {
+      bool found = false;
+      for (const auto& arg : args) found = found || arg.first == changed;
+      if (!found) args.emplace_back(changed, other);
+    }
+    ExpectRefusal(ops.Make(c.op, args).status(), c.words);
+    ExpectRefusal(registry.InferShapes(c.op, args).status(), c.words);
+  }
+  // Indices of another type.
+  NamedArgs args = registry.Find("causal_conv1d_fn")->example(DType::kF32);
+  args.back().second = flat;
+  ExpectRefusal(ops.Make("causal_conv1d_fn", args).status(),
+                absl::StatusCode::kUnimplemented,
+                "state indices is f32; need i32 or i64");
+}
+
+}  // namespace
+}  // namespace quern
