@@ -5,7 +5,9 @@
 #include "quern/tools/perf/ops_activation.h"
 #include "quern/tools/perf/ops_all_reduce.h"
 #include "quern/tools/perf/ops_attention.h"
+#include "quern/tools/perf/ops_causal_conv1d.h"
 #include "quern/tools/perf/ops_convert.h"
+#include "quern/tools/perf/ops_delta_rule.h"
 #include "quern/tools/perf/ops_kv_write.h"
 #include "quern/tools/perf/ops_linear.h"
 #include "quern/tools/perf/ops_pack.h"
@@ -13,6 +15,7 @@
 #include "quern/tools/perf/ops_registered.h"
 #include "quern/tools/perf/ops_rows.h"
 #include "quern/tools/perf/ops_schedule.h"
+#include "quern/tools/perf/ops_state_update.h"
 #include "quern/tools/perf/ops_varlen_attention.h"
 
 namespace quern {
@@ -27,6 +30,9 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(ScheduleOp());
   ops.push_back(MlaOp());
   ops.push_back(VarlenAttentionOp());
+  ops.push_back(CausalConv1dOp());
+  ops.push_back(DeltaRuleOp());
+  ops.push_back(StateUpdateOp());
   ops.push_back(AllReduceOp());
   return ops;
 }
