@@ -74,6 +74,16 @@ void RunSequence(const CausalConv1dSpec& spec,
   tokens.tokens = static_cast<size_t>(end - begin);
   tokens.channels = static_cast<size_t>(count);
   tokens.fresh = args.batch.fresh(sequence);
+  // A decode step reads few bytes in many places.
+  const int64_t next = sequence + 1;
+  if (end - begin == 1 && next < args.batch.sequences() &&
+      args.batch.end(next) - args.batch.begin(next) == 1 &&
+      args.batch.state_indices[next] != spec.null_slot) {
+    tokens.next_state =
+        ElementAt(args.state, args.batch.state_indices[next], 0, first);
+    tokens.next_x = ElementAt(args.x, args.batch.begin(next), first);
+    tokens.next_out = ElementAt(args.out, args.batch.begin(next), first);
+  }
   kernels.run(weights, tokens);
 }
 

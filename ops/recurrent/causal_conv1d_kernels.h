@@ -36,6 +36,10 @@ struct ConvTokens {
   size_t tokens;    // >= 1
   size_t channels;  // 1 <= channels <= kConvChannels
   bool fresh;       // the history is zeros, and state is not read
+  // First rows of what is wanted next, in the same strides; or null.
+  const void* next_state;
+  const void* next_x;
+  const void* next_out;
 };
 
 struct CausalConv1dKernels {

@@ -1,4 +1,5 @@
 #include "quern/core/float_type.h"
+#include "quern/core/prefetch.h"
 #include "quern/ops/recurrent/state_update_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -123,6 +124,10 @@ HWY_INLINE float UpdateRow(const Row<kPerRow, S>& row, size_t n) {
   return hn::ReduceSum(d, hn::Add(sum0, sum1));
 }
 
+// Rows that follow in memory are asked for this many bytes ahead, also where
+// they are rows of the next head.
+constexpr size_t kAhead = 4096;
+
 template <bool kPerRow, typename S>
 HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
   const DF d;
@@ -133,6 +138,8 @@ HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
   row.c = step.c;
   row.decay = Decay(hn::Set(d, step.a_head * step.delta[0]));
   for (size_t p = 0; p < step.rows; ++p) {
+    PrefetchL2(reinterpret_cast<const char*>(row.s) + kAhead,
+               step.n * sizeof(S));
     row.delta = hn::Set(d, step.delta[p]);
     row.dx = hn::Set(d, step.delta[p] * step.x[p]);
     step.y[p] = UpdateRow(row, step.n);
