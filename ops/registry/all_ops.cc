@@ -12,6 +12,7 @@
 #include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
+#include "quern/ops/registry/moe_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
 #include "quern/ops/registry/recurrent_ops.h"
@@ -56,6 +57,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
