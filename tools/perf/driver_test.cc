@@ -133,6 +133,7 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
            {"pack --warm=2", "pack: --warm=\"2\"; need one of 0, 1"},
            {"pack --n=16777216 --k=16777216", "pack: needs "},
            {"quantize --k=0", "quantize: k=0; need 1 <= k <= "},
+           {"router --groups=3", "router: groups=3; need a divisor of "},
            {"rms_norm --hidden=-4", "rms_norm: hidden=-4; need "},
            {"attention --q_len=5 --kv_len=4", "attention: q_len=5; need 1 <= "},
            {"attention --page_size=1000000 --batch=4096", "attention: needs "},
@@ -320,6 +321,10 @@ constexpr Smoke kSmokes[] = {
     {"quick_gelu", "--rows=3 --hidden=37"},
     {"relu2", "--rows=3 --hidden=37"},
     {"xielu", "--rows=3 --hidden=37 --dtype=f32"},
+    {"router", "--tokens=3 --experts=37 --top_k=5"},
+    {"router",
+     "--tokens=9 --experts=40 --top_k=3 --dtype=bf16 --score=sigmoid --bias=1 "
+     "--groups=4 --top_groups=2"},
     {"kv_write", "--tokens=37 --kv_heads=2 --head_dim=36 --page_size=16"},
     {"causal_conv1d", "--batch=3 --len=5 --channels=37 --width=3"},
     {"delta_rule", "--batch=2 --len=3 --heads=2 --key_heads=1 --dk=9 --dv=21"},

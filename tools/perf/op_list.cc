@@ -13,6 +13,7 @@
 #include "quern/tools/perf/ops_pack.h"
 #include "quern/tools/perf/ops_quantize.h"
 #include "quern/tools/perf/ops_registered.h"
+#include "quern/tools/perf/ops_router.h"
 #include "quern/tools/perf/ops_rows.h"
 #include "quern/tools/perf/ops_schedule.h"
 #include "quern/tools/perf/ops_state_update.h"
@@ -25,6 +26,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : RegisteredOps()) ops.push_back(std::move(op));
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
+  ops.push_back(RouterOp());
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());
