@@ -89,7 +89,10 @@ absl::StatusOr<ExpertOrderPlan> ExpertOrderPlan::Create(
   return ExpertOrderPlan(spec);
 }
 
-int64_t ExpertOrderPlan::WorkspaceBytes(int max_workers) const {
+absl::StatusOr<int64_t> ExpertOrderPlan::WorkspaceBytes(int64_t max_tokens,
+                                                        int max_workers) const {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_tokens", max_tokens, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
   WorkspaceLayout layout;
   LayOut(layout, spec_.experts, max_workers);
   return layout.bytes();

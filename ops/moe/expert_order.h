@@ -43,9 +43,11 @@ class ExpertOrderPlan {
   // InvalidArgument if experts is out of range.
   static absl::StatusOr<ExpertOrderPlan> Create(const ExpertOrderSpec& spec);
 
-  // Bytes of workspace that Execute needs for any number of tokens on up to
-  // max_workers workers: 4 for each expert and worker, and padding.
-  int64_t WorkspaceBytes(int max_workers) const;
+  // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
+  // max_workers workers: 4 for each expert and worker, and padding, whatever
+  // the number of tokens. InvalidArgument if max_tokens < 0 or max_workers < 1.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
+                                         int max_workers) const;
 
   // Whether Execute may be called with these: shapes, strides, memory,
   // aliasing, each id and each expert of the map, and fewer than 2^31 routes.

@@ -69,7 +69,7 @@ Order Sort(int64_t experts, int64_t top_k, const Ints& ids, const Ints* map,
   const GuardBuffer<int32_t> all(map == nullptr ? Ints() : *map);
   GuardBuffer<int32_t> offsets(experts + 1);
   GuardBuffer<int32_t> order(Ints(ids.size(), -7));
-  const int64_t bytes = plan.WorkspaceBytes(executor.num_workers());
+  const int64_t bytes = *plan.WorkspaceBytes(1, executor.num_workers());
   GuardBuffer<uint8_t> memory(bytes);
   ExpertOrderArgs args;
   args.ids = view.view();
@@ -140,8 +140,8 @@ TEST(ExpertOrderTest, AgreesWithTheReferenceForAnyNumberOfWorkers) {
 // And for 15 more experts, so that workers share no cache line.
 TEST(ExpertOrderTest, AsksForFourBytesForEachExpertAndWorker) {
   for (const int workers : {1, 2, 64}) {
-    EXPECT_EQ(Plan(16).WorkspaceBytes(workers), 16 * 4 * workers);
-    EXPECT_EQ(Plan(17).WorkspaceBytes(workers), 32 * 4 * workers);
+    EXPECT_EQ(*Plan(16).WorkspaceBytes(1, workers), 16 * 4 * workers);
+    EXPECT_EQ(*Plan(17).WorkspaceBytes(1, workers), 32 * 4 * workers);
   }
 }
 
@@ -219,7 +219,7 @@ TEST(ExpertOrderTest, SkipsAnIdOutOfRangeThatNobodyChecked) {
   const Ints ids = {1, 2, kMost, 0, kLeast, -2};
   Ints map = {5, 0, kLeast};
   GuardBuffer<int32_t> offsets(3), order(Ints(6, -7));
-  const int64_t bytes = plan.WorkspaceBytes(1);
+  const int64_t bytes = *plan.WorkspaceBytes(1, 1);
   GuardBuffer<uint8_t> memory(bytes);
   const Workspace workspace(memory.data(), static_cast<size_t>(bytes));
   ExpertOrderArgs args;
