@@ -34,9 +34,9 @@
 // or group first. The results are in that order. ids are distinct and in
 // [0, experts) whatever the logits are. A logit of NaN or -infinity counts as
 // the lowest finite f32, and +infinity as the highest; so do c and the score of
-// a group. So a row without any number has the same score everywhere: it gives
-// the first top_k experts of the first groups, and finite weights. Weights
-// whose sum is 0 are left as they are, 0, by renormalize.
+// a group. So all experts have the same score in a row without any number:
+// without a bias it gives the first top_k of them, and weights are always
+// finite. Weights whose sum is 0 are left as they are, 0, by renormalize.
 //
 // Arithmetic is f32. A score is within so many units of 2^-24, relative, of its
 // formula, before the division by the sum of a softmax:
@@ -56,7 +56,7 @@ namespace quern {
 enum class RouterScore : uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
 
 struct RouterSpec {
-  // Rows of all experts lie on the stack of a worker.
+  // A row of all experts lies on the stack of a worker.
   static constexpr int64_t kMaxExperts = 1024;
   static constexpr int64_t kMaxTopK = 64;
 

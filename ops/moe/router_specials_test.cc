@@ -14,12 +14,10 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/moe/router.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/moe/router_testutil.h"
 #include "quern/testing/data.h"
-#include "quern/testing/guard_buffer.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {
