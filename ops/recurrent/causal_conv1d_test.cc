@@ -87,9 +87,10 @@ class ConvData {
     Doubles out(static_cast<size_t>(tokens_) * channels, kNaN);
     Doubles bounds(out.size(), 0.0);
     const SequenceBatch batch = sequences.batch();
+    const Values in = {x_.doubles(), weight_.doubles(), bias_.doubles(), {}};
     for (int64_t s = 0; s < batch.sequences(); ++s) {
       for (size_t c = 0; c < channels; ++c) {
-        ExpectChannel(batch, s, c, state, out, bounds);
+        ExpectChannel(batch, s, c, in, state, out, bounds);
       }
     }
     EXPECT_TRUE(AllEqual(state_.doubles(), state));
@@ -103,7 +104,8 @@ class ConvData {
 
  private:
   void ExpectChannel(const SequenceBatch& batch, int64_t s, size_t c,
-                     Doubles& state, Doubles& out, Doubles& bounds) const {
+                     const Values& in, Doubles& state, Doubles& out,
+                     Doubles& bounds) const {
     const auto channels = static_cast<size_t>(spec_.channels);
     const auto width = static_cast<size_t>(spec_.width);
     const auto begin = static_cast<size_t>(batch.begin(s));
@@ -113,19 +115,21 @@ class ConvData {
       return;
     }
     if (begin == end) return;
-    const Doubles x = x_.doubles(), w = weight_.doubles();
     const auto slot = static_cast<size_t>(batch.state_indices[s] * rows_);
     Doubles inputs;  // the history and the tokens
     for (size_t i = 0; i + 1 < width; ++i) {
       inputs.push_back(batch.fresh(s) ? 0 : state[(slot + i) * channels + c]);
     }
-    for (size_t t = begin; t < end; ++t) inputs.push_back(x[t * channels + c]);
-    const Doubles weights(w.begin() + static_cast<int64_t>(c * width),
-                          w.begin() + static_cast<int64_t>((c + 1) * width));
+    for (size_t t = begin; t < end; ++t) {
+      inputs.push_back(in.x[t * channels + c]);
+    }
+    const Doubles weights(
+        in.weight.begin() + static_cast<int64_t>(c * width),
+        in.weight.begin() + static_cast<int64_t>((c + 1) * width));
     for (size_t t = begin; t < end; ++t) {
       const auto first = inputs.begin() + static_cast<int64_t>(t - begin);
       const ConvReference y = ReferenceConv(
-          weights, bias_.doubles()[c], Doubles(first, first + spec_.width),
+          weights, in.bias[c], Doubles(first, first + spec_.width),
           spec_.activation == ConvActivation::kSilu);
       out[t * channels + c] = y.y;
       bounds[t * channels + c] = y.bound;

@@ -239,6 +239,22 @@ TEST_P(DeltaRuleTest, HasTheLimitsOfTheFormula) {
   EXPECT_TRUE(std::isnan(after({kNaN}, {1}, {1, 1}, {5, 6})[3]));
 }
 
+// From a state of zeros, with beta = 1 and no decay: k v^T.
+TEST_P(DeltaRuleTest, DividesShortKeysByARootThatIsNotZero) {
+  DeltaRuleSpec spec = Spec(1, 1, 2, 1);
+  spec.norm = DeltaNorm::kL2;
+  const DeltaRulePlan plan = Plan(spec);
+  for (const double k : {0.0, 1e-3, 1e-30}) {
+    const DeltaRuleData data(spec, 1, 1,
+                             {{k, 0}, {0, k}, {2}, {0}, {1}, {0, 0}});
+    const Doubles before = data.state().doubles();
+    Run(plan, data, {{0}, {}, {}});
+    data.ExpectResults({{0}, {}, {}}, before);
+    EXPECT_NEAR(data.state().doubles()[1], 2 * k / std::sqrt(k * k + 1e-6),
+                1e-6);
+  }
+}
+
 TEST_P(DeltaRuleTest, KeepsNaNWhereItBelongs) {
   TestRng rng;
   const DeltaRuleSpec spec = Spec(1, 2, 3, 2);
