@@ -112,9 +112,12 @@ struct DecoderOptions {
   // The ranks that hold the model together. Borrowed; must outlive the model
   // and its states. Null means that this process has the whole model.
   Communicator* communicator = nullptr;
-  // Where all operators of the model and of its states come from, so that a
+  // Where the operators of the model and of its states come from, so that a
   // policy or an override reaches them; borrowed, it outlives the model. Its
-  // registry has what RegisterDecoderOps registers. Null: each operator's first
+  // registry has what RegisterDecoderOps registers. Create and
+  // DecoderState::Create make operators; a step calls their WorkspaceBytes and
+  // Execute, and neither Prepare nor CheckArgs. A result may have any row
+  // stride, and a norm may write to what it reads. Null: each operator's first
   // provider.
   const OpDispatcher* operators = nullptr;
   // Called now and then while weights are read, with the bytes done and the

@@ -1,7 +1,9 @@
 // An embedder's operator must run in a model if the policy enables it, and
 // policies must change no more than rounding.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,24 +60,36 @@ absl::StatusOr<std::unique_ptr<BoundOp>> MakeSevens(const MutatedMeta&, double,
   return std::unique_ptr<BoundOp>(new Sevens());
 }
 
-// Counts its calls; a model's operators need not compute to be counted.
+int g_calls = 0;  // of all counters
+
+// Counts its calls, and writes all of the workspace that it asks for; a model's
+// operators need not compute to be counted.
 class Counter final : public BoundOp {
  public:
-  explicit Counter(int& calls) : calls_(calls) {}
   const char* target() const override { return "scalar"; }
   absl::Status CheckArgs(absl::Span<const AnyTensorView>) const override {
     return absl::OkStatus();
   }
-  void Execute(absl::Span<const AnyTensorView>, Workspace,
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows, int) const override {
+    WorkspaceLayout layout;
+    LayOut(layout, max_rows);
+    return layout.bytes();
+  }
+  void Execute(absl::Span<const AnyTensorView> t, Workspace workspace,
                Executor&) const noexcept override {
-    ++calls_;
+    ++g_calls;
+    const int64_t rows = t[0].extent(0);
+    std::fill_n(LayOut(workspace, rows), kRowBytes * rows, uint8_t{1});
   }
 
  private:
-  int& calls_;
+  // More than all other operators of the small model need.
+  static constexpr int64_t kRowBytes = 1 << 20;
+  template <typename Allocator>
+  static uint8_t* LayOut(Allocator& a, int64_t rows) {
+    return a.template Allocate<uint8_t>("counter", kRowBytes * rows);
+  }
 };
-
-int g_linears = 0, g_writes = 0, g_attentions = 0, g_embeddings = 0;
 
 using Made = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using MaybeMeta = std::optional<TensorMeta>;
@@ -83,20 +97,20 @@ using MaybeMeta = std::optional<TensorMeta>;
 Made CountLinear(const TensorMeta&, const LinearWeights*,
                  const std::optional<MutatedMeta>&, const std::string&,
                  const std::string&) {
-  return std::make_unique<Counter>(g_linears);
+  return std::make_unique<Counter>();
 }
 Made CountWrite(const TensorMeta&, const TensorMeta&, const TensorMeta&,
                 const MutatedMeta&, const KvLayout*) {
-  return std::make_unique<Counter>(g_writes);
+  return std::make_unique<Counter>();
 }
 Made CountAttention(const TensorMeta&, const TensorMeta&, const MaybeMeta&,
                     const MaybeMeta&, const KvLayout*, const AttentionStep*,
                     double, int64_t, int64_t, double, const std::string&) {
-  return std::make_unique<Counter>(g_attentions);
+  return std::make_unique<Counter>();
 }
 Made CountEmbedding(const TensorMeta&, const TensorMeta&, Communicator*,
                     int64_t, int64_t, int64_t, double, const std::string&) {
-  return std::make_unique<Counter>(g_embeddings);
+  return std::make_unique<Counter>();
 }
 
 class DecoderOperatorsTest : public DecoderFixture {
@@ -163,31 +177,49 @@ TEST_P(DecoderOperatorsTest, AnOverrideRunsWhereItIsEnabled) {
   EXPECT_EQ(without.size(), 5u);
 }
 
+// One operator is replaced at a time, so that no other's workspace suffices.
 TEST_P(DecoderOperatorsTest, MatricesAttentionAndEmbeddingCanBeReplaced) {
-  ASSERT_EQ(registry_.Override<&CountLinear>("linear", "mine"),
-            absl::OkStatus());
-  ASSERT_EQ(registry_.Override<&CountWrite>("write_kv", "mine"),
-            absl::OkStatus());
-  ASSERT_EQ(registry_.Override<&CountAttention>("paged_attention", "mine"),
-            absl::OkStatus());
-  ASSERT_EQ(
-      registry_.Override<&CountEmbedding>("vocab_parallel_embedding", "mine"),
-      absl::OkStatus());
   TestRng rng;
   SmallDecoder shape;
   shape.architecture = "gemma2";  // layers of two pools
   const std::string bytes = SmallDecoderFile(rng, shape);
   const auto config = DecoderConfig::Create(ParseOrDie(bytes));
   ASSERT_TRUE(config.ok()) << config.status();
-  g_linears = g_writes = g_attentions = g_embeddings = 0;
-  Run(bytes, RandomTokens(rng, 5, shape.vocab), "none");
-  EXPECT_EQ(g_linears, 4 * config->layers + 1);
-  EXPECT_EQ(g_writes, config->layers);
-  EXPECT_EQ(g_attentions, config->layers);
-  EXPECT_EQ(g_embeddings, 1);
+  const auto tokens = RandomTokens(rng, 5, shape.vocab);
+  const auto calls_of = [&](const absl::Status& replaced) {
+    EXPECT_EQ(replaced, absl::OkStatus());
+    g_calls = 0;
+    Run(bytes, tokens, "none");
+    registry_ = OpRegistry();
+    EXPECT_EQ(RegisterDecoderOps(registry_), absl::OkStatus());
+    return g_calls;
+  };
+  EXPECT_EQ(calls_of(registry_.Override<&CountLinear>("linear", "mine")),
+            4 * config->layers + 1);
+  EXPECT_EQ(calls_of(registry_.Override<&CountWrite>("write_kv", "mine")),
+            config->layers);
+  EXPECT_EQ(
+      calls_of(registry_.Override<&CountAttention>("paged_attention", "mine")),
+      config->layers);
+  EXPECT_EQ(calls_of(registry_.Override<&CountEmbedding>(
+                "vocab_parallel_embedding", "mine")),
+            1);
 }
 
 QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);
+
+// Kernels that the environment asks for and this program does not have are
+// refused; the reference does not run in their place.
+TEST(DecoderOperatorsRefusalTest, KernelsThatAreNotLinked) {
+  TestRng rng;
+  InlineExecutor executor;
+  const std::string bytes = SmallDecoderFile(rng, {});
+  ASSERT_EQ(setenv("QUERN_KERNELS", "onednn", 1), 0);
+  const auto model = Decoder::Create(ParseOrDie(bytes), {}, executor);
+  ASSERT_EQ(unsetenv("QUERN_KERNELS"), 0);
+  EXPECT_EQ(model.status().code(), absl::StatusCode::kFailedPrecondition)
+      << model.status();
+}
 
 TEST(DecoderOperatorsRefusalTest, ARegistryWithoutAnOperator) {
   TestRng rng;

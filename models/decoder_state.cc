@@ -173,8 +173,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   pool.attention.scale = c.attention_scale;
   pool.attention.soft_cap = c.attention_cap;
   pool.max_sequences = spec.max_sequences;
-  // One page more for each sequence, because each ends within a page of its
-  // own.
+  // Each sequence's last page may be partly filled.
   pool.pages =
       spec.cache_tokens > 0
           ? DivCeil(spec.cache_tokens, spec.page_size)
@@ -294,7 +293,10 @@ absl::StatusOr<int32_t> DecoderState::Fork(int32_t sequence) {
   QUERN_ASSIGN_OR_RETURN(const int32_t branch, NewSequence());
   const int64_t length = impl_->At(sequence).length;
   for (PagePool& pool : impl_->pools) {
-    QUERN_RETURN_IF_ERROR(pool.Fork(sequence, length, branch));
+    const absl::Status forked = pool.Fork(sequence, length, branch);
+    if (forked.ok()) continue;
+    QUERN_RETURN_IF_ERROR(EndSequence(branch));
+    return forked;
   }
   impl_->At(branch).length = length;
   return branch;

@@ -43,22 +43,23 @@ int64_t GivenBackAtOnce(int64_t page_size) {
       page_size);
 }
 
-NamedArgs WriteArgs(const AttentionSpec& spec, const TensorMeta& cache) {
+NamedArgs WriteArgs(const AttentionSpec& spec, const TensorMeta& cache,
+                    const KvLayout* layout) {
   const TensorMeta heads = {DType::kF32,
                             {1, spec.kv.kv_heads(), spec.kv.head_dim()}};
   return {{"key", heads},
           {"value", heads},
           {"slots", TensorMeta{DType::kI64, {1}}},
           {"cache", cache},
-          {"layout", &spec.kv}};
+          {"layout", layout}};
 }
 
 NamedArgs AttendArgs(const AttentionSpec& spec, const TensorMeta& cache,
-                     const AttentionStep* step) {
+                     const KvLayout* layout, const AttentionStep* step) {
   return {{"query",
            TensorMeta{spec.q_dtype, {1, spec.q_heads, spec.kv.head_dim()}}},
           {"cache", cache},
-          {"layout", &spec.kv},
+          {"layout", layout},
           {"step", step},
           {"scale", spec.scale},
           {"window_left", spec.window_left},
@@ -86,17 +87,20 @@ absl::StatusOr<PagePool> PagePool::Create(const PagePoolSpec& spec,
   const KvLayout& layout = spec.attention.kv;
   PagePool pool;
   pool.spec_ = spec.attention;
+  pool.layout_ = std::make_unique<const KvLayout>(layout);
   QUERN_ASSIGN_OR_RETURN(pool.allocator_,
                          PageAllocator::Create(spec.pages, layout.page_size()));
   const TensorMeta cache = {DType::kU8, {spec.pages, layout.page_bytes()}};
-  QUERN_ASSIGN_OR_RETURN(
-      MadeOp write, ops.Make("write_kv", WriteArgs(spec.attention, cache)));
+  QUERN_ASSIGN_OR_RETURN(MadeOp write,
+                         ops.Make("write_kv", WriteArgs(spec.attention, cache,
+                                                        pool.layout_.get())));
   pool.write_ = std::move(write.op);
   pool.step_ = std::make_unique<AttentionStep>();
   QUERN_ASSIGN_OR_RETURN(
       MadeOp attend,
       ops.Make("paged_attention",
-               AttendArgs(spec.attention, cache, pool.step_.get())));
+               AttendArgs(spec.attention, cache, pool.layout_.get(),
+                          pool.step_.get())));
   pool.attend_ = std::move(attend.op);
   if (spec.attention.q_dtype != DType::kF32) {
     ConvertSpec convert;

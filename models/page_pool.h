@@ -26,6 +26,7 @@
 #include "quern/attention/schedule.h"
 #include "quern/attention/shared_prefix.h"
 #include "quern/cache/kv_cache.h"
+#include "quern/cache/kv_layout.h"
 #include "quern/cache/page_allocator.h"
 #include "quern/cache/page_table.h"
 #include "quern/core/aligned_buffer.h"
@@ -119,6 +120,7 @@ class PagePool {
   }
 
   AttentionSpec spec_;
+  std::unique_ptr<const KvLayout> layout_;  // what the operators are made with
   std::vector<Sequence> sequences_;
   KvCache cache_;
   std::optional<PageAllocator> allocator_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -20,6 +23,7 @@
 #include "examples/generate/session.h"
 #include "examples/generate/stats.h"
 #include "examples/generate/text_writer.h"
+#include "examples/generate/token_sampler.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
@@ -74,6 +78,8 @@ class Continuation {
   }
 
  private:
+  Sample& At(int64_t i) { return samples_[static_cast<size_t>(i)]; }
+
   absl::Status Encode(const std::string& prompt,
                       std::vector<int32_t>& ids) const {
     const Tokenizer& tokenizer = session_.tokenizer();
@@ -102,10 +108,9 @@ class Continuation {
     spec.max_sequences = options_.samples;
     spec.max_step_tokens =
         std::max(std::min(prompt, Session::kStepTokens), options_.samples);
-    spec.cache_tokens =
-        prompt + fresh +
-        (options_.samples - 1) *
-            (RoundUp(fresh, spec.page_size) + 2 * spec.page_size);
+    spec.cache_tokens = prompt + fresh +
+                        (options_.samples - 1) *
+                            (RoundUp(fresh, spec.page_size) + spec.page_size);
     return spec;
   }
 
@@ -113,16 +118,16 @@ class Continuation {
   // where the text comes token by token.
   absl::Status StartTexts(const std::string& prompt) {
     if (!ranks_.leads()) return absl::OkStatus();
+    QUERN_ASSIGN_OR_RETURN(
+        TokenSampler sampler,
+        TokenSampler::Create(options_, session_.model().config().vocab,
+                             session_.ops(), session_.executor()));
+    sampler_.emplace(std::move(sampler));
     const bool one = samples_.size() == 1;
-    for (size_t i = 0; i < samples_.size(); ++i) {
-      QUERN_ASSIGN_OR_RETURN(
-          TextWriter writer,
-          TextWriter::Create(
-              options_, options_.seed + i,
-              one ? TextWriter::Mode::kPrint : TextWriter::Mode::kKeep,
-              session_.tokenizer(), session_.model().config().vocab,
-              session_.ops(), session_.executor()));
-      samples_[i].writer.emplace(std::move(writer));
+    for (Sample& sample : samples_) {
+      sample.writer.emplace(
+          options_, one ? TextWriter::Mode::kPrint : TextWriter::Mode::kKeep,
+          session_.tokenizer());
     }
     return one ? Print(prompt) : absl::OkStatus();
   }
@@ -147,30 +152,32 @@ class Continuation {
     return logits;
   }
 
-  // The leader samples; `step` ends the text where this fails.
-  absl::Status Choose(const Logits& logits, Sample& sample, Step& step) {
-    bool goes_on = false;
+  // The leader samples the next token of each of the texts `open`, whose logits
+  // are the rows, and writes it.
+  absl::Status Choose(const Logits& logits, const std::vector<int64_t>& open,
+                      std::vector<Step>& steps) {
+    std::vector<int64_t> lengths;
+    for (const int64_t i : open) {
+      lengths.push_back(session_.state().length(At(i).sequence));
+    }
     QUERN_ASSIGN_OR_RETURN(
-        step.token,
-        sample.writer->Next(logits, session_.state().length(sample.sequence),
-                            session_.model().context(), session_.executor(),
-                            goes_on));
-    step.goes_on = goes_on ? 1 : 0;
+        const auto tokens,
+        sampler_->Next(logits, open, lengths, session_.executor()));
+    for (size_t i = 0; i < open.size(); ++i) {
+      bool goes_on = false;
+      QUERN_RETURN_IF_ERROR(At(open[i]).writer->Add(
+          tokens[i], lengths[i], session_.model().context(), goes_on));
+      steps[i] = {tokens[i], goes_on ? 1 : 0};
+    }
     return absl::OkStatus();
   }
 
-  // The next token of each of the texts `open`, whose logits are the rows, or
-  // all the first row. An error ends all of them.
+  // What the leader has chosen, on every rank. An error ends all texts.
   std::vector<Step> ChooseAll(const Logits& logits,
-                              const std::vector<Sample*>& open,
+                              const std::vector<int64_t>& open,
                               absl::Status& printed) {
     std::vector<Step> steps(open.size());
-    for (size_t i = 0; ranks_.leads() && i < open.size() && printed.ok(); ++i) {
-      const int64_t row = logits.extent(0) == 1 ? 0 : static_cast<int64_t>(i);
-      const Logits own(logits.data() + row * logits.stride(0),
-                       {1, logits.extent(1)}, {logits.stride(0), 1});
-      printed = Choose(own, *open[i], steps[i]);
-    }
+    if (ranks_.leads()) printed = Choose(logits, open, steps);
     if (!printed.ok()) steps.assign(open.size(), Step());
     ranks_.Share(absl::MakeSpan(steps));
     return steps;
@@ -181,21 +188,24 @@ class Continuation {
   absl::Status Continue(Logits logits, absl::Status& printed) {
     DecoderState& state = session_.state();
     const absl::Time start = absl::Now();
-    std::vector<Sample*> open;
-    for (Sample& sample : samples_) open.push_back(&sample);
+    std::vector<int64_t> open(samples_.size());
+    std::iota(open.begin(), open.end(), 0);
+    // The prompt's last row is the first of every text.
+    logits =
+        Logits(logits.data(), {options_.samples, logits.extent(1)}, {0, 1});
     for (;;) {
       const std::vector<Step> steps = ChooseAll(logits, open, printed);
-      std::vector<Sample*> still;
+      std::vector<int64_t> still;
       std::vector<DecoderBatchItem> items;
       for (size_t i = 0; i < open.size(); ++i) {
         if (steps[i].goes_on == 0) {
           // Its pages are of use to the others.
-          QUERN_RETURN_IF_ERROR(state.EndSequence(open[i]->sequence));
+          QUERN_RETURN_IF_ERROR(state.EndSequence(At(open[i]).sequence));
           continue;
         }
         still.push_back(open[i]);
         items.push_back(
-            {open[i]->sequence, absl::MakeConstSpan(&steps[i].token, 1)});
+            {At(open[i]).sequence, absl::MakeConstSpan(&steps[i].token, 1)});
       }
       open = std::move(still);
       if (open.empty()) break;
@@ -210,16 +220,21 @@ class Continuation {
 
   // Prints what is left, or all of the texts where there are several.
   absl::Status FinishTexts(const std::string& prompt) {
-    Stats& stats = session_.stats();
+    std::map<std::string, int64_t> stopped_by;
     for (Sample& sample : samples_) {
-      stats.new_tokens += sample.writer->tokens();
-      if (!stats.stopped_by.empty()) stats.stopped_by += "; ";
-      stats.stopped_by += sample.writer->stopped_by();
+      session_.stats().new_tokens += sample.writer->tokens();
+      ++stopped_by[sample.writer->stopped_by()];
       const bool first = &sample == &samples_[0];
       if (!first) QUERN_RETURN_IF_ERROR(Print("---\n"));
       if (samples_.size() > 1) QUERN_RETURN_IF_ERROR(Print(prompt));
       QUERN_RETURN_IF_ERROR(sample.writer->Finish());
     }
+    session_.stats().stopped_by = absl::StrJoin(
+        stopped_by, "; ", [this](std::string* out, const auto& reason) {
+          *out += reason.first;
+          if (samples_.size() > 1)
+            absl::StrAppend(out, " (", reason.second, ")");
+        });
     return absl::OkStatus();
   }
 
@@ -227,6 +242,7 @@ class Continuation {
   const GenerateOptions& options_;
   RankGroup& ranks_;
   std::vector<Sample> samples_;
+  std::optional<TokenSampler> sampler_;  // the leader's
 };
 
 }  // namespace

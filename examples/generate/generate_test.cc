@@ -18,6 +18,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "examples/generate/model_testutil.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/models/golden_testutil.h"
@@ -100,22 +101,19 @@ TEST(GenerateTest, CustomOpsGiveTheGoldenText) {
   };
   for (const Case& c :
        {Case{"all",
-             "operators: gather_rows 1 fast, linear 25 fast, "
-             "logits_processor 1 fast, paged_attention 1 fast, "
-             "rms_norm 1 fast, rotary_embedding 1 fast, sample 1 fast, "
-             "vocab_parallel_embedding 1 fast, write_kv 1 fast\n"},
+             "operators: gather_rows 1, linear 25, logits_processor 1, "
+             "paged_attention 1, rms_norm 1, rotary_embedding 1, sample 1, "
+             "vocab_parallel_embedding 1, write_kv 1\n"},
         Case{"none",
-             "operators: gather_rows 1 reference, linear 25 fast, "
-             "logits_processor 1 fast, paged_attention 1 fast, "
-             "rms_norm 1 reference, rotary_embedding 1 reference, sample 1 "},
-        Case{"none,+rms_norm",
-             "operators: gather_rows 1 reference, linear 25 fast, "
-             "logits_processor 1 fast, paged_attention 1 fast, "
-             "rms_norm 1 fast, rotary_embedding 1 reference, sample 1 "},
+             "operators: gather_rows 1 by reference, linear 25, "
+             "logits_processor 1, paged_attention 1, rms_norm 1 by reference, "
+             "rotary_embedding 1 by reference, sample 1, "},
+        Case{
+            "none,+rms_norm",
+            "paged_attention 1, rms_norm 1, rotary_embedding 1 by reference, "},
         Case{"-paged_attention,-write_kv",
-             "paged_attention 1 reference, rms_norm 1 fast, rotary_embedding 1 "
-             "fast, sample 1 fast, vocab_parallel_embedding 1 fast, write_kv 1 "
-             "reference\n"},
+             "paged_attention 1 by reference, rms_norm 1, rotary_embedding 1, "
+             "sample 1, vocab_parallel_embedding 1, write_kv 1 by reference\n"},
         Case{"-rms_norm,-no_such_op", "no_such_op"}}) {
     for (const GoldenPrompt& prompt : ReadGolden().prompts) {
       const Outcome outcome = RunGenerate(
@@ -235,23 +233,6 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("stopped by: ")));
 }
 
-// Path of a copy of the shipped model whose text ends at `token`, not at </s>.
-// The bytes of the key's value are changed in place.
-std::string ModelThatEndsAt(int32_t token) {
-  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
-  const std::string key = "tokenizer.ggml.eos_token_id";
-  const size_t at = model.find(key);
-  EXPECT_NE(at, std::string::npos);
-  if (at != std::string::npos) {
-    // The value follows the key's name and its type, of four bytes.
-    std::memcpy(&model[at + key.size() + 4], &token, sizeof(token));
-  }
-  const std::string path =
-      absl::StrCat(::testing::TempDir(), "/ends_at_", token, ".gguf");
-  std::ofstream(path, std::ios::binary) << model;
-  return path;
-}
-
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
   std::string prompt = "a";
   for (int i = 0; i < 253; ++i) prompt += " a";  // 255 tokens with <s>
@@ -325,6 +306,8 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--threads=-1"}, "--threads=-1; need 0 to 127"},
       {{"--ranks=0"}, "--ranks=0; need at least 1"},
       {{"--samples=0"}, "--samples=0; need 1 to 4096"},
+      {{"--samples=4097"}, "--samples=4097; need 1 to 4096"},
+      {{"--samples=2", "--perplexity"}, "--samples=2 with --perplexity"},
       {{"--custom_ops=some"}, "--custom_ops=some is not a value of that flag"},
       {{"--ranks=65"}, "--ranks=65; need 1 to 64 in one process"},
       {{"--ranks=two"}, "--ranks=two is not a value of that flag: need a "},

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "examples/generate/model_testutil.h"
 #include "examples/generate/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -65,20 +67,6 @@ void ExpectAllFail(const Outcome& outcome, const std::string& begin,
     EXPECT_THAT(std::string(status.message()), StartsWith(begin));
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
   }
-}
-
-// Writes a copy of the shipped model with one byte changed in the integer after
-// `key`.
-std::string ModelWith(const std::string& key, char value) {
-  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
-  const size_t at = model.find(key);
-  EXPECT_NE(at, std::string::npos);
-  if (at == std::string::npos) return "";
-  // The key's name is followed by its type, of four bytes, and then the value.
-  model[at + key.size() + 4] = value;
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", key);
-  std::ofstream(path, std::ios::binary) << model;
-  return path;
 }
 
 TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
@@ -146,20 +134,51 @@ TEST(GeneratorTest, SamplesAreTheTextsOfTheirSeeds) {
   }
 }
 
-// The first of several texts may end long before the others.
+// Samples that end are left out of the steps of the others.
 TEST(GeneratorTest, SamplesEndByThemselves) {
-  GoldenPrompt prompt = ReadGolden().prompts[0];
-  // The context ends all of them after the same number of tokens, whatever
-  // page that is in.
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  // A text ends at a token of the greedy one, or at max_tokens.
+  const std::vector<int32_t>& ids = prompt.greedy_ids;
   std::vector<GenerateOptions> options = Options(1, prompt);
-  options[0].temperature = 0;
-  options[0].max_tokens = 1000;
-  const std::string one = GenerateOnRanks(options).out;
-  options[0].samples = 5;
-  const Outcome outcome = GenerateOnRanks(options);
-  EXPECT_EQ(outcome.statuses[0], absl::OkStatus());
-  EXPECT_EQ(outcome.out, absl::StrCat(one, "---\n", one, "---\n", one, "---\n",
-                                      one, "---\n", one));
+  options[0].model = ModelThatEndsAt(ids.at(ids.size() / 4));
+  options[0].temperature = 1.2f;
+  options[0].max_tokens = 40;
+  std::string want;
+  std::set<size_t> lengths;
+  for (uint64_t seed = 30; seed < 38; ++seed) {
+    options[0].seed = seed;
+    const std::string text = GenerateOnRanks(options).out;
+    lengths.insert(text.size());
+    absl::StrAppend(&want, want.empty() ? "" : "---\n", text);
+  }
+  EXPECT_GT(lengths.size(), 3u);
+  options[0].seed = 30;
+  options[0].samples = 8;
+  EXPECT_EQ(GenerateOnRanks(options).out, want);
+}
+
+// All texts reach the end of the context, or have a single token.
+TEST(GeneratorTest, SamplesFillTheContext) {
+  for (const int64_t max_tokens : {int64_t{1000}, int64_t{1}}) {
+    std::vector<GenerateOptions> options = Options(1, ReadGolden().prompts[0]);
+    options[0].max_tokens = max_tokens;
+    const std::string one = GenerateOnRanks(options).out;
+    options[0].samples = 5;
+    const Outcome outcome = GenerateOnRanks(options);
+    EXPECT_EQ(outcome.statuses[0], absl::OkStatus());
+    EXPECT_EQ(outcome.out, absl::StrCat(one, "---\n", one, "---\n", one,
+                                        "---\n", one, "---\n", one));
+  }
+}
+
+TEST(GeneratorTest, ReferencesGiveTheGoldenTextOnTwoRanks) {
+  const GoldenPrompt prompt = ReadGolden().prompts[0];
+  std::vector<GenerateOptions> options = Options(2, prompt);
+  for (GenerateOptions& o : options) {
+    o.custom_ops = "-vocab_parallel_embedding,-logits_processor,-write_kv";
+  }
+  EXPECT_EQ(GenerateOnRanks(options).out,
+            prompt.text + prompt.greedy_text + "\n");
 }
 
 // Two ranks sum f32 values in another order than one rank does, so that a row
@@ -185,7 +204,7 @@ TEST(GeneratorTest, WhatFailsOnOneRankEndsAll) {
   const std::string cut = ::testing::TempDir() + "/cut.gguf";
   std::ofstream(cut, std::ios::binary)
       << FileBytes(ModelFile("quern-kjv-4m.bf16.gguf")).substr(0, 1 << 20);
-  const std::string other_context = ModelWith("llama.context_length", 64);
+  const std::string other_context = ModelWith("llama.context_length", char{64});
   const struct {
     std::string model, packed;
     const char* words;

@@ -32,13 +32,12 @@ std::string Operators::Summary() const {
   const auto add = [&text](const std::string& name, int64_t count,
                            const char* kind) {
     if (count == 0) return;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", count, " ",
-                    kind);
+    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", count, kind);
   };
   for (const std::string& name : registry_.Names()) {
     const OpCounts counts = dispatcher_->Counts(name);
-    add(name, counts.enabled, "fast");
-    add(name, counts.disabled, "reference");
+    add(name, counts.enabled, "");
+    add(name, counts.disabled, " by reference");
   }
   for (const std::string& warning : dispatcher_->Warnings()) {
     absl::StrAppend(&text, "\n", warning);

@@ -20,7 +20,7 @@ class Operators {
       const std::string& policy);
 
   const OpDispatcher& dispatcher() const { return *dispatcher_; }
-  // What was made so far, "rms_norm 2 fast, rotary_embedding 1 reference";
+  // What was made so far, "rms_norm 2, rotary_embedding 1 by reference";
   // and, a line each, the words of the policy that had no effect.
   std::string Summary() const;
 

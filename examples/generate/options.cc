@@ -117,8 +117,9 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtoi(value, &o.max_tokens);
      }},
     {"samples", "1",
-     "texts to write, each by draws of its own; with several they come when "
-     "all\n      are complete, with a line of --- between them",
+     "texts to write, with seed, seed + 1 and so on; several come when all "
+     "are\n"
+     "      complete, with a line of --- between them",
      kWhole,
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.samples);
@@ -236,6 +237,10 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   }
   if (o.samples < 1 || o.samples > kMaxSamples) {
     return refuse("--samples=", o.samples, "; need 1 to ", kMaxSamples);
+  }
+  if (o.samples > 1 && o.perplexity) {
+    return refuse("--samples=", o.samples,
+                  " with --perplexity, which writes no text; need one of them");
   }
   if (o.threads < 0 || o.threads > HwyExecutor::kMaxWorkers) {
     return refuse("--threads=", o.threads, "; need 0 to ",

@@ -2,27 +2,14 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "examples/generate/options.h"
-#include "quern/core/aligned_buffer.h"
-#include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/models/tokenizer.h"
-#include "quern/ops/registry/op_arg.h"
-#include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/sampling_ops.h"
-#include "quern/ops/sampling/sampler.h"
 
 namespace quern {
 
@@ -34,50 +21,15 @@ absl::Status Print(const std::string& text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TextWriter> TextWriter::Create(const GenerateOptions& options,
-                                              uint64_t seed, Mode mode,
-                                              const Tokenizer& tokenizer,
-                                              int64_t vocab,
-                                              const OpDispatcher& ops,
-                                              const Executor& executor) {
-  TextWriter writer(tokenizer, options, seed, mode);
-  QUERN_ASSIGN_OR_RETURN(
-      MadeOp sample,
-      ops.Make("sample", {{"logits", TensorMeta{DType::kF32, {1, vocab}}},
-                          {"step", &writer.sampling_->step}}));
-  writer.sample_ = std::move(sample.op);
-  QUERN_ASSIGN_OR_RETURN(const int64_t bytes, writer.sample_->WorkspaceBytes(
-                                                  1, executor.num_workers()));
-  QUERN_ASSIGN_OR_RETURN(writer.scratch_, AlignedBuffer::Create(bytes));
-  return writer;
-}
-
-TextWriter::TextWriter(const Tokenizer& tokenizer,
-                       const GenerateOptions& options, uint64_t seed, Mode mode)
+TextWriter::TextWriter(const GenerateOptions& options, Mode mode,
+                       const Tokenizer& tokenizer)
     : tokenizer_(tokenizer),
       mode_(mode),
-      sampling_(std::make_unique<Sampling>()),
       decoder_(tokenizer, StreamDecoder::Start::kAfterText),
-      max_tokens_(options.max_tokens) {
-  SamplingParams& params = sampling_->params;
-  params.temperature = options.temperature;
-  params.top_k = options.top_k;
-  params.top_p = options.top_p;
-  params.seed = seed;
-  sampling_->step.params = absl::MakeConstSpan(&params, 1);
-}
+      max_tokens_(options.max_tokens) {}
 
-absl::StatusOr<int32_t> TextWriter::Next(MatrixView<const float> logits,
-                                         int64_t length, int64_t context,
-                                         Executor& executor, bool& goes_on) {
-  sampling_->params.step = static_cast<uint64_t>(length);
-  int32_t token = SamplerPlan::kNoToken;
-  const AnyTensorView tensors[] = {logits, DenseVector(&token, 1)};
-  sample_->Execute(tensors, Workspace(scratch_), executor);
-  if (token == SamplerPlan::kNoToken) {
-    return absl::DataLossError(
-        "the model gave no usable probabilities: its weights are damaged");
-  }
+absl::Status TextWriter::Add(int32_t token, int64_t length, int64_t context,
+                             bool& goes_on) {
   ++tokens_;
   if (tokenizer_.IsEnd(token)) {
     stopped_by_ = absl::StrCat("the model: end of text, ",
@@ -92,7 +44,7 @@ absl::StatusOr<int32_t> TextWriter::Next(MatrixView<const float> logits,
     }
   }
   goes_on = stopped_by_.empty();
-  return token;
+  return absl::OkStatus();
 }
 
 absl::Status TextWriter::Write(const std::string& text) {

@@ -1,23 +1,14 @@
 #ifndef QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
 #define QUERN_EXAMPLES_GENERATE_TEXT_WRITER_H_
 
-// From logits to text on standard output, at once or in the end.
+// From tokens to text on standard output, at once or in the end.
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "examples/generate/options.h"
-#include "quern/core/aligned_buffer.h"
-#include "quern/core/executor.h"
-#include "quern/core/tensor_view.h"
 #include "quern/models/tokenizer.h"
-#include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/sampling_ops.h"
-#include "quern/ops/sampling/sampler.h"
 
 namespace quern {
 
@@ -31,21 +22,14 @@ class TextWriter {
     kKeep,   // all of it in Finish
   };
 
-  // Samples among `vocab` logits as the options say, but for the seed, by the
-  // operator `sample` of `ops` and with the executor's number of workers.
   // `tokenizer` must outlive the result.
-  static absl::StatusOr<TextWriter> Create(const GenerateOptions& options,
-                                           uint64_t seed, Mode mode,
-                                           const Tokenizer& tokenizer,
-                                           int64_t vocab,
-                                           const OpDispatcher& ops,
-                                           const Executor& executor);
+  TextWriter(const GenerateOptions& options, Mode mode,
+             const Tokenizer& tokenizer);
 
-  // Samples the token that follows `length` tokens, with the text that it
-  // completes. `goes_on` becomes false where the token ends the text.
-  absl::StatusOr<int32_t> Next(MatrixView<const float> logits, int64_t length,
-                               int64_t context, Executor& executor,
-                               bool& goes_on);
+  // Writes the text that `token` completes, which follows `length` tokens of a
+  // context of so many. `goes_on` becomes false where the token ends the text.
+  absl::Status Add(int32_t token, int64_t length, int64_t context,
+                   bool& goes_on);
 
   // Prints the rest of the text, and ends its line.
   absl::Status Finish();
@@ -55,21 +39,10 @@ class TextWriter {
   const std::string& stopped_by() const { return stopped_by_; }
 
  private:
-  // What `sample` reads of each step, where it was told to look for it.
-  struct Sampling {
-    SamplingParams params;
-    SamplingStep step;
-  };
-
-  TextWriter(const Tokenizer& tokenizer, const GenerateOptions& options,
-             uint64_t seed, Mode mode);
   absl::Status Write(const std::string& text);
 
   const Tokenizer& tokenizer_;
   Mode mode_;
-  std::unique_ptr<Sampling> sampling_;
-  std::unique_ptr<const BoundOp> sample_;
-  AlignedBuffer scratch_;
   StreamDecoder decoder_;
   int64_t max_tokens_;
   int64_t tokens_ = 0;

@@ -134,23 +134,32 @@ class BoundLinear final : public BoundOp {
   std::optional<NativeLinear> native_;
 };
 
-// The plan that gemm/linear.h chooses, if it uses `implementation`. onednn is
-// also accepted when it is not the first choice.
-absl::StatusOr<LinearPlan> PlanBy(absl::string_view implementation,
-                                  LinearSpec spec,
-                                  const LinearWeights& weights) {
+enum class By : uint8_t { kPacked, kOneDnn, kReference };
+
+absl::StatusOr<LinearPlan> PlanOf(LinearSpec spec, const LinearWeights& weights,
+                                  const char* kernels) {
+  spec.kernels = kernels;
   InlineExecutor executor;
-  auto plan = LinearPlan::Create(spec, weights, executor);
-  if (!plan.ok() || plan->implementation() == implementation) return plan;
-  if (implementation == kPacked) {
-    return Unimplemented(kOp, "QUERN_KERNELS asks for ",
-                         plan->implementation());
-  }
-  spec.kernels = std::string(implementation);
   return LinearPlan::Create(spec, weights, executor);
 }
 
-enum class By : uint8_t { kPacked, kOneDnn, kReference };
+// The packed plan, where gemm/linear.h chooses it. Unimplemented where it
+// chooses another implementation, whose provider is asked next.
+absl::StatusOr<LinearPlan> PackedPlanIfChosen(const LinearSpec& spec,
+                                              const LinearWeights& weights) {
+  auto plan = PlanOf(spec, weights, "");
+  if (plan.ok() && plan->implementation() != absl::string_view(kPacked)) {
+    return Unimplemented(kOp, "QUERN_KERNELS asks for ",
+                         plan->implementation());
+  }
+  if (absl::IsUnimplemented(plan.status()) &&
+      PlanOf(spec, weights, kPacked).ok()) {
+    // The environment asks for kernels that cannot run this. Unimplemented
+    // would lead to the reference.
+    return absl::FailedPreconditionError(plan.status().message());
+  }
+  return plan;
+}
 
 template <By kBy>
 Bound Make(const TensorMeta& x, const LinearWeights* weights,
@@ -158,21 +167,22 @@ Bound Make(const TensorMeta& x, const LinearWeights* weights,
            const std::string& out_dtype) {
   QUERN_RETURN_IF_ERROR(
       Shapes(x, weights, residual, activation, out_dtype).status());
-  QUERN_ASSIGN_OR_RETURN(LinearSpec spec,
+  QUERN_ASSIGN_OR_RETURN(const LinearSpec spec,
                          SpecOf(x, residual, activation, out_dtype));
   if (kBy == By::kOneDnn && !OneDnnIsLinked()) {
     return Unimplemented(kOp, "this program does not link //gemm/onednn");
   }
   std::optional<NativeLinear> native;
   if (kBy == By::kReference) {
-    // The reference accepts exactly what our kernels accept.
-    spec.kernels = kPacked;
     QUERN_ASSIGN_OR_RETURN(native,
                            NativeLinear::Create(*weights, spec.activation));
   }
+  // The reference accepts exactly what our kernels accept.
   QUERN_ASSIGN_OR_RETURN(
       LinearPlan plan,
-      PlanBy(kBy == By::kOneDnn ? kOneDnn : kPacked, spec, *weights));
+      kBy == By::kPacked
+          ? PackedPlanIfChosen(spec, *weights)
+          : PlanOf(spec, *weights, kBy == By::kOneDnn ? kOneDnn : kPacked));
   return std::unique_ptr<BoundOp>(
       new BoundLinear(std::move(plan), std::move(native)));
 }

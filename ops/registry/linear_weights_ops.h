@@ -15,9 +15,10 @@ namespace quern {
 // the result. An empty out_dtype means the residual's dtype, or that of x
 // without one.
 //
-// Providers: simd and onednn, as gemm/linear.h (and QUERN_KERNELS) chooses;
-// onednn packs its own form when the operator is made, on one thread. reference
-// decodes each weight where it is used and sums in double.
+// Providers: simd and onednn, as gemm/linear.h (and QUERN_KERNELS) chooses:
+// FailedPrecondition where QUERN_KERNELS asks for kernels that cannot run the
+// layer. onednn packs its own form when the operator is made, on one thread.
+// reference decodes each weight where it is used and sums in double.
 //
 // Brings gemm along.
 absl::Status RegisterLinearWeightsOps(OpRegistry& registry);

@@ -36,7 +36,9 @@ struct TensorMeta {
 struct MutatedMeta : TensorMeta {};
 
 // The name that schemas use for a C++ type whose objects are arguments. An
-// object is borrowed, so it must outlive the operator that is made with it.
+// object is borrowed, so it must outlive the operator that is made
+// with it, unless the header of the operator's family says that it may be
+// dropped.
 // Operators take a pointer to T; a name for const T makes the object read-only.
 // An embedder specialises this for its own types.
 template <typename T>

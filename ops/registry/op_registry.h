@@ -92,8 +92,9 @@ class BoundOp {
   virtual absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const = 0;
 
-  // Bytes of workspace that Execute needs for up to max_rows rows of the first
-  // tensor on up to max_workers workers. Most operators need none.
+  // Bytes of workspace that Execute needs on up to max_workers workers, for up
+  // to max_rows rows: the first dimension of the first tensor, unless the
+  // header of the operator's family says otherwise. Most operators need none.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t /*max_rows*/,
                                                  int /*max_workers*/) const {
     return 0;

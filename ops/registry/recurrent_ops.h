@@ -11,7 +11,7 @@ namespace quern {
 // skip, whose outputs are zeros. The names are vLLM's and SGLang's, but for
 // gated_delta_rule_update, which theirs fuse with the gates.
 //
-// Of two operators in a line, the first takes sequences of any length, by
+// Where a line names two operators, the first takes sequences of any length, by
 // query_start_loc [sequences + 1] and has_initial_state u8[sequences]; without
 // query_start_loc every token is a sequence, as in the second. Providers: simd,
 // and reference, which computes in double and rounds where simd rounds.

@@ -126,9 +126,9 @@ class StateUpdate final : public Op {
   const StateUpdateSpec& spec() const { return plan_.spec(); }
   bool per_row() const { return spec().form == SsmForm::kPerRow; }
   int64_t rows() const { return spec().heads * spec().head_dim; }
-  // Of dt, d and dt_bias.
+  // Numbers in a row of dt, and in d and dt_bias.
   int64_t numbers() const { return per_row() ? rows() : spec().heads; }
-  // Of a alone, in front of d and dt_bias.
+  // Numbers in a.
   int64_t rates() const {
     return per_row() ? rows() * spec().d_state : spec().heads;
   }

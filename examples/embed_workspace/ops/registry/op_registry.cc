@@ -105,11 +105,11 @@ Bound MakeRelu2(const quern::TensorMeta& x) {
 Bound MakeRmsNorm(const quern::TensorMeta& x,
                   const std::optional<quern::TensorMeta>& weight, double eps,
                   int64_t var_hidden_size, const std::string& out_dtype) {
-  if (x.dtype != quern::DType::kF32 || !weight.has_value() ||
-      weight->dtype != quern::DType::kF32 || var_hidden_size != 0 ||
-      (!out_dtype.empty() && out_dtype != "f32")) {
+  if (x.dtype != quern::DType::kF32 || x.extents.size() != 2 ||
+      !weight.has_value() || weight->dtype != quern::DType::kF32 ||
+      var_hidden_size != 0 || (!out_dtype.empty() && out_dtype != "f32")) {
     return absl::UnimplementedError(
-        "mine: rms_norm of f32 with a weight alone");
+        "mine: rms_norm of f32 rows with a weight alone");
   }
   return std::unique_ptr<quern::BoundOp>(new MyRmsNorm(eps));
 }
