@@ -221,10 +221,14 @@ void DeltaRulePlan::Execute(const DeltaRuleArgs& args,
     division.columns = static_cast<int64_t>(kDeltaColumns);
   }
   const int64_t units = sequences * spec_.value_heads * division.blocks();
-  // Sequences differ in length, so that prefill has more tasks to level out.
+  // Sequences differ in length, so that prefill has more tasks to level out. In
+  // decode the first state of a task was not asked for ahead: eight to a task.
+  const int64_t most =
+      decode ? std::clamp<int64_t>(units / (8 * executor.num_workers()), 1, 4)
+             : 32;
   const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
                        spec_.dk * std::min(division.columns, spec_.dv);
-  ParallelRowRanges(executor, units, cost, decode ? 4 : 32,
+  ParallelRowRanges(executor, units, cost, most,
                     [&](int64_t begin, int64_t end) {
                       Run run(spec_, kernels_, blocks_, args);
                       for (int64_t i = begin; i < end; ++i) {

@@ -115,10 +115,29 @@ HWY_INLINE void GatherRows(const S* s, size_t stride, size_t rows, size_t n,
   hn::Store(sums.b, d, b);
 }
 
+// The state that is wanted next, row by row. Half of it is asked for during
+// each sweep, so that memory is busy in both.
+template <typename S>
+struct Ahead {
+  HWY_INLINE explicit Ahead(const DeltaRuleStep& step)
+      : row(static_cast<const S*>(step.next)),
+        stride(step.row_stride),
+        bytes(step.columns * sizeof(S)),
+        left(row == nullptr ? 0 : step.rows) {}
+  HWY_INLINE void Row() {
+    if (left == 0) return;
+    PrefetchL2(row, bytes);
+    row += stride;
+    --left;
+  }
+  const S* row;
+  size_t stride, bytes, left;
+};
+
 // a[c] = sum over i of s[i, c] ak[i], b[c] that of s[i, c] aq[i].
 template <typename S>
 HWY_INLINE void Gather(const DeltaRuleToken& token, const DeltaRuleStep& step,
-                       float* a, float* b) {
+                       Ahead<S>& ahead, float* a, float* b) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t columns = step.columns;
@@ -131,6 +150,8 @@ HWY_INLINE void Gather(const DeltaRuleToken& token, const DeltaRuleStep& step,
     const float* const ak = token.ak + i;
     const float* const aq = token.aq + i;
     const size_t rows = HWY_MIN(step.rows - i, size_t{4});
+    ahead.Row();
+    ahead.Row();
     size_t c = 0;
     if (rows == 4) {
       for (; c + lanes <= columns; c += lanes) {
@@ -171,14 +192,14 @@ HWY_INLINE void UpdateRow(S* s, size_t columns, float a, float k,
   }
 }
 
-// The second sweep finds in L2 what the first has read, and leaves the memory
-// bus to the state that is wanted next.
+// The second sweep finds in L2 what the first has read.
 template <typename S>
 void Step(const DeltaRuleToken& token, const DeltaRuleStep& step) {
   const DF d;
   HWY_ALIGN float a[kDeltaColumns];
   HWY_ALIGN float b[kDeltaColumns];
-  Gather<S>(token, step, a, b);
+  Ahead<S> ahead(step);
+  Gather<S>(token, step, ahead, a, b);
   const auto beta = hn::Set(d, token.beta);
   const auto kq = hn::Set(d, token.kq);
   for (size_t c = 0; c < step.columns; c += hn::Lanes(d)) {
@@ -188,12 +209,8 @@ void Step(const DeltaRuleToken& token, const DeltaRuleStep& step) {
     hn::Store(hn::MulAdd(kq, delta, hn::Load(d, b + c)), d, step.out + c);
   }
   S* s = static_cast<S*>(step.state);
-  const S* next = static_cast<const S*>(step.next);
   for (size_t i = 0; i < step.rows; ++i, s += step.row_stride) {
-    if (next != nullptr) {
-      PrefetchL2(next, step.columns * sizeof(S));
-      next += step.row_stride;
-    }
+    if (i % 2 == 0) ahead.Row();
     UpdateRow(s, step.columns, token.a[i], token.k[i], a);
   }
 }
