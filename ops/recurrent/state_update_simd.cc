@@ -92,6 +92,16 @@ struct Row {
     StoreF32(next, d, s + i);
     return hn::MulAdd(next, hn::Load(d, c + i), sum);
   }
+  // Two vectors, whose codes are made together.
+  HWY_INLINE void Full2(size_t i, VF& sum0, VF& sum1) const {
+    const DF d;
+    const size_t j = i + hn::Lanes(d);
+    const auto next0 = New(LoadF32(d, s + i), i, hn::Lanes(d));
+    const auto next1 = New(LoadF32(d, s + j), j, hn::Lanes(d));
+    StoreF32x2(next0, next1, d, s + i);
+    sum0 = hn::MulAdd(next0, hn::Load(d, c + i), sum0);
+    sum1 = hn::MulAdd(next1, hn::Load(d, c + j), sum1);
+  }
   HWY_INLINE VF Tail(size_t i, size_t n, VF sum) const {
     const DF d;
     const auto next = New(LoadNF32(d, s + i, n), i, n);
@@ -113,8 +123,7 @@ HWY_INLINE float UpdateRow(const Row<kPerRow, S>& row, size_t n) {
   auto sum0 = hn::Zero(d), sum1 = sum0;
   size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    sum0 = row.Full(i, sum0);
-    sum1 = row.Full(i + lanes, sum1);
+    row.Full2(i, sum0, sum1);
   }
   if (i + lanes <= n) {
     sum0 = row.Full(i, sum0);
