@@ -144,7 +144,7 @@ void RunToken(const ConvWeights& weights, const ConvTokens& tokens) {
 // the order of memory, and weights and history are loaded once for the tokens.
 // The state is where the history is kept between groups: an input that is a
 // number is exact in f32 and back.
-// Groups of 2, which leave more ways of L1, are slower at every stride (Zen 4,
+// Groups of 2, which leave more ways of L1, are slower at every stride (Zen 5,
 // 2026).
 constexpr size_t kGroup = 8;
 
