@@ -151,7 +151,7 @@ class StateUpdateData {
   };
   bool per_row() const { return spec_.form == SsmForm::kPerRow; }
   int64_t head_rows() const { return spec_.heads * spec_.head_dim; }
-  // Numbers in a row of dt, and in d and dt_bias.
+  // How many numbers dt has for a token, and d and dt_bias have in all.
   int64_t numbers() const { return per_row() ? head_rows() : spec_.heads; }
   static AnyMatrix Make(DType dtype, const Doubles& values, int64_t rows,
                         int64_t cols, int64_t pad) {

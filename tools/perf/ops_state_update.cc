@@ -126,9 +126,9 @@ class StateUpdate final : public Op {
   const StateUpdateSpec& spec() const { return plan_.spec(); }
   bool per_row() const { return spec().form == SsmForm::kPerRow; }
   int64_t rows() const { return spec().heads * spec().head_dim; }
-  // Numbers in a row of dt, and in d and dt_bias.
+  // How many numbers dt has for a token, and d and dt_bias have in all.
   int64_t numbers() const { return per_row() ? rows() : spec().heads; }
-  // Numbers in a.
+  // How many numbers a has, which d and dt_bias follow.
   int64_t rates() const {
     return per_row() ? rows() * spec().d_state : spec().heads;
   }
