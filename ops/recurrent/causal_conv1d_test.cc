@@ -21,6 +21,7 @@
 #include "quern/testing/many_workers.h"
 #include "quern/testing/no_alloc.h"
 #include "quern/testing/refusal.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -252,6 +253,13 @@ TEST_P(CausalConv1dTest, CutsBatchesAndWorkersChangeNoBit) {
          {{0, 1}, {3, 14, 16}, {}},
          {{1}, {16, 23}, {}}},
     };
+    // Real threads write the same bits.
+    const ConvData threaded(spec, kTokens, 2, values, 3);
+    const Sequences both = {{0, 1}, {0, 14, 23}, {}};
+    const auto pool = Workers(3);
+    plan.Execute(threaded.args(both), *pool);
+    EXPECT_EQ(threaded.out().bits(), whole.out().bits());
+    EXPECT_EQ(threaded.state().bits(), whole.state().bits());
     for (const int workers : {1, 3, 64}) {
       for (const auto& calls : ways) {
         const ConvData cut(spec, kTokens, 2, values, 3);

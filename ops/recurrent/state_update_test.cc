@@ -20,6 +20,7 @@
 #include "quern/testing/many_workers.h"
 #include "quern/testing/no_alloc.h"
 #include "quern/testing/refusal.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
@@ -161,6 +162,13 @@ TEST_P(StateUpdateTest, CutsBatchesAndWorkersChangeNoBit) {
            {{0, 1}, {3, 7, 9}, {}},
            {{1}, {9, 12}, {}}},
       };
+      // Real threads write the same bits.
+      const StateUpdateData threaded(spec, kTokens, 2, values);
+      const Sequences both = {{0, 1}, {0, 7, 12}, {}};
+      const auto pool = Workers(3);
+      plan.Execute(threaded.args(both), *pool);
+      EXPECT_EQ(threaded.out().bits(), whole.out().bits());
+      EXPECT_EQ(threaded.state().bits(), whole.state().bits());
       for (const int workers : {1, 3, 64}) {
         for (const auto& calls : ways) {
           const StateUpdateData cut(spec, kTokens, 2, values);
