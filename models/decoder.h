@@ -48,10 +48,12 @@
 //   QUERN_ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
 //   QUERN_ASSIGN_OR_RETURN(Decoder model,
 //                          Decoder::Create(file, {}, executor));
-//   QUERN_ASSIGN_OR_RETURN(DecoderState state, DecoderState::Create(model,
-//   {})); QUERN_ASSIGN_OR_RETURN(int32_t sequence, state.NewSequence());
-//   QUERN_ASSIGN_OR_RETURN(logits, state.Forward({{sequence, tokens}},
-//                                                LogitsOf::kLastTokens, ...));
+//   QUERN_ASSIGN_OR_RETURN(DecoderState state,
+//                          DecoderState::Create(model, {}));
+//   QUERN_ASSIGN_OR_RETURN(int32_t sequence, state.NewSequence());
+//   QUERN_ASSIGN_OR_RETURN(auto logits,
+//                          state.Forward({{sequence, tokens}},
+//                                        LogitsOf::kLastTokens, executor));
 
 #include <cstdint>
 #include <functional>

@@ -231,6 +231,18 @@ TEST(GeneratorTest, WhatFailsOnOneRankEndsAll) {
   }
 }
 
+// bazel run, which changes the directory, says where the user called it.
+TEST(GeneratorTest, RelativePathsStartWhereTheUserIs) {
+  std::vector<GenerateOptions> options = Options(1, ReadGolden().prompts[0]);
+  options[0].packed = "relative.packed";
+  const std::string folder = ::testing::TempDir();
+  ASSERT_EQ(setenv("BUILD_WORKING_DIRECTORY", folder.c_str(), 1), 0);
+  const Outcome outcome = GenerateOnRanks(options);
+  ASSERT_EQ(unsetenv("BUILD_WORKING_DIRECTORY"), 0);
+  EXPECT_EQ(outcome.statuses[0], absl::OkStatus());
+  EXPECT_TRUE(std::ifstream(folder + "/relative.packed").good());
+}
+
 TEST(GeneratorTest, WhatTheLeaderRefusesEndsAll) {
   const GoldenPrompt prompt = ReadGolden().prompts[0];
   std::vector<GenerateOptions> options = Options(4, prompt);

@@ -50,11 +50,15 @@ absl::StatusOr<std::string> FindShippedModel() {
 
 }  // namespace
 
+std::string CallersPath(const std::string& path) {
+  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (directory == nullptr || path.empty() || path[0] == '/') return path;
+  return absl::StrCat(directory, "/", path);
+}
+
 absl::StatusOr<std::string> ModelPath(const std::string& model) {
   if (model.empty()) return FindShippedModel();
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (directory == nullptr || model[0] == '/') return model;
-  return absl::StrCat(directory, "/", model);
+  return CallersPath(model);
 }
 
 absl::StatusOr<std::string> ReadPrompt() {

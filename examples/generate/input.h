@@ -10,10 +10,13 @@
 
 namespace quern {
 
-// The path of the model that `model`, the value of --model, names. An empty
-// value names the model that comes with the program: NotFound where that is
-// missing. A relative path starts in the directory where the user called
-// `bazel run`, which itself changes the directory.
+// `path` from the directory where the user called `bazel run`, which itself
+// changes the directory. Absolute and empty paths stay as they are.
+std::string CallersPath(const std::string& path);
+
+// The path of the model that `model`, the value of --model, names: CallersPath.
+// An empty value names the model that comes with the program: NotFound where
+// that is missing.
 absl::StatusOr<std::string> ModelPath(const std::string& model);
 
 // All of standard input without the newline at its end. InvalidArgument beyond

@@ -93,7 +93,7 @@ absl::Status Session::Load(const GgufFile& file, Communicator* communicator) {
   QUERN_ASSIGN_OR_RETURN(operators_, Operators::Create(options_.custom_ops));
   DecoderOptions decoder;
   decoder.weights = options_.weights;
-  decoder.packed_path = options_.packed;
+  decoder.packed_path = CallersPath(options_.packed);
   decoder.communicator = communicator;
   decoder.operators = &operators_->dispatcher();
   decoder.progress = [&](int64_t done, int64_t total) {

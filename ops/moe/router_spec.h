@@ -35,8 +35,9 @@
 // [0, experts) whatever the logits are. A logit of NaN or -infinity counts as
 // the lowest finite f32, and +infinity as the highest; so do c and the score of
 // a group. So all experts have the same score in a row without any number:
-// without a bias it gives the first top_k of them, and weights are always
-// finite. Weights whose sum is 0 are left as they are, 0, by renormalize.
+// without a bias it gives the first top_k of them, and weights are finite
+// where scale times the largest score, 1 or for kSqrtSoftplus 2^64, is finite.
+// Weights whose sum is 0 are left as they are, 0, by renormalize.
 //
 // Arithmetic is f32. A score is within so many units of 2^-24, relative, of its
 // formula, before the division by the sum of a softmax:

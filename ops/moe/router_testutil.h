@@ -114,8 +114,9 @@ class RouterFixture : public IsaTest {
     return {weights.ToDense(), ids.ToDense()};
   }
 
-  // Runs tokens that the reference routes with some margin, and compares. Both
-  // see logits and biases after their rounding to the spec's dtypes.
+  // Runs the tokens and compares with the reference, which must route them with
+  // some margin, as Draw sees to. Both see logits and biases after their
+  // rounding to the spec's dtypes.
   void Compare(const RouterSpec& spec, const std::vector<double>& logits,
                const std::vector<double>& bias = {}) {
     SCOPED_TRACE(Describe(spec));

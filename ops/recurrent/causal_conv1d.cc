@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kOp[] = "causal_conv1d";
 constexpr int64_t kMostChannels = static_cast<int64_t>(kConvChannels);
-// A cache line of f32, a multiple of every vector.
+// Four cache lines of f32, a multiple of every vector.
 constexpr int64_t kLeastChannels = 64;
 
 // Weights of channels [first, first + count).

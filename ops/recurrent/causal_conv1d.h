@@ -16,8 +16,8 @@
 //
 // f32 sums, from the bias on in the order of j, rounded once, to nearest even.
 // The state has the dtype of x and holds its values, so a sequence that is cut
-// into several calls has the bits of one call. A NaN touches its channel alone,
-// and there the width tokens that see it.
+// into several calls has the bits of one call, but for the bits of a NaN. A NaN
+// touches its channel alone, and there the width tokens that see it.
 
 #include <cstdint>
 
@@ -64,7 +64,7 @@ class CausalConv1dPlan {
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
   // the spec's; a state index that is out of range or given twice; starts that
-  // decrease or leave the tokens; a state that touches another argument; out on
+  // decrease or leave the tokens; a state that touches another tensor; out on
   // anything but the elements of x.
   absl::Status CheckArgs(const CausalConv1dArgs& args) const;
 

@@ -84,7 +84,7 @@ class DeltaRulePlan {
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
   // the spec's; a state index that is out of range or given twice; starts that
-  // decrease or leave the tokens; a state that touches another argument; out on
+  // decrease or leave the tokens; a state that touches another tensor; out on
   // anything but the elements of v.
   absl::Status CheckArgs(const DeltaRuleArgs& args) const;
 

@@ -43,7 +43,7 @@ class StateUpdateReference {
       delta =
           std::max(argument, 0.0) + std::log1p(std::exp(-std::abs(argument)));
       // state_update_simd.cc: 16 + |x| / 20 units of 2^-24.
-      delta_error += delta * (8 + std::abs(argument) / 20) * kEps;
+      delta_error += delta * (16 + std::abs(argument) / 20) * 0x1p-24;
     }
     const double n = static_cast<double>(row_.size());
     double y = 0, error = 0;

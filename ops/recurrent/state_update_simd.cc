@@ -106,7 +106,9 @@ struct Row {
     const DF d;
     const auto next = New(LoadNF32(d, s + i, n), i, n);
     StoreNF32(next, d, s + i, n);
-    return hn::MulAdd(next, hn::Load(d, c + i), sum);
+    // Behind the row, 0 times an infinite dx is NaN.
+    const auto in_row = hn::IfThenElseZero(hn::FirstN(d, n), next);
+    return hn::MulAdd(in_row, hn::Load(d, c + i), sum);
   }
   S* s;
   const float* a;

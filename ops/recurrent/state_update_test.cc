@@ -141,6 +141,12 @@ TEST_P(StateUpdateTest, IsAccurateOverTheRangeOfDelta) {
         Run(plan, data, {{0}, {}, {}});
         data.ExpectResults({{0}, {}, {}}, {2});
       }
+      // A state of 0 becomes delta itself, which e^-87 and less makes denormal.
+      if (dt < -80) continue;
+      const StateUpdateData fresh(spec, 1, 1,
+                                  {{0}, {1}, {dt}, {-1}, {1}, {1}, {}, {}, {}});
+      Run(plan, fresh, {{0}, {}, {}});
+      fresh.ExpectResults({{0}, {}, {}}, {0});
     }
   }
 }
@@ -219,6 +225,25 @@ TEST_P(StateUpdateTest, KeepsNaNWhereItBelongs) {
       EXPECT_EQ(std::isnan(state[i]), i >= 12 && i < 16) << i;
       EXPECT_TRUE(std::isnan(state[24 + i]));
       EXPECT_FALSE(std::isnan(state[72 + i]));
+    }
+  }
+}
+
+// What follows a row in its last vector adds nothing to an infinite sum.
+TEST_P(StateUpdateTest, InfiniteInputsGiveInfinityForAnyStateSize) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const SsmForm form : kForms) {
+    for (const int64_t n : {1, 3, 8, 17, 35}) {
+      SCOPED_TRACE(n);
+      const StateUpdateSpec spec = Spec(form, 1, 1, 1, n);
+      const auto count = static_cast<size_t>(n);
+      const Doubles ones(count, 1.0);
+      const Doubles rates(form == SsmForm::kPerRow ? count : 1, -1.0);
+      const StateUpdateData data(
+          spec, 1, 1, {ones, {infinity}, {1}, rates, ones, ones, {1}, {}, {}});
+      Run(Plan(spec), data, {{0}, {}, {}});
+      EXPECT_EQ(data.out().doubles(), Doubles{infinity});
+      EXPECT_EQ(data.state().doubles(), Doubles(count, infinity));
     }
   }
 }

@@ -49,7 +49,7 @@ inline AnyTensorView CachePages(const KvCacheView& layer) {
 // each token and head. They return Unimplemented for the other scales, which
 // lie outside the pages.
 //
-// Registering these operators links gemm, cache and attention.
+// Registering these operators links cache and attention.
 absl::Status RegisterAttentionOps(OpRegistry& registry);
 
 }  // namespace quern

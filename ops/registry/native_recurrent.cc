@@ -61,9 +61,9 @@ void DeltaHead(const DeltaRuleSpec& spec, const DeltaRuleArgs& args, int64_t t,
   const double k_scale = InverseNorm(k, spec.dk, spec.norm);
   const double beta = double{ScalarRow(args.beta, t)[h]};
   const auto old = [&](int64_t i, int64_t c) {
-    if (fresh) return 0.0;
+    // A NaN decay makes a state of zeros NaN, too.
     return Decay(double{g[per_head ? h : i]}) *
-           double{ScalarRow(args.state, first + i)[c]};
+           (fresh ? 0.0 : double{ScalarRow(args.state, first + i)[c]});
   };
   for (int64_t c = 0; c < spec.dv; ++c) {
     double sum = 0;
@@ -103,7 +103,7 @@ void StateRow(const StateUpdateSpec& spec, const StateUpdateArgs& args,
     const double a =
         double{per_row ? ScalarRow(args.a, h * spec.head_dim + p)[n]
                        : ScalarRow(args.a, 0)[h]};
-    const double kept = fresh ? 0.0 : Decay(a * delta) * double{state[n]};
+    const double kept = Decay(a * delta) * (fresh ? 0.0 : double{state[n]});
     const double s = kept + double{b[n]} * delta * x;
     y += s * double{c[n]};
     state.Set(n, static_cast<float>(s));

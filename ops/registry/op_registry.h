@@ -204,8 +204,9 @@ struct OpImplementation {
   OpFactory factory;
 };
 
-// Layers are what vLLM calls pluggable: linear layers, embedding, head and
-// logits. `none` does not disable them; only -op does.
+// Layers are what vLLM calls pluggable (linear layers, embedding, head,
+// logits), and linear, write_kv, paged_attention and sample. `none` does not
+// disable them, only -op does.
 enum class OpKind : uint8_t { kOperator, kLayer };
 
 struct OpDefinition {

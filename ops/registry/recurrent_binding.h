@@ -37,12 +37,14 @@ inline absl::Status CheckBatch(absl::string_view op,
                                const AnyTensorView& initial) {
   QUERN_RETURN_IF_ERROR(
       CheckIndexView(op, "state indices", indices, {kAnyExtent}));
+  // An empty tensor is not one that is left out.
+  const int64_t sequences = indices.extent(0);
   if (starts.rank() != 0) {
     QUERN_RETURN_IF_ERROR(
-        CheckIndexView(op, "query_start_loc", starts, {kAnyExtent}));
+        CheckIndexView(op, "query_start_loc", starts, {sequences + 1}));
   }
   if (initial.rank() == 0) return absl::OkStatus();
-  return CheckInput(op, "has_initial_state", initial, DType::kU8, {kAnyExtent});
+  return CheckInput(op, "has_initial_state", initial, DType::kU8, {sequences});
 }
 inline SequenceBatch BatchOf(const AnyTensorView& indices,
                              const AnyTensorView& starts,
