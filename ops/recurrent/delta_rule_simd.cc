@@ -7,8 +7,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
-#include "quern/core/activation-inl.h"
-#include "quern/core/exp-inl.h"
+#include "quern/ops/recurrent/decay-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,15 +18,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
-
-// exp(min(g, 0)), which is exactly 1 where g >= 0; NaN for NaN.
-HWY_INLINE VF Decay(VF g) {
-  const DF d;
-  const auto none = hn::Ge(g, hn::Zero(d));
-  const auto negative = hn::IfThenElse(none, hn::Zero(d), g);
-  return hn::IfThenElse(none, hn::Set(d, 1.0f),
-                        ExpNonPositive(d, AtLeastExpLowest(d, negative)));
-}
 
 // x[i] *= factor, up to the end of the last vector.
 HWY_INLINE void Scale(float factor, size_t n, float* x) {
@@ -63,11 +53,11 @@ void Prepare(const float* g, bool g_per_row, size_t dk, bool l2, float scale,
   }
   Scale(scale, dk, token.q);
   token.kq = Dot(token.k, token.q, dk);
-  auto a = Decay(hn::Set(d, g[0]));
+  auto a = Decay(DF(), hn::Set(d, g[0]));
   for (size_t i = 0; i < dk; i += lanes) {
     if (g_per_row) {
-      a = Decay(i + lanes <= dk ? hn::LoadU(d, g + i)
-                                : hn::LoadN(d, g + i, dk - i));
+      a = Decay(DF(), i + lanes <= dk ? hn::LoadU(d, g + i)
+                                      : hn::LoadN(d, g + i, dk - i));
     }
     hn::Store(a, d, token.a + i);
     hn::Store(hn::Mul(a, hn::Load(d, token.k + i)), d, token.ak + i);

@@ -9,6 +9,7 @@
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
 #include "quern/core/exp-inl.h"
+#include "quern/ops/recurrent/decay-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,15 +20,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::CappedTag<float, 64>;
 using VF = hn::Vec<DF>;
-
-// exp(min(x, 0)), which is exactly 1 where x >= 0; NaN for NaN.
-HWY_INLINE VF Decay(VF x) {
-  const DF d;
-  const auto none = hn::Ge(x, hn::Zero(d));
-  const auto negative = hn::IfThenElse(none, hn::Zero(d), x);
-  return hn::IfThenElse(none, hn::Set(d, 1.0f),
-                        ExpNonPositive(d, AtLeastExpLowest(d, negative)));
-}
 
 // ln(1 + e^x) = max(x, 0) + ln(1 + u), u = e^-|x|, within 16 + |x| / 20 units
 // of 2^-24, relative. With s = u / (2 + u) <= 1/3, ln(1 + u) = 2 atanh(s),
@@ -78,7 +70,7 @@ struct Row {
     } else {
       const auto rates =
           n >= hn::Lanes(d) ? hn::LoadU(d, a + i) : hn::LoadN(d, a + i, n);
-      return Decay(hn::Mul(rates, delta));
+      return Decay(DF(), hn::Mul(rates, delta));
     }
   }
   HWY_INLINE VF New(VF old, size_t i, size_t n) const {
@@ -147,7 +139,7 @@ HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
   row.a = step.a;
   row.b = step.b;
   row.c = step.c;
-  row.decay = Decay(hn::Set(d, step.a_head * step.delta[0]));
+  row.decay = Decay(DF(), hn::Set(d, step.a_head * step.delta[0]));
   for (size_t p = 0; p < step.rows; ++p) {
     PrefetchL2(reinterpret_cast<const char*>(row.s) + kAhead,
                step.n * sizeof(S));
