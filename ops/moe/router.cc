@@ -12,6 +12,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/load_row.h"
 #include "quern/ops/moe/router_kernels.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/parallel_rows.h"
@@ -22,15 +23,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "router";
-
-// x[0, n) as f32.
-void Load(const RowBlockKernels& blocks, const void* x, size_t size, size_t n,
-          float* out) {
-  for (size_t i = 0; i < n; i += kRowBlock) {
-    blocks.load(static_cast<const char*>(x) + i * size,
-                std::min(kRowBlock, n - i), out + i);
-  }
-}
 
 }  // namespace
 
@@ -99,14 +91,14 @@ void RouterPlan::Route(const AnyTensorView& logits, const void* bias,
                        const MatrixView<int32_t>& ids, int64_t begin,
                        int64_t end) const {
   RouterRow row;
-  const size_t experts = static_cast<size_t>(spec_.experts);
   const size_t size = SizeOf(spec_.logits_dtype);
   const RowsOf from(logits), to(weights), to_ids(ids);
   if (spec_.biased) {
-    Load(bias_blocks_, bias, SizeOf(spec_.bias_dtype), experts, row.bias);
+    LoadRow(bias_blocks_, static_cast<const char*>(bias), spec_.experts,
+            SizeOf(spec_.bias_dtype), row.bias);
   }
   for (int64_t t = begin; t < end; ++t) {
-    Load(logits_blocks_, from[t], size, experts, row.logits);
+    LoadRow(logits_blocks_, from[t], spec_.experts, size, row.logits);
     kernels_.route(spec_, row, reinterpret_cast<float*>(to[t]),
                    reinterpret_cast<int32_t*>(to_ids[t]));
   }

@@ -9,7 +9,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/recurrent/load_all.h"
+#include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -29,7 +29,7 @@ void LoadWeights(const CausalConv1dSpec& spec,
   const size_t element = SizeOf(spec.weight_dtype);
   // Weights may be columns of something wider.
   if (args.weight.stride(0) == spec.width || spec.channels == 1) {
-    LoadAll(blocks, ElementAt(args.weight, first), count * spec.width, element,
+    LoadRow(blocks, ElementAt(args.weight, first), count * spec.width, element,
             w);
   } else {
     alignas(64) float row[kRowBlock];
@@ -46,7 +46,7 @@ void LoadWeights(const CausalConv1dSpec& spec,
   if (args.bias.rank() == 0) {
     std::fill(std::begin(weights.bias), std::end(weights.bias), 0.0f);
   } else {
-    LoadAll(blocks, ElementAt(args.bias, first), count, element, weights.bias);
+    LoadRow(blocks, ElementAt(args.bias, first), count, element, weights.bias);
   }
 }
 

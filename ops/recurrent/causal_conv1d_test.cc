@@ -13,13 +13,13 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/recurrent/recurrent_fixture_testutil.h"
 #include "quern/ops/recurrent/reference_causal_conv1d_testutil.h"
 #include "quern/ops/recurrent/sequences_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
-#include "quern/testing/no_alloc.h"
 #include "quern/testing/refusal.h"
 #include "quern/testing/workers.h"
 
@@ -155,20 +155,13 @@ CausalConv1dSpec Spec(int64_t channels, int64_t width,
   return spec;
 }
 
-class CausalConv1dTest : public IsaTest {
+class CausalConv1dTest : public RecurrentFixture<CausalConv1dPlan> {
  protected:
-  CausalConv1dPlan Plan(const CausalConv1dSpec& spec) {
-    auto plan = CausalConv1dPlan::Create(spec);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_RAN_ON(*plan);
-    return *plan;
-  }
+  using RecurrentFixture::Run;
   void Run(const CausalConv1dPlan& plan, const ConvData& data,
-           const Sequences& sequences, int workers = 1) {
-    const CausalConv1dArgs args = data.args(sequences);
-    ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
+           const Sequences& sequences, int workers) {
     ManyWorkers executor(workers);
-    EXPECT_NO_ALLOCATION(plan.Execute(args, executor));
+    Run(plan, data, sequences, executor);
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(CausalConv1dTest);

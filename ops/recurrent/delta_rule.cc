@@ -11,7 +11,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/recurrent/load_all.h"
+#include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -105,8 +105,8 @@ class Run {
 
   void Prepare(const Unit& unit, int64_t t) {
     const int64_t key_head = unit.head / (spec_.value_heads / spec_.key_heads);
-    LoadAll(blocks_, ElementAt(args_.q, t, key_head), spec_.dk, element_, q_);
-    LoadAll(blocks_, ElementAt(args_.k, t, key_head), spec_.dk, element_, k_);
+    LoadRow(blocks_, ElementAt(args_.q, t, key_head), spec_.dk, element_, q_);
+    LoadRow(blocks_, ElementAt(args_.k, t, key_head), spec_.dk, element_, k_);
     token_ = {q_, k_, a_, ak_, aq_, 0.0f, 0.0f};
     token_.beta =
         *reinterpret_cast<const float*>(ElementAt(args_.beta, t, unit.head));

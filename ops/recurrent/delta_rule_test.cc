@@ -12,11 +12,11 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/recurrent/delta_rule_testutil.h"
+#include "quern/ops/recurrent/recurrent_fixture_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
-#include "quern/testing/no_alloc.h"
 #include "quern/testing/workers.h"
 
 namespace quern {
@@ -36,26 +36,7 @@ DeltaRuleSpec Spec(int64_t key_heads, int64_t value_heads, int64_t dk,
   return spec;
 }
 
-class DeltaRuleTest : public IsaTest {
- protected:
-  DeltaRulePlan Plan(const DeltaRuleSpec& spec) {
-    auto plan = DeltaRulePlan::Create(spec);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_RAN_ON(*plan);
-    return *plan;
-  }
-  void Run(const DeltaRulePlan& plan, const DeltaRuleData& data,
-           const Sequences& sequences) {
-    Run(plan, data, sequences, executor_);
-  }
-  void Run(const DeltaRulePlan& plan, const DeltaRuleData& data,
-           const Sequences& sequences, Executor& executor) {
-    const DeltaRuleArgs args = data.args(sequences);
-    ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
-    EXPECT_NO_ALLOCATION(plan.Execute(args, executor));
-  }
-  InlineExecutor executor_;
-};
+class DeltaRuleTest : public RecurrentFixture<DeltaRulePlan> {};
 QUERN_INSTANTIATE_ISA_TEST(DeltaRuleTest);
 
 // dk = dv = 2, three tokens from a state of zeros; a few roundings of numbers
@@ -211,12 +192,13 @@ TEST_P(DeltaRuleTest, OutMayBeV) {
   const auto values = DeltaRuleData::Random(spec, 5, 1, rng);
   const DeltaRuleData apart(spec, 5, 1, values), in_place(spec, 5, 1, values);
   const Sequences one = {{0}, {0, 5}, {}};
+  InlineExecutor executor;
   const DeltaRulePlan plan = Plan(spec);
   Run(plan, apart, one);
   DeltaRuleArgs args = in_place.args(one);
   args.out = args.v;
   ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
-  plan.Execute(args, executor_);
+  plan.Execute(args, executor);
   EXPECT_EQ(in_place.v().bits(), apart.out().bits());
 }
 

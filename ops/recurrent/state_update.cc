@@ -9,7 +9,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/recurrent/load_all.h"
+#include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -102,8 +102,8 @@ class Run {
   void DoToken(const Unit& unit, int64_t t, const StateUpdateStep& step) {
     const int64_t group = unit.head / (spec_.heads / spec_.groups);
     const size_t rows = step.rows;
-    LoadAll(blocks_, ElementAt(args_.b, t, group), spec_.d_state, element_, b_);
-    LoadAll(blocks_, ElementAt(args_.c, t, group), spec_.d_state, element_, c_);
+    LoadRow(blocks_, ElementAt(args_.b, t, group), spec_.d_state, element_, b_);
+    LoadRow(blocks_, ElementAt(args_.c, t, group), spec_.d_state, element_, c_);
     blocks_.load(ElementAt(args_.x, t, unit.head, unit.row), rows, x_);
     const bool softplus = spec_.delta == SsmDelta::kSoftplus;
     if (spec_.form == SsmForm::kPerRow) {

@@ -12,13 +12,13 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/recurrent/recurrent_fixture_testutil.h"
 #include "quern/ops/recurrent/sequences_testutil.h"
 #include "quern/ops/recurrent/state_update_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
-#include "quern/testing/no_alloc.h"
 #include "quern/testing/refusal.h"
 #include "quern/testing/workers.h"
 
@@ -40,20 +40,13 @@ StateUpdateSpec Spec(SsmForm form, int64_t heads, int64_t groups,
   return spec;
 }
 
-class StateUpdateTest : public IsaTest {
+class StateUpdateTest : public RecurrentFixture<StateUpdatePlan> {
  protected:
-  StateUpdatePlan Plan(const StateUpdateSpec& spec) {
-    auto plan = StateUpdatePlan::Create(spec);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    EXPECT_RAN_ON(*plan);
-    return *plan;
-  }
+  using RecurrentFixture::Run;
   void Run(const StateUpdatePlan& plan, const StateUpdateData& data,
-           const Sequences& sequences, int workers = 1) {
-    const StateUpdateArgs args = data.args(sequences);
-    ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
+           const Sequences& sequences, int workers) {
     ManyWorkers executor(workers);
-    EXPECT_NO_ALLOCATION(plan.Execute(args, executor));
+    Run(plan, data, sequences, executor);
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(StateUpdateTest);
