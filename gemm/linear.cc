@@ -39,13 +39,10 @@ namespace {
 constexpr char kOp[] = "linear";
 constexpr char kVariable[] = "QUERN_KERNELS";
 
-LinearLayerOr CreatePacked(const LinearSpec& spec, const LinearWeights& weights,
-                           Executor& /*executor*/) {
-  if (HasGroups(weights.spec().format)) return CreatePackedCodes(spec, weights);
-  if (weights.spec().format == WeightFormat::kI8Channel) {
-    return CreatePackedInt8(spec, weights);
-  }
-  return CreatePackedFloat(spec, weights);
+absl::StatusOr<std::unique_ptr<const LinearLayer>> CreatePacked(
+    const LinearSpec& spec, const LinearWeights& weights,
+    Executor& /*executor*/) {
+  return CreatePackedLayer(spec, weights);
 }
 
 constexpr LinearImplementation kPacked = {
@@ -132,29 +129,6 @@ std::string Ordinal(size_t index) {
   return absl::StrCat("number ", index + 1);
 }
 
-absl::Status CheckSpec(const LinearSpec& spec, const LinearWeightsSpec& w) {
-  const bool i8 = w.format == WeightFormat::kI8Channel;
-  const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
-  const DType with_i8[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
-  QUERN_RETURN_IF_ERROR(i8 ? CheckDTypeIn(kOp, "a", spec.a, with_i8)
-                           : CheckDTypeIn(kOp, "a", spec.a, floats));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "c", spec.c, floats));
-  QUERN_RETURN_IF_ERROR(CheckActivation(kOp, spec.activation, w.n));
-  if (IsGated(spec.activation) != w.gated) {
-    return InvalidArgument(
-        kOp, "activation is ", LinearActivationName(spec.activation), "; need ",
-        w.gated ? "a gated one" : "one that is not gated",
-        ", as the weights are packed with gated=", w.gated ? "true" : "false");
-  }
-  if (!i8) return absl::OkStatus();
-  if (spec.zero_points == Int8ZeroPoint::kUsed) {
-    QUERN_RETURN_IF_ERROR(
-        CheckRange(kOp, "k", w.k, 1, LinearPlan::kMaxKZeroPoint));
-  }
-  // Proves scale and zero point, also where a is given as i8.
-  return Int8QuantizePlan::Create(QuantizeSpecOf(spec)).status();
-}
-
 // a_scales and a_zero_points, which are there for an i8 a per token.
 absl::Status CheckRowTerms(const LinearSpec& spec, bool i8_weights,
                            const LinearArgs& args) {
@@ -187,6 +161,31 @@ absl::Status CheckRowTerms(const LinearSpec& spec, bool i8_weights,
 
 bool OneDnnIsLinked() { return LinkedOneDnn != nullptr; }
 
+absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
+                             const LinearWeightsSpec& w) {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "n of the weights", w.n, 1));
+  const bool i8 = w.format == WeightFormat::kI8Channel;
+  const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
+  const DType with_i8[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
+  QUERN_RETURN_IF_ERROR(i8 ? CheckDTypeIn(op, "a", spec.a, with_i8)
+                           : CheckDTypeIn(op, "a", spec.a, floats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "c", spec.c, floats));
+  QUERN_RETURN_IF_ERROR(CheckActivation(op, spec.activation, w.n));
+  if (IsGated(spec.activation) != w.gated) {
+    return InvalidArgument(
+        op, "activation is ", LinearActivationName(spec.activation), "; need ",
+        w.gated ? "a gated one" : "one that is not gated",
+        ", as the weights are packed with gated=", w.gated ? "true" : "false");
+  }
+  if (!i8) return absl::OkStatus();
+  if (spec.zero_points == Int8ZeroPoint::kUsed) {
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(op, "k", w.k, 1, LinearPlan::kMaxKZeroPoint));
+  }
+  // Proves scale and zero point, also where a is given as i8.
+  return Int8QuantizePlan::Create(QuantizeSpecOf(spec)).status();
+}
+
 Int8QuantizeSpec QuantizeSpecOf(const LinearSpec& spec) {
   Int8QuantizeSpec quantize;
   if (spec.a != DType::kI8) quantize.dtype = spec.a;
@@ -204,8 +203,7 @@ absl::StatusOr<LinearPlan> LinearPlan::Create(const LinearSpec& spec,
   LinearPlan plan;
   plan.spec_ = spec;
   plan.weights_ = weights.spec();
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "n of the weights", plan.n(), 1));
-  QUERN_RETURN_IF_ERROR(CheckSpec(spec, plan.weights_));
+  QUERN_RETURN_IF_ERROR(CheckLinearSpec(kOp, spec, plan.weights_));
   QUERN_ASSIGN_OR_RETURN(const Order order, OrderOf(spec));
   std::string refused;
   for (size_t i = 0; i < order.candidates.size(); ++i) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
@@ -53,6 +54,10 @@ struct LinearImplementation {
   absl::StatusOr<std::unique_ptr<const LinearLayer>> (*create)(
       const LinearSpec& spec, const LinearWeights& weights, Executor& executor);
 };
+
+// Whether the spec, but for its `kernels`, goes with such weights.
+absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
+                             const LinearWeightsSpec& weights);
 
 // How rows of a that are not int8 become so.
 Int8QuantizeSpec QuantizeSpecOf(const LinearSpec& spec);

@@ -68,22 +68,21 @@ class PackedCodesLayer final : public PackedLayer {
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
-      const PackedProduct<float> product = ProductOf(rows);
+      const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
       const Scratch scratch = LayOut(memory, rows, executor.num_workers());
       const auto pack = [&](int64_t row, uint32_t* to, int worker) {
-        PackRow(args, first + row, product.a_chunk(), scratch.RowSums(row),
-                scratch.Gathered(worker), to);
+        Pack(static_cast<const uint8_t*>(args.a.data()) +
+                 (first + row) * RowBytes(args.a),
+             product.a_chunk(), scratch.terms.RowSums(row),
+             scratch.terms.Gathered(worker), to);
       };
       const auto multiply = [&](const TileRange& range, float* sums,
                                 int64_t stride, int64_t part_stride,
                                 int worker) {
-        for (int64_t part = 0; part < form_.parts; ++part) {
-          MultiplyCodes(PartOf(part, Fused(rows)), product, scratch.product.a,
-                        scratch.row_sums, scratch.Decoded(worker), range, sums,
-                        stride);
-          sums += part_stride;
-        }
+        MultiplyParts(product, scratch.product.a, scratch.terms.row_sums,
+                      scratch.terms.Decoded(worker), range, sums, stride,
+                      part_stride);
       };
       const auto finish = [&](const SumsBlock<float>& block) {
         finish_(block, first, args);
@@ -92,10 +91,46 @@ class PackedCodesLayer final : public PackedLayer {
     });
   }
 
+  int64_t panels() const override { return pairs_.panels(); }
+  int64_t lines() const override {
+    return form_.parts * codes_.panel_bytes() / VnniLayout::kLineBytes;
+  }
+  void CountGroups(WorkspaceLayout& layout, int64_t rows,
+                   int64_t workers) const override {
+    LayOutGroups(layout, rows, workers);
+  }
+  void PackRow(const GroupedRows& all, const RowsBlock& block, int64_t row,
+               const uint8_t* from, int worker) const override {
+    const PackedProduct<float> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    const GroupScratch scratch = ScratchOf(all);
+    Pack(from, product.a_chunk(), scratch.terms.RowSums(block.first + row),
+         scratch.terms.Gathered(worker),
+         product.PackedRow(scratch.product.RowsOf(block), row));
+  }
+  void MultiplyBlock(const GroupedRows& all, const RowsBlock& block,
+                     int64_t panel, int64_t panel_end, const LinearArgs& args,
+                     int worker) const override {
+    const PackedProduct<float> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    const GroupScratch scratch = ScratchOf(all);
+    product.MultiplyAllRows(
+        panel, panel_end, scratch.product.SumsOf(worker),
+        [&](const TileRange& range, float* sums, int64_t stride,
+            int64_t part_stride) {
+          MultiplyParts(product, scratch.product.RowsOf(block),
+                        scratch.terms.RowSums(block.first),
+                        scratch.terms.Decoded(worker), range, sums, stride,
+                        part_stride);
+        },
+        [&](const SumsBlock<float>& sums) {
+          finish_(sums, block.first, args);
+        });
+  }
+
  private:
-  // Pieces that are not needed are null.
-  struct Scratch {
-    PackedScratch<float> product;
+  // What rows and workers need besides the product; null where not needed.
+  struct Terms {
     uint8_t* decoded;   // every worker's weights, where tiles do not decode
     float* row_sums;    // [rows, pieces], where there are zero points
     uint8_t* gathered;  // every worker's row of a, where k has an order
@@ -110,6 +145,14 @@ class PackedCodesLayer final : public PackedLayer {
     uint8_t* Gathered(int worker) const {
       return gathered == nullptr ? nullptr : gathered + worker * row_bytes;
     }
+  };
+  struct Scratch {
+    PackedScratch<float> product;
+    Terms terms;
+  };
+  struct GroupScratch {
+    GroupedScratch<float> product;
+    Terms terms;
   };
 
   void CountScratch(WorkspaceLayout& layout, int64_t rows,
@@ -126,9 +169,13 @@ class PackedCodesLayer final : public PackedLayer {
     return linear_.elements_per_line == 1 &&
            rows <= 2 * static_cast<int64_t>(kernels_.fused.max_rows);
   }
-  PackedProduct<float> ProductOf(int64_t rows) const {
-    return {pairs_, Fused(rows) ? kernels_.fused : linear_.table,
-            static_cast<int64_t>(linear_.elements_per_line), rows, form_.parts};
+  PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
+    return {pairs_,
+            Fused(rows) ? kernels_.fused : linear_.table,
+            static_cast<int64_t>(linear_.elements_per_line),
+            rows,
+            form_.parts,
+            tile_count};
   }
   CodesPart PartOf(int64_t part, bool fused) const {
     const int64_t scales = part * form_.part_scales;
@@ -145,34 +192,69 @@ class PackedCodesLayer final : public PackedLayer {
         weights().zeros() == nullptr ? nullptr : weights().zeros() + scales};
   }
 
+  // All parts, as MultiplyCodes does one.
+  void MultiplyParts(const PackedProduct<float>& product, const uint32_t* a,
+                     const float* row_sums, uint8_t* decoded,
+                     const TileRange& range, float* sums, int64_t stride,
+                     int64_t part_stride) const {
+    const bool fused = Fused(product.tiles().rows);
+    for (int64_t part = 0; part < form_.parts; ++part) {
+      MultiplyCodes(PartOf(part, fused), product, a, row_sums, decoded, range,
+                    sums, stride);
+      sums += part_stride;
+    }
+  }
+
   template <typename Allocator>
-  Scratch LayOut(Allocator& allocator, int64_t rows, int64_t workers) const {
-    Scratch scratch = {};
-    scratch.product = ProductOf(rows).LayOutWholeK(allocator, workers);
-    scratch.piece_count = piece_count_;
-    scratch.row_bytes = RowBytesOfA();
-    if (!Fused(rows)) {
-      scratch.decoded = allocator.template Allocate<uint8_t>(
+  Terms LayOutTerms(Allocator& allocator, int64_t rows, int64_t workers,
+                    bool decodes) const {
+    Terms terms = {};
+    terms.piece_count = piece_count_;
+    terms.row_bytes = RowBytesOfA();
+    if (decodes) {
+      terms.decoded = allocator.template Allocate<uint8_t>(
           "decoded weights", workers * kDecodedBytes);
     }
     if (weights().zeros() != nullptr) {
-      scratch.row_sums = allocator.template Allocate<float>(
-          "sums of rows", rows * piece_count_);
+      terms.row_sums = allocator.template Allocate<float>("sums of rows",
+                                                          rows * piece_count_);
     }
     if (weights().order() != nullptr) {
-      scratch.gathered = allocator.template Allocate<uint8_t>(
-          "permuted rows", workers * scratch.row_bytes);
+      terms.gathered = allocator.template Allocate<uint8_t>(
+          "permuted rows", workers * terms.row_bytes);
     }
-    return scratch;
+    return terms;
+  }
+  template <typename Allocator>
+  Scratch LayOut(Allocator& allocator, int64_t rows, int64_t workers) const {
+    const auto product =
+        ProductOf(rows, TileCount::kEven).LayOutWholeK(allocator, workers);
+    return {product, LayOutTerms(allocator, rows, workers, !Fused(rows))};
+  }
+  // Some blocks may have fused tiles and others not.
+  template <typename Allocator>
+  GroupScratch LayOutGroups(Allocator& allocator, int64_t rows,
+                            int64_t workers) const {
+    const int64_t most = std::min(rows, kBlockRows);
+    const size_t tile_rows =
+        std::min(linear_.table.max_rows, linear_.elements_per_line == 1
+                                             ? kernels_.fused.max_rows
+                                             : linear_.table.max_rows);
+    const auto product = GroupedScratch<float>::LayOut(
+        allocator, ProductOf(most, TileCount::kFewest), rows, workers,
+        static_cast<int64_t>(tile_rows));
+    return {product, LayOutTerms(allocator, rows, workers, !Fused(most))};
+  }
+  GroupScratch ScratchOf(const GroupedRows& all) const {
+    Workspace memory = all.workspace;
+    return LayOutGroups(memory, all.rows, all.workers);
   }
 
-  // Row `row` of a, in the order of the codes, and its sums.
-  void PackRow(const LinearArgs& args, int64_t row, int64_t a_chunk,
-               float* row_sums, uint8_t* gathered, uint32_t* to) const {
+  // A row of a, in the order of the codes, and its sums.
+  void Pack(const uint8_t* from, int64_t a_chunk, float* row_sums,
+            uint8_t* gathered, uint32_t* to) const {
     const auto a_size = static_cast<int64_t>(SizeOf(a_));
     const int64_t all_k = pieces_.k;
-    const uint8_t* from =
-        static_cast<const uint8_t*>(args.a.data()) + row * RowBytes(args.a);
     if (weights().order() != nullptr) {
       if (a_size == 4) {
         Gather<uint32_t>(from, weights().order(), all_k, gathered);
@@ -212,7 +294,7 @@ class PackedCodesLayer final : public PackedLayer {
 
 }  // namespace
 
-LinearLayerOr CreatePackedCodes(const LinearSpec& spec,
+PackedLayerOr CreatePackedCodes(const LinearSpec& spec,
                                 const LinearWeights& weights) {
   const LinearWeightsSpec& w = weights.spec();
   const uint32_t flags = weights.zeros() == nullptr ? 0 : PackedHeader::kZeros;

@@ -48,23 +48,15 @@ class PackedFloatLayer final : public PackedLayer {
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
-    const auto a_size = static_cast<int64_t>(SizeOf(a_));
     const int64_t a_row_bytes = RowBytes(args.a);
-    const int64_t all_k = layout_.k();
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
       const auto* a_data =
           static_cast<const uint8_t*>(args.a.data()) + first * a_row_bytes;
-      const PackedProduct<float> product = ProductOf(rows);
+      const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
       const auto scratch = product.LayOut(memory, executor.num_workers());
       const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
-        const uint8_t* from = a_data + row * a_row_bytes;
-        for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
-          kernels_.pack_row(
-              from + k * a_size,
-              static_cast<size_t>(std::min(product.chunk_k(), all_k - k)), to);
-          to += product.a_chunk();
-        }
+        Pack(product, a_data + row * a_row_bytes, to);
       };
       const auto finish = [&](const SumsBlock<float>& block) {
         finish_(block, first, args);
@@ -73,14 +65,71 @@ class PackedFloatLayer final : public PackedLayer {
     });
   }
 
+  int64_t panels() const override { return layout_.panels(); }
+  int64_t lines() const override { return parts_ * layout_.lines(); }
+  void CountGroups(WorkspaceLayout& layout, int64_t rows,
+                   int64_t workers) const override {
+    LayOutGroups(layout, rows, workers);
+  }
+  void PackRow(const GroupedRows& all, const RowsBlock& block, int64_t row,
+               const uint8_t* from, int /*worker*/) const override {
+    const PackedProduct<float> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    Pack(product, from, product.PackedRow(ScratchOf(all).RowsOf(block), row));
+  }
+  void MultiplyBlock(const GroupedRows& all, const RowsBlock& block,
+                     int64_t panel, int64_t panel_end, const LinearArgs& args,
+                     int worker) const override {
+    const PackedProduct<float> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    const GroupedScratch<float> scratch = ScratchOf(all);
+    product.MultiplyAllRows(
+        panel, panel_end, scratch.SumsOf(worker),
+        [&](const TileRange& range, float* sums, int64_t stride,
+            int64_t part_stride) {
+          product.MultiplyRange(weights().panels(), scratch.RowsOf(block),
+                                range, sums, stride, part_stride);
+        },
+        [&](const SumsBlock<float>& sums) {
+          finish_(sums, block.first, args);
+        });
+  }
+
  private:
   void CountScratch(WorkspaceLayout& layout, int64_t rows,
                     int64_t workers) const override {
-    ProductOf(rows).LayOut(layout, workers);
+    ProductOf(rows, TileCount::kEven).LayOut(layout, workers);
   }
-  PackedProduct<float> ProductOf(int64_t rows) const {
-    return {layout_, kernels_.table,
-            static_cast<int64_t>(kernels_.elements_per_line), rows, parts_};
+  PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
+    return {layout_,
+            kernels_.table,
+            static_cast<int64_t>(kernels_.elements_per_line),
+            rows,
+            parts_,
+            tile_count};
+  }
+  void Pack(const PackedProduct<float>& product, const uint8_t* from,
+            uint32_t* to) const {
+    const auto a_size = static_cast<int64_t>(SizeOf(a_));
+    const int64_t all_k = layout_.k();
+    for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
+      kernels_.pack_row(
+          from + k * a_size,
+          static_cast<size_t>(std::min(product.chunk_k(), all_k - k)), to);
+      to += product.a_chunk();
+    }
+  }
+
+  template <typename Allocator>
+  GroupedScratch<float> LayOutGroups(Allocator& allocator, int64_t rows,
+                                     int64_t workers) const {
+    return GroupedScratch<float>::LayOut(
+        allocator, ProductOf(std::min(rows, kBlockRows), TileCount::kFewest),
+        rows, workers, static_cast<int64_t>(kernels_.table.max_rows));
+  }
+  GroupedScratch<float> ScratchOf(const GroupedRows& all) const {
+    Workspace memory = all.workspace;
+    return LayOutGroups(memory, all.rows, all.workers);
   }
 
   DType a_;
@@ -110,7 +159,7 @@ void FinishFloats::operator()(const SumsBlock<float>& block, int64_t first,
               });
 }
 
-LinearLayerOr CreatePackedFloat(const LinearSpec& spec,
+PackedLayerOr CreatePackedFloat(const LinearSpec& spec,
                                 const LinearWeights& weights) {
   const LinearWeightsSpec& w = weights.spec();
   QUERN_ASSIGN_OR_RETURN(const VnniLayout layout,

@@ -52,12 +52,20 @@ class PackedInt8Layer final : public PackedLayer {
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(args));
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
-      const PackedProduct<int32_t> product = ProductOf(rows);
+      const PackedProduct<int32_t> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
       const RowTerms terms = LayOutTerms(memory, rows, executor.num_workers());
       const auto scratch = product.LayOut(memory, executor.num_workers());
       const auto pack = [&](int64_t row, uint32_t* to, int worker) {
-        PackRow(args, first, row, product, terms, worker, to);
+        const uint8_t* from = static_cast<const uint8_t*>(args.a.data()) +
+                              (first + row) * RowBytes(args.a);
+        uint8_t* q = terms.row + worker * RowStride(layout_.k());
+        if (quantize_.has_value()) {
+          Quantize(from, terms, row, q);
+        } else {
+          Take(args, first + row, from, terms, row, q);
+        }
+        Store(q, product, to);
       };
       const auto finish = [&](const SumsBlock<int32_t>& block) {
         Finish(block, first, args, terms);
@@ -66,8 +74,44 @@ class PackedInt8Layer final : public PackedLayer {
     });
   }
 
+  int64_t panels() const override { return layout_.panels(); }
+  int64_t lines() const override { return parts_ * layout_.lines(); }
+  void CountGroups(WorkspaceLayout& layout, int64_t rows,
+                   int64_t workers) const override {
+    LayOutGroups(layout, rows, workers);
+  }
+  void PackRow(const GroupedRows& all, const RowsBlock& block, int64_t row,
+               const uint8_t* from, int worker) const override {
+    const PackedProduct<int32_t> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    const GroupScratch scratch = ScratchOf(all);
+    uint8_t* q = scratch.terms.row + worker * RowStride(layout_.k());
+    Quantize(from, scratch.terms, block.first + row, q);
+    Store(q, product, product.PackedRow(scratch.product.RowsOf(block), row));
+  }
+  void MultiplyBlock(const GroupedRows& all, const RowsBlock& block,
+                     int64_t panel, int64_t panel_end, const LinearArgs& args,
+                     int worker) const override {
+    const PackedProduct<int32_t> product =
+        ProductOf(block.rows, TileCount::kFewest);
+    GroupScratch scratch = ScratchOf(all);
+    scratch.terms.scale += block.first;
+    scratch.terms.offset += block.first;
+    product.MultiplyAllRows(
+        panel, panel_end, scratch.product.SumsOf(worker),
+        [&](const TileRange& range, int32_t* sums, int64_t stride,
+            int64_t part_stride) {
+          product.MultiplyRange(weights().panels(),
+                                scratch.product.RowsOf(block), range, sums,
+                                stride, part_stride);
+        },
+        [&](const SumsBlock<int32_t>& sums) {
+          Finish(sums, block.first, args, scratch.terms);
+        });
+  }
+
  private:
-  // What every block of rows needs besides the product.
+  // What rows need besides the product.
   struct RowTerms {
     float* scale;
     int32_t* offset;
@@ -85,36 +129,39 @@ class PackedInt8Layer final : public PackedLayer {
     };
   }
 
-  PackedProduct<int32_t> ProductOf(int64_t rows) const {
-    return {layout_, kernels_.table, 1, rows, parts_};
+  PackedProduct<int32_t> ProductOf(int64_t rows, TileCount tile_count) const {
+    return {layout_, kernels_.table, 1, rows, parts_, tile_count};
   }
 
-  // Row first + row of a, as u8, and its terms.
-  void PackRow(const LinearArgs& args, int64_t first, int64_t row,
-               const PackedProduct<int32_t>& product, const RowTerms& terms,
-               int worker, uint32_t* to) const {
-    const int64_t all_k = layout_.k();
-    const int64_t at = first + row;
-    uint8_t* q = terms.row + worker * RowStride(all_k);
-    const uint8_t* from =
-        static_cast<const uint8_t*>(args.a.data()) + at * RowBytes(args.a);
+  // Each makes u8 at q of a row of a, and terms of it. Where a is given as i8,
+  // so are the terms, or the spec has them.
+  void Quantize(const uint8_t* from, const RowTerms& terms, int64_t row,
+                uint8_t* q) const {
     int32_t zero_point = 0;
-    if (quantize_.has_value()) {
-      quantize_->QuantizeRowU8(from, all_k, q, &terms.scale[row], &zero_point);
-    } else {
-      for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
-      terms.scale[row] =
-          spec_.granularity == Int8Granularity::kPerToken
-              ? static_cast<const float*>(args.a_scales.data())[at]
-              : spec_.a_scale;
-      zero_point =
-          IsEmpty(args.a_zero_points)
-              ? spec_.a_zero_point
-              : static_cast<const int32_t*>(args.a_zero_points.data())[at];
-    }
-    // Unsigned: a caller's zero point may be anything.
-    terms.offset[row] =
-        static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
+    quantize_->QuantizeRowU8(from, layout_.k(), q, &terms.scale[row],
+                             &zero_point);
+    terms.offset[row] = OffsetOf(zero_point);
+  }
+  void Take(const LinearArgs& args, int64_t row_of_a, const uint8_t* from,
+            const RowTerms& terms, int64_t row, uint8_t* q) const {
+    for (int64_t k = 0; k < layout_.k(); ++k) q[k] = from[k] ^ 0x80;
+    terms.scale[row] =
+        spec_.granularity == Int8Granularity::kPerToken
+            ? static_cast<const float*>(args.a_scales.data())[row_of_a]
+            : spec_.a_scale;
+    terms.offset[row] = OffsetOf(
+        IsEmpty(args.a_zero_points)
+            ? spec_.a_zero_point
+            : static_cast<const int32_t*>(args.a_zero_points.data())[row_of_a]);
+  }
+  // Unsigned: a caller's zero point may be anything.
+  static int32_t OffsetOf(int32_t zero_point) {
+    return static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
+  }
+
+  void Store(const uint8_t* q, const PackedProduct<int32_t>& product,
+             uint32_t* to) const {
+    const int64_t all_k = layout_.k();
     for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
       const int64_t n = std::min(product.chunk_k(), all_k - k);
       // What follows the last k meets zeros of b, and may be anything, but not
@@ -128,7 +175,26 @@ class PackedInt8Layer final : public PackedLayer {
   void CountScratch(WorkspaceLayout& layout, int64_t rows,
                     int64_t workers) const override {
     LayOutTerms(layout, rows, workers);
-    ProductOf(rows).LayOut(layout, workers);
+    ProductOf(rows, TileCount::kEven).LayOut(layout, workers);
+  }
+
+  struct GroupScratch {
+    RowTerms terms;
+    GroupedScratch<int32_t> product;
+  };
+  template <typename Allocator>
+  GroupScratch LayOutGroups(Allocator& allocator, int64_t rows,
+                            int64_t workers) const {
+    const RowTerms terms = LayOutTerms(allocator, rows, workers);
+    return {terms,
+            GroupedScratch<int32_t>::LayOut(
+                allocator,
+                ProductOf(std::min(rows, kBlockRows), TileCount::kFewest), rows,
+                workers, static_cast<int64_t>(kernels_.table.max_rows))};
+  }
+  GroupScratch ScratchOf(const GroupedRows& all) const {
+    Workspace memory = all.workspace;
+    return LayOutGroups(memory, all.rows, all.workers);
   }
 
   void Finish(const SumsBlock<int32_t>& block, int64_t first,
@@ -164,7 +230,7 @@ class PackedInt8Layer final : public PackedLayer {
 
 }  // namespace
 
-LinearLayerOr CreatePackedInt8(const LinearSpec& spec,
+PackedLayerOr CreatePackedInt8(const LinearSpec& spec,
                                const LinearWeights& weights) {
   const LinearWeightsSpec& w = weights.spec();
   QUERN_ASSIGN_OR_RETURN(

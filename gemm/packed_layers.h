@@ -17,6 +17,7 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/epilogue_kernels.h"
+#include "quern/gemm/grouped_rows.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_kernels.h"
 #include "quern/gemm/linear_layer.h"
@@ -28,18 +29,23 @@
 
 namespace quern {
 
-using LinearLayerOr = absl::StatusOr<std::unique_ptr<const LinearLayer>>;
+class PackedLayer;
+using PackedLayerOr = absl::StatusOr<std::unique_ptr<const PackedLayer>>;
 
-LinearLayerOr CreatePackedFloat(const LinearSpec& spec,
+PackedLayerOr CreatePackedFloat(const LinearSpec& spec,
                                 const LinearWeights& weights);
-LinearLayerOr CreatePackedInt8(const LinearSpec& spec,
+PackedLayerOr CreatePackedInt8(const LinearSpec& spec,
                                const LinearWeights& weights);
-LinearLayerOr CreatePackedCodes(const LinearSpec& spec,
+PackedLayerOr CreatePackedCodes(const LinearSpec& spec,
+                                const LinearWeights& weights);
+// The one of these that the weights' format needs. The spec has been proved.
+PackedLayerOr CreatePackedLayer(const LinearSpec& spec,
                                 const LinearWeights& weights);
 
 // "8 x 32", the tiles of m rows.
 inline std::string TilesOf(int64_t m, const TileTable& table) {
-  const RowTiles tiles(std::clamp<int64_t>(m, 1, kBlockRows), table);
+  const RowTiles tiles(std::clamp<int64_t>(m, 1, kBlockRows), table,
+                       TileCount::kEven);
   const int64_t rows = tiles.max_size();
   return absl::StrCat(
       rows, " x ",
@@ -63,6 +69,23 @@ class PackedLayer : public LinearLayer {
                                 return layout.bytes();
                               });
   }
+
+  // The pieces of Execute for gemm/grouped_linear.h.
+  //
+  // Panels of one part, and cache lines that all parts have of one panel.
+  virtual int64_t panels() const = 0;
+  virtual int64_t lines() const = 0;
+  // Adds what the workspace of GroupedRows must have, whatever their blocks.
+  virtual void CountGroups(WorkspaceLayout& layout, int64_t rows,
+                           int64_t workers) const = 0;
+  // Packs the k elements at `from` as row `row` of the block.
+  virtual void PackRow(const GroupedRows& all, const RowsBlock& block,
+                       int64_t row, const uint8_t* from, int worker) const = 0;
+  // Writes what panels [panel, panel_end) give: those columns of rows
+  // block.first and following of args.c. Nothing else of args is read.
+  virtual void MultiplyBlock(const GroupedRows& all, const RowsBlock& block,
+                             int64_t panel, int64_t panel_end,
+                             const LinearArgs& args, int worker) const = 0;
 
  protected:
   const LinearWeights& weights() const { return weights_; }

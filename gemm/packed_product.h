@@ -68,11 +68,12 @@ template <typename Sum>
 class PackedProduct {
  public:
   PackedProduct(const VnniLayout& layout, const TileTable& table,
-                int64_t elements_per_line, int64_t rows, int64_t parts)
+                int64_t elements_per_line, int64_t rows, int64_t parts,
+                TileCount tile_count = TileCount::kEven)
       : layout_(layout),
         table_(table),
         parts_(parts),
-        tiles_(rows, table),
+        tiles_(rows, table, tile_count),
         chunks_(DivCeil(layout.lines(), kChunk)),
         pitch_(static_cast<int64_t>(
             PackedRowPitch(static_cast<size_t>(elements_per_line)))) {}
@@ -83,6 +84,12 @@ class PackedProduct {
   int64_t a_chunk() const { return tiles_.max_size() * pitch_; }
   int64_t chunks() const { return chunks_; }
   const RowTiles& tiles() const { return tiles_; }
+  // 32-bit elements of a packed row, all chunks.
+  int64_t row_elements() const { return chunks_ * pitch_; }
+  // Sums of so many rows and of the panels that one worker multiplies at once.
+  int64_t unit_sums(int64_t rows) const {
+    return parts_ * rows * Division::kUnitPanels * kPanelCols;
+  }
 
   // What Run needs with an executor of `workers`.
   template <typename Allocator>
@@ -101,22 +108,9 @@ class PackedProduct {
            Executor& executor, const Pack& pack, const Finish& finish) const {
     PackRows(scratch, executor, pack);
 
-    // Writes the sums of part p from sums + p * part_stride on.
     const auto multiply = [&](const TileRange& range, Sum* sums, int64_t stride,
                               int64_t part_stride, int /*worker*/) {
-      TileLoop loop = {&table_,
-                       scratch.a,
-                       pitch_,
-                       tiles_,
-                       b,
-                       layout_.panel_bytes(),
-                       layout_.lines(),
-                       layout_.panels()};
-      for (int64_t part = 0; part < parts_; ++part) {
-        MultiplyPanels(loop, range, sums, stride);
-        loop.b += layout_.bytes();
-        sums += part_stride;
-      }
+      MultiplyRange(b, scratch.a, range, sums, stride, part_stride);
     };
     const Division& division = scratch.division;
     InlineExecutor inline_executor;
@@ -157,6 +151,49 @@ class PackedProduct {
                   finish);
   }
 
+  // The pieces that Run consists of, for gemm/grouped_linear.h, which divides
+  // the work itself and never divides k.
+
+  // Where row `row` of the block goes in packed rows that begin at `a`.
+  uint32_t* PackedRow(uint32_t* a, int64_t row) const {
+    const int64_t tile = tiles_.tile_of(row);
+    return a + tile * chunks_ * a_chunk() + (row - tiles_.begin(tile)) * pitch_;
+  }
+
+  // Overwrites the sums of the range, those of part p from sums + p *
+  // part_stride on.
+  void MultiplyRange(const uint8_t* b, const uint32_t* a,
+                     const TileRange& range, Sum* sums, int64_t stride,
+                     int64_t part_stride) const {
+    TileLoop loop = {&table_,
+                     a,
+                     pitch_,
+                     tiles_,
+                     b,
+                     layout_.panel_bytes(),
+                     layout_.lines(),
+                     layout_.panels()};
+    for (int64_t part = 0; part < parts_; ++part) {
+      MultiplyPanels(loop, range, sums, stride);
+      loop.b += layout_.bytes();
+      sums += part_stride;
+    }
+  }
+
+  // All rows and all k of panels [panel, panel_end): multiply(range, sums,
+  // stride, part_stride) and finish(block) by turns, for so many panels as
+  // `sums`, which has unit_sums(rows), can hold.
+  template <typename Multiply, typename Finish>
+  void MultiplyAllRows(int64_t panel, int64_t panel_end, Sum* sums,
+                       const Multiply& multiply, const Finish& finish) const {
+    TileRange range = {panel, panel, 0, tiles_.count, 0, chunks_};
+    for (; range.panel < panel_end; range.panel = range.panel_end) {
+      range.panel_end =
+          std::min(range.panel + Division::kUnitPanels, panel_end);
+      MultiplyAndFinish(range, sums, multiply, finish);
+    }
+  }
+
  private:
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
@@ -187,11 +224,7 @@ class PackedProduct {
     Executor& packers =
         WorthAFork(rows * layout_.lines() / 8, 0) ? executor : inline_executor;
     packers.ParallelFor(rows, [&](int64_t row, int worker) {
-      const int64_t tile = tiles_.tile_of(row);
-      pack(row,
-           scratch.a + tile * chunks_ * a_chunk() +
-               (row - tiles_.begin(tile)) * pitch_,
-           worker);
+      pack(row, PackedRow(scratch.a, row), worker);
     });
   }
 
@@ -206,17 +239,27 @@ class PackedProduct {
   void MultiplyUnits(const PackedScratch<Sum>& scratch, Executor& multipliers,
                      const Multiply& multiply, const Finish& finish) const {
     const Division& division = scratch.division;
+    multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
+      const auto multiply_here = [&](const TileRange& range, Sum* sums,
+                                     int64_t stride, int64_t part_stride) {
+        multiply(range, sums, stride, part_stride, worker);
+      };
+      MultiplyAndFinish(RangeOf(division, task),
+                        scratch.sums + worker * unit_sums(tiles_.rows),
+                        multiply_here, finish);
+    });
+  }
+
+  template <typename Multiply, typename Finish>
+  void MultiplyAndFinish(const TileRange& range, Sum* sums,
+                         const Multiply& multiply, const Finish& finish) const {
     const int64_t stride = Division::kUnitPanels * kPanelCols;
     const int64_t part_stride = tiles_.rows * stride;
-    multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
-      const TileRange range = RangeOf(division, task);
-      Sum* sums = scratch.sums + worker * parts_ * part_stride;
-      multiply(range, sums, stride, part_stride, worker);
-      const int64_t row = tiles_.begin(range.tile);
-      finish(BlockOf(range.panel, range.panel_end, row,
-                     tiles_.begin(range.tile_end) - row, sums, stride,
-                     part_stride));
-    });
+    multiply(range, sums, stride, part_stride);
+    const int64_t row = tiles_.begin(range.tile);
+    finish(BlockOf(range.panel, range.panel_end, row,
+                   tiles_.begin(range.tile_end) - row, sums, stride,
+                   part_stride));
   }
 
   // Where k is divided, once all sums are there. Columns, and rows where there

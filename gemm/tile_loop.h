@@ -31,13 +31,16 @@
 
 namespace quern {
 
-// The rows of one product divided into as few tiles as there must be, as even
-// as they can be: the first of tile i is RowTiles::begin(i). Not into an odd
-// number, or two workers could not share them alike.
+// How many tiles the rows of one product become: as few as there must be, or of
+// those an even number, which two workers can share alike.
+enum class TileCount : uint8_t { kEven, kFewest };
+
+// The rows of one product divided into tiles as even as they can be: the first
+// row of tile i is RowTiles::begin(i).
 struct RowTiles {
-  RowTiles(int64_t rows, const TileTable& table)
+  RowTiles(int64_t rows, const TileTable& table, TileCount tile_count)
       : rows(rows), count(DivCeil(rows, static_cast<int64_t>(table.max_rows))) {
-    if (count > 1) count = RoundUp(count, 2);
+    if (count > 1 && tile_count == TileCount::kEven) count = RoundUp(count, 2);
   }
   int64_t begin(int64_t tile) const { return rows * tile / count; }
   int64_t tile_of(int64_t row) const {

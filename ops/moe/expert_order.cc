@@ -98,40 +98,46 @@ absl::StatusOr<int64_t> ExpertOrderPlan::WorkspaceBytes(int64_t max_tokens,
   return layout.bytes();
 }
 
-absl::Status ExpertOrderPlan::CheckArgs(const ExpertOrderArgs& args) const {
-  const AnyTensorView ids(args.ids), map(args.map), offsets(args.offsets),
-      order(args.order);
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "ids", ids, DType::kI32, {kAnyExtent, kAnyExtent}));
+absl::Status ExpertOrderPlan::CheckIds(
+    const MatrixView<const int32_t>& ids,
+    const VectorView<const int32_t>& map) const {
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "ids", AnyTensorView(ids), DType::kI32,
+                                   {kAnyExtent, kAnyExtent}));
   int64_t routes = 0;
   if (!CheckedMul(ids.extent(0), ids.extent(1), &routes) ||
       routes > std::numeric_limits<int32_t>::max()) {
     return InvalidArgument(kOp, "ids is [", ids.extent(0), ", ", ids.extent(1),
                            "]; need fewer than 2^31 routes");
   }
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "offsets", offsets, DType::kI32, {spec_.experts + 1}));
-  QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "order", order, DType::kI32, {routes}));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids, "offsets", offsets));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids, "order", order));
-  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "offsets", offsets, "order", order));
   int64_t all = spec_.experts;
-  if (args.map.data() != nullptr || args.map.extent(0) > 0) {
+  if (map.data() != nullptr || map.extent(0) > 0) {
     QUERN_RETURN_IF_ERROR(
-        CheckInput(kOp, "map", map, DType::kI32, {kAnyExtent}));
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "map", map, "offsets", offsets));
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "map", map, "order", order));
+        CheckInput(kOp, "map", AnyTensorView(map), DType::kI32, {kAnyExtent}));
     QUERN_RETURN_IF_ERROR(
-        CheckIndices(kOp, "map", "expert", args.map, spec_.experts, -1));
+        CheckIndices(kOp, "map", "expert", map, spec_.experts, -1));
     all = map.extent(0);
   }
   for (int64_t t = 0; t < ids.extent(0); ++t) {
-    const IndexView row = DenseVector(RowOf(args.ids, t), ids.extent(1));
+    const IndexView row = DenseVector(RowOf(ids, t), ids.extent(1));
     if (CheckIndices(kOp, "ids", "id", row, all, -1).ok()) continue;
     return CheckIndices(kOp, absl::StrCat("ids[", t, "]"), "id", row, all, -1);
   }
   return absl::OkStatus();
+}
+
+absl::Status ExpertOrderPlan::CheckArgs(const ExpertOrderArgs& args) const {
+  const AnyTensorView ids(args.ids), map(args.map), offsets(args.offsets),
+      order(args.order);
+  QUERN_RETURN_IF_ERROR(CheckIds(args.ids, args.map));
+  QUERN_RETURN_IF_ERROR(
+      CheckOutput(kOp, "offsets", offsets, DType::kI32, {spec_.experts + 1}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "order", order, DType::kI32,
+                                    {ids.extent(0) * ids.extent(1)}));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids, "offsets", offsets));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids, "order", order));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "offsets", offsets, "order", order));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "map", map, "offsets", offsets));
+  return CheckApart(kOp, "map", map, "order", order);
 }
 
 void ExpertOrderPlan::Execute(const ExpertOrderArgs& args, Workspace workspace,

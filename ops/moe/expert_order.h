@@ -49,6 +49,11 @@ class ExpertOrderPlan {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
                                          int max_workers) const;
 
+  // Whether ids and map are what ExpertOrderArgs says: the part of CheckArgs
+  // that concerns what is read.
+  absl::Status CheckIds(const MatrixView<const int32_t>& ids,
+                        const VectorView<const int32_t>& map) const;
+
   // Whether Execute may be called with these: shapes, strides, memory,
   // aliasing, each id and each expert of the map, and fewer than 2^31 routes.
   // O(tokens * top_k). InvalidArgument names the argument.

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
@@ -223,56 +224,57 @@ class Q8 final : public LinearInput {
   SetBuffer codes_, scales_;
 };
 
-absl::StatusOr<LinearWeightsSpec> SpecOf(const Args& args,
-                                         WeightFormat format) {
+LinearWeightsSpec SpecOf(const MatrixShape& shape, WeightFormat format) {
   LinearWeightsSpec spec;
   spec.format = format;
-  QUERN_ASSIGN_OR_RETURN(const LinearActivation activation,
-                         LinearActivationOf(args));
-  spec.gated = IsGated(activation);
-  QUERN_ASSIGN_OR_RETURN(spec.n, args.Int("n", 1, kMaxExtent));
-  QUERN_ASSIGN_OR_RETURN(spec.k, args.Int("k", 1, kMaxExtent));
+  spec.n = shape.n;
+  spec.k = shape.k;
+  spec.gated = shape.gated;
   return spec;
 }
 
 }  // namespace
 
-LinearInputOr FloatInput(const Args& args) {
+absl::StatusOr<MatrixShape> MatrixShapeOf(const Args& args) {
+  MatrixShape shape = {};
+  QUERN_ASSIGN_OR_RETURN(const LinearActivation activation,
+                         LinearActivationOf(args));
+  shape.gated = IsGated(activation);
+  QUERN_ASSIGN_OR_RETURN(shape.n, args.Int("n", 1, kMaxExtent));
+  QUERN_ASSIGN_OR_RETURN(shape.k, args.Int("k", 1, kMaxExtent));
+  return shape;
+}
+
+LinearInputOr FloatInput(const Args& args, const MatrixShape& shape) {
   QUERN_ASSIGN_OR_RETURN(
       const DType dtype,
       args.Type("dtype", {DType::kF32, DType::kBF16, DType::kF16}));
-  QUERN_ASSIGN_OR_RETURN(const LinearWeightsSpec spec,
-                         SpecOf(args, FormatOfFloats(dtype)));
-  return std::make_unique<Floats>(spec, dtype);
+  return std::make_unique<Floats>(SpecOf(shape, FormatOfFloats(dtype)), dtype);
 }
 
-LinearInputOr Int8ChannelInput(const Args& args) {
-  QUERN_ASSIGN_OR_RETURN(LinearWeightsSpec spec,
-                         SpecOf(args, WeightFormat::kI8Channel));
-  QUERN_ASSIGN_OR_RETURN(spec.k, args.Int("k", 1, LinearWeights::kMaxKI8));
-  return std::make_unique<Int8Channel>(spec);
+LinearInputOr Int8ChannelInput(const Args& args, const MatrixShape& shape) {
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(args.op(), "k", shape.k, 1, LinearWeights::kMaxKI8));
+  return std::make_unique<Int8Channel>(SpecOf(shape, WeightFormat::kI8Channel));
 }
 
-LinearInputOr Fp8BlockInput(const Args& args) {
-  QUERN_ASSIGN_OR_RETURN(LinearWeightsSpec spec,
-                         SpecOf(args, WeightFormat::kE4M3Block));
+LinearInputOr Fp8BlockInput(const Args& args, const MatrixShape& shape) {
+  LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kE4M3Block);
   QUERN_ASSIGN_OR_RETURN(const int64_t block_n,
                          args.Int("block_n", 1, kMaxExtent));
   QUERN_ASSIGN_OR_RETURN(spec.group_size, args.Int("block_k", 1, kMaxExtent));
   return std::make_unique<Fp8Block>(spec, block_n);
 }
 
-LinearInputOr Int4GroupInput(const Args& args) {
-  QUERN_ASSIGN_OR_RETURN(LinearWeightsSpec spec,
-                         SpecOf(args, WeightFormat::kI4Group));
+LinearInputOr Int4GroupInput(const Args& args, const MatrixShape& shape) {
+  LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kI4Group);
   QUERN_ASSIGN_OR_RETURN(spec.group_size, args.Int("group", 16, kMaxExtent));
   QUERN_ASSIGN_OR_RETURN(const bool has_zeros, args.Flag("zeros"));
   return std::make_unique<Int4Group>(spec, has_zeros);
 }
 
-LinearInputOr Int8GroupInput(const Args& args) {
-  QUERN_ASSIGN_OR_RETURN(LinearWeightsSpec spec,
-                         SpecOf(args, WeightFormat::kI8Group));
+LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape) {
+  LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kI8Group);
   if (spec.k % kQ8Group != 0) {
     return InvalidArgument(args.op(), "k=", spec.k, "; need a multiple of ",
                            kQ8Group);

@@ -44,19 +44,28 @@ class LinearInput {
 
 using LinearInputOr = absl::StatusOr<std::unique_ptr<LinearInput>>;
 
-// Each reads n, k, activation and the keys that its comment names.
-// InvalidArgument: a value that is not in its range.
+struct MatrixShape {
+  int64_t n, k;
+  bool gated;
+};
+
+// What the keys n, k and activation of a linear operator say. InvalidArgument:
+// a value that is not in its range.
+absl::StatusOr<MatrixShape> MatrixShapeOf(const Args& args);
+
+// Each reads the keys that its comment names. InvalidArgument: a value that is
+// not in its range, or a k that the format cannot have.
 
 // dtype.
-LinearInputOr FloatInput(const Args& args);
+LinearInputOr FloatInput(const Args& args, const MatrixShape& shape);
 // int8, with a scale for each column.
-LinearInputOr Int8ChannelInput(const Args& args);
+LinearInputOr Int8ChannelInput(const Args& args, const MatrixShape& shape);
 // block_n, block_k.
-LinearInputOr Fp8BlockInput(const Args& args);
+LinearInputOr Fp8BlockInput(const Args& args, const MatrixShape& shape);
 // group, zeros.
-LinearInputOr Int4GroupInput(const Args& args);
+LinearInputOr Int4GroupInput(const Args& args, const MatrixShape& shape);
 // GGUF's Q8_0.
-LinearInputOr Int8GroupInput(const Args& args);
+LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape);
 
 }  // namespace quern
 

@@ -10,6 +10,7 @@
 #include "quern/tools/perf/ops_delta_rule.h"
 #include "quern/tools/perf/ops_kv_write.h"
 #include "quern/tools/perf/ops_linear.h"
+#include "quern/tools/perf/ops_moe.h"
 #include "quern/tools/perf/ops_pack.h"
 #include "quern/tools/perf/ops_quantize.h"
 #include "quern/tools/perf/ops_registered.h"
@@ -27,6 +28,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
   ops.push_back(RouterOp());
+  ops.push_back(MoeOp());
   ops.push_back(KvWriteOp());
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());

@@ -99,10 +99,11 @@ Bounded Rounded(Bounded x, double residual, DType c) {
 // Each working set has packed weights of its own.
 class Linear final : public Op {
  public:
-  template <LinearInputOr (*kInput)(const Args& args)>
+  template <LinearInputOr (*kInput)(const Args&, const MatrixShape&)>
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
     auto op = std::make_unique<Linear>();
-    QUERN_ASSIGN_OR_RETURN(op->input_, kInput(args));
+    QUERN_ASSIGN_OR_RETURN(const MatrixShape shape, MatrixShapeOf(args));
+    QUERN_ASSIGN_OR_RETURN(op->input_, kInput(args, shape));
     QUERN_RETURN_IF_ERROR(op->Parse(args));
     return op;
   }
@@ -332,7 +333,7 @@ class Linear final : public Op {
 };
 
 // A layer on weights that kInput makes; `of_op` are the keys of its own.
-template <LinearInputOr (*kInput)(const Args& args)>
+template <LinearInputOr (*kInput)(const Args&, const MatrixShape&)>
 OpEntry Entry(absl::string_view name, absl::string_view summary,
               absl::string_view dtype_help, const std::vector<Key>& of_op) {
   std::vector<Key> keys =

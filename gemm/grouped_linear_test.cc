@@ -1,0 +1,413 @@
+// Every row has the bits that the packed LinearPlan of its group gives,
+// whatever the groups; linear_*_test.cc compare those with double.
+
+#include "quern/gemm/grouped_linear.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/no_alloc.h"
+#include "quern/testing/refusal.h"
+#include "quern/testing/workers.h"
+
+namespace quern {
+namespace {
+
+using BF = BFloat16;
+using Act = LinearActivation;
+
+// Rows of each group.
+using Counts = std::vector<int64_t>;
+
+std::vector<int32_t> OffsetsOf(const Counts& counts) {
+  std::vector<int32_t> offsets = {0};
+  for (const int64_t count : counts) {
+    offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+  }
+  return offsets;
+}
+
+// Groups of known weights, and what gives the rows of one of them.
+struct Groups {
+  std::vector<LinearWeights> weights;
+  std::vector<LinearPlan> alone;
+};
+
+class GroupedLinearTest : public IsaTest {
+ protected:
+  template <typename A, typename C>
+  Groups MakeGroups(Rng& rng, FormatCase format, const Shape& s, size_t count) {
+    Groups groups;
+    for (size_t g = 0; g < count; ++g) {
+      groups.weights.push_back(RealWeights(rng, format, s).Pack(inline_));
+      LinearSpec spec = SpecOf<A, C>(s.act);
+      spec.kernels = "packed";
+      auto plan = LinearPlan::Create(spec, groups.weights.back(), inline_);
+      EXPECT_EQ(plan.status(), absl::OkStatus());
+      groups.alone.push_back(*std::move(plan));
+    }
+    return groups;
+  }
+
+  template <typename A, typename C>
+  GroupedLinearPlan Plan(const Groups& groups, Act act) {
+    GroupedLinearSpec spec;
+    spec.a = DTypeOf<A>;
+    spec.c = DTypeOf<C>;
+    spec.activation = act;
+    auto plan = GroupedLinearPlan::Create(spec, groups.weights);
+    EXPECT_EQ(plan.status(), absl::OkStatus());
+    EXPECT_RAN_ON(*plan);
+    return *std::move(plan);
+  }
+
+  // c of Execute, which has one row more than it may write. Rows of a are those
+  // of `index`, or of c where that is empty.
+  template <typename A, typename C>
+  std::vector<C> Run(const GroupedLinearPlan& plan, const Shape& s,
+                     const Counts& counts, const std::vector<A>& a,
+                     const std::vector<int32_t>& index, int64_t rows_per_index,
+                     Executor& executor) {
+    const std::vector<int32_t> offsets = OffsetsOf(counts);
+    const int64_t rows = offsets.back(), cols = s.cols();
+    const int64_t a_rows = static_cast<int64_t>(a.size()) / s.k;
+    const StridedMatrix<A> in(a, a_rows, s.k, s.k + s.padding, Edge::kEnd,
+                              s.shift);
+    StridedMatrix<C> out(rows + 1, cols, cols + s.padding, Edge::kEnd, s.shift);
+    const GuardBuffer<int32_t> guarded_offsets(offsets);
+    const GuardBuffer<int32_t> guarded_index(index);
+    GroupedLinearArgs args;
+    args.a = in.view();
+    args.c = out.view();
+    args.offsets = guarded_offsets.view();
+    if (!index.empty()) args.index = guarded_index.view();
+    args.rows_per_index = rows_per_index;
+    EXPECT_EQ(plan.CheckArgs(args), absl::OkStatus());
+    // Poisoned, and not a byte more than was asked for.
+    const auto bytes = plan.WorkspaceBytes(rows, executor.num_workers());
+    EXPECT_EQ(bytes.status(), absl::OkStatus());
+    GuardBuffer<float> memory(RoundUp(*bytes, AlignedBuffer::kAlignment) / 4);
+    const Workspace workspace(memory.data(), static_cast<size_t>(*bytes));
+    EXPECT_NO_ALLOCATION(plan.Execute(args, workspace, executor));
+    std::vector<C> dense = out.ToDense();
+    for (int64_t i = 0; i < cols; ++i) {
+      EXPECT_TRUE(IsPoison(dense[static_cast<size_t>(rows * cols + i)]))
+          << "column " << i << " of the row behind the last";
+    }
+    dense.resize(static_cast<size_t>(rows * cols));
+    return dense;
+  }
+
+  // What the plans of the groups give, group by group.
+  template <typename A, typename C>
+  std::vector<C> Want(const Groups& groups, Shape s, const Counts& counts,
+                      const std::vector<A>& a,
+                      const std::vector<int32_t>& index,
+                      int64_t rows_per_index) {
+    const std::vector<int32_t> offsets = OffsetsOf(counts);
+    std::vector<C> want;
+    for (size_t g = 0; g < counts.size(); ++g) {
+      std::vector<A> rows;
+      for (int32_t r = offsets[g]; r < offsets[g + 1]; ++r) {
+        const int64_t from =
+            index.empty() ? r : index[static_cast<size_t>(r)] / rows_per_index;
+        rows.insert(rows.end(), a.begin() + from * s.k,
+                    a.begin() + (from + 1) * s.k);
+      }
+      s.m = counts[g];
+      if (s.m == 0) continue;
+      const auto c = RunLinear<A, C>(groups.alone[g], s, rows, inline_);
+      want.insert(want.end(), c.begin(), c.end());
+    }
+    return want;
+  }
+
+  // Rows of a in any order, some of them twice.
+  template <typename A, typename C>
+  void ExpectRowsOfTheirGroups(FormatCase format, const Shape& s,
+                               const Counts& counts) {
+    TestRng rng;
+    const Groups groups = MakeGroups<A, C>(rng, format, s, counts.size());
+    const GroupedLinearPlan plan = Plan<A, C>(groups, s.act);
+    const int64_t rows = OffsetsOf(counts).back();
+    constexpr int64_t kPerIndex = 3;
+    const int64_t a_rows = rows / 2 + 1;
+    const auto a = UniformReals<A>(rng, a_rows * s.k);
+    std::vector<int32_t> index;
+    for (int64_t r = 0; r < rows; ++r) {
+      index.push_back(
+          static_cast<int32_t>(rng.Integer(0, a_rows * kPerIndex - 1)));
+    }
+    const auto want = Want<A, C>(groups, s, counts, a, index, kPerIndex);
+    for (const int workers : {1, 2, 3, 64}) {
+      ManyWorkers executor(workers);
+      EXPECT_TRUE(AllBitsEqual(
+          Run<A, C>(plan, s, counts, a, index, kPerIndex, executor), want))
+          << workers << " workers";
+    }
+  }
+
+  InlineExecutor inline_;
+};
+QUERN_INSTANTIATE_ISA_TEST(GroupedLinearTest);
+
+// Groups of no row, of one tile, of several tiles, and of more rows than one
+// block has.
+const Counts& FewAndMany() {
+  static const auto& counts = *new Counts{0, 1, 0, 5, 17, 40, 3, 0};
+  return counts;
+}
+
+TEST_P(GroupedLinearTest, EveryFormatGivesTheBitsOfItsLinears) {
+  for (const FormatCase& format : kEveryFormat) {
+    SCOPED_TRACE(testing::Message() << format);
+    Shape s{0, 72, 608};
+    s.padding = 5;
+    s.bias = true;
+    ExpectRowsOfTheirGroups<BF, float>(format, s, FewAndMany());
+  }
+}
+
+TEST_P(GroupedLinearTest, EveryGatedFormatGivesTheBitsOfItsLinears) {
+  for (const FormatCase& format : kEveryFormat) {
+    SCOPED_TRACE(testing::Message() << format);
+    Shape s{0, 104, 64};
+    s.act = Act::kSiluAndMul;
+    s.bias = true;
+    ExpectRowsOfTheirGroups<BF, BF>(format, s, FewAndMany());
+    ExpectRowsOfTheirGroups<float, Float16>(format, s, FewAndMany());
+  }
+}
+
+TEST_P(GroupedLinearTest, ManyRowsOfOneGroupAreSeveralBlocks) {
+  for (const FormatCase format :
+       {FormatCase{WeightFormat::kBF16}, FormatCase{WeightFormat::kI8Channel},
+        FormatCase{WeightFormat::kI4Group, true}}) {
+    SCOPED_TRACE(testing::Message() << format);
+    const Shape s{0, 40, 64};
+    ExpectRowsOfTheirGroups<BF, float>(format, s, {3, 257, 0, 519, 256});
+  }
+}
+
+TEST_P(GroupedLinearTest, EveryFewRows) {
+  Shape s{0, 33, 70};
+  s.shift = 1;
+  for (int64_t rows = 1; rows <= 30; ++rows) {
+    ExpectRowsOfTheirGroups<float, float>({WeightFormat::kBF16}, s,
+                                          {rows, 1, 31 - rows});
+  }
+}
+
+TEST_P(GroupedLinearTest, WithoutAnIndexRowsOfAAreThoseOfC) {
+  TestRng rng;
+  const Shape s{0, 48, 96};
+  const Counts counts = {4, 0, 9};
+  const Groups groups =
+      MakeGroups<BF, float>(rng, {WeightFormat::kBF16}, s, counts.size());
+  const auto plan = Plan<BF, float>(groups, s.act);
+  const auto a = UniformReals<BF>(rng, 13 * s.k);
+  EXPECT_TRUE(AllBitsEqual(Run<BF, float>(plan, s, counts, a, {}, 1, inline_),
+                           Want<BF, float>(groups, s, counts, a, {}, 1)));
+}
+
+TEST_P(GroupedLinearTest, ThreadsChangeNoBit) {
+  TestRng rng;
+  const Shape s{0, 320, 512};
+  const Counts counts = {40, 0, 7, 1, 19, 2};
+  const Groups groups =
+      MakeGroups<BF, float>(rng, {WeightFormat::kBF16}, s, counts.size());
+  const auto plan = Plan<BF, float>(groups, s.act);
+  const auto a = UniformReals<BF>(rng, 69 * s.k);
+  const auto want = Run<BF, float>(plan, s, counts, a, {}, 1, inline_);
+  for (const int workers : {2, 5}) {
+    const auto executor = Workers(workers);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(AllBitsEqual(
+          Run<BF, float>(plan, s, counts, a, {}, 1, *executor), want));
+    }
+  }
+}
+
+TEST_P(GroupedLinearTest, NoRowsAreNoWork) {
+  TestRng rng;
+  const Shape s{0, 16, 16};
+  const Groups groups = MakeGroups<BF, float>(rng, {WeightFormat::kBF16}, s, 2);
+  const auto plan = Plan<BF, float>(groups, s.act);
+  const std::vector<BF> a(static_cast<size_t>(s.k));
+  EXPECT_TRUE((Run<BF, float>(plan, s, {0, 0}, a, {}, 1, inline_).empty()));
+  GroupedLinearArgs args;
+  const int32_t offsets[] = {0, 0, 0};
+  args.a = MatrixView<const BF>(nullptr, {0, s.k}, {s.k, 1});
+  args.c = MatrixView<float>(nullptr, {0, s.n}, {s.n, 1});
+  args.offsets = DenseVector(offsets, 3);
+  EXPECT_EQ(plan.CheckArgs(args), absl::OkStatus());
+  plan.Execute(args, Workspace(), inline_);
+}
+
+TEST_P(GroupedLinearTest, BytesNeverFall) {
+  TestRng rng;
+  for (const FormatCase& format : kEveryFormat) {
+    const Shape s{0, 48, 608};
+    const Groups groups = MakeGroups<BF, float>(rng, format, s, 3);
+    const auto plan = Plan<BF, float>(groups, s.act);
+    int64_t fewer_rows[65] = {};
+    for (const int64_t rows : {0, 1, 2, 14, 27, 28, 29, 255, 256, 257, 4000}) {
+      int64_t bytes = 0;
+      for (int workers = 1; workers <= 64; workers += 3) {
+        const auto more = plan.WorkspaceBytes(rows, workers);
+        ASSERT_EQ(more.status(), absl::OkStatus());
+        EXPECT_GE(*more, bytes) << rows << " rows, " << workers << " workers";
+        EXPECT_GE(*more, fewer_rows[workers]);
+        bytes = fewer_rows[workers] = *more;
+      }
+    }
+  }
+}
+
+class GroupedLinearRefusalTest : public testing::Test {
+ protected:
+  LinearWeights Weights(FormatCase format, int64_t n, int64_t k,
+                        bool bias = false, Act act = Act::kNone) {
+    Shape s{0, n, k};
+    s.bias = bias;
+    s.act = act;
+    return RealWeights(rng_, format, s).Pack(executor_);
+  }
+  absl::Status Create(const GroupedLinearSpec& spec,
+                      const std::vector<LinearWeights>& weights) {
+    return GroupedLinearPlan::Create(spec, weights).status();
+  }
+
+  TestRng rng_;
+  InlineExecutor executor_;
+};
+
+TEST_F(GroupedLinearRefusalTest, WeightsThatAreNotOfOneKind) {
+  const FormatCase bf16 = {WeightFormat::kBF16};
+  const LinearWeights first = Weights(bf16, 32, 64);
+  const FormatCase i4 = {WeightFormat::kI4Group};
+  const FormatCase i4_zeros = {WeightFormat::kI4Group, true};
+  const GroupedLinearSpec spec;
+  ExpectRefusal(Create(spec, {}), "number of weights=0");
+  ExpectRefusal(Create(spec, {LinearWeights()}), "n of the weights=0");
+  ExpectRefusal(Create(spec, {first, Weights(bf16, 33, 64)}),
+                "n of weights[1] is 33; need 32, as weights[0] has");
+  ExpectRefusal(Create(spec, {first, first, Weights(bf16, 32, 65)}),
+                "k of weights[2] is 65");
+  ExpectRefusal(Create(spec, {first, Weights({WeightFormat::kF32}, 32, 64)}),
+                "format of weights[1] is f32; need bf16");
+  ExpectRefusal(Create(spec, {first, Weights(bf16, 32, 64, true)}),
+                "weights[1] has bias; weights[0] has none");
+  ExpectRefusal(Create(spec, {Weights(bf16, 32, 64, true), first}),
+                "weights[1] has no bias; weights[0] has");
+  ExpectRefusal(Create(spec, {Weights(i4, 32, 64), Weights(i4_zeros, 32, 64)}),
+                "weights[1] has zero points");
+  ExpectRefusal(
+      Create(spec, {first, Weights(bf16, 32, 64, false, Act::kSiluAndMul)}),
+      "gated of weights[1] is 1");
+}
+
+TEST_F(GroupedLinearRefusalTest, SpecsThatTheLinearRefuses) {
+  const LinearWeights bf16 = Weights({WeightFormat::kBF16}, 32, 64);
+  GroupedLinearSpec spec;
+  spec.activation = Act::kSiluAndMul;
+  ExpectRefusal(Create(spec, {bf16}), "grouped_linear: activation is");
+  spec = {};
+  spec.a = DType::kI8;
+  ExpectRefusal(Create(spec, {Weights({WeightFormat::kI8Channel}, 32, 64)}),
+                absl::StatusCode::kUnimplemented, "grouped_linear: a");
+  spec = {};
+  spec.c = DType::kI32;
+  ExpectRefusal(Create(spec, {bf16}), absl::StatusCode::kUnimplemented, "c");
+}
+
+TEST_F(GroupedLinearRefusalTest, RowsAndWorkersThatThereAreNot) {
+  const auto plan =
+      GroupedLinearPlan::Create({}, {Weights({WeightFormat::kBF16}, 16, 32)});
+  ASSERT_EQ(plan.status(), absl::OkStatus());
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "max_rows=-1");
+  ExpectRefusal(plan->WorkspaceBytes(1, 0).status(), "max_workers=0");
+  ExpectRefusal(
+      plan->WorkspaceBytes(std::numeric_limits<int64_t>::max() / 2, 4).status(),
+      absl::StatusCode::kResourceExhausted, "2^63 bytes or more");
+}
+
+TEST_F(GroupedLinearRefusalTest, Arguments) {
+  const LinearWeights weights = Weights({WeightFormat::kBF16}, 16, 32);
+  const auto plan = GroupedLinearPlan::Create({}, {weights, weights});
+  ASSERT_EQ(plan.status(), absl::OkStatus());
+  std::vector<BF> a(size_t{6 * 32}), c(size_t{6 * 16});
+  std::vector<int32_t> offsets = {0, 2, 5}, index = {0, 1, 2, 3, 11};
+  GroupedLinearArgs good;
+  good.a = DenseMatrix(a.data(), 6, 32);
+  good.c = DenseMatrix(c.data(), 6, 16);
+  good.offsets = DenseVector<const int32_t>(offsets.data(), 3);
+  good.index = DenseVector<const int32_t>(index.data(), 5);
+  good.rows_per_index = 2;
+  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+
+  const auto refused = [&](const std::string& words, const auto& change) {
+    GroupedLinearArgs args = good;
+    const auto kept = std::make_pair(offsets, index);
+    change(args);
+    ExpectRefusal(plan->CheckArgs(args), words);
+    offsets = kept.first;
+    index = kept.second;
+  };
+  refused("a is", [&](auto& args) {
+    args.a = DenseMatrix(reinterpret_cast<Float16*>(a.data()), 6, 32);
+  });
+  refused("a", [&](auto& args) { args.a = DenseMatrix(a.data(), 6, 31); });
+  refused("c", [&](auto& args) { args.c = DenseMatrix(c.data(), 6, 15); });
+  refused("c", [&](auto& args) { args.c = DenseMatrix(a.data(), 6, 16); });
+  refused("offsets", [&](auto& args) {
+    args.offsets = DenseVector<const int32_t>(offsets.data(), 2);
+  });
+  refused("offsets[0]=1; need 0", [&](auto&) { offsets[0] = 1; });
+  refused("offsets[2]=1; need 2 or more", [&](auto&) { offsets[2] = 1; });
+  refused("offsets[2]=7; need 2 or more, and at most the 6 rows of c",
+          [&](auto&) { offsets[2] = 7; });
+  refused("offsets[1]=-1", [&](auto&) { offsets[1] = -1; });
+  refused("rows_per_index=0", [&](auto& args) { args.rows_per_index = 0; });
+  refused("index[3]=-1; need 0 to 11", [&](auto&) { index[3] = -1; });
+  refused("index[0]=12; need 0 to 11", [&](auto&) { index[0] = 12; });
+  refused("extent of index=4", [&](auto& args) {
+    args.index = DenseVector<const int32_t>(index.data(), 4);
+  });
+  refused("rows of a=4", [&](auto& args) {
+    args.index = {};
+    args.a = DenseMatrix(a.data(), 4, 32);
+  });
+  refused("index", [&](auto& args) {
+    args.index = DenseVector(reinterpret_cast<const int32_t*>(c.data()), 5);
+  });
+  // What is behind the rows is not looked at.
+  index.push_back(-77);
+  good.index = DenseVector<const int32_t>(index.data(), 6);
+  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace quern

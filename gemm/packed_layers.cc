@@ -1,0 +1,19 @@
+#include "quern/gemm/packed_layers.h"
+
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/gemm/packed_form.h"
+
+namespace quern {
+
+PackedLayerOr CreatePackedLayer(const LinearSpec& spec,
+                                const LinearWeights& weights) {
+  const WeightFormat format = weights.spec().format;
+  if (HasGroups(format)) return CreatePackedCodes(spec, weights);
+  if (format == WeightFormat::kI8Channel) {
+    return CreatePackedInt8(spec, weights);
+  }
+  return CreatePackedFloat(spec, weights);
+}
+
+}  // namespace quern
