@@ -20,6 +20,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/ops/check_indices.h"
 #include "quern/ops/moe/expert_order.h"
 #include "quern/ops/moe/experts_kernels.h"
 #include "quern/ops/parallel_rows.h"
@@ -164,30 +165,38 @@ absl::StatusOr<int64_t> ExpertsPlan::WorkspaceBytes(int64_t max_tokens,
   return layout.bytes();
 }
 
-absl::Status ExpertsPlan::CheckArgs(const ExpertsArgs& args) const {
+absl::Status ExpertsPlan::CheckRows(const ExpertsArgs& args) const {
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "x", args.x, spec_.x, {kAnyExtent, hidden()}));
   const int64_t tokens = args.x.extent(0);
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kOp, "out", args.out, spec_.out, {tokens, hidden()}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "x", args.x, "out", args.out));
-  const AnyTensorView ids(args.ids), weights(args.weights), map(args.map);
+  if (args.map.data() != nullptr || args.map.extent(0) > 0) {
+    const AnyTensorView map(args.map);
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "map", map, DType::kI32, {kAnyExtent}));
+    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "map", map, "out", args.out));
+    QUERN_RETURN_IF_ERROR(
+        CheckIndices(kOp, "map", "expert", args.map, experts(), -1));
+  }
+  if (args.add.rank() == 0) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(
+      CheckInput(kOp, "add", args.add, spec_.out, {tokens, hidden()}));
+  return CheckInPlaceOrApart(kOp, "add", args.add, "out", args.out);
+}
+
+absl::Status ExpertsPlan::CheckArgs(const ExpertsArgs& args) const {
+  QUERN_RETURN_IF_ERROR(CheckRows(args));
+  const int64_t tokens = args.x.extent(0);
+  const AnyTensorView ids(args.ids), weights(args.weights);
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "ids", ids, DType::kI32, {tokens, spec_.top_k}));
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "weights", weights, DType::kF32, {tokens, spec_.top_k}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids, "out", args.out));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weights", weights, "out", args.out));
-  if (args.map.data() != nullptr || args.map.extent(0) > 0) {
-    QUERN_RETURN_IF_ERROR(
-        CheckInput(kOp, "map", map, DType::kI32, {kAnyExtent}));
-    QUERN_RETURN_IF_ERROR(CheckApart(kOp, "map", map, "out", args.out));
-  }
-  QUERN_RETURN_IF_ERROR(order_.CheckIds(args.ids, args.map));
-  if (args.add.rank() == 0) return absl::OkStatus();
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "add", args.add, spec_.out, {tokens, hidden()}));
-  return CheckInPlaceOrApart(kOp, "add", args.add, "out", args.out);
+  return order_.CheckIds(args.ids, args.map);
 }
 
 void ExpertsPlan::Execute(const ExpertsArgs& args, Workspace workspace,

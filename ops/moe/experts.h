@@ -113,6 +113,9 @@ class ExpertsPlan {
   // that out overlaps nothing that is read, but for an `add` that is out.
   absl::Status CheckArgs(const ExpertsArgs& args) const;
 
+  // What CheckArgs says of x, out, add and map, before there are routes.
+  absl::Status CheckRows(const ExpertsArgs& args) const;
+
   // Writes the elements of out and nothing else. A token whose routes are all
   // -1 gets `add`, or zeros. Weights may be any number: a NaN makes its token
   // NaN. tokens = 0 does nothing. Allocates nothing; safe to call concurrently

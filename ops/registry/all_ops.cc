@@ -9,6 +9,7 @@
 #include "quern/ops/registry/activation_ops.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/experts_ops.h"
 #include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
@@ -58,6 +59,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));

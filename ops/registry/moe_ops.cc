@@ -154,15 +154,7 @@ Bound Grouped(const MaybeMeta& hidden, const TensorMeta& logits,
   QUERN_ASSIGN_OR_RETURN(RouterSpec spec,
                          SpecOf(kGrouped, RouterScore::kSoftmax, logits, bias,
                                 top_k, renormalize, scale));
-  if (score == "sigmoid") {
-    spec.score = RouterScore::kSigmoid;
-  } else if (score == "sqrtsoftplus") {
-    spec.score = RouterScore::kSqrtSoftplus;
-  } else if (score != "softmax") {
-    return InvalidArgument(kGrouped, "scoring_func=\"", score,
-                           "\"; need \"softmax\", \"sigmoid\" or "
-                           "\"sqrtsoftplus\"");
-  }
+  QUERN_ASSIGN_OR_RETURN(spec.score, RouterScoreOf(kGrouped, score));
   spec.groups = groups;
   spec.top_groups = top_groups;
   return Bind(kGrouped, spec, kNative);

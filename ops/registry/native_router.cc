@@ -4,7 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/registry/bound_rows.h"
@@ -106,6 +110,16 @@ void NativeRouter(const RouterSpec& spec, const AnyTensorView& logits,
                one ? weights.data() : weights.Row(t),
                one ? ids.data() : ids.Row(t));
   }
+}
+
+absl::StatusOr<RouterScore> RouterScoreOf(absl::string_view op,
+                                          const std::string& name) {
+  if (name == "softmax") return RouterScore::kSoftmax;
+  if (name == "sigmoid") return RouterScore::kSigmoid;
+  if (name == "sqrtsoftplus") return RouterScore::kSqrtSoftplus;
+  return InvalidArgument(op, "scoring_func=\"", name,
+                         "\"; need \"softmax\", \"sigmoid\" or "
+                         "\"sqrtsoftplus\"");
 }
 
 }  // namespace quern

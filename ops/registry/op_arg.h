@@ -48,6 +48,7 @@ class Communicator;
 class KvLayout;
 class LinearWeights;
 struct AttentionStep;
+struct ExpertWeights;
 struct RotaryScaling;
 struct SamplingStep;
 
@@ -66,6 +67,10 @@ struct OpObject<const LinearWeights> {  // gemm/linear_weights.h
 template <>
 struct OpObject<const AttentionStep> {  // ops/registry/attention_ops.h
   static constexpr char kName[] = "AttentionStep";
+};
+template <>
+struct OpObject<const ExpertWeights> {  // ops/moe/experts.h
+  static constexpr char kName[] = "ExpertWeights";
 };
 template <>
 struct OpObject<const RotaryScaling> {  // ops/rope/rotary_scaling.h

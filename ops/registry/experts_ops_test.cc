@@ -1,0 +1,340 @@
+#include "quern/ops/registry/experts_ops.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/ops/moe/experts.h"
+#include "quern/ops/moe/router.h"
+#include "quern/ops/moe/router_spec.h"
+#include "quern/ops/parallel/ranks_testutil.h"
+#include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_fixture_testutil.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using BF = BFloat16;
+using Act = LinearActivation;
+
+constexpr int64_t kTokens = 7, kHidden = 48, kInter = 40, kExperts = 6;
+constexpr int64_t kTopK = 2;
+constexpr const char* kRouted[] = {
+    "modular_fused_moe", "transformers_fused_moe", "fused_experts_cpu"};
+constexpr const char* kMixtures[] = {"fused_moe", "unquantized_fused_moe"};
+
+// Experts [first, end) of all.
+ExpertWeights MakeExperts(WeightFormat format, Act act, int64_t first = 0,
+                          int64_t end = kExperts) {
+  TestRng rng;
+  InlineExecutor executor;
+  ExpertWeights weights;
+  for (int64_t e = 0; e < end; ++e) {
+    Shape up{0, kInter * (IsGated(act) ? 2 : 1), kHidden};
+    up.act = act;
+    const Shape down{0, kHidden, kInter};
+    const KnownWeights known_up = RealWeights(rng, {format}, up);
+    const KnownWeights known_down = RealWeights(rng, {format}, down);
+    if (e < first) continue;
+    weights.gate_up.push_back(known_up.Pack(executor));
+    weights.down.push_back(known_down.Pack(executor));
+  }
+  return weights;
+}
+
+// A batch, with routes in range.
+struct Inputs {
+  std::vector<BF> x, shared;
+  std::vector<float> logits, weights;
+  std::vector<int32_t> ids;
+};
+Inputs MakeInputs() {
+  TestRng rng;
+  Inputs in;
+  in.x = UniformReals<BF>(rng, kTokens * kHidden);
+  in.shared = UniformReals<BF>(rng, kTokens * kHidden);
+  in.logits = UniformReals<float>(rng, kTokens * kExperts);
+  in.weights = UniformReals<float>(rng, kTokens * kTopK);
+  in.ids = SmallIntegers<int32_t>(rng, kTokens * kTopK, 0, kExperts - 1);
+  return in;
+}
+
+const TensorMeta kX = {DType::kBF16, {kTokens, kHidden}};
+
+NamedArgs RoutedArgs(const ExpertWeights* experts) {
+  return {{"hidden_states", kX},
+          {"experts", experts},
+          {"topk_weights", TensorMeta{DType::kF32, {kTokens, kTopK}}},
+          {"topk_ids", TensorMeta{DType::kI32, {kTokens, kTopK}}}};
+}
+NamedArgs MixtureArgs(const ExpertWeights* experts) {
+  return {{"hidden_states", kX},
+          {"router_logits", TensorMeta{DType::kF32, {kTokens, kExperts}}},
+          {"experts", experts},
+          {"top_k", kTopK}};
+}
+std::vector<NamedTensor> RoutedTensors(const Inputs& in) {
+  return {
+      {"hidden_states", DenseMatrix<const BF>(in.x.data(), kTokens, kHidden)},
+      {"topk_weights",
+       DenseMatrix<const float>(in.weights.data(), kTokens, kTopK)},
+      {"topk_ids", DenseMatrix<const int32_t>(in.ids.data(), kTokens, kTopK)}};
+}
+std::vector<NamedTensor> MixtureTensors(const Inputs& in) {
+  return {
+      {"hidden_states", DenseMatrix<const BF>(in.x.data(), kTokens, kHidden)},
+      {"router_logits",
+       DenseMatrix<const float>(in.logits.data(), kTokens, kExperts)}};
+}
+
+class ExpertsOpsTest : public OpFixture {
+ protected:
+  ExpertsOpsTest() {
+    EXPECT_EQ(RegisterExpertsOps(registry_), absl::OkStatus());
+  }
+
+  std::vector<BF> RunOp(const std::string& provider, const std::string& op,
+                        const NamedArgs& args,
+                        std::vector<NamedTensor> tensors) {
+    std::vector<BF> out(static_cast<size_t>(kTokens * kHidden));
+    tensors.push_back({"out", DenseMatrix(out.data(), kTokens, kHidden)});
+    Run(Make(provider, op, args), tensors, kTokens);
+    return out;
+  }
+
+  // The plan's result, with the routes of `in`.
+  std::vector<BF> RunPlan(const ExpertWeights& weights, Act act,
+                          const Inputs& in, bool add) {
+    ExpertsSpec spec;
+    spec.top_k = kTopK;
+    spec.activation = act;
+    auto plan = ExpertsPlan::Create(spec, weights);
+    EXPECT_EQ(plan.status(), absl::OkStatus());
+    std::vector<BF> out(in.x.size());
+    ExpertsArgs args;
+    args.x = DenseMatrix<const BF>(in.x.data(), kTokens, kHidden);
+    args.ids = DenseMatrix<const int32_t>(in.ids.data(), kTokens, kTopK);
+    args.weights = DenseMatrix<const float>(in.weights.data(), kTokens, kTopK);
+    args.out = DenseMatrix(out.data(), kTokens, kHidden);
+    if (add) {
+      args.add = DenseMatrix<const BF>(in.shared.data(), kTokens, kHidden);
+    }
+    auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(kTokens, 1));
+    plan->Execute(args, Workspace(*memory), executor_);
+    return out;
+  }
+
+  // in, with the routes that a router gives.
+  Inputs Routed(Inputs in) {
+    RouterSpec spec;
+    spec.experts = kExperts;
+    spec.top_k = kTopK;
+    spec.renormalize = true;
+    const auto plan = RouterPlan::Create(spec);
+    plan->Execute(DenseMatrix<const float>(in.logits.data(), kTokens, kExperts),
+                  AnyTensorView(),
+                  DenseMatrix(in.weights.data(), kTokens, kTopK),
+                  DenseMatrix(in.ids.data(), kTokens, kTopK), executor_);
+    return in;
+  }
+};
+QUERN_INSTANTIATE_ISA_TEST(ExpertsOpsTest);
+
+TEST_P(ExpertsOpsTest, HaveTheBitsOfThePlan) {
+  const Inputs in = MakeInputs();
+  struct Case {
+    const char* name;
+    Act act;
+  };
+  for (const Case& c :
+       {Case{"silu", Act::kSiluAndMul}, Case{"gelu_no_mul", Act::kGelu}}) {
+    const ExpertWeights experts = MakeExperts(WeightFormat::kBF16, c.act);
+    for (const bool add : {false, true}) {
+      NamedArgs routed = RoutedArgs(&experts), mixture = MixtureArgs(&experts);
+      std::vector<NamedTensor> routed_in = RoutedTensors(in);
+      std::vector<NamedTensor> mixture_in = MixtureTensors(in);
+      for (NamedArgs* args : {&routed, &mixture}) {
+        args->emplace_back("activation", c.name);
+        if (add) args->emplace_back("shared_output", kX);
+      }
+      for (std::vector<NamedTensor>* tensors : {&routed_in, &mixture_in}) {
+        if (!add) continue;
+        tensors->push_back(
+            {"shared_output",
+             DenseMatrix<const BF>(in.shared.data(), kTokens, kHidden)});
+      }
+      for (const char* op : kRouted) {
+        EXPECT_TRUE(AllBitsEqual(RunOp("simd", op, routed, routed_in),
+                                 RunPlan(experts, c.act, in, add)))
+            << op;
+      }
+      for (const char* op : kMixtures) {
+        EXPECT_TRUE(AllBitsEqual(RunOp("simd", op, mixture, mixture_in),
+                                 RunPlan(experts, c.act, Routed(in), add)))
+            << op;
+      }
+    }
+  }
+}
+
+// One unit of bf16 of h and of the result, of numbers below 8.
+TEST_P(ExpertsOpsTest, ReferenceAgrees) {
+  const Inputs in = MakeInputs();
+  for (const WeightFormat format :
+       {WeightFormat::kBF16, WeightFormat::kI4Group}) {
+    const ExpertWeights experts = MakeExperts(format, Act::kSiluAndMul);
+    const auto both = [&](const char* op, const NamedArgs& args,
+                          const std::vector<NamedTensor>& tensors) {
+      EXPECT_TRUE(AllClose(RunOp("simd", op, args, tensors),
+                           RunOp("reference", op, args, tensors), 0.25))
+          << op;
+    };
+    both(kRouted[0], RoutedArgs(&experts), RoutedTensors(in));
+    both(kMixtures[0], MixtureArgs(&experts), MixtureTensors(in));
+  }
+}
+
+// Two ranks with half of the experts each give what one rank with all gives,
+// within the rounding of each rank's part.
+TEST_P(ExpertsOpsTest, RanksDivideTheExperts) {
+  const Inputs in = MakeInputs();
+  const ExpertWeights all = MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
+  const auto want =
+      RunOp("simd", "modular_fused_moe", RoutedArgs(&all), RoutedTensors(in));
+  std::vector<std::vector<BF>> got(2, std::vector<BF>(in.x.size()));
+  RunRanks(2, [&](ThreadCommunicator& ranks) {
+    const int64_t half = kExperts / 2, first = ranks.rank() * half;
+    const ExpertWeights mine =
+        MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul, first, first + half);
+    std::vector<int32_t> map(static_cast<size_t>(kExperts), -1);
+    for (int64_t e = 0; e < half; ++e) {
+      map[static_cast<size_t>(first + e)] = static_cast<int32_t>(e);
+    }
+    NamedArgs args = RoutedArgs(&mine);
+    args.emplace_back("expert_map", TensorMeta{DType::kI32, {kExperts}});
+    args.emplace_back("ranks", &ranks);
+    const OpDispatcher ops(registry_, OpPolicy());
+    const auto made = ops.MakeFrom("simd", "modular_fused_moe", args);
+    ASSERT_EQ(made.status(), absl::OkStatus());
+    auto& out = got[static_cast<size_t>(ranks.rank())];
+    std::vector<NamedTensor> tensors = RoutedTensors(in);
+    tensors.push_back(
+        {"expert_map", DenseVector<const int32_t>(map.data(), kExperts)});
+    tensors.push_back({"out", DenseMatrix(out.data(), kTokens, kHidden)});
+    std::vector<AnyTensorView> bound;
+    ASSERT_EQ(made->Bind(tensors, bound), absl::OkStatus());
+    InlineExecutor executor;
+    auto memory = AlignedBuffer::Create(*made->op->WorkspaceBytes(kTokens, 1));
+    made->op->Execute(bound, Workspace(*memory), executor);
+  });
+  EXPECT_TRUE(AllBitsEqual(got[0], got[1]));
+  EXPECT_TRUE(AllClose(got[0], want, 0.1));
+}
+
+TEST(ExpertsOpsRefusalTest, NamesTheOperatorAndTheValue) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterExpertsOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const ExpertWeights experts =
+      MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
+  const ExpertWeights int4 =
+      MakeExperts(WeightFormat::kI4Group, Act::kSiluAndMul);
+  const ExpertWeights none;
+  struct Refusal {
+    std::string op, key;
+    OpArg value;
+    std::string words;
+  };
+  const std::vector<Refusal> refusals = {
+      {"fused_moe", "experts", &none, "fused_moe: experts has none"},
+      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {kTokens, 5}},
+       "columns of router_logits=5; need 6"},
+      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {3, kExperts}},
+       "rows of router_logits=3; need 7"},
+      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {6}},
+       "router_logits has rank 1; need 2"},
+      {"fused_moe", "top_k", int64_t{7}, "fused_moe: top_k=7"},
+      {"fused_moe", "scoring_func", "relu", "fused_moe: scoring_func=\"relu\""},
+      {"fused_moe", "activation", "relu2",
+       "fused_moe: activation=\"relu2\"; need one of silu, gelu"},
+      {"fused_moe", "activation", "silu_no_mul", "activation is silu"},
+      {"fused_moe", "expert_map", TensorMeta{DType::kI32, {5}},
+       "expert_map is not i32[6]"},
+      {"fused_moe", "shared_output", TensorMeta{DType::kBF16, {kTokens, 3}},
+       "shared_output is not [7, 48] of bf16"},
+      {"unquantized_fused_moe", "experts", &int4,
+       "unquantized_fused_moe: experts are i4_group; need f32, bf16 or f16"},
+      {"modular_fused_moe", "topk_ids", TensorMeta{DType::kI32, {kTokens}},
+       "modular_fused_moe: topk_ids is not i32[n, k]"},
+      {"transformers_fused_moe", "topk_weights",
+       TensorMeta{DType::kBF16, {kTokens, kTopK}},
+       "transformers_fused_moe: topk_weights is not f32[7, 2]"},
+      {"fused_experts_cpu", "hidden_states",
+       TensorMeta{DType::kBF16, {kTokens, 47}},
+       "fused_experts_cpu: columns of hidden_states=47; need 48"},
+      {"fused_experts_cpu", "apply_router_weight_on_input", true,
+       "top_k=2; need 1"},
+  };
+  for (const Refusal& r : refusals) {
+    const bool mixture = r.op == kMixtures[0] || r.op == kMixtures[1];
+    NamedArgs args = mixture ? MixtureArgs(&experts) : RoutedArgs(&experts);
+    ASSERT_TRUE(ops.Make(r.op, args).ok()) << ops.Make(r.op, args).status();
+    bool found = false;
+    for (auto& [key, value] : args) {
+      if (key != r.key) continue;
+      value = r.value;
+      found = true;
+    }
+    if (!found) args.emplace_back(r.key, r.value);
+    for (const char* provider : {"simd", "reference"}) {
+      ExpectRefusal(ops.MakeFrom(provider, r.op, args).status(), r.words);
+    }
+  }
+}
+
+TEST(ExpertsOpsRefusalTest, ChecksTensors) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterExpertsOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  const ExpertWeights experts =
+      MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
+  Inputs in = MakeInputs();
+  std::vector<BF> out(in.x.size());
+  const auto routed = ops.Make("fused_experts_cpu", RoutedArgs(&experts));
+  ASSERT_EQ(routed.status(), absl::OkStatus());
+  std::vector<NamedTensor> tensors = RoutedTensors(in);
+  tensors.push_back({"out", DenseMatrix(out.data(), kTokens, kHidden)});
+  std::vector<AnyTensorView> bound;
+  ASSERT_EQ(routed->Bind(tensors, bound), absl::OkStatus());
+  EXPECT_EQ(routed->op->CheckArgs(bound), absl::OkStatus());
+  in.ids[5] = kExperts;
+  ExpectRefusal(routed->op->CheckArgs(bound), "ids[2][1]=6; need 0 <= id < 6");
+
+  const auto mixture = ops.Make("fused_moe", MixtureArgs(&experts));
+  ASSERT_EQ(mixture.status(), absl::OkStatus());
+  tensors = MixtureTensors(in);
+  tensors.push_back({"out", DenseMatrix(in.x.data(), kTokens, kHidden)});
+  bound.clear();
+  ASSERT_EQ(mixture->Bind(tensors, bound), absl::OkStatus());
+  ExpectRefusal(mixture->op->CheckArgs(bound), "x");
+}
+
+}  // namespace
+}  // namespace quern
