@@ -61,9 +61,11 @@ absl::StatusOr<LinearActivation> ActivationOf(absl::string_view op,
   return InvalidArgument(op, "activation=\"", name, "\"; need one of ", names);
 }
 
-// What all have in common: x and what is added are [n, hidden] of the weights.
+// What all have in common: x is [n, hidden] of the weights, and so is the
+// result, with what is added to it.
 Metas ShapesOf(absl::string_view op, const TensorMeta& x,
-               const ExpertWeights* weights, const MaybeMeta& shared) {
+               const ExpertWeights* weights, const MaybeMeta& shared,
+               const std::string& out_dtype) {
   if (weights->gate_up.empty()) {
     return InvalidArgument(op, "experts has none; need one or more");
   }
@@ -74,12 +76,14 @@ Metas ShapesOf(absl::string_view op, const TensorMeta& x,
   QUERN_RETURN_IF_ERROR(CheckEqual(op, "columns of hidden_states", x.extents[1],
                                    weights->gate_up[0].spec().k,
                                    "the experts have"));
-  if (shared.has_value() && !(*shared == x)) {
+  QUERN_ASSIGN_OR_RETURN(const DType out,
+                         DTypeOr(op, "out_dtype", out_dtype, x.dtype));
+  if (shared.has_value() && !(*shared == TensorMeta{out, x.extents})) {
     return InvalidArgument(op, "shared_output is not [", x.extents[0], ", ",
-                           x.extents[1], "] of ", DTypeName(x.dtype),
-                           ", as hidden_states is");
+                           x.extents[1], "] of ", DTypeName(out),
+                           ", as the result is");
   }
-  return std::vector<TensorMeta>{x};
+  return std::vector<TensorMeta>{{out, x.extents}};
 }
 
 absl::Status CheckMap(absl::string_view op, const MaybeMeta& map,
@@ -95,11 +99,13 @@ absl::Status CheckMap(absl::string_view op, const MaybeMeta& map,
 }
 
 absl::StatusOr<ExpertsSpec> SpecOf(absl::string_view op, const TensorMeta& x,
-                                   int64_t top_k, const std::string& activation,
+                                   DType out, int64_t top_k,
+                                   const std::string& activation,
                                    bool weight_on_input) {
   ExpertsSpec spec;
   spec.top_k = top_k;
-  spec.x = spec.out = x.dtype;
+  spec.x = x.dtype;
+  spec.out = out;
   QUERN_ASSIGN_OR_RETURN(spec.activation, ActivationOf(op, activation));
   spec.weight_on_input = weight_on_input;
   return spec;
@@ -109,7 +115,7 @@ template <const char* kOp>
 Metas RoutedShapes(const TensorMeta& x, const ExpertWeights* experts,
                    const TensorMeta& weights, const TensorMeta& ids,
                    const MaybeMeta& map, const MaybeMeta& shared, Communicator*,
-                   const std::string&, bool) {
+                   const std::string&, bool, const std::string& out_dtype) {
   QUERN_RETURN_IF_ERROR(CheckMap(kOp, map, -1));
   if (ids.extents.size() != 2 || ids.dtype != DType::kI32) {
     return InvalidArgument(kOp, "topk_ids is not i32[n, k]");
@@ -119,7 +125,7 @@ Metas RoutedShapes(const TensorMeta& x, const ExpertWeights* experts,
                            ", ", ids.extents[1], "], as topk_ids is i32");
   }
   QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> out,
-                         ShapesOf(kOp, x, experts, shared));
+                         ShapesOf(kOp, x, experts, shared, out_dtype));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows of topk_ids", ids.extents[0],
                                    x.extents[0], "hidden_states has"));
   return out;
@@ -128,13 +134,15 @@ template <const char* kOp, bool kNative>
 Bound Routed(const TensorMeta& x, const ExpertWeights* experts,
              const TensorMeta& weights, const TensorMeta& ids,
              const MaybeMeta& map, const MaybeMeta& shared, Communicator* ranks,
-             const std::string& activation, bool weight_on_input) {
-  QUERN_RETURN_IF_ERROR(RoutedShapes<kOp>(x, experts, weights, ids, map, shared,
-                                          ranks, activation, weight_on_input)
-                            .status());
+             const std::string& activation, bool weight_on_input,
+             const std::string& out_dtype) {
   QUERN_ASSIGN_OR_RETURN(
-      const ExpertsSpec spec,
-      SpecOf(kOp, x, ids.extents[1], activation, weight_on_input));
+      const std::vector<TensorMeta> out,
+      RoutedShapes<kOp>(x, experts, weights, ids, map, shared, ranks,
+                        activation, weight_on_input, out_dtype));
+  QUERN_ASSIGN_OR_RETURN(const ExpertsSpec spec,
+                         SpecOf(kOp, x, out[0].dtype, ids.extents[1],
+                                activation, weight_on_input));
   return BindExperts(kOp, spec, *experts, ranks, kNative);
 }
 
@@ -143,7 +151,8 @@ Metas MixtureShapes(const TensorMeta& x, const TensorMeta& logits,
                     const ExpertWeights* experts, const MaybeMeta&,
                     const MaybeMeta& map, const MaybeMeta& shared,
                     Communicator*, int64_t top_k, bool, int64_t, int64_t,
-                    const std::string&, double, const std::string&, bool) {
+                    const std::string&, double, const std::string&, bool,
+                    const std::string& out_dtype) {
   if (logits.extents.size() != 2) {
     return InvalidArgument(kOp, "router_logits has rank ",
                            logits.extents.size(), "; need 2");
@@ -151,7 +160,7 @@ Metas MixtureShapes(const TensorMeta& x, const TensorMeta& logits,
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "top_k", top_k, 1, logits.extents[1]));
   QUERN_RETURN_IF_ERROR(CheckMap(kOp, map, logits.extents[1]));
   QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> out,
-                         ShapesOf(kOp, x, experts, shared));
+                         ShapesOf(kOp, x, experts, shared, out_dtype));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows of router_logits",
                                    logits.extents[0], x.extents[0],
                                    "hidden_states has"));
@@ -176,13 +185,13 @@ Bound Mixture(const TensorMeta& x, const TensorMeta& logits,
               const MaybeMeta& map, const MaybeMeta& shared,
               Communicator* ranks, int64_t top_k, bool renormalize,
               int64_t groups, int64_t top_groups, const std::string& score,
-              double scale, const std::string& activation,
-              bool weight_on_input) {
-  QUERN_RETURN_IF_ERROR(MixtureShapes<kOp>(x, logits, experts, bias, map,
-                                           shared, ranks, top_k, renormalize,
-                                           groups, top_groups, score, scale,
-                                           activation, weight_on_input)
-                            .status());
+              double scale, const std::string& activation, bool weight_on_input,
+              const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(
+      const std::vector<TensorMeta> out,
+      MixtureShapes<kOp>(x, logits, experts, bias, map, shared, ranks, top_k,
+                         renormalize, groups, top_groups, score, scale,
+                         activation, weight_on_input, out_dtype));
   RouterSpec route;
   route.experts = logits.extents[1];
   route.top_k = top_k;
@@ -194,8 +203,9 @@ Bound Mixture(const TensorMeta& x, const TensorMeta& logits,
   route.logits_dtype = logits.dtype;
   if (bias.has_value()) route.bias_dtype = bias->dtype;
   QUERN_ASSIGN_OR_RETURN(route.score, RouterScoreOf(kOp, score));
-  QUERN_ASSIGN_OR_RETURN(const ExpertsSpec spec,
-                         SpecOf(kOp, x, top_k, activation, weight_on_input));
+  QUERN_ASSIGN_OR_RETURN(
+      const ExpertsSpec spec,
+      SpecOf(kOp, x, out[0].dtype, top_k, activation, weight_on_input));
   return BindMixture(kOp, route, spec, *experts, ranks, kNative);
 }
 
@@ -251,7 +261,8 @@ absl::Status RegisterRouted(OpRegistry& r) {
                    "Tensor topk_weights, Tensor topk_ids, Tensor? expert_map, "
                    "Tensor? shared_output, Communicator? ranks, "
                    "str activation=\"silu\", "
-                   "bool apply_router_weight_on_input=False) -> Tensor"),
+                   "bool apply_router_weight_on_input=False, "
+                   "str out_dtype=\"\") -> Tensor"),
       &RoutedExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR((r.Add<&Routed<kOp, false>>(kOp, "simd")));
   return r.Add<&Routed<kOp, true>>(kOp, OpRegistry::kReference);
@@ -267,7 +278,8 @@ absl::Status RegisterMixture(OpRegistry& r) {
                    "int num_expert_group=1, int topk_group=1, "
                    "str scoring_func=\"softmax\", "
                    "float routed_scaling_factor=1.0, str activation=\"silu\", "
-                   "bool apply_router_weight_on_input=False) -> Tensor"),
+                   "bool apply_router_weight_on_input=False, "
+                   "str out_dtype=\"\") -> Tensor"),
       &MixtureExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR((r.Add<&Mixture<kOp, false>>(kOp, "simd")));
   return r.Add<&Mixture<kOp, true>>(kOp, OpRegistry::kReference);

@@ -6,9 +6,10 @@
 
 namespace quern {
 
-// Mixtures of experts, x[n, hidden] in f32, bf16 or f16 -> [n, hidden] in the
-// same. ExpertWeights is that of ops/moe/experts.h, whose equation and rounding
-// these have; it may be dropped once the operator is made.
+// Mixtures of experts, x[n, hidden] -> [n, hidden], in f32, bf16 or f16;
+// out_dtype is x's where it is "". ExpertWeights is that of ops/moe/experts.h,
+// whose equation and rounding these have; it may be dropped once the operator
+// is made.
 //
 //   modular_fused_moe, transformers_fused_moe, fused_experts_cpu
 //       with routes that the caller has: topk_weights f32[n, k], topk_ids
@@ -20,10 +21,10 @@ namespace quern {
 //
 // activation is "silu", "gelu" or "gelu_tanh" with gate and up packed together
 // (gated = true), or one of these with "_no_mul". apply_router_weight_on_input
-// needs k = 1. shared_output[n, hidden], what shared experts give, is added
-// before the one rounding. `ranks` sums the results of all ranks, each rounded,
-// with what each rank's shared_output has added: give it on one rank, or give
-// each its part.
+// needs k = 1. shared_output[n, hidden], what shared experts give, or a
+// residual stream, is added before the one rounding; it may be where the result
+// is. `ranks` sums the results of all ranks, each rounded, with what each
+// rank's shared_output has added: give it on one rank, or give each its part.
 //
 // Providers: simd, reference.
 absl::Status RegisterExpertsOps(OpRegistry& registry);
