@@ -1,5 +1,6 @@
 #include "quern/models/architecture.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/models/decoder_config.h"
+#include "quern/ops/moe/router_spec.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
@@ -28,13 +30,17 @@ constexpr uint32_t kSoftCaps = Bit(ModelPart::kSoftCaps);
 constexpr uint32_t kLocalLayers = Bit(ModelPart::kLocalLayers);
 constexpr uint32_t kOutput = Bit(ModelPart::kOutputMatrix);
 constexpr uint32_t kRopeFactors = Bit(ModelPart::kRopeFactors);
+constexpr uint32_t kExperts = Bit(ModelPart::kExperts);
+constexpr uint32_t kDense = Bit(ModelPart::kDense);
 
 constexpr Architecture kArchitectures[] = {
-    {"llama", kAny, kOutput | kRopeFactors, RotaryStyle::kPairs,
+    {"llama", kAny, kOutput | kRopeFactors | kExperts, RotaryStyle::kPairs,
      LinearActivation::kSiluAndMul, false},
     {"qwen2", kQkvBias, kOutput, RotaryStyle::kHalves,
      LinearActivation::kSiluAndMul, false},
     {"qwen3", kHeadNorms, kOutput, RotaryStyle::kHalves,
+     LinearActivation::kSiluAndMul, false},
+    {"qwen3moe", kHeadNorms | kExperts, kOutput, RotaryStyle::kHalves,
      LinearActivation::kSiluAndMul, false},
     {"gemma2", kPostNorms | kSoftCaps | kLocalLayers, kAny,
      RotaryStyle::kHalves, LinearActivation::kGeluTanhAndMul, true},
@@ -58,6 +64,11 @@ double SameHeadDim(const DecoderConfig& c) {
 }
 double Vocab(const DecoderConfig& c) { return static_cast<double>(c.vocab); }
 double RopeBase(const DecoderConfig&) { return 10000; }
+double Ffn(const DecoderConfig& c) { return static_cast<double>(c.ffn); }
+int64_t MaxExperts(const DecoderConfig&) { return RouterSpec::kMaxExperts; }
+int64_t MaxExpertsUsed(const DecoderConfig& c) {
+  return std::min(c.experts, RouterSpec::kMaxTopK);
+}
 
 using C = DecoderConfig;
 constexpr ModelKey kKeys[] = {
@@ -80,6 +91,11 @@ constexpr ModelKey kKeys[] = {
     {"final_logit_softcapping", nullptr, &C::logit_cap, kSoftCaps, Required,
      nullptr},
     {"attention.sliding_window", &C::window, nullptr, kLocalLayers, Required,
+     MaxDim},
+    {"expert_count", &C::experts, nullptr, kExperts, Required, MaxExperts},
+    {"expert_used_count", &C::experts_used, nullptr, kExperts, Required,
+     MaxExpertsUsed},
+    {"expert_feed_forward_length", &C::expert_ffn, nullptr, kExperts, Ffn,
      MaxDim},
     {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
 };
@@ -116,11 +132,19 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kFfnNorm, "ffn_norm.weight", true, R::kNorm, E::kHidden, E::kOne,
      kAny},
     {TensorId::kFfnGate, "ffn_gate.weight", true, R::kMatrix, E::kHidden,
-     E::kFfn, kAny},
+     E::kFfn, kDense},
     {TensorId::kFfnUp, "ffn_up.weight", true, R::kMatrix, E::kHidden, E::kFfn,
-     kAny},
+     kDense},
     {TensorId::kFfnDown, "ffn_down.weight", true, R::kMatrixIntoStream, E::kFfn,
-     E::kHidden, kAny},
+     E::kHidden, kDense},
+    {TensorId::kRouter, "ffn_gate_inp.weight", true, R::kRouter, E::kHidden,
+     E::kExperts, kExperts},
+    {TensorId::kExpertGate, "ffn_gate_exps.weight", true, R::kMatrix,
+     E::kHidden, E::kExpertFfn, kExperts, E::kExperts},
+    {TensorId::kExpertUp, "ffn_up_exps.weight", true, R::kMatrix, E::kHidden,
+     E::kExpertFfn, kExperts, E::kExperts},
+    {TensorId::kExpertDown, "ffn_down_exps.weight", true, R::kMatrixIntoStream,
+     E::kExpertFfn, E::kHidden, kExperts, E::kExperts},
     {TensorId::kOutputNorm, "output_norm.weight", false, R::kNorm, E::kHidden,
      E::kOne, kAny},
     {TensorId::kOutput, "output.weight", false, R::kMatrix, E::kHidden,
@@ -172,6 +196,10 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
       return c.head_dim;
     case Extent::kRopePairs:
       return c.rope_dim / 2;
+    case Extent::kExperts:
+      return c.experts;
+    case Extent::kExpertFfn:
+      return c.expert_ffn;
   }
   return 0;
 }
@@ -211,6 +239,9 @@ std::vector<int64_t> TensorDims(const TensorEntry& entry,
                                 const DecoderConfig& config) {
   std::vector<int64_t> dims = {ExtentOf(entry.cols, config)};
   if (entry.is_matrix()) dims.push_back(ExtentOf(entry.rows, config));
+  if (entry.matrices != Extent::kOne) {
+    dims.push_back(ExtentOf(entry.matrices, config));
+  }
   return dims;
 }
 
@@ -234,9 +265,13 @@ void SetArchitecture(const Architecture& architecture,
                      DecoderConfig& c) {
   c.architecture = std::string(architecture.name);
   c.parts = architecture.always;
-  for (const ModelPart part :
-       {ModelPart::kOutputMatrix, ModelPart::kRopeFactors}) {
+  for (const ModelPart part : {ModelPart::kOutputMatrix,
+                               ModelPart::kRopeFactors, ModelPart::kExperts}) {
     if ((architecture.may & Bit(part)) != 0 && has(part)) c.parts |= Bit(part);
+  }
+  if (!c.Has(ModelPart::kExperts)) {
+    c.parts |= kDense;
+    c.experts = c.experts_used = c.expert_ffn = 0;
   }
   c.rope_style = architecture.rope_style;
   c.activation = architecture.activation;

@@ -63,14 +63,17 @@ enum class Extent : uint8_t {
   kFfn,
   kHeadDim,
   kRopePairs,
+  kExperts,
+  kExpertFfn,
 };
-constexpr size_t kNumExtents = 8;
+constexpr size_t kNumExtents = 10;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
   kEmbedding,
   kMatrix,
   kMatrixIntoStream,  // its product is added to the residual stream
+  kRouter,            // a matrix whose product chooses experts
   kNorm,
   kBias,
   kRopeFactors,
@@ -95,6 +98,10 @@ enum class TensorId : uint8_t {
   kFfnGate,
   kFfnUp,
   kFfnDown,
+  kRouter,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
   kOutputNorm,
   kOutput,
   kRopeFactors,
@@ -107,6 +114,8 @@ struct TensorEntry {
   TensorRole role;
   Extent cols, rows;
   uint32_t needs;  // ModelPart bits that models with this tensor have
+  // Such matrices one after the other, in a third dimension; kOne: one matrix.
+  Extent matrices = Extent::kOne;
 
   bool is_matrix() const { return rows != Extent::kOne; }
 };
@@ -123,7 +132,8 @@ absl::Status ForEachTensor(
     absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
         visit);
 
-// Dimensions as in a file, fastest first: [cols, rows], or [cols] for a vector.
+// Dimensions as in a file, fastest first: [cols, rows, matrices], [cols, rows],
+// or [cols] for a vector.
 std::vector<int64_t> TensorDims(const TensorEntry& entry,
                                 const DecoderConfig& config);
 

@@ -90,11 +90,15 @@ class Keys {
     return absl::OkStatus();
   }
 
-  absl::Status CheckNoExperts() const {
-    if (!Has("expert_count")) return absl::OkStatus();
+  // Whether there are experts. Unimplemented if the architecture has none.
+  absl::StatusOr<bool> HasExperts(const Architecture& architecture) const {
+    constexpr uint32_t kExperts = Bit(ModelPart::kExperts);
+    if ((architecture.always & kExperts) != 0) return true;
+    if (!Has("expert_count")) return false;
     QUERN_ASSIGN_OR_RETURN(const int64_t experts,
                            file_.GetInt(Name("expert_count")));
-    if (experts == 0) return absl::OkStatus();
+    if (experts == 0) return false;
+    if ((architecture.may & kExperts) != 0) return true;
     return Unimplemented(kOp, Name("expert_count"), "=", experts, "; need 0");
   }
 
@@ -229,7 +233,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());
-  QUERN_RETURN_IF_ERROR(keys.CheckNoExperts());
+  QUERN_ASSIGN_OR_RETURN(const bool has_experts, keys.HasExperts(*form));
 
   DecoderConfig c;
   if (file.Has("general.name")) {
@@ -238,8 +242,10 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
   c.parts = form->always;  // decides which keys exist
+  if (has_experts) c.parts |= Bit(ModelPart::kExperts);
   QUERN_RETURN_IF_ERROR(ReadShape(file, keys, c));
-  const auto has = [&file](ModelPart part) {
+  const auto has = [&](ModelPart part) {
+    if (part == ModelPart::kExperts) return has_experts;
     return file.HasTensor(TensorName(part == ModelPart::kRopeFactors
                                          ? TensorId::kRopeFactors
                                          : TensorId::kOutput));

@@ -25,6 +25,8 @@ enum class ModelPart : uint8_t {
   kLocalLayers,   // layers 0, 2, 4 ... have a window
   kOutputMatrix,  // output.weight; otherwise the embedding
   kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
+  kExperts,       // the feed-forward layer is a mixture of experts
+  kDense,         // ... and otherwise one matrix for each of gate, up and down
 };
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
@@ -43,12 +45,16 @@ struct DecoderConfig {
   int64_t context = 0;  // positions that the model was made for
   int64_t hidden = 0;   // elements of a token's row
   int64_t layers = 0;
-  int64_t ffn = 0;      // of the feed-forward layer
+  int64_t ffn = 0;      // of the feed-forward layer, if it is dense
   int64_t q_heads = 0;  // a multiple of kv_heads
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;  // head_dim
   int64_t rope_dim = 0;   // even, <= head_dim
+  // With kExperts; else 0.
+  int64_t experts = 0;
+  int64_t experts_used = 0;  // of each token
+  int64_t expert_ffn = 0;    // of each expert
   float rope_base = 10000;
   float norm_eps = 0;
   // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
@@ -75,11 +81,11 @@ struct DecoderConfig {
   // Reads and checks the keys <architecture>.* and the tensors' shapes: every
   // needed tensor must exist with the right dimensions, and no others may.
   // NotFound and InvalidArgument name the key or tensor and the bound.
-  // Unimplemented for other architectures, rope scaling by keys, experts, and
-  // tensors that the architecture does not have; the message describes the file
-  // and lists the supported architectures and formats. Memory and time are
-  // within a small multiple of the file's header, of rope_freqs.weight and of a
-  // layer.
+  // Unimplemented for other architectures, rope scaling by keys, experts where
+  // the architecture has none, and tensors that it does not have; the message
+  // describes the file and lists the supported architectures and formats.
+  // Memory and time are within a small multiple of the file's header, of
+  // rope_freqs.weight and of a layer.
   static absl::StatusOr<DecoderConfig> Create(const GgufFile& file);
 };
 

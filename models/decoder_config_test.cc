@@ -66,8 +66,26 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
          "llama.rope.dimension_count=21; need an even number");
   refuse([](SmallDecoder& m, GgufWriter&) { m.rope_dim = 34; },
          Code::kInvalidArgument, "llama.rope.dimension_count=34; need 1 <=");
-  refuse([](SmallDecoder&, GgufWriter& w) { w.Key("llama.expert_count", 8u); },
-         Code::kUnimplemented, "llama.expert_count=8; need 0");
+  refuse(
+      [](SmallDecoder& m, GgufWriter& w) {
+        m.architecture = "qwen3";
+        w.Key("qwen3.expert_count", 8u);
+      },
+      Code::kUnimplemented, "qwen3.expert_count=8; need 0");
+  refuse(
+      [](SmallDecoder& m, GgufWriter&) {
+        m.mixture = true;
+        m.experts_used = 4;
+      },
+      Code::kInvalidArgument, "llama.expert_used_count=4; need 1 <= ");
+  refuse(
+      [](SmallDecoder& m, GgufWriter&) {
+        m.mixture = true;
+        m.experts = 1025;
+      },
+      Code::kInvalidArgument, "llama.expert_count=1025; need 1 <= ");
+  refuse([](SmallDecoder& m, GgufWriter&) { m.mixture = true; },
+         Code::kNotFound, "no tensor 'blk.0.ffn_gate_inp.weight'");
   refuse([](SmallDecoder&,
             GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
          Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");

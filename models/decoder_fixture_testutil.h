@@ -22,7 +22,7 @@
 namespace quern {
 
 constexpr const char* kTestArchitectures[] = {"llama", "qwen2", "qwen3",
-                                              "gemma2"};
+                                              "qwen3moe", "gemma2"};
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,
                                          int64_t vocab) {

@@ -79,7 +79,8 @@ DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
       rows_dtype_(RowsOf()) {
   const absl::Status counted =
       ForEachTensor(config, [this](const TensorEntry& entry, int64_t layer) {
-        total_ += GgufFile::PartBytes(TensorIn(entry.id, layer),
+        total_ += ExtentOf(entry.matrices, config_) *
+                  GgufFile::PartBytes(TensorIn(entry.id, layer),
                                       shard_.PartOf(entry));
         return absl::OkStatus();
       });
@@ -109,9 +110,11 @@ DType DecoderLoader::RowsOf() const {
   const absl::Status looked = ForEachTensor(
       config_, [&, this](const TensorEntry& entry, int64_t layer) {
         const GgufTensorType type = TensorIn(entry.id, layer).type;
-        narrow =
-            narrow && (!entry.is_matrix() || type == GgufTensorType::kBF16 ||
-                       type == GgufTensorType::kQ8_0);
+        // Routers are small, and f32 in every file.
+        const bool counts =
+            entry.is_matrix() && entry.role != TensorRole::kRouter;
+        narrow = narrow && (!counts || type == GgufTensorType::kBF16 ||
+                            type == GgufTensorType::kQ8_0);
         return absl::OkStatus();
       });
   QUERN_CHECK(looked.ok());
@@ -141,13 +144,14 @@ int64_t DecoderLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
 }
 
 absl::StatusOr<AlignedBuffer> DecoderLoader::Read(
-    const std::vector<TensorId>& ids, int64_t layer, DType dtype) {
+    const std::vector<TensorId>& ids, int64_t layer, DType dtype,
+    int64_t expert) {
   int64_t bytes = 0;
   for (const TensorId id : ids) bytes += BytesOf(id, layer, dtype);
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Create(bytes));
   uint8_t* out = buffer.data();
   for (const TensorId id : ids) {
-    QUERN_RETURN_IF_ERROR(ReadTensor(id, layer, dtype, out));
+    QUERN_RETURN_IF_ERROR(ReadTensor(id, layer, dtype, expert, out));
     out += BytesOf(id, layer, dtype);
   }
   return buffer;
@@ -160,7 +164,7 @@ absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
   const int64_t bytes = shard_.vocab().width * row_bytes;
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Create(bytes));
   QUERN_RETURN_IF_ERROR(
-      ReadTensor(TensorId::kEmbedding, 0, dtype, buffer.data()));
+      ReadTensor(TensorId::kEmbedding, 0, dtype, 0, buffer.data()));
   const int64_t read = BytesOf(TensorId::kEmbedding, 0, dtype);
   std::memset(buffer.data() + read, 0, static_cast<size_t>(bytes - read));
   return buffer;
@@ -168,9 +172,11 @@ absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
 
 // Reads in pieces, so that progress is reported within a large tensor too.
 absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
-                                       uint8_t* out) {
+                                       int64_t expert, uint8_t* out) {
   const GgufTensor& tensor = TensorIn(id, layer);
-  const GgufPart whole = shard_.PartOf(TensorOf(id));
+  const TensorEntry& entry = TensorOf(id);
+  GgufPart whole = shard_.PartOf(entry);
+  whole.row += expert * ExtentOf(entry.rows, config_);
   const int64_t step =
       std::max<int64_t>(1, options_.progress_elements / whole.cols);
   for (int64_t row = 0; row < whole.rows; row += step) {
@@ -224,7 +230,7 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
   LinearSource source;
   const DType dtype = ReadType(spec.format);
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
-                         Read(parts.rows, parts.layer, dtype));
+                         Read(parts.rows, parts.layer, dtype, parts.expert));
   Int8Rows int8;
   if (spec.format == WeightFormat::kI8Group) {
     source.layout = WeightLayout::kQ8_0;
@@ -295,6 +301,9 @@ std::string DecoderLoader::NameOf(const MatrixParts& parts) {
   return absl::StrJoin(parts.rows, "+",
                        [&parts](std::string* out, TensorId id) {
                          absl::StrAppend(out, TensorName(id, parts.layer));
+                         if (TensorOf(id).matrices != Extent::kOne) {
+                           absl::StrAppend(out, "[", parts.expert, "]");
+                         }
                        });
 }
 
@@ -324,12 +333,25 @@ absl::Status DecoderLoader::WritePacked(const std::string& path) const {
   return PackedFile::Write(path, source, blobs);
 }
 
-absl::StatusOr<Matrix> DecoderLoader::MakeMatrix(const MatrixParts& parts) {
+absl::StatusOr<LinearWeights> DecoderLoader::MakeWeights(
+    const MatrixParts& parts) {
   QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
                          packed_ == nullptr ? Pack(parts) : Find(parts));
   if (packed_ == nullptr && !options_.packed_path.empty()) {
     made_.emplace_back(NameOf(parts), packed);
   }
+  packed_bytes_ += static_cast<int64_t>(packed.bytes().size());
+  const WeightFormat format = packed.spec().format;
+  const bool router = TensorOf(parts.rows[0]).role == TensorRole::kRouter;
+  if (!router &&
+      std::find(formats_.begin(), formats_.end(), format) == formats_.end()) {
+    formats_.push_back(format);
+  }
+  return packed;
+}
+
+absl::StatusOr<Matrix> DecoderLoader::MakeMatrix(const MatrixParts& parts) {
+  QUERN_ASSIGN_OR_RETURN(const LinearWeights packed, MakeWeights(parts));
   NamedArgs args = {{"x", TensorMeta{rows_dtype_, {1, parts.k}}},
                     {"weights", &packed},
                     {"activation", LinearActivationName(parts.activation)},
@@ -338,11 +360,6 @@ absl::StatusOr<Matrix> DecoderLoader::MakeMatrix(const MatrixParts& parts) {
     args.emplace_back("residual", TensorMeta{parts.y, {1, parts.n}});
   }
   QUERN_ASSIGN_OR_RETURN(MadeOp linear, ops_.Make("linear", args));
-  packed_bytes_ += static_cast<int64_t>(packed.bytes().size());
-  const WeightFormat format = packed.spec().format;
-  if (std::find(formats_.begin(), formats_.end(), format) == formats_.end()) {
-    formats_.push_back(format);
-  }
   return Matrix(std::move(linear.op), rows_dtype_, parts.k);
 }
 

@@ -46,6 +46,7 @@ struct MatrixParts {
   DType y = DType::kF32;
   LinearActivation activation = LinearActivation::kNone;
   bool residual = false;  // y += W x + b
+  int64_t expert = 0;     // the matrix of tensors that have one for each expert
 };
 
 class DecoderLoader {
@@ -80,8 +81,14 @@ class DecoderLoader {
   MatrixParts AttnOutParts(int64_t layer) const;
   MatrixParts GateUpParts(int64_t layer) const;
   MatrixParts DownParts(int64_t layer) const;
+  MatrixParts RouterParts(int64_t layer) const;
+  MatrixParts ExpertGateUpParts(int64_t layer, int64_t expert) const;
+  MatrixParts ExpertDownParts(int64_t layer, int64_t expert) const;
   MatrixParts OutputParts() const;
   absl::StatusOr<Matrix> MakeMatrix(const MatrixParts& parts);
+  // The weights of a matrix that another operator multiplies by.
+  absl::StatusOr<LinearWeights> MakeWeights(const MatrixParts& parts);
+  const OpDispatcher& ops() const { return ops_; }
 
   // Takes matrices from `packed` from now on; it must outlive them.
   absl::Status Adopt(const PackedFile& packed);
@@ -123,9 +130,10 @@ class DecoderLoader {
   // Reads this rank's parts of the tensors, one after another, as `dtype`;
   // without conversion if that is kU8.
   absl::StatusOr<AlignedBuffer> Read(const std::vector<TensorId>& ids,
-                                     int64_t layer, DType dtype);
+                                     int64_t layer, DType dtype,
+                                     int64_t expert = 0);
   absl::Status ReadTensor(TensorId id, int64_t layer, DType dtype,
-                          uint8_t* out);
+                          int64_t expert, uint8_t* out);
   // Bytes that ReadTensor writes for a part.
   int64_t BytesOf(TensorId id, int64_t layer, DType dtype) const;
 

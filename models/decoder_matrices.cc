@@ -26,6 +26,10 @@ constexpr char kOp[] = "decoder";
 }  // namespace
 
 WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
+  // Rounding a router could change its choice, and would save nothing.
+  if (TensorOf(parts.rows[0]).role == TensorRole::kRouter) {
+    return WeightFormat::kF32;
+  }
   switch (options_.weights) {
     case DecoderWeights::kBF16:
       return WeightFormat::kBF16;
@@ -97,6 +101,31 @@ MatrixParts DecoderLoader::GateUpParts(int64_t layer) const {
   return parts;
 }
 
+MatrixParts DecoderLoader::RouterParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kRouter};
+  parts.layer = layer;
+  parts.n = config_.experts;
+  parts.k = config_.hidden;
+  return parts;
+}
+
+MatrixParts DecoderLoader::ExpertGateUpParts(int64_t layer,
+                                             int64_t expert) const {
+  MatrixParts parts = GateUpParts(layer);
+  parts.rows = {TensorId::kExpertGate, TensorId::kExpertUp};
+  parts.n = 2 * shard_.Count(Extent::kExpertFfn);
+  parts.expert = expert;
+  return parts;
+}
+
+MatrixParts DecoderLoader::ExpertDownParts(int64_t layer,
+                                           int64_t expert) const {
+  MatrixParts parts = IntoStream(TensorId::kExpertDown, layer);
+  parts.expert = expert;
+  return parts;
+}
+
 MatrixParts DecoderLoader::OutputParts() const {
   MatrixParts parts;
   parts.rows = {config_.Has(ModelPart::kOutputMatrix) ? TensorId::kOutput
@@ -140,15 +169,21 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   // Bytes of all matrices, and of the largest while it is being packed. They
   // are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
-  const auto add = [&](const MatrixParts& parts) {
-    matrices += PackedBytes(parts);
+  const auto add = [&](const MatrixParts& parts, int64_t count = 1) {
+    matrices += static_cast<double>(count) * PackedBytes(parts);
     largest = std::max(largest, UnpackedBytes(parts));
   };
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     add(QkvParts(layer));
     add(AttnOutParts(layer));
-    add(GateUpParts(layer));
-    add(DownParts(layer));
+    if (c.Has(ModelPart::kExperts)) {
+      add(RouterParts(layer));
+      add(ExpertGateUpParts(layer, 0), c.experts);
+      add(ExpertDownParts(layer, 0), c.experts);
+    } else {
+      add(GateUpParts(layer));
+      add(DownParts(layer));
+    }
   }
   add(OutputParts());
   const double embedding = static_cast<double>(shard_.vocab().width) *

@@ -23,6 +23,7 @@
 #include "quern/models/dense_feed_forward.h"
 #include "quern/models/gguf.h"
 #include "quern/models/layer.h"
+#include "quern/models/mixture_feed_forward.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -78,8 +79,10 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
         l.mixer, AttentionMixer::Create(loader, config, shard, *operators,
                                         layer, pool, in_pool[pool]++));
     QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
-    QUERN_ASSIGN_OR_RETURN(l.feed_forward,
-                           DenseFeedForward::Create(loader, layer));
+    QUERN_ASSIGN_OR_RETURN(
+        l.feed_forward, config.Has(ModelPart::kExperts)
+                            ? MixtureFeedForward::Create(loader, config, layer)
+                            : DenseFeedForward::Create(loader, layer));
     if (config.Has(ModelPart::kPostNorms)) {
       QUERN_ASSIGN_OR_RETURN(l.post_attn_norm,
                              loader.Norm(TensorId::kPostAttnNorm, layer));

@@ -18,6 +18,7 @@
 #include "quern/models/model_shard.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
+#include "quern/ops/registry/experts_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_arg.h"
@@ -62,6 +63,7 @@ NamedArgs EmbeddingArgs(const DecoderConfig& c, const ModelShard& shard,
 absl::Status RegisterDecoderOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
   return RegisterRopeOps(registry);

@@ -101,6 +101,24 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
   EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
 }
 
+// f32 alone: a rounding of 16 bits may change which experts are the largest.
+TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
+  SmallDecoder shape;
+  shape.experts = 7;
+  shape.mixture = true;
+  for (const char* architecture : {"llama", "qwen3moe"}) {
+    shape.architecture = architecture;
+    for (const int64_t used : {1, 2, 5}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", used));
+      shape.experts_used = used;
+      for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
+        shape.type = type;
+        EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+      }
+    }
+  }
+}
+
 TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
   SmallDecoder odd;  // no dimension is a multiple of a vector
   odd.vocab = 19;
@@ -214,6 +232,8 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("qwen3moe", [](Form& f) { f.experts_used = 2; }), kFelt);
+  EXPECT_GT(distance("qwen3moe", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);

@@ -5,8 +5,10 @@
 // models of any shape and architecture. The oracle reads the architecture's
 // differences from the file itself, not from the config that it checks.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +45,8 @@ struct ReferenceForm {
   double embedding_scale = 1;
   double divisor = 1;                       // of a query's dot products
   double attention_cap = 0, logit_cap = 0;  // 0: none
+  size_t experts_used = 0;                  // 0: there are no experts
+  bool renormalize = true;  // the weights of a token's experts sum to 1
   int64_t window = 0;       // of local layers; 0: there are none
   int64_t first_local = 0;  // local: this layer and every second one after
   std::vector<double> rope_factors;  // divide frequencies; empty: none
@@ -56,7 +60,12 @@ struct ReferenceForm {
     ReferenceForm form;
     form.rope_pairs = architecture == "llama";
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
-    form.q_norm = form.k_norm = architecture == "qwen3";
+    form.q_norm = form.k_norm =
+        architecture == "qwen3" || architecture == "qwen3moe";
+    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
+      const std::string used = absl::StrCat(architecture, ".expert_used_count");
+      form.experts_used = static_cast<size_t>(*file.GetInt(used));
+    }
     form.divisor = std::sqrt(static_cast<double>(c.head_dim));
     if (file.HasTensor("rope_freqs.weight")) {
       const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
@@ -102,14 +111,12 @@ class ReferenceDecoder {
                  ? Norm(blk + "post_attention_norm.weight", attended)
                  : attended);
       const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
-      DoubleRows gate = Times(h, blk + "ffn_gate.weight");
-      const DoubleRows up = Times(h, blk + "ffn_up.weight");
-      for (size_t t = 0; t < gate.size(); ++t) {
-        for (size_t i = 0; i < gate[t].size(); ++i) {
-          gate[t][i] = Activation(gate[t][i]) * up[t][i];
-        }
-      }
-      const DoubleRows down = Times(gate, blk + "ffn_down.weight");
+      const DoubleRows down =
+          form_.experts_used > 0
+              ? Mixture(blk, h)
+              : FeedForward(h, Matrix(blk + "ffn_gate.weight"),
+                            Matrix(blk + "ffn_up.weight"),
+                            Matrix(blk + "ffn_down.weight"));
       Add(x, form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down)
                                  : down);
     }
@@ -145,8 +152,59 @@ class ReferenceDecoder {
     return rows;
   }
 
+  DoubleRows FeedForward(const DoubleRows& x, const DoubleRows& w_gate,
+                         const DoubleRows& w_up,
+                         const DoubleRows& w_down) const {
+    DoubleRows h = Times(x, w_gate);
+    const DoubleRows up = Times(x, w_up);
+    for (size_t t = 0; t < h.size(); ++t) {
+      for (size_t i = 0; i < h[t].size(); ++i) {
+        h[t][i] = Activation(h[t][i]) * up[t][i];
+      }
+    }
+    return Times(h, w_down);
+  }
+
+  DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
+    const DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
+    const size_t experts = logits[0].size();
+    // The matrix of an expert, in a tensor of all.
+    const auto of = [&](const char* name, size_t expert) {
+      const DoubleRows all = Matrix(blk + name);
+      const auto rows = static_cast<int64_t>(all.size() / experts);
+      const auto first = all.begin() + static_cast<int64_t>(expert) * rows;
+      return DoubleRows(first, first + rows);
+    };
+    DoubleRows y(x.size(), std::vector<double>(x[0].size()));
+    for (size_t e = 0; e < experts; ++e) {
+      const DoubleRows part = FeedForward(x, of("ffn_gate_exps.weight", e),
+                                          of("ffn_up_exps.weight", e),
+                                          of("ffn_down_exps.weight", e));
+      for (size_t t = 0; t < x.size(); ++t) {
+        const double weight = ExpertWeight(logits[t], e);
+        for (size_t i = 0; i < y[t].size(); ++i) y[t][i] += weight * part[t][i];
+      }
+    }
+    return y;
+  }
+
+  // The share of expert e: its softmax among the largest, or 0.
+  double ExpertWeight(const std::vector<double>& logits, size_t e) const {
+    std::vector<double> largest = logits;
+    std::sort(largest.begin(), largest.end(), std::greater<>());
+    if (logits[e] < largest[form_.experts_used - 1]) return 0;
+    double sum = 0;
+    for (size_t i = 0; i < largest.size(); ++i) {
+      if (form_.renormalize && i >= form_.experts_used) break;
+      sum += std::exp(largest[i]);
+    }
+    return std::exp(logits[e]) / sum;
+  }
+
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {
-    const DoubleRows w = Matrix(name);
+    return Times(x, Matrix(name));
+  }
+  static DoubleRows Times(const DoubleRows& x, const DoubleRows& w) {
     DoubleRows y;
     for (const std::vector<double>& row : x) {
       y.emplace_back();
@@ -275,6 +333,10 @@ struct SmallDecoder {
   std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
+  // Of qwen3moe, and of llama if `mixture`. Where all are used, no rounding can
+  // change the choice.
+  int64_t experts = 3, experts_used = 3, expert_ffn = 64;
+  bool mixture = false;
   GgufTensorType type = GgufTensorType::kF32;
   std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
   std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
@@ -301,10 +363,15 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.attention_cap = m.attention_cap;
   c.logit_cap = m.logit_cap;
   c.window = m.window;
+  c.experts = m.experts;
+  c.experts_used = m.experts_used;
+  c.expert_ffn = m.expert_ffn;
   SetArchitecture(
       *FindArchitecture(m.architecture),
       [&m](ModelPart part) {
-        return part == ModelPart::kRopeFactors ? m.rope_factors : m.output;
+        return part == ModelPart::kRopeFactors ? m.rope_factors
+               : part == ModelPart::kExperts   ? m.mixture
+                                               : m.output;
       },
       c);
   return c;
@@ -353,7 +420,12 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kFfnGate:
       case TensorId::kFfnUp:
       case TensorId::kFfnDown:
+      case TensorId::kExpertGate:
+      case TensorId::kExpertUp:
+      case TensorId::kExpertDown:
         return m.ffn_type.value_or(m.type);
+      case TensorId::kRouter:
+        return GgufTensorType::kF32;
       default:
         return m.type;
     }
@@ -367,9 +439,11 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     const std::string name = TensorName(entry.id, layer);
     if (entry.is_matrix()) {
       const GgufTensorType type = type_of(entry.id);
-      w.Tensor(name, dims, type,
-               RandomTensor(rng, cols * ExtentOf(entry.rows, c), type,
-                            1.7 / std::sqrt(static_cast<double>(cols))));
+      w.Tensor(
+          name, dims, type,
+          RandomTensor(
+              rng, cols * ExtentOf(entry.rows, c) * ExtentOf(entry.matrices, c),
+              type, 1.7 / std::sqrt(static_cast<double>(cols))));
       return absl::OkStatus();
     }
     // Factors are far apart, so that a missing or a neighbour's factor shows.

@@ -63,7 +63,12 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
   const auto all_have = [size](const ColumnShards& shards) {
     return shards.Count(size - 1) > 0;
   };
-  if (!all_have(divide(Extent::kFfn, block))) {
+  if (c.Has(ModelPart::kExperts)) {
+    if (!all_have(divide(Extent::kExpertFfn, block))) {
+      return CannotDivide("expert_feed_forward_length", c.expert_ffn, size,
+                          block);
+    }
+  } else if (!all_have(divide(Extent::kFfn, block))) {
     return CannotDivide("feed_forward_length", c.ffn, size, block);
   }
   s.vocab_ = divide(Extent::kVocab, 1);

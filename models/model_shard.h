@@ -7,7 +7,8 @@
 //                 attention's output that are theirs
 //   kv heads      those that its query heads meet: with more ranks than
 //                 key/value heads, several ranks have the same one
-//   ffn           columns [rank * width, + width), the last rank fewer
+//   ffn           columns [rank * width, + width), the last rank fewer; in a
+//                 mixture, these columns of every expert
 //   vocabulary    likewise, rows of the embedding and of the output matrix
 //
 // Every other tensor is whole on every rank.

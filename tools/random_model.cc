@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -40,6 +41,10 @@ constexpr RandomModelShape kShapes[] = {
      "qwen3"},
     {"qwen2.5_7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6f, 1e-6f,
      "qwen2"},
+    {"mixtral_8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 1e6f, 1e-5f,
+     "llama", 0, 0, 8, 2, 14336},
+    {"qwen3_30b_a3b", 48, 2048, 32, 4, 128, 6144, 151936, 40960, 1e6f, 1e-6f,
+     "qwen3moe", 0, 0, 128, 8, 768},
     {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
      "gemma2", 4096},
     // Small shapes for tests, which take a moment to write and to run.
@@ -48,6 +53,10 @@ constexpr RandomModelShape kShapes[] = {
      8},
     {"tiny_qwen2", 2, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-6f, "qwen2"},
     {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
+    {"tiny_mixtral", 2, 64, 4, 2, 16, 96, 320, 256, 1e6f, 1e-5f, "llama", 0, 0,
+     4, 2, 96},
+    {"tiny_qwen3moe", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3moe",
+     0, 0, 8, 2, 96},
     {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
 };
 
@@ -173,12 +182,17 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.rope_base = s.rope_base;
   c.norm_eps = s.norm_eps;
   c.window = s.window;
+  c.experts = s.experts;
+  c.experts_used = s.experts_used;
+  c.expert_ffn = s.expert_ffn;
   c.attention_cap = 50;  // only Gemma-2 has it
   c.logit_cap = 30;
   SetArchitecture(
       *FindArchitecture(s.architecture),
       [&s](ModelPart part) {
-        return part == ModelPart::kOutputMatrix || s.rope_scale > 0;
+        return part == ModelPart::kOutputMatrix ||
+               (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
+               (part == ModelPart::kExperts && s.experts > 0);
       },
       c);
   return c;
@@ -187,6 +201,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
 struct Tensor {
   std::string name;
   std::vector<int64_t> dims;
+  GgufTensorType type;
   double deviation;           // 0 means `values`, in f32
   std::vector<float> values;  // empty means ones
 };
@@ -219,6 +234,7 @@ double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
     case TensorRole::kEmbedding:
       return c.Has(ModelPart::kOutputMatrix) ? 1 : 1 / std::sqrt(cols);
     case TensorRole::kMatrix:
+    case TensorRole::kRouter:
       return 1 / std::sqrt(cols);
     case TensorRole::kMatrixIntoStream:
       return 1 / std::sqrt(2 * static_cast<double>(c.layers) * cols);
@@ -230,14 +246,20 @@ double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
   return 0;
 }
 
-std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c) {
+std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c,
+                            GgufTensorType type) {
   std::vector<Tensor> tensors;
   const absl::Status added =
       ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
         Tensor tensor = {TensorName(entry.id, layer),
                          TensorDims(entry, c),
+                         type,
                          DeviationOf(entry, c),
                          {}};
+        // Routers are f32 in every file.
+        if (tensor.deviation == 0 || entry.role == TensorRole::kRouter) {
+          tensor.type = GgufTensorType::kF32;
+        }
         if (entry.role == TensorRole::kRopeFactors) {
           tensor.values = RopeFactors(s);
         } else if (entry.role == TensorRole::kBias) {
@@ -352,16 +374,15 @@ absl::Status WriteRandomModel(
   GgufFileWriter writer;
   const DecoderConfig config = ConfigOf(shape);
   AddModelKeys(shape, config, type, writer);
-  if (shape.architecture == "qwen2" || shape.architecture == "qwen3") {
+  if (absl::StartsWith(shape.architecture, "qwen")) {
     AddBytePieceKeys(shape.vocab, writer);
   } else {
     AddSentencePieceKeys(shape.vocab, writer);
   }
-  const std::vector<Tensor> tensors = Tensors(shape, config);
+  const std::vector<Tensor> tensors = Tensors(shape, config, type);
   for (const Tensor& tensor : tensors) {
     QUERN_RETURN_IF_ERROR(
-        writer.AddTensor(tensor.name, tensor.dims,
-                         tensor.deviation == 0 ? GgufTensorType::kF32 : type));
+        writer.AddTensor(tensor.name, tensor.dims, tensor.type));
   }
   QUERN_RETURN_IF_ERROR(writer.Open(path));
 
@@ -380,9 +401,10 @@ absl::Status WriteRandomModel(
       continue;
     }
     // Each tensor has its own random stream.
-    Filler filler(type, tensor.deviation,
+    Filler filler(tensor.type, tensor.deviation,
                   SplitMix64::Mix(SplitMix64::Mix(seed) + t));
-    const int64_t elements = tensor.dims[0] * tensor.dims[1];
+    int64_t elements = 1;
+    for (const int64_t extent : tensor.dims) elements *= extent;
     for (int64_t begin = 0; begin < elements; begin += kChunk) {
       filler.Fill(std::min(kChunk, elements - begin), bytes);
       QUERN_RETURN_IF_ERROR(writer.Append(bytes));

@@ -15,7 +15,7 @@
 //
 // The vocabulary is <unk> <s> </s>, the 256 bytes, the space, and numbered
 // words that no text encodes to, so that a text of n bytes is about n tokens.
-// For Qwen2 and Qwen3 it is the 256 bytes, " t", <|endoftext|> and such words.
+// For Qwen's models it is the 256 bytes, " t", <|endoftext|> and such words.
 
 #include <cstdint>
 #include <functional>
@@ -46,6 +46,11 @@ struct RandomModelShape {
   // divide low rotary frequencies by this value (kLlama3 in
   // ops/rope/rotary_scaling.h, for an original context of 8192).
   float rope_scale = 0;
+  // Experts of a layer, of a token, and the columns of each; 0: a dense
+  // feed-forward layer.
+  int64_t experts = 0;
+  int64_t experts_used = 0;
+  int64_t expert_ffn = 0;
 };
 
 // The shapes that can be chosen by name.

@@ -1,0 +1,104 @@
+#include "quern/models/mixture_feed_forward.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/core/dtype.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_loader.h"
+#include "quern/models/layer.h"
+#include "quern/models/matrix.h"
+#include "quern/ops/moe/experts.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+namespace {
+
+// The operator's name of a gated activation; decoders have these two.
+const char* NameOf(LinearActivation activation) {
+  return activation == LinearActivation::kGeluTanhAndMul ? "gelu_tanh" : "silu";
+}
+
+}  // namespace
+
+MixtureFeedForward::MixtureFeedForward(Matrix router,
+                                       std::unique_ptr<const BoundOp> experts,
+                                       int64_t count)
+    : router_(std::move(router)), experts_(std::move(experts)), count_(count) {}
+
+absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
+    DecoderLoader& loader, const DecoderConfig& config, int64_t layer) {
+  QUERN_ASSIGN_OR_RETURN(Matrix router,
+                         loader.MakeMatrix(loader.RouterParts(layer)));
+  ExpertWeights weights;
+  for (int64_t e = 0; e < config.experts; ++e) {
+    QUERN_ASSIGN_OR_RETURN(
+        const LinearWeights gate_up,
+        loader.MakeWeights(loader.ExpertGateUpParts(layer, e)));
+    QUERN_ASSIGN_OR_RETURN(
+        const LinearWeights down,
+        loader.MakeWeights(loader.ExpertDownParts(layer, e)));
+    weights.gate_up.push_back(gate_up);
+    weights.down.push_back(down);
+  }
+  const TensorMeta y = {DType::kF32, {1, config.hidden}};
+  NamedArgs args = {
+      {"hidden_states", TensorMeta{loader.rows_dtype(), {1, config.hidden}}},
+      {"router_logits", TensorMeta{DType::kF32, {1, config.experts}}},
+      {"experts", &weights},
+      {"top_k", config.experts_used},
+      {"activation", NameOf(config.activation)},
+      {"out_dtype", DTypeName(DType::kF32)}};
+  if (loader.ExpertDownParts(layer, 0).residual) {
+    args.emplace_back("shared_output", y);
+  }
+  QUERN_ASSIGN_OR_RETURN(MadeOp experts, loader.ops().Make("fused_moe", args));
+  return std::unique_ptr<FeedForward>(new MixtureFeedForward(
+      std::move(router), std::move(experts.op), config.experts));
+}
+
+// Lays out the router's logits.
+template <typename Allocator>
+float* MixtureFeedForward::LayOut(Allocator& a, int64_t tokens) const {
+  return a.template Allocate<float>("router logits", tokens * count_);
+}
+
+absl::StatusOr<int64_t> MixtureFeedForward::ScratchBytes(
+    int64_t max_tokens, int max_workers) const {
+  QUERN_ASSIGN_OR_RETURN(const int64_t router,
+                         router_.WorkspaceBytes(max_tokens, max_workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t experts,
+                         experts_->WorkspaceBytes(max_tokens, max_workers));
+  WorkspaceLayout counted;
+  LayOut(counted, max_tokens);
+  counted.Allocate<uint8_t>("operators", std::max(router, experts));
+  if (counted.overflow()) {
+    return absl::ResourceExhaustedError(
+        "decoder: the scratch of experts needs more than 2^63 bytes");
+  }
+  return counted.bytes();
+}
+
+void MixtureFeedForward::Execute(const LayerStep& step,
+                                 const LayerTarget& target) const noexcept {
+  Workspace memory = step.scratch;
+  const int64_t tokens = step.rows.extent(0);
+  const AnyTensorView logits =
+      DenseMatrix(LayOut(memory, tokens), tokens, count_);
+  router_.Execute(step.rows, logits, {}, memory, *step.executor);
+  experts_->Execute({step.rows, logits, {}, {}, target.residual, target.y},
+                    memory, *step.executor);
+}
+
+}  // namespace quern

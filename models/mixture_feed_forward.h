@@ -1,0 +1,50 @@
+#ifndef QUERN_MODELS_MIXTURE_FEED_FORWARD_H_
+#define QUERN_MODELS_MIXTURE_FEED_FORWARD_H_
+
+// Private: a mixture of experts as a feed-forward layer.
+//
+//   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1
+//   y = residual + sum over those of w * W_down (act(W_gate x) * W_up x)
+//
+// The router is a matrix in f32; everything behind it is the operator
+// `fused_moe`. Ranks divide the columns of gate and up, not the experts, so
+// that each does the same amount of work whatever the router chooses.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_loader.h"
+#include "quern/models/layer.h"
+#include "quern/models/matrix.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+
+class MixtureFeedForward final : public FeedForward {
+ public:
+  static absl::StatusOr<std::unique_ptr<FeedForward>> Create(
+      DecoderLoader& loader, const DecoderConfig& config, int64_t layer);
+
+  absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
+                                       int max_workers) const override;
+  void Execute(const LayerStep& step,
+               const LayerTarget& target) const noexcept override;
+  std::string Explain(int64_t m) const override { return experts_->Explain(m); }
+
+ private:
+  MixtureFeedForward(Matrix router, std::unique_ptr<const BoundOp> experts,
+                     int64_t count);
+  template <typename Allocator>
+  float* LayOut(Allocator& a, int64_t tokens) const;
+
+  Matrix router_;  // hidden -> experts
+  std::unique_ptr<const BoundOp> experts_;
+  int64_t count_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_MIXTURE_FEED_FORWARD_H_
