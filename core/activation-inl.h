@@ -85,6 +85,27 @@ HWY_INLINE hn::Vec<D> Silu(D d, hn::Vec<D> v) {
   return MulSigmoid(d, x, x);
 }
 
+// v / (1 + e^(-slope v)) for slope > 0. Clamping v makes -infinity finite;
+// below the clamp e^(slope v) is 0 in any case.
+template <class D>
+HWY_INLINE hn::Vec<D> SlopedSilu(D d, float slope, hn::Vec<D> v) {
+  const auto lowest = hn::Set(d, kExpLowest / slope);
+  const auto x = hn::IfThenElse(hn::Lt(v, lowest), lowest, v);
+  return MulSigmoid(d, x, hn::Mul(x, hn::Set(d, slope)));
+}
+
+// min(v, most) and max(v, least) by a select, so that NaN stays NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> AtMost(D d, hn::Vec<D> v, float most) {
+  const auto limit = hn::Set(d, most);
+  return hn::IfThenElse(hn::Gt(v, limit), limit, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> AtLeast(D d, hn::Vec<D> v, float least) {
+  const auto limit = hn::Set(d, least);
+  return hn::IfThenElse(hn::Lt(v, limit), limit, v);
+}
+
 // w / v of GeluTanh: 2 sqrt(2 / pi), and 0.044715 times that.
 template <class D>
 HWY_INLINE hn::Vec<D> GeluTanhSlope(D d, hn::Vec<D> v) {

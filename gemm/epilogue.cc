@@ -26,6 +26,8 @@ absl::string_view LinearActivationName(LinearActivation activation) {
       return "gelu_and_mul";
     case LinearActivation::kGeluTanhAndMul:
       return "gelu_tanh_and_mul";
+    case LinearActivation::kSwigluOaiAndMul:
+      return "swigluoai_and_mul";
   }
   return "unknown";
 }
@@ -34,7 +36,7 @@ absl::Status CheckActivation(absl::string_view op, LinearActivation activation,
                              int64_t n) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(op, "activation", static_cast<int64_t>(activation), 0,
-                 static_cast<int64_t>(LinearActivation::kGeluTanhAndMul)));
+                 static_cast<int64_t>(LinearActivation::kSwigluOaiAndMul)));
   if (IsGated(activation) && n % 2 != 0) {
     return InvalidArgument(op, "n=", n, " is odd; activation ",
                            LinearActivationName(activation),

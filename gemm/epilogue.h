@@ -5,12 +5,15 @@
 // cache. With v[m, n] the f32 result of the layer, bias included:
 //
 //   c[m, j] = round_c(act(v[m, j]) + residual[m, j])              c is [m, n]
-//   c[m, j] = round_c(act(v[m, j]) * v[m, d + j] + residual[m, j])
+//   c[m, j] = round_c(act(v[m, j]) * up(v[m, d + j]) + residual[m, j])
 //                                                     n = 2 d, c is [m, d]
 //
 // The second form is that of the ...AndMul activations, the gated feed-forward
 // layer: the weights are one matrix of n = 2 d columns, gate first, as models
-// store them fused. residual is optional, of c's dtype and shape.
+// store them fused. up(u) = u, but for kSwigluOaiAndMul, GPT-OSS's, where
+// up(u) = min(max(u, -7), 7) + 1; its files have rows of gate and of up by
+// turns, which two strided sources of LinearWeights::Pack take apart. residual
+// is optional, of c's dtype and shape.
 //
 // act is f32 arithmetic, core/activation-inl.h, whose bounds are these; one
 // unit is 2^-24, relative, and each may be off by 140 * 2^-149 besides:
@@ -19,8 +22,10 @@
 //   gelu(v) = v * Phi(v), by erf                   16 + min(v^2 / 2, 110)
 //   gelu_tanh(v) = v / 2 * (1 + tanh(w / 2)),      10 + 4 min(|w|, 110)
 //       w = 2 sqrt(2 / pi) (v + 0.044715 v^3)
+//   swigluoai(v) = g / (1 + e^-1.702g), g = min(v, 7)      10 + min(|1.702 g|,
+//   128)
 //
-// The product with v[m, d + j] and the sum with residual are f32, fused where
+// The product with up and the sum with residual are f32, fused where
 // the CPU can; the result is rounded once to c. A NaN in v or residual makes
 // that element NaN; -infinity gives -0 after an activation, the limit.
 //
@@ -43,6 +48,7 @@ enum class LinearActivation : uint8_t {
   kSiluAndMul,
   kGeluAndMul,
   kGeluTanhAndMul,
+  kSwigluOaiAndMul,
 };
 
 // "silu_and_mul".

@@ -17,6 +17,8 @@ namespace quern {
 struct EpilogueKernels {
   // v[i] = act(v[i]), i < n rounded up to 16; null for none.
   void (*activate)(float* v, size_t n);
+  // v[i] = up(v[i]), likewise.
+  void (*up)(float* v, size_t n);
   // c[i] = round_c(v[i] * up[i] + residual[i]), i < n. up or residual may be
   // null for none; residual may be c.
   void (*store)(const float* v, const float* up, const void* residual, void* c,
@@ -81,6 +83,7 @@ void ApplyEpilogue(const EpilogueKernels& kernels, int64_t parts,
       if (parts == 2) finish(1, row, col, cols, up);
       const auto n = static_cast<size_t>(cols);
       if (kernels.activate != nullptr) kernels.activate(v, n);
+      if (kernels.up != nullptr) kernels.up(up, n);
       const int64_t offset = col * block.element_size;
       kernels.store(
           v, parts == 2 ? up : nullptr,

@@ -28,6 +28,7 @@ using DF = hn::FixedTag<float, 4>;
 using DF = hn::CappedTag<float, 16>;
 #endif
 constexpr size_t kFloats = HWY_MAX_LANES_D(DF);
+constexpr float kSwigluOaiLimit = 7.0f;
 
 template <LinearActivation kActivation>
 void Activate(float* v, size_t n) {
@@ -38,9 +39,21 @@ void Activate(float* v, size_t n) {
       hn::StoreU(Silu(df, x), df, v + i);
     } else if constexpr (kActivation == LinearActivation::kGelu) {
       hn::StoreU(Gelu(df, x), df, v + i);
+    } else if constexpr (kActivation == LinearActivation::kSwigluOaiAndMul) {
+      hn::StoreU(SlopedSilu(df, 1.702f, AtMost(df, x, kSwigluOaiLimit)), df,
+                 v + i);
     } else {
       hn::StoreU(GeluTanh(df, x), df, v + i);
     }
+  }
+}
+
+void SwigluOaiUp(float* v, size_t n) {
+  const DF df;
+  for (size_t i = 0; i < n; i += kFloats) {
+    const auto x = AtLeast(df, hn::LoadU(df, v + i), -kSwigluOaiLimit);
+    hn::StoreU(hn::Add(AtMost(df, x, kSwigluOaiLimit), hn::Set(df, 1.0f)), df,
+               v + i);
   }
 }
 
@@ -85,6 +98,10 @@ EpilogueKernels GetKernels(LinearActivation activation, DType c) {
     case LinearActivation::kGeluTanh:
     case LinearActivation::kGeluTanhAndMul:
       kernels.activate = &Activate<LinearActivation::kGeluTanh>;
+      break;
+    case LinearActivation::kSwigluOaiAndMul:
+      kernels.activate = &Activate<LinearActivation::kSwigluOaiAndMul>;
+      kernels.up = &SwigluOaiUp;
       break;
   }
   kernels.store = WithFloatType(c, [](auto t) { return &Store<decltype(t)>; });

@@ -107,33 +107,15 @@ struct GeluOf {
   }
 };
 
-// v / (1 + e^(-slope v)). Clamping v makes -infinity finite; below the clamp
-// e^(slope v) is 0 in any case.
-HWY_INLINE VF SlopedSilu(float slope, VF v) {
-  const DF d;
-  const auto lowest = hn::Set(d, kExpLowest / slope);
-  const auto x = hn::IfThenElse(hn::Lt(v, lowest), lowest, v);
-  return MulSigmoid(d, x, hn::Mul(x, hn::Set(d, slope)));
-}
 struct QuickGeluOf {
   HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
-    return SlopedSilu(1.702f, v);
+    return SlopedSilu(DF(), 1.702f, v);
   }
 };
 
-// Uses a select in place of Min or Max so that NaN stays NaN.
-HWY_INLINE VF AtMost(VF v, float limit) {
-  const auto most = hn::Set(DF(), limit);
-  return hn::IfThenElse(hn::Gt(v, most), most, v);
-}
-HWY_INLINE VF AtLeast(VF v, float limit) {
-  const auto least = hn::Set(DF(), limit);
-  return hn::IfThenElse(hn::Lt(v, least), least, v);
-}
-
 struct Relu2Of {
   HWY_INLINE VF operator()(const ActivationParams&, VF v) const {
-    const auto positive = AtLeast(v, 0.0f);
+    const auto positive = AtLeast(DF(), v, 0.0f);
     return hn::Mul(positive, positive);
   }
 };
@@ -148,7 +130,8 @@ struct XieluOf {
     const DF d;
     const auto linear = hn::Mul(v, hn::Set(d, p.beta));
     const auto square = hn::Mul(hn::Mul(v, hn::Set(d, p.alpha_p)), v);
-    const auto e = ExpM1NonPositive(d, AtLeastExpLowest(d, AtMost(v, p.eps)));
+    const auto e =
+        ExpM1NonPositive(d, AtLeastExpLowest(d, AtMost(d, v, p.eps)));
     const auto below = hn::Mul(hn::Sub(e, v), hn::Set(d, p.alpha_n));
     return hn::Add(hn::IfThenElse(hn::Gt(v, hn::Zero(d)), square, below),
                    linear);
@@ -299,10 +282,10 @@ void ApplySwigluOai(const ActivationParams& params, size_t n, float* g,
   const DF d;
   const auto one = hn::Set(d, 1.0f);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto gate = AtMost(hn::Load(d, g + i), params.limit);
+    const auto gate = AtMost(d, hn::Load(d, g + i), params.limit);
     const auto up =
-        AtMost(AtLeast(hn::Load(d, u + i), -params.limit), params.limit);
-    hn::Store(SlopedSilu(params.alpha, gate), d, g + i);
+        AtMost(d, AtLeast(d, hn::Load(d, u + i), -params.limit), params.limit);
+    hn::Store(SlopedSilu(d, params.alpha, gate), d, g + i);
     hn::Store(hn::Add(up, one), d, u + i);
   }
 }
@@ -342,7 +325,7 @@ void Excess(float cutoff, size_t n, float* v) {
   const DF d;
   const auto c = hn::Set(d, cutoff);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    hn::Store(AtLeast(hn::Sub(hn::Load(d, v + i), c), 0.0f), d, v + i);
+    hn::Store(AtLeast(d, hn::Sub(hn::Load(d, v + i), c), 0.0f), d, v + i);
   }
 }
 

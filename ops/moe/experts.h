@@ -18,6 +18,7 @@
 //   activation       columns of gate_up                model
 //   kSiluAndMul      gate, then up, `inter` of each    Mixtral, Qwen, DeepSeek
 //   kGeluTanhAndMul  gate, then up                     Grok-1
+//   kSwigluOaiAndMul gate, then up                     GPT-OSS
 //   kSilu, ...       `inter`                           experts without a gate
 //
 // Llama-4 multiplies the input instead of the result: weight_on_input, with

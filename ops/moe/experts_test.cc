@@ -234,6 +234,7 @@ TEST_P(ExpertsTest, IsWithinItsBound) {
   for (const int64_t tokens : {1, 3, 40}) {
     Compare<BF, BF>(bf16, Act::kSiluAndMul, 2, tokens);
     Compare<BF, float>(bf16, Act::kSilu, 3, tokens);
+    Compare<BF, float>(bf16, Act::kSwigluOaiAndMul, 3, tokens);
     Compare<float, float>(f32, Act::kSiluAndMul, 3, tokens);
     Compare<float, BF>(f32, Act::kSilu, 1, tokens);
     Compare<Float16, Float16>({{WeightFormat::kF16}, 4, 48, 56},

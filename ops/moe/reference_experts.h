@@ -66,7 +66,8 @@ inline ReferenceTerms ReferenceProduct(ReferenceTerms x,
   return y;
 }
 
-// act, and the product with up where gated. kNone, kSilu and kSiluAndMul.
+// act, and the product with up where gated. kNone, kSilu, kSiluAndMul and
+// kSwigluOaiAndMul.
 inline ReferenceTerms ReferenceActivated(LinearActivation activation,
                                          const ReferenceTerms& v, DType x) {
   const bool gated = IsGated(activation);
@@ -74,12 +75,20 @@ inline ReferenceTerms ReferenceActivated(LinearActivation activation,
   ReferenceTerms h;
   for (size_t i = 0; i < n; ++i) {
     double value = v.value[i], error = v.error[i];
-    if (activation != LinearActivation::kNone) {
+    const bool oai = activation == LinearActivation::kSwigluOaiAndMul;
+    if (oai) {
+      value = ReferenceQuickGelu(std::min(value, 7.0));
+      error = 1.1 * error + 139 * 0x1p-24 * std::abs(value) + 0x1p-120;
+    } else if (activation != LinearActivation::kNone) {
       value = ReferenceSilu(value);
       error = 1.1 * error + 11 * 0x1p-24 * std::abs(value) + 0x1p-120;
     }
     if (gated) {
-      const double up = v.value[n + i], up_error = v.error[n + i];
+      double up = v.value[n + i], up_error = v.error[n + i];
+      if (oai) {
+        up = std::clamp(up, -7.0, 7.0) + 1;
+        up_error += 8 * 0x1p-24;
+      }
       error = error * (std::abs(up) + up_error) + std::abs(value) * up_error;
       value *= up;
     }

@@ -47,6 +47,7 @@ constexpr NamedActivation kActivations[] = {
     {"silu", LinearActivation::kSiluAndMul},
     {"gelu", LinearActivation::kGeluAndMul},
     {"gelu_tanh", LinearActivation::kGeluTanhAndMul},
+    {"swigluoai", LinearActivation::kSwigluOaiAndMul},
     {"silu_no_mul", LinearActivation::kSilu},
     {"gelu_no_mul", LinearActivation::kGelu},
     {"gelu_tanh_no_mul", LinearActivation::kGeluTanh}};

@@ -40,10 +40,10 @@ constexpr char kOneDnn[] = "onednn";
 
 absl::StatusOr<LinearActivation> ActivationOf(const std::string& name) {
   constexpr LinearActivation kAll[] = {
-      LinearActivation::kNone,          LinearActivation::kSilu,
-      LinearActivation::kGelu,          LinearActivation::kGeluTanh,
-      LinearActivation::kSiluAndMul,    LinearActivation::kGeluAndMul,
-      LinearActivation::kGeluTanhAndMul};
+      LinearActivation::kNone,           LinearActivation::kSilu,
+      LinearActivation::kGelu,           LinearActivation::kGeluTanh,
+      LinearActivation::kSiluAndMul,     LinearActivation::kGeluAndMul,
+      LinearActivation::kGeluTanhAndMul, LinearActivation::kSwigluOaiAndMul};
   std::string names;
   for (const LinearActivation activation : kAll) {
     if (name == LinearActivationName(activation)) return activation;

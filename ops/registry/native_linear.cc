@@ -30,6 +30,9 @@ double Read(const uint8_t* at) {
   }
 }
 
+// GPT-OSS's clamp of gate and up.
+constexpr double kSwigluOaiLimit = 7;
+
 double Activate(LinearActivation activation, double v) {
   switch (activation) {
     case LinearActivation::kNone:
@@ -45,8 +48,18 @@ double Activate(LinearActivation activation, double v) {
       return v / 2 *
              (1.0 + std::tanh(std::sqrt(2.0 / 3.14159265358979323846) *
                               (v + 0.044715 * v * v * v)));
+    case LinearActivation::kSwigluOaiAndMul: {
+      const double g = v > kSwigluOaiLimit ? kSwigluOaiLimit : v;
+      return g / (1.0 + std::exp(-1.702 * g));
+    }
   }
   return v;
+}
+
+double Up(LinearActivation activation, double v) {
+  if (activation != LinearActivation::kSwigluOaiAndMul) return v;
+  if (v > kSwigluOaiLimit) v = kSwigluOaiLimit;
+  return (v < -kSwigluOaiLimit ? -kSwigluOaiLimit : v) + 1;
 }
 
 // The scale and codes of one row by quant/int8_quantize.h, per token and
@@ -172,7 +185,7 @@ void NativeLinear::Multiply(const AnyTensorView& x,
     const ScalarRow to(out, t);
     for (int64_t n = 0; n < columns; ++n) {
       double y = Activate(activation_, Sum(x, t, n));
-      if (IsGated(activation_)) y *= Sum(x, t, columns + n);
+      if (IsGated(activation_)) y *= Up(activation_, Sum(x, t, columns + n));
       if (residual.rank() != 0) y += double{ScalarRow(residual, t)[n]};
       to.Set(n, static_cast<float>(y));
     }

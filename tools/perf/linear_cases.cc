@@ -24,7 +24,7 @@ constexpr LinearActivation kActivations[] = {
     LinearActivation::kNone,           LinearActivation::kSilu,
     LinearActivation::kGelu,           LinearActivation::kGeluTanh,
     LinearActivation::kSiluAndMul,     LinearActivation::kGeluAndMul,
-    LinearActivation::kGeluTanhAndMul,
+    LinearActivation::kGeluTanhAndMul, LinearActivation::kSwigluOaiAndMul,
 };
 
 OpCase WithRows(Args args, int64_t m, std::string layer) {

@@ -70,6 +70,10 @@ Bounded Activated(LinearActivation activation, Bounded x) {
       value = ReferenceGelu(x.value);
       units = 16 + std::min(far * far / 2, 110.0);
       break;
+    case LinearActivation::kSwigluOaiAndMul:
+      value = ReferenceQuickGelu(std::min(x.value, 7.0));
+      units = 10 + std::min(1.702 * far, 128.0);
+      break;
     default:
       // ReferenceGeluTanh cancels where x is far below zero.
       value = x.value / (1 + std::exp(-inner(x.value)));
@@ -307,6 +311,12 @@ class Linear final : public Op {
       const std::vector<Bounded> gate = Sums(col, rows);
       std::vector<Bounded> up;
       if (IsGated(spec_.activation)) up = Sums(c_columns() + col, rows);
+      if (spec_.activation == LinearActivation::kSwigluOaiAndMul) {
+        for (Bounded& u : up) {
+          u.value = std::clamp(u.value, -7.0, 7.0) + 1;
+          u.error += 8 * kUnit;
+        }
+      }
       Verdict mine;
       for (size_t r = 0; r < rows.size(); ++r) {
         Bounded want = Activated(spec_.activation, gate[r]);
