@@ -8,6 +8,7 @@
 #include "quern/tools/perf/ops_causal_conv1d.h"
 #include "quern/tools/perf/ops_convert.h"
 #include "quern/tools/perf/ops_delta_rule.h"
+#include "quern/tools/perf/ops_grouped_linear.h"
 #include "quern/tools/perf/ops_kv_write.h"
 #include "quern/tools/perf/ops_linear.h"
 #include "quern/tools/perf/ops_moe.h"
@@ -27,6 +28,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : RegisteredOps()) ops.push_back(std::move(op));
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
+  ops.push_back(GroupedLinearOp());
   ops.push_back(RouterOp());
   ops.push_back(MoeOp());
   ops.push_back(KvWriteOp());
