@@ -114,7 +114,7 @@ TEST_F(ExpertsRefusalTest, Arguments) {
   refused("weights", [&](auto& a) {
     a.weights = DenseMatrix<const float>(weights.data(), 3, 2);
   });
-  refused("weights overlaps out", [&](auto& a) {
+  refused("out overlaps weights", [&](auto& a) {
     a.weights = DenseMatrix(reinterpret_cast<const float*>(out.data()), 4, 2);
   });
   refused("add", [&](auto& a) { a.add = DenseMatrix(x.data(), 3, 32); });
