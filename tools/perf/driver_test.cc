@@ -61,7 +61,7 @@ class Boaster final : public Op {
     OpInfo info;
     info.shape = "all";
     info.dtype = "f32";
-    const int64_t targets = hwy::SupportedTargets();
+    const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
     info.isa = own_isa_ ? "own" : hwy::TargetName(targets & -targets);
     info.flops = static_cast<double>(flops_);
     // One byte, because the caches of some machines hold less than the most
