@@ -22,7 +22,7 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// Lists the supported names, such as "'llama', 'qwen2', 'qwen3' and 'gemma2'".
+// Lists the supported names, such as "'llama', 'qwen2' and 'gemma2'".
 std::string Supported(absl::string_view last) {
   std::vector<std::string> names;
   for (const Architecture& architecture : Architectures()) {

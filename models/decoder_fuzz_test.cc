@@ -300,7 +300,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
   refuse([](SmallDecoder& m) { m.layers = 4096; },
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
-         "'llama', 'qwen2', 'qwen3' and 'gemma2' in F32, F16, BF16 and Q8_0");
+         "'llama', 'qwen2', 'qwen3', 'qwen3moe' and 'gemma2' in F32, F16, BF16 "
+         "and Q8_0");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse([](SmallDecoder& m) { m.vocab = 1 << 28; },

@@ -212,7 +212,7 @@ TEST_P(ExpertsOpsTest, ReferenceAgrees) {
 }
 
 // Two ranks with half of the experts each give what one rank with all gives,
-// within the rounding of each rank's part.
+// within three roundings of numbers below 64: of each part, and of their sum.
 TEST_P(ExpertsOpsTest, RanksDivideTheExperts) {
   const Inputs in = MakeInputs();
   const ExpertWeights all = MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
@@ -245,7 +245,7 @@ TEST_P(ExpertsOpsTest, RanksDivideTheExperts) {
     made->op->Execute(bound, Workspace(*memory), executor);
   });
   EXPECT_TRUE(AllBitsEqual(got[0], got[1]));
-  EXPECT_TRUE(AllClose(got[0], want, 0.1));
+  EXPECT_TRUE(AllClose(got[0], want, 3 * 64 * 0x1p-9));
 }
 
 TEST(ExpertsOpsRefusalTest, NamesTheOperatorAndTheValue) {
@@ -332,8 +332,7 @@ TEST(ExpertsOpsRefusalTest, ChecksTensors) {
   tensors = MixtureTensors(in);
   tensors.push_back({"out", DenseMatrix(in.x.data(), kTokens, kHidden)});
   bound.clear();
-  ASSERT_EQ(mixture->Bind(tensors, bound), absl::OkStatus());
-  ExpectRefusal(mixture->op->CheckArgs(bound), "x");
+  ExpectRefusal(mixture->Bind(tensors, bound), "out overlaps x");
 }
 
 }  // namespace
