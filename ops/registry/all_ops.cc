@@ -8,6 +8,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/activation_ops.h"
 #include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/conv_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/experts_ops.h"
 #include "quern/ops/registry/gated_norm_ops.h"
@@ -61,6 +62,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterConvOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
   return RegisterRopeOps(registry);

@@ -58,6 +58,15 @@ inline AnyTensorView AsRows(const AnyTensorView& v) {
   return AnyTensorView(v.dtype(), v.data(), 2, extents, strides);
 }
 
+// Whether two views show the same elements of one memory in the same way.
+inline bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
+  if (a.rank() != b.rank() || a.data() != b.data()) return false;
+  for (int d = 0; d < a.rank(); ++d) {
+    if (a.extent(d) != b.extent(d) || a.stride(d) != b.stride(d)) return false;
+  }
+  return a.rank() == 0 || a.dtype() == b.dtype();
+}
+
 inline absl::Status CheckTensorCount(absl::string_view op,
                                      absl::Span<const AnyTensorView> tensors,
                                      size_t want) {

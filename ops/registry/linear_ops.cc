@@ -74,14 +74,6 @@ void ExecutePlan(const Plan& plan, const AnyTensorView& x,
   plan.Execute(x, y, workspace, ranks, executor);
 }
 
-bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
-  if (a.rank() != b.rank() || a.data() != b.data()) return false;
-  for (int d = 0; d < a.rank(); ++d) {
-    if (a.extent(d) != b.extent(d) || a.stride(d) != b.stride(d)) return false;
-  }
-  return a.rank() == 0 || a.dtype() == b.dtype();
-}
-
 // A layer whose plan is made by Prepare, when the weights are known.
 template <class Spec>
 class BoundLayer final : public BoundOp {

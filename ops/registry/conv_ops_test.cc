@@ -1,0 +1,136 @@
+// conv2d and conv3d by name: simd writes the bits of the plan, reference what
+// is within rounding of them, and what is wrong is refused.
+
+#include "quern/ops/registry/conv_ops.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/conv/conv.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_fixture_testutil.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using Floats = std::vector<float>;
+
+const TensorMeta kX = {DType::kF32, {2, 4, 6, 9}};
+const TensorMeta kWeight = {DType::kF32, {6, 2, 3, 2}};
+const TensorMeta kBias = {DType::kF32, {6}};
+const NamedArgs kArgs = {{"x", kX},
+                         {"weight", kWeight},
+                         {"bias", kBias},
+                         {"stride_h", int64_t{1}},
+                         {"stride_w", int64_t{2}},
+                         {"padding_h", int64_t{1}},
+                         {"dilation_w", int64_t{3}},
+                         {"groups", int64_t{2}}};
+
+class ConvOpsTest : public OpFixture {
+ protected:
+  ConvOpsTest() { EXPECT_EQ(RegisterConvOps(registry_), absl::OkStatus()); }
+
+  TestRng rng_;
+};
+QUERN_INSTANTIATE_ISA_TEST(ConvOpsTest);
+
+TEST_P(ConvOpsTest, Conv2dIsThePlan) {
+  const auto x = UniformReals<float>(rng_, 3 * 4 * 6 * 9);
+  const auto weight = UniformReals<float>(rng_, 6 * 2 * 3 * 2);
+  const auto bias = UniformReals<float>(rng_, 6);
+  ConvSpec spec;
+  spec.in_channels = 4;
+  spec.out_channels = 6;
+  spec.groups = 2;
+  spec.kernel = {1, 3, 2};
+  spec.stride = {1, 1, 2};
+  spec.padding = {0, 1, 0};
+  spec.dilation = {1, 1, 3};
+  const auto plan = ConvPlan::Create(
+      spec, DenseTensor<const float, 5>(weight.data(), {6, 2, 1, 3, 2}),
+      DenseVector<const float>(bias.data(), 6), executor_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // One input more than the operator is made with.
+  Floats want(3 * 6 * 6 * 3);
+  const auto bytes = plan->WorkspaceBytes(3, {1, 6, 9}, 1);
+  ASSERT_TRUE(bytes.ok());
+  auto memory = AlignedBuffer::Create(*bytes);
+  plan->Execute(DenseTensor<const float, 5>(x.data(), {3, 4, 1, 6, 9}),
+                DenseTensor<float, 5>(want.data(), {3, 6, 1, 6, 3}),
+                Workspace(*memory), executor_);
+  for (const char* provider : {"simd", "reference"}) {
+    SCOPED_TRACE(provider);
+    const MadeOp op = Make(provider, "conv2d", kArgs);
+    Floats out(want.size());
+    const AnyTensorView w =
+        DenseTensor<const float, 4>(weight.data(), {6, 2, 3, 2});
+    const AnyTensorView b = DenseVector<const float>(bias.data(), 6);
+    const AnyTensorView in =
+        DenseTensor<const float, 4>(x.data(), {3, 4, 6, 9});
+    const AnyTensorView y = DenseTensor<float, 4>(out.data(), {3, 6, 6, 3});
+    const std::vector<AnyTensorView> tensors = {in, w, b, y};
+    ExpectRefusal(op.op->CheckArgs(tensors),
+                  absl::StatusCode::kFailedPrecondition,
+                  "conv2d: has no weights; need a call of Prepare before");
+    ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
+    Run(op, {{"x", in}, {"weight", w}, {"bias", b}, {"out", y}}, 3);
+    if (std::string(provider) == "simd") {
+      EXPECT_TRUE(AllBitsEqual(out, want));
+    } else {
+      EXPECT_TRUE(AllClose(out, want, 1e-5));
+    }
+    ExpectRefusal(op.op->CheckArgs({in, b, b, y}),
+                  "weight or bias is not what Prepare was given");
+    const AnyTensorView lower =
+        DenseTensor<const float, 4>(x.data(), {3, 4, 5, 9});
+    ExpectRefusal(op.op->CheckArgs({lower, w, b, y}),
+                  "conv2d: x is [3, 4, 1, 5, 9]; need [any, 4, 1, 6, 9]");
+  }
+}
+
+TEST(ConvOpsRefusalTest, NamesWhatIsWrong) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterConvOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  struct Case {
+    std::string field;
+    OpArg value;
+    std::string words;
+  };
+  const Case cases[] = {
+      {"x", kBias, "conv2d: x has rank 1; need 4"},
+      {"weight", kBias, "weight has rank 1; need 4"},
+      {"bias", kX, "bias is not [6] of f32"},
+      {"groups", int64_t{4}, "out_channels=6; need a multiple of the 4 groups"},
+      {"groups", int64_t{1}, "channels of weight=2; need 4"},
+      {"stride_h", int64_t{0}, "stride.height=0; need 1"},
+      {"dilation_w", int64_t{9}, "kernel.width=2 with dilation 9 reaches over"},
+  };
+  for (const Case& c : cases) {
+    NamedArgs args = kArgs;
+    for (auto& [name, value] : args) {
+      if (name == c.field) value = c.value;
+    }
+    ExpectRefusal(ops.Make("conv2d", args).status(), c.words);
+    ExpectRefusal(registry.InferShapes("conv2d", args).status(), c.words);
+  }
+  ExpectRefusal(ops.Make("conv3d", {{"x", kX}, {"weight", kWeight}}).status(),
+                "conv3d: x has rank 4; need 5");
+}
+
+}  // namespace
+}  // namespace quern
