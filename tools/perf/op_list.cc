@@ -6,6 +6,7 @@
 #include "quern/tools/perf/ops_all_reduce.h"
 #include "quern/tools/perf/ops_attention.h"
 #include "quern/tools/perf/ops_causal_conv1d.h"
+#include "quern/tools/perf/ops_conv.h"
 #include "quern/tools/perf/ops_convert.h"
 #include "quern/tools/perf/ops_delta_rule.h"
 #include "quern/tools/perf/ops_grouped_linear.h"
@@ -29,6 +30,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : ActivationOps()) ops.push_back(std::move(op));
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
   ops.push_back(GroupedLinearOp());
+  for (OpEntry& op : ConvOps()) ops.push_back(std::move(op));
   ops.push_back(RouterOp());
   ops.push_back(MoeOp());
   ops.push_back(KvWriteOp());
