@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <vector>
 
 #include "quern/core/dtype.h"
@@ -89,20 +88,21 @@ inline Bounded BoundedDecay(Bounded x) {
   const double units = 6 + std::min(Reach(x), 128.0) / 20;
   return {y, error + units * kBoundedEps * (y + error) + kBoundedTiny};
 }
-// 1 / sqrt(x). An error that reaches 0 makes the bound infinite.
-inline Bounded BoundedInverseRoot(Bounded x) {
-  const double y = 1 / std::sqrt(x.value);
-  const double low = x.value - x.error;
-  if (!(low > 0)) return {y, std::numeric_limits<double>::infinity()};
-  return RoundedF32(y, 1 / std::sqrt(low) - y + 2 * kBoundedEps * y);
-}
-
-// 1 / sqrt(mean of squares + eps)
-inline Bounded BoundedInverseRms(const BoundedRow& x, double eps) {
-  const Bounded sum = Dot(x, x);
-  const double n = static_cast<double>(x.size());
-  return BoundedInverseRoot(Bounded{sum.value / n, sum.error / n} +
-                            Bounded{eps, eps * kBoundedEps});
+// 1 / sqrt(sum of squares / n + eps). The root of the sum is a norm, which an
+// error moves by its own norm at most.
+inline Bounded BoundedInverseNorm(const BoundedRow& x, double n, double eps) {
+  double squares = 0, errors = 0;
+  for (const Bounded& v : x) {
+    squares += v.value * v.value;
+    errors += v.error * v.error;
+  }
+  const double moved = std::sqrt(errors);
+  const double low = std::max(0.0, std::sqrt(squares) - moved);
+  const double y = 1 / std::sqrt(squares / n + eps);
+  const double most = 1 / std::sqrt(low * low / n + eps);
+  // Sums, the quotient, the root and its inverse; errors of a sum count half.
+  const double units = static_cast<double>(x.size()) / 2 + 6;
+  return {y, most - y + units * kBoundedEps * most};
 }
 
 // y[j] = sum over k of x[k] * weights[j * k + ..], rounded to dtype.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "quern/core/check_args.h"
@@ -113,9 +112,8 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
   for (const NamedView& w : written) {
     QUERN_RETURN_IF_ERROR(apart(w, common_written[0]));
     QUERN_RETURN_IF_ERROR(apart(w, common_written[1]));
-    if (w.second.rank() == 0) continue;
     QUERN_RETURN_IF_ERROR(
-        CheckEqual(s.op, absl::StrCat("slots of ", w.first), w.second.extent(0),
+        CheckEqual(s.op, "slots of the state", w.second.extent(0),
                    args.conv_state.extent(0), "conv_state has"));
   }
   return CheckSequences(s.op, args.batch, args.x.extent(0),

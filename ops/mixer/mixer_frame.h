@@ -82,8 +82,8 @@ class MixerFrame {
   const char* target() const { return conv_.target(); }
 
   // InvalidArgument names what is wrong with the common arguments. `inputs` and
-  // `written` are those of the layer's own, and may have rank 0: their shapes
-  // have been checked, and none that is written may touch any other tensor.
+  // `written` are those of the layer's own, whose shapes have been checked;
+  // inputs may have rank 0. None that is written may touch any other tensor.
   absl::Status CheckArgs(const MixerArgs& args,
                          absl::Span<const NamedView> inputs,
                          absl::Span<const NamedView> written) const;

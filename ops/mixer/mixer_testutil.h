@@ -4,10 +4,11 @@
 // What the tests of all layers here share: the common tensors between guard
 // pages, the oracle's convolution, batches, and the verdict.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <limits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,7 +26,9 @@
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
 #include "quern/testing/no_alloc.h"
+#include "quern/testing/workers.h"
 
 namespace quern {
 
@@ -126,14 +129,6 @@ inline Sequences MixedBatch() {
 inline constexpr int64_t kMixedTokens = 12;
 inline constexpr int64_t kTestSlots = 5;
 
-inline BoundedRow ExactRow(const Doubles& values, int64_t row, int64_t n) {
-  BoundedRow out;
-  for (int64_t i = 0; i < n; ++i) {
-    out.push_back({values[static_cast<size_t>(row * n + i)], 0});
-  }
-  return out;
-}
-
 // Judges numbers against what the oracle has for them.
 inline testing::AssertionResult WithinBounds(const Doubles& got,
                                              const BoundedRow& want) {
@@ -144,6 +139,132 @@ inline testing::AssertionResult WithinBounds(const Doubles& got,
     return std::isnan(y) ? 0.0 : want[static_cast<size_t>(i)].error;
   });
 }
+
+// A layer, its pools and its tokens, and the oracle of all but Token, which is
+// the layer's own.
+class MixerLayer {
+ public:
+  struct Shape {
+    int64_t hidden, conv_channels, width;
+    DType dtype, weight_dtype;
+    // Extents of a slot's state; empty for layers that have none.
+    std::vector<int64_t> state;
+    DType state_dtype;
+  };
+  struct Pools {
+    Doubles windows, states;
+  };
+
+  MixerLayer(const Shape& shape, int64_t tokens, bool biased, Rng& rng)
+      : shape_(shape),
+        biased_(biased),
+        x_(shape.dtype,
+           ToDoubles(UniformReals(rng, tokens * shape.hidden, -2, 2)), tokens,
+           shape.hidden, shape.hidden + 3),
+        conv_weight_(shape.weight_dtype, {shape.conv_channels, shape.width}, -1,
+                     1, rng),
+        conv_bias_(shape.weight_dtype, {shape.conv_channels}, -1, 1, rng),
+        windows_(shape.dtype, {kTestSlots, shape.width, shape.conv_channels},
+                 -2, 2, rng),
+        states_(shape.state_dtype, Slots(shape.state), -1, 1, rng),
+        out_(shape.dtype, tokens, shape.hidden, shape.hidden + 3) {}
+  virtual ~MixerLayer() = default;
+
+  // The output of one token. The window and the state move on.
+  virtual BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
+                           BoundedRow& state) const = 0;
+
+  const Shape& shape() const { return shape_; }
+  Pools pools() const { return {windows_.doubles(), states_.doubles()}; }
+  const AnyMatrix& out() const { return out_; }
+  const TestTensor& windows() const { return windows_; }
+  const TestTensor& states() const { return states_; }
+
+  MixerArgs CommonArgs(const Sequences& sequences) const {
+    MixerArgs args;
+    args.x = x_.const_view();
+    args.conv_weight = conv_weight_.const_view();
+    if (biased_) args.conv_bias = conv_bias_.const_view();
+    args.conv_state = windows_.view();
+    args.batch = sequences.batch();
+    args.out = out_.view();
+    return args;
+  }
+
+  // Judges out and the pools. before: the pools that the call found.
+  void ExpectResults(const Sequences& sequences, const Pools& before) const {
+    const int64_t hidden = shape_.hidden, n = shape_.conv_channels;
+    const auto size = static_cast<int64_t>(before.states.size()) / kTestSlots;
+    const Doubles in = x_.doubles();
+    BoundedRow windows = Exact(before.windows), states = Exact(before.states);
+    // Tokens of no sequence stay poison.
+    BoundedRow want(in.size(),
+                    Bounded{std::numeric_limits<double>::quiet_NaN(), 0});
+    const SequenceBatch batch = sequences.batch();
+    for (int64_t s = 0; s < batch.sequences(); ++s) {
+      const int64_t slot = batch.state_indices[s];
+      if (batch.begin(s) == batch.end(s)) continue;
+      if (slot < 0) {
+        // All layers make zeros of zeros.
+        std::fill(want.begin() + batch.begin(s) * hidden,
+                  want.begin() + batch.end(s) * hidden, Bounded{});
+        continue;
+      }
+      const auto row = [&](int64_t i) { return (slot * shape_.width + i) * n; };
+      BoundedWindow window;
+      for (int64_t i = 0; i + 1 < shape_.width; ++i) {
+        window.push_back(Part(windows, row(i), n));
+      }
+      BoundedRow state = Part(states, slot * size, size);
+      if (batch.fresh(s)) {
+        for (BoundedRow& old : window) old.assign(old.size(), Bounded{});
+        state.assign(state.size(), Bounded{});
+      }
+      for (int64_t t = batch.begin(s); t < batch.end(s); ++t) {
+        const BoundedRow y =
+            Token(Exact(Doubles(in.begin() + t * hidden,
+                                in.begin() + (t + 1) * hidden)),
+                  window, state);
+        std::copy(y.begin(), y.end(), want.begin() + t * hidden);
+      }
+      for (int64_t i = 0; i + 1 < shape_.width; ++i) {
+        const BoundedRow& kept = window[static_cast<size_t>(i)];
+        std::copy(kept.begin(), kept.end(), windows.begin() + row(i));
+      }
+      std::copy(state.begin(), state.end(), states.begin() + slot * size);
+    }
+    EXPECT_TRUE(WithinBounds(out_.doubles(), want));
+    EXPECT_TRUE(WithinBounds(windows_.doubles(), windows));
+    if (shape_.state.empty()) return;
+    EXPECT_TRUE(WithinBounds(states_.doubles(), states));
+  }
+
+ protected:
+  // The convolution of this layer, for one token.
+  BoundedRow Convolve(const BoundedRow& x, bool silu,
+                      BoundedWindow& window) const {
+    return BoundedConv(conv_weight_.doubles(),
+                       biased_ ? conv_bias_.doubles() : Doubles(), silu,
+                       shape_.dtype, x, window);
+  }
+  static BoundedRow Exact(const Doubles& values) {
+    BoundedRow row;
+    for (const double v : values) row.push_back({v, 0});
+    return row;
+  }
+
+ private:
+  static std::vector<int64_t> Slots(std::vector<int64_t> extents) {
+    extents.insert(extents.begin(), kTestSlots);
+    return extents;
+  }
+
+  Shape shape_;
+  bool biased_;
+  AnyMatrix x_;
+  TestTensor conv_weight_, conv_bias_, windows_, states_;
+  AnyMatrix out_;
+};
 
 // Runs plans of one layer on its arguments, with exactly the workspace that
 // they ask for.
@@ -159,6 +280,71 @@ class MixerFixture : public IsaTest {
     const Workspace workspace(memory->data(), static_cast<size_t>(*bytes));
     ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
     EXPECT_NO_ALLOCATION(plan.Execute(args, workspace, executor));
+  }
+
+  // A mixed batch, and the same sequence in calls of 1, 3, 0 and 5 tokens as in
+  // one call of 9. make(tokens, rng) returns a layer as a unique_ptr.
+  template <typename Plan, typename Make>
+  void ExpectOracle(const Plan& plan, const Make& make) {
+    TestRng rng;
+    InlineExecutor executor;
+    const auto mixed = make(kMixedTokens, rng);
+    const MixerLayer::Pools before = mixed->pools();
+    Run(plan, mixed->args(MixedBatch()), kMixedTokens, executor);
+    mixed->ExpectResults(MixedBatch(), before);
+
+    const auto decode = make(4, rng);
+    const MixerLayer::Pools found = decode->pools();
+    const Sequences steps = {{4, 0, -1, 2}, {}, {}};
+    Run(plan, decode->args(steps), 4, executor);
+    decode->ExpectResults(steps, found);
+
+    const auto cut = make(9, rng);
+    const MixerLayer::Pools start = cut->pools();
+    uint8_t begun = 0;
+    constexpr int kCuts[] = {0, 1, 4, 4, 9};
+    for (int i = 0; i < 4; ++i) {
+      Run(plan, cut->args({{2}, {kCuts[i], kCuts[i + 1]}, {begun}}), 9,
+          executor);
+      begun = 1;
+    }
+    cut->ExpectResults({{2}, {0, 9}, {0}}, start);
+  }
+
+  // The same bits on any number of workers.
+  template <typename Plan, typename Make>
+  void ExpectSameBitsOnWorkers(const Plan& plan, const Make& make) {
+    InlineExecutor executor;
+    TestRng same(7);
+    const auto alone = make(kMixedTokens, same);
+    Run(plan, alone->args(MixedBatch()), kMixedTokens, executor);
+    const auto threads = Workers(3);
+    ManyWorkers many(17);
+    for (Executor* workers : {static_cast<Executor*>(threads.get()),
+                              static_cast<Executor*>(&many)}) {
+      TestRng again(7);
+      const auto layer = make(kMixedTokens, again);
+      Run(plan, layer->args(MixedBatch()), kMixedTokens, *workers);
+      EXPECT_TRUE(AllBitsEqual(layer->out().bits(), alone->out().bits()));
+      EXPECT_TRUE(
+          AllBitsEqual(layer->windows().bits(), alone->windows().bits()));
+      EXPECT_TRUE(AllBitsEqual(layer->states().bits(), alone->states().bits()));
+    }
+  }
+
+  // Sequences of no tokens, and no sequences: nothing is written.
+  template <typename Plan, typename Make>
+  void ExpectNothingWithoutTokens(const Plan& plan, const Make& make) {
+    TestRng rng;
+    InlineExecutor executor;
+    const auto layer = make(2, rng);
+    const auto windows = layer->windows().bits();
+    const auto states = layer->states().bits();
+    Run(plan, layer->args({{2, 1}, {1, 1, 1}, {0, 1}}), 2, executor);
+    Run(plan, layer->args({{}, {0}, {}}), 2, executor);
+    EXPECT_TRUE(AllBitsEqual(layer->windows().bits(), windows));
+    EXPECT_TRUE(AllBitsEqual(layer->states().bits(), states));
+    for (const double y : layer->out().doubles()) EXPECT_TRUE(std::isnan(y));
   }
 };
 

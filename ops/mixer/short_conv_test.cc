@@ -1,34 +1,27 @@
 #include "quern/ops/mixer/short_conv.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/mixer_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
-#include "quern/testing/many_workers.h"
 #include "quern/testing/refusal.h"
-#include "quern/testing/workers.h"
 
 namespace quern {
 namespace {
 
 constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 ShortConvSpec Spec(int64_t hidden, int64_t channels, int64_t width,
                    DType dtype) {
@@ -40,95 +33,64 @@ ShortConvSpec Spec(int64_t hidden, int64_t channels, int64_t width,
   return spec;
 }
 
-// The tensors of one layer and its pool.
-struct Layer {
-  Layer(const ShortConvSpec& spec, int64_t tokens, Rng& rng, bool biased)
-      : spec(spec),
-        in_proj(spec.dtype, 3 * spec.channels, spec.hidden, 0.5, rng),
-        out_proj(spec.dtype, spec.hidden, spec.channels, 0.5, rng),
-        weight(spec.dtype, {spec.channels, spec.width}, -1, 1, rng),
-        bias(spec.dtype, {spec.channels}, -1, 1, rng),
-        biased(biased),
-        x(spec.dtype, ToDoubles(UniformReals(rng, tokens * spec.hidden, -2, 2)),
-          tokens, spec.hidden, spec.hidden + 3),
-        state(spec.dtype, {kTestSlots, spec.width, spec.channels}, -2, 2, rng),
-        out(spec.dtype, tokens, spec.hidden, spec.hidden + 3) {}
+struct Products {
+  Products(const ShortConvSpec& spec, Rng& rng)
+      : in_proj(spec.dtype, 3 * spec.channels, spec.hidden, 0.5, rng),
+        out_proj(spec.dtype, spec.hidden, spec.channels, 0.5, rng) {}
+  TestWeights in_proj, out_proj;
+};
+
+class Layer final : public MixerLayer {
+ public:
+  Layer(const ShortConvSpec& spec, const Products& products, int64_t tokens,
+        Rng& rng)
+      : MixerLayer({spec.hidden,
+                    spec.channels,
+                    spec.width,
+                    spec.dtype,
+                    spec.weight_dtype,
+                    {},
+                    DType::kF32},
+                   tokens, /*biased=*/spec.channels % 2 == 0, rng),
+        spec_(spec),
+        products_(products) {}
 
   MixerArgs args(const Sequences& sequences) const {
-    MixerArgs args;
-    args.x = x.const_view();
-    args.conv_weight = weight.const_view();
-    if (biased) args.conv_bias = bias.const_view();
-    args.conv_state = state.view();
-    args.batch = sequences.batch();
-    args.out = out.view();
-    return args;
+    return CommonArgs(sequences);
   }
 
-  // Judges out and the pool. before: the pool that the call found.
-  void ExpectResults(const Sequences& sequences, const Doubles& before) const {
-    const int64_t n = spec.channels, history = spec.width - 1;
-    const Doubles in = x.doubles();
-    BoundedRow pool = ExactRow(before, 0, static_cast<int64_t>(before.size()));
-    BoundedRow want(in.size(), Bounded{kNaN, 0});
-    const SequenceBatch batch = sequences.batch();
-    for (int64_t s = 0; s < batch.sequences(); ++s) {
-      const int64_t slot = batch.state_indices[s];
-      if (batch.begin(s) == batch.end(s)) continue;
-      const auto row = [&](int64_t i) { return (slot * spec.width + i) * n; };
-      BoundedWindow window;
-      for (int64_t i = 0; i < history; ++i) {
-        window.push_back(slot < 0 || batch.fresh(s)
-                             ? BoundedRow(static_cast<size_t>(n))
-                             : Part(pool, row(i), n));
-      }
-      for (int64_t t = batch.begin(s); t < batch.end(s); ++t) {
-        const BoundedRow y =
-            Token(ExactRow(in, t, spec.hidden), slot < 0, window);
-        std::copy(y.begin(), y.end(), want.begin() + t * spec.hidden);
-      }
-      for (int64_t i = 0; slot >= 0 && i < history; ++i) {
-        const BoundedRow& kept = window[static_cast<size_t>(i)];
-        std::copy(kept.begin(), kept.end(), pool.begin() + row(i));
-      }
-    }
-    EXPECT_TRUE(WithinBounds(out.doubles(), want));
-    EXPECT_TRUE(WithinBounds(state.doubles(), pool));
-  }
-
-  // The layer's output for one token.
-  BoundedRow Token(const BoundedRow& token, bool skipped,
-                   BoundedWindow& window) const {
-    const int64_t n = spec.channels;
-    const DType dtype = spec.dtype;
-    const BoundedRow p = BoundedLinear(dtype, token, in_proj.values);
+  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
+                   BoundedRow&) const override {
+    const int64_t n = spec_.channels;
+    const DType dtype = spec_.dtype;
+    const BoundedRow p = BoundedLinear(dtype, x, products_.in_proj.values);
     BoundedRow v = Part(p, 2 * n, n);
     for (size_t c = 0; c < v.size(); ++c) v[c] = Rounded(dtype, p[c] * v[c]);
-    BoundedRow y =
-        BoundedConv(weight.doubles(), biased ? bias.doubles() : Doubles(),
-                    /*silu=*/false, dtype, v, window);
+    BoundedRow y = Convolve(v, /*silu=*/false, window);
     for (size_t c = 0; c < y.size(); ++c) {
-      if (skipped) y[c] = {};
       y[c] = Rounded(dtype, p[c + static_cast<size_t>(n)] * y[c]);
     }
-    return BoundedLinear(dtype, y, out_proj.values);
+    return BoundedLinear(dtype, y, products_.out_proj.values);
   }
 
-  ShortConvSpec spec;
-  TestWeights in_proj, out_proj;
-  TestTensor weight, bias;
-  bool biased;
-  AnyMatrix x;
-  TestTensor state;
-  AnyMatrix out;
+ private:
+  ShortConvSpec spec_;
+  const Products& products_;
 };
+
+// Makes layers that share the weights of their products.
+auto Maker(const ShortConvSpec& spec, const Products& products) {
+  return [&spec, &products](int64_t tokens, Rng& rng) {
+    return std::make_unique<Layer>(spec, products, tokens, rng);
+  };
+}
 
 class ShortConvTest : public MixerFixture {
  protected:
-  ShortConvPlan Plan(const Layer& layer) {
+  ShortConvPlan Plan(const ShortConvSpec& spec, const Products& products) {
     InlineExecutor executor;
-    auto plan = ShortConvPlan::Create(layer.spec, layer.in_proj.packed,
-                                      layer.out_proj.packed, executor);
+    auto plan = ShortConvPlan::Create(spec, products.in_proj.packed,
+                                      products.out_proj.packed, executor);
     EXPECT_TRUE(plan.ok()) << plan.status();
     EXPECT_RAN_ON(*plan);
     return *std::move(plan);
@@ -136,94 +98,63 @@ class ShortConvTest : public MixerFixture {
 };
 QUERN_INSTANTIATE_ISA_TEST(ShortConvTest);
 
-TEST_P(ShortConvTest, IsTheFormulaForMixedBatches) {
+TEST_P(ShortConvTest, IsTheFormula) {
   TestRng rng;
   for (const DType dtype : kFloats) {
     for (const int64_t width : {2, 3, 4}) {
       for (const int64_t channels : {1, 7, 48, 300}) {
         SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " width "
                                         << width << " channels " << channels);
-        const Layer layer(Spec(20, channels, width, dtype), kMixedTokens, rng,
-                          channels % 2 == 0);
-        const ShortConvPlan plan = Plan(layer);
-        const Doubles before = layer.state.doubles();
-        InlineExecutor executor;
-        Run(plan, layer.args(MixedBatch()), kMixedTokens, executor);
-        layer.ExpectResults(MixedBatch(), before);
+        const ShortConvSpec spec = Spec(20, channels, width, dtype);
+        const Products products(spec, rng);
+        ExpectOracle(Plan(spec, products), Maker(spec, products));
       }
     }
   }
 }
 
-TEST_P(ShortConvTest, DecodesWithoutStarts) {
-  TestRng rng;
-  const Layer layer(Spec(24, 40, 3, DType::kBF16), 4, rng, true);
-  const Doubles before = layer.state.doubles();
-  InlineExecutor executor;
-  const Sequences sequences = {{4, 0, -1, 2}, {}, {}};
-  Run(Plan(layer), layer.args(sequences), 4, executor);
-  layer.ExpectResults(sequences, before);
-}
-
-// A sequence in calls of 1, 3, 0 and 5 tokens has the bits of one call of 9.
+// A sequence in several calls has the bits of one call.
 TEST_P(ShortConvTest, StatesCarryOver) {
   TestRng rng;
   for (const DType dtype : kFloats) {
     const ShortConvSpec spec = Spec(16, 33, 3, dtype);
-    TestRng same_one(1), same_two(1);
-    const Layer whole(spec, 9, same_one, true), cut(spec, 9, same_two, true);
+    const Products products(spec, rng);
+    const ShortConvPlan plan = Plan(spec, products);
+    TestRng same(1), again(1);
+    const Layer whole(spec, products, 9, same), cut(spec, products, 9, again);
     InlineExecutor executor;
-    const ShortConvPlan plan = Plan(whole);
     Run(plan, whole.args({{2}, {0, 9}, {0}}), 9, executor);
-    uint8_t begun = 0;
-    for (const auto& [begin, end] :
-         std::vector<std::pair<int, int>>{{0, 1}, {1, 4}, {4, 4}, {4, 9}}) {
-      Run(plan, cut.args({{2}, {begin, end}, {begun}}), 9, executor);
-      begun = 1;
-    }
-    EXPECT_TRUE(AllBitsEqual(cut.out.bits(), whole.out.bits()));
-    EXPECT_TRUE(AllBitsEqual(cut.state.bits(), whole.state.bits()));
+    Run(plan, cut.args({{2}, {0, 1}, {0}}), 9, executor);
+    Run(plan, cut.args({{2}, {1, 7}, {1}}), 9, executor);
+    Run(plan, cut.args({{2}, {7, 9}, {}}), 9, executor);
+    EXPECT_TRUE(AllBitsEqual(cut.out().bits(), whole.out().bits()));
+    EXPECT_TRUE(AllBitsEqual(cut.windows().bits(), whole.windows().bits()));
   }
 }
 
 TEST_P(ShortConvTest, BitsDependOnNoWorkers) {
-  TestRng same(7);
+  TestRng rng;
   const ShortConvSpec spec = Spec(64, 192, 3, DType::kBF16);
-  const Layer alone(spec, kMixedTokens, same, true);
-  const ShortConvPlan plan = Plan(alone);
-  InlineExecutor executor;
-  Run(plan, alone.args(MixedBatch()), kMixedTokens, executor);
-  const auto threads = Workers(3);
-  ManyWorkers many(17);
-  for (Executor* workers :
-       {static_cast<Executor*>(threads.get()), static_cast<Executor*>(&many)}) {
-    TestRng again(7);
-    const Layer layer(spec, kMixedTokens, again, true);
-    Run(plan, layer.args(MixedBatch()), kMixedTokens, *workers);
-    EXPECT_TRUE(AllBitsEqual(layer.out.bits(), alone.out.bits()));
-    EXPECT_TRUE(AllBitsEqual(layer.state.bits(), alone.state.bits()));
-  }
+  const Products products(spec, rng);
+  ExpectSameBitsOnWorkers(Plan(spec, products), Maker(spec, products));
 }
 
 TEST_P(ShortConvTest, DoesNothingWithoutTokens) {
   TestRng rng;
-  const Layer layer(Spec(16, 33, 3, DType::kF32), 2, rng, true);
-  const ShortConvPlan plan = Plan(layer);
-  const auto before = layer.state.bits();
-  InlineExecutor executor;
-  Run(plan, layer.args({{2, 1}, {1, 1, 1}, {0, 1}}), 2, executor);
-  Run(plan, layer.args({{}, {0}, {}}), 2, executor);
-  EXPECT_TRUE(AllBitsEqual(layer.state.bits(), before));
-  for (const double y : layer.out.doubles()) EXPECT_TRUE(std::isnan(y));
+  const ShortConvSpec spec = Spec(16, 33, 3, DType::kF32);
+  const Products products(spec, rng);
+  ExpectNothingWithoutTokens(Plan(spec, products), Maker(spec, products));
 }
 
 TEST(ShortConvRefusalTest, NamesWhatIsWrong) {
   TestRng rng;
   InlineExecutor executor;
-  const Layer layer(Spec(16, 8, 3, DType::kF32), 4, rng, true);
+  const ShortConvSpec right = Spec(16, 8, 3, DType::kF32);
+  const Products products(right, rng);
+  const Layer layer(right, products, 4, rng);
   const auto create = [&](const ShortConvSpec& spec) {
-    return ShortConvPlan::Create(spec, layer.in_proj.packed,
-                                 layer.out_proj.packed, executor)
+    return ShortConvPlan::Create(spec, products.in_proj.packed,
+                                 products.out_proj.packed, executor)
         .status();
   };
   ExpectRefusal(create(Spec(16, 0, 3, DType::kF32)),
@@ -233,8 +164,8 @@ TEST(ShortConvRefusalTest, NamesWhatIsWrong) {
   ExpectRefusal(create(Spec(17, 8, 3, DType::kF32)),
                 "short_conv: k of in_proj=16; need 17");
   ExpectRefusal(create(Spec(16, 8, 5, DType::kF32)), "width=5; need 2");
-  const auto plan = ShortConvPlan::Create(layer.spec, layer.in_proj.packed,
-                                          layer.out_proj.packed, executor);
+  const auto plan = ShortConvPlan::Create(right, products.in_proj.packed,
+                                          products.out_proj.packed, executor);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "max_m=-1");
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};

@@ -1,0 +1,237 @@
+#include "quern/ops/mixer/mamba_mixer2.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/mixer/bounded_recurrences_testutil.h"
+#include "quern/ops/mixer/bounded_testutil.h"
+#include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/mixer_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+MambaMixer2Spec Spec(DType dtype, Mamba2Norm norm) {
+  MambaMixer2Spec spec;
+  spec.hidden = 20;
+  spec.heads = 6;
+  spec.groups = 2;
+  spec.head_dim = 9;
+  spec.d_state = 19;
+  spec.norm = norm;
+  spec.dtype = dtype;
+  spec.weight_dtype = dtype;
+  return spec;
+}
+
+struct Products {
+  Products(const MambaMixer2Spec& s, Rng& rng)
+      : in_proj(s.dtype, s.projected(), s.hidden, 0.4, rng),
+        out_proj(s.dtype, s.hidden, s.channels(), 0.3, rng) {}
+  TestWeights in_proj, out_proj;
+};
+
+class Layer final : public MixerLayer {
+ public:
+  Layer(const MambaMixer2Spec& s, const Products& products, int64_t tokens,
+        Rng& rng)
+      : MixerLayer({s.hidden,
+                    s.conv_channels(),
+                    s.width,
+                    s.dtype,
+                    s.weight_dtype,
+                    {s.heads, s.head_dim, s.d_state},
+                    s.state_dtype},
+                   tokens, /*biased=*/true, rng),
+        spec_(s),
+        products_(products),
+        a_(DType::kF32, {s.heads}, -2, -0.1, rng),
+        d_(DType::kF32, {s.heads}, -1, 1, rng),
+        bias_(DType::kF32, {s.heads}, -1, 1, rng),
+        norm_(s.weight_dtype, {s.channels()}, 0.5, 1.5, rng) {}
+
+  MambaMixer2Args args(const Sequences& sequences) const {
+    MambaMixer2Args args;
+    args.layer = CommonArgs(sequences);
+    args.state = states().view();
+    args.a = a_.const_view();
+    args.d = d_.const_view();
+    args.dt_bias = bias_.const_view();
+    if (spec_.norm == Mamba2Norm::kGroups) args.norm = norm_.const_view();
+    return args;
+  }
+
+  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
+                   BoundedRow& state) const override {
+    const MambaMixer2Spec& s = spec_;
+    const int64_t channels = s.channels(), n = s.d_state;
+    const BoundedRow p = BoundedLinear(s.dtype, x, products_.in_proj.values);
+    const BoundedRow z = Part(p, 0, channels);
+    const BoundedRow mixed = Convolve(Part(p, channels, s.conv_channels()),
+                                      /*silu=*/true, window);
+    const BoundedRow dt = Part(p, channels + s.conv_channels(), s.heads);
+    const Doubles a = a_.doubles(), d = d_.doubles(), bias = bias_.doubles();
+    BoundedRow y;
+    for (int64_t i = 0; i < channels; ++i) {
+      const int64_t head = i / s.head_dim;
+      const int64_t group = head / (s.heads / s.groups);
+      const auto h = static_cast<size_t>(head), row = static_cast<size_t>(i);
+      const BoundedRow rates(static_cast<size_t>(n), Bounded{a[h], 0});
+      const Bounded out =
+          BoundedStateRow(mixed[row], dt[h], bias[h], d[h], rates,
+                          Part(mixed, channels + group * n, n),
+                          Part(mixed, channels + (s.groups + group) * n, n),
+                          s.state_dtype, &state[row * static_cast<size_t>(n)]);
+      y.push_back(s.norm == Mamba2Norm::kNone
+                      ? Rounded(s.dtype, out * BoundedSilu(z[row]))
+                      : Rounded(s.dtype, out));
+    }
+    if (s.norm == Mamba2Norm::kGroups) y = Normed(y, z);
+    return BoundedLinear(s.dtype, y, products_.out_proj.values);
+  }
+
+ private:
+  BoundedRow Normed(const BoundedRow& y, const BoundedRow& z) const {
+    const int64_t group = spec_.channels() / spec_.groups;
+    const Doubles w = norm_.doubles();
+    BoundedRow out;
+    for (int64_t first = 0; first < spec_.channels(); first += group) {
+      BoundedRow gated;
+      for (int64_t i = first; i < first + group; ++i) {
+        const auto at = static_cast<size_t>(i);
+        gated.push_back(y[at] * BoundedSilu(z[at]));
+      }
+      const Bounded inverse = BoundedInverseNorm(
+          gated, static_cast<double>(gated.size()), double{spec_.eps});
+      for (const Bounded& h : gated) {
+        out.push_back(
+            Rounded(spec_.dtype, h * inverse * Bounded{w[out.size()], 0}));
+      }
+    }
+    return out;
+  }
+
+  MambaMixer2Spec spec_;
+  const Products& products_;
+  TestTensor a_, d_, bias_, norm_;
+};
+
+auto Maker(const MambaMixer2Spec& spec, const Products& products) {
+  return [&spec, &products](int64_t tokens, Rng& rng) {
+    return std::make_unique<Layer>(spec, products, tokens, rng);
+  };
+}
+
+class MambaMixer2Test : public MixerFixture {
+ protected:
+  MambaMixer2Plan Plan(const MambaMixer2Spec& spec, const Products& products) {
+    InlineExecutor executor;
+    auto plan = MambaMixer2Plan::Create(spec, products.in_proj.packed,
+                                        products.out_proj.packed, executor);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    EXPECT_RAN_ON(*plan);
+    return *std::move(plan);
+  }
+};
+QUERN_INSTANTIATE_ISA_TEST(MambaMixer2Test);
+
+TEST_P(MambaMixer2Test, IsTheFormula) {
+  TestRng rng;
+  for (const Mamba2Norm norm : {Mamba2Norm::kNone, Mamba2Norm::kGroups}) {
+    for (const DType dtype : kFloats) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(dtype) << " norm " << static_cast<int>(norm));
+      MambaMixer2Spec spec = Spec(dtype, norm);
+      if (dtype == DType::kBF16) spec.state_dtype = DType::kBF16;
+      const Products products(spec, rng);
+      ExpectOracle(Plan(spec, products), Maker(spec, products));
+    }
+  }
+}
+
+TEST_P(MambaMixer2Test, BitsDependOnNoWorkers) {
+  TestRng rng;
+  MambaMixer2Spec spec = Spec(DType::kBF16, Mamba2Norm::kGroups);
+  spec.head_dim = 32;
+  const Products products(spec, rng);
+  ExpectSameBitsOnWorkers(Plan(spec, products), Maker(spec, products));
+}
+
+TEST_P(MambaMixer2Test, DoesNothingWithoutTokens) {
+  TestRng rng;
+  const MambaMixer2Spec spec = Spec(DType::kF32, Mamba2Norm::kGroups);
+  const Products products(spec, rng);
+  ExpectNothingWithoutTokens(Plan(spec, products), Maker(spec, products));
+}
+
+TEST(MambaMixer2RefusalTest, NamesWhatIsWrong) {
+  TestRng rng;
+  InlineExecutor executor;
+  const MambaMixer2Spec right = Spec(DType::kF32, Mamba2Norm::kGroups);
+  const Products products(right, rng);
+  const auto create = [&](const MambaMixer2Spec& spec) {
+    return MambaMixer2Plan::Create(spec, products.in_proj.packed,
+                                   products.out_proj.packed, executor);
+  };
+  struct SpecCase {
+    void (*spoil)(MambaMixer2Spec&);
+    std::string words;
+  };
+  const SpecCase specs[] = {
+      {[](MambaMixer2Spec& s) { s.heads = 0; }, "mamba_mixer2: heads=0; need"},
+      {[](MambaMixer2Spec& s) { s.groups = 4; },
+       "groups=4; need a divisor of heads=6"},
+      {[](MambaMixer2Spec& s) { s.groups = 0; }, "groups=0; need 1"},
+      {[](MambaMixer2Spec& s) { s.head_dim = 0; }, "head_dim=0; need 1"},
+      {[](MambaMixer2Spec& s) { s.d_state = 0; }, "d_state=0; need 1"},
+      {[](MambaMixer2Spec& s) { s.head_dim = 10; },
+       "columns of in_proj=190; need 202, as the layer has"},
+      {[](MambaMixer2Spec& s) { s.width = 1; }, "width=1; need 2"},
+  };
+  for (const SpecCase& c : specs) {
+    MambaMixer2Spec spec = right;
+    c.spoil(spec);
+    ExpectRefusal(create(spec).status(), c.words);
+  }
+  const auto plan = create(right);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Layer layer(right, products, 4, rng);
+  const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
+  const MambaMixer2Args good = layer.args(sequences);
+  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+  struct Case {
+    void (*spoil)(MambaMixer2Args&);
+    std::string words;
+  };
+  const Case cases[] = {
+      {[](MambaMixer2Args& a) { a.state = a.layer.x; },
+       "mamba_mixer2: state is"},
+      {[](MambaMixer2Args& a) { a.a = a.layer.x; }, "mamba_mixer2: a is"},
+      {[](MambaMixer2Args& a) { a.d = a.norm; }, "mamba_mixer2: d is"},
+      {[](MambaMixer2Args& a) { a.dt_bias = a.norm; },
+       "mamba_mixer2: dt_bias is"},
+      {[](MambaMixer2Args& a) { a.norm = {}; }, "mamba_mixer2: norm is"},
+      {[](MambaMixer2Args& a) { a.layer.conv_state = a.state; },
+       "mamba_mixer2: conv_state is"},
+  };
+  for (const Case& c : cases) {
+    MambaMixer2Args args = good;
+    c.spoil(args);
+    ExpectRefusal(plan->CheckArgs(args), c.words);
+  }
+}
+
+}  // namespace
+}  // namespace quern
