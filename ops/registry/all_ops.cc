@@ -14,6 +14,7 @@
 #include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
+#include "quern/ops/registry/mixer_ops.h"
 #include "quern/ops/registry/moe_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
@@ -59,6 +60,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
