@@ -11,7 +11,10 @@
 #include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/load_row.h"
+#include "quern/ops/recurrent/chunked_sequences.h"
+#include "quern/ops/recurrent/delta_chunks.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -146,7 +149,10 @@ class Run {
 DeltaRulePlan::DeltaRulePlan(const DeltaRuleSpec& spec)
     : spec_(spec),
       kernels_(GetDeltaRuleKernels(spec.state_dtype)),
-      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)) {
+      chunks_(GetChunkKernels()),
+      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)),
+      states_(GetRowBlockKernels(spec.state_dtype, spec.state_dtype)) {
+  if (spec_.chunk == 0) spec_.chunk = kChunk;
   if (spec_.scale == 0.0f) {
     spec_.scale =
         static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.dk)));
@@ -166,6 +172,9 @@ absl::StatusOr<DeltaRulePlan> DeltaRulePlan::Create(const DeltaRuleSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dv", spec.dv, 1, kMost));
   if (!std::isfinite(spec.scale)) {
     return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
+  }
+  if (spec.chunk != 0 && spec.chunk != 1) {
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 8, kMaxChunk));
   }
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
@@ -207,12 +216,84 @@ absl::Status DeltaRulePlan::CheckArgs(const DeltaRuleArgs& args) const {
                         s.null_slot);
 }
 
-void DeltaRulePlan::Execute(const DeltaRuleArgs& args,
+bool DeltaRulePlan::Chunked(const SequenceBatch& batch,
+                            int64_t sequence) const {
+  return spec_.chunk > 1 &&
+         batch.end(sequence) - batch.begin(sequence) >= kChunkedFrom &&
+         batch.state_indices[sequence] != spec_.null_slot;
+}
+
+namespace {
+
+int64_t WorkerBytes(const DeltaRuleSpec& spec) {
+  WorkspaceLayout layout;
+  LayOutDeltaChunk(layout, spec,
+                   std::min(spec.dv, static_cast<int64_t>(kDeltaColumns)));
+  return layout.bytes();
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> DeltaRulePlan::WorkspaceBytes(int64_t max_tokens,
+                                                      int max_workers) const {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_tokens", max_tokens, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
+  WorkspaceLayout layout;
+  if (spec_.chunk > 1) {
+    LayOutChunks(layout, max_tokens / kChunkedFrom,
+                 max_workers * WorkerBytes(spec_));
+  }
+  if (layout.overflow()) {
+    return InvalidArgument(kOp, "max_tokens=", max_tokens,
+                           ": the workspace exceeds 2^63 bytes");
+  }
+  return layout.bytes();
+}
+
+void DeltaRulePlan::Execute(const DeltaRuleArgs& args, Workspace workspace,
                             Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
-  const int64_t sequences = args.batch.sequences();
-  if (sequences == 0) return;
-  const int64_t tokens = args.batch.end(sequences - 1) - args.batch.begin(0);
+  ChunkMemory memory = {};
+  if (spec_.chunk > 1) {
+    memory = LayOutChunks(workspace, args.q.extent(0) / kChunkedFrom,
+                          executor.num_workers() * WorkerBytes(spec_));
+  }
+  const ChunkedSequences split =
+      SplitSequences(args.batch, memory.sequences,
+                     [&](int64_t s) { return Chunked(args.batch, s); });
+  if (split.chunked > 0) {
+    ExecuteChunks(args, memory.sequences, split.chunked, memory.workers,
+                  executor);
+  }
+  if (split.others > 0) {
+    ExecuteTokens(args, split.others, split.other_tokens, executor);
+  }
+}
+
+// Each unit is a task.
+void DeltaRulePlan::ExecuteChunks(const DeltaRuleArgs& args, int64_t* chunked,
+                                  int64_t count, uint8_t* memory,
+                                  Executor& executor) const {
+  const int64_t heads = spec_.value_heads;
+  int64_t columns = std::min(spec_.dv, static_cast<int64_t>(kDeltaColumns));
+  // Narrow units repeat the products of q and k.
+  if (count * heads * DivCeil(spec_.dv, columns) < 4 * executor.num_workers()) {
+    columns = std::min(spec_.dv, kNarrow);
+  }
+  const int64_t blocks = DivCeil(spec_.dv, columns);
+  const auto bytes = static_cast<size_t>(WorkerBytes(spec_));
+  executor.ParallelFor(count * heads * blocks, [&](int64_t task, int worker) {
+    Workspace mine(memory + static_cast<size_t>(worker) * bytes, bytes);
+    const DeltaChunkScratch scratch = LayOutDeltaChunk(mine, spec_, columns);
+    const int64_t column = task % blocks * columns;
+    DeltaChunks(spec_, chunks_, blocks_, states_, args, scratch)
+        .Run({chunked[task / blocks / heads], task / blocks % heads, column,
+              std::min(columns, spec_.dv - column)});
+  });
+}
+
+void DeltaRulePlan::ExecuteTokens(const DeltaRuleArgs& args, int64_t sequences,
+                                  int64_t tokens, Executor& executor) const {
   const bool decode = tokens <= sequences;
   const bool enough =
       sequences * spec_.value_heads >= 4 * executor.num_workers();
@@ -220,7 +301,8 @@ void DeltaRulePlan::Execute(const DeltaRuleArgs& args,
   if (decode && enough) {
     division.columns = static_cast<int64_t>(kDeltaColumns);
   }
-  const int64_t units = sequences * spec_.value_heads * division.blocks();
+  const int64_t units =
+      args.batch.sequences() * spec_.value_heads * division.blocks();
   // Sequences differ in length, so that prefill has more tasks to level out. In
   // decode the first state of a task was not asked for ahead: eight to a task.
   const int64_t most =
@@ -232,6 +314,9 @@ void DeltaRulePlan::Execute(const DeltaRuleArgs& args,
                     [&](int64_t begin, int64_t end) {
                       Run run(spec_, kernels_, blocks_, args);
                       for (int64_t i = begin; i < end; ++i) {
+                        if (Chunked(args.batch, division.At(i).sequence)) {
+                          continue;
+                        }
                         const Unit next = division.At(std::min(i + 1, end - 1));
                         run.Do(division.At(i), i + 1 < end ? &next : nullptr);
                       }

@@ -2,7 +2,8 @@
 #define QUERN_OPS_RECURRENT_DELTA_RULE_H_
 
 // The gated delta rule (Qwen3-Next and after) and KDA (Kimi Linear), token by
-// token. For each value head, with its state S[dk, dv]:
+// token in decode and by chunks of tokens in a prompt. For each value head,
+// with its state S[dk, dv]:
 //
 //   S <- diag(a) S                        a = exp(min(g, 0))
 //   d  = beta (v - S^T k)
@@ -15,19 +16,29 @@
 // Value head h has key head h / (value_heads / key_heads). With kL2, q and k
 // are first divided by sqrt(sum of squares over dk + 1e-6).
 //
-// It is computed in two sweeps over S, which is all that is large: one gathers
-// A = S^T (a k) and B = S^T (a q), the other writes a S + k d^T, where
+// Token by token there are two sweeps over S, which is all that is large: one
+// gathers A = S^T (a k) and B = S^T (a q), the other writes a S + k d^T, where
 // d = beta (v - A) and out = B + (k . q) d.
 //
-// All arithmetic is in f32. The state is rounded to state_dtype after every
-// token, to nearest even, so a sequence that is cut into several calls has the
-// bits of one call. out comes from the state before it is rounded, and is
-// rounded once.
+// A sequence that has kChunkedFrom tokens or more in a call goes by chunks,
+// which begin at its first token of the call: the d of a chunk are the solution
+// of a triangular system, and everything else is a product of matrices. See
+// delta_chunks.h.
+//
+// All arithmetic is in f32. Token by token the state is rounded to state_dtype
+// after every token, to nearest even, so a sequence that is cut into several
+// calls has the bits of one call, as long as every call has fewer than
+// kChunkedFrom of its tokens. By chunks the state is rounded once a call, and
+// other cuts differ by roundings. out comes from the state before it is
+// rounded, and is rounded once.
 //
 // g > 0 counts as 0: a decay never makes a state grow. g = -infinity forgets
-// all that is finite. A NaN in g, beta or k makes the state and the output of
-// its value heads NaN, a NaN in q their output, a NaN in v its column of both.
-// It reaches no other head and no other sequence.
+// all that is finite. Decays of several tokens are products of numbers in
+// [0, 1], so none overflows. A NaN in g, beta or k makes the state and the
+// output of its value heads NaN from its token on, a NaN in q the output of its
+// token, a NaN in v its column of both. It reaches no earlier token, no other
+// head and no other sequence. An infinity in q, k or v may become NaN by chunks
+// where it stays infinite token by token.
 
 #include <cstdint>
 
@@ -36,6 +47,8 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/recurrent/chunk_kernels.h"
 #include "quern/ops/recurrent/delta_rule_kernels.h"
 #include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/ops/row_block_kernels.h"
@@ -56,6 +69,9 @@ struct DeltaRuleSpec {
   DeltaNorm norm = DeltaNorm::kNone;  // of q and k
   float scale = 0.0f;                 // of q; 0: 1 / sqrt(dk)
   int64_t null_slot = -1;             // state index of a sequence to skip
+  // Tokens of a chunk: 8 to kMaxChunk; 1: every sequence goes token by token;
+  // 0: the plan chooses.
+  int64_t chunk = 0;
 };
 
 struct DeltaRuleArgs {
@@ -73,6 +89,11 @@ class DeltaRulePlan {
  public:
   // Vectors of dk elements lie on the stack: five of them are 20 KiB.
   static constexpr int64_t kMaxDk = 1024;
+  static constexpr int64_t kMaxChunk = 128;
+  // A sequence with this many tokens in a call, or more, goes by chunks.
+  static constexpr int64_t kChunkedFrom = 16;
+  // What the plan chooses: see docs/performance_notes.md.
+  static constexpr int64_t kChunk = 16;
 
   // InvalidArgument if a number of the spec is out of range or scale is not
   // finite; Unimplemented for other dtypes.
@@ -80,7 +101,15 @@ class DeltaRulePlan {
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
+  // Scale and chunk are those that the plan chose.
   const DeltaRuleSpec& spec() const { return spec_; }
+
+  // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
+  // max_workers workers: a copy of one head's state and of one chunk's inputs
+  // for each worker (130 to 300 KiB at dk = dv = 128), and nothing below
+  // kChunkedFrom tokens. InvalidArgument if max_tokens < 0 or max_workers < 1.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
+                                         int max_workers) const;
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
   // the spec's; a state index that is out of range or given twice; starts that
@@ -92,18 +121,30 @@ class DeltaRulePlan {
   // zeros for a sequence whose index is null_slot. Tokens of no sequence are
   // neither read nor written, nor is the state of a sequence without tokens.
   // out may be v itself. Views may have any strides, the last one 1. Allocates
-  // nothing; safe to call concurrently on distinct slots. Workers divide the
-  // sequences, the heads and, where these are few, the columns of the state.
-  // The bits depend on none of that. Cost: in decode one read and one write of
-  // each state, at the rate of memory.
-  void Execute(const DeltaRuleArgs& args, Executor& executor) const noexcept;
+  // nothing; safe to call concurrently on distinct slots, each call with its
+  // own workspace. Workers divide the sequences, the heads and, where these are
+  // few, the columns of the state. The bits of a sequence depend on none of
+  // that, nor on the other sequences of the call. Cost: in decode one read and
+  // one write of each state, at the rate of memory; by chunks of C tokens
+  // 3 dk dv + C (dk + dv) multiply-adds for each token and value head.
+  void Execute(const DeltaRuleArgs& args, Workspace workspace,
+               Executor& executor) const noexcept;
 
  private:
   explicit DeltaRulePlan(const DeltaRuleSpec& spec);
 
+  // Whether the sequence goes by chunks.
+  bool Chunked(const SequenceBatch& batch, int64_t sequence) const;
+  void ExecuteChunks(const DeltaRuleArgs& args, int64_t* chunked, int64_t count,
+                     uint8_t* memory, Executor& executor) const;
+  void ExecuteTokens(const DeltaRuleArgs& args, int64_t sequences,
+                     int64_t tokens, Executor& executor) const;
+
   DeltaRuleSpec spec_;
   DeltaRuleKernels kernels_;
+  ChunkKernels chunks_;
   RowBlockKernels blocks_;
+  RowBlockKernels states_;
 };
 
 }  // namespace quern

@@ -147,7 +147,7 @@ TEST_P(DeltaRuleTest, CutsBatchesAndWorkersChangeNoBit) {
     const DeltaRuleData threaded(spec, kTokens, 2, values);
     const Sequences both = {{0, 1}, {0, 7, 12}, {}};
     const auto pool = Workers(3);
-    plan.Execute(threaded.args(both), *pool);
+    Execute(plan, threaded.args(both), *pool);
     EXPECT_EQ(threaded.out().bits(), whole.out().bits());
     EXPECT_EQ(threaded.state().bits(), whole.state().bits());
     for (const int workers : {1, 3, 64}) {
@@ -197,8 +197,7 @@ TEST_P(DeltaRuleTest, OutMayBeV) {
   Run(plan, apart, one);
   DeltaRuleArgs args = in_place.args(one);
   args.out = args.v;
-  ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
-  plan.Execute(args, executor);
+  Execute(plan, args, executor);
   EXPECT_EQ(in_place.v().bits(), apart.out().bits());
 }
 

@@ -134,6 +134,12 @@ class DeltaRuleData {
     return Doubles(all.begin() + at, all.begin() + at + n);
   }
 
+  // Tokens of a chunk of a sequence, 1 where it goes token by token.
+  int64_t Chunk(int64_t tokens) const {
+    if (tokens < DeltaRulePlan::kChunkedFrom) return 1;
+    return spec_.chunk == 0 ? DeltaRulePlan::kChunk : spec_.chunk;
+  }
+
   void ExpectHead(const SequenceBatch& batch, int64_t sequence, int64_t h,
                   Expected& want) const {
     const DeltaRuleSpec& s = spec_;
@@ -157,7 +163,8 @@ class DeltaRuleData {
                               : Part(want.state, at, size),
         s.state_dtype, s.norm == DeltaNorm::kL2,
         s.scale == 0 ? 1 / std::sqrt(static_cast<double>(s.dk))
-                     : double{s.scale});
+                     : double{s.scale},
+        Chunk(end - begin));
     const Doubles q = q_.doubles(), k = k_.doubles(), v = v_.doubles();
     const Doubles g = g_.doubles(), beta = beta_.doubles();
     const int64_t key = h / (s.value_heads / s.key_heads);
@@ -175,6 +182,7 @@ class DeltaRuleData {
         want.out_bounds[o] = reference.out_bound(static_cast<size_t>(c));
       }
     }
+    reference.Finish();
     for (int64_t i = 0; i < size; ++i) {
       const auto e = static_cast<size_t>(at + i);
       want.state[e] = reference.state()[static_cast<size_t>(i)];

@@ -7,10 +7,16 @@
 // a decay never makes an error grow, and each token adds the roundings of its
 // own arithmetic. Roundings are counted as 2^-23, twice the unit roundoff,
 // which covers the terms of second order.
+//
+// By chunks, what a chunk has added to an element is a sum over its tokens,
+// whose terms have an absolute value of Z in all, each decayed; Y is Z with
+// each term times the relative error of its factors. y is made of two chains of
+// such sums, over d_state and over the tokens of the chunk.
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -30,10 +36,16 @@ struct StateUpdateToken64 {
 
 class StateUpdateReference {
  public:
-  StateUpdateReference(std::vector<double> row, DType state_dtype)
+  // chunk: the bound is that of chunks of so many tokens whose last state is
+  // rounded to state_dtype; 1: of token by token.
+  StateUpdateReference(std::vector<double> row, DType state_dtype,
+                       int64_t chunk = 1)
       : row_(std::move(row)),
         bounds_(row_.size(), 0.0),
-        state_dtype_(state_dtype) {}
+        mass_(row_.size(), 0.0),
+        factor_error_(row_.size(), 0.0),
+        state_dtype_(state_dtype),
+        chunk_(chunk) {}
 
   void Step(const StateUpdateToken64& t) {
     const double argument = t.dt + t.bias;
@@ -47,6 +59,7 @@ class StateUpdateReference {
     }
     const double n = static_cast<double>(row_.size());
     double y = 0, error = 0;
+    if (chunk_ > 1 && in_chunk_ == 0) BeginChunk();
     for (size_t i = 0; i < row_.size(); ++i) {
       const double power = std::min(t.a[i] * delta, 0.0);
       const double decay = std::exp(power);
@@ -55,6 +68,21 @@ class StateUpdateReference {
                    (6 + std::min(-power, 128.0) / 20) * kEps) +
           kTiny;
       const double kept = decay * row_[i], added = t.b[i] * delta * t.x;
+      if (chunk_ > 1) {
+        // A decay's error, and the product that takes it.
+        factor_error_[i] = decay * factor_error_[i] +
+                           (decay_error + kEps * decay) * mass_[i] +
+                           delta_error * std::abs(t.b[i] * t.x) +
+                           3 * kEps * std::abs(added) + kTiny;
+        mass_[i] = decay * mass_[i] + std::abs(added);
+        bounds_[i] *= decay;
+        row_[i] = kept + added;
+        y += row_[i] * t.c[i];
+        error += std::abs(t.c[i]) *
+                 (bounds_[i] + factor_error_[i] +
+                  (2 * n + static_cast<double>(chunk_) + 12) * kEps * mass_[i]);
+        continue;
+      }
       const double computed = bounds_[i] + decay_error * std::abs(row_[i]) +
                               delta_error * std::abs(t.b[i] * t.x) +
                               3 * kEps * (std::abs(kept) + std::abs(added)) +
@@ -75,10 +103,20 @@ class StateUpdateReference {
     }
     y_ = y;
     y_bound_ = error;
+    if (chunk_ > 1 && ++in_chunk_ == chunk_) EndChunk();
+  }
+  // After the last token.
+  void Finish() {
+    if (chunk_ == 1) return;
+    if (in_chunk_ > 0) EndChunk();
+    for (size_t i = 0; i < row_.size(); ++i) {
+      bounds_[i] +=
+          RoundingBoundOf(state_dtype_, std::abs(row_[i]) + bounds_[i]);
+    }
   }
 
   const std::vector<double>& row() const { return row_; }
-  // |computed - row()[i]| <= this.
+  // |computed - row()[i]| <= this, after Finish.
   double bound(size_t i) const { return bounds_[i]; }
   double y() const { return y_; }
   // |computed - y()| <= this, before y is rounded to its dtype.
@@ -88,8 +126,25 @@ class StateUpdateReference {
   static constexpr double kEps = 0x1p-23;
   static constexpr double kTiny = 0x1p-140;
 
+  void BeginChunk() {
+    for (size_t i = 0; i < row_.size(); ++i) {
+      mass_[i] = std::abs(row_[i]);
+      factor_error_[i] = 0;
+    }
+  }
+  void EndChunk() {
+    in_chunk_ = 0;
+    for (size_t i = 0; i < row_.size(); ++i) {
+      bounds_[i] += factor_error_[i] + kTiny +
+                    (static_cast<double>(chunk_) + 6) * kEps * mass_[i];
+    }
+  }
+
   std::vector<double> row_, bounds_;
+  std::vector<double> mass_, factor_error_;  // Z and Y
   DType state_dtype_;
+  int64_t chunk_;
+  int64_t in_chunk_ = 0;  // tokens since the last chunk ended
   double y_ = 0, y_bound_ = 0;
 };
 

@@ -9,7 +9,10 @@
 #include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/load_row.h"
+#include "quern/ops/recurrent/chunked_sequences.h"
+#include "quern/ops/recurrent/state_chunks.h"
 #include "quern/ops/recurrent/state_view.h"
 
 namespace quern {
@@ -145,7 +148,12 @@ class Run {
 StateUpdatePlan::StateUpdatePlan(const StateUpdateSpec& spec)
     : spec_(spec),
       kernels_(GetStateUpdateKernels(spec.state_dtype)),
-      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)) {}
+      chunks_(GetChunkKernels()),
+      blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)),
+      states_(GetRowBlockKernels(spec.state_dtype, spec.state_dtype)) {
+  if (spec_.chunk == 0) spec_.chunk = kChunk;
+  if (spec_.form == SsmForm::kPerRow) spec_.chunk = 1;
+}
 
 absl::StatusOr<StateUpdatePlan> StateUpdatePlan::Create(
     const StateUpdateSpec& spec) {
@@ -158,6 +166,9 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlan::Create(
   }
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", spec.head_dim, 1, kMost));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "d_state", spec.d_state, 1, kMaxState));
+  if (spec.chunk != 0 && spec.chunk != 1) {
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 8, kMaxChunk));
+  }
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
@@ -230,31 +241,125 @@ absl::Status StateUpdatePlan::CheckArgs(const StateUpdateArgs& args) const {
                         spec_.null_slot);
 }
 
-void StateUpdatePlan::Execute(const StateUpdateArgs& args,
+bool StateUpdatePlan::Chunked(const SequenceBatch& batch,
+                              int64_t sequence) const {
+  return spec_.chunk > 1 &&
+         batch.end(sequence) - batch.begin(sequence) >= kChunkedFrom &&
+         batch.state_indices[sequence] != spec_.null_slot;
+}
+
+namespace {
+
+// Floats of the states that a unit works on: half of an L2 of 1 MiB. All heads
+// of a unit share b, c and their products.
+constexpr int64_t kMostFloats = int64_t{1} << 17;
+constexpr int64_t kMostHeads = 8;
+
+StateChunkSize LargestUnit(const StateUpdateSpec& spec) {
+  const int64_t rows = std::min(spec.head_dim, kMostRows);
+  return {std::clamp<int64_t>(kMostFloats / (rows * spec.d_state), 1,
+                              std::min(kMostHeads, spec.heads / spec.groups)),
+          rows};
+}
+
+int64_t WorkerBytes(const StateUpdateSpec& spec) {
+  WorkspaceLayout layout;
+  LayOutStateChunk(layout, spec, LargestUnit(spec));
+  return layout.bytes();
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> StateUpdatePlan::WorkspaceBytes(int64_t max_tokens,
+                                                        int max_workers) const {
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_tokens", max_tokens, 0));
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
+  WorkspaceLayout layout;
+  if (spec_.chunk > 1) {
+    LayOutChunks(layout, max_tokens / kChunkedFrom,
+                 max_workers * WorkerBytes(spec_));
+  }
+  if (layout.overflow()) {
+    return InvalidArgument(kOp, "max_tokens=", max_tokens,
+                           ": the workspace exceeds 2^63 bytes");
+  }
+  return layout.bytes();
+}
+
+void StateUpdatePlan::Execute(const StateUpdateArgs& args, Workspace workspace,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
-  const int64_t sequences = args.batch.sequences();
-  if (sequences == 0) return;
-  const int64_t tokens = args.batch.end(sequences - 1) - args.batch.begin(0);
+  ChunkMemory memory = {};
+  if (spec_.chunk > 1) {
+    memory = LayOutChunks(workspace, args.x.extent(0) / kChunkedFrom,
+                          executor.num_workers() * WorkerBytes(spec_));
+  }
+  const ChunkedSequences split =
+      SplitSequences(args.batch, memory.sequences,
+                     [&](int64_t s) { return Chunked(args.batch, s); });
+  if (split.chunked > 0) {
+    ExecuteChunks(args, memory.sequences, split.chunked, memory.workers,
+                  executor);
+  }
+  if (split.others > 0) {
+    ExecuteTokens(args, split.others, split.other_tokens, executor);
+  }
+}
+
+// Each unit is a task.
+void StateUpdatePlan::ExecuteChunks(const StateUpdateArgs& args,
+                                    int64_t* chunked, int64_t count,
+                                    uint8_t* memory, Executor& executor) const {
+  const int64_t group_heads = spec_.heads / spec_.groups;
+  const auto tasks = [&](StateChunkSize size) {
+    return count * spec_.groups * DivCeil(group_heads, size.heads) *
+           DivCeil(spec_.head_dim, size.rows);
+  };
+  StateChunkSize size = LargestUnit(spec_);
+  const int64_t wanted = 4 * executor.num_workers();
+  while (size.heads > 1 && tasks(size) < wanted) size.heads /= 2;
+  if (tasks(size) < wanted) size.rows = std::min(size.rows, kFewRows);
+  const int64_t head_blocks = DivCeil(group_heads, size.heads);
+  const int64_t row_blocks = DivCeil(spec_.head_dim, size.rows);
+  const auto bytes = static_cast<size_t>(WorkerBytes(spec_));
+  executor.ParallelFor(tasks(size), [&](int64_t task, int worker) {
+    Workspace mine(memory + static_cast<size_t>(worker) * bytes, bytes);
+    const StateChunkScratch scratch = LayOutStateChunk(mine, spec_, size);
+    const int64_t row = task % row_blocks * size.rows;
+    task /= row_blocks;
+    const int64_t head = task % head_blocks * size.heads;
+    task /= head_blocks;
+    StateChunks(spec_, chunks_, kernels_, blocks_, states_, args, scratch)
+        .Run({chunked[task / spec_.groups],
+              task % spec_.groups * group_heads + head,
+              std::min(size.heads, group_heads - head), row,
+              std::min(size.rows, spec_.head_dim - row)});
+  });
+}
+
+void StateUpdatePlan::ExecuteTokens(const StateUpdateArgs& args,
+                                    int64_t sequences, int64_t tokens,
+                                    Executor& executor) const {
   const bool enough =
       sequences * spec_.heads * DivCeil(spec_.head_dim, kMostRows) >=
       4 * executor.num_workers();
   const int64_t rows = enough ? kMostRows : kFewRows;
   const int64_t blocks = DivCeil(spec_.head_dim, rows);
-  const int64_t units = sequences * spec_.heads * blocks;
+  const int64_t units = args.batch.sequences() * spec_.heads * blocks;
   // Sequences differ in length, so that prefill has more tasks to level out.
   const int64_t cost = DivCeil(std::max<int64_t>(tokens, 1), sequences) *
                        spec_.d_state * std::min(rows, spec_.head_dim);
-  ParallelRowRanges(
-      executor, units, cost, tokens <= sequences ? 4 : 32,
-      [&](int64_t begin, int64_t end) {
-        Run run(spec_, kernels_, blocks_, args);
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t row = i % blocks * rows;
-          run.Do({i / blocks / spec_.heads, i / blocks % spec_.heads, row,
-                  std::min(rows, spec_.head_dim - row)});
-        }
-      });
+  ParallelRowRanges(executor, units, cost, tokens <= sequences ? 4 : 32,
+                    [&](int64_t begin, int64_t end) {
+                      Run run(spec_, kernels_, blocks_, args);
+                      for (int64_t i = begin; i < end; ++i) {
+                        const int64_t row = i % blocks * rows;
+                        const int64_t sequence = i / blocks / spec_.heads;
+                        if (Chunked(args.batch, sequence)) continue;
+                        run.Do({sequence, i / blocks % spec_.heads, row,
+                                std::min(rows, spec_.head_dim - row)});
+                      }
+                    });
 }
 
 }  // namespace quern

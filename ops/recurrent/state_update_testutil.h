@@ -167,6 +167,12 @@ class StateUpdateData {
     return Doubles(all.begin() + at, all.begin() + at + n);
   }
 
+  // Tokens of a chunk of a sequence, 1 where it goes token by token.
+  int64_t Chunk(int64_t tokens) const {
+    if (per_row() || tokens < StateUpdatePlan::kChunkedFrom) return 1;
+    return spec_.chunk == 0 ? StateUpdatePlan::kChunk : spec_.chunk;
+  }
+
   void ExpectRow(const SequenceBatch& batch, int64_t sequence, int64_t r,
                  const Inputs& in, Expected& want) const {
     const StateUpdateSpec& s = spec_;
@@ -183,7 +189,7 @@ class StateUpdateData {
     StateUpdateReference reference(batch.fresh(sequence)
                                        ? Doubles(static_cast<size_t>(n))
                                        : Part(want.state, at, n),
-                                   s.state_dtype);
+                                   s.state_dtype, Chunk(end - begin));
     const int64_t head = r / s.head_dim;
     const int64_t group = head / (s.heads / s.groups);
     const int64_t number = per_row() ? r : head;
@@ -206,6 +212,7 @@ class StateUpdateData {
       want.out[i] = reference.y();
       want.out_bounds[i] = reference.y_bound();
     }
+    reference.Finish();
     for (int64_t i = 0; i < n; ++i) {
       const auto e = static_cast<size_t>(at + i);
       want.state[e] = reference.row()[static_cast<size_t>(i)];

@@ -98,8 +98,8 @@ Bound Delta(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
       const DeltaRuleSpec spec,
       DeltaSpec(kDeltaRule, q, v, g, state, l2, scale, null_slot));
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan, DeltaRulePlan::Create(spec));
-  return BindPlan(plan, kDeltaRuleBinding,
-                  kNative ? &NativeDeltaRule : nullptr);
+  return BindSequences(plan, kDeltaRuleBinding,
+                       kNative ? &NativeDeltaRule : nullptr);
 }
 
 Metas DeltaUpdateShapes(const TensorMeta& q, const TensorMeta&,
@@ -124,8 +124,8 @@ Bound DeltaUpdate(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
       const DeltaRuleSpec spec,
       DeltaSpec(kDeltaUpdate, q, v, g, state, l2, scale, null_slot));
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan, DeltaRulePlan::Create(spec));
-  return BindPlan(plan, kDeltaUpdateBinding,
-                  kNative ? &NativeDeltaRule : nullptr);
+  return BindSequences(plan, kDeltaUpdateBinding,
+                       kNative ? &NativeDeltaRule : nullptr);
 }
 
 }  // namespace

@@ -10,15 +10,19 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/op_registry.h"
 
 namespace quern {
 
@@ -79,17 +83,67 @@ struct Binding {
   Args (*args)(absl::Span<const AnyTensorView> t);
 };
 
-// `native`: null for the plan itself.
+template <class Plan, class Args>
+absl::Status CheckBoundPlan(const Plan& plan, const Binding<Args>& binding,
+                            absl::Span<const AnyTensorView> t) {
+  QUERN_RETURN_IF_ERROR(CheckTensorCount(binding.op, t, binding.tensors));
+  QUERN_RETURN_IF_ERROR(binding.check(binding.op, t));
+  return plan.CheckArgs(binding.args(t));
+}
+
+// An operator on a plan whose Execute takes a workspace, or on native loops.
+template <class Plan, class Args, class Spec>
+class BoundSequences final : public BoundOp {
+ public:
+  using Tensors = absl::Span<const AnyTensorView>;
+  using Native = void (*)(const Spec&, const Args&);
+  // `native`: null for the plan itself.
+  BoundSequences(const Plan& plan, const Binding<Args>& binding, Native native)
+      : plan_(plan), binding_(binding), native_(native) {}
+
+  const char* target() const override {
+    return native_ == nullptr ? plan_.target() : "scalar";
+  }
+  absl::Status CheckArgs(Tensors t) const override {
+    return CheckBoundPlan(plan_, binding_, t);
+  }
+  // max_rows: tokens of the step.
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const override {
+    if (native_ != nullptr) return 0;
+    return plan_.WorkspaceBytes(max_rows, max_workers);
+  }
+  void Execute(Tensors t, Workspace workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(t));
+    if (native_ != nullptr) return native_(plan_.spec(), binding_.args(t));
+    plan_.Execute(binding_.args(t), workspace, executor);
+  }
+
+ private:
+  Plan plan_;
+  Binding<Args> binding_;
+  Native native_;
+};
+
+template <class Plan, class Args, class Spec>
+std::unique_ptr<BoundOp> BindSequences(const Plan& plan,
+                                       const Binding<Args>& binding,
+                                       void (*native)(const Spec&,
+                                                      const Args&)) {
+  return std::make_unique<BoundSequences<Plan, Args, Spec>>(plan, binding,
+                                                            native);
+}
+
+// An operator on a plan without a workspace, or on native loops.
 template <class Plan, class Args, class Spec>
 std::unique_ptr<BoundOp> BindPlan(const Plan& plan,
                                   const Binding<Args>& binding,
                                   void (*native)(const Spec&, const Args&)) {
   return std::make_unique<BoundCalls>(
       native == nullptr ? plan.target() : "scalar",
-      [plan, binding](absl::Span<const AnyTensorView> t) -> absl::Status {
-        QUERN_RETURN_IF_ERROR(CheckTensorCount(binding.op, t, binding.tensors));
-        QUERN_RETURN_IF_ERROR(binding.check(binding.op, t));
-        return plan.CheckArgs(binding.args(t));
+      [plan, binding](absl::Span<const AnyTensorView> t) {
+        return CheckBoundPlan(plan, binding, t);
       },
       [plan, binding, native](absl::Span<const AnyTensorView> t,
                               Executor& executor) {

@@ -189,8 +189,8 @@ Bound StateUpdate(const MutatedMeta& state, const TensorMeta& x,
   QUERN_ASSIGN_OR_RETURN(
       const StateUpdatePlan plan,
       StateUpdatePlanOf(state, x, a, b, indices, starts, softplus, null_slot));
-  return BindPlan(plan, kStateUpdateBinding,
-                  kNative ? &NativeStateUpdate : nullptr);
+  return BindSequences(plan, kStateUpdateBinding,
+                       kNative ? &NativeStateUpdate : nullptr);
 }
 
 absl::Status RegisterConv(OpRegistry& r) {

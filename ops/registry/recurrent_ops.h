@@ -14,11 +14,14 @@ namespace quern {
 // Where a line names two operators, the first takes sequences of any length, by
 // query_start_loc [sequences + 1] and has_initial_state u8[sequences]; without
 // query_start_loc every token is a sequence, as in the second. Providers: simd,
-// and reference, which computes in double and rounds where simd rounds.
+// and reference, which computes in double, token by token, and rounds where
+// simd rounds when it goes token by token. WorkspaceBytes takes the tokens of a
+// step for max_rows, whatever the first tensor is.
 
 // chunk_gated_delta_rule, gated_delta_rule_update: ops/recurrent/delta_rule.h.
 // g is [tokens, value_heads], or [tokens, value_heads, dk] for KDA. The state
-// may have another dtype than q. Token by token in both for now.
+// may have another dtype than q. Both go by chunks of tokens where the plan
+// does.
 absl::Status RegisterDeltaRuleOps(OpRegistry& registry);
 
 // causal_conv1d_fn, causal_conv1d_update: ops/recurrent/causal_conv1d.h.
@@ -27,7 +30,7 @@ absl::Status RegisterDeltaRuleOps(OpRegistry& registry);
 // selective_state_update: ops/recurrent/state_update.h, with query_start_loc
 // where sequences have several tokens. a is [heads, head_dim, d_state]
 // (Mamba-1), where dt, d and dt_bias have a number for each row of a head, or
-// [heads] (Mamba-2).
+// [heads] (Mamba-2), whose prompts go by chunks of tokens.
 absl::Status RegisterRecurrentOps(OpRegistry& registry);
 
 }  // namespace quern

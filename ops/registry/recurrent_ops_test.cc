@@ -11,8 +11,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/recurrent/causal_conv1d.h"
 #include "quern/ops/recurrent/delta_rule.h"
 #include "quern/ops/recurrent/sequence_batch.h"
@@ -31,13 +33,13 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr int64_t kTokens = 9;
+constexpr int64_t kTokens = 28;
 constexpr int64_t kSlots = 5;
 
-// Four sequences: of four tokens, of none, of three in no slot, and of one that
-// begins. The first token is padding.
+// Four sequences: of four tokens, of none, of three in no slot, and one that
+// begins and is long enough for chunks of tokens. The first token is padding.
 const std::vector<int64_t> kIndices = {3, 0, -1, 1};
-const std::vector<int32_t> kStarts = {1, 5, 5, 8, 9};
+const std::vector<int32_t> kStarts = {1, 5, 5, 8, 28};
 const std::vector<uint8_t> kInitial = {1, 1, 1, 0};
 
 // A dense f32 tensor.
@@ -117,6 +119,17 @@ class RecurrentOpsTest : public OpFixture {
       }
     }
   }
+  // On a workspace of as many bytes as the plan asks for.
+  template <class Plan, class Args>
+  void RunPlan(const Plan& plan, const Args& args) {
+    ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
+    const auto bytes = plan.WorkspaceBytes(kTokens, 1);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    EXPECT_EQ(*bytes > 0, plan.spec().chunk > 1);
+    auto memory = AlignedBuffer::Create(*bytes);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    plan.Execute(args, Workspace(*memory), executor_);
+  }
   TestRng rng_;
 };
 QUERN_INSTANTIATE_ISA_TEST(RecurrentOpsTest);
@@ -141,8 +154,7 @@ TEST_P(RecurrentOpsTest, DeltaRuleIsThePlan) {
     const DeltaRuleArgs args = {q.view(), k.view(),       v.view(),
                                 g.view(), beta.view(),    want_state.view(),
                                 Batch(),  want_out.view()};
-    ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
-    plan->Execute(args, executor_);
+    RunPlan(*plan, args);
     ExpectBoth("chunk_gated_delta_rule",
                {{"q", q.meta},
                 {"k", k.meta},
@@ -220,8 +232,7 @@ TEST_P(RecurrentOpsTest, SelectiveStateUpdateIsThePlan) {
         want_state.view(), x.view(), dt.view(),      a.view(),
         b.view(),          c.view(), d.view(),       z.view(),
         bias.view(),       batch,    want_out.view()};
-    ASSERT_EQ(plan->CheckArgs(args), absl::OkStatus());
-    plan->Execute(args, executor_);
+    RunPlan(*plan, args);
     ExpectBoth("selective_state_update",
                {{"state", state.meta},
                 {"x", x.meta},

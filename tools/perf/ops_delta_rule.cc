@@ -13,10 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/recurrent/delta_rule.h"
 #include "quern/ops/recurrent/reference_delta_rule_testutil.h"
 #include "quern/ops/recurrent/reference_rounding_testutil.h"
@@ -47,6 +49,8 @@ class DeltaRule final : public Op {
     QUERN_ASSIGN_OR_RETURN(const int64_t kda, args.Int("kda", 0, 1));
     if (kda != 0) spec.decay = DeltaDecay::kPerChannel;
     spec.norm = DeltaNorm::kL2;
+    QUERN_ASSIGN_OR_RETURN(spec.chunk,
+                           args.Int("chunk", 0, DeltaRulePlan::kMaxChunk));
     QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan,
                            DeltaRulePlan::Create(spec));
     return std::unique_ptr<Op>(
@@ -66,6 +70,19 @@ class DeltaRule final : public Op {
     const auto of = [](int64_t bytes) { return static_cast<double>(bytes); };
     info.SetTraffic(of(2 * q_bytes() + v_bytes() + g_bytes() + beta_bytes()),
                     of(v_bytes()), of(state_bytes()));
+    if (chunked()) {
+      // Each token multiplies its k and its q by the state, and its k by a row
+      // that is added to the state. A chunk of n tokens has n (n - 1) / 2
+      // products of keys and n (n + 1) / 2 of queries and keys, and each of
+      // these numbers multiplies a row of dv.
+      const double pairs =
+          2 * PairsOfChunks(sequences_.len(), s.chunk) - of(sequences_.len());
+      const double products = 3 * of(sequences_.len()) * of(s.dk * s.dv);
+      info.flops = 2 * of(sequences_.batch() * s.value_heads) *
+                   (products + pairs * of(s.dk + s.dv));
+      info.shape += absl::StrCat(" chunk=", s.chunk);
+      return info;
+    }
     // Two sums, a decay and a rank-one update for each element of the state.
     info.flops =
         7.0 * of(sequences_.tokens()) * of(s.value_heads * s.dk * s.dv);
@@ -77,7 +94,11 @@ class DeltaRule final : public Op {
            state_bytes();
   }
 
-  absl::Status Setup(int64_t sets, Executor&) override {
+  absl::Status Setup(int64_t sets, Executor& executor) override {
+    QUERN_ASSIGN_OR_RETURN(
+        const int64_t bytes,
+        plan_.WorkspaceBytes(sequences_.tokens(), executor.num_workers()));
+    QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
     QUERN_RETURN_IF_ERROR(q_.Create(sets, q_bytes()));
     QUERN_RETURN_IF_ERROR(k_.Create(sets, q_bytes()));
     QUERN_RETURN_IF_ERROR(v_.Create(sets, v_bytes()));
@@ -96,7 +117,7 @@ class DeltaRule final : public Op {
   }
 
   void Run(int64_t set, Executor& executor) override {
-    plan_.Execute(MakeArgs(set), executor);
+    plan_.Execute(MakeArgs(set), Workspace(workspace_), executor);
   }
 
   absl::StatusOr<double> Check(Executor& executor) override {
@@ -125,6 +146,9 @@ class DeltaRule final : public Op {
       : plan_(plan), sequences_(std::move(sequences)) {}
 
   const DeltaRuleSpec& spec() const { return plan_.spec(); }
+  bool chunked() const {
+    return spec().chunk > 1 && sequences_.len() >= DeltaRulePlan::kChunkedFrom;
+  }
   int64_t per_head() const {
     return spec().decay == DeltaDecay::kPerChannel ? spec().dk : 1;
   }
@@ -179,9 +203,9 @@ class DeltaRule final : public Op {
     const DeltaRuleSpec& s = spec();
     const int64_t sequence = unit / s.value_heads, h = unit % s.value_heads;
     const int64_t key = h / (s.value_heads / s.key_heads);
-    DeltaRuleReference reference(static_cast<size_t>(s.dk),
-                                 static_cast<size_t>(s.dv), before,
-                                 s.state_dtype, /*l2=*/true, double{s.scale});
+    DeltaRuleReference reference(
+        static_cast<size_t>(s.dk), static_cast<size_t>(s.dv), before,
+        s.state_dtype, /*l2=*/true, double{s.scale}, chunked() ? s.chunk : 1);
     for (int64_t i = 0; i < sequences_.len(); ++i) {
       const int64_t t = sequence * sequences_.len() + i;
       const int64_t at = t * s.value_heads + h;
@@ -199,6 +223,7 @@ class DeltaRule final : public Op {
                     e + RoundingBoundOf(s.dtype, std::abs(want) + e));
       }
     }
+    reference.Finish();
     const int64_t size = s.dk * s.dv, at = StateAt(unit) * size;
     const auto state = Doubles(s.state_dtype, state_, at, size);
     for (size_t i = 0; i < state.size(); ++i) {
@@ -209,24 +234,27 @@ class DeltaRule final : public Op {
 
   DeltaRulePlan plan_;
   EqualSequences sequences_;
+  AlignedBuffer workspace_;
   SetBuffer q_, k_, v_, g_, beta_, state_, out_;
 };
 
 }  // namespace
 
 OpEntry DeltaRuleOp() {
-  return {"delta_rule",
-          "the gated delta rule or KDA, token by token, over a pool of states",
-          {{"batch", "1", "sequences"},
-           {"len", "1", "new tokens of each; 1 is decode"},
-           {"heads", "32", "value heads"},
-           {"key_heads", "16", "key heads"},
-           {"dk", "128", "rows of a state"},
-           {"dv", "128", "columns of a state"},
-           {"dtype", "bf16", "of q, k, v and out: f32, bf16 or f16"},
-           {"state", "f32", "of the states: f32, bf16 or f16"},
-           {"kda", "0", "1: a decay for each row of a state"}},
-          &DeltaRule::Create};
+  return {
+      "delta_rule",
+      "the gated delta rule or KDA, over a pool of states",
+      {{"batch", "1", "sequences"},
+       {"len", "1", "new tokens of each; 1 is decode"},
+       {"heads", "32", "value heads"},
+       {"key_heads", "16", "key heads"},
+       {"dk", "128", "rows of a state"},
+       {"dv", "128", "columns of a state"},
+       {"chunk", "0", "tokens of a chunk; 0: the plan's; 1: token by token"},
+       {"dtype", "bf16", "of q, k, v and out: f32, bf16 or f16"},
+       {"state", "f32", "of the states: f32, bf16 or f16"},
+       {"kda", "0", "1: a decay for each row of a state"}},
+      &DeltaRule::Create};
 }
 
 }  // namespace quern

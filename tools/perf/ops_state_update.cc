@@ -13,10 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/recurrent/reference_rounding_testutil.h"
 #include "quern/ops/recurrent/reference_state_update_testutil.h"
 #include "quern/ops/recurrent/state_update.h"
@@ -46,6 +48,8 @@ class StateUpdate final : public Op {
     QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloats));
     QUERN_ASSIGN_OR_RETURN(const int64_t mamba, args.Int("mamba", 1, 2));
     spec.form = mamba == 1 ? SsmForm::kPerRow : SsmForm::kPerHead;
+    QUERN_ASSIGN_OR_RETURN(spec.chunk,
+                           args.Int("chunk", 0, StateUpdatePlan::kMaxChunk));
     QUERN_ASSIGN_OR_RETURN(const StateUpdatePlan plan,
                            StateUpdatePlan::Create(spec));
     return std::unique_ptr<Op>(
@@ -65,6 +69,17 @@ class StateUpdate final : public Op {
     const auto of = [](int64_t bytes) { return static_cast<double>(bytes); };
     info.SetTraffic(of(2 * x_bytes() + dt_bytes() + 2 * b_bytes() + a_bytes()),
                     of(x_bytes()), of(state_bytes()));
+    if (chunked()) {
+      // Each token multiplies its c by the state, and adds a product to it. A
+      // chunk of n tokens has n (n + 1) / 2 products of c and b in each group,
+      // each of which multiplies a row of x in each head.
+      const double pairs = PairsOfChunks(sequences_.len(), s.chunk);
+      info.flops = 2 * of(sequences_.batch()) *
+                   (2 * of(sequences_.len()) * of(rows() * s.d_state) +
+                    pairs * of(rows() + s.groups * s.d_state));
+      info.shape += absl::StrCat(" chunk=", s.chunk);
+      return info;
+    }
     // A decay, an addition of a product and a sum for each element of the
     // state.
     info.flops = 5.0 * of(sequences_.tokens()) * of(rows() * s.d_state);
@@ -76,7 +91,11 @@ class StateUpdate final : public Op {
            state_bytes();
   }
 
-  absl::Status Setup(int64_t sets, Executor&) override {
+  absl::Status Setup(int64_t sets, Executor& executor) override {
+    QUERN_ASSIGN_OR_RETURN(
+        const int64_t bytes,
+        plan_.WorkspaceBytes(sequences_.tokens(), executor.num_workers()));
+    QUERN_ASSIGN_OR_RETURN(workspace_, AlignedBuffer::Create(bytes));
     const std::pair<SetBuffer*, int64_t> buffers[] = {
         {&x_, x_bytes()},   {&z_, x_bytes()},        {&out_, x_bytes()},
         {&b_, b_bytes()},   {&c_, b_bytes()},        {&a_, a_bytes()},
@@ -96,7 +115,7 @@ class StateUpdate final : public Op {
   }
 
   void Run(int64_t set, Executor& executor) override {
-    plan_.Execute(MakeArgs(set), executor);
+    plan_.Execute(MakeArgs(set), Workspace(workspace_), executor);
   }
 
   absl::StatusOr<double> Check(Executor& executor) override {
@@ -124,6 +143,10 @@ class StateUpdate final : public Op {
       : plan_(plan), sequences_(std::move(sequences)) {}
 
   const StateUpdateSpec& spec() const { return plan_.spec(); }
+  bool chunked() const {
+    return spec().chunk > 1 &&
+           sequences_.len() >= StateUpdatePlan::kChunkedFrom;
+  }
   bool per_row() const { return spec().form == SsmForm::kPerRow; }
   int64_t rows() const { return spec().heads * spec().head_dim; }
   // How many numbers dt has for a token, and d and dt_bias have in all.
@@ -201,7 +224,8 @@ class StateUpdate final : public Op {
     token.d = f32(rates() + number, 1)[0];
     token.bias = f32(rates() + numbers() + number, 1)[0];
     token.softplus = token.gated = true;
-    StateUpdateReference reference(before, s.state_dtype);
+    StateUpdateReference reference(before, s.state_dtype,
+                                   chunked() ? s.chunk : 1);
     for (int64_t i = 0; i < sequences_.len(); ++i) {
       const int64_t t = sequence * sequences_.len() + i;
       const int64_t at = t * rows() + r;
@@ -215,6 +239,7 @@ class StateUpdate final : public Op {
       verdict.Add(at, Doubles(s.dtype, out_, at, 1)[0], reference.y(),
                   e + RoundingBoundOf(s.dtype, std::abs(reference.y()) + e));
     }
+    reference.Finish();
     const auto state = Doubles(s.state_dtype, state_, StateAt(unit) * n, n);
     for (size_t i = 0; i < state.size(); ++i) {
       verdict.Add(StateAt(unit) * n + static_cast<int64_t>(i), state[i],
@@ -224,24 +249,27 @@ class StateUpdate final : public Op {
 
   StateUpdatePlan plan_;
   EqualSequences sequences_;
+  AlignedBuffer workspace_;
   SetBuffer x_, z_, dt_, a_, b_, c_, state_, out_;
 };
 
 }  // namespace
 
 OpEntry StateUpdateOp() {
-  return {"state_update",
-          "the selective state update of Mamba, over a pool of states",
-          {{"batch", "1", "sequences"},
-           {"len", "1", "new tokens of each; 1 is decode"},
-           {"heads", "80", "heads"},
-           {"groups", "1", "groups of heads that share b and c"},
-           {"head_dim", "64", "rows of a state"},
-           {"d_state", "128", "columns of a state"},
-           {"dtype", "bf16", "of x, dt, b, c, z and out: f32, bf16 or f16"},
-           {"state", "f32", "of the states: f32, bf16 or f16"},
-           {"mamba", "2", "1: rates and steps for each row; 2: for each head"}},
-          &StateUpdate::Create};
+  return {
+      "state_update",
+      "the selective state update of Mamba, over a pool of states",
+      {{"batch", "1", "sequences"},
+       {"len", "1", "new tokens of each; 1 is decode"},
+       {"heads", "80", "heads"},
+       {"groups", "1", "groups of heads that share b and c"},
+       {"head_dim", "64", "rows of a state"},
+       {"d_state", "128", "columns of a state"},
+       {"chunk", "0", "tokens of a chunk; 0: the plan's; 1: token by token"},
+       {"dtype", "bf16", "of x, dt, b, c, z and out: f32, bf16 or f16"},
+       {"state", "f32", "of the states: f32, bf16 or f16"},
+       {"mamba", "2", "1: rates and steps for each row; 2: for each head"}},
+      &StateUpdate::Create};
 }
 
 }  // namespace quern

@@ -61,6 +61,15 @@ AnyTensorView DenseView(DType dtype, void* data,
   return AnyTensorView(dtype, data, static_cast<int>(kRank), all, strides);
 }
 
+// Sum of n (n + 1) / 2 over the chunks of a sequence, n tokens in each: how
+// many pairs of a token with itself or an earlier one of its chunk there are.
+inline double PairsOfChunks(int64_t len, int64_t chunk) {
+  const auto pairs = [](int64_t n) {
+    return static_cast<double>(n) * static_cast<double>(n + 1) / 2;
+  };
+  return static_cast<double>(len / chunk) * pairs(chunk) + pairs(len % chunk);
+}
+
 // Every how many units a check looks, so that all of them do at most 2^28 steps
 // of `steps` a unit: an oracle in double is slow.
 inline int64_t CheckEvery(int64_t units, int64_t steps) {
