@@ -26,6 +26,7 @@
 #include "quern/models/gguf.h"
 #include "quern/models/golden_testutil.h"
 #include "quern/models/likelihood.h"
+#include "quern/models/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"

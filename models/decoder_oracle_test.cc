@@ -15,6 +15,7 @@
 #include "quern/models/decoder_fixture_testutil.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
+#include "quern/models/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"

@@ -24,6 +24,7 @@
 #include "quern/models/decoder_fixture_testutil.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
+#include "quern/models/reference_decoder_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"

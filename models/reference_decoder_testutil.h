@@ -1,0 +1,323 @@
+#ifndef QUERN_MODELS_REFERENCE_DECODER_TESTUTIL_H_
+#define QUERN_MODELS_REFERENCE_DECODER_TESTUTIL_H_
+
+// An oracle of the forward pass, in double with plain loops. It reads the
+// architecture's differences from the file itself, not from the config that it
+// checks.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/gguf.h"
+
+namespace quern {
+
+using DoubleRows = std::vector<std::vector<double>>;
+
+// Differences between architectures.
+struct ReferenceForm {
+  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
+  bool q_bias = false, k_bias = false, v_bias = false;
+  bool q_norm = false, k_norm = false;
+  bool post_attention_norm = false, post_ffw_norm = false;
+  bool gelu = false;  // gelu by tanh, instead of silu
+  double embedding_scale = 1;
+  double divisor = 1;                       // of a query's dot products
+  double attention_cap = 0, logit_cap = 0;  // 0: none
+  size_t experts_used = 0;                  // 0: there are no experts
+  bool renormalize = true;  // the weights of a token's experts sum to 1
+  int64_t window = 0;       // of local layers; 0: there are none
+  int64_t first_local = 0;  // local: this layer and every second one after
+  std::vector<double> rope_factors;  // divide frequencies; empty: none
+
+  static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
+    const auto f32 = [&](absl::string_view key) {
+      return static_cast<double>(*file.GetF32(key));
+    };
+    const auto architecture = *file.GetString("general.architecture");
+    const auto hidden = static_cast<double>(c.hidden);
+    ReferenceForm form;
+    form.rope_pairs = architecture == "llama";
+    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
+    form.q_norm = form.k_norm =
+        architecture == "qwen3" || architecture == "qwen3moe";
+    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
+      const std::string used = absl::StrCat(architecture, ".expert_used_count");
+      form.experts_used = static_cast<size_t>(*file.GetInt(used));
+    }
+    form.divisor = std::sqrt(static_cast<double>(c.head_dim));
+    if (file.HasTensor("rope_freqs.weight")) {
+      const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
+      std::vector<float> factors(static_cast<size_t>(tensor.elements));
+      EXPECT_TRUE(file.ReadRows(tensor, 0, absl::MakeSpan(factors)).ok());
+      form.rope_factors.assign(factors.begin(), factors.end());
+    }
+    if (architecture != "gemma2") return form;
+    form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
+    form.embedding_scale = std::sqrt(hidden);
+    if (c.layers == 46) {  // the model of 27 billion weights
+      form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
+    }
+    form.attention_cap = f32("gemma2.attn_logit_softcapping");
+    form.logit_cap = f32("gemma2.final_logit_softcapping");
+    form.window = *file.GetInt("gemma2.attention.sliding_window");
+    return form;
+  }
+};
+
+class ReferenceDecoder {
+ public:
+  ReferenceDecoder(const GgufFile& file, const DecoderConfig& config)
+      : ReferenceDecoder(file, config, ReferenceForm::Of(file, config)) {}
+  ReferenceDecoder(const GgufFile& file, const DecoderConfig& config,
+                   const ReferenceForm& form)
+      : file_(file), c_(config), form_(form) {}
+
+  // logits[token][vocab] of one sequence from its start.
+  DoubleRows Logits(const std::vector<int32_t>& tokens) const {
+    const DoubleRows embedding = Matrix("token_embd.weight");
+    DoubleRows x;
+    for (const int32_t token : tokens) {
+      x.push_back(embedding[static_cast<size_t>(token)]);
+      for (double& v : x.back()) v *= form_.embedding_scale;
+    }
+    for (int64_t layer = 0; layer < c_.layers; ++layer) {
+      const std::string blk = absl::StrCat("blk.", layer, ".");
+      const DoubleRows attended =
+          Times(Attention(layer, Norm(blk + "attn_norm.weight", x)),
+                blk + "attn_output.weight");
+      Add(x, form_.post_attention_norm
+                 ? Norm(blk + "post_attention_norm.weight", attended)
+                 : attended);
+      const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
+      const DoubleRows down =
+          form_.experts_used > 0
+              ? Mixture(blk, h)
+              : FeedForward(h, Matrix(blk + "ffn_gate.weight"),
+                            Matrix(blk + "ffn_up.weight"),
+                            Matrix(blk + "ffn_down.weight"));
+      Add(x, form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down)
+                                 : down);
+    }
+    DoubleRows logits =
+        Times(Norm("output_norm.weight", x), file_.HasTensor("output.weight")
+                                                 ? "output.weight"
+                                                 : "token_embd.weight");
+    for (std::vector<double>& row : logits) {
+      for (double& v : row) v = Capped(v, form_.logit_cap);
+    }
+    return logits;
+  }
+
+ private:
+  static double Capped(double v, double cap) {
+    return cap > 0 ? cap * std::tanh(v / cap) : v;
+  }
+
+  double Activation(double v) const {
+    if (!form_.gelu) return v / (1 + std::exp(-v));
+    constexpr double kSqrt2OverPi = 0.79788456080286535588;
+    return v / 2 * (1 + std::tanh(kSqrt2OverPi * (v + 0.044715 * v * v * v)));
+  }
+
+  DoubleRows Matrix(const std::string& name) const {
+    const GgufTensor& tensor = **file_.FindTensor(name);
+    std::vector<float> values(static_cast<size_t>(tensor.elements));
+    EXPECT_TRUE(file_.ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
+    DoubleRows rows;
+    for (auto it = values.begin(); it != values.end(); it += tensor.cols()) {
+      rows.emplace_back(it, it + tensor.cols());
+    }
+    return rows;
+  }
+
+  DoubleRows FeedForward(const DoubleRows& x, const DoubleRows& w_gate,
+                         const DoubleRows& w_up,
+                         const DoubleRows& w_down) const {
+    DoubleRows h = Times(x, w_gate);
+    const DoubleRows up = Times(x, w_up);
+    for (size_t t = 0; t < h.size(); ++t) {
+      for (size_t i = 0; i < h[t].size(); ++i) {
+        h[t][i] = Activation(h[t][i]) * up[t][i];
+      }
+    }
+    return Times(h, w_down);
+  }
+
+  DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
+    const DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
+    const size_t experts = logits[0].size();
+    // The matrix of an expert, in a tensor of all.
+    const auto of = [&](const char* name, size_t expert) {
+      const DoubleRows all = Matrix(blk + name);
+      const auto rows = static_cast<int64_t>(all.size() / experts);
+      const auto first = all.begin() + static_cast<int64_t>(expert) * rows;
+      return DoubleRows(first, first + rows);
+    };
+    DoubleRows y(x.size(), std::vector<double>(x[0].size()));
+    for (size_t e = 0; e < experts; ++e) {
+      const DoubleRows part = FeedForward(x, of("ffn_gate_exps.weight", e),
+                                          of("ffn_up_exps.weight", e),
+                                          of("ffn_down_exps.weight", e));
+      for (size_t t = 0; t < x.size(); ++t) {
+        const double weight = ExpertWeight(logits[t], e);
+        for (size_t i = 0; i < y[t].size(); ++i) y[t][i] += weight * part[t][i];
+      }
+    }
+    return y;
+  }
+
+  // The share of expert e: its softmax among the largest, or 0.
+  double ExpertWeight(const std::vector<double>& logits, size_t e) const {
+    std::vector<double> largest = logits;
+    std::sort(largest.begin(), largest.end(), std::greater<>());
+    if (logits[e] < largest[form_.experts_used - 1]) return 0;
+    double sum = 0;
+    for (size_t i = 0; i < largest.size(); ++i) {
+      if (form_.renormalize && i >= form_.experts_used) break;
+      sum += std::exp(largest[i]);
+    }
+    return std::exp(logits[e]) / sum;
+  }
+
+  DoubleRows Times(const DoubleRows& x, const std::string& name) const {
+    return Times(x, Matrix(name));
+  }
+  static DoubleRows Times(const DoubleRows& x, const DoubleRows& w) {
+    DoubleRows y;
+    for (const std::vector<double>& row : x) {
+      y.emplace_back();
+      for (const std::vector<double>& weights : w) {
+        double sum = 0;
+        for (size_t i = 0; i < row.size(); ++i) sum += row[i] * weights[i];
+        y.back().push_back(sum);
+      }
+    }
+    return y;
+  }
+
+  DoubleRows Norm(const std::string& name, DoubleRows x) const {
+    const std::vector<double> weight = Matrix(name)[0];
+    for (std::vector<double>& row : x) {
+      double squares = 0;
+      for (const double v : row) squares += v * v;
+      const double rms = std::sqrt(squares / static_cast<double>(row.size()) +
+                                   static_cast<double>(c_.norm_eps));
+      for (size_t i = 0; i < row.size(); ++i) row[i] *= weight[i] / rms;
+    }
+    return x;
+  }
+
+  static void Add(DoubleRows& x, const DoubleRows& y) {
+    for (size_t t = 0; t < x.size(); ++t) {
+      for (size_t i = 0; i < x[t].size(); ++i) x[t][i] += y[t][i];
+    }
+  }
+
+  void AddToEach(DoubleRows& x, const std::string& name) const {
+    Add(x, DoubleRows(x.size(), Matrix(name)[0]));
+  }
+
+  // Applies rms_norm to each head of each row.
+  DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
+    DoubleRows y;
+    for (const std::vector<double>& row : x) {
+      DoubleRows heads;
+      for (auto it = row.begin(); it != row.end(); it += c_.head_dim) {
+        heads.emplace_back(it, it + c_.head_dim);
+      }
+      y.emplace_back();
+      for (const std::vector<double>& head : Norm(name, heads)) {
+        y.back().insert(y.back().end(), head.begin(), head.end());
+      }
+    }
+    return y;
+  }
+
+  // Rotates pair j of every head by position * base^(-2j / dim), divided by the
+  // factor of j if there is one. The pairs are (2j, 2j + 1) in Llama's files
+  // and (j, j + dim / 2) in others.
+  void Rotate(DoubleRows& x) const {
+    const auto dim = static_cast<size_t>(c_.head_dim);
+    const auto half = static_cast<size_t>(c_.rope_dim) / 2;
+    for (size_t t = 0; t < x.size(); ++t) {
+      for (size_t head = 0; head < x[t].size(); head += dim) {
+        for (size_t j = 0; j < half; ++j) {
+          const double factor =
+              form_.rope_factors.empty() ? 1 : form_.rope_factors[j];
+          const double angle =
+              static_cast<double>(t) *
+              std::pow(c_.rope_base,
+                       -static_cast<double>(j) / static_cast<double>(half)) /
+              factor;
+          double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
+          double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
+          const double turned = a * std::cos(angle) - b * std::sin(angle);
+          b = b * std::cos(angle) + a * std::sin(angle);
+          a = turned;
+        }
+      }
+    }
+  }
+
+  DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
+    const std::string blk = absl::StrCat("blk.", layer, ".");
+    const bool local = form_.window > 0 && layer % 2 == form_.first_local;
+    const auto window = local ? static_cast<size_t>(form_.window) : h.size();
+    DoubleRows q = Times(h, blk + "attn_q.weight");
+    DoubleRows k = Times(h, blk + "attn_k.weight");
+    DoubleRows v = Times(h, blk + "attn_v.weight");
+    if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
+    if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
+    if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
+    if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
+    if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
+    Rotate(q);
+    Rotate(k);
+    const auto dim = static_cast<size_t>(c_.head_dim);
+    const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
+    DoubleRows out(q.size(), std::vector<double>(q[0].size()));
+    for (size_t t = 0; t < q.size(); ++t) {
+      const size_t first = t + 1 > window ? t + 1 - window : 0;
+      for (size_t head = 0; head < static_cast<size_t>(c_.q_heads); ++head) {
+        const size_t kv = head / group * dim;
+        std::vector<double> weights;
+        double sum = 0;
+        for (size_t s = first; s <= t; ++s) {
+          double score = 0;
+          for (size_t i = 0; i < dim; ++i) {
+            score += q[t][head * dim + i] * k[s][kv + i];
+          }
+          // exp cannot overflow, because scores of these models are small.
+          weights.push_back(
+              std::exp(Capped(score / form_.divisor, form_.attention_cap)));
+          sum += weights.back();
+        }
+        for (size_t s = first; s <= t; ++s) {
+          for (size_t i = 0; i < dim; ++i) {
+            out[t][head * dim + i] += weights[s - first] / sum * v[s][kv + i];
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+  const GgufFile& file_;
+  const DecoderConfig& c_;
+  const ReferenceForm form_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_REFERENCE_DECODER_TESTUTIL_H_
