@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "quern/core/dtype.h"
+#include "quern/core/prefetch.h"
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/chunk_kernels.h"
 #include "quern/ops/recurrent/sequence_batch.h"
@@ -61,7 +62,17 @@ void DeltaChunks::LoadTokens(const DeltaChunkUnit& unit, int64_t first,
                              int64_t n) {
   const int64_t key_head = unit.head / (spec_.value_heads / spec_.key_heads);
   const size_t element = SizeOf(spec_.dtype);
+  const int64_t end = args_.batch.end(unit.sequence);
   for (int64_t i = 0; i < n; ++i) {
+    // Rows of a head are far apart, so the hardware does not read ahead.
+    const int64_t next = first + i + spec_.chunk;
+    if (next < end) {
+      const auto dk_bytes = static_cast<size_t>(spec_.dk) * element;
+      PrefetchL2(ElementAt(args_.q, next, key_head), dk_bytes);
+      PrefetchL2(ElementAt(args_.k, next, key_head), dk_bytes);
+      PrefetchL2(ElementAt(args_.v, next, unit.head, unit.column),
+                 static_cast<size_t>(unit.columns) * element);
+    }
     const auto at = static_cast<size_t>(i);
     LoadRow(blocks_, ElementAt(args_.q, first + i, key_head), spec_.dk, element,
             s_.q + at * row_);
@@ -116,7 +127,12 @@ void DeltaChunks::ScoresOfHead(int64_t n) {
 void DeltaChunks::ScoresOfChannels(const DeltaChunkUnit& unit, int64_t first,
                                    int64_t n) {
   const auto dk = static_cast<size_t>(spec_.dk);
+  const int64_t end = args_.batch.end(unit.sequence);
   for (int64_t i = 0; i < n; ++i) {
+    const int64_t next = first + i + spec_.chunk;
+    if (next < end) {
+      PrefetchL2(ElementAt(args_.g, next, unit.head), dk * sizeof(float));
+    }
     kernels_.decay(reinterpret_cast<const float*>(
                        ElementAt(args_.g, first + i, unit.head)),
                    dk, s_.decays + static_cast<size_t>(i) * row_);

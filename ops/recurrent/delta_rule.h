@@ -106,7 +106,7 @@ class DeltaRulePlan {
 
   // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
   // max_workers workers: a copy of one head's state and of one chunk's inputs
-  // for each worker (130 to 300 KiB at dk = dv = 128), and nothing below
+  // for each worker (130 to 150 KiB at dk = dv = 128), and nothing below
   // kChunkedFrom tokens. InvalidArgument if max_tokens < 0 or max_workers < 1.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
                                          int max_workers) const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "quern/core/dtype.h"
+#include "quern/core/prefetch.h"
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/chunk_kernels.h"
 #include "quern/ops/recurrent/sequence_batch.h"
@@ -72,12 +73,25 @@ void StateChunks::StoreState(const StateChunkUnit& unit, int64_t head) {
   }
 }
 
+// Asks for x and z of a token, because the hardware does not read ahead where
+// rows are far apart.
+void StateChunks::Ask(const StateChunkUnit& unit, int64_t token) const {
+  const auto bytes = static_cast<size_t>(unit.rows) * SizeOf(spec_.dtype);
+  for (int64_t h = unit.head; h < unit.head + unit.heads; ++h) {
+    PrefetchL2(ElementAt(args_.x, token, h, unit.row), bytes);
+    if (args_.z.rank() == 0) continue;
+    PrefetchL2(ElementAt(args_.z, token, h, unit.row), bytes);
+  }
+}
+
 // b, c and their products, for all heads of the group.
 void StateChunks::LoadTokens(const StateChunkUnit& unit, int64_t first,
                              int64_t n) {
   const int64_t group = unit.head / (spec_.heads / spec_.groups);
   const size_t element = SizeOf(spec_.dtype);
+  const int64_t end = args_.batch.end(unit.sequence);
   for (int64_t i = 0; i < n; ++i) {
+    if (first + i + spec_.chunk < end) Ask(unit, first + i + spec_.chunk);
     const size_t at = static_cast<size_t>(i) * row_;
     LoadRow(blocks_, ElementAt(args_.b, first + i, group), spec_.d_state,
             element, s_.b + at);
@@ -128,8 +142,6 @@ void StateChunks::LoadHead(const StateChunkUnit& unit, int64_t head,
   kernels_.weigh(
       {tokens, s_.a, nullptr, nullptr, s_.scores, scores_, s_.first, s_.last});
   std::fill(s_.kept, s_.kept + d_state, s_.first[n - 1]);
-  kernels_.scale_rows(s_.c, row_, tokens, d_state, s_.first, s_.from_start);
-  kernels_.scale_rows(s_.b, row_, tokens, d_state, s_.last, s_.to_end);
   kernels_.scale_rows(s_.x, Wide(unit), tokens, rows, s_.delta, s_.u);
 }
 
@@ -139,7 +151,7 @@ void StateChunks::Multiply(const StateChunkUnit& unit, int64_t head,
   const auto tokens = static_cast<size_t>(n);
   const size_t wide = Wide(unit);
   ChunkProduct p = {};
-  p.a = s_.from_start;
+  p.a = s_.c;
   p.a_row = row_;
   p.a_k = 1;
   p.b = StateOf(unit, head);
@@ -149,9 +161,12 @@ void StateChunks::Multiply(const StateChunkUnit& unit, int64_t head,
   p.depth = static_cast<size_t>(spec_.d_state);
   p.columns = static_cast<size_t>(unit.rows);
   kernels_.product(p);
+  // Decays are applied to rows of x and y, which are shorter than b and c.
+  kernels_.scale_rows(s_.y, wide, tokens, p.columns, s_.first, s_.y);
   kernels_.add_lower(
       {s_.scores, scores_, s_.u, wide, s_.y, wide, tokens, p.columns});
-  p.a = s_.to_end;
+  kernels_.scale_rows(s_.u, wide, tokens, p.columns, s_.last, s_.u);
+  p.a = s_.b;
   p.a_row = 1;
   p.a_k = row_;
   p.b = s_.u;

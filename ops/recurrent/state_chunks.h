@@ -5,8 +5,8 @@
 // the state before the chunk, u[i] = delta[i] x[i], P(i) the product of the
 // decays of tokens 0 to i, and P(j, i) that of tokens j + 1 to i:
 //
-//   y[i] = S (P(i) c[i]) + sum over j <= i of (c[i] . b[j]) P(j, i) u[j]
-//   S <- P(n - 1) S + sum over j of u[j] (P(j, n - 1) b[j])^T
+//   y[i] = P(i) S c[i] + sum over j <= i of (c[i] . b[j]) P(j, i) u[j]
+//   S <- P(n - 1) S + sum over j of (P(j, n - 1) u[j]) b[j]^T
 //
 // All are products of matrices; c . b is shared by the heads of a group. The
 // decays are products of numbers in [0, 1], never quotients. Source of the
@@ -39,8 +39,6 @@ struct StateChunkScratch {
   float* transposed;  // [d_state, chunk]: b
   float* products;    // [chunk, chunk]: c . b
   float* scores;      // [chunk, chunk]
-  float* to_end;      // [chunk, d_state]: decayed b
-  float* from_start;  // [chunk, d_state]: decayed c
   float* x;           // [chunk, rows]
   float* u;           // [chunk, rows]
   float* y;           // [chunk, rows]
@@ -73,8 +71,6 @@ StateChunkScratch LayOutStateChunk(Allocator& allocator,
   s.transposed = floats("transposed", n * scores);
   s.products = floats("products", tokens * scores);
   s.scores = floats("scores", tokens * scores);
-  s.to_end = floats("to end", tokens * row);
-  s.from_start = floats("from start", tokens * row);
   s.x = floats("x", tokens * wide);
   s.u = floats("u", tokens * wide);
   s.y = floats("y", tokens * wide);
@@ -115,6 +111,7 @@ class StateChunks {
  private:
   void LoadState(const StateChunkUnit& unit, int64_t head);
   void StoreState(const StateChunkUnit& unit, int64_t head);
+  void Ask(const StateChunkUnit& unit, int64_t token) const;
   void LoadTokens(const StateChunkUnit& unit, int64_t first, int64_t n);
   void LoadHead(const StateChunkUnit& unit, int64_t head, int64_t first,
                 int64_t n);

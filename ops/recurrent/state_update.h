@@ -91,7 +91,7 @@ class StateUpdatePlan {
   // A sequence with this many tokens in a call, or more, goes by chunks.
   static constexpr int64_t kChunkedFrom = 16;
   // What the plan chooses: see docs/performance_notes.md.
-  static constexpr int64_t kChunk = 16;
+  static constexpr int64_t kChunk = 32;
 
   // InvalidArgument if a number of the spec is out of range; Unimplemented for
   // other dtypes.
@@ -104,7 +104,7 @@ class StateUpdatePlan {
 
   // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
   // max_workers workers: copies of a few heads' states and of one chunk's
-  // inputs for each worker (400 KiB at head_dim = 64, d_state = 128), and
+  // inputs for each worker (460 KiB at head_dim = 64, d_state = 128), and
   // nothing below kChunkedFrom tokens or for kPerRow. InvalidArgument if
   // max_tokens < 0 or max_workers < 1.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
