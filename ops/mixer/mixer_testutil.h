@@ -61,30 +61,35 @@ class TestTensor {
       : extents_(extents), matrix_(Make(dtype, extents, lo, hi, rng)) {}
 
   AnyTensorView view() const {
-    AnyTensorView::Dims dims{}, strides{};
-    int64_t stride = 1;
-    for (size_t d = extents_.size(); d-- > 0;) {
-      dims[d] = extents_[d];
-      strides[d] = stride;
-      stride *= extents_[d];
-    }
+    const Shape shape = ShapeOf(extents_);
     const AnyTensorView v = matrix_.view();
-    return AnyTensorView(v.dtype(), v.mutable_data(),
-                         static_cast<int>(extents_.size()), dims, strides);
+    return AnyTensorView(v.dtype(), v.mutable_data(), shape.rank, shape.extents,
+                         shape.strides);
   }
   AnyTensorView const_view() const {
-    const AnyTensorView v = view();
-    AnyTensorView::Dims dims{}, strides{};
-    for (int d = 0; d < v.rank(); ++d) {
-      dims[static_cast<size_t>(d)] = v.extent(d);
-      strides[static_cast<size_t>(d)] = v.stride(d);
-    }
-    return AnyTensorView(v.dtype(), v.data(), v.rank(), dims, strides);
+    const Shape shape = ShapeOf(extents_);
+    const AnyTensorView v = matrix_.view();
+    return AnyTensorView(v.dtype(), v.data(), shape.rank, shape.extents,
+                         shape.strides);
   }
   Doubles doubles() const { return matrix_.doubles(); }
   std::vector<uint32_t> bits() const { return matrix_.bits(); }
 
  private:
+  struct Shape {
+    int rank;
+    AnyTensorView::Dims extents, strides;
+  };
+  static Shape ShapeOf(const std::vector<int64_t>& extents) {
+    Shape shape = {static_cast<int>(extents.size()), {}, {}};
+    int64_t stride = 1;
+    for (size_t d = extents.size(); d-- > 0;) {
+      shape.extents[d] = extents[d];
+      shape.strides[d] = stride;
+      stride *= extents[d];
+    }
+    return shape;
+  }
   static AnyMatrix Make(DType dtype, const std::vector<int64_t>& extents,
                         double lo, double hi, Rng& rng) {
     int64_t count = 1;

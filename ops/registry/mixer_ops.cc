@@ -36,7 +36,6 @@ using Metas = absl::StatusOr<std::vector<TensorMeta>>;
 using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using MaybeMeta = std::optional<TensorMeta>;
 using Weights = const LinearWeights*;
-
 constexpr char kShortConv[] = "short_conv";
 constexpr char kMamba[] = "mamba_mixer";
 constexpr char kPlamo2[] = "plamo2_mamba_mixer";
@@ -113,14 +112,12 @@ Metas ShortConvShapes(const TensorMeta& x, Weights, Weights,
   return CheckMetas(kShortConv, x, weight, window, nullptr, indices, starts);
 }
 Bound ShortConv(const TensorMeta& x, Weights in_proj, Weights out_proj,
-                const TensorMeta& weight, const MaybeMeta& bias,
+                const TensorMeta& weight, const MaybeMeta&,
                 const MutatedMeta& window, const TensorMeta& indices,
-                const MaybeMeta& starts, const MaybeMeta& initial,
-                int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(ShortConvShapes(x, in_proj, out_proj, weight, bias,
-                                        window, indices, starts, initial,
-                                        null_slot)
-                            .status());
+                const MaybeMeta& starts, const MaybeMeta&, int64_t null_slot) {
+  QUERN_RETURN_IF_ERROR(
+      CheckMetas(kShortConv, x, weight, window, nullptr, indices, starts)
+          .status());
   ShortConvSpec spec;
   spec.hidden = x.extents[1];
   spec.channels = weight.extents[0];
@@ -269,98 +266,84 @@ Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
 }
 
 // Weights for listings and tests, which live as long as the program.
-LinearWeights ExampleWeights(int64_t n, int64_t k) {
-  std::vector<float> codes(static_cast<size_t>(n * k));
-  for (size_t i = 0; i < codes.size(); ++i) {
-    codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 16;
-  }
-  LinearWeightsSpec spec;
-  spec.n = n;
-  spec.k = k;
-  spec.format = WeightFormat::kF32;
-  LinearSource source;
-  source.codes = DenseMatrix<const float>(codes.data(), n, k);
-  InlineExecutor executor;
-  auto packed = LinearWeights::Pack(spec, {source}, executor);
-  QUERN_CHECK(packed.ok());
-  return *packed;
-}
 template <int64_t kN, int64_t kK>
 Weights Example() {
-  static const LinearWeights* const weights =
-      new LinearWeights(ExampleWeights(kN, kK));
+  static const LinearWeights* const weights = [] {
+    std::vector<float> codes(kN * kK);
+    for (size_t i = 0; i < codes.size(); ++i) {
+      codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 16;
+    }
+    LinearWeightsSpec spec;
+    spec.n = kN;
+    spec.k = kK;
+    spec.format = WeightFormat::kF32;
+    LinearSource source;
+    source.codes = DenseMatrix<const float>(codes.data(), kN, kK);
+    InlineExecutor executor;
+    const auto packed = LinearWeights::Pack(spec, {source}, executor);
+    QUERN_CHECK(packed.ok());
+    return new LinearWeights(*packed);
+  }();
   return weights;
 }
 TensorMeta F32(std::vector<int64_t> extents) {
   return {DType::kF32, std::move(extents)};
 }
 
+// What all layers have: 16 columns of x, and a convolution of `channels`.
+NamedArgs WithCommon(DType dtype, Weights in_proj, Weights out_proj,
+                     int64_t channels, int64_t width, NamedArgs own) {
+  NamedArgs args = {
+      {"x", TensorMeta{dtype, {4, 16}}},
+      {"in_proj", in_proj},
+      {"out_proj", out_proj},
+      {"conv_weight", TensorMeta{dtype, {channels, width}}},
+      {"conv_state", TensorMeta{dtype, {128, width - 1, channels}}},
+      {"state_indices", TensorMeta{DType::kI32, {4}}}};
+  args.insert(args.end(), own.begin(), own.end());
+  return args;
+}
 NamedArgs ShortConvExample(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 16}}},
-          {"in_proj", Example<36, 16>()},
-          {"out_proj", Example<16, 12>()},
-          {"conv_weight", TensorMeta{dtype, {12, 3}}},
-          {"conv_state", TensorMeta{dtype, {128, 2, 12}}},
-          {"state_indices", TensorMeta{DType::kI32, {4}}}};
+  return WithCommon(dtype, Example<36, 16>(), Example<16, 12>(), 12, 3, {});
 }
 NamedArgs MambaExample(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 16}}},
-          {"in_proj", Example<24, 16>()},
-          {"x_proj", Example<7, 12>()},
-          {"dt_proj", Example<12, 3>()},
-          {"out_proj", Example<16, 12>()},
-          {"conv_weight", TensorMeta{dtype, {12, 4}}},
-          {"conv_bias", TensorMeta{dtype, {12}}},
-          {"conv_state", TensorMeta{dtype, {128, 3, 12}}},
-          {"ssm_state", TensorMeta{dtype, {128, 1, 12, 2}}},
-          {"a", F32({1, 12, 2})},
-          {"d", F32({1, 12})},
-          {"dt_bias", F32({1, 12})},
-          {"state_indices", TensorMeta{DType::kI32, {4}}}};
+  return WithCommon(dtype, Example<24, 16>(), Example<16, 12>(), 12, 4,
+                    {{"x_proj", Example<7, 12>()},
+                     {"dt_proj", Example<12, 3>()},
+                     {"conv_bias", TensorMeta{dtype, {12}}},
+                     {"ssm_state", TensorMeta{dtype, {128, 1, 12, 2}}},
+                     {"a", F32({1, 12, 2})},
+                     {"d", F32({1, 12})},
+                     {"dt_bias", F32({1, 12})}});
 }
 NamedArgs Plamo2Example(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 16}}},
-          {"in_proj", Example<24, 16>()},
-          {"x_proj", Example<7, 12>()},
-          {"dt_proj", Example<3, 3>()},
-          {"out_proj", Example<16, 12>()},
-          {"conv_weight", TensorMeta{dtype, {12, 4}}},
-          {"conv_state", TensorMeta{dtype, {128, 3, 12}}},
-          {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
-          {"a", F32({3})},
-          {"d", F32({3})},
-          {"dt_bias", F32({3})},
-          {"dt_norm", TensorMeta{dtype, {3}}},
-          {"b_norm", TensorMeta{dtype, {2}}},
-          {"c_norm", TensorMeta{dtype, {2}}},
-          {"state_indices", TensorMeta{DType::kI32, {4}}}};
+  return WithCommon(dtype, Example<24, 16>(), Example<16, 12>(), 12, 4,
+                    {{"x_proj", Example<7, 12>()},
+                     {"dt_proj", Example<3, 3>()},
+                     {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
+                     {"a", F32({3})},
+                     {"d", F32({3})},
+                     {"dt_bias", F32({3})},
+                     {"dt_norm", TensorMeta{dtype, {3}}},
+                     {"b_norm", TensorMeta{dtype, {2}}},
+                     {"c_norm", TensorMeta{dtype, {2}}}});
 }
 NamedArgs Mamba2Example(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 16}}},
-          {"in_proj", Example<31, 16>()},
-          {"out_proj", Example<16, 12>()},
-          {"conv_weight", TensorMeta{dtype, {16, 4}}},
-          {"conv_bias", TensorMeta{dtype, {16}}},
-          {"conv_state", TensorMeta{dtype, {128, 3, 16}}},
-          {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
-          {"a", F32({3})},
-          {"d", F32({3})},
-          {"dt_bias", F32({3})},
-          {"norm", TensorMeta{dtype, {12}}},
-          {"state_indices", TensorMeta{DType::kI32, {4}}}};
+  return WithCommon(dtype, Example<31, 16>(), Example<16, 12>(), 16, 4,
+                    {{"conv_bias", TensorMeta{dtype, {16}}},
+                     {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
+                     {"a", F32({3})},
+                     {"d", F32({3})},
+                     {"dt_bias", F32({3})},
+                     {"norm", TensorMeta{dtype, {12}}}});
 }
 NamedArgs DeltaNetExample(DType dtype) {
-  return {{"x", TensorMeta{dtype, {4, 16}}},
-          {"in_proj", Example<28, 16>()},
-          {"out_proj", Example<16, 8>()},
-          {"conv_weight", TensorMeta{dtype, {16, 4}}},
-          {"conv_state", TensorMeta{dtype, {128, 3, 16}}},
-          {"state", TensorMeta{dtype, {128, 2, 4, 4}}},
-          {"a_log", F32({2})},
-          {"dt_bias", F32({2})},
-          {"norm", TensorMeta{dtype, {4}}},
-          {"state_indices", TensorMeta{DType::kI32, {4}}},
-          {"num_k_heads", int64_t{1}}};
+  return WithCommon(dtype, Example<28, 16>(), Example<16, 8>(), 16, 4,
+                    {{"state", TensorMeta{dtype, {128, 2, 4, 4}}},
+                     {"a_log", F32({2})},
+                     {"dt_bias", F32({2})},
+                     {"norm", TensorMeta{dtype, {4}}},
+                     {"num_k_heads", int64_t{1}}});
 }
 
 template <auto kShapes, auto kMake>
@@ -372,7 +355,6 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
   return r.Add<kMake>(op, "simd");
 }
 
-// Indices, starts, initial.
 constexpr char kBatch[] =
     "Tensor state_indices, Tensor? query_start_loc, "
     "Tensor? has_initial_state, ";

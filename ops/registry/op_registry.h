@@ -205,8 +205,8 @@ struct OpImplementation {
 };
 
 // Layers are what vLLM calls pluggable (linear layers, embedding, head,
-// logits), and linear, write_kv, paged_attention and sample. `none` does not
-// disable them, only -op does.
+// logits, mixers), and linear, write_kv, paged_attention and sample. `none`
+// does not disable them, only -op does.
 enum class OpKind : uint8_t { kOperator, kLayer };
 
 struct OpDefinition {
