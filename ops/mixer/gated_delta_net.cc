@@ -109,7 +109,9 @@ absl::StatusOr<int64_t> GatedDeltaNetPlan::WorkspaceBytes(
     int64_t max_tokens, int max_workers) const {
   WorkspaceLayout layout;
   LayOut(layout, max_tokens);
-  return frame_.WorkspaceBytes(layout, {}, max_tokens, max_workers);
+  QUERN_ASSIGN_OR_RETURN(const int64_t recurrence,
+                         rule_.WorkspaceBytes(max_tokens, max_workers));
+  return frame_.WorkspaceBytes(layout, {}, recurrence, max_tokens, max_workers);
 }
 
 absl::Status GatedDeltaNetPlan::CheckArgs(const GatedDeltaNetArgs& args) const {
@@ -188,7 +190,7 @@ void GatedDeltaNetPlan::Execute(const GatedDeltaNetArgs& args,
   rule.beta = DenseMatrix(scratch.beta, rows, spec_.value_heads);
   rule.state = args.state;
   rule.batch = layer.batch;
-  rule_.Execute(rule, executor);
+  rule_.Execute(rule, workspace, executor);
 
   const int64_t weight_bytes =
       spec_.dv * static_cast<int64_t>(SizeOf(spec_.weight_dtype));

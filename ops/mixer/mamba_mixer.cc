@@ -118,8 +118,10 @@ absl::StatusOr<int64_t> MambaMixerPlan::WorkspaceBytes(int64_t max_tokens,
                                                        int max_workers) const {
   WorkspaceLayout layout;
   LayOut(layout, max_tokens);
-  return frame_.WorkspaceBytes(layout, {&x_proj_, &dt_proj_}, max_tokens,
-                               max_workers);
+  QUERN_ASSIGN_OR_RETURN(const int64_t recurrence,
+                         update_.WorkspaceBytes(max_tokens, max_workers));
+  return frame_.WorkspaceBytes(layout, {&x_proj_, &dt_proj_}, recurrence,
+                               max_tokens, max_workers);
 }
 
 absl::Status MambaMixerPlan::CheckArgs(const MambaMixerArgs& args) const {
@@ -217,7 +219,7 @@ void MambaMixerPlan::Execute(const MambaMixerArgs& args, Workspace workspace,
   update.z = AsHeads(p, z, spec_.heads, spec_.head_dim);
   update.dt_bias = args.dt_bias;
   update.batch = layer.batch;
-  update_.Execute(update, executor);
+  update_.Execute(update, workspace, executor);
   frame_.Finish(layer, ColumnSlice(p, u, n), workspace, executor);
 }
 

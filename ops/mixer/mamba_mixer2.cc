@@ -80,7 +80,9 @@ absl::StatusOr<int64_t> MambaMixer2Plan::WorkspaceBytes(int64_t max_tokens,
                                                         int max_workers) const {
   WorkspaceLayout layout;
   frame_.LayOutProjected(layout, max_tokens);
-  return frame_.WorkspaceBytes(layout, {}, max_tokens, max_workers);
+  QUERN_ASSIGN_OR_RETURN(const int64_t recurrence,
+                         update_.WorkspaceBytes(max_tokens, max_workers));
+  return frame_.WorkspaceBytes(layout, {}, recurrence, max_tokens, max_workers);
 }
 
 absl::Status MambaMixer2Plan::CheckArgs(const MambaMixer2Args& args) const {
@@ -136,7 +138,7 @@ void MambaMixer2Plan::Execute(const MambaMixer2Args& args, Workspace workspace,
   }
   update.dt_bias = args.dt_bias;
   update.batch = layer.batch;
-  update_.Execute(update, executor);
+  update_.Execute(update, workspace, executor);
   if (norm_.has_value()) {
     const AnyTensorView own = RowSlice(y, tokens.first, tokens.count);
     norm_->Execute(own, RowSlice(z, tokens.first, tokens.count), args.norm, own,

@@ -130,8 +130,8 @@ int64_t MixerFrame::Bytes(int64_t tokens, int64_t columns) const {
 
 absl::StatusOr<int64_t> MixerFrame::WorkspaceBytes(
     WorkspaceLayout layout, absl::Span<const LinearPlan* const> others,
-    int64_t max_tokens, int max_workers) const {
-  int64_t most = 0;
+    int64_t recurrence_bytes, int64_t max_tokens, int max_workers) const {
+  int64_t most = recurrence_bytes;
   const auto need = [&](const LinearPlan& plan) {
     const auto bytes = plan.WorkspaceBytes(max_tokens, max_workers);
     if (bytes.ok()) most = std::max(most, *bytes);
@@ -140,7 +140,7 @@ absl::StatusOr<int64_t> MixerFrame::WorkspaceBytes(
   QUERN_RETURN_IF_ERROR(need(in_proj_));
   QUERN_RETURN_IF_ERROR(need(out_proj_));
   for (const LinearPlan* other : others) QUERN_RETURN_IF_ERROR(need(*other));
-  layout.Allocate<char>("product", most);
+  layout.Allocate<char>("one step", most);
   if (!layout.overflow()) return layout.bytes();
   return absl::ResourceExhaustedError(
       absl::StrCat(spec_.op, ": max_tokens=", max_tokens,

@@ -98,11 +98,12 @@ class MixerFrame {
   // more.
   int64_t Bytes(int64_t tokens, int64_t columns) const;
 
-  // Bytes of workspace for both products and for `others`, after `layout`.
+  // Bytes of workspace for both products, for `others` and for a recurrence of
+  // `recurrence_bytes`, one after the other, after `layout`.
   // InvalidArgument and ResourceExhausted as LinearPlan::WorkspaceBytes.
   absl::StatusOr<int64_t> WorkspaceBytes(
       WorkspaceLayout layout, absl::Span<const LinearPlan* const> others,
-      int64_t max_tokens, int max_workers) const;
+      int64_t recurrence_bytes, int64_t max_tokens, int max_workers) const;
 
   // p as [tokens, projected] at `data`.
   AnyTensorView Projected(void* data, int64_t tokens) const;

@@ -75,7 +75,7 @@ absl::StatusOr<int64_t> ShortConvPlan::WorkspaceBytes(int64_t max_tokens,
                                                       int max_workers) const {
   WorkspaceLayout layout;
   frame_.LayOutProjected(layout, max_tokens);
-  return frame_.WorkspaceBytes(layout, {}, max_tokens, max_workers);
+  return frame_.WorkspaceBytes(layout, {}, 0, max_tokens, max_workers);
 }
 
 absl::Status ShortConvPlan::CheckArgs(const MixerArgs& args) const {
