@@ -22,6 +22,8 @@
 #include "quern/ops/registry/rope_ops.h"
 #include "quern/ops/registry/rope_variant_ops.h"
 #include "quern/ops/registry/sampling_ops.h"
+#include "quern/ops/registry/vllm_attention_ops.h"
+#include "quern/ops/registry/vllm_linear_ops.h"
 
 namespace quern {
 namespace {
@@ -61,6 +63,8 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));

@@ -91,14 +91,16 @@ class AllOpsTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 
-// Whether an operator takes the state of a step (AttentionStep, SamplingStep)
-// or a KvLayout. attention_ops_test.cc and model_ops_test.cc test those.
+// Whether an operator takes the state of a step, a KvLayout or a handler, or
+// reads slots, which random numbers are not. Such operators have tests of their
+// own.
 bool TakesBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
-    if (param.object == "AttentionStep" || param.object == "SamplingStep" ||
-        param.object == "KvLayout") {
-      return true;
+    for (const char* object : {"AttentionStep", "KvLayout", "OneDnnHandler",
+                               "SamplingStep", "SchedulerMetadata"}) {
+      if (param.object == object) return true;
     }
+    if (param.name == "slot_mapping") return true;
   }
   return false;
 }

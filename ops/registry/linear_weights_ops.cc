@@ -23,6 +23,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_provider.h"
 #include "quern/ops/registry/native_linear.h"
 
 namespace quern {
@@ -34,9 +35,6 @@ using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
 using MaybeMutated = std::optional<MutatedMeta>;
 
 constexpr char kOp[] = "linear";
-// Names of implementations in gemm/linear.h.
-constexpr char kPacked[] = "packed";
-constexpr char kOneDnn[] = "onednn";
 
 absl::StatusOr<LinearActivation> ActivationOf(const std::string& name) {
   constexpr LinearActivation kAll[] = {
@@ -134,34 +132,7 @@ class BoundLinear final : public BoundOp {
   std::optional<NativeLinear> native_;
 };
 
-enum class By : uint8_t { kPacked, kOneDnn, kReference };
-
-absl::StatusOr<LinearPlan> PlanOf(LinearSpec spec, const LinearWeights& weights,
-                                  const char* kernels) {
-  spec.kernels = kernels;
-  InlineExecutor executor;
-  return LinearPlan::Create(spec, weights, executor);
-}
-
-// The packed plan, where gemm/linear.h chooses it. Unimplemented where it
-// chooses another implementation, whose provider is asked next.
-absl::StatusOr<LinearPlan> PackedPlanIfChosen(const LinearSpec& spec,
-                                              const LinearWeights& weights) {
-  auto plan = PlanOf(spec, weights, "");
-  if (plan.ok() && plan->implementation() != absl::string_view(kPacked)) {
-    return Unimplemented(kOp, "QUERN_KERNELS asks for ",
-                         plan->implementation());
-  }
-  if (absl::IsUnimplemented(plan.status()) &&
-      PlanOf(spec, weights, kPacked).ok()) {
-    // The environment asks for kernels that cannot run this. Unimplemented
-    // would lead to the reference.
-    return absl::FailedPreconditionError(plan.status().message());
-  }
-  return plan;
-}
-
-template <By kBy>
+template <LinearProvider kProvider>
 Bound Make(const TensorMeta& x, const LinearWeights* weights,
            const MaybeMutated& residual, const std::string& activation,
            const std::string& out_dtype) {
@@ -169,20 +140,13 @@ Bound Make(const TensorMeta& x, const LinearWeights* weights,
       Shapes(x, weights, residual, activation, out_dtype).status());
   QUERN_ASSIGN_OR_RETURN(const LinearSpec spec,
                          SpecOf(x, residual, activation, out_dtype));
-  if (kBy == By::kOneDnn && !OneDnnIsLinked()) {
-    return Unimplemented(kOp, "this program does not link //gemm/onednn");
-  }
   std::optional<NativeLinear> native;
-  if (kBy == By::kReference) {
+  if (kProvider == LinearProvider::kReference) {
     QUERN_ASSIGN_OR_RETURN(native,
                            NativeLinear::Create(*weights, spec.activation));
   }
-  // The reference accepts exactly what our kernels accept.
-  QUERN_ASSIGN_OR_RETURN(
-      LinearPlan plan,
-      kBy == By::kPacked
-          ? PackedPlanIfChosen(spec, *weights)
-          : PlanOf(spec, *weights, kBy == By::kOneDnn ? kOneDnn : kPacked));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan plan,
+                         LinearPlanOf(kOp, kProvider, spec, *weights));
   return std::unique_ptr<BoundOp>(
       new BoundLinear(std::move(plan), std::move(native)));
 }
@@ -216,9 +180,9 @@ absl::Status RegisterLinearWeightsOps(OpRegistry& r) {
       "linear(Tensor x, LinearWeights weights, Tensor(a2!)? residual, "
       "str activation=\"none\", str out_dtype=\"\") -> Tensor",
       &Example, OpKind::kLayer));
-  QUERN_RETURN_IF_ERROR(r.Add<&Make<By::kPacked>>(kOp, "simd"));
-  QUERN_RETURN_IF_ERROR(r.Add<&Make<By::kOneDnn>>(kOp, kOneDnn));
-  return r.Add<&Make<By::kReference>>(kOp, OpRegistry::kReference);
+  QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kSimd>>(kOp, "simd"));
+  QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kOneDnn>>(kOp, "onednn"));
+  return r.Add<&Make<LinearProvider::kReference>>(kOp, OpRegistry::kReference);
 }
 
 }  // namespace quern

@@ -79,16 +79,22 @@ float ScaleOfRow(const Row& row, int64_t n, float most) {
   return largest == 0 ? 1.0f : std::max(largest / most, KvScales::kMin);
 }
 
-// Writes element i of a row to element at(i) of a block, for i < n, with the
-// row's scale if `scale` is not null.
+// What a row of n elements is multiplied with before it is stored for token
+// `token` of a block. Sets the token's scale where each token has one. `scales`
+// are the block's, or null.
+template <typename Row>
+float InverseScale(const Row& row, int64_t n, const KvLayout& layout,
+                   int64_t token, float* scales) {
+  if (scales == nullptr) return 1;
+  if (layout.scaling() != KvScaling::kPerTokenHead) return 1.0f / *scales;
+  scales[token] = ScaleOfRow(row, n, MostOf(layout.dtype()));
+  return 1.0f / scales[token];
+}
+
+// Writes element i of a row to element at(i) of a block, for i < n.
 template <typename Row, typename At>
 void WriteRow(const Row& row, int64_t n, const At& at, DType dtype,
-              float* scale, uint8_t* block) {
-  float inverse = 1;
-  if (scale != nullptr) {
-    *scale = ScaleOfRow(row, n, MostOf(dtype));
-    inverse = 1.0f / *scale;
-  }
+              float inverse, uint8_t* block) {
   for (int64_t i = 0; i < n; ++i) Store(block, dtype, at(i), row(i) * inverse);
 }
 
@@ -97,7 +103,6 @@ void WriteRow(const Row& row, int64_t n, const At& at, DType dtype,
 void NativeWriteKv(const WriteKvArgs& args) noexcept {
   const KvLayout& layout = args.cache.layout();
   const int64_t keys = args.k.extent(2), page_size = layout.page_size();
-  const bool scaled = layout.scaling() == KvScaling::kPerTokenHead;
   for (int64_t t = 0; t < args.k.extent(0); ++t) {
     const int64_t slot = args.slots[static_cast<size_t>(t)];
     if (slot < 0) continue;
@@ -107,20 +112,24 @@ void NativeWriteKv(const WriteKvArgs& args) noexcept {
       const ScalarRow v = NativeHead(args.v, 0, t, h);
       uint8_t* const to = args.cache.K(page, h);
       // In the latent form, a key is k followed by v.
-      WriteRow([&](int64_t i) { return i < keys ? k[i] : v[i - keys]; },
-               layout.head_dim(),
-               [&](int64_t i) { return layout.KOffset(token, i); },
-               layout.dtype(),
-               scaled ? args.cache.KScales(page, h) + token : nullptr, to);
+      const auto key = [&](int64_t i) { return i < keys ? k[i] : v[i - keys]; };
+      WriteRow(
+          key, layout.head_dim(),
+          [&](int64_t i) { return layout.KOffset(token, i); }, layout.dtype(),
+          InverseScale(key, layout.head_dim(), layout, token,
+                       args.cache.KScales(page, h)),
+          to);
       if (layout.k_row() > layout.head_dim()) {
         Store(to, layout.dtype(), layout.KOffset(token, layout.head_dim()), 0);
       }
       if (layout.form() == KvForm::kLatent) continue;
-      WriteRow([&](int64_t i) { return v[i]; }, layout.v_head_dim(),
-               [&](int64_t i) { return layout.VOffset(token, i); },
-               layout.dtype(),
-               scaled ? args.cache.VScales(page, h) + token : nullptr,
-               args.cache.V(page, h));
+      const auto value = [&](int64_t i) { return v[i]; };
+      WriteRow(
+          value, layout.v_head_dim(),
+          [&](int64_t i) { return layout.VOffset(token, i); }, layout.dtype(),
+          InverseScale(value, layout.v_head_dim(), layout, token,
+                       args.cache.VScales(page, h)),
+          args.cache.V(page, h));
     }
   }
 }
@@ -180,8 +189,9 @@ class Query {
         sequence_)[static_cast<size_t>(t / layout_.page_size())];
   }
   double ScaleAt(const float* scales, int64_t token) const {
-    return layout_.scaling() == KvScaling::kPerTokenHead ? double{scales[token]}
-                                                         : 1.0;
+    if (scales == nullptr) return 1;
+    const bool each = layout_.scaling() == KvScaling::kPerTokenHead;
+    return double{scales[each ? token : 0]};
   }
 
   const AttentionSpec& spec_;

@@ -90,8 +90,9 @@ absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
 }
 
 absl::Status OfOp(absl::string_view op, const absl::Status& status) {
+  if (status.ok()) return status;
   const std::string name = absl::StrCat(op, ": ");
-  if (status.ok() || absl::StartsWith(status.message(), name)) return status;
+  if (absl::StartsWith(status.message(), name)) return status;
   return absl::Status(status.code(), absl::StrCat(name, status.message()));
 }
 

@@ -49,8 +49,10 @@ class KvLayout;
 class LinearWeights;
 struct AttentionStep;
 struct ExpertWeights;
+struct OneDnnHandler;
 struct RotaryScaling;
 struct SamplingStep;
+struct SchedulerMetadata;
 
 template <>
 struct OpObject<Communicator> {  // core/communicator.h
@@ -73,12 +75,20 @@ struct OpObject<const ExpertWeights> {  // ops/moe/experts.h
   static constexpr char kName[] = "ExpertWeights";
 };
 template <>
+struct OpObject<OneDnnHandler> {  // ops/registry/vllm_linear_ops.h
+  static constexpr char kName[] = "OneDnnHandler";
+};
+template <>
 struct OpObject<const RotaryScaling> {  // ops/rope/rotary_scaling.h
   static constexpr char kName[] = "RotaryScaling";
 };
 template <>
 struct OpObject<const SamplingStep> {  // ops/registry/sampling_ops.h
   static constexpr char kName[] = "SamplingStep";
+};
+template <>
+struct OpObject<SchedulerMetadata> {  // ops/registry/vllm_attention_ops.h
+  static constexpr char kName[] = "SchedulerMetadata";
 };
 
 template <typename T, typename = void>
@@ -147,7 +157,7 @@ absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
 
 // Returns `status` with the operator's name before its message, unless the
 // message begins with it already. Operators that share a refusing function use
-// it.
+// it. Allocates nothing for OK.
 absl::Status OfOp(absl::string_view op, const absl::Status& status);
 
 }  // namespace quern

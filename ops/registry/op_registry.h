@@ -76,9 +76,11 @@ class BoundOp {
   virtual std::string Explain(int64_t /*rows*/) const { return target(); }
   // Gives the operator its weights, if it packs them; other tensors are not
   // read. Call it before CheckArgs and Execute, and again after the weights
-  // have changed. Their executors must not have more workers than this one.
-  // Collective if the operator has ranks. Must not run concurrently with
-  // another call. Most operators have nothing to do here.
+  // have changed. Where the header of the operator's family says so, it reads
+  // the lengths of a step instead, or makes an object. Their executors must not
+  // have more workers than this one. Collective if the operator has ranks. Must
+  // not run concurrently with another call. Most operators have nothing to do
+  // here.
   virtual absl::Status Prepare(absl::Span<const AnyTensorView> /*tensors*/,
                                Executor& /*executor*/) {
     return absl::OkStatus();

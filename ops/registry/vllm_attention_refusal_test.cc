@@ -1,0 +1,200 @@
+// What vLLM's operators of attention refuse, when they are made and when they
+// are given tensors.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/attention/paged_attention_testutil.h"
+#include "quern/core/dtype.h"
+#include "quern/core/tensor_view.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_tensors.h"
+#include "quern/ops/registry/vllm_attention_ops.h"
+#include "quern/ops/registry/vllm_attention_testutil.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+class VllmAttentionRefusalTest : public VllmAttentionFixture {};
+QUERN_INSTANTIATE_ISA_TEST(VllmAttentionRefusalTest);
+
+TEST_P(VllmAttentionRefusalTest, RefusesWhenMade) {
+  StepCase c;
+  c.heads = Grouped(16);
+  StepData<float, float> d = DataOf<float, float>(c, kStep);
+  SchedulerMetadata metadata;
+  const OpDispatcher ops(registry_, OpPolicy());
+  const NamedArgs attention =
+      AttentionArgs(c, d, DType::kF32, DType::kF32, DType::kF32, &metadata);
+  const NamedArgs write = {
+      {"key", TensorMeta{DType::kF32, {3, 2, 16}}},
+      {"value", TensorMeta{DType::kF32, {3, 2, 16}}},
+      {"key_cache", TensorMeta{DType::kF32, {8, 2, 16, 16}}},
+      {"value_cache", TensorMeta{DType::kF32, {8, 2, 16, 16}}},
+      {"slot_mapping", TensorMeta{DType::kI64, {3}}}};
+  const NamedArgs schedule = {{"num_req", 4},
+                              {"num_heads_q", 4},
+                              {"num_heads_kv", 2},
+                              {"head_dim", 16},
+                              {"seq_lens", TensorMeta{DType::kI32, {4}}},
+                              {"dtype", "f32"},
+                              {"query_start_loc", TensorMeta{DType::kI32, {5}}},
+                              {"causal", true},
+                              {"scheduler_metadata", &metadata}};
+  const TensorMeta bytes = {DType::kU8, {8, 2, 16, 16}};
+  const struct {
+    const char* op;
+    const NamedArgs& args;
+    const char* name;
+    OpArg value;
+    const char* words;
+  } kCases[] = {
+      {"cpu_attn_get_scheduler_metadata", schedule, "num_req", 3,
+       "num_req=3; need 4"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "num_heads_q", 3,
+       "q_heads=3"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "head_dim", 0,
+       "head_dim=0"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "window_size", 0,
+       "window_size=0; need 1 or more keys"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "isa_hint", "avx2",
+       "isa=\"avx2\"; need one of auto, amx, vec"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "dtype", "half", "dtype"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "query_start_loc",
+       TensorMeta{DType::kI32, {4}}, "query_start_loc is not i32[5]"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "dynamic_causal",
+       TensorMeta{DType::kU8, {3}}, "dynamic_causal is not u8[4]"},
+      {"cpu_attn_reshape_and_cache", write, "isa", "sse", "isa=\"sse\""},
+      {"cpu_attn_reshape_and_cache", write, "k_scale", 2.0,
+       "k_scale=2; need 1 with kv_cache_dtype auto"},
+      {"cpu_attn_reshape_and_cache", write, "kv_cache_dtype", "int8",
+       "kv_cache_dtype=\"int8\"; need auto, fp8"},
+      {"cpu_attn_reshape_and_cache", write, "kv_cache_dtype", "fp8",
+       "key_cache is f32; need u8 or f8e4m3"},
+      {"cpu_attn_reshape_and_cache", write, "key_cache", bytes, "of one dtype"},
+      {"cpu_attn_reshape_and_cache", write, "slot_mapping",
+       TensorMeta{DType::kI32, {3}}, "slot_mapping is not i64[3]"},
+      {"cpu_attn_reshape_and_cache", write, "key",
+       TensorMeta{DType::kF32, {3, 1, 16}}, "need key [tokens, 2, 16]"},
+      {"cpu_attention_with_kv_cache", attention, "query",
+       TensorMeta{DType::kF32, {9, 4, 8}},
+       "query is not [tokens, q_heads, 16]"},
+      {"cpu_attention_with_kv_cache", attention, "query",
+       TensorMeta{DType::kF32, {9, 3, 16}}, "output is not [9, 3, 16]"},
+      {"cpu_attention_with_kv_cache", attention, "block_table",
+       TensorMeta{DType::kI64, {4, 4}}, "block_table is not i32[4, pages]"},
+      {"cpu_attention_with_kv_cache", attention, "s_aux",
+       TensorMeta{DType::kF32, {3}}, "s_aux is not [4]"},
+      {"cpu_attention_with_kv_cache", attention, "alibi_slopes",
+       TensorMeta{DType::kBF16, {4}}, "alibi_slopes is not f32[4]"},
+      {"cpu_attention_with_kv_cache", attention, "sliding_window", -2,
+       "sliding_window=-2; need 1 or more keys"},
+  };
+  for (const auto& refused : kCases) {
+    SCOPED_TRACE(std::string(refused.op) + " " + refused.name);
+    EXPECT_TRUE(ops.Make(refused.op, refused.args).ok());
+    NamedArgs args;
+    for (const auto& arg : refused.args) {
+      if (arg.first != refused.name) args.push_back(arg);
+    }
+    args.emplace_back(refused.name, refused.value);
+    ExpectRefusal(ops.Make(refused.op, args).status(), refused.words);
+  }
+  EXPECT_RAN_ON(*Make("simd", "cpu_attn_reshape_and_cache", write).op);
+}
+
+TEST_P(VllmAttentionRefusalTest, RefusesAScheduleOfOtherLengths) {
+  StepCase c;
+  c.heads = Grouped(16);
+  StepData<float, float> d = DataOf<float, float>(c, kStep);
+  SchedulerMetadata metadata;
+  const MadeOp op = Make(
+      "simd", "cpu_attention_with_kv_cache",
+      AttentionArgs(c, d, DType::kF32, DType::kF32, DType::kF32, &metadata));
+  std::vector<float> cache(static_cast<size_t>(d.pages * 2 * 2 * 16 * 16));
+  std::vector<float> values(cache), out(static_cast<size_t>(9 * 4 * 16));
+  const auto bind = [&](int64_t table_stride) {
+    std::vector<NamedTensor> named = StepTensorsOf(c, d);
+    named.emplace_back("query",
+                       DenseTensor<const float, 3>(d.q.data(), {9, 4, 16}));
+    named.emplace_back("key_cache",
+                       CacheView(DType::kF32, cache.data(), d.pages, c, 16));
+    named.emplace_back("value_cache",
+                       CacheView(DType::kF32, values.data(), d.pages, c, 16));
+    named.emplace_back("output", DenseTensor<float, 3>(out.data(), {9, 4, 16}));
+    named.emplace_back("block_table",
+                       MatrixView<const int32_t>(
+                           d.table.data(), {4, table_stride}, {d.columns, 1}));
+    std::vector<AnyTensorView> tensors;
+    return op.Bind(named, tensors);
+  };
+  ExpectRefusal(bind(d.columns), "requests of scheduler_metadata=0; need 4");
+  Schedule(c, d, DType::kF32, &metadata);
+  EXPECT_EQ(bind(d.columns), absl::OkStatus());
+  ExpectRefusal(bind(2), "block_table has 2 columns; need 3 for request 0");
+  const int32_t page = d.table[1];
+  for (const int32_t wrong : {-1, static_cast<int32_t>(d.pages)}) {
+    d.table[1] = wrong;
+    ExpectRefusal(bind(d.columns), "block_table[0][1]=");
+  }
+  d.table[1] = page;
+  d.seq_lens[1] += 1;
+  ExpectRefusal(bind(d.columns), "request 1 is not that of scheduler_metadata");
+  d.seq_lens[1] -= 1;
+  d.starts[1] += 1;
+  ExpectRefusal(bind(d.columns), "request 0 is not that of scheduler_metadata");
+}
+
+TEST_P(VllmAttentionRefusalTest, RefusesLengthsThatAreNone) {
+  StepCase c;
+  c.heads = Grouped(16);
+  SchedulerMetadata metadata;
+  const MadeOp op = Make("reference", "cpu_attn_get_scheduler_metadata",
+                         {{"num_req", 2},
+                          {"num_heads_q", 4},
+                          {"num_heads_kv", 2},
+                          {"head_dim", 16},
+                          {"seq_lens", TensorMeta{DType::kI32, {2}}},
+                          {"dtype", "f32"},
+                          {"query_start_loc", TensorMeta{DType::kI32, {3}}},
+                          {"causal", true},
+                          {"scheduler_metadata", &metadata}});
+  const auto refusal = [&](std::vector<int32_t> seq_lens,
+                           std::vector<int32_t> starts) {
+    std::vector<AnyTensorView> tensors;
+    EXPECT_EQ(
+        op.Bind(
+            {{"seq_lens", DenseVector<const int32_t>(seq_lens.data(), 2)},
+             {"query_start_loc", DenseVector<const int32_t>(starts.data(), 3)}},
+            tensors),
+        absl::OkStatus());
+    return op.op->Prepare(tensors, executor_);
+  };
+  EXPECT_EQ(refusal({4, 5}, {0, 1, 2}), absl::OkStatus());
+  EXPECT_EQ(metadata.schedule.num_tokens(), 2);
+  ExpectRefusal(refusal({4, 5}, {1, 2, 3}), "query_start_loc[0]=1; need 0");
+  ExpectRefusal(refusal({4, 5}, {0, 2, 1}),
+                "query_start_loc[2]=1; need at least 2");
+  ExpectRefusal(refusal({4, 1}, {0, 2, 4}), "q_len");
+  ExpectRefusal(refusal({-1, 1}, {0, 0, 1}), "kv_len");
+  // A refusal leaves no schedule behind.
+  EXPECT_EQ(metadata.schedule.num_tokens(), 0);
+  EXPECT_RAN_ON(*Make("simd", "cpu_attn_reshape_and_cache",
+                      {{"key", TensorMeta{DType::kF32, {3, 2, 16}}},
+                       {"value", TensorMeta{DType::kF32, {3, 2, 16}}},
+                       {"key_cache", TensorMeta{DType::kF32, {8, 2, 16, 16}}},
+                       {"value_cache", TensorMeta{DType::kF32, {8, 2, 16, 16}}},
+                       {"slot_mapping", TensorMeta{DType::kI64, {3}}}})
+                     .op);
+}
+
+}  // namespace
+}  // namespace quern
