@@ -22,6 +22,7 @@
 #include "quern/ops/registry/rope_ops.h"
 #include "quern/ops/registry/rope_variant_ops.h"
 #include "quern/ops/registry/sampling_ops.h"
+#include "quern/ops/registry/sglang_ops.h"
 #include "quern/ops/registry/vllm_attention_ops.h"
 #include "quern/ops/registry/vllm_linear_ops.h"
 
@@ -65,6 +66,10 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangPackOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangQuantOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
