@@ -11,6 +11,7 @@
 #include "quern/ops/registry/conv_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/experts_ops.h"
+#include "quern/ops/registry/encoder_attention_ops.h"
 #include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
@@ -62,6 +63,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterEncoderAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));

@@ -1,0 +1,315 @@
+#include "quern/ops/registry/encoder_attention_ops.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "quern/attention/attention_spec.h"
+#include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
+#include "quern/attention/varlen_attention.h"
+#include "quern/cache/page_table.h"
+#include "quern/core/check.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_attention.h"
+#include "quern/ops/registry/token_cache.h"
+
+namespace quern {
+namespace {
+
+using Tensors = absl::Span<const AnyTensorView>;
+using Metas = absl::StatusOr<std::vector<TensorMeta>>;
+using Bound = absl::StatusOr<std::unique_ptr<BoundOp>>;
+using MaybeMeta = std::optional<TensorMeta>;
+
+constexpr char kOp[] = "mm_encoder_attn";
+
+// [batch, tokens, heads * dim] or [batch, tokens, heads, dim] as [batch *
+// tokens, heads, dim]. InvalidArgument for other extents, and for strides of
+// batch and tokens that are not one.
+absl::StatusOr<AnyTensorView> AsHeads(absl::string_view field,
+                                      const AnyTensorView& v, int64_t heads,
+                                      int64_t dim) {
+  const bool split = v.rank() == 4;
+  if (split ? v.extent(2) != heads || v.extent(3) != dim
+            : v.rank() != 3 || v.extent(2) != heads * dim) {
+    return InvalidArgument(kOp, field, " is not [batch, tokens, ", heads, ", ",
+                           dim, "] or [batch, tokens, ", heads * dim, "]");
+  }
+  const int64_t batch = v.extent(0), tokens = v.extent(1);
+  int64_t rows = 0, batch_stride = 0;
+  if (batch < 0 || tokens < 0 || !CheckedMul(batch, tokens, &rows) ||
+      !CheckedMul(tokens, v.stride(1), &batch_stride)) {
+    return InvalidArgument(kOp, field, " has 2^63 tokens or more");
+  }
+  if (batch > 1 && tokens > 1 && v.stride(0) != batch_stride) {
+    return InvalidArgument(kOp, field, " has strides ", v.stride(0), " and ",
+                           v.stride(1), " of batch and tokens; need the first ",
+                           tokens, " times the second");
+  }
+  // The stride of a dimension of extent 1 is meaningless and is not used.
+  const int64_t last = split ? v.stride(3) : v.stride(2);
+  const AnyTensorView::Dims extents = {rows, heads, dim};
+  const AnyTensorView::Dims strides = {tokens > 1 ? v.stride(1) : v.stride(0),
+                                       split ? v.stride(2) : dim * last, last};
+  if (v.writable()) {
+    return AnyTensorView(v.dtype(), v.mutable_data(), 3, extents, strides);
+  }
+  return AnyTensorView(v.dtype(), v.data(), 3, extents, strides);
+}
+
+// The tensors are query, key, value, cu_seqlens (or nothing), out.
+class BoundEncoder final : public BoundOp {
+ public:
+  BoundEncoder(const VarlenAttentionSpec& spec, const AttentionSpec& paged,
+               const VarlenAttentionPlan& plan, bool native)
+      : spec_(spec), paged_(paged), plan_(plan), native_(native) {}
+
+  const char* target() const override {
+    return native_ ? "scalar" : plan_.target();
+  }
+  std::string Explain(int64_t) const override {
+    if (native_) return target();
+    return absl::StrCat(target(), " ", plan_.arithmetic());
+  }
+
+  absl::Status Prepare(Tensors t, Executor& executor) override {
+    prepared_ = false;
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 5));
+    QUERN_RETURN_IF_ERROR(ArgsOf(t).status());
+    batch_ = t[0].extent(0);
+    tokens_ = t[0].extent(1);
+    if (batch_ * tokens_ > std::numeric_limits<int32_t>::max()) {
+      return InvalidArgument(kOp, "query has ", batch_ * tokens_,
+                             " tokens; need fewer than 2^31");
+    }
+    QUERN_RETURN_IF_ERROR(SetSegments(t[3]));
+    // Every sequence of every one of the batch.
+    cu_.assign(1, 0);
+    for (int64_t b = 0; b < batch_; ++b) {
+      for (size_t i = 1; i < segments_.size(); ++i) {
+        cu_.push_back(static_cast<int32_t>(b * tokens_) + segments_[i]);
+      }
+    }
+    const auto schedule = plan_.BuildSchedule(
+        cu_, cu_, VarlenMask::kBidirectional, executor.num_workers(), storage_);
+    if (!schedule.ok()) return OfOp(kOp, schedule.status());
+    schedule_ = *schedule;
+    if (native_) QUERN_RETURN_IF_ERROR(SetPages());
+    prepared_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckArgs(Tensors t) const override {
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 5));
+    if (!prepared_) return NotPrepared();
+    if (t[0].extent(0) != batch_ || t[0].extent(1) != tokens_) {
+      return InvalidArgument(kOp, "query is [", t[0].extent(0), ", ",
+                             t[0].extent(1), ", ..]; Prepare was given [",
+                             batch_, ", ", tokens_, ", ..]");
+    }
+    if (t[3].rank() != 0) {
+      const auto size = static_cast<int64_t>(segments_.size());
+      QUERN_RETURN_IF_ERROR(
+          CheckInput(kOp, "cu_seqlens", t[3], DType::kI32, {size}));
+      if (!std::equal(segments_.begin(), segments_.end(),
+                      static_cast<const int32_t*>(t[3].data()))) {
+        return InvalidArgument(kOp, "cu_seqlens is not what Prepare was given");
+      }
+    }
+    QUERN_ASSIGN_OR_RETURN(const VarlenAttentionArgs args, ArgsOf(t));
+    return OfOp(kOp, plan_.CheckArgs(args));
+  }
+
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t,
+                                         int max_workers) const override {
+    if (!prepared_) return NotPrepared();
+    if (!native_) return plan_.WorkspaceBytes(schedule_, max_workers);
+    WorkspaceLayout layout;
+    layout.Allocate<double>("sums", spec_.head_dim);
+    return layout.bytes();
+  }
+
+  void Execute(Tensors t, Workspace workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(t));
+    const absl::StatusOr<VarlenAttentionArgs> args = ArgsOf(t);
+    QUERN_CHECK(args.ok());
+    if (!native_) return plan_.Execute(*args, workspace, executor);
+    PagedAttentionArgs paged;
+    paged.q = args->q;
+    paged.kv = TokenCache(paged_.kv, args->k, args->v);
+    paged.pages = table_;
+    paged.schedule = schedule_;
+    paged.out = args->out;
+    NativePagedAttention(paged_, paged,
+                         workspace.Allocate<double>("sums", spec_.head_dim));
+  }
+
+ private:
+  absl::Status NotPrepared() const {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kOp, ": has no schedule; need a call of Prepare before"));
+  }
+
+  absl::StatusOr<VarlenAttentionArgs> ArgsOf(Tensors t) const {
+    VarlenAttentionArgs args;
+    const int64_t dim = spec_.head_dim;
+    QUERN_ASSIGN_OR_RETURN(args.q, AsHeads("query", t[0], spec_.q_heads, dim));
+    QUERN_ASSIGN_OR_RETURN(args.k, AsHeads("key", t[1], spec_.kv_heads, dim));
+    QUERN_ASSIGN_OR_RETURN(args.v, AsHeads("value", t[2], spec_.kv_heads, dim));
+    QUERN_ASSIGN_OR_RETURN(args.out, AsHeads("out", t[4], spec_.q_heads, dim));
+    args.schedule = schedule_;
+    return args;
+  }
+
+  absl::Status SetSegments(const AnyTensorView& cu) {
+    if (cu.rank() == 0) {
+      segments_ = {0, static_cast<int32_t>(tokens_)};
+      return absl::OkStatus();
+    }
+    QUERN_RETURN_IF_ERROR(
+        CheckInput(kOp, "cu_seqlens", cu, DType::kI32, {kAnyExtent}));
+    const auto* const values = static_cast<const int32_t*>(cu.data());
+    segments_.assign(values, values + cu.extent(0));
+    if (segments_.empty() || segments_.front() != 0 ||
+        segments_.back() != tokens_ ||
+        !std::is_sorted(segments_.begin(), segments_.end())) {
+      return InvalidArgument(kOp, "cu_seqlens does not ascend from 0 to the ",
+                             tokens_, " tokens of query");
+    }
+    return absl::OkStatus();
+  }
+
+  // The page of a token is the token.
+  absl::Status SetPages() {
+    pages_.Clear();
+    pages_.page_ids.resize(static_cast<size_t>(batch_ * tokens_));
+    std::iota(pages_.page_ids.begin(), pages_.page_ids.end(), 0);
+    pages_.indptr.assign(cu_.begin(), cu_.end());
+    QUERN_ASSIGN_OR_RETURN(table_, pages_.Build(1, batch_ * tokens_));
+    return absl::OkStatus();
+  }
+
+  VarlenAttentionSpec spec_;
+  AttentionSpec paged_;  // the same attention over pages of single tokens
+  VarlenAttentionPlan plan_;
+  bool native_;
+  // The batch of the last Prepare.
+  bool prepared_ = false;
+  int64_t batch_ = 0;
+  int64_t tokens_ = 0;
+  std::vector<int32_t> segments_;  // of one of the batch
+  std::vector<int32_t> cu_;        // of all
+  VarlenAttentionStorage storage_;
+  AttentionSchedule schedule_;
+  PageTableStorage pages_;  // of the reference
+  PageTable table_;
+};
+
+absl::Status CheckRows(absl::string_view field, const TensorMeta& x,
+                       const TensorMeta& query, int64_t heads, int64_t dim) {
+  std::vector<int64_t> want = query.extents;
+  want.resize(2);
+  if (x.extents.size() == 4) {
+    want.insert(want.end(), {heads, dim});
+  } else {
+    want.push_back(heads * dim);
+  }
+  if (x.extents == want && x.dtype == query.dtype) return absl::OkStatus();
+  return InvalidArgument(kOp, field, " is not [", want[0], ", ", want[1], ", ",
+                         heads, ", ", dim, "] or [", want[0], ", ", want[1],
+                         ", ", heads * dim, "] of ", DTypeName(query.dtype));
+}
+
+Metas Shapes(const TensorMeta& query, const TensorMeta& key,
+             const TensorMeta& value, const MaybeMeta& cu_seqlens,
+             int64_t num_heads, int64_t head_size, double, int64_t num_kv_heads,
+             int64_t) {
+  if (query.extents.size() != 3 && query.extents.size() != 4) {
+    return InvalidArgument(kOp, "query has rank ", query.extents.size(),
+                           "; need 3 or 4");
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "num_heads", num_heads, 1, kMost));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_size", head_size, 1, kMost));
+  const int64_t kv_heads = num_kv_heads == 0 ? num_heads : num_kv_heads;
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "num_kv_heads", kv_heads, 1, kMost));
+  QUERN_RETURN_IF_ERROR(CheckRows("query", query, query, num_heads, head_size));
+  QUERN_RETURN_IF_ERROR(CheckRows("key", key, query, kv_heads, head_size));
+  QUERN_RETURN_IF_ERROR(CheckRows("value", value, query, kv_heads, head_size));
+  if (cu_seqlens.has_value() &&
+      (cu_seqlens->dtype != DType::kI32 || cu_seqlens->extents.size() != 1)) {
+    return InvalidArgument(kOp, "cu_seqlens is not i32[sequences + 1]");
+  }
+  return std::vector<TensorMeta>{query};
+}
+
+template <bool kNative>
+Bound Make(const TensorMeta& query, const TensorMeta& key,
+           const TensorMeta& value, const MaybeMeta& cu_seqlens,
+           int64_t num_heads, int64_t head_size, double scale,
+           int64_t num_kv_heads, int64_t max_seqlen) {
+  QUERN_RETURN_IF_ERROR(Shapes(query, key, value, cu_seqlens, num_heads,
+                               head_size, scale, num_kv_heads, max_seqlen)
+                            .status());
+  VarlenAttentionSpec spec;
+  spec.q_heads = num_heads;
+  spec.kv_heads = num_kv_heads == 0 ? num_heads : num_kv_heads;
+  spec.head_dim = head_size;
+  spec.dtype = spec.out_dtype = query.dtype;
+  spec.scale = static_cast<float>(scale);
+  const auto plan = VarlenAttentionPlan::Create(spec);
+  if (!plan.ok()) return OfOp(kOp, plan.status());
+  AttentionSpec paged;
+  const auto layout =
+      TokenLayout(query.dtype, spec.kv_heads, head_size, head_size);
+  if (!layout.ok()) return OfOp(kOp, layout.status());
+  paged.kv = *layout;
+  paged.q_heads = num_heads;
+  paged.q_dtype = paged.out_dtype = query.dtype;
+  paged.scale = spec.scale;
+  return std::unique_ptr<BoundOp>(
+      new BoundEncoder(spec, paged, *plan, kNative));
+}
+
+NamedArgs Example(DType dtype) {
+  return {{"query", TensorMeta{dtype, {1, 4, 32}}},
+          {"key", TensorMeta{dtype, {1, 4, 16}}},
+          {"value", TensorMeta{dtype, {1, 4, 16}}},
+          {"num_heads", 2},
+          {"head_size", 16},
+          {"num_kv_heads", 1}};
+}
+
+}  // namespace
+
+absl::Status RegisterEncoderAttentionOps(OpRegistry& r) {
+  QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
+      "mm_encoder_attn(Tensor query, Tensor key, Tensor value, "
+      "Tensor? cu_seqlens, int num_heads, int head_size, float scale=0.0, "
+      "int num_kv_heads=0, int max_seqlen=0) -> Tensor",
+      &Example, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
+  return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
+}
+
+}  // namespace quern
