@@ -160,6 +160,13 @@ TEST_P(GatedDeltaNetTest, DecodesInAllTypes) {
   }
 }
 
+TEST_P(GatedDeltaNetTest, APromptIsItsSteps) {
+  TestRng rng;
+  const GatedDeltaNetSpec spec = Spec(DType::kF32);
+  const Products products(spec, rng);
+  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
+}
+
 TEST_P(GatedDeltaNetTest, BitsDependOnNoWorkers) {
   TestRng rng;
   GatedDeltaNetSpec spec = Spec(DType::kBF16);

@@ -161,6 +161,13 @@ TEST_P(MambaMixer2Test, IsTheFormula) {
   }
 }
 
+TEST_P(MambaMixer2Test, APromptIsItsSteps) {
+  TestRng rng;
+  const MambaMixer2Spec spec = Spec(DType::kF32, Mamba2Norm::kGroups);
+  const Products products(spec, rng);
+  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
+}
+
 TEST_P(MambaMixer2Test, BitsDependOnNoWorkers) {
   TestRng rng;
   MambaMixer2Spec spec = Spec(DType::kBF16, Mamba2Norm::kGroups);

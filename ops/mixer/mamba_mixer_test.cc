@@ -184,6 +184,14 @@ TEST_P(MambaMixerTest, IsTheFormula) {
   }
 }
 
+TEST_P(MambaMixerTest, APromptIsItsSteps) {
+  TestRng rng;
+  const MambaMixerSpec spec =
+      Spec(MambaForm::kPlamo2, DType::kF32, MambaNorm::kRms);
+  const Products products(spec, rng);
+  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
+}
+
 TEST_P(MambaMixerTest, BitsDependOnNoWorkers) {
   TestRng rng;
   for (const MambaForm form : {MambaForm::kMamba, MambaForm::kPlamo2}) {

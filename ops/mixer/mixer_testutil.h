@@ -316,6 +316,30 @@ class MixerFixture : public IsaTest {
     cut->ExpectResults({{2}, {0, 9}, {0}}, start);
   }
 
+  // A prompt of 40 tokens in one call is what 40 calls of a token make of it,
+  // up to the order of sums: of f32 numbers below 64, roundings of 40 tokens
+  // and of as many products as a layer has columns.
+  template <typename Plan, typename Make>
+  void ExpectPromptIsItsSteps(const Plan& plan, const Make& make) {
+    constexpr int kLength = 40;
+    constexpr double kTolerance = 40 * 200 * 64 * 0x1p-24;
+    TestRng same(3), again(3);
+    InlineExecutor executor;
+    const auto whole = make(kLength, same);
+    Run(plan, whole->args({{2}, {0, kLength}, {0}}), kLength, executor);
+    const auto steps = make(kLength, again);
+    for (int t = 0; t < kLength; ++t) {
+      const auto begun = static_cast<uint8_t>(t > 0);
+      Run(plan, steps->args({{2}, {t, t + 1}, {begun}}), kLength, executor);
+    }
+    EXPECT_TRUE(
+        AllClose(whole->out().doubles(), steps->out().doubles(), kTolerance));
+    EXPECT_TRUE(AllClose(whole->windows().doubles(), steps->windows().doubles(),
+                         kTolerance));
+    EXPECT_TRUE(AllClose(whole->states().doubles(), steps->states().doubles(),
+                         kTolerance));
+  }
+
   // The same bits on any number of workers.
   template <typename Plan, typename Make>
   void ExpectSameBitsOnWorkers(const Plan& plan, const Make& make) {
