@@ -52,14 +52,6 @@ struct Places {
   bool has_x_scales, has_w_scales;
 };
 
-bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
-  if (a.rank() != b.rank() || a.data() != b.data()) return false;
-  for (int d = 0; d < a.rank(); ++d) {
-    if (a.extent(d) != b.extent(d) || a.stride(d) != b.stride(d)) return false;
-  }
-  return true;
-}
-
 // A product whose plan is made by Prepare, when the weights are known.
 class BoundProduct final : public BoundOp {
  public:

@@ -57,7 +57,9 @@ class BoundCreate final : public BoundOp {
     spec.k = t[0].extent(0);
     spec.n = t[0].extent(1);
     LinearSource source;
-    source.codes = t[0];
+    // The last stride of a single column is meaningless and is not used.
+    source.codes = AnyTensorView(t[0].dtype(), t[0].data(), 2, {spec.k, spec.n},
+                                 {t[0].stride(0), 1});
     source.layout = WeightLayout::kKN;
     if (!RowMajor(t[0])) {
       source.codes = AnyTensorView(t[0].dtype(), t[0].data(), 2,
