@@ -31,8 +31,8 @@ struct SmallDecoder {
   std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
-  // Of qwen3moe, and of llama if `mixture`. Where all are used, no rounding can
-  // change the choice.
+  // For qwen3moe, and for llama if `mixture`. Where all are used, no rounding
+  // can change the choice.
   int64_t experts = 3, experts_used = 3, expert_ffn = 64;
   bool mixture = false;
   GgufTensorType type = GgufTensorType::kF32;

@@ -22,7 +22,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_testutil.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/ops/moe/reference_experts.h"
+#include "quern/ops/moe/reference_experts_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"

@@ -58,7 +58,7 @@ class Experts {
   void Execute(const ExpertsArgs& args, Workspace workspace,
                Executor& executor) const {
     if (native()) {
-      native_->Execute(args, workspace);
+      native_->Run(args, workspace);
     } else {
       plan_.Execute(args, workspace, executor);
     }

@@ -19,12 +19,13 @@ namespace quern {
 //       route themselves, as grouped_topk does with router_logits[n, experts];
 //       unquantized_fused_moe refuses weights that are not f32, bf16 or f16.
 //
-// activation is "silu", "gelu", "gelu_tanh" or "swigluoai" with gate and up packed
-// together (gated = true), or one of the first three with "_no_mul". apply_router_weight_on_input
-// needs k = 1. shared_output[n, hidden], what shared experts give, or a
-// residual stream, is added before the one rounding; it may be where the result
-// is. `ranks` sums the results of all ranks, each rounded, with what each
-// rank's shared_output has added: give it on one rank, or give each its part.
+// activation is "silu", "gelu", "gelu_tanh" or "swigluoai" with gate and up
+// packed together (gated = true), or one of the first three with "_no_mul".
+// apply_router_weight_on_input needs k = 1. shared_output[n, hidden], what
+// shared experts give, or a residual stream, is added before the one rounding;
+// it may be where the result is. `ranks` sums the results of all ranks, each
+// rounded, with what each rank's shared_output has added: give it on one rank,
+// or give each its part.
 //
 // Providers: simd, reference.
 absl::Status RegisterExpertsOps(OpRegistry& registry);

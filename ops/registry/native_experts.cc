@@ -59,8 +59,8 @@ int64_t NativeExperts::WorkspaceBytes() const {
   return layout.bytes();
 }
 
-void NativeExperts::Execute(const ExpertsArgs& args,
-                            Workspace workspace) const noexcept {
+void NativeExperts::Run(const ExpertsArgs& args,
+                        Workspace workspace) const noexcept {
   const Scratch s = LayOut(workspace);
   const AnyTensorView weights(args.weights);
   for (int64_t t = 0; t < args.x.extent(0); ++t) {

@@ -23,7 +23,7 @@ class NativeExperts {
 
   int64_t WorkspaceBytes() const;
   // `args` are such that ExpertsPlan::CheckArgs accepts them.
-  void Execute(const ExpertsArgs& args, Workspace workspace) const noexcept;
+  void Run(const ExpertsArgs& args, Workspace workspace) const noexcept;
 
  private:
   NativeExperts(const ExpertsSpec& spec, int64_t hidden, int64_t inter)

@@ -147,7 +147,7 @@ class GroupedLinear final : public Op {
   int64_t rows() const { return offsets_.back(); }
   int64_t n() const { return input_->spec().n; }
   int64_t k() const { return input_->spec().k; }
-  // Those of groups that have rows.
+  // Counts the groups that have rows.
   int64_t weight_bytes() const {
     int64_t bytes = 0;
     for (int64_t g = 0; g < groups_; ++g) {

@@ -24,7 +24,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/moe/experts.h"
-#include "quern/ops/moe/reference_experts.h"
+#include "quern/ops/moe/reference_experts_testutil.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/linear_inputs.h"
 #include "quern/tools/perf/op.h"

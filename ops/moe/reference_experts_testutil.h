@@ -1,5 +1,5 @@
-#ifndef QUERN_OPS_MOE_REFERENCE_EXPERTS_H_
-#define QUERN_OPS_MOE_REFERENCE_EXPERTS_H_
+#ifndef QUERN_OPS_MOE_REFERENCE_EXPERTS_TESTUTIL_H_
+#define QUERN_OPS_MOE_REFERENCE_EXPERTS_TESTUTIL_H_
 
 // ops/moe/experts.h in double, with a bound on the error of each result. The
 // bound follows the roundings of the header: those of the sums over k, which
@@ -143,4 +143,4 @@ inline ReferenceTerms ReferenceToken(const ExpertsSpec& spec,
 
 }  // namespace quern
 
-#endif  // QUERN_OPS_MOE_REFERENCE_EXPERTS_H_
+#endif  // QUERN_OPS_MOE_REFERENCE_EXPERTS_TESTUTIL_H_
