@@ -92,8 +92,8 @@ HWY_INLINE void AddTriangle(const float* a, size_t a_stride, const float* b,
   }
 }
 
-// Rows i to i + kRows - 1 of p, and the vectors from column n on. Of a triangle
-// the depth is not given.
+// Rows i to i + kRows - 1 of p, and the vectors from column n on. The depth of
+// a triangle is the number of rows above the tile.
 template <ChunkTile kTile, size_t kRows, size_t kVecs>
 HWY_INLINE void DoTile(const ChunkProduct& p, size_t i, size_t n) {
   const ChunkTag d;
