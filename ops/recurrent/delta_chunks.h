@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/recurrent/chunk_kernels.h"
 #include "quern/ops/recurrent/delta_rule.h"
