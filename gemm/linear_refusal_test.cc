@@ -96,8 +96,8 @@ TEST_P(LinearRefusalTest, RefusesABadSpec) {
         "a is i8; need f32 or bf16 or f16");
   }
   refuse(
-      weights, [](Spec& s) { s.activation = static_cast<Act>(7); }, kInvalid,
-      "activation=7; need 0 <= activation <= 6");
+      weights, [](Spec& s) { s.activation = static_cast<Act>(8); }, kInvalid,
+      "activation=8; need 0 <= activation <= 7");
   refuse(
       weights, [](Spec& s) { s.activation = Act::kGeluAndMul; }, kInvalid,
       "activation is gelu_and_mul; need one that is not gated");

@@ -265,6 +265,24 @@ constexpr Smoke kSmokes[] = {
     {"scaled_linear", "--m=3 --n=37 --k=19"},
     {"scaled_linear", "--m=17 --n=16 --k=33 --act=tensor --azp=1 --out=f32"},
     {"scaled_linear", "--m=3 --n=38 --k=19 --activation=gelu_and_mul"},
+    {"linear", "--m=5 --n=38 --k=19 --activation=swigluoai_and_mul"},
+    {"grouped_linear", "--groups=4 --rows=3,0,17 --n=37 --k=19"},
+    {"moe", "--tokens=5 --experts=6 --top_k=3 --hidden=38 --inter=19"},
+    {"moe",
+     "--tokens=3 --experts=5 --top_k=2 --hidden=64 --inter=96 "
+     "--weights=int8 --skew=1"},
+    {"moe",
+     "--tokens=3 --experts=5 --top_k=2 --hidden=64 --inter=96 "
+     "--weights=int4 --dtype=f32"},
+    {"moe",
+     "--tokens=3 --experts=5 --top_k=2 --hidden=64 --inter=96 "
+     "--weights=q8_0 --dtype=f16"},
+    {"moe",
+     "--tokens=3 --experts=5 --top_k=2 --hidden=64 --inter=96 "
+     "--weights=fp8_block --block_k=32"},
+    {"conv2d",
+     "--batch=2 --channels=3 --out=5 --size=13 --kernel=3 --stride=2"},
+    {"conv3d", "--batch=2 --channels=3 --out=5 --depth=4 --size=12 --kernel=4"},
     {"fp8_block_linear", "--m=3 --n=37 --k=19"},
     {"fp8_block_linear", "--m=9 --n=37 --k=67 --block_k=32 --dtype=f32"},
     {"fp8_block_linear", "--m=3 --n=38 --k=19 --activation=gelu_tanh_and_mul"},
