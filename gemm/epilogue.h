@@ -22,8 +22,8 @@
 //   gelu(v) = v * Phi(v), by erf                   16 + min(v^2 / 2, 110)
 //   gelu_tanh(v) = v / 2 * (1 + tanh(w / 2)),      10 + 4 min(|w|, 110)
 //       w = 2 sqrt(2 / pi) (v + 0.044715 v^3)
-//   swigluoai(v) = g / (1 + e^-1.702g), g = min(v, 7)      10 + min(|1.702 g|,
-//   128)
+//   swigluoai(v) = g / (1 + e^-1.702g), g = min(v, 7)      12 + 1.3 min(|1.702
+//   g|, 128)
 //
 // The product with up and the sum with residual are f32, fused where
 // the CPU can; the result is rounded once to c. A NaN in v or residual makes

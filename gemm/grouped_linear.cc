@@ -39,8 +39,8 @@ int64_t MaxBlocks(int64_t rows, int64_t groups) {
   return std::min(rows, groups) + rows / kBlockRows;
 }
 
-// Each twice: in the order of rows, to find the block of a row; and in the
-// order of the line.
+// The blocks stand there twice: in the order of rows, which finds the block of
+// a row, and in the order of the line.
 struct Blocks {
   GroupBlock* by_row;
   GroupBlock* by_cost;
@@ -178,6 +178,11 @@ absl::StatusOr<int64_t> GroupedLinearPlan::WorkspaceBytes(
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_rows", max_rows, 0));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "max_workers", max_workers, 1, kMaxWorkers));
+  if (max_rows > kMaxRows) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kOp, ": max_rows=", max_rows, "; need at most ", kMaxRows,
+                     ", which offsets can tell"));
+  }
   WorkspaceLayout layout;
   LayOutBlocks(layout, max_rows, groups());
   layers_[0]->CountGroups(layout, max_rows, max_workers);
@@ -202,7 +207,7 @@ absl::Status GroupedLinearPlan::CheckArgs(const GroupedLinearArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "offsets", offsets, "c", args.c));
   QUERN_RETURN_IF_ERROR(CheckOffsets(args.offsets, args.c.extent(0)));
   QUERN_RETURN_IF_ERROR(
-      CheckAtLeast(kOp, "rows_per_index", args.rows_per_index, 1));
+      CheckRange(kOp, "rows_per_index", args.rows_per_index, 1, kMaxRows));
   const int64_t rows = args.offsets.data()[groups()];
   if (args.index.data() == nullptr) {
     return CheckAtLeast(kOp, "rows of a", args.a.extent(0), rows);
@@ -215,10 +220,9 @@ absl::Status GroupedLinearPlan::CheckArgs(const GroupedLinearArgs& args) const {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t i = args.index.data()[r];
     if (i >= 0 && i / args.rows_per_index < args.a.extent(0)) continue;
-    return InvalidArgument(kOp, "index[", r, "]=", i, "; need 0 to ",
-                           args.a.extent(0) * args.rows_per_index - 1,
-                           ", as a has ", args.a.extent(0), " rows of ",
-                           args.rows_per_index, " indices");
+    return InvalidArgument(kOp, "index[", r, "]=", i, "; need 0 <= index / ",
+                           args.rows_per_index, " < ", args.a.extent(0),
+                           ", the rows of a");
   }
   return absl::OkStatus();
 }

@@ -49,7 +49,7 @@ struct GroupedLinearArgs {
   // [r of c or more]: not negative, and index / rows_per_index is a row of a.
   // Null: the rows of a are those of c.
   VectorView<const int32_t> index;
-  int64_t rows_per_index = 1;  // >= 1: top_k where indices are routes
+  int64_t rows_per_index = 1;  // top_k where indices are routes; <= kMaxRows
   // [groups + 1]: from 0, ascending, to rows of c or fewer. Further rows of c
   // are not touched.
   VectorView<const int32_t> offsets;
@@ -60,6 +60,7 @@ class GroupedLinearPlan {
  public:
   static constexpr int64_t kMaxGroups = 65536;
   static constexpr int kMaxWorkers = 1 << 16;
+  static constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
 
   // One LinearWeights for each group. They may be dropped afterwards; bytes
   // that they adopted may not.
@@ -86,13 +87,14 @@ class GroupedLinearPlan {
 
   // Instruction set of the kernels, e.g. "AVX3_ZEN4".
   const char* target() const;
-  // What runs for a group of so many rows: "packed AVX3_ZEN4 bf16 dot, tiles of
-  // 8 x 32".
+  // What a linear layer of so many rows runs: "packed AVX3_ZEN4 bf16 dot, tiles
+  // of 8 x 32". A group has the same kernels, in as few tiles as there must be.
   std::string Explain(int64_t rows) const;
 
   // Bytes of workspace that Execute needs for up to max_rows rows in all groups
   // together, on up to max_workers workers. InvalidArgument: max_rows < 0, or
-  // max_workers outside [1, kMaxWorkers]. ResourceExhausted: more than 63 bits.
+  // max_workers outside [1, kMaxWorkers]. ResourceExhausted: more than kMaxRows
+  // rows, or 2^63 bytes or more.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
 

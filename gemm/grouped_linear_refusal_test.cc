@@ -89,7 +89,9 @@ TEST_F(GroupedLinearRefusalTest, RowsAndWorkersThatThereAreNot) {
   ExpectRefusal(plan->WorkspaceBytes(1, 0).status(), "max_workers=0");
   ExpectRefusal(
       plan->WorkspaceBytes(std::numeric_limits<int64_t>::max() / 2, 4).status(),
-      absl::StatusCode::kResourceExhausted, "2^63 bytes or more");
+      absl::StatusCode::kResourceExhausted, "need at most 2147483647");
+  EXPECT_EQ(plan->WorkspaceBytes(GroupedLinearPlan::kMaxRows, 65536).status(),
+            absl::OkStatus());
 }
 
 TEST_F(GroupedLinearRefusalTest, Arguments) {
@@ -129,8 +131,10 @@ TEST_F(GroupedLinearRefusalTest, Arguments) {
           [&](auto&) { offsets[2] = 7; });
   refused("offsets[1]=-1", [&](auto&) { offsets[1] = -1; });
   refused("rows_per_index=0", [&](auto& args) { args.rows_per_index = 0; });
-  refused("index[3]=-1; need 0 to 11", [&](auto&) { index[3] = -1; });
-  refused("index[0]=12; need 0 to 11", [&](auto&) { index[0] = 12; });
+  refused("index[3]=-1; need 0 <= index / 2 < 6",
+          [&](auto&) { index[3] = -1; });
+  refused("index[0]=12; need 0 <= index / 2 < 6",
+          [&](auto&) { index[0] = 12; });
   refused("extent of index=4", [&](auto& args) {
     args.index = DenseVector<const int32_t>(index.data(), 4);
   });

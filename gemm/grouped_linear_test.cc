@@ -231,18 +231,23 @@ TEST_P(GroupedLinearTest, WithoutAnIndexRowsOfAAreThoseOfC) {
 
 TEST_P(GroupedLinearTest, ThreadsChangeNoBit) {
   TestRng rng;
+  // Rows enough that packing is divided, too.
   const Shape s{0, 320, 512};
-  const Counts counts = {40, 0, 7, 1, 19, 2};
-  const Groups groups =
-      MakeGroups<BF, float>(rng, {WeightFormat::kBF16}, s, counts.size());
-  const auto plan = Plan<BF, float>(groups, s.act);
-  const auto a = UniformReals<BF>(rng, 69 * s.k);
-  const auto want = Run<BF, float>(plan, s, counts, a, {}, 1, inline_);
-  for (const int workers : {2, 5}) {
-    const auto executor = Workers(workers);
-    for (int i = 0; i < 5; ++i) {
-      EXPECT_TRUE(AllBitsEqual(
-          Run<BF, float>(plan, s, counts, a, {}, 1, *executor), want));
+  const Counts counts = {400, 0, 70, 1, 19, 2};
+  for (const FormatCase format :
+       {FormatCase{WeightFormat::kBF16}, FormatCase{WeightFormat::kI8Channel},
+        FormatCase{WeightFormat::kI4Group, true}}) {
+    SCOPED_TRACE(testing::Message() << format);
+    const Groups groups = MakeGroups<BF, float>(rng, format, s, counts.size());
+    const auto plan = Plan<BF, float>(groups, s.act);
+    const auto a = UniformReals<BF>(rng, 492 * s.k);
+    const auto want = Run<BF, float>(plan, s, counts, a, {}, 1, inline_);
+    for (const int workers : {2, 5}) {
+      const auto executor = Workers(workers);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(AllBitsEqual(
+            Run<BF, float>(plan, s, counts, a, {}, 1, *executor), want));
+      }
     }
   }
 }

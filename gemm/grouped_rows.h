@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "quern/core/math_util.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/packed_product.h"
 
@@ -46,8 +47,12 @@ struct GroupedScratch {
     scratch.max_tile_rows = max_tile_rows;
     scratch.row_elements = product.row_elements();
     scratch.worker_sums = product.unit_sums(product.tiles().rows);
-    scratch.a = allocator.template Allocate<uint32_t>(
-        "packed rows", RowSlot(rows, max_tile_rows) * scratch.row_elements);
+    int64_t elements = 0;
+    if (!CheckedMul(RowSlot(rows, max_tile_rows), scratch.row_elements,
+                    &elements)) {
+      elements = -1;  // which the count of bytes takes for too many
+    }
+    scratch.a = allocator.template Allocate<uint32_t>("packed rows", elements);
     scratch.sums =
         allocator.template Allocate<Sum>("sums", workers * scratch.worker_sums);
     return scratch;

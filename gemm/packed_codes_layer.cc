@@ -166,7 +166,7 @@ class PackedCodesLayer final : public PackedLayer {
   // faster to decode once, and to have larger tiles (4096 x 4096, 256 rows of
   // bf16 by int4: 24 ms from scratch, 39 ms in tiles of 14 rows. Zen 4, 2026).
   bool Fused(int64_t rows) const {
-    return linear_.elements_per_line == 1 &&
+    return linear_.elements_per_line == 1 && kernels_.fused.max_rows > 0 &&
            rows <= 2 * static_cast<int64_t>(kernels_.fused.max_rows);
   }
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
@@ -192,7 +192,7 @@ class PackedCodesLayer final : public PackedLayer {
         weights().zeros() == nullptr ? nullptr : weights().zeros() + scales};
   }
 
-  // All parts, as MultiplyCodes does one.
+  // Does for all parts what MultiplyCodes does for one.
   void MultiplyParts(const PackedProduct<float>& product, const uint32_t* a,
                      const float* row_sums, uint8_t* decoded,
                      const TileRange& range, float* sums, int64_t stride,
@@ -237,9 +237,8 @@ class PackedCodesLayer final : public PackedLayer {
                             int64_t workers) const {
     const int64_t most = std::min(rows, kBlockRows);
     const size_t tile_rows =
-        std::min(linear_.table.max_rows, linear_.elements_per_line == 1
-                                             ? kernels_.fused.max_rows
-                                             : linear_.table.max_rows);
+        std::min(linear_.table.max_rows,
+                 Fused(1) ? kernels_.fused.max_rows : linear_.table.max_rows);
     const auto product = GroupedScratch<float>::LayOut(
         allocator, ProductOf(most, TileCount::kFewest), rows, workers,
         static_cast<int64_t>(tile_rows));

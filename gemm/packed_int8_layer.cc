@@ -133,8 +133,8 @@ class PackedInt8Layer final : public PackedLayer {
     return {layout_, kernels_.table, 1, rows, parts_, tile_count};
   }
 
-  // Each makes u8 at q of a row of a, and terms of it. Where a is given as i8,
-  // so are the terms, or the spec has them.
+  // Quantize and Take write a row of a as u8 to q, and its terms. Where a is
+  // given as i8, so are the terms, or the spec has them.
   void Quantize(const uint8_t* from, const RowTerms& terms, int64_t row,
                 uint8_t* q) const {
     int32_t zero_point = 0;

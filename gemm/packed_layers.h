@@ -38,7 +38,8 @@ PackedLayerOr CreatePackedInt8(const LinearSpec& spec,
                                const LinearWeights& weights);
 PackedLayerOr CreatePackedCodes(const LinearSpec& spec,
                                 const LinearWeights& weights);
-// The one of these that the weights' format needs. The spec has been proved.
+// Calls the one of these that the weights' format needs. The spec has been
+// proved.
 PackedLayerOr CreatePackedLayer(const LinearSpec& spec,
                                 const LinearWeights& weights);
 

@@ -114,7 +114,8 @@ struct TensorEntry {
   TensorRole role;
   Extent cols, rows;
   uint32_t needs;  // ModelPart bits that models with this tensor have
-  // Such matrices one after the other, in a third dimension; kOne: one matrix.
+  // The number of such matrices, which lie one after the other in a third
+  // dimension; kOne: the tensor is one matrix.
   Extent matrices = Extent::kOne;
 
   bool is_matrix() const { return rows != Extent::kOne; }

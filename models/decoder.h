@@ -17,7 +17,11 @@
 //   llama   as above; RoPE turns the pairs (2j, 2j + 1)
 //   qwen2   q, k and v have biases; RoPE turns the pairs (j, j + rope_dim / 2),
 //           as it does in those below
+//           with experts, Mixtral: x += sum over the experts_used of the
+//           largest router logits of w * linear(silu(gate) * up), w their
+//           softmax
 //   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself
+//   qwen3moe  qwen3 with experts
 //   gemma2  x = sqrt(hidden) * embedding[token]
 //           x += rms_norm(linear(attention(q, cache)))
 //           x += rms_norm(linear(gelu_tanh(gate) * up))
@@ -38,8 +42,13 @@
 // A norm multiplies by the weights in the file. This holds for gemma2 too,
 // because writers of GGUF files have already added Gemma's 1 to its weights.
 //
-// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0. The rows that
-// they multiply are bf16, f32 or int8. Everything else is f32.
+// Each rank routes by itself, so with experts all ranks need CPUs of one
+// instruction set: a logit that differs in its last bit may choose another
+// expert.
+//
+// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0; routers are f32
+// in every form. The rows that they multiply are bf16, f32 or int8. Everything
+// else is f32.
 //
 // A file is not trusted. The memory for loading and running it is bounded by
 // DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
@@ -77,7 +86,7 @@ class OpDispatcher;  // ops/registry/op_dispatcher.h
 class OpRegistry;    // ops/registry/op_registry.h
 
 // Registers what models are made of: vocab_parallel_embedding, rms_norm,
-// add_rms_norm, linear, rotary_embedding, write_kv, paged_attention,
+// add_rms_norm, linear, fused_moe, rotary_embedding, write_kv, paged_attention,
 // gather_rows and logits_processor, with the families that they belong to.
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 

@@ -26,7 +26,7 @@ enum class ModelPart : uint8_t {
   kOutputMatrix,  // output.weight; otherwise the embedding
   kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
   kExperts,       // the feed-forward layer is a mixture of experts
-  kDense,         // ... and otherwise one matrix for each of gate, up and down
+  kDense,         // the feed-forward layer has one gate, one up and one down
 };
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);

@@ -222,7 +222,8 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
 TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
-  for (const char* architecture : {"llama", "qwen2", "qwen3", "gemma2"}) {
+  for (const char* architecture :
+       {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
@@ -255,12 +256,12 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   int64_t ran = 0, built = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
     constexpr const char* kArchitectures[] = {"llama", "qwen2", "qwen3",
-                                              "gemma2"};
+                                              "qwen3moe", "gemma2"};
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
     SmallDecoder m =
-        Tiny(kArchitectures[rng.Integer(0, 3)], kTypes[rng.Integer(0, 3)]);
+        Tiny(kArchitectures[rng.Integer(0, 4)], kTypes[rng.Integer(0, 3)]);
     const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
     m.context = power(28);
     m.layers = power(3);
@@ -272,7 +273,14 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     m.head_dim = block * 2 * power(14);
     m.rope_dim = rng.Integer(0, 1) == 0 ? m.head_dim : 2;
     m.window = power(28);
-    const int64_t columns = m.layers * (m.q_heads * m.head_dim * 2 + 3 * m.ffn +
+    m.mixture = rng.Integer(0, 1) == 1;
+    m.experts = power(8);
+    m.experts_used = power(4);
+    m.expert_ffn = block * power(6);
+    const bool mixture = m.architecture == "qwen3moe" ||
+                         (m.architecture == "llama" && m.mixture);
+    const int64_t ffn = mixture ? m.experts * m.expert_ffn : m.ffn;
+    const int64_t columns = m.layers * (m.q_heads * m.head_dim * 2 + 3 * ffn +
                                         2 * m.kv_heads * m.head_dim);
     if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
     ++built;
@@ -304,6 +312,12 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
          "and Q8_0");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
+  refuse(
+      [](SmallDecoder& m) {
+        m.mixture = true;
+        m.experts = 1024;
+      },
+      "decoder: no tensor 'blk.0.ffn_gate_inp.weight'");
   refuse([](SmallDecoder& m) { m.vocab = 1 << 28; },
          "decoder: llama.vocab_size=268435456; need 7, as token_embd");
 }

@@ -170,7 +170,9 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   // are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
   const auto add = [&](const MatrixParts& parts, int64_t count = 1) {
-    matrices += static_cast<double>(count) * PackedBytes(parts);
+    // A plan has tables of kernels besides its weights.
+    constexpr double kPlanBytes = 4096;
+    matrices += static_cast<double>(count) * (PackedBytes(parts) + kPlanBytes);
     largest = std::max(largest, UnpackedBytes(parts));
   };
   for (int64_t layer = 0; layer < c.layers; ++layer) {

@@ -161,6 +161,15 @@ TEST_P(DecoderRanksTest, EveryTypeOfTheFile) {
                      type == GgufTensorType::kF16 ? kF32Bound : kBF16Bound);
     ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
   }
+  // Experts are divided likewise.
+  shape.architecture = "qwen3moe";
+  shape.expert_ffn = 96;
+  for (const GgufTensorType type :
+       {GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
+    shape.type = type;
+    ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2, kBF16Bound);
+    ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
+  }
 }
 
 // Each rank packs to its own file and does not use another's.

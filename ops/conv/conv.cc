@@ -82,7 +82,7 @@ absl::Status OutExtent(const char* dimension, int64_t in, int64_t kernel,
                        int64_t* out) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, absl::StrCat("in.", dimension), in, 1,
                                    ConvSpec::kMaxExtent));
-  // Below 2^33 and 2^62.
+  // The extents are below 2^33, their product below 2^62.
   const int64_t padded = in + 2 * padding;
   const int64_t reach = dilation * (kernel - 1) + 1;
   if (reach > padded) {
@@ -195,7 +195,7 @@ absl::Status ConvPlan::PackPatches(const AnyTensorView& weight,
 absl::Status ConvPlan::PackDirect(const AnyTensorView& weight) {
   int64_t taps = 0, all = 0;
   WeightsOfOutput(spec_, &taps);
-  // Both below 2^31.
+  // Both numbers are below 2^31.
   CheckedMul(taps, spec_.out_channels, &all);
   int64_t bytes = 0;
   if (!CheckedMul(all, 4, &bytes)) {
@@ -251,7 +251,7 @@ absl::StatusOr<int64_t> ConvPlan::WorkspaceBytes(int64_t max_batch,
                       !CheckedMul(rows, out.width, &rows);
     rows = many ? kPatchRows : std::min(rows, kPatchRows);
     const auto element = static_cast<int64_t>(SizeOf(spec_.dtype));
-    // Below 2^10 * 2^31 * 2^2.
+    // The product is below 2^10 * 2^31 * 2^2.
     conv_internal::LayOutPatches(layout, rows * linear_->k() * element,
                                  rows * linear_->n() * element);
     QUERN_ASSIGN_OR_RETURN(const int64_t product,

@@ -78,7 +78,7 @@ class ConvPlan {
   //
   // InvalidArgument: a number of the spec that is negative, above kMaxExtent,
   // or zero where it is no padding; groups that do not divide the channels; a
-  // kernel of kMaxExtent weights or more for an output; a weight or a bias of
+  // kernel of more than kMaxExtent weights for an output; a weight or a bias of
   // another shape or dtype. Unimplemented: other dtypes, and what
   // LinearPlan::Create cannot run. ResourceExhausted: no memory.
   static absl::StatusOr<ConvPlan> Create(const ConvSpec& spec,
@@ -121,7 +121,8 @@ class ConvPlan {
   // the last one 1. A batch of none does nothing. Allocates nothing (oneDNN
   // allocates small blocks); safe to call concurrently, each call with its own
   // workspace. With less workspace than WorkspaceBytes, aborts. The bits depend
-  // neither on the workers nor on the rest of the batch.
+  // neither on the workers nor, with the packed kernels, on the rest of the
+  // batch.
   //
   // A patch that fills its input is read in place where the input is dense, and
   // outputs of one position are written in place.

@@ -60,7 +60,7 @@ inline ConvExtents ExtentsOf(const AnyTensorView& v) {
   return {v.extent(2), v.extent(3), v.extent(4)};
 }
 
-// Scratch of up to `rows` patches, before that of their product.
+// Scratch of some patches; the product takes its own behind it.
 struct PatchScratch {
   char* patches;
   char* outputs;

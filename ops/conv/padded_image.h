@@ -7,7 +7,7 @@
 //
 //   row[slot, i] = in[i * stride + Remainder(slot) - padding], or 0 outside
 //
-// and tap dx of output x reads slot dx % slots at x + Shift(dx).
+// and tap dx of output x reads slot dx % slots, at Offset(dx) + x.
 
 #include <cstdint>
 
@@ -35,7 +35,7 @@ class PaddedImage {
   // Offset of tap dx of the first output of a row.
   int64_t Offset(int64_t dx) const;
 
-  // Fills the image of `channels` channels at `to` with in[b]. `blocks` load
+  // Fills the image at `to` with in[b]. `blocks` load
   // in's dtype.
   void Fill(const AnyTensorView& in, int64_t b, const RowBlockKernels& blocks,
             float* to, Executor& executor) const;

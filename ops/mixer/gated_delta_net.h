@@ -92,8 +92,9 @@ class GatedDeltaNetPlan {
   absl::Status CheckArgs(const GatedDeltaNetArgs& args) const;
 
   // Writes the windows and states that are named, and out for the tokens of
-  // sequences. Allocates nothing; safe to call concurrently on distinct slots,
-  // each call with its own workspace. With less than WorkspaceBytes, aborts.
+  // sequences. Allocates nothing (oneDNN allocates small blocks); safe to call
+  // concurrently on distinct slots, each call with its own workspace. With less
+  // than WorkspaceBytes, aborts.
   void Execute(const GatedDeltaNetArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

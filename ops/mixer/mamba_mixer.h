@@ -4,7 +4,7 @@
 // Mixers whose state update takes dt, B and C from a second projection of the
 // convolved channels. With I = heads * head_dim channels:
 //
-//            kMamba (Mamba-1, Jamba, FalconMamba)   kPlamo2 (PLaMo-2)
+//            kMamba (Mamba-1, Jamba)   kPlamo2 (PLaMo-2)
 //   in_proj  u, z                                   z, u
 //   conv     u = silu(causal_conv1d(u))             the same
 //   x_proj   dt', B, C of dt_rank, d_state, d_state B, C, dt'
@@ -75,7 +75,7 @@ struct MambaMixerArgs {
   // f32, each may be no view: [heads, head_dim]; kPlamo2: [heads].
   AnyTensorView d;
   AnyTensorView dt_bias;
-  // No views without a norm.
+  // Views of rank 0 where the layer has no norm.
   AnyTensorView dt_norm;  // [dt_rank]
   AnyTensorView b_norm;   // [d_state]
   AnyTensorView c_norm;   // [d_state]
@@ -105,8 +105,9 @@ class MambaMixerPlan {
   absl::Status CheckArgs(const MambaMixerArgs& args) const;
 
   // Writes the windows and states that are named, and out for the tokens of
-  // sequences. Allocates nothing; safe to call concurrently on distinct slots,
-  // each call with its own workspace. With less than WorkspaceBytes, aborts.
+  // sequences. Allocates nothing (oneDNN allocates small blocks); safe to call
+  // concurrently on distinct slots, each call with its own workspace. With less
+  // than WorkspaceBytes, aborts.
   void Execute(const MambaMixerArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

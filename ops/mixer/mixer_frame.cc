@@ -74,6 +74,7 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
   const MixerFrameSpec& s = spec_;
   QUERN_RETURN_IF_ERROR(
       CheckInput(s.op, "x", args.x, s.dtype, {kAnyExtent, s.hidden}));
+  QUERN_RETURN_IF_ERROR(in_proj_.CheckRows(args.x));
   QUERN_RETURN_IF_ERROR(CheckInput(s.op, "conv_weight", args.conv_weight,
                                    s.weight_dtype,
                                    {s.conv_channels, s.conv_width}));

@@ -61,10 +61,11 @@ class ShortConvPlan {
   absl::Status CheckArgs(const MixerArgs& args) const;
 
   // Writes the windows that are named, and out for the tokens of sequences.
-  // Allocates nothing; safe to call concurrently on distinct slots, each call
-  // with its own workspace. With less than WorkspaceBytes, aborts. A sequence
-  // that is cut into several calls has the bits of one call where those of the
-  // products do not depend on the number of rows (gemm/linear.h).
+  // Allocates nothing (oneDNN allocates small blocks); safe to call
+  // concurrently on distinct slots, each call with its own workspace. With less
+  // than WorkspaceBytes, aborts. A sequence that is cut into several calls has
+  // the bits of one call where those of the products do not depend on the
+  // number of rows (gemm/linear.h).
   void Execute(const MixerArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

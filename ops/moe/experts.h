@@ -10,10 +10,10 @@
 //   out[t]   = round_out(sum over j of weights[t, j] * y[t, j] + add[t])
 //
 // gate_up_e and down_e are linear layers (gemm/linear.h) on weights of any
-// format, with or without bias. The sum is f32, fused, in the order of j, `add`
-// last. A route whose expert is -1 adds nothing, which is how ranks divide
-// experts: each has some, and a sum over ranks has all. `add` is what a shared
-// expert gives, or a residual.
+// format, with or without bias. The sum is f32, fused where the CPU can, in the
+// order of j, `add` last. A route whose expert is -1 adds nothing, which is how
+// ranks divide experts: each has some, and a sum over ranks has all. `add` is
+// what a shared expert gives, or a residual.
 //
 //   activation       columns of gate_up                model
 //   kSiluAndMul      gate, then up, `inter` of each    Mixtral, Qwen, DeepSeek
@@ -100,7 +100,7 @@ class ExpertsPlan {
   }
   // Instruction set of the kernels, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
-  // What runs for an expert with so many rows.
+  // What linear layers of so many rows run, see GroupedLinearPlan::Explain.
   std::string Explain(int64_t rows) const;
 
   // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
@@ -118,10 +118,10 @@ class ExpertsPlan {
   absl::Status CheckRows(const ExpertsArgs& args) const;
 
   // Writes the elements of out and nothing else. A token whose routes are all
-  // -1 gets `add`, or zeros. Weights may be any number: a NaN makes its token
-  // NaN. tokens = 0 does nothing. Allocates nothing; safe to call concurrently
-  // with different workspaces. Neither the number of workers nor the other
-  // tokens change a bit.
+  // -1 gets `add` + 0, or zeros. Weights may be any number; that of a route
+  // which is not -1 makes its token NaN if it is NaN. tokens = 0 does nothing.
+  // Allocates nothing; safe to call concurrently with different workspaces.
+  // Neither the number of workers nor the other tokens change a bit.
   void Execute(const ExpertsArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

@@ -103,7 +103,8 @@ class ExpertsTest : public IsaTest {
     return batch;
   }
 
-  // What the workspace must be is asked; all memory is guarded and poisoned.
+  // Runs with exactly the workspace that the plan asks for. All memory is
+  // guarded and poisoned.
   template <typename X, typename C>
   std::vector<C> Run(const ExpertsPlan& plan, const std::vector<X>& x,
                      const Batch& batch, Executor& executor,
@@ -351,19 +352,23 @@ TEST_P(ExpertsTest, ThreadsChangeNoBit) {
 
 TEST_P(ExpertsTest, ManyTokensGoBlockByBlock) {
   ExpertsSpec spec;
-  spec.top_k = 4;
+  spec.top_k = 3;
   const Mixture m = Make({{WeightFormat::kBF16}, 3, 16, 16}, spec);
   const ExpertsPlan plan = Plan(m);
-  const int64_t tokens = 2 * ExpertsPlan::kBlockRoutes / 4 + 5;
+  // Three blocks; top_k does not divide the routes of a block.
+  const int64_t tokens = 2 * (ExpertsPlan::kBlockRoutes / 3) + 5;
   const auto x = UniformReals<BF>(rng_, tokens * 16);
-  Batch batch = Route(tokens, 4, 3);
+  Batch batch = Route(tokens, 3, 3);
   // The last block has no routes to the first expert.
-  for (size_t i = batch.ids.size() - 4000; i < batch.ids.size(); ++i) {
+  const auto last = static_cast<size_t>(tokens * 2 / 3 * 3);
+  for (size_t i = last; i < batch.ids.size(); ++i) {
     if (batch.ids[i] == 0) batch.ids[i] = 2;
   }
-  EXPECT_TRUE(IsWithin(Run<BF, BF>(plan, x, batch, inline_),
-                       Want<BF, BF>(m, x, batch)));
-  const int64_t most = *plan.WorkspaceBytes(ExpertsPlan::kBlockRoutes / 4, 2);
+  const auto add = UniformReals<BF>(rng_, tokens * 16);
+  const ReferenceTerms want = Want<BF, BF>(m, x, batch, add);
+  EXPECT_TRUE(IsWithin(Run<BF, BF>(plan, x, batch, inline_, add), want));
+  EXPECT_TRUE(IsWithin(Run<BF, BF>(plan, x, batch, inline_, add, true), want));
+  const int64_t most = *plan.WorkspaceBytes(ExpertsPlan::kBlockRoutes / 3, 2);
   EXPECT_EQ(*plan.WorkspaceBytes(tokens, 2), most);
   EXPECT_LT(*plan.WorkspaceBytes(tokens / 4, 2), most);
 }

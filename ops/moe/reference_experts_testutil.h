@@ -78,7 +78,7 @@ inline ReferenceTerms ReferenceActivated(LinearActivation activation,
     const bool oai = activation == LinearActivation::kSwigluOaiAndMul;
     if (oai) {
       value = ReferenceQuickGelu(std::min(value, 7.0));
-      error = 1.1 * error + 139 * 0x1p-24 * std::abs(value) + 0x1p-120;
+      error = 1.1 * error + 179 * 0x1p-24 * std::abs(value) + 0x1p-120;
     } else if (activation != LinearActivation::kNone) {
       value = ReferenceSilu(value);
       error = 1.1 * error + 11 * 0x1p-24 * std::abs(value) + 0x1p-120;

@@ -123,7 +123,7 @@ struct ChunkKernels {
 // The kernels of the best instruction set this CPU supports.
 ChunkKernels GetChunkKernels();
 
-// The kernel of the best instruction set this CPU supports.
+// The kernel on ChannelChunk of the best instruction set this CPU supports.
 void (*GetChannelChunkKernel())(const ChannelChunk& chunk);
 
 }  // namespace quern

@@ -12,7 +12,7 @@
 namespace quern {
 
 struct ChunkMemory {
-  int64_t* sequences;  // those that go by chunks
+  int64_t* sequences;  // numbers of the sequences that go by chunks
   uint8_t* workers;
 };
 // Room for `most` sequences, and `worker_bytes` for all workers together.

@@ -92,7 +92,8 @@ class DeltaRulePlan {
   static constexpr int64_t kMaxChunk = 128;
   // A sequence with this many tokens in a call, or more, goes by chunks.
   static constexpr int64_t kChunkedFrom = 16;
-  // What the plan chooses: see docs/performance_notes.md.
+  // The chunk that the plan chooses where the spec has 0, as measured in
+  // docs/performance_notes.md.
   static constexpr int64_t kChunk = 16;
 
   // InvalidArgument if a number of the spec is out of range or scale is not
@@ -106,7 +107,7 @@ class DeltaRulePlan {
 
   // Bytes of workspace that Execute needs for up to max_tokens tokens on up to
   // max_workers workers: a copy of one head's state and of one chunk's inputs
-  // for each worker (130 to 150 KiB at dk = dv = 128), and nothing below
+  // for each worker (128 to 151 KiB at dk = dv = 128), and nothing below
   // kChunkedFrom tokens. InvalidArgument if max_tokens < 0 or max_workers < 1.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
                                          int max_workers) const;

@@ -90,7 +90,8 @@ class StateUpdatePlan {
   static constexpr int64_t kMaxChunk = 128;
   // A sequence with this many tokens in a call, or more, goes by chunks.
   static constexpr int64_t kChunkedFrom = 16;
-  // What the plan chooses: see docs/performance_notes.md.
+  // The chunk that the plan chooses where the spec has 0, as measured in
+  // docs/performance_notes.md.
   static constexpr int64_t kChunk = 32;
 
   // InvalidArgument if a number of the spec is out of range; Unimplemented for

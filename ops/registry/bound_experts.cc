@@ -15,6 +15,7 @@
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
@@ -144,6 +145,16 @@ class BoundMixture final : public BoundOp {
                                      router_.spec().logits_dtype,
                                      {tokens, router_.spec().experts}));
     QUERN_RETURN_IF_ERROR(CheckApart(op_, "router_logits", t[1], "out", t[5]));
+    if ((t[2].rank() != 0) != router_.spec().biased) {
+      return InvalidArgument(op_, "e_score_correction_bias is ",
+                             router_.spec().biased ? "missing" : "given",
+                             "; need it as the operator was made");
+    }
+    const int64_t experts = experts_.plan().experts();
+    if (t[3].rank() == 0 && router_.spec().experts != experts) {
+      return InvalidArgument(op_, "expert_map is missing; need one from ",
+                             router_.spec().experts, " experts to ", experts);
+    }
     if (t[2].rank() != 0) {
       QUERN_RETURN_IF_ERROR(CheckInput(op_, "e_score_correction_bias", t[2],
                                        router_.spec().bias_dtype,
@@ -162,10 +173,13 @@ class BoundMixture final : public BoundOp {
                                          int max_workers) const override {
     QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                            experts_.WorkspaceBytes(max_rows, max_workers));
+    int64_t routes = 0;
     WorkspaceLayout layout;
-    LayOut(layout, max_rows);
-    layout.Allocate<uint8_t>("experts", bytes);
-    if (!layout.overflow()) return layout.bytes();
+    if (CheckedMul(max_rows, router_.spec().top_k, &routes)) {
+      LayOut(layout, max_rows);
+      layout.Allocate<uint8_t>("experts", bytes);
+      if (!layout.overflow()) return layout.bytes();
+    }
     return absl::ResourceExhaustedError(
         absl::StrCat(op_, ": max_rows=", max_rows,
                      "; their routes have 2^63 bytes or more"));

@@ -121,8 +121,9 @@ Bound DeltaUpdate(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
       DeltaUpdateShapes(q, k, v, g, beta, state, indices, l2, scale, null_slot)
           .status());
   QUERN_ASSIGN_OR_RETURN(
-      const DeltaRuleSpec spec,
+      DeltaRuleSpec spec,
       DeltaSpec(kDeltaUpdate, q, v, g, state, l2, scale, null_slot));
+  spec.chunk = 1;  // every token is a sequence
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan, DeltaRulePlan::Create(spec));
   return BindSequences(plan, kDeltaUpdateBinding,
                        kNative ? &NativeDeltaRule : nullptr);

@@ -126,6 +126,11 @@ class BoundEncoder final : public BoundOp {
                              t[0].extent(1), ", ..]; Prepare was given [",
                              batch_, ", ", tokens_, ", ..]");
     }
+    if (t[3].rank() == 0 &&
+        segments_ != std::vector<int32_t>{0, static_cast<int32_t>(tokens_)}) {
+      return InvalidArgument(kOp,
+                             "cu_seqlens is missing; Prepare was given it");
+    }
     if (t[3].rank() != 0) {
       const auto size = static_cast<int64_t>(segments_.size());
       QUERN_RETURN_IF_ERROR(

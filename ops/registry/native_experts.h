@@ -29,7 +29,7 @@ class NativeExperts {
   NativeExperts(const ExpertsSpec& spec, int64_t hidden, int64_t inter)
       : spec_(spec), hidden_(hidden), inter_(inter) {}
 
-  // One row each.
+  // Arrays of one row.
   struct Scratch {
     float* x;
     float* h;

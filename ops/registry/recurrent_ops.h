@@ -20,8 +20,8 @@ namespace quern {
 
 // chunk_gated_delta_rule, gated_delta_rule_update: ops/recurrent/delta_rule.h.
 // g is [tokens, value_heads], or [tokens, value_heads, dk] for KDA. The state
-// may have another dtype than q. Both go by chunks of tokens where the plan
-// does.
+// may have another dtype than q. chunk_gated_delta_rule goes by chunks of
+// tokens where the plan does.
 absl::Status RegisterDeltaRuleOps(OpRegistry& registry);
 
 // causal_conv1d_fn, causal_conv1d_update: ops/recurrent/causal_conv1d.h.

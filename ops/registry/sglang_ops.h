@@ -86,10 +86,11 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // Both: sm_scale multiplies the products, and 0 means 1 / sqrt(head_dim).
 // logit_cap > 0 caps, in both; SGLang's extend ignores it. sliding_window W >=
 // 1 shows W keys, that of the query included, and 0 or less shows all. With
-// is_cross_attn the keys are the first encoder_lens[b] of the request, and no
-// query is masked; otherwise encoder_lens[b] tokens before those of seq_lens[b]
-// are skipped. sinks[q_heads] are f32, bf16 or f16. Where v_buffer lies in
-// k_buffer (MLA), new keys must be written before, not by these operators.
+// is_cross_attn the keys are the first encoder_lens[b] of the request, for
+// every query, but for what a window cuts off; otherwise encoder_lens[b] tokens
+// before those of seq_lens[b] are skipped. sinks[q_heads] are f32, bf16 or f16.
+// Where v_buffer lies in k_buffer (MLA), new keys must be written before, not
+// by these operators.
 //
 // Equations and roundings are those of attention/paged_attention.h. Providers:
 // simd, and reference, with sums in double on the calling thread.

@@ -94,6 +94,16 @@ class BoundProduct final : public BoundOp {
       return InvalidArgument(
           r_.op, "mat2, scales2 or bias is not what Prepare was given");
     }
+    // The workspace is for the first dimension that a step has, and for the
+    // others that the operator was made with.
+    for (int d = 1; d + 1 < t[at_.x()].rank(); ++d) {
+      const auto i = static_cast<size_t>(d);
+      if (i >= r_.x.extents.size() || t[at_.x()].extent(d) != r_.x.extents[i]) {
+        return InvalidArgument(r_.op, "dimension ", d, " of mat1 is ",
+                               t[at_.x()].extent(d),
+                               "; need it as the operator was made");
+      }
+    }
     const AnyTensorView x = AsRows(t[at_.x()]), out = AsRows(t[at_.out()]);
     QUERN_RETURN_IF_ERROR(
         CheckInput(r_.op, "mat1", x, r_.x.dtype, {kAnyExtent, r_.weights.k}));

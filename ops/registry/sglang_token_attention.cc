@@ -99,9 +99,10 @@ class BoundTokenAttention final : public BoundOp {
                              storage_.kv_lens[b]);
     }
     if (t[a_.sinks].rank() != 0) {
-      QUERN_RETURN_IF_ERROR(CheckInput(a_.op, "sinks", t[a_.sinks],
-                                       t[a_.sinks].dtype(),
-                                       {plan_.spec().q_heads}));
+      QUERN_RETURN_IF_ERROR(CheckInput(
+          a_.op, "sinks", t[a_.sinks],
+          a_.sinks_meta.has_value() ? a_.sinks_meta->dtype : DType::kF32,
+          {plan_.spec().q_heads}));
     }
     QUERN_RETURN_IF_ERROR(CheckBuffers(t));
     if (write_.has_value()) {

@@ -93,6 +93,9 @@ class BoundAttention final : public BoundOp {
         {metadata_->schedule, t[kQuery], t[kOutput], {}, {}, {}}));
     for (const At i : {kAlibi, kSinks}) {
       if (t[i].rank() == 0) continue;
+      QUERN_RETURN_IF_ERROR(
+          CheckDTypeIn(kOp, "s_aux", t[kSinks].dtype(),
+                       {DType::kF32, DType::kBF16, DType::kF16}));
       QUERN_RETURN_IF_ERROR(CheckInput(
           kOp, i == kAlibi ? "alibi_slopes" : "s_aux", t[i],
           i == kAlibi ? DType::kF32 : t[i].dtype(), {plan_.spec().q_heads}));

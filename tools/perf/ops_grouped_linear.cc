@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -47,9 +48,12 @@ class GroupedLinear final : public Op {
     QUERN_ASSIGN_OR_RETURN(shape.k, args.Int("k", 1, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(op->input_, FloatInput(args, shape));
     op->offsets_ = {0};
+    int64_t rows = 0;
     for (int64_t g = 0; g < op->groups_; ++g) {
-      op->offsets_.push_back(op->offsets_.back() +
-                             static_cast<int32_t>(op->RowsOf(g)));
+      rows += op->RowsOf(g);
+      QUERN_RETURN_IF_ERROR(CheckRange(args.op(), "rows of all groups", rows, 0,
+                                       GroupedLinearPlan::kMaxRows));
+      op->offsets_.push_back(static_cast<int32_t>(rows));
     }
     if (op->rows() == 0) {
       return InvalidArgument(args.op(), "rows is 0 for every group; need one");

@@ -72,7 +72,7 @@ Bounded Activated(LinearActivation activation, Bounded x) {
       break;
     case LinearActivation::kSwigluOaiAndMul:
       value = ReferenceQuickGelu(std::min(x.value, 7.0));
-      units = 10 + std::min(1.702 * far, 128.0);
+      units = 12 + 1.3 * std::min(1.702 * far, 128.0);
       break;
     default:
       // ReferenceGeluTanh cancels where x is far below zero.
