@@ -194,6 +194,84 @@ TEST_P(ExpertsOpsTest, HaveTheBitsOfThePlan) {
   }
 }
 
+// Every argument of fused_moe that has a default, with another value.
+TEST_P(ExpertsOpsTest, EveryArgumentOfTheRouterReachesIt) {
+  const Inputs in = MakeInputs();
+  TestRng rng;
+  constexpr int64_t kAll = 12;  // of which this rank has six
+  const auto logits = UniformReals<float>(rng, kTokens * kAll, -3, 3);
+  const auto bias = UniformReals<float>(rng, kAll);
+  std::vector<int32_t> map;
+  for (int32_t e = 0; e < kAll; ++e) map.push_back(e % 2 == 0 ? e / 2 : -1);
+  const ExpertWeights experts =
+      MakeExperts(WeightFormat::kBF16, Act::kGeluTanhAndMul);
+
+  RouterSpec route;
+  route.experts = kAll;
+  route.top_k = 3;
+  route.score = RouterScore::kSigmoid;
+  route.biased = true;
+  route.scale = 2.5f;
+  route.groups = 4;
+  route.top_groups = 2;
+  const auto router = RouterPlan::Create(route);
+  ASSERT_EQ(router.status(), absl::OkStatus());
+  std::vector<float> weights(static_cast<size_t>(kTokens * 3));
+  std::vector<int32_t> ids(weights.size());
+  router->Execute(DenseMatrix<const float>(logits.data(), kTokens, kAll),
+                  DenseVector<const float>(bias.data(), kAll),
+                  DenseMatrix(weights.data(), kTokens, 3),
+                  DenseMatrix(ids.data(), kTokens, 3), executor_);
+  ExpertsSpec spec;
+  spec.top_k = 3;
+  spec.out = DType::kF32;
+  spec.activation = Act::kGeluTanhAndMul;
+  auto plan = ExpertsPlan::Create(spec, experts);
+  ASSERT_EQ(plan.status(), absl::OkStatus());
+  std::vector<float> want(in.x.size()), got(in.x.size());
+  ExpertsArgs args;
+  args.x = DenseMatrix<const BF>(in.x.data(), kTokens, kHidden);
+  args.ids = DenseMatrix<const int32_t>(ids.data(), kTokens, 3);
+  args.map = DenseVector<const int32_t>(map.data(), kAll);
+  args.weights = DenseMatrix<const float>(weights.data(), kTokens, 3);
+  args.out = DenseMatrix(want.data(), kTokens, kHidden);
+  auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(kTokens, 1));
+  plan->Execute(args, Workspace(*memory), executor_);
+
+  const NamedArgs named = {
+      {"hidden_states", kX},
+      {"router_logits", TensorMeta{DType::kF32, {kTokens, kAll}}},
+      {"experts", &experts},
+      {"e_score_correction_bias", TensorMeta{DType::kF32, {kAll}}},
+      {"expert_map", TensorMeta{DType::kI32, {kAll}}},
+      {"top_k", int64_t{3}},
+      {"renormalize", false},
+      {"num_expert_group", int64_t{4}},
+      {"topk_group", int64_t{2}},
+      {"scoring_func", "sigmoid"},
+      {"routed_scaling_factor", 2.5},
+      {"activation", "gelu_tanh"},
+      {"out_dtype", "f32"}};
+  const MadeOp op = Make("simd", "fused_moe", named);
+  Run(op,
+      {{"hidden_states", args.x},
+       {"router_logits",
+        DenseMatrix<const float>(logits.data(), kTokens, kAll)},
+       {"e_score_correction_bias", DenseVector<const float>(bias.data(), kAll)},
+       {"expert_map", args.map},
+       {"out", DenseMatrix(got.data(), kTokens, kHidden)}},
+      kTokens);
+  EXPECT_TRUE(AllBitsEqual(got, want));
+  // The tensors that it was made with may not be left out.
+  std::vector<AnyTensorView> t = {
+      args.x, DenseMatrix(logits.data(), kTokens, kAll), {}, args.map,
+      {},     DenseMatrix(got.data(), kTokens, kHidden)};
+  ExpectRefusal(op.op->CheckArgs(t), "e_score_correction_bias is missing");
+  t[2] = DenseVector<const float>(bias.data(), kAll);
+  t[3] = {};
+  ExpectRefusal(op.op->CheckArgs(t), "expert_map is missing");
+}
+
 // One unit of bf16 of h and of the result, of numbers below 8.
 TEST_P(ExpertsOpsTest, ReferenceAgrees) {
   const Inputs in = MakeInputs();
