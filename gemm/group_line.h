@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "quern/core/math_util.h"
 
 namespace quern {
 
@@ -43,7 +44,7 @@ class GroupLine {
     const auto count = static_cast<int64_t>(blocks.size());
     constexpr int64_t kPairsPerWorker = 8;
     unit_panels_ = count * panels < 2 * kPairsPerWorker * workers ? 1 : 2;
-    block_units_ = (panels + unit_panels_ - 1) / unit_panels_;
+    block_units_ = DivCeil(panels, unit_panels_);
     units_ = count * block_units_;
     for (GroupBlock& block : blocks) {
       block.cost_before = cost_;

@@ -4,12 +4,17 @@
 # Highway's pool of threads. A header that declares what such a source defines
 # counts as that source.
 #
+# With --starters, those of the sources that include one of these themselves.
+#
 # Dependencies between targets would name nearly all tests, because most tests
 # take a common list of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-git ls-files '*.h' '*.cc' ':!examples/embed_*' | awk '
+starters=0
+[[ ${1:-} != --starters ]] || starters=1
+
+git ls-files '*.h' '*.cc' ':!examples/embed_*' | awk -v starters="$starters" '
   {
     file = $0
     files[++count] = file
@@ -22,7 +27,16 @@ git ls-files '*.h' '*.cc' ':!examples/embed_*' | awk '
     }
     close(file)
   }
+  # The last slash of a path becomes a colon.
+  function label(file) {
+    match(file, /[^\/]*$/)
+    return "//" substr(file, 1, RSTART - 2) ":" substr(file, RSTART)
+  }
   END {
+    if (starters) {
+      for (file in reached) print label(file)
+      exit
+    }
     do {
       changed = 0
       for (i = 1; i <= count; ++i) {
@@ -38,11 +52,6 @@ git ls-files '*.h' '*.cc' ':!examples/embed_*' | awk '
     } while (changed)
     for (file in reached) {
       if (file !~ /_test\.cc$/) continue
-      label = "//" file
-      # The last slash becomes a colon.
-      if (match(label, /\/[^\/]*$/)) {
-        label = substr(label, 1, RSTART - 1) ":" substr(label, RSTART + 1)
-      }
-      print label
+      print label(file)
     }
   }' | sort

@@ -43,11 +43,6 @@ DeltaRuleSpec Spec(DeltaDecay decay, int64_t heads, int64_t dk, int64_t dv,
   return spec;
 }
 
-// One sequence of all tokens, in slot 0.
-Sequences Prompt(int64_t tokens) {
-  return {{0}, {0, static_cast<int32_t>(tokens)}, {}};
-}
-
 class DeltaRuleChunksTest : public RecurrentFixture<DeltaRulePlan> {};
 QUERN_INSTANTIATE_ISA_TEST(DeltaRuleChunksTest);
 

@@ -30,6 +30,11 @@ struct Sequences {
   }
 };
 
+// One sequence of all tokens, in slot 0.
+inline Sequences Prompt(int64_t tokens) {
+  return {{0}, {0, static_cast<int32_t>(tokens)}, {}};
+}
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_RECURRENT_SEQUENCES_TESTUTIL_H_

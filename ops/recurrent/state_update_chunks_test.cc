@@ -39,11 +39,6 @@ StateUpdateSpec Spec(int64_t heads, int64_t groups, int64_t head_dim,
   return spec;
 }
 
-// One sequence of all tokens, in slot 0.
-Sequences Prompt(int64_t tokens) {
-  return {{0}, {0, static_cast<int32_t>(tokens)}, {}};
-}
-
 class StateUpdateChunksTest : public RecurrentFixture<StateUpdatePlan> {};
 QUERN_INSTANTIATE_ISA_TEST(StateUpdateChunksTest);
 

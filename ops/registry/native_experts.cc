@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
@@ -14,19 +13,10 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/native_activation.h"
 #include "quern/ops/registry/native_linear.h"
-#include "quern/quant/scalar_convert.h"
 
 namespace quern {
-namespace {
-
-float RoundedTo(DType dtype, float v) {
-  if (dtype == DType::kBF16) return ToF32(FromF32<BFloat16>(v));
-  if (dtype == DType::kF16) return ToF32(FromF32<Float16>(v));
-  return v;
-}
-
-}  // namespace
 
 absl::StatusOr<NativeExperts> NativeExperts::Create(
     const ExpertsSpec& spec, const ExpertWeights& weights) {
@@ -63,6 +53,7 @@ void NativeExperts::Run(const ExpertsArgs& args,
                         Workspace workspace) const noexcept {
   const Scratch s = LayOut(workspace);
   const AnyTensorView weights(args.weights);
+  const NativeRound rounded(spec_.x);
   for (int64_t t = 0; t < args.x.extent(0); ++t) {
     const ScalarRow x(args.x, t), out(args.out, t), w(weights, t);
     std::fill_n(s.sum, hidden_, 0.0f);
@@ -74,12 +65,12 @@ void NativeExperts::Run(const ExpertsArgs& args,
       if (expert < 0) continue;
       const auto e = static_cast<size_t>(expert);
       for (int64_t i = 0; i < hidden_; ++i) {
-        s.x[i] = spec_.weight_on_input ? RoundedTo(spec_.x, w[j] * x[i]) : x[i];
+        s.x[i] = spec_.weight_on_input ? rounded(w[j] * x[i]) : x[i];
       }
       gate_up_[e].Multiply(DenseMatrix<const float>(s.x, 1, hidden_), {},
                            DenseMatrix(s.h, 1, inter_));
       for (int64_t i = 0; i < inter_; ++i) {
-        s.h[i] = RoundedTo(spec_.x, s.h[i]);
+        s.h[i] = rounded(s.h[i]);
       }
       down_[e].Multiply(DenseMatrix<const float>(s.h, 1, inter_), {},
                         DenseMatrix(s.y, 1, hidden_));
