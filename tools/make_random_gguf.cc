@@ -27,6 +27,7 @@ struct Options {
   const RandomModelShape* shape = nullptr;
   GgufTensorType type = GgufTensorType::kBF16;
   std::string out;
+  int64_t layers = 0;  // 0: as many as the shape has
   uint64_t seed = 1;
   bool help = false;
 };
@@ -74,6 +75,14 @@ constexpr Flag kFlags[] = {
          return false;
        }
        return true;
+     }},
+    {"layers", "the shape's",
+     "how many layers: some of a model that does not fit into memory cost "
+     "what\n"
+     "      they cost there",
+     "a whole number, 1 or more",
+     [](const std::string& value, Options& o) {
+       return absl::SimpleAtoi(value, &o.layers) && o.layers > 0;
      }},
     {"seed", "1", "of the weights: the same seed gives the same file",
      "a whole number, 0 or more",
@@ -168,8 +177,10 @@ std::string FromCaller(const std::string& path) {
 absl::Status Write(const Options& options) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   int64_t shown = -1;
+  RandomModelShape shape = *options.shape;
+  if (options.layers > 0) shape.layers = options.layers;
   const absl::Status status = WriteRandomModel(
-      *options.shape, options.type, options.seed, FromCaller(options.out),
+      shape, options.type, options.seed, FromCaller(options.out),
       [&](int64_t done, int64_t total) {
         const int64_t percent = done / std::max<int64_t>(1, total / 100);
         if (!terminal || percent == shown) return;

@@ -138,6 +138,24 @@ TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
   ExpectRuns("tiny_llama3.1", "bf16");
 }
 
+TEST(MakeRandomGgufTest, LayersCanBeFewer) {
+  const std::string path = TempFile("one_layer.gguf");
+  ASSERT_EQ(Make("--shape=tiny_qwen3moe --layers=1 --out=" + path).code, 0);
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto config = DecoderConfig::Create(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->layers, 1);
+  EXPECT_EQ(config->experts, 8);
+  EXPECT_EQ(Generate(*file, 5).size(), 5u);
+  for (const char* layers : {"0", "-1", "1.5", ""}) {
+    const Outcome outcome = Make(absl::StrCat(
+        "--shape=tiny --layers=", layers, " --out=", path, ".none"));
+    EXPECT_EQ(outcome.code, 2) << layers;
+    EXPECT_THAT(outcome.text, HasSubstr("need a whole number, 1 or more"));
+  }
+}
+
 // The frequencies with the factors must be those of Llama 3.1's formula.
 TEST(MakeRandomGgufTest, Llama31HasItsRotaryFactors) {
   const std::string path = TempFile("factors.gguf");
