@@ -121,8 +121,8 @@ class Multiplier {
       tile_.prefetch[0] = {};
       if (tile == range_.tile) {
         tile_.prefetch[0] = Ahead(block, end);
-        tile_.prefetch[0].steps =
-            std::min(tile_.prefetch[0].steps, tile_.steps);
+        tile_.prefetch[0].lines =
+            std::min(tile_.prefetch[0].lines, tile_.steps);
       }
     } else {
       // One tile of rows decodes no more than it multiplies next, which then

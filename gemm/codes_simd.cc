@@ -243,7 +243,7 @@ void FusedTile(const TileArgs& t) {
     for (size_t p = 0; p < kPanels; ++p) sum[r][p] = hn::Zero(d);
   }
   size_t l = 0;
-  for (; l < t.prefetch[0].steps; ++l) {
+  for (; l < t.prefetch[0].lines; ++l) {
     HWY_UNROLL(8)
     for (size_t p = 0; p < kPanels; ++p) {
       PrefetchL2(next + l * kLine + p * stream_bytes);

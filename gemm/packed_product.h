@@ -172,8 +172,13 @@ class PackedProduct {
                      b,
                      layout_.panel_bytes(),
                      layout_.lines(),
-                     layout_.panels()};
+                     layout_.panels(),
+                     b,
+                     range.panel_end};
     for (int64_t part = 0; part < parts_; ++part) {
+      const bool last = part + 1 == parts_;
+      loop.after_b = last ? b : loop.b + layout_.bytes();
+      loop.after_panel = last ? range.panel_end : range.panel;
       MultiplyPanels(loop, range, sums, stride);
       loop.b += layout_.bytes();
       sums += part_stride;

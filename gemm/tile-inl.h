@@ -97,13 +97,16 @@ void MultiplyTile(const TileArgs& t) {
   for (const TilePrefetch& prefetch : t.prefetch) {
     const uint8_t* HWY_RESTRICT next = prefetch.from;
     const size_t stream_bytes = prefetch.stream_bytes;
-    for (const size_t end = l + prefetch.steps; l < end; ++l) {
+    for (size_t i = 0; i < prefetch.lines; ++i) {
       HWY_UNROLL(8)
       for (size_t p = 0; p < kPanels; ++p) PrefetchL2(next + p * stream_bytes);
       next += kLineBytes;
-      Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
-                                 PanelLines{b + l * kLineBytes, panel_bytes}, 0,
-                                 sum);
+      const size_t end = l + t.prefetch_steps;
+      do {
+        Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
+                                   PanelLines{b + l * kLineBytes, panel_bytes},
+                                   0, sum);
+      } while (++l < end);
     }
   }
   for (; l < t.steps; ++l) {

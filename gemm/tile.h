@@ -27,12 +27,12 @@ constexpr size_t PackedRowPitch(size_t elements_per_line) {
   return kChunkLines * elements_per_line + 16;
 }
 
-// What to fetch into L2 meanwhile: each step, one line of as many streams as
-// the tile has panels.
+// What to fetch into L2 meanwhile: `lines` times, one line of as many streams
+// as the tile has panels.
 struct TilePrefetch {
   const uint8_t* from;
   size_t stream_bytes;  // from one stream to the next
-  size_t steps;
+  size_t lines;
 };
 
 struct TileArgs {
@@ -43,7 +43,10 @@ struct TileArgs {
   void* sums;                // f32 or i32
   size_t sums_stride;        // elements from row to row
   bool add;                  // to what sums holds; else it is overwritten
-  TilePrefetch prefetch[2];  // one after the other, in `steps` steps at most
+  TilePrefetch prefetch[2];  // one after the other
+  // From one line of `prefetch` to the next, at least 1; so many steps for all
+  // lines of both are at most `steps`.
+  size_t prefetch_steps;
 };
 
 using Tile = void (*)(const TileArgs&);

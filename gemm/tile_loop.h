@@ -8,13 +8,15 @@
 //       for each tile of rows                ... by the first, then from L2
 //
 // While one block is multiplied, the next is fetched into L2, spread evenly
-// over the tiles; but for so few rows that the core merely waits for memory,
-// the hardware's prefetchers do better alone (4 rows of bf16: 0.88 of DRAM
-// speed against 0.74; from 6 rows on it is the other way round. Zen 4, 2026).
-// The rows' next chunk is fetched too, where all chunks together are more than
-// L2 holds: every group of panels reads them again, from an L3 that neighbours
-// share (256 rows, k = 14336: 0.89 of the arithmetic limit against 0.77).
-// Each element of `sums` is
+// over the tiles and over the steps of each, because loads from L2 wait behind
+// a burst of fetches (16 rows of bf16: 0.69 of the arithmetic limit against
+// 0.52. Zen 5, 2026); but for so few rows that the core merely waits for
+// memory, the hardware's prefetchers do better alone (4 rows of bf16: 0.88 of
+// DRAM speed against 0.74; from 6 rows on it is the other way round. Zen 4,
+// 2026). The rows' next chunk is fetched too, where all chunks together are
+// more than L2 holds: every group of panels reads them again, from an L3 that
+// neighbours share (256 rows, k = 14336: 0.89 of the arithmetic limit against
+// 0.77). Each element of `sums` is
 //
 //   ((chunk 0) + chunk 1) + chunk 2 ...
 //
@@ -63,6 +65,10 @@ struct TileLoop {
   int64_t panel_bytes;
   int64_t lines;   // of each panel
   int64_t panels;  // of all, so as not to prefetch beyond
+  // What will probably be multiplied after the range: panel after_panel of the
+  // panels at after_b, of which there are as many.
+  const uint8_t* after_b;
+  int64_t after_panel;
 };
 
 // One task: ranges of panels, of tiles of rows, and of chunks.
@@ -114,11 +120,14 @@ class PanelMultiplier {
           while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
           const int64_t next = panel + (int64_t{1} << log);
           if (next < end) {
-            MultiplyBlock(chunk, panel, log, next, chunk * kChunk);
+            MultiplyBlock(chunk, panel, log, {loop_.b, next, chunk});
           } else if (chunk + 1 < range_.chunk_end) {
-            MultiplyBlock(chunk, panel, log, begin, (chunk + 1) * kChunk);
-          } else {  // what the next group or task will begin with
-            MultiplyBlock(chunk, panel, log, end, range_.chunk * kChunk);
+            MultiplyBlock(chunk, panel, log, {loop_.b, begin, chunk + 1});
+          } else if (end < range_.panel_end) {
+            MultiplyBlock(chunk, panel, log, {loop_.b, end, range_.chunk});
+          } else {
+            MultiplyBlock(chunk, panel, log,
+                          {loop_.after_b, loop_.after_panel, range_.chunk});
           }
           panel = next;
         }
@@ -130,32 +139,44 @@ class PanelMultiplier {
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
 
+  // Where the block begins that is fetched while another is multiplied.
+  struct NextBlock {
+    const uint8_t* b;
+    int64_t panel;
+    int64_t chunk;
+  };
+
   // Multiplies all tiles by the lines of `chunk` in panels [panel, panel +
-  // 2^log), while those at next_line and next_panel are fetched.
+  // 2^log), while as many of `next` are fetched.
   void MultiplyBlock(int64_t chunk, int64_t panel, size_t log,
-                     int64_t next_panel, int64_t next_line) {
+                     const NextBlock& next) {
     const int64_t line = chunk * kChunk;
     const int64_t steps = std::min(kChunk, loop_.lines - line);
+    const int64_t next_line = next.chunk * kChunk;
     const bool fetch =
-        ahead_ && next_panel + (int64_t{1} << log) <= loop_.panels;
-    const int64_t next_steps =
+        ahead_ && next.panel + (int64_t{1} << log) <= loop_.panels;
+    const int64_t next_lines =
         fetch ? std::min(steps, loop_.lines - next_line) : 0;
     tile_.steps = static_cast<size_t>(steps);
     tile_.add = chunk != range_.chunk;
     tile_.b = loop_.b + panel * loop_.panel_bytes + line * kLineBytes;
     for (int64_t i = 0; i < num_tiles_; ++i) {
       const int64_t tile = range_.tile + i;
-      const int64_t part = next_steps * i / num_tiles_;
+      const int64_t part = next_lines * i / num_tiles_;
       tile_.prefetch[0] = {
-          loop_.b + next_panel * loop_.panel_bytes +
+          next.b + next.panel * loop_.panel_bytes +
               (next_line + part) * kLineBytes,
           tile_.panel_bytes,
-          static_cast<size_t>(next_steps * (i + 1) / num_tiles_ - part)};
+          static_cast<size_t>(next_lines * (i + 1) / num_tiles_ - part)};
       if (far_) {
         tile_.prefetch[1] = RowsAhead(chunk, panel, log, tile);
-        tile_.prefetch[1].steps = std::min(
-            tile_.prefetch[1].steps, tile_.steps - tile_.prefetch[0].steps);
+        tile_.prefetch[1].lines = std::min(
+            tile_.prefetch[1].lines, tile_.steps - tile_.prefetch[0].lines);
       }
+      tile_.prefetch_steps =
+          tile_.steps /
+          std::max<size_t>(tile_.prefetch[0].lines + tile_.prefetch[1].lines,
+                           1);
       tile_.a = loop_.a + tile * a_tile_ + chunk * a_chunk_;
       const int64_t row =
           loop_.tiles.begin(tile) - loop_.tiles.begin(range_.tile);
