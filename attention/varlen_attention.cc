@@ -14,6 +14,7 @@
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
 #include "quern/cache/head_rows.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
@@ -44,6 +45,11 @@ struct Sizes {
       pages += DivCeil(s.kv_len, kPageSize);
     }
   }
+  // Enough for all schedules within limits, where each sequence may round up to
+  // a group of its own.
+  explicit Sizes(const AttentionLimits& limits)
+      : kv_tokens(limits.max_tokens),
+        pages(limits.max_tokens / kPageSize + limits.max_sequences) {}
   int64_t kv_tokens = 0;
   int64_t pages = 0;
 };
@@ -67,6 +73,21 @@ Staged LayOut(Allocator& a, const KvLayout& layout, const Sizes& sizes,
   s.slots = a.template Allocate<int64_t>("slots", sizes.kv_tokens);
   s.pages = a.template Allocate<uint8_t>("keys and values", bytes);
   return s;
+}
+
+// Bytes of so many keys and values, and of attention behind them.
+absl::StatusOr<int64_t> StagedBytes(const KvLayout& layout, const Sizes& sizes,
+                                    int64_t sequences, int64_t attend) {
+  WorkspaceLayout counted;
+  LayOut(counted, layout, sizes, sequences);
+  counted.Allocate<uint8_t>("attention", attend);
+  if (counted.overflow() || sizes.pages > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kOp, ": ", sizes.kv_tokens,
+                     " keys take more than 2^31 groups of 16, or more than "
+                     "2^63 bytes"));
+  }
+  return counted.bytes();
 }
 
 // The differences of neighbours.
@@ -142,18 +163,16 @@ absl::StatusOr<int64_t> VarlenAttentionPlan::WorkspaceBytes(
     const AttentionSchedule& schedule, int num_workers) const {
   QUERN_ASSIGN_OR_RETURN(const int64_t attend,
                          attend_.WorkspaceBytes(schedule, num_workers));
-  const Sizes sizes(schedule);
-  WorkspaceLayout layout;
-  LayOut(layout, attend_.spec().kv, sizes,
-         static_cast<int64_t>(schedule.sequences().size()));
-  layout.Allocate<uint8_t>("attention", attend);
-  if (layout.overflow() || sizes.pages > std::numeric_limits<int32_t>::max()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(kOp, ": ", sizes.kv_tokens,
-                     " keys take more than 2^31 groups of 16, or more than "
-                     "2^63 bytes"));
-  }
-  return layout.bytes();
+  return StagedBytes(attend_.spec().kv, Sizes(schedule),
+                     static_cast<int64_t>(schedule.sequences().size()), attend);
+}
+
+absl::StatusOr<int64_t> VarlenAttentionPlan::WorkspaceBytes(
+    const AttentionLimits& limits, int max_workers) const {
+  QUERN_ASSIGN_OR_RETURN(const int64_t attend,
+                         attend_.WorkspaceBytes(limits, max_workers));
+  return StagedBytes(attend_.spec().kv, Sizes(limits), limits.max_sequences,
+                     attend);
 }
 
 absl::Status VarlenAttentionPlan::CheckArgs(

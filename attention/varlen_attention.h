@@ -29,6 +29,7 @@
 #include "absl/types/span.h"
 #include "quern/attention/paged_attention.h"
 #include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
 #include "quern/cache/write_kv.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -97,6 +98,12 @@ class VarlenAttentionPlan {
   // wants. ResourceExhausted if the size overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSchedule& schedule,
                                          int num_workers) const;
+  // Enough for every schedule within `limits`, in which max_kv_len bounds the
+  // keys of a sequence and max_tokens those of all sequences together, beside
+  // their queries. Built for and run by at most max_workers workers. Refuses
+  // what AttentionBoundOf refuses.
+  absl::StatusOr<int64_t> WorkspaceBytes(const AttentionLimits& limits,
+                                         int max_workers) const;
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument, the value and the bound: a schedule of another plan, shapes and

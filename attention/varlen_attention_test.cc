@@ -3,6 +3,7 @@
 
 #include "quern/attention/varlen_attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -17,6 +18,7 @@
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention_testutil.h"
 #include "quern/attention/schedule.h"
+#include "quern/attention/schedule_bound.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -393,6 +395,35 @@ TEST(VarlenAttentionPlanTest, RefusesArguments) {
                      .value();
   });
   EXPECT_FALSE(plan.WorkspaceBytes(good.schedule, 0).ok());
+}
+
+TEST(VarlenAttentionPlanTest, LimitsAreEnoughForEverySchedule) {
+  TestRng rng;
+  VarlenAttentionSpec spec;
+  spec.q_heads = spec.kv_heads = 3;
+  spec.head_dim = 20;
+  const auto plan = VarlenAttentionPlan::Create(spec).value();
+  VarlenAttentionStorage storage;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<int32_t> cu = {0};
+    AttentionLimits limits;
+    limits.max_sequences = rng.Integer(1, 9);
+    for (int64_t s = 0; s < limits.max_sequences; ++s) {
+      const int64_t length = rng.Integer(0, s % 3 == 0 ? 600 : 40);
+      limits.max_kv_len = std::max(limits.max_kv_len, length);
+      limits.max_tokens += length;
+      cu.push_back(static_cast<int32_t>(limits.max_tokens));
+    }
+    const int workers = static_cast<int>(rng.Integer(1, 70));
+    const auto schedule =
+        plan.BuildSchedule(cu, cu, VarlenMask::kCausal, workers, storage);
+    ASSERT_TRUE(schedule.ok()) << schedule.status();
+    EXPECT_LE(plan.WorkspaceBytes(*schedule, workers).value(),
+              plan.WorkspaceBytes(limits, workers).value());
+  }
+  AttentionLimits limits;
+  limits.max_tokens = -1;
+  ExpectRefusal(plan.WorkspaceBytes(limits, 1).status(), "max_tokens=-1");
 }
 
 // Each sequence of this operator has its own keys, so a schedule with shared
