@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "quern/core/dtype.h"
-#include "quern/ops/any_matrix_testutil.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 
@@ -56,9 +56,14 @@ inline Bounded Dot(const BoundedRow& a, const BoundedRow& b,
   const double n = static_cast<double>(a.size()) + 2;
   return {value, error + n * kBoundedEps * size + n * kBoundedTiny};
 }
-// Rounded to a dtype.
+// Rounded to f32, bf16 or f16.
 inline Bounded Rounded(DType dtype, Bounded x) {
-  return {x.value, x.error + ResultBound(dtype, Reach(x), 0)};
+  const double reach = Reach(x);
+  const double rounding = dtype == DType::kF32 ? RoundingBound<float>(reach)
+                          : dtype == DType::kBF16
+                              ? RoundingBound<BFloat16>(reach)
+                              : RoundingBound<Float16>(reach);
+  return {x.value, x.error + rounding};
 }
 inline BoundedRow Rounded(DType dtype, BoundedRow row) {
   for (Bounded& x : row) x = Rounded(dtype, x);
