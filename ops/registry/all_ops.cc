@@ -16,6 +16,7 @@
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/mixer_ops.h"
+#include "quern/ops/registry/mla_ops.h"
 #include "quern/ops/registry/moe_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/quant_ops.h"
@@ -66,6 +67,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterEncoderAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangPackOps(registry));

@@ -205,46 +205,51 @@ class Query {
 
 }  // namespace
 
+void NativeAttendSequence(const AttentionSpec& spec,
+                          const PagedAttentionArgs& args, int64_t index,
+                          const AttentionSequence& s, double* sums) noexcept {
+  const int64_t columns = spec.kv.v_head_dim();
+  for (int64_t i = 0; i < s.q_len; ++i) {
+    const int64_t position = s.kv_len - s.q_len + i;
+    const int64_t begin = std::max(int64_t{0}, position - s.left);
+    const int64_t end = std::min(s.kv_len, position + s.right + 1);
+    for (int64_t h = 0; h < spec.q_heads; ++h) {
+      const Query query(spec, args, index, h);
+      const ScalarRow q = NativeHead(args.q, 0, s.q_offset + i, h);
+      const ScalarRow out = NativeHead(args.out, 0, s.q_offset + i, h);
+      // Weights are relative to the largest logit so far.
+      double largest = -kInfinity, total = 0;
+      if (!args.sinks.empty()) {
+        largest = double{args.sinks[static_cast<size_t>(h)]};
+        total = 1;
+      }
+      std::fill_n(sums, columns, 0.0);
+      for (int64_t t = begin; t < end; ++t) {
+        const double logit = query.Logit(q, t, position);
+        if (logit == -kInfinity) continue;
+        if (!(logit <= largest)) {
+          const double shrink = std::exp(largest - logit);
+          largest = logit;
+          total *= shrink;
+          for (int64_t d = 0; d < columns; ++d) sums[d] *= shrink;
+        }
+        const double weight = std::exp(logit - largest);
+        total += weight;
+        query.AddValue(t, weight, sums);
+      }
+      for (int64_t d = 0; d < columns; ++d) {
+        out.Set(d, static_cast<float>(total == 0 ? 0.0 : sums[d] / total));
+      }
+    }
+  }
+}
+
 void NativePagedAttention(const AttentionSpec& spec,
                           const PagedAttentionArgs& args,
                           double* sums) noexcept {
-  const int64_t columns = spec.kv.v_head_dim();
   int64_t index = 0;
   for (const AttentionSequence& s : args.schedule.sequences()) {
-    for (int64_t i = 0; i < s.q_len; ++i) {
-      const int64_t position = s.kv_len - s.q_len + i;
-      const int64_t begin = std::max(int64_t{0}, position - s.left);
-      const int64_t end = std::min(s.kv_len, position + s.right + 1);
-      for (int64_t h = 0; h < spec.q_heads; ++h) {
-        const Query query(spec, args, index, h);
-        const ScalarRow q = NativeHead(args.q, 0, s.q_offset + i, h);
-        const ScalarRow out = NativeHead(args.out, 0, s.q_offset + i, h);
-        // Weights are relative to the largest logit so far.
-        double largest = -kInfinity, total = 0;
-        if (!args.sinks.empty()) {
-          largest = double{args.sinks[static_cast<size_t>(h)]};
-          total = 1;
-        }
-        std::fill_n(sums, columns, 0.0);
-        for (int64_t t = begin; t < end; ++t) {
-          const double logit = query.Logit(q, t, position);
-          if (logit == -kInfinity) continue;
-          if (!(logit <= largest)) {
-            const double shrink = std::exp(largest - logit);
-            largest = logit;
-            total *= shrink;
-            for (int64_t d = 0; d < columns; ++d) sums[d] *= shrink;
-          }
-          const double weight = std::exp(logit - largest);
-          total += weight;
-          query.AddValue(t, weight, sums);
-        }
-        for (int64_t d = 0; d < columns; ++d) {
-          out.Set(d, static_cast<float>(total == 0 ? 0.0 : sums[d] / total));
-        }
-      }
-    }
-    ++index;
+    NativeAttendSequence(spec, args, index++, s, sums);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "quern/attention/attention_spec.h"
 #include "quern/attention/paged_attention.h"
+#include "quern/attention/schedule.h"
 #include "quern/cache/write_kv.h"
 
 namespace quern {
@@ -18,6 +19,13 @@ void NativeWriteKv(const WriteKvArgs& args) noexcept;
 
 // Attention with sums in double and one rounding. `sums` is scratch of
 // v_head_dim elements.
+void NativeAttendSequence(const AttentionSpec& spec,
+                          const PagedAttentionArgs& args, int64_t index,
+                          const AttentionSequence& sequence,
+                          double* sums) noexcept;
+
+// NativeAttendSequence for every sequence of the schedule. A sequence has the
+// pages of its index.
 void NativePagedAttention(const AttentionSpec& spec,
                           const PagedAttentionArgs& args,
                           double* sums) noexcept;

@@ -47,8 +47,11 @@ struct OpObject;
 class Communicator;
 class KvLayout;
 class LinearWeights;
+class RotaryEmbeddingPlan;
 struct AttentionStep;
 struct ExpertWeights;
+struct MlaStep;
+struct MlaWeights;
 struct OneDnnHandler;
 struct RotaryScaling;
 struct SamplingStep;
@@ -75,8 +78,20 @@ struct OpObject<const ExpertWeights> {  // ops/moe/experts.h
   static constexpr char kName[] = "ExpertWeights";
 };
 template <>
+struct OpObject<const MlaStep> {  // ops/registry/mla_ops.h
+  static constexpr char kName[] = "MlaStep";
+};
+template <>
+struct OpObject<const MlaWeights> {  // ops/mla/mla_weights.h
+  static constexpr char kName[] = "MlaWeights";
+};
+template <>
 struct OpObject<OneDnnHandler> {  // ops/registry/vllm_linear_ops.h
   static constexpr char kName[] = "OneDnnHandler";
+};
+template <>
+struct OpObject<const RotaryEmbeddingPlan> {  // ops/rope/rotary_embedding.h
+  static constexpr char kName[] = "RotaryEmbeddingPlan";
 };
 template <>
 struct OpObject<const RotaryScaling> {  // ops/rope/rotary_scaling.h
