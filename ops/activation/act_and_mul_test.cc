@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -281,49 +280,6 @@ TEST_P(ActAndMulTest, ReproducesTheGoldenVectors) {
     const AnyMatrix out(DType::kBF16, 1, 10, 10);
     Plan(c.spec).Execute(x.view(), out.view(), executor_);
     EXPECT_EQ(out.bits(), c.want);
-  }
-}
-
-TEST_P(ActAndMulTest, SwigluOaiAgreesWithTheReferenceInEveryOrder) {
-  TestRng rng;
-  for (const DType dtype : kDTypes) {
-    for (const int64_t d : kWidths) {
-      SCOPED_TRACE(testing::Message() << d << " " << DTypeName(dtype));
-      const int64_t rows = 3;
-      const AnyMatrix x(dtype,
-                        ToDoubles(UniformReals(rng, rows * 2 * d, -12, 12)),
-                        rows, 2 * d, 2 * d + 1, Edge::kEnd);
-      const std::vector<double> values = x.doubles();
-      for (const GateOrder order :
-           {GateOrder::kGateFirst, GateOrder::kGateSecond,
-            GateOrder::kInterleaved}) {
-        ActAndMulSpec spec = Spec(d, dtype, dtype);
-        spec.activation = Activation::kSwigluOai;
-        spec.order = order;
-        const AnyMatrix out(dtype, rows, d, d + 3, Edge::kEnd);
-        ASSERT_EQ(Plan(spec).CheckArgs(x.view(), out.view()), absl::OkStatus());
-        Plan(spec).Execute(x.view(), out.view(), executor_);
-        std::vector<double> want;
-        for (int64_t i = 0; i < rows * d; ++i) {
-          const int64_t row = i / d * 2 * d, c = i % d;
-          int64_t gate = row + c, up = row + d + c;
-          if (order == GateOrder::kGateSecond) std::swap(gate, up);
-          if (order == GateOrder::kInterleaved) {
-            gate = row + 2 * c;
-            up = gate + 1;
-          }
-          want.push_back(ReferenceSwigluOai(values[static_cast<size_t>(gate)],
-                                            values[static_cast<size_t>(up)],
-                                            double{spec.params.alpha}, 7));
-        }
-        // Relative error: 10 + |alpha g| units for the activation, and one each
-        // for up + 1 and the product.
-        const double relative = (12 + 1.702 * 12) * 0x1p-24;
-        EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double value, int64_t) {
-          return ResultBound(dtype, value, relative);
-        }));
-      }
-    }
   }
 }
 

@@ -20,7 +20,9 @@
 //   kIdentity, kFatrelu 0      kRelu2 1      kSilu 10
 //   kGelu       16 + min(v^2 / 2, 110)
 //   kGeluTanh   10 + 4 min(|w|, 110), w = 2 sqrt(2 / pi) (v + 0.044715 v^3)
-//   kQuickGelu, kSwigluOai   10 + min(|alpha v|, 128)
+//   kQuickGelu, kSwigluOai   10 + 1.3 min(|alpha v|, 128): alpha v is rounded
+//               (1), is the argument of an exponential (1 / 20), and 1.702 is
+//               not a float (0.22)
 //   kXielu      8 of alpha_p v^2 + (|expm1(v)| + |v|) alpha_n + beta |v|, as
 //               its terms may cancel
 //

@@ -85,7 +85,8 @@ double Bound(const ActivationSpec& spec, double v, double y) {
       return size * (10 + 4 * std::min(w, 110.0)) * kUnit + kTiny;
     }
     case Activation::kQuickGelu:
-      return size * (10 + std::min(1.702 * std::abs(v), 128.0)) * kUnit + kTiny;
+      return size * (10 + 1.3 * std::min(1.702 * std::abs(v), 128.0)) * kUnit +
+             kTiny;
     case Activation::kRelu2:
       return size * kUnit + kTiny;
     case Activation::kXielu: {
@@ -182,6 +183,26 @@ TEST_P(ActivationTest, IsAccurateForEveryMagnitude) {
       }
     }
   }
+}
+
+// The error of kQuickGelu is that of rounding 1.702 v, which is largest where
+// 1.702 v is just beyond a power of two: -64 here.
+TEST_P(ActivationTest, QuickGeluIsAccurateFarBelowZero) {
+  TestRng rng;
+  std::vector<double> values = ToDoubles(UniformReals(rng, 20000, -75, -18));
+  for (const double v : ToDoubles(UniformReals(rng, 20000, -38.5, -37.6))) {
+    values.push_back(v);
+  }
+  const auto hidden = static_cast<int64_t>(values.size());
+  const AnyMatrix x(DType::kF32, values, 1, hidden, hidden);
+  const AnyMatrix out(DType::kF32, 1, hidden, hidden);
+  const ActivationSpec spec = Spec(Activation::kQuickGelu, hidden);
+  Plan(spec).Execute(x.view(), out.view(), executor_);
+  std::vector<double> want;
+  for (const double v : values) want.push_back(Reference(spec, v));
+  EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double y, int64_t i) {
+    return Bound(spec, values[static_cast<size_t>(i)], y);
+  }));
 }
 
 TEST_P(ActivationTest, ReproducesTheGoldenVectors) {
