@@ -170,6 +170,57 @@ class GroupedLinearTest : public IsaTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(GroupedLinearTest);
 
+// Weights in double, too, because the plans of the groups share the code that
+// reorders a row of a. Every group has an order of its own.
+TEST_P(GroupedLinearTest, FollowsTheActOrderOfEachGroup) {
+  TestRng rng;
+  const Counts counts = {0, 1, 5, 17, 3, 0, 40};
+  for (const bool zeros : {false, true}) {
+    for (const int64_t k : {64, 200, 608}) {  // 200: the last group has 8
+      SCOPED_TRACE(testing::Message() << "k=" << k << " zeros " << zeros);
+      Shape s{0, 40, k};
+      s.padding = 3;
+      s.bias = true;
+      std::vector<KnownWeights> known;
+      std::vector<LinearWeights> weights;
+      for (size_t g = 0; g < counts.size(); ++g) {
+        known.push_back(
+            ExactWeights(rng, {WeightFormat::kI4Group, zeros}, s, 7, 2));
+        for (int64_t i = 0; i < k; ++i) {
+          known[g].g_idx.push_back(static_cast<int32_t>(i / 32));
+        }
+        rng.Shuffle(known[g].g_idx);
+        weights.push_back(known[g].Pack(inline_));
+      }
+      GroupedLinearSpec spec;
+      spec.a = DType::kBF16;
+      spec.c = DType::kF32;
+      const auto plan = GroupedLinearPlan::Create(spec, weights);
+      ASSERT_EQ(plan.status(), absl::OkStatus());
+      EXPECT_RAN_ON(*plan);
+      const int64_t rows = OffsetsOf(counts).back();
+      const auto a = SmallIntegers<BF>(rng, rows * k, -4, 4);
+      const std::vector<double> values = ToDoubles(a);
+      std::vector<double> want;
+      auto from = values.begin();
+      for (size_t g = 0; g < counts.size(); ++g) {
+        const auto to = from + static_cast<ptrdiff_t>(counts[g] * k);
+        const auto part =
+            known[g].Product(counts[g], std::vector<double>(from, to));
+        want.insert(want.end(), part.begin(), part.end());
+        from = to;
+      }
+      for (const int workers : {1, 3, 64}) {
+        ManyWorkers executor(workers);
+        EXPECT_TRUE(
+            AllEqual(Run<BF, float>(*plan, s, counts, a, {}, 1, executor),
+                     RoundedTo<float>(want)))
+            << workers << " workers";
+      }
+    }
+  }
+}
+
 // Groups of no row, of one tile, of several tiles, and of more rows than one
 // block has.
 const Counts& FewAndMany() {

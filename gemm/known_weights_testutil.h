@@ -62,6 +62,8 @@ struct KnownWeights {
   std::vector<double> scales;  // [groups, n]; empty for 1; kI8Channel: [n], [1]
   std::vector<double> zeros;   // [groups, n], or empty
   std::vector<float> bias;     // [n], or empty
+  // [k], kI4Group alone: the group of each k; empty: in order.
+  std::vector<int32_t> g_idx;
 
   // A code that the kernels take for 0.
   double middle() const {
@@ -71,6 +73,10 @@ struct KnownWeights {
   int64_t groups() const {
     return grouped() ? DivCeil(spec.k, spec.group_size) : 1;
   }
+  int64_t group_of(int64_t i) const {
+    if (!g_idx.empty()) return g_idx[static_cast<size_t>(i)];
+    return grouped() ? i / spec.group_size : 0;
+  }
   // scale, code and zero of every weight, to f, as [n, k].
   template <typename F>
   std::vector<double> Each(const F& f) const {
@@ -78,8 +84,7 @@ struct KnownWeights {
     all.reserve(codes.size());
     for (int64_t col = 0; col < spec.n; ++col) {
       for (int64_t i = 0; i < spec.k; ++i) {
-        const auto at = static_cast<size_t>(
-            (grouped() ? i / spec.group_size : 0) * spec.n + col);
+        const auto at = static_cast<size_t>(group_of(i) * spec.n + col);
         all.push_back(f(scales.empty()       ? 1.0
                         : scales.size() == 1 ? scales[0]
                                              : scales[at],
@@ -151,6 +156,8 @@ struct KnownWeights {
  private:
   LinearWeights PackSource(LinearSource source, Executor& executor) const {
     const GuardBuffer<float> guarded(bias);
+    const GuardBuffer<int32_t> group(g_idx);
+    if (!g_idx.empty()) source.g_idx = group.view();
     source.layout = layout;
     source.block_n = kBlockN;
     if (!bias.empty()) source.bias = guarded.view();
