@@ -125,7 +125,8 @@ class ConvPlan {
   // batch.
   //
   // A patch that fills its input is read in place where the input is dense, and
-  // outputs of one position are written in place.
+  // outputs of one position are written in place; images 2^29 elements apart or
+  // more are copied.
   void Execute(const AnyTensorView& in, const AnyTensorView& out,
                const Workspace& workspace, Executor& executor) const noexcept;
 

@@ -21,12 +21,12 @@ namespace quern {
 using conv_internal::DenseRows;
 using conv_internal::DirectScratch;
 using conv_internal::ExtentsOf;
+using conv_internal::IsMatrix;
 using conv_internal::kBlock;
 using conv_internal::kPatchRows;
 using conv_internal::LayOutDirect;
 using conv_internal::LayOutPatches;
 using conv_internal::PatchScratch;
-using conv_internal::RowsAreDense;
 
 void ConvPlan::ExecutePatches(const AnyTensorView& in, const AnyTensorView& out,
                               Workspace workspace, Executor& executor) const {
@@ -37,8 +37,8 @@ void ConvPlan::ExecutePatches(const AnyTensorView& in, const AnyTensorView& out,
   const auto element = static_cast<int64_t>(SizeOf(spec_.dtype));
   const PatchScratch scratch =
       LayOutPatches(workspace, most * k * element, most * n * element);
-  const bool read_in_place = ExtentsOf(in) == spec_.kernel && RowsAreDense(in);
-  const bool write_in_place = e == ConvExtents() && RowsAreDense(out);
+  const bool read_in_place = ExtentsOf(in) == spec_.kernel && IsMatrix(in);
+  const bool write_in_place = e == ConvExtents() && IsMatrix(out);
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t count = std::min(most, rows - first);
     LinearArgs args;

@@ -38,6 +38,16 @@ inline bool RowsAreDense(const AnyTensorView& v) {
   return true;
 }
 
+// Largest distance of rows, in elements, that every implementation of a product
+// takes: oneDNN holds strides as 32-bit numbers of bytes.
+inline constexpr int64_t kMaxRowStride = (int64_t{1} << 29) - 1;
+
+// Whether a product may take the rows of a view where they are. Others are
+// copied.
+inline bool IsMatrix(const AnyTensorView& v) {
+  return RowsAreDense(v) && (v.extent(0) <= 1 || v.stride(0) <= kMaxRowStride);
+}
+
 // Rows [first, first + count) of a view as a matrix of `columns`, where
 // RowsAreDense.
 inline AnyTensorView DenseRows(const AnyTensorView& v, int64_t first,
