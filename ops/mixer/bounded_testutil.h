@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "quern/core/dtype.h"
-#include "quern/testing/reference_convert.h"
+#include "quern/ops/recurrent/reference_rounding_testutil.h"
 
 namespace quern {
 
@@ -58,12 +58,7 @@ inline Bounded Dot(const BoundedRow& a, const BoundedRow& b,
 }
 // Rounded to f32, bf16 or f16.
 inline Bounded Rounded(DType dtype, Bounded x) {
-  const double reach = Reach(x);
-  const double rounding = dtype == DType::kF32 ? RoundingBound<float>(reach)
-                          : dtype == DType::kBF16
-                              ? RoundingBound<BFloat16>(reach)
-                              : RoundingBound<Float16>(reach);
-  return {x.value, x.error + rounding};
+  return {x.value, x.error + RoundingBoundOf(dtype, Reach(x))};
 }
 inline BoundedRow Rounded(DType dtype, BoundedRow row) {
   for (Bounded& x : row) x = Rounded(dtype, x);
@@ -85,13 +80,6 @@ inline Bounded BoundedSoftplus(Bounded x) {
   const double y =
       std::max(x.value, 0.0) + std::log1p(std::exp(-std::abs(x.value)));
   return {y, x.error + (16 + Reach(x) / 20) * 0x1p-24 * (y + x.error)};
-}
-// exp(min(x, 0)); core/exp-inl.h: 5 + |x| / 20 units of 2^-24.
-inline Bounded BoundedDecay(Bounded x) {
-  const double y = std::exp(std::min(x.value, 0.0));
-  const double error = y * std::expm1(x.error);
-  const double units = 6 + std::min(Reach(x), 128.0) / 20;
-  return {y, error + units * kBoundedEps * (y + error) + kBoundedTiny};
 }
 // 1 / sqrt(sum of squares / n + eps). The root of the sum is a norm, which an
 // error moves by its own norm at most.
@@ -115,9 +103,17 @@ inline BoundedRow BoundedLinear(DType dtype, const BoundedRow& x,
                                 const std::vector<double>& weights) {
   BoundedRow y;
   for (size_t first = 0; first < weights.size(); first += x.size()) {
-    BoundedRow w;
-    for (size_t k = 0; k < x.size(); ++k) w.push_back({weights[first + k], 0});
-    y.push_back(Rounded(dtype, Dot(x, w)));
+    // Dot, of weights that are exact.
+    double value = 0, error = 0, size = 0;
+    for (size_t k = 0; k < x.size(); ++k) {
+      const double w = weights[first + k];
+      value += x[k].value * w;
+      error += x[k].error * std::abs(w);
+      size += Reach(x[k]) * std::abs(w);
+    }
+    const double n = static_cast<double>(x.size()) + 2;
+    error += n * kBoundedEps * size + n * kBoundedTiny;
+    y.push_back(Rounded(dtype, Bounded{value, error}));
   }
   return y;
 }

@@ -12,15 +12,19 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/mixer/bounded_recurrences_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/mixer_refusals_testutil.h"
 #include "quern/ops/mixer/mixer_testutil.h"
+#include "quern/ops/mixer/reference_mixers_testutil.h"
+#include "quern/ops/recurrent/delta_rule.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 GatedDeltaNetSpec Spec(DType dtype) {
   GatedDeltaNetSpec spec;
@@ -69,40 +73,16 @@ class Layer final : public MixerLayer {
     return args;
   }
 
-  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
-                   BoundedRow& state) const override {
-    const GatedDeltaNetSpec& s = spec_;
-    const BoundedRow p = BoundedLinear(s.dtype, x, products_.in_proj.values);
-    const BoundedRow mixed =
-        Convolve(Part(p, 0, s.conv_channels()), /*silu=*/true, window);
-    const int64_t z_at = s.conv_channels(), b_at = z_at + s.values();
-    const Doubles a_log = a_log_.doubles(), bias = bias_.doubles();
-    const Doubles w = norm_.doubles();
-    BoundedRow y;
-    for (int64_t h = 0; h < s.value_heads; ++h) {
-      const auto at = static_cast<size_t>(h);
-      const int64_t key = h / (s.value_heads / s.key_heads);
-      const Bounded delta =
-          BoundedSoftplus(p[static_cast<size_t>(b_at + s.value_heads + h)] +
-                          Bounded{bias[at], 0});
-      const Bounded rate = RoundedF32(-std::exp(a_log[at]), 0) * delta;
-      const Bounded beta = BoundedSigmoid(p[static_cast<size_t>(b_at + h)]);
-      const BoundedRow raw = Rounded(
-          s.dtype,
-          BoundedDeltaHead(Part(mixed, key * s.dk, s.dk),
-                           Part(mixed, s.keys() + key * s.dk, s.dk),
-                           Part(mixed, 2 * s.keys() + h * s.dv, s.dv), rate,
-                           beta, s.state_dtype,
-                           &state[static_cast<size_t>(h * s.dk * s.dv)]));
-      const Bounded inverse = BoundedInverseNorm(
-          raw, static_cast<double>(raw.size()), double{s.eps});
-      for (size_t i = 0; i < raw.size(); ++i) {
-        const Bounded z = p[static_cast<size_t>(z_at + h * s.dv) + i];
-        y.push_back(Rounded(
-            s.dtype, raw[i] * inverse * Bounded{w[i], 0} * BoundedSilu(z)));
-      }
-    }
-    return BoundedLinear(s.dtype, y, products_.out_proj.values);
+  BoundedRows Sequence(const BoundedRows& x, int64_t chunk,
+                       BoundedWindow& window,
+                       BoundedRow& state) const override {
+    return ReferenceDeltaNet(
+        spec_, Numbers(products_.in_proj, products_.out_proj),
+        {a_log_.doubles(), bias_.doubles(), norm_.doubles()}, x, chunk, window,
+        state);
+  }
+  int64_t ChunkOf(int64_t tokens) const override {
+    return tokens < DeltaRulePlan::kChunkedFrom ? 1 : DeltaRulePlan::kChunk;
   }
 
  private:
@@ -131,40 +111,30 @@ class GatedDeltaNetTest : public MixerFixture {
 };
 QUERN_INSTANTIATE_ISA_TEST(GatedDeltaNetTest);
 
-// The bounds of 16-bit types grow with the tokens until they say nothing, so
-// the oracle judges f32, and the test below the other types.
 TEST_P(GatedDeltaNetTest, IsTheFormula) {
   TestRng rng;
   for (const int64_t key_heads : {1, 2, 4}) {
-    GatedDeltaNetSpec spec = Spec(DType::kF32);
-    spec.key_heads = key_heads;
-    const Products products(spec, rng);
-    ExpectOracle(Plan(spec, products), Maker(spec, products));
+    for (const DType dtype : kFloats) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(dtype) << " key heads " << key_heads);
+      GatedDeltaNetSpec spec = Spec(dtype);
+      if (key_heads != 2) spec.state_dtype = dtype;
+      spec.key_heads = key_heads;
+      const Products products(spec, rng);
+      ExpectOracle(Plan(spec, products), Maker(spec, products));
+    }
   }
 }
 
-// One token of each sequence, in all types.
-TEST_P(GatedDeltaNetTest, DecodesInAllTypes) {
+TEST_P(GatedDeltaNetTest, PromptsAreTheFormula) {
   TestRng rng;
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype : kFloats) {
     SCOPED_TRACE(DTypeName(dtype));
     GatedDeltaNetSpec spec = Spec(dtype);
-    spec.state_dtype = dtype;
+    if (dtype == DType::kF16) spec.state_dtype = DType::kF16;
     const Products products(spec, rng);
-    const Layer layer(spec, products, 4, rng);
-    const MixerLayer::Pools before = layer.pools();
-    const Sequences sequences = {{4, 0, -1, 2}, {}, {1, 0, 1, 1}};
-    InlineExecutor executor;
-    Run(Plan(spec, products), layer.args(sequences), 4, executor);
-    layer.ExpectResults(sequences, before);
+    ExpectPrompts(Plan(spec, products), Maker(spec, products));
   }
-}
-
-TEST_P(GatedDeltaNetTest, APromptIsItsSteps) {
-  TestRng rng;
-  const GatedDeltaNetSpec spec = Spec(DType::kF32);
-  const Products products(spec, rng);
-  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
 }
 
 TEST_P(GatedDeltaNetTest, BitsDependOnNoWorkers) {
@@ -206,6 +176,12 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
       {[](GatedDeltaNetSpec& s) { s.dv = 19; },
        "columns of in_proj=200; need 208, as the layer has"},
       {[](GatedDeltaNetSpec& s) { s.eps = -1; }, "eps=-1"},
+      {[](GatedDeltaNetSpec& s) { s.hidden = 19; }, "k of in_proj=20; need 19"},
+      {[](GatedDeltaNetSpec& s) { s.width = 5; }, "width=5; need 2"},
+      {[](GatedDeltaNetSpec& s) { s.key_heads = 1 << 28, s.dk = 1024; },
+       "need 1 <= key_heads"},
+      {[](GatedDeltaNetSpec& s) { s.value_heads = s.dv = 1 << 27; },
+       "need 1 <= value_heads * dv"},
   };
   for (const SpecCase& c : specs) {
     GatedDeltaNetSpec spec = right;
@@ -217,7 +193,15 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
   const Layer layer(right, products, 4, rng);
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
   const GatedDeltaNetArgs good = layer.args(sequences);
-  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+  ExpectCommonRefusals(
+      "gated_delta_net", *plan, good,
+      [](GatedDeltaNetArgs& a) -> MixerArgs& { return a.layer; });
+  ExpectRefusal(GatedDeltaNetPlan::Create(right, products.in_proj.packed,
+                                          products.in_proj.packed, executor)
+                    .status(),
+                "gated_delta_net: columns of out_proj=200; need 20");
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "=-1");
+  ExpectRefusal(plan->WorkspaceBytes(1, 0).status(), "max_workers=0");
   struct Case {
     void (*spoil)(GatedDeltaNetArgs&);
     std::string words;
@@ -231,6 +215,16 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
        "gated_delta_net: dt_bias is"},
       {[](GatedDeltaNetArgs& a) { a.norm = a.a_log; },
        "gated_delta_net: norm is"},
+      {[](GatedDeltaNetArgs& a) { a.state = ReadOnly(a.state); },
+       "gated_delta_net: state is read-only"},
+      {[](GatedDeltaNetArgs& a) {
+         a.a_log = AnyTensorView(DType::kF32, a.state.data(), 1, {4}, {1});
+       },
+       "gated_delta_net: state overlaps a_log"},
+      {[](GatedDeltaNetArgs& a) {
+         a.norm = AnyTensorView(DType::kF32, a.layer.out.data(), 1, {18}, {1});
+       },
+       "gated_delta_net: out overlaps norm"},
   };
   for (const Case& c : cases) {
     GatedDeltaNetArgs args = good;

@@ -128,7 +128,7 @@ absl::Status MambaMixerPlan::CheckArgs(const MambaMixerArgs& args) const {
   const MambaMixerSpec& s = spec_;
   const char* const op = frame_.spec().op;
   QUERN_RETURN_IF_ERROR(
-      CheckOutput(op, "state", args.state, s.state_dtype,
+      CheckOutput(op, "ssm_state", args.ssm_state, s.state_dtype,
                   {kAnyExtent, s.heads, s.head_dim, s.d_state}));
   const bool mamba = s.form == MambaForm::kMamba;
   // kPlamo2 has the first extent alone.
@@ -161,7 +161,7 @@ absl::Status MambaMixerPlan::CheckArgs(const MambaMixerArgs& args) const {
                            {"dt_norm", args.dt_norm},
                            {"b_norm", args.b_norm},
                            {"c_norm", args.c_norm}},
-                          {{"state", args.state}});
+                          {{"ssm_state", args.ssm_state}});
 }
 
 void MambaMixerPlan::Normalise(const MambaMixerArgs& args,
@@ -209,7 +209,7 @@ void MambaMixerPlan::Execute(const MambaMixerArgs& args, Workspace workspace,
                        executor);
 
   StateUpdateArgs update;
-  update.state = args.state;
+  update.state = args.ssm_state;
   update.x = update.out = AsHeads(p, u, spec_.heads, spec_.head_dim);
   update.dt = mamba ? AsHeads(dt, 0, spec_.heads, spec_.head_dim) : dt;
   update.a = args.a;

@@ -68,8 +68,8 @@ struct MambaMixerWeights {
 };
 
 struct MambaMixerArgs {
-  MixerArgs layer;      // convolves `channels` channels
-  AnyTensorView state;  // [slots, heads, head_dim, d_state]
+  MixerArgs layer;          // convolves `channels` channels
+  AnyTensorView ssm_state;  // [slots, heads, head_dim, d_state]
   // f32, -exp(A_log): [heads, head_dim, d_state]; kPlamo2: [heads].
   AnyTensorView a;
   // f32, each may be no view: [heads, head_dim]; kPlamo2: [heads].

@@ -88,7 +88,7 @@ absl::StatusOr<int64_t> MambaMixer2Plan::WorkspaceBytes(int64_t max_tokens,
 absl::Status MambaMixer2Plan::CheckArgs(const MambaMixer2Args& args) const {
   const MambaMixer2Spec& s = spec_;
   QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "state", args.state, s.state_dtype,
+      CheckOutput(kOp, "ssm_state", args.ssm_state, s.state_dtype,
                   {kAnyExtent, s.heads, s.head_dim, s.d_state}));
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "a", args.a, DType::kF32, {s.heads}));
   const NamedView optional[] = {{"d", args.d}, {"dt_bias", args.dt_bias}};
@@ -108,7 +108,7 @@ absl::Status MambaMixer2Plan::CheckArgs(const MambaMixer2Args& args) const {
                            {"d", args.d},
                            {"dt_bias", args.dt_bias},
                            {"norm", args.norm}},
-                          {{"state", args.state}});
+                          {{"ssm_state", args.ssm_state}});
 }
 
 void MambaMixer2Plan::Execute(const MambaMixer2Args& args, Workspace workspace,
@@ -126,7 +126,7 @@ void MambaMixer2Plan::Execute(const MambaMixer2Args& args, Workspace workspace,
   frame_.Project(layer, p, workspace, executor);
   frame_.Convolve(layer, p, executor);
   StateUpdateArgs update;
-  update.state = args.state;
+  update.state = args.ssm_state;
   update.x = update.out = AsHeads(p, n, spec_.heads, spec_.head_dim);
   update.dt = ColumnSlice(p, 2 * n + 2 * state, spec_.heads);
   update.a = args.a;

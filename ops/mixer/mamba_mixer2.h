@@ -58,12 +58,12 @@ struct MambaMixer2Spec {
 };
 
 struct MambaMixer2Args {
-  MixerArgs layer;        // convolves conv_channels channels
-  AnyTensorView state;    // [slots, heads, head_dim, d_state]
-  AnyTensorView a;        // f32 [heads]: -exp(A_log)
-  AnyTensorView d;        // f32 [heads], or no view
-  AnyTensorView dt_bias;  // f32 [heads], or no view
-  AnyTensorView norm;     // [channels]; kNone: no view
+  MixerArgs layer;          // convolves conv_channels channels
+  AnyTensorView ssm_state;  // [slots, heads, head_dim, d_state]
+  AnyTensorView a;          // f32 [heads]: -exp(A_log)
+  AnyTensorView d;          // f32 [heads], or no view
+  AnyTensorView dt_bias;    // f32 [heads], or no view
+  AnyTensorView norm;       // [channels]; kNone: no view
 };
 
 class MambaMixer2Plan {

@@ -11,10 +11,12 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/mixer/bounded_recurrences_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/mixer_refusals_testutil.h"
 #include "quern/ops/mixer/mixer_testutil.h"
+#include "quern/ops/mixer/reference_mixers_testutil.h"
+#include "quern/ops/recurrent/state_update.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -65,7 +67,7 @@ class Layer final : public MixerLayer {
   MambaMixer2Args args(const Sequences& sequences) const {
     MambaMixer2Args args;
     args.layer = CommonArgs(sequences);
-    args.state = states().view();
+    args.ssm_state = states().view();
     args.a = a_.const_view();
     args.d = d_.const_view();
     args.dt_bias = bias_.const_view();
@@ -73,56 +75,19 @@ class Layer final : public MixerLayer {
     return args;
   }
 
-  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
-                   BoundedRow& state) const override {
-    const MambaMixer2Spec& s = spec_;
-    const int64_t channels = s.channels(), n = s.d_state;
-    const BoundedRow p = BoundedLinear(s.dtype, x, products_.in_proj.values);
-    const BoundedRow z = Part(p, 0, channels);
-    const BoundedRow mixed = Convolve(Part(p, channels, s.conv_channels()),
-                                      /*silu=*/true, window);
-    const BoundedRow dt = Part(p, channels + s.conv_channels(), s.heads);
-    const Doubles a = a_.doubles(), d = d_.doubles(), bias = bias_.doubles();
-    BoundedRow y;
-    for (int64_t i = 0; i < channels; ++i) {
-      const int64_t head = i / s.head_dim;
-      const int64_t group = head / (s.heads / s.groups);
-      const auto h = static_cast<size_t>(head), row = static_cast<size_t>(i);
-      const BoundedRow rates(static_cast<size_t>(n), Bounded{a[h], 0});
-      const Bounded out =
-          BoundedStateRow(mixed[row], dt[h], bias[h], d[h], rates,
-                          Part(mixed, channels + group * n, n),
-                          Part(mixed, channels + (s.groups + group) * n, n),
-                          s.state_dtype, &state[row * static_cast<size_t>(n)]);
-      y.push_back(s.norm == Mamba2Norm::kNone
-                      ? Rounded(s.dtype, out * BoundedSilu(z[row]))
-                      : Rounded(s.dtype, out));
-    }
-    if (s.norm == Mamba2Norm::kGroups) y = Normed(y, z);
-    return BoundedLinear(s.dtype, y, products_.out_proj.values);
+  BoundedRows Sequence(const BoundedRows& x, int64_t chunk,
+                       BoundedWindow& window,
+                       BoundedRow& state) const override {
+    return ReferenceMamba2(spec_,
+                           Numbers(products_.in_proj, products_.out_proj),
+                           {a_.doubles(), d_.doubles(), bias_.doubles()},
+                           norm_.doubles(), x, chunk, window, state);
+  }
+  int64_t ChunkOf(int64_t tokens) const override {
+    return tokens < StateUpdatePlan::kChunkedFrom ? 1 : StateUpdatePlan::kChunk;
   }
 
  private:
-  BoundedRow Normed(const BoundedRow& y, const BoundedRow& z) const {
-    const int64_t group = spec_.channels() / spec_.groups;
-    const Doubles w = norm_.doubles();
-    BoundedRow out;
-    for (int64_t first = 0; first < spec_.channels(); first += group) {
-      BoundedRow gated;
-      for (int64_t i = first; i < first + group; ++i) {
-        const auto at = static_cast<size_t>(i);
-        gated.push_back(y[at] * BoundedSilu(z[at]));
-      }
-      const Bounded inverse = BoundedInverseNorm(
-          gated, static_cast<double>(gated.size()), double{spec_.eps});
-      for (const Bounded& h : gated) {
-        out.push_back(
-            Rounded(spec_.dtype, h * inverse * Bounded{w[out.size()], 0}));
-      }
-    }
-    return out;
-  }
-
   MambaMixer2Spec spec_;
   const Products& products_;
   TestTensor a_, d_, bias_, norm_;
@@ -161,11 +126,18 @@ TEST_P(MambaMixer2Test, IsTheFormula) {
   }
 }
 
-TEST_P(MambaMixer2Test, APromptIsItsSteps) {
+TEST_P(MambaMixer2Test, PromptsAreTheFormula) {
   TestRng rng;
-  const MambaMixer2Spec spec = Spec(DType::kF32, Mamba2Norm::kGroups);
-  const Products products(spec, rng);
-  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
+  for (const Mamba2Norm norm : {Mamba2Norm::kNone, Mamba2Norm::kGroups}) {
+    for (const DType dtype : kFloats) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(dtype) << " norm " << static_cast<int>(norm));
+      MambaMixer2Spec spec = Spec(dtype, norm);
+      if (dtype == DType::kF16) spec.state_dtype = DType::kF16;
+      const Products products(spec, rng);
+      ExpectPrompts(Plan(spec, products), Maker(spec, products));
+    }
+  }
 }
 
 TEST_P(MambaMixer2Test, BitsDependOnNoWorkers) {
@@ -206,6 +178,10 @@ TEST(MambaMixer2RefusalTest, NamesWhatIsWrong) {
       {[](MambaMixer2Spec& s) { s.head_dim = 10; },
        "columns of in_proj=190; need 202, as the layer has"},
       {[](MambaMixer2Spec& s) { s.width = 1; }, "width=1; need 2"},
+      {[](MambaMixer2Spec& s) { s.hidden = 21; }, "k of in_proj=20; need 21"},
+      {[](MambaMixer2Spec& s) { s.eps = -1; }, "eps=-1"},
+      {[](MambaMixer2Spec& s) { s.heads = s.head_dim = 1 << 27; },
+       "need 1 <= heads * head_dim"},
   };
   for (const SpecCase& c : specs) {
     MambaMixer2Spec spec = right;
@@ -217,21 +193,44 @@ TEST(MambaMixer2RefusalTest, NamesWhatIsWrong) {
   const Layer layer(right, products, 4, rng);
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
   const MambaMixer2Args good = layer.args(sequences);
-  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+  ExpectCommonRefusals(
+      "mamba_mixer2", *plan, good,
+      [](MambaMixer2Args& a) -> MixerArgs& { return a.layer; });
+  ExpectRefusal(MambaMixer2Plan::Create(right, products.in_proj.packed,
+                                        products.in_proj.packed, executor)
+                    .status(),
+                "mamba_mixer2: columns of out_proj=190; need 20");
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "=-1");
+  ExpectRefusal(plan->WorkspaceBytes(1, 0).status(), "max_workers=0");
+  const auto without = create(Spec(DType::kF32, Mamba2Norm::kNone));
+  ASSERT_TRUE(without.ok()) << without.status();
+  ExpectRefusal(without->CheckArgs(good),
+                "mamba_mixer2: norm has rank 1; need none");
   struct Case {
     void (*spoil)(MambaMixer2Args&);
     std::string words;
   };
   const Case cases[] = {
-      {[](MambaMixer2Args& a) { a.state = a.layer.x; },
-       "mamba_mixer2: state is"},
+      {[](MambaMixer2Args& a) { a.ssm_state = a.layer.x; },
+       "mamba_mixer2: ssm_state is"},
       {[](MambaMixer2Args& a) { a.a = a.layer.x; }, "mamba_mixer2: a is"},
       {[](MambaMixer2Args& a) { a.d = a.norm; }, "mamba_mixer2: d is"},
       {[](MambaMixer2Args& a) { a.dt_bias = a.norm; },
        "mamba_mixer2: dt_bias is"},
       {[](MambaMixer2Args& a) { a.norm = {}; }, "mamba_mixer2: norm is"},
-      {[](MambaMixer2Args& a) { a.layer.conv_state = a.state; },
+      {[](MambaMixer2Args& a) { a.layer.conv_state = a.ssm_state; },
        "mamba_mixer2: conv_state is"},
+      {[](MambaMixer2Args& a) { a.ssm_state = ReadOnly(a.ssm_state); },
+       "mamba_mixer2: ssm_state is read-only"},
+      {[](MambaMixer2Args& a) {
+         a.d = AnyTensorView(DType::kF32, a.ssm_state.data(), 1, {6}, {1});
+       },
+       "mamba_mixer2: ssm_state overlaps d"},
+      {[](MambaMixer2Args& a) {
+         a.dt_bias =
+             AnyTensorView(DType::kF32, a.layer.out.data(), 1, {6}, {1});
+       },
+       "mamba_mixer2: out overlaps dt_bias"},
   };
   for (const Case& c : cases) {
     MambaMixer2Args args = good;

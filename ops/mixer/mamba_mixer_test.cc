@@ -12,10 +12,12 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/ops/mixer/bounded_recurrences_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/mixer_refusals_testutil.h"
 #include "quern/ops/mixer/mixer_testutil.h"
+#include "quern/ops/mixer/reference_mixers_testutil.h"
+#include "quern/ops/recurrent/state_update.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 
@@ -75,7 +77,7 @@ class Layer final : public MixerLayer {
   MambaMixerArgs args(const Sequences& sequences) const {
     MambaMixerArgs args;
     args.layer = CommonArgs(sequences);
-    args.state = states().view();
+    args.ssm_state = states().view();
     args.a = a_.const_view();
     args.d = d_.const_view();
     args.dt_bias = bias_.const_view();
@@ -86,41 +88,19 @@ class Layer final : public MixerLayer {
     return args;
   }
 
-  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
-                   BoundedRow& state) const override {
-    const MambaMixerSpec& s = spec_;
-    const bool mamba = s.form == MambaForm::kMamba;
-    const int64_t channels = s.channels(), n = s.d_state;
-    const BoundedRow p = BoundedLinear(s.dtype, x, products_.in_proj.values);
-    const BoundedRow z = Part(p, mamba ? channels : 0, channels);
-    const BoundedRow u = Convolve(Part(p, mamba ? 0 : channels, channels),
-                                  /*silu=*/true, window);
-    const BoundedRow second =
-        BoundedLinear(s.dtype, u, products_.x_proj.values);
-    const BoundedRow low =
-        Normed(Part(second, mamba ? 0 : 2 * n, s.dt_rank), dt_norm_);
-    const BoundedRow b =
-        Normed(Part(second, mamba ? s.dt_rank : 0, n), b_norm_);
-    const BoundedRow c =
-        Normed(Part(second, (mamba ? s.dt_rank : 0) + n, n), c_norm_);
-    const BoundedRow dt = BoundedLinear(s.dtype, low, products_.dt_proj.values);
-    const Doubles a = a_.doubles(), d = d_.doubles(), bias = bias_.doubles();
-    BoundedRow y;
-    for (int64_t i = 0; i < channels; ++i) {
-      // Numbers of a row, or of its head.
-      const auto at = static_cast<size_t>(mamba ? i : i / s.head_dim);
-      BoundedRow rates;
-      for (size_t j = 0; j < static_cast<size_t>(n); ++j) {
-        rates.push_back(
-            {mamba ? a[at * static_cast<size_t>(n) + j] : a[at], 0});
-      }
-      const auto row = static_cast<size_t>(i);
-      const Bounded out =
-          BoundedStateRow(u[row], dt[at], bias[at], d[at], rates, b, c,
-                          s.state_dtype, &state[row * static_cast<size_t>(n)]);
-      y.push_back(Rounded(s.dtype, out * BoundedSilu(z[row])));
-    }
-    return BoundedLinear(s.dtype, y, products_.out_proj.values);
+  BoundedRows Sequence(const BoundedRows& x, int64_t chunk,
+                       BoundedWindow& window,
+                       BoundedRow& state) const override {
+    return ReferenceMamba(
+        spec_, Numbers(products_.in_proj, products_.out_proj),
+        {products_.x_proj.values, products_.dt_proj.values, dt_norm_.doubles(),
+         b_norm_.doubles(), c_norm_.doubles()},
+        {a_.doubles(), d_.doubles(), bias_.doubles()}, x, chunk, window, state);
+  }
+  int64_t ChunkOf(int64_t tokens) const override {
+    const bool chunked = spec_.form == MambaForm::kPlamo2 &&
+                         tokens >= StateUpdatePlan::kChunkedFrom;
+    return chunked ? StateUpdatePlan::kChunk : 1;
   }
 
  private:
@@ -132,18 +112,6 @@ class Layer final : public MixerLayer {
     if (s.form == MambaForm::kPlamo2) return {s.heads};
     return {s.heads, s.head_dim};
   }
-  BoundedRow Normed(const BoundedRow& x, const TestTensor& weight) const {
-    if (spec_.norm == MambaNorm::kNone) return x;
-    const Bounded inverse =
-        BoundedInverseNorm(x, static_cast<double>(x.size()), double{spec_.eps});
-    const Doubles w = weight.doubles();
-    BoundedRow y;
-    for (size_t i = 0; i < x.size(); ++i) {
-      y.push_back(Rounded(spec_.dtype, x[i] * inverse * Bounded{w[i], 0}));
-    }
-    return y;
-  }
-
   MambaMixerSpec spec_;
   const Products& products_;
   TestTensor a_, d_, bias_, dt_norm_, b_norm_, c_norm_;
@@ -184,12 +152,18 @@ TEST_P(MambaMixerTest, IsTheFormula) {
   }
 }
 
-TEST_P(MambaMixerTest, APromptIsItsSteps) {
+TEST_P(MambaMixerTest, PromptsAreTheFormula) {
   TestRng rng;
-  const MambaMixerSpec spec =
-      Spec(MambaForm::kPlamo2, DType::kF32, MambaNorm::kRms);
-  const Products products(spec, rng);
-  ExpectPromptIsItsSteps(Plan(spec, products), Maker(spec, products));
+  for (const MambaForm form : {MambaForm::kMamba, MambaForm::kPlamo2}) {
+    for (const DType dtype : kFloats) {
+      SCOPED_TRACE(testing::Message()
+                   << DTypeName(dtype) << " form " << static_cast<int>(form));
+      MambaMixerSpec spec = Spec(form, dtype, MambaNorm::kRms);
+      if (dtype == DType::kF16) spec.state_dtype = DType::kF16;
+      const Products products(spec, rng);
+      ExpectPrompts(Plan(spec, products), Maker(spec, products));
+    }
+  }
 }
 
 TEST_P(MambaMixerTest, BitsDependOnNoWorkers) {
@@ -247,30 +221,61 @@ TEST(MambaMixerRefusalTest, NamesWhatIsWrong) {
   const Layer layer(right, products, 4, rng);
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
   const MambaMixerArgs good = layer.args(sequences);
-  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+  ExpectCommonRefusals("plamo2_mamba_mixer", *plan, good,
+                       [](MambaMixerArgs& a) -> MixerArgs& { return a.layer; });
+  const auto swapped = [&](const MambaMixerWeights& weights) {
+    return MambaMixerPlan::Create(right, weights, executor).status();
+  };
+  MambaMixerWeights weights = products.packed();
+  weights.dt_proj = weights.x_proj;
+  ExpectRefusal(swapped(weights),
+                "plamo2_mamba_mixer: columns of dt_proj=43; need 3");
+  weights = products.packed();
+  weights.x_proj = weights.in_proj;
+  ExpectRefusal(swapped(weights), "columns of x_proj=102; need 43");
+  weights = products.packed();
+  weights.out_proj = weights.in_proj;
+  ExpectRefusal(swapped(weights), "columns of out_proj=102; need 20");
+  ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "=-1");
+  ExpectRefusal(plan->WorkspaceBytes(1, 0).status(), "max_workers=0");
+  MambaMixerSpec plain = right;
+  plain.norm = MambaNorm::kNone;
+  const auto without =
+      MambaMixerPlan::Create(plain, products.packed(), executor);
+  ASSERT_TRUE(without.ok()) << without.status();
+  ExpectRefusal(without->CheckArgs(good),
+                "plamo2_mamba_mixer: dt_norm has rank 1; need none");
   struct Case {
     void (*spoil)(MambaMixerArgs&);
     std::string words;
   };
   const Case cases[] = {
-      {[](MambaMixerArgs& a) { a.state = a.layer.x; },
-       "plamo2_mamba_mixer: state is"},
+      {[](MambaMixerArgs& a) { a.ssm_state = a.layer.x; },
+       "plamo2_mamba_mixer: ssm_state is"},
       {[](MambaMixerArgs& a) { a.a = a.layer.x; }, "mixer: a is"},
       {[](MambaMixerArgs& a) { a.d = a.layer.x; }, "mixer: d is"},
       {[](MambaMixerArgs& a) { a.dt_bias = a.layer.x; }, "mixer: dt_bias is"},
       {[](MambaMixerArgs& a) { a.dt_norm = {}; }, "mixer: dt_norm is"},
       {[](MambaMixerArgs& a) { a.c_norm = a.dt_norm; }, "mixer: c_norm is"},
-      {[](MambaMixerArgs& a) { a.layer.out = a.a; }, "mixer: out is"},
+      {[](MambaMixerArgs& a) { a.b_norm = a.dt_norm; }, "mixer: b_norm is"},
+      {[](MambaMixerArgs& a) { a.ssm_state = ReadOnly(a.ssm_state); },
+       "mixer: ssm_state is read-only"},
       {[](MambaMixerArgs& a) {
-         a.state = AnyTensorView(
-             DType::kF32, a.state.mutable_data(), 4, {4, 3, 17, 19},
-             {a.state.stride(0), a.state.stride(1), a.state.stride(2), 1});
+         a.c_norm =
+             AnyTensorView(DType::kF32, a.layer.out.data(), 1, {19}, {1});
        },
-       "slots of the state=4; need 5, as conv_state has"},
+       "mixer: out overlaps c_norm"},
       {[](MambaMixerArgs& a) {
-         a.a = AnyTensorView(DType::kF32, a.state.data(), 1, {3}, {1});
+         a.ssm_state = AnyTensorView(
+             DType::kF32, a.ssm_state.mutable_data(), 4, {4, 3, 17, 19},
+             {a.ssm_state.stride(0), a.ssm_state.stride(1),
+              a.ssm_state.stride(2), 1});
        },
-       "state overlaps a"},
+       "slots of ssm_state=4; need 5, as conv_state has"},
+      {[](MambaMixerArgs& a) {
+         a.a = AnyTensorView(DType::kF32, a.ssm_state.data(), 1, {3}, {1});
+       },
+       "ssm_state overlaps a"},
   };
   for (const Case& c : cases) {
     MambaMixerArgs args = good;

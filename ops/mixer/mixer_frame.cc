@@ -113,9 +113,10 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
   for (const NamedView& w : written) {
     QUERN_RETURN_IF_ERROR(apart(w, common_written[0]));
     QUERN_RETURN_IF_ERROR(apart(w, common_written[1]));
-    QUERN_RETURN_IF_ERROR(
-        CheckEqual(s.op, "slots of the state", w.second.extent(0),
-                   args.conv_state.extent(0), "conv_state has"));
+    if (w.second.extent(0) == args.conv_state.extent(0)) continue;
+    return CheckEqual(s.op, absl::StrCat("slots of ", w.first),
+                      w.second.extent(0), args.conv_state.extent(0),
+                      "conv_state has");
   }
   return CheckSequences(s.op, args.batch, args.x.extent(0),
                         args.conv_state.extent(0), s.null_slot);

@@ -2,7 +2,7 @@
 #define QUERN_OPS_MIXER_MIXER_TESTUTIL_H_
 
 // What the tests of all layers here share: the common tensors between guard
-// pages, the oracle's convolution, batches, and the verdict.
+// pages, batches, and the verdict.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
@@ -22,9 +21,11 @@
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/reference_mixers_testutil.h"
 #include "quern/ops/recurrent/sequences_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
 #include "quern/testing/no_alloc.h"
@@ -101,37 +102,20 @@ class TestTensor {
   AnyMatrix matrix_;
 };
 
-// A window of the convolution as the oracle has it: the last inputs of each
-// channel, the oldest first.
-using BoundedWindow = std::vector<BoundedRow>;
-
-// One token of a causal convolution over rows of channels; the window moves on.
-inline BoundedRow BoundedConv(const Doubles& weight, const Doubles& bias,
-                              bool silu, DType dtype, const BoundedRow& x,
-                              BoundedWindow& window) {
-  const size_t width = window.size() + 1;
-  BoundedRow out;
-  for (size_t c = 0; c < x.size(); ++c) {
-    BoundedRow taps, weights;
-    for (size_t j = 0; j < width; ++j) {
-      taps.push_back(j + 1 < width ? window[j][c] : x[c]);
-      weights.push_back({weight[c * width + j], 0});
-    }
-    const Bounded first = {bias.empty() ? 0.0 : bias[c], 0};
-    const Bounded y = Dot(taps, weights, first);
-    out.push_back(Rounded(dtype, silu ? BoundedSilu(y) : y));
-  }
-  window.erase(window.begin());
-  window.push_back(x);
-  return out;
-}
-
 // A batch of prompts and decode steps: padding, five tokens that go on, none,
 // one in no slot, one of decode, three that begin, padding.
 inline Sequences MixedBatch() {
   return {{3, 0, -1, 1, 4}, {1, 6, 6, 7, 8, 11}, {1, 1, 1, 1, 0}};
 }
 inline constexpr int64_t kMixedTokens = 12;
+// A batch whose prompts go by chunks where the layer's recurrence does: 40
+// tokens that go on, a decode step, 17 in no slot, 16 that begin, 15, which are
+// too few, 33, and padding.
+inline Sequences PromptBatch() {
+  return {
+      {3, 0, -1, 1, 4, 2}, {1, 41, 42, 59, 75, 90, 123}, {1, 1, 1, 0, 1, 1}};
+}
+inline constexpr int64_t kPromptTokens = 124;
 inline constexpr int64_t kTestSlots = 5;
 
 // Judges numbers against what the oracle has for them.
@@ -145,8 +129,8 @@ inline testing::AssertionResult WithinBounds(const Doubles& got,
   });
 }
 
-// A layer, its pools and its tokens, and the oracle of all but Token, which is
-// the layer's own.
+// A layer, its pools and its tokens, and the oracle of all but Sequence, which
+// is the layer's own.
 class MixerLayer {
  public:
   struct Shape {
@@ -175,9 +159,14 @@ class MixerLayer {
         out_(shape.dtype, tokens, shape.hidden, shape.hidden + 3) {}
   virtual ~MixerLayer() = default;
 
-  // The output of one token. The window and the state move on.
-  virtual BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
-                           BoundedRow& state) const = 0;
+  // The outputs of the tokens that a call has of a sequence. The window and the
+  // state, which are exact at first, move on. chunk: tokens that the recurrence
+  // takes at a time.
+  virtual BoundedRows Sequence(const BoundedRows& x, int64_t chunk,
+                               BoundedWindow& window,
+                               BoundedRow& state) const = 0;
+  // The chunk of a call with so many tokens of a sequence.
+  virtual int64_t ChunkOf(int64_t /*tokens*/) const { return 1; }
 
   const Shape& shape() const { return shape_; }
   Pools pools() const { return {windows_.doubles(), states_.doubles()}; }
@@ -196,8 +185,11 @@ class MixerLayer {
     return args;
   }
 
-  // Judges out and the pools. before: the pools that the call found.
-  void ExpectResults(const Sequences& sequences, const Pools& before) const {
+  // Judges out and the pools. before: the pools that the call found. kTokens:
+  // every token had a call of its own.
+  enum class Calls { kOne, kTokens };
+  void ExpectResults(const Sequences& sequences, const Pools& before,
+                     Calls calls = Calls::kOne) const {
     const int64_t hidden = shape_.hidden, n = shape_.conv_channels;
     const auto size = static_cast<int64_t>(before.states.size()) / kTestSlots;
     const Doubles in = x_.doubles();
@@ -225,12 +217,17 @@ class MixerLayer {
         for (BoundedRow& old : window) old.assign(old.size(), Bounded{});
         state.assign(state.size(), Bounded{});
       }
+      BoundedRows x;
       for (int64_t t = batch.begin(s); t < batch.end(s); ++t) {
-        const BoundedRow y =
-            Token(Exact(Doubles(in.begin() + t * hidden,
-                                in.begin() + (t + 1) * hidden)),
-                  window, state);
-        std::copy(y.begin(), y.end(), want.begin() + t * hidden);
+        x.push_back(Exact(
+            Doubles(in.begin() + t * hidden, in.begin() + (t + 1) * hidden)));
+      }
+      const int64_t tokens = batch.end(s) - batch.begin(s);
+      int64_t row_of_out = batch.begin(s) * hidden;
+      for (const BoundedRow& y : Sequence(
+               x, calls == Calls::kOne ? ChunkOf(tokens) : 1, window, state)) {
+        std::copy(y.begin(), y.end(), want.begin() + row_of_out);
+        row_of_out += hidden;
       }
       for (int64_t i = 0; i + 1 < shape_.width; ++i) {
         const BoundedRow& kept = window[static_cast<size_t>(i)];
@@ -245,12 +242,11 @@ class MixerLayer {
   }
 
  protected:
-  // The convolution of this layer, for one token.
-  BoundedRow Convolve(const BoundedRow& x, bool silu,
-                      BoundedWindow& window) const {
-    return BoundedConv(conv_weight_.doubles(),
-                       biased_ ? conv_bias_.doubles() : Doubles(), silu,
-                       shape_.dtype, x, window);
+  // The numbers of this layer, for the oracle.
+  ReferenceMixer Numbers(const TestWeights& in_proj,
+                         const TestWeights& out_proj) const {
+    return {in_proj.values, out_proj.values, conv_weight_.doubles(),
+            biased_ ? conv_bias_.doubles() : Doubles()};
   }
   static BoundedRow Exact(const Doubles& values) {
     BoundedRow row;
@@ -271,8 +267,8 @@ class MixerLayer {
   AnyMatrix out_;
 };
 
-// Runs plans of one layer on its arguments, with exactly the workspace that
-// they ask for.
+// Runs plans of one layer on its arguments, on a workspace of exactly as many
+// bytes as they ask for, all NaN.
 class MixerFixture : public IsaTest {
  protected:
   template <typename Plan, typename Args>
@@ -280,15 +276,15 @@ class MixerFixture : public IsaTest {
            Executor& executor) {
     const auto bytes = plan.WorkspaceBytes(tokens, executor.num_workers());
     ASSERT_TRUE(bytes.ok()) << bytes.status();
-    auto memory = AlignedBuffer::Create(*bytes);
-    ASSERT_TRUE(memory.ok());
-    const Workspace workspace(memory->data(), static_cast<size_t>(*bytes));
+    GuardBuffer<float> memory(*bytes / 4);
+    const Workspace workspace(memory.data(), static_cast<size_t>(*bytes));
     ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
     EXPECT_NO_ALLOCATION(plan.Execute(args, workspace, executor));
   }
 
-  // A mixed batch, and the same sequence in calls of 1, 3, 0 and 5 tokens as in
-  // one call of 9. make(tokens, rng) returns a layer as a unique_ptr.
+  // A mixed batch, a decode step, and the same sequence in calls of 1, 3, 0 and
+  // 5 tokens as in one call of 9. make(tokens, rng) returns a layer as a
+  // unique_ptr.
   template <typename Plan, typename Make>
   void ExpectOracle(const Plan& plan, const Make& make) {
     TestRng rng;
@@ -316,49 +312,38 @@ class MixerFixture : public IsaTest {
     cut->ExpectResults({{2}, {0, 9}, {0}}, start);
   }
 
-  // A prompt of 40 tokens in one call is what 40 calls of a token make of it,
-  // up to the order of sums: of f32 numbers below 64, roundings of 40 tokens
-  // and of as many products as a layer has columns.
+  // Prompts by chunks beside decode, on several workers; and a prompt of 40
+  // tokens in one call and in 40. All are within the bounds of the oracle.
   template <typename Plan, typename Make>
-  void ExpectPromptIsItsSteps(const Plan& plan, const Make& make) {
+  void ExpectPrompts(const Plan& plan, const Make& make) {
+    TestRng rng;
+    ManyWorkers many(5);
+    const auto mixed = make(kPromptTokens, rng);
+    const MixerLayer::Pools before = mixed->pools();
+    Run(plan, mixed->args(PromptBatch()), kPromptTokens, many);
+    mixed->ExpectResults(PromptBatch(), before);
+
     constexpr int kLength = 40;
-    constexpr double kTolerance = 40 * 200 * 64 * 0x1p-24;
+    const Sequences all = {{2}, {0, kLength}, {0}};
     TestRng same(3), again(3);
     InlineExecutor executor;
     const auto whole = make(kLength, same);
-    Run(plan, whole->args({{2}, {0, kLength}, {0}}), kLength, executor);
+    const MixerLayer::Pools found = whole->pools();
+    Run(plan, whole->args(all), kLength, executor);
+    whole->ExpectResults(all, found);
     const auto steps = make(kLength, again);
     for (int t = 0; t < kLength; ++t) {
       const auto begun = static_cast<uint8_t>(t > 0);
       Run(plan, steps->args({{2}, {t, t + 1}, {begun}}), kLength, executor);
     }
-    EXPECT_TRUE(
-        AllClose(whole->out().doubles(), steps->out().doubles(), kTolerance));
-    EXPECT_TRUE(AllClose(whole->windows().doubles(), steps->windows().doubles(),
-                         kTolerance));
-    EXPECT_TRUE(AllClose(whole->states().doubles(), steps->states().doubles(),
-                         kTolerance));
+    steps->ExpectResults(all, found, MixerLayer::Calls::kTokens);
   }
 
   // The same bits on any number of workers.
   template <typename Plan, typename Make>
   void ExpectSameBitsOnWorkers(const Plan& plan, const Make& make) {
-    InlineExecutor executor;
-    TestRng same(7);
-    const auto alone = make(kMixedTokens, same);
-    Run(plan, alone->args(MixedBatch()), kMixedTokens, executor);
-    const auto threads = Workers(3);
-    ManyWorkers many(17);
-    for (Executor* workers : {static_cast<Executor*>(threads.get()),
-                              static_cast<Executor*>(&many)}) {
-      TestRng again(7);
-      const auto layer = make(kMixedTokens, again);
-      Run(plan, layer->args(MixedBatch()), kMixedTokens, *workers);
-      EXPECT_TRUE(AllBitsEqual(layer->out().bits(), alone->out().bits()));
-      EXPECT_TRUE(
-          AllBitsEqual(layer->windows().bits(), alone->windows().bits()));
-      EXPECT_TRUE(AllBitsEqual(layer->states().bits(), alone->states().bits()));
-    }
+    ExpectSameBits(plan, make, MixedBatch(), kMixedTokens);
+    ExpectSameBits(plan, make, PromptBatch(), kPromptTokens);
   }
 
   // Sequences of no tokens, and no sequences: nothing is written.
@@ -374,6 +359,28 @@ class MixerFixture : public IsaTest {
     EXPECT_TRUE(AllBitsEqual(layer->windows().bits(), windows));
     EXPECT_TRUE(AllBitsEqual(layer->states().bits(), states));
     for (const double y : layer->out().doubles()) EXPECT_TRUE(std::isnan(y));
+  }
+
+ private:
+  template <typename Plan, typename Make>
+  void ExpectSameBits(const Plan& plan, const Make& make,
+                      const Sequences& batch, int64_t tokens) {
+    InlineExecutor executor;
+    TestRng same(7);
+    const auto alone = make(tokens, same);
+    Run(plan, alone->args(batch), tokens, executor);
+    const auto threads = Workers(3);
+    ManyWorkers many(17);
+    for (Executor* workers : {static_cast<Executor*>(threads.get()),
+                              static_cast<Executor*>(&many)}) {
+      TestRng again(7);
+      const auto layer = make(tokens, again);
+      Run(plan, layer->args(batch), tokens, *workers);
+      EXPECT_TRUE(AllBitsEqual(layer->out().bits(), alone->out().bits()));
+      EXPECT_TRUE(
+          AllBitsEqual(layer->windows().bits(), alone->windows().bits()));
+      EXPECT_TRUE(AllBitsEqual(layer->states().bits(), alone->states().bits()));
+    }
   }
 };
 

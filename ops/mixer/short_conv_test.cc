@@ -13,7 +13,9 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
+#include "quern/ops/mixer/mixer_refusals_testutil.h"
 #include "quern/ops/mixer/mixer_testutil.h"
+#include "quern/ops/mixer/reference_mixers_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
@@ -59,18 +61,10 @@ class Layer final : public MixerLayer {
     return CommonArgs(sequences);
   }
 
-  BoundedRow Token(const BoundedRow& x, BoundedWindow& window,
-                   BoundedRow&) const override {
-    const int64_t n = spec_.channels;
-    const DType dtype = spec_.dtype;
-    const BoundedRow p = BoundedLinear(dtype, x, products_.in_proj.values);
-    BoundedRow v = Part(p, 2 * n, n);
-    for (size_t c = 0; c < v.size(); ++c) v[c] = Rounded(dtype, p[c] * v[c]);
-    BoundedRow y = Convolve(v, /*silu=*/false, window);
-    for (size_t c = 0; c < y.size(); ++c) {
-      y[c] = Rounded(dtype, p[c + static_cast<size_t>(n)] * y[c]);
-    }
-    return BoundedLinear(dtype, y, products_.out_proj.values);
+  BoundedRows Sequence(const BoundedRows& x, int64_t /*chunk*/,
+                       BoundedWindow& window, BoundedRow&) const override {
+    return ReferenceShortConv(
+        spec_, Numbers(products_.in_proj, products_.out_proj), x, window);
   }
 
  private:
@@ -132,6 +126,16 @@ TEST_P(ShortConvTest, StatesCarryOver) {
   }
 }
 
+TEST_P(ShortConvTest, PromptsAreTheFormula) {
+  TestRng rng;
+  for (const DType dtype : kFloats) {
+    SCOPED_TRACE(DTypeName(dtype));
+    const ShortConvSpec spec = Spec(20, 48, 3, dtype);
+    const Products products(spec, rng);
+    ExpectPrompts(Plan(spec, products), Maker(spec, products));
+  }
+}
+
 TEST_P(ShortConvTest, BitsDependOnNoWorkers) {
   TestRng rng;
   const ShortConvSpec spec = Spec(64, 192, 3, DType::kBF16);
@@ -164,39 +168,20 @@ TEST(ShortConvRefusalTest, NamesWhatIsWrong) {
   ExpectRefusal(create(Spec(17, 8, 3, DType::kF32)),
                 "short_conv: k of in_proj=16; need 17");
   ExpectRefusal(create(Spec(16, 8, 5, DType::kF32)), "width=5; need 2");
+  ExpectRefusal(create(Spec(16, 8, 3, DType::kI8)),
+                absl::StatusCode::kUnimplemented, "i8; need f32");
+  ExpectRefusal(ShortConvPlan::Create(right, products.in_proj.packed,
+                                      products.in_proj.packed, executor)
+                    .status(),
+                "short_conv: columns of out_proj=24; need 16");
   const auto plan = ShortConvPlan::Create(right, products.in_proj.packed,
                                           products.out_proj.packed, executor);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectRefusal(plan->WorkspaceBytes(-1, 1).status(), "max_m=-1");
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
   const MixerArgs good = layer.args(sequences);
-  EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
-  struct Case {
-    void (*spoil)(MixerArgs&);
-    std::string words;
-  };
-  const Case cases[] = {
-      {[](MixerArgs& a) { a.x = a.conv_weight; }, "short_conv: x is"},
-      {[](MixerArgs& a) { a.conv_weight = a.x; }, "short_conv: conv_weight is"},
-      {[](MixerArgs& a) { a.conv_bias = a.x; }, "short_conv: conv_bias is"},
-      {[](MixerArgs& a) { a.conv_state = a.x; }, "short_conv: conv_state is"},
-      {[](MixerArgs& a) { a.out = a.conv_bias; }, "short_conv: out is"},
-      {[](MixerArgs& a) {
-         a.out = AnyTensorView(a.x.dtype(), const_cast<void*>(a.x.data()), 2,
-                               {4, 16}, {a.x.stride(0), 1});
-       },
-       "short_conv: out overlaps x"},
-      {[](MixerArgs& a) {
-         static const int64_t beyond[] = {0, 1, 2, 5};
-         a.batch.state_indices = DenseVector(beyond, 4);
-       },
-       "short_conv: state_indices[3]=5; need 0 <= index < 5"},
-  };
-  for (const Case& c : cases) {
-    MixerArgs args = good;
-    c.spoil(args);
-    ExpectRefusal(plan->CheckArgs(args), c.words);
-  }
+  ExpectCommonRefusals("short_conv", *plan, good,
+                       [](MixerArgs& a) -> MixerArgs& { return a; });
 }
 
 }  // namespace

@@ -61,6 +61,9 @@ TEST_P(DeltaRuleChunksTest, AreExactOnSmallIntegers) {
   for (const int64_t dk : {1, 2, 15, 16, 17, 33}) {
     shapes.push_back({11, 16 + dk, dk, 3});
   }
+  for (const int64_t dk : {256, 257, 511, 1024}) {
+    shapes.push_back({16, 20, dk, 3});
+  }
   for (const int64_t dv : {1, 8, 15, 16, 17, 31, 32, 33, 48, 65, 257, 300}) {
     shapes.push_back({32, 41, 3, dv});
   }
@@ -120,6 +123,24 @@ TEST_P(DeltaRuleChunksTest, AgreeWithTheRecurrenceAtEveryLength) {
         Run(Plan(spec), data, Prompt(150));
         data.ExpectResults(Prompt(150), before);
       }
+    }
+  }
+}
+
+// Keys longer than those of any model, up to the longest that a plan takes.
+TEST_P(DeltaRuleChunksTest, AgreeWithTheRecurrenceForLongKeys) {
+  TestRng rng;
+  for (const DeltaDecay decay : kDecays) {
+    for (const int64_t dk : {257, 300, 512, 1024}) {
+      SCOPED_TRACE(dk);
+      DeltaRuleSpec spec = Spec(decay, 2, dk, 9);
+      spec.norm = DeltaNorm::kL2;
+      const auto values = DeltaRuleData::Random(spec, 35, 1, rng);
+      const DeltaRuleData data(spec, 35, 1, values);
+      const Doubles before = data.state().doubles();
+      ManyWorkers many(3);
+      Run(Plan(spec), data, Prompt(35), many);
+      data.ExpectResults(Prompt(35), before);
     }
   }
 }
