@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,12 @@ constexpr uint32_t kOutput = Bit(ModelPart::kOutputMatrix);
 constexpr uint32_t kRopeFactors = Bit(ModelPart::kRopeFactors);
 constexpr uint32_t kExperts = Bit(ModelPart::kExperts);
 constexpr uint32_t kDense = Bit(ModelPart::kDense);
+constexpr uint32_t kOutputNorm = Bit(ModelPart::kOutputNorm);
+constexpr uint32_t kEmbdNorm = Bit(ModelPart::kEmbdNorm);
+constexpr uint32_t kShortConv = Bit(ModelPart::kShortConv);
+constexpr uint32_t kMamba2 = Bit(ModelPart::kMamba2);
+constexpr uint32_t kSharedExpert = Bit(ModelPart::kSharedExpert);
+constexpr uint32_t kMultipliers = Bit(ModelPart::kMultipliers);
 
 constexpr Architecture kArchitectures[] = {
     {"llama", kAny, kOutput | kRopeFactors | kExperts, RotaryStyle::kPairs,
@@ -44,6 +49,11 @@ constexpr Architecture kArchitectures[] = {
      LinearActivation::kSiluAndMul, false},
     {"gemma2", kPostNorms | kSoftCaps | kLocalLayers, kAny,
      RotaryStyle::kHalves, LinearActivation::kGeluTanhAndMul, true},
+    {"lfm2", kHeadNorms | kShortConv | kEmbdNorm, kOutput, RotaryStyle::kHalves,
+     LinearActivation::kSiluAndMul, false},
+    {"granitehybrid", kMamba2 | kMultipliers,
+     kOutput | kExperts | kSharedExpert, RotaryStyle::kPairs,
+     LinearActivation::kSiluAndMul, false},
 };
 
 // Upper bound far above any model, low enough that products of two dimensions
@@ -51,6 +61,17 @@ constexpr Architecture kArchitectures[] = {
 int64_t MaxDim(const DecoderConfig&) { return DecoderConfig::kMaxDim; }
 int64_t MaxLayers(const DecoderConfig&) { return 4096; }
 int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
+
+// What ops/recurrent/causal_conv1d.h takes.
+int64_t MaxConvWidth(const DecoderConfig&) { return 4; }
+// What ops/recurrent/state_update.h takes.
+int64_t MaxSsmState(const DecoderConfig&) { return 1024; }
+int64_t MaxSsmHeads(const DecoderConfig& c) { return c.ssm_inner; }
+int64_t MaxSsmGroups(const DecoderConfig& c) { return c.ssm_heads; }
+double One(const DecoderConfig&) { return 1; }
+double AttentionScale(const DecoderConfig& c) {
+  return 1 / std::sqrt(static_cast<double>(c.head_dim));
+}
 
 double Required(const DecoderConfig&) { return 0; }
 double KvHeads(const DecoderConfig& c) {
@@ -97,73 +118,25 @@ constexpr ModelKey kKeys[] = {
      MaxExpertsUsed},
     {"expert_feed_forward_length", &C::expert_ffn, nullptr, kExperts, Ffn,
      MaxDim},
+    {"shortconv.l_cache", &C::conv_width, nullptr, kShortConv, Required,
+     MaxConvWidth},
+    {"ssm.conv_kernel", &C::conv_width, nullptr, kMamba2, Required,
+     MaxConvWidth},
+    {"ssm.inner_size", &C::ssm_inner, nullptr, kMamba2, Required, MaxDim},
+    {"ssm.time_step_rank", &C::ssm_heads, nullptr, kMamba2, Required,
+     MaxSsmHeads},
+    {"ssm.group_count", &C::ssm_groups, nullptr, kMamba2, One, MaxSsmGroups},
+    {"ssm.state_size", &C::ssm_state, nullptr, kMamba2, Required, MaxSsmState},
+    {"embedding_scale", nullptr, &C::embedding_scale, kMultipliers, One,
+     nullptr},
+    {"residual_scale", nullptr, &C::residual_scale, kMultipliers, One, nullptr},
+    {"attention.scale", nullptr, &C::attention_scale, kMultipliers,
+     AttentionScale, nullptr},
+    {"logit_scale", nullptr, &C::logit_divisor, kMultipliers, One, nullptr},
+    {"expert_shared_feed_forward_length", &C::shared_ffn, nullptr,
+     kSharedExpert, Required, MaxDim},
     {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
 };
-
-using E = Extent;
-using R = TensorRole;
-constexpr TensorEntry kTensors[] = {
-    {TensorId::kEmbedding, "token_embd.weight", false, R::kEmbedding,
-     E::kHidden, E::kVocab, kAny},
-    {TensorId::kAttnNorm, "attn_norm.weight", true, R::kNorm, E::kHidden,
-     E::kOne, kAny},
-    {TensorId::kAttnQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryCols, kAny},
-    {TensorId::kAttnK, "attn_k.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, kAny},
-    {TensorId::kAttnV, "attn_v.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, kAny},
-    {TensorId::kAttnQBias, "attn_q.bias", true, R::kBias, E::kQueryCols,
-     E::kOne, kQkvBias},
-    {TensorId::kAttnKBias, "attn_k.bias", true, R::kBias, E::kKeyCols, E::kOne,
-     kQkvBias},
-    {TensorId::kAttnVBias, "attn_v.bias", true, R::kBias, E::kKeyCols, E::kOne,
-     kQkvBias},
-    {TensorId::kAttnQNorm, "attn_q_norm.weight", true, R::kNorm, E::kHeadDim,
-     E::kOne, kHeadNorms},
-    {TensorId::kAttnKNorm, "attn_k_norm.weight", true, R::kNorm, E::kHeadDim,
-     E::kOne, kHeadNorms},
-    {TensorId::kAttnOutput, "attn_output.weight", true, R::kMatrixIntoStream,
-     E::kQueryCols, E::kHidden, kAny},
-    {TensorId::kPostAttnNorm, "post_attention_norm.weight", true, R::kNorm,
-     E::kHidden, E::kOne, kPostNorms},
-    {TensorId::kPostFfnNorm, "post_ffw_norm.weight", true, R::kNorm, E::kHidden,
-     E::kOne, kPostNorms},
-    {TensorId::kFfnNorm, "ffn_norm.weight", true, R::kNorm, E::kHidden, E::kOne,
-     kAny},
-    {TensorId::kFfnGate, "ffn_gate.weight", true, R::kMatrix, E::kHidden,
-     E::kFfn, kDense},
-    {TensorId::kFfnUp, "ffn_up.weight", true, R::kMatrix, E::kHidden, E::kFfn,
-     kDense},
-    {TensorId::kFfnDown, "ffn_down.weight", true, R::kMatrixIntoStream, E::kFfn,
-     E::kHidden, kDense},
-    {TensorId::kRouter, "ffn_gate_inp.weight", true, R::kRouter, E::kHidden,
-     E::kExperts, kExperts},
-    {TensorId::kExpertGate, "ffn_gate_exps.weight", true, R::kMatrix,
-     E::kHidden, E::kExpertFfn, kExperts, E::kExperts},
-    {TensorId::kExpertUp, "ffn_up_exps.weight", true, R::kMatrix, E::kHidden,
-     E::kExpertFfn, kExperts, E::kExperts},
-    {TensorId::kExpertDown, "ffn_down_exps.weight", true, R::kMatrixIntoStream,
-     E::kExpertFfn, E::kHidden, kExperts, E::kExperts},
-    {TensorId::kOutputNorm, "output_norm.weight", false, R::kNorm, E::kHidden,
-     E::kOne, kAny},
-    {TensorId::kOutput, "output.weight", false, R::kMatrix, E::kHidden,
-     E::kVocab, kOutput},
-    {TensorId::kRopeFactors, "rope_freqs.weight", false, R::kRopeFactors,
-     E::kRopePairs, E::kOne, kRopeFactors},
-};
-
-// Whether each TensorId is the index of its entry, and the tensors of a layer
-// follow one another.
-constexpr bool InOrder() {
-  int changes = 0;
-  for (size_t i = 0; i < std::size(kTensors); ++i) {
-    if (static_cast<size_t>(kTensors[i].id) != i) return false;
-    if (i > 0 && kTensors[i].in_layer != kTensors[i - 1].in_layer) ++changes;
-  }
-  return changes == 2;
-}
-static_assert(InOrder());
 
 }  // namespace
 
@@ -178,81 +151,29 @@ const Architecture* FindArchitecture(absl::string_view name) {
 
 absl::Span<const ModelKey> ModelKeys() { return kKeys; }
 
-int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
-  switch (extent) {
-    case Extent::kOne:
-      return 1;
-    case Extent::kHidden:
-      return c.hidden;
-    case Extent::kVocab:
-      return c.vocab;
-    case Extent::kQueryCols:
-      return c.q_cols();
-    case Extent::kKeyCols:
-      return c.kv_cols();
-    case Extent::kFfn:
-      return c.ffn;
-    case Extent::kHeadDim:
-      return c.head_dim;
-    case Extent::kRopePairs:
-      return c.rope_dim / 2;
-    case Extent::kExperts:
-      return c.experts;
-    case Extent::kExpertFfn:
-      return c.expert_ffn;
-  }
-  return 0;
-}
-
-const TensorEntry& TensorOf(TensorId id) {
-  return kTensors[static_cast<size_t>(id)];
-}
-
-std::string TensorName(TensorId id, int64_t layer) {
-  const TensorEntry& entry = TensorOf(id);
-  if (!entry.in_layer) return entry.name;
-  return absl::StrCat("blk.", layer, ".", entry.name);
-}
-
-absl::Status ForEachTensor(
-    const DecoderConfig& config,
-    absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
-        visit) {
-  const auto visit_from = [&](size_t begin, bool in_layer, int64_t layer) {
-    for (size_t i = begin; i < std::size(kTensors); ++i) {
-      if (kTensors[i].in_layer != in_layer) break;
-      if (!config.HasAll(kTensors[i].needs)) continue;
-      QUERN_RETURN_IF_ERROR(visit(kTensors[i], layer));
-    }
-    return absl::OkStatus();
-  };
-  constexpr auto kFirst = static_cast<size_t>(TensorId::kAttnNorm);
-  constexpr auto kBehind = static_cast<size_t>(TensorId::kOutputNorm);
-  QUERN_RETURN_IF_ERROR(visit_from(0, false, 0));
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    QUERN_RETURN_IF_ERROR(visit_from(kFirst, true, layer));
-  }
-  return visit_from(kBehind, false, 0);
-}
-
-std::vector<int64_t> TensorDims(const TensorEntry& entry,
-                                const DecoderConfig& config) {
-  std::vector<int64_t> dims = {ExtentOf(entry.cols, config)};
-  if (entry.is_matrix()) dims.push_back(ExtentOf(entry.rows, config));
-  if (entry.matrices != Extent::kOne) {
-    dims.push_back(ExtentOf(entry.matrices, config));
-  }
-  return dims;
-}
-
 void WriteModelKeys(
     const DecoderConfig& config,
     absl::FunctionRef<void(const std::string& name, int64_t value)> int_key,
-    absl::FunctionRef<void(const std::string& name, float value)> float_key) {
+    absl::FunctionRef<void(const std::string& name, float value)> float_key,
+    absl::FunctionRef<void(const std::string& name, bool value)> bool_key,
+    absl::FunctionRef<void(const std::string& name,
+                           const std::vector<int32_t>& values)>
+        ints_key) {
+  if (config.Has(ModelPart::kMamba2)) {
+    bool_key(absl::StrCat(config.architecture, ".", kRopeKey), config.rope);
+  }
   for (const ModelKey& key : kKeys) {
     if (!config.HasAll(key.needs)) continue;
     const std::string name = absl::StrCat(config.architecture, ".", key.name);
-    if (key.integer != nullptr) {
+    if (key.integer == &C::kv_heads && config.HasRecurrent()) {
+      std::vector<int32_t> heads;
+      for (int64_t layer = 0; layer < config.layers; ++layer) {
+        heads.push_back(config.IsRecurrent(layer)
+                            ? 0
+                            : static_cast<int32_t>(config.kv_heads));
+      }
+      ints_key(name, heads);
+    } else if (key.integer != nullptr) {
       int_key(name, config.*key.integer);
     } else {
       float_key(name, config.*key.real);
@@ -265,20 +186,36 @@ void SetArchitecture(const Architecture& architecture,
                      DecoderConfig& c) {
   c.architecture = std::string(architecture.name);
   c.parts = architecture.always;
-  for (const ModelPart part : {ModelPart::kOutputMatrix,
-                               ModelPart::kRopeFactors, ModelPart::kExperts}) {
+  for (const ModelPart part :
+       {ModelPart::kOutputMatrix, ModelPart::kRopeFactors, ModelPart::kExperts,
+        ModelPart::kSharedExpert}) {
     if ((architecture.may & Bit(part)) != 0 && has(part)) c.parts |= Bit(part);
   }
   if (!c.Has(ModelPart::kExperts)) {
     c.parts |= kDense;
     c.experts = c.experts_used = c.expert_ffn = 0;
+    c.parts &= ~kSharedExpert;
+  }
+  if (!c.Has(ModelPart::kSharedExpert)) c.shared_ffn = 0;
+  if (!c.Has(ModelPart::kEmbdNorm)) c.parts |= kOutputNorm;
+  if (!c.HasRecurrent()) {
+    c.recurrent.clear();
+    c.conv_width = 0;
+  }
+  if (!c.Has(ModelPart::kMamba2)) {
+    c.ssm_inner = c.ssm_heads = c.ssm_groups = c.ssm_state = 0;
+    c.rope = true;
   }
   c.rope_style = architecture.rope_style;
   c.activation = architecture.activation;
-  c.embedding_scale =
-      architecture.scales_embedding
-          ? static_cast<float>(std::sqrt(static_cast<double>(c.hidden)))
-          : 1.0f;
+  if (!c.Has(ModelPart::kMultipliers)) {
+    c.embedding_scale =
+        architecture.scales_embedding
+            ? static_cast<float>(std::sqrt(static_cast<double>(c.hidden)))
+            : 1.0f;
+    c.residual_scale = c.logit_divisor = 1;
+    c.attention_scale = 0;
+  }
   // The file does not give Gemma-2's divisor of queries. It is head_dim, except
   // for the model of 27 billion weights, which is recognised by its number of
   // layers.

@@ -35,7 +35,9 @@ absl::Span<const Architecture> Architectures();
 const Architecture* FindArchitecture(absl::string_view name);
 
 // A key of the model's shape, "<architecture>.<name>": an integer in [1,
-// max(config)], or a finite float above 0.
+// max(config)], or a finite float above 0. In a model with recurrent layers,
+// attention.head_count_kv is an array with an integer for each layer, which is
+// 0 for the recurrent ones.
 struct ModelKey {
   const char* name;
   // Exactly one of `integer` and `real` is set.
@@ -65,8 +67,17 @@ enum class Extent : uint8_t {
   kRopePairs,
   kExperts,
   kExpertFfn,
+  kConvWidth,
+  kConvChannels,
+  kShortConvCols,  // three times the channels
+  kSsmInner,
+  kSsmHeads,
+  kSsmGroups,
+  kSsmGroupCols,  // channels of a group
+  kSsmProjected,
+  kSharedFfn,
 };
-constexpr size_t kNumExtents = 10;
+constexpr size_t kNumExtents = 19;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
@@ -77,6 +88,8 @@ enum class TensorRole : uint8_t {
   kNorm,
   kBias,
   kRopeFactors,
+  kConvolution,  // small and f32, read as it is; no product's matrix
+  kDecay,        // of Mamba-2's states: a number below 0 for each head
 };
 
 // The tensors, in the order of files that this project writes.
@@ -92,6 +105,17 @@ enum class TensorId : uint8_t {
   kAttnQNorm,
   kAttnKNorm,
   kAttnOutput,
+  kShortConv,
+  kShortConvIn,
+  kShortConvOut,
+  kSsmIn,
+  kSsmConv,
+  kSsmConvBias,
+  kSsmDtBias,
+  kSsmA,
+  kSsmD,
+  kSsmNorm,
+  kSsmOut,
   kPostAttnNorm,
   kPostFfnNorm,
   kFfnNorm,
@@ -102,7 +126,11 @@ enum class TensorId : uint8_t {
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
   kOutputNorm,
+  kEmbdNorm,
   kOutput,
   kRopeFactors,
 };
@@ -113,12 +141,19 @@ struct TensorEntry {
   bool in_layer;
   TensorRole role;
   Extent cols, rows;
-  uint32_t needs;  // ModelPart bits that models with this tensor have
+  // ModelPart bits that models with this tensor have; if it is in layers, that
+  // a layer with it has (DecoderConfig::PartsIn).
+  uint32_t needs;
   // The number of such matrices, which lie one after the other in a third
   // dimension; kOne: the tensor is one matrix.
   Extent matrices = Extent::kOne;
 
   bool is_matrix() const { return rows != Extent::kOne; }
+  // Whether rows are multiplied by it, in the form that the options ask for.
+  bool is_weight() const {
+    return role == TensorRole::kEmbedding || role == TensorRole::kMatrix ||
+           role == TensorRole::kMatrixIntoStream;
+  }
 };
 
 const TensorEntry& TensorOf(TensorId id);
@@ -138,12 +173,19 @@ absl::Status ForEachTensor(
 std::vector<int64_t> TensorDims(const TensorEntry& entry,
                                 const DecoderConfig& config);
 
-// Calls int_key(name, value) or float_key(name, value) for each key that a file
-// of this shape has, other than general.*.
+// Calls one of the functions for each key that a file of this shape has, other
+// than general.*. ints_key is for a key with a number for each layer.
 void WriteModelKeys(
     const DecoderConfig& config,
     absl::FunctionRef<void(const std::string& name, int64_t value)> int_key,
-    absl::FunctionRef<void(const std::string& name, float value)> float_key);
+    absl::FunctionRef<void(const std::string& name, float value)> float_key,
+    absl::FunctionRef<void(const std::string& name, bool value)> bool_key,
+    absl::FunctionRef<void(const std::string& name,
+                           const std::vector<int32_t>& values)>
+        ints_key);
+// The key, without its architecture, that says whether attention has rotary
+// positions, in models with kMamba2: a bool, true by default.
+inline constexpr char kRopeKey[] = "rope.scaling.finetuned";
 
 // Sets the fields of `config` that follow from the architecture and from its
 // numbers: parts, style, activation and scales. `has` says whether the file has

@@ -84,15 +84,16 @@ absl::StatusOr<int64_t> AttentionMixer::ScratchBytes(int64_t max_tokens,
   return counted.bytes();
 }
 
-void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
+void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
                              const LayerTarget& target) const noexcept {
   Executor& executor = *step.executor;
+  PagePool& pool = memory.pages[static_cast<size_t>(pool_)];
   const int64_t t = step.rows.extent(0);
-  Workspace memory = step.scratch;
-  const Scratch s = LayOut(memory, t);
+  Workspace scratch = step.scratch;
+  const Scratch s = LayOut(scratch, t);
   const int64_t q_cols = q_heads_ * head_dim_, kv_cols = kv_heads_ * head_dim_;
   const int64_t cols = q_cols + 2 * kv_cols;
-  qkv_.Execute(step.rows, DenseMatrix<float>(s.qkv, t, cols), {}, memory,
+  qkv_.Execute(step.rows, DenseMatrix<float>(s.qkv, t, cols), {}, scratch,
                executor);
   const auto heads = [&](int64_t column, int64_t count) {
     return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
@@ -103,10 +104,12 @@ void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
   if (operators_->has_head_norms()) {
     operators_->HeadNorms(
         q, DenseVector<const float>(q_norm_.data<float>(), head_dim_), k,
-        DenseVector<const float>(k_norm_.data<float>(), head_dim_), memory,
+        DenseVector<const float>(k_norm_.data<float>(), head_dim_), scratch,
         executor);
   }
-  operators_->Rotate(step.positions, q, k, memory, executor);
+  if (operators_->has_rope()) {
+    operators_->Rotate(step.positions, q, k, scratch, executor);
+  }
   pool.Write(pool_layer_, k, v, executor);
   const DType dtype = out_.rows();
   pool.Attend(pool_layer_, q, s.queries,
@@ -115,7 +118,7 @@ void AttentionMixer::Execute(const LayerStep& step, PagePool& pool,
               executor);
   const AnyTensorView attended(dtype, static_cast<void*>(s.attended), 2,
                                {t, q_cols}, {q_cols, 1});
-  out_.Execute(attended, target.y, target.residual, memory, executor);
+  out_.Execute(attended, target.y, target.residual, scratch, executor);
 }
 
 }  // namespace quern

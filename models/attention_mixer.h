@@ -4,7 +4,7 @@
 // Private: grouped-query attention as a layer.
 //
 //   [q, k, v] = W x + b;  each head of q and k: rms_norm, with kHeadNorms
-//   q, k = rope(q), rope(k);  k, v to the pool
+//   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
 //   y = residual + W_out attention(q, pool)
 
 #include <cstdint>
@@ -24,17 +24,16 @@ namespace quern {
 
 class AttentionMixer final : public Mixer {
  public:
-  // `operators` must outlive the mixer.
+  // `operators` must outlive the mixer. The layer's keys and values are layer
+  // `pool_layer` of the state's pool `pool`.
   static absl::StatusOr<std::unique_ptr<Mixer>> Create(
       DecoderLoader& loader, const DecoderConfig& config,
       const ModelShard& shard, const DecoderOperators& operators, int64_t layer,
       int64_t pool, int64_t pool_layer);
 
-  int64_t pool() const override { return pool_; }
-  int64_t pool_layer() const override { return pool_layer_; }
   absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                        int max_workers) const override;
-  void Execute(const LayerStep& step, PagePool& pool,
+  void Execute(const LayerStep& step, const MixerMemory& memory,
                const LayerTarget& target) const noexcept override;
 
  private:

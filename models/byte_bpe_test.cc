@@ -313,6 +313,10 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
       "llama-bpe");
   ASSERT_TRUE(off.ok()) << off.status();
   EXPECT_FALSE(off->add_bos());
+  const auto lfm2 = Create(bos, "lfm2");  // the rules of llama-bpe
+  ASSERT_TRUE(lfm2.ok()) << lfm2.status();
+  EXPECT_TRUE(lfm2->add_bos());
+  EXPECT_EQ(lfm2->Encode("the'T 12"), llama->Encode("the'T 12"));
   const auto gpt = Create(bos, "gpt-2");
   ASSERT_TRUE(gpt.ok()) << gpt.status();
   EXPECT_FALSE(gpt->add_bos());
@@ -374,7 +378,7 @@ TEST_F(ByteBpeFileTest, RefusesWhatItCannotRead) {
   EXPECT_THAT(
       message(Create(&Nothing, "qwen\xff"), absl::StatusCode::kUnimplemented),
       HasSubstr("tokenizer: tokenizer.ggml.pre is 'qwen\\xff'; need "
-                "'qwen2', 'llama-bpe' or 'gpt-2'"));
+                "'qwen2', 'llama-bpe', 'lfm2' or 'gpt-2'"));
   for (const char* key : {"pre", "merges"}) {
     EXPECT_THAT(
         message(Create(&Nothing, "qwen2", key), absl::StatusCode::kNotFound),

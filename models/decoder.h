@@ -27,6 +27,21 @@
 //           x += rms_norm(linear(gelu_tanh(gate) * up))
 //           soft caps on attention's scores and on logits; layers 0, 2, 4 ...
 //           are local: a query sees no more than the window's tokens
+//   lfm2    qwen3, and recurrent layers where attention.head_count_kv is 0:
+//           [B, C, u] = linear(rms_norm(x));  x += linear(C * conv(B * u))
+//           conv is causal, over a few tokens of each channel
+//
+//   granitehybrid  llama, with recurrent layers of Mamba-2
+//           (ops/mixer/mamba_mixer2.h) where attention.head_count_kv is 0, and
+//           multipliers: x = embedding_scale * embedding[token];
+//           x += residual_scale * ..; scores times attention_scale; logits /
+//           logit_scale; q and k are not rotated if rope.scaling.finetuned is
+//           false; with experts, there may be one that every token has
+//
+// A recurrent layer remembers a sequence in a state of fixed size, whatever its
+// length. It rounds each of its steps to the type of the rows, but for a state
+// in f32. Its operator, short_conv or mamba_mixer2, takes the place of linear,
+// write_kv and paged_attention there.
 //
 // Over ranks (DecoderOptions::communicator), each rank holds some heads, some
 // columns of the feed-forward layer and some of the vocabulary, and reads only
@@ -41,6 +56,8 @@
 //
 // A norm multiplies by the weights in the file. This holds for gemma2 too,
 // because writers of GGUF files have already added Gemma's 1 to its weights.
+//
+// A model with recurrent layers runs on one rank: others are refused.
 //
 // Each rank routes by itself, so with experts all ranks need CPUs of one
 // instruction set: a logit that differs in its last bit may choose another
@@ -87,7 +104,8 @@ class OpRegistry;    // ops/registry/op_registry.h
 
 // Registers what models are made of: vocab_parallel_embedding, rms_norm,
 // add_rms_norm, linear, fused_moe, rotary_embedding, write_kv, paged_attention,
-// gather_rows and logits_processor, with the families that they belong to.
+// short_conv, mamba_mixer2, gather_rows and logits_processor, with the families
+// that they belong to.
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
@@ -183,6 +201,7 @@ class Decoder {
 };
 
 struct DecoderStateSpec {
+  // Each sequence has a slot of fixed size in the memory of recurrent layers.
   int64_t max_sequences = 1;
   int64_t max_step_tokens = 512;  // of one Forward, over all sequences
   // Number of tokens that the cache holds, over all sequences. 0 means
@@ -195,7 +214,8 @@ struct DecoderStateSpec {
   // model's rows are bf16 and the cache is bf16 or of one byte, queries are
   // rounded to bf16, so that their products are bf16 dot products.
   DType cache_dtype = DType::kF16;
-  // Upper limit on the bytes of cache and activations together. 0 means 4 GiB
+  // Upper limit on the bytes of cache, of recurrent layers' memory and of
+  // activations together. 0 means 4 GiB
   // plus 64 times the model's weight_bytes(). Logits, and the scratch of
   // matrices and attention, are not included; they grow with the calls of
   // Forward.
@@ -233,9 +253,10 @@ class DecoderState {
   // sequence.
   absl::Status EndSequence(int32_t sequence);
   // Starts a sequence that begins with all tokens of `sequence` and shares its
-  // pages. No token is computed again, and a step with both sequences reads the
-  // common keys once. InvalidArgument for an unknown sequence;
-  // ResourceExhausted as in NewSequence.
+  // pages; what recurrent layers remember is copied. No token is computed
+  // again, and a step with both sequences reads the common keys once.
+  // InvalidArgument for an unknown sequence; ResourceExhausted as in
+  // NewSequence.
   absl::StatusOr<int32_t> Fork(int32_t sequence);
   // Number of tokens of a sequence so far; -1 for an unknown sequence.
   int64_t length(int32_t sequence) const;
@@ -250,15 +271,18 @@ class DecoderState {
   // then.
   //
   // A sequence's logits depend neither on the other items nor on how its tokens
-  // are divided into calls.
+  // are divided into calls. With Mamba-2 layers, items of 16 tokens and more go
+  // by chunks there, and so may differ from shorter ones by roundings.
   absl::StatusOr<MatrixView<const float>> Forward(
       absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
       Executor& executor);
 
   int64_t max_step_tokens() const;
-  // Size of the cache in bytes, including scales.
+  // Size of the cache in bytes, including scales and the memory of recurrent
+  // layers.
   int64_t cache_bytes() const;
-  int64_t cache_bytes_per_token() const;  // over all layers
+  // Over all layers; recurrent ones take none.
+  int64_t cache_bytes_per_token() const;
   // Number of tokens that the free pages can hold, in the layers that have
   // fewest.
   int64_t free_tokens() const;

@@ -69,6 +69,32 @@ class Keys {
     return absl::OkStatus();
   }
 
+  // Reads an array with a number for each layer, which is 0 for the recurrent
+  // layers and the same for all others.
+  absl::Status ReadKvHeads(const ModelKey& key, DecoderConfig& c) const {
+    const std::string name = Name(key.name);
+    QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> heads,
+                           file_.GetI32s(name));
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat("numbers in ", name),
+                                     static_cast<int64_t>(heads.size()),
+                                     c.layers, "there are layers"));
+    c.kv_heads = *std::max_element(heads.begin(), heads.end());
+    for (size_t layer = 0; layer < heads.size(); ++layer) {
+      const std::string at = absl::StrCat(name, "[", layer, "]");
+      QUERN_RETURN_IF_ERROR(CheckRange(kOp, at, heads[layer], 0, key.max(c)));
+      if (heads[layer] != 0 && heads[layer] != c.kv_heads) {
+        return Unimplemented(kOp, at, "=", heads[layer],
+                             "; need 0, or the same number for all layers "
+                             "that attend, such as ",
+                             c.kv_heads);
+      }
+      c.recurrent.push_back(heads[layer] == 0 ? 1 : 0);
+    }
+    if (c.kv_heads > 0) return absl::OkStatus();
+    return Unimplemented(kOp, name, " is 0 for all of ", c.layers,
+                         " layers; need a layer that attends");
+  }
+
   // Unimplemented if the file has scaling of rotary positions.
   absl::Status CheckNoRopeScaling() const {
     if (const char* key = "rope.scaling.type"; Has(key)) {
@@ -88,6 +114,21 @@ class Keys {
       }
     }
     return absl::OkStatus();
+  }
+
+  // Whether there is a shared expert besides the others.
+  absl::StatusOr<bool> HasSharedExpert(const Architecture& architecture) const {
+    const char* key = "expert_shared_feed_forward_length";
+    constexpr uint32_t kShared = Bit(ModelPart::kSharedExpert);
+    if ((architecture.may & kShared) == 0 || !Has(key)) return false;
+    QUERN_ASSIGN_OR_RETURN(const int64_t columns, file_.GetInt(Name(key)));
+    return columns != 0;
+  }
+
+  // Whether attention has rotary positions.
+  absl::StatusOr<bool> HasRope(const DecoderConfig& c) const {
+    if (!c.Has(ModelPart::kMamba2) || !Has(kRopeKey)) return true;
+    return file_.GetBool(Name(kRopeKey));
   }
 
   // Whether there are experts. Unimplemented if the architecture has none.
@@ -181,6 +222,18 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
                  c.q_cols(), 1, DecoderConfig::kMaxDim));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
                                    c.value_dim, c.head_dim, "the keys have"));
+  if (c.Has(ModelPart::kMamba2)) {
+    const int64_t heads = c.ssm_heads;
+    if (c.ssm_inner % heads != 0 || heads % c.ssm_groups != 0) {
+      return InvalidArgument(kOp, keys.Name("ssm.inner_size="), c.ssm_inner,
+                             ", time_step_rank=", heads,
+                             ", group_count=", c.ssm_groups,
+                             "; need each to be a multiple of the next");
+    }
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, keys.Name("ssm.group_count * state_size"),
+                   c.ssm_groups * c.ssm_state, 1, DecoderConfig::kMaxDim));
+  }
   if (c.rope_dim % 2 != 0) {
     return InvalidArgument(kOp, keys.Name("rope.dimension_count="), c.rope_dim,
                            "; need an even number");
@@ -215,7 +268,10 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys,
       QUERN_RETURN_IF_ERROR(CheckShape(keys, c));
       return ReadVocab(file, keys, key, c);
     }
-    QUERN_RETURN_IF_ERROR(keys.Read(key, c));
+    QUERN_RETURN_IF_ERROR(key.integer == &DecoderConfig::kv_heads &&
+                                  c.HasRecurrent()
+                              ? keys.ReadKvHeads(key, c)
+                              : keys.Read(key, c));
   }
   return absl::OkStatus();
 }
@@ -243,9 +299,16 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   }
   c.parts = form->always;  // decides which keys exist
   if (has_experts) c.parts |= Bit(ModelPart::kExperts);
+  bool has_shared = false;
+  if (has_experts) {
+    QUERN_ASSIGN_OR_RETURN(has_shared, keys.HasSharedExpert(*form));
+  }
+  if (has_shared) c.parts |= Bit(ModelPart::kSharedExpert);
+  QUERN_ASSIGN_OR_RETURN(c.rope, keys.HasRope(c));
   QUERN_RETURN_IF_ERROR(ReadShape(file, keys, c));
   const auto has = [&](ModelPart part) {
     if (part == ModelPart::kExperts) return has_experts;
+    if (part == ModelPart::kSharedExpert) return has_shared;
     return file.HasTensor(TensorName(part == ModelPart::kRopeFactors
                                          ? TensorId::kRopeFactors
                                          : TensorId::kOutput));

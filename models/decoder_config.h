@@ -27,6 +27,13 @@ enum class ModelPart : uint8_t {
   kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
   kExperts,       // the feed-forward layer is a mixture of experts
   kDense,         // the feed-forward layer has one gate, one up and one down
+  kOutputNorm,    // the last norm is output_norm.weight
+  kEmbdNorm,      // the last norm is token_embd_norm.weight
+  kShortConv,     // some layers are LFM2's short convolution
+  kMamba2,        // some layers are Mamba-2
+  kSharedExpert,  // every token has an expert besides those of the router
+  kMultipliers,   // factors of embedding, contributions, scores and logits
+  kAttention,     // of a layer: it attends, so it is not recurrent
 };
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
@@ -36,6 +43,8 @@ struct DecoderConfig {
   // Upper bound of every dimension: far above any model, and low enough that
   // products of two dimensions fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
+  static constexpr uint32_t kRecurrentParts =
+      Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2);
 
   std::string architecture;  // one of models/architecture.h
   std::string name;          // general.name, or ""
@@ -55,34 +64,64 @@ struct DecoderConfig {
   int64_t experts = 0;
   int64_t experts_used = 0;  // of each token
   int64_t expert_ffn = 0;    // of each expert
+  int64_t shared_ffn = 0;    // of the shared expert, if there is one
+  // Which layers remember a sequence in a state of fixed size, and do not
+  // attend to its keys: 1 for these, 0 for the others; empty if no layer does.
+  std::vector<uint8_t> recurrent;
+  int64_t conv_width = 0;  // tokens that a recurrent layer convolves; else 0
+  // With kMamba2; else 0.
+  int64_t ssm_inner = 0;  // channels, a multiple of ssm_heads
+  int64_t ssm_heads = 0;  // a multiple of ssm_groups
+  int64_t ssm_groups = 0;
+  int64_t ssm_state = 0;  // numbers that a channel remembers
   float rope_base = 10000;
   float norm_eps = 0;
   // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
   // empty for none.
   std::vector<double> rope_factors;
 
+  bool rope = true;  // false: attention is without positions
   RotaryStyle rope_style = RotaryStyle::kPairs;
   LinearActivation activation = LinearActivation::kSiluAndMul;
   float embedding_scale = 1;  // x = scale * embedding[token]
+  float residual_scale = 1;   // x += scale * contribution of a part
   float attention_scale = 0;  // of q k; 0 means 1 / sqrt(head_dim)
   float attention_cap = 0;    // of scale * q k, see AttentionSpec; 0: none
   float logit_cap = 0;        // logit = cap * tanh(logit / cap); 0: none
+  float logit_divisor = 1;    // logit = logit / divisor
   // Number of tokens that a local layer attends to, including the query's own.
   // 0 means that no layer is local.
   int64_t window = 0;
 
   bool Has(ModelPart part) const { return HasAll(Bit(part)); }
   bool HasAll(uint32_t bits) const { return (parts & bits) == bits; }
+  // Whether the architecture has layers of this kind.
+  bool HasRecurrent() const { return (parts & kRecurrentParts) != 0; }
+  bool IsRecurrent(int64_t layer) const {
+    return !recurrent.empty() && recurrent[static_cast<size_t>(layer)] != 0;
+  }
+  // The parts of one layer: it is either recurrent or attends.
+  uint32_t PartsIn(int64_t layer) const {
+    return IsRecurrent(layer)
+               ? parts
+               : (parts & ~kRecurrentParts) | Bit(ModelPart::kAttention);
+  }
   bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
+  // Channels that a recurrent layer convolves.
+  int64_t conv_channels() const {
+    return Has(ModelPart::kMamba2) ? ssm_inner + 2 * ssm_groups * ssm_state
+                                   : hidden;
+  }
 
   // Reads and checks the keys <architecture>.* and the tensors' shapes: every
   // needed tensor must exist with the right dimensions, and no others may.
   // NotFound and InvalidArgument name the key or tensor and the bound.
   // Unimplemented for other architectures, rope scaling by keys, experts where
-  // the architecture has none, and tensors that it does not have; the message
+  // the architecture has none, layers that attend with different numbers of
+  // key/value heads, and tensors that it does not have; the message
   // describes the file and lists the supported architectures and formats.
   // Memory and time are within a small multiple of the file's header, of
   // rope_freqs.weight and of a layer.

@@ -176,9 +176,8 @@ TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
   };
   const std::string file =
       "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
-      "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3', 'qwen3moe' and "
-      "'gemma2' in "
-      "F32, F16, BF16 and Q8_0";
+      "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3', 'qwen3moe', "
+      "'gemma2', 'lfm2' and 'granitehybrid' in F32, F16, BF16 and Q8_0";
   EXPECT_EQ(
       message([](GgufWriter& w) {
         w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,
@@ -322,7 +321,7 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   other.Key("general.architecture", "gpt2");
   EXPECT_EQ(message(other),
             "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-            "'qwen3', 'qwen3moe' or 'gemma2'");
+            "'qwen3', 'qwen3moe', 'gemma2', 'lfm2' or 'granitehybrid'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

@@ -21,7 +21,13 @@
 
 namespace quern {
 
-constexpr const char* kTestArchitectures[] = {"llama", "qwen2", "qwen3",
+constexpr const char* kTestArchitectures[] = {
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2", "granitehybrid"};
+// Those whose logits have the same bits however a text is cut into steps.
+constexpr const char* kExactArchitectures[] = {"llama",    "qwen2",  "qwen3",
+                                               "qwen3moe", "gemma2", "lfm2"};
+// Those that can be divided over ranks.
+constexpr const char* kRankArchitectures[] = {"llama", "qwen2", "qwen3",
                                               "qwen3moe", "gemma2"};
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,

@@ -3,6 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
@@ -123,10 +124,11 @@ void DecoderState::Impl::Run(Executor& executor) {
   const LayerStep step = {stream.rows(),
                           DenseVector<const int64_t>(positions.data(), t), work,
                           &executor};
+  const MixerMemory memory_of_sequences = {
+      absl::MakeSpan(pools), recurrent.has_value() ? &*recurrent : nullptr};
   for (size_t layer = 0; layer < model->layers.size(); ++layer) {
     const DecoderLayer& l = model->layers[layer];
-    l.mixer->Execute(step, pools[static_cast<size_t>(l.mixer->pool())],
-                     stream.target());
+    l.mixer->Execute(step, memory_of_sequences, stream.target());
     stream.Add(l.post_attn_norm, l.ffn_norm);
     l.feed_forward->Execute(step, stream.target());
     const bool last = layer + 1 == model->layers.size();

@@ -222,8 +222,8 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
 TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
-  for (const char* architecture :
-       {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2"}) {
+  for (const char* architecture : {"llama", "qwen2", "qwen3", "qwen3moe",
+                                   "gemma2", "lfm2", "granitehybrid"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
@@ -255,13 +255,14 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   const int64_t cases = Cases(60, kSanitized ? 200 : 600);
   int64_t ran = 0, built = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
-    constexpr const char* kArchitectures[] = {"llama", "qwen2", "qwen3",
-                                              "qwen3moe", "gemma2"};
+    constexpr const char* kArchitectures[] = {"llama",        "qwen2",  "qwen3",
+                                              "qwen3moe",     "gemma2", "lfm2",
+                                              "granitehybrid"};
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
     SmallDecoder m =
-        Tiny(kArchitectures[rng.Integer(0, 4)], kTypes[rng.Integer(0, 3)]);
+        Tiny(kArchitectures[rng.Integer(0, 6)], kTypes[rng.Integer(0, 3)]);
     const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
     m.context = power(28);
     m.layers = power(3);
@@ -277,11 +278,22 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     m.experts = power(8);
     m.experts_used = power(4);
     m.expert_ffn = block * power(6);
-    const bool mixture = m.architecture == "qwen3moe" ||
-                         (m.architecture == "llama" && m.mixture);
-    const int64_t ffn = mixture ? m.experts * m.expert_ffn : m.ffn;
-    const int64_t columns = m.layers * (m.q_heads * m.head_dim * 2 + 3 * ffn +
-                                        2 * m.kv_heads * m.head_dim);
+    m.shared_ffn = rng.Integer(0, 1) * block * power(6);
+    m.conv_width = rng.Integer(1, 4);
+    m.ssm_groups = power(2);
+    m.ssm_heads = m.ssm_groups * power(2);
+    m.ssm_inner = block * m.ssm_heads * power(4);
+    m.ssm_state = power(10);
+    const bool mixture =
+        m.architecture == "qwen3moe" ||
+        ((m.architecture == "llama" || m.architecture == "granitehybrid") &&
+         m.mixture);
+    const int64_t ffn =
+        mixture ? m.experts * m.expert_ffn + m.shared_ffn : m.ffn;
+    const int64_t columns =
+        m.layers *
+        (m.q_heads * m.head_dim * 2 + 3 * ffn + 2 * m.kv_heads * m.head_dim +
+         4 * m.hidden + 4 * m.ssm_inner + 2 * m.ssm_groups * m.ssm_state);
     if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
     ++built;
     ran += Exercise(SmallDecoderFile(rng, m), i) ? 1 : 0;
@@ -308,8 +320,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
   refuse([](SmallDecoder& m) { m.layers = 4096; },
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
-         "'llama', 'qwen2', 'qwen3', 'qwen3moe' and 'gemma2' in F32, F16, BF16 "
-         "and Q8_0");
+         "'llama', 'qwen2', 'qwen3', 'qwen3moe', 'gemma2', 'lfm2' and "
+         "'granitehybrid' in F32, F16, BF16 and Q8_0");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse(

@@ -53,9 +53,11 @@ struct Decoder::Impl {
   // Whether the layers' results are kept apart from the residual stream.
   bool branches() const { return NeedsBranch(config, shard); }
   // Index of the pool with a layer's keys and values. Local layers share a
-  // second pool.
-  static constexpr int64_t kFullPool = 0, kLocalPool = 1;
+  // second pool. The memory of recurrent layers is in a RecurrentPool.
+  static constexpr int64_t kFullPool = 0, kLocalPool = 1, kRecurrentPool = 2;
+  static constexpr size_t kNumPools = 3;
   int64_t PoolOf(int64_t layer) const {
+    if (config.IsRecurrent(layer)) return kRecurrentPool;
     return config.IsLocal(layer) ? kLocalPool : kFullPool;
   }
   int64_t LayersIn(int64_t pool) const;

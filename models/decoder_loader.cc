@@ -110,11 +110,11 @@ DType DecoderLoader::RowsOf() const {
   const absl::Status looked = ForEachTensor(
       config_, [&, this](const TensorEntry& entry, int64_t layer) {
         const GgufTensorType type = TensorIn(entry.id, layer).type;
-        // Routers are small, and f32 in every file.
-        const bool counts =
-            entry.is_matrix() && entry.role != TensorRole::kRouter;
-        narrow = narrow && (!counts || type == GgufTensorType::kBF16 ||
-                            type == GgufTensorType::kQ8_0);
+        // Everything else, such as routers and convolutions, is small, and f32
+        // in every file.
+        narrow =
+            narrow && (!entry.is_weight() || type == GgufTensorType::kBF16 ||
+                       type == GgufTensorType::kQ8_0);
         return absl::OkStatus();
       });
   QUERN_CHECK(looked.ok());

@@ -73,6 +73,10 @@ class DecoderLoader {
   absl::StatusOr<AlignedBuffer> Embedding();
   // A norm's weights, in f32.
   absl::StatusOr<AlignedBuffer> Norm(TensorId id, int64_t layer = 0) {
+    return Vector(id, layer);
+  }
+  // The numbers of a small tensor, in f32.
+  absl::StatusOr<AlignedBuffer> Vector(TensorId id, int64_t layer = 0) {
     return Read({id}, layer, DType::kF32);
   }
   // Descriptions of the matrices of a layer, and of the one that computes
@@ -84,7 +88,12 @@ class DecoderLoader {
   MatrixParts RouterParts(int64_t layer) const;
   MatrixParts ExpertGateUpParts(int64_t layer, int64_t expert) const;
   MatrixParts ExpertDownParts(int64_t layer, int64_t expert) const;
+  MatrixParts SharedGateUpParts(int64_t layer) const;
+  MatrixParts SharedDownParts(int64_t layer) const;
   MatrixParts OutputParts() const;
+  // A recurrent layer's first and last matrix.
+  MatrixParts RecurrentInParts(int64_t layer) const;
+  MatrixParts RecurrentOutParts(int64_t layer) const;
   absl::StatusOr<Matrix> MakeMatrix(const MatrixParts& parts);
   // The weights of a matrix that another operator multiplies by.
   absl::StatusOr<LinearWeights> MakeWeights(const MatrixParts& parts);

@@ -72,6 +72,23 @@ MatrixParts DecoderLoader::QkvParts(int64_t layer) const {
   return parts;
 }
 
+MatrixParts DecoderLoader::RecurrentInParts(int64_t layer) const {
+  const TensorId id = config_.Has(ModelPart::kMamba2) ? TensorId::kSsmIn
+                                                      : TensorId::kShortConvIn;
+  MatrixParts parts;
+  parts.rows = {id};
+  parts.layer = layer;
+  parts.n = shard_.Count(TensorOf(id).rows);
+  parts.k = config_.hidden;
+  return parts;
+}
+
+MatrixParts DecoderLoader::RecurrentOutParts(int64_t layer) const {
+  return IntoStream(config_.Has(ModelPart::kMamba2) ? TensorId::kSsmOut
+                                                    : TensorId::kShortConvOut,
+                    layer);
+}
+
 MatrixParts DecoderLoader::IntoStream(TensorId id, int64_t layer) const {
   MatrixParts parts;
   parts.rows = {id};
@@ -126,6 +143,17 @@ MatrixParts DecoderLoader::ExpertDownParts(int64_t layer,
   return parts;
 }
 
+MatrixParts DecoderLoader::SharedGateUpParts(int64_t layer) const {
+  MatrixParts parts = GateUpParts(layer);
+  parts.rows = {TensorId::kSharedGate, TensorId::kSharedUp};
+  parts.n = 2 * shard_.Count(Extent::kSharedFfn);
+  return parts;
+}
+
+MatrixParts DecoderLoader::SharedDownParts(int64_t layer) const {
+  return IntoStream(TensorId::kSharedDown, layer);
+}
+
 MatrixParts DecoderLoader::OutputParts() const {
   MatrixParts parts;
   parts.rows = {config_.Has(ModelPart::kOutputMatrix) ? TensorId::kOutput
@@ -169,6 +197,7 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   // Bytes of all matrices, and of the largest while it is being packed. They
   // are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
+  double small = 0;  // of what recurrent layers have besides
   const auto add = [&](const MatrixParts& parts, int64_t count = 1) {
     // A plan has tables of kernels besides its weights.
     constexpr double kPlanBytes = 4096;
@@ -176,12 +205,24 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
     largest = std::max(largest, UnpackedBytes(parts));
   };
   for (int64_t layer = 0; layer < c.layers; ++layer) {
-    add(QkvParts(layer));
-    add(AttnOutParts(layer));
+    if (c.IsRecurrent(layer)) {
+      add(RecurrentInParts(layer));
+      add(RecurrentOutParts(layer));
+      small += 4 * (static_cast<double>(c.conv_width + 1) *
+                        static_cast<double>(c.conv_channels()) +
+                    static_cast<double>(c.ssm_inner + 3 * c.ssm_heads));
+    } else {
+      add(QkvParts(layer));
+      add(AttnOutParts(layer));
+    }
     if (c.Has(ModelPart::kExperts)) {
       add(RouterParts(layer));
       add(ExpertGateUpParts(layer, 0), c.experts);
       add(ExpertDownParts(layer, 0), c.experts);
+      if (c.Has(ModelPart::kSharedExpert)) {
+        add(SharedGateUpParts(layer));
+        add(SharedDownParts(layer));
+      }
     } else {
       add(GateUpParts(layer));
       add(DownParts(layer));
@@ -193,12 +234,14 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
                            static_cast<double>(SizeOf(embedding_dtype()));
   // Norms are f32, and each layer has fewer than six of at most the widest
   // width.
-  const double norms = 6 * 4 * static_cast<double>(c.layers + 1) *
-                       static_cast<double>(std::max(c.hidden, c.head_dim));
+  const double norms =
+      small + 6 * 4 * static_cast<double>(c.layers + 1) *
+                  static_cast<double>(std::max(c.hidden, c.head_dim));
   // A cosine and a sine for each rotated element, in the larger of the two
   // layouts.
-  const double rotary =
-      8 * static_cast<double>(context) * static_cast<double>(c.rope_dim);
+  const double rotary = c.rope ? 8 * static_cast<double>(context) *
+                                     static_cast<double>(c.rope_dim)
+                               : 0;
   const double bytes = matrices + largest + embedding + norms + rotary;
   if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/models/decoder.h"
@@ -18,6 +19,8 @@
 
 namespace quern {
 namespace {
+
+using ::testing::HasSubstr;
 
 template <typename T>
 std::vector<T> Join(std::vector<T> a, const std::vector<T>& b) {
@@ -51,7 +54,7 @@ class DecoderMemoryTest : public DecoderFixture {
 
 TEST_P(DecoderMemoryTest, ForksContinueAsTheWhole) {
   TestRng rng;
-  for (const char* architecture : {"llama", "gemma2"}) {
+  for (const char* architecture : {"llama", "gemma2", "lfm2"}) {
     const SmallDecoder shape = Shape(architecture, 64);
     const Decoder model =
         Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
@@ -209,6 +212,86 @@ TEST_P(DecoderMemoryTest, ForksOfALongTextKeepTheirWindow) {
   const Rows want = Alone(model, Join(prompt, tail), 3);
   EXPECT_EQ(Forward(*state, {{*branch, tail}}, inline_), want);
   EXPECT_EQ(Forward(*state, {{root, tail}}, inline_), want);
+}
+
+// A slot that a sequence has given back still holds what that sequence
+// remembered. The next sequence there must not see it, and neither must a
+// branch of an empty sequence.
+TEST_P(DecoderMemoryTest, ANewSequenceRemembersNothing) {
+  TestRng rng;
+  const SmallDecoder shape = Shape("lfm2", 64);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  DecoderState state = State(model);
+  const auto before = RandomTokens(rng, 9, shape.vocab);
+  const auto text = RandomTokens(rng, 2, shape.vocab);
+  const Rows want = Alone(model, text, 2);
+  std::vector<int32_t> old;
+  for (int i = 0; i < 5; ++i) {
+    old.push_back(*state.NewSequence());
+    Forward(state, {{old.back(), before}}, inline_);
+  }
+  for (const int32_t sequence : old) {
+    ASSERT_TRUE(state.EndSequence(sequence).ok());
+  }
+  const int32_t fresh = *state.NewSequence();
+  const int32_t branch = *state.Fork(fresh);
+  EXPECT_EQ(Forward(state, {{branch, text}, {fresh, text}}, inline_),
+            Join(want, want));
+}
+
+// A refused step writes nothing that a recurrent layer remembers.
+TEST_P(DecoderMemoryTest, ARefusedStepKeepsWhatRecurrentLayersRemember) {
+  TestRng rng;
+  const SmallDecoder shape = Shape("lfm2", 64);
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  DecoderStateSpec spec;
+  spec.max_sequences = 2;
+  spec.page_size = 8;
+  spec.cache_tokens = 32;
+  spec.cache_dtype = DType::kF32;
+  auto state = DecoderState::Create(model, spec);
+  ASSERT_TRUE(state.ok()) << state.status();
+  const auto text = RandomTokens(rng, 10, shape.vocab);
+  const auto more = RandomTokens(rng, 3, shape.vocab);
+  const auto many = RandomTokens(rng, 40, shape.vocab);
+  const int32_t a = *state->NewSequence(), b = *state->NewSequence();
+  Forward(*state, {{a, text}}, inline_);
+  EXPECT_EQ(
+      state->Forward({{a, more}, {b, many}}, LogitsOf::kLastTokens, inline_)
+          .status()
+          .code(),
+      absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Forward(*state, {{a, more}}, inline_),
+            Alone(model, Join(text, more), 3));
+}
+
+TEST_P(DecoderMemoryTest, RecurrentLayersCountInTheLimit) {
+  TestRng rng;
+  SmallDecoder shape = Shape("lfm2", 64);
+  shape.kinds = "rrra";
+  shape.layers = 4;
+  const Decoder model =
+      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+  DecoderStateSpec spec;
+  spec.max_step_tokens = 1;
+  spec.cache_tokens = 32;
+  const auto one = DecoderState::Create(model, spec);
+  ASSERT_TRUE(one.ok()) << one.status();
+  spec.max_sequences = 1000;
+  const auto many = DecoderState::Create(model, spec);
+  ASSERT_TRUE(many.ok()) << many.status();
+  // Three layers of 2 rows of 32 channels in f32 for each sequence.
+  EXPECT_EQ(many->cache_bytes() - one->cache_bytes(), 999 * 3 * 2 * 32 * 4);
+  EXPECT_EQ(many->cache_bytes_per_token(), one->cache_bytes_per_token());
+  spec.max_bytes = many->cache_bytes();
+  const absl::Status refused = DecoderState::Create(model, spec).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr(" bytes in 1 layers, the recurrent layers of "
+                        "max_sequences=1000 take 768000, activations of "
+                        "max_step_tokens=1 take "));
 }
 
 TEST_P(DecoderMemoryTest, RefusesToForkWhatIsNotThere) {

@@ -26,6 +26,7 @@
 #include "quern/models/mixture_feed_forward.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
+#include "quern/models/recurrent_mixer.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
@@ -69,20 +70,24 @@ absl::Status Decoder::Impl::ChooseOperators(const OpDispatcher* callers) {
 }
 
 absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
-  int64_t in_pool[2] = {0, 0};
+  int64_t in_pool[kNumPools] = {};
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const int64_t pool = PoolOf(layer);
+    const int64_t pool = PoolOf(layer), pool_layer = in_pool[pool]++;
     DecoderLayer l;
     QUERN_ASSIGN_OR_RETURN(l.attn_norm,
                            loader.Norm(TensorId::kAttnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(
-        l.mixer, AttentionMixer::Create(loader, config, shard, *operators,
-                                        layer, pool, in_pool[pool]++));
+        l.mixer, pool == kRecurrentPool
+                     ? RecurrentMixer::Create(loader, config, layer, pool_layer)
+                     : AttentionMixer::Create(loader, config, shard, *operators,
+                                              layer, pool, pool_layer));
     QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(
-        l.feed_forward, config.Has(ModelPart::kExperts)
-                            ? MixtureFeedForward::Create(loader, config, layer)
-                            : DenseFeedForward::Create(loader, layer));
+        l.feed_forward,
+        config.Has(ModelPart::kExperts)
+            ? MixtureFeedForward::Create(loader, config, layer)
+            : DenseFeedForward::Create(loader, loader.GateUpParts(layer),
+                                       loader.DownParts(layer)));
     if (config.Has(ModelPart::kPostNorms)) {
       QUERN_ASSIGN_OR_RETURN(l.post_attn_norm,
                              loader.Norm(TensorId::kPostAttnNorm, layer));
@@ -132,7 +137,10 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
 
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
   QUERN_RETURN_IF_ERROR(m->LoadLayers(loader));
-  QUERN_ASSIGN_OR_RETURN(m->output_norm, loader.Norm(TensorId::kOutputNorm));
+  QUERN_ASSIGN_OR_RETURN(
+      m->output_norm,
+      loader.Norm(c.Has(ModelPart::kEmbdNorm) ? TensorId::kEmbdNorm
+                                              : TensorId::kOutputNorm));
   QUERN_ASSIGN_OR_RETURN(m->output, loader.MakeMatrix(loader.OutputParts()));
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());

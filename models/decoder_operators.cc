@@ -20,6 +20,7 @@
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/experts_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
+#include "quern/ops/registry/mixer_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -49,7 +50,7 @@ NamedArgs EmbeddingArgs(const DecoderConfig& c, const ModelShard& shard,
   NamedArgs args = {
       {"ids", TensorMeta{DType::kI32, {1}}},
       {"weight", TensorMeta{dtype, {shard.vocab().width, c.hidden}}},
-      {"scale", c.embedding_scale},
+      {"scale", c.embedding_scale / c.residual_scale},
       {"out_dtype", DTypeName(DType::kF32)}};
   if (ranks.size() == 1) return args;
   args.insert(
@@ -65,6 +66,7 @@ absl::Status RegisterDecoderOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
   return RegisterRopeOps(registry);
 }
@@ -85,17 +87,18 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
                              EmbeddingArgs(c, shard, types.embedding, ranks)));
   const TensorMeta x = {DType::kF32, {1, c.hidden}};
   const TensorMeta weight = {DType::kF32, {c.hidden}};
+  const float stream_eps = c.norm_eps / (c.residual_scale * c.residual_scale);
   QUERN_RETURN_IF_ERROR(make(o.norm_, "rms_norm",
                              {{"x", x},
                               {"weight", weight},
-                              {"eps", c.norm_eps},
+                              {"eps", stream_eps},
                               {"out_dtype", rows}}));
   if (NeedsBranch(c, shard)) {
     QUERN_RETURN_IF_ERROR(make(o.add_norm_, "add_rms_norm",
                                {{"x", x},
                                 {"residual", x},
                                 {"weight", weight},
-                                {"eps", c.norm_eps},
+                                {"eps", stream_eps},
                                 {"out_dtype", rows}}));
   }
   if (c.Has(ModelPart::kPostNorms)) {
@@ -114,23 +117,26 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
         make(o.k_norm_, "rms_norm",
              {{"x", k}, {"weight", head}, {"eps", c.norm_eps}}));
   }
-  o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
-  QUERN_RETURN_IF_ERROR(
-      make(o.rope_, "rotary_embedding",
-           {{"positions", TensorMeta{DType::kI64, {1}}},
-            {"query", q},
-            {"key", k},
-            {"scaling", o.scaling_.get()},
-            {"max_position", context},
-            {"rot_dim", c.rope_dim},
-            {"base", c.rope_base},
-            {"is_neox", c.rope_style == RotaryStyle::kHalves}}));
+  if (c.rope) {
+    o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
+    QUERN_RETURN_IF_ERROR(
+        make(o.rope_, "rotary_embedding",
+             {{"positions", TensorMeta{DType::kI64, {1}}},
+              {"query", q},
+              {"key", k},
+              {"scaling", o.scaling_.get()},
+              {"max_position", context},
+              {"rot_dim", c.rope_dim},
+              {"base", c.rope_base},
+              {"is_neox", c.rope_style == RotaryStyle::kHalves}}));
+  }
   QUERN_RETURN_IF_ERROR(make(o.gather_, "gather_rows",
                              {{"x", TensorMeta{types.rows, {1, c.hidden}}},
                               {"rows", TensorMeta{DType::kI64, {1}}}}));
   QUERN_RETURN_IF_ERROR(make(o.logits_, "logits_processor",
                              {{"logits", TensorMeta{DType::kF32, {1, c.vocab}}},
-                              {"soft_cap", c.logit_cap}}));
+                              {"soft_cap", c.logit_cap},
+                              {"scale", 1 / c.logit_divisor}}));
   return o;
 }
 

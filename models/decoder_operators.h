@@ -22,6 +22,12 @@
 
 namespace quern {
 
+// The residual stream holds x / residual_scale, because then a contribution is
+// added as it is:
+//
+//   x' = x / scale;  x' += contribution
+//   rms_norm(x, eps) = rms_norm(x', eps / scale^2)
+//
 class DecoderOperators {
  public:
   struct Types {
@@ -40,6 +46,7 @@ class DecoderOperators {
                                          int max_workers) const;
   const char* target() const { return norm_->target(); }
   bool has_head_norms() const { return q_norm_ != nullptr; }
+  bool has_rope() const { return rope_ != nullptr; }
 
   // x = the rows of the table that `ids` name, scaled; over ranks, `table` is
   // this rank's part.
@@ -73,7 +80,7 @@ class DecoderOperators {
     q_norm_->Execute({q, q_weight, q}, workspace, executor);
     k_norm_->Execute({k, k_weight, k}, workspace, executor);
   }
-  // Applies the rotary embedding to each head of q and k.
+  // Applies the rotary embedding to each head of q and k; if has_rope.
   void Rotate(const AnyTensorView& positions, const AnyTensorView& q,
               const AnyTensorView& k, Workspace workspace,
               Executor& executor) const noexcept {

@@ -114,6 +114,13 @@ Made CountEmbedding(const TensorMeta&, const TensorMeta&, Communicator*,
   return std::make_unique<Counter>();
 }
 
+Made CountShortConv(const TensorMeta&, const LinearWeights*,
+                    const LinearWeights*, const TensorMeta&, const MaybeMeta&,
+                    const MutatedMeta&, const TensorMeta&, const MaybeMeta&,
+                    const MaybeMeta&, int64_t) {
+  return std::make_unique<Counter>();
+}
+
 class DecoderOperatorsTest : public DecoderFixture {
  protected:
   DecoderOperatorsTest() {
@@ -205,6 +212,22 @@ TEST_P(DecoderOperatorsTest, MatricesAttentionAndEmbeddingCanBeReplaced) {
   EXPECT_EQ(calls_of(registry_.Override<&CountEmbedding>(
                 "vocab_parallel_embedding", "mine")),
             1);
+}
+
+// Its workspace is the largest of the model, too.
+TEST_P(DecoderOperatorsTest, ARecurrentLayerCanBeReplaced) {
+  TestRng rng;
+  SmallDecoder shape;
+  shape.architecture = "lfm2";
+  shape.kinds = "rarr";
+  shape.layers = 4;
+  const std::string bytes = SmallDecoderFile(rng, shape);
+  const auto tokens = RandomTokens(rng, 5, shape.vocab);
+  ASSERT_EQ(registry_.Override<&CountShortConv>("short_conv", "mine"),
+            absl::OkStatus());
+  g_calls = 0;
+  Run(bytes, tokens, "none");
+  EXPECT_EQ(g_calls, 3);
 }
 
 QUERN_INSTANTIATE_ISA_TEST(DecoderOperatorsTest);

@@ -107,10 +107,11 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
   SmallDecoder shape;
   shape.experts = 7;
   shape.mixture = true;
-  for (const char* architecture : {"llama", "qwen3moe"}) {
+  for (const char* architecture : {"llama", "qwen3moe", "granitehybrid"}) {
     shape.architecture = architecture;
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
+      shape.shared_ffn = used == 2 ? 0 : 32 * used;
       shape.experts_used = used;
       for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
         shape.type = type;
@@ -139,6 +140,23 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
     odd.architecture = one.architecture = architecture;
     EXPECT_LE(Distance(odd, DecoderWeights::kAsInFile), kF32Bound);
     EXPECT_LE(Distance(one, DecoderWeights::kAsInFile), kF32Bound);
+  }
+}
+
+// Every width of the convolution, and every pattern of two kinds of layers.
+TEST_P(DecoderOracleTest, EqualsTheOracleForEveryPatternOfRecurrentLayers) {
+  SmallDecoder shape;
+  for (const char* architecture : {"lfm2", "granitehybrid"}) {
+    shape.architecture = architecture;
+    for (const char* kinds : {"a", "ra", "ar", "rra", "arr", "raar", "rrrra"}) {
+      SCOPED_TRACE(absl::StrCat(architecture, " ", kinds));
+      shape.kinds = kinds;
+      shape.layers = static_cast<int64_t>(shape.kinds.size());
+      for (const int64_t width : {2, 3, 4}) {
+        shape.conv_width = width;
+        EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound) << width;
+      }
+    }
   }
 }
 
@@ -211,6 +229,8 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     shape.rope_factors = std::string(architecture) == "llama";
     shape.architecture = architecture;
     shape.layers = layers;
+    shape.mixture = shape.architecture == "granitehybrid";
+    shape.shared_ffn = 96;
     const std::string bytes = SmallDecoderFile(rng, shape);
     const GgufFile file = ParseOrDie(bytes);
     const auto c = DecoderConfig::Create(file);
@@ -232,6 +252,25 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen2", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.q_norm = false; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.conv_taps = 1; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.conv_taps = 2; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.gates = {1, 0, 2}; }), kFelt);
+  EXPECT_GT(distance("lfm2", [](Form& f) { f.gates = {0, 2, 1}; }), kFelt);
+  const auto granite = [&](auto&& change) {
+    return distance("granitehybrid", change);
+  };
+  EXPECT_GT(granite([](Form& f) { f.shared_expert = false; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.rope = false; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.rope_pairs = false; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.conv_taps = 1; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.ssm_groups = 1; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.ssm_skip = false; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.embedding_scale = 1; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.residual_scale = 1; }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.divisor = std::sqrt(32.0); }), kFelt);
+  EXPECT_GT(granite([](Form& f) { f.logit_divisor = 1; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.experts_used = 2; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.q_norm = false; }), kFelt);

@@ -141,7 +141,7 @@ constexpr double kBF16Bound = 0.125;
 TEST_P(DecoderRanksTest, EveryArchitecture) {
   SmallDecoder shape;
   shape.vocab = 101;
-  for (const char* architecture : kTestArchitectures) {
+  for (const char* architecture : kRankArchitectures) {
     shape.architecture = architecture;
     // With six ranks, three ranks share a key/value head.
     for (const int ranks : {1, 2, 6}) {
@@ -250,7 +250,9 @@ TEST_P(DecoderRanksTest, AStepThatOneRankCannotDoFailsOnAll) {
 TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   TestRng rng;
   Load(SmallDecoderFile(rng, SmallDecoder()), DecoderWeights::kF32);
-  const auto refusal = [&](const SmallDecoder& shape, int ranks) {
+  const auto refusal = [&](const SmallDecoder& shape, int ranks,
+                           absl::StatusCode code =
+                               absl::StatusCode::kInvalidArgument) {
     const std::string bytes = SmallDecoderFile(rng, shape);
     std::vector<std::string> messages(static_cast<size_t>(ranks));
     RunRanks(ranks, [&](ThreadCommunicator& c) {
@@ -258,7 +260,7 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
       options.communicator = &c;
       InlineExecutor executor;
       const auto model = Decoder::Create(ParseOrDie(bytes), options, executor);
-      EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(model.status().code(), code);
       messages[static_cast<size_t>(c.rank())] =
           std::string(model.status().message());
     });
@@ -284,6 +286,11 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   shape.type = GgufTensorType::kF32;
   shape.ffn_type = GgufTensorType::kQ8_0;
   EXPECT_THAT(refusal(shape, 2), HasSubstr("the query heads=6"));
+  shape = {};
+  shape.architecture = "lfm2";
+  EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
+            "decoder: ranks=2; need 1, because lfm2 has recurrent layers, "
+            "which are not divided");
   shape = {};
   shape.vocab = 5;
   EXPECT_EQ(refusal(shape, 6),

@@ -25,6 +25,8 @@
 #include "quern/models/decoder_state_impl.h"
 #include "quern/models/layer.h"
 #include "quern/models/page_pool.h"
+#include "quern/models/recurrent_mixer.h"
+#include "quern/models/recurrent_pool.h"
 
 namespace quern {
 namespace {
@@ -102,6 +104,7 @@ absl::Status DecoderState::Impl::GrowSequences(
   positions.clear();
   logit_rows.clear();
   for (PagePool& pool : pools) pool.BeginStep();
+  if (recurrent.has_value()) recurrent->BeginStep();
   for (const DecoderBatchItem& item : items) {
     const int64_t length = At(item.sequence).length;
     const auto size = static_cast<int64_t>(item.tokens.size());
@@ -112,6 +115,9 @@ absl::Status DecoderState::Impl::GrowSequences(
                          " tokens is full: sequence ", item.sequence, " needs ",
                          length + size, ", ", pool.free_tokens(), " are free"));
       }
+    }
+    if (recurrent.has_value()) {
+      recurrent->AddToStep(item.sequence, length, size);
     }
     for (int64_t i = 0; i < size; ++i) {
       positions.push_back(length + i);
@@ -190,24 +196,38 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   return specs;
 }
 
+RecurrentPoolSpec DecoderState::Impl::RecurrentSpec() const {
+  return RecurrentMixer::PoolSpec(
+      model->config, model->dtype,
+      model->LayersIn(Decoder::Impl::kRecurrentPool), spec.max_sequences);
+}
+
 absl::Status DecoderState::Impl::CheckBytes(
     absl::Span<const PagePoolSpec> pool_specs, int64_t activation_bytes) const {
   const ByteLimit limit = {spec.max_bytes, int64_t{4} << 30, 64,
                            model->weight_bytes, "weights'"};
   double cache_bytes = 0;
+  int64_t layers = 0;
   for (const PagePoolSpec& pool : pool_specs) {
+    layers += pool.layers;
     cache_bytes += static_cast<double>(pool.attention.kv.page_bytes()) *
                    static_cast<double>(pool.pages) *
                    static_cast<double>(pool.layers);
   }
-  const double bytes = cache_bytes + static_cast<double>(activation_bytes);
+  const double recurrent_bytes = RecurrentSpec().bytes();
+  const double bytes =
+      cache_bytes + recurrent_bytes + static_cast<double>(activation_bytes);
   if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "%s: a cache of %d tokens takes %.0f bytes in %d layers, activations of "
-      "max_step_tokens=%d take %d; %s",
-      kOp, pool_specs[0].pages * spec.page_size, cache_bytes,
-      model->config.layers, spec.max_step_tokens, activation_bytes,
-      limit.Need()));
+      "%s: a cache of %d tokens takes %.0f bytes in %d layers, %sactivations "
+      "of max_step_tokens=%d take %d; %s",
+      kOp, pool_specs[0].pages * spec.page_size, cache_bytes, layers,
+      recurrent_bytes == 0
+          ? ""
+          : absl::StrFormat(
+                "the recurrent layers of max_sequences=%d take %.0f, ",
+                spec.max_sequences, recurrent_bytes),
+      spec.max_step_tokens, activation_bytes, limit.Need()));
 }
 
 absl::Status DecoderState::Impl::Prepare(
@@ -261,6 +281,11 @@ absl::StatusOr<DecoderState> DecoderState::Create(
                            PagePool::Create(pool, *model.impl_->ops));
     s->pools.push_back(std::move(made));
   }
+  if (s->model->config.HasRecurrent()) {
+    QUERN_ASSIGN_OR_RETURN(RecurrentPool made,
+                           RecurrentPool::Create(s->RecurrentSpec()));
+    s->recurrent.emplace(std::move(made));
+  }
   QUERN_ASSIGN_OR_RETURN(s->activations, AlignedBuffer::Create(bytes));
   return DecoderState(std::move(s));
 }
@@ -298,6 +323,7 @@ absl::StatusOr<int32_t> DecoderState::Fork(int32_t sequence) {
     QUERN_RETURN_IF_ERROR(EndSequence(branch));
     return forked;
   }
+  if (impl_->recurrent.has_value()) impl_->recurrent->Fork(sequence, branch);
   impl_->At(branch).length = length;
   return branch;
 }
@@ -338,6 +364,7 @@ int64_t DecoderState::max_step_tokens() const {
 int64_t DecoderState::cache_bytes() const {
   int64_t bytes = 0;
   for (const PagePool& pool : impl_->pools) bytes += pool.bytes();
+  if (impl_->recurrent.has_value()) bytes += impl_->recurrent->bytes();
   return bytes;
 }
 int64_t DecoderState::cache_bytes_per_token() const {

@@ -5,6 +5,7 @@
 // pages and scratch; decoder_forward.cc computes.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_impl.h"
 #include "quern/models/page_pool.h"
+#include "quern/models/recurrent_pool.h"
 
 namespace quern {
 
@@ -31,6 +33,7 @@ struct DecoderState::Impl {
   // Indexed by Decoder::Impl::PoolOf; a single pool if there are no local
   // layers.
   std::vector<PagePool> pools;
+  std::optional<RecurrentPool> recurrent;  // if the model has such layers
 
   AlignedBuffer activations;  // of one step's rows
   AlignedBuffer logits;       // f32[rows, vocab], grows
@@ -52,8 +55,10 @@ struct DecoderState::Impl {
   // 2^63.
   absl::StatusOr<int64_t> ActivationBytes() const;
   absl::Status CheckItems(absl::Span<const DecoderBatchItem> items) const;
-  // One pool for each kind of layer in the model.
+  // One pool for each kind of attention layer in the model.
   absl::StatusOr<std::vector<PagePoolSpec>> PoolSpecs() const;
+  // A pool without layers if the model has no recurrent ones.
+  RecurrentPoolSpec RecurrentSpec() const;
   // ResourceExhausted if the pools and the activations take more than
   // spec.max_bytes.
   absl::Status CheckBytes(absl::Span<const PagePoolSpec> pool_specs,

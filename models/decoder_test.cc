@@ -166,7 +166,7 @@ TEST_P(DecoderTest, ReadsTensorsInPiecesOfAnySize) {
 
 // For each architecture and type, bit for bit.
 TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
-  for (const char* architecture : kTestArchitectures) {
+  for (const char* architecture : kExactArchitectures) {
     for (const DecoderWeights weights :
          {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
       SCOPED_TRACE(architecture);
@@ -178,7 +178,7 @@ TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
 }
 
 TEST_P(DecoderTest, DivisionChangesNothingInTheFormsOfTheFile) {
-  for (const char* architecture : kTestArchitectures) {
+  for (const char* architecture : kExactArchitectures) {
     SmallDecoder shape;
     shape.architecture = architecture;
     shape.type = GgufTensorType::kQ8_0;

@@ -31,10 +31,11 @@ struct SmallDecoder {
   std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
-  // For qwen3moe, and for llama if `mixture`. Where all are used, no rounding
-  // can change the choice.
+  // For qwen3moe, and for llama and granitehybrid if `mixture`. Where all are
+  // used, no rounding can change the choice.
   int64_t experts = 3, experts_used = 3, expert_ffn = 64;
   bool mixture = false;
+  int64_t shared_ffn = 0;  // of granitehybrid's shared expert; 0: none
   GgufTensorType type = GgufTensorType::kF32;
   std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
   std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
@@ -43,7 +44,28 @@ struct SmallDecoder {
   // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
   int64_t window = 9;  // far shorter than the tests' texts
+  // With recurrent layers: 'r' for each of these and 'a' for each that attends;
+  // empty: in turns, and the last layer attends.
+  std::string kinds;
+  int64_t conv_width = 3;
+  // granitehybrid's: 4 heads of 8 channels.
+  int64_t ssm_inner = 32, ssm_heads = 4, ssm_groups = 2, ssm_state = 12;
+  bool rope = true;
+  float embedding_scale = 1.4f, residual_scale = 0.6f, attention_scale = 0.3f;
+  float logit_divisor = 1.7f;
+  float norm_eps = 1e-5f;
 };
+
+inline std::vector<uint8_t> RecurrentLayersOf(const SmallDecoder& m) {
+  std::vector<uint8_t> recurrent;
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const bool is = m.kinds.empty()
+                        ? (m.layers - layer) % 2 == 0
+                        : m.kinds[static_cast<size_t>(layer)] == 'r';
+    recurrent.push_back(is ? 1 : 0);
+  }
+  return recurrent;
+}
 
 inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   DecoderConfig c;
@@ -57,19 +79,32 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.head_dim = c.value_dim = m.head_dim;
   c.rope_dim = m.rope_dim;
   c.rope_base = 500.0f;
-  c.norm_eps = 1e-5f;
+  c.norm_eps = m.norm_eps;
   c.attention_cap = m.attention_cap;
   c.logit_cap = m.logit_cap;
   c.window = m.window;
   c.experts = m.experts;
   c.experts_used = m.experts_used;
   c.expert_ffn = m.expert_ffn;
+  c.shared_ffn = m.shared_ffn;
+  c.recurrent = RecurrentLayersOf(m);
+  c.conv_width = m.conv_width;
+  c.ssm_inner = m.ssm_inner;
+  c.ssm_heads = m.ssm_heads;
+  c.ssm_groups = m.ssm_groups;
+  c.ssm_state = m.ssm_state;
+  c.rope = m.rope;
+  c.embedding_scale = m.embedding_scale;
+  c.residual_scale = m.residual_scale;
+  c.attention_scale = m.attention_scale;
+  c.logit_divisor = m.logit_divisor;
   SetArchitecture(
       *FindArchitecture(m.architecture),
       [&m](ModelPart part) {
-        return part == ModelPart::kRopeFactors ? m.rope_factors
-               : part == ModelPart::kExperts   ? m.mixture
-                                               : m.output;
+        return part == ModelPart::kRopeFactors    ? m.rope_factors
+               : part == ModelPart::kExperts      ? m.mixture
+               : part == ModelPart::kSharedExpert ? m.shared_ffn > 0
+                                                  : m.output;
       },
       c);
   return c;
@@ -85,7 +120,11 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
       [&w](const std::string& name, int64_t value) {
         w.Key(name, static_cast<uint32_t>(value));
       },
-      [&w](const std::string& name, float value) { w.Key(name, value); });
+      [&w](const std::string& name, float value) { w.Key(name, value); },
+      [&w](const std::string& name, bool value) { w.Key(name, value); },
+      [&w](const std::string& name, const std::vector<int32_t>& values) {
+        w.Key(name, values);
+      });
   return w;
 }
 
@@ -121,8 +160,13 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kExpertGate:
       case TensorId::kExpertUp:
       case TensorId::kExpertDown:
+      case TensorId::kSharedGate:
+      case TensorId::kSharedUp:
+      case TensorId::kSharedDown:
         return m.ffn_type.value_or(m.type);
       case TensorId::kRouter:
+      case TensorId::kShortConv:
+      case TensorId::kSsmConv:
         return GgufTensorType::kF32;
       default:
         return m.type;
@@ -135,7 +179,8 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       dims.push_back(static_cast<uint64_t>(dim));
     }
     const std::string name = TensorName(entry.id, layer);
-    if (entry.is_matrix()) {
+    if (entry.is_weight() || entry.role == TensorRole::kRouter ||
+        entry.role == TensorRole::kConvolution) {
       const GgufTensorType type = type_of(entry.id);
       w.Tensor(
           name, dims, type,
@@ -148,8 +193,10 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     double min = 0.5, max = 1.5;
     if (entry.role == TensorRole::kBias) min = -1, max = 1;
     if (entry.role == TensorRole::kRopeFactors) max = 8;
+    if (entry.role == TensorRole::kDecay) min = -1.5, max = -0.1;
     w.Tensor(name, dims, GgufTensorType::kF32,
-             BytesOf(UniformReals<float>(rng, cols, min, max)));
+             BytesOf(UniformReals<float>(rng, cols * ExtentOf(entry.rows, c),
+                                         min, max)));
     return absl::OkStatus();
   };
   EXPECT_TRUE(ForEachTensor(c, add).ok());

@@ -21,13 +21,12 @@ DenseFeedForward::DenseFeedForward(Matrix gate_up, Matrix down)
     : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
 absl::StatusOr<std::unique_ptr<FeedForward>> DenseFeedForward::Create(
-    DecoderLoader& loader, int64_t layer) {
-  QUERN_ASSIGN_OR_RETURN(Matrix gate_up,
-                         loader.MakeMatrix(loader.GateUpParts(layer)));
-  QUERN_ASSIGN_OR_RETURN(Matrix down,
-                         loader.MakeMatrix(loader.DownParts(layer)));
+    DecoderLoader& loader, const MatrixParts& gate_up,
+    const MatrixParts& down) {
+  QUERN_ASSIGN_OR_RETURN(Matrix first, loader.MakeMatrix(gate_up));
+  QUERN_ASSIGN_OR_RETURN(Matrix second, loader.MakeMatrix(down));
   return std::unique_ptr<FeedForward>(
-      new DenseFeedForward(std::move(gate_up), std::move(down)));
+      new DenseFeedForward(std::move(first), std::move(second)));
 }
 
 // Lays out the activations [tokens, ffn], of the rows' type.

@@ -18,8 +18,11 @@ namespace quern {
 
 class DenseFeedForward final : public FeedForward {
  public:
+  // From the parts GateUpParts and DownParts of a layer, or those of its shared
+  // expert.
   static absl::StatusOr<std::unique_ptr<FeedForward>> Create(
-      DecoderLoader& loader, int64_t layer);
+      DecoderLoader& loader, const MatrixParts& gate_up,
+      const MatrixParts& down);
 
   absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                        int max_workers) const override;

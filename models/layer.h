@@ -7,7 +7,8 @@
 //   x += feed_forward(rms_norm(x))   each token by itself
 //
 // A part holds its weights, and says how much scratch it needs. A mixer also
-// keeps its memory of each sequence in a pool of the state. Parts are
+// keeps its memory of each sequence in a pool of the state: keys and values in
+// pages, or what a recurrence remembers in a slot of fixed size. Parts are
 // immutable, so any number of states use them at once.
 
 #include <cstdint>
@@ -15,11 +16,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/models/page_pool.h"
+#include "quern/models/recurrent_pool.h"
 
 namespace quern {
 
@@ -38,20 +41,22 @@ struct LayerStep {
   Executor* executor;
 };
 
+// Where the mixers of a state keep their memory of its sequences.
+struct MixerMemory {
+  absl::Span<PagePool> pages;  // indexed by Decoder::Impl::PoolOf
+  RecurrentPool* recurrent;    // null if no layer is recurrent
+};
+
 class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  // Where this layer keeps its memory of a sequence: the index of the state's
-  // pool, and of the layer in that pool.
-  virtual int64_t pool() const = 0;
-  virtual int64_t pool_layer() const = 0;
   // Bytes of scratch for a step of up to max_tokens tokens on up to max_workers
   // workers. ResourceExhausted if the size overflows.
   virtual absl::StatusOr<int64_t> ScratchBytes(int64_t max_tokens,
                                                int max_workers) const = 0;
-  // Runs the mixer. `pool` must have been prepared for the step.
-  virtual void Execute(const LayerStep& step, PagePool& pool,
+  // Runs the mixer. `memory` must have been prepared for the step.
+  virtual void Execute(const LayerStep& step, const MixerMemory& memory,
                        const LayerTarget& target) const noexcept = 0;
 };
 

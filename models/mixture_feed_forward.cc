@@ -15,6 +15,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/dense_feed_forward.h"
 #include "quern/models/layer.h"
 #include "quern/models/matrix.h"
 #include "quern/ops/moe/experts.h"
@@ -60,12 +61,20 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
       {"top_k", config.experts_used},
       {"activation", NameOf(config.activation)},
       {"out_dtype", DTypeName(DType::kF32)}};
-  if (loader.ExpertDownParts(layer, 0).residual) {
+  const bool shared = config.Has(ModelPart::kSharedExpert);
+  if (shared || loader.ExpertDownParts(layer, 0).residual) {
     args.emplace_back("shared_output", y);
   }
   QUERN_ASSIGN_OR_RETURN(MadeOp experts, loader.ops().Make("fused_moe", args));
-  return std::unique_ptr<FeedForward>(new MixtureFeedForward(
+  std::unique_ptr<MixtureFeedForward> m(new MixtureFeedForward(
       std::move(router), std::move(experts.op), config.experts));
+  if (shared) {
+    QUERN_ASSIGN_OR_RETURN(
+        m->shared_,
+        DenseFeedForward::Create(loader, loader.SharedGateUpParts(layer),
+                                 loader.SharedDownParts(layer)));
+  }
+  return std::unique_ptr<FeedForward>(std::move(m));
 }
 
 // Lays out the router's logits.
@@ -87,18 +96,24 @@ absl::StatusOr<int64_t> MixtureFeedForward::ScratchBytes(
     return absl::ResourceExhaustedError(
         "decoder: the scratch of experts needs more than 2^63 bytes");
   }
-  return counted.bytes();
+  if (shared_ == nullptr) return counted.bytes();
+  QUERN_ASSIGN_OR_RETURN(const int64_t shared,
+                         shared_->ScratchBytes(max_tokens, max_workers));
+  return std::max(shared, counted.bytes());
 }
 
 void MixtureFeedForward::Execute(const LayerStep& step,
                                  const LayerTarget& target) const noexcept {
+  // The experts add to what the shared one has written.
+  if (shared_ != nullptr) shared_->Execute(step, target);
+  const AnyTensorView added = shared_ == nullptr ? target.residual : target.y;
   Workspace memory = step.scratch;
   const int64_t tokens = step.rows.extent(0);
   const AnyTensorView logits =
       DenseMatrix(LayOut(memory, tokens), tokens, count_);
   router_.Execute(step.rows, logits, {}, memory, *step.executor);
-  experts_->Execute({step.rows, logits, {}, {}, target.residual, target.y},
-                    memory, *step.executor);
+  experts_->Execute({step.rows, logits, {}, {}, added, target.y}, memory,
+                    *step.executor);
 }
 
 }  // namespace quern

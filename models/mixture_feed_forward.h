@@ -5,6 +5,7 @@
 //
 //   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1
 //   y = residual + sum over those of w * W_down (act(W_gate x) * W_up x)
+//       + the same of the shared expert, with w = 1, if there is one
 //
 // The router is a matrix in f32; everything behind it is the operator
 // `fused_moe`. Ranks divide the columns of gate and up, not the experts, so
@@ -40,7 +41,8 @@ class MixtureFeedForward final : public FeedForward {
   template <typename Allocator>
   float* LayOut(Allocator& a, int64_t tokens) const;
 
-  Matrix router_;  // hidden -> experts
+  std::unique_ptr<FeedForward> shared_;  // null if there is none
+  Matrix router_;                        // hidden -> experts
   std::unique_ptr<const BoundOp> experts_;
   int64_t count_;
 };

@@ -29,6 +29,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
                                               int size, int64_t block) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "ranks", size, 1, int64_t{1} << 16));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "rank", rank, 0, size - 1));
+  if (size > 1 && c.HasRecurrent()) {
+    return Unimplemented(kOp, "ranks=", size, "; need 1, because ",
+                         c.architecture,
+                         " has recurrent layers, which are not divided");
+  }
   ModelShard s;
   s.rank_ = rank;
   s.size_ = size;
@@ -67,6 +72,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
     if (!all_have(divide(Extent::kExpertFfn, block))) {
       return CannotDivide("expert_feed_forward_length", c.expert_ffn, size,
                           block);
+    }
+    if (c.Has(ModelPart::kSharedExpert) &&
+        !all_have(divide(Extent::kSharedFfn, block))) {
+      return CannotDivide("expert_shared_feed_forward_length", c.shared_ffn,
+                          size, block);
     }
   } else if (!all_have(divide(Extent::kFfn, block))) {
     return CannotDivide("feed_forward_length", c.ffn, size, block);

@@ -34,7 +34,8 @@ class ModelShard {
  public:
   // Matrices are divided at columns that are multiples of `block`, the block
   // size of the file's tensors. InvalidArgument if a dimension cannot be
-  // divided so that every rank has a part.
+  // divided so that every rank has a part. Unimplemented for several ranks and
+  // a model with recurrent layers.
   static absl::StatusOr<ModelShard> Create(const DecoderConfig& config,
                                            int rank, int size, int64_t block);
 
@@ -66,9 +67,11 @@ class ModelShard {
 };
 
 // Whether a layer's contribution to the residual stream is computed apart from
-// it: because the ranks' parts are summed, or because a norm comes between.
+// it: because the ranks' parts are summed, because a norm comes between, or
+// because a recurrent layer's operator adds to nothing.
 inline bool NeedsBranch(const DecoderConfig& config, const ModelShard& shard) {
-  return shard.size() > 1 || config.Has(ModelPart::kPostNorms);
+  return shard.size() > 1 || config.Has(ModelPart::kPostNorms) ||
+         config.HasRecurrent();
 }
 
 }  // namespace quern

@@ -6,6 +6,7 @@
 // checks.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -19,26 +20,32 @@
 #include "gtest/gtest.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
+#include "quern/models/reference_recurrent_testutil.h"
 
 namespace quern {
 
-using DoubleRows = std::vector<std::vector<double>>;
-
 // Differences between architectures.
 struct ReferenceForm {
+  bool rope = true;
   bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
   bool q_norm = false, k_norm = false;
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
-  double embedding_scale = 1;
+  double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
   double divisor = 1;                       // of a query's dot products
   double attention_cap = 0, logit_cap = 0;  // 0: none
   size_t experts_used = 0;                  // 0: there are no experts
+  bool shared_expert = false;               // with the weight 1
   bool renormalize = true;  // the weights of a token's experts sum to 1
   int64_t window = 0;       // of local layers; 0: there are none
   int64_t first_local = 0;  // local: this layer and every second one after
   std::vector<double> rope_factors;  // divide frequencies; empty: none
+  // Tokens that a recurrent layer convolves, and the order of its three parts.
+  size_t conv_taps = 0;
+  std::array<size_t, 3> gates = {0, 1, 2};
+  size_t ssm_groups = 0;
+  bool ssm_skip = true;  // d * u is added to a state's output
 
   static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
     const auto f32 = [&](absl::string_view key) {
@@ -47,13 +54,20 @@ struct ReferenceForm {
     const auto architecture = *file.GetString("general.architecture");
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
-    form.rope_pairs = architecture == "llama";
+    form.rope_pairs =
+        architecture == "llama" || architecture == "granitehybrid";
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
-    form.q_norm = form.k_norm =
-        architecture == "qwen3" || architecture == "qwen3moe";
+    form.q_norm = form.k_norm = architecture == "qwen3" ||
+                                architecture == "qwen3moe" ||
+                                architecture == "lfm2";
+    if (architecture == "lfm2") {
+      form.conv_taps =
+          static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
+    }
     if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
       const std::string used = absl::StrCat(architecture, ".expert_used_count");
       form.experts_used = static_cast<size_t>(*file.GetInt(used));
+      form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
     }
     form.divisor = std::sqrt(static_cast<double>(c.head_dim));
     if (file.HasTensor("rope_freqs.weight")) {
@@ -61,6 +75,17 @@ struct ReferenceForm {
       std::vector<float> factors(static_cast<size_t>(tensor.elements));
       EXPECT_TRUE(file.ReadRows(tensor, 0, absl::MakeSpan(factors)).ok());
       form.rope_factors.assign(factors.begin(), factors.end());
+    }
+    if (architecture == "granitehybrid") {
+      form.conv_taps =
+          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
+      form.ssm_groups =
+          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
+      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
+      form.embedding_scale = f32("granitehybrid.embedding_scale");
+      form.residual_scale = f32("granitehybrid.residual_scale");
+      form.divisor = 1 / f32("granitehybrid.attention.scale");
+      form.logit_divisor = f32("granitehybrid.logit_scale");
     }
     if (architecture != "gemma2") return form;
     form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
@@ -93,12 +118,12 @@ class ReferenceDecoder {
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      const DoubleRows attended =
-          Times(Attention(layer, Norm(blk + "attn_norm.weight", x)),
-                blk + "attn_output.weight");
-      Add(x, form_.post_attention_norm
-                 ? Norm(blk + "post_attention_norm.weight", attended)
-                 : attended);
+      const DoubleRows mixed = Mixed(layer, Norm(blk + "attn_norm.weight", x));
+      Add(x,
+          form_.post_attention_norm
+              ? Norm(blk + "post_attention_norm.weight", mixed)
+              : mixed,
+          form_.residual_scale);
       const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
       const DoubleRows down =
           form_.experts_used > 0
@@ -106,15 +131,21 @@ class ReferenceDecoder {
               : FeedForward(h, Matrix(blk + "ffn_gate.weight"),
                             Matrix(blk + "ffn_up.weight"),
                             Matrix(blk + "ffn_down.weight"));
-      Add(x, form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down)
-                                 : down);
+      Add(x,
+          form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down) : down,
+          form_.residual_scale);
     }
+    const char* last_norm = file_.HasTensor("output_norm.weight")
+                                ? "output_norm.weight"
+                                : "token_embd_norm.weight";
     DoubleRows logits =
-        Times(Norm("output_norm.weight", x), file_.HasTensor("output.weight")
-                                                 ? "output.weight"
-                                                 : "token_embd.weight");
+        Times(Norm(last_norm, x), file_.HasTensor("output.weight")
+                                      ? "output.weight"
+                                      : "token_embd.weight");
     for (std::vector<double>& row : logits) {
-      for (double& v : row) v = Capped(v, form_.logit_cap);
+      for (double& v : row) {
+        v = Capped(v, form_.logit_cap) / form_.logit_divisor;
+      }
     }
     return logits;
   }
@@ -139,6 +170,44 @@ class ReferenceDecoder {
       rows.emplace_back(it, it + tensor.cols());
     }
     return rows;
+  }
+
+  // What the layer's mixer makes of h, by the tensors that the layer has.
+  DoubleRows Mixed(int64_t layer, const DoubleRows& h) const {
+    const std::string blk = absl::StrCat("blk.", layer, ".");
+    if (file_.HasTensor(blk + "attn_q.weight")) {
+      return Times(Attention(layer, h), blk + "attn_output.weight");
+    }
+    if (form_.ssm_groups > 0) {
+      return Times(Mamba2(blk, Times(h, blk + "ssm_in.weight")),
+                   blk + "ssm_out.weight");
+    }
+    return Times(ReferenceShortConv(Times(h, blk + "shortconv.in_proj.weight"),
+                                    Matrix(blk + "shortconv.conv.weight"),
+                                    form_.gates, form_.conv_taps),
+                 blk + "shortconv.out_proj.weight");
+  }
+
+  DoubleRows Mamba2(const std::string& blk, const DoubleRows& projected) const {
+    // A tensor's numbers, whatever its dimensions.
+    const auto flat = [&](const char* name) {
+      std::vector<double> all;
+      for (const std::vector<double>& row : Matrix(blk + name)) {
+        all.insert(all.end(), row.begin(), row.end());
+      }
+      return all;
+    };
+    ReferenceMamba2Weights w;
+    w.conv = Matrix(blk + "ssm_conv1d.weight");
+    w.conv_bias = flat("ssm_conv1d.bias");
+    w.a = flat("ssm_a");
+    w.d = flat("ssm_d");
+    if (!form_.ssm_skip) w.d.assign(w.d.size(), 0);
+    w.dt_bias = flat("ssm_dt.bias");
+    w.norm = flat("ssm_norm.weight");
+    w.groups = form_.ssm_groups;
+    w.eps = static_cast<double>(c_.norm_eps);
+    return ReferenceMamba2(projected, w, form_.conv_taps);
   }
 
   DoubleRows FeedForward(const DoubleRows& x, const DoubleRows& w_gate,
@@ -173,6 +242,11 @@ class ReferenceDecoder {
         const double weight = ExpertWeight(logits[t], e);
         for (size_t i = 0; i < y[t].size(); ++i) y[t][i] += weight * part[t][i];
       }
+    }
+    if (form_.shared_expert) {
+      Add(y, FeedForward(x, Matrix(blk + "ffn_gate_shexp.weight"),
+                         Matrix(blk + "ffn_up_shexp.weight"),
+                         Matrix(blk + "ffn_down_shexp.weight")));
     }
     return y;
   }
@@ -218,9 +292,9 @@ class ReferenceDecoder {
     return x;
   }
 
-  static void Add(DoubleRows& x, const DoubleRows& y) {
+  static void Add(DoubleRows& x, const DoubleRows& y, double scale = 1) {
     for (size_t t = 0; t < x.size(); ++t) {
-      for (size_t i = 0; i < x[t].size(); ++i) x[t][i] += y[t][i];
+      for (size_t i = 0; i < x[t].size(); ++i) x[t][i] += scale * y[t][i];
     }
   }
 
@@ -282,8 +356,10 @@ class ReferenceDecoder {
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
     if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
-    Rotate(q);
-    Rotate(k);
+    if (form_.rope) {
+      Rotate(q);
+      Rotate(k);
+    }
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);
     DoubleRows out(q.size(), std::vector<double>(q[0].size()));

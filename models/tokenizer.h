@@ -90,10 +90,10 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   // Reads the keys tokenizer.ggml.*. Unimplemented for models other than
-  // "llama" and "gpt2", and for a "gpt2" whose pre is not "qwen2", "llama-bpe"
-  // or "gpt-2". For llama, bos and eos default to 1 and 2, add_space_prefix and
-  // add_bos to true. For gpt2, eos is required, bos defaults to none, and
-  // add_bos to whether pre is "llama-bpe".
+  // "llama" and "gpt2", and for a "gpt2" whose pre is not "qwen2", "llama-bpe",
+  // "lfm2" or "gpt-2". For llama, bos and eos default to 1 and 2,
+  // add_space_prefix and add_bos to true. For gpt2, eos is required, bos
+  // defaults to none, and add_bos to whether pre is "llama-bpe" or "lfm2".
   //
   // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control
   // and user-defined pieces whose name ends a text or a turn in some family of

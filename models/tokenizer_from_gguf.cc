@@ -78,14 +78,14 @@ absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
                          file.GetString("tokenizer.ggml.pre"));
   if (pre == "qwen2") {
     spec.word_rules = WordRules::kQwen2;
-  } else if (pre == "llama-bpe") {
+  } else if (pre == "llama-bpe" || pre == "lfm2") {
     spec.word_rules = WordRules::kLlama3;
   } else if (pre == "gpt-2") {
     spec.word_rules = WordRules::kGpt2;
   } else {
     return Unimplemented(kOp, "tokenizer.ggml.pre is '",
                          absl::CHexEscape(pre.substr(0, 64)),
-                         "'; need 'qwen2', 'llama-bpe' or 'gpt-2'");
+                         "'; need 'qwen2', 'llama-bpe', 'lfm2' or 'gpt-2'");
   }
   // There is no default, because the token that ends a text differs between
   // models.

@@ -31,6 +31,11 @@ namespace {
 
 constexpr char kOp[] = "random_model";
 
+constexpr RandomRecurrence kLfm2Layers = {"rrarrarrarararar", 3};
+constexpr RandomRecurrence kTinyLfm2Layers = {"rar", 3};
+constexpr RandomRecurrence kGraniteLayers = {"rrrrrarrrr", 4, 4096, 64, 1, 128};
+constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
+
 // Shapes from the models' published config.json.
 constexpr RandomModelShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
@@ -47,6 +52,10 @@ constexpr RandomModelShape kShapes[] = {
      "qwen3moe", 0, 0, 128, 8, 768},
     {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
      "gemma2", 4096},
+    {"lfm2_1.2b", 16, 2048, 32, 8, 64, 8192, 65536, 128000, 1e6f, 1e-5f, "lfm2",
+     0, 0, 0, 0, 0, kLfm2Layers},
+    {"granite4_h_micro", 40, 2048, 32, 8, 64, 8192, 100352, 131072, 10000,
+     1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
     // Small shapes for tests, which take a moment to write and to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
     {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
@@ -58,6 +67,10 @@ constexpr RandomModelShape kShapes[] = {
     {"tiny_qwen3moe", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3moe",
      0, 0, 8, 2, 96},
     {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
+    {"tiny_lfm2", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2", 0, 0, 0,
+     0, 0, kTinyLfm2Layers},
+    {"tiny_granite4_h", 3, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
+     "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
 };
 
 constexpr int64_t kBytePieces = 256;
@@ -185,12 +198,28 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.experts = s.experts;
   c.experts_used = s.experts_used;
   c.expert_ffn = s.expert_ffn;
+  const RandomRecurrence& r = s.recurrence;
+  for (int64_t layer = 0; layer < s.layers && !r.kinds.empty(); ++layer) {
+    const auto at = static_cast<size_t>(layer) % r.kinds.size();
+    c.recurrent.push_back(r.kinds[at] == 'r' ? 1 : 0);
+  }
+  c.conv_width = r.conv_width;
+  c.ssm_inner = r.ssm_inner;
+  c.ssm_heads = r.ssm_heads;
+  c.ssm_groups = r.ssm_groups;
+  c.ssm_state = r.ssm_state;
+  // Granite-4-H's, but for the divisor of logits, so that these are of order 1.
+  c.rope = false;
+  c.embedding_scale = 12;
+  c.residual_scale = 0.22f;
+  c.attention_scale = 1 / static_cast<float>(s.head_dim);
   c.attention_cap = 50;  // only Gemma-2 has it
   c.logit_cap = 30;
   SetArchitecture(
       *FindArchitecture(s.architecture),
       [&s](ModelPart part) {
-        return part == ModelPart::kOutputMatrix ||
+        return (part == ModelPart::kOutputMatrix &&
+                s.recurrence.kinds.empty()) ||
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
                (part == ModelPart::kExperts && s.experts > 0);
       },
@@ -226,8 +255,14 @@ std::vector<float> RopeFactors(const RandomModelShape& s) {
   return factors;
 }
 
-// The standard deviation of a tensor's weights; 0 for norms, biases and
-// factors.
+size_t ElementsOf(const std::vector<int64_t>& dims) {
+  int64_t elements = 1;
+  for (const int64_t extent : dims) elements *= extent;
+  return static_cast<size_t>(elements);
+}
+
+// The standard deviation of a tensor's weights; 0 for norms, biases, factors
+// and decays.
 double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
   const auto cols = static_cast<double>(ExtentOf(entry.cols, c));
   switch (entry.role) {
@@ -235,12 +270,14 @@ double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
       return c.Has(ModelPart::kOutputMatrix) ? 1 : 1 / std::sqrt(cols);
     case TensorRole::kMatrix:
     case TensorRole::kRouter:
+    case TensorRole::kConvolution:
       return 1 / std::sqrt(cols);
     case TensorRole::kMatrixIntoStream:
       return 1 / std::sqrt(2 * static_cast<double>(c.layers) * cols);
     case TensorRole::kNorm:
     case TensorRole::kBias:
     case TensorRole::kRopeFactors:
+    case TensorRole::kDecay:
       break;
   }
   return 0;
@@ -256,14 +293,17 @@ std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c,
                          type,
                          DeviationOf(entry, c),
                          {}};
-        // Routers are f32 in every file.
-        if (tensor.deviation == 0 || entry.role == TensorRole::kRouter) {
+        // Routers and convolutions are f32 in every file.
+        if (tensor.deviation == 0 || entry.role == TensorRole::kRouter ||
+            entry.role == TensorRole::kConvolution) {
           tensor.type = GgufTensorType::kF32;
         }
         if (entry.role == TensorRole::kRopeFactors) {
           tensor.values = RopeFactors(s);
         } else if (entry.role == TensorRole::kBias) {
           tensor.values.assign(static_cast<size_t>(tensor.dims[0]), 0);
+        } else if (entry.role == TensorRole::kDecay) {
+          tensor.values.assign(ElementsOf(tensor.dims), -1);
         }
         tensors.push_back(std::move(tensor));
         return absl::OkStatus();
@@ -297,7 +337,11 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
       [&w](const std::string& name, int64_t value) {
         w.KeyU32(name, static_cast<uint32_t>(value));
       },
-      [&w](const std::string& name, float value) { w.KeyF32(name, value); });
+      [&w](const std::string& name, float value) { w.KeyF32(name, value); },
+      [&w](const std::string& name, bool value) { w.KeyBool(name, value); },
+      [&w](const std::string& name, const std::vector<int32_t>& values) {
+        w.KeyI32s(name, values);
+      });
 }
 
 // Values of tokenizer.ggml.token_type; see models/tokenizer.h.
@@ -394,7 +438,7 @@ absl::Status WriteRandomModel(
     const Tensor& tensor = tensors[t];
     if (tensor.deviation == 0) {
       std::vector<float> values = tensor.values;
-      if (values.empty()) values.assign(static_cast<size_t>(tensor.dims[0]), 1);
+      if (values.empty()) values.assign(ElementsOf(tensor.dims), 1);
       QUERN_RETURN_IF_ERROR(writer.Append(
           absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()),
                               values.size() * sizeof(float))));
@@ -403,8 +447,7 @@ absl::Status WriteRandomModel(
     // Each tensor has its own random stream.
     Filler filler(tensor.type, tensor.deviation,
                   SplitMix64::Mix(SplitMix64::Mix(seed) + t));
-    int64_t elements = 1;
-    for (const int64_t extent : tensor.dims) elements *= extent;
+    const auto elements = static_cast<int64_t>(ElementsOf(tensor.dims));
     for (int64_t begin = 0; begin < elements; begin += kChunk) {
       filler.Fill(std::min(kChunk, elements - begin), bytes);
       QUERN_RETURN_IF_ERROR(writer.Append(bytes));

@@ -5,11 +5,13 @@
 // models/architecture.h. Their results mean nothing, but cost what the real
 // model costs.
 //
-// A matrix of fan-in n has the standard deviation n^-1/2. The matrices that add
+// A matrix of fan-in n has the standard deviation n^-1/2, and so have the
+// weights of a convolution of n tokens. The matrices that add
 // to the residual stream (attn_output, ffn_down) have (2 * layers * n)^-1/2, so
 // that the stream stays of order 1 through any number of layers. Norms are 1,
-// biases 0. The embedding has the standard deviation 1; in Gemma-2, where it is
-// the output matrix too, it has that of a matrix and is multiplied by sqrt(n).
+// biases 0, decays -1. The embedding has the standard deviation 1; in Gemma-2,
+// LFM2 and Granite-4-H, where it is the output matrix too, it has that of a
+// matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite-4-H by 12.
 // A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
 // at most 3.5 standard deviations, and the same bits on every machine.
 //
@@ -27,6 +29,20 @@
 #include "quern/models/gguf.h"
 
 namespace quern {
+
+// Recurrent layers of a model, if it has any.
+struct RandomRecurrence {
+  // 'r' for a recurrent layer and 'a' for one that attends, repeated for all
+  // layers.
+  absl::string_view kinds = "";
+  int64_t conv_width = 0;  // tokens that a recurrent layer convolves
+  // Mamba-2: channels, heads, groups, and the numbers of a state's row. The
+  // other layers have no rotary positions.
+  int64_t ssm_inner = 0;
+  int64_t ssm_heads = 0;
+  int64_t ssm_groups = 0;
+  int64_t ssm_state = 0;
+};
 
 struct RandomModelShape {
   absl::string_view name;
@@ -51,6 +67,7 @@ struct RandomModelShape {
   int64_t experts = 0;
   int64_t experts_used = 0;
   int64_t expert_ffn = 0;
+  RandomRecurrence recurrence = {};
 };
 
 // The shapes that can be chosen by name.

@@ -1,0 +1,178 @@
+// Which layers of a file are recurrent.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/decoder_testutil.h"
+#include "quern/models/gguf_testutil.h"
+#include "quern/testing/data.h"
+
+namespace quern {
+namespace {
+
+using ::testing::HasSubstr;
+
+using HeadsKey =
+    absl::FunctionRef<void(const std::string& name, GgufWriter& writer)>;
+
+// The config of a file of this shape, whose head_count_kv `heads_key` writes.
+absl::StatusOr<DecoderConfig> Create(const SmallDecoder& shape,
+                                     HeadsKey heads_key) {
+  TestRng rng;
+  GgufWriter w;
+  w.Key("general.architecture", shape.architecture.c_str());
+  WriteModelKeys(
+      SmallDecoderConfig(shape),
+      [&w](const std::string& name, int64_t value) {
+        w.Key(name, static_cast<uint32_t>(value));
+      },
+      [&w](const std::string& name, float value) { w.Key(name, value); },
+      [&w](const std::string& name, bool value) { w.Key(name, value); },
+      [&](const std::string& name, const std::vector<int32_t>&) {
+        heads_key(name, w);
+      });
+  AddSmallDecoderTensors(rng, shape, w);
+  const std::string bytes = w.Finish();
+  return DecoderConfig::Create(ParseOrDie(bytes));
+}
+
+absl::StatusOr<DecoderConfig> Create(const SmallDecoder& shape,
+                                     const std::vector<int32_t>& heads) {
+  return Create(shape, [&](const std::string& name, GgufWriter& w) {
+    EXPECT_EQ(name, "lfm2.attention.head_count_kv");
+    w.Key(name, heads);
+  });
+}
+
+SmallDecoder ThreeLayers() {
+  SmallDecoder shape;
+  shape.architecture = "lfm2";
+  shape.layers = 3;
+  shape.kinds = "rar";
+  return shape;
+}
+
+TEST(RecurrentConfigTest, TheNumbersOfHeadsTellWhichLayersAreRecurrent) {
+  const auto config = Create(ThreeLayers(), {0, 2, 0});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->HasRecurrent());
+  EXPECT_EQ(config->recurrent, (std::vector<uint8_t>{1, 0, 1}));
+  EXPECT_EQ(config->kv_heads, 2);
+  EXPECT_EQ(config->conv_width, 3);
+  SmallDecoder llama;
+  EXPECT_FALSE(SmallDecoderConfig(llama).HasRecurrent());
+  EXPECT_TRUE(SmallDecoderConfig(llama).recurrent.empty());
+}
+
+TEST(RecurrentConfigTest, RefusesOtherNumbersOfHeads) {
+  const auto refuse = [&](const std::vector<int32_t>& heads,
+                          absl::StatusCode code, const char* words) {
+    const absl::Status status = Create(ThreeLayers(), heads).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  };
+  using Code = absl::StatusCode;
+  refuse({0, 2}, Code::kInvalidArgument,
+         "decoder: numbers in lfm2.attention.head_count_kv=2; need 3, as there "
+         "are layers");
+  refuse({}, Code::kInvalidArgument,
+         "decoder: numbers in lfm2.attention.head_count_kv=0; need 3");
+  refuse({0, 2, -1}, Code::kInvalidArgument,
+         "decoder: lfm2.attention.head_count_kv[2]=-1; need 0 <= ");
+  refuse({1, 2, 0}, Code::kUnimplemented,
+         "decoder: lfm2.attention.head_count_kv[0]=1; need 0, or the same "
+         "number for all layers that attend, such as 2");
+  refuse({0, 0, 0}, Code::kUnimplemented,
+         "decoder: lfm2.attention.head_count_kv is 0 for all of 3 layers; need "
+         "a layer that attends");
+  refuse({0, 2, 2}, Code::kNotFound, "no tensor 'blk.2.attn_q.weight'");
+  refuse({0, 3, 0}, Code::kInvalidArgument,
+         "blk.1.attn_k.weight has dimensions [32, 64]; need [32, 96]");
+  const absl::Status scalar =
+      Create(ThreeLayers(), [](const std::string& name, GgufWriter& w) {
+        w.Key(name, 2u);
+      }).status();
+  EXPECT_EQ(scalar.code(), Code::kInvalidArgument) << scalar;
+}
+
+TEST(RecurrentConfigTest, ReadsWhatMamba2Has) {
+  SmallDecoder shape = ThreeLayers();
+  shape.architecture = "granitehybrid";
+  const auto create = [&] {
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    return DecoderConfig::Create(ParseOrDie(bytes));
+  };
+  for (const bool rope : {true, false}) {
+    shape.rope = rope;
+    const auto config = create();
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->rope, rope);
+    EXPECT_EQ(config->conv_channels(), 32 + 2 * 2 * 12);
+    EXPECT_EQ(config->residual_scale, 0.6f);
+    EXPECT_EQ(config->attention_scale, 0.3f);
+  }
+  const auto refuse = [&](const char* words) {
+    const absl::Status status = create().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    shape = ThreeLayers();
+    shape.architecture = "granitehybrid";
+  };
+  shape.ssm_inner = 34;
+  refuse(
+      "decoder: granitehybrid.ssm.inner_size=34, time_step_rank=4, "
+      "group_count=2; need each to be a multiple of the next");
+  shape.ssm_groups = 3;
+  refuse("group_count=3; need each to be a multiple");
+  shape.ssm_state = 1025;
+  refuse("granitehybrid.ssm.state_size=1025; need 1 <= ");
+  shape.ssm_heads = 33;
+  refuse("granitehybrid.ssm.time_step_rank=33; need 1 <= ");
+  shape.residual_scale = 0;
+  refuse("granitehybrid.residual_scale=0; need a number > 0");
+}
+
+TEST(RecurrentConfigTest, ReadsWhetherThereIsASharedExpert) {
+  SmallDecoder shape = ThreeLayers();
+  shape.architecture = "granitehybrid";
+  for (const bool mixture : {false, true}) {
+    for (const int64_t ffn : {0, 48}) {
+      TestRng rng;
+      shape.mixture = mixture;
+      shape.shared_ffn = ffn;
+      const std::string bytes = SmallDecoderFile(rng, shape);
+      const auto config = DecoderConfig::Create(ParseOrDie(bytes));
+      ASSERT_TRUE(config.ok()) << config.status();
+      EXPECT_EQ(config->Has(ModelPart::kExperts), mixture);
+      EXPECT_EQ(config->Has(ModelPart::kSharedExpert), mixture && ffn > 0);
+      EXPECT_EQ(config->shared_ffn, mixture ? ffn : 0);
+    }
+  }
+}
+
+TEST(RecurrentConfigTest, RefusesConvolutionsThatAreTooWide) {
+  SmallDecoder shape = ThreeLayers();
+  for (const int64_t width : {0, 5}) {
+    shape.conv_width = width;
+    // Keys are checked before tensors, of which there are none.
+    const std::string bytes = SmallDecoderKeys(shape).Finish();
+    EXPECT_THAT(
+        std::string(
+            DecoderConfig::Create(ParseOrDie(bytes)).status().message()),
+        HasSubstr(absl::StrCat("decoder: lfm2.shortconv.l_cache=", width,
+                               "; need 1 <= ")));
+  }
+}
+
+}  // namespace
+}  // namespace quern
