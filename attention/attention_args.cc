@@ -59,6 +59,11 @@ absl::Status CheckAttentionRows(const char* op, const AttentionSpec& spec,
         CheckEqual(op, "alibi_slopes.size()",
                    static_cast<int64_t>(rows.alibi_slopes.size()), spec.q_heads,
                    "the spec's q_heads"));
+    if (!rows.schedule.drafts().empty()) {
+      return Unimplemented(op, "alibi_slopes are given, and the schedule has ",
+                           rows.schedule.drafts().size(),
+                           " drafts; need one or the other");
+    }
   }
   if (!rows.sinks.empty()) {
     QUERN_RETURN_IF_ERROR(CheckEqual(op, "sinks.size()",

@@ -25,7 +25,8 @@ struct AttentionRows {
 // InvalidArgument names the argument, its value and the bound: a schedule of
 // another spec, shapes and types that are not the spec's, negative strides,
 // null memory, out or lse with rows that overlap, or that overlap one another
-// or q. `op` opens the message.
+// or q. Unimplemented: slopes and a schedule with drafts. `op` opens the
+// message.
 absl::Status CheckAttentionRows(const char* op, const AttentionSpec& spec,
                                 const AttentionRows& rows);
 

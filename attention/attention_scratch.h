@@ -75,6 +75,7 @@ struct AttentionScratch {
   PerWorker<float> logits;
   PerWorker<float> weights;
   PerWorker<TokenRange> seen;
+  PerWorker<uint64_t> hidden;
   PerWorker<float> slopes;
   PerWorker<float> ahead;
   WorkerRows piece;  // of chunks that are merged first
@@ -123,6 +124,7 @@ AttentionScratch LayOutAttentionScratch(Allocator& a, const KvLayout& kv,
   divide(&s.logits, "logits", product(rows, kChunk));
   divide(&s.weights, "weights", product(rows, 2));
   divide(&s.seen, "seen", rows);
+  divide(&s.hidden, "hidden", rows);
   divide(&s.slopes, "slopes", rows);
   divide(&s.ahead, "ahead", rows);
   divide(&s.piece.state, "piece state", rows);

@@ -81,6 +81,7 @@ TEST(AttentionScratchTest, GivesEachWorkerCacheLinesOfItsOwn) {
       AppendParts(s.logits, rows * kChunk, &pieces);
       AppendParts(s.weights, rows * 2, &pieces);
       AppendParts(s.seen, rows, &pieces);
+      AppendParts(s.hidden, rows, &pieces);
       AppendParts(s.slopes, rows, &pieces);
       AppendParts(s.ahead, rows, &pieces);
       for (const WorkerRows& of : {s.piece, s.total}) {

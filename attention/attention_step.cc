@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/numeric/bits.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_scratch.h"
 #include "quern/attention/attention_spec.h"
@@ -33,6 +34,17 @@ static_assert(KvLayout::kGroupTokens == static_cast<int64_t>(kGroupTokens),
 // Bytes are widened again for every tile of rows, or once for all in the
 // workspace: with more rows than these the latter is faster.
 constexpr size_t kByteRows = 8;
+
+// A bit for each token of the group that the first row of `c` sees.
+uint32_t SeenBits(const ChunkArgs& c, size_t group) {
+  const auto from = static_cast<uint32_t>(group * kGroupTokens);
+  const auto in_group = [&](uint32_t token) {
+    return std::clamp(token, from, from + uint32_t{kGroupTokens}) - from;
+  };
+  const uint32_t bits =
+      TokenBits(in_group(c.seen->begin), in_group(c.seen->end));
+  return bits & ~static_cast<uint32_t>(HiddenFrom(c, 0, from));
+}
 
 }  // namespace
 
@@ -171,6 +183,8 @@ ChunkArgs AttentionStep::ArgsOf(const AttentionBlock& block, int64_t chunk,
   c.logits = scratch_.logits.Of(worker);
   c.weights = scratch_.weights.Of(worker);
   c.soft_cap_log2e = soft_cap_log2e_;
+  c.hidden = nullptr;
+  c.hidden_begin = 0;
   c.slopes = nullptr;
   c.ahead = nullptr;
   c.k_scales = nullptr;
@@ -205,7 +219,45 @@ AttentionStep::SeenTokens AttentionStep::SetSeen(const AttentionBlock& block,
     seen.any.begin = std::min(seen.any.begin, range.begin);
     seen.any.end = std::max(seen.any.end, range.end);
   }
+  if (!args_.schedule.drafts().empty() && block.prefix == kNoPrefix) {
+    HideDrafts(block, chunk, worker, &seen, c);
+  }
   return seen;
+}
+
+void AttentionStep::HideDrafts(const AttentionBlock& block, int64_t chunk,
+                               int worker, SeenTokens* seen,
+                               ChunkArgs* c) const {
+  const AttentionSequence& sequence =
+      args_.schedule.sequences()[static_cast<size_t>(block.sequence)];
+  // The first draft, counted from the chunk's first token, and the first draft
+  // in the chunk.
+  const int64_t begin =
+      sequence.kv_len - sequence.draft_len - chunk * kChunkTokens;
+  const int64_t skipped = std::max(int64_t{0}, -begin);
+  if (begin >= seen->tokens || skipped >= sequence.draft_len) return;
+  c->hidden_begin = static_cast<size_t>(begin + skipped);
+  const auto in_chunk = static_cast<uint64_t>(seen->tokens) - c->hidden_begin;
+  uint64_t* row = scratch_.hidden.Of(worker);
+  uint64_t any = 0;
+  for (int64_t query = block.q_begin; query < block.q_end; ++query) {
+    const AttentionDraft* draft = args_.schedule.Draft(sequence, query);
+    uint64_t hidden = 0;
+    if (draft != nullptr) {
+      // Those after the draft itself are not in its range.
+      const int64_t index = query - (sequence.q_len - sequence.draft_len);
+      const uint64_t up_to = (uint64_t{2} << index) - 1;
+      hidden = (~draft->seen & up_to) >> skipped;
+      if (in_chunk < 64) hidden &= (uint64_t{1} << in_chunk) - 1;
+    }
+    any |= hidden;
+    row = std::fill_n(row, spec_.group(), hidden);
+  }
+  if (any == 0) return;
+  c->hidden = scratch_.hidden.Of(worker);
+  seen->all.end = std::min(seen->all.end,
+                           static_cast<uint32_t>(c->hidden_begin) +
+                               static_cast<uint32_t>(absl::countr_zero(any)));
 }
 
 void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
@@ -264,15 +316,14 @@ void AttentionStep::AttendRowByRow(const SeenTokens& seen,
       if (!seen.IsMixed(group)) continue;
       uint8_t* to = masked + group * strides_.v_group;
       std::memcpy(to, groups.v[group], static_cast<size_t>(v_bytes));
-      const auto from = static_cast<uint32_t>(group * kGroup);
-      const TokenRange keep = {std::max(c->seen->begin, from) - from,
-                               std::max(c->seen->end, from) - from};
-      kernels_.mask_v(keep, c->v_head_dim, to);
+      kernels_.mask_v(SeenBits(*c, static_cast<size_t>(group)), c->v_head_dim,
+                      to);
       c->v[group] = to;
     }
     kernels_.attend(*c);
     c->q += c->q_stride;
     ++c->seen;
+    if (c->hidden != nullptr) ++c->hidden;
     ++c->state;
     if (c->slopes != nullptr) {
       ++c->slopes;

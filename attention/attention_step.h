@@ -102,9 +102,14 @@ class AttentionStep {
   ChunkArgs ArgsOf(const AttentionBlock& block, int64_t chunk,
                    int worker) const;
 
-  // Sets c->seen, which has what each row sees.
+  // Sets c->seen and c->hidden, which have what each row sees.
   SeenTokens SetSeen(const AttentionBlock& block, int64_t chunk, int worker,
                      ChunkArgs* c) const;
+
+  // Sets c->hidden to the drafts in the chunk that the masks of the block's
+  // queries hide, if there are any, and takes those out of seen->all.
+  void HideDrafts(const AttentionBlock& block, int64_t chunk, int worker,
+                  SeenTokens* seen, ChunkArgs* c) const;
 
   // The block against one chunk of its sequence's keys.
   void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,

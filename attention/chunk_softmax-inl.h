@@ -64,6 +64,26 @@ HWY_INLINE float LogitFactor(const ChunkArgs& c) {
   return IsTransformed(c) ? 1.0f : c.scale_log2e;
 }
 
+// Replaces the logits of tokens that are hidden from the row by -inf, among the
+// logits [first, last).
+HWY_INLINE void HideTokens(const ChunkArgs& c, size_t row, size_t first,
+                           size_t last, float* logits) {
+  const LineF32 df;
+  const LineU32 du;
+  const VF32 nothing = hn::Set(df, SoftmaxState().max);
+  const auto lane = hn::Shl(hn::Set(du, 1), hn::Iota(du, 0));
+  // The vector that holds the first of them may begin before it.
+  const size_t begin = HWY_MAX(first, c.hidden_begin / kVecLanes * kVecLanes);
+  const size_t end = HWY_MIN(last, c.hidden_begin + 64);
+  for (size_t t = begin; t < end; t += kVecLanes) {
+    const auto bits = static_cast<uint32_t>(HiddenFrom(c, row, t));
+    const auto hide = hn::Ne(hn::And(hn::Set(du, bits), lane), hn::Zero(du));
+    hn::StoreU(hn::IfThenElse(hn::RebindMask(df, hide), nothing,
+                              hn::LoadU(df, logits + t)),
+               df, logits + t);
+  }
+}
+
 // The softmax of a chunk takes three passes over all rows, so that none waits
 // for the latency of the one before in the same row.
 //
@@ -103,6 +123,7 @@ HWY_INLINE void MaxOfRow(const ChunkArgs& c, size_t row, TokenRange groups) {
     }
     mask(t);
   }
+  if (c.hidden != nullptr) HideTokens(c, row, first, last, logits);
 
   VF32 most = nothing;
   VF32 most1 = nothing;

@@ -148,7 +148,7 @@ void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
   }
   of->v[i] = v;
   if (tokens < kGroup) {
-    kernels_.mask_v({0, static_cast<uint32_t>(tokens)}, v_head_dim, v);
+    kernels_.mask_v(TokenBits(0, static_cast<uint32_t>(tokens)), v_head_dim, v);
   }
 }
 

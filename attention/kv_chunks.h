@@ -74,7 +74,7 @@ class KvChunks {
   // The first token of the chunk that any query of the block sees, or the
   // chunk's end.
   int64_t FirstSeen(const AttentionBlock& block, int64_t chunk) const {
-    const int64_t begin = args_.schedule.VisibleBegin(block, block.q_begin) -
+    const int64_t begin = args_.schedule.FirstKey(block) -
                           chunk * AttentionSchedule::kChunkTokens;
     return std::clamp(begin, int64_t{0}, Tokens(block, chunk));
   }

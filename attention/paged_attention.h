@@ -14,6 +14,10 @@
 //   p sees t if  p - window_left <= t  and  t <= p + right,  0 <= t < kv_len
 //   right = 0 where the sequence is causal, window_right where it is not
 //
+// Drafts of a tree (AttentionBatch::draft_masks) see what their masks say. A
+// draft stands where it does on its path, and so do the drafts that it sees;
+// see attention/schedule.h. The logits of those that it does not see are -inf.
+//
 // k and v are what the cache means: stored values times their scales. Without
 // sinks there is no such term. Prefill, chunked prefill and decode are shapes
 // (q_len = kv_len, less, 1), in one batch if so desired. So is cross-attention,
@@ -60,8 +64,9 @@ struct PagedAttentionArgs {
   AttentionSchedule schedule;  // built with the plan's spec
   AnyTensorView out;           // [tokens, q_heads, v_head_dim]
   MatrixView<float> lse;       // [tokens, q_heads], or without data: not wanted
-  absl::Span<const float> alibi_slopes;  // [q_heads], or empty: 0
-  absl::Span<const float> sinks;         // [q_heads], or empty: none
+  // [q_heads], or empty: 0, as they must be where the schedule has drafts.
+  absl::Span<const float> alibi_slopes;
+  absl::Span<const float> sinks;  // [q_heads], or empty: none
 };
 
 // What CheckArgs asks of pages and schedule, which is the same for all layers
@@ -101,7 +106,7 @@ class PagedAttentionPlan {
   // and types that are not the plan's, negative strides, null memory, out or
   // lse with rows that overlap or overlapping anything else, a schedule of
   // another spec, a cache of another layout, pages beyond the cache, and what
-  // CheckPages refuses.
+  // CheckPages refuses. Unimplemented: alibi_slopes and drafts.
   absl::Status CheckArgs(const PagedAttentionArgs& args) const;
 
   // args as CheckArgs accepts them, `workspace` of at least WorkspaceBytes.

@@ -122,6 +122,26 @@ TEST_F(PagedAttentionArgsTest, RefusesRowsThatDoNotFit) {
   ExpectRefused(args, "sinks.size()=3; need 4");
 }
 
+TEST_F(PagedAttentionArgsTest, RefusesSlopesWithDrafts) {
+  const std::vector<int64_t> q_lens = {1, 2}, kv_lens = {20, 16};
+  const std::vector<int64_t> draft_lens = {0, 2};
+  const std::vector<uint64_t> masks = {1, 3};
+  AttentionBatch batch = {q_lens, kv_lens, {}, {}, {}, draft_lens, masks};
+  AttentionScheduleStorage drafts;
+  PagedAttentionArgs args = good;
+  args.schedule =
+      AttentionSchedule::Build(spec, batch, AttentionTiles(), 1, drafts)
+          .value();
+  EXPECT_TRUE(plan.CheckArgs(args).ok()) << plan.CheckArgs(args);
+  const std::vector<float> slopes(4);
+  args.alibi_slopes = slopes;
+  const absl::Status status = plan.CheckArgs(args);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(),
+              HasSubstr("alibi_slopes are given, and the schedule has 2 drafts"
+                        "; need one or the other"));
+}
+
 TEST_F(PagedAttentionArgsTest, RefusesAnotherCacheOrOtherPages) {
   PageTableStorage few_pages, many_pages;
   few_pages.Append({1});

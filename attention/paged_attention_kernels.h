@@ -38,6 +38,11 @@ struct TokenRange {
   uint32_t end;
 };
 
+// A bit for each of the tokens [begin, end) of a group, end <= kGroupTokens.
+constexpr uint32_t TokenBits(uint32_t begin, uint32_t end) {
+  return begin < end ? (uint32_t{1} << end) - (uint32_t{1} << begin) : 0;
+}
+
 // `count` rows of `bytes`; those that are null are none.
 struct FetchList {
   const uint8_t* const* rows;
@@ -62,6 +67,10 @@ struct ChunkArgs {
   const uint32_t* q;       // [rows][q_stride], as load_query left them
   size_t q_stride;         // words
   const TokenRange* seen;  // [rows], by each row
+  // [rows]: bit b is set where the token hidden_begin + b, though in `seen`, is
+  // hidden from the row. Null: no token is. Bits beyond the chunk mean nothing.
+  const uint64_t* hidden;
+  size_t hidden_begin;
   size_t head_dim;
   size_t v_head_dim;
   float scale_log2e;  // > 0
@@ -83,6 +92,15 @@ struct ChunkArgs {
   float* out;           // [rows][out_stride], not yet divided by the sum
   size_t out_stride;    // a multiple of every vector length
 };
+
+// Bit b: whether the token `token` + b is hidden from the row.
+inline uint64_t HiddenFrom(const ChunkArgs& c, size_t row, size_t token) {
+  if (c.hidden == nullptr) return 0;
+  const bool before = token < c.hidden_begin;
+  const size_t by = before ? c.hidden_begin - token : token - c.hidden_begin;
+  if (by >= 64) return 0;
+  return before ? c.hidden[row] << by : c.hidden[row] >> by;
+}
 
 struct PagedAttentionKernels {
   const char* target;
@@ -107,9 +125,9 @@ struct PagedAttentionKernels {
   // A group of values that are the first v_head_dim dims of a group of keys;
   // v_head_dim is a multiple of 4.
   void (*stage_latent_v)(const uint8_t* k, size_t v_head_dim, uint8_t* to);
-  // Writes zeros to the tokens of a group of values outside `keep`. mask_v and
-  // finite_v take values that have been widened.
-  void (*mask_v)(TokenRange keep, size_t v_head_dim, uint8_t* group);
+  // Writes zeros to the tokens t of a group of values whose bit t in `keep` is
+  // clear. mask_v and finite_v take values that have been widened.
+  void (*mask_v)(uint32_t keep, size_t v_head_dim, uint8_t* group);
   // Whether no value of the group is infinite or NaN.
   bool (*finite_v)(const uint8_t* from, size_t v_head_dim);
 

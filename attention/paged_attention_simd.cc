@@ -47,12 +47,12 @@ HWY_MAYBE_UNUSED void LoadQueryPairs(const void* q, size_t head_dim, float sign,
 }
 
 template <typename T>
-void MaskV(TokenRange keep, size_t v_head_dim, uint8_t* group) {
+void MaskV(uint32_t keep, size_t v_head_dim, uint8_t* group) {
   using U = CodeOf<T>;
   constexpr size_t kPairs = sizeof(T) == 4 ? 1 : 2;
   auto* HWY_RESTRICT codes = reinterpret_cast<U*>(group);
   for (size_t t = 0; t < kGroupTokens; ++t) {
-    if (t >= keep.begin && t < keep.end) continue;
+    if ((keep >> t) % 2 != 0) continue;
     U* HWY_RESTRICT row = codes + t / kPairs * kPairs * v_head_dim + t % kPairs;
     for (size_t d = 0; d < v_head_dim; ++d) row[d * kPairs] = 0;
   }

@@ -63,9 +63,10 @@ struct Lengths {
 // One sequence: its queries, and all its keys and values, as numbers.
 struct Sequence {
   Lengths length;
-  std::vector<double> q;  // [q_len, q_heads, head_dim]
-  std::vector<double> k;  // [kv_len, kv_heads, head_dim]
-  std::vector<double> v;  // [kv_len, kv_heads, v_head_dim]
+  std::vector<double> q;                   // [q_len, q_heads, head_dim]
+  std::vector<double> k;                   // [kv_len, kv_heads, head_dim]
+  std::vector<double> v;                   // [kv_len, kv_heads, v_head_dim]
+  std::vector<uint64_t> draft_masks = {};  // of the last queries
 };
 
 // How the same numbers are laid out and computed.
@@ -123,6 +124,10 @@ class Attention {
     FillCache(variant, batch);
     FillQueries(batch);
     AttentionBatch lengths = {q_lens_, kv_lens_, causal_, {}, {}};
+    if (!draft_masks_.empty()) {
+      lengths.draft_lens = draft_lens_;
+      lengths.draft_masks = draft_masks_;
+    }
     if (variant.plan_prefixes) {
       lengths.prefix_groups = variant.prefix_groups;
       lengths.prefix_members = variant.prefix_members;
@@ -276,6 +281,9 @@ class Attention {
       q_lens_.push_back(s.length.q_len);
       kv_lens_.push_back(s.length.kv_len);
       causal_.push_back(s.length.causal ? 1 : 0);
+      draft_lens_.push_back(static_cast<int64_t>(s.draft_masks.size()));
+      draft_masks_.insert(draft_masks_.end(), s.draft_masks.begin(),
+                          s.draft_masks.end());
       tokens += s.length.q_len;
       for (const double x : s.q) q.push_back(FromDouble<Q>(x));
     }
@@ -294,8 +302,9 @@ class Attention {
   std::unique_ptr<PagedAttentionPlan> plan_;
   PageTableStorage pages_;
   std::unique_ptr<GuardBuffer<Kv>> cache_;
-  std::vector<int64_t> q_lens_, kv_lens_;
+  std::vector<int64_t> q_lens_, kv_lens_, draft_lens_;
   std::vector<uint8_t> causal_;
+  std::vector<uint64_t> draft_masks_;
   float scales_[2][64];
   std::unique_ptr<StridedMatrix<Q>> q_;
   std::unique_ptr<StridedMatrix<Out>> out_;
@@ -349,6 +358,7 @@ inline ReferenceAttentionResult Reference(const Heads& heads,
     spec.alibi_slopes.assign(heads.alibi_slopes.begin(),
                              heads.alibi_slopes.end());
     spec.sinks.assign(heads.sinks.begin(), heads.sinks.end());
+    spec.draft_masks = s.draft_masks;
     const ReferenceAttentionResult one =
         ReferenceAttention(spec, s.q, s.k, s.v);
     all.out.insert(all.out.end(), one.out.begin(), one.out.end());

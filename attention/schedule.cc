@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "quern/attention/attention_spec.h"
+#include "quern/attention/draft_trees.h"
 #include "quern/attention/prefix_blocks.h"
 #include "quern/attention/schedule_line.h"
 #include "quern/attention/schedule_stretch.h"
@@ -55,7 +56,7 @@ absl::Status CheckBatch(const AttentionBatch& batch) {
                              "of a causal sequence");
     }
   }
-  return absl::OkStatus();
+  return CheckDrafts(batch);
 }
 
 // The rows of a block: fewer than the tiles say where the workers would share
@@ -163,6 +164,7 @@ class Blocks {
         group_(spec.group()),
         kv_heads_(spec.kv.kv_heads()) {
     storage.sequences.clear();
+    storage.drafts.clear();
     storage.work.clear();
     storage.shares.clear();
     storage.runs.clear();
@@ -185,6 +187,7 @@ class Blocks {
       sequence.kv_len = batch.kv_lens[s];
       sequence.left = left;
       sequence.right = causal ? 0 : right;
+      AddDrafts(batch, s, storage_);
       num_tokens_ += q_len;
       longest_ = std::max(longest_, std::min(q_len, block_queries_));
       // At most 2^31 heads of 2^30 blocks; the sum stays near the limit.
@@ -324,6 +327,7 @@ absl::StatusOr<AttentionSchedule> AttentionSchedule::Build(
 
 void AttentionSchedule::Borrow(const AttentionScheduleStorage& storage) {
   sequences_ = storage.sequences;
+  drafts_ = storage.drafts;
   work_ = storage.work;
   shares_ = storage.shares;
   runs_ = storage.runs;
@@ -335,6 +339,7 @@ void AttentionSchedule::Borrow(const AttentionScheduleStorage& storage) {
 AttentionSchedule AttentionSchedule::CopyTo(
     AttentionScheduleStorage& storage) const {
   storage.sequences.assign(sequences_.begin(), sequences_.end());
+  storage.drafts.assign(drafts_.begin(), drafts_.end());
   storage.work.assign(work_.begin(), work_.end());
   storage.shares.assign(shares_.begin(), shares_.end());
   storage.runs.assign(runs_.begin(), runs_.end());

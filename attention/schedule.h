@@ -11,6 +11,13 @@
 // of a sequence that is not causal need not be among its tokens and may be more
 // than they (cross-attention); without windows each sees all keys.
 //
+// The last draft_len tokens of a causal sequence may be drafts: not a text but
+// a tree of continuations. Draft i sees draft j where bit j of its mask m is
+// set. The path of draft i is the tokens before the drafts, then the drafts
+// that it sees. Windows count along the path: with n(j) = popcount(m & (2^j -
+// 1)) and t0 = kv_len - draft_len, draft j stands at t0 + n(j) and draft i at
+// p = t0 + n(i). A mask of the bits [0, i] is causal attention.
+//
 //   block   rows that share their keys: consecutive queries of one sequence
 //           times the query heads of one key/value head
 //   chunk   the keys [c * kChunkTokens, (c + 1) * kChunkTokens) of a sequence
@@ -33,6 +40,7 @@
 // that are claimed in order, longest first: they even out what a plan cannot
 // know, a worker that lost its core for a while.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -52,12 +60,23 @@ struct AttentionSequence {
   // What a query sees beside itself: at most kMaxTokens, which is everything.
   int64_t left;
   int64_t right;
+  int64_t draft_len;    // the last of its queries, which are drafts
+  int64_t draft_begin;  // the first of them in drafts()
 
   // The first key that any of the queries sees, where there are any.
-  int64_t first_key() const {
-    const int64_t begin = kv_len - q_len - left;
-    return begin < 0 ? 0 : begin;
+  int64_t first_key() const { return FirstKey(0); }
+  // The first key that any query from q_begin on sees. A draft may stand where
+  // the first draft does.
+  int64_t FirstKey(int64_t q_begin) const {
+    const int64_t query = std::min(q_begin, q_len - draft_len);
+    return std::max(int64_t{0}, kv_len - q_len + query - left);
   }
+};
+
+// A query that is a draft.
+struct AttentionDraft {
+  uint64_t seen;   // bit j: it sees draft j, which no window hides from it
+  int64_t before;  // drafts before it on its path
 };
 
 // Consecutive queries [q_begin, q_end) of a sequence, for one key/value head.
@@ -147,6 +166,12 @@ struct AttentionBatch {
   // prefix.
   absl::Span<const PrefixGroup> prefix_groups;
   absl::Span<const int32_t> prefix_members;
+  // The last draft_lens[s] <= kMaxDrafts queries of sequence s are drafts, and
+  // draft_masks has a mask for each, sequence by sequence. Drafts come after
+  // those that they see, so no mask has a bit above its draft's own, which may
+  // be clear: the draft then does not see its own key. Both empty: no drafts.
+  absl::Span<const int64_t> draft_lens = {};
+  absl::Span<const uint64_t> draft_masks = {};
 };
 
 // The blocks that kernels like. The defaults are right for all kernels here;
@@ -170,6 +195,7 @@ struct AttentionTiles {
 // Indices only: they may be copied and moved. Callers do not look inside.
 struct AttentionScheduleStorage {
   std::vector<AttentionSequence> sequences;
+  std::vector<AttentionDraft> drafts;
   std::vector<AttentionWork> work;
   std::vector<AttentionShare> shares;
   std::vector<AttentionRun> runs;
@@ -192,6 +218,8 @@ class AttentionSchedule {
   static constexpr int64_t kSpanChunks = 4;
   // No q_len or kv_len may be longer.
   static constexpr int64_t kMaxTokens = int64_t{1} << 30;
+  // A mask has a bit for each draft of a sequence.
+  static constexpr int64_t kMaxDrafts = 64;
   // The most blocks of a step, those of prefixes included: they take 160 MiB.
   // Eight heads have as many where a sequence has four million tokens and
   // a block eight queries.
@@ -210,8 +238,10 @@ class AttentionSchedule {
   // range, lists of different sizes, q_len > kv_len where causal (but for
   // kv_len 0: such queries see nothing, their output is zero), num_workers not
   // in [1, kMaxWorkers], tiles of no rows, prefixes that are not whole chunks,
-  // that some query does not see, or of a sequence in two groups.
-  // ResourceExhausted: more than kMaxBlocks, kMaxRuns or
+  // that some query does not see, or of a sequence in two groups; more drafts
+  // than kMaxDrafts or the sequence's queries or keys, drafts of a sequence
+  // that is not causal, another number of masks than of drafts, and a mask with
+  // a bit above its own. ResourceExhausted: more than kMaxBlocks, kMaxRuns or
   // kMaxPartialRows. num_workers: those of the executor that will run it; with
   // any other number the results are the same, the shares less even.
   // Deterministic: the same arguments give the same bytes. Cost: linear in the
@@ -239,6 +269,14 @@ class AttentionSchedule {
   AttentionSchedule CopyTo(AttentionScheduleStorage& storage) const;
 
   absl::Span<const AttentionSequence> sequences() const { return sequences_; }
+  // The drafts of all sequences, one after another.
+  absl::Span<const AttentionDraft> drafts() const { return drafts_; }
+  // The query as a draft of its sequence, or null.
+  const AttentionDraft* Draft(const AttentionSequence& s, int64_t query) const {
+    const int64_t draft = query - (s.q_len - s.draft_len);
+    return draft < 0 ? nullptr
+                     : &drafts_[static_cast<size_t>(s.draft_begin + draft)];
+  }
   // All items in the order of the line: by sequence, head, queries and chunks,
   // prefixes before all sequences.
   absl::Span<const AttentionWork> work() const { return work_; }
@@ -293,15 +331,19 @@ class AttentionSchedule {
   int64_t partial_rows() const { return partial_rows_; }
 
   // The keys [VisibleBegin, VisibleEnd) of the block's sequence are those that
-  // its query `query` sees. Both grow with the query; the end may be 0. In the
-  // block of a prefix they are all keys of the prefix, whichever the query: the
-  // later keys that its queries see are those of other blocks.
+  // its query `query` sees, of which a draft's mask hides some. The end grows
+  // with the query, the begin does where there are no drafts; the end may be 0.
+  // In the block of a prefix they are all keys of the prefix, whichever the
+  // query: the later keys that its queries see are those of other blocks.
   int64_t VisibleBegin(const AttentionBlock& block, int64_t query) const {
     if (block.prefix != kNoPrefix) return 0;
     const AttentionSequence& s =
         sequences_[static_cast<size_t>(block.sequence)];
-    const int64_t begin = s.kv_len - s.q_len + query - s.left;
-    return begin < 0 ? 0 : begin;
+    const AttentionDraft* draft = Draft(s, query);
+    const int64_t position = draft == nullptr
+                                 ? s.kv_len - s.q_len + query
+                                 : s.kv_len - s.draft_len + draft->before;
+    return position < s.left ? 0 : position - s.left;
   }
   int64_t VisibleEnd(const AttentionBlock& block, int64_t query) const {
     if (block.prefix != kNoPrefix) {
@@ -313,10 +355,14 @@ class AttentionSchedule {
     return end < 0 ? 0 : end < s.kv_len ? end : s.kv_len;
   }
 
-  // The first chunk of which any query of the block sees a key.
+  // The first key that any query of the block sees, and the chunk of that key.
+  int64_t FirstKey(const AttentionBlock& block) const {
+    if (block.prefix != kNoPrefix) return 0;
+    return sequences_[static_cast<size_t>(block.sequence)].FirstKey(
+        block.q_begin);
+  }
   int32_t FirstChunk(const AttentionBlock& block) const {
-    return static_cast<int32_t>(VisibleBegin(block, block.q_begin) /
-                                kChunkTokens);
+    return static_cast<int32_t>(FirstKey(block) / kChunkTokens);
   }
 
   // What an item or a merge is taken to cost. The unit is one row against one
@@ -334,6 +380,7 @@ class AttentionSchedule {
   void Borrow(const AttentionScheduleStorage& storage);
 
   absl::Span<const AttentionSequence> sequences_;
+  absl::Span<const AttentionDraft> drafts_;
   absl::Span<const AttentionWork> work_;
   absl::Span<const AttentionShare> shares_;
   absl::Span<const AttentionRun> runs_;

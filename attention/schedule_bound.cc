@@ -38,6 +38,8 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
       CheckRange(kOp, "max_sequences", limits.max_sequences, 0, kMaxTokens));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "max_kv_len", limits.max_kv_len, 0, kMaxTokens));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "max_drafts", limits.max_drafts, 0, kMaxTokens));
 
   const int64_t group = spec.group(), kv_heads = spec.kv.kv_heads();
   int64_t most_queries = BlockQueries(group, tiles.block_rows, tiles.row_tile);
@@ -50,6 +52,7 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
 
   AttentionBound bound;
   bound.sequences = limits.max_sequences;
+  bound.drafts = std::min(limits.max_drafts, limits.max_tokens);
   bound.max_block_rows = most_queries * group;
   // Each end of a share cuts one block at most. A cut block leaves a run for
   // each of its parts, and rows of partial results for each span of its keys; a
@@ -99,6 +102,7 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
 
 void Reserve(const AttentionBound& bound, AttentionScheduleStorage& storage) {
   storage.sequences.reserve(static_cast<size_t>(bound.sequences));
+  storage.drafts.reserve(static_cast<size_t>(bound.drafts));
   storage.work.reserve(static_cast<size_t>(bound.work));
   storage.shares.reserve(static_cast<size_t>(bound.shares));
   storage.runs.reserve(static_cast<size_t>(bound.runs));

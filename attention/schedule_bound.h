@@ -24,6 +24,7 @@ struct AttentionLimits {
   int64_t max_sequences = 0;   // sequences
   int64_t max_kv_len = 0;      // tokens of one sequence, cached and new
   bool prefix_groups = false;  // whether batches have prefix groups
+  int64_t max_drafts = 0;      // drafts of all sequences together
 };
 
 // Upper bounds of a schedule's sizes. Those of a real schedule are often far
@@ -31,6 +32,7 @@ struct AttentionLimits {
 // the longest sequence.
 struct AttentionBound {
   int64_t sequences = 0;
+  int64_t drafts = 0;
   int64_t work = 0;
   int64_t shares = 0;
   int64_t runs = 0;

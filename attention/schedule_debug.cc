@@ -1,5 +1,6 @@
 // AttentionSchedule::DebugString.
 
+#include <cstddef>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,11 @@ std::string AttentionSchedule::DebugString() const {
   for (const PrefixGroup& prefix : prefixes_) {
     absl::StrAppend(&text, "prefix of ", prefix.tokens, " tokens, sequences ",
                     absl::StrJoin(Members(prefix), " "), "\n");
+  }
+  for (size_t s = 0; s < sequences_.size(); ++s) {
+    if (sequences_[s].draft_len == 0) continue;
+    absl::StrAppend(&text, sequences_[s].draft_len, " drafts of sequence ", s,
+                    "\n");
   }
   for (const AttentionShare& share : shares_) {
     absl::StrAppend(&text, "share of cost ", share.cost, "\n");

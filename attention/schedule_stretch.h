@@ -32,9 +32,9 @@ struct Stretch {
 
   Stretch(const AttentionSequence& s, const AttentionBlock& of, int64_t group)
       : block(of), rows(of.q_count() * group) {
-    const int64_t position = s.kv_len - s.q_len;
-    key_begin = std::max(int64_t{0}, position + of.q_begin - s.left);
-    key_end = std::clamp(position + of.q_end + s.right, int64_t{0}, s.kv_len);
+    key_begin = s.FirstKey(of.q_begin);
+    key_end = std::clamp(s.kv_len - s.q_len + of.q_end + s.right, int64_t{0},
+                         s.kv_len);
     chunk_begin = static_cast<int32_t>(key_begin / kChunk);
     chunk_end = static_cast<int32_t>(DivCeil(key_end, kChunk));
     first_chunk = chunk_begin;

@@ -12,6 +12,11 @@
 //   out[i, h, :] = sum over j of p[j] * v[j, g, :]
 //   lse[i, h]    = log(sum over j of exp(s[j]))
 //
+// The last draft_masks.size() queries and keys are drafts, if there are any.
+// Draft i sees draft j where bit j of its mask is set, j <= i, and all keys
+// before the drafts. These keys are its path: positions, of which the windows
+// and slopes above speak, are counted along it.
+//
 // A query that sees nothing gives zeros and lse = -infinity.
 
 #include <cstdint>
@@ -33,6 +38,7 @@ struct ReferenceAttentionSpec {
   double soft_cap = 0.0;      // > 0: see above
   std::vector<double> alibi_slopes = {};  // [q_heads] or none
   std::vector<double> sinks = {};  // [q_heads] or none: in lse, without v
+  std::vector<uint64_t> draft_masks = {};  // [drafts]
 };
 
 struct ReferenceAttentionResult {

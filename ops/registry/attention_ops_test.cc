@@ -168,6 +168,7 @@ struct AttentionCase {
   double soft_cap;
   bool alibi, sinks;
   DType query, out;
+  bool drafts = false;
 };
 
 TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
@@ -176,6 +177,7 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
     for (const AttentionCase& c :
          {AttentionCase{kNoWindow, 0, false, false, DType::kF32, DType::kF32},
           AttentionCase{9, 30, false, true, DType::kBF16, DType::kBF16},
+          AttentionCase{2, 0, false, false, DType::kF32, DType::kF32, true},
           AttentionCase{kNoWindow, 0, true, false, DType::kBF16,
                         DType::kF32}}) {
       SCOPED_TRACE(testing::Message() << DTypeName(cache_case.dtype) << " "
@@ -197,8 +199,17 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       spec.soft_cap = static_cast<float>(c.soft_cap);
       const auto plan = PagedAttentionPlan::Create(spec);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      step_.schedule = *AttentionSchedule::Build(spec, q_lens_, kv_lens_, 2,
-                                                 schedule_storage_);
+      const std::vector<int64_t> draft_lens = {4, 0};
+      const std::vector<uint64_t> masks = {0b1, 0b11, 0b101, 0b0111};
+      AttentionBatch batch;
+      batch.q_lens = q_lens_;
+      batch.kv_lens = kv_lens_;
+      if (c.drafts) {
+        batch.draft_lens = draft_lens;
+        batch.draft_masks = masks;
+      }
+      step_.schedule = *AttentionSchedule::Build(spec, batch, AttentionTiles(),
+                                                 2, schedule_storage_);
       const int64_t count = kTokens * kQueryHeads * kHeadDim;
       const auto size = static_cast<int64_t>(SizeOf(c.out));
       const auto view = [&](DType dtype, void* data) {

@@ -210,9 +210,17 @@ void NativeAttendSequence(const AttentionSpec& spec,
                           const AttentionSequence& s, double* sums) noexcept {
   const int64_t columns = spec.kv.v_head_dim();
   for (int64_t i = 0; i < s.q_len; ++i) {
-    const int64_t position = s.kv_len - s.q_len + i;
+    const int64_t token = s.kv_len - s.q_len + i;
+    const int64_t first_draft = s.kv_len - s.draft_len;
+    const AttentionDraft* draft = args.schedule.Draft(s, i);
+    const auto sees = [&](int64_t t) {
+      return draft == nullptr || t < first_draft ||
+             (draft->seen >> (t - first_draft)) % 2 != 0;
+    };
+    const int64_t position =
+        draft == nullptr ? token : first_draft + draft->before;
     const int64_t begin = std::max(int64_t{0}, position - s.left);
-    const int64_t end = std::min(s.kv_len, position + s.right + 1);
+    const int64_t end = std::min(s.kv_len, token + s.right + 1);
     for (int64_t h = 0; h < spec.q_heads; ++h) {
       const Query query(spec, args, index, h);
       const ScalarRow q = NativeHead(args.q, 0, s.q_offset + i, h);
@@ -225,6 +233,7 @@ void NativeAttendSequence(const AttentionSpec& spec,
       }
       std::fill_n(sums, columns, 0.0);
       for (int64_t t = begin; t < end; ++t) {
+        if (!sees(t)) continue;
         const double logit = query.Logit(q, t, position);
         if (logit == -kInfinity) continue;
         if (!(logit <= largest)) {
