@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "quern/attention/schedule.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/bound_rows.h"
@@ -78,6 +79,31 @@ absl::Status SetNewKeys(const MaybeMeta& key, const MaybeMeta& value,
                          a.k.extents[1], ", ", a.k.extents[2], "] and [",
                          tokens, ", ", a.v.extents[1], ", ", a.v.extents[2],
                          "] of one dtype, as the buffers are");
+}
+
+// Each request has a tree of as many drafts, or there is none.
+absl::Status SetTrees(const MaybeMeta& tree_mask, int64_t requests,
+                      TokenAttention& a) {
+  if (!tree_mask.has_value()) return absl::OkStatus();
+  if (a.is_cross) {
+    return InvalidArgument(a.op,
+                           "tree_mask is given; need none with is_cross_attn");
+  }
+  const int64_t tokens = a.q.extents[0];
+  const int64_t drafts = requests == 0 ? 0 : tokens / requests;
+  if (drafts * requests != tokens || drafts > AttentionSchedule::kMaxDrafts) {
+    return InvalidArgument(a.op, "tree_mask is given for ", tokens,
+                           " new tokens of ", requests,
+                           " requests; need as many for each, at most ",
+                           AttentionSchedule::kMaxDrafts);
+  }
+  if (!(*tree_mask == TensorMeta{DType::kU8, {tokens * drafts}})) {
+    return InvalidArgument(a.op, "tree_mask is not u8[", tokens * drafts,
+                           "], a row of ", drafts, " for each new token");
+  }
+  a.tree_mask = 13;
+  a.drafts = drafts;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TokenAttention> DecodeOf(
@@ -171,11 +197,6 @@ absl::StatusOr<TokenAttention> ExtendOf(
   a.scale = sm_scale;
   a.cap = logit_cap;
   a.window = sliding_window;
-  if (tree_mask.has_value()) {
-    return Unimplemented(kExtend,
-                         "tree_mask is given; need none, as masks are windows "
-                         "and causal requests");
-  }
   QUERN_RETURN_IF_ERROR(CheckTokenAttention(a));
   QUERN_RETURN_IF_ERROR(CheckStep(
       kExtend, {req_to_token, req_pool_indices, seq_lens, encoder_lens},
@@ -188,6 +209,7 @@ absl::StatusOr<TokenAttention> ExtendOf(
     return InvalidArgument(kExtend,
                            "k_extend is given; need none with is_cross_attn");
   }
+  QUERN_RETURN_IF_ERROR(SetTrees(tree_mask, seq_lens.extents[0], a));
   QUERN_RETURN_IF_ERROR(SetNewKeys(k_extend, v_extend, q_extend.extents[0], a));
   return a;
 }

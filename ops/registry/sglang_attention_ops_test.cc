@@ -41,6 +41,7 @@ struct Case {
   bool cross = false;
   bool encoder = false;   // tokens of an encoder before those of the request
   bool new_keys = false;  // written by the operator
+  bool trees = false;     // new tokens are drafts
 };
 
 // A step as SGLang's tensors.
@@ -50,6 +51,7 @@ struct Step {
   std::vector<T> q, new_k, new_v, k, v;
   std::vector<int64_t> loc, pool, seq_lens, encoder_lens;
   std::vector<int32_t> table, extend_lens, starts;
+  std::vector<uint8_t> tree_mask;
   int64_t slots = 0;
 };
 
@@ -80,6 +82,15 @@ class SglangAttentionOpsTest : public OpFixture {
       length.causal = !c.cross;
       Sequence one = RandomSequence<T, T>(rng_, h, length);
       for (const double x : one.q) s.q.push_back(FromDouble<T>(x));
+      for (int64_t i = 0; c.trees && i < length.q_len; ++i) {
+        uint64_t mask = 0;
+        for (int64_t j = 0; j < length.q_len; ++j) {
+          const bool sees = j <= i && rng_.Integer(0, 2) > 0;
+          s.tree_mask.push_back(sees ? 7 : 0);
+          if (sees) mask |= uint64_t{1} << j;
+        }
+        one.draft_masks.push_back(mask);
+      }
       s.pool.push_back(static_cast<int64_t>(lengths.size() - b));
       const int64_t skipped = c.encoder && !c.cross ? 7 : 0;
       s.encoder_lens.push_back(c.cross ? length.kv_len : skipped);
@@ -175,6 +186,7 @@ class SglangAttentionOpsTest : public OpFixture {
       AddVector(args, named, "encoder_lens", s.encoder_lens);
     }
     if (!sinks.empty()) AddVector(args, named, "sinks", sinks);
+    if (c.trees) AddVector(args, named, "tree_mask", s.tree_mask);
   }
 
   template <typename T>
@@ -272,6 +284,42 @@ TEST_P(SglangAttentionOpsTest, EncodersMatchTheReference) {
   ExpectMatchesReference<float>(false, c, {{5, 37}, {7, 3}});
 }
 
+TEST_P(SglangAttentionOpsTest, TreesMatchTheReference) {
+  Case c = {Grouped(16)};
+  c.trees = true;
+  for (const int64_t window : {0, 1, 4}) {
+    c.window = window;
+    c.new_keys = window == 4;
+    ExpectMatchesReference<float>(false, c, {{9, 37}, {9, 9}, {9, 70}});
+    ExpectMatchesReference<BFloat16>(false, c, {{64, 66}});
+    ExpectMatchesReference<float>(false, c, {{1, 37}, {1, 1}});
+  }
+}
+
+TEST_P(SglangAttentionOpsTest, RefusesTreesThatItHasNotSeen) {
+  Case c;
+  c.heads = Grouped(16);
+  c.trees = true;
+  Step<float> s = StepOf<float>(c, {{2, 37}, {2, 9}});
+  s.tree_mask = {1, 0, 1, 1, 1, 0, 0, 1};
+  std::vector<float> k = s.k, v = s.v, out(4 * 4 * 16);
+  NamedArgs args;
+  std::vector<NamedTensor> named;
+  SetUpCall(false, c, s, k, v, out, {}, args, named);
+  const MadeOp op = Make("simd", "extend_attention_cpu", args);
+  std::vector<AnyTensorView> tensors;
+  ASSERT_EQ(op.tensors.Arrange(named, tensors), absl::OkStatus());
+  EXPECT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
+  EXPECT_EQ(op.CheckArgs(tensors), absl::OkStatus());
+  s.tree_mask[6] = 1;
+  ExpectRefusal(op.CheckArgs(tensors),
+                "row 3 of tree_mask is not the one that Prepare was given");
+  s.extend_lens = {1, 3};
+  s.starts = {0, 1};
+  ExpectRefusal(op.op->Prepare(tensors, executor_),
+                "new tokens of request 0=1; need 2, as tree_mask has drafts");
+}
+
 TEST_P(SglangAttentionOpsTest, RefusesWhenMadeAndWhenPrepared) {
   Case c;
   c.heads = Grouped(16);
@@ -307,7 +355,8 @@ TEST_P(SglangAttentionOpsTest, RefusesWhenMadeAndWhenPrepared) {
       {"is_cross_attn", true, absl::StatusCode::kInvalidArgument,
        "encoder_lens is missing; need it with is_cross_attn"},
       {"tree_mask", TensorMeta{DType::kU8, {81}},
-       absl::StatusCode::kUnimplemented, "tree_mask is given; need none"},
+       absl::StatusCode::kInvalidArgument,
+       "tree_mask is not u8[27], a row of 3 for each new token"},
   };
   for (const auto& refused : kCases) {
     SCOPED_TRACE(refused.words);

@@ -80,8 +80,11 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // last extend_seq_lens[b] tokens of request b are new, and their queries begin
 // at extend_start_loc[b], which must be the sum of the lengths before it.
 // k_extend and v_extend, both or none, are written to the buffers first, unlike
-// in SGLang: one loop then reads all keys. max_len_extend has no effect.
-// Unimplemented: a tree_mask.
+// in SGLang: one loop then reads all keys. max_len_extend has no effect. With
+// tree_mask, u8[tokens * n], all requests have n <= 64 new tokens, which are
+// drafts of a tree: token i sees token j of its request where element i * n + j
+// is not 0, and all tokens before them; see AttentionBatch::draft_masks.
+// Prepare reads it, and windows are allowed.
 //
 // Both: sm_scale multiplies the products, and 0 means 1 / sqrt(head_dim).
 // logit_cap > 0 caps, in both; SGLang's extend ignores it. sliding_window W >=

@@ -70,13 +70,20 @@ class BoundTokenAttention final : public BoundOp {
       QUERN_RETURN_IF_ERROR(AddRequest(t, b, tokens));
       tokens += storage_.q_lens.back();
     }
+    QUERN_RETURN_IF_ERROR(SetDrafts(t));
     QUERN_ASSIGN_OR_RETURN(table_, pages_.Build(1, t[a_.k_buffer].extent(0)));
     QUERN_ASSIGN_OR_RETURN(
         schedule_,
-        AttentionSchedule::Build(
-            plan_.spec(),
-            {storage_.q_lens, storage_.kv_lens, storage_.causal, {}, {}},
-            AttentionTiles(), executor.num_workers(), storage_.schedule));
+        AttentionSchedule::Build(plan_.spec(),
+                                 {storage_.q_lens,
+                                  storage_.kv_lens,
+                                  storage_.causal,
+                                  {},
+                                  {},
+                                  draft_lens_,
+                                  draft_masks_},
+                                 AttentionTiles(), executor.num_workers(),
+                                 storage_.schedule));
     prepared_ = true;
     return absl::OkStatus();
   }
@@ -97,6 +104,12 @@ class BoundTokenAttention final : public BoundOp {
                              " new tokens of ", r.kv_len,
                              "; Prepare was given ", storage_.q_lens[b], " of ",
                              storage_.kv_lens[b]);
+    }
+    for (size_t i = 0; i < draft_masks_.size(); ++i) {
+      if (MaskOf(t, static_cast<int64_t>(i)) == draft_masks_[i]) continue;
+      return InvalidArgument(a_.op, "row ", i,
+                             " of tree_mask is not the one that Prepare was "
+                             "given");
     }
     if (t[a_.sinks].rank() != 0) {
       QUERN_RETURN_IF_ERROR(CheckInput(
@@ -183,6 +196,37 @@ class BoundTokenAttention final : public BoundOp {
     for (const auto& [field, at] : kOthers) {
       if (at == TokenAttention::kNone) continue;
       QUERN_RETURN_IF_ERROR(CheckIndexView(a_.op, field, t[at], {requests}));
+    }
+    if (a_.drafts == 0) return absl::OkStatus();
+    return CheckInput(a_.op, "tree_mask", t[a_.tree_mask], DType::kU8,
+                      {requests * a_.drafts * a_.drafts});
+  }
+
+  // The mask of a new token, whichever its request.
+  uint64_t MaskOf(Tensors t, int64_t token) const {
+    const auto* row =
+        static_cast<const uint8_t*>(t[a_.tree_mask].data()) + token * a_.drafts;
+    uint64_t mask = 0;
+    for (int64_t j = 0; j < a_.drafts; ++j) {
+      if (row[j] != 0) mask |= uint64_t{1} << j;
+    }
+    return mask;
+  }
+
+  // The trees of all requests, whose lengths are set.
+  absl::Status SetDrafts(Tensors t) {
+    draft_lens_.clear();
+    draft_masks_.clear();
+    if (a_.drafts == 0) return absl::OkStatus();
+    for (size_t b = 0; b < storage_.q_lens.size(); ++b) {
+      QUERN_RETURN_IF_ERROR(CheckEqual(
+          a_.op, absl::StrCat("new tokens of request ", b), storage_.q_lens[b],
+          a_.drafts, "tree_mask has drafts for each request"));
+      draft_lens_.push_back(a_.drafts);
+      for (int64_t i = 0; i < a_.drafts; ++i) {
+        draft_masks_.push_back(
+            MaskOf(t, static_cast<int64_t>(draft_masks_.size())));
+      }
     }
     return absl::OkStatus();
   }
@@ -286,6 +330,8 @@ class BoundTokenAttention final : public BoundOp {
   VarlenAttentionStorage storage_;
   PageTableStorage pages_;
   std::vector<int64_t> slots_;  // of the new tokens
+  std::vector<int64_t> draft_lens_;
+  std::vector<uint64_t> draft_masks_;
   PageTable table_;
   AttentionSchedule schedule_;
 };

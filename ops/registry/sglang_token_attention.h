@@ -28,6 +28,7 @@ struct TokenAttention {
   size_t loc = kNone;  // without it, new keys go to the last slots of a request
   size_t req_to_token, req_pool_indices, seq_lens;
   size_t extend_seq_lens = kNone, extend_start_loc = kNone;
+  size_t tree_mask = kNone;
   size_t encoder_lens, sinks, count;
 
   TensorMeta q, k, v, out;
@@ -37,6 +38,7 @@ struct TokenAttention {
   bool has_encoder_lens = false, is_cross = false;
   double scale = 0, cap = 0;
   int64_t window = 0;  // what SGLang calls so: 0 or less for none
+  int64_t drafts = 0;  // of each request, in tree_mask
 };
 
 // InvalidArgument names what does not fit among q, k, v, out and sinks.
