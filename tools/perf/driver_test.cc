@@ -362,6 +362,15 @@ constexpr Smoke kSmokes[] = {
     {"mla",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
      "--page_size=16"},
+    {"mla_layer",
+     "--batch=2 --q_len=2 --kv_len=45 --heads=3 --hidden=38 --q_lora=22 "
+     "--kv_lora=20 --nope=9 --rope=6 --v_head_dim=7"},
+    {"mla_layer",
+     "--q_len=40 --kv_len=0 --heads=2 --hidden=38 --kv_lora=20 --nope=9 "
+     "--rope=6 --v_head_dim=7 --dtype=f32"},
+    {"mla_layer",
+     "--q_len=3 --kv_len=3 --heads=2 --hidden=38 --kv_lora=20 --nope=9 "
+     "--rope=6 --v_head_dim=7 --dtype=f16 --form=direct"},
     {"varlen_attention",
      "--batch=2 --len=37 --q_heads=6 --kv_heads=2 --head_dim=24"},
     {"varlen_attention",

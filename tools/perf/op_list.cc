@@ -12,6 +12,7 @@
 #include "quern/tools/perf/ops_grouped_linear.h"
 #include "quern/tools/perf/ops_kv_write.h"
 #include "quern/tools/perf/ops_linear.h"
+#include "quern/tools/perf/ops_mla_layer.h"
 #include "quern/tools/perf/ops_moe.h"
 #include "quern/tools/perf/ops_pack.h"
 #include "quern/tools/perf/ops_quantize.h"
@@ -37,6 +38,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(AttentionOp());
   ops.push_back(ScheduleOp());
   ops.push_back(MlaOp());
+  ops.push_back(MlaLayerOp());
   ops.push_back(VarlenAttentionOp());
   ops.push_back(CausalConv1dOp());
   ops.push_back(DeltaRuleOp());
