@@ -121,7 +121,9 @@ class ExpertsPlan {
   // -1 gets `add` + 0, or zeros. Weights may be any number; that of a route
   // which is not -1 makes its token NaN if it is NaN. tokens = 0 does nothing.
   // Allocates nothing; safe to call concurrently with different workspaces.
-  // Neither the number of workers nor the other tokens change a bit.
+  // Neither the number of workers nor the other tokens change a bit. A caller
+  // that keeps the experts beside a GPU submits it to a BackgroundThread
+  // (core/background_thread.h) and waits for it later.
   void Execute(const ExpertsArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 
