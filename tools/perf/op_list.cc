@@ -12,6 +12,7 @@
 #include "quern/tools/perf/ops_grouped_linear.h"
 #include "quern/tools/perf/ops_kv_write.h"
 #include "quern/tools/perf/ops_linear.h"
+#include "quern/tools/perf/ops_mixer.h"
 #include "quern/tools/perf/ops_mla_layer.h"
 #include "quern/tools/perf/ops_moe.h"
 #include "quern/tools/perf/ops_pack.h"
@@ -43,6 +44,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(CausalConv1dOp());
   ops.push_back(DeltaRuleOp());
   ops.push_back(StateUpdateOp());
+  ops.push_back(MixerOp());
   ops.push_back(AllReduceOp());
   return ops;
 }

@@ -258,7 +258,8 @@ class StateUpdate final : public Op {
 OpEntry StateUpdateOp() {
   return {
       "state_update",
-      "the selective state update of Mamba, over a pool of states",
+      "the selective state update over a pool of states: Mamba-1's selective "
+      "scan, Mamba-2's in decode, and SSD on its prompts",
       {{"batch", "1", "sequences"},
        {"len", "1", "new tokens of each; 1 is decode"},
        {"heads", "80", "heads"},

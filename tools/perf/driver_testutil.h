@@ -1,0 +1,50 @@
+#ifndef QUERN_TOOLS_PERF_DRIVER_TESTUTIL_H_
+#define QUERN_TOOLS_PERF_DRIVER_TESTUTIL_H_
+
+// Runs the driver on a command line and reads what it prints.
+
+#include <cstddef>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+#include "quern/tools/perf/driver.h"
+#include "quern/tools/perf/json_testutil.h"
+#include "quern/tools/perf/op.h"
+
+namespace quern {
+
+struct Outcome {
+  int exit_code;
+  std::string out;
+  std::string progress;
+};
+
+inline Outcome Perf(absl::string_view line, bool terminal = false) {
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(line, ' ', absl::SkipEmpty());
+  std::ostringstream out, progress;
+  const int exit_code = RunPerf(AllOps(), words, terminal, out, progress);
+  return {exit_code, out.str(), progress.str()};
+}
+
+// Every line is one whole object that names the op; no value is unprintable.
+inline void ExpectJsonLines(const std::string& text, const std::string& op,
+                            size_t lines) {
+  const std::vector<std::string> all =
+      absl::StrSplit(text, '\n', absl::SkipEmpty());
+  EXPECT_EQ(all.size(), lines) << text;
+  for (const std::string& line : all) {
+    const auto fields = FlatJson::Parse(line);
+    ASSERT_TRUE(fields.has_value()) << line;
+    EXPECT_EQ(fields->at("op"), op);
+    EXPECT_NE(fields->at("median_us"), "null");
+  }
+}
+
+}  // namespace quern
+
+#endif  // QUERN_TOOLS_PERF_DRIVER_TESTUTIL_H_
