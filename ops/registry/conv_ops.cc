@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
@@ -34,6 +36,34 @@ using MaybeMeta = std::optional<TensorMeta>;
 
 constexpr char kConv2d[] = "conv2d";
 constexpr char kConv3d[] = "conv3d";
+
+// A refusal of the plan in the name of the operator, with its arguments spelled
+// as the schema spells them.
+absl::Status InWordsOf(const char* op, const absl::Status& status) {
+  if (status.ok() || !absl::StartsWith(status.message(), "conv: ")) {
+    return OfOp(op, status);
+  }
+  return OfOp(
+      op, absl::Status(status.code(), absl::StrReplaceAll(
+                                          status.message(),
+                                          {{"conv: ", ""},
+                                           {"in_channels", "channels of x"},
+                                           {"out_channels", "channels of out"},
+                                           {"weight_dtype is", "weight is"},
+                                           {"dtype is", "x is"},
+                                           {"in.", "x."},
+                                           {"overlaps in", "overlaps x"},
+                                           {"kernel.", "weight."},
+                                           {"stride.depth", "stride_d"},
+                                           {"stride.height", "stride_h"},
+                                           {"stride.width", "stride_w"},
+                                           {"padding.depth", "padding_d"},
+                                           {"padding.height", "padding_h"},
+                                           {"padding.width", "padding_w"},
+                                           {"dilation.depth", "dilation_d"},
+                                           {"dilation.height", "dilation_h"},
+                                           {"dilation.width", "dilation_w"}})));
+}
 
 // Views an image as a video of one frame; other ranks are returned unchanged,
 // and the plan refuses them.
@@ -88,7 +118,9 @@ absl::StatusOr<Described> Describe(
   d.spec.weight_dtype = weight.dtype;
   d.in = extents(x);
   d.biased = bias.has_value();
-  QUERN_ASSIGN_OR_RETURN(const ConvExtents out, ConvOutExtents(d.spec, d.in));
+  const auto extents_of_out = ConvOutExtents(d.spec, d.in);
+  if (!extents_of_out.ok()) return InWordsOf(op, extents_of_out.status());
+  const ConvExtents& out = *extents_of_out;
   QUERN_RETURN_IF_ERROR(CheckEqual(op, "channels of weight", weight.extents[1],
                                    d.spec.in_channels / groups,
                                    "the groups of x have"));
@@ -126,10 +158,9 @@ class BoundConv final : public BoundOp {
       return InvalidArgument(d_.op, "bias has rank ", t[2].rank(),
                              "; need what the operator was made with");
     }
-    QUERN_ASSIGN_OR_RETURN(
-        ConvPlan plan,
-        ConvPlan::Create(d_.spec, AsVideo(t[1]), t[2], executor));
-    plan_.emplace(std::move(plan));
+    auto plan = ConvPlan::Create(d_.spec, AsVideo(t[1]), t[2], executor);
+    if (!plan.ok()) return InWordsOf(d_.op, plan.status());
+    plan_.emplace(*std::move(plan));
     weight_ = t[1];
     bias_ = t[2];
     return absl::OkStatus();
@@ -146,14 +177,16 @@ class BoundConv final : public BoundOp {
     QUERN_RETURN_IF_ERROR(CheckInput(d_.op, "x", x, d_.spec.dtype,
                                      {kAnyExtent, d_.spec.in_channels,
                                       d_.in.depth, d_.in.height, d_.in.width}));
-    return plan_->CheckArgs(x, AsVideo(t[3]));
+    return InWordsOf(d_.op, plan_->CheckArgs(x, AsVideo(t[3])));
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const override {
     QUERN_RETURN_IF_ERROR(CheckPrepared());
     if (native_) return 0;
-    return plan_->WorkspaceBytes(max_rows, d_.in, max_workers);
+    const auto bytes = plan_->WorkspaceBytes(max_rows, d_.in, max_workers);
+    if (!bytes.ok()) return InWordsOf(d_.op, bytes.status());
+    return bytes;
   }
 
   void Execute(Tensors t, Workspace workspace,

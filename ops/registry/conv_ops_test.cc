@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -99,6 +100,24 @@ TEST_P(ConvOpsTest, Conv2dIsThePlan) {
         DenseTensor<const float, 4>(x.data(), {3, 4, 5, 9});
     ExpectRefusal(op.op->CheckArgs({lower, w, b, y}),
                   "conv2d: x is [3, 4, 1, 5, 9]; need [any, 4, 1, 6, 9]");
+    ExpectRefusal(
+        op.op->CheckArgs(
+            {in, w, b, DenseTensor<float, 4>(out.data(), {3, 4, 6, 9})}),
+        "conv2d: out is [3, 4, 1, 6, 9]; need [3, 6, 1, 6, 3]");
+    ExpectRefusal(
+        op.op->CheckArgs(
+            {DenseTensor<const float, 4>(out.data(), {3, 4, 6, 9}), w, b, y}),
+        "conv2d: out overlaps x");
+    ExpectRefusal(op.op->Prepare({in, w, AnyTensorView(), y}, executor_),
+                  "conv2d: bias has rank 0; need what the operator was made");
+    const AnyTensorView gaps(DType::kF32, weight.data(), 4, {6, 2, 3, 2},
+                             {12, 6, 2, 2});
+    ExpectRefusal(op.op->Prepare({in, gaps, b, y}, executor_),
+                  "conv2d: weight ");
+    if (std::string(provider) == "simd") {
+      ExpectRefusal(op.op->WorkspaceBytes(1, 0).status(),
+                    "conv2d: max_workers=0; need 1");
+    }
   }
 }
 
@@ -110,23 +129,50 @@ TEST(ConvOpsRefusalTest, NamesWhatIsWrong) {
     std::string field;
     OpArg value;
     std::string words;
+    absl::StatusCode code = absl::StatusCode::kInvalidArgument;
   };
   const Case cases[] = {
       {"x", kBias, "conv2d: x has rank 1; need 4"},
       {"weight", kBias, "weight has rank 1; need 4"},
       {"bias", kX, "bias is not [6] of f32"},
-      {"groups", int64_t{4}, "out_channels=6; need a multiple of the 4 groups"},
-      {"groups", int64_t{1}, "channels of weight=2; need 4"},
-      {"stride_h", int64_t{0}, "stride.height=0; need 1"},
-      {"dilation_w", int64_t{9}, "kernel.width=2 with dilation 9 reaches over"},
+      {"groups", int64_t{4},
+       "conv2d: channels of out=6; need a multiple of the 4 groups"},
+      {"groups", int64_t{3}, "conv2d: channels of x=4; need a multiple of"},
+      {"groups", int64_t{1}, "conv2d: channels of weight=2; need 4"},
+      {"stride_h", int64_t{0}, "conv2d: stride_h=0; need 1 <= stride_h <="},
+      {"padding_h", int64_t{-1}, "conv2d: padding_h=-1; need 0"},
+      {"dilation_w", int64_t{9},
+       "conv2d: weight.width=2 with dilation 9 reaches over"},
+      {"x", TensorMeta{DType::kF32, {2, 4, 0, 9}}, "conv2d: x.height=0; need"},
+      {"x", TensorMeta{DType::kI8, {2, 4, 6, 9}}, "conv2d: x is i8; need f32",
+       absl::StatusCode::kUnimplemented},
+      {"weight", TensorMeta{DType::kI8, {6, 2, 3, 2}},
+       "conv2d: weight is i8; need f32", absl::StatusCode::kUnimplemented},
   };
   for (const Case& c : cases) {
     NamedArgs args = kArgs;
     for (auto& [name, value] : args) {
       if (name == c.field) value = c.value;
     }
-    ExpectRefusal(ops.Make("conv2d", args).status(), c.words);
-    ExpectRefusal(registry.InferShapes("conv2d", args).status(), c.words);
+    ExpectRefusal(ops.Make("conv2d", args).status(), c.code, c.words);
+    ExpectRefusal(registry.InferShapes("conv2d", args).status(), c.code,
+                  c.words);
+  }
+  const TensorMeta video = {DType::kF32, {2, 4, 3, 6, 9}};
+  const TensorMeta cube = {DType::kF32, {6, 4, 2, 3, 2}};
+  const std::pair<const char*, const char*> numbers[] = {
+      {"stride_d", "conv3d: stride_d=-1; need 1"},
+      {"stride_w", "conv3d: stride_w=-1; need 1"},
+      {"padding_d", "conv3d: padding_d=-1; need 0"},
+      {"padding_w", "conv3d: padding_w=-1; need 0"},
+      {"dilation_d", "conv3d: dilation_d=-1; need 1"},
+      {"dilation_h", "conv3d: dilation_h=-1; need 1"}};
+  for (const auto& [field, words] : numbers) {
+    ExpectRefusal(
+        ops.Make("conv3d",
+                 {{"x", video}, {"weight", cube}, {field, int64_t{-1}}})
+            .status(),
+        words);
   }
   ExpectRefusal(ops.Make("conv3d", {{"x", kX}, {"weight", kWeight}}).status(),
                 "conv3d: x has rank 4; need 5");

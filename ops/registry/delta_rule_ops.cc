@@ -27,14 +27,18 @@ constexpr char kDeltaUpdate[] = "gated_delta_rule_update";
 // q, k, v, g, beta, state, indices, and of kDeltaRule starts and initial, out.
 constexpr Binding<DeltaRuleArgs> kDeltaRuleBinding = {
     kDeltaRule, 10,
-    [](const char* op, Tensors t) { return CheckBatch(op, t[6], t[7], t[8]); },
+    [](const char* op, Tensors t) {
+      return CheckBatch(op, "state_indices", t[6], t[7], t[8]);
+    },
     [](Tensors t) {
       return DeltaRuleArgs{
           t[0], t[1], t[2], t[3], t[4], t[5], BatchOf(t[6], t[7], t[8]), t[9]};
     }};
 constexpr Binding<DeltaRuleArgs> kDeltaUpdateBinding = {
     kDeltaUpdate, 8,
-    [](const char* op, Tensors t) { return CheckBatch(op, t[6], {}, {}); },
+    [](const char* op, Tensors t) {
+      return CheckBatch(op, "state_indices", t[6], {}, {});
+    },
     [](Tensors t) {
       return DeltaRuleArgs{
           t[0], t[1], t[2], t[3], t[4], t[5], BatchOf(t[6], {}, {}), t[7]};
@@ -80,7 +84,8 @@ Metas DeltaShapes(const TensorMeta& q, const TensorMeta&, const TensorMeta& v,
                   const MutatedMeta& state, const TensorMeta& indices,
                   const MaybeMeta& starts, const MaybeMeta&, bool l2,
                   double scale, int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(CheckIndexMetas(kDeltaRule, indices, starts));
+  QUERN_RETURN_IF_ERROR(
+      CheckIndexMetas(kDeltaRule, "state_indices", indices, starts));
   QUERN_RETURN_IF_ERROR(
       DeltaSpec(kDeltaRule, q, v, g, state, l2, scale, null_slot).status());
   return std::vector<TensorMeta>{v};
@@ -107,7 +112,8 @@ Metas DeltaUpdateShapes(const TensorMeta& q, const TensorMeta&,
                         const TensorMeta&, const MutatedMeta& state,
                         const TensorMeta& indices, bool l2, double scale,
                         int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(CheckIndexMetas(kDeltaUpdate, indices, {}));
+  QUERN_RETURN_IF_ERROR(
+      CheckIndexMetas(kDeltaUpdate, "state_indices", indices, {}));
   QUERN_RETURN_IF_ERROR(
       DeltaSpec(kDeltaUpdate, q, v, g, state, l2, scale, null_slot).status());
   return std::vector<TensorMeta>{v};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -251,6 +252,30 @@ TEST_P(EncoderAttentionOpsTest, RefusesByName) {
                   "cu_seqlens does not ascend from 0 to the 4 tokens");
   }
   cu = {0, 1, 4};
+  EXPECT_EQ(op.op->Prepare(tensors(), executor_), absl::OkStatus());
+  std::vector<AnyTensorView> others = tensors();
+  others[3] = AnyTensorView();
+  ExpectRefusal(op.op->CheckArgs(others),
+                "mm_encoder_attn: cu_seqlens is missing; Prepare was given it");
+  others = tensors();
+  others[0] = DenseTensor<const float, 3>(q.data(), {1, 4, 64});
+  ExpectRefusal(op.CheckArgs(others), "query is [1, 4, ..]; Prepare was given");
+  const std::pair<size_t, std::string> fields[] = {
+      {0, "query is not [batch, tokens, 4, 16] or [batch, tokens, 64]"},
+      {1, "key is not [batch, tokens, 2, 16] or [batch, tokens, 32]"},
+      {2, "value is not [batch, tokens, 2, 16]"},
+      {4, "out is not [batch, tokens, 4, 16]"}};
+  for (const auto& [at, words] : fields) {
+    others = tensors();
+    others[at] = DenseTensor<float, 3>(out.data(), {2, 4, 48});
+    ExpectRefusal(op.CheckArgs(others), "mm_encoder_attn: " + words);
+  }
+  others = tensors();
+  constexpr int64_t kMany = int64_t{1} << 16;
+  others[0] = TensorView<const float, 3>(q.data(), {kMany, kMany, 64},
+                                         {64 * kMany, 64, 1});
+  ExpectRefusal(op.op->Prepare(others, executor_),
+                "query has 4294967296 tokens; need fewer than 2^31");
   batch_stride = 200;
   ExpectRefusal(op.op->Prepare(tensors(), executor_),
                 "query has strides 200 and 64 of batch and tokens");

@@ -26,6 +26,7 @@
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/short_conv.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/mixer_examples.h"
 #include "quern/ops/registry/recurrent_binding.h"
 
 namespace quern {
@@ -63,7 +64,8 @@ class BoundMixer final : public BoundOp {
   absl::Status CheckArgs(Tensors t) const override {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, t, kFirst + own_ + kLast));
     const Tensors last = t.subspan(t.size() - kLast);
-    QUERN_RETURN_IF_ERROR(CheckBatch(op_, last[0], last[1], last[2]));
+    QUERN_RETURN_IF_ERROR(
+        CheckBatch(op_, "state_indices", last[0], last[1], last[2]));
     return plan_.CheckArgs(args_(t));
   }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
@@ -91,17 +93,21 @@ Bound Bind(const char* op, absl::StatusOr<Plan> plan, size_t own,
       new BoundMixer<Plan, Args>(op, *std::move(plan), own, args));
 }
 
-// What the shapes of all layers have in common; `state` may be null.
+// A layer's state and its name in the schema.
+using NamedMeta = std::pair<absl::string_view, const TensorMeta*>;
+constexpr NamedMeta kNoState = {"", nullptr};
+
+// What the shapes of all layers have in common.
 Metas CheckMetas(const char* op, const TensorMeta& x, const TensorMeta& weight,
-                 const TensorMeta& window, const TensorMeta* state,
+                 const TensorMeta& window, const NamedMeta& state,
                  const TensorMeta& indices, const MaybeMeta& starts) {
   QUERN_RETURN_IF_ERROR(CheckRank(op, "x", x, 2));
   QUERN_RETURN_IF_ERROR(CheckRank(op, "conv_weight", weight, 2));
   QUERN_RETURN_IF_ERROR(CheckRank(op, "conv_state", window, 3));
-  if (state != nullptr) {
-    QUERN_RETURN_IF_ERROR(CheckRank(op, "state", *state, 4));
+  if (state.second != nullptr) {
+    QUERN_RETURN_IF_ERROR(CheckRank(op, state.first, *state.second, 4));
   }
-  QUERN_RETURN_IF_ERROR(CheckIndexMetas(op, indices, starts));
+  QUERN_RETURN_IF_ERROR(CheckIndexMetas(op, "state_indices", indices, starts));
   return std::vector<TensorMeta>{x};
 }
 
@@ -109,14 +115,14 @@ Metas ShortConvShapes(const TensorMeta& x, Weights, Weights,
                       const TensorMeta& weight, const MaybeMeta&,
                       const MutatedMeta& window, const TensorMeta& indices,
                       const MaybeMeta& starts, const MaybeMeta&, int64_t) {
-  return CheckMetas(kShortConv, x, weight, window, nullptr, indices, starts);
+  return CheckMetas(kShortConv, x, weight, window, kNoState, indices, starts);
 }
 Bound ShortConv(const TensorMeta& x, Weights in_proj, Weights out_proj,
                 const TensorMeta& weight, const MaybeMeta&,
                 const MutatedMeta& window, const TensorMeta& indices,
                 const MaybeMeta& starts, const MaybeMeta&, int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(
-      CheckMetas(kShortConv, x, weight, window, nullptr, indices, starts)
+      CheckMetas(kShortConv, x, weight, window, kNoState, indices, starts)
           .status());
   ShortConvSpec spec;
   spec.hidden = x.extents[1];
@@ -143,7 +149,8 @@ Metas MambaShapes(const TensorMeta& x, Weights, Weights, Weights, Weights,
                   const MaybeMeta&, const MaybeMeta&, const MaybeMeta&,
                   const TensorMeta& indices, const MaybeMeta& starts,
                   const MaybeMeta&, double, int64_t) {
-  return CheckMetas(kOp, x, weight, window, &state, indices, starts);
+  return CheckMetas(kOp, x, weight, window, {"ssm_state", &state}, indices,
+                    starts);
 }
 template <const char* kOp, MambaForm kForm>
 Bound Mamba(const TensorMeta& x, Weights in_proj, Weights x_proj,
@@ -155,7 +162,8 @@ Bound Mamba(const TensorMeta& x, Weights in_proj, Weights x_proj,
             const MaybeMeta& starts, const MaybeMeta&, double eps,
             int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(
-      CheckMetas(kOp, x, weight, window, &state, indices, starts).status());
+      CheckMetas(kOp, x, weight, window, {"ssm_state", &state}, indices, starts)
+          .status());
   if (dt_norm.has_value() != b_norm.has_value() ||
       dt_norm.has_value() != c_norm.has_value()) {
     return InvalidArgument(
@@ -195,7 +203,8 @@ Metas Mamba2Shapes(const TensorMeta& x, Weights, Weights,
                    const MaybeMeta&, const TensorMeta& indices,
                    const MaybeMeta& starts, const MaybeMeta&, int64_t, double,
                    int64_t) {
-  return CheckMetas(kMamba2, x, weight, window, &state, indices, starts);
+  return CheckMetas(kMamba2, x, weight, window, {"ssm_state", &state}, indices,
+                    starts);
 }
 Bound Mamba2(const TensorMeta& x, Weights in_proj, Weights out_proj,
              const TensorMeta& weight, const MaybeMeta&,
@@ -204,8 +213,13 @@ Bound Mamba2(const TensorMeta& x, Weights in_proj, Weights out_proj,
              const MaybeMeta& norm, const TensorMeta& indices,
              const MaybeMeta& starts, const MaybeMeta&, int64_t groups,
              double eps, int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(
-      CheckMetas(kMamba2, x, weight, window, &state, indices, starts).status());
+  QUERN_RETURN_IF_ERROR(CheckMetas(kMamba2, x, weight, window,
+                                   {"ssm_state", &state}, indices, starts)
+                            .status());
+  if (groups < 1 || state.extents[1] % groups != 0) {
+    return InvalidArgument(kMamba2, "n_groups=", groups, "; need a divisor of ",
+                           state.extents[1], ", the heads of ssm_state");
+  }
   MambaMixer2Spec spec;
   spec.hidden = x.extents[1];
   spec.heads = state.extents[1];
@@ -235,7 +249,8 @@ Metas DeltaNetShapes(const TensorMeta& x, Weights, Weights,
                      const TensorMeta&, const TensorMeta&, const TensorMeta&,
                      const TensorMeta& indices, const MaybeMeta& starts,
                      const MaybeMeta&, int64_t, double, int64_t) {
-  return CheckMetas(kDeltaNet, x, weight, window, &state, indices, starts);
+  return CheckMetas(kDeltaNet, x, weight, window, {"state", &state}, indices,
+                    starts);
 }
 Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
                const TensorMeta& weight, const MaybeMeta&,
@@ -244,9 +259,14 @@ Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
                const TensorMeta& indices, const MaybeMeta& starts,
                const MaybeMeta&, int64_t key_heads, double eps,
                int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(
-      CheckMetas(kDeltaNet, x, weight, window, &state, indices, starts)
-          .status());
+  QUERN_RETURN_IF_ERROR(CheckMetas(kDeltaNet, x, weight, window,
+                                   {"state", &state}, indices, starts)
+                            .status());
+  if (key_heads < 1 || state.extents[1] % key_heads != 0) {
+    return InvalidArgument(kDeltaNet, "num_k_heads=", key_heads,
+                           "; need a divisor of ", state.extents[1],
+                           ", the heads of state");
+  }
   GatedDeltaNetSpec spec;
   spec.hidden = x.extents[1];
   spec.key_heads = key_heads;
@@ -263,87 +283,6 @@ Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
   return Bind(kDeltaNet,
               GatedDeltaNetPlan::Create(spec, *in_proj, *out_proj, executor), 4,
               &DeltaNetArgs);
-}
-
-// Weights for listings and tests, which live as long as the program.
-template <int64_t kN, int64_t kK>
-Weights Example() {
-  static const LinearWeights* const weights = [] {
-    std::vector<float> codes(kN * kK);
-    for (size_t i = 0; i < codes.size(); ++i) {
-      codes[i] = static_cast<float>(static_cast<int>(i * 7 % 17) - 8) / 16;
-    }
-    LinearWeightsSpec spec;
-    spec.n = kN;
-    spec.k = kK;
-    spec.format = WeightFormat::kF32;
-    LinearSource source;
-    source.codes = DenseMatrix<const float>(codes.data(), kN, kK);
-    InlineExecutor executor;
-    const auto packed = LinearWeights::Pack(spec, {source}, executor);
-    QUERN_CHECK(packed.ok());
-    return new LinearWeights(*packed);
-  }();
-  return weights;
-}
-TensorMeta F32(std::vector<int64_t> extents) {
-  return {DType::kF32, std::move(extents)};
-}
-
-// What all layers have: 16 columns of x, and a convolution of `channels`.
-NamedArgs WithCommon(DType dtype, Weights in_proj, Weights out_proj,
-                     int64_t channels, int64_t width, NamedArgs own) {
-  NamedArgs args = {
-      {"x", TensorMeta{dtype, {4, 16}}},
-      {"in_proj", in_proj},
-      {"out_proj", out_proj},
-      {"conv_weight", TensorMeta{dtype, {channels, width}}},
-      {"conv_state", TensorMeta{dtype, {128, width - 1, channels}}},
-      {"state_indices", TensorMeta{DType::kI32, {4}}}};
-  args.insert(args.end(), own.begin(), own.end());
-  return args;
-}
-NamedArgs ShortConvExample(DType dtype) {
-  return WithCommon(dtype, Example<36, 16>(), Example<16, 12>(), 12, 3, {});
-}
-NamedArgs MambaExample(DType dtype) {
-  return WithCommon(dtype, Example<24, 16>(), Example<16, 12>(), 12, 4,
-                    {{"x_proj", Example<7, 12>()},
-                     {"dt_proj", Example<12, 3>()},
-                     {"conv_bias", TensorMeta{dtype, {12}}},
-                     {"ssm_state", TensorMeta{dtype, {128, 1, 12, 2}}},
-                     {"a", F32({1, 12, 2})},
-                     {"d", F32({1, 12})},
-                     {"dt_bias", F32({1, 12})}});
-}
-NamedArgs Plamo2Example(DType dtype) {
-  return WithCommon(dtype, Example<24, 16>(), Example<16, 12>(), 12, 4,
-                    {{"x_proj", Example<7, 12>()},
-                     {"dt_proj", Example<3, 3>()},
-                     {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
-                     {"a", F32({3})},
-                     {"d", F32({3})},
-                     {"dt_bias", F32({3})},
-                     {"dt_norm", TensorMeta{dtype, {3}}},
-                     {"b_norm", TensorMeta{dtype, {2}}},
-                     {"c_norm", TensorMeta{dtype, {2}}}});
-}
-NamedArgs Mamba2Example(DType dtype) {
-  return WithCommon(dtype, Example<31, 16>(), Example<16, 12>(), 16, 4,
-                    {{"conv_bias", TensorMeta{dtype, {16}}},
-                     {"ssm_state", TensorMeta{dtype, {128, 3, 4, 2}}},
-                     {"a", F32({3})},
-                     {"d", F32({3})},
-                     {"dt_bias", F32({3})},
-                     {"norm", TensorMeta{dtype, {12}}}});
-}
-NamedArgs DeltaNetExample(DType dtype) {
-  return WithCommon(dtype, Example<28, 16>(), Example<16, 8>(), 16, 4,
-                    {{"state", TensorMeta{dtype, {128, 2, 4, 4}}},
-                     {"a_log", F32({2})},
-                     {"dt_bias", F32({2})},
-                     {"norm", TensorMeta{dtype, {4}}},
-                     {"num_k_heads", int64_t{1}}});
 }
 
 template <auto kShapes, auto kMake>

@@ -232,15 +232,22 @@ TEST(MixerOpsRefusalTest, NamesWhatIsWrong) {
       {"short_conv", "conv_state", flat, "conv_state has rank 1; need 3"},
       {"short_conv", "x", TensorMeta{DType::kF32, {4, 17}},
        "short_conv: k of in_proj=16; need 17, as the layer has"},
-      {"mamba_mixer", "ssm_state", flat, "mamba_mixer: state has rank 1"},
+      {"mamba_mixer", "ssm_state", flat,
+       "mamba_mixer: ssm_state has rank 1; need 4"},
+      {"mamba_mixer2", "ssm_state", flat, "mamba_mixer2: ssm_state has rank 1"},
+      {"gated_delta_net", "state", flat, "gated_delta_net: state has rank 1"},
       {"mamba_mixer", "ssm_state", TensorMeta{DType::kF32, {128, 3, 4, 2}},
        "mamba_mixer: heads=3; need 1"},
       {"plamo2_mamba_mixer", "b_norm", OpArg(),
        "dt_norm, b_norm and c_norm are not given together"},
       {"mamba_mixer2", "n_groups", int64_t{2},
-       "mamba_mixer2: groups=2; need a divisor of heads=3"},
+       "mamba_mixer2: n_groups=2; need a divisor of 3, the heads of ssm_"},
+      {"mamba_mixer2", "n_groups", int64_t{0},
+       "mamba_mixer2: n_groups=0; need"},
       {"gated_delta_net", "num_k_heads", int64_t{0},
-       "gated_delta_net: key_heads=0; need 1"},
+       "gated_delta_net: num_k_heads=0; need a divisor of 2, the heads of "},
+      {"gated_delta_net", "num_k_heads", int64_t{3},
+       "gated_delta_net: num_k_heads=3; need a divisor of 2"},
   };
   for (const Case& c : cases) {
     NamedArgs args = registry.Find(c.op)->example(DType::kF32);
@@ -252,6 +259,16 @@ TEST(MixerOpsRefusalTest, NamesWhatIsWrong) {
     }
     if (!found) args.emplace_back(c.field, c.value);
     ExpectRefusal(ops.Make(c.op, args).status(), c.words);
+  }
+  for (const std::string op :
+       {"short_conv", "mamba_mixer", "plamo2_mamba_mixer", "mamba_mixer2",
+        "gated_delta_net"}) {
+    NamedArgs args = registry.Find(op)->example(DType::kF32);
+    for (auto& [name, value] : args) {
+      if (name == "state_indices") value = flat;
+    }
+    ExpectRefusal(ops.Make(op, args).status(), absl::StatusCode::kUnimplemented,
+                  op + ": state_indices is f32; need i32 or i64");
   }
   const auto none = OpPolicy::Parse("-short_conv");
   ASSERT_TRUE(none.ok());

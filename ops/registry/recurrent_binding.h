@@ -33,14 +33,14 @@ inline absl::Status CheckRank(absl::string_view op, absl::string_view field,
                          "; need ", rank);
 }
 
-// The last tensors of an operator before out: state indices, starts, and bytes
-// that say whether there is an initial state; each rank 0 where it is left out.
-inline absl::Status CheckBatch(absl::string_view op,
+// The last tensors of an operator before out: state indices, which the schema
+// calls `field`, starts, and bytes that say whether there is an initial state;
+// each rank 0 where it is left out.
+inline absl::Status CheckBatch(absl::string_view op, absl::string_view field,
                                const AnyTensorView& indices,
                                const AnyTensorView& starts,
                                const AnyTensorView& initial) {
-  QUERN_RETURN_IF_ERROR(
-      CheckIndexView(op, "state indices", indices, {kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckIndexView(op, field, indices, {kAnyExtent}));
   // An empty tensor is not one that is left out.
   const int64_t sequences = indices.extent(0);
   if (starts.rank() != 0) {
@@ -65,9 +65,10 @@ inline SequenceBatch BatchOf(const AnyTensorView& indices,
 }
 
 inline absl::Status CheckIndexMetas(absl::string_view op,
+                                    absl::string_view field,
                                     const TensorMeta& indices,
                                     const std::optional<TensorMeta>& starts) {
-  QUERN_RETURN_IF_ERROR(CheckIndexMeta(op, "state indices", indices));
+  QUERN_RETURN_IF_ERROR(CheckIndexMeta(op, field, indices));
   if (!starts.has_value()) return absl::OkStatus();
   return CheckIndexMeta(op, "query_start_loc", *starts);
 }

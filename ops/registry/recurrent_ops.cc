@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
@@ -31,7 +32,9 @@ constexpr char kStateUpdate[] = "selective_state_update";
 // x, weight, bias, conv_states, indices, starts, initial, out.
 constexpr Binding<CausalConv1dArgs> kConvBinding = {
     kConv, 8,
-    [](const char* op, Tensors t) { return CheckBatch(op, t[4], t[5], t[6]); },
+    [](const char* op, Tensors t) {
+      return CheckBatch(op, "cache_indices", t[4], t[5], t[6]);
+    },
     [](Tensors t) {
       return CausalConv1dArgs{t[0], t[1], t[2], t[3], BatchOf(t[4], t[5], t[6]),
                               t[7]};
@@ -39,7 +42,9 @@ constexpr Binding<CausalConv1dArgs> kConvBinding = {
 // x, conv_state, weight, bias, indices, out.
 constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
     kConvUpdate, 6,
-    [](const char* op, Tensors t) { return CheckBatch(op, t[4], {}, {}); },
+    [](const char* op, Tensors t) {
+      return CheckBatch(op, "conv_state_indices", t[4], {}, {});
+    },
     [](Tensors t) {
       return CausalConv1dArgs{t[0], t[2], t[3], t[1], BatchOf(t[4], {}, {}),
                               t[5]};
@@ -48,7 +53,9 @@ constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
 // state, x, dt, a, b, c, d, z, dt_bias, indices, starts, out.
 constexpr Binding<StateUpdateArgs> kStateUpdateBinding = {
     kStateUpdate, 12,
-    [](const char* op, Tensors t) { return CheckBatch(op, t[9], t[10], {}); },
+    [](const char* op, Tensors t) {
+      return CheckBatch(op, "state_batch_indices", t[9], t[10], {});
+    },
     [](Tensors t) {
       return StateUpdateArgs{t[0], t[1], t[2], t[3], t[4],
                              t[5], t[6], t[7], t[8], BatchOf(t[9], t[10], {}),
@@ -75,8 +82,11 @@ absl::StatusOr<CausalConv1dPlan> ConvPlan(
     const std::string& activation, int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(CheckRank(op, "x", x, 2));
   QUERN_RETURN_IF_ERROR(CheckRank(op, "weight", weight, 2));
-  QUERN_RETURN_IF_ERROR(CheckRank(op, "state", state, 3));
-  QUERN_RETURN_IF_ERROR(CheckIndexMetas(op, indices, starts));
+  const bool update = absl::string_view(op) == kConvUpdate;
+  QUERN_RETURN_IF_ERROR(
+      CheckRank(op, update ? "conv_state" : "conv_states", state, 3));
+  QUERN_RETURN_IF_ERROR(CheckIndexMetas(
+      op, update ? "conv_state_indices" : "cache_indices", indices, starts));
   CausalConv1dSpec spec;
   spec.channels = x.extents[1];
   spec.width = weight.extents[1];
@@ -155,7 +165,8 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlanOf(
   if (a.extents.size() != 3) {
     QUERN_RETURN_IF_ERROR(CheckRank(kOp, "a", a, 1));
   }
-  QUERN_RETURN_IF_ERROR(CheckIndexMetas(kOp, indices, starts));
+  QUERN_RETURN_IF_ERROR(
+      CheckIndexMetas(kOp, "state_batch_indices", indices, starts));
   StateUpdateSpec spec;
   spec.heads = state.extents[1];
   spec.groups = b.extents[1];

@@ -281,6 +281,12 @@ TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
       {"chunk_gated_delta_rule", {{"q", flat}}, "q has rank 1; need 3"},
       {"causal_conv1d_fn", {{"x", flat}}, "x has rank 1; need 2"},
       {"causal_conv1d_fn",
+       {{"conv_states", flat}},
+       "causal_conv1d_fn: conv_states has rank 1; need 3"},
+      {"causal_conv1d_update",
+       {{"conv_state", flat}},
+       "causal_conv1d_update: conv_state has rank 1; need 3"},
+      {"causal_conv1d_fn",
        {{"activation", "gelu"}},
        "activation=\"gelu\"; need \"none\", \"silu\" or \"swish\""},
       {"causal_conv1d_update",
@@ -306,12 +312,21 @@ TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
     ExpectRefusal(ops.Make(c.op, args).status(), c.words);
     ExpectRefusal(registry.InferShapes(c.op, args).status(), c.words);
   }
-  // Indices of another type.
-  NamedArgs args = registry.Find("causal_conv1d_fn")->example(DType::kF32);
-  args.back().second = flat;
-  ExpectRefusal(ops.Make("causal_conv1d_fn", args).status(),
-                absl::StatusCode::kUnimplemented,
-                "state indices is f32; need i32 or i64");
+  // Indices of another type, by the name that the schema has for them.
+  const std::pair<std::string, std::string> indices[] = {
+      {"causal_conv1d_fn", "cache_indices"},
+      {"causal_conv1d_update", "conv_state_indices"},
+      {"selective_state_update", "state_batch_indices"},
+      {"chunk_gated_delta_rule", "state_indices"},
+      {"gated_delta_rule_update", "state_indices"}};
+  for (const auto& [op, field] : indices) {
+    NamedArgs args = registry.Find(op)->example(DType::kF32);
+    for (auto& [name, value] : args) {
+      if (name == field) value = flat;
+    }
+    ExpectRefusal(ops.Make(op, args).status(), absl::StatusCode::kUnimplemented,
+                  op + ": " + field + " is f32; need i32 or i64");
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,7 @@ struct Case {
   bool encoder = false;   // tokens of an encoder before those of the request
   bool new_keys = false;  // written by the operator
   bool trees = false;     // new tokens are drafts
+  int64_t pad = 0;        // poison behind each head
 };
 
 // A step as SGLang's tensors.
@@ -53,6 +55,36 @@ struct Step {
   std::vector<int32_t> table, extend_lens, starts;
   std::vector<uint8_t> tree_mask;
   int64_t slots = 0;
+};
+
+// The tensors of a step, [tokens, heads, dim] with `pad` elements of poison
+// behind each head, between guard pages.
+template <typename T>
+struct Buffers {
+  Buffers(const Case& c, const Step<T>& s)
+      : heads(c.heads),
+        q(Rows(s.q, heads.head_dim, c.pad)),
+        k(Rows(s.k, heads.head_dim, c.pad)),
+        v(Rows(s.v, ValueDim(heads), c.pad)),
+        new_k(Rows(s.new_k, heads.head_dim, c.pad)),
+        new_v(Rows(s.new_v, ValueDim(heads), c.pad)),
+        out(q->view().extent(0), ValueDim(heads), ValueDim(heads) + c.pad) {}
+
+  static std::unique_ptr<StridedMatrix<T>> Rows(const std::vector<T>& values,
+                                                int64_t dim, int64_t pad) {
+    return std::make_unique<StridedMatrix<T>>(
+        values, static_cast<int64_t>(values.size()) / dim, dim, dim + pad);
+  }
+  static TensorView<T, 3> View(StridedMatrix<T>& rows, int64_t heads) {
+    const MatrixView<T> v = rows.view();
+    return {v.data(),
+            {v.extent(0) / heads, heads, v.extent(1)},
+            {heads * v.stride(0), v.stride(0), 1}};
+  }
+
+  Heads heads;
+  std::unique_ptr<StridedMatrix<T>> q, k, v, new_k, new_v;
+  StridedMatrix<T> out;
 };
 
 class SglangAttentionOpsTest : public OpFixture {
@@ -142,32 +174,26 @@ class SglangAttentionOpsTest : public OpFixture {
   }
 
   template <typename T>
-  void SetUpCall(bool decode, const Case& c, Step<T>& s, std::vector<T>& k,
-                 std::vector<T>& v, std::vector<T>& out,
+  void SetUpCall(bool decode, const Case& c, Step<T>& s, Buffers<T>& b,
                  const std::vector<BFloat16>& sinks, NamedArgs& args,
                  std::vector<NamedTensor>& named) {
+    using View = Buffers<T>;
     const Heads& h = c.heads;
-    const int64_t dim = h.head_dim, v_dim = ValueDim(h);
-    const auto tokens = static_cast<int64_t>(s.q.size()) / (h.q_heads * dim);
     args = {{"sm_scale", h.scale},
             {"logit_cap", h.soft_cap},
             {"is_cross_attn", c.cross},
             {"sliding_window", c.window}};
-    AddTensor(args, named, decode ? "query" : "q_extend",
-              DenseTensor<const T, 3>(s.q.data(), {tokens, h.q_heads, dim}));
-    AddTensor(args, named, "k_buffer",
-              DenseTensor<T, 3>(k.data(), {s.slots, h.kv_heads, dim}));
-    AddTensor(args, named, "v_buffer",
-              DenseTensor<T, 3>(v.data(), {s.slots, h.kv_heads, v_dim}));
-    AddTensor(args, named, decode ? "output" : "o_extend",
-              DenseTensor<T, 3>(out.data(), {tokens, h.q_heads, v_dim}));
+    AddTensor<const T>(args, named, decode ? "query" : "q_extend",
+                       View::View(*b.q, h.q_heads));
+    AddTensor<T>(args, named, "k_buffer", View::View(*b.k, h.kv_heads));
+    AddTensor<T>(args, named, "v_buffer", View::View(*b.v, h.kv_heads));
+    AddTensor<T>(args, named, decode ? "output" : "o_extend",
+                 View::View(b.out, h.q_heads));
     if (c.new_keys) {
-      AddTensor(
-          args, named, decode ? "key" : "k_extend",
-          DenseTensor<const T, 3>(s.new_k.data(), {tokens, h.kv_heads, dim}));
-      AddTensor(
-          args, named, decode ? "value" : "v_extend",
-          DenseTensor<const T, 3>(s.new_v.data(), {tokens, h.kv_heads, v_dim}));
+      AddTensor<const T>(args, named, decode ? "key" : "k_extend",
+                         View::View(*b.new_k, h.kv_heads));
+      AddTensor<const T>(args, named, decode ? "value" : "v_extend",
+                         View::View(*b.new_v, h.kv_heads));
       if (decode) AddVector(args, named, "loc", s.loc);
     }
     args.emplace_back("req_to_token",
@@ -214,10 +240,10 @@ class SglangAttentionOpsTest : public OpFixture {
                         PagedAttentionPlan::Create(spec).value());
     for (const char* provider : kProviders) {
       SCOPED_TRACE(provider);
-      std::vector<T> k = s.k, v = s.v, out(want.out.size());
+      Buffers<T> buffers(c, s);
       NamedArgs args;
       std::vector<NamedTensor> named;
-      SetUpCall(decode, c, s, k, v, out, sinks, args, named);
+      SetUpCall(decode, c, s, buffers, sinks, args, named);
       const MadeOp op =
           Make(provider,
                decode ? "decode_attention_cpu" : "extend_attention_cpu", args);
@@ -225,7 +251,7 @@ class SglangAttentionOpsTest : public OpFixture {
       ASSERT_EQ(op.tensors.Arrange(named, tensors), absl::OkStatus());
       ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
       Run(op, named, 1);
-      EXPECT_TRUE(AllClose(out, want.out, bounds.out));
+      EXPECT_TRUE(AllClose(buffers.out.ToDense(), want.out, bounds.out));
     }
   }
 
@@ -255,6 +281,22 @@ TEST_P(SglangAttentionOpsTest, AStepMatchesTheReference) {
       ExpectMatchesReference<BFloat16>(true, c, kDecode);
       ExpectMatchesReference<float>(false, c, kExtend);
       ExpectMatchesReference<Float16>(false, c, kExtend);
+    }
+  }
+}
+
+// Heads and tokens may have any strides in every tensor.
+TEST_P(SglangAttentionOpsTest, StridedViewsMatchTheReference) {
+  for (const bool new_keys : {false, true}) {
+    for (const auto& [dim, v_dim] : {std::pair<int64_t, int64_t>{16, 16},
+                                     std::pair<int64_t, int64_t>{33, 24}}) {
+      Case c;
+      c.heads = Grouped(dim, v_dim);
+      c.new_keys = new_keys;
+      c.pad = 5;
+      ExpectMatchesReference<float>(true, c, kDecode);
+      ExpectMatchesReference<BFloat16>(false, c, kExtend);
+      ExpectMatchesReference<Float16>(true, c, kDecode);
     }
   }
 }
@@ -324,10 +366,10 @@ TEST_P(SglangAttentionOpsTest, RefusesWhenMadeAndWhenPrepared) {
   Case c;
   c.heads = Grouped(16);
   Step<float> s = StepOf<float>(c, kExtend);
-  std::vector<float> k = s.k, v = s.v, out(9 * 4 * 16);
+  Buffers<float> buffers(c, s);
   NamedArgs good;
   std::vector<NamedTensor> named;
-  SetUpCall(false, c, s, k, v, out, {}, good, named);
+  SetUpCall(false, c, s, buffers, {}, good, named);
   const OpDispatcher ops(registry_, OpPolicy());
   const struct {
     const char* name;

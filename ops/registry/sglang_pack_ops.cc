@@ -46,10 +46,10 @@ struct Packing {
   bool transposed = false;  // to f32[k, n] instead
 };
 
-absl::StatusOr<Packing> PackingOf(const TensorMeta& weight) {
+absl::StatusOr<Packing> PackingOf(const char* op, const TensorMeta& weight) {
   const std::vector<int64_t>& w = weight.extents;
   if (w.size() != 2 && w.size() != 3) {
-    return InvalidArgument(kPack, "weight has rank ", w.size(),
+    return InvalidArgument(op, "weight has rank ", w.size(),
                            "; need [n, k] or [experts, n, k]");
   }
   Packing packing;
@@ -62,13 +62,14 @@ absl::StatusOr<Packing> PackingOf(const TensorMeta& weight) {
   }
   const int64_t k = w.back() * (weight.dtype == DType::kU8 ? 2 : 1);
   const auto layout = SglangLayout::Create(weight.dtype, k, n);
-  if (!layout.ok()) return OfOp(kPack, layout.status());
+  if (!layout.ok()) return OfOp(op, layout.status());
   packing.layout = *layout;
   return packing;
 }
 
+template <const char* kOp>
 Metas PackShapes(const TensorMeta& weight) {
-  QUERN_ASSIGN_OR_RETURN(const Packing packing, PackingOf(weight));
+  QUERN_ASSIGN_OR_RETURN(const Packing packing, PackingOf(kOp, weight));
   if (packing.transposed) {
     return std::vector<TensorMeta>{
         {DType::kF32, {weight.extents[1], weight.extents[0]}}};
@@ -81,10 +82,12 @@ Metas PackShapes(const TensorMeta& weight) {
 // The tensors are weight, out.
 class BoundPack final : public BoundOp {
  public:
-  BoundPack(const TensorMeta& weight, const TensorMeta& out,
+  // `op` is a literal.
+  BoundPack(const char* op, const TensorMeta& weight, const TensorMeta& out,
             const Packing& packing, const SglangPackPlan& plan,
             std::optional<SglangInt8PackPlan> int8, bool native)
-      : weight_(weight),
+      : op_(op),
+        weight_(weight),
         out_(out),
         packing_(packing),
         plan_(plan),
@@ -95,16 +98,16 @@ class BoundPack final : public BoundOp {
     return native_ ? "scalar" : plan_.target();
   }
   absl::Status CheckArgs(Tensors t) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount(kPack, t, 2));
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, t, 2));
     QUERN_RETURN_IF_ERROR(
-        CheckInput(kPack, "weight", t[0], weight_.dtype, weight_.extents));
+        CheckInput(op_, "weight", t[0], weight_.dtype, weight_.extents));
     QUERN_RETURN_IF_ERROR(
-        CheckOutput(kPack, "out", t[1], out_.dtype, out_.extents));
-    QUERN_RETURN_IF_ERROR(CheckApart(kPack, "weight", t[0], "out", t[1]));
+        CheckOutput(op_, "out", t[1], out_.dtype, out_.extents));
+    QUERN_RETURN_IF_ERROR(CheckApart(op_, "weight", t[0], "out", t[1]));
     int64_t want = 1;
     for (int d = t[1].rank(); d-- > 0;) {
       if (t[1].extent(d) > 1 && t[1].stride(d) != want) {
-        return InvalidArgument(kPack,
+        return InvalidArgument(op_,
                                "out has gaps; need a dense tensor, as "
                                "blocks follow each other");
       }
@@ -194,6 +197,7 @@ class BoundPack final : public BoundOp {
     }
   }
 
+  const char* op_;
   TensorMeta weight_, out_;
   Packing packing_;
   SglangPackPlan plan_;
@@ -211,35 +215,36 @@ void Transpose(const AnyTensorView& w, const AnyTensorView& out) {
   }
 }
 
-template <bool kNative>
+template <const char* kOp, bool kNative>
 Bound MakePack(const TensorMeta& weight) {
-  QUERN_ASSIGN_OR_RETURN(const Packing packing, PackingOf(weight));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> out, PackShapes(weight));
+  QUERN_ASSIGN_OR_RETURN(const Packing packing, PackingOf(kOp, weight));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<TensorMeta> out,
+                         PackShapes<kOp>(weight));
   if (packing.transposed) {
-    if (!kNative) return Unimplemented(kPack, "n < 16 has the reference alone");
+    if (!kNative) return Unimplemented(kOp, "n < 16 has the reference alone");
     return std::unique_ptr<BoundOp>(new BoundCalls(
         "scalar",
         [weight, out](Tensors t) -> absl::Status {
-          QUERN_RETURN_IF_ERROR(CheckTensorCount(kPack, t, 2));
+          QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 2));
           QUERN_RETURN_IF_ERROR(
-              CheckInput(kPack, "weight", t[0], weight.dtype, weight.extents));
+              CheckInput(kOp, "weight", t[0], weight.dtype, weight.extents));
           QUERN_RETURN_IF_ERROR(
-              CheckOutput(kPack, "out", t[1], DType::kF32, out[0].extents));
-          return CheckApart(kPack, "weight", t[0], "out", t[1]);
+              CheckOutput(kOp, "out", t[1], DType::kF32, out[0].extents));
+          return CheckApart(kOp, "weight", t[0], "out", t[1]);
         },
         [](Tensors t, Executor&) { Transpose(t[0], t[1]); }));
   }
   const auto plan = SglangPackPlan::Create(packing.layout);
-  if (!plan.ok()) return OfOp(kPack, plan.status());
+  if (!plan.ok()) return OfOp(kOp, plan.status());
   std::optional<SglangInt8PackPlan> int8;
   if (packing.layout.has_compensation()) {
     const auto made =
         SglangInt8PackPlan::Create(packing.layout.k(), packing.layout.n());
-    if (!made.ok()) return OfOp(kPack, made.status());
+    if (!made.ok()) return OfOp(kOp, made.status());
     int8 = *made;
   }
-  return std::unique_ptr<BoundOp>(
-      new BoundPack(weight, out[0], packing, *plan, std::move(int8), kNative));
+  return std::unique_ptr<BoundOp>(new BoundPack(
+      kOp, weight, out[0], packing, *plan, std::move(int8), kNative));
 }
 
 absl::StatusOr<SglangLayout> PackedInt8Of(const TensorMeta& packed) {
@@ -308,15 +313,16 @@ NamedArgs CompensationExample(DType) {
 absl::Status RegisterSglangPackOps(OpRegistry& r) {
   constexpr absl::string_view kSimd = "simd";
   constexpr absl::string_view kReference = OpRegistry::kReference;
-  QUERN_RETURN_IF_ERROR(
-      r.Define<&PackShapes>("convert_weight_packed(Tensor weight) -> Tensor",
-                            &PackExample, OpKind::kLayer));
-  QUERN_RETURN_IF_ERROR(r.Add<&MakePack<false>>(kPack, kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&MakePack<true>>(kPack, kReference));
-  QUERN_RETURN_IF_ERROR(r.Define<&PackShapes>(
+  QUERN_RETURN_IF_ERROR(r.Define<&PackShapes<kPack>>(
+      "convert_weight_packed(Tensor weight) -> Tensor", &PackExample,
+      OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR((r.Add<&MakePack<kPack, false>>(kPack, kSimd)));
+  QUERN_RETURN_IF_ERROR((r.Add<&MakePack<kPack, true>>(kPack, kReference)));
+  QUERN_RETURN_IF_ERROR(r.Define<&PackShapes<kPackVnni>>(
       "pack_vnni(Tensor weight) -> Tensor", &PackExample, OpKind::kLayer));
-  QUERN_RETURN_IF_ERROR(r.Add<&MakePack<false>>(kPackVnni, kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&MakePack<true>>(kPackVnni, kReference));
+  QUERN_RETURN_IF_ERROR((r.Add<&MakePack<kPackVnni, false>>(kPackVnni, kSimd)));
+  QUERN_RETURN_IF_ERROR(
+      (r.Add<&MakePack<kPackVnni, true>>(kPackVnni, kReference)));
   QUERN_RETURN_IF_ERROR(r.Define<&CompensationShapes>(
       "s8s8_compensation(Tensor packed) -> Tensor", &CompensationExample,
       OpKind::kLayer));

@@ -3,6 +3,7 @@
 
 #include "quern/ops/registry/vllm_attention_ops.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,10 +11,13 @@
 #include "gtest/gtest.h"
 #include "quern/attention/paged_attention_testutil.h"
 #include "quern/cache/page_table.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/vllm_attention_testutil.h"
 #include "quern/testing/compare.h"
+#include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/refusal.h"
 
@@ -98,7 +102,7 @@ TEST_P(VllmAttentionOpsTest, PagesBeforeTheWindowAreNotRead) {
   }
 }
 
-TEST_P(VllmAttentionOpsTest, OneWorkspaceServesAllStepsWithinTheLimits) {
+TEST_P(VllmAttentionOpsTest, TheLimitsNeedNoLessThanAStep) {
   StepCase c;
   c.heads = Grouped(16);
   StepData<float, float> d = DataOf<float, float>(c, kStep);
@@ -113,6 +117,42 @@ TEST_P(VllmAttentionOpsTest, OneWorkspaceServesAllStepsWithinTheLimits) {
   EXPECT_GE(*op.op->WorkspaceBytes(9, 2), step);
   metadata.limits.max_kv_len = -1;
   ExpectRefusal(op.op->WorkspaceBytes(9, 2).status(), "max_kv_len=-1");
+}
+
+// Every step within the limits runs in the workspace of the limits, which lies
+// between guard pages.
+TEST_P(VllmAttentionOpsTest, OneWorkspaceServesAllStepsWithinTheLimits) {
+  constexpr int64_t kMostTokens = 9;
+  StepCase c;
+  c.heads = Grouped(16);
+  limits_.max_sequences = 4;
+  limits_.max_kv_len = 700;
+  int64_t bytes = 0;
+  for (const char* provider : kAttentionProviders) {
+    StepData<float, float> d = DataOf<float, float>(c, {{1, 1}});
+    SchedulerMetadata metadata;
+    metadata.limits = limits_;
+    Schedule(c, d, DType::kF32, &metadata);
+    const MadeOp op = Make(
+        provider, "cpu_attention_with_kv_cache",
+        AttentionArgs(c, d, DType::kF32, DType::kF32, DType::kF32, &metadata));
+    bytes = std::max(bytes, op.op->WorkspaceBytes(kMostTokens, 1).value());
+  }
+  GuardBuffer<float> memory(RoundUp(bytes, AlignedBuffer::kAlignment) / 4);
+  shared_.emplace(memory.data(), static_cast<size_t>(bytes));
+  const std::vector<std::vector<Lengths>> steps = {
+      kStep,
+      {{1, 700}},                            // the longest sequence
+      {{1, 700}, {1, 1}, {1, 700}, {1, 9}},  // the most of them
+      {{9, 9}},                              // a whole prompt
+      {{9, 700}},
+      {{3, 640}, {0, 700}, {6, 513}},
+      {{1, 1}}};
+  for (const std::vector<Lengths>& step : steps) {
+    SCOPED_TRACE(testing::Message() << step.size() << " requests, the first of "
+                                    << step[0].kv_len << " keys");
+    ExpectMatchesReference<float, float, float>(c, step);
+  }
 }
 
 }  // namespace

@@ -50,6 +50,11 @@ TEST_P(VllmAttentionRefusalTest, RefusesWhenMade) {
                               {"causal", true},
                               {"scheduler_metadata", &metadata}};
   const TensorMeta bytes = {DType::kU8, {8, 2, 16, 16}};
+  NamedArgs fp8 = write;
+  for (auto& [name, value] : fp8) {
+    if (name == "key_cache" || name == "value_cache") value = bytes;
+  }
+  fp8.emplace_back("kv_cache_dtype", "fp8");
   const struct {
     const char* op;
     const NamedArgs& args;
@@ -97,6 +102,20 @@ TEST_P(VllmAttentionRefusalTest, RefusesWhenMade) {
        TensorMeta{DType::kBF16, {4}}, "alibi_slopes is not f32[4]"},
       {"cpu_attention_with_kv_cache", attention, "sliding_window", -2,
        "sliding_window=-2; need 1 or more keys"},
+      {"cpu_attention_with_kv_cache", attention, "dynamic_causal",
+       TensorMeta{DType::kU8, {3}}, "dynamic_causal is not u8[4]"},
+      {"cpu_attention_with_kv_cache", attention, "query_start_loc",
+       TensorMeta{DType::kI64, {5}}, "query_start_loc is not i32[5]"},
+      {"cpu_attn_get_scheduler_metadata", schedule, "seq_lens",
+       TensorMeta{DType::kI64, {4}}, "seq_lens is not i32[requests]"},
+      {"cpu_attn_reshape_and_cache", write, "value_cache",
+       TensorMeta{DType::kF32, {8, 2, 8, 16}},
+       "need key_cache and value_cache [pages, kv_heads, page_size,"},
+      {"cpu_attn_reshape_and_cache", fp8, "k_scale", 0.0,
+       "k_scale=0; need a finite number from 2^-125 on"},
+      {"cpu_attn_reshape_and_cache", fp8, "v_scale", -1.0, "v_scale=-1; need"},
+      {"cpu_attn_reshape_and_cache", fp8, "kv_cache_dtype", "auto",
+       "key_cache is u8; need f32, bf16 or f16 with kv_cache_dtype auto"},
   };
   for (const auto& refused : kCases) {
     SCOPED_TRACE(std::string(refused.op) + " " + refused.name);

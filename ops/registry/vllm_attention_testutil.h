@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_tensors.h"
@@ -233,6 +235,7 @@ class VllmAttentionFixture : public OpFixture {
         d.keys);
 
     SchedulerMetadata metadata;
+    metadata.limits = limits_;
     Schedule(c, d, DTypeOf<Q>, &metadata);
     const auto requests = static_cast<int64_t>(d.seq_lens.size());
     const int64_t tokens = d.starts.back();
@@ -261,7 +264,10 @@ class VllmAttentionFixture : public OpFixture {
       named.emplace_back("s_aux",
                          DenseVector<const BFloat16>(sinks.data(), h.q_heads));
     }
-    Run(attend, named, tokens);
+    if (!shared_.has_value()) return Run(attend, named, tokens);
+    std::vector<AnyTensorView> tensors;
+    ASSERT_EQ(attend.Bind(named, tensors), absl::OkStatus());
+    attend.op->Execute(tensors, *shared_, executor_);
   }
 
   template <typename Q, typename Kv, typename Out>
@@ -294,6 +300,9 @@ class VllmAttentionFixture : public OpFixture {
   }
 
   TestRng rng_;
+  // The limits of all steps, and where set the workspace of their attention.
+  AttentionLimits limits_;
+  std::optional<Workspace> shared_;
 };
 
 // A tail of a prompt, a decode step, a request without a query, a whole prompt.

@@ -257,6 +257,11 @@ TEST_P(VllmLinearOpsTest, MmRefusesByName) {
       absl::StatusCode::kUnimplemented, "b is i8");
   ExpectRefusal(
       ops.Make("create_onednn_mm",
+               {{"b", TensorMeta{DType::kF32, {32}}}, {"handler", &handler}})
+          .status(),
+      "create_onednn_mm: b has rank 1; need 2");
+  ExpectRefusal(
+      ops.Make("create_onednn_mm",
                {{"b", b}, {"handler", &handler}, {"primitive_cache_size", -1}})
           .status(),
       "primitive_cache_size=-1");

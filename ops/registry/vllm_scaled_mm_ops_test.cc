@@ -215,10 +215,19 @@ TEST_P(VllmScaledMmOpsTest, DoesNotSaturateAtTheExtremes) {
 
 TEST_P(VllmScaledMmOpsTest, RefusesByName) {
   const Case c = {2, 16, 32, true, true};
-  OneDnnHandler handler, fixed, floats;
+  OneDnnHandler handler, fixed, floats, plain, other;
   const std::vector<int8_t> b(16 * 32, 1);
   Create(c, b, {1}, DType::kBF16, &handler);
   Create({2, 16, 32, false}, b, {1}, DType::kBF16, &fixed);
+  Create({2, 16, 32, true}, b, {1}, DType::kBF16, &plain);
+  const std::vector<float> floats_of_b(32 * 16, 1);
+  const MadeOp create_mm =
+      Make("reference", "create_onednn_mm",
+           {{"b", TensorMeta{DType::kF32, {32, 16}}}, {"handler", &other}});
+  ASSERT_EQ(
+      create_mm.op->Prepare(
+          {DenseMatrix<const float>(floats_of_b.data(), 32, 16)}, executor_),
+      absl::OkStatus());
   const OpDispatcher ops(registry_, OpPolicy());
   const NamedArgs good = ArgsOf(c, DType::kBF16, &handler);
   const MadeOp op = Make("simd", "onednn_scaled_mm", good);
@@ -230,6 +239,9 @@ TEST_P(VllmScaledMmOpsTest, RefusesByName) {
   } kCases[] = {
       {"handler", &floats, "handler has no weights; need those that Prepare"},
       {"handler", &fixed, "a_scales is not f32[1, 1], as static scales are"},
+      {"handler", &plain,
+       "azp is given; need none, as the handler was created with use_azp=Fal"},
+      {"handler", &other, "handler has other weights; need those that Prepare"},
       {"a", TensorMeta{DType::kU8, {2, 32}}, "a is u8; need i8"},
       {"a", TensorMeta{DType::kI8, {2, 33}}, "a is not [m, 32]"},
       {"c", TensorMeta{DType::kF32, {2, 16}}, "c is f32; need bf16"},
@@ -284,6 +296,18 @@ TEST_P(VllmScaledMmOpsTest, RefusesZeroPointsWhoseSumsDoNotFit) {
   EXPECT_EQ(check(-524159), absl::OkStatus());
   ExpectRefusal(check(524160), "azp[1]=524160; need -524159 <= azp <= 524159");
   ExpectRefusal(check(-524160), "azp[1]=-524160");
+  const std::vector<float> gaps(4, 1);
+  const std::vector<int32_t> zeros(2);
+  std::vector<AnyTensorView> tensors;
+  ExpectRefusal(
+      op.Bind(
+          {{"c", DenseMatrix(out.data(), 2, 16)},
+           {"a", DenseMatrix<const int8_t>(a.data(), 2, 32)},
+           {"a_scales", MatrixView<const float>(gaps.data(), {2, 1}, {2, 1})},
+           {"azp", Terms(zeros, true)},
+           {"azp_adj", DenseVector<const float>(adj.data(), 16)}},
+          tensors),
+      "onednn_scaled_mm: a_scales has stride 2; need 1, a dense column");
 }
 
 }  // namespace
