@@ -13,13 +13,13 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/moe/router.h"
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/ops/parallel/thread_communicator.h"
+#include "quern/ops/registry/experts_ops_testutil.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_fixture_testutil.h"
 #include "quern/ops/registry/op_policy.h"
@@ -33,76 +33,6 @@ namespace {
 
 using BF = BFloat16;
 using Act = LinearActivation;
-
-constexpr int64_t kTokens = 7, kHidden = 48, kInter = 40, kExperts = 6;
-constexpr int64_t kTopK = 2;
-constexpr const char* kRouted[] = {
-    "modular_fused_moe", "transformers_fused_moe", "fused_experts_cpu"};
-constexpr const char* kMixtures[] = {"fused_moe", "unquantized_fused_moe"};
-
-// Experts [first, end) of all.
-ExpertWeights MakeExperts(WeightFormat format, Act act, int64_t first = 0,
-                          int64_t end = kExperts) {
-  TestRng rng;
-  InlineExecutor executor;
-  ExpertWeights weights;
-  for (int64_t e = 0; e < end; ++e) {
-    Shape up{0, kInter * (IsGated(act) ? 2 : 1), kHidden};
-    up.act = act;
-    const Shape down{0, kHidden, kInter};
-    const KnownWeights known_up = RealWeights(rng, {format}, up);
-    const KnownWeights known_down = RealWeights(rng, {format}, down);
-    if (e < first) continue;
-    weights.gate_up.push_back(known_up.Pack(executor));
-    weights.down.push_back(known_down.Pack(executor));
-  }
-  return weights;
-}
-
-// A batch, with routes in range.
-struct Inputs {
-  std::vector<BF> x, shared;
-  std::vector<float> logits, weights;
-  std::vector<int32_t> ids;
-};
-Inputs MakeInputs() {
-  TestRng rng;
-  Inputs in;
-  in.x = UniformReals<BF>(rng, kTokens * kHidden);
-  in.shared = UniformReals<BF>(rng, kTokens * kHidden);
-  in.logits = UniformReals<float>(rng, kTokens * kExperts);
-  in.weights = UniformReals<float>(rng, kTokens * kTopK);
-  in.ids = SmallIntegers<int32_t>(rng, kTokens * kTopK, 0, kExperts - 1);
-  return in;
-}
-
-const TensorMeta kX = {DType::kBF16, {kTokens, kHidden}};
-
-NamedArgs RoutedArgs(const ExpertWeights* experts) {
-  return {{"hidden_states", kX},
-          {"experts", experts},
-          {"topk_weights", TensorMeta{DType::kF32, {kTokens, kTopK}}},
-          {"topk_ids", TensorMeta{DType::kI32, {kTokens, kTopK}}}};
-}
-NamedArgs MixtureArgs(const ExpertWeights* experts) {
-  return {{"hidden_states", kX},
-          {"router_logits", TensorMeta{DType::kF32, {kTokens, kExperts}}},
-          {"experts", experts},
-          {"top_k", kTopK}};
-}
-std::vector<NamedTensor> RoutedTensors(const Inputs& in) {
-  return {
-      {"hidden_states", DenseMatrix<const BF>(in.x.data(), kTokens, kHidden)},
-      {"topk_weights",
-       DenseMatrix<const float>(in.weights.data(), kTokens, kTopK)},
-      {"topk_ids", DenseMatrix<const int32_t>(in.ids.data(), kTokens, kTopK)}};
-}
-std::vector<NamedTensor> MixtureTensors(const Inputs& in) {
-  return {
-      {"hidden_states", DenseMatrix<const BF>(in.x.data(), kTokens, kHidden)},
-      {"router_logits",
-       DenseMatrix<const float>(in.logits.data(), kTokens, kExperts)}};
-}
 
 class ExpertsOpsTest : public OpFixture {
  protected:
@@ -324,93 +254,6 @@ TEST_P(ExpertsOpsTest, RanksDivideTheExperts) {
   });
   EXPECT_TRUE(AllBitsEqual(got[0], got[1]));
   EXPECT_TRUE(AllClose(got[0], want, 3 * 64 * 0x1p-9));
-}
-
-TEST(ExpertsOpsRefusalTest, NamesTheOperatorAndTheValue) {
-  OpRegistry registry;
-  ASSERT_EQ(RegisterExpertsOps(registry), absl::OkStatus());
-  const OpDispatcher ops(registry, OpPolicy());
-  const ExpertWeights experts =
-      MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
-  const ExpertWeights int4 =
-      MakeExperts(WeightFormat::kI4Group, Act::kSiluAndMul);
-  const ExpertWeights none;
-  struct Refusal {
-    std::string op, key;
-    OpArg value;
-    std::string words;
-  };
-  const std::vector<Refusal> refusals = {
-      {"fused_moe", "experts", &none, "fused_moe: experts has none"},
-      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {kTokens, 5}},
-       "columns of router_logits=5; need 6"},
-      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {3, kExperts}},
-       "rows of router_logits=3; need 7"},
-      {"fused_moe", "router_logits", TensorMeta{DType::kF32, {6}},
-       "router_logits has rank 1; need 2"},
-      {"fused_moe", "top_k", int64_t{7}, "fused_moe: top_k=7"},
-      {"fused_moe", "scoring_func", "relu", "fused_moe: scoring_func=\"relu\""},
-      {"fused_moe", "activation", "relu2",
-       "fused_moe: activation=\"relu2\"; need one of silu, gelu"},
-      {"fused_moe", "activation", "silu_no_mul", "activation is silu"},
-      {"fused_moe", "expert_map", TensorMeta{DType::kI32, {5}},
-       "expert_map is not i32[6]"},
-      {"fused_moe", "shared_output", TensorMeta{DType::kBF16, {kTokens, 3}},
-       "shared_output is not [7, 48] of bf16"},
-      {"unquantized_fused_moe", "experts", &int4,
-       "unquantized_fused_moe: experts are i4_group; need f32, bf16 or f16"},
-      {"modular_fused_moe", "topk_ids", TensorMeta{DType::kI32, {kTokens}},
-       "modular_fused_moe: topk_ids is not i32[n, k]"},
-      {"transformers_fused_moe", "topk_weights",
-       TensorMeta{DType::kBF16, {kTokens, kTopK}},
-       "transformers_fused_moe: topk_weights is not f32[7, 2]"},
-      {"fused_experts_cpu", "hidden_states",
-       TensorMeta{DType::kBF16, {kTokens, 47}},
-       "fused_experts_cpu: columns of hidden_states=47; need 48"},
-      {"fused_experts_cpu", "apply_router_weight_on_input", true,
-       "top_k=2; need 1"},
-  };
-  for (const Refusal& r : refusals) {
-    const bool mixture = r.op == kMixtures[0] || r.op == kMixtures[1];
-    NamedArgs args = mixture ? MixtureArgs(&experts) : RoutedArgs(&experts);
-    ASSERT_TRUE(ops.Make(r.op, args).ok()) << ops.Make(r.op, args).status();
-    bool found = false;
-    for (auto& [key, value] : args) {
-      if (key != r.key) continue;
-      value = r.value;
-      found = true;
-    }
-    if (!found) args.emplace_back(r.key, r.value);
-    for (const char* provider : {"simd", "reference"}) {
-      ExpectRefusal(ops.MakeFrom(provider, r.op, args).status(), r.words);
-    }
-  }
-}
-
-TEST(ExpertsOpsRefusalTest, ChecksTensors) {
-  OpRegistry registry;
-  ASSERT_EQ(RegisterExpertsOps(registry), absl::OkStatus());
-  const OpDispatcher ops(registry, OpPolicy());
-  const ExpertWeights experts =
-      MakeExperts(WeightFormat::kBF16, Act::kSiluAndMul);
-  Inputs in = MakeInputs();
-  std::vector<BF> out(in.x.size());
-  const auto routed = ops.Make("fused_experts_cpu", RoutedArgs(&experts));
-  ASSERT_EQ(routed.status(), absl::OkStatus());
-  std::vector<NamedTensor> tensors = RoutedTensors(in);
-  tensors.push_back({"out", DenseMatrix(out.data(), kTokens, kHidden)});
-  std::vector<AnyTensorView> bound;
-  ASSERT_EQ(routed->Bind(tensors, bound), absl::OkStatus());
-  EXPECT_EQ(routed->op->CheckArgs(bound), absl::OkStatus());
-  in.ids[5] = kExperts;
-  ExpectRefusal(routed->op->CheckArgs(bound), "ids[2][1]=6; need 0 <= id < 6");
-
-  const auto mixture = ops.Make("fused_moe", MixtureArgs(&experts));
-  ASSERT_EQ(mixture.status(), absl::OkStatus());
-  tensors = MixtureTensors(in);
-  tensors.push_back({"out", DenseMatrix(in.x.data(), kTokens, kHidden)});
-  bound.clear();
-  ExpectRefusal(mixture->Bind(tensors, bound), "out overlaps x");
 }
 
 }  // namespace
