@@ -137,6 +137,10 @@ constexpr Smoke kSmokes[] = {
      "--page_size=16 --kv=i8 --window=9 --softcap=3"},
     {"attention",
      "--kv_len=40 --q_heads=6 --kv_heads=2 --head_dim=24 --kv=f8e4m3"},
+    {"attention",
+     "--batch=2 --q_len=29 --kv_len=270 --q_heads=6 --kv_heads=2 "
+     "--head_dim=24 --tree=3 --window=15"},
+    {"mla", "--q_len=20 --kv_len=260 --heads=2 --latent_dim=20 --tree=2"},
     {"mla",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
      "--page_size=16"},

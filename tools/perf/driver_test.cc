@@ -128,6 +128,7 @@ TEST(DriverTest, RefusesNonsenseInOneSentenceWithCode2) {
            {"mixer --d_state=1025", "mixer: d_state=1025; need 1024 or less"},
            {"rms_norm --hidden=-4", "rms_norm: hidden=-4; need "},
            {"attention --q_len=5 --kv_len=4", "attention: q_len=5; need 1 <= "},
+           {"attention --tree=2 --q_len=65", "attention: q_len=65; need 1 <= "},
            {"attention --page_size=1000000 --batch=4096", "attention: needs "},
            {"linear --m=1,0", "linear: m=0; need 1 <= m <= "},
            {"linear --m=1,,2", "linear: --m=\"\" is not an integer; need "},

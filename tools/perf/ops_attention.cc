@@ -33,6 +33,7 @@
 #include "quern/testing/reference_attention.h"
 #include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"
+#include "quern/tools/perf/attention_util.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/op_util.h"
 
@@ -45,24 +46,15 @@ constexpr DType kCacheTypes[] = {DType::kF32, DType::kBF16,   DType::kF16,
 // Queries that Check compares, all heads of each: the reference is slow.
 constexpr int64_t kCheckedQueries = 32;
 
-struct Lengths {
-  int64_t batch = 0;
-  int64_t q_len = 0;
-  int64_t kv_len = 0;
-  int64_t prefix = 0;  // tokens that all sequences share
-};
-
 // `batch` sequences of equal length over a paged cache, in random page order.
 class Attention final : public Op {
  public:
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
-    Lengths lengths;
+    AttentionLengths lengths;
     KvLayoutSpec kv;
     AttentionSpec spec;
     QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
-    QUERN_ASSIGN_OR_RETURN(lengths.batch, args.Int("batch", 1, 4096));
-    QUERN_ASSIGN_OR_RETURN(lengths.kv_len, args.Int("kv_len", 1, 1 << 24));
-    QUERN_ASSIGN_OR_RETURN(lengths.q_len, args.Int("q_len", 1, lengths.kv_len));
+    QUERN_ASSIGN_OR_RETURN(lengths, ParseAttentionLengths(args));
     QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("q_heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.kv_heads, args.Int("kv_heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.head_dim, args.Int("head_dim", 1, 4096));
@@ -83,14 +75,12 @@ class Attention final : public Op {
   }
 
   static absl::StatusOr<std::unique_ptr<Op>> CreateMla(const Args& args) {
-    Lengths lengths;
+    AttentionLengths lengths;
     KvLayoutSpec kv;
     AttentionSpec spec;
     int64_t rope_dim = 0;
     QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
-    QUERN_ASSIGN_OR_RETURN(lengths.batch, args.Int("batch", 1, 4096));
-    QUERN_ASSIGN_OR_RETURN(lengths.kv_len, args.Int("kv_len", 1, 1 << 24));
-    QUERN_ASSIGN_OR_RETURN(lengths.q_len, args.Int("q_len", 1, lengths.kv_len));
+    QUERN_ASSIGN_OR_RETURN(lengths, ParseAttentionLengths(args));
     QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.v_head_dim, args.Int("latent_dim", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(rope_dim, args.Int("rope_dim", 1, 4096));
@@ -122,6 +112,9 @@ class Attention final : public Op {
     if (lengths_.prefix > 0) {
       absl::StrAppend(&info.shape, " prefix=", lengths_.prefix);
     }
+    if (lengths_.tree > 0) {
+      absl::StrAppend(&info.shape, " tree=", lengths_.tree);
+    }
     info.dtype = std::string(DTypeName(spec().q_dtype));
     info.isa = plan_.target();
     const auto tokens = static_cast<double>(lengths_.batch * lengths_.q_len);
@@ -144,9 +137,11 @@ class Attention final : public Op {
                             static_cast<double>(spec().kv.kv_heads()) +
                         row_bytes * static_cast<double>(dim()),
                     row_bytes * static_cast<double>(v_dim()));
-    // Keys that a query sees, on average: causal.
-    const double before = static_cast<double>(lengths_.kv_len) -
-                          static_cast<double>(lengths_.q_len - 1) / 2;
+    // Keys that a query sees, on average, where no window hides them.
+    int64_t keys = 0;
+    for (int64_t i = 0; i < lengths_.q_len; ++i) keys += lengths_.KeysOf(i);
+    const double before =
+        static_cast<double>(keys) / static_cast<double>(lengths_.q_len);
     const double seen =
         spec().window_left == kNoWindow
             ? before
@@ -198,6 +193,9 @@ class Attention final : public Op {
       lens.prefix_groups = prefixes.groups();
       lens.prefix_members = prefixes.members();
     }
+    const std::vector<uint64_t> masks = lengths_.DraftMasks();
+    if (!masks.empty()) lens.draft_lens = q_lens;
+    lens.draft_masks = masks;
     QUERN_ASSIGN_OR_RETURN(
         schedule_,
         AttentionSchedule::Build(spec(), lens, AttentionTiles(),
@@ -234,13 +232,13 @@ class Attention final : public Op {
   }
 
  private:
-  Attention(const char* name, PagedAttentionPlan plan, const Lengths& lengths)
+  Attention(const char* name, PagedAttentionPlan plan,
+            const AttentionLengths& lengths)
       : name_(name), plan_(std::move(plan)), lengths_(lengths) {}
 
-  static absl::StatusOr<std::unique_ptr<Op>> Create(const char* name,
-                                                    const Lengths& lengths,
-                                                    const KvLayoutSpec& kv,
-                                                    AttentionSpec spec) {
+  static absl::StatusOr<std::unique_ptr<Op>> Create(
+      const char* name, const AttentionLengths& lengths, const KvLayoutSpec& kv,
+      AttentionSpec spec) {
     QUERN_ASSIGN_OR_RETURN(spec.kv, KvLayout::Create(kv));
     QUERN_ASSIGN_OR_RETURN(PagedAttentionPlan plan,
                            PagedAttentionPlan::Create(spec));
@@ -300,8 +298,8 @@ class Attention final : public Op {
     ReferenceAttentionSpec reference;
     const int64_t sequence = token / lengths_.q_len;
     reference.q_len = 1;
-    reference.kv_len = lengths_.kv_len - lengths_.q_len + 1 +
-                       token % lengths_.q_len;  // what this query sees
+    const int64_t query = token % lengths_.q_len;
+    reference.kv_len = lengths_.KeysOf(query);
     reference.q_heads = spec().group();
     reference.head_dim = dim();
     reference.v_head_dim = v_dim();
@@ -316,7 +314,8 @@ class Attention final : public Op {
       q.push_back(ToDouble(q_.at<T>(0)[row * dim() + d]));
     }
     const int64_t page_size = spec().kv.page_size();
-    for (int64_t t = 0; t < reference.kv_len; ++t) {
+    for (int64_t t = 0; t <= lengths_.kv_len - lengths_.q_len + query; ++t) {
+      if (!lengths_.Sees(query, t)) continue;
       const int64_t slot = pages_.Slot(sequence, t);
       const int64_t token_of_page = slot % page_size;
       const uint8_t* keys = cache.K(slot / page_size, kv_head);
@@ -337,7 +336,7 @@ class Attention final : public Op {
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
-    const double bound = Bound(static_cast<double>(reference.kv_len));
+    const double bound = AttentionErrorBound(reference, spec().out_dtype);
     for (int64_t d = 0; d < spec().group() * v_dim(); ++d) {
       const int64_t at = row * v_dim() + d;
       verdict.Add(at, ToDouble(out_.at<T>(0)[at]),
@@ -345,26 +344,9 @@ class Attention final : public Op {
     }
   }
 
-  // |q|, |k|, |v| <= 1. A logit is a dot product of `dim` terms, at most
-  // sqrt(dim), off by its `dim` roundings and a few more in the subtraction of
-  // the maximum; exp turns that into a relative error of a weight, and each
-  // chunk of keys rescales once. A weighted mean of values <= 1 is off by twice
-  // that (the weights and their sum), plus the roundings of its sum over keys.
-  double Bound(double keys) const {
-    constexpr double kEps = 0x1p-23;
-    const auto d = static_cast<double>(dim());
-    const double chunks =
-        std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
-    const double weight =
-        std::sqrt(d) * (d + 3 + (spec().soft_cap > 0 ? 12 : 0)) * kEps +
-        chunks * (2 * std::sqrt(d) + 4) * kEps;
-    // Weights and outputs are rounded to the type.
-    return 2 * (weight + keys * kEps) + 2 * RelativeRoundoff(spec().out_dtype);
-  }
-
   const char* name_;
   PagedAttentionPlan plan_;
-  Lengths lengths_;
+  AttentionLengths lengths_;
   float scale_ = 1.0f / 127;  // of int8
   SetBuffer cache_, q_, out_;
   PageTableStorage page_storage_;
@@ -392,7 +374,9 @@ OpEntry AttentionOp() {
            {"window", "0", "keys that a query sees; 0: all before it"},
            {"softcap", "0", "of the logits; 0: none"},
            {"prefix", "0",
-            "tokens that all share, of whole pages and chunks of 256"}},
+            "tokens that all share, of whole pages and chunks of 256"},
+           {"tree", "0",
+            "0, or the q_len tokens are drafts, of which so many follow each"}},
           &Attention::Create};
 }
 
@@ -406,7 +390,9 @@ OpEntry MlaOp() {
            {"heads", "16", "query heads"},
            {"latent_dim", "512", "elements of a latent, which is the value"},
            {"rope_dim", "64", "elements of a key behind them"},
-           {"page_size", "128", "tokens of a page, a multiple of 16"}},
+           {"page_size", "128", "tokens of a page, a multiple of 16"},
+           {"tree", "0",
+            "0, or the q_len tokens are drafts, of which so many follow each"}},
           &Attention::CreateMla};
 }
 

@@ -24,6 +24,7 @@
 #include "quern/testing/reference_attention.h"
 #include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"
+#include "quern/tools/perf/attention_util.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/op_util.h"
 
@@ -183,16 +184,7 @@ class VarlenAttention final : public Op {
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
-    // The bound is derived in ops_attention.cc.
-    constexpr double kEps = 0x1p-23;
-    const auto d = static_cast<double>(dim);
-    const auto keys = static_cast<double>(reference.kv_len);
-    const double chunks =
-        std::ceil(keys / static_cast<double>(AttentionSchedule::kChunkTokens));
-    const double weight =
-        std::sqrt(d) * (d + 3) * kEps + chunks * (2 * std::sqrt(d) + 4) * kEps;
-    const double bound =
-        2 * (weight + keys * kEps) + 2 * RelativeRoundoff(spec_.dtype);
+    const double bound = AttentionErrorBound(reference, spec_.dtype);
     for (int64_t i = 0; i < dim; ++i) {
       const int64_t at = (token * spec_.q_heads + head) * dim + i;
       verdict.Add(at, ToDouble(out_.at<T>(0)[at]),
