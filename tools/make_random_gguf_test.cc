@@ -153,8 +153,8 @@ TEST(MakeRandomGgufTest, LayersCanBeFewer) {
   EXPECT_EQ(config->experts, 8);
   EXPECT_EQ(Generate(*file, 5).size(), 5u);
   for (const char* layers : {"0", "-1", "1.5", ""}) {
-    const Outcome outcome = Make(absl::StrCat(
-        "--shape=tiny --layers=", layers, " --out=", path, ".none"));
+    const Outcome outcome = Make(absl::StrCat("--shape=tiny --layers=", layers,
+                                              " --out=", path, ".none"));
     EXPECT_EQ(outcome.code, 2) << layers;
     EXPECT_THAT(outcome.text, HasSubstr("need a whole number, 1 or more"));
   }

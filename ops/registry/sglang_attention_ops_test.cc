@@ -344,10 +344,10 @@ TEST_P(SglangAttentionOpsTest, RefusesTreesThatItHasNotSeen) {
   c.trees = true;
   Step<float> s = StepOf<float>(c, {{2, 37}, {2, 9}});
   s.tree_mask = {1, 0, 1, 1, 1, 0, 0, 1};
-  std::vector<float> k = s.k, v = s.v, out(4 * 4 * 16);
+  Buffers<float> buffers(c, s);
   NamedArgs args;
   std::vector<NamedTensor> named;
-  SetUpCall(false, c, s, k, v, out, {}, args, named);
+  SetUpCall(false, c, s, buffers, {}, args, named);
   const MadeOp op = Make("simd", "extend_attention_cpu", args);
   std::vector<AnyTensorView> tensors;
   ASSERT_EQ(op.tensors.Arrange(named, tensors), absl::OkStatus());
