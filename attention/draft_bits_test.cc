@@ -150,16 +150,19 @@ TEST_P(DraftBitsTest, LatentCachesAndSharedPrefixesChangeNoBit) {
   }
 }
 
-// A NaN in the key or the value of a draft, in each kind of cache.
+// A NaN in the key or the value of a draft, in each kind of cache. With 32
+// heads the drafts are several blocks, and every row of a late block stands
+// behind the early drafts.
 TEST_P(DraftBitsTest, NanReachesOnlyTheDraftsThatSeeIt) {
   TestRng rng;
-  const Heads heads = GroupedHeads();
   constexpr int64_t kBefore = 230, kDrafts = 40;
-  const Sequence clean = RandomDrafts<BFloat16, BFloat16>(
-      rng, heads, {kDrafts, kBefore + kDrafts}, RandomTree(rng, kDrafts));
-  for (const KvForm form : {KvForm::kPlain, KvForm::kPaired}) {
+  const auto expect = [&](int64_t q_heads, KvForm form) {
+    Heads heads = GroupedHeads();
+    heads.q_heads = q_heads;
     Variant variant;
     variant.form = form;
+    const Sequence clean = RandomDrafts<BFloat16, BFloat16>(
+        rng, heads, {kDrafts, kBefore + kDrafts}, RandomTree(rng, kDrafts));
     using Run = Attention<BFloat16, BFloat16, float>;
     const Run run(heads, variant, {clean});
     EXPECT_RAN_ON(run.plan());
@@ -171,13 +174,13 @@ TEST_P(DraftBitsTest, NanReachesOnlyTheDraftsThatSeeIt) {
         rows[static_cast<size_t>(((kBefore + draft) * 2 + 1) * 24 + 5)] =
             std::nan("");
         const auto got = Run(heads, variant, {s}).result();
-        for (int64_t i = 0; i < kDrafts * 6 * 24; ++i) {
-          const int64_t row = i / (6 * 24), h = i / 24 % 6, d = i % 24;
+        for (int64_t i = 0; i < kDrafts * q_heads * 24; ++i) {
+          const int64_t row = i / (q_heads * 24), h = i / 24 % q_heads;
           const bool sees =
-              h >= 3 &&
+              h >= q_heads / 2 &&
               (clean.draft_masks[static_cast<size_t>(row)] & Bit(draft)) != 0;
           const auto at = static_cast<size_t>(i);
-          if (sees && (in_key || d == 5)) {
+          if (sees && (in_key || i % 24 == 5)) {
             ASSERT_TRUE(std::isnan(got.out[at])) << row << " " << h;
           } else {
             ASSERT_EQ(got.out[at], want.out[at]) << row << " " << h;
@@ -185,6 +188,10 @@ TEST_P(DraftBitsTest, NanReachesOnlyTheDraftsThatSeeIt) {
         }
       }
     }
+  };
+  for (const int64_t q_heads : {6, 32}) {
+    expect(q_heads, KvForm::kPlain);
+    expect(q_heads, KvForm::kPaired);
   }
 }
 
