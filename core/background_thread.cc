@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -22,6 +23,9 @@ absl::StatusOr<std::unique_ptr<BackgroundThread>> BackgroundThread::Create() {
   } catch (const std::system_error&) {
     return absl::ResourceExhaustedError(
         "background_thread: the system refuses the thread");
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "background_thread: no memory for the thread");
   }
   return background;
 }

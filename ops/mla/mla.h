@@ -23,9 +23,9 @@
 //
 // The absorbed form reads the cache and serves every sequence; the direct form
 // needs fewer operations for a prompt. UsesDirectForm (ops/mla/mla_spec.h)
-// chooses for each sequence, so neither the other sequences nor the number of
-// workers change a bit. How a prompt is cut into steps does, where the parts
-// take different forms.
+// chooses for each sequence, so with packed kernels neither the other sequences
+// nor the number of workers change a bit (oneDNN's: gemm/linear.h). How a
+// prompt is cut into steps does, where the parts take different forms.
 //
 // The result of each step, q, [c, r], both norms, the rotation, W_uk c, W_uv c,
 // q', the output of attention and o, is rounded to the dtype of x. The cache

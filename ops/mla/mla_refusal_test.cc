@@ -201,7 +201,7 @@ TEST_F(MlaArgsTest, TensorsAreNamed) {
   Expect("x is", [&](MlaArgs& a) { a.x = two.const_view(); });
   Expect("x is", [&](MlaArgs& a) { a.x = bf16.const_view(); });
   Expect("out is", [&](MlaArgs& a) { a.out = out_.const_view(); });
-  Expect("out", [&](MlaArgs& a) { a.out = in_.view(); });
+  Expect("out overlaps x", [&](MlaArgs& a) { a.out = in_.view(); });
   Expect("kv_norm is", [&](MlaArgs& a) { a.kv_norm = a.q_norm; });
   Expect("q_norm is", [&](MlaArgs& a) { a.q_norm = {}; });
   Expect("the cache has another layout",
@@ -209,7 +209,7 @@ TEST_F(MlaArgsTest, TensorsAreNamed) {
   Expect("pages of the schedule's table=2; need 0", [&](MlaArgs& a) {
     a.cache = KvCacheView(spec_.cache, 1, good_.cache.K(0, 0));
   });
-  Expect("out", [&](MlaArgs& a) {
+  Expect("keys of the cache overlaps out", [&](MlaArgs& a) {
     a.out = DenseMatrix(reinterpret_cast<float*>(good_.cache.K(0, 0)), 3,
                         spec_.hidden);
   });

@@ -43,6 +43,8 @@ absl::StatusOr<int64_t> CountTokens(const MlaSpec& spec,
 
 absl::Status FindSlots(const MlaBatch& batch, int64_t tokens,
                        MlaScheduleStorage& storage) {
+  // Before memory is taken for so many tokens.
+  QUERN_RETURN_IF_ERROR(batch.pages.CheckKvLens(batch.kv_lens));
   storage.slots.resize(static_cast<size_t>(tokens));
   QUERN_RETURN_IF_ERROR(batch.pages.SlotMapping(batch.q_lens, batch.kv_lens,
                                                 absl::MakeSpan(storage.slots)));

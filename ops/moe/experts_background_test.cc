@@ -84,20 +84,17 @@ TEST(ExpertsBackgroundTest, HaveTheBitsOfExecute) {
       here.out.assign(want.size(), -1.0f);
       Executor& executor = *pool;
       bool submitted = false, refused = false;
-      int64_t others = 0;
       {
         const NoAllocScope no_allocation;
         submitted =
             background->Submit([&plan, args = here.args, workspace, &executor] {
               plan.Execute(args, workspace, executor);
             });
-        for (int64_t i = 0; i < 1000; ++i) others += i;  // the other device
         refused = !background->Submit([] {});
         background->Wait();
       }
       EXPECT_TRUE(submitted);
       EXPECT_TRUE(refused);
-      EXPECT_EQ(others, 499500);
       EXPECT_TRUE(AllBitsEqual(here.out, want)) << workers << " workers";
     }
   }

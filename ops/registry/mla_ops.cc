@@ -160,6 +160,10 @@ Bound Make(const TensorMeta& x, const TensorMeta& positions,
                             .status());
   MlaSpec spec = MlaSpecOf(*weights, *layout);
   spec.scale = static_cast<float>(scale);
+  if (scale != 0 && spec.scale == 0) {
+    return InvalidArgument(kOp, "scale=", scale,
+                           "; need 0, or a number that f32 can hold");
+  }
   spec.eps = static_cast<float>(eps);
   spec.dtype = x.dtype;
   spec.norm_dtype = kv_norm.dtype;

@@ -290,6 +290,7 @@ TEST(MlaOpsRefusalTest, NamesWhatIsWrong) {
       {"cache", TensorMeta{DType::kI8, {2, 768}}, "cache is not u8[pages"},
       {"rope", OpArg(), "rope is of another type; need RotaryEmbeddingPlan"},
       {"scale", -1.0, "scale=-1; need a finite number"},
+      {"scale", 1e-50, "scale=1e-50; need 0, or a number that f32 can hold"},
       {"eps", -1.0, "eps"},
   };
   for (const Case& c : cases) {
