@@ -214,57 +214,66 @@ TEST_P(DecoderMemoryTest, ForksOfALongTextKeepTheirWindow) {
   EXPECT_EQ(Forward(*state, {{root, tail}}, inline_), want);
 }
 
+// Layers that remember windows, and layers that remember states too.
+constexpr const char* kRecurrent[] = {"lfm2", "granitehybrid"};
+
 // A slot that a sequence has given back still holds what that sequence
 // remembered. The next sequence there must not see it, and neither must a
 // branch of an empty sequence.
 TEST_P(DecoderMemoryTest, ANewSequenceRemembersNothing) {
   TestRng rng;
-  const SmallDecoder shape = Shape("lfm2", 64);
-  const Decoder model =
-      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
-  DecoderState state = State(model);
-  const auto before = RandomTokens(rng, 9, shape.vocab);
-  const auto text = RandomTokens(rng, 2, shape.vocab);
-  const Rows want = Alone(model, text, 2);
-  std::vector<int32_t> old;
-  for (int i = 0; i < 5; ++i) {
-    old.push_back(*state.NewSequence());
-    Forward(state, {{old.back(), before}}, inline_);
+  for (const char* architecture : kRecurrent) {
+    SCOPED_TRACE(architecture);
+    const SmallDecoder shape = Shape(architecture, 64);
+    const Decoder model =
+        Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+    DecoderState state = State(model);
+    const auto before = RandomTokens(rng, 9, shape.vocab);
+    const auto text = RandomTokens(rng, 2, shape.vocab);
+    const Rows want = Alone(model, text, 2);
+    std::vector<int32_t> old;
+    for (int i = 0; i < 5; ++i) {
+      old.push_back(*state.NewSequence());
+      Forward(state, {{old.back(), before}}, inline_);
+    }
+    for (const int32_t sequence : old) {
+      ASSERT_TRUE(state.EndSequence(sequence).ok());
+    }
+    const int32_t fresh = *state.NewSequence();
+    const int32_t branch = *state.Fork(fresh);
+    EXPECT_EQ(Forward(state, {{branch, text}, {fresh, text}}, inline_),
+              Join(want, want));
   }
-  for (const int32_t sequence : old) {
-    ASSERT_TRUE(state.EndSequence(sequence).ok());
-  }
-  const int32_t fresh = *state.NewSequence();
-  const int32_t branch = *state.Fork(fresh);
-  EXPECT_EQ(Forward(state, {{branch, text}, {fresh, text}}, inline_),
-            Join(want, want));
 }
 
 // A refused step writes nothing that a recurrent layer remembers.
 TEST_P(DecoderMemoryTest, ARefusedStepKeepsWhatRecurrentLayersRemember) {
   TestRng rng;
-  const SmallDecoder shape = Shape("lfm2", 64);
-  const Decoder model =
-      Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
-  DecoderStateSpec spec;
-  spec.max_sequences = 2;
-  spec.page_size = 8;
-  spec.cache_tokens = 32;
-  spec.cache_dtype = DType::kF32;
-  auto state = DecoderState::Create(model, spec);
-  ASSERT_TRUE(state.ok()) << state.status();
-  const auto text = RandomTokens(rng, 10, shape.vocab);
-  const auto more = RandomTokens(rng, 3, shape.vocab);
-  const auto many = RandomTokens(rng, 40, shape.vocab);
-  const int32_t a = *state->NewSequence(), b = *state->NewSequence();
-  Forward(*state, {{a, text}}, inline_);
-  EXPECT_EQ(
-      state->Forward({{a, more}, {b, many}}, LogitsOf::kLastTokens, inline_)
-          .status()
-          .code(),
-      absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(Forward(*state, {{a, more}}, inline_),
-            Alone(model, Join(text, more), 3));
+  for (const char* architecture : kRecurrent) {
+    SCOPED_TRACE(architecture);
+    const SmallDecoder shape = Shape(architecture, 64);
+    const Decoder model =
+        Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
+    DecoderStateSpec spec;
+    spec.max_sequences = 2;
+    spec.page_size = 8;
+    spec.cache_tokens = 32;
+    spec.cache_dtype = DType::kF32;
+    auto state = DecoderState::Create(model, spec);
+    ASSERT_TRUE(state.ok()) << state.status();
+    const auto text = RandomTokens(rng, 10, shape.vocab);
+    const auto more = RandomTokens(rng, 3, shape.vocab);
+    const auto many = RandomTokens(rng, 40, shape.vocab);
+    const int32_t a = *state->NewSequence(), b = *state->NewSequence();
+    Forward(*state, {{a, text}}, inline_);
+    EXPECT_EQ(
+        state->Forward({{a, more}, {b, many}}, LogitsOf::kLastTokens, inline_)
+            .status()
+            .code(),
+        absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(Forward(*state, {{a, more}}, inline_),
+              Alone(model, Join(text, more), 3));
+  }
 }
 
 TEST_P(DecoderMemoryTest, RecurrentLayersCountInTheLimit) {

@@ -62,8 +62,9 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.specials);
      }},
     {"model", "",
-     "GGUF file of a Llama, Qwen2, Qwen3, Gemma-2 or LFM2, in F32, F16, BF16\n"
-     "      or Q8_0; default: the one that comes with this",
+     "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma-2 or\n"
+     "      LFM2, in F32, F16, BF16 or Q8_0; default: the one that comes with "
+     "this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;
