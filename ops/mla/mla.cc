@@ -15,6 +15,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
+#include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/mla/mla_scratch.h"
 
@@ -110,8 +111,11 @@ absl::StatusOr<MlaPlan> MlaPlan::Create(const MlaSpec& spec,
                          LinearPlan::Create(linear, weights.q, executor));
   QUERN_ASSIGN_OR_RETURN(LinearPlan kv_a,
                          LinearPlan::Create(linear, weights.kv_a, executor));
+  LinearSpec last = linear;
+  last.c = spec.dtype_of_out();
+  last.residual = spec.residual;
   QUERN_ASSIGN_OR_RETURN(LinearPlan out,
-                         LinearPlan::Create(linear, weights.out, executor));
+                         LinearPlan::Create(last, weights.out, executor));
   QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan q_absorb,
                          GroupedLinearPlan::Create(grouped, weights.q_absorb));
   QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan v_up,
@@ -257,7 +261,7 @@ absl::Status MlaPlan::CheckArgs(const MlaArgs& args) const {
       (s.q_lora > 0 ? *layers_.q_a : layers_.q).CheckRows(args.x));
   QUERN_RETURN_IF_ERROR(layers_.kv_a.CheckRows(args.x));
   QUERN_RETURN_IF_ERROR(
-      CheckOutput(kOp, "out", args.out, s.dtype, {tokens, s.hidden}));
+      CheckOutput(kOp, "out", args.out, s.dtype_of_out(), {tokens, s.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "x", args.x, "out", args.out));
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "kv_norm", args.kv_norm, s.norm_dtype, {s.kv_lora}));
@@ -271,6 +275,11 @@ absl::Status MlaPlan::CheckArgs(const MlaArgs& args) const {
   } else if (args.q_norm.rank() != 0) {
     return InvalidArgument(kOp, "q_norm is given; need none, as q_lora is 0");
   }
+  if (args.residual.rank() != 0 && !s.residual) {
+    return InvalidArgument(kOp,
+                           "residual is given; need a spec that allows it");
+  }
+  QUERN_RETURN_IF_ERROR(CheckResidual(kOp, args.residual, args.out));
   QUERN_RETURN_IF_ERROR(CheckRope(args));
   return CheckCaches(args);
 }
@@ -287,7 +296,8 @@ absl::Status MlaPlan::CheckCaches(const MlaArgs& args) const {
   } others[] = {{"x", args.x},
                 {"q_norm", args.q_norm},
                 {"kv_norm", args.kv_norm},
-                {"out", args.out}};
+                {"out", args.out},
+                {"residual", args.residual}};
   for (const auto& other : others) {
     if (IsEmpty(other.view)) continue;
     QUERN_RETURN_IF_ERROR(

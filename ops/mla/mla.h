@@ -11,7 +11,7 @@
 //   cache row    = [c, r]
 //   o[h]         = sum over t of softmax_t(scale * logit[h, t]) * W_uv[h] c[t]
 //   logit[h, t]  = qn[h] . W_uk[h] c[t] + qr[h] . r[t],  t of the sequence <= p
-//   out          = W_o [o[0], o[1], ...]
+//   out          = residual + W_o [o[0], o[1], ...]
 //
 // Two forms give o. They are equal but for rounding:
 //
@@ -28,7 +28,8 @@
 // prompt is cut into steps does, where the parts take different forms.
 //
 // The result of each step, q, [c, r], both norms, the rotation, W_uk c, W_uv c,
-// q', the output of attention and o, is rounded to the dtype of x. The cache
+// q', the output of attention and o, is rounded to the dtype of x. out is
+// rounded once, to its own dtype, after the residual has been added. The cache
 // may have another dtype; the direct form does not read it.
 
 #include <cstdint>
@@ -68,6 +69,9 @@ struct MlaArgs {
   KvCacheView cache;     // earlier latents, and room for the new ones
   MlaSchedule schedule;  // built with the plan's spec
   AnyTensorView out;     // [tokens, hidden], any row stride
+  // Added to the result where the spec allows it: of out's dtype and shape, out
+  // itself or memory that does not overlap out. Rank 0 adds nothing.
+  AnyTensorView residual = {};
 };
 
 struct MlaScratch;  // ops/mla/mla_scratch.h
@@ -108,7 +112,8 @@ class MlaPlan {
   // the spec's; a rotation of other elements; a position that it does not have;
   // a schedule of other heads, or with tokens of the direct form where the plan
   // has no kv_b; a cache of another layout or with fewer pages than the
-  // schedule's table; out or the cache where they touch another tensor.
+  // schedule's table; a residual where the spec allows none; out or the cache
+  // where they touch another tensor, but for a residual that is out.
   absl::Status CheckArgs(const MlaArgs& args) const;
 
   // Writes the latents of all tokens into the cache, and out. Allocates nothing

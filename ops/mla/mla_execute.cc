@@ -63,10 +63,11 @@ class Pieces {
 
 void Multiply(const LinearPlan& plan, const AnyTensorView& from,
               const AnyTensorView& to, const Workspace& workspace,
-              Executor& executor) {
+              Executor& executor, const AnyTensorView& residual = {}) {
   LinearArgs args;
   args.a = from;
   args.c = to;
+  args.residual = residual;
   plan.Execute(args, workspace, executor);
 }
 
@@ -224,7 +225,7 @@ void MlaPlan::Execute(const MlaArgs& args, Workspace workspace,
   const int64_t columns = spec_.heads * spec_.v_head_dim;
   Multiply(layers_.out,
            Pieces(spec_.dtype).Rows(scratch.attended, tokens, columns, columns),
-           args.out, workspace, executor);
+           args.out, workspace, executor, args.residual);
 }
 
 }  // namespace quern

@@ -89,6 +89,10 @@ TEST_F(MlaRefusalTest, SpecsNameTheField) {
   spec.dtype = DType::kI8;
   ExpectRefusal(Create(spec, weights_.packed), absl::StatusCode::kUnimplemented,
                 "dtype is i8");
+  spec = spec_;
+  spec.out_dtype = DType::kI8;
+  ExpectRefusal(Create(spec, weights_.packed), absl::StatusCode::kUnimplemented,
+                "out_dtype is i8");
 }
 
 TEST_F(MlaRefusalTest, WeightsNameTheMatrix) {
@@ -218,6 +222,31 @@ TEST_F(MlaArgsTest, TensorsAreNamed) {
   const auto one = MlaPlan::Create(one_spec, one_weights.packed, executor_);
   ASSERT_TRUE(one.ok());
   ExpectRefusal(one->CheckArgs(good_), "q_norm is given; need none");
+}
+
+TEST_F(MlaArgsTest, ResidualsAreNamed) {
+  const AnyMatrix apart(DType::kF32, 3, spec_.hidden, spec_.hidden);
+  const AnyMatrix narrow(DType::kF32, 3, 21, 21);
+  const AnyMatrix bf16(DType::kBF16, 3, spec_.hidden, spec_.hidden);
+  Expect("residual is given; need a spec that allows it",
+         [&](MlaArgs& a) { a.residual = apart.const_view(); });
+  MlaSpec spec = spec_;
+  spec.residual = true;
+  const auto plan = MlaPlan::Create(spec, weights_.packed, executor_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  MlaArgs args = good_;
+  EXPECT_EQ(plan->CheckArgs(args), absl::OkStatus());
+  args.residual = args.out;
+  EXPECT_EQ(plan->CheckArgs(args), absl::OkStatus());
+  args.residual = apart.const_view();
+  EXPECT_EQ(plan->CheckArgs(args), absl::OkStatus());
+  for (const AnyTensorView& wrong : {narrow.const_view(), bf16.const_view()}) {
+    args.residual = wrong;
+    ExpectRefusal(plan->CheckArgs(args), "residual is");
+  }
+  args.residual = DenseMatrix<const float>(
+      reinterpret_cast<const float*>(good_.cache.K(0, 0)), 3, spec_.hidden);
+  ExpectRefusal(plan->CheckArgs(args), "residual");
 }
 
 TEST_F(MlaArgsTest, RotationsAreNamed) {

@@ -20,6 +20,8 @@ constexpr int64_t kMost = int64_t{1} << 24;
 absl::Status CheckMlaSpec(const MlaSpec& s) {
   constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "out_dtype", s.dtype_of_out(), kFloats));
   const struct {
     const char* name;
     int64_t value, least;

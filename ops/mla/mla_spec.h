@@ -5,6 +5,7 @@
 // its two forms (ops/mla/mla.h has the equations).
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -34,8 +35,11 @@ struct MlaSpec {
   int64_t v_head_dim = 0;     // elements of a value
   float scale = 0;            // factor of the logits; 0: 1 / sqrt(nope + rope)
   float eps = 1e-6f;          // added to the mean square in both norms
-  DType dtype = DType::kF32;  // the dtype of x, every step and out
+  DType dtype = DType::kF32;  // the dtype of x and of every step before out
   DType norm_dtype = DType::kF32;  // the dtype of the norms' weights
+  // The dtype of out and of a residual: f32, bf16 or f16. Without: `dtype`.
+  std::optional<DType> out_dtype = {};
+  bool residual = false;  // whether Execute may be given a residual
   // The cache has the latent form with one head. Its keys have kv_lora + rope
   // elements, and its values kv_lora.
   KvLayout cache;
@@ -46,6 +50,7 @@ struct MlaSpec {
   int64_t head_dim() const { return nope + rope; }
   // Elements of a row of the cache.
   int64_t latent_row() const { return kv_lora + rope; }
+  DType dtype_of_out() const { return out_dtype.value_or(dtype); }
 };
 
 // InvalidArgument names the field, its value and what it must be. Unimplemented

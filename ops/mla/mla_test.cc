@@ -87,6 +87,29 @@ TEST_P(MlaTest, IsTheFormulaInBothForms) {
   }
 }
 
+// Every dtype of x with every dtype of out, with and without a residual, which
+// is out itself in some steps.
+TEST_P(MlaTest, AddsAResidualInTheDtypeOfOut) {
+  TestRng rng;
+  InlineExecutor executor;
+  for (const DType dtype : kFloats) {
+    for (const DType out : kFloats) {
+      for (const bool residual : {false, true}) {
+        SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " to "
+                                        << DTypeName(out) << " " << residual);
+        MlaSpec spec = SmallMla(dtype, 0);
+        spec.out_dtype = out;
+        spec.residual = residual;
+        const TestMlaWeights weights(spec, rng);
+        const MlaPlan plan = Plan(spec, weights);
+        MlaSequences layer(spec, weights, kLengths, rng);
+        for (const auto& step : kSteps) layer.Step(plan, step, executor);
+        layer.ExpectOracle();
+      }
+    }
+  }
+}
+
 // More keys than a chunk of attention.
 TEST_P(MlaTest, IsTheFormulaForLongSequences) {
   TestRng rng;

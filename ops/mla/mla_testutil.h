@@ -155,6 +155,13 @@ class MlaSequences {
           spec.dtype, ToDoubles(UniformReals(rng, length * spec.hidden, -2, 2)),
           length, spec.hidden, spec.hidden);
       s.x = x.doubles();
+      if (spec.residual) {
+        const AnyMatrix residual(
+            spec.dtype_of_out(),
+            ToDoubles(UniformReals(rng, length * spec.hidden, -2, 2)), length,
+            spec.hidden, spec.hidden);
+        s.residual = residual.doubles();
+      }
       s.pages.resize(
           static_cast<size_t>(DivCeil(length, spec.cache.page_size())));
       sequences_.push_back(s);
@@ -177,11 +184,12 @@ class MlaSequences {
     std::memset(cache_->data(), 0xff, static_cast<size_t>(cache_->size()));
   }
 
-  // One call for the next tokens of these sequences.
+  // One call for the next tokens of these sequences. A residual is out itself
+  // where the number of tokens is odd.
   void Step(const MlaPlan& plan, const std::vector<MlaPart>& parts,
             Executor& executor) {
     std::vector<int64_t> q_lens, kv_lens, positions;
-    std::vector<double> x;
+    std::vector<double> x, residual;
     PageTableStorage table;
     for (const MlaPart& part : parts) {
       Sequence& s = sequences_[part.sequence];
@@ -190,6 +198,10 @@ class MlaSequences {
       }
       const auto begin = s.x.begin() + s.length * spec_.hidden;
       x.insert(x.end(), begin, begin + part.tokens * spec_.hidden);
+      if (spec_.residual) {
+        const auto add = s.residual.begin() + s.length * spec_.hidden;
+        residual.insert(residual.end(), add, add + part.tokens * spec_.hidden);
+      }
       s.length += part.tokens;
       q_lens.push_back(part.tokens);
       kv_lens.push_back(s.length);
@@ -203,8 +215,17 @@ class MlaSequences {
                            executor.num_workers(), storage_);
     ASSERT_TRUE(schedule.ok()) << schedule.status();
     const AnyMatrix in(spec_.dtype, x, tokens, spec_.hidden, spec_.hidden + 3);
-    const AnyMatrix out(spec_.dtype, tokens, spec_.hidden, spec_.hidden + 5);
-    const MlaArgs args = Args(in, out, positions, *schedule);
+    // NaN, unless it is the residual, too.
+    if (residual.empty()) residual.assign(x.size(), std::nan(""));
+    const DType out_dtype = spec_.dtype_of_out();
+    const AnyMatrix out(out_dtype, residual, tokens, spec_.hidden,
+                        spec_.hidden + 5);
+    const AnyMatrix apart(out_dtype, residual, tokens, spec_.hidden,
+                          spec_.hidden + 1);
+    MlaArgs args = Args(in, out, positions, *schedule);
+    if (spec_.residual) {
+      args.residual = tokens % 2 == 1 ? out.const_view() : apart.const_view();
+    }
     const auto bytes = plan.WorkspaceBytes(*schedule, executor.num_workers());
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     ExpectWithinLimits(plan, q_lens, kv_lens, executor.num_workers(), *bytes);
@@ -265,7 +286,8 @@ class MlaSequences {
 
  private:
   struct Sequence {
-    std::vector<double> x;  // [tokens, hidden], all that there will be
+    std::vector<double> x;         // [tokens, hidden], all that there will be
+    std::vector<double> residual;  // likewise; empty without one
     std::vector<int32_t> pages;
     int64_t length = 0;
     std::vector<double> out;  // rows of the tokens so far
@@ -316,7 +338,13 @@ class MlaSequences {
       const std::vector<double> x(begin, begin + spec_.hidden);
       const auto position = static_cast<int64_t>(t);
       seen.push_back(reference_.Key(x, position));
-      out.push_back(reference_.Token(s.direct[t], x, position, seen));
+      std::vector<double> residual;
+      if (spec_.residual) {
+        const auto add =
+            s.residual.begin() + static_cast<int64_t>(t) * spec_.hidden;
+        residual.assign(add, add + spec_.hidden);
+      }
+      out.push_back(reference_.Token(s.direct[t], x, position, seen, residual));
     }
     return out;
   }

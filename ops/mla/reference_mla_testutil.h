@@ -69,8 +69,10 @@ class ReferenceMla {
   }
 
   // The output of the token x at a position that sees these, its own included.
+  // A residual is added unless it is empty.
   BoundedRow Token(bool direct, const std::vector<double>& x, int64_t position,
-                   const std::vector<ReferenceMlaKey>& seen) const {
+                   const std::vector<ReferenceMlaKey>& seen,
+                   const std::vector<double>& residual = {}) const {
     BoundedRow in = Exact(x);
     if (spec_.q_lora > 0) {
       in =
@@ -86,7 +88,13 @@ class ReferenceMla {
                     : Absorbed(h, nope, turned, seen),
              heads);
     }
-    return BoundedLinear(spec_.dtype, heads, weights_.out);
+    const DType dtype = spec_.dtype_of_out();
+    if (residual.empty()) return BoundedLinear(dtype, heads, weights_.out);
+    BoundedRow out = BoundedLinear(DType::kF32, heads, weights_.out);
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = Rounded(dtype, out[i] + Bounded{residual[i], 0});
+    }
+    return out;
   }
 
  private:

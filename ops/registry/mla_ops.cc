@@ -41,7 +41,8 @@ using MaybeMeta = std::optional<TensorMeta>;
 
 constexpr char kOp[] = "multi_head_latent_attention";
 
-// The tensors are hidden_states, positions, q_norm, kv_norm, cache, out.
+// The tensors are hidden_states, positions, q_norm, kv_norm, cache, residual,
+// out.
 class BoundMla final : public BoundOp {
  public:
   BoundMla(MlaPlan plan, std::optional<NativeMla> native,
@@ -61,7 +62,7 @@ class BoundMla final : public BoundOp {
     return absl::StrCat(target(), " ", plan_.arithmetic());
   }
   absl::Status CheckArgs(Tensors t) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 6));
+    QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 7));
     QUERN_RETURN_IF_ERROR(CheckIndexView(kOp, "positions", t[1], {kAnyExtent}));
     const int64_t page_bytes = plan_.spec().cache.page_bytes();
     // An output of u8 rows, which are contiguous as KvCacheView requires.
@@ -91,7 +92,7 @@ class BoundMla final : public BoundOp {
     } else {
       plan_.Execute(ArgsOf(t), workspace, executor);
     }
-    if (ranks_ != nullptr) ranks_->AllReduceSum(t[5]);
+    if (ranks_ != nullptr) ranks_->AllReduceSum(t[6]);
   }
 
  private:
@@ -105,7 +106,8 @@ class BoundMla final : public BoundOp {
     args.cache =
         KvCacheView(plan_.spec().cache, t[4].extent(0), t[4].mutable_data());
     args.schedule = step_->schedule;
-    args.out = t[5];
+    args.residual = t[5];
+    args.out = t[6];
     return args;
   }
 
@@ -118,9 +120,10 @@ class BoundMla final : public BoundOp {
 
 Metas Shapes(const TensorMeta& x, const TensorMeta& positions,
              const MaybeMeta& q_norm, const TensorMeta& kv_norm,
-             const MutatedMeta& cache, const MlaWeights* weights,
-             const KvLayout* layout, const RotaryEmbeddingPlan*, const MlaStep*,
-             Communicator*, double, double) {
+             const MutatedMeta& cache, const MaybeMeta& residual,
+             const MlaWeights* weights, const KvLayout* layout,
+             const RotaryEmbeddingPlan*, const MlaStep*, Communicator*, double,
+             double, const std::string& out_dtype) {
   const int64_t hidden = weights->kv_a.spec().k;
   if (x.extents.size() != 2 || x.extents[1] != hidden) {
     return InvalidArgument(kOp, "hidden_states is not [tokens, ", hidden,
@@ -146,18 +149,28 @@ Metas Shapes(const TensorMeta& x, const TensorMeta& positions,
     return InvalidArgument(kOp, "cache is not u8[pages, ", layout->page_bytes(),
                            "], as the layout's pages are");
   }
-  return std::vector<TensorMeta>{x};
+  TensorMeta out = x;
+  QUERN_ASSIGN_OR_RETURN(out.dtype,
+                         DTypeOr(kOp, "out_dtype", out_dtype, x.dtype));
+  if (residual.has_value() && !(*residual == out)) {
+    return InvalidArgument(kOp, "residual is not ", DTypeName(out.dtype), "[",
+                           out.extents[0], ", ", hidden, "], as the result is");
+  }
+  return std::vector<TensorMeta>{out};
 }
 
 template <bool kNative>
 Bound Make(const TensorMeta& x, const TensorMeta& positions,
            const MaybeMeta& q_norm, const TensorMeta& kv_norm,
-           const MutatedMeta& cache, const MlaWeights* weights,
-           const KvLayout* layout, const RotaryEmbeddingPlan* rope,
-           const MlaStep* step, Communicator* ranks, double scale, double eps) {
-  QUERN_RETURN_IF_ERROR(Shapes(x, positions, q_norm, kv_norm, cache, weights,
-                               layout, rope, step, ranks, scale, eps)
-                            .status());
+           const MutatedMeta& cache, const MaybeMeta& residual,
+           const MlaWeights* weights, const KvLayout* layout,
+           const RotaryEmbeddingPlan* rope, const MlaStep* step,
+           Communicator* ranks, double scale, double eps,
+           const std::string& out_dtype) {
+  QUERN_ASSIGN_OR_RETURN(
+      const std::vector<TensorMeta> out,
+      Shapes(x, positions, q_norm, kv_norm, cache, residual, weights, layout,
+             rope, step, ranks, scale, eps, out_dtype));
   MlaSpec spec = MlaSpecOf(*weights, *layout);
   spec.scale = static_cast<float>(scale);
   if (scale != 0 && spec.scale == 0) {
@@ -167,6 +180,8 @@ Bound Make(const TensorMeta& x, const TensorMeta& positions,
   spec.eps = static_cast<float>(eps);
   spec.dtype = x.dtype;
   spec.norm_dtype = kv_norm.dtype;
+  spec.out_dtype = out[0].dtype;
+  spec.residual = residual.has_value();
   InlineExecutor executor;
   QUERN_ASSIGN_OR_RETURN(MlaPlan plan,
                          MlaPlan::Create(spec, *weights, executor));
@@ -275,9 +290,10 @@ NamedArgs Example(DType dtype) {
 absl::Status RegisterMlaOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
       "multi_head_latent_attention(Tensor hidden_states, Tensor positions, "
-      "Tensor? q_norm, Tensor kv_norm, Tensor(a4!) cache, MlaWeights weights, "
-      "KvLayout layout, RotaryEmbeddingPlan rope, MlaStep step, "
-      "Communicator? ranks, float scale=0.0, float eps=1e-06) -> Tensor",
+      "Tensor? q_norm, Tensor kv_norm, Tensor(a4!) cache, Tensor? residual, "
+      "MlaWeights weights, KvLayout layout, RotaryEmbeddingPlan rope, "
+      "MlaStep step, Communicator? ranks, float scale=0.0, float eps=1e-06, "
+      "str out_dtype=\"\") -> Tensor",
       &Example, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);

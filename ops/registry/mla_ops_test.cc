@@ -152,6 +152,21 @@ TEST_P(MlaOpsTest, IsThePlan) {
   Run(op, Tensors(other, again), kTokens);
   EXPECT_TRUE(AllBitsEqual(again, want));
 
+  // A residual is added, in place.
+  NamedArgs adding = args_;
+  adding.emplace_back("residual", TensorMeta{DType::kF32, {4, kHidden}});
+  adding.emplace_back("out_dtype", "f32");
+  for (const char* provider : {"simd", "reference"}) {
+    Floats added(want.size(), 1.0f);
+    std::vector<NamedTensor> in_place = Tensors(other, added);
+    in_place.push_back(
+        {"residual", DenseMatrix<const float>(added.data(), kTokens, kHidden)});
+    Run(Make(provider, kOp, adding), in_place, kTokens);
+    for (size_t i = 0; i < added.size(); ++i) {
+      EXPECT_NEAR(added[i], want[i] + 1.0f, 1e-5f) << provider << " " << i;
+    }
+  }
+
   // Two ranks of the same heads sum to twice their result.
   for (float& v : want) v *= 2;
   RunRanks(2, [&](ThreadCommunicator& ranks) {
@@ -252,12 +267,12 @@ TEST_P(MlaOpsTest, NamesWhatIsWrong) {
   ASSERT_EQ(op.op->CheckArgs(tensors), absl::OkStatus());
   std::vector<AnyTensorView> bad = tensors;
   bad.pop_back();
-  ExpectRefusal(op.op->CheckArgs(bad), "tensors=5; need 6");
+  ExpectRefusal(op.op->CheckArgs(bad), "tensors=6; need 7");
   bad = tensors;
   bad[1] = tensors[0];
   ExpectRefusal(op.op->CheckArgs(bad), "positions is");
   bad = tensors;
-  bad[4] = tensors[5];
+  bad[4] = tensors[6];
   ExpectRefusal(op.op->CheckArgs(bad), "cache is");
   bad = tensors;
   bad[4] = AnyTensorView(DType::kU8, tensors[4].mutable_data(), 2,
@@ -288,6 +303,10 @@ TEST(MlaOpsRefusalTest, NamesWhatIsWrong) {
       {"q_norm", TensorMeta{DType::kBF16, {8}}, "q_norm is bf16; need f32"},
       {"cache", TensorMeta{DType::kU8, {2, 16}}, "cache is not u8[pages, 768]"},
       {"cache", TensorMeta{DType::kI8, {2, 768}}, "cache is not u8[pages"},
+      {"residual", TensorMeta{DType::kF32, {4, 15}},
+       "residual is not f32[4, 16], as the result is"},
+      {"residual", TensorMeta{DType::kBF16, {4, 16}},
+       "residual is not f32[4, 16]"},
       {"rope", OpArg(), "rope is of another type; need RotaryEmbeddingPlan"},
       {"scale", -1.0, "scale=-1; need a finite number"},
       {"scale", 1e-50, "scale=1e-50; need 0, or a number that f32 can hold"},

@@ -166,7 +166,9 @@ void NativeMla::Token(const MlaArgs& args, int64_t token, int64_t index,
              DenseMatrix(latent, 1, spec_.kv_lora),
              s.values + h * spec_.v_head_dim, spec_.v_head_dim);
   }
-  out_.Multiply(DenseMatrix(s.values, 1, spec_.heads * spec_.v_head_dim), {},
+  out_.Multiply(DenseMatrix(s.values, 1, spec_.heads * spec_.v_head_dim),
+                args.residual.rank() == 0 ? AnyTensorView()
+                                          : RowSlice(args.residual, token, 1),
                 RowSlice(args.out, token, 1));
 }
 
