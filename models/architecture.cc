@@ -37,6 +37,12 @@ constexpr uint32_t kShortConv = Bit(ModelPart::kShortConv);
 constexpr uint32_t kMamba2 = Bit(ModelPart::kMamba2);
 constexpr uint32_t kSharedExpert = Bit(ModelPart::kSharedExpert);
 constexpr uint32_t kMultipliers = Bit(ModelPart::kMultipliers);
+constexpr uint32_t kLatent = Bit(ModelPart::kLatent);
+constexpr uint32_t kQueryLora = Bit(ModelPart::kQueryLora);
+constexpr uint32_t kSplitKvB = Bit(ModelPart::kSplitKvB);
+constexpr uint32_t kYarn = Bit(ModelPart::kYarn);
+constexpr uint32_t kRouting = Bit(ModelPart::kRouting);
+constexpr uint32_t kRouterBias = Bit(ModelPart::kRouterBias);
 
 constexpr Architecture kArchitectures[] = {
     {"llama", kAny, kOutput | kRopeFactors | kExperts, RotaryStyle::kPairs,
@@ -54,6 +60,9 @@ constexpr Architecture kArchitectures[] = {
     {"granitehybrid", kMamba2 | kMultipliers,
      kOutput | kExperts | kSharedExpert, RotaryStyle::kPairs,
      LinearActivation::kSiluAndMul, false},
+    {"deepseek2", kLatent | kRouting | kExperts,
+     kOutput | kSharedExpert | kQueryLora | kSplitKvB | kYarn | kRouterBias,
+     RotaryStyle::kPairs, LinearActivation::kSiluAndMul, false},
 };
 
 // Upper bound far above any model, low enough that products of two dimensions
@@ -86,6 +95,16 @@ double SameHeadDim(const DecoderConfig& c) {
 double Vocab(const DecoderConfig& c) { return static_cast<double>(c.vocab); }
 double RopeBase(const DecoderConfig&) { return 10000; }
 double Ffn(const DecoderConfig& c) { return static_cast<double>(c.ffn); }
+double SameValueDim(const DecoderConfig& c) {
+  return static_cast<double>(c.value_dim);
+}
+// Where the file gives the number of shared experts instead; else required.
+double SharedFfn(const DecoderConfig& c) {
+  return static_cast<double>(c.shared_experts) *
+         static_cast<double>(c.expert_ffn);
+}
+int64_t MaxLeadingDense(const DecoderConfig& c) { return c.layers - 1; }
+int64_t MaxGating(const DecoderConfig&) { return 2; }
 int64_t MaxExperts(const DecoderConfig&) { return RouterSpec::kMaxExperts; }
 int64_t MaxExpertsUsed(const DecoderConfig& c) {
   return std::min(c.experts, RouterSpec::kMaxTopK);
@@ -101,6 +120,13 @@ constexpr ModelKey kKeys[] = {
     {"attention.head_count_kv", &C::kv_heads, nullptr, kAny, KvHeads, MaxDim},
     {"attention.key_length", &C::head_dim, nullptr, kAny, HeadDim, MaxDim},
     {"attention.value_length", &C::value_dim, nullptr, kAny, SameHeadDim,
+     MaxDim},
+    {"attention.key_length_mla", &C::head_dim, nullptr, kSplitKvB, Required,
+     MaxDim},
+    {"attention.value_length_mla", &C::value_dim, nullptr, kSplitKvB,
+     SameValueDim, MaxDim},
+    {"attention.kv_lora_rank", &C::kv_lora, nullptr, kLatent, Required, MaxDim},
+    {"attention.q_lora_rank", &C::q_lora, nullptr, kQueryLora, Required,
      MaxDim},
     {"rope.dimension_count", &C::rope_dim, nullptr, kAny, SameHeadDim,
      MaxHeadDim},
@@ -118,6 +144,17 @@ constexpr ModelKey kKeys[] = {
      MaxExpertsUsed},
     {"expert_feed_forward_length", &C::expert_ffn, nullptr, kExperts, Ffn,
      MaxDim},
+    {"leading_dense_block_count", &C::leading_dense, nullptr, kRouting,
+     Required, MaxLeadingDense, 0},
+    {"expert_shared_count", &C::shared_experts, nullptr,
+     kRouting | kSharedExpert, Required, MaxDim},
+    {"expert_gating_func", &C::gating, nullptr, kRouting, One, MaxGating},
+    {"expert_weights_scale", nullptr, &C::expert_scale, kRouting, One, nullptr},
+    {"rope.scaling.factor", nullptr, &C::yarn_factor, kYarn, Required, nullptr},
+    {"rope.scaling.original_context_length", &C::yarn_original, nullptr, kYarn,
+     Required, MaxDim, 2},
+    {"rope.scaling.yarn_log_multiplier", nullptr, &C::yarn_log_mul, kYarn,
+     Required, nullptr},
     {"shortconv.l_cache", &C::conv_width, nullptr, kShortConv, Required,
      MaxConvWidth},
     {"ssm.conv_kernel", &C::conv_width, nullptr, kMamba2, Required,
@@ -134,9 +171,20 @@ constexpr ModelKey kKeys[] = {
      AttentionScale, nullptr},
     {"logit_scale", nullptr, &C::logit_divisor, kMultipliers, One, nullptr},
     {"expert_shared_feed_forward_length", &C::shared_ffn, nullptr,
-     kSharedExpert, Required, MaxDim},
+     kSharedExpert, SharedFfn, MaxDim},
     {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
 };
+
+// The value that a file has for an integer key. Where each head has its own
+// matrices, key_length and value_length are those of the one head that all
+// query heads share.
+int64_t ValueOf(const ModelKey& key, const DecoderConfig& c) {
+  if (c.Has(ModelPart::kSplitKvB) && key.needs == kAny) {
+    if (key.integer == &C::head_dim) return c.kv_lora + c.rope_dim;
+    if (key.integer == &C::value_dim) return c.kv_lora;
+  }
+  return c.*key.integer;
+}
 
 }  // namespace
 
@@ -162,8 +210,16 @@ void WriteModelKeys(
   if (config.Has(ModelPart::kMamba2)) {
     bool_key(absl::StrCat(config.architecture, ".", kRopeKey), config.rope);
   }
+  if (config.Has(ModelPart::kRouting)) {
+    bool_key(absl::StrCat(config.architecture, ".", kExpertsNormKey),
+             config.experts_sum_to_one);
+  }
   for (const ModelKey& key : kKeys) {
     if (!config.HasAll(key.needs)) continue;
+    // It follows from the number of shared experts.
+    if (config.Has(ModelPart::kRouting) && key.integer == &C::shared_ffn) {
+      continue;
+    }
     const std::string name = absl::StrCat(config.architecture, ".", key.name);
     if (key.integer == &C::kv_heads && config.HasRecurrent()) {
       std::vector<int32_t> heads;
@@ -174,12 +230,48 @@ void WriteModelKeys(
       }
       ints_key(name, heads);
     } else if (key.integer != nullptr) {
-      int_key(name, config.*key.integer);
+      int_key(name, ValueOf(key, config));
     } else {
       float_key(name, config.*key.real);
     }
   }
 }
+
+namespace {
+
+// What the parts say of experts.
+void SetRouting(C& c) {
+  if (!c.Has(ModelPart::kRouting)) {
+    c.leading_dense = c.shared_experts = 0;
+    c.gating = 1;
+    c.experts_sum_to_one = true;
+    c.expert_scale = 1;
+  } else {
+    if (!c.Has(ModelPart::kSharedExpert)) c.shared_experts = 0;
+    c.shared_ffn = c.shared_experts * c.expert_ffn;
+    if (c.leading_dense > 0) c.parts |= kDense;
+  }
+  if (!c.Has(ModelPart::kSharedExpert)) c.shared_ffn = 0;
+}
+
+// What the parts say of attention over latents, and of YaRN.
+void SetLatent(C& c) {
+  if (!c.Has(ModelPart::kYarn)) {
+    c.yarn_factor = c.yarn_log_mul = 0;
+    c.yarn_original = 0;
+  }
+  if (!c.Has(ModelPart::kQueryLora)) c.q_lora = 0;
+  if (!c.Has(ModelPart::kLatent)) {
+    c.kv_lora = 0;
+    return;
+  }
+  const bool lora = c.Has(ModelPart::kQueryLora);
+  const bool split = c.Has(ModelPart::kSplitKvB);
+  if (!lora) c.parts |= Bit(ModelPart::kPlainQuery);
+  if (!split) c.parts |= Bit(ModelPart::kJoinedKvB);
+}
+
+}  // namespace
 
 void SetArchitecture(const Architecture& architecture,
                      absl::FunctionRef<bool(ModelPart part)> has,
@@ -188,7 +280,8 @@ void SetArchitecture(const Architecture& architecture,
   c.parts = architecture.always;
   for (const ModelPart part :
        {ModelPart::kOutputMatrix, ModelPart::kRopeFactors, ModelPart::kExperts,
-        ModelPart::kSharedExpert}) {
+        ModelPart::kSharedExpert, ModelPart::kQueryLora, ModelPart::kSplitKvB,
+        ModelPart::kYarn, ModelPart::kRouterBias}) {
     if ((architecture.may & Bit(part)) != 0 && has(part)) c.parts |= Bit(part);
   }
   if (!c.Has(ModelPart::kExperts)) {
@@ -196,7 +289,8 @@ void SetArchitecture(const Architecture& architecture,
     c.experts = c.experts_used = c.expert_ffn = 0;
     c.parts &= ~kSharedExpert;
   }
-  if (!c.Has(ModelPart::kSharedExpert)) c.shared_ffn = 0;
+  SetRouting(c);
+  SetLatent(c);
   if (!c.Has(ModelPart::kEmbdNorm)) c.parts |= kOutputNorm;
   if (!c.HasRecurrent()) {
     c.recurrent.clear();

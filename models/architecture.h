@@ -34,7 +34,7 @@ absl::Span<const Architecture> Architectures();
 // Null for an unknown name.
 const Architecture* FindArchitecture(absl::string_view name);
 
-// A key of the model's shape, "<architecture>.<name>": an integer in [1,
+// A key of the model's shape, "<architecture>.<name>": an integer in [min,
 // max(config)], or a finite float above 0. In a model with recurrent layers,
 // attention.head_count_kv is an array with an integer for each layer, which is
 // 0 for the recurrent ones.
@@ -48,6 +48,7 @@ struct ModelKey {
   // required.
   double (*fallback)(const DecoderConfig& config);
   int64_t (*max)(const DecoderConfig& config);
+  int64_t min = 1;  // of an integer
 };
 
 // The keys in the order of reading, because a fallback or a bound may use keys
@@ -76,8 +77,16 @@ enum class Extent : uint8_t {
   kSsmGroupCols,  // channels of a group
   kSsmProjected,
   kSharedFfn,
+  kQueryLora,
+  kLatent,       // elements of a latent
+  kLatentRow,    // and of the rotated part of a key
+  kLatentHeads,  // query heads of layers over latents
+  kNope,
+  kValueDim,
+  kKvBRows,    // keys without their rotated part, and values, of all heads
+  kValueCols,  // values of all heads
 };
-constexpr size_t kNumExtents = 19;
+constexpr size_t kNumExtents = 27;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
@@ -105,6 +114,16 @@ enum class TensorId : uint8_t {
   kAttnQNorm,
   kAttnKNorm,
   kAttnOutput,
+  kLatentQ,
+  kLatentQA,
+  kLatentQANorm,
+  kLatentQB,
+  kLatentKvA,
+  kLatentKvANorm,
+  kLatentKvB,
+  kLatentKB,
+  kLatentVB,
+  kLatentOutput,
   kShortConv,
   kShortConvIn,
   kShortConvOut,
@@ -123,6 +142,7 @@ enum class TensorId : uint8_t {
   kFfnUp,
   kFfnDown,
   kRouter,
+  kRouterBias,
   kExpertGate,
   kExpertUp,
   kExpertDown,
@@ -186,6 +206,15 @@ void WriteModelKeys(
 // The key, without its architecture, that says whether attention has rotary
 // positions, in models with kMamba2: a bool, true by default.
 inline constexpr char kRopeKey[] = "rope.scaling.finetuned";
+// The key, without its architecture, that says whether the weights of a token's
+// experts sum to expert_scale, in models with kRouting: a bool, false by
+// default.
+inline constexpr char kExpertsNormKey[] = "expert_weights_norm";
+// The key, without its architecture, of a string that names the scaling of
+// rotary positions: kYarnScaling in models with kYarn. WriteModelKeys leaves it
+// to the caller.
+inline constexpr char kRopeScalingKey[] = "rope.scaling.type";
+inline constexpr char kYarnScaling[] = "yarn";
 
 // Sets the fields of `config` that follow from the architecture and from its
 // numbers: parts, style, activation and scales. `has` says whether the file has

@@ -30,6 +30,12 @@ constexpr uint32_t kShortConv = Bit(ModelPart::kShortConv);
 constexpr uint32_t kMamba2 = Bit(ModelPart::kMamba2);
 constexpr uint32_t kSharedExpert = Bit(ModelPart::kSharedExpert);
 constexpr uint32_t kAttention = Bit(ModelPart::kAttention);
+constexpr uint32_t kLatent = Bit(ModelPart::kLatent);
+constexpr uint32_t kPlainQuery = Bit(ModelPart::kPlainQuery);
+constexpr uint32_t kQueryLora = Bit(ModelPart::kQueryLora);
+constexpr uint32_t kJoinedKvB = Bit(ModelPart::kJoinedKvB);
+constexpr uint32_t kSplitKvB = Bit(ModelPart::kSplitKvB);
+constexpr uint32_t kRouterBias = Bit(ModelPart::kRouterBias);
 
 using E = Extent;
 using R = TensorRole;
@@ -56,6 +62,26 @@ constexpr TensorEntry kTensors[] = {
      E::kOne, kHeadNorms | kAttention},
     {TensorId::kAttnOutput, "attn_output.weight", true, R::kMatrixIntoStream,
      E::kQueryCols, E::kHidden, kAttention},
+    {TensorId::kLatentQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
+     E::kQueryCols, kPlainQuery},
+    {TensorId::kLatentQA, "attn_q_a.weight", true, R::kMatrix, E::kHidden,
+     E::kQueryLora, kQueryLora},
+    {TensorId::kLatentQANorm, "attn_q_a_norm.weight", true, R::kNorm,
+     E::kQueryLora, E::kOne, kQueryLora},
+    {TensorId::kLatentQB, "attn_q_b.weight", true, R::kMatrix, E::kQueryLora,
+     E::kQueryCols, kQueryLora},
+    {TensorId::kLatentKvA, "attn_kv_a_mqa.weight", true, R::kMatrix, E::kHidden,
+     E::kLatentRow, kLatent},
+    {TensorId::kLatentKvANorm, "attn_kv_a_norm.weight", true, R::kNorm,
+     E::kLatent, E::kOne, kLatent},
+    {TensorId::kLatentKvB, "attn_kv_b.weight", true, R::kMatrix, E::kLatent,
+     E::kKvBRows, kJoinedKvB},
+    {TensorId::kLatentKB, "attn_k_b.weight", true, R::kMatrix, E::kNope,
+     E::kLatent, kSplitKvB, E::kLatentHeads},
+    {TensorId::kLatentVB, "attn_v_b.weight", true, R::kMatrix, E::kLatent,
+     E::kValueDim, kSplitKvB, E::kLatentHeads},
+    {TensorId::kLatentOutput, "attn_output.weight", true, R::kMatrixIntoStream,
+     E::kValueCols, E::kHidden, kLatent},
     {TensorId::kShortConv, "shortconv.conv.weight", true, R::kConvolution,
      E::kConvWidth, E::kConvChannels, kShortConv},
     {TensorId::kShortConvIn, "shortconv.in_proj.weight", true, R::kMatrix,
@@ -90,6 +116,8 @@ constexpr TensorEntry kTensors[] = {
      E::kHidden, kDense},
     {TensorId::kRouter, "ffn_gate_inp.weight", true, R::kRouter, E::kHidden,
      E::kExperts, kExperts},
+    {TensorId::kRouterBias, "exp_probs_b.bias", true, R::kBias, E::kExperts,
+     E::kOne, kRouterBias},
     {TensorId::kExpertGate, "ffn_gate_exps.weight", true, R::kMatrix,
      E::kHidden, E::kExpertFfn, kExperts, E::kExperts},
     {TensorId::kExpertUp, "ffn_up_exps.weight", true, R::kMatrix, E::kHidden,
@@ -150,6 +178,22 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
       return c.expert_ffn;
     case Extent::kSharedFfn:
       return c.shared_ffn;
+    case Extent::kQueryLora:
+      return c.q_lora;
+    case Extent::kLatent:
+      return c.kv_lora;
+    case Extent::kLatentRow:
+      return c.kv_lora + c.rope_dim;
+    case Extent::kLatentHeads:
+      return c.q_heads;
+    case Extent::kNope:
+      return c.nope();
+    case Extent::kValueDim:
+      return c.value_dim;
+    case Extent::kKvBRows:
+      return c.q_heads * (c.nope() + c.value_dim);
+    case Extent::kValueCols:
+      return c.q_heads * c.value_dim;
     case Extent::kConvWidth:
       return c.conv_width;
     case Extent::kConvChannels:

@@ -38,6 +38,17 @@
 //           logit_scale; q and k are not rotated if rope.scaling.finetuned is
 //           false; with experts, there may be one that every token has
 //
+//   deepseek2  llama, but attention is over latents (ops/mla/mla.h) and the
+//           first layers alone are dense: the others have experts, whose
+//           scores, weights and factor the file gives, and shared ones that
+//           every token has. Rotary positions may be scaled by YaRN.
+//
+// A layer over latents rounds each of its steps to the type of the rows. A
+// prompt that begins a sequence takes the direct form there if it is long, and
+// all else the absorbed form. Its operator, multi_head_latent_attention, takes
+// the place of linear, rotary_embedding, write_kv and paged_attention; each
+// state makes its own.
+//
 // A recurrent layer remembers a sequence in a state of fixed size, whatever its
 // length. It rounds each of its steps to the type of the rows, but for a state
 // in f32. Its operator, short_conv or mamba_mixer2, takes the place of linear,
@@ -57,7 +68,8 @@
 // A norm multiplies by the weights in the file. This holds for gemma2 too,
 // because writers of GGUF files have already added Gemma's 1 to its weights.
 //
-// A model with recurrent layers runs on one rank: others are refused.
+// A model with recurrent layers, or with layers over latents, runs on one rank:
+// others are refused.
 //
 // Each rank routes by itself, so with experts all ranks need CPUs of one
 // instruction set: a logit that differs in its last bit may choose another
@@ -104,8 +116,8 @@ class OpRegistry;    // ops/registry/op_registry.h
 
 // Registers what models are made of: vocab_parallel_embedding, rms_norm,
 // add_rms_norm, linear, fused_moe, rotary_embedding, write_kv, paged_attention,
-// short_conv, mamba_mixer2, gather_rows and logits_processor, with the families
-// that they belong to.
+// short_conv, mamba_mixer2, multi_head_latent_attention, gather_rows and
+// logits_processor, with the families that they belong to.
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
@@ -208,11 +220,12 @@ struct DecoderStateSpec {
   // max_sequences times the model's context. Local layers have a smaller cache
   // of their own, because pages that their window has left are given back.
   int64_t cache_tokens = 0;
-  int64_t page_size = 32;
+  int64_t page_size = 32;  // a multiple of 16 for layers over latents
   // kF32, kBF16, kF16, kI8, kF8E4M3 or kF8E5M2. Types of one byte have an f32
   // scale for each token and head, computed when the token is written. If the
   // model's rows are bf16 and the cache is bf16 or of one byte, queries are
-  // rounded to bf16, so that their products are bf16 dot products.
+  // rounded to bf16, so that their products are bf16 dot products. Layers over
+  // latents refuse types of one byte.
   DType cache_dtype = DType::kF16;
   // Upper limit on the bytes of cache, of recurrent layers' memory and of
   // activations together. 0 means 4 GiB
@@ -272,7 +285,9 @@ class DecoderState {
   //
   // A sequence's logits depend neither on the other items nor on how its tokens
   // are divided into calls. With Mamba-2 layers, items of 16 tokens and more go
-  // by chunks there, and so may differ from shorter ones by roundings.
+  // by chunks there, and so may differ from shorter ones by roundings. The same
+  // holds for the first items of sequences in layers over latents, where the
+  // form changes with the item's length.
   absl::StatusOr<MatrixView<const float>> Forward(
       absl::Span<const DecoderBatchItem> items, LogitsOf logits_of,
       Executor& executor);

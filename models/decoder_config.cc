@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
+#include "quern/models/deepseek_config.h"
 #include "quern/models/gguf.h"
 
 namespace quern {
@@ -52,7 +53,7 @@ class Keys {
       if (!absent) {
         QUERN_ASSIGN_OR_RETURN(value, file_.GetInt(Name(key.name)));
         QUERN_RETURN_IF_ERROR(
-            CheckRange(kOp, Name(key.name), value, 1, key.max(c)));
+            CheckRange(kOp, Name(key.name), value, key.min, key.max(c)));
       }
       c.*key.integer = value;
       return absl::OkStatus();
@@ -95,12 +96,17 @@ class Keys {
                          " layers; need a layer that attends");
   }
 
-  // Unimplemented if the file has scaling of rotary positions.
-  absl::Status CheckNoRopeScaling() const {
-    if (const char* key = "rope.scaling.type"; Has(key)) {
+  // Unimplemented if the file has scaling of rotary positions that the
+  // architecture has not.
+  absl::Status CheckRopeScaling(const Architecture& architecture) const {
+    if (const char* key = kRopeScalingKey; Has(key)) {
       QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
                              file_.GetString(Name(key)));
       if (scaling == "none") return absl::OkStatus();
+      if (scaling == kYarnScaling &&
+          (architecture.may & Bit(ModelPart::kYarn)) != 0) {
+        return CheckYarnKeys(file_, architecture.name);
+      }
       return Unimplemented(kOp, Name(key), " is '",
                            absl::CHexEscape(scaling.substr(0, 64)),
                            "'; need 'none'");
@@ -118,7 +124,9 @@ class Keys {
 
   // Whether there is a shared expert besides the others.
   absl::StatusOr<bool> HasSharedExpert(const Architecture& architecture) const {
-    const char* key = "expert_shared_feed_forward_length";
+    const bool counted = (architecture.always & Bit(ModelPart::kRouting)) != 0;
+    const char* key =
+        counted ? "expert_shared_count" : "expert_shared_feed_forward_length";
     constexpr uint32_t kShared = Bit(ModelPart::kSharedExpert);
     if ((architecture.may & kShared) == 0 || !Has(key)) return false;
     QUERN_ASSIGN_OR_RETURN(const int64_t columns, file_.GetInt(Name(key)));
@@ -220,8 +228,15 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("attention.head_count * key_length"),
                  c.q_cols(), 1, DecoderConfig::kMaxDim));
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
-                                   c.value_dim, c.head_dim, "the keys have"));
+  if (c.Has(ModelPart::kLatent)) {
+    QUERN_RETURN_IF_ERROR(CheckLatentShape(c, keys.Name("")));
+  } else {
+    QUERN_RETURN_IF_ERROR(CheckEqual(kOp, keys.Name("attention.value_length"),
+                                     c.value_dim, c.head_dim, "the keys have"));
+  }
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, keys.Name("expert_feed_forward_length * shared experts"),
+                 c.shared_ffn, 0, DecoderConfig::kMaxDim));
   if (c.Has(ModelPart::kMamba2)) {
     const int64_t heads = c.ssm_heads;
     if (c.ssm_inner % heads != 0 || heads % c.ssm_groups != 0) {
@@ -288,7 +303,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
                          "'; need ", Supported("or"));
   }
   const Keys keys(file, architecture);
-  QUERN_RETURN_IF_ERROR(keys.CheckNoRopeScaling());
+  QUERN_RETURN_IF_ERROR(keys.CheckRopeScaling(*form));
   QUERN_ASSIGN_OR_RETURN(const bool has_experts, keys.HasExperts(*form));
 
   DecoderConfig c;
@@ -298,6 +313,8 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
   c.parts = form->always;  // decides which keys exist
+  QUERN_ASSIGN_OR_RETURN(const uint32_t of_keys, PartsOfKeys(file, *form));
+  c.parts |= of_keys;
   if (has_experts) c.parts |= Bit(ModelPart::kExperts);
   bool has_shared = false;
   if (has_experts) {
@@ -306,9 +323,17 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   if (has_shared) c.parts |= Bit(ModelPart::kSharedExpert);
   QUERN_ASSIGN_OR_RETURN(c.rope, keys.HasRope(c));
   QUERN_RETURN_IF_ERROR(ReadShape(file, keys, c));
+  QUERN_RETURN_IF_ERROR(ReadRoutingKeys(file, architecture, c));
   const auto has = [&](ModelPart part) {
     if (part == ModelPart::kExperts) return has_experts;
     if (part == ModelPart::kSharedExpert) return has_shared;
+    if ((of_keys & Bit(part)) != 0) return true;
+    if (part == ModelPart::kRouterBias) {
+      return file.HasTensor(TensorName(TensorId::kRouterBias, c.leading_dense));
+    }
+    if (part != ModelPart::kRopeFactors && part != ModelPart::kOutputMatrix) {
+      return false;
+    }
     return file.HasTensor(TensorName(part == ModelPart::kRopeFactors
                                          ? TensorId::kRopeFactors
                                          : TensorId::kOutput));

@@ -33,7 +33,15 @@ enum class ModelPart : uint8_t {
   kMamba2,        // some layers are Mamba-2
   kSharedExpert,  // every token has an expert besides those of the router
   kMultipliers,   // factors of embedding, contributions, scores and logits
-  kAttention,     // of a layer: it attends, so it is not recurrent
+  kAttention,     // of a layer: it attends to keys and values of heads
+  kLatent,        // layers attend to latents (DeepSeek)
+  kPlainQuery,    // with kLatent: one matrix makes queries
+  kQueryLora,     // with kLatent: two matrices with a norm between do
+  kJoinedKvB,     // with kLatent: attn_kv_b makes keys and values
+  kSplitKvB,      // with kLatent: attn_k_b and attn_v_b do, a matrix a head
+  kYarn,          // rotary positions are scaled by YaRN
+  kRouting,       // the file says how experts are scored and weighed
+  kRouterBias,    // a bias of each expert decides, and weighs nothing
 };
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
@@ -45,6 +53,10 @@ struct DecoderConfig {
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
   static constexpr uint32_t kRecurrentParts =
       Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2);
+
+  static constexpr uint32_t kMixtureParts = Bit(ModelPart::kExperts) |
+                                            Bit(ModelPart::kSharedExpert) |
+                                            Bit(ModelPart::kRouterBias);
 
   std::string architecture;  // one of models/architecture.h
   std::string name;          // general.name, or ""
@@ -58,13 +70,27 @@ struct DecoderConfig {
   int64_t q_heads = 0;  // a multiple of kv_heads
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t value_dim = 0;  // head_dim
+  int64_t value_dim = 0;  // head_dim, but for kLatent
   int64_t rope_dim = 0;   // even, <= head_dim
   // With kExperts; else 0.
   int64_t experts = 0;
   int64_t experts_used = 0;  // of each token
   int64_t expert_ffn = 0;    // of each expert
   int64_t shared_ffn = 0;    // of the shared expert, if there is one
+  // With kRouting; else as here.
+  int64_t leading_dense = 0;   // layers before the first with experts
+  int64_t shared_experts = 0;  // whose columns, expert_ffn each, are shared_ffn
+  int64_t gating = 1;          // the experts' scores: 1 softmax, 2 sigmoid
+  bool experts_sum_to_one = true;  // weights of a token, before expert_scale
+  float expert_scale = 1;
+  // With kLatent; else 0. A query and a key have head_dim elements, of which
+  // the last rope_dim rotate.
+  int64_t kv_lora = 0;  // elements of a latent
+  int64_t q_lora = 0;   // with kQueryLora: elements between the two matrices
+  // With kYarn; else 0.
+  float yarn_factor = 0;      // how much longer the context became
+  int64_t yarn_original = 0;  // the context before
+  float yarn_log_mul = 0;     // a tenth of mscale_all_dim
   // Which layers remember a sequence in a state of fixed size, and do not
   // attend to its keys: 1 for these, 0 for the others; empty if no layer does.
   std::vector<uint8_t> recurrent;
@@ -100,16 +126,28 @@ struct DecoderConfig {
   bool IsRecurrent(int64_t layer) const {
     return !recurrent.empty() && recurrent[static_cast<size_t>(layer)] != 0;
   }
-  // The parts of one layer: it is either recurrent or attends.
+  // The parts of one layer: it is either recurrent or attends, and it either
+  // has experts or is dense.
   uint32_t PartsIn(int64_t layer) const {
-    return IsRecurrent(layer)
-               ? parts
-               : (parts & ~kRecurrentParts) | Bit(ModelPart::kAttention);
+    uint32_t all = parts;
+    if (!IsRecurrent(layer)) {
+      all &= ~kRecurrentParts;
+      if (!Has(ModelPart::kLatent)) all |= Bit(ModelPart::kAttention);
+    }
+    if (Has(ModelPart::kExperts) && Has(ModelPart::kDense)) {
+      all &= layer < leading_dense ? ~kMixtureParts : ~Bit(ModelPart::kDense);
+    }
+    return all;
+  }
+  bool LayerHas(int64_t layer, ModelPart part) const {
+    return (PartsIn(layer) & Bit(part)) != 0;
   }
   bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
+  // With kLatent: elements of a query or key that do not rotate.
+  int64_t nope() const { return head_dim - rope_dim; }
   // Channels that a recurrent layer convolves.
   int64_t conv_channels() const {
     return Has(ModelPart::kMamba2) ? ssm_inner + 2 * ssm_groups * ssm_state
@@ -119,7 +157,9 @@ struct DecoderConfig {
   // Reads and checks the keys <architecture>.* and the tensors' shapes: every
   // needed tensor must exist with the right dimensions, and no others may.
   // NotFound and InvalidArgument name the key or tensor and the bound.
-  // Unimplemented for other architectures, rope scaling by keys, experts where
+  // Unimplemented for other architectures, rope scaling by keys but for YaRN
+  // where the architecture may have it, groups of experts, latents of other
+  // sizes than multiples of 4, experts where
   // the architecture has none, layers that attend with different numbers of
   // key/value heads, and tensors that it does not have; the message
   // describes the file and lists the supported architectures and formats.

@@ -215,6 +215,10 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
   shape.layers = 2;
   shape.ffn = 32;
   shape.rope_factors = shape.architecture == "llama";
+  if (shape.is_latent()) {
+    shape.value_dim = 32;
+    shape.yarn = shape.router_bias = true;
+  }
   return shape;
 }
 
@@ -222,8 +226,9 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
 TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
-  for (const char* architecture : {"llama", "qwen2", "qwen3", "qwen3moe",
-                                   "gemma2", "lfm2", "granitehybrid"}) {
+  for (const char* architecture :
+       {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2",
+        "granitehybrid", "deepseek2"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
@@ -255,14 +260,14 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   const int64_t cases = Cases(60, kSanitized ? 200 : 600);
   int64_t ran = 0, built = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
-    constexpr const char* kArchitectures[] = {"llama",        "qwen2",  "qwen3",
-                                              "qwen3moe",     "gemma2", "lfm2",
-                                              "granitehybrid"};
+    constexpr const char* kArchitectures[] = {
+        "llama",  "qwen2", "qwen3",         "qwen3moe",
+        "gemma2", "lfm2",  "granitehybrid", "deepseek2"};
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
     SmallDecoder m =
-        Tiny(kArchitectures[rng.Integer(0, 6)], kTypes[rng.Integer(0, 3)]);
+        Tiny(kArchitectures[rng.Integer(0, 7)], kTypes[rng.Integer(0, 3)]);
     const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
     m.context = power(28);
     m.layers = power(3);
@@ -284,12 +289,24 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     m.ssm_heads = m.ssm_groups * power(2);
     m.ssm_inner = block * m.ssm_heads * power(4);
     m.ssm_state = power(10);
+    m.kv_lora = block * 4 * power(6);
+    m.q_lora = rng.Integer(0, 1) * block * power(6);
+    m.value_dim = block * power(6);
+    m.split_kv_b = rng.Integer(0, 1) == 1;
+    m.leading_dense = rng.Integer(0, 2);
+    m.shared_experts = rng.Integer(0, 2);
     const bool mixture =
-        m.architecture == "qwen3moe" ||
+        m.architecture == "qwen3moe" || m.is_latent() ||
         ((m.architecture == "llama" || m.architecture == "granitehybrid") &&
          m.mixture);
-    const int64_t ffn =
-        mixture ? m.experts * m.expert_ffn + m.shared_ffn : m.ffn;
+    const int64_t ffn = mixture ? m.experts * m.expert_ffn + m.shared_ffn +
+                                      m.shared_experts * m.expert_ffn + m.ffn
+                                : m.ffn;
+    if (m.is_latent() && m.q_heads * (m.head_dim + m.value_dim) *
+                                 (m.kv_lora + m.q_lora) * m.layers >
+                             1 << 18) {
+      continue;
+    }
     const int64_t columns =
         m.layers *
         (m.q_heads * m.head_dim * 2 + 3 * ffn + 2 * m.kv_heads * m.head_dim +
@@ -320,8 +337,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
   refuse([](SmallDecoder& m) { m.layers = 4096; },
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
-         "'llama', 'qwen2', 'qwen3', 'qwen3moe', 'gemma2', 'lfm2' and "
-         "'granitehybrid' in F32, F16, BF16 and Q8_0");
+         "'llama', 'qwen2', 'qwen3', 'qwen3moe', 'gemma2', 'lfm2', "
+         "'granitehybrid' and 'deepseek2' in F32, F16, BF16 and Q8_0");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse(

@@ -4,11 +4,13 @@
 // Private: the data of a Decoder, shared by its loader and its forward pass.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
@@ -17,12 +19,14 @@
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/decoder_operators.h"
+#include "quern/models/latent_attention.h"
 #include "quern/models/layer.h"
 #include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/rope/rotary_embedding.h"
 
 namespace quern {
 
@@ -47,6 +51,9 @@ struct Decoder::Impl {
   // takes each one's first provider.
   OpRegistry own_registry;
   std::optional<OpDispatcher> own_ops;
+  // With kLatent: what the layers share.
+  std::optional<RotaryEmbeddingPlan> latent_rope;
+  std::optional<LatentSpec> latent;
   const OpDispatcher* ops = nullptr;
   std::optional<DecoderOperators> operators;
 
@@ -65,6 +72,9 @@ struct Decoder::Impl {
   // Sets `ops`.
   absl::Status ChooseOperators(const OpDispatcher* callers);
   absl::Status LoadLayers(DecoderLoader& loader);
+  absl::StatusOr<std::unique_ptr<Mixer>> LoadMixer(DecoderLoader& loader,
+                                                   int64_t layer, int64_t pool,
+                                                   int64_t pool_layer);
 };
 
 }  // namespace quern

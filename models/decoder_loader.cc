@@ -307,18 +307,19 @@ std::string DecoderLoader::NameOf(const MatrixParts& parts) {
                        });
 }
 
-absl::StatusOr<LinearWeights> DecoderLoader::Find(
-    const MatrixParts& parts) const {
-  QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(NameOf(parts)));
+absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
+                                                  const LinearWeightsSpec& want,
+                                                  bool bias) const {
+  QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(name));
   QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
                          LinearWeights::Adopt(bytes));
-  const LinearWeightsSpec want = WeightsOf(parts), &have = found.spec();
+  const LinearWeightsSpec& have = found.spec();
   if (have.n != want.n || have.k != want.k || have.format != want.format ||
-      have.gated != want.gated || found.has_bias() == parts.biases.empty()) {
+      have.gated != want.gated || found.has_bias() != bias) {
     return absl::FailedPreconditionError(absl::StrCat(
-        kOp, ": ", NameOf(parts), " in packed_path=", options_.packed_path,
-        " is ", WeightFormatName(have.format), "[", have.n, ", ", have.k,
-        "]; need ", WeightFormatName(want.format), "[", want.n, ", ", want.k,
+        kOp, ": ", name, " in packed_path=", options_.packed_path, " is ",
+        WeightFormatName(have.format), "[", have.n, ", ", have.k, "]; need ",
+        WeightFormatName(want.format), "[", want.n, ", ", want.k,
         "], gated and with a bias as the model has it"));
   }
   return found;
@@ -333,14 +334,22 @@ absl::Status DecoderLoader::WritePacked(const std::string& path) const {
   return PackedFile::Write(path, source, blobs);
 }
 
+void DecoderLoader::Keep(const std::string& name,
+                         const LinearWeights& weights) {
+  if (packed_ == nullptr && !options_.packed_path.empty()) {
+    made_.emplace_back(name, weights);
+  }
+  packed_bytes_ += static_cast<int64_t>(weights.bytes().size());
+}
+
 absl::StatusOr<LinearWeights> DecoderLoader::MakeWeights(
     const MatrixParts& parts) {
-  QUERN_ASSIGN_OR_RETURN(const LinearWeights packed,
-                         packed_ == nullptr ? Pack(parts) : Find(parts));
-  if (packed_ == nullptr && !options_.packed_path.empty()) {
-    made_.emplace_back(NameOf(parts), packed);
-  }
-  packed_bytes_ += static_cast<int64_t>(packed.bytes().size());
+  const std::string name = NameOf(parts);
+  QUERN_ASSIGN_OR_RETURN(
+      const LinearWeights packed,
+      packed_ == nullptr ? Pack(parts)
+                         : Find(name, WeightsOf(parts), !parts.biases.empty()));
+  Keep(name, packed);
   const WeightFormat format = packed.spec().format;
   const bool router = TensorOf(parts.rows[0]).role == TensorRole::kRouter;
   if (!router &&

@@ -25,6 +25,7 @@
 #include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
 #include "quern/models/packed_file.h"
+#include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/op_dispatcher.h"
 
 namespace quern {
@@ -94,9 +95,13 @@ class DecoderLoader {
   // A recurrent layer's first and last matrix.
   MatrixParts RecurrentInParts(int64_t layer) const;
   MatrixParts RecurrentOutParts(int64_t layer) const;
+  // The last matrix of a layer over latents.
+  MatrixParts LatentOutParts(int64_t layer) const;
   absl::StatusOr<Matrix> MakeMatrix(const MatrixParts& parts);
   // The weights of a matrix that another operator multiplies by.
   absl::StatusOr<LinearWeights> MakeWeights(const MatrixParts& parts);
+  // All matrices of a layer over latents.
+  absl::StatusOr<MlaWeights> MakeLatentWeights(int64_t layer);
   const OpDispatcher& ops() const { return ops_; }
 
   // Takes matrices from `packed` from now on; it must outlive them.
@@ -129,10 +134,33 @@ class DecoderLoader {
   // Bytes that packing `parts` needs besides PackedBytes.
   double UnpackedBytes(const MatrixParts& parts) const;
 
+  // A layer over latents: the matrices that multiply its rows, from kv_a on,
+  // and the pieces of W_kvb, as MlaWeights has them.
+  struct KvBPart {
+    std::string name;  // in a packed file
+    LinearWeightsSpec spec;
+    LinearWeights* weights;
+  };
+  MatrixParts LatentParts(TensorId id, int64_t layer) const;
+  std::vector<MatrixParts> LatentInParts(int64_t layer) const;
+  std::vector<KvBPart> KvBParts(int64_t layer, MlaWeights& weights) const;
+  // The type in which W_kvb is read and kept.
+  DType KvBType(int64_t layer) const;
+  // Upper bounds on the bytes of its pieces, and on what packing them needs
+  // besides.
+  double KvBPackedBytes(int64_t layer) const;
+  double KvBUnpackedBytes(int64_t layer) const;
+  absl::StatusOr<AlignedBuffer> ReadKvB(int64_t layer, DType dtype);
+  absl::Status MakeKvB(int64_t layer, MlaWeights& weights);
+
   // Packs the matrix from its tensors (Pack), or finds it in the packed file
   // (Find).
   absl::StatusOr<LinearWeights> Pack(const MatrixParts& parts);
-  absl::StatusOr<LinearWeights> Find(const MatrixParts& parts) const;
+  absl::StatusOr<LinearWeights> Find(const std::string& name,
+                                     const LinearWeightsSpec& want,
+                                     bool bias) const;
+  // Counts weights, and keeps them for WritePacked.
+  void Keep(const std::string& name, const LinearWeights& weights);
   // Identifies the file and how its matrices are kept.
   absl::StatusOr<uint64_t> Source() const;
   absl::StatusOr<Int8Rows> Quantise(MatrixView<const float> w) const;

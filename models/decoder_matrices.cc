@@ -197,7 +197,7 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
   // Bytes of all matrices, and of the largest while it is being packed. They
   // are double, because a sparse file may claim any size.
   double matrices = 0, largest = 0;
-  double small = 0;  // of what recurrent layers have besides
+  double small = 0;  // of what some kinds of layers have besides
   const auto add = [&](const MatrixParts& parts, int64_t count = 1) {
     // A plan has tables of kernels besides its weights.
     constexpr double kPlanBytes = 4096;
@@ -211,11 +211,17 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
       small += 4 * (static_cast<double>(c.conv_width + 1) *
                         static_cast<double>(c.conv_channels()) +
                     static_cast<double>(c.ssm_inner + 3 * c.ssm_heads));
+    } else if (c.Has(ModelPart::kLatent)) {
+      for (const MatrixParts& parts : LatentInParts(layer)) add(parts);
+      add(LatentOutParts(layer));
+      matrices += KvBPackedBytes(layer);
+      largest = std::max(largest, KvBUnpackedBytes(layer));
+      small += 4 * static_cast<double>(c.q_lora + c.kv_lora);
     } else {
       add(QkvParts(layer));
       add(AttnOutParts(layer));
     }
-    if (c.Has(ModelPart::kExperts)) {
+    if (c.LayerHas(layer, ModelPart::kExperts)) {
       add(RouterParts(layer));
       add(ExpertGateUpParts(layer, 0), c.experts);
       add(ExpertDownParts(layer, 0), c.experts);

@@ -22,6 +22,8 @@
 #include "quern/models/decoder_operators.h"
 #include "quern/models/dense_feed_forward.h"
 #include "quern/models/gguf.h"
+#include "quern/models/latent_attention.h"
+#include "quern/models/latent_mixer.h"
 #include "quern/models/layer.h"
 #include "quern/models/mixture_feed_forward.h"
 #include "quern/models/model_shard.h"
@@ -69,6 +71,19 @@ absl::Status Decoder::Impl::ChooseOperators(const OpDispatcher* callers) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<Mixer>> Decoder::Impl::LoadMixer(
+    DecoderLoader& loader, int64_t layer, int64_t pool, int64_t pool_layer) {
+  if (pool == kRecurrentPool) {
+    return RecurrentMixer::Create(loader, config, layer, pool_layer);
+  }
+  if (latent.has_value()) {
+    return LatentMixer::Create(loader, config, layer, pool, pool_layer,
+                               *latent);
+  }
+  return AttentionMixer::Create(loader, config, shard, *operators, layer, pool,
+                                pool_layer);
+}
+
 absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
   int64_t in_pool[kNumPools] = {};
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -76,15 +91,11 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
     DecoderLayer l;
     QUERN_ASSIGN_OR_RETURN(l.attn_norm,
                            loader.Norm(TensorId::kAttnNorm, layer));
-    QUERN_ASSIGN_OR_RETURN(
-        l.mixer, pool == kRecurrentPool
-                     ? RecurrentMixer::Create(loader, config, layer, pool_layer)
-                     : AttentionMixer::Create(loader, config, shard, *operators,
-                                              layer, pool, pool_layer));
+    QUERN_ASSIGN_OR_RETURN(l.mixer, LoadMixer(loader, layer, pool, pool_layer));
     QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(
         l.feed_forward,
-        config.Has(ModelPart::kExperts)
+        config.LayerHas(layer, ModelPart::kExperts)
             ? MixtureFeedForward::Create(loader, config, layer)
             : DenseFeedForward::Create(loader, loader.GateUpParts(layer),
                                        loader.DownParts(layer)));
@@ -135,6 +146,11 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
                                              {m->dtype, m->embedding_dtype},
                                              m->context, *m->communicator));
 
+  if (c.Has(ModelPart::kLatent)) {
+    QUERN_ASSIGN_OR_RETURN(m->latent_rope,
+                           LatentAttention::Rope(c, m->dtype, m->context));
+    m->latent = LatentAttention::SpecOf(c, m->dtype, *m->latent_rope);
+  }
   QUERN_ASSIGN_OR_RETURN(m->embedding, loader.Embedding());
   QUERN_RETURN_IF_ERROR(m->LoadLayers(loader));
   QUERN_ASSIGN_OR_RETURN(

@@ -21,6 +21,7 @@
 #include "quern/ops/registry/experts_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/mixer_ops.h"
+#include "quern/ops/registry/mla_ops.h"
 #include "quern/ops/registry/norm_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -67,6 +68,7 @@ absl::Status RegisterDecoderOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterNormOps(registry));
   return RegisterRopeOps(registry);
 }
@@ -117,7 +119,8 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
         make(o.k_norm_, "rms_norm",
              {{"x", k}, {"weight", head}, {"eps", c.norm_eps}}));
   }
-  if (c.rope) {
+  // Layers over latents rotate by a plan of their own.
+  if (c.rope && !c.Has(ModelPart::kLatent)) {
     o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
     QUERN_RETURN_IF_ERROR(
         make(o.rope_, "rotary_embedding",

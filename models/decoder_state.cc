@@ -23,6 +23,7 @@
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_impl.h"
 #include "quern/models/decoder_state_impl.h"
+#include "quern/models/latent_attention.h"
 #include "quern/models/layer.h"
 #include "quern/models/page_pool.h"
 #include "quern/models/recurrent_mixer.h"
@@ -171,6 +172,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   kv.kv_heads = model->shard.kv_heads();
   kv.head_dim = c.head_dim;
   kv.page_size = spec.page_size;
+  if (model->latent.has_value()) LatentAttention::SetLayout(c, kv);
   PagePoolSpec pool;
   QUERN_ASSIGN_OR_RETURN(pool.attention.kv, KvLayout::Create(kv));
   pool.attention.q_heads = model->shard.q_heads();
@@ -178,6 +180,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   pool.attention.out_dtype = model->dtype;
   pool.attention.scale = c.attention_scale;
   pool.attention.soft_cap = c.attention_cap;
+  pool.latent = model->latent;
   pool.max_sequences = spec.max_sequences;
   // Each sequence's last page may be partly filled.
   pool.pages =

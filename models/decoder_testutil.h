@@ -54,6 +54,19 @@ struct SmallDecoder {
   float embedding_scale = 1.4f, residual_scale = 0.6f, attention_scale = 0.3f;
   float logit_divisor = 1.7f;
   float norm_eps = 1e-5f;
+  // deepseek2's: 12 elements of a key do not rotate.
+  int64_t value_dim = 16, kv_lora = 32;
+  int64_t q_lora = 0;       // 0: one matrix makes queries
+  bool split_kv_b = false;  // whether each head has its own matrices
+  int64_t leading_dense = 1, shared_experts = 2;
+  int64_t gating = 1;
+  bool router_bias = false, experts_sum_to_one = false;
+  float expert_scale = 1.3f;
+  bool yarn = false;
+  float yarn_factor = 8, yarn_log_mul = 0.07f;
+  int64_t yarn_original = 64;
+
+  bool is_latent() const { return architecture == "deepseek2"; }
 };
 
 inline std::vector<uint8_t> RecurrentLayersOf(const SmallDecoder& m) {
@@ -76,7 +89,18 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.ffn = m.ffn;
   c.q_heads = m.q_heads;
   c.kv_heads = m.kv_heads;
-  c.head_dim = c.value_dim = m.head_dim;
+  c.head_dim = m.head_dim;
+  c.value_dim = m.is_latent() ? m.value_dim : m.head_dim;
+  c.kv_lora = m.kv_lora;
+  c.q_lora = m.q_lora;
+  c.leading_dense = m.leading_dense;
+  c.shared_experts = m.shared_experts;
+  c.gating = m.gating;
+  c.experts_sum_to_one = m.experts_sum_to_one;
+  c.expert_scale = m.expert_scale;
+  c.yarn_factor = m.yarn_factor;
+  c.yarn_original = m.yarn_original;
+  c.yarn_log_mul = m.yarn_log_mul;
   c.rope_dim = m.rope_dim;
   c.rope_base = 500.0f;
   c.norm_eps = m.norm_eps;
@@ -101,10 +125,24 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   SetArchitecture(
       *FindArchitecture(m.architecture),
       [&m](ModelPart part) {
-        return part == ModelPart::kRopeFactors    ? m.rope_factors
-               : part == ModelPart::kExperts      ? m.mixture
-               : part == ModelPart::kSharedExpert ? m.shared_ffn > 0
-                                                  : m.output;
+        switch (part) {
+          case ModelPart::kRopeFactors:
+            return m.rope_factors;
+          case ModelPart::kExperts:
+            return m.mixture || m.is_latent();
+          case ModelPart::kSharedExpert:
+            return m.is_latent() ? m.shared_experts > 0 : m.shared_ffn > 0;
+          case ModelPart::kQueryLora:
+            return m.q_lora > 0;
+          case ModelPart::kSplitKvB:
+            return m.split_kv_b;
+          case ModelPart::kYarn:
+            return m.yarn;
+          case ModelPart::kRouterBias:
+            return m.router_bias;
+          default:
+            return m.output;
+        }
       },
       c);
   return c;
@@ -115,6 +153,9 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   GgufWriter w;
   w.Key("general.architecture", m.architecture.c_str())
       .Key("general.name", "small");
+  if (SmallDecoderConfig(m).Has(ModelPart::kYarn)) {
+    w.Key((m.architecture + "." + kRopeScalingKey).c_str(), kYarnScaling);
+  }
   WriteModelKeys(
       SmallDecoderConfig(m),
       [&w](const std::string& name, int64_t value) {

@@ -7,12 +7,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/models/architecture.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/dense_feed_forward.h"
@@ -59,8 +61,16 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
       {"router_logits", TensorMeta{DType::kF32, {1, config.experts}}},
       {"experts", &weights},
       {"top_k", config.experts_used},
+      {"renormalize", config.experts_sum_to_one},
+      {"scoring_func", config.gating == 2 ? "sigmoid" : "softmax"},
+      {"routed_scaling_factor", config.expert_scale},
       {"activation", NameOf(config.activation)},
       {"out_dtype", DTypeName(DType::kF32)}};
+  const bool biased = config.Has(ModelPart::kRouterBias);
+  if (biased) {
+    args.emplace_back("e_score_correction_bias",
+                      TensorMeta{DType::kF32, {config.experts}});
+  }
   const bool shared = config.Has(ModelPart::kSharedExpert);
   if (shared || loader.ExpertDownParts(layer, 0).residual) {
     args.emplace_back("shared_output", y);
@@ -68,6 +78,10 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
   QUERN_ASSIGN_OR_RETURN(MadeOp experts, loader.ops().Make("fused_moe", args));
   std::unique_ptr<MixtureFeedForward> m(new MixtureFeedForward(
       std::move(router), std::move(experts.op), config.experts));
+  if (biased) {
+    QUERN_ASSIGN_OR_RETURN(m->bias_,
+                           loader.Vector(TensorId::kRouterBias, layer));
+  }
   if (shared) {
     QUERN_ASSIGN_OR_RETURN(
         m->shared_,
@@ -112,7 +126,11 @@ void MixtureFeedForward::Execute(const LayerStep& step,
   const AnyTensorView logits =
       DenseMatrix(LayOut(memory, tokens), tokens, count_);
   router_.Execute(step.rows, logits, {}, memory, *step.executor);
-  experts_->Execute({step.rows, logits, {}, {}, added, target.y}, memory,
+  const AnyTensorView bias =
+      bias_.bytes() == 0
+          ? AnyTensorView()
+          : DenseVector<const float>(bias_.data<float>(), count_);
+  experts_->Execute({step.rows, logits, bias, {}, added, target.y}, memory,
                     *step.executor);
 }
 

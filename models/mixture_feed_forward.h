@@ -3,7 +3,8 @@
 
 // Private: a mixture of experts as a feed-forward layer.
 //
-//   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1
+//   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1,
+//   or what the file says of scores, sums and factors (kRouting)
 //   y = residual + sum over those of w * W_down (act(W_gate x) * W_up x)
 //       + the same of the shared expert, with w = 1, if there is one
 //
@@ -16,6 +17,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
@@ -43,6 +45,7 @@ class MixtureFeedForward final : public FeedForward {
 
   std::unique_ptr<FeedForward> shared_;  // null if there is none
   Matrix router_;                        // hidden -> experts
+  AlignedBuffer bias_;                   // f32[experts], with kRouterBias
   std::unique_ptr<const BoundOp> experts_;
   int64_t count_;
 };

@@ -34,6 +34,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
                          c.architecture,
                          " has recurrent layers, which are not divided");
   }
+  if (size > 1 && c.Has(ModelPart::kLatent)) {
+    return Unimplemented(kOp, "ranks=", size, "; need 1, because ",
+                         c.architecture,
+                         " attends to latents, which are not divided");
+  }
   ModelShard s;
   s.rank_ = rank;
   s.size_ = size;

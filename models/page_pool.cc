@@ -26,6 +26,7 @@
 #include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/models/latent_attention.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -90,28 +91,39 @@ absl::StatusOr<PagePool> PagePool::Create(const PagePoolSpec& spec,
   pool.layout_ = std::make_unique<const KvLayout>(layout);
   QUERN_ASSIGN_OR_RETURN(pool.allocator_,
                          PageAllocator::Create(spec.pages, layout.page_size()));
-  const TensorMeta cache = {DType::kU8, {spec.pages, layout.page_bytes()}};
-  QUERN_ASSIGN_OR_RETURN(MadeOp write,
-                         ops.Make("write_kv", WriteArgs(spec.attention, cache,
-                                                        pool.layout_.get())));
-  pool.write_ = std::move(write.op);
   pool.step_ = std::make_unique<AttentionStep>();
-  QUERN_ASSIGN_OR_RETURN(
-      MadeOp attend,
-      ops.Make("paged_attention",
-               AttendArgs(spec.attention, cache, pool.layout_.get(),
-                          pool.step_.get())));
-  pool.attend_ = std::move(attend.op);
-  if (spec.attention.q_dtype != DType::kF32) {
-    ConvertSpec convert;
-    convert.to = spec.attention.q_dtype;
-    convert.stores = Stores::kCached;
-    QUERN_ASSIGN_OR_RETURN(pool.convert_, ConvertPlan::Create(convert));
+  if (spec.latent.has_value()) {
+    QUERN_ASSIGN_OR_RETURN(
+        pool.latent_,
+        LatentAttention::Create(*spec.latent, *pool.layout_, spec.pages, ops));
+  } else {
+    QUERN_RETURN_IF_ERROR(pool.MakeOps(spec, ops));
   }
   pool.sequences_.resize(static_cast<size_t>(spec.max_sequences));
   QUERN_ASSIGN_OR_RETURN(pool.cache_,
                          KvCache::Create(layout, spec.pages, spec.layers));
   return pool;
+}
+
+absl::Status PagePool::MakeOps(const PagePoolSpec& spec,
+                               const OpDispatcher& ops) {
+  const TensorMeta cache = {DType::kU8, {spec.pages, layout_->page_bytes()}};
+  QUERN_ASSIGN_OR_RETURN(
+      MadeOp write,
+      ops.Make("write_kv", WriteArgs(spec.attention, cache, layout_.get())));
+  write_ = std::move(write.op);
+  QUERN_ASSIGN_OR_RETURN(
+      MadeOp attend,
+      ops.Make("paged_attention",
+               AttendArgs(spec.attention, cache, layout_.get(), step_.get())));
+  attend_ = std::move(attend.op);
+  if (spec.attention.q_dtype != DType::kF32) {
+    ConvertSpec convert;
+    convert.to = spec.attention.q_dtype;
+    convert.stores = Stores::kCached;
+    QUERN_ASSIGN_OR_RETURN(convert_, ConvertPlan::Create(convert));
+  }
+  return absl::OkStatus();
 }
 
 int64_t PagePool::bytes_per_token() const {
@@ -147,6 +159,10 @@ absl::Status PagePool::Prepare(int num_workers) {
   PageTable& table = step_->pages;
   QUERN_ASSIGN_OR_RETURN(table, table_storage_.Build(allocator_->page_size(),
                                                      allocator_->num_pages()));
+  saved_tokens_ = 0;
+  if (latent_ != nullptr) {
+    return latent_->Prepare({q_lens_, kv_lens_, table}, num_workers);
+  }
   int64_t tokens = 0;
   for (const int64_t q_len : q_lens_) tokens += q_len;
   slots_.resize(static_cast<size_t>(tokens));
@@ -156,7 +172,6 @@ absl::Status PagePool::Prepare(int num_workers) {
   AttentionBatch batch;
   batch.q_lens = q_lens_;
   batch.kv_lens = kv_lens_;
-  saved_tokens_ = 0;
   if (q_lens_.size() > 1 && spec().window_left == kNoWindow) {
     QUERN_ASSIGN_OR_RETURN(
         const SharedPrefixes prefixes,

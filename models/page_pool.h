@@ -32,6 +32,7 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/latent_attention.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
@@ -41,6 +42,9 @@ namespace quern {
 
 struct PagePoolSpec {
   AttentionSpec attention;  // cache layout, and the window
+  // Layers that attend to latents, of which the cache is then; without a
+  // window.
+  std::optional<LatentSpec> latent;
   int64_t layers = 0;
   int64_t pages = 0;
   int64_t max_sequences = 0;
@@ -87,16 +91,28 @@ class PagePool {
   // scratch of ConvertedBytes.
   void Attend(int64_t layer, const TensorView<float, 3>& q, uint8_t* converted,
               const AnyTensorView& out, Executor& executor) noexcept;
+  // Writes the step's latents and attends to them, in a pool of latents.
+  // LatentAttention::Execute says what the arguments are.
+  void AttendLatents(int64_t layer, const AnyTensorView& rows,
+                     const AnyTensorView& positions,
+                     const AnyTensorView& residual, const AnyTensorView& y,
+                     Executor& executor) noexcept {
+    latent_->Execute(layer, rows, positions, cache_.Layer(layer), residual, y,
+                     executor);
+  }
   // Bytes of `converted` that Attend needs for this many tokens.
   static int64_t ConvertedBytes(const AttentionSpec& spec, int64_t tokens);
 
   const AttentionSpec& spec() const { return spec_; }
   // The kernel of attention, for a person to read.
-  std::string Explain() const { return attend_->Explain(1); }
+  std::string Explain() const {
+    return latent_ != nullptr ? latent_->Explain() : attend_->Explain(1);
+  }
   int64_t bytes() const { return static_cast<int64_t>(cache_.bytes()); }
   int64_t bytes_per_token() const;
   int64_t scratch_bytes() const {
-    return static_cast<int64_t>(workspace_.bytes());
+    return static_cast<int64_t>(workspace_.bytes()) +
+           (latent_ != nullptr ? latent_->scratch_bytes() : 0);
   }
   int64_t free_tokens() const {
     return allocator_->free_pages() * allocator_->page_size();
@@ -115,6 +131,8 @@ class PagePool {
   };
 
   PagePool() = default;
+  // Makes the operators of layers that attend to keys of heads.
+  absl::Status MakeOps(const PagePoolSpec& spec, const OpDispatcher& ops);
   Sequence& At(int32_t sequence) {
     return sequences_[static_cast<size_t>(sequence)];
   }
@@ -124,7 +142,8 @@ class PagePool {
   std::vector<Sequence> sequences_;
   KvCache cache_;
   std::optional<PageAllocator> allocator_;
-  std::unique_ptr<const BoundOp> write_, attend_;
+  std::unique_ptr<LatentAttention> latent_;        // of a pool of latents
+  std::unique_ptr<const BoundOp> write_, attend_;  // of any other
   std::optional<ConvertPlan> convert_;  // nullopt if attention reads f32
   AlignedBuffer workspace_;             // of both operators; grows
 

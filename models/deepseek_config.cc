@@ -1,0 +1,100 @@
+#include "quern/models/deepseek_config.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/gguf.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "decoder";
+
+std::string NameOf(absl::string_view architecture, absl::string_view key) {
+  return absl::StrCat(architecture, ".", key);
+}
+
+}  // namespace
+
+absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
+                                     const Architecture& architecture) {
+  uint32_t parts = 0;
+  const std::string lora = NameOf(architecture.name, "attention.q_lora_rank");
+  if (file.Has(lora)) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t rank, file.GetInt(lora));
+    if (rank != 0) parts |= Bit(ModelPart::kQueryLora);
+  }
+  if (file.Has(NameOf(architecture.name, "attention.key_length_mla"))) {
+    parts |= Bit(ModelPart::kSplitKvB);
+  }
+  const std::string scaling = NameOf(architecture.name, kRopeScalingKey);
+  if (file.Has(scaling)) {
+    QUERN_ASSIGN_OR_RETURN(const absl::string_view kind,
+                           file.GetString(scaling));
+    if (kind == kYarnScaling) parts |= Bit(ModelPart::kYarn);
+  }
+  return parts & architecture.may;
+}
+
+absl::Status CheckYarnKeys(const GgufFile& file,
+                           absl::string_view architecture) {
+  constexpr struct {
+    const char* key;
+    float need;
+  } kFixed[] = {{"rope.scaling.yarn_ext_factor", 1},
+                {"rope.scaling.yarn_attn_factor", 1},
+                {"rope.scaling.yarn_beta_fast", 32},
+                {"rope.scaling.yarn_beta_slow", 1}};
+  for (const auto& fixed : kFixed) {
+    const std::string name = NameOf(architecture, fixed.key);
+    if (!file.Has(name)) continue;
+    QUERN_ASSIGN_OR_RETURN(const float value, file.GetF32(name));
+    if (value != fixed.need) {
+      return Unimplemented(kOp, name, "=", value, "; need ", fixed.need);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadRoutingKeys(const GgufFile& file,
+                             absl::string_view architecture, DecoderConfig& c) {
+  if (!c.Has(ModelPart::kRouting)) return absl::OkStatus();
+  const std::string norm = NameOf(architecture, kExpertsNormKey);
+  c.experts_sum_to_one = false;
+  if (file.Has(norm)) {
+    QUERN_ASSIGN_OR_RETURN(c.experts_sum_to_one, file.GetBool(norm));
+  }
+  const std::string groups = NameOf(architecture, "expert_group_count");
+  if (!file.Has(groups)) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(const int64_t count, file.GetInt(groups));
+  if (count <= 1) return absl::OkStatus();
+  return Unimplemented(kOp, groups, "=", count, "; need 1");
+}
+
+absl::Status CheckLatentShape(const DecoderConfig& c,
+                              absl::string_view prefix) {
+  if (c.nope() < 1) {
+    return InvalidArgument(kOp, prefix, "rope.dimension_count=", c.rope_dim,
+                           "; need less than the ", c.head_dim,
+                           " elements of a key");
+  }
+  if (c.kv_lora % 4 != 0) {
+    return Unimplemented(kOp, prefix, "attention.kv_lora_rank=", c.kv_lora,
+                         "; need a multiple of 4");
+  }
+  return CheckRange(kOp,
+                    absl::StrCat(prefix,
+                                 "attention.head_count * (key_length + "
+                                 "value_length)"),
+                    c.q_heads * (c.head_dim + c.value_dim), 1,
+                    DecoderConfig::kMaxDim);
+}
+
+}  // namespace quern

@@ -1,0 +1,39 @@
+#ifndef QUERN_MODELS_DEEPSEEK_CONFIG_H_
+#define QUERN_MODELS_DEEPSEEK_CONFIG_H_
+
+// Private: keys of DeepSeek's files that are more than a number of the tables
+// in models/architecture.h, and the checks of its shapes. `architecture` is the
+// name before a key's first dot.
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/models/architecture.h"
+#include "quern/models/decoder_config.h"
+#include "quern/models/gguf.h"
+
+namespace quern {
+
+// The parts that `architecture` may have and that keys tell: some of
+// kQueryLora, kSplitKvB and kYarn.
+absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
+                                     const Architecture& architecture);
+
+// Unimplemented if YaRN has other parameters than its keys among ModelKeys().
+absl::Status CheckYarnKeys(const GgufFile& file,
+                           absl::string_view architecture);
+
+// With kRouting: reads whether the weights of a token's experts are normalised.
+// Unimplemented for groups of experts.
+absl::Status ReadRoutingKeys(const GgufFile& file,
+                             absl::string_view architecture, DecoderConfig& c);
+
+// Checks the sizes of attention over latents, and bounds their products.
+// `prefix` is put before each key's name.
+absl::Status CheckLatentShape(const DecoderConfig& c, absl::string_view prefix);
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_DEEPSEEK_CONFIG_H_
