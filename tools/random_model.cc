@@ -35,6 +35,9 @@ constexpr RandomRecurrence kLfm2Layers = {"rrarrarrarararar", 3};
 constexpr RandomRecurrence kTinyLfm2Layers = {"rar", 3};
 constexpr RandomRecurrence kGraniteLayers = {"rrrrrarrrr", 4, 4096, 64, 1, 128};
 constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
+constexpr RandomRecurrence kNoRecurrence = {};
+constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
+constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f};
 
 // Shapes from the models' published config.json.
 constexpr RandomModelShape kShapes[] = {
@@ -56,6 +59,8 @@ constexpr RandomModelShape kShapes[] = {
      0, 0, 0, 0, 0, kLfm2Layers},
     {"granite4_h_micro", 40, 2048, 32, 8, 64, 8192, 100352, 131072, 10000,
      1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
+    {"deepseek2_lite", 27, 2048, 16, 16, 192, 10944, 102400, 163840, 10000,
+     1e-6f, "deepseek2", 0, 0, 64, 6, 1408, kNoRecurrence, kLatentLite},
     // Small shapes for tests, which take a moment to write and to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
     {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
@@ -71,6 +76,8 @@ constexpr RandomModelShape kShapes[] = {
      0, 0, kTinyLfm2Layers},
     {"tiny_granite4_h", 3, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
      "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
+    {"tiny_deepseek2", 3, 64, 4, 4, 64, 160, 320, 256, 10000, 1e-6f,
+     "deepseek2", 0, 0, 8, 3, 96, kNoRecurrence, kTinyLatent},
 };
 
 constexpr int64_t kBytePieces = 256;
@@ -208,6 +215,17 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ssm_heads = r.ssm_heads;
   c.ssm_groups = r.ssm_groups;
   c.ssm_state = r.ssm_state;
+  if (const RandomLatent& l = s.latent; l.kv_lora > 0) {
+    c.kv_lora = l.kv_lora;
+    c.rope_dim = l.rope;
+    c.value_dim = l.value_dim;
+    c.leading_dense = std::min(l.leading_dense, s.layers - 1);
+    c.shared_experts = l.shared_experts;
+    c.experts_sum_to_one = false;
+    c.yarn_factor = l.yarn_factor;
+    c.yarn_original = l.yarn_original;
+    c.yarn_log_mul = l.yarn_log_mul;
+  }
   // Granite-4-H's, but for the divisor of logits, so that these are of order 1.
   c.rope = false;
   c.embedding_scale = 12;
@@ -221,6 +239,9 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
         return (part == ModelPart::kOutputMatrix &&
                 s.recurrence.kinds.empty()) ||
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
+               (part == ModelPart::kSharedExpert &&
+                s.latent.shared_experts > 0) ||
+               (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kExperts && s.experts > 0);
       },
       c);
@@ -332,6 +353,10 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
   w.KeyString("general.architecture", c.architecture);
   w.KeyString("general.name", absl::StrCat(s.name, " with random weights"));
   w.KeyU32("general.file_type", FileType(type));
+  if (c.Has(ModelPart::kYarn)) {
+    w.KeyString(absl::StrCat(c.architecture, ".", kRopeScalingKey),
+                kYarnScaling);
+  }
   WriteModelKeys(
       c,
       [&w](const std::string& name, int64_t value) {

@@ -44,6 +44,21 @@ struct RandomRecurrence {
   int64_t ssm_state = 0;
 };
 
+// Attention over latents, if a model has it. head_dim is then what a query has,
+// the last `rope` elements of which rotate.
+struct RandomLatent {
+  int64_t kv_lora = 0;  // 0: attention is over keys and values of heads
+  int64_t rope = 0;
+  int64_t value_dim = 0;
+  int64_t leading_dense = 0;   // layers before the first with experts
+  int64_t shared_experts = 0;  // each as wide as one of the others
+  // YaRN: how much longer the context became, the context before, and a tenth
+  // of mscale_all_dim.
+  float yarn_factor = 0;
+  int64_t yarn_original = 0;
+  float yarn_log_mul = 0;
+};
+
 struct RandomModelShape {
   absl::string_view name;
   int64_t layers = 0;
@@ -68,6 +83,7 @@ struct RandomModelShape {
   int64_t experts_used = 0;
   int64_t expert_ffn = 0;
   RandomRecurrence recurrence = {};
+  RandomLatent latent = {};
 };
 
 // The shapes that can be chosen by name.
