@@ -39,6 +39,11 @@ struct Alphabet {
 };
 constexpr Alphabet kAlphabet;
 
+// Whether the byte is part of some text in UTF-8.
+constexpr bool IsInUtf8(size_t byte) {
+  return byte != 0xc0 && byte != 0xc1 && byte < 0xf5;
+}
+
 std::string MergeName(size_t rank, absl::string_view merge) {
   return absl::StrCat("merge ", rank, " '",
                       absl::CHexEscape(merge.substr(0, 64)), "'");
@@ -80,9 +85,9 @@ absl::StatusOr<ByteBpe> ByteBpe::Create(absl::Span<const std::string> merges,
   for (size_t byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(byte);
     bpe.byte_ids_[byte] = find(PrintableBytes(absl::string_view(&c, 1)));
-    if (bpe.byte_ids_[byte] < 0) {
+    if (bpe.byte_ids_[byte] < 0 && IsInUtf8(byte)) {
       return InvalidArgument(kOp, "no token for byte ", byte,
-                             "; need all of 0..255");
+                             "; need all of 0..255 that UTF-8 has");
     }
   }
   bpe.merges_.reserve(merges.size());
@@ -128,11 +133,19 @@ void ByteBpe::Encode(absl::string_view word, std::vector<int32_t>& ids) const {
   constexpr auto kNone = static_cast<size_t>(-1);
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
-  for (size_t i = 0; i < word.size(); ++i) {
-    symbols.push_back({byte_ids_[static_cast<uint8_t>(word[i])],
-                       i == 0 ? kNone : i - 1,
-                       i + 1 == word.size() ? kNone : i + 1});
+  const auto add = [&](char byte) {
+    const size_t at = symbols.size();
+    symbols.push_back({byte_ids_[static_cast<uint8_t>(byte)],
+                       at == 0 ? kNone : at - 1, at + 1});
+  };
+  for (const char byte : word) {
+    if (byte_ids_[static_cast<uint8_t>(byte)] >= 0) {
+      add(byte);
+    } else {
+      for (const char replacement : {'\xef', '\xbf', '\xbd'}) add(replacement);
+    }
   }
+  if (!symbols.empty()) symbols.back().next = kNone;
 
   struct Pair {
     Merge merge;

@@ -46,11 +46,13 @@ class ByteBpe {
 
   // InvalidArgument unless there are 1 to kMaxMerges distinct merges, each of
   // two texts with one space between, and all of these are tokens: the 256
-  // bytes, the two parts of each merge, and what the parts join to.
+  // bytes, but for 0xc0, 0xc1 and 0xf5..0xff, which no text in UTF-8 has; the
+  // two parts of each merge, and what the parts join to.
   static absl::StatusOr<ByteBpe> Create(absl::Span<const std::string> merges,
                                         const FindToken& find);
 
-  // Appends the tokens of `word`. O(n log n) in its number of bytes.
+  // Appends the tokens of `word`, in which a byte without a token counts as
+  // U+FFFD. O(n log n) in its number of bytes.
   void Encode(absl::string_view word, std::vector<int32_t>& ids) const;
 
  private:

@@ -317,6 +317,12 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
   ASSERT_TRUE(lfm2.ok()) << lfm2.status();
   EXPECT_TRUE(lfm2->add_bos());
   EXPECT_EQ(lfm2->Encode("the'T 12"), llama->Encode("the'T 12"));
+  const auto deepseek = Create(bos, "deepseek-llm");
+  ASSERT_TRUE(deepseek.ok()) << deepseek.status();
+  EXPECT_FALSE(deepseek->add_bos());
+  EXPECT_EQ(deepseek->bos_id(), 266);
+  EXPECT_THAT(deepseek->Encode("the the 12"),
+              ElementsAre(kThe, kSpaceThe, ' ', '1', '2'));
   const auto gpt = Create(bos, "gpt-2");
   ASSERT_TRUE(gpt.ok()) << gpt.status();
   EXPECT_FALSE(gpt->add_bos());
@@ -378,7 +384,7 @@ TEST_F(ByteBpeFileTest, RefusesWhatItCannotRead) {
   EXPECT_THAT(
       message(Create(&Nothing, "qwen\xff"), absl::StatusCode::kUnimplemented),
       HasSubstr("tokenizer: tokenizer.ggml.pre is 'qwen\\xff'; need "
-                "'qwen2', 'llama-bpe', 'lfm2' or 'gpt-2'"));
+                "'qwen2', 'llama-bpe', 'lfm2', 'deepseek-llm' or 'gpt-2'"));
   for (const char* key : {"pre", "merges"}) {
     EXPECT_THAT(
         message(Create(&Nothing, "qwen2", key), absl::StatusCode::kNotFound),

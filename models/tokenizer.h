@@ -26,7 +26,8 @@
 //
 // Nothing is normalised; control, unknown and unused tokens decode to nothing.
 // Decode(Encode(text)) == text for all bytes, but for U+2581 in kSentencePiece,
-// which comes back as a space.
+// which comes back as a space, and for bytes without a token in kByteBpe, which
+// come back as U+FFFD. Text in UTF-8 has no such bytes.
 //
 // Kudo, Richardson, "SentencePiece", EMNLP 2018; Sennrich et al., ACL 2016.
 
@@ -91,8 +92,8 @@ class Tokenizer {
 
   // Reads the keys tokenizer.ggml.*. Unimplemented for models other than
   // "llama" and "gpt2", and for a "gpt2" whose pre is not "qwen2", "llama-bpe",
-  // "lfm2" or "gpt-2". For llama, bos and eos default to 1 and 2,
-  // add_space_prefix and add_bos to true. For gpt2, eos is required, bos
+  // "lfm2", "deepseek-llm" or "gpt-2". For llama, bos and eos default to 1 and
+  // 2, add_space_prefix and add_bos to true. For gpt2, eos is required, bos
   // defaults to none, and add_bos to whether pre is "llama-bpe" or "lfm2".
   //
   // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control

@@ -80,12 +80,15 @@ absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
     spec.word_rules = WordRules::kQwen2;
   } else if (pre == "llama-bpe" || pre == "lfm2") {
     spec.word_rules = WordRules::kLlama3;
+  } else if (pre == "deepseek-llm") {
+    spec.word_rules = WordRules::kDeepSeekLlm;
   } else if (pre == "gpt-2") {
     spec.word_rules = WordRules::kGpt2;
   } else {
     return Unimplemented(kOp, "tokenizer.ggml.pre is '",
                          absl::CHexEscape(pre.substr(0, 64)),
-                         "'; need 'qwen2', 'llama-bpe', 'lfm2' or 'gpt-2'");
+                         "'; need 'qwen2', 'llama-bpe', 'lfm2', 'deepseek-llm' "
+                         "or 'gpt-2'");
   }
   // There is no default, because the token that ends a text differs between
   // models.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/string_view.h"
+#include "quern/models/deepseek_words.h"
 #include "quern/models/unicode_class.h"
 #include "quern/models/utf8.h"
 
@@ -78,6 +79,7 @@ size_t SpaceBytes(WordRules rules, absl::string_view text) {
 
 size_t FirstWordBytes(WordRules rules, absl::string_view text) {
   if (text.empty()) return 0;
+  if (rules == WordRules::kDeepSeekLlm) return FirstDeepSeekWordBytes(text);
   const bool gpt2 = rules == WordRules::kGpt2;
   if (const size_t bytes = ContractionBytes(rules, text); bytes > 0) {
     return bytes;

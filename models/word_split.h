@@ -17,7 +17,7 @@
 // Some rule matches at every character, so the words together are the text. A
 // byte that is not part of valid UTF-8 counts as a character of no class.
 // "Upper case too" means Unicode's simple case folding, by which U+017F is an
-// s.
+// s. The rules kDeepSeekLlm are of another kind (deepseek_words.h).
 
 #include <cstddef>
 
@@ -25,7 +25,7 @@
 
 namespace quern {
 
-enum class WordRules { kQwen2, kLlama3, kGpt2 };
+enum class WordRules { kQwen2, kLlama3, kGpt2, kDeepSeekLlm };
 
 // Length in bytes of the first word of `text`: at least 1 unless text is empty.
 size_t FirstWordBytes(WordRules rules, absl::string_view text);

@@ -113,8 +113,8 @@ TEST(WordSplitTest, EveryWordHasBytesAndStaysInTheText) {
     for (int64_t n = rng.Integer(0, 12); n > 0; --n) {
       text += static_cast<char>(rng.Next());
     }
-    for (const WordRules rules :
-         {WordRules::kQwen2, WordRules::kLlama3, WordRules::kGpt2}) {
+    for (const WordRules rules : {WordRules::kQwen2, WordRules::kLlama3,
+                                  WordRules::kGpt2, WordRules::kDeepSeekLlm}) {
       for (absl::string_view rest = text; !rest.empty();) {
         const size_t bytes = FirstWordBytes(rules, rest);
         ASSERT_GE(bytes, 1u);
