@@ -11,79 +11,22 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
-#include "quern/models/byte_bpe.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 #include "quern/quant/scalar_convert.h"
 #include "quern/tools/gguf_writer.h"
+#include "quern/tools/random_vocabulary.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "random_model";
-
-constexpr RandomRecurrence kLfm2Layers = {"rrarrarrarararar", 3};
-constexpr RandomRecurrence kTinyLfm2Layers = {"rar", 3};
-constexpr RandomRecurrence kGraniteLayers = {"rrrrrarrrr", 4, 4096, 64, 1, 128};
-constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
-constexpr RandomRecurrence kNoRecurrence = {};
-constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
-constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f};
-
-// Shapes from the models' published config.json.
-constexpr RandomModelShape kShapes[] = {
-    {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
-    {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
-    {"llama3.1_8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 500000, 1e-5f,
-     "llama", 0, 8},
-    {"qwen3_8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6f, 1e-6f,
-     "qwen3"},
-    {"qwen2.5_7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6f, 1e-6f,
-     "qwen2"},
-    {"mixtral_8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 1e6f, 1e-5f,
-     "llama", 0, 0, 8, 2, 14336},
-    {"qwen3_30b_a3b", 48, 2048, 32, 4, 128, 6144, 151936, 40960, 1e6f, 1e-6f,
-     "qwen3moe", 0, 0, 128, 8, 768},
-    {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
-     "gemma2", 4096},
-    {"lfm2_1.2b", 16, 2048, 32, 8, 64, 8192, 65536, 128000, 1e6f, 1e-5f, "lfm2",
-     0, 0, 0, 0, 0, kLfm2Layers},
-    {"granite4_h_micro", 40, 2048, 32, 8, 64, 8192, 100352, 131072, 10000,
-     1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
-    {"deepseek2_lite", 27, 2048, 16, 16, 192, 10944, 102400, 163840, 10000,
-     1e-6f, "deepseek2", 0, 0, 64, 6, 1408, kNoRecurrence, kLatentLite},
-    // Small shapes for tests, which take a moment to write and to run.
-    {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
-    {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
-     8},
-    {"tiny_qwen2", 2, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-6f, "qwen2"},
-    {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
-    {"tiny_mixtral", 2, 64, 4, 2, 16, 96, 320, 256, 1e6f, 1e-5f, "llama", 0, 0,
-     4, 2, 96},
-    {"tiny_qwen3moe", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3moe",
-     0, 0, 8, 2, 96},
-    {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
-    {"tiny_lfm2", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2", 0, 0, 0,
-     0, 0, kTinyLfm2Layers},
-    {"tiny_granite4_h", 3, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
-     "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
-    {"tiny_deepseek2", 3, 64, 4, 4, 64, 160, 320, 256, 10000, 1e-6f,
-     "deepseek2", 0, 0, 8, 3, 96, kNoRecurrence, kTinyLatent},
-};
-
-constexpr int64_t kBytePieces = 256;
-constexpr int64_t kFirstByte = 3;  // after <unk> <s> </s>
-constexpr int64_t kSpacePiece = kFirstByte + kBytePieces;
-constexpr int64_t kMinVocab = kSpacePiece + 1;
 
 // The sum of four random bytes: range 0 to 1020, mean 510, variance 4 * (256^2
 // - 1) / 12.
@@ -369,85 +312,18 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
       });
 }
 
-// Values of tokenizer.ggml.token_type; see models/tokenizer.h.
-constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
-
-// Writes a vocabulary like Qwen's: byte-level pieces, one control token that
-// ends a text, and no token in front.
-void AddBytePieceKeys(int64_t vocab, GgufFileWriter& w) {
-  std::vector<std::string> pieces;
-  for (int byte = 0; byte < kBytePieces; ++byte) {
-    const char c = static_cast<char>(byte);
-    pieces.push_back(PrintableBytes(absl::string_view(&c, 1)));
-  }
-  const std::string space = PrintableBytes(" ");
-  pieces.push_back(space + "t");
-  std::vector<int32_t> types(pieces.size(), kNormal);
-  const auto end = static_cast<uint32_t>(pieces.size());
-  pieces.push_back("<|endoftext|>");
-  types.push_back(kControl);
-  for (auto id = static_cast<int64_t>(pieces.size()); id < vocab; ++id) {
-    pieces.push_back(absl::StrCat(space, "w", id));
-    types.push_back(kNormal);
-  }
-  w.KeyString("tokenizer.ggml.model", "gpt2");
-  w.KeyString("tokenizer.ggml.pre", "qwen2");
-  w.KeyStrings("tokenizer.ggml.tokens", pieces);
-  w.KeyI32s("tokenizer.ggml.token_type", types);
-  w.KeyStrings("tokenizer.ggml.merges", {space + " t"});
-  w.KeyU32("tokenizer.ggml.eos_token_id", end);
-  w.KeyU32("tokenizer.ggml.eot_token_id", end);
-  w.KeyU32("tokenizer.ggml.eom_token_id", end);
-  w.KeyBool("tokenizer.ggml.add_bos_token", false);
-}
-
-void AddSentencePieceKeys(int64_t vocab, GgufFileWriter& w) {
-  std::vector<std::string> pieces = {"<unk>", "<s>", "</s>"};
-  std::vector<int32_t> types = {kUnknown, kControl, kControl};
-  for (int byte = 0; byte < kBytePieces; ++byte) {
-    pieces.push_back(absl::StrFormat("<0x%02X>", byte));
-    types.push_back(kByte);
-  }
-  constexpr absl::string_view kSpace = "\xe2\x96\x81";  // U+2581
-  for (int64_t id = kSpacePiece; id < vocab; ++id) {
-    pieces.push_back(id == kSpacePiece ? std::string(kSpace)
-                                       : absl::StrCat(kSpace, "w", id));
-    types.push_back(kNormal);
-  }
-  std::vector<float> scores;
-  for (int64_t id = 0; id < vocab; ++id) {
-    scores.push_back(
-        static_cast<float>(std::min(kSpacePiece - id, int64_t{0})));
-  }
-  w.KeyString("tokenizer.ggml.model", "llama");
-  w.KeyString("tokenizer.ggml.pre", "default");
-  w.KeyStrings("tokenizer.ggml.tokens", pieces);
-  w.KeyF32s("tokenizer.ggml.scores", scores);
-  w.KeyI32s("tokenizer.ggml.token_type", types);
-  w.KeyU32("tokenizer.ggml.unknown_token_id", 0);
-  w.KeyU32("tokenizer.ggml.bos_token_id", 1);
-  w.KeyU32("tokenizer.ggml.eos_token_id", 2);
-  w.KeyBool("tokenizer.ggml.add_bos_token", true);
-  w.KeyBool("tokenizer.ggml.add_eos_token", false);
-}
-
 }  // namespace
-
-absl::Span<const RandomModelShape> RandomModelShapes() { return kShapes; }
 
 absl::Status WriteRandomModel(
     const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,
     const std::function<void(int64_t done, int64_t total)>& progress) {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", shape.vocab, kMinVocab));
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(kOp, "vocab", shape.vocab, kMinRandomVocab));
   GgufFileWriter writer;
   const DecoderConfig config = ConfigOf(shape);
   AddModelKeys(shape, config, type, writer);
-  if (absl::StartsWith(shape.architecture, "qwen")) {
-    AddBytePieceKeys(shape.vocab, writer);
-  } else {
-    AddSentencePieceKeys(shape.vocab, writer);
-  }
+  AddVocabularyKeys(shape.architecture, shape.vocab, writer);
   const std::vector<Tensor> tensors = Tensors(shape, config, type);
   for (const Tensor& tensor : tensors) {
     QUERN_RETURN_IF_ERROR(

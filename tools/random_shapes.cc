@@ -1,0 +1,62 @@
+// The shapes of tools/random_model.h.
+
+#include "absl/types/span.h"
+#include "quern/tools/random_model.h"
+
+namespace quern {
+namespace {
+
+constexpr RandomRecurrence kLfm2Layers = {"rrarrarrarararar", 3};
+constexpr RandomRecurrence kTinyLfm2Layers = {"rar", 3};
+constexpr RandomRecurrence kGraniteLayers = {"rrrrrarrrr", 4, 4096, 64, 1, 128};
+constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
+constexpr RandomRecurrence kNoRecurrence = {};
+constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
+constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f};
+
+// Shapes from the models' published config.json.
+constexpr RandomModelShape kShapes[] = {
+    {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
+    {"llama3_8b", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 500000},
+    {"llama3.1_8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 500000, 1e-5f,
+     "llama", 0, 8},
+    {"qwen3_8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6f, 1e-6f,
+     "qwen3"},
+    {"qwen2.5_7b", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6f, 1e-6f,
+     "qwen2"},
+    {"mixtral_8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 1e6f, 1e-5f,
+     "llama", 0, 0, 8, 2, 14336},
+    {"qwen3_30b_a3b", 48, 2048, 32, 4, 128, 6144, 151936, 40960, 1e6f, 1e-6f,
+     "qwen3moe", 0, 0, 128, 8, 768},
+    {"gemma2_2b", 26, 2304, 8, 4, 256, 9216, 256000, 8192, 10000, 1e-6f,
+     "gemma2", 4096},
+    {"lfm2_1.2b", 16, 2048, 32, 8, 64, 8192, 65536, 128000, 1e6f, 1e-5f, "lfm2",
+     0, 0, 0, 0, 0, kLfm2Layers},
+    {"granite4_h_micro", 40, 2048, 32, 8, 64, 8192, 100352, 131072, 10000,
+     1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
+    {"deepseek2_lite", 27, 2048, 16, 16, 192, 10944, 102400, 163840, 10000,
+     1e-6f, "deepseek2", 0, 0, 64, 6, 1408, kNoRecurrence, kLatentLite},
+    // Small shapes for tests, which take a moment to write and to run.
+    {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
+    {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
+     8},
+    {"tiny_qwen2", 2, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-6f, "qwen2"},
+    {"tiny_qwen3", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3"},
+    {"tiny_mixtral", 2, 64, 4, 2, 16, 96, 320, 256, 1e6f, 1e-5f, "llama", 0, 0,
+     4, 2, 96},
+    {"tiny_qwen3moe", 2, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3moe",
+     0, 0, 8, 2, 96},
+    {"tiny_gemma2", 2, 64, 4, 2, 32, 160, 320, 256, 10000, 1e-6f, "gemma2", 6},
+    {"tiny_lfm2", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2", 0, 0, 0,
+     0, 0, kTinyLfm2Layers},
+    {"tiny_granite4_h", 3, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
+     "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
+    {"tiny_deepseek2", 3, 64, 4, 4, 64, 160, 320, 256, 10000, 1e-6f,
+     "deepseek2", 0, 0, 8, 3, 96, kNoRecurrence, kTinyLatent},
+};
+
+}  // namespace
+
+absl::Span<const RandomModelShape> RandomModelShapes() { return kShapes; }
+
+}  // namespace quern
