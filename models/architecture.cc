@@ -104,7 +104,7 @@ double SharedFfn(const DecoderConfig& c) {
          static_cast<double>(c.expert_ffn);
 }
 int64_t MaxLeadingDense(const DecoderConfig& c) { return c.layers - 1; }
-int64_t MaxGating(const DecoderConfig&) { return 2; }
+int64_t MaxGating(const DecoderConfig&) { return DecoderConfig::kSigmoid; }
 int64_t MaxExperts(const DecoderConfig&) { return RouterSpec::kMaxExperts; }
 int64_t MaxExpertsUsed(const DecoderConfig& c) {
   return std::min(c.experts, RouterSpec::kMaxTopK);
@@ -243,7 +243,7 @@ namespace {
 void SetRouting(C& c) {
   if (!c.Has(ModelPart::kRouting)) {
     c.leading_dense = c.shared_experts = 0;
-    c.gating = 1;
+    c.gating = C::kSoftmax;
     c.experts_sum_to_one = true;
     c.expert_scale = 1;
   } else {

@@ -328,9 +328,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     if (part == ModelPart::kExperts) return has_experts;
     if (part == ModelPart::kSharedExpert) return has_shared;
     if ((of_keys & Bit(part)) != 0) return true;
-    if (part == ModelPart::kRouterBias) {
-      return file.HasTensor(TensorName(TensorId::kRouterBias, c.leading_dense));
-    }
+    if (part == ModelPart::kRouterBias) return HasRouterBias(file, c);
     if (part != ModelPart::kRopeFactors && part != ModelPart::kOutputMatrix) {
       return false;
     }

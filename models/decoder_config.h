@@ -80,7 +80,8 @@ struct DecoderConfig {
   // With kRouting; else as here.
   int64_t leading_dense = 0;   // layers before the first with experts
   int64_t shared_experts = 0;  // whose columns, expert_ffn each, are shared_ffn
-  int64_t gating = 1;          // the experts' scores: 1 softmax, 2 sigmoid
+  static constexpr int64_t kSoftmax = 1, kSigmoid = 2;
+  int64_t gating = kSoftmax;       // how the experts' scores are made
   bool experts_sum_to_one = true;  // weights of a token, before expert_scale
   float expert_scale = 1;
   // With kLatent; else 0. A query and a key have head_dim elements, of which

@@ -54,12 +54,14 @@ struct SmallDecoder {
   float embedding_scale = 1.4f, residual_scale = 0.6f, attention_scale = 0.3f;
   float logit_divisor = 1.7f;
   float norm_eps = 1e-5f;
+  std::string dropped;  // the name of a tensor that the file lacks
   // deepseek2's: 12 elements of a key do not rotate.
   int64_t value_dim = 16, kv_lora = 32;
   int64_t q_lora = 0;       // 0: one matrix makes queries
   bool split_kv_b = false;  // whether each head has its own matrices
   int64_t leading_dense = 1, shared_experts = 2;
-  int64_t gating = 1;
+  int64_t gating = DecoderConfig::kSoftmax;
+  // Routers by sigmoid have a bias always.
   bool router_bias = false, experts_sum_to_one = false;
   float expert_scale = 1.3f;
   bool yarn = false;
@@ -139,7 +141,7 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
           case ModelPart::kYarn:
             return m.yarn;
           case ModelPart::kRouterBias:
-            return m.router_bias;
+            return m.router_bias || m.gating == DecoderConfig::kSigmoid;
           default:
             return m.output;
         }
@@ -220,6 +222,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       dims.push_back(static_cast<uint64_t>(dim));
     }
     const std::string name = TensorName(entry.id, layer);
+    if (name == m.dropped) return absl::OkStatus();
     if (entry.is_weight() || entry.role == TensorRole::kRouter ||
         entry.role == TensorRole::kConvolution) {
       const GgufTensorType type = type_of(entry.id);

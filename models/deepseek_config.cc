@@ -71,11 +71,29 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   if (file.Has(norm)) {
     QUERN_ASSIGN_OR_RETURN(c.experts_sum_to_one, file.GetBool(norm));
   }
+  // DeepSeek-V2 (160 experts) and V3 (256) choose among 3 or 4 of 8 groups.
+  // Files that were written before the key existed do not say so.
+  constexpr int64_t kMaxUngrouped = 64;
   const std::string groups = NameOf(architecture, "expert_group_count");
-  if (!file.Has(groups)) return absl::OkStatus();
+  if (!file.Has(groups)) {
+    if (c.experts <= kMaxUngrouped) return absl::OkStatus();
+    return Unimplemented(kOp, NameOf(architecture, "expert_count"), "=",
+                         c.experts, " without ", groups, "; need ", groups,
+                         "=1, or at most ", kMaxUngrouped,
+                         " experts, because larger models choose among groups "
+                         "of experts");
+  }
   QUERN_ASSIGN_OR_RETURN(const int64_t count, file.GetInt(groups));
-  if (count <= 1) return absl::OkStatus();
+  if (count == 0 || count == 1) return absl::OkStatus();
   return Unimplemented(kOp, groups, "=", count, "; need 1");
+}
+
+bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
+  bool has = c.gating == DecoderConfig::kSigmoid;
+  for (int64_t layer = c.leading_dense; layer < c.layers && !has; ++layer) {
+    has = file.HasTensor(TensorName(TensorId::kRouterBias, layer));
+  }
+  return has;
 }
 
 absl::Status CheckLatentShape(const DecoderConfig& c,

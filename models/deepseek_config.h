@@ -26,9 +26,14 @@ absl::Status CheckYarnKeys(const GgufFile& file,
                            absl::string_view architecture);
 
 // With kRouting: reads whether the weights of a token's experts are normalised.
-// Unimplemented for groups of experts.
+// Unimplemented for groups of experts, and for more experts than
+// DeepSeek-V2-Lite has in a file that does not say whether they are in groups.
 absl::Status ReadRoutingKeys(const GgufFile& file,
                              absl::string_view architecture, DecoderConfig& c);
+
+// Whether routers add a bias: where scores are sigmoids, as DeepSeek-V3's are,
+// and where a layer has the tensor. A layer that lacks it is then refused.
+bool HasRouterBias(const GgufFile& file, const DecoderConfig& c);
 
 // Checks the sizes of attention over latents, and bounds their products.
 // `prefix` is put before each key's name.

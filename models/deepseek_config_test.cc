@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
@@ -45,7 +47,7 @@ TEST(DeepseekConfigTest, ReadsWhatTheFileSays) {
   shape.q_lora = 24;
   shape.layers = 4;
   shape.leading_dense = 3;
-  shape.gating = 2;
+  shape.gating = DecoderConfig::kSigmoid;
   const auto c = Create(shape);
   ASSERT_TRUE(c.ok()) << c.status();
   EXPECT_EQ(c->head_dim, 32);
@@ -134,9 +136,74 @@ TEST(DeepseekConfigTest, RefusesWhatIsNotThere) {
   SmallDecoder llama;
   refuse(llama, "llama.rope.scaling.type is 'yarn'; need 'none'",
          [](GgufWriter& w) { w.Key("llama.rope.scaling.type", "yarn"); });
-  EXPECT_TRUE(Create(Latent(), [](GgufWriter& w) {
-                w.Key("deepseek2.expert_group_count", 1u);
-              }).ok());
+}
+
+// DeepSeek-V2 and V3 have 160 and 256 experts in 8 groups, and older files do
+// not say so.
+TEST(DeepseekConfigTest, GroupsOfExpertsMayBeUnnamedInSmallModelsAlone) {
+  SmallDecoder shape = Latent();
+  for (const auto& [experts, groups, ok] : {std::tuple{64, -1, true},
+                                            {65, -1, false},
+                                            {160, -1, false},
+                                            {256, -1, false},
+                                            {64, 0, true},
+                                            {64, 1, true},
+                                            {160, 0, true},
+                                            {256, 1, true},
+                                            {64, 2, false},
+                                            {160, 8, false}}) {
+    SCOPED_TRACE(experts);
+    SCOPED_TRACE(groups);
+    shape.experts = experts;
+    const absl::Status status =
+        Create(shape, [g = groups](GgufWriter& w) {
+          if (g < 0) return;
+          w.Key("deepseek2.expert_group_count", static_cast<uint32_t>(g));
+        }).status();
+    EXPECT_EQ(status.code(),
+              ok ? absl::StatusCode::kOk : absl::StatusCode::kUnimplemented)
+        << status;
+    if (ok) continue;
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(groups < 0
+                      ? absl::StrCat("deepseek2.expert_count=", experts,
+                                     " without deepseek2.expert_group_count")
+                      : absl::StrCat("deepseek2.expert_group_count=", groups,
+                                     "; need 1")));
+  }
+}
+
+// The first layer without a tensor that other layers have is named.
+TEST(DeepseekConfigTest, NamesAMissingTensor) {
+  SmallDecoder shape = Latent();
+  shape.layers = 4;
+  shape.router_bias = true;
+  for (const char* tensor :
+       {"exp_probs_b.bias", "ffn_gate_inp.weight", "ffn_up_exps.weight",
+        "ffn_down_shexp.weight", "attn_kv_a_mqa.weight",
+        "attn_kv_a_norm.weight", "attn_kv_b.weight"}) {
+    for (const int layer : {1, 2, 3}) {
+      shape.dropped = absl::StrCat("blk.", layer, ".", tensor);
+      SCOPED_TRACE(shape.dropped);
+      const absl::Status status = Create(shape).status();
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat("'", shape.dropped, "'")));
+    }
+  }
+}
+
+// The bias of the only layer with experts is missed where scores are sigmoids.
+TEST(DeepseekConfigTest, SigmoidsNeedABias) {
+  SmallDecoder shape = Latent();
+  shape.gating = DecoderConfig::kSigmoid;
+  EXPECT_TRUE(Create(shape).ok());
+  shape.dropped = "blk.1.exp_probs_b.bias";
+  const absl::Status status = Create(shape).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("no tensor 'blk.1.exp_probs_b.bias'"));
 }
 
 TEST(DeepseekConfigTest, RefusesRanks) {

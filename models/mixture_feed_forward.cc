@@ -62,12 +62,14 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
       {"experts", &weights},
       {"top_k", config.experts_used},
       {"renormalize", config.experts_sum_to_one},
-      {"scoring_func", config.gating == 2 ? "sigmoid" : "softmax"},
+      {"scoring_func",
+       config.gating == DecoderConfig::kSigmoid ? "sigmoid" : "softmax"},
       {"routed_scaling_factor", config.expert_scale},
       {"activation", NameOf(config.activation)},
       {"out_dtype", DTypeName(DType::kF32)}};
-  const bool biased = config.Has(ModelPart::kRouterBias);
-  if (biased) {
+  AlignedBuffer bias;
+  if (config.Has(ModelPart::kRouterBias)) {
+    QUERN_ASSIGN_OR_RETURN(bias, loader.Vector(TensorId::kRouterBias, layer));
     args.emplace_back("e_score_correction_bias",
                       TensorMeta{DType::kF32, {config.experts}});
   }
@@ -78,10 +80,7 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
   QUERN_ASSIGN_OR_RETURN(MadeOp experts, loader.ops().Make("fused_moe", args));
   std::unique_ptr<MixtureFeedForward> m(new MixtureFeedForward(
       std::move(router), std::move(experts.op), config.experts));
-  if (biased) {
-    QUERN_ASSIGN_OR_RETURN(m->bias_,
-                           loader.Vector(TensorId::kRouterBias, layer));
-  }
+  m->bias_ = std::move(bias);
   if (shared) {
     QUERN_ASSIGN_OR_RETURN(
         m->shared_,
