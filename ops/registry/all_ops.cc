@@ -12,6 +12,7 @@
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/encoder_attention_ops.h"
 #include "quern/ops/registry/experts_ops.h"
+#include "quern/ops/registry/gate_ops.h"
 #include "quern/ops/registry/gated_norm_ops.h"
 #include "quern/ops/registry/linear_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
@@ -78,6 +79,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterConvOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterGateOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
   return RegisterRopeOps(registry);
