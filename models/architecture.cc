@@ -43,6 +43,11 @@ constexpr uint32_t kSplitKvB = Bit(ModelPart::kSplitKvB);
 constexpr uint32_t kYarn = Bit(ModelPart::kYarn);
 constexpr uint32_t kRouting = Bit(ModelPart::kRouting);
 constexpr uint32_t kRouterBias = Bit(ModelPart::kRouterBias);
+constexpr uint32_t kDeltaNet = Bit(ModelPart::kDeltaNet);
+constexpr uint32_t kStates = Bit(ModelPart::kStates);
+constexpr uint32_t kAttnGate = Bit(ModelPart::kAttnGate);
+constexpr uint32_t kSharedGate = Bit(ModelPart::kSharedGate);
+constexpr uint32_t kPostMixNorm = Bit(ModelPart::kPostMixNorm);
 
 constexpr Architecture kArchitectures[] = {
     {"llama", kAny, kOutput | kRopeFactors | kExperts, RotaryStyle::kPairs,
@@ -57,12 +62,17 @@ constexpr Architecture kArchitectures[] = {
      RotaryStyle::kHalves, LinearActivation::kGeluTanhAndMul, true},
     {"lfm2", kHeadNorms | kShortConv | kEmbdNorm, kOutput, RotaryStyle::kHalves,
      LinearActivation::kSiluAndMul, false},
-    {"granitehybrid", kMamba2 | kMultipliers,
+    {"granitehybrid", kMamba2 | kStates | kMultipliers,
      kOutput | kExperts | kSharedExpert, RotaryStyle::kPairs,
      LinearActivation::kSiluAndMul, false},
     {"deepseek2", kLatent | kRouting | kExperts,
      kOutput | kSharedExpert | kQueryLora | kSplitKvB | kYarn | kRouterBias,
      RotaryStyle::kPairs, LinearActivation::kSiluAndMul, false},
+    {"qwen3next",
+     kHeadNorms | kExperts | kDeltaNet | kStates | kAttnGate | kSharedGate |
+         kPostMixNorm,
+     kOutput | kSharedExpert, RotaryStyle::kHalves,
+     LinearActivation::kSiluAndMul, false},
 };
 
 // Upper bound far above any model, low enough that products of two dimensions
@@ -73,11 +83,12 @@ int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
 
 // What ops/recurrent/causal_conv1d.h takes.
 int64_t MaxConvWidth(const DecoderConfig&) { return 4; }
-// What ops/recurrent/state_update.h takes.
+// What ops/recurrent/state_update.h takes, and delta_rule.h.
 int64_t MaxSsmState(const DecoderConfig&) { return 1024; }
 int64_t MaxSsmHeads(const DecoderConfig& c) { return c.ssm_inner; }
 int64_t MaxSsmGroups(const DecoderConfig& c) { return c.ssm_heads; }
 double One(const DecoderConfig&) { return 1; }
+double EveryFourth(const DecoderConfig&) { return 4; }
 double AttentionScale(const DecoderConfig& c) {
   return 1 / std::sqrt(static_cast<double>(c.head_dim));
 }
@@ -157,13 +168,15 @@ constexpr ModelKey kKeys[] = {
      Required, nullptr},
     {"shortconv.l_cache", &C::conv_width, nullptr, kShortConv, Required,
      MaxConvWidth},
-    {"ssm.conv_kernel", &C::conv_width, nullptr, kMamba2, Required,
+    {"full_attention_interval", &C::attention_interval, nullptr, kDeltaNet,
+     EveryFourth, MaxLayers},
+    {"ssm.conv_kernel", &C::conv_width, nullptr, kStates, Required,
      MaxConvWidth},
-    {"ssm.inner_size", &C::ssm_inner, nullptr, kMamba2, Required, MaxDim},
-    {"ssm.time_step_rank", &C::ssm_heads, nullptr, kMamba2, Required,
+    {"ssm.inner_size", &C::ssm_inner, nullptr, kStates, Required, MaxDim},
+    {"ssm.time_step_rank", &C::ssm_heads, nullptr, kStates, Required,
      MaxSsmHeads},
-    {"ssm.group_count", &C::ssm_groups, nullptr, kMamba2, One, MaxSsmGroups},
-    {"ssm.state_size", &C::ssm_state, nullptr, kMamba2, Required, MaxSsmState},
+    {"ssm.group_count", &C::ssm_groups, nullptr, kStates, One, MaxSsmGroups},
+    {"ssm.state_size", &C::ssm_state, nullptr, kStates, Required, MaxSsmState},
     {"embedding_scale", nullptr, &C::embedding_scale, kMultipliers, One,
      nullptr},
     {"residual_scale", nullptr, &C::residual_scale, kMultipliers, One, nullptr},
@@ -221,7 +234,7 @@ void WriteModelKeys(
       continue;
     }
     const std::string name = absl::StrCat(config.architecture, ".", key.name);
-    if (key.integer == &C::kv_heads && config.HasRecurrent()) {
+    if (key.integer == &C::kv_heads && config.ListsLayers()) {
       std::vector<int32_t> heads;
       for (int64_t layer = 0; layer < config.layers; ++layer) {
         heads.push_back(config.IsRecurrent(layer)
@@ -292,13 +305,22 @@ void SetArchitecture(const Architecture& architecture,
   SetRouting(c);
   SetLatent(c);
   if (!c.Has(ModelPart::kEmbdNorm)) c.parts |= kOutputNorm;
+  if (!c.Has(ModelPart::kPostMixNorm)) c.parts |= Bit(ModelPart::kFfnNorm);
   if (!c.HasRecurrent()) {
     c.recurrent.clear();
     c.conv_width = 0;
   }
-  if (!c.Has(ModelPart::kMamba2)) {
+  if (!c.Has(ModelPart::kStates)) {
     c.ssm_inner = c.ssm_heads = c.ssm_groups = c.ssm_state = 0;
-    c.rope = true;
+  }
+  if (!c.Has(ModelPart::kMamba2)) c.rope = true;
+  if (c.Has(ModelPart::kDeltaNet)) {
+    c.recurrent.clear();
+    for (int64_t layer = 1; layer <= c.layers; ++layer) {
+      c.recurrent.push_back(layer % c.attention_interval == 0 ? 0 : 1);
+    }
+  } else {
+    c.attention_interval = 0;
   }
   c.rope_style = architecture.rope_style;
   c.activation = architecture.activation;

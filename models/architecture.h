@@ -35,9 +35,9 @@ absl::Span<const Architecture> Architectures();
 const Architecture* FindArchitecture(absl::string_view name);
 
 // A key of the model's shape, "<architecture>.<name>": an integer in [min,
-// max(config)], or a finite float above 0. In a model with recurrent layers,
-// attention.head_count_kv is an array with an integer for each layer, which is
-// 0 for the recurrent ones.
+// max(config)], or a finite float above 0. In a model that lists its layers
+// (DecoderConfig::ListsLayers), attention.head_count_kv is an array with an
+// integer for each layer, which is 0 for the recurrent ones.
 struct ModelKey {
   const char* name;
   // Exactly one of `integer` and `real` is set.
@@ -83,22 +83,26 @@ enum class Extent : uint8_t {
   kLatentHeads,  // query heads of layers over latents
   kNope,
   kValueDim,
-  kKvBRows,    // keys without their rotated part, and values, of all heads
-  kValueCols,  // values of all heads
+  kKvBRows,      // keys without their rotated part, and values, of all heads
+  kValueCols,    // values of all heads
+  kQueryRows,    // of attn_q: queries, and their gates if there are any
+  kQueryGroups,  // heads if their queries and gates lie by turns, else 1
+  kSsmHeadCols,  // channels of a head
+  kSsmGates,     // two for each head
 };
-constexpr size_t kNumExtents = 27;
+constexpr size_t kNumExtents = 31;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
   kEmbedding,
   kMatrix,
   kMatrixIntoStream,  // its product is added to the residual stream
-  kRouter,            // a matrix whose product chooses experts
+  kRouter,            // a matrix whose product chooses or weighs experts
   kNorm,
   kBias,
   kRopeFactors,
   kConvolution,  // small and f32, read as it is; no product's matrix
-  kDecay,        // of Mamba-2's states: a number below 0 for each head
+  kDecay,        // of the states: a number below 0 for each head
 };
 
 // The tensors, in the order of files that this project writes.
@@ -135,9 +139,15 @@ enum class TensorId : uint8_t {
   kSsmD,
   kSsmNorm,
   kSsmOut,
+  kDeltaQkv,
+  kDeltaGate,
+  kDeltaBetaAlpha,
+  kDeltaA,
+  kDeltaNorm,
   kPostAttnNorm,
   kPostFfnNorm,
   kFfnNorm,
+  kPostMixNorm,
   kFfnGate,
   kFfnUp,
   kFfnDown,
@@ -149,6 +159,7 @@ enum class TensorId : uint8_t {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kSharedRouter,
   kOutputNorm,
   kEmbdNorm,
   kOutput,
@@ -167,6 +178,9 @@ struct TensorEntry {
   // The number of such matrices, which lie one after the other in a third
   // dimension; kOne: the tensor is one matrix.
   Extent matrices = Extent::kOne;
+  // The rows are so many groups of two halves, unless this is 1. The loader
+  // reads the first halves of all groups, and behind them the second halves.
+  Extent groups = Extent::kOne;
 
   bool is_matrix() const { return rows != Extent::kOne; }
   // Whether rows are multiplied by it, in the form that the options ask for.

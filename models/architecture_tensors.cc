@@ -36,6 +36,11 @@ constexpr uint32_t kQueryLora = Bit(ModelPart::kQueryLora);
 constexpr uint32_t kJoinedKvB = Bit(ModelPart::kJoinedKvB);
 constexpr uint32_t kSplitKvB = Bit(ModelPart::kSplitKvB);
 constexpr uint32_t kRouterBias = Bit(ModelPart::kRouterBias);
+constexpr uint32_t kDeltaNet = Bit(ModelPart::kDeltaNet);
+constexpr uint32_t kStates = Bit(ModelPart::kStates);
+constexpr uint32_t kSharedGate = Bit(ModelPart::kSharedGate);
+constexpr uint32_t kFfnNorm = Bit(ModelPart::kFfnNorm);
+constexpr uint32_t kPostMixNorm = Bit(ModelPart::kPostMixNorm);
 
 using E = Extent;
 using R = TensorRole;
@@ -45,7 +50,7 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kAttnNorm, "attn_norm.weight", true, R::kNorm, E::kHidden,
      E::kOne, kAny},
     {TensorId::kAttnQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryCols, kAttention},
+     E::kQueryRows, kAttention, E::kOne, E::kQueryGroups},
     {TensorId::kAttnK, "attn_k.weight", true, R::kMatrix, E::kHidden,
      E::kKeyCols, kAttention},
     {TensorId::kAttnV, "attn_v.weight", true, R::kMatrix, E::kHidden,
@@ -91,23 +96,35 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kSsmIn, "ssm_in.weight", true, R::kMatrix, E::kHidden,
      E::kSsmProjected, kMamba2},
     {TensorId::kSsmConv, "ssm_conv1d.weight", true, R::kConvolution,
-     E::kConvWidth, E::kConvChannels, kMamba2},
+     E::kConvWidth, E::kConvChannels, kStates},
     {TensorId::kSsmConvBias, "ssm_conv1d.bias", true, R::kBias,
      E::kConvChannels, E::kOne, kMamba2},
     {TensorId::kSsmDtBias, "ssm_dt.bias", true, R::kBias, E::kSsmHeads, E::kOne,
-     kMamba2},
+     kStates},
     {TensorId::kSsmA, "ssm_a", true, R::kDecay, E::kOne, E::kSsmHeads, kMamba2},
     {TensorId::kSsmD, "ssm_d", true, R::kNorm, E::kOne, E::kSsmHeads, kMamba2},
     {TensorId::kSsmNorm, "ssm_norm.weight", true, R::kNorm, E::kSsmGroupCols,
      E::kSsmGroups, kMamba2},
     {TensorId::kSsmOut, "ssm_out.weight", true, R::kMatrixIntoStream,
-     E::kSsmInner, E::kHidden, kMamba2},
+     E::kSsmInner, E::kHidden, kStates},
+    {TensorId::kDeltaQkv, "attn_qkv.weight", true, R::kMatrix, E::kHidden,
+     E::kConvChannels, kDeltaNet},
+    {TensorId::kDeltaGate, "attn_gate.weight", true, R::kMatrix, E::kHidden,
+     E::kSsmInner, kDeltaNet},
+    {TensorId::kDeltaBetaAlpha, "ssm_ba.weight", true, R::kMatrix, E::kHidden,
+     E::kSsmGates, kDeltaNet, E::kOne, E::kSsmGroups},
+    {TensorId::kDeltaA, "ssm_a", true, R::kDecay, E::kSsmHeads, E::kOne,
+     kDeltaNet},
+    {TensorId::kDeltaNorm, "ssm_norm.weight", true, R::kNorm, E::kSsmHeadCols,
+     E::kOne, kDeltaNet},
     {TensorId::kPostAttnNorm, "post_attention_norm.weight", true, R::kNorm,
      E::kHidden, E::kOne, kPostNorms},
     {TensorId::kPostFfnNorm, "post_ffw_norm.weight", true, R::kNorm, E::kHidden,
      E::kOne, kPostNorms},
     {TensorId::kFfnNorm, "ffn_norm.weight", true, R::kNorm, E::kHidden, E::kOne,
-     kAny},
+     kFfnNorm},
+    {TensorId::kPostMixNorm, "post_attention_norm.weight", true, R::kNorm,
+     E::kHidden, E::kOne, kPostMixNorm},
     {TensorId::kFfnGate, "ffn_gate.weight", true, R::kMatrix, E::kHidden,
      E::kFfn, kDense},
     {TensorId::kFfnUp, "ffn_up.weight", true, R::kMatrix, E::kHidden, E::kFfn,
@@ -130,6 +147,8 @@ constexpr TensorEntry kTensors[] = {
      E::kSharedFfn, kSharedExpert},
     {TensorId::kSharedDown, "ffn_down_shexp.weight", true, R::kMatrixIntoStream,
      E::kSharedFfn, E::kHidden, kSharedExpert},
+    {TensorId::kSharedRouter, "ffn_gate_inp_shexp.weight", true, R::kRouter,
+     E::kHidden, E::kOne, kSharedExpert | kSharedGate},
     {TensorId::kOutputNorm, "output_norm.weight", false, R::kNorm, E::kHidden,
      E::kOne, kOutputNorm},
     {TensorId::kEmbdNorm, "token_embd_norm.weight", false, R::kNorm, E::kHidden,
@@ -210,6 +229,14 @@ int64_t ExtentOf(Extent extent, const DecoderConfig& c) {
       return c.ssm_groups == 0 ? 0 : c.ssm_inner / c.ssm_groups;
     case Extent::kSsmProjected:
       return c.ssm_inner + c.conv_channels() + c.ssm_heads;
+    case Extent::kQueryRows:
+      return c.query_rows();
+    case Extent::kQueryGroups:
+      return c.Has(ModelPart::kAttnGate) ? c.q_heads : 1;
+    case Extent::kSsmHeadCols:
+      return c.ssm_heads == 0 ? 0 : c.ssm_inner / c.ssm_heads;
+    case Extent::kSsmGates:
+      return 2 * c.ssm_heads;
   }
   return 0;
 }

@@ -53,16 +53,16 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
 template <typename Allocator>
 AttentionMixer::Scratch AttentionMixer::LayOut(Allocator& a,
                                                int64_t tokens) const {
-  const int64_t q_cols = q_heads_ * head_dim_;
-  const int64_t cols = q_cols + 2 * kv_heads_ * head_dim_;
+  const int64_t cols = q_cols() + gate_cols() + 2 * kv_heads_ * head_dim_;
   const auto row_bytes = static_cast<int64_t>(SizeOf(out_.rows()));
   Scratch s;
   s.qkv = a.template Allocate<float>("qkv", tokens * cols);
   // Two bytes per element are enough, because queries are converted to at most
   // 16 bits.
-  s.queries = a.template Allocate<uint8_t>("queries", 2 * tokens * q_cols);
+  s.queries = a.template Allocate<uint8_t>("queries", 2 * tokens * q_cols());
+  s.ungated = a.template Allocate<float>("ungated", tokens * gate_cols());
   s.attended =
-      a.template Allocate<uint8_t>("attended", tokens * q_cols * row_bytes);
+      a.template Allocate<uint8_t>("attended", tokens * q_cols() * row_bytes);
   return s;
 }
 
@@ -92,15 +92,16 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   Workspace scratch = step.scratch;
   const Scratch s = LayOut(scratch, t);
   const int64_t q_cols = q_heads_ * head_dim_, kv_cols = kv_heads_ * head_dim_;
-  const int64_t cols = q_cols + 2 * kv_cols;
+  const int64_t k_at = q_cols + gate_cols();
+  const int64_t cols = k_at + 2 * kv_cols;
   qkv_.Execute(step.rows, DenseMatrix<float>(s.qkv, t, cols), {}, scratch,
                executor);
   const auto heads = [&](int64_t column, int64_t count) {
     return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
                                 {cols, head_dim_, 1});
   };
-  const auto q = heads(0, q_heads_), k = heads(q_cols, kv_heads_),
-             v = heads(q_cols + kv_cols, kv_heads_);
+  const auto q = heads(0, q_heads_), k = heads(k_at, kv_heads_),
+             v = heads(k_at + kv_cols, kv_heads_);
   if (operators_->has_head_norms()) {
     operators_->HeadNorms(
         q, DenseVector<const float>(q_norm_.data<float>(), head_dim_), k,
@@ -111,13 +112,19 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
     operators_->Rotate(step.positions, q, k, scratch, executor);
   }
   pool.Write(pool_layer_, k, v, executor);
-  const DType dtype = out_.rows();
+  const bool gated = operators_->has_gate();
+  const AnyTensorView attended = DenseAny(out_.rows(), s.attended, t, q_cols);
+  const AnyTensorView to =
+      gated ? DenseMatrix<float>(s.ungated, t, q_cols) : attended;
   pool.Attend(pool_layer_, q, s.queries,
-              AnyTensorView(dtype, static_cast<void*>(s.attended), 3,
+              AnyTensorView(to.dtype(), to.mutable_data(), 3,
                             {t, q_heads_, head_dim_}, {q_cols, head_dim_, 1}),
               executor);
-  const AnyTensorView attended(dtype, static_cast<void*>(s.attended), 2,
-                               {t, q_cols}, {q_cols, 1});
+  if (gated) {
+    operators_->Gate(
+        to, MatrixView<const float>(s.qkv + q_cols, {t, q_cols}, {cols, 1}),
+        attended, scratch, executor);
+  }
   out_.Execute(attended, target.y, target.residual, scratch, executor);
 }
 

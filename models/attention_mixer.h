@@ -3,9 +3,10 @@
 
 // Private: grouped-query attention as a layer.
 //
-//   [q, k, v] = W x + b;  each head of q and k: rms_norm, with kHeadNorms
+//   [q, gate, k, v] = W x + b, where gate is there with kAttnGate
+//   each head of q and k: rms_norm, with kHeadNorms
 //   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
-//   y = residual + W_out attention(q, pool)
+//   y = residual + W_out (attention(q, pool) * sigmoid(gate))
 
 #include <cstdint>
 #include <memory>
@@ -40,17 +41,20 @@ class AttentionMixer final : public Mixer {
   struct Scratch {
     float* qkv;         // [tokens, qkv_cols]
     uint8_t* queries;   // attention's input, if not in qkv
+    float* ungated;     // [tokens, q_cols], if there is a gate
     uint8_t* attended;  // [tokens, q_cols], of the rows' type
   };
 
   AttentionMixer(Matrix qkv, Matrix out);
+  int64_t q_cols() const { return q_heads_ * head_dim_; }
+  int64_t gate_cols() const { return operators_->has_gate() ? q_cols() : 0; }
   template <typename Allocator>
   Scratch LayOut(Allocator& a, int64_t tokens) const;
 
   const DecoderOperators* operators_ = nullptr;
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  Matrix qkv_;                     // hidden -> q, k and v of this rank
+  Matrix qkv_;                     // hidden -> q, gate, k and v of this rank
   AlignedBuffer q_norm_, k_norm_;  // f32[head_dim], with kHeadNorms
   Matrix out_;                     // this rank's heads -> hidden
 };

@@ -38,6 +38,11 @@
 //           logit_scale; q and k are not rotated if rope.scaling.finetuned is
 //           false; with experts, there may be one that every token has
 //
+//   qwen3next  qwen3moe; every full_attention_interval-th layer attends, and
+//           x += linear(attention(q, cache) * sigmoid(gate)), where q and gate
+//           come from one matrix; the others are gated delta nets
+//           (ops/mixer/gated_delta_net.h); there may be an expert that every
+//           token has, times sigmoid(linear(rms_norm(x)))
 //   deepseek2  llama, but attention is over latents (ops/mla/mla.h) and the
 //           first layers alone are dense: the others have experts, whose
 //           scores, weights and factor the file gives, and shared ones that
@@ -51,8 +56,8 @@
 //
 // A recurrent layer remembers a sequence in a state of fixed size, whatever its
 // length. It rounds each of its steps to the type of the rows, but for a state
-// in f32. Its operator, short_conv or mamba_mixer2, takes the place of linear,
-// write_kv and paged_attention there.
+// in f32. Its operator, short_conv, mamba_mixer2 or gated_delta_net, takes the
+// place of linear, write_kv and paged_attention there.
 //
 // Over ranks (DecoderOptions::communicator), each rank holds some heads, some
 // columns of the feed-forward layer and some of the vocabulary, and reads only
@@ -65,8 +70,9 @@
 // fails on one rank, the program must tell the others before their next call,
 // as examples/generate does.
 //
-// A norm multiplies by the weights in the file. This holds for gemma2 too,
-// because writers of GGUF files have already added Gemma's 1 to its weights.
+// A norm multiplies by the weights in the file. This holds for gemma2 and
+// qwen3next too, because writers of GGUF files have already added 1 to the
+// weights that these models store less 1.
 //
 // A model with recurrent layers, or with layers over latents, runs on one rank:
 // others are refused.

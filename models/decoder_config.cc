@@ -237,7 +237,7 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, keys.Name("expert_feed_forward_length * shared experts"),
                  c.shared_ffn, 0, DecoderConfig::kMaxDim));
-  if (c.Has(ModelPart::kMamba2)) {
+  if (c.Has(ModelPart::kStates)) {
     const int64_t heads = c.ssm_heads;
     if (c.ssm_inner % heads != 0 || heads % c.ssm_groups != 0) {
       return InvalidArgument(kOp, keys.Name("ssm.inner_size="), c.ssm_inner,
@@ -248,6 +248,11 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
     QUERN_RETURN_IF_ERROR(
         CheckRange(kOp, keys.Name("ssm.group_count * state_size"),
                    c.ssm_groups * c.ssm_state, 1, DecoderConfig::kMaxDim));
+  }
+  if (c.Has(ModelPart::kDeltaNet) && c.attention_interval > c.layers) {
+    return Unimplemented(kOp, keys.Name("full_attention_interval="),
+                         c.attention_interval, "; need one of ", c.layers,
+                         " layers that attends");
   }
   if (c.rope_dim % 2 != 0) {
     return InvalidArgument(kOp, keys.Name("rope.dimension_count="), c.rope_dim,
@@ -284,7 +289,7 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys,
       return ReadVocab(file, keys, key, c);
     }
     QUERN_RETURN_IF_ERROR(key.integer == &DecoderConfig::kv_heads &&
-                                  c.HasRecurrent()
+                                  c.ListsLayers()
                               ? keys.ReadKvHeads(key, c)
                               : keys.Read(key, c));
   }

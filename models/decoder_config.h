@@ -42,6 +42,12 @@ enum class ModelPart : uint8_t {
   kYarn,          // rotary positions are scaled by YaRN
   kRouting,       // the file says how experts are scored and weighed
   kRouterBias,    // a bias of each expert decides, and weighs nothing
+  kDeltaNet,      // some layers are gated delta nets
+  kStates,        // recurrent layers have states: kMamba2 or kDeltaNet
+  kAttnGate,      // attention's output times a sigmoid of the input
+  kSharedGate,    // the shared expert times a sigmoid of the input
+  kFfnNorm,       // the feed-forward layer's norm is ffn_norm.weight
+  kPostMixNorm,   // that norm is post_attention_norm.weight
 };
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
@@ -52,7 +58,8 @@ struct DecoderConfig {
   // products of two dimensions fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
   static constexpr uint32_t kRecurrentParts =
-      Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2);
+      Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2) |
+      Bit(ModelPart::kDeltaNet) | Bit(ModelPart::kStates);
 
   static constexpr uint32_t kMixtureParts = Bit(ModelPart::kExperts) |
                                             Bit(ModelPart::kSharedExpert) |
@@ -96,11 +103,15 @@ struct DecoderConfig {
   // attend to its keys: 1 for these, 0 for the others; empty if no layer does.
   std::vector<uint8_t> recurrent;
   int64_t conv_width = 0;  // tokens that a recurrent layer convolves; else 0
-  // With kMamba2; else 0.
+  // With kStates; else 0. In a gated delta net the heads are those of values,
+  // and the groups are the heads of keys, which are ssm_state wide.
   int64_t ssm_inner = 0;  // channels, a multiple of ssm_heads
   int64_t ssm_heads = 0;  // a multiple of ssm_groups
   int64_t ssm_groups = 0;
   int64_t ssm_state = 0;  // numbers that a channel remembers
+  // With kDeltaNet, each layer so many after another attends, the first of them
+  // being layer attention_interval - 1; else 0.
+  int64_t attention_interval = 0;
   float rope_base = 10000;
   float norm_eps = 0;
   // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
@@ -124,6 +135,11 @@ struct DecoderConfig {
   bool HasAll(uint32_t bits) const { return (parts & bits) == bits; }
   // Whether the architecture has layers of this kind.
   bool HasRecurrent() const { return (parts & kRecurrentParts) != 0; }
+  // Whether the file tells which layers are recurrent by their numbers of
+  // key/value heads, and not by an interval.
+  bool ListsLayers() const {
+    return HasRecurrent() && !Has(ModelPart::kDeltaNet);
+  }
   bool IsRecurrent(int64_t layer) const {
     return !recurrent.empty() && recurrent[static_cast<size_t>(layer)] != 0;
   }
@@ -149,9 +165,14 @@ struct DecoderConfig {
   int64_t kv_cols() const { return kv_heads * head_dim; }
   // With kLatent: elements of a query or key that do not rotate.
   int64_t nope() const { return head_dim - rope_dim; }
+  // Rows of attn_q.weight: each head's query, and behind it its gate if it has
+  // one.
+  int64_t query_rows() const {
+    return Has(ModelPart::kAttnGate) ? 2 * q_cols() : q_cols();
+  }
   // Channels that a recurrent layer convolves.
   int64_t conv_channels() const {
-    return Has(ModelPart::kMamba2) ? ssm_inner + 2 * ssm_groups * ssm_state
+    return Has(ModelPart::kStates) ? ssm_inner + 2 * ssm_groups * ssm_state
                                    : hidden;
   }
 

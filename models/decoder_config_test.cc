@@ -177,8 +177,8 @@ TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
   const std::string file =
       "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
       "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3', 'qwen3moe', "
-      "'gemma2', 'lfm2', 'granitehybrid' and 'deepseek2' in F32, F16, BF16 and "
-      "Q8_0";
+      "'gemma2', 'lfm2', 'granitehybrid', 'deepseek2' and 'qwen3next' in F32, "
+      "F16, BF16 and Q8_0";
   EXPECT_EQ(
       message([](GgufWriter& w) {
         w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,
@@ -320,10 +320,10 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
-  EXPECT_EQ(
-      message(other),
-      "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-      "'qwen3', 'qwen3moe', 'gemma2', 'lfm2', 'granitehybrid' or 'deepseek2'");
+  EXPECT_EQ(message(other),
+            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+            "'qwen3', 'qwen3moe', 'gemma2', 'lfm2', 'granitehybrid', "
+            "'deepseek2' or 'qwen3next'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

@@ -22,7 +22,8 @@
 namespace quern {
 
 constexpr const char* kTestArchitectures[] = {
-    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2", "granitehybrid"};
+    "llama",  "qwen2", "qwen3",         "qwen3moe",
+    "gemma2", "lfm2",  "granitehybrid", "qwen3next"};
 // Those whose logits have the same bits however a text is cut into steps.
 constexpr const char* kExactArchitectures[] = {"llama",    "qwen2",  "qwen3",
                                                "qwen3moe", "gemma2", "lfm2"};

@@ -228,7 +228,7 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   std::vector<std::string> corpus;
   for (const char* architecture :
        {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2",
-        "granitehybrid", "deepseek2"}) {
+        "granitehybrid", "deepseek2", "qwen3next"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
           GgufTensorType::kQ8_0}) {
@@ -261,8 +261,8 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
   int64_t ran = 0, built = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
     constexpr const char* kArchitectures[] = {
-        "llama",  "qwen2", "qwen3",         "qwen3moe",
-        "gemma2", "lfm2",  "granitehybrid", "deepseek2"};
+        "llama", "qwen2",         "qwen3",     "qwen3moe", "gemma2",
+        "lfm2",  "granitehybrid", "deepseek2", "qwen3next"};
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
@@ -296,7 +296,8 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     m.leading_dense = rng.Integer(0, 2);
     m.shared_experts = rng.Integer(0, 2);
     const bool mixture =
-        m.architecture == "qwen3moe" || m.is_latent() ||
+        m.architecture == "qwen3moe" || m.architecture == "qwen3next" ||
+        m.is_latent() ||
         ((m.architecture == "llama" || m.architecture == "granitehybrid") &&
          m.mixture);
     const int64_t ffn = mixture ? m.experts * m.expert_ffn + m.shared_ffn +
@@ -309,7 +310,7 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     }
     const int64_t columns =
         m.layers *
-        (m.q_heads * m.head_dim * 2 + 3 * ffn + 2 * m.kv_heads * m.head_dim +
+        (m.q_heads * m.head_dim * 3 + 3 * ffn + 2 * m.kv_heads * m.head_dim +
          4 * m.hidden + 4 * m.ssm_inner + 2 * m.ssm_groups * m.ssm_state);
     if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
     ++built;
@@ -338,7 +339,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
          "'llama', 'qwen2', 'qwen3', 'qwen3moe', 'gemma2', 'lfm2', "
-         "'granitehybrid' and 'deepseek2' in F32, F16, BF16 and Q8_0");
+         "'granitehybrid', 'deepseek2' and 'qwen3next' in F32, F16, BF16 and "
+         "Q8_0");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse(

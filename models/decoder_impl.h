@@ -59,6 +59,10 @@ struct Decoder::Impl {
 
   // Whether the layers' results are kept apart from the residual stream.
   bool branches() const { return NeedsBranch(config, shard); }
+  // Type of what attention gives. A gate reads it before it is rounded.
+  DType attended_dtype() const {
+    return config.Has(ModelPart::kAttnGate) ? DType::kF32 : dtype;
+  }
   // Index of the pool with a layer's keys and values. Local layers share a
   // second pool. The memory of recurrent layers is in a RecurrentPool.
   static constexpr int64_t kFullPool = 0, kLocalPool = 1, kRecurrentPool = 2;

@@ -170,13 +170,29 @@ absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
   return buffer;
 }
 
-// Reads in pieces, so that progress is reported within a large tensor too.
 absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
                                        int64_t expert, uint8_t* out) {
   const GgufTensor& tensor = TensorIn(id, layer);
   const TensorEntry& entry = TensorOf(id);
   GgufPart whole = shard_.PartOf(entry);
   whole.row += expert * ExtentOf(entry.rows, config_);
+  const int64_t groups = ExtentOf(entry.groups, config_);
+  if (groups == 1) return ReadRows(tensor, whole, dtype, out);
+  GgufPart half = whole;
+  half.rows = whole.rows / (2 * groups);
+  for (const int64_t which : {0, 1}) {
+    for (int64_t group = 0; group < groups; ++group) {
+      half.row = whole.row + (2 * group + which) * half.rows;
+      QUERN_RETURN_IF_ERROR(ReadRows(tensor, half, dtype, out));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Reads in pieces, so that progress is reported within a large tensor too.
+absl::Status DecoderLoader::ReadRows(const GgufTensor& tensor,
+                                     const GgufPart& whole, DType dtype,
+                                     uint8_t*& out) {
   const int64_t step =
       std::max<int64_t>(1, options_.progress_elements / whole.cols);
   for (int64_t row = 0; row < whole.rows; row += step) {

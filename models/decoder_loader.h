@@ -91,6 +91,8 @@ class DecoderLoader {
   MatrixParts ExpertDownParts(int64_t layer, int64_t expert) const;
   MatrixParts SharedGateUpParts(int64_t layer) const;
   MatrixParts SharedDownParts(int64_t layer) const;
+  // With kSharedGate: hidden -> 1.
+  MatrixParts SharedRouterParts(int64_t layer) const;
   MatrixParts OutputParts() const;
   // A recurrent layer's first and last matrix.
   MatrixParts RecurrentInParts(int64_t layer) const;
@@ -171,6 +173,10 @@ class DecoderLoader {
                                      int64_t expert = 0);
   absl::Status ReadTensor(TensorId id, int64_t layer, DType dtype,
                           int64_t expert, uint8_t* out);
+  // Reads rows of a tensor that follow one another, and moves `out` behind
+  // them.
+  absl::Status ReadRows(const GgufTensor& tensor, const GgufPart& whole,
+                        DType dtype, uint8_t*& out);
   // Bytes that ReadTensor writes for a part.
   int64_t BytesOf(TensorId id, int64_t layer, DType dtype) const;
 

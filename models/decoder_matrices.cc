@@ -73,18 +73,25 @@ MatrixParts DecoderLoader::QkvParts(int64_t layer) const {
 }
 
 MatrixParts DecoderLoader::RecurrentInParts(int64_t layer) const {
-  const TensorId id = config_.Has(ModelPart::kMamba2) ? TensorId::kSsmIn
-                                                      : TensorId::kShortConvIn;
   MatrixParts parts;
-  parts.rows = {id};
+  if (config_.Has(ModelPart::kDeltaNet)) {
+    // The order of the operator gated_delta_net: q, k, v, z, b, a.
+    parts.rows = {TensorId::kDeltaQkv, TensorId::kDeltaGate,
+                  TensorId::kDeltaBetaAlpha};
+  } else {
+    parts.rows = {config_.Has(ModelPart::kMamba2) ? TensorId::kSsmIn
+                                                  : TensorId::kShortConvIn};
+  }
   parts.layer = layer;
-  parts.n = shard_.Count(TensorOf(id).rows);
+  for (const TensorId id : parts.rows) {
+    parts.n += shard_.Count(TensorOf(id).rows);
+  }
   parts.k = config_.hidden;
   return parts;
 }
 
 MatrixParts DecoderLoader::RecurrentOutParts(int64_t layer) const {
-  return IntoStream(config_.Has(ModelPart::kMamba2) ? TensorId::kSsmOut
+  return IntoStream(config_.Has(ModelPart::kStates) ? TensorId::kSsmOut
                                                     : TensorId::kShortConvOut,
                     layer);
 }
@@ -152,6 +159,15 @@ MatrixParts DecoderLoader::SharedGateUpParts(int64_t layer) const {
 
 MatrixParts DecoderLoader::SharedDownParts(int64_t layer) const {
   return IntoStream(TensorId::kSharedDown, layer);
+}
+
+MatrixParts DecoderLoader::SharedRouterParts(int64_t layer) const {
+  MatrixParts parts;
+  parts.rows = {TensorId::kSharedRouter};
+  parts.layer = layer;
+  parts.n = 1;
+  parts.k = config_.hidden;
+  return parts;
 }
 
 MatrixParts DecoderLoader::OutputParts() const {
@@ -228,6 +244,7 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
       if (c.Has(ModelPart::kSharedExpert)) {
         add(SharedGateUpParts(layer));
         add(SharedDownParts(layer));
+        if (c.Has(ModelPart::kSharedGate)) add(SharedRouterParts(layer));
       }
     } else {
       add(GateUpParts(layer));

@@ -215,7 +215,7 @@ TEST_P(DecoderMemoryTest, ForksOfALongTextKeepTheirWindow) {
 }
 
 // Layers that remember windows, and layers that remember states too.
-constexpr const char* kRecurrent[] = {"lfm2", "granitehybrid"};
+constexpr const char* kRecurrent[] = {"lfm2", "granitehybrid", "qwen3next"};
 
 // A slot that a sequence has given back still holds what that sequence
 // remembered. The next sequence there must not see it, and neither must a

@@ -92,7 +92,11 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
     QUERN_ASSIGN_OR_RETURN(l.attn_norm,
                            loader.Norm(TensorId::kAttnNorm, layer));
     QUERN_ASSIGN_OR_RETURN(l.mixer, LoadMixer(loader, layer, pool, pool_layer));
-    QUERN_ASSIGN_OR_RETURN(l.ffn_norm, loader.Norm(TensorId::kFfnNorm, layer));
+    QUERN_ASSIGN_OR_RETURN(
+        l.ffn_norm,
+        loader.Norm(config.Has(ModelPart::kPostMixNorm) ? TensorId::kPostMixNorm
+                                                        : TensorId::kFfnNorm,
+                    layer));
     QUERN_ASSIGN_OR_RETURN(
         l.feed_forward,
         config.LayerHas(layer, ModelPart::kExperts)

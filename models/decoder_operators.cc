@@ -19,6 +19,7 @@
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/embedding_ops.h"
 #include "quern/ops/registry/experts_ops.h"
+#include "quern/ops/registry/gate_ops.h"
 #include "quern/ops/registry/linear_weights_ops.h"
 #include "quern/ops/registry/mixer_ops.h"
 #include "quern/ops/registry/mla_ops.h"
@@ -66,6 +67,7 @@ absl::Status RegisterDecoderOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEmbeddingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterGateOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));
@@ -119,6 +121,13 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
         make(o.k_norm_, "rms_norm",
              {{"x", k}, {"weight", head}, {"eps", c.norm_eps}}));
   }
+  if (c.Has(ModelPart::kAttnGate)) {
+    const TensorMeta attended = {DType::kF32,
+                                 {1, shard.q_heads() * c.head_dim}};
+    QUERN_RETURN_IF_ERROR(
+        make(o.gate_, "sigmoid_mul",
+             {{"x", attended}, {"gate", attended}, {"out_dtype", rows}}));
+  }
   // Layers over latents rotate by a plan of their own.
   if (c.rope && !c.Has(ModelPart::kLatent)) {
     o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
@@ -147,7 +156,7 @@ absl::StatusOr<int64_t> DecoderOperators::WorkspaceBytes(
     int64_t max_tokens, int max_workers) const {
   int64_t most = 0;
   for (const Op* op : {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_,
-                       &k_norm_, &rope_, &gather_, &logits_}) {
+                       &k_norm_, &rope_, &gate_, &gather_, &logits_}) {
     if (*op == nullptr) continue;
     QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                            (*op)->WorkspaceBytes(max_tokens, max_workers));

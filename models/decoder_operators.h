@@ -47,6 +47,7 @@ class DecoderOperators {
   const char* target() const { return norm_->target(); }
   bool has_head_norms() const { return q_norm_ != nullptr; }
   bool has_rope() const { return rope_ != nullptr; }
+  bool has_gate() const { return gate_ != nullptr; }
 
   // x = the rows of the table that `ids` name, scaled; over ranks, `table` is
   // this rank's part.
@@ -86,6 +87,13 @@ class DecoderOperators {
               Executor& executor) const noexcept {
     rope_->Execute({positions, q, k}, workspace, executor);
   }
+  // out = x * sigmoid(gate): f32[tokens, q_cols] twice -> rows of the type that
+  // matrices multiply; if has_gate.
+  void Gate(const AnyTensorView& x, const AnyTensorView& gate,
+            const AnyTensorView& out, Workspace workspace,
+            Executor& executor) const noexcept {
+    gate_->Execute({x, gate, out}, workspace, executor);
+  }
   // out[i] = row indices[i] of x.
   void Gather(const AnyTensorView& x, const AnyTensorView& indices,
               const AnyTensorView& out, Workspace workspace,
@@ -103,8 +111,8 @@ class DecoderOperators {
   DecoderOperators() = default;
 
   std::unique_ptr<const RotaryScaling> scaling_;  // borrowed by rope_
-  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, gather_,
-      logits_;
+  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, gate_,
+      gather_, logits_;
 };
 
 }  // namespace quern

@@ -291,6 +291,10 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
             "decoder: ranks=2; need 1, because lfm2 has recurrent layers, "
             "which are not divided");
+  shape.architecture = "qwen3next";
+  EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
+            "decoder: ranks=2; need 1, because qwen3next has recurrent layers, "
+            "which are not divided");
   shape = {};
   shape.vocab = 5;
   EXPECT_EQ(refusal(shape, 6),

@@ -177,7 +177,7 @@ absl::StatusOr<std::vector<PagePoolSpec>> DecoderState::Impl::PoolSpecs()
   QUERN_ASSIGN_OR_RETURN(pool.attention.kv, KvLayout::Create(kv));
   pool.attention.q_heads = model->shard.q_heads();
   pool.attention.q_dtype = QueryType(model->dtype, spec.cache_dtype);
-  pool.attention.out_dtype = model->dtype;
+  pool.attention.out_dtype = model->attended_dtype();
   pool.attention.scale = c.attention_scale;
   pool.attention.soft_cap = c.attention_cap;
   pool.latent = model->latent;

@@ -3,6 +3,7 @@
 
 // Small random models of any shape and architecture.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -31,11 +32,11 @@ struct SmallDecoder {
   std::string architecture = "llama";
   int64_t vocab = 37, context = 64, hidden = 32, layers = 2, ffn = 96;
   int64_t q_heads = 6, kv_heads = 2, head_dim = 32, rope_dim = 20;
-  // For qwen3moe, and for llama and granitehybrid if `mixture`. Where all are
-  // used, no rounding can change the choice.
+  // For qwen3moe and qwen3next, and for llama and granitehybrid if `mixture`.
+  // Where all are used, no rounding can change the choice.
   int64_t experts = 3, experts_used = 3, expert_ffn = 64;
   bool mixture = false;
-  int64_t shared_ffn = 0;  // of granitehybrid's shared expert; 0: none
+  int64_t shared_ffn = 0;  // of a shared expert, if there may be one; 0: none
   GgufTensorType type = GgufTensorType::kF32;
   std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
   std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
@@ -48,7 +49,9 @@ struct SmallDecoder {
   // empty: in turns, and the last layer attends.
   std::string kinds;
   int64_t conv_width = 3;
-  // granitehybrid's: 4 heads of 8 channels.
+  // qwen3next's; 0: every second layer attends, or the only one.
+  int64_t attention_interval = 0;
+  // 4 heads of 8 channels: granitehybrid's, or qwen3next's heads of values.
   int64_t ssm_inner = 32, ssm_heads = 4, ssm_groups = 2, ssm_state = 12;
   bool rope = true;
   float embedding_scale = 1.4f, residual_scale = 0.6f, attention_scale = 0.3f;
@@ -114,6 +117,9 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.expert_ffn = m.expert_ffn;
   c.shared_ffn = m.shared_ffn;
   c.recurrent = RecurrentLayersOf(m);
+  c.attention_interval = m.attention_interval > 0
+                             ? m.attention_interval
+                             : std::min<int64_t>(2, m.layers);
   c.conv_width = m.conv_width;
   c.ssm_inner = m.ssm_inner;
   c.ssm_heads = m.ssm_heads;
@@ -208,6 +214,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kSharedDown:
         return m.ffn_type.value_or(m.type);
       case TensorId::kRouter:
+      case TensorId::kSharedRouter:
       case TensorId::kShortConv:
       case TensorId::kSsmConv:
         return GgufTensorType::kF32;

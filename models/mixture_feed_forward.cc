@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
@@ -86,11 +87,28 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
         m->shared_,
         DenseFeedForward::Create(loader, loader.SharedGateUpParts(layer),
                                  loader.SharedDownParts(layer)));
+    if (config.Has(ModelPart::kSharedGate)) {
+      QUERN_RETURN_IF_ERROR(m->AddSharedGate(loader, config, layer));
+    }
   }
   return std::unique_ptr<FeedForward>(std::move(m));
 }
 
-// Lays out the router's logits.
+absl::Status MixtureFeedForward::AddSharedGate(DecoderLoader& loader,
+                                               const DecoderConfig& config,
+                                               int64_t layer) {
+  QUERN_ASSIGN_OR_RETURN(shared_router_,
+                         loader.MakeMatrix(loader.SharedRouterParts(layer)));
+  QUERN_ASSIGN_OR_RETURN(
+      MadeOp gate,
+      loader.ops().Make("sigmoid_mul",
+                        {{"x", TensorMeta{DType::kF32, {1, config.hidden}}},
+                         {"gate", TensorMeta{DType::kF32, {1, 1}}}}));
+  shared_gate_ = std::move(gate.op);
+  return absl::OkStatus();
+}
+
+// Lays out the router's logits, of which the shared expert's are one a token.
 template <typename Allocator>
 float* MixtureFeedForward::LayOut(Allocator& a, int64_t tokens) const {
   return a.template Allocate<float>("router logits", tokens * count_);
@@ -102,9 +120,17 @@ absl::StatusOr<int64_t> MixtureFeedForward::ScratchBytes(
                          router_.WorkspaceBytes(max_tokens, max_workers));
   QUERN_ASSIGN_OR_RETURN(const int64_t experts,
                          experts_->WorkspaceBytes(max_tokens, max_workers));
+  int64_t shared_router = 0, shared_gate = 0;
+  if (shared_gate_ != nullptr) {
+    QUERN_ASSIGN_OR_RETURN(
+        shared_router, shared_router_->WorkspaceBytes(max_tokens, max_workers));
+    QUERN_ASSIGN_OR_RETURN(
+        shared_gate, shared_gate_->WorkspaceBytes(max_tokens, max_workers));
+  }
   WorkspaceLayout counted;
   LayOut(counted, max_tokens);
-  counted.Allocate<uint8_t>("operators", std::max(router, experts));
+  counted.Allocate<uint8_t>(
+      "operators", std::max({router, experts, shared_router, shared_gate}));
   if (counted.overflow()) {
     return absl::ResourceExhaustedError(
         "decoder: the scratch of experts needs more than 2^63 bytes");
@@ -115,10 +141,23 @@ absl::StatusOr<int64_t> MixtureFeedForward::ScratchBytes(
   return std::max(shared, counted.bytes());
 }
 
+void MixtureFeedForward::WeighShared(const LayerStep& step,
+                                     const AnyTensorView& y) const {
+  Workspace memory = step.scratch;
+  const int64_t tokens = step.rows.extent(0);
+  const AnyTensorView gate = DenseMatrix(LayOut(memory, tokens), tokens, 1);
+  shared_router_->Execute(step.rows, gate, {}, memory, *step.executor);
+  shared_gate_->Execute({y, gate, y}, memory, *step.executor);
+}
+
 void MixtureFeedForward::Execute(const LayerStep& step,
                                  const LayerTarget& target) const noexcept {
   // The experts add to what the shared one has written.
   if (shared_ != nullptr) shared_->Execute(step, target);
+  if (shared_gate_ != nullptr) {
+    QUERN_DCHECK(target.residual.rank() == 0);
+    WeighShared(step, target.y);
+  }
   const AnyTensorView added = shared_ == nullptr ? target.residual : target.y;
   Workspace memory = step.scratch;
   const int64_t tokens = step.rows.extent(0);

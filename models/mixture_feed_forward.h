@@ -6,7 +6,8 @@
 //   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1,
 //   or what the file says of scores, sums and factors (kRouting)
 //   y = residual + sum over those of w * W_down (act(W_gate x) * W_up x)
-//       + the same of the shared expert, with w = 1, if there is one
+//       + the same of the shared expert, if there is one, with w = 1, or with
+//         w = sigmoid(S x) and kSharedGate
 //
 // The router is a matrix in f32; everything behind it is the operator
 // `fused_moe`. Ranks divide the columns of gate and up, not the experts, so
@@ -14,10 +15,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/tensor_view.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
 #include "quern/models/layer.h"
@@ -40,12 +44,20 @@ class MixtureFeedForward final : public FeedForward {
  private:
   MixtureFeedForward(Matrix router, std::unique_ptr<const BoundOp> experts,
                      int64_t count);
+  // Adds what weighs the shared expert.
+  absl::Status AddSharedGate(DecoderLoader& loader, const DecoderConfig& config,
+                             int64_t layer);
   template <typename Allocator>
   float* LayOut(Allocator& a, int64_t tokens) const;
+  // Multiplies the shared expert's result y by its weights.
+  void WeighShared(const LayerStep& step, const AnyTensorView& y) const;
 
   std::unique_ptr<FeedForward> shared_;  // null if there is none
-  Matrix router_;                        // hidden -> experts
-  AlignedBuffer bias_;                   // f32[experts], with kRouterBias
+  // With kSharedGate: hidden -> 1, and the operator sigmoid_mul.
+  std::optional<Matrix> shared_router_;
+  std::unique_ptr<const BoundOp> shared_gate_;
+  Matrix router_;       // hidden -> experts
+  AlignedBuffer bias_;  // f32[experts], with kRouterBias
   std::unique_ptr<const BoundOp> experts_;
   int64_t count_;
 };

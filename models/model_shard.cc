@@ -59,6 +59,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
     return CannotDivide("the key/value heads", c.kv_heads, size, 1);
   }
   range(Extent::kQueryCols) = {rank * q_cols, q_cols};
+  // Gates lie between the queries. A model with them is recurrent, so that one
+  // rank has them all.
+  if (!c.Has(ModelPart::kAttnGate)) {
+    range(Extent::kQueryRows) = range(Extent::kQueryCols);
+  }
   // The rank's first key/value head is that of its first query head.
   const int64_t kv_head = rank * s.q_heads_ / (c.q_heads / c.kv_heads);
   range(Extent::kKeyCols) = {kv_head * c.head_dim, s.kv_heads_ * c.head_dim};

@@ -160,6 +160,84 @@ TEST(RecurrentConfigTest, ReadsWhetherThereIsASharedExpert) {
   }
 }
 
+TEST(RecurrentConfigTest, AnIntervalTellsWhichLayersAreRecurrent) {
+  SmallDecoder shape;
+  shape.architecture = "qwen3next";
+  shape.layers = 9;
+  shape.shared_ffn = 48;
+  shape.attention_interval = 4;
+  const auto create = [&](bool writes_interval = true) {
+    TestRng rng;
+    GgufWriter w;
+    w.Key("general.architecture", "qwen3next");
+    WriteModelKeys(
+        SmallDecoderConfig(shape),
+        [&](const std::string& name, int64_t value) {
+          if (name == "qwen3next.full_attention_interval" && !writes_interval) {
+            return;
+          }
+          w.Key(name, static_cast<uint32_t>(value));
+        },
+        [&w](const std::string& name, float value) { w.Key(name, value); },
+        [&w](const std::string& name, bool value) { w.Key(name, value); },
+        [](const std::string& name, const std::vector<int32_t>&) {
+          ADD_FAILURE() << name;
+        });
+    AddSmallDecoderTensors(rng, shape, w);
+    const std::string bytes = w.Finish();
+    return DecoderConfig::Create(ParseOrDie(bytes));
+  };
+  for (const bool writes_interval : {true, false}) {  // 4 unless told
+    const auto config = create(writes_interval);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->recurrent,
+              (std::vector<uint8_t>{1, 1, 1, 0, 1, 1, 1, 0, 1}));
+    EXPECT_EQ(config->kv_heads, 2);
+    EXPECT_EQ(config->conv_channels(), 32 + 2 * 2 * 12);
+    EXPECT_EQ(config->query_rows(), 2 * 6 * 32);
+    EXPECT_TRUE(config->Has(ModelPart::kSharedExpert));
+    EXPECT_TRUE(config->rope);
+  }
+  const auto refuse = [&](absl::StatusCode code, const char* words) {
+    const absl::Status status = create().status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    shape.layers = 9;
+    shape.attention_interval = 4;
+    shape.ssm_heads = 4;
+    shape.ssm_groups = 2;
+  };
+  using Code = absl::StatusCode;
+  shape.attention_interval = 10;
+  refuse(Code::kUnimplemented,
+         "decoder: qwen3next.full_attention_interval=10; need one of 9 layers "
+         "that attends");
+  shape.attention_interval = 4097;
+  refuse(Code::kInvalidArgument,
+         "qwen3next.full_attention_interval=4097; need 1 <= ");
+  shape.ssm_groups = 3;
+  refuse(Code::kInvalidArgument,
+         "decoder: qwen3next.ssm.inner_size=32, time_step_rank=4, "
+         "group_count=3; need each to be a multiple of the next");
+}
+
+// A file of the older layout, with q, k, v and z of each key head together, has
+// tensors that this one lacks.
+TEST(RecurrentConfigTest, RefusesATensorThatADeltaNetLacks) {
+  TestRng rng;
+  SmallDecoder shape;
+  shape.architecture = "qwen3next";
+  GgufWriter w = SmallDecoderKeys(shape);
+  AddSmallDecoderTensors(rng, shape, w);
+  w.Tensor("blk.0.ssm_in.weight", {1}, GgufTensorType::kF32, Raw(0.0f));
+  const std::string bytes = w.Finish();
+  const absl::Status status = DecoderConfig::Create(ParseOrDie(bytes)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("tensor 'blk.0.ssm_in.weight' is not part of a plain "
+                        "qwen3next of 2 layers"));
+}
+
 TEST(RecurrentConfigTest, RefusesConvolutionsThatAreTooWide) {
   SmallDecoder shape = ThreeLayers();
   for (const int64_t width : {0, 5}) {

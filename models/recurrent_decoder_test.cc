@@ -1,14 +1,17 @@
-// Models with Mamba-2 layers, whose long calls round differently than short
-// ones: what must still not change a bit, and how close the rest is.
+// Models with Mamba-2 layers or gated delta nets, whose long calls round
+// differently than short ones: what must still not change a bit, and how close
+// the rest is.
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
@@ -19,6 +22,7 @@
 #include "quern/models/decoder_fixture_testutil.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
+#include "quern/models/gguf_testutil.h"
 #include "quern/models/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -30,15 +34,22 @@ namespace {
 // The bound of decoder_oracle_test.cc.
 constexpr double kF32Bound = 2e-4;
 
+constexpr const char* kArchitectures[] = {"granitehybrid", "qwen3next"};
+
 class RecurrentDecoderTest : public DecoderFixture {
  protected:
-  static SmallDecoder Shape() {
+  static SmallDecoder Shape(const char* architecture) {
     SmallDecoder shape;
-    shape.architecture = "granitehybrid";
+    shape.architecture = architecture;
     shape.kinds = "rrar";
     shape.layers = 4;
+    shape.attention_interval = 3;  // rrar again
+    if (shape.architecture == "qwen3next") shape.shared_ffn = 32;
     return shape;
   }
+  void ExpectCloseAndEqual(const SmallDecoder& shape);
+  void ExpectBatchAndThreadsChangeNothing(const SmallDecoder& shape);
+  void ExpectForksContinue(const SmallDecoder& shape);
 
   // The logits of all tokens of a sequence that is cut into pieces of `step`
   // tokens.
@@ -61,8 +72,13 @@ class RecurrentDecoderTest : public DecoderFixture {
 // Calls of fewer than 16 tokens go token by token, with the same bits. Longer
 // ones go by chunks, which are as close to the oracle.
 TEST_P(RecurrentDecoderTest, EveryDivisionIsCloseAndShortOnesAreEqual) {
+  for (const char* architecture : kArchitectures) {
+    SCOPED_TRACE(architecture);
+    ExpectCloseAndEqual(Shape(architecture));
+  }
+}
+void RecurrentDecoderTest::ExpectCloseAndEqual(const SmallDecoder& shape) {
   TestRng rng;
-  const SmallDecoder shape = Shape();
   const std::string bytes = SmallDecoderFile(rng, shape);
   const GgufFile file = ParseOrDie(bytes);
   const auto config = DecoderConfig::Create(file);
@@ -82,8 +98,14 @@ TEST_P(RecurrentDecoderTest, EveryDivisionIsCloseAndShortOnesAreEqual) {
 
 // Prompts and single tokens in one step, on two threads.
 TEST_P(RecurrentDecoderTest, BatchAndThreadsChangeNothing) {
+  for (const char* architecture : kArchitectures) {
+    SCOPED_TRACE(architecture);
+    ExpectBatchAndThreadsChangeNothing(Shape(architecture));
+  }
+}
+void RecurrentDecoderTest::ExpectBatchAndThreadsChangeNothing(
+    const SmallDecoder& shape) {
   TestRng rng;
-  const SmallDecoder shape = Shape();
   const std::string bytes = SmallDecoderFile(rng, shape);
   const auto two = HwyExecutor::Create(2);
   ASSERT_TRUE(two.ok()) << two.status();
@@ -122,8 +144,13 @@ TEST_P(RecurrentDecoderTest, BatchAndThreadsChangeNothing) {
 
 // All calls are short, so that the bits must agree.
 TEST_P(RecurrentDecoderTest, ForksContinueAsTheWhole) {
+  for (const char* architecture : kArchitectures) {
+    SCOPED_TRACE(architecture);
+    ExpectForksContinue(Shape(architecture));
+  }
+}
+void RecurrentDecoderTest::ExpectForksContinue(const SmallDecoder& shape) {
   TestRng rng;
-  const SmallDecoder shape = Shape();
   const Decoder model =
       Load(SmallDecoderFile(rng, shape), DecoderWeights::kF32);
   DecoderState state = State(model);
@@ -143,7 +170,7 @@ TEST_P(RecurrentDecoderTest, ForksContinueAsTheWhole) {
 
 // Heads and groups of every kind, one channel, and states of odd sizes.
 TEST_P(RecurrentDecoderTest, EveryShapeOfState) {
-  SmallDecoder shape = Shape();
+  SmallDecoder shape = Shape("granitehybrid");
   shape.conv_width = 4;
   for (const auto& [inner, heads, groups, states] :
        {std::array<int64_t, 4>{1, 1, 1, 1},
@@ -182,6 +209,39 @@ TEST_P(RecurrentDecoderTest, EveryShapeOfState) {
 }
 
 QUERN_INSTANTIATE_ISA_TEST(RecurrentDecoderTest);
+
+// Writes `value` over the second decay of layer 0.
+absl::Status StatusWithDecay(float value) {
+  TestRng rng;
+  SmallDecoder shape;
+  shape.architecture = "qwen3next";
+  std::string bytes = SmallDecoderFile(rng, shape);
+  std::vector<float> decays(4);
+  {
+    const GgufFile file = ParseOrDie(bytes);
+    const auto tensor = file.FindTensor("blk.0.ssm_a");
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_TRUE(file.ReadRows(**tensor, 0, absl::MakeSpan(decays)).ok());
+  }
+  const std::string from = BytesOf(decays);
+  decays[1] = value;
+  const size_t at = bytes.find(from);
+  EXPECT_NE(at, std::string::npos);
+  bytes.replace(at, from.size(), BytesOf(decays));
+  InlineExecutor executor;
+  return Decoder::Create(ParseOrDie(bytes), {}, executor).status();
+}
+
+TEST(RecurrentDecoderRefusalTest, DecaysThatGrow) {
+  EXPECT_EQ(StatusWithDecay(0), absl::OkStatus());
+  EXPECT_EQ(StatusWithDecay(-30), absl::OkStatus());
+  for (const float value : {0.5f, HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+    const absl::Status status = StatusWithDecay(value);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(status.message(), absl::StrCat("decoder: blk.0.ssm_a[1]=", value,
+                                             "; need a finite number <= 0"));
+  }
+}
 
 }  // namespace
 }  // namespace quern

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -29,6 +32,22 @@
 #include "quern/quant/convert.h"
 
 namespace quern {
+namespace {
+
+// Replaces each a of a file by ln(-a), which is -infinity for a = 0.
+// InvalidArgument names a number of the tensor `name` that is no decay.
+absl::Status ToLogs(const std::string& name, absl::Span<float> decays) {
+  for (size_t i = 0; i < decays.size(); ++i) {
+    if (!std::isfinite(decays[i]) || decays[i] > 0) {
+      return InvalidArgument("decoder", name, "[", i, "]=", decays[i],
+                             "; need a finite number <= 0");
+    }
+    decays[i] = static_cast<float>(std::log(-double{decays[i]}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 RecurrentPoolSpec RecurrentMixer::PoolSpec(const DecoderConfig& config,
                                            DType rows, int64_t layers,
@@ -39,10 +58,12 @@ RecurrentPoolSpec RecurrentMixer::PoolSpec(const DecoderConfig& config,
   spec.window_dtype = rows;
   spec.window = config.conv_width - 1;
   spec.channels = config.conv_channels();
-  if (config.Has(ModelPart::kMamba2)) {
+  if (config.Has(ModelPart::kStates)) {
     spec.heads = config.ssm_heads;
     spec.rows = config.ssm_inner / config.ssm_heads;
     spec.cols = config.ssm_state;
+    // A gated delta net has a row for each element of a key.
+    if (config.Has(ModelPart::kDeltaNet)) std::swap(spec.rows, spec.cols);
   }
   return spec;
 }
@@ -62,20 +83,26 @@ absl::StatusOr<std::unique_ptr<Mixer>> RecurrentMixer::Create(
     QUERN_ASSIGN_OR_RETURN(m->convert_, ConvertPlan::Create(convert));
   }
   const bool mamba2 = config.Has(ModelPart::kMamba2);
+  const bool delta_net = config.Has(ModelPart::kDeltaNet);
   QUERN_ASSIGN_OR_RETURN(const LinearWeights in,
                          loader.MakeWeights(loader.RecurrentInParts(layer)));
   QUERN_ASSIGN_OR_RETURN(const LinearWeights out,
                          loader.MakeWeights(loader.RecurrentOutParts(layer)));
   NamedArgs args = {{"in_proj", &in}, {"out_proj", &out}};
   QUERN_RETURN_IF_ERROR(m->AddConvolution(
-      loader, config, layer, mamba2 ? TensorId::kSsmConv : TensorId::kShortConv,
-      args));
+      loader, config, layer,
+      mamba2 || delta_net ? TensorId::kSsmConv : TensorId::kShortConv, args));
   if (mamba2) {
     QUERN_RETURN_IF_ERROR(m->AddMamba2(loader, config, layer, args));
   }
-  QUERN_ASSIGN_OR_RETURN(
-      MadeOp op,
-      loader.ops().Make(mamba2 ? "mamba_mixer2" : "short_conv", args));
+  if (delta_net) {
+    QUERN_RETURN_IF_ERROR(m->AddDeltaNet(loader, config, layer, args));
+  }
+  QUERN_ASSIGN_OR_RETURN(MadeOp op,
+                         loader.ops().Make(delta_net ? "gated_delta_net"
+                                           : mamba2  ? "mamba_mixer2"
+                                                     : "short_conv",
+                                           args));
   m->op_ = std::move(op.op);
   return std::unique_ptr<Mixer>(std::move(m));
 }
@@ -114,9 +141,7 @@ absl::Status RecurrentMixer::AddMamba2(DecoderLoader& loader,
               {"norm", TensorId::kSsmNorm, inner}};
   for (const auto& own : kOwn) {
     QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, loader.Vector(own.id, layer));
-    own_.push_back(DenseVector<const float>(buffer.data<float>(), own.size));
-    own_buffers_.push_back(std::move(buffer));
-    args.emplace_back(own.name, TensorMeta{DType::kF32, {own.size}});
+    AddOwn(own.name, std::move(buffer), own.size, args);
   }
   args.insert(
       args.end(),
@@ -126,6 +151,37 @@ absl::Status RecurrentMixer::AddMamba2(DecoderLoader& loader,
        {"n_groups", config.ssm_groups},
        {"eps", config.norm_eps}});
   return absl::OkStatus();
+}
+
+absl::Status RecurrentMixer::AddDeltaNet(DecoderLoader& loader,
+                                         const DecoderConfig& config,
+                                         int64_t layer, NamedArgs& args) {
+  const int64_t heads = config.ssm_heads, dv = config.ssm_inner / heads;
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer a_log,
+                         loader.Vector(TensorId::kDeltaA, layer));
+  QUERN_RETURN_IF_ERROR(
+      ToLogs(TensorName(TensorId::kDeltaA, layer),
+             absl::MakeSpan(a_log.data<float>(), static_cast<size_t>(heads))));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer dt_bias,
+                         loader.Vector(TensorId::kSsmDtBias, layer));
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer norm,
+                         loader.Vector(TensorId::kDeltaNorm, layer));
+  AddOwn("a_log", std::move(a_log), heads, args);
+  AddOwn("dt_bias", std::move(dt_bias), heads, args);
+  AddOwn("norm", std::move(norm), dv, args);
+  args.insert(
+      args.end(),
+      {{"state", TensorMeta{DType::kF32, {1, heads, config.ssm_state, dv}}},
+       {"num_k_heads", config.ssm_groups},
+       {"eps", config.norm_eps}});
+  return absl::OkStatus();
+}
+
+void RecurrentMixer::AddOwn(const char* name, AlignedBuffer buffer,
+                            int64_t size, NamedArgs& args) {
+  own_.push_back(DenseVector<const float>(buffer.data<float>(), size));
+  own_buffers_.push_back(std::move(buffer));
+  args.emplace_back(name, TensorMeta{DType::kF32, {size}});
 }
 
 // Lays out the operator's result, unless the target takes it.

@@ -6,6 +6,8 @@
 //
 //   short_conv     LFM2: y = W_out (C * conv(B * u)); B, C, u = W_in x
 //   mamba_mixer2   Granite-4-H: ops/mixer/mamba_mixer2.h, its states in f32
+//   gated_delta_net   Qwen3-Next: ops/mixer/gated_delta_net.h, its states in
+//   f32
 //
 // The operator rounds its steps to the dtype of its input. Its result becomes
 // f32 in the target, which has no residual (NeedsBranch).
@@ -53,13 +55,18 @@ class RecurrentMixer final : public Mixer {
   static constexpr size_t kMaxTensors = 16;
 
   RecurrentMixer() = default;
-  // Reads the tensors of the convolution or of Mamba-2, and adds to `args` what
-  // the operator is made with for them.
+  // Reads the tensors of the convolution, of Mamba-2 or of a gated delta net,
+  // and adds to `args` what the operator is made with for them.
   absl::Status AddConvolution(DecoderLoader& loader,
                               const DecoderConfig& config, int64_t layer,
                               TensorId id, NamedArgs& args);
   absl::Status AddMamba2(DecoderLoader& loader, const DecoderConfig& config,
                          int64_t layer, NamedArgs& args);
+  absl::Status AddDeltaNet(DecoderLoader& loader, const DecoderConfig& config,
+                           int64_t layer, NamedArgs& args);
+  // Keeps a tensor of `size` numbers, the operator's next one, as `name`.
+  void AddOwn(const char* name, AlignedBuffer buffer, int64_t size,
+              NamedArgs& args);
   template <typename Allocator>
   uint8_t* LayOut(Allocator& a, int64_t tokens) const;
 

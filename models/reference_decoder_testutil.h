@@ -6,99 +6,22 @@
 // checks.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
+#include "quern/models/reference_form_testutil.h"
 #include "quern/models/reference_recurrent_testutil.h"
 
 namespace quern {
-
-// Differences between architectures.
-struct ReferenceForm {
-  bool rope = true;
-  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
-  bool q_bias = false, k_bias = false, v_bias = false;
-  bool q_norm = false, k_norm = false;
-  bool post_attention_norm = false, post_ffw_norm = false;
-  bool gelu = false;  // gelu by tanh, instead of silu
-  double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
-  double divisor = 1;                       // of a query's dot products
-  double attention_cap = 0, logit_cap = 0;  // 0: none
-  size_t experts_used = 0;                  // 0: there are no experts
-  bool shared_expert = false;               // with the weight 1
-  bool renormalize = true;  // the weights of a token's experts sum to 1
-  int64_t window = 0;       // of local layers; 0: there are none
-  int64_t first_local = 0;  // local: this layer and every second one after
-  std::vector<double> rope_factors;  // divide frequencies; empty: none
-  // Tokens that a recurrent layer convolves, and the order of its three parts.
-  size_t conv_taps = 0;
-  std::array<size_t, 3> gates = {0, 1, 2};
-  size_t ssm_groups = 0;
-  bool ssm_skip = true;  // d * u is added to a state's output
-
-  static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
-    const auto f32 = [&](absl::string_view key) {
-      return static_cast<double>(*file.GetF32(key));
-    };
-    const auto architecture = *file.GetString("general.architecture");
-    const auto hidden = static_cast<double>(c.hidden);
-    ReferenceForm form;
-    form.rope_pairs =
-        architecture == "llama" || architecture == "granitehybrid";
-    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
-    form.q_norm = form.k_norm = architecture == "qwen3" ||
-                                architecture == "qwen3moe" ||
-                                architecture == "lfm2";
-    if (architecture == "lfm2") {
-      form.conv_taps =
-          static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
-    }
-    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
-      const std::string used = absl::StrCat(architecture, ".expert_used_count");
-      form.experts_used = static_cast<size_t>(*file.GetInt(used));
-      form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
-    }
-    form.divisor = std::sqrt(static_cast<double>(c.head_dim));
-    if (file.HasTensor("rope_freqs.weight")) {
-      const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
-      std::vector<float> factors(static_cast<size_t>(tensor.elements));
-      EXPECT_TRUE(file.ReadRows(tensor, 0, absl::MakeSpan(factors)).ok());
-      form.rope_factors.assign(factors.begin(), factors.end());
-    }
-    if (architecture == "granitehybrid") {
-      form.conv_taps =
-          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
-      form.ssm_groups =
-          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
-      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
-      form.embedding_scale = f32("granitehybrid.embedding_scale");
-      form.residual_scale = f32("granitehybrid.residual_scale");
-      form.divisor = 1 / f32("granitehybrid.attention.scale");
-      form.logit_divisor = f32("granitehybrid.logit_scale");
-    }
-    if (architecture != "gemma2") return form;
-    form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
-    form.embedding_scale = std::sqrt(hidden);
-    if (c.layers == 46) {  // the model of 27 billion weights
-      form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
-    }
-    form.attention_cap = f32("gemma2.attn_logit_softcapping");
-    form.logit_cap = f32("gemma2.final_logit_softcapping");
-    form.window = *file.GetInt("gemma2.attention.sliding_window");
-    return form;
-  }
-};
 
 class ReferenceDecoder {
  public:
@@ -124,7 +47,11 @@ class ReferenceDecoder {
               ? Norm(blk + "post_attention_norm.weight", mixed)
               : mixed,
           form_.residual_scale);
-      const DoubleRows h = Norm(blk + "ffn_norm.weight", x);
+      const std::string ffn_norm = blk + "ffn_norm.weight";
+      const DoubleRows h =
+          Norm(file_.HasTensor(ffn_norm) ? ffn_norm
+                                         : blk + "post_attention_norm.weight",
+               x);
       const DoubleRows down =
           form_.experts_used > 0
               ? Mixture(blk, h)
@@ -178,6 +105,9 @@ class ReferenceDecoder {
     if (file_.HasTensor(blk + "attn_q.weight")) {
       return Times(Attention(layer, h), blk + "attn_output.weight");
     }
+    if (form_.key_heads > 0) {
+      return Times(DeltaNet(blk, h), blk + "ssm_out.weight");
+    }
     if (form_.ssm_groups > 0) {
       return Times(Mamba2(blk, Times(h, blk + "ssm_in.weight")),
                    blk + "ssm_out.weight");
@@ -188,15 +118,31 @@ class ReferenceDecoder {
                  blk + "shortconv.out_proj.weight");
   }
 
+  // A tensor's numbers, whatever its dimensions.
+  std::vector<double> Flat(const std::string& name) const {
+    std::vector<double> all;
+    for (const std::vector<double>& row : Matrix(name)) {
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    return all;
+  }
+
+  DoubleRows DeltaNet(const std::string& blk, const DoubleRows& h) const {
+    ReferenceDeltaNetWeights w;
+    w.conv = Matrix(blk + "ssm_conv1d.weight");
+    w.a = Flat(blk + "ssm_a");
+    w.dt_bias = Flat(blk + "ssm_dt.bias");
+    w.norm = Flat(blk + "ssm_norm.weight");
+    w.key_heads = form_.key_heads;
+    w.by_turns = form_.betas_by_turns;
+    w.eps = static_cast<double>(c_.norm_eps);
+    return ReferenceDeltaNet(
+        Times(h, blk + "attn_qkv.weight"), Times(h, blk + "attn_gate.weight"),
+        Times(h, blk + "ssm_ba.weight"), w, form_.conv_taps);
+  }
+
   DoubleRows Mamba2(const std::string& blk, const DoubleRows& projected) const {
-    // A tensor's numbers, whatever its dimensions.
-    const auto flat = [&](const char* name) {
-      std::vector<double> all;
-      for (const std::vector<double>& row : Matrix(blk + name)) {
-        all.insert(all.end(), row.begin(), row.end());
-      }
-      return all;
-    };
+    const auto flat = [&](const char* name) { return Flat(blk + name); };
     ReferenceMamba2Weights w;
     w.conv = Matrix(blk + "ssm_conv1d.weight");
     w.conv_bias = flat("ssm_conv1d.bias");
@@ -244,9 +190,16 @@ class ReferenceDecoder {
       }
     }
     if (form_.shared_expert) {
-      Add(y, FeedForward(x, Matrix(blk + "ffn_gate_shexp.weight"),
-                         Matrix(blk + "ffn_up_shexp.weight"),
-                         Matrix(blk + "ffn_down_shexp.weight")));
+      DoubleRows shared = FeedForward(x, Matrix(blk + "ffn_gate_shexp.weight"),
+                                      Matrix(blk + "ffn_up_shexp.weight"),
+                                      Matrix(blk + "ffn_down_shexp.weight"));
+      if (form_.shared_gate) {
+        const DoubleRows gates = Times(x, blk + "ffn_gate_inp_shexp.weight");
+        for (size_t t = 0; t < x.size(); ++t) {
+          for (double& v : shared[t]) v /= 1 + std::exp(-gates[t][0]);
+        }
+      }
+      Add(y, shared);
     }
     return y;
   }
@@ -344,11 +297,29 @@ class ReferenceDecoder {
     }
   }
 
+  // Takes the gates out of q, and returns them: half of the numbers, head by
+  // head behind the queries, or behind all queries.
+  DoubleRows TakeGates(DoubleRows& q) const {
+    const size_t dim = form_.gates_by_turns ? static_cast<size_t>(c_.head_dim)
+                                            : q[0].size() / 2;
+    DoubleRows gates;
+    for (std::vector<double>& row : q) {
+      std::vector<double> queries;
+      gates.emplace_back();
+      for (size_t i = 0; i < row.size(); ++i) {
+        (i / dim % 2 == 0 ? queries : gates.back()).push_back(row[i]);
+      }
+      row = queries;
+    }
+    return gates;
+  }
+
   DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
     const bool local = form_.window > 0 && layer % 2 == form_.first_local;
     const auto window = local ? static_cast<size_t>(form_.window) : h.size();
     DoubleRows q = Times(h, blk + "attn_q.weight");
+    const DoubleRows gates = form_.gates_in_q ? TakeGates(q) : DoubleRows();
     DoubleRows k = Times(h, blk + "attn_k.weight");
     DoubleRows v = Times(h, blk + "attn_v.weight");
     if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
@@ -383,6 +354,13 @@ class ReferenceDecoder {
           for (size_t i = 0; i < dim; ++i) {
             out[t][head * dim + i] += weights[s - first] / sum * v[s][kv + i];
           }
+        }
+      }
+    }
+    if (form_.query_gates) {
+      for (size_t t = 0; t < out.size(); ++t) {
+        for (size_t i = 0; i < out[t].size(); ++i) {
+          out[t][i] /= 1 + std::exp(-gates[t][i]);
         }
       }
     }

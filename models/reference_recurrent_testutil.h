@@ -101,6 +101,86 @@ inline DoubleRows ReferenceMamba2(const DoubleRows& projected,
   return y;
 }
 
+struct ReferenceDeltaNetWeights {
+  DoubleRows conv;                 // [channels, width]
+  std::vector<double> a, dt_bias;  // [value heads] each; a < 0
+  std::vector<double> norm;        // [dv]
+  size_t key_heads = 1;
+  bool by_turns = true;
+  double eps = 0;
+};
+
+// A gated delta net. qkv[t] is q and k of all key heads and v of all value
+// heads, z[t] the gates of the result. ba[t] is for each key head the b and
+// then the a of its value heads, or without by_turns the b and then the a of
+// all. q, k, v = silu(conv) over the last `taps` tokens; q and k are divided by
+// sqrt(sum of squares + 1e-6), and q by sqrt(dk) besides. For each value head,
+// s[dk, dv]
+//
+//   s <- exp(a softplus(alpha + dt_bias)) s
+//   s <- s + k (sigmoid(beta) (v - s^T k))^T
+//   o = s^T q;  result = o / rms(o) * norm * silu(z)
+inline DoubleRows ReferenceDeltaNet(const DoubleRows& qkv, const DoubleRows& z,
+                                    const DoubleRows& ba,
+                                    const ReferenceDeltaNetWeights& w,
+                                    size_t taps) {
+  const auto silu = [](double v) { return v / (1 + std::exp(-v)); };
+  const size_t heads = w.a.size(), dv = w.norm.size();
+  const size_t ratio = heads / w.key_heads;
+  const size_t channels = w.conv.size(), width = w.conv[0].size();
+  const size_t keys = (channels - heads * dv) / 2, dk = keys / w.key_heads;
+  std::vector<DoubleRows> memory(heads,
+                                 DoubleRows(dk, std::vector<double>(dv)));
+  DoubleRows y(qkv.size(), std::vector<double>(heads * dv));
+  for (size_t t = 0; t < qkv.size(); ++t) {
+    std::vector<double> c(channels);
+    for (size_t i = 0; i < channels; ++i) {
+      for (size_t back = 0; back < taps && back <= t; ++back) {
+        c[i] += w.conv[i][width - 1 - back] * qkv[t - back][i];
+      }
+      c[i] = silu(c[i]);
+    }
+    for (size_t h = 0; h < heads; ++h) {
+      const size_t key_head = h / ratio;
+      const double* q = &c[key_head * dk];
+      const double* k = q + keys;
+      const double* v = &c[2 * keys + h * dv];
+      double q_squares = 1e-6, k_squares = 1e-6;
+      for (size_t i = 0; i < dk; ++i) {
+        q_squares += q[i] * q[i];
+        k_squares += k[i] * k[i];
+      }
+      const double q_norm = std::sqrt(q_squares * static_cast<double>(dk));
+      const double k_norm = std::sqrt(k_squares);
+      const size_t b_at = w.by_turns ? 2 * ratio * key_head + h % ratio : h;
+      const double alpha = ba[t][b_at + (w.by_turns ? ratio : heads)];
+      const double beta = 1 / (1 + std::exp(-ba[t][b_at]));
+      const double decay =
+          std::exp(w.a[h] * std::log1p(std::exp(alpha + w.dt_bias[h])));
+      double squares = 0;
+      for (size_t j = 0; j < dv; ++j) {
+        double predicted = 0, sum = 0;
+        for (size_t i = 0; i < dk; ++i) {
+          memory[h][i][j] *= decay;
+          predicted += memory[h][i][j] * k[i] / k_norm;
+        }
+        const double d = beta * (v[j] - predicted);
+        for (size_t i = 0; i < dk; ++i) {
+          memory[h][i][j] += k[i] / k_norm * d;
+          sum += memory[h][i][j] * q[i] / q_norm;
+        }
+        y[t][h * dv + j] = sum;
+        squares += sum * sum;
+      }
+      const double rms = std::sqrt(squares / static_cast<double>(dv) + w.eps);
+      for (size_t j = 0; j < dv; ++j) {
+        y[t][h * dv + j] *= w.norm[j] / rms * silu(z[t][h * dv + j]);
+      }
+    }
+  }
+  return y;
+}
+
 }  // namespace quern
 
 #endif  // QUERN_MODELS_REFERENCE_RECURRENT_TESTUTIL_H_

@@ -142,6 +142,8 @@ TEST(MakeRandomGgufTest, TheModelRunsInEveryArchitecture) {
   ExpectRuns("tiny_granite4_h", "q8_0");
   ExpectRuns("tiny_deepseek2", "bf16");
   ExpectRuns("tiny_deepseek2", "q8_0");
+  ExpectRuns("tiny_qwen3next", "bf16");
+  ExpectRuns("tiny_qwen3next", "q8_0");
 }
 
 TEST(MakeRandomGgufTest, LayersCanBeFewer) {
@@ -325,9 +327,10 @@ TEST(MakeRandomGgufTest, RefusesBadCommandLinesWithCode2) {
        "--shape is missing; need one of tinyllama_1.1b, llama3_8b, "
        "llama3.1_8b, "
        "qwen3_8b, qwen2.5_7b, mixtral_8x7b, qwen3_30b_a3b, gemma2_2b, "
-       "lfm2_1.2b, granite4_h_micro, deepseek2_lite, tiny, "
+       "lfm2_1.2b, granite4_h_micro, deepseek2_lite, qwen3_next_80b_a3b, tiny, "
        "tiny_llama3.1, tiny_qwen2, tiny_qwen3, tiny_mixtral, tiny_qwen3moe, "
-       "tiny_gemma2, tiny_lfm2, tiny_granite4_h, tiny_deepseek2"},
+       "tiny_gemma2, tiny_lfm2, tiny_granite4_h, tiny_deepseek2, "
+       "tiny_qwen3next"},
       {"--shape=tiny", "--out=FILE is missing"},
       {"--shape=tiny --out=",
        "--out= is not a value of that flag: need a "
@@ -336,9 +339,10 @@ TEST(MakeRandomGgufTest, RefusesBadCommandLinesWithCode2) {
        "--shape=gpt5 is not a value of that flag: need one of tinyllama_1.1b, "
        "llama3_8b, llama3.1_8b, qwen3_8b, qwen2.5_7b, mixtral_8x7b, "
        "qwen3_30b_a3b, gemma2_2b, lfm2_1.2b, granite4_h_micro, deepseek2_lite, "
-       "tiny, "
+       "qwen3_next_80b_a3b, tiny, "
        "tiny_llama3.1, tiny_qwen2, tiny_qwen3, tiny_mixtral, tiny_qwen3moe, "
-       "tiny_gemma2, tiny_lfm2, tiny_granite4_h, tiny_deepseek2"},
+       "tiny_gemma2, tiny_lfm2, tiny_granite4_h, tiny_deepseek2, "
+       "tiny_qwen3next"},
       {"--shape=tiny --out=x --dtype=int4",
        "--dtype=int4 is not a value of that flag: need bf16, f16, f32 or "
        "q8_0"},

@@ -141,18 +141,22 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ffn = s.ffn;
   c.q_heads = s.q_heads;
   c.kv_heads = s.kv_heads;
-  c.head_dim = c.value_dim = c.rope_dim = s.head_dim;
+  c.head_dim = c.value_dim = s.head_dim;
+  c.rope_dim = s.recurrence.rope_dim > 0 ? s.recurrence.rope_dim : s.head_dim;
   c.rope_base = s.rope_base;
   c.norm_eps = s.norm_eps;
   c.window = s.window;
   c.experts = s.experts;
   c.experts_used = s.experts_used;
   c.expert_ffn = s.expert_ffn;
+  c.shared_ffn = s.recurrence.shared_ffn;
   const RandomRecurrence& r = s.recurrence;
   for (int64_t layer = 0; layer < s.layers && !r.kinds.empty(); ++layer) {
     const auto at = static_cast<size_t>(layer) % r.kinds.size();
     c.recurrent.push_back(r.kinds[at] == 'r' ? 1 : 0);
   }
+  // One layer attends, however few there are.
+  c.attention_interval = std::min(r.attention_interval, s.layers);
   c.conv_width = r.conv_width;
   c.ssm_inner = r.ssm_inner;
   c.ssm_heads = r.ssm_heads;
@@ -183,7 +187,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
                 s.recurrence.kinds.empty()) ||
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
                (part == ModelPart::kSharedExpert &&
-                s.latent.shared_experts > 0) ||
+                s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kExperts && s.experts > 0);
       },

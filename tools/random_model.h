@@ -30,18 +30,23 @@
 
 namespace quern {
 
-// Recurrent layers of a model, if it has any.
+// Recurrent layers of a model, if it has any, and what else such models have.
 struct RandomRecurrence {
   // 'r' for a recurrent layer and 'a' for one that attends, repeated for all
   // layers.
   absl::string_view kinds = "";
   int64_t conv_width = 0;  // tokens that a recurrent layer convolves
-  // Mamba-2: channels, heads, groups, and the numbers of a state's row. The
+  // Mamba-2: channels, heads, groups, and the numbers of a state's row. Its
   // other layers have no rotary positions.
   int64_t ssm_inner = 0;
   int64_t ssm_heads = 0;
   int64_t ssm_groups = 0;
   int64_t ssm_state = 0;
+  // Gated delta nets, whose heads of values are ssm_heads, and of keys
+  // ssm_groups: each layer so many after another attends, and `kinds` is empty.
+  int64_t attention_interval = 0;
+  int64_t rope_dim = 0;    // elements of a head that are rotated; 0: all
+  int64_t shared_ffn = 0;  // columns of a shared expert; 0: none
 };
 
 // Attention over latents, if a model has it. head_dim is then what a query has,

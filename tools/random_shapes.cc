@@ -13,6 +13,10 @@ constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
 constexpr RandomRecurrence kNoRecurrence = {};
 constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
 constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f};
+constexpr RandomRecurrence kQwen3NextLayers = {"",  4, 4096, 32, 16,
+                                               128, 4, 64,   512};
+constexpr RandomRecurrence kTinyQwen3NextLayers = {"", 4, 128, 8, 4,
+                                                   16, 2, 8,   96};
 
 // Shapes from the models' published config.json.
 constexpr RandomModelShape kShapes[] = {
@@ -36,6 +40,8 @@ constexpr RandomModelShape kShapes[] = {
      1e-5f, "granitehybrid", 0, 0, 0, 0, 0, kGraniteLayers},
     {"deepseek2_lite", 27, 2048, 16, 16, 192, 10944, 102400, 163840, 10000,
      1e-6f, "deepseek2", 0, 0, 64, 6, 1408, kNoRecurrence, kLatentLite},
+    {"qwen3_next_80b_a3b", 48, 2048, 16, 2, 256, 5120, 151936, 262144, 1e7f,
+     1e-6f, "qwen3next", 0, 0, 512, 10, 512, kQwen3NextLayers},
     // Small shapes for tests, which take a moment to write and to run.
     {"tiny", 2, 64, 4, 2, 16, 160, 320, 256},
     {"tiny_llama3.1", 2, 64, 4, 2, 16, 160, 320, 256, 500000, 1e-5f, "llama", 0,
@@ -53,6 +59,8 @@ constexpr RandomModelShape kShapes[] = {
      "granitehybrid", 0, 0, 0, 0, 0, kTinyGraniteLayers},
     {"tiny_deepseek2", 3, 64, 4, 4, 64, 160, 320, 256, 10000, 1e-6f,
      "deepseek2", 0, 0, 8, 3, 96, kNoRecurrence, kTinyLatent},
+    {"tiny_qwen3next", 4, 64, 4, 2, 32, 160, 320, 256, 1e6f, 1e-6f, "qwen3next",
+     0, 0, 8, 2, 96, kTinyQwen3NextLayers},
 };
 
 }  // namespace

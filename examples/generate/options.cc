@@ -62,10 +62,10 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.specials);
      }},
     {"model", "",
-     "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma-2, LFM2\n"
-     "      or DeepSeek-V2-Lite, in F32, F16, BF16 or Q8_0; default: the one "
-     "that\n"
-     "      comes with this",
+     "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,\n"
+     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or Q8_0; "
+     "default:\n"
+     "      the one that comes with this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;
