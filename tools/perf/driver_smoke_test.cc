@@ -84,6 +84,8 @@ constexpr Smoke kSmokes[] = {
     {"vocab_parallel_embedding", "--rows=3 --hidden=37 --dtype=f16"},
     {"logits_processor", "--rows=3 --hidden=37"},
     {"logits_processor", "--rows=3 --hidden=37 --dtype=bf16"},
+    {"sigmoid_mul", "--rows=3 --hidden=37"},
+    {"sigmoid_mul", "--rows=3 --hidden=37 --dtype=f32"},
     {"silu_and_mul", "--rows=3 --d=37"},
     {"silu_and_mul", "--rows=3 --d=37 --dtype=f32"},
     {"mul_and_silu", "--rows=3 --d=37"},

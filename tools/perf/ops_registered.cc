@@ -49,6 +49,7 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
   if (op == "rms_norm_gated") {
     return NamedArgs{{"x", x}, {"z", x}, {"weight", weight}};
   }
+  if (op == "sigmoid_mul") return NamedArgs{{"x", x}, {"gate", x}};
   if (op == "mixer2_gated_rms_norm") {
     return NamedArgs{{"x", x}, {"gate", x}, {"weight", weight}};
   }
@@ -319,6 +320,7 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"vocab_parallel_embedding", "rows of a table of 4096"},
            Named{"gather_rows", "rows of a matrix of 4096"},
            Named{"logits_processor", "30 tanh(x / 30), in place"},
+           Named{"sigmoid_mul", "out = x * sigmoid(gate)"},
        }) {
     ops.push_back({named.name,
                    named.summary,

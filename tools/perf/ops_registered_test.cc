@@ -61,6 +61,7 @@ const std::vector<Written>& AllWritten() {
       {"vocab_parallel_embedding", {2}},
       {"gather_rows", {2}},
       {"logits_processor", {0}},
+      {"sigmoid_mul", {2}},
   };
   return *all;
 }
