@@ -120,6 +120,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
       shape.shared_ffn = used == 2 ? 0 : 32 * used;
+      shape.shared_router_is_matrix = used == 5;
       shape.experts_used = used;
       for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
         shape.type = type;

@@ -37,6 +37,9 @@ struct SmallDecoder {
   int64_t experts = 3, experts_used = 3, expert_ffn = 64;
   bool mixture = false;
   int64_t shared_ffn = 0;  // of a shared expert, if there may be one; 0: none
+  // Whether its router is a matrix of one row and of `type`, as some writers
+  // have it, and not a vector of F32.
+  bool shared_router_is_matrix = false;
   GgufTensorType type = GgufTensorType::kF32;
   std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
   std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
@@ -213,8 +216,9 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kSharedUp:
       case TensorId::kSharedDown:
         return m.ffn_type.value_or(m.type);
-      case TensorId::kRouter:
       case TensorId::kSharedRouter:
+        return m.shared_router_is_matrix ? m.type : GgufTensorType::kF32;
+      case TensorId::kRouter:
       case TensorId::kShortConv:
       case TensorId::kSsmConv:
         return GgufTensorType::kF32;
@@ -227,6 +231,9 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     std::vector<uint64_t> dims;
     for (const int64_t dim : TensorDims(entry, c)) {
       dims.push_back(static_cast<uint64_t>(dim));
+    }
+    if (entry.id == TensorId::kSharedRouter && m.shared_router_is_matrix) {
+      dims.push_back(1);
     }
     const std::string name = TensorName(entry.id, layer);
     if (name == m.dropped) return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "quern/models/architecture.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_testutil.h"
+#include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
 #include "quern/testing/data.h"
 
@@ -219,6 +220,24 @@ TEST(RecurrentConfigTest, AnIntervalTellsWhichLayersAreRecurrent) {
   refuse(Code::kInvalidArgument,
          "decoder: qwen3next.ssm.inner_size=32, time_step_rank=4, "
          "group_count=3; need each to be a multiple of the next");
+}
+
+TEST(RecurrentConfigTest, ASharedExpertsRouterMayHaveTwoDimensions) {
+  SmallDecoder shape;
+  shape.architecture = "qwen3next";
+  shape.shared_ffn = 64;
+  shape.shared_router_is_matrix = true;
+  for (const GgufTensorType type :
+       {GgufTensorType::kF32, GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
+    shape.type = type;
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto router = file.FindTensor("blk.0.ffn_gate_inp_shexp.weight");
+    ASSERT_TRUE(router.ok()) << router.status();
+    EXPECT_EQ((*router)->dims, (std::vector<int64_t>{32, 1}));
+    EXPECT_EQ(DecoderConfig::Create(file).status(), absl::OkStatus());
+  }
 }
 
 // A file of the older layout, with q, k, v and z of each key head together, has
