@@ -51,10 +51,27 @@ constexpr double kBF16Bound = 0.125;
 // int8 rounds in steps of up to 2^-8 of a row's largest element. Measured: 0.2
 // at most.
 constexpr double kInt8Bound = 0.4;
-// Gated delta nets divide q and k by their lengths, which magnifies the
-// roundings of short ones. Measured: 0.36 in bf16 and 0.46 in int8 (AVX2).
-constexpr double kDeltaBF16Bound = 0.5;
-constexpr double kDeltaInt8Bound = 0.8;
+
+// The model by which roundings to 16 and 8 bits are judged.
+//
+// A head of a gated delta net gives o / sqrt(mean(o^2) + eps), where o = S^T q
+// / sqrt(dk) and q and the keys in S have length 1. Where q is nearly
+// orthogonal to what S remembers, o is almost 0, but the roundings of q and k
+// leave an error e of S^T q that does not depend on that angle. The quotient
+// makes of it
+//
+//   e / sqrt(dk (mean(o^2) + eps)) <= e / sqrt(dk eps)
+//
+// With dk = 12 and eps = 1e-5 that is up to 91 e, for tokens here and there; it
+// is the formula that magnifies, whoever computes it. With eps = 0.02 it is 2 e
+// at most, so that the bounds above hold for the reason that they hold in other
+// models. Over 40 random files (AVX2), the largest errors in bf16 and int8 were
+// 0.62 and 0.79 with eps = 1e-5, and 0.09 and 0.26 with eps = 0.02; qwen3moe's
+// were 0.08 and 0.20. Models in f32 are judged with eps = 1e-5.
+SmallDecoder ForRoundings(SmallDecoder shape) {
+  if (shape.architecture == "qwen3next") shape.norm_eps = 0.02f;
+  return shape;
+}
 
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
   SmallDecoder shape;
@@ -66,11 +83,9 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type)));
       shape.type = type;
       EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
-      const bool delta = shape.architecture == "qwen3next";
-      EXPECT_LE(Distance(shape, DecoderWeights::kBF16),
-                delta ? kDeltaBF16Bound : kBF16Bound);
-      EXPECT_LE(Distance(shape, DecoderWeights::kInt8),
-                delta ? kDeltaInt8Bound : kInt8Bound);
+      const SmallDecoder rounded = ForRoundings(shape);
+      EXPECT_LE(Distance(rounded, DecoderWeights::kBF16), kBF16Bound);
+      EXPECT_LE(Distance(rounded, DecoderWeights::kInt8), kInt8Bound);
     }
   }
 }
@@ -96,7 +111,9 @@ TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
       shape.type = type;
       shape.k_type = k_type;
       shape.ffn_type = ffn_type;
-      EXPECT_LE(Distance(shape, DecoderWeights::kAsInFile), bound);
+      EXPECT_LE(Distance(bound == kF32Bound ? shape : ForRoundings(shape),
+                         DecoderWeights::kAsInFile),
+                bound);
     }
   }
 }
