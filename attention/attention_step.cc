@@ -276,10 +276,13 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
       seen.all.begin <= begin * kGroup && seen.all.end >= end * kGroup;
   const bool tiled = chunks_.latent() && whole;
   const bool bytes = chunks_.narrow() && chunks_.paired() && whole &&
-                     c.rows <= kByteRows && kernels_.attend_bytes != nullptr;
+                     !chunks_.latent() && c.rows <= kByteRows &&
+                     kernels_.attend_bytes != nullptr;
   c.latent_tile = tiled ? scratch_.v.Of(worker) : nullptr;
   bool finite = true;
-  for (int64_t group = begin; group < end && !tiled && !bytes; ++group) {
+  for (int64_t group = begin; group < end && !bytes; ++group) {
+    if (chunks_.in_blocks()) chunks_.WidenLatents(group, worker, next, &groups);
+    if (tiled) continue;
     chunks_.Stage(block, chunk, group, worker, next, &groups);
     if (seen.IsMixed(group)) {
       finite = finite &&

@@ -21,6 +21,8 @@ namespace {
 
 constexpr auto kGroup = static_cast<int64_t>(kGroupTokens);
 constexpr int64_t kChunkTokens = AttentionSchedule::kChunkTokens;
+static_assert(KvLayout::kScaleBlock == static_cast<int64_t>(kLatentScaleDims),
+              "attention and cache must agree on the elements of a scale");
 
 }  // namespace
 
@@ -94,6 +96,18 @@ KvChunk KvChunks::Locate(const AttentionBlock& block, int64_t chunk, int worker,
   return found;
 }
 
+void KvChunks::WidenLatents(int64_t group, int worker, const KvChunk& next,
+                            KvChunk* of) const {
+  const auto i = static_cast<size_t>(group);
+  uint8_t* k = scratch_.k.Of(worker) + group * strides_.k_group;
+  const uint8_t* from = of->k[i];
+  const int64_t rest = layout_.head_dim() - layout_.v_head_dim();
+  kernels_.widen_latent(from, next.k[i] != nullptr ? next.k[i] : from,
+                        static_cast<size_t>(layout_.v_head_dim()),
+                        static_cast<size_t>(DivCeil(rest, 2)), k);
+  of->k[i] = k;
+}
+
 void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
                      int worker, const KvChunk& next, KvChunk* of) const {
   const int64_t tokens = Tokens(block, chunk) - group * kGroup;
@@ -154,7 +168,7 @@ void KvChunks::Stage(const AttentionBlock& block, int64_t chunk, int64_t group,
 
 void KvChunks::SetScales(const AttentionBlock& block, int64_t chunk, int worker,
                          ChunkArgs* c) const {
-  if (layout_.scaling() == KvScaling::kNone) return;
+  if (layout_.scaling() == KvScaling::kNone || in_blocks()) return;
   if (layout_.scaling() != KvScaling::kPerTokenHead) {
     c->scale_log2e *= *args_.kv.KScales(0, block.kv_head);
     return;

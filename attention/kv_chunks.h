@@ -39,6 +39,9 @@ class KvChunks {
   bool paired() const { return paired_; }
   bool latent() const { return latent_; }
   bool narrow() const { return narrow_; }
+  // Latents with a scale for each block: WidenLatents comes before Stage, and
+  // before kernels read the keys.
+  bool in_blocks() const { return latent_ && narrow_; }
 
   // Tokens of the chunk that the block's sequence has.
   int64_t Tokens(const AttentionBlock& block, int64_t chunk) const {
@@ -54,6 +57,10 @@ class KvChunks {
   // and the first row that is seen stands in for those of its group before it.
   KvChunk Locate(const AttentionBlock& block, int64_t chunk, int worker,
                  const KvChunk& current) const;
+
+  // Widens the keys of group `group` of the chunk.
+  void WidenLatents(int64_t group, int worker, const KvChunk& next,
+                    KvChunk* of) const;
 
   // Group `group` of the chunk, copied if kernels cannot read it where it lies:
   // a group of plain rows, values that are part of their keys, bytes, and a

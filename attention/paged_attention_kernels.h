@@ -31,6 +31,8 @@ namespace quern {
 
 constexpr size_t kGroupTokens = 16;
 constexpr size_t kChunkGroups = 16;
+// Dims of a latent that share a scale where a cache has KvScaling::kPerBlock.
+constexpr size_t kLatentScaleDims = 128;
 
 // The tokens [begin, end) of a chunk.
 struct TokenRange {
@@ -121,6 +123,13 @@ struct PagedAttentionKernels {
   // `from`. Null for other types.
   void (*widen)(const uint8_t* from, const uint8_t* next, size_t count,
                 uint8_t* to);
+
+  // A group of keys of the latent form with a scale for each block of 128 dims
+  // (KvScaling::kPerBlock) to bf16, exactly; `rest` words of a token lie behind
+  // the codes. As many bytes of `next` are fetched into the L2 cache meanwhile.
+  // Null for other types than f8e4m3.
+  void (*widen_latent)(const uint8_t* from, const uint8_t* next,
+                       size_t v_head_dim, size_t rest, uint8_t* to);
 
   // A group of values that are the first v_head_dim dims of a group of keys;
   // v_head_dim is a multiple of 4.

@@ -137,6 +137,58 @@ void Widen(const uint8_t* from, const uint8_t* next, size_t count,
   }
 }
 
+// The codes of 16 tokens and `dims` dims that share the tokens' exponents, to
+// bf16. A code of e4m3 with exponent field f and mantissa m means
+// 1.m * 2^(f - 7), so bf16 has the field f + exponent - 7 and the mantissa m
+// shifted by 4. In units of m, codes below 8, which are denormal, lie below
+// that by what the table has: 1.0 * 2^-9 is 0x3B00 and not 0x3C10.
+void WidenBlock(const uint8_t* HWY_RESTRICT from, const uint8_t* exponents,
+                const uint8_t* next, size_t dims, uint16_t* HWY_RESTRICT to) {
+  constexpr size_t kLine = 2 * kGroupTokens;  // pairs of dims
+  const hn::CappedTag<uint16_t, kLine> d;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  const hn::Repartition<uint8_t, decltype(d)> db;
+  HWY_ALIGN uint16_t bias[kLine];
+  HWY_ALIGN uint16_t nan[kLine];
+  for (size_t i = 0; i < kLine; ++i) {
+    const uint32_t exponent = exponents[i / 2];
+    bias[i] = static_cast<uint16_t>((exponent - 7u) << 7);
+    nan[i] = exponent == 255 ? 0xFFFF : 0;
+  }
+  const auto below = hn::Dup128VecFromValues(db, 0, 17, 10, 7, 4, 3, 2, 1, 0, 0,
+                                             0, 0, 0, 0, 0, 0);
+  const auto magnitude = hn::Set(d, 0x7F);
+  for (size_t i = 0; i < kGroupTokens * dims; i += hn::Lanes(d)) {
+    if (i % 64 == 0) PrefetchL2(next + i);
+    const auto code = hn::PromoteTo(d, hn::LoadU(d8, from + i));
+    const auto abs = hn::And(code, magnitude);
+    const auto index = hn::BitCast(db, hn::Min(abs, hn::Set(d, 8)));
+    const auto units =
+        hn::Sub(abs, hn::BitCast(d, hn::TableLookupBytes(below, index)));
+    auto bits = hn::Add(hn::ShiftLeft<4>(units), hn::Load(d, bias + i % kLine));
+    bits = hn::IfThenZeroElse(hn::Eq(abs, hn::Zero(d)), bits);
+    bits = hn::Or(bits, hn::VecFromMask(d, hn::Eq(abs, magnitude)));
+    bits = hn::Or(bits, hn::Load(d, nan + i % kLine));
+    hn::StoreU(hn::Or(bits, hn::ShiftLeft<8>(hn::Xor(code, abs))), d, to + i);
+  }
+}
+
+HWY_MAYBE_UNUSED void WidenLatent(const uint8_t* from, const uint8_t* next,
+                                  size_t v_head_dim, size_t rest, uint8_t* to) {
+  constexpr size_t kBlock = kLatentScaleDims;
+  const size_t rest_at = kGroupTokens * v_head_dim;
+  const size_t rest_bytes = kGroupTokens * rest * 4;
+  const uint8_t* exponents = from + rest_at + rest_bytes;
+  auto* codes = reinterpret_cast<uint16_t*>(to);
+  for (size_t d = 0; d < v_head_dim; d += kBlock) {
+    WidenBlock(from + kGroupTokens * d, exponents, next + kGroupTokens * d,
+               HWY_MIN(kBlock, v_head_dim - d), codes + kGroupTokens * d);
+    exponents += kGroupTokens;
+  }
+  hwy::CopyBytes(from + rest_at, to + 2 * rest_at, rest_bytes);
+  PrefetchL2(next + rest_at, static_cast<size_t>(exponents - from) - rest_at);
+}
+
 // T as it is stored, Wide as it is multiplied.
 template <typename T, typename Wide = T>
 void SetGeometry(PagedAttentionKernels& kernels) {
@@ -166,7 +218,10 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
       kernels.attend = &Attend<FmaPairs<BFloat16>>;
       if (kv == DType::kBF16) SetGeometry<BFloat16>(kernels);
       if (kv == DType::kI8) SetGeometry<int8_t, BFloat16>(kernels);
-      if (kv == DType::kF8E4M3) SetGeometry<Float8E4M3, BFloat16>(kernels);
+      if (kv == DType::kF8E4M3) {
+        SetGeometry<Float8E4M3, BFloat16>(kernels);
+        kernels.widen_latent = &WidenLatent;
+      }
       if (kv == DType::kF8E5M2) SetGeometry<Float8E5M2, BFloat16>(kernels);
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
       if (q == DType::kBF16) {

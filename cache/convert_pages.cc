@@ -34,6 +34,10 @@ void ConvertBlocks(const KvCacheView& from, const KvCacheView& to, int64_t page,
   const KvLayout& b = to.layout();
   const size_t element = SizeOf(a.dtype());
   uint8_t* k = to.K(page, head);
+  if (a.scaling() == KvScaling::kPerBlock) {  // one form has it
+    std::memcpy(k, from.K(page, head), static_cast<size_t>(a.k_elements()));
+    return;
+  }
   if (b.k_row() > b.head_dim()) {
     std::memset(k, 0, static_cast<size_t>(b.k_elements()) * element);
   }

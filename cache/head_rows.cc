@@ -65,8 +65,11 @@ absl::InlinedVector<CacheSide, 4> SidesOf(const KvCacheView& cache) {
   const auto bytes = [&](int64_t elements) {
     return elements * static_cast<int64_t>(element);
   };
+  // Codes with a scale for each block have bf16 behind them.
+  const size_t k_element =
+      layout.scaling() == KvScaling::kPerBlock ? 2 : element;
   absl::InlinedVector<CacheSide, 4> sides = {
-      {"keys of the cache", cache.k(), bytes(layout.k_elements()), element}};
+      {"keys of the cache", cache.k(), bytes(layout.k_elements()), k_element}};
   if (layout.form() != KvForm::kLatent) {
     sides.push_back({"values of the cache", cache.v(),
                      bytes(layout.v_elements()), element});

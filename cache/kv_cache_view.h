@@ -16,6 +16,7 @@ namespace quern {
 // scaling() asks for:
 //
 //   kNone          no data
+//   kPerBlock      no data: scales lie among the keys, see KvLayout
 //   kPerTensor     data[0]
 //   kPerHead       data[head * head_stride]
 //   kPerTokenHead  data[page * page_stride + head * head_stride + token],
@@ -95,7 +96,7 @@ class KvCacheView {
   uint8_t* V(int64_t page, int64_t head) const { return At(v_, page, head); }
 
   // The scales of these blocks: of its page_size tokens where the scaling is
-  // kPerTokenHead, one otherwise. Null for kNone.
+  // kPerTokenHead, one otherwise. Null for kNone and kPerBlock.
   float* KScales(int64_t page, int64_t head) const {
     return At(k_scales_, page, head);
   }
@@ -117,6 +118,7 @@ class KvCacheView {
     CheckBlock(page, head);
     switch (layout_.scaling()) {
       case KvScaling::kNone:
+      case KvScaling::kPerBlock:
         return nullptr;
       case KvScaling::kPerTensor:
         return scales.data;

@@ -38,7 +38,13 @@ int64_t BlockBytes(DType dtype, int64_t page_size, int64_t row) {
   return RoundUp(bytes, static_cast<int64_t>(AlignedBuffer::kAlignment));
 }
 
-absl::Status CheckScaling(DType dtype, KvScaling scaling) {
+absl::Status CheckScaling(DType dtype, KvForm form, KvScaling scaling) {
+  if (scaling == KvScaling::kPerBlock &&
+      (dtype != DType::kF8E4M3 || form != KvForm::kLatent)) {
+    return InvalidArgument(kOp, "scaling is per_block for ", DTypeName(dtype),
+                           " in the ", KvFormName(form),
+                           " form; need f8e4m3 in the latent form");
+  }
   if (SizeOf(dtype) > 1 && scaling != KvScaling::kNone) {
     return InvalidArgument(kOp, "scaling is ", KvScalingName(scaling), " for ",
                            DTypeName(dtype), "; need none");
@@ -65,9 +71,11 @@ absl::Status CheckForm(const KvLayoutSpec& spec, KvForm form,
                            "; need a multiple of 4 below head_dim=",
                            spec.head_dim, " for the latent form");
   }
-  if (SizeOf(spec.dtype) == 1) {
+  if (SizeOf(spec.dtype) == 1 && spec.scaling != KvScaling::kPerBlock) {
     return Unimplemented(kOp, "dtype is ", DTypeName(spec.dtype),
-                         "; need f32, bf16 or f16 for the latent form");
+                         " and scaling ", KvScalingName(spec.scaling),
+                         "; need f32, bf16 or f16, or f8e4m3 with per_block, "
+                         "for the latent form");
   }
   return absl::OkStatus();
 }
@@ -96,6 +104,8 @@ absl::string_view KvScalingName(KvScaling scaling) {
       return "per_head";
     case KvScaling::kPerTokenHead:
       return "per_token_head";
+    case KvScaling::kPerBlock:
+      return "per_block";
   }
   return "?";
 }
@@ -120,11 +130,11 @@ absl::StatusOr<KvLayout> KvLayout::Create(const KvLayoutSpec& spec) {
     return Unimplemented(kOp, "dtype is ", DTypeName(spec.dtype),
                          "; need f32, bf16, f16, i8, f8e4m3 or f8e5m2");
   }
-  QUERN_RETURN_IF_ERROR(CheckScaling(spec.dtype, spec.scaling));
   KvLayout layout;
   layout.dtype_ = spec.dtype;
   layout.form_ = spec.form.value_or(AutomaticForm(spec.page_size));
   layout.scaling_ = spec.scaling;
+  QUERN_RETURN_IF_ERROR(CheckScaling(spec.dtype, layout.form_, spec.scaling));
   QUERN_RETURN_IF_ERROR(CheckForm(spec, layout.form_, v_head_dim));
   if (layout.in_groups()) layout.pair_ = SizeOf(spec.dtype) <= 2 ? 2 : 1;
   layout.kv_heads_ = spec.kv_heads;
@@ -132,7 +142,9 @@ absl::StatusOr<KvLayout> KvLayout::Create(const KvLayoutSpec& spec) {
   layout.v_head_dim_ = v_head_dim;
   layout.page_size_ = spec.page_size;
   layout.k_block_bytes_ =
-      BlockBytes(spec.dtype, spec.page_size, layout.k_row());
+      BlockBytes(spec.dtype, spec.page_size,
+                 spec.scaling == KvScaling::kPerBlock ? layout.token_bytes()
+                                                      : layout.k_row());
   if (layout.form_ != KvForm::kLatent) {
     layout.v_block_bytes_ = BlockBytes(spec.dtype, spec.page_size, v_head_dim);
   }

@@ -15,6 +15,27 @@
 //                      v_head_dim elements of its key (MLA: the compressed
 //                      latent, behind which lies the rotated part)
 //
+// The latent form of f8e4m3 has KvScaling::kPerBlock: a latent is codes with a
+// scale for each block of kScaleBlock elements, and the rest of the key, which
+// is rotated, is bf16. Each group of 16 tokens lies together:
+//
+//   group      { codes, rest, exponents }, 16 * token_bytes() bytes
+//   codes      f8e4m3 [v_head_dim / 2][16][2]
+//   rest       bf16 [ceil((head_dim - v_head_dim) / 2)][16][2]
+//   exponents  u8 [ceil(v_head_dim / kScaleBlock)][16]
+//
+//   element = code * 2^(exponent - 127); NaN where the exponent is 255
+//
+// Exponents are kNanExponent or from kMinExponent to kMaxExponent: an element
+// is then a finite bf16 number that is not denormal, or NaN, and attention
+// widens it exactly. What other exponents mean is unspecified.
+//
+// The exponents are ue8m0, the scale format of OCP Microscaling Formats 1.0.
+// What a token has (512 codes in four blocks of 128, and 64 bf16 that are not
+// quantised) is DeepSeek's, as vLLM documents for its cache "fp8_ds_mla"
+// (docs.vllm.ai, flashmla_sparse). Scales are f32 there, so that a token takes
+// 656 bytes; here it takes 644.
+//
 // pair is 2 for types of 1 and 2 bytes, 1 for f32: what one lane of a
 // dot-product instruction multiplies, or half of it. A paired block is read
 // from its first byte to its last, in both products of attention. Where
@@ -41,10 +62,13 @@ enum class KvScaling : uint8_t {
   kPerTensor,     // one scale for all keys of a layer, one for all values
   kPerHead,       // one of each for every head
   kPerTokenHead,  // one of each for every token and head; write_kv finds them
+  // A power of two for each block of a latent, in the block of keys; write_kv
+  // finds them.
+  kPerBlock,
 };
 
 // "plain", "paired", "latent"; "none", "per_tensor", "per_head",
-// "per_token_head".
+// "per_token_head", "per_block".
 absl::string_view KvFormName(KvForm form);
 absl::string_view KvScalingName(KvScaling scaling);
 
@@ -55,7 +79,8 @@ struct KvLayoutSpec {
   int64_t v_head_dim = 0;      // of a value; 0: as head_dim
   int64_t page_size = 0;       // tokens, >= 1
   std::optional<KvForm> form;  // without: KvLayout::AutomaticForm(page_size)
-  // kNone for types of 2 and 4 bytes, anything else for kI8, any for fp8.
+  // The latent form of kF8E4M3 has kPerBlock, and nothing else has it. Types of
+  // 2 and 4 bytes have kNone, kI8 has any other, and fp8 has any.
   KvScaling scaling = KvScaling::kNone;
 };
 
@@ -63,6 +88,12 @@ class KvLayout {
  public:
   // Tokens of one group of a paired K block.
   static constexpr int64_t kGroupTokens = 16;
+  // kPerBlock: elements of a latent that share a scale. The last block of a
+  // latent may have fewer.
+  static constexpr int64_t kScaleBlock = 128;
+  static constexpr uint8_t kMinExponent = 10;   // times 2^-9: 2^-126
+  static constexpr uint8_t kMaxExponent = 246;  // times 448: 1.75 * 2^127
+  static constexpr uint8_t kNanExponent = 255;
 
   // Describes nothing: every extent is 0.
   KvLayout() = default;
@@ -70,7 +101,8 @@ class KvLayout {
   // InvalidArgument names the field that is out of range, or says that the form
   // does not go with the page size or the head dims, that the scaling does not
   // go with the type, or that a page is larger than kMaxPageBytes.
-  // Unimplemented for other dtypes, and for one byte in the latent form.
+  // Unimplemented for other dtypes, and for one byte in the latent form but
+  // f8e4m3 with kPerBlock.
   static absl::StatusOr<KvLayout> Create(const KvLayoutSpec& spec);
   static constexpr int64_t kMaxPageBytes = int64_t{1} << 40;
 
@@ -93,9 +125,11 @@ class KvLayout {
   // Elements of a stored key: head_dim, rounded up to pairs.
   int64_t k_row() const { return (head_dim_ + pair_ - 1) / pair_ * pair_; }
 
-  // Offsets of an element from the start of its block, in elements.
+  // Offsets of an element from the start of its block, in elements; in bytes
+  // where the scaling is kPerBlock.
   int64_t KOffset(int64_t token, int64_t dim) const {
     if (form_ == KvForm::kPlain) return token * head_dim_ + dim;
+    if (scaling_ == KvScaling::kPerBlock) return OffsetInBlocks(token, dim);
     return token / kGroupTokens * kGroupTokens * k_row() +
            (dim / pair_ * kGroupTokens + token % kGroupTokens) * pair_ +
            dim % pair_;
@@ -105,8 +139,28 @@ class KvLayout {
     return (token / pair_ * v_head_dim_ + dim) * pair_ + token % pair_;
   }
 
-  // Elements of one block, padding excluded.
-  int64_t k_elements() const { return page_size_ * k_row(); }
+  // kPerBlock: the offset of the exponent of block `index` of a token's latent
+  // from the start of the keys, in bytes.
+  int64_t ExponentOffset(int64_t token, int64_t index) const {
+    return token / kGroupTokens * kGroupTokens * token_bytes() +
+           kGroupTokens * (token_bytes() - scale_blocks() + index) +
+           token % kGroupTokens;
+  }
+  // kPerBlock: blocks of a latent.
+  int64_t scale_blocks() const {
+    return (v_head_dim_ + kScaleBlock - 1) / kScaleBlock;
+  }
+  // kPerBlock: bytes of a token's key, its exponents included.
+  int64_t token_bytes() const {
+    return v_head_dim_ + (head_dim_ - v_head_dim_ + 1) / 2 * 4 + scale_blocks();
+  }
+
+  // Elements of one block, padding excluded; bytes where the scaling is
+  // kPerBlock.
+  int64_t k_elements() const {
+    return page_size_ *
+           (scaling_ == KvScaling::kPerBlock ? token_bytes() : k_row());
+  }
   int64_t v_elements() const {
     return form_ == KvForm::kLatent ? 0 : page_size_ * v_head_dim_;
   }
@@ -115,7 +169,7 @@ class KvLayout {
   int64_t k_block_bytes() const { return k_block_bytes_; }
   int64_t v_block_bytes() const { return v_block_bytes_; }
   // Bytes of that head's scales for keys, and as many for values; 0 if the page
-  // has none.
+  // has none, or has them among its keys (kPerBlock).
   int64_t scale_block_bytes() const { return scale_block_bytes_; }
   // Bytes of one head within one page: keys, values and both scale blocks.
   int64_t head_bytes() const {
@@ -135,6 +189,15 @@ class KvLayout {
   }
 
  private:
+  int64_t OffsetInBlocks(int64_t token, int64_t dim) const {
+    const int64_t bytes = dim < v_head_dim_ ? 1 : 2;
+    const int64_t first = dim < v_head_dim_ ? 0 : v_head_dim_;
+    const int64_t cell =
+        (dim - first) / 2 * kGroupTokens + token % kGroupTokens;
+    return token / kGroupTokens * kGroupTokens * token_bytes() +
+           kGroupTokens * first + (cell * 2 + (dim - first) % 2) * bytes;
+  }
+
   DType dtype_ = DType::kF32;
   KvForm form_ = KvForm::kPlain;
   KvScaling scaling_ = KvScaling::kNone;

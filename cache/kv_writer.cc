@@ -35,6 +35,28 @@ float ScaleOf(float max_abs, DType dtype) {
   return std::max(max_abs / MostOf(dtype), KvScales::kMin);
 }
 
+// The exponent of a block with this largest magnitude; see the header.
+uint8_t ExponentOf(float max_abs) {
+  if (!(max_abs <= std::numeric_limits<float>::max())) {
+    return KvLayout::kNanExponent;
+  }
+  uint32_t bits = 0;
+  std::memcpy(&bits, &max_abs, sizeof(bits));
+  // 448 is 1.75 * 2^8.
+  const int above = (bits & 0x7FFFFFu) > 0x600000u ? 1 : 0;
+  const int exponent = static_cast<int>(bits >> 23) - 8 + above;
+  return static_cast<uint8_t>(std::clamp(exponent, int{KvLayout::kMinExponent},
+                                         int{KvLayout::kMaxExponent}));
+}
+
+// 2^(127 - exponent).
+float InverseOf(uint8_t exponent) {
+  const uint32_t bits = (254u - exponent) << 23;
+  float inverse = 0;
+  std::memcpy(&inverse, &bits, sizeof(inverse));
+  return inverse;
+}
+
 // row[i], i < bytes, to to[i / cell * stride + i % cell], and zeros to what the
 // last cell has beyond.
 template <size_t kCell>
@@ -70,20 +92,104 @@ int64_t WriteKvRowDim(const KvLayout& layout, bool value) {
   return value ? layout.head_dim() - layout.v_head_dim() : layout.v_head_dim();
 }
 
-KvWriter::KvWriter(const WriteKvSpec& spec, const WriteKvKernels& kernels,
-                   const PackKvKernels& pack, const WriteKvArgs& args,
-                   bool stream)
+KvWriter::KvWriter(const WriteKvSpec& spec, const KvWriteKernels& kernels,
+                   const WriteKvArgs& args, bool stream)
     : spec_(spec),
       layout_(spec.kv),
-      kernels_(kernels),
-      pack_(pack),
+      kernels_(kernels.rows),
+      pack_(kernels.pack),
+      bf16_kernels_(kernels.bf16_rows),
+      bf16_pack_(kernels.bf16_pack),
       args_(args),
       stream_(stream),
       element_(static_cast<int64_t>(SizeOf(spec.kv.dtype()))) {}
 
+void KvWriter::FindRows(const Run& run, int64_t head, const AnyTensorView& from,
+                        const uint8_t** rows, const uint8_t** ahead) const {
+  const auto* data = static_cast<const uint8_t*>(from.data());
+  const auto tokens = static_cast<int64_t>(args_.slots.size());
+  for (int64_t i = 0; i < run.count; ++i) {
+    rows[i] = data + HeadRowOffsetBytes(from, run.token + i, head);
+    const int64_t token = run.token + kGroup + i;
+    ahead[i] =
+        token < tokens ? data + HeadRowOffsetBytes(from, token, head) : rows[i];
+  }
+}
+
+void KvWriter::WriteBlocks(const Run& run, int64_t head) const {
+  constexpr int64_t kBlock = KvLayout::kScaleBlock;
+  const int64_t offset = run.slot % layout_.page_size();
+  uint8_t* const keys = args_.cache.K(run.slot / layout_.page_size(), head);
+  const auto count = static_cast<size_t>(run.count);
+  const auto input = static_cast<int64_t>(SizeOf(spec_.input));
+  const uint8_t* rows[kGroup];
+  const uint8_t* ahead[kGroup];
+  FindRows(run, head, args_.k, rows, ahead);
+  for (int64_t d = 0; d < layout_.v_head_dim(); d += kBlock) {
+    const auto dims =
+        static_cast<size_t>(std::min(kBlock, layout_.v_head_dim() - d));
+    const void* sources[kGroup];
+    const void* next[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      sources[i] = rows[i] + d * input;
+      next[i] = ahead[i] + d * input;
+    }
+    float most[kGroup];
+    float inverse[kGroup];
+    kernels_.max_abs(sources, count, dims, most);
+    uint8_t* exponents = keys + layout_.ExponentOffset(offset, d / kBlock);
+    for (int64_t i = 0; i < run.count; ++i) {
+      exponents[i] = ExponentOf(most[i]);
+      inverse[i] = exponents[i] == KvLayout::kNanExponent
+                       ? 0.0f
+                       : InverseOf(exponents[i]);
+    }
+    alignas(64) uint8_t scratch[kGroup * kBlock];
+    kernels_.encode(sources, next, count, dims, inverse, scratch, kBlock);
+    const uint8_t* codes[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      uint8_t* const row = scratch + i * kBlock;
+      if (exponents[i] == KvLayout::kNanExponent) std::memset(row, 0x7F, dims);
+      codes[i] = row;
+    }
+    PlaceKeys(codes, run.count, dims, pack_, 2,
+              keys + layout_.KOffset(offset, d));
+  }
+}
+
+void KvWriter::WriteRest(const Run& run, int64_t head) const {
+  const int64_t offset = run.slot % layout_.page_size();
+  const int64_t latent = layout_.v_head_dim();
+  const int64_t dims = layout_.head_dim() - latent;
+  uint8_t* const keys = args_.cache.K(run.slot / layout_.page_size(), head);
+  const auto input = static_cast<int64_t>(SizeOf(spec_.input));
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(BFloat16));
+  const uint8_t* rows[kGroup];
+  const uint8_t* ahead[kGroup];
+  FindRows(run, head, args_.v, rows, ahead);
+  const float unused[kGroup] = {};  // bf16 has no scale
+  for (int64_t d = 0; d < dims; d += kChunk) {
+    const auto count = static_cast<size_t>(std::min(kChunk, dims - d));
+    const void* sources[kGroup];
+    const void* next[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      sources[i] = rows[i] + d * input;
+      next[i] = ahead[i] + d * input;
+    }
+    alignas(64) uint8_t scratch[kGroup * kChunk * kBytes];
+    bf16_kernels_.encode(sources, next, static_cast<size_t>(run.count), count,
+                         unused, scratch, kChunk * kBytes);
+    const uint8_t* codes[kGroup];
+    for (int64_t i = 0; i < run.count; ++i) {
+      codes[i] = scratch + i * kChunk * kBytes;
+    }
+    PlaceKeys(codes, run.count, count * kBytes, bf16_pack_, 2 * kBytes,
+              keys + layout_.KOffset(offset, latent + d));
+  }
+}
+
 void KvWriter::WriteSide(const Run& run, int64_t head, bool value) const {
   const AnyTensorView& from = value ? args_.v : args_.k;
-  const auto* data = static_cast<const uint8_t*>(from.data());
   // In the latent form k and v are two parts of the key.
   const bool latent = layout_.form() == KvForm::kLatent;
   Side side;
@@ -96,14 +202,7 @@ void KvWriter::WriteSide(const Run& run, int64_t head, bool value) const {
   const int64_t page = run.slot / layout_.page_size();
   side.block =
       side.to_values ? args_.cache.V(page, head) : args_.cache.K(page, head);
-  const auto tokens = static_cast<int64_t>(args_.slots.size());
-  for (int64_t i = 0; i < run.count; ++i) {
-    side.rows[i] = data + HeadRowOffsetBytes(from, run.token + i, head);
-    const int64_t token = run.token + kGroup + i;
-    side.ahead[i] = token < tokens
-                        ? data + HeadRowOffsetBytes(from, token, head)
-                        : side.rows[i];
-  }
+  FindRows(run, head, from, side.rows, side.ahead);
   std::fill_n(side.inverse, kGroup, 0.0f);
   if (element_ == 1) FindInverses(run, head, value, side.rows, side.inverse);
   for (int64_t d = 0; d < side.dim; d += kChunk) WriteChunk(run, side, d);
@@ -152,7 +251,8 @@ void KvWriter::WriteChunk(const Run& run, const Side& side, int64_t d) const {
   if (side.to_values) {
     PlaceValues(codes, run.count, bytes, side.offset, to);
   } else {
-    PlaceKeys(codes, run.count, bytes, to);
+    PlaceKeys(codes, run.count, bytes, pack_,
+              static_cast<size_t>(layout_.pair() * element_), to);
   }
 }
 
@@ -218,11 +318,11 @@ void KvWriter::Rotate(int64_t token, const uint8_t* row, int64_t begin,
 }
 
 void KvWriter::PlaceKeys(const uint8_t* const* codes, int64_t count,
-                         size_t bytes, uint8_t* to) const {
+                         size_t bytes, const PackKvKernels& pack, size_t cell,
+                         uint8_t* to) const {
   if (count == kGroup) {
-    return (stream_ ? pack_.pack_k_stream : pack_.pack_k)(codes, bytes, to);
+    return (stream_ ? pack.pack_k_stream : pack.pack_k)(codes, bytes, to);
   }
-  const auto cell = static_cast<size_t>(layout_.pair() * element_);
   for (int64_t i = 0; i < count; ++i) {
     Scatter(codes[i], bytes, cell, cell * kGroup,
             to + static_cast<size_t>(i) * cell);

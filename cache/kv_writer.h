@@ -10,6 +10,7 @@
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/cache/write_kv.h"
 #include "quern/cache/write_kv_kernels.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 
@@ -29,11 +30,16 @@ class KvWriter {
   };
 
   // stream: whether whole groups are stored past the caches.
-  KvWriter(const WriteKvSpec& spec, const WriteKvKernels& kernels,
-           const PackKvKernels& pack, const WriteKvArgs& args, bool stream);
+  KvWriter(const WriteKvSpec& spec, const KvWriteKernels& kernels,
+           const WriteKvArgs& args, bool stream);
 
   void Write(const Run& run, int64_t head_begin, int64_t head_end) const {
     for (int64_t head = head_begin; head < head_end; ++head) {
+      if (layout_.scaling() == KvScaling::kPerBlock) {
+        WriteBlocks(run, head);
+        WriteRest(run, head);
+        continue;
+      }
       WriteSide(run, head, /*value=*/false);
       WriteSide(run, head, /*value=*/true);
     }
@@ -60,6 +66,14 @@ class KvWriter {
     float inverse[kGroup];  // 1 / scale of each row
   };
 
+  // One head's rows of `from`, of a run and of what is likely to come next.
+  void FindRows(const Run& run, int64_t head, const AnyTensorView& from,
+                const uint8_t** rows, const uint8_t** ahead) const;
+
+  // KvScaling::kPerBlock: the latents of a run, and what keys have behind them.
+  void WriteBlocks(const Run& run, int64_t head) const;
+  void WriteRest(const Run& run, int64_t head) const;
+
   void WriteSide(const Run& run, int64_t head, bool value) const;
   // The elements [d, d + kChunk) of each row, or as many of them as there are.
   void WriteChunk(const Run& run, const Side& side, int64_t d) const;
@@ -76,9 +90,10 @@ class KvWriter {
   void Rotate(int64_t token, const uint8_t* row, int64_t begin, int64_t count,
               float* to) const;
 
-  // `to` is the cell of the first row's first element.
+  // `to` is the cell of the first row's first element, a cell the bytes that a
+  // row has in one place, and `pack` what packs such cells.
   void PlaceKeys(const uint8_t* const* codes, int64_t count, size_t bytes,
-                 uint8_t* to) const;
+                 const PackKvKernels& pack, size_t cell, uint8_t* to) const;
 
   // `to` is the first element of the first row, at `offset` in its page.
   void PlaceValues(const uint8_t* const* codes, int64_t count, size_t bytes,
@@ -88,6 +103,8 @@ class KvWriter {
   const KvLayout& layout_;
   const WriteKvKernels& kernels_;
   const PackKvKernels& pack_;
+  const WriteKvKernels& bf16_kernels_;
+  const PackKvKernels& bf16_pack_;
   const WriteKvArgs& args_;
   bool stream_;
   int64_t element_;  // bytes of an element of the cache

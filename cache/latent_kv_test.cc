@@ -70,7 +70,8 @@ TEST(LatentKvLayoutTest, RefusesWhatHasNoPartForValues) {
       {[](KvLayoutSpec& s) { s.v_head_dim = 0; },
        absl::StatusCode::kInvalidArgument, "v_head_dim=576; need a multiple"},
       {[](KvLayoutSpec& s) { s.dtype = DType::kF8E4M3; },
-       absl::StatusCode::kUnimplemented, "dtype is f8e4m3; need f32, bf16"},
+       absl::StatusCode::kUnimplemented,
+       "dtype is f8e4m3 and scaling none; need f32, bf16"},
   };
   for (const auto& c : kCases) {
     KvLayoutSpec spec = LatentSpec(DType::kBF16);

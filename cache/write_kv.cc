@@ -124,9 +124,12 @@ absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
                              "; need an even number");
     }
   }
-  return WriteKvPlan(spec, GetWriteKvKernels(spec.input, spec.kv.dtype()),
-                     GetPackKvKernels(SizeOf(spec.kv.dtype())),
-                     StreamAboveBytes(spec.stores));
+  KvWriteKernels kernels;
+  kernels.rows = GetWriteKvKernels(spec.input, spec.kv.dtype());
+  kernels.pack = GetPackKvKernels(SizeOf(spec.kv.dtype()));
+  kernels.bf16_rows = GetWriteKvKernels(spec.input, DType::kBF16);
+  kernels.bf16_pack = GetPackKvKernels(SizeOf(DType::kBF16));
+  return WriteKvPlan(spec, kernels, StreamAboveBytes(spec.stores));
 }
 
 absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
@@ -164,7 +167,7 @@ void WriteKvPlan::Execute(const WriteKvArgs& args,
       tokens * heads * row_elements *
       static_cast<int64_t>(SizeOf(spec_.input) + SizeOf(spec_.kv.dtype()));
   const bool stream = moved > stream_above_bytes_;
-  const KvWriter writer(spec_, kernels_, pack_, args, stream);
+  const KvWriter writer(spec_, kernels_, args, stream);
   const WriteKvDivision division(tokens, heads, row_elements,
                                  executor.num_workers());
   executor.ParallelFor(division.tasks(), [&](int64_t task, int /*worker*/) {
@@ -175,7 +178,7 @@ void WriteKvPlan::Execute(const WriteKvArgs& args,
     ForEachRun(args.slots, begin, end, unit, [&](const KvWriter::Run& run) {
       writer.Write(run, division.HeadBegin(task), division.HeadEnd(task));
     });
-    if (stream) pack_.flush();
+    if (stream) kernels_.pack.flush();
   });
 }
 

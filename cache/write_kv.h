@@ -26,11 +26,21 @@
 //                    that all of it means NaN (the codes of such a row are
 //                    unspecified)
 //
+//   kPerBlock      scale = the smallest power of two for which the largest |x|
+//                  of a block of KvLayout::kScaleBlock elements of the latent
+//                  is at most 448 * scale, by Execute; from 2^-117 (of zeros
+//                  too) to 2^119, where |x| above 1.75 * 2^127 saturates. A
+//                  block with a NaN or an infinity has exponent 255 and codes
+//                  0x7f, so that all of it means NaN. x * r is exact unless its
+//                  code is 0, so that the code is the one nearest to x / scale
+//                  and |x - scale * code| <= max(2^-4 |x|, 2^-10 scale).
+//
 // The product is rounded to f32 before it is rounded to a code. Of i8 with
 // kPerTokenHead, |x - scale * code| <= scale * (1/2 + 2^-15).
 //
 // In the latent form a key is written in two parts: k has its first v_head_dim
-// elements, which are the value, and v the rest of it.
+// elements, which are the value, and v the rest of it. With kPerBlock that rest
+// is rounded to bf16 and has no scale.
 //
 // With a rotation, k is first turned by the angles of the token's position (see
 // ops/rope/rotary_embedding.h, which this spares a pass over k):
@@ -51,7 +61,6 @@
 #include "absl/types/span.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
-#include "quern/cache/pack_kv_kernels.h"
 #include "quern/cache/write_kv_kernels.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -98,7 +107,7 @@ class WriteKvPlan {
 
   const WriteKvSpec& spec() const { return spec_; }
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
-  const char* target() const { return kernels_.target; }
+  const char* target() const { return kernels_.rows.target; }
 
   // For callers that cannot trust their arguments. InvalidArgument names the
   // argument and its value: a shape or type that is not the plan's, negative
@@ -112,27 +121,25 @@ class WriteKvPlan {
   absl::Status CheckArgs(const WriteKvArgs& args) const;
 
   // args as CheckArgs accepts them. Writes the slots named (the zero that
-  // completes an odd key with them, and their scales if kPerTokenHead), nothing
-  // else, not even the padding of a block. k and v may have any token and head
-  // strides that are not negative, and must not overlap the cache. Allocates
-  // nothing. Safe to call concurrently on distinct slots. The bits do not
-  // depend on the executor, nor on which tokens share a call. Workers divide
-  // the tokens and the heads, so that a decode step of few tokens has tasks for
-  // all. Cost: 16 tokens of consecutive slots from a multiple of 16 on are
-  // transposed in registers; others are scattered, cell by cell.
+  // completes an odd key with them, and their scales if Execute finds them),
+  // nothing else, not even the padding of a block. k and v may have any token
+  // and head strides that are not negative, and must not overlap the cache.
+  // Allocates nothing. Safe to call concurrently on distinct slots. The bits do
+  // not depend on the executor, nor on which tokens share a call. Workers
+  // divide the tokens and the heads, so that a decode step of few tokens has
+  // tasks for all. Cost: 16 tokens of consecutive slots from a multiple of 16
+  // on are transposed in registers; others are scattered, cell by cell.
   void Execute(const WriteKvArgs& args, Executor& executor) const noexcept;
 
  private:
-  WriteKvPlan(const WriteKvSpec& spec, const WriteKvKernels& kernels,
-              const PackKvKernels& pack, int64_t stream_above_bytes)
+  WriteKvPlan(const WriteKvSpec& spec, const KvWriteKernels& kernels,
+              int64_t stream_above_bytes)
       : spec_(spec),
         kernels_(kernels),
-        pack_(pack),
         stream_above_bytes_(stream_above_bytes) {}
 
   WriteKvSpec spec_;
-  WriteKvKernels kernels_;
-  PackKvKernels pack_;
+  KvWriteKernels kernels_;
   int64_t stream_above_bytes_;
 };
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/cache/pack_kv_kernels.h"
 #include "quern/core/dtype.h"
 
 namespace quern {
@@ -45,6 +46,15 @@ struct WriteKvKernels {
   // to[i] = element begin + i of the rotated row.
   void (*rotate_halves)(const RotatedRow& args, float* to);
   void (*rotate_pairs)(const RotatedRow& args, float* to);
+};
+
+// What writes rows of one plan.
+struct KvWriteKernels {
+  WriteKvKernels rows;
+  PackKvKernels pack;
+  // KvScaling::kPerBlock: what writes the bf16 part of a key.
+  WriteKvKernels bf16_rows;
+  PackKvKernels bf16_pack;
 };
 
 // The kernels of the best instruction set this CPU supports. `input` is kF32,
