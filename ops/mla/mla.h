@@ -30,7 +30,9 @@
 // The result of each step, q, [c, r], both norms, the rotation, W_uk c, W_uv c,
 // q', the output of attention and o, is rounded to the dtype of x. out is
 // rounded once, to its own dtype, after the residual has been added. The cache
-// may have another dtype; the direct form does not read it.
+// may have another dtype, f8e4m3 with a scale for each block of c among them
+// (KvScaling::kPerBlock of cache/kv_layout.h); the direct form does not read
+// it.
 
 #include <cstdint>
 #include <optional>

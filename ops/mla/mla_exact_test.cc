@@ -41,7 +41,7 @@ constexpr int64_t kValue = 5, kHidden = 9;
 // Whether the mean of the first `keys` tokens is exact.
 bool IsPowerOfTwo(int64_t keys) { return (keys & (keys - 1)) == 0; }
 
-MlaSpec Spec(DType dtype, MlaForm form) {
+MlaSpec Spec(DType dtype, MlaForm form, bool blocks) {
   MlaSpec spec;
   spec.hidden = kHidden;
   spec.heads = kHeads;
@@ -59,6 +59,10 @@ MlaSpec Spec(DType dtype, MlaForm form) {
   layout.v_head_dim = kLatent;
   layout.page_size = 16;
   layout.form = KvForm::kLatent;
+  if (blocks) {
+    layout.dtype = DType::kF8E4M3;
+    layout.scaling = KvScaling::kPerBlock;
+  }
   spec.cache = KvLayout::Create(layout).value();
   return spec;
 }
@@ -85,12 +89,13 @@ LinearWeights Pack(DType dtype, int64_t n, int64_t k, const Doubles& values) {
 
 class MlaExactTest : public IsaTest {
  protected:
-  void ExpectMeans(DType dtype, MlaForm form) {
+  void ExpectMeans(DType dtype, MlaForm form, bool blocks = false) {
     SCOPED_TRACE(testing::Message()
-                 << DTypeName(dtype) << " form " << static_cast<int>(form));
+                 << DTypeName(dtype) << " form " << static_cast<int>(form)
+                 << " blocks " << blocks);
     TestRng rng;
     InlineExecutor executor;
-    const MlaSpec spec = Spec(dtype, form);
+    const MlaSpec spec = Spec(dtype, form, blocks);
     // Token t is the unit vector t, and column t of kv_a its latent.
     Doubles x(kTokens * kHidden);
     for (int64_t t = 0; t < kTokens; ++t) {
@@ -184,6 +189,9 @@ TEST_P(MlaExactTest, UniformWeightsGiveTheMeanOfValues) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     ExpectMeans(dtype, MlaForm::kAbsorbed);
     ExpectMeans(dtype, MlaForm::kDirect);
+    // f8e4m3 holds 1 and -1 exactly, whatever the scale.
+    ExpectMeans(dtype, MlaForm::kAbsorbed, /*blocks=*/true);
+    ExpectMeans(dtype, MlaForm::kDirect, /*blocks=*/true);
   }
 }
 

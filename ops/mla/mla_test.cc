@@ -154,15 +154,26 @@ TEST_P(MlaTest, RoundsLatentsToTheCache) {
   TestRng rng;
   MlaSpec spec = SmallMla(DType::kF32, 0);
   KvLayoutSpec layout;
-  layout.dtype = DType::kBF16;
   layout.kv_heads = 1;
   layout.head_dim = spec.latent_row();
   layout.v_head_dim = spec.kv_lora;
   layout.page_size = 32;
   layout.form = KvForm::kLatent;
-  spec.cache = KvLayout::Create(layout).value();
-  const TestMlaWeights weights(spec, rng);
-  RunOne(spec, weights, 40, 7, {34, 2, 1})->ExpectOracle();
+  for (const KvScaling scaling : {KvScaling::kNone, KvScaling::kPerBlock}) {
+    SCOPED_TRACE(KvScalingName(scaling));
+    layout.dtype = scaling == KvScaling::kNone ? DType::kBF16 : DType::kF8E4M3;
+    layout.scaling = scaling;
+    spec.cache = KvLayout::Create(layout).value();
+    const TestMlaWeights weights(spec, rng);
+    RunOne(spec, weights, 40, 7, {34, 2, 1})->ExpectOracle();
+    // However the prompt is cut, the absorbed form has the same bits.
+    spec.form = MlaForm::kAbsorbed;
+    const auto whole = RunOne(spec, weights, 33, 9, {33});
+    whole->ExpectOracle();
+    const auto cut = RunOne(spec, weights, 33, 9, {20, 0, 12, 1});
+    EXPECT_TRUE(AllBitsEqual(cut->out(0), whole->out(0)));
+    spec.form = MlaForm::kAutomatic;
+  }
 }
 
 // A prompt in the absorbed form has the bits of its steps.

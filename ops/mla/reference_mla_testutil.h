@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mla/mla_spec.h"
@@ -62,7 +63,9 @@ class ReferenceMla {
     }
     key.latent = c;
     Append(turned, key.latent);
-    if (spec_.cache.dtype() != spec_.dtype) {
+    if (spec_.cache.scaling() == KvScaling::kPerBlock) {
+      key.latent = InBlocks(key.latent);
+    } else if (spec_.cache.dtype() != spec_.dtype) {
       key.latent = Rounded(spec_.cache.dtype(), key.latent);
     }
     return key;
@@ -137,6 +140,25 @@ class ReferenceMla {
     return Rounded(spec_.dtype, x);
   }
 
+  // Rounded to f8e4m3 with a scale for each block of the latent, and to bf16
+  // behind it. A code is off by 2^-4 of the element, or by 2^-10 of the scale,
+  // which is less than twice the largest element / 448.
+  BoundedRow InBlocks(BoundedRow row) const {
+    const auto latent = static_cast<size_t>(spec_.kv_lora);
+    const auto block = static_cast<size_t>(KvLayout::kScaleBlock);
+    for (size_t begin = 0; begin < latent; begin += block) {
+      const size_t end = std::min(begin + block, latent);
+      double most = 0x1p-100;  // the smallest scale is 2^-117
+      for (size_t i = begin; i < end; ++i) most = std::max(most, Reach(row[i]));
+      for (size_t i = begin; i < end; ++i) {
+        row[i].error += std::max(0x1p-4 * Reach(row[i]), 0x1p-10 * most / 224);
+      }
+    }
+    for (size_t i = latent; i < row.size(); ++i) {
+      row[i] = Rounded(DType::kBF16, row[i]);
+    }
+    return row;
+  }
   // Rows [begin, begin + count) of a head of W_kvb.
   std::vector<double> HeadRows(int64_t head, int64_t begin,
                                int64_t count) const {

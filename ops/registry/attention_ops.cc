@@ -42,12 +42,13 @@ absl::Status CheckCacheMeta(absl::string_view op, const TensorMeta& cache,
                            "], as the layout's pages are");
   }
   if (layout.scaling() == KvScaling::kNone ||
-      layout.scaling() == KvScaling::kPerTokenHead) {
+      layout.scaling() == KvScaling::kPerTokenHead ||
+      layout.scaling() == KvScaling::kPerBlock) {
     return absl::OkStatus();
   }
   return Unimplemented(op, "scaling is ", KvScalingName(layout.scaling()),
-                       "; need none or per_token_head, whose scales lie in the "
-                       "pages");
+                       "; need none, or per_token_head or per_block, whose "
+                       "scales lie in the pages");
 }
 
 // InvalidArgument unless the pages are contiguous, as KvCacheView requires.

@@ -45,9 +45,11 @@ inline AnyTensorView CachePages(const KvCacheView& layer) {
 // attention/paged_attention.h.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on
-// the calling thread. Both take layouts without scales, or with a scale for
-// each token and head. They return Unimplemented for the other scales, which
-// lie outside the pages.
+// the calling thread. Both take layouts without scales, with a scale for each
+// token and head, or with one for each block of a latent (the f8e4m3 cache of
+// multi-head latent attention). They return Unimplemented for the other scales,
+// which lie outside the pages. In the latent form, key has the first
+// v_head_dim elements of a key, and value the rest of it.
 //
 // Registering these operators links cache and attention.
 absl::Status RegisterAttentionOps(OpRegistry& registry);

@@ -55,7 +55,7 @@ class AttentionOpsTest : public OpFixture {
   }
 
   static constexpr int64_t kQueryHeads = 4, kKvHeads = 2, kHeadDim = 16;
-  static constexpr int64_t kPages = 8, kPageSize = 16;
+  static constexpr int64_t kPages = 8, kPageSize = 16, kLatentDim = 12;
   // Two sequences: the tail of a prompt, and a decode step.
   const std::vector<int64_t> q_lens_ = {5, 1};
   const std::vector<int64_t> kv_lens_ = {37, 18};
@@ -66,6 +66,7 @@ class AttentionOpsTest : public OpFixture {
     spec.dtype = c.dtype;
     spec.kv_heads = kKvHeads;
     spec.head_dim = kHeadDim;
+    if (c.form == KvForm::kLatent) spec.v_head_dim = kLatentDim;
     spec.page_size = kPageSize;
     spec.form = c.form;
     spec.scaling = c.scaling;
@@ -95,23 +96,30 @@ class AttentionOpsTest : public OpFixture {
   TensorMeta CacheMeta() const {
     return {DType::kU8, {kPages, layout_.page_bytes()}};
   }
+  // What write_kv calls key, or value: two parts of a key in the latent form.
+  int64_t PartDim(bool value) const {
+    if (layout_.form() != KvForm::kLatent) return kHeadDim;
+    return value ? kHeadDim - kLatentDim : kLatentDim;
+  }
   // Keys, or values, as columns of wider rows.
-  static AnyTensorView Columns(Floats& rows, int64_t first) {
-    return TensorView<float, 3>(rows.data() + first,
-                                {kKeys, kKvHeads, kHeadDim},
+  AnyTensorView Columns(Floats& rows, bool value) const {
+    return TensorView<float, 3>(rows.data() + (value ? kKvHeads * kHeadDim : 0),
+                                {kKeys, kKvHeads, PartDim(value)},
                                 {2 * kKvHeads * kHeadDim, kHeadDim, 1});
   }
   void Write(const std::string& provider, Floats& rows, KvCache& cache) {
-    const TensorMeta heads = {DType::kF32, {kKeys, kKvHeads, kHeadDim}};
+    const auto part = [&](bool value) {
+      return TensorMeta{DType::kF32, {kKeys, kKvHeads, PartDim(value)}};
+    };
     const MadeOp op = Make(provider, "write_kv",
-                           {{"key", heads},
-                            {"value", heads},
+                           {{"key", part(false)},
+                            {"value", part(true)},
                             {"slots", TensorMeta{DType::kI64, {kKeys}}},
                             {"cache", CacheMeta()},
                             {"layout", &layout_}});
     Run(op,
-        {{"key", Columns(rows, 0)},
-         {"value", Columns(rows, kKvHeads * kHeadDim)},
+        {{"key", Columns(rows, false)},
+         {"value", Columns(rows, true)},
          {"slots", DenseVector<const int64_t>(slots_.data(), kKeys)},
          {"cache", CachePages(cache.Layer(0))}},
         kKeys);
@@ -134,6 +142,8 @@ constexpr CacheCase kCaches[] = {
     {DType::kI8, KvScaling::kPerTokenHead, KvForm::kPaired},
     {DType::kF8E4M3, KvScaling::kPerTokenHead, KvForm::kPlain},
     {DType::kF8E5M2, KvScaling::kNone, KvForm::kPaired},
+    {DType::kBF16, KvScaling::kNone, KvForm::kLatent},
+    {DType::kF8E4M3, KvScaling::kPerBlock, KvForm::kLatent},
 };
 
 TEST_P(AttentionOpsTest, WritesTheBitsOfThePlan) {
@@ -147,8 +157,8 @@ TEST_P(AttentionOpsTest, WritesTheBitsOfThePlan) {
     WriteKvSpec spec;
     spec.kv = layout_;
     KvCache want = NewCache();
-    WriteKvPlan::Create(spec)->Execute({Columns(rows, 0),
-                                        Columns(rows, kKvHeads * kHeadDim),
+    WriteKvPlan::Create(spec)->Execute({Columns(rows, false),
+                                        Columns(rows, true),
                                         slots_,
                                         want.Layer(0),
                                         {},
@@ -210,17 +220,20 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
       }
       step_.schedule = *AttentionSchedule::Build(spec, batch, AttentionTiles(),
                                                  2, schedule_storage_);
-      const int64_t count = kTokens * kQueryHeads * kHeadDim;
+      const int64_t out_dim = layout_.v_head_dim();
+      const int64_t count = kTokens * kQueryHeads * out_dim;
+      const int64_t query_count = kTokens * kQueryHeads * kHeadDim;
       const auto size = static_cast<int64_t>(SizeOf(c.out));
-      const auto view = [&](DType dtype, void* data) {
-        return AnyTensorView(dtype, data, 3, {kTokens, kQueryHeads, kHeadDim},
-                             {kQueryHeads * kHeadDim, kHeadDim, 1});
+      const auto view = [&](DType dtype, int64_t dim, void* data) {
+        return AnyTensorView(dtype, data, 3, {kTokens, kQueryHeads, dim},
+                             {kQueryHeads * dim, dim, 1});
       };
-      Floats q32 = UniformReals<float>(rng_, count, -2, 2);
-      std::vector<BFloat16> q16 = UniformReals<BFloat16>(rng_, count, -2, 2);
+      Floats q32 = UniformReals<float>(rng_, query_count, -2, 2);
+      std::vector<BFloat16> q16 =
+          UniformReals<BFloat16>(rng_, query_count, -2, 2);
       const AnyTensorView query = c.query == DType::kF32
-                                      ? view(c.query, q32.data())
-                                      : view(c.query, q16.data());
+                                      ? view(c.query, kHeadDim, q32.data())
+                                      : view(c.query, kHeadDim, q16.data());
       const Floats slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
       const Floats sinks = {-1, 0, 1, 2};
       std::vector<uint8_t> want(static_cast<size_t>(count * size)), got(want);
@@ -230,7 +243,7 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
                      cache.Layer(0),
                      step_.pages,
                      step_.schedule,
-                     view(c.out, want.data()),
+                     view(c.out, out_dim, want.data()),
                      {},
                      c.alibi ? slopes : absl::Span<const float>(),
                      c.sinks ? sinks : absl::Span<const float>()},
@@ -246,9 +259,10 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
           {"window_left", c.window_left},
           {"soft_cap", c.soft_cap},
           {"out_dtype", DTypeName(c.out)}};
-      std::vector<NamedTensor> named = {{"query", query},
-                                        {"cache", CachePages(cache.Layer(0))},
-                                        {"out", view(c.out, got.data())}};
+      std::vector<NamedTensor> named = {
+          {"query", query},
+          {"cache", CachePages(cache.Layer(0))},
+          {"out", view(c.out, out_dim, got.data())}};
       if (c.alibi) {
         args.emplace_back("alibi_slopes", heads);
         named.emplace_back("alibi_slopes",
@@ -345,7 +359,7 @@ TEST_P(AttentionOpsTest, RefusesByName) {
                 {"layout", &outside}})
           .status(),
       absl::StatusCode::kUnimplemented,
-      "scaling is per_head; need none or per_token_head");
+      "scaling is per_head; need none, or per_token_head or per_block");
   ExpectRefusal(ops.Make("paged_attention",
                          {{"query", TensorMeta{DType::kF32, {1, 4, kHeadDim}}},
                           {"cache", CacheMeta()},

@@ -26,14 +26,15 @@ struct MlaStep {
 // to [tokens, hidden] in f32, bf16 or f16. positions[tokens] are i32 or i64;
 // q_norm [q_lora] is given where the weights have q_a; kv_norm is [kv_lora].
 // New latents go to u8 cache[pages, page_bytes], whose pages `step` names and
-// whose layout, which is copied, is latent. MlaWeights (ops/mla/mla_weights.h)
-// are read while the operator is made and dropped afterwards as for `linear`.
-// The RotaryEmbeddingPlan of q and k serves all layers and outlives them. scale
-// 0 means 1 / sqrt(nope + rope); MlaScale gives DeepSeek's. The result has the
-// dtype out_dtype, or that of hidden_states where it is "". residual[tokens,
-// hidden], of the result's dtype, is added before the one rounding; it may be
-// where the result is. `ranks` sums the results of all ranks, each of which has
-// some of the heads: give the residual on one of them.
+// whose layout, which is copied, is latent: of f32, bf16 or f16, or f8e4m3 with
+// a scale for each block of 128 (KvScaling::kPerBlock). MlaWeights
+// (ops/mla/mla_weights.h) are read while the operator is made and dropped
+// afterwards as for `linear`. The RotaryEmbeddingPlan of q and k serves all
+// layers and outlives them. scale 0 means 1 / sqrt(nope + rope); MlaScale gives
+// DeepSeek's. The result has the dtype out_dtype, or that of hidden_states where
+// it is "". residual[tokens, hidden], of the result's dtype, is added before the
+// one rounding; it may be where the result is. `ranks` sums the results of all
+// ranks, each of which has some of the heads: give the residual on one of them.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on
 // the calling thread, the absorbed form for every token. Packs nothing. Brings

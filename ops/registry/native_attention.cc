@@ -98,6 +98,60 @@ void WriteRow(const Row& row, int64_t n, const At& at, DType dtype,
   for (int64_t i = 0; i < n; ++i) Store(block, dtype, at(i), row(i) * inverse);
 }
 
+// Writes a key of `layout`, whose scaling is kPerBlock, as token `token` of a
+// block. key(i) is element i.
+template <typename Key>
+void WriteKeyInBlocks(const Key& key, const KvLayout& layout, int64_t token,
+                      uint8_t* block) {
+  for (int64_t b = 0; b < layout.scale_blocks(); ++b) {
+    const int64_t begin = b * KvLayout::kScaleBlock;
+    const int64_t end =
+        std::min(begin + KvLayout::kScaleBlock, layout.v_head_dim());
+    double largest = 0;
+    for (int64_t d = begin; d < end; ++d) {
+      largest = std::isfinite(key(d))
+                    ? std::max(largest, std::abs(double{key(d)}))
+                    : kInfinity;
+    }
+    int exponent = KvLayout::kMinExponent;
+    while (exponent < KvLayout::kMaxExponent &&
+           largest > std::ldexp(448.0, exponent - 127)) {
+      ++exponent;
+    }
+    const bool nan = largest == kInfinity;
+    block[layout.ExponentOffset(token, b)] =
+        nan ? KvLayout::kNanExponent : static_cast<uint8_t>(exponent);
+    for (int64_t d = begin; d < end; ++d) {
+      const auto scaled =
+          static_cast<float>(std::ldexp(double{key(d)}, 127 - exponent));
+      Store(block, layout.dtype(), layout.KOffset(token, d),
+            nan ? std::numeric_limits<float>::quiet_NaN() : scaled);
+    }
+  }
+  for (int64_t d = layout.v_head_dim(); d < layout.head_dim(); ++d) {
+    Store(block + layout.KOffset(token, d), DType::kBF16, 0, key(d));
+  }
+  if (layout.k_row() > layout.head_dim()) {
+    const int64_t at = layout.KOffset(token, layout.head_dim());
+    Store(block + at, DType::kBF16, 0, 0);
+  }
+}
+
+// Element d of the key of a token.
+double LoadKey(const KvLayout& layout, const uint8_t* block, int64_t token,
+               int64_t d) {
+  const int64_t at = layout.KOffset(token, d);
+  if (layout.scaling() != KvScaling::kPerBlock) {
+    return Load(block, layout.dtype(), at);
+  }
+  if (d >= layout.v_head_dim()) return Load(block + at, DType::kBF16, 0);
+  const int64_t scale = layout.ExponentOffset(token, d / KvLayout::kScaleBlock);
+  if (block[scale] == KvLayout::kNanExponent) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return std::ldexp(Load(block, layout.dtype(), at), block[scale] - 127);
+}
+
 }  // namespace
 
 void NativeWriteKv(const WriteKvArgs& args) noexcept {
@@ -113,6 +167,10 @@ void NativeWriteKv(const WriteKvArgs& args) noexcept {
       uint8_t* const to = args.cache.K(page, h);
       // In the latent form, a key is k followed by v.
       const auto key = [&](int64_t i) { return i < keys ? k[i] : v[i - keys]; };
+      if (layout.scaling() == KvScaling::kPerBlock) {
+        WriteKeyInBlocks(key, layout, token, to);
+        continue;
+      }
       WriteRow(
           key, layout.head_dim(),
           [&](int64_t i) { return layout.KOffset(token, i); }, layout.dtype(),
@@ -159,8 +217,7 @@ class Query {
     const uint8_t* const block = args_.kv.K(page, kv_head_);
     double sum = 0;
     for (int64_t d = 0; d < layout_.head_dim(); ++d) {
-      sum += double{q[d]} *
-             Load(block, layout_.dtype(), layout_.KOffset(token, d));
+      sum += double{q[d]} * LoadKey(layout_, block, token, d);
     }
     double logit =
         scale_ * sum * ScaleAt(args_.kv.KScales(page, kv_head_), token);
@@ -177,9 +234,11 @@ class Query {
     const uint8_t* const block = args_.kv.V(page, kv_head_);
     const double factor =
         weight * ScaleAt(args_.kv.VScales(page, kv_head_), token);
+    const bool latent = layout_.form() == KvForm::kLatent;
     for (int64_t d = 0; d < layout_.v_head_dim(); ++d) {
-      sums[d] +=
-          factor * Load(block, layout_.dtype(), layout_.VOffset(token, d));
+      sums[d] += factor * (latent ? LoadKey(layout_, block, token, d)
+                                  : Load(block, layout_.dtype(),
+                                         layout_.VOffset(token, d)));
     }
   }
 
