@@ -7,9 +7,13 @@
 
 #include "absl/status/statusor.h"
 #include "quern/attention/schedule.h"
+#include "quern/cache/kv_cache_view.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/latent_blocks_testutil.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/testing/reference_attention.h"
+#include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/op_util.h"
 
@@ -62,6 +66,29 @@ absl::StatusOr<AttentionLengths> ParseAttentionLengths(const Args& args) {
 // the maximum; exp turns that into a relative error of a weight, and each
 // chunk of keys rescales once. A weighted mean of values <= 1 is off by twice
 // that (the weights and their sum), plus the roundings of its sum over keys.
+void AppendStored(const KvCacheView& cache, int64_t page, int64_t head,
+                  int64_t token, double scale, std::vector<double>& key,
+                  std::vector<double>& value) {
+  const KvLayout& layout = cache.layout();
+  if (layout.scaling() == KvScaling::kPerBlock) {
+    const std::vector<double> row = LatentRow(cache, page, head, token);
+    key.insert(key.end(), row.begin(), row.end());
+    value.insert(value.end(), row.begin(), row.begin() + layout.v_head_dim());
+    return;
+  }
+  WithType(layout.dtype(), [&](auto type) {
+    using T = decltype(type);
+    const auto* keys = reinterpret_cast<const T*>(cache.K(page, head));
+    const auto* values = reinterpret_cast<const T*>(cache.V(page, head));
+    for (int64_t d = 0; d < layout.head_dim(); ++d) {
+      key.push_back(scale * ToDouble(keys[layout.KOffset(token, d)]));
+    }
+    for (int64_t d = 0; d < layout.v_head_dim(); ++d) {
+      value.push_back(scale * ToDouble(values[layout.VOffset(token, d)]));
+    }
+  });
+}
+
 double AttentionErrorBound(const ReferenceAttentionSpec& spec, DType out) {
   constexpr double kEps = 0x1p-23;
   const auto d = static_cast<double>(spec.head_dim);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "quern/cache/kv_cache_view.h"
 #include "quern/core/dtype.h"
 #include "quern/testing/reference_attention.h"
 #include "quern/tools/perf/args.h"
@@ -34,6 +35,12 @@ struct AttentionLengths {
 // The keys batch, kv_len, q_len and tree; InvalidArgument names one that is out
 // of range.
 absl::StatusOr<AttentionLengths> ParseAttentionLengths(const Args& args);
+
+// Appends the key and the value of a token as numbers. Elements are stored
+// divided by `scale`.
+void AppendStored(const KvCacheView& cache, int64_t page, int64_t head,
+                  int64_t token, double scale, std::vector<double>& key,
+                  std::vector<double>& value);
 
 // What one output may be off by, of queries, keys and values in [-1, 1] whose
 // results are stored as `out`.

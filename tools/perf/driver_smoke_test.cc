@@ -146,6 +146,15 @@ constexpr Smoke kSmokes[] = {
     {"mla",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 "
      "--page_size=16"},
+    {"mla",
+     "--q_len=3 --kv_len=300 --heads=2 --latent_dim=132 --rope_dim=7 "
+     "--page_size=16 --cache=fp8"},
+    {"mla",
+     "--kv_len=45 --heads=3 --latent_dim=20 --rope_dim=6 --page_size=16 "
+     "--dtype=f32 --cache=fp8"},
+    {"mla_layer",
+     "--batch=2 --q_len=3 --kv_len=45 --heads=2 --hidden=38 --kv_lora=20 "
+     "--nope=9 --rope=6 --v_head_dim=7 --dtype=f32 --cache=fp8"},
     {"mla_layer",
      "--batch=2 --q_len=2 --kv_len=45 --heads=3 --hidden=38 --q_lora=22 "
      "--kv_lora=20 --nope=9 --rope=6 --v_head_dim=7"},

@@ -34,6 +34,7 @@
 #include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/attention_util.h"
+#include "quern/tools/perf/latent_cache.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/op_util.h"
 
@@ -89,6 +90,7 @@ class Attention final : public Op {
     kv.head_dim = kv.v_head_dim + rope_dim;
     kv.form = KvForm::kLatent;
     kv.dtype = spec.q_dtype = spec.out_dtype = dtype;
+    QUERN_RETURN_IF_ERROR(ParseLatentCache(args, kv));
     return Create("mla", lengths, kv, spec);
   }
   OpInfo Info() const override {
@@ -132,11 +134,13 @@ class Attention final : public Op {
     // A dimension of q or of out.
     const double row_bytes = static_cast<double>(SizeOf(spec().q_dtype)) *
                              tokens * static_cast<double>(spec().q_heads);
-    info.SetTraffic(static_cast<double>(SizeOf(spec().kv.dtype())) * kv_tokens *
-                            kv_dims *
-                            static_cast<double>(spec().kv.kv_heads()) +
-                        row_bytes * static_cast<double>(dim()),
-                    row_bytes * static_cast<double>(v_dim()));
+    const double key_bytes =
+        in_blocks() ? static_cast<double>(spec().kv.token_bytes())
+                    : static_cast<double>(SizeOf(spec().kv.dtype())) * kv_dims;
+    info.SetTraffic(
+        kv_tokens * key_bytes * static_cast<double>(spec().kv.kv_heads()) +
+            row_bytes * static_cast<double>(dim()),
+        row_bytes * static_cast<double>(v_dim()));
     // Keys that a query sees, on average, where no window hides them.
     int64_t keys = 0;
     for (int64_t i = 0; i < lengths_.q_len; ++i) keys += lengths_.KeysOf(i);
@@ -161,9 +165,13 @@ class Attention final : public Op {
     QUERN_RETURN_IF_ERROR(out_.Create(sets, RowBytes(v_dim())));
     WithType(spec().q_dtype,
              [this](auto type) { FillReals<decltype(type)>(-1, 1, q_); });
-    WithType(spec().kv.dtype(), [this](auto type) {
-      FillReals<decltype(type)>(-1 / kv_scale(), 1 / kv_scale(), cache_);
-    });
+    if (in_blocks()) {
+      QUERN_RETURN_IF_ERROR(FillLatentBlocks(spec().kv, executor, cache_));
+    } else {
+      WithType(spec().kv.dtype(), [this](auto type) {
+        FillReals<decltype(type)>(-1 / kv_scale(), 1 / kv_scale(), cache_);
+      });
+    }
     // Pages in an order that no prefetcher guesses.
     std::vector<int32_t> ids(static_cast<size_t>(num_pages()));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
@@ -260,6 +268,7 @@ class Attention final : public Op {
     return spec().kv.dtype() == DType::kI8 ? static_cast<double>(scale_) : 1;
   }
   int64_t v_dim() const { return spec().kv.v_head_dim(); }
+  bool in_blocks() const { return spec().kv.scaling() == KvScaling::kPerBlock; }
   int64_t pages_per_sequence() const {
     return DivCeil(lengths_.kv_len, spec().kv.page_size());
   }
@@ -317,22 +326,8 @@ class Attention final : public Op {
     for (int64_t t = 0; t <= lengths_.kv_len - lengths_.q_len + query; ++t) {
       if (!lengths_.Sees(query, t)) continue;
       const int64_t slot = pages_.Slot(sequence, t);
-      const int64_t token_of_page = slot % page_size;
-      const uint8_t* keys = cache.K(slot / page_size, kv_head);
-      const uint8_t* values = cache.V(slot / page_size, kv_head);
-      WithType(spec().kv.dtype(), [&](auto type) {
-        using Kv = decltype(type);
-        for (int64_t d = 0; d < dim(); ++d) {
-          k.push_back(kv_scale() *
-                      ToDouble(reinterpret_cast<const Kv*>(
-                          keys)[spec().kv.KOffset(token_of_page, d)]));
-        }
-        for (int64_t d = 0; d < v_dim(); ++d) {
-          v.push_back(kv_scale() *
-                      ToDouble(reinterpret_cast<const Kv*>(
-                          values)[spec().kv.VOffset(token_of_page, d)]));
-        }
-      });
+      AppendStored(cache, slot / page_size, kv_head, slot % page_size,
+                   kv_scale(), k, v);
     }
     const ReferenceAttentionResult want =
         ReferenceAttention(reference, q, k, v);
@@ -383,7 +378,7 @@ OpEntry AttentionOp() {
 OpEntry MlaOp() {
   return {"mla",
           "multi-head latent attention, absorbed, over a paged latent cache",
-          {{"dtype", "bf16", "f32, bf16 or f16, of q, the cache and out"},
+          {{"dtype", "bf16", "f32, bf16 or f16, of q and out"},
            {"batch", "1", "sequences"},
            {"q_len", "1", "new tokens of each, the last of its kv_len"},
            {"kv_len", "4096", "tokens of each"},
@@ -391,6 +386,7 @@ OpEntry MlaOp() {
            {"latent_dim", "512", "elements of a latent, which is the value"},
            {"rope_dim", "64", "elements of a key behind them"},
            {"page_size", "128", "tokens of a page, a multiple of 16"},
+           LatentCacheKey(),
            {"tree", "0",
             "0, or the q_len tokens are drafts, of which so many follow each"}},
           &Attention::CreateMla};

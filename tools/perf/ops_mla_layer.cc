@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
+#include "quern/cache/latent_blocks_testutil.h"
 #include "quern/cache/page_table.h"
 #include "quern/cache/write_kv.h"
 #include "quern/core/aligned_buffer.h"
@@ -36,6 +37,7 @@
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_spec.h"
 #include "quern/tools/perf/args.h"
+#include "quern/tools/perf/latent_cache.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/op_util.h"
 #include "quern/tools/perf/row_util.h"
@@ -99,7 +101,8 @@ class MlaLayer final : public Op {
         " heads=", spec_.heads, " hidden=", spec_.hidden,
         " q_lora=", spec_.q_lora, " kv_lora=", spec_.kv_lora,
         " nope=", spec_.nope, " rope=", spec_.rope,
-        " v_head_dim=", spec_.v_head_dim, direct() ? " direct" : " absorbed");
+        " v_head_dim=", spec_.v_head_dim, direct() ? " direct" : " absorbed",
+        in_blocks() ? " kv=f8e4m3" : "");
     info.dtype = std::string(DTypeName(spec_.dtype));
     if (!plans_.empty()) info.isa = plans_[0].target();
     info.SetTraffic(
@@ -174,9 +177,7 @@ class MlaLayer final : public Op {
     std::vector<ReferenceMlaKey> keys(static_cast<size_t>(kv_len_));
     executor.ParallelFor(kv_len_, [&](int64_t t, int) {
       keys[static_cast<size_t>(t)] =
-          t < context ? ReferenceMla::Cached(Doubles(spec_.dtype, context_.data,
-                                                     t * spec_.latent_row(),
-                                                     spec_.latent_row()))
+          t < context ? ReferenceMla::Cached(ContextRow(t))
                       : reference.Key(Row(x_, t - context), t, direct());
     });
     const BoundedRow want =
@@ -222,6 +223,7 @@ class MlaLayer final : public Op {
     layout.v_head_dim = spec_.kv_lora;
     layout.page_size = 32;
     layout.form = KvForm::kLatent;
+    QUERN_RETURN_IF_ERROR(ParseLatentCache(args, layout));
     QUERN_ASSIGN_OR_RETURN(spec_.cache, KvLayout::Create(layout));
     return CheckMlaSpec(spec_);
   }
@@ -237,8 +239,11 @@ class MlaLayer final : public Op {
   }
   int64_t RowsBytes() const { return Bytes(tokens() * spec_.hidden); }
   int64_t CacheBytes() const {
-    return Bytes(batch_ * kv_len_ * spec_.latent_row());
+    return batch_ * kv_len_ *
+           (in_blocks() ? spec_.cache.token_bytes()
+                        : Bytes(spec_.latent_row()));
   }
+  bool in_blocks() const { return spec_.cache.dtype() == DType::kF8E4M3; }
   // Elements of the matrices that a call reads, each once.
   int64_t Weights() const {
     const int64_t q = spec_.heads * spec_.head_dim();
@@ -327,6 +332,16 @@ class MlaLayer final : public Op {
     return absl::OkStatus();
   }
 
+  // A latent of the context, as the first sequence's cache has it.
+  std::vector<double> ContextRow(int64_t token) {
+    if (!in_blocks()) {
+      return Doubles(spec_.dtype, context_.data, token * spec_.latent_row(),
+                     spec_.latent_row());
+    }
+    const int64_t page_size = spec_.cache.page_size();
+    return LatentRow(KvCacheView(spec_.cache, pages(), cache_.at(0)),
+                     token / page_size, 0, token % page_size);
+  }
   std::vector<double> Row(SetBuffer& buffer, int64_t row) {
     return Doubles(spec_.dtype, buffer, row * spec_.hidden, spec_.hidden);
   }
@@ -376,7 +391,8 @@ OpEntry MlaLayerOp() {
            {"nope", "128", "elements of a query and key without rotation"},
            {"rope", "64", "rotated elements"},
            {"v_head_dim", "128", "elements of a value"},
-           {"dtype", "bf16", "f32, bf16 or f16, of everything"},
+           {"dtype", "bf16", "f32, bf16 or f16, of everything but the cache"},
+           LatentCacheKey(),
            {"form", "auto", "auto, absorbed or direct"}},
           &MlaLayer::Create};
 }
