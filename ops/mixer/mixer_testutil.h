@@ -20,6 +20,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/mixer/bounded_testutil.h"
+#include "quern/ops/mixer/judge_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/reference_mixers_testutil.h"
 #include "quern/ops/recurrent/sequences_testutil.h"
@@ -118,17 +119,6 @@ inline Sequences PromptBatch() {
 inline constexpr int64_t kPromptTokens = 124;
 inline constexpr int64_t kTestSlots = 5;
 
-// Judges numbers against what the oracle has for them.
-inline testing::AssertionResult WithinBounds(const Doubles& got,
-                                             const BoundedRow& want) {
-  Doubles values;
-  for (const Bounded& w : want) values.push_back(w.value);
-  return AllWithin(got, values, [&](double y, int64_t i) {
-    // Where a NaN is expected there is no distance.
-    return std::isnan(y) ? 0.0 : want[static_cast<size_t>(i)].error;
-  });
-}
-
 // A layer, its pools and its tokens, and the oracle of all but Sequence, which
 // is the layer's own.
 class MixerLayer {
@@ -185,8 +175,9 @@ class MixerLayer {
     return args;
   }
 
-  // Judges out and the pools. before: the pools that the call found. kTokens:
-  // every token had a call of its own.
+  // Judges out and the pools: by bounds, and in bf16 and f16, where these are
+  // wide, by samples of rounding, too. before: the pools that the call found.
+  // kTokens: every token had a call of its own.
   enum class Calls { kOne, kTokens };
   void ExpectResults(const Sequences& sequences, const Pools& before,
                      Calls calls = Calls::kOne) const {
@@ -237,8 +228,16 @@ class MixerLayer {
     }
     EXPECT_TRUE(WithinBounds(out_.doubles(), want));
     EXPECT_TRUE(WithinBounds(windows_.doubles(), windows));
+    const bool rounds = shape_.dtype != DType::kF32;
+    if (rounds) {
+      ExpectRoundings(out_.doubles(), want, hidden);
+      ExpectRoundings(windows_.doubles(), windows, n);
+    }
     if (shape_.state.empty()) return;
     EXPECT_TRUE(WithinBounds(states_.doubles(), states));
+    if (rounds) {
+      ExpectRoundings(states_.doubles(), states, shape_.state.back());
+    }
   }
 
  protected:

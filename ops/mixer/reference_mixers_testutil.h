@@ -2,9 +2,11 @@
 #define QUERN_OPS_MIXER_REFERENCE_MIXERS_TESTUTIL_H_
 
 // The layers of this folder in double, on the tokens that one call has of a
-// sequence, with a bound on the error of each number. Bounds of the recurrences
-// are those of ops/recurrent, token by token or by chunks.
+// sequence, with a bound on the error of each number and a sample of that error
+// (ops/mixer/bounded_testutil.h). Bounds of the recurrences are those of
+// ops/recurrent, token by token or by chunks.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +18,7 @@
 #include "quern/ops/mixer/gated_delta_net.h"
 #include "quern/ops/mixer/mamba_mixer.h"
 #include "quern/ops/mixer/mamba_mixer2.h"
+#include "quern/ops/mixer/rounded_recurrences_testutil.h"
 #include "quern/ops/mixer/short_conv.h"
 #include "quern/ops/recurrent/reference_delta_rule_testutil.h"
 #include "quern/ops/recurrent/reference_state_update_testutil.h"
@@ -37,6 +40,9 @@ struct ReferenceMixer {
 struct ReferenceRates {
   Reals a, d, dt_bias;
 };
+inline double ZeroOr(const Reals& numbers, size_t at) {
+  return numbers.empty() ? 0.0 : numbers[at];
+}
 
 // One token of a causal convolution over rows of channels; the window moves on.
 inline BoundedRow BoundedConv(const ReferenceMixer& m, bool silu, DType dtype,
@@ -77,49 +83,28 @@ inline BoundedRows ReferenceShortConv(const ShortConvSpec& s,
   return out;
 }
 
-inline void Split(const BoundedRow& row, std::vector<double>& values,
-                  std::vector<double>& errors) {
-  for (const Bounded& x : row) {
-    values.push_back(x.value);
-    errors.push_back(x.error);
-  }
-}
-
-// What one row of a state update has for a token, but for its rates.
-inline StateUpdateToken64 StateToken(Bounded x, Bounded dt, const BoundedRow& b,
-                                     const BoundedRow& c) {
-  StateUpdateToken64 token;
-  token.x = x.value, token.x_error = x.error;
-  token.dt = dt.value, token.dt_error = dt.error;
-  Split(b, token.b, token.b_error);
-  Split(c, token.c, token.c_error);
-  token.softplus = true;
-  return token;
-}
-inline void SetGate(Bounded z, StateUpdateToken64& token) {
-  token.gated = true;
-  token.z = z.value;
-  token.z_error = z.error;
-}
-
 // The outputs of one row of a state update, before they are rounded. state:
 // [d_state], exact, moves on.
 inline BoundedRow ReferenceStateRow(
-    const std::vector<StateUpdateToken64>& tokens, DType state_dtype,
+    const std::vector<StateUpdateTokens>& tokens, DType state_dtype,
     int64_t chunk, Bounded* state) {
-  std::vector<double> row;
-  for (size_t i = 0; i < tokens.front().a.size(); ++i) {
+  const size_t d_state = tokens.front().bounded.a.size();
+  std::vector<double> row, rounded;
+  for (size_t i = 0; i < d_state; ++i) {
     row.push_back(state[i].value);
+    rounded.push_back(state[i].rounded);
   }
+  const std::vector<double> sample =
+      RoundedStateRow(tokens, state_dtype, chunk, rounded);
   StateUpdateReference reference(std::move(row), state_dtype, chunk);
   BoundedRow y;
-  for (const StateUpdateToken64& token : tokens) {
-    reference.Step(token);
-    y.push_back({reference.y(), reference.y_bound()});
+  for (const StateUpdateTokens& token : tokens) {
+    reference.Step(token.bounded);
+    y.push_back({reference.y(), reference.y_bound(), sample[y.size()]});
   }
   reference.Finish();
-  for (size_t i = 0; i < reference.row().size(); ++i) {
-    state[i] = {reference.row()[i], reference.bound(i)};
+  for (size_t i = 0; i < d_state; ++i) {
+    state[i] = {reference.row()[i], reference.bound(i), rounded[i]};
   }
   return y;
 }
@@ -172,16 +157,13 @@ inline BoundedRows ReferenceMamba(const MambaMixerSpec& s,
     // Numbers of a row, or of its head.
     const auto at = static_cast<size_t>(mamba ? i : i / s.head_dim);
     const auto row = static_cast<size_t>(i), size = static_cast<size_t>(n);
-    std::vector<StateUpdateToken64> tokens;
+    Reals a(size, rates.a[mamba ? 0 : at]);
+    if (mamba) std::copy_n(&rates.a[at * size], size, a.begin());
+    std::vector<StateUpdateTokens> tokens;
     for (size_t t = 0; t < x.size(); ++t) {
-      tokens.push_back(StateToken(u[t][row], dt[t][at], b[t], c[t]));
-      StateUpdateToken64& token = tokens.back();
-      for (size_t j = 0; j < size; ++j) {
-        token.a.push_back(mamba ? rates.a[at * size + j] : rates.a[at]);
-      }
-      if (!rates.d.empty()) token.d = rates.d[at];
-      if (!rates.dt_bias.empty()) token.bias = rates.dt_bias[at];
-      SetGate(z[t][row], token);
+      tokens.emplace_back(u[t][row], dt[t][at], b[t], c[t]);
+      tokens.back().SetRates(a, ZeroOr(rates.d, at), ZeroOr(rates.dt_bias, at));
+      tokens.back().SetGate(z[t][row]);
     }
     const BoundedRow out =
         ReferenceStateRow(tokens, s.state_dtype, chunk, &state[row * size]);
@@ -236,16 +218,14 @@ inline BoundedRows ReferenceMamba2(const MambaMixer2Spec& s,
     const auto head = static_cast<size_t>(i / s.head_dim);
     const auto row = static_cast<size_t>(i), size = static_cast<size_t>(n);
     const auto dt = static_cast<size_t>(channels + s.conv_channels()) + head;
-    std::vector<StateUpdateToken64> tokens;
+    std::vector<StateUpdateTokens> tokens;
     for (size_t t = 0; t < x.size(); ++t) {
-      tokens.push_back(StateToken(
-          mixed[t][row], p[t][dt], Part(mixed[t], channels + group * n, n),
-          Part(mixed[t], channels + (s.groups + group) * n, n)));
-      StateUpdateToken64& token = tokens.back();
-      token.a.assign(size, rates.a[head]);
-      if (!rates.d.empty()) token.d = rates.d[head];
-      if (!rates.dt_bias.empty()) token.bias = rates.dt_bias[head];
-      if (s.norm == Mamba2Norm::kNone) SetGate(p[t][row], token);
+      tokens.emplace_back(mixed[t][row], p[t][dt],
+                          Part(mixed[t], channels + group * n, n),
+                          Part(mixed[t], channels + (s.groups + group) * n, n));
+      tokens.back().SetRates(Reals(size, rates.a[head]), ZeroOr(rates.d, head),
+                             ZeroOr(rates.dt_bias, head));
+      if (s.norm == Mamba2Norm::kNone) tokens.back().SetGate(p[t][row]);
     }
     const BoundedRow out =
         ReferenceStateRow(tokens, s.state_dtype, chunk, &state[row * size]);
@@ -266,25 +246,32 @@ inline BoundedRows ReferenceMamba2(const MambaMixer2Spec& s,
 // The outputs of one value head, before they are rounded. state: [dk, dv],
 // exact, moves on.
 inline BoundedRows ReferenceDeltaHead(
-    const GatedDeltaNetSpec& s, const std::vector<DeltaRuleToken64>& tokens,
+    const GatedDeltaNetSpec& s, const std::vector<DeltaRuleTokens>& tokens,
     int64_t chunk, Bounded* state) {
   const auto dk = static_cast<size_t>(s.dk), dv = static_cast<size_t>(s.dv);
-  std::vector<double> before;
-  for (size_t i = 0; i < dk * dv; ++i) before.push_back(state[i].value);
+  const double scale = 1 / std::sqrt(static_cast<double>(dk));
+  std::vector<double> before, rounded;
+  for (size_t i = 0; i < dk * dv; ++i) {
+    before.push_back(state[i].value);
+    rounded.push_back(state[i].rounded);
+  }
+  const std::vector<Reals> sample =
+      RoundedDeltaHead(tokens, dk, dv, scale, s.state_dtype, chunk, rounded);
   DeltaRuleReference reference(dk, dv, std::move(before), s.state_dtype,
-                               /*l2=*/true,
-                               1 / std::sqrt(static_cast<double>(dk)), chunk);
+                               /*l2=*/true, scale, chunk);
   BoundedRows y;
-  for (const DeltaRuleToken64& token : tokens) {
-    reference.Step(token);
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    reference.Step(tokens[t].bounded);
     y.emplace_back();
     for (size_t c = 0; c < dv; ++c) {
-      y.back().push_back({reference.out()[c], reference.out_bound(c)});
+      y.back().push_back(
+          {reference.out()[c], reference.out_bound(c), sample[t][c]});
     }
   }
   reference.Finish();
   for (size_t i = 0; i < dk * dv; ++i) {
-    state[i] = {reference.state()[i], reference.state_bound(i % dv)};
+    state[i] = {reference.state()[i], reference.state_bound(i % dv),
+                rounded[i]};
   }
   return y;
 }
@@ -293,27 +280,21 @@ struct ReferenceDeltaNumbers {
   Reals a_log, dt_bias, norm;
 };
 // What a value head has for a token, of which p and mixed are the rows.
-inline DeltaRuleToken64 DeltaToken(const GatedDeltaNetSpec& s,
-                                   const ReferenceDeltaNumbers& own,
-                                   const BoundedRow& p, const BoundedRow& mixed,
-                                   int64_t h) {
+inline DeltaRuleTokens DeltaToken(const GatedDeltaNetSpec& s,
+                                  const ReferenceDeltaNumbers& own,
+                                  const BoundedRow& p, const BoundedRow& mixed,
+                                  int64_t h) {
   const int64_t key = h / (s.value_heads / s.key_heads);
   const auto head = static_cast<size_t>(h);
   const auto b_at = static_cast<size_t>(s.conv_channels() + s.values());
   const auto heads = static_cast<size_t>(s.value_heads);
-  DeltaRuleToken64 token;
-  Split(Part(mixed, key * s.dk, s.dk), token.q, token.q_error);
-  Split(Part(mixed, s.keys() + key * s.dk, s.dk), token.k, token.k_error);
-  Split(Part(mixed, 2 * s.keys() + h * s.dv, s.dv), token.v, token.v_error);
   const Bounded delta =
       BoundedSoftplus(p[b_at + heads + head] + Bounded{own.dt_bias[head], 0});
-  const Bounded g = RoundedF32(-std::exp(own.a_log[head]), 0) * delta;
-  const Bounded beta = BoundedSigmoid(p[b_at + head]);
-  token.g = {g.value};
-  token.g_error = {g.error};
-  token.beta = beta.value;
-  token.beta_error = beta.error;
-  return token;
+  const double rate = -std::exp(own.a_log[head]);
+  return DeltaRuleTokens(
+      Part(mixed, key * s.dk, s.dk), Part(mixed, s.keys() + key * s.dk, s.dk),
+      Part(mixed, 2 * s.keys() + h * s.dv, s.dv),
+      RoundedF32(rate, 0, rate) * delta, BoundedSigmoid(p[b_at + head]));
 }
 inline BoundedRows ReferenceDeltaNet(const GatedDeltaNetSpec& s,
                                      const ReferenceMixer& m,
@@ -328,7 +309,7 @@ inline BoundedRows ReferenceDeltaNet(const GatedDeltaNetSpec& s,
   }
   BoundedRows y(x.size());
   for (int64_t h = 0; h < s.value_heads; ++h) {
-    std::vector<DeltaRuleToken64> tokens;
+    std::vector<DeltaRuleTokens> tokens;
     for (size_t t = 0; t < x.size(); ++t) {
       tokens.push_back(DeltaToken(s, own, p[t], mixed[t], h));
     }

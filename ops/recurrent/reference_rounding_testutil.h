@@ -13,6 +13,13 @@ inline double RoundingBoundOf(DType dtype, double x) {
   return RoundingBound<float>(x);
 }
 
+// FromDouble<T>(x) for the type T of dtype, as a double.
+inline double NearestOf(DType dtype, double x) {
+  if (dtype == DType::kBF16) return ToDouble(FromDouble<BFloat16>(x));
+  if (dtype == DType::kF16) return ToDouble(FromDouble<Float16>(x));
+  return ToDouble(FromDouble<float>(x));
+}
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_RECURRENT_REFERENCE_ROUNDING_TESTUTIL_H_
