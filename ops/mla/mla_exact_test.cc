@@ -1,8 +1,14 @@
-// A layer whose numbers are small integers: latents are 1 and -1, so that their
-// norm is 1, and queries are 0, so that a token that sees 2^n keys gets their
-// mean. Every sum is exact then, in both forms and all dtypes.
+// A layer whose results are exact in both forms and all dtypes. Latents are
+// rows of a Hadamard matrix: 1 and -1, so that their norm is 1, and orthogonal
+// to one another. Where queries are 0, a token that sees 2^n keys gets the mean
+// of their values. Else a query picks some keys, whose logits are equal and so
+// far above the others that these have the weight 0: a query is a sum of the
+// rows of W_uk that are the latents of its keys, or it is rotated so that it
+// points to the key two tokens before. Numbers are integers, but for the
+// rotation, whose roundings are far smaller than the distance of logits.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -35,11 +41,43 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-constexpr int64_t kTokens = 8, kHeads = 3, kLatent = 16, kNope = 4, kRope = 2;
+constexpr int64_t kTokens = 8, kHeads = 3, kLatent = 16, kNope = 8, kRope = 2;
 constexpr int64_t kValue = 5, kHidden = 9;
 
-// Whether the mean of the first `keys` tokens is exact.
-bool IsPowerOfTwo(int64_t keys) { return (keys & (keys - 1)) == 0; }
+enum class Queries { kZero, kPick };
+
+// Keys whose mean a head of a token is, oldest first: all, or those that it
+// picks.
+std::vector<int64_t> KeysOf(Queries queries, int64_t token, int64_t head) {
+  if (queries == Queries::kPick) {
+    constexpr int64_t kPicked[kTokens] = {0, 1, 0, 2, 1, 5, 3, 7};
+    const int64_t one = kPicked[token];
+    const int64_t other = (one + token / 2 + 1) % (token + 1);
+    if (head == 0) return {one};
+    if (head == 1) return {std::max<int64_t>(token - 2, 0)};
+    if (one == other) return {one};
+    return {std::min(one, other), std::max(one, other)};
+  }
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key <= token; ++key) keys.push_back(key);
+  return keys;
+}
+
+// Whether a mean of so many is exact.
+bool IsPowerOfTwo(size_t keys) { return (keys & (keys - 1)) == 0; }
+
+double Hadamard(int64_t row, int64_t column) {
+  int64_t both = row & column;
+  double sign = 1;
+  for (; both != 0; both &= both - 1) sign = -sign;
+  return sign;
+}
+// The latent of a token, element by element.
+double Latent(int64_t token, int64_t element) {
+  return Hadamard(token + 1, element);
+}
+// Which row of a head's W_uk is the latent of a key.
+int64_t RowOf(int64_t head, int64_t key) { return (3 * key + head) % kNope; }
 
 MlaSpec Spec(DType dtype, MlaForm form, bool blocks) {
   MlaSpec spec;
@@ -50,6 +88,7 @@ MlaSpec Spec(DType dtype, MlaForm form, bool blocks) {
   spec.rope = kRope;
   spec.v_head_dim = kValue;
   spec.eps = 0;
+  spec.scale = 1;
   spec.dtype = spec.norm_dtype = dtype;
   spec.form = form;
   KvLayoutSpec layout;
@@ -67,12 +106,59 @@ MlaSpec Spec(DType dtype, MlaForm form, bool blocks) {
   return spec;
 }
 
-Doubles Signs(Rng& rng, int64_t count) {
-  Doubles signs;
-  for (int64_t i = 0; i < count; ++i) {
-    signs.push_back(rng.Integer(0, 1) == 0 ? -1 : 1);
+// Token t is the unit vector t, so that columns of q and kv_a are queries and
+// rows of the cache.
+Doubles QueryMatrix(Queries queries) {
+  constexpr int64_t kRow = kNope + kRope;
+  Doubles q(kHeads * kRow * kHidden);
+  if (queries == Queries::kZero) return q;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const auto at = [&](int64_t head, int64_t row) -> double& {
+      return q[static_cast<size_t>((head * kRow + row) * kHidden + t)];
+    };
+    for (const int64_t head : {0, 2}) {
+      for (const int64_t key : KeysOf(queries, t, head)) {
+        at(head, RowOf(head, key)) = 64;  // logits of 64 * kLatent and 0
+      }
+    }
+    // Logits of 64 * 32 cos(key - t + 2).
+    at(1, kNope) = 64 * std::cos(-2.0);
+    at(1, kNope + 1) = 64 * std::sin(-2.0);
   }
-  return signs;
+  return q;
+}
+Doubles CacheMatrix() {
+  Doubles kv_a((kLatent + kRope) * kHidden);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t j = 0; j < kLatent; ++j) {
+      kv_a[static_cast<size_t>(j * kHidden + t)] = Latent(t, j);
+    }
+    kv_a[static_cast<size_t>(kLatent * kHidden + t)] = 32;
+  }
+  return kv_a;
+}
+// W_uk of rows that are latents; W_uv of small integers.
+Doubles KeyValueMatrix(Rng& rng) {
+  constexpr int64_t kRow = kNope + kValue;
+  Doubles kv_b = ToDoubles(SmallIntegers(rng, kHeads * kRow * kLatent, -1, 1));
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t key = 0; key < kTokens; ++key) {
+      for (int64_t j = 0; j < kLatent; ++j) {
+        kv_b[static_cast<size_t>((h * kRow + RowOf(h, key)) * kLatent + j)] =
+            Latent(key, j);
+      }
+    }
+  }
+  return kv_b;
+}
+// One head's value to a column of out, each by itself.
+int64_t ColumnOf(int64_t n) { return (n * 7 + 3) % (kHeads * kValue); }
+Doubles OutMatrix() {
+  Doubles out(kHidden * kHeads * kValue);
+  for (int64_t n = 0; n < kHidden; ++n) {
+    out[static_cast<size_t>(n * kHeads * kValue + ColumnOf(n))] = 2;
+  }
+  return out;
 }
 
 LinearWeights Pack(DType dtype, int64_t n, int64_t k, const Doubles& values) {
@@ -89,32 +175,24 @@ LinearWeights Pack(DType dtype, int64_t n, int64_t k, const Doubles& values) {
 
 class MlaExactTest : public IsaTest {
  protected:
-  void ExpectMeans(DType dtype, MlaForm form, bool blocks = false) {
+  void ExpectMeans(DType dtype, MlaForm form, Queries queries,
+                   bool blocks = false) {
     SCOPED_TRACE(testing::Message()
                  << DTypeName(dtype) << " form " << static_cast<int>(form)
                  << " blocks " << blocks);
     TestRng rng;
     InlineExecutor executor;
     const MlaSpec spec = Spec(dtype, form, blocks);
-    // Token t is the unit vector t, and column t of kv_a its latent.
     Doubles x(kTokens * kHidden);
     for (int64_t t = 0; t < kTokens; ++t) {
       x[static_cast<size_t>(t * kHidden + t)] = 1;
     }
-    const Doubles kv_a = Signs(rng, (kLatent + kRope) * kHidden);
-    const Doubles kv_b = ToDoubles(
-        SmallIntegers(rng, kHeads * (kNope + kValue) * kLatent, -1, 1));
-    // One head's value to a column of out, each by itself.
-    Doubles out(kHidden * kHeads * kValue);
-    for (int64_t n = 0; n < kHidden; ++n) {
-      const int64_t column = (n * 7 + 3) % (kHeads * kValue);
-      out[static_cast<size_t>(n * kHeads * kValue + column)] = 2;
-    }
+    const Doubles kv_b = KeyValueMatrix(rng);
     MlaWeights weights;
-    weights.q = Pack(dtype, kHeads * (kNope + kRope), kHidden,
-                     Doubles(kHeads * (kNope + kRope) * kHidden));
-    weights.kv_a = Pack(dtype, kLatent + kRope, kHidden, kv_a);
-    weights.out = Pack(dtype, kHidden, kHeads * kValue, out);
+    weights.q =
+        Pack(dtype, kHeads * (kNope + kRope), kHidden, QueryMatrix(queries));
+    weights.kv_a = Pack(dtype, kLatent + kRope, kHidden, CacheMatrix());
+    weights.out = Pack(dtype, kHidden, kHeads * kValue, OutMatrix());
     const AnyMatrix b(dtype, kv_b, kHeads * (kNope + kValue), kLatent, kLatent);
     ASSERT_EQ(PackKvB(spec, b.const_view(), executor, weights),
               absl::OkStatus());
@@ -124,20 +202,21 @@ class MlaExactTest : public IsaTest {
     const Doubles got = Run(*plan, x);
 
     for (int64_t t = 0; t < kTokens; ++t) {
-      if (!IsPowerOfTwo(t + 1)) continue;
+      if (!IsPowerOfTwo(KeysOf(queries, t, 0).size())) continue;
       Doubles want;
       for (int64_t n = 0; n < kHidden; ++n) {
-        const int64_t column = (n * 7 + 3) % (kHeads * kValue);
+        const int64_t head = ColumnOf(n) / kValue;
         const int64_t row =
-            column / kValue * (kNope + kValue) + kNope + column % kValue;
+            head * (kNope + kValue) + kNope + ColumnOf(n) % kValue;
+        const std::vector<int64_t> keys = KeysOf(queries, t, head);
         double sum = 0;
-        for (int64_t key = 0; key <= t; ++key) {
+        for (const int64_t key : keys) {
           for (int64_t j = 0; j < kLatent; ++j) {
-            sum += kv_b[static_cast<size_t>(row * kLatent + j)] *
-                   kv_a[static_cast<size_t>(j * kHidden + key)];
+            sum +=
+                kv_b[static_cast<size_t>(row * kLatent + j)] * Latent(key, j);
           }
         }
-        want.push_back(2 * sum / static_cast<double>(t + 1));
+        want.push_back(2 * sum / static_cast<double>(keys.size()));
       }
       const Doubles mine(got.begin() + t * kHidden,
                          got.begin() + (t + 1) * kHidden);
@@ -187,11 +266,18 @@ QUERN_INSTANTIATE_ISA_TEST(MlaExactTest);
 
 TEST_P(MlaExactTest, UniformWeightsGiveTheMeanOfValues) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    ExpectMeans(dtype, MlaForm::kAbsorbed);
-    ExpectMeans(dtype, MlaForm::kDirect);
+    ExpectMeans(dtype, MlaForm::kAbsorbed, Queries::kZero);
+    ExpectMeans(dtype, MlaForm::kDirect, Queries::kZero);
     // f8e4m3 holds 1 and -1 exactly, whatever the scale.
-    ExpectMeans(dtype, MlaForm::kAbsorbed, /*blocks=*/true);
-    ExpectMeans(dtype, MlaForm::kDirect, /*blocks=*/true);
+    ExpectMeans(dtype, MlaForm::kAbsorbed, Queries::kZero, /*blocks=*/true);
+    ExpectMeans(dtype, MlaForm::kDirect, Queries::kZero, /*blocks=*/true);
+  }
+}
+
+TEST_P(MlaExactTest, QueriesPickKeysByLatentsAndByPositions) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    ExpectMeans(dtype, MlaForm::kAbsorbed, Queries::kPick);
+    ExpectMeans(dtype, MlaForm::kDirect, Queries::kPick);
   }
 }
 

@@ -38,6 +38,7 @@
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/no_alloc.h"
+#include "quern/testing/rounding_error.h"
 
 namespace quern {
 
@@ -252,18 +253,27 @@ class MlaSequences {
     return args;
   }
 
-  // All tokens so far against the oracle, in the form that computed each.
+  // All tokens so far against the oracle, in the form that computed each: each
+  // token, and all of a sequence. In f32 each element is within its bound, too.
   void ExpectOracle() const {
     for (size_t i = 0; i < sequences_.size(); ++i) {
       SCOPED_TRACE(testing::Message() << "sequence " << i);
-      std::vector<double> values;
-      std::vector<double> errors;
+      std::vector<double> values, errors;
+      RoundingRows rows;
       for (const BoundedRow& row : Oracle(sequences_[i])) {
+        RoundingError token;
         for (const Bounded& v : row) {
+          token.Add(sequences_[i].out[values.size()], v.value,
+                    v.rounded - v.value);
           values.push_back(v.value);
           errors.push_back(v.error);
         }
+        rows.Add(token);
       }
+      EXPECT_EQ(sequences_[i].out.size(), values.size());
+      if (values.empty()) continue;
+      EXPECT_EQ(rows.Complaint(), "");
+      if (spec_.dtype != DType::kF32) continue;
       EXPECT_TRUE(AllWithin(sequences_[i].out, values, [&](double, int64_t at) {
         return errors[static_cast<size_t>(at)];
       }));

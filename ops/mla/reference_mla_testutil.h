@@ -2,8 +2,10 @@
 #define QUERN_OPS_MLA_REFERENCE_MLA_TESTUTIL_H_
 
 // The layer of ops/mla/mla.h in double, in either of its forms, with a bound on
-// the error of each number. It counts each rounding that the header lists, the
-// sums and the softmax.
+// the error of each number, and with a sample of that error
+// (ops/mixer/bounded_testutil.h). Both count each rounding that the header
+// lists, the sums and the softmax. The bound judges results in f32 of few
+// elements, and the sample judges all others.
 
 #include <algorithm>
 #include <cmath>
@@ -216,11 +218,13 @@ class ReferenceMla {
     const double exp2_error = dot ? 0x1p-18 : 0x1p-22;
     const double scale = Scale();
     std::vector<double> logits;
+    std::vector<float> rounded_logits;
     double off = 0, reach = 0, most = 0;
     for (const BoundedRow& key : keys) {
       const Bounded logit =
           Dot(q, key) * Bounded{scale, 3 * kBoundedEps * scale};
       logits.push_back(logit.value);
+      rounded_logits.push_back(static_cast<float>(logit.rounded));
       off = std::max(off, logit.error);
       reach = std::max(reach, Reach(logit));
       most = logits.size() == 1 ? logit.value : std::max(most, logit.value);
@@ -233,6 +237,7 @@ class ReferenceMla {
         (dot ? 0x1p-7 : 0);
     double sum = 0;
     for (double& logit : logits) sum += logit = std::exp(logit - most);
+    const std::vector<double> rounded = RoundedAverage(rounded_logits, values);
     BoundedRow out;
     for (size_t d = 0; d < values[0].size(); ++d) {
       double value = 0, largest = 0, error = 0;
@@ -241,10 +246,38 @@ class ReferenceMla {
         largest = std::max(largest, Reach(values[t][d]));
         error = std::max(error, values[t][d].error);
       }
-      out.push_back(Rounded(
-          spec_.dtype, {value, error * (1 + relative) + largest * relative}));
+      const Bounded average = {
+          value, error * (1 + relative) + largest * relative, rounded[d]};
+      out.push_back(Rounded(spec_.dtype, average));
     }
     return out;
+  }
+
+  // The average in f32, one key after the other, of values that are rounded
+  // already. A weight is off by the error of attention's exp2, up or down by
+  // turns.
+  std::vector<double> RoundedAverage(const std::vector<float>& logits,
+                                     const Rows& values) const {
+    const bool dot = spec_.dtype == DType::kBF16;
+    const float exp2_error = dot ? 0x1p-18f : 0x1p-22f;
+    const float most = *std::max_element(logits.begin(), logits.end());
+    std::vector<float> sums(values[0].size());
+    float sum = 0;
+    for (size_t t = 0; t < logits.size(); ++t) {
+      const float error = t % 2 == 0 ? exp2_error : -exp2_error;
+      float weight = std::exp(logits[t] - most) * (1 + error);
+      sum += weight;
+      if (dot) {
+        const Bounded exact = {static_cast<double>(weight), 0};
+        weight = static_cast<float>(Rounded(DType::kBF16, exact).rounded);
+      }
+      for (size_t d = 0; d < sums.size(); ++d) {
+        sums[d] += weight * static_cast<float>(values[t][d].rounded);
+      }
+    }
+    std::vector<double> average;
+    for (const float x : sums) average.push_back(static_cast<double>(x / sum));
+    return average;
   }
 
   double Scale() const {
