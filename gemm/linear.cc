@@ -270,6 +270,14 @@ absl::Status LinearPlan::CheckRows(const AnyTensorView& a) const {
   return layer_->CheckRows(a);
 }
 
+absl::Status LinearPlan::CheckRowStride(absl::string_view op,
+                                        absl::string_view field,
+                                        const AnyTensorView& rows) const {
+  if (rows.extent(0) <= 1) return absl::OkStatus();
+  return CheckRange(op, absl::StrCat(field, ".stride(0)"), rows.stride(0), 0,
+                    layer_->max_row_stride());
+}
+
 void LinearPlan::Execute(const LinearArgs& args, const Workspace& workspace,
                          Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));

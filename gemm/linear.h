@@ -64,6 +64,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
@@ -172,6 +173,11 @@ class LinearPlan {
 
   // Checks a as CheckArgs does, for a c that the caller lays out densely.
   absl::Status CheckRows(const AnyTensorView& a) const;
+
+  // Checks, in the name of `op` and `field`, only that the implementation takes
+  // the row stride of this a or c, for a caller who checks all else.
+  absl::Status CheckRowStride(absl::string_view op, absl::string_view field,
+                              const AnyTensorView& rows) const;
 
   // Writes the elements of c and nothing else; reads nothing outside the rows
   // of a and of residual. m = 0 does nothing. Any number of threads may call it

@@ -6,6 +6,7 @@
 // library here, so that this compiles, and links, without it.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,11 @@ class LinearLayer {
   // For max_m >= 0 and max_workers >= 1.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
                                                  int max_workers) const = 0;
+  // The largest stride of rows of a and of c, in elements. A single row has
+  // none.
+  virtual int64_t max_row_stride() const {
+    return std::numeric_limits<int64_t>::max();
+  }
   // Refuse arguments, or rows of a, that this implementation cannot run
   // although LinearPlan::CheckArgs accepts them.
   virtual absl::Status CheckArgs(const LinearArgs& /*args*/) const {

@@ -29,6 +29,12 @@ class IndexView {
   // True for a view without memory, which is legal only if the view is empty.
   constexpr bool null() const { return i32_ == nullptr && i64_ == nullptr; }
 
+  // The numbers as a tensor, to compare addresses with; of rank 1.
+  AnyTensorView tensor() const {
+    if (i32_ != nullptr) return DenseVector(i32_, size_);
+    return DenseVector(i64_, size_);
+  }
+
   constexpr int64_t operator[](int64_t i) const {
     QUERN_DCHECK(0 <= i && i < size_);
     return i32_ != nullptr ? static_cast<int64_t>(i32_[i]) : i64_[i];

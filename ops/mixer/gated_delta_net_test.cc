@@ -196,6 +196,13 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
   ExpectCommonRefusals(
       "gated_delta_net", *plan, good,
       [](GatedDeltaNetArgs& a) -> MixerArgs& { return a.layer; });
+  GatedDeltaNetSpec of_onednn = right;
+  of_onednn.kernels = "onednn";
+  const auto strided = create(of_onednn);
+  ASSERT_TRUE(strided.ok()) << strided.status();
+  ExpectStrideRefusals(
+      "gated_delta_net", *strided, good,
+      [](GatedDeltaNetArgs& a) -> MixerArgs& { return a.layer; });
   ExpectRefusal(GatedDeltaNetPlan::Create(right, products.in_proj.packed,
                                           products.in_proj.packed, executor)
                     .status(),

@@ -74,7 +74,7 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
   const MixerFrameSpec& s = spec_;
   QUERN_RETURN_IF_ERROR(
       CheckInput(s.op, "x", args.x, s.dtype, {kAnyExtent, s.hidden}));
-  QUERN_RETURN_IF_ERROR(in_proj_.CheckRows(args.x));
+  QUERN_RETURN_IF_ERROR(in_proj_.CheckRowStride(s.op, "x", args.x));
   QUERN_RETURN_IF_ERROR(CheckInput(s.op, "conv_weight", args.conv_weight,
                                    s.weight_dtype,
                                    {s.conv_channels, s.conv_width}));
@@ -89,6 +89,7 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
       s.op, "rows of conv_state", args.conv_state.extent(1), s.conv_width - 1));
   QUERN_RETURN_IF_ERROR(CheckOutput(s.op, "out", args.out, s.dtype,
                                     {args.x.extent(0), s.hidden}));
+  QUERN_RETURN_IF_ERROR(out_proj_.CheckRowStride(s.op, "out", args.out));
   const NamedView common_inputs[] = {{"x", args.x},
                                      {"conv_weight", args.conv_weight},
                                      {"conv_bias", args.conv_bias}};

@@ -103,6 +103,29 @@ void ExpectCommonRefusals(const std::string& op, const Plan& plan,
   }
 }
 
+// The plan's products are oneDNN's, which hold strides as 32-bit numbers of
+// bytes. Other things are as in ExpectCommonRefusals.
+template <typename Plan, typename Args, typename Layer>
+void ExpectStrideRefusals(const std::string& op, const Plan& plan,
+                          const Args& good, const Layer& layer) {
+  ASSERT_EQ(plan.CheckArgs(good), absl::OkStatus());
+  constexpr int64_t kBeyond = int64_t{1} << 29;
+  Args args = good;
+  MixerArgs& common = layer(args);
+  const MixerArgs before = common;
+  const AnyTensorView::Dims extents = {4, before.x.extent(1)};
+  common.x = AnyTensorView(before.x.dtype(), before.x.data(), 2, extents,
+                           {kBeyond, 1});
+  const std::string words = ".stride(0)=536870912; need 0 <= ";
+  ExpectRefusal(plan.CheckArgs(args),
+                op + ": x" + words + "x.stride(0) <= 536870911");
+  common = before;
+  common.out = AnyTensorView(before.out.dtype(), before.out.mutable_data(), 2,
+                             extents, {kBeyond, 1});
+  ExpectRefusal(plan.CheckArgs(args),
+                op + ": out" + words + "out.stride(0) <= 536870911");
+}
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_MIXER_MIXER_REFUSALS_TESTUTIL_H_

@@ -257,12 +257,16 @@ absl::Status MlaPlan::CheckArgs(const MlaArgs& args) const {
   const int64_t tokens = args.schedule.num_tokens();
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "x", args.x, s.dtype, {tokens, s.hidden}));
-  QUERN_RETURN_IF_ERROR(
-      (s.q_lora > 0 ? *layers_.q_a : layers_.q).CheckRows(args.x));
-  QUERN_RETURN_IF_ERROR(layers_.kv_a.CheckRows(args.x));
+  for (const LinearPlan* plan :
+       {s.q_lora > 0 ? &*layers_.q_a : &layers_.q, &layers_.kv_a}) {
+    QUERN_RETURN_IF_ERROR(plan->CheckRowStride(kOp, "x", args.x));
+  }
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kOp, "out", args.out, s.dtype_of_out(), {tokens, s.hidden}));
+  QUERN_RETURN_IF_ERROR(layers_.out.CheckRowStride(kOp, "out", args.out));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "x", args.x, "out", args.out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "positions", args.positions.tensor(), "out", args.out));
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "kv_norm", args.kv_norm, s.norm_dtype, {s.kv_lora}));
   QUERN_RETURN_IF_ERROR(
@@ -290,10 +294,12 @@ absl::Status MlaPlan::CheckCaches(const MlaArgs& args) const {
     return InvalidArgument(kOp, "the cache has another layout than the spec");
   }
   QUERN_RETURN_IF_ERROR(CheckCacheOut(kOp, args.cache));
+  const AnyTensorView positions = args.positions.tensor();
   const struct {
     const char* name;
     const AnyTensorView& view;
   } others[] = {{"x", args.x},
+                {"positions", positions},
                 {"q_norm", args.q_norm},
                 {"kv_norm", args.kv_norm},
                 {"out", args.out},

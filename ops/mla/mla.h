@@ -111,7 +111,9 @@ class MlaPlan {
                                          int max_workers) const;
 
   // InvalidArgument names the argument: a shape, dtype or stride that is not
-  // the spec's; a rotation of other elements; a position that it does not have;
+  // the spec's, or a row stride of x or out that the implementation of their
+  // product (gemm/linear.h) does not take; a rotation of other elements; a
+  // position that it does not have; positions that touch out or the cache;
   // a schedule of other heads, or with tokens of the direct form where the plan
   // has no kv_b; a cache of another layout or with fewer pages than the
   // schedule's table; a residual where the spec allows none; out or the cache

@@ -249,6 +249,41 @@ TEST_F(MlaArgsTest, ResidualsAreNamed) {
   ExpectRefusal(plan->CheckArgs(args), "residual");
 }
 
+TEST_F(MlaArgsTest, PositionsInWrittenMemoryAreNamed) {
+  auto* const rows = static_cast<int64_t*>(good_.out.mutable_data());
+  auto* const keys = reinterpret_cast<int64_t*>(good_.cache.K(0, 0));
+  for (int64_t i = 0; i < 3; ++i) rows[i] = keys[i] = i;
+  Expect("out overlaps positions",
+         [&](MlaArgs& a) { a.positions = DenseVector(rows, 3); });
+  Expect("keys of the cache overlaps positions",
+         [&](MlaArgs& a) { a.positions = DenseVector(keys, 3); });
+  auto* const narrow = reinterpret_cast<int32_t*>(rows + 1);
+  for (int32_t i = 0; i < 3; ++i) narrow[i] = i;
+  Expect("out overlaps positions",
+         [&](MlaArgs& a) { a.positions = DenseVector(narrow, 3); });
+}
+
+TEST_F(MlaArgsTest, StridesThatOneDnnCannotHoldAreNamed) {
+  MlaSpec spec = spec_;
+  spec.kernels = "onednn";
+  const auto plan = MlaPlan::Create(spec, weights_.packed, executor_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->CheckArgs(good_), absl::OkStatus());
+  const AnyTensorView::Dims extents = {3, spec_.hidden};
+  const AnyTensorView::Dims strides = {int64_t{1} << 29, 1};
+  MlaArgs args = good_;
+  args.x = AnyTensorView(DType::kF32, good_.x.data(), 2, extents, strides);
+  ExpectRefusal(plan->CheckArgs(args),
+                "multi_head_latent_attention: x.stride(0)=536870912; need 0 <= "
+                "x.stride(0) <= 536870911");
+  args = good_;
+  args.out =
+      AnyTensorView(DType::kF32, good_.out.mutable_data(), 2, extents, strides);
+  ExpectRefusal(plan->CheckArgs(args),
+                "multi_head_latent_attention: out.stride(0)=536870912; need 0 "
+                "<= out.stride(0) <= 536870911");
+}
+
 TEST_F(MlaArgsTest, RotationsAreNamed) {
   const std::vector<int64_t> late = {0, 1, 400};
   Expect("rope is null", [&](MlaArgs& a) { a.rope = nullptr; });
