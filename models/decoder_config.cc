@@ -169,6 +169,12 @@ absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,
       absl::StrCat(kOp, ": no tensor '", name, "'", FileAndSupported(file)));
 }
 
+// Some writers keep trailing dimensions of 1, and others do not.
+std::vector<int64_t> WithoutTrailingOnes(std::vector<int64_t> dims) {
+  while (dims.size() > 1 && dims.back() == 1) dims.pop_back();
+  return dims;
+}
+
 absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
   // Collects the tensors' names. The first missing tensor is refused at once,
   // so that a file which claims thousands of layers without having them costs
@@ -180,11 +186,9 @@ absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
         QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor,
                                FindTensor(file, names.back()));
         const std::vector<int64_t> dims = TensorDims(entry, c);
-        // Some writers keep the 1 of a matrix of one row, such as the router
-        // of a shared expert, and others do not.
-        std::vector<int64_t> has = tensor->dims;
-        if (has.size() == 2 && dims.size() == 1 && has[1] == 1) has.pop_back();
-        if (has == dims) return absl::OkStatus();
+        if (WithoutTrailingOnes(tensor->dims) == WithoutTrailingOnes(dims)) {
+          return absl::OkStatus();
+        }
         return InvalidArgument(kOp, names.back(), " has dimensions [",
                                absl::StrJoin(tensor->dims, ", "), "]; need [",
                                absl::StrJoin(dims, ", "), "]");

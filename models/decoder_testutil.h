@@ -61,6 +61,8 @@ struct SmallDecoder {
   float logit_divisor = 1.7f;
   float norm_eps = 1e-5f;
   std::string dropped;  // the name of a tensor that the file lacks
+  // Whether the file leaves out trailing dimensions of 1, as some writers do.
+  bool drops_ones = false;
   // deepseek2's: 12 elements of a key do not rotate.
   int64_t value_dim = 16, kv_lora = 32;
   int64_t q_lora = 0;       // 0: one matrix makes queries
@@ -235,6 +237,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     if (entry.id == TensorId::kSharedRouter && m.shared_router_is_matrix) {
       dims.push_back(1);
     }
+    while (m.drops_ones && dims.size() > 1 && dims.back() == 1) dims.pop_back();
     const std::string name = TensorName(entry.id, layer);
     if (name == m.dropped) return absl::OkStatus();
     if (entry.is_weight() || entry.role == TensorRole::kRouter ||

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -237,6 +238,51 @@ TEST(RecurrentConfigTest, ASharedExpertsRouterMayHaveTwoDimensions) {
     ASSERT_TRUE(router.ok()) << router.status();
     EXPECT_EQ((*router)->dims, (std::vector<int64_t>{32, 1}));
     EXPECT_EQ(DecoderConfig::Create(file).status(), absl::OkStatus());
+  }
+}
+
+// Mamba-2's norm and scalars, and a mixture of one expert.
+TEST(RecurrentConfigTest, TrailingDimensionsOfOneMayBeMissing) {
+  SmallDecoder shape = ThreeLayers();
+  shape.architecture = "granitehybrid";
+  shape.ssm_groups = 1;
+  shape.mixture = true;
+  shape.experts = shape.experts_used = 1;
+  for (const bool drops_ones : {false, true}) {
+    shape.drops_ones = drops_ones;
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    const auto dims = [&](const char* name) {
+      const auto tensor = file.FindTensor(name);
+      EXPECT_TRUE(tensor.ok()) << tensor.status();
+      return (*tensor)->dims;
+    };
+    using Dims = std::vector<int64_t>;
+    EXPECT_EQ(dims("blk.0.ssm_norm.weight"),
+              drops_ones ? Dims{32} : (Dims{32, 1}));
+    EXPECT_EQ(dims("blk.0.ffn_up_exps.weight"),
+              drops_ones ? (Dims{32, 64}) : (Dims{32, 64, 1}));
+    EXPECT_EQ(dims("blk.0.ssm_a"), (Dims{1, 4}));
+    EXPECT_EQ(DecoderConfig::Create(file).status(), absl::OkStatus());
+  }
+  // Another number than 1 is refused as it is in the file.
+  for (const auto& [rows, words] :
+       {std::pair<uint64_t, const char*>{2, "[32, 2]; need [32, 1]"},
+        {0, "[16]; need [32, 1]"}}) {
+    TestRng rng;
+    shape.dropped = "blk.0.ssm_norm.weight";
+    GgufWriter w = SmallDecoderKeys(shape);
+    AddSmallDecoderTensors(rng, shape, w);
+    std::vector<uint64_t> dims = {rows == 0 ? 16u : 32u};
+    if (rows > 0) dims.push_back(rows);
+    w.Tensor(shape.dropped, dims, GgufTensorType::kF32,
+             std::string(rows == 0 ? 64 : 256, '\0'));
+    const std::string bytes = w.Finish();
+    const absl::Status status =
+        DecoderConfig::Create(ParseOrDie(bytes)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
   }
 }
 

@@ -185,6 +185,7 @@ TEST_P(RecurrentDecoderTest, EveryShapeOfState) {
     shape.ssm_groups = groups;
     shape.ssm_state = states;
     shape.rope = heads == 3;
+    shape.drops_ones = heads != 2;
     // Large enough to show that the stream's norms divide it by the square of
     // residual_scale, and the layers' own norms do not.
     shape.norm_eps = heads == 2 ? 0.3f : 1e-5f;
