@@ -99,6 +99,13 @@ class Keys {
   // Unimplemented if the file has scaling of rotary positions that the
   // architecture has not.
   absl::Status CheckRopeScaling(const Architecture& architecture) const {
+    // It multiplies cosines and sines, whatever the type of scaling is.
+    if (const char* key = "rope.scaling.attn_factor"; Has(key)) {
+      QUERN_ASSIGN_OR_RETURN(const float factor, file_.GetF32(Name(key)));
+      if (factor != 1.0f) {
+        return Unimplemented(kOp, Name(key), "=", factor, "; need 1");
+      }
+    }
     if (const char* key = kRopeScalingKey; Has(key)) {
       QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
                              file_.GetString(Name(key)));
@@ -317,6 +324,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckRopeScaling(*form));
+  QUERN_RETURN_IF_ERROR(CheckTemperature(file, *form));
   QUERN_ASSIGN_OR_RETURN(const bool has_experts, keys.HasExperts(*form));
 
   DecoderConfig c;

@@ -61,6 +61,7 @@ struct SmallDecoder {
   float logit_divisor = 1.7f;
   float norm_eps = 1e-5f;
   std::string dropped;  // the name of a tensor that the file lacks
+  std::string dropped_key;  // the name of a key of an integer, likewise
   // Whether the file leaves out trailing dimensions of 1, as some writers do.
   bool drops_ones = false;
   // deepseek2's: 12 elements of a key do not rotate.
@@ -171,8 +172,8 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   }
   WriteModelKeys(
       SmallDecoderConfig(m),
-      [&w](const std::string& name, int64_t value) {
-        w.Key(name, static_cast<uint32_t>(value));
+      [&](const std::string& name, int64_t value) {
+        if (name != m.dropped_key) w.Key(name, static_cast<uint32_t>(value));
       },
       [&w](const std::string& name, float value) { w.Key(name, value); },
       [&w](const std::string& name, bool value) { w.Key(name, value); },

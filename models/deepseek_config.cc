@@ -63,6 +63,34 @@ absl::Status CheckYarnKeys(const GgufFile& file,
   return absl::OkStatus();
 }
 
+absl::Status CheckTemperature(const GgufFile& file,
+                              const Architecture& architecture) {
+  if ((architecture.always & Bit(ModelPart::kLatent)) == 0) {
+    return absl::OkStatus();
+  }
+  const std::string scale =
+      NameOf(architecture.name, "attention.temperature_scale");
+  if (file.Has(scale)) {
+    QUERN_ASSIGN_OR_RETURN(const float value, file.GetF32(scale));
+    if (value != 0) return Unimplemented(kOp, scale, "=", value, "; need 0");
+  }
+  const std::string length =
+      NameOf(architecture.name, "attention.temperature_length");
+  if (file.Has(length)) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(length));
+    if (value != 0) return Unimplemented(kOp, length, "=", value, "; need 0");
+  }
+  return absl::OkStatus();
+}
+
+bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
+  bool has = c.gating == DecoderConfig::kSigmoid;
+  for (int64_t layer = c.leading_dense; layer < c.layers && !has; ++layer) {
+    has = file.HasTensor(TensorName(TensorId::kRouterBias, layer));
+  }
+  return has;
+}
+
 absl::Status ReadRoutingKeys(const GgufFile& file,
                              absl::string_view architecture, DecoderConfig& c) {
   if (!c.Has(ModelPart::kRouting)) return absl::OkStatus();
@@ -70,6 +98,14 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   c.experts_sum_to_one = false;
   if (file.Has(norm)) {
     QUERN_ASSIGN_OR_RETURN(c.experts_sum_to_one, file.GetBool(norm));
+  }
+  // Files of GLM-4.7-Flash that were written before the key existed lack it.
+  // Their experts have biases, and their scores are sigmoids.
+  const std::string gating = NameOf(architecture, "expert_gating_func");
+  if (!file.Has(gating) && HasRouterBias(file, c)) {
+    return Unimplemented(kOp, "no key '", gating,
+                         "'; need 1 (softmax) or 2 (sigmoid), because experts "
+                         "have biases (exp_probs_b)");
   }
   // DeepSeek-V2 (160 experts) and V3 (256) choose among 3 or 4 of 8 groups.
   // Files that were written before the key existed do not say so.
@@ -86,14 +122,6 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
   QUERN_ASSIGN_OR_RETURN(const int64_t count, file.GetInt(groups));
   if (count == 0 || count == 1) return absl::OkStatus();
   return Unimplemented(kOp, groups, "=", count, "; need 1");
-}
-
-bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
-  bool has = c.gating == DecoderConfig::kSigmoid;
-  for (int64_t layer = c.leading_dense; layer < c.layers && !has; ++layer) {
-    has = file.HasTensor(TensorName(TensorId::kRouterBias, layer));
-  }
-  return has;
 }
 
 absl::Status CheckLatentShape(const DecoderConfig& c,

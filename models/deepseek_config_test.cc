@@ -113,6 +113,7 @@ TEST(DeepseekConfigTest, RefusesShapes) {
     const std::string bytes = SmallDecoderKeys(shape).Finish();
     const absl::Status status =
         DecoderConfig::Create(ParseOrDie(bytes)).status();
+    EXPECT_EQ(status.code(), c.code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.words));
   }
 }
@@ -133,9 +134,51 @@ TEST(DeepseekConfigTest, RefusesWhatIsNotThere) {
   refuse(yarn, "rope.scaling.yarn_beta_fast=16; need 32", [](GgufWriter& w) {
     w.Key("deepseek2.rope.scaling.yarn_beta_fast", 16.0f);
   });
+  refuse(Latent(), "deepseek2.attention.temperature_scale=0.1; need 0",
+         [](GgufWriter& w) {
+           w.Key("deepseek2.attention.temperature_scale", 0.1f);
+         });
+  refuse(Latent(), "deepseek2.attention.temperature_length=8192; need 0",
+         [](GgufWriter& w) {
+           w.Key("deepseek2.attention.temperature_length", 8192u);
+         });
+  refuse(yarn, "deepseek2.rope.scaling.attn_factor=0.5; need 1",
+         [](GgufWriter& w) {
+           w.Key("deepseek2.rope.scaling.attn_factor", 0.5f);
+         });
   SmallDecoder llama;
+  refuse(llama, "llama.rope.scaling.attn_factor=0.5; need 1",
+         [](GgufWriter& w) {
+           w.Key("llama.rope.scaling.type", "none");
+           w.Key("llama.rope.scaling.attn_factor", 0.5f);
+         });
   refuse(llama, "llama.rope.scaling.type is 'yarn'; need 'none'",
          [](GgufWriter& w) { w.Key("llama.rope.scaling.type", "yarn"); });
+}
+
+TEST(DeepseekConfigTest, KeysThatChangeNothingAreAccepted) {
+  const absl::Status status =
+      Create(Latent(), [](GgufWriter& w) {
+        w.Key("deepseek2.attention.temperature_scale", 0.0f);
+        w.Key("deepseek2.attention.temperature_length", 0u);
+        w.Key("deepseek2.rope.scaling.attn_factor", 1.0f);
+      }).status();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Softmax where no key says it, but for experts with biases.
+TEST(DeepseekConfigTest, BiasesNeedAKeyThatSaysHowExpertsAreScored) {
+  SmallDecoder shape = Latent();
+  shape.dropped_key = "deepseek2.expert_gating_func";
+  const auto plain = Create(shape);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->gating, DecoderConfig::kSoftmax);
+  shape.router_bias = true;
+  const absl::Status status = Create(shape).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("decoder: no key 'deepseek2.expert_gating_func'; need 1"));
 }
 
 // DeepSeek-V2 and V3 have 160 and 256 experts in 8 groups, and older files do
