@@ -106,14 +106,6 @@ double SameHeadDim(const DecoderConfig& c) {
 double Vocab(const DecoderConfig& c) { return static_cast<double>(c.vocab); }
 double RopeBase(const DecoderConfig&) { return 10000; }
 double Ffn(const DecoderConfig& c) { return static_cast<double>(c.ffn); }
-double SameValueDim(const DecoderConfig& c) {
-  return static_cast<double>(c.value_dim);
-}
-// Where the file gives the number of shared experts instead; else required.
-double SharedFfn(const DecoderConfig& c) {
-  return static_cast<double>(c.shared_experts) *
-         static_cast<double>(c.expert_ffn);
-}
 int64_t MaxLeadingDense(const DecoderConfig& c) { return c.layers - 1; }
 int64_t MaxGating(const DecoderConfig&) { return DecoderConfig::kSigmoid; }
 int64_t MaxExperts(const DecoderConfig&) { return RouterSpec::kMaxExperts; }
@@ -134,8 +126,8 @@ constexpr ModelKey kKeys[] = {
      MaxDim},
     {"attention.key_length_mla", &C::head_dim, nullptr, kSplitKvB, Required,
      MaxDim},
-    {"attention.value_length_mla", &C::value_dim, nullptr, kSplitKvB,
-     SameValueDim, MaxDim},
+    {"attention.value_length_mla", &C::value_dim, nullptr, kSplitKvB, Required,
+     MaxDim},
     {"attention.kv_lora_rank", &C::kv_lora, nullptr, kLatent, Required, MaxDim},
     {"attention.q_lora_rank", &C::q_lora, nullptr, kQueryLora, Required,
      MaxDim},
@@ -184,7 +176,7 @@ constexpr ModelKey kKeys[] = {
      AttentionScale, nullptr},
     {"logit_scale", nullptr, &C::logit_divisor, kMultipliers, One, nullptr},
     {"expert_shared_feed_forward_length", &C::shared_ffn, nullptr,
-     kSharedExpert, SharedFfn, MaxDim},
+     kSharedExpert, Required, MaxDim},
     {"vocab_size", &C::vocab, nullptr, kAny, Vocab, MaxDim},
 };
 
@@ -261,7 +253,7 @@ void SetRouting(C& c) {
     c.expert_scale = 1;
   } else {
     if (!c.Has(ModelPart::kSharedExpert)) c.shared_experts = 0;
-    c.shared_ffn = c.shared_experts * c.expert_ffn;
+    c.shared_ffn = c.shared_cols();
     if (c.leading_dense > 0) c.parts |= kDense;
   }
   if (!c.Has(ModelPart::kSharedExpert)) c.shared_ffn = 0;

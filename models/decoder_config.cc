@@ -303,6 +303,12 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys,
       QUERN_RETURN_IF_ERROR(CheckShape(keys, c));
       return ReadVocab(file, keys, key, c);
     }
+    // It follows from the number of shared experts, whatever its key says.
+    if (key.integer == &DecoderConfig::shared_ffn &&
+        c.Has(ModelPart::kRouting)) {
+      c.shared_ffn = c.shared_cols();
+      continue;
+    }
     QUERN_RETURN_IF_ERROR(key.integer == &DecoderConfig::kv_heads &&
                                   c.ListsLayers()
                               ? keys.ReadKvHeads(key, c)

@@ -163,6 +163,8 @@ struct DecoderConfig {
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }
+  // With kRouting: columns of all shared experts, which are shared_ffn.
+  int64_t shared_cols() const { return shared_experts * expert_ffn; }
   // With kLatent: elements of a query or key that do not rotate.
   int64_t nope() const { return head_dim - rope_dim; }
   // Rows of attn_q.weight: each head's query, and behind it its gate if it has

@@ -135,6 +135,20 @@ absl::Status CheckLatentShape(const DecoderConfig& c,
     return Unimplemented(kOp, prefix, "attention.kv_lora_rank=", c.kv_lora,
                          "; need a multiple of 4");
   }
+  if (c.Has(ModelPart::kYarn)) {
+    // DeepSeek has 40 and 0.0707. Far beyond these, the scale of scores would
+    // not fit in f32; below 1, positions would go faster.
+    constexpr float kMaxFactor = 1e6f, kMaxLogMul = 1;
+    if (c.yarn_factor < 1 || c.yarn_factor > kMaxFactor) {
+      return InvalidArgument(kOp, prefix, "rope.scaling.factor=", c.yarn_factor,
+                             "; need 1 <= factor <= ", kMaxFactor);
+    }
+    if (c.yarn_log_mul > kMaxLogMul) {
+      return InvalidArgument(
+          kOp, prefix, "rope.scaling.yarn_log_multiplier=", c.yarn_log_mul,
+          "; need at most ", kMaxLogMul);
+    }
+  }
   return CheckRange(kOp,
                     absl::StrCat(prefix,
                                  "attention.head_count * (key_length + "

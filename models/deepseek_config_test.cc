@@ -104,6 +104,19 @@ TEST(DeepseekConfigTest, RefusesShapes) {
        Code::kInvalidArgument, "rope.scaling.factor=0; need a number > 0"},
       {[](SmallDecoder& m) { m.yarn = true, m.yarn_original = 1; },
        Code::kInvalidArgument, "original_context_length=1; need 2 <= "},
+      {[](SmallDecoder& m) { m.yarn = true, m.yarn_factor = 0.5f; },
+       Code::kInvalidArgument,
+       "deepseek2.rope.scaling.factor=0.5; need 1 <= factor <= 1e+06"},
+      {[](SmallDecoder& m) { m.yarn = true, m.yarn_factor = 2e6f; },
+       Code::kInvalidArgument, "deepseek2.rope.scaling.factor=2e+06; need 1"},
+      {[](SmallDecoder& m) { m.yarn = true, m.yarn_log_mul = 3e38f; },
+       Code::kInvalidArgument,
+       "deepseek2.rope.scaling.yarn_log_multiplier=3e+38; need at most 1"},
+      {[](SmallDecoder& m) {
+         m.split_kv_b = true;
+         m.dropped_key = "deepseek2.attention.value_length_mla";
+       },
+       Code::kNotFound, "deepseek2.attention.value_length_mla"},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.words);
@@ -116,6 +129,26 @@ TEST(DeepseekConfigTest, RefusesShapes) {
     EXPECT_EQ(status.code(), c.code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.words));
   }
+}
+
+// What is checked is the number that is used, whatever another key says.
+TEST(DeepseekConfigTest, TheColumnsOfSharedExpertsFollowFromTheirNumber) {
+  constexpr char kKey[] = "deepseek2.expert_shared_feed_forward_length";
+  const auto config =
+      Create(Latent(), [&](GgufWriter& w) { w.Key(kKey, 1u); });
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->shared_ffn, 2 * 64);
+  SmallDecoder huge = Latent();
+  huge.expert_ffn = 1 << 27;
+  huge.shared_experts = 4;
+  GgufWriter w = SmallDecoderKeys(huge);
+  w.Key(kKey, 1u);
+  const std::string bytes = w.Finish();
+  const absl::Status status = DecoderConfig::Create(ParseOrDie(bytes)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("deepseek2.expert_feed_forward_length * shared "
+                        "experts=536870912; need 0 <= "));
 }
 
 TEST(DeepseekConfigTest, RefusesWhatIsNotThere) {
