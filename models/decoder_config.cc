@@ -190,6 +190,13 @@ absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
   QUERN_RETURN_IF_ERROR(
       ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
         names.push_back(TensorName(entry.id, layer));
+        const std::string older = TensorName(TensorId::kSsmIn, layer);
+        if (entry.id == TensorId::kDeltaQkv && !file.HasTensor(names.back()) &&
+            file.HasTensor(older)) {
+          return Unimplemented(kOp, "tensor '", older, "' has an older ",
+                               "layout; need '", names.back(),
+                               "': convert the model again");
+        }
         QUERN_ASSIGN_OR_RETURN(const GgufTensor* tensor,
                                FindTensor(file, names.back()));
         const std::vector<int64_t> dims = TensorDims(entry, c);

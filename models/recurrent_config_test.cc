@@ -217,6 +217,14 @@ TEST(RecurrentConfigTest, AnIntervalTellsWhichLayersAreRecurrent) {
   shape.attention_interval = 4097;
   refuse(Code::kInvalidArgument,
          "qwen3next.full_attention_interval=4097; need 1 <= ");
+  shape.dropped_key = "qwen3next.full_attention_interval";
+  GgufWriter none = SmallDecoderKeys(shape);
+  none.Key(shape.dropped_key, 0u);
+  const std::string bytes = none.Finish();
+  const absl::Status zero = DecoderConfig::Create(ParseOrDie(bytes)).status();
+  EXPECT_EQ(zero.code(), Code::kInvalidArgument) << zero;
+  EXPECT_THAT(std::string(zero.message()),
+              HasSubstr("qwen3next.full_attention_interval=0; need 1 <= "));
   shape.ssm_groups = 3;
   refuse(Code::kInvalidArgument,
          "decoder: qwen3next.ssm.inner_size=32, time_step_rank=4, "
@@ -286,8 +294,38 @@ TEST(RecurrentConfigTest, TrailingDimensionsOfOneMayBeMissing) {
   }
 }
 
-// A file of the older layout, with q, k, v and z of each key head together, has
-// tensors that this one lacks.
+// The older layout has q, k, v and z of each key head together.
+TEST(RecurrentConfigTest, RefusesTheOlderLayoutOfDeltaNetsByItsTensor) {
+  SmallDecoder shape;
+  shape.architecture = "qwen3next";
+  GgufWriter w = SmallDecoderKeys(shape);
+  const DecoderConfig c = SmallDecoderConfig(shape);
+  const auto add = [&](const TensorEntry& entry, int64_t layer) {
+    if (entry.id == TensorId::kDeltaGate) return absl::OkStatus();
+    std::string name = TensorName(entry.id, layer);
+    std::vector<int64_t> sizes = TensorDims(entry, c);
+    if (entry.id == TensorId::kDeltaQkv) {
+      name = TensorName(TensorId::kSsmIn, layer);
+      sizes[1] += c.ssm_inner;
+    }
+    std::vector<uint64_t> dims;
+    uint64_t bytes = sizeof(float);
+    for (const int64_t size : sizes) {
+      dims.push_back(static_cast<uint64_t>(size));
+      bytes *= dims.back();
+    }
+    w.Tensor(name, dims, GgufTensorType::kF32, std::string(bytes, '\0'));
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(ForEachTensor(c, add).ok());
+  const std::string bytes = w.Finish();
+  const absl::Status status = DecoderConfig::Create(ParseOrDie(bytes)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+  EXPECT_EQ(status.message(),
+            "decoder: tensor 'blk.0.ssm_in.weight' has an older layout; need "
+            "'blk.0.attn_qkv.weight': convert the model again");
+}
+
 TEST(RecurrentConfigTest, RefusesATensorThatADeltaNetLacks) {
   TestRng rng;
   SmallDecoder shape;
