@@ -209,11 +209,8 @@ TEST_P(RecurrentDecoderTest, EveryShapeOfState) {
   }
 }
 
-QUERN_INSTANTIATE_ISA_TEST(RecurrentDecoderTest);
-
-// Writes `value` over the second decay of layer 0.
-absl::Status StatusWithDecay(float value) {
-  TestRng rng;
+// A file with `value` in the place of the second decay of layer 0.
+std::string FileWithDecay(Rng& rng, float value) {
   SmallDecoder shape;
   shape.architecture = "qwen3next";
   std::string bytes = SmallDecoderFile(rng, shape);
@@ -229,8 +226,33 @@ absl::Status StatusWithDecay(float value) {
   const size_t at = bytes.find(from);
   EXPECT_NE(at, std::string::npos);
   bytes.replace(at, from.size(), BytesOf(decays));
+  return bytes;
+}
+
+// exp(0 * softplus(x)) = 1: such a head forgets nothing.
+TEST_P(RecurrentDecoderTest, ADecayOfZeroIsComputed) {
+  TestRng rng;
+  const std::string bytes = FileWithDecay(rng, 0);
+  const GgufFile file = ParseOrDie(bytes);
+  const auto config = DecoderConfig::Create(file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto tokens = RandomTokens(rng, 41, config->vocab);
+  const DoubleRows want = ReferenceDecoder(file, *config).Logits(tokens);
+  const Decoder model = Load(bytes, DecoderWeights::kF32);
+  for (const size_t step : {1, 3, 41}) {
+    EXPECT_LE(LargestDifferenceOf(InPieces(model, tokens, step), want),
+              kF32Bound)
+        << step;
+  }
+}
+
+QUERN_INSTANTIATE_ISA_TEST(RecurrentDecoderTest);
+
+absl::Status StatusWithDecay(float value) {
+  TestRng rng;
   InlineExecutor executor;
-  return Decoder::Create(ParseOrDie(bytes), {}, executor).status();
+  return Decoder::Create(ParseOrDie(FileWithDecay(rng, value)), {}, executor)
+      .status();
 }
 
 TEST(RecurrentDecoderRefusalTest, DecaysThatGrow) {
