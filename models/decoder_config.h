@@ -48,7 +48,10 @@ enum class ModelPart : uint8_t {
   kSharedGate,    // the shared expert times a sigmoid of the input
   kFfnNorm,       // the feed-forward layer's norm is ffn_norm.weight
   kPostMixNorm,   // that norm is post_attention_norm.weight
+  kLast = kPostMixNorm,
 };
+static_assert(static_cast<int>(ModelPart::kLast) < 32,
+              "DecoderConfig::parts has 32 bits");
 constexpr uint32_t Bit(ModelPart part) {
   return uint32_t{1} << static_cast<uint8_t>(part);
 }
@@ -61,9 +64,9 @@ struct DecoderConfig {
       Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2) |
       Bit(ModelPart::kDeltaNet) | Bit(ModelPart::kStates);
 
-  static constexpr uint32_t kMixtureParts = Bit(ModelPart::kExperts) |
-                                            Bit(ModelPart::kSharedExpert) |
-                                            Bit(ModelPart::kRouterBias);
+  static constexpr uint32_t kMixtureParts =
+      Bit(ModelPart::kExperts) | Bit(ModelPart::kSharedExpert) |
+      Bit(ModelPart::kSharedGate) | Bit(ModelPart::kRouterBias);
 
   std::string architecture;  // one of models/architecture.h
   std::string name;          // general.name, or ""

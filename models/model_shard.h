@@ -68,11 +68,12 @@ class ModelShard {
 };
 
 // Whether a layer's contribution to the residual stream is computed apart from
-// it: because the ranks' parts are summed, because a norm comes between, or
-// because a recurrent layer's operator adds to nothing.
+// it: because the ranks' parts are summed, because a norm comes between,
+// because a recurrent layer's operator adds to nothing, or because the shared
+// expert's result is multiplied by its gate.
 inline bool NeedsBranch(const DecoderConfig& config, const ModelShard& shard) {
   return shard.size() > 1 || config.Has(ModelPart::kPostNorms) ||
-         config.HasRecurrent();
+         config.HasRecurrent() || config.Has(ModelPart::kSharedGate);
 }
 
 }  // namespace quern
