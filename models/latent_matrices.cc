@@ -36,6 +36,17 @@ LinearWeightsSpec Floats(DType dtype, int64_t n, int64_t k) {
   return spec;
 }
 
+// W_kvb of all heads, and of each head the two matrices of the absorbed form.
+struct KvBShapes {
+  LinearWeightsSpec all, absorb, up;
+};
+
+KvBShapes KvBShapesOf(const DecoderConfig& c, DType dtype) {
+  const int64_t nope = c.nope(), values = c.value_dim;
+  return {Floats(dtype, c.q_heads * (nope + values), c.kv_lora),
+          Floats(dtype, c.kv_lora, nope), Floats(dtype, values, c.kv_lora)};
+}
+
 // to[c, r] = from[r, c], of elements of this size.
 void Transpose(const uint8_t* from, int64_t rows, int64_t cols, size_t element,
                uint8_t* to) {
@@ -95,29 +106,24 @@ DType DecoderLoader::KvBType(int64_t layer) const {
 
 std::vector<DecoderLoader::KvBPart> DecoderLoader::KvBParts(
     int64_t layer, MlaWeights& weights) const {
-  const DType dtype = KvBType(layer);
-  const int64_t nope = config_.nope(), values = config_.value_dim;
+  const KvBShapes shapes = KvBShapesOf(config_, KvBType(layer));
   const auto heads = static_cast<size_t>(config_.q_heads);
   const std::string name = absl::StrCat("blk.", layer, ".kv_b");
   if (!weights.kv_b.has_value()) weights.kv_b.emplace();
   weights.q_absorb.resize(heads);
   weights.v_up.resize(heads);
-  std::vector<KvBPart> parts = {
-      {name, Floats(dtype, config_.q_heads * (nope + values), config_.kv_lora),
-       &*weights.kv_b}};
+  std::vector<KvBPart> parts = {{name, shapes.all, &*weights.kv_b}};
   for (size_t h = 0; h < heads; ++h) {
-    parts.push_back({absl::StrCat(name, ".absorb[", h, "]"),
-                     Floats(dtype, config_.kv_lora, nope),
+    parts.push_back({absl::StrCat(name, ".absorb[", h, "]"), shapes.absorb,
                      &weights.q_absorb[h]});
-    parts.push_back({absl::StrCat(name, ".up[", h, "]"),
-                     Floats(dtype, values, config_.kv_lora), &weights.v_up[h]});
+    parts.push_back(
+        {absl::StrCat(name, ".up[", h, "]"), shapes.up, &weights.v_up[h]});
   }
   return parts;
 }
 
 double DecoderLoader::KvBPackedBytes(int64_t layer) const {
-  const DType dtype = KvBType(layer);
-  const int64_t nope = config_.nope(), values = config_.value_dim;
+  const KvBShapes shapes = KvBShapesOf(config_, KvBType(layer));
   const auto heads = static_cast<double>(config_.q_heads);
   // A layer over latents has tables for each head besides its weights.
   constexpr double kHeadBytes = 4096;
@@ -125,11 +131,8 @@ double DecoderLoader::KvBPackedBytes(int64_t layer) const {
   const struct {
     LinearWeightsSpec spec;
     double count;
-  } all[] = {
-      {Floats(dtype, config_.q_heads * (nope + values), config_.kv_lora), 1},
-      {Floats(dtype, config_.kv_lora, nope), heads},
-      {Floats(dtype, values, config_.kv_lora), heads}};
-  for (const auto& one : all) {
+  } counts[] = {{shapes.all, 1}, {shapes.absorb, heads}, {shapes.up, heads}};
+  for (const auto& one : counts) {
     const auto packed = LinearWeights::MaxPackedBytes(one.spec);
     // A shape that cannot be packed counts as infinitely large.
     if (!packed.ok()) return std::numeric_limits<double>::infinity();
