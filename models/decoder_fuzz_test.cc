@@ -14,10 +14,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -226,6 +229,7 @@ SmallDecoder Tiny(const char* architecture, GgufTensorType type) {
 TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
+  std::vector<size_t> headers;  // bytes before the tensors' data
   for (const char* architecture :
        {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2",
         "granitehybrid", "deepseek2", "qwen3next"}) {
@@ -234,20 +238,45 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
           GgufTensorType::kQ8_0}) {
       corpus.push_back(SmallDecoderFile(rng, Tiny(architecture, type)));
       ASSERT_TRUE(Exercise(corpus.back(), -1));
+      const GgufFile file = ParseOrDie(corpus.back());
+      int64_t data = file.file_bytes();
+      for (const GgufTensor& tensor : file.tensors()) {
+        data = std::min(data, tensor.offset);
+      }
+      ASSERT_LT(data, file.file_bytes());
+      headers.push_back(static_cast<size_t>(data));
     }
   }
   const int64_t cases = Cases(200, kSanitized ? 1000 : 4000);
   int64_t ran = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
-    const std::string& from = corpus[At(rng, corpus.size())];
+    const size_t which = At(rng, corpus.size());
+    const std::string& from = corpus[which];
     // A quarter of the files may change anywhere, so that weights become
     // infinite, NaN or huge.
-    const size_t front = rng.Integer(0, 3) == 0 ? from.size() : 1000;
+    const size_t front = rng.Integer(0, 3) == 0 ? from.size() : headers[which];
     ran += Exercise(Mutate(rng, from, corpus, front), i) ? 1 : 0;
     if (HasFailure()) ADD_FAILURE() << "case " << i;
   }
   EXPECT_GT(ran, cases / 100);
   EXPECT_LT(ran, cases * 9 / 10);
+}
+
+// Numbers beside the sizes, some of them out of range.
+void MakeKeysHostile(Rng& rng, SmallDecoder& m) {
+  constexpr float kNumbers[] = {0, 1e-30f, 0.5f, 1, 1.3f, 40, 3e38f, -1};
+  const auto number = [&](float usual) {
+    return rng.Integer(0, 3) > 0 ? usual : kNumbers[At(rng, 8)];
+  };
+  m.yarn = rng.Integer(0, 1) == 1;
+  m.yarn_factor = number(8);
+  m.yarn_log_mul = number(0.07f);
+  m.yarn_original = int64_t{1} << rng.Integer(0, 28);
+  m.expert_scale = number(1.3f);
+  m.gating = rng.Integer(0, 7) == 0 ? 3 : rng.Integer(1, 2);
+  m.router_bias = m.gating == 2 || rng.Integer(0, 1) == 1;
+  m.experts_sum_to_one = rng.Integer(0, 1) == 1;
+  m.attention_interval = rng.Integer(1, m.layers);
 }
 
 // Files whose keys and tensors agree, of any shape that few bytes can have.
@@ -266,8 +295,8 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     constexpr GgufTensorType kTypes[] = {
         GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
         GgufTensorType::kQ8_0};
-    SmallDecoder m =
-        Tiny(kArchitectures[rng.Integer(0, 7)], kTypes[rng.Integer(0, 3)]);
+    SmallDecoder m = Tiny(kArchitectures[At(rng, std::size(kArchitectures))],
+                          kTypes[At(rng, std::size(kTypes))]);
     const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
     m.context = power(28);
     m.layers = power(3);
@@ -295,6 +324,7 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
     m.split_kv_b = rng.Integer(0, 1) == 1;
     m.leading_dense = rng.Integer(0, 2);
     m.shared_experts = rng.Integer(0, 2);
+    MakeKeysHostile(rng, m);
     const bool mixture =
         m.architecture == "qwen3moe" || m.architecture == "qwen3next" ||
         m.is_latent() ||
@@ -314,7 +344,13 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
          4 * m.hidden + 4 * m.ssm_inner + 2 * m.ssm_groups * m.ssm_state);
     if (m.hidden * (columns + 2 * m.vocab) > 1 << 18) continue;
     ++built;
-    ran += Exercise(SmallDecoderFile(rng, m), i) ? 1 : 0;
+    const bool no_interval =
+        m.architecture == "qwen3next" && rng.Integer(0, 7) == 0;
+    if (no_interval) m.dropped_key = "qwen3next.full_attention_interval";
+    GgufWriter w = SmallDecoderKeys(m);
+    if (no_interval) w.Key(m.dropped_key, 0u);
+    AddSmallDecoderTensors(rng, m, w);
+    ran += Exercise(w.Finish(), i) ? 1 : 0;
     if (HasFailure()) ADD_FAILURE() << "case " << i;
   }
   EXPECT_GT(ran, built / 20);
