@@ -60,7 +60,7 @@ struct SmallDecoder {
   float embedding_scale = 1.4f, residual_scale = 0.6f, attention_scale = 0.3f;
   float logit_divisor = 1.7f;
   float norm_eps = 1e-5f;
-  std::string dropped;  // the name of a tensor that the file lacks
+  std::string dropped;      // the name of a tensor that the file lacks
   std::string dropped_key;  // the name of a key of an integer, likewise
   // Whether the file leaves out trailing dimensions of 1, as some writers do.
   bool drops_ones = false;

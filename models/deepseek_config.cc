@@ -144,9 +144,8 @@ absl::Status CheckLatentShape(const DecoderConfig& c,
                              "; need 1 <= factor <= ", kMaxFactor);
     }
     if (c.yarn_log_mul > kMaxLogMul) {
-      return InvalidArgument(
-          kOp, prefix, "rope.scaling.yarn_log_multiplier=", c.yarn_log_mul,
-          "; need at most ", kMaxLogMul);
+      return InvalidArgument(kOp, prefix, "rope.scaling.yarn_log_multiplier=",
+                             c.yarn_log_mul, "; need at most ", kMaxLogMul);
     }
   }
   return CheckRange(kOp,

@@ -42,9 +42,8 @@ absl::Status ReadRoutingKeys(const GgufFile& file,
 // and where a layer has the tensor. A layer that lacks it is then refused.
 bool HasRouterBias(const GgufFile& file, const DecoderConfig& c);
 
-// Checks the sizes of attention over latents and the numbers of YaRN, and bounds
-// products of sizes.
-// `prefix` is put before each key's name.
+// Checks the sizes of attention over latents and the numbers of YaRN, and
+// bounds products of sizes. `prefix` is put before each key's name.
 absl::Status CheckLatentShape(const DecoderConfig& c, absl::string_view prefix);
 
 }  // namespace quern

@@ -134,8 +134,7 @@ TEST(DeepseekConfigTest, RefusesShapes) {
 // What is checked is the number that is used, whatever another key says.
 TEST(DeepseekConfigTest, TheColumnsOfSharedExpertsFollowFromTheirNumber) {
   constexpr char kKey[] = "deepseek2.expert_shared_feed_forward_length";
-  const auto config =
-      Create(Latent(), [&](GgufWriter& w) { w.Key(kKey, 1u); });
+  const auto config = Create(Latent(), [&](GgufWriter& w) { w.Key(kKey, 1u); });
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->shared_ffn, 2 * 64);
   SmallDecoder huge = Latent();
@@ -175,10 +174,9 @@ TEST(DeepseekConfigTest, RefusesWhatIsNotThere) {
          [](GgufWriter& w) {
            w.Key("deepseek2.attention.temperature_length", 8192u);
          });
-  refuse(yarn, "deepseek2.rope.scaling.attn_factor=0.5; need 1",
-         [](GgufWriter& w) {
-           w.Key("deepseek2.rope.scaling.attn_factor", 0.5f);
-         });
+  refuse(
+      yarn, "deepseek2.rope.scaling.attn_factor=0.5; need 1",
+      [](GgufWriter& w) { w.Key("deepseek2.rope.scaling.attn_factor", 0.5f); });
   SmallDecoder llama;
   refuse(llama, "llama.rope.scaling.attn_factor=0.5; need 1",
          [](GgufWriter& w) {

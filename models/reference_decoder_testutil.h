@@ -135,7 +135,7 @@ class ReferenceDecoder {
     w.norm = Flat(blk + "ssm_norm.weight");
     w.key_heads = form_.key_heads;
     w.by_turns = form_.betas_by_turns;
-    w.eps = static_cast<double>(c_.norm_eps);
+    w.eps = form_.eps;
     return ReferenceDeltaNet(
         Times(h, blk + "attn_qkv.weight"), Times(h, blk + "attn_gate.weight"),
         Times(h, blk + "ssm_ba.weight"), w, form_.conv_taps);
@@ -152,7 +152,7 @@ class ReferenceDecoder {
     w.dt_bias = flat("ssm_dt.bias");
     w.norm = flat("ssm_norm.weight");
     w.groups = form_.ssm_groups;
-    w.eps = static_cast<double>(c_.norm_eps);
+    w.eps = form_.eps;
     return ReferenceMamba2(projected, w, form_.conv_taps);
   }
 
@@ -238,8 +238,8 @@ class ReferenceDecoder {
     for (std::vector<double>& row : x) {
       double squares = 0;
       for (const double v : row) squares += v * v;
-      const double rms = std::sqrt(squares / static_cast<double>(row.size()) +
-                                   static_cast<double>(c_.norm_eps));
+      const double rms =
+          std::sqrt(squares / static_cast<double>(row.size()) + form_.eps);
       for (size_t i = 0; i < row.size(); ++i) row[i] *= weight[i] / rms;
     }
     return x;
@@ -276,7 +276,7 @@ class ReferenceDecoder {
   // and (j, j + dim / 2) in others.
   void Rotate(DoubleRows& x) const {
     const auto dim = static_cast<size_t>(c_.head_dim);
-    const auto half = static_cast<size_t>(c_.rope_dim) / 2;
+    const auto half = form_.rope_dim / 2;
     for (size_t t = 0; t < x.size(); ++t) {
       for (size_t head = 0; head < x[t].size(); head += dim) {
         for (size_t j = 0; j < half; ++j) {

@@ -23,6 +23,8 @@ namespace quern {
 // Differences between architectures.
 struct ReferenceForm {
   bool rope = true;
+  size_t rope_dim = 0;     // elements of a head that rotate
+  double eps = 0;          // of every norm
   bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
   bool q_norm = false, k_norm = false;
@@ -71,6 +73,12 @@ struct ReferenceForm {
       form.experts_used = static_cast<size_t>(*file.GetInt(used));
       form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
     }
+    const std::string rope =
+        absl::StrCat(architecture, ".rope.dimension_count");
+    form.rope_dim =
+        static_cast<size_t>(file.Has(rope) ? *file.GetInt(rope) : c.head_dim);
+    form.eps =
+        f32(absl::StrCat(architecture, ".attention.layer_norm_rms_epsilon"));
     form.divisor = std::sqrt(static_cast<double>(c.head_dim));
     if (file.HasTensor("rope_freqs.weight")) {
       const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
