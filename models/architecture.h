@@ -86,7 +86,7 @@ enum class Extent : uint8_t {
   kKvBRows,      // keys without their rotated part, and values, of all heads
   kValueCols,    // values of all heads
   kQueryRows,    // of attn_q: queries, and their gates if there are any
-  kQueryGroups,  // heads if their queries and gates lie by turns, else 1
+  kQueryGroups,  // heads, if attn_q has queries and gates by turns; else 1
   kSsmHeadCols,  // channels of a head
   kSsmGates,     // two for each head
 };
@@ -178,8 +178,9 @@ struct TensorEntry {
   // The number of such matrices, which lie one after the other in a third
   // dimension; kOne: the tensor is one matrix.
   Extent matrices = Extent::kOne;
-  // The rows are so many groups of two halves, unless this is 1. The loader
-  // reads the first halves of all groups, and behind them the second halves.
+  // The number of groups of rows. If it is more than 1, each group has two
+  // halves, and the loader reads the first halves of all groups, and behind
+  // them the second halves.
   Extent groups = Extent::kOne;
 
   bool is_matrix() const { return rows != Extent::kOne; }

@@ -48,11 +48,11 @@
 //           scores, weights and factor the file gives, and shared ones that
 //           every token has. Rotary positions may be scaled by YaRN.
 //
-// A layer over latents rounds each of its steps to the type of the rows. A
-// prompt that begins a sequence takes the direct form there if it is long, and
-// all else the absorbed form. Its operator, multi_head_latent_attention, takes
-// the place of linear, rotary_embedding, write_kv and paged_attention; each
-// state makes its own.
+// A layer over latents rounds each of its steps to the type of the rows. A long
+// prompt that begins a sequence takes the direct form there. Every other item
+// takes the absorbed form. The layer's operator, multi_head_latent_attention,
+// takes the place of linear, rotary_embedding, write_kv and paged_attention;
+// each state makes its own.
 //
 // A recurrent layer remembers a sequence in a state of fixed size, whatever its
 // length. It rounds each of its steps to the type of the rows, but for a state

@@ -112,8 +112,8 @@ struct DecoderConfig {
   int64_t ssm_heads = 0;  // a multiple of ssm_groups
   int64_t ssm_groups = 0;
   int64_t ssm_state = 0;  // numbers that a channel remembers
-  // With kDeltaNet, each layer so many after another attends, the first of them
-  // being layer attention_interval - 1; else 0.
+  // With kDeltaNet, layers attention_interval - 1, 2 * attention_interval - 1
+  // and so on attend; else 0.
   int64_t attention_interval = 0;
   float rope_base = 10000;
   float norm_eps = 0;
@@ -184,12 +184,19 @@ struct DecoderConfig {
   // Reads and checks the keys <architecture>.* and the tensors' shapes: every
   // needed tensor must exist with the right dimensions, and no others may.
   // NotFound and InvalidArgument name the key or tensor and the bound.
-  // Unimplemented for other architectures, rope scaling by keys but for YaRN
-  // where the architecture may have it, groups of experts, latents of other
-  // sizes than multiples of 4, experts where
-  // the architecture has none, layers that attend with different numbers of
-  // key/value heads, and tensors that it does not have; the message
-  // describes the file and lists the supported architectures and formats.
+  // A refused tensor's message describes the file and lists the supported
+  // architectures and formats. Unimplemented for
+  //
+  //   - other architectures;
+  //   - scaling of rotary positions by keys, other than YaRN where the
+  //     architecture may have it;
+  //   - experts where the architecture has none, groups of experts, and biases
+  //     of experts where no key says how experts are scored;
+  //   - latents whose size is not a multiple of 4, and scales of queries by
+  //     position;
+  //   - layers that attend with different numbers of key/value heads;
+  //   - tensors that the architecture does not have.
+  //
   // Memory and time are within a small multiple of the file's header, of
   // rope_freqs.weight and of a layer.
   static absl::StatusOr<DecoderConfig> Create(const GgufFile& file);

@@ -58,15 +58,16 @@ class LatentAttention {
   static void SetLayout(const DecoderConfig& config, KvLayoutSpec& layout);
 
   // `spec` has layers, which outlive this, as does what it borrows. `ops` is
-  // used here alone.
+  // not kept.
   static absl::StatusOr<std::unique_ptr<LatentAttention>> Create(
       const LatentSpec& spec, const KvLayout& layout, int64_t pages,
       const OpDispatcher& ops);
 
   // Prepares a step. The page table of `batch` outlives it.
   absl::Status Prepare(const MlaBatch& batch, int num_workers);
-  // y = residual + attention of rows[tokens, hidden], both f32; a residual of
-  // rank 0 adds nothing. Writes the step's latents to the layer's `cache`.
+  // y = residual + attention of rows[tokens, hidden]. Rows have the dtype
+  // LatentSpec::rows; y and the residual are f32. A residual of rank 0 adds
+  // nothing. Writes the step's latents to the layer's `cache`.
   void Execute(int64_t layer, const AnyTensorView& rows,
                const AnyTensorView& positions, const KvCacheView& cache,
                const AnyTensorView& residual, const AnyTensorView& y,

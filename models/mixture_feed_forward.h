@@ -3,11 +3,13 @@
 
 // Private: a mixture of experts as a feed-forward layer.
 //
-//   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1,
-//   or what the file says of scores, sums and factors (kRouting)
+//   logits = R x;  w = softmax(logits) of the experts_used largest, sum 1
 //   y = residual + sum over those of w * W_down (act(W_gate x) * W_up x)
 //       + the same of the shared expert, if there is one, with w = 1, or with
 //         w = sigmoid(S x) and kSharedGate
+//
+// With kRouting the file says how w follows from the logits: by softmax or
+// sigmoid, with what sum and times what factor.
 //
 // The router is a matrix in f32; everything behind it is the operator
 // `fused_moe`. Ranks divide the columns of gate and up, not the experts, so

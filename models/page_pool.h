@@ -42,8 +42,8 @@ namespace quern {
 
 struct PagePoolSpec {
   AttentionSpec attention;  // cache layout, and the window
-  // Layers that attend to latents, of which the cache is then; without a
-  // window.
+  // Set for layers that attend to latents. The cache then holds latents, and
+  // has no window.
   std::optional<LatentSpec> latent;
   int64_t layers = 0;
   int64_t pages = 0;
@@ -59,7 +59,7 @@ class PagePool {
                                int64_t max_sequences, int64_t max_step_tokens,
                                int64_t pages_without_it);
 
-  // write_kv and paged_attention come from `ops`, which is used here alone.
+  // write_kv and paged_attention come from `ops`, which is not kept.
   static absl::StatusOr<PagePool> Create(const PagePoolSpec& spec,
                                          const OpDispatcher& ops);
 
@@ -142,8 +142,9 @@ class PagePool {
   std::vector<Sequence> sequences_;
   KvCache cache_;
   std::optional<PageAllocator> allocator_;
-  std::unique_ptr<LatentAttention> latent_;        // of a pool of latents
-  std::unique_ptr<const BoundOp> write_, attend_;  // of any other
+  // A pool of latents has latent_, and any other pool has write_ and attend_.
+  std::unique_ptr<LatentAttention> latent_;
+  std::unique_ptr<const BoundOp> write_, attend_;
   std::optional<ConvertPlan> convert_;  // nullopt if attention reads f32
   AlignedBuffer workspace_;             // of both operators; grows
 

@@ -12,8 +12,8 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "sigmoid_mul";
-// Work of an element, in elements that are merely copied: as of
-// act_and_mul.cc's blocks.
+// Work of an element, in elements that are merely copied. The value is that of
+// act_and_mul.cc.
 constexpr int64_t kCost = 10;
 
 }  // namespace

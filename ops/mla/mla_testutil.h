@@ -216,7 +216,7 @@ class MlaSequences {
                            executor.num_workers(), storage_);
     ASSERT_TRUE(schedule.ok()) << schedule.status();
     const AnyMatrix in(spec_.dtype, x, tokens, spec_.hidden, spec_.hidden + 3);
-    // NaN, unless it is the residual, too.
+    // `out` begins as NaN, or as the residual if there is one.
     if (residual.empty()) residual.assign(x.size(), std::nan(""));
     const DType out_dtype = spec_.dtype_of_out();
     const AnyMatrix out(out_dtype, residual, tokens, spec_.hidden,
