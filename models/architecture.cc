@@ -82,6 +82,7 @@ int64_t MaxLayers(const DecoderConfig&) { return 4096; }
 int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
 
 // What ops/recurrent/causal_conv1d.h takes.
+constexpr int64_t kMinConvWidth = 2;
 int64_t MaxConvWidth(const DecoderConfig&) { return 4; }
 // What ops/recurrent/state_update.h takes, and delta_rule.h.
 int64_t MaxSsmState(const DecoderConfig&) { return 1024; }
@@ -159,11 +160,11 @@ constexpr ModelKey kKeys[] = {
     {"rope.scaling.yarn_log_multiplier", nullptr, &C::yarn_log_mul, kYarn,
      Required, nullptr},
     {"shortconv.l_cache", &C::conv_width, nullptr, kShortConv, Required,
-     MaxConvWidth},
+     MaxConvWidth, kMinConvWidth},
     {"full_attention_interval", &C::attention_interval, nullptr, kDeltaNet,
      EveryFourth, MaxLayers},
     {"ssm.conv_kernel", &C::conv_width, nullptr, kStates, Required,
-     MaxConvWidth},
+     MaxConvWidth, kMinConvWidth},
     {"ssm.inner_size", &C::ssm_inner, nullptr, kStates, Required, MaxDim},
     {"ssm.time_step_rank", &C::ssm_heads, nullptr, kStates, Required,
      MaxSsmHeads},

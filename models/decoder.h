@@ -33,7 +33,8 @@
 //
 //   granitehybrid  llama, with recurrent layers of Mamba-2
 //           (ops/mixer/mamba_mixer2.h) where attention.head_count_kv is 0, and
-//           multipliers: x = embedding_scale * embedding[token];
+//           multipliers from 2^-20 to 2^20: x = embedding_scale *
+//           embedding[token];
 //           x += residual_scale * ..; scores times attention_scale; logits /
 //           logit_scale; q and k are not rotated if rope.scaling.finetuned is
 //           false; with experts, there may be one that every token has

@@ -241,6 +241,27 @@ absl::Status ReadRopeFactors(const GgufFile& file, DecoderConfig& c) {
   return absl::OkStatus();
 }
 
+// Multipliers are near 1. The stream holds x / residual_scale, whose norm has
+// the eps norm_eps / residual_scale^2; far from 1 these overflow f32, or
+// vanish, and logits are wrong without a sign of it.
+absl::Status CheckMultipliers(const Keys& keys, const DecoderConfig& c) {
+  if (!c.Has(ModelPart::kMultipliers)) return absl::OkStatus();
+  constexpr float kLeast = 0x1p-20f, kMost = 0x1p20f;
+  const struct {
+    const char* key;
+    float value;
+  } multipliers[] = {{"embedding_scale", c.embedding_scale},
+                     {"residual_scale", c.residual_scale},
+                     {"attention.scale", c.attention_scale},
+                     {"logit_scale", c.logit_divisor}};
+  for (const auto& m : multipliers) {
+    if (kLeast <= m.value && m.value <= kMost) continue;
+    return InvalidArgument(kOp, keys.Name(m.key), "=", m.value,
+                           "; need a number from 2^-20 to 2^20");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   if (c.q_heads % c.kv_heads != 0) {
     return InvalidArgument(kOp, keys.Name("attention.head_count="), c.q_heads,
@@ -280,7 +301,7 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
     return InvalidArgument(kOp, keys.Name("rope.dimension_count="), c.rope_dim,
                            "; need an even number");
   }
-  return absl::OkStatus();
+  return CheckMultipliers(keys, c);
 }
 
 absl::Status ReadVocab(const GgufFile& file, const Keys& keys,

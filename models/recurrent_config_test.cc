@@ -142,6 +142,44 @@ TEST(RecurrentConfigTest, ReadsWhatMamba2Has) {
   refuse("granitehybrid.ssm.time_step_rank=33; need 1 <= ");
   shape.residual_scale = 0;
   refuse("granitehybrid.residual_scale=0; need a number > 0");
+  shape.conv_width = 1;
+  refuse("granitehybrid.ssm.conv_kernel=1; need 2 <= ");
+}
+
+TEST(RecurrentConfigTest, RefusesMultipliersFarFrom1) {
+  const struct {
+    float SmallDecoder::*field;
+    const char* key;
+  } multipliers[] = {{&SmallDecoder::embedding_scale, "embedding_scale"},
+                     {&SmallDecoder::residual_scale, "residual_scale"},
+                     {&SmallDecoder::attention_scale, "attention.scale"},
+                     {&SmallDecoder::logit_divisor, "logit_scale"}};
+  const struct {
+    float value;
+    const char* refused;  // or null
+  } cases[] = {{0x1p-20f, nullptr},         {0x1p20f, nullptr},
+               {1e-20f, "1e-20"},           {1e20f, "1e+20"},
+               {0x1.fp-21f, "9.23872e-07"}, {2097152, "2.09715e+06"}};
+  for (const auto& m : multipliers) {
+    for (const auto& c : cases) {
+      SmallDecoder shape = ThreeLayers();
+      shape.architecture = "granitehybrid";
+      shape.*m.field = c.value;
+      TestRng rng;
+      const std::string bytes = SmallDecoderFile(rng, shape);
+      const absl::Status status =
+          DecoderConfig::Create(ParseOrDie(bytes)).status();
+      if (c.refused == nullptr) {
+        EXPECT_EQ(status, absl::OkStatus());
+        continue;
+      }
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat(
+                      "decoder: granitehybrid.", m.key, "=", c.refused,
+                      "; need a number from 2^-20 to 2^20")));
+    }
+  }
 }
 
 TEST(RecurrentConfigTest, ReadsWhetherThereIsASharedExpert) {
@@ -341,9 +379,9 @@ TEST(RecurrentConfigTest, RefusesATensorThatADeltaNetLacks) {
                         "qwen3next of 2 layers"));
 }
 
-TEST(RecurrentConfigTest, RefusesConvolutionsThatAreTooWide) {
+TEST(RecurrentConfigTest, RefusesConvolutionsOfOtherWidths) {
   SmallDecoder shape = ThreeLayers();
-  for (const int64_t width : {0, 5}) {
+  for (const int64_t width : {0, 1, 5}) {
     shape.conv_width = width;
     // Keys are checked before tensors, of which there are none.
     const std::string bytes = SmallDecoderKeys(shape).Finish();
@@ -351,7 +389,7 @@ TEST(RecurrentConfigTest, RefusesConvolutionsThatAreTooWide) {
         std::string(
             DecoderConfig::Create(ParseOrDie(bytes)).status().message()),
         HasSubstr(absl::StrCat("decoder: lfm2.shortconv.l_cache=", width,
-                               "; need 1 <= ")));
+                               "; need 2 <= ")));
   }
 }
 
