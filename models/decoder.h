@@ -82,9 +82,11 @@
 // instruction set: a logit that differs in its last bit may choose another
 // expert.
 //
-// Matrices are f32, bf16, f16, int8 or in the blocks of Q8_0; routers are f32
-// in every form. The rows that they multiply are bf16, f32 or int8. Everything
-// else is f32.
+// Matrices are f32, bf16, f16, int8 or in the blocks of Q4_0 or Q8_0; routers
+// are f32 in every form. The other block formats of quant/block_format.h are
+// decoded when they are loaded and take the memory of f32, because the linear
+// layer has no kernels for them yet. The rows that they multiply are bf16, f32
+// or int8. Everything else is f32.
 //
 // A file is not trusted. The memory for loading and running it is bounded by
 // DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
@@ -128,10 +130,14 @@ class OpRegistry;    // ops/registry/op_registry.h
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
-  // Each matrix keeps the form of the file: F32, BF16, F16, or Q8_0 in its
-  // blocks. A matrix whose parts differ in form, as q, k and v may, becomes
-  // f32. Rows are bf16 if all matrices of the file are BF16 or Q8_0, otherwise
-  // f32. Rows of a Q8_0 embedding are converted to the type of rows.
+  // Each matrix keeps the form of the file: F32, BF16, F16, or Q4_0 or Q8_0 in
+  // its blocks. One in any other block format becomes f32, which is exact and
+  // takes 4.9 times (Q6_K) to 12.2 times (Q2_K) the bytes of the file; kBF16
+  // takes half of that, kInt8 a quarter. A matrix whose parts differ in form,
+  // as
+  // q, k and v may, becomes f32. Rows are bf16 if all matrices of the file are
+  // BF16, Q4_0 or Q8_0, otherwise f32. Rows of a Q4_0 or Q8_0 embedding are
+  // converted to the type of rows.
   kAsInFile,
   kBF16,
   kF32,
@@ -197,7 +203,7 @@ class Decoder {
   // context.
   int64_t context() const;
   // The forms in which matrices are kept: one or several of "bf16", "f32",
-  // "f16", "int8" and "q8_0".
+  // "f16", "int8", "q4_0" and "q8_0".
   const std::string& weights() const;
   // Bytes of the packed matrices and of the embedding table.
   int64_t weight_bytes() const;

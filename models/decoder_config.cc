@@ -166,7 +166,9 @@ class Keys {
 // The end of a refusal of a tensor.
 std::string FileAndSupported(const GgufFile& file) {
   return absl::StrCat("; the file is ", file.Describe(), "; supported are ",
-                      Supported("and"), " in F32, F16, BF16 and Q8_0");
+                      Supported("and"),
+                      " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, "
+                      "IQ4_XS and MXFP4");
 }
 
 absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,

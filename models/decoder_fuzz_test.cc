@@ -230,22 +230,34 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   TestRng rng;
   std::vector<std::string> corpus;
   std::vector<size_t> headers;  // bytes before the tensors' data
+  const auto add = [&](const SmallDecoder& shape) {
+    corpus.push_back(SmallDecoderFile(rng, shape));
+    ASSERT_TRUE(Exercise(corpus.back(), -1));
+    const GgufFile file = ParseOrDie(corpus.back());
+    int64_t data = file.file_bytes();
+    for (const GgufTensor& tensor : file.tensors()) {
+      data = std::min(data, tensor.offset);
+    }
+    ASSERT_LT(data, file.file_bytes());
+    headers.push_back(static_cast<size_t>(data));
+  };
   for (const char* architecture :
        {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "lfm2",
         "granitehybrid", "deepseek2", "qwen3next"}) {
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
-          GgufTensorType::kQ8_0}) {
-      corpus.push_back(SmallDecoderFile(rng, Tiny(architecture, type)));
-      ASSERT_TRUE(Exercise(corpus.back(), -1));
-      const GgufFile file = ParseOrDie(corpus.back());
-      int64_t data = file.file_bytes();
-      for (const GgufTensor& tensor : file.tensors()) {
-        data = std::min(data, tensor.offset);
-      }
-      ASSERT_LT(data, file.file_bytes());
-      headers.push_back(static_cast<size_t>(data));
+          GgufTensorType::kQ8_0, GgufTensorType::kQ4_0,
+          GgufTensorType::kMXFP4}) {
+      ASSERT_NO_FATAL_FAILURE(add(Tiny(architecture, type)));
     }
+  }
+  for (const GgufTensorType type :
+       {GgufTensorType::kQ2_K, GgufTensorType::kQ3_K, GgufTensorType::kQ4_K,
+        GgufTensorType::kQ6_K}) {
+    SmallDecoder shape = Tiny("llama", type);
+    shape.hidden = shape.ffn = 256;
+    shape.q_heads = 8;
+    ASSERT_NO_FATAL_FAILURE(add(shape));
   }
   const int64_t cases = Cases(200, kSanitized ? 1000 : 4000);
   int64_t ran = 0;
@@ -375,8 +387,8 @@ TEST_F(DecoderFuzzTest, CountsWithoutTensorsAreRefused) {
          "decoder: no tensor 'blk.2.attn_norm.weight'; the file is GGUF 3 of "
          "architecture 'llama', name 'small', tensors F32; supported are "
          "'llama', 'qwen2', 'qwen3', 'qwen3moe', 'gemma2', 'lfm2', "
-         "'granitehybrid', 'deepseek2' and 'qwen3next' in F32, F16, BF16 and "
-         "Q8_0");
+         "'granitehybrid', 'deepseek2' and 'qwen3next' in F32, F16, BF16, Q2_K "
+         "to Q8_0, IQ4_NL, IQ4_XS and MXFP4");
   refuse([](SmallDecoder& m) { m.layers = 4097; },
          "llama.block_count=4097; need 1 <= ");
   refuse(

@@ -44,6 +44,8 @@ absl::string_view FormOf(WeightFormat format) {
   switch (format) {
     case WeightFormat::kI8Channel:
       return "int8";
+    case WeightFormat::kI4Group:
+      return "q4_0";
     case WeightFormat::kI8Group:
       return "q8_0";
     default:
@@ -59,6 +61,7 @@ DType DecoderLoader::ReadType(WeightFormat format) {
       return DType::kBF16;
     case WeightFormat::kF16:
       return DType::kF16;
+    case WeightFormat::kI4Group:
     case WeightFormat::kI8Group:
       return DType::kU8;
     default:
@@ -88,10 +91,11 @@ DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
 }
 
 int64_t DecoderLoader::BlockOf(const GgufFile& file) {
+  int64_t block = 1;
   for (const GgufTensor& tensor : file.tensors()) {
-    if (tensor.type == GgufTensorType::kQ8_0) return GgufFile::kQ8Block;
+    block = std::max(block, GgufBlockOf(tensor.type).elements);
   }
-  return 1;
+  return block;
 }
 
 const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
@@ -113,8 +117,9 @@ DType DecoderLoader::RowsOf() const {
         // Everything else, such as routers and convolutions, is small, and f32
         // in every file.
         narrow =
-            narrow && (!entry.is_weight() || type == GgufTensorType::kBF16 ||
-                       type == GgufTensorType::kQ8_0);
+            narrow &&
+            (!entry.is_weight() || type == GgufTensorType::kBF16 ||
+             type == GgufTensorType::kQ8_0 || type == GgufTensorType::kQ4_0);
         return absl::OkStatus();
       });
   QUERN_CHECK(looked.ok());
@@ -123,9 +128,8 @@ DType DecoderLoader::RowsOf() const {
 
 DType DecoderLoader::embedding_dtype() const {
   const WeightFormat format = FormatOf({{TensorId::kEmbedding}});
-  return format == WeightFormat::kI8Channel || format == WeightFormat::kI8Group
-             ? rows_dtype_
-             : ReadType(format);
+  const bool codes = format == WeightFormat::kI8Channel || IsBlocks(format);
+  return codes ? rows_dtype_ : ReadType(format);
 }
 
 std::string DecoderLoader::Forms() const {
@@ -248,11 +252,11 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
                          Read(parts.rows, parts.layer, dtype, parts.expert));
   Int8Rows int8;
-  if (spec.format == WeightFormat::kI8Group) {
-    source.layout = WeightLayout::kQ8_0;
-    source.codes =
-        DenseAny(dtype, weights.data(), parts.n,
-                 parts.k / GgufFile::kQ8Block * GgufFile::kQ8BlockBytes);
+  if (IsBlocks(spec.format)) {
+    source.layout = spec.format == WeightFormat::kI4Group ? WeightLayout::kQ4_0
+                                                          : WeightLayout::kQ8_0;
+    source.codes = DenseAny(dtype, weights.data(), parts.n,
+                            BlockBytes(spec.format, parts.k));
   } else if (spec.format == WeightFormat::kI8Channel) {
     QUERN_ASSIGN_OR_RETURN(int8, Quantise(DenseMatrix<const float>(
                                      weights.data<float>(), parts.n, parts.k)));

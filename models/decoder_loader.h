@@ -58,8 +58,7 @@ class DecoderLoader {
                 const ModelShard& shard, const DecoderOptions& options,
                 const OpDispatcher& ops, Executor& executor);
 
-  // Number of elements in a block if the file has a matrix in blocks, otherwise
-  // 1.
+  // Number of elements in the largest block of any tensor of the file.
   static int64_t BlockOf(const GgufFile& file);
 
   // Element type of the rows that matrices multiply.
@@ -122,7 +121,18 @@ class DecoderLoader {
   };
 
   DType RowsOf() const;
-  // The element type in which a matrix is read; kU8 for kI8Group.
+  // Whether a matrix is kept in the file's blocks, Q4_0 or Q8_0.
+  static bool IsBlocks(WeightFormat format) {
+    return format == WeightFormat::kI4Group || format == WeightFormat::kI8Group;
+  }
+  // Bytes of k elements in these blocks.
+  static int64_t BlockBytes(WeightFormat format, int64_t k) {
+    const GgufBlock block =
+        GgufBlockOf(format == WeightFormat::kI4Group ? GgufTensorType::kQ4_0
+                                                     : GgufTensorType::kQ8_0);
+    return k / block.elements * block.bytes;
+  }
+  // The element type in which a matrix is read; kU8 for blocks.
   static DType ReadType(WeightFormat format);
   // The form in which a matrix is kept.
   WeightFormat FormatOf(const MatrixParts& parts) const;

@@ -53,10 +53,15 @@ WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
       return WeightFormat::kF16;
     case GgufTensorType::kBF16:
       return WeightFormat::kBF16;
+    case GgufTensorType::kQ4_0:
+      return WeightFormat::kI4Group;
     case GgufTensorType::kQ8_0:
       return WeightFormat::kI8Group;
+    default:
+      // The linear layer has no kernels for the other block formats. f32
+      // represents their values exactly, at up to 12 times the file's bytes.
+      return WeightFormat::kF32;
   }
-  return WeightFormat::kF32;
 }
 
 MatrixParts DecoderLoader::QkvParts(int64_t layer) const {
@@ -200,8 +205,10 @@ double DecoderLoader::UnpackedBytes(const MatrixParts& parts) const {
   const double elements =
       static_cast<double>(parts.n) * static_cast<double>(parts.k);
   const WeightFormat format = FormatOf(parts);
-  if (format == WeightFormat::kI8Group)
-    return elements / GgufFile::kQ8Block * GgufFile::kQ8BlockBytes;
+  if (IsBlocks(format)) {
+    return static_cast<double>(parts.n) *
+           static_cast<double>(BlockBytes(format, parts.k));
+  }
   const double codes = format == WeightFormat::kI8Channel ? elements : 0;
   return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;
 }

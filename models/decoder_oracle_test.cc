@@ -16,6 +16,7 @@
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/models/reference_decoder_testutil.h"
+#include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"
@@ -104,7 +105,10 @@ TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
           std::tuple{Type::kF16, Type::kQ8_0, Type::kQ8_0, kF32Bound},
           std::tuple{Type::kBF16, Type::kBF16, Type::kF32, kF32Bound},
           std::tuple{Type::kBF16, Type::kQ8_0, Type::kQ8_0, kBF16Bound},
-          std::tuple{Type::kQ8_0, Type::kQ8_0, Type::kQ8_0, kBF16Bound}}) {
+          std::tuple{Type::kQ8_0, Type::kQ8_0, Type::kQ8_0, kBF16Bound},
+          std::tuple{Type::kQ4_0, Type::kQ4_0, Type::kQ4_0, kBF16Bound},
+          std::tuple{Type::kQ4_0, Type::kQ8_0, Type::kF32, kF32Bound},
+          std::tuple{Type::kQ5_1, Type::kIQ4_NL, Type::kMXFP4, kF32Bound}}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", GgufTensorTypeName(type),
                                 " ", GgufTensorTypeName(k_type), " ",
                                 GgufTensorTypeName(ffn_type)));
@@ -115,6 +119,31 @@ TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
                          DecoderWeights::kAsInFile),
                 bound);
     }
+  }
+}
+
+// Every block format, alone and beside another, as in files of Q4_K and Q6_K.
+TEST_P(DecoderOracleTest, EqualsTheOracleInEveryBlockFormat) {
+  SmallDecoder shape;
+  shape.layers = 1;
+  shape.hidden = shape.ffn = shape.expert_ffn = 256;
+  shape.q_heads = 8;
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    shape.architecture = info.values == 256 ? "qwen3moe" : "llama";
+    shape.type = static_cast<GgufTensorType>(info.format);
+    for (const GgufTensorType ffn_type : {shape.type, GgufTensorType::kQ6_K}) {
+      SCOPED_TRACE(absl::StrCat(info.name, " ", GgufTensorTypeName(ffn_type)));
+      shape.ffn_type = ffn_type;
+      // Only a file of nothing but these two has rows of bf16.
+      const bool bf16 = ffn_type == GgufTensorType::kQ4_0 ||
+                        ffn_type == GgufTensorType::kQ8_0;
+      EXPECT_LE(Distance(shape, DecoderWeights::kAsInFile, 9),
+                bf16 ? kBF16Bound : kF32Bound);
+    }
+    // What is made of f32 does not depend on the format that it came from.
+    if (info.format != BlockFormat::kQ4_K) continue;
+    EXPECT_LE(Distance(shape, DecoderWeights::kBF16, 9), kBF16Bound);
+    EXPECT_LE(Distance(shape, DecoderWeights::kInt8, 9), kInt8Bound);
   }
 }
 

@@ -154,11 +154,14 @@ TEST_P(DecoderRanksTest, EveryTypeOfTheFile) {
   SmallDecoder shape;
   shape.vocab = 128;
   for (const GgufTensorType type :
-       {GgufTensorType::kF16, GgufTensorType::kBF16, GgufTensorType::kQ8_0}) {
+       {GgufTensorType::kF16, GgufTensorType::kBF16, GgufTensorType::kQ8_0,
+        GgufTensorType::kQ4_0, GgufTensorType::kQ5_1}) {
     shape.type = type;
-    // Q8_0 matrices are divided between blocks: 64 and 32 of 96 columns.
+    // Matrices in blocks are divided between blocks: 64 and 32 of 96 columns.
+    const bool f32 =
+        type == GgufTensorType::kF16 || type == GgufTensorType::kQ5_1;
     ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2,
-                     type == GgufTensorType::kF16 ? kF32Bound : kBF16Bound);
+                     f32 ? kF32Bound : kBF16Bound);
     ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
   }
   // Experts are divided likewise.
@@ -281,6 +284,13 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(shape, 6),
             "decoder: feed_forward_length=96 cannot be divided over 6 ranks in "
             "parts of 32");
+  shape.type = GgufTensorType::kQ4_K;
+  shape.ffn = shape.hidden = 256;
+  shape.q_heads = 16;
+  EXPECT_EQ(refusal(shape, 2),
+            "decoder: feed_forward_length=256 cannot be divided over 2 ranks "
+            "in parts of 256");
+  shape = {};
   shape.head_dim = 20;
   shape.rope_dim = 20;
   shape.type = GgufTensorType::kF32;

@@ -115,6 +115,9 @@ TEST_P(DecoderTest, KeepsTheTypeOfTheFile) {
        {std::tuple{GgufTensorType::kF32, "f32", 4.0},
         std::tuple{GgufTensorType::kF16, "f16", 2.0},
         std::tuple{GgufTensorType::kBF16, "bf16", 2.0},
+        // 0.625 in the blocks; rows of the embedding have 2.
+        std::tuple{GgufTensorType::kQ4_0, "q4_0", 0.66},
+        std::tuple{GgufTensorType::kQ5_0, "f32", 4.0},
         std::tuple{GgufTensorType::kQ8_0, "q8_0", 1.125}}) {
     shape.type = type;
     const Decoder model = load();

@@ -17,6 +17,8 @@
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_testutil.h"
+#include "quern/quant/block_format.h"
+#include "quern/quant/block_format_testutil.h"
 #include "quern/testing/data.h"
 
 namespace quern {
@@ -186,6 +188,14 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
 // Bytes of a tensor of uniform random weights.
 inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
                                 double reach) {
+  if (type != GgufTensorType::kQ8_0) {
+    const BlockFormatInfo* format =
+        FindBlockFormat(static_cast<uint32_t>(type));
+    if (format != nullptr) {
+      return BytesOf(
+          RandomBlocks(rng, format->format, elements / format->values, reach));
+    }
+  }
   std::string data;
   for (int64_t i = 0; i < elements; ++i) {
     const auto value = static_cast<float>(rng.Uniform(-reach, reach));

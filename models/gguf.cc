@@ -20,18 +20,38 @@
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/gguf_format.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 namespace {
 
-using gguf_format::BlockOf;
-using gguf_format::BlockSize;
 using gguf_format::kOp;
 using gguf_format::Load;
 using gguf_format::Quoted;
 
 void Store(float value, float* to) { *to = value; }
 void Store(float value, BFloat16* to) { *to = hwy::BF16FromF32(value); }
+
+// Decodes `elements` elements of whole blocks.
+void DecodeTo(BlockFormat format, const uint8_t* from, int64_t elements,
+              float* out) {
+  const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));
+  DecodeBlocks(
+      format,
+      absl::MakeConstSpan(
+          from, static_cast<size_t>(elements / info.values * info.bytes)),
+      absl::MakeSpan(out, static_cast<size_t>(elements)));
+}
+void DecodeTo(BlockFormat format, const uint8_t* from, int64_t elements,
+              BFloat16* out) {
+  const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));
+  float block[256];
+  for (int64_t done = 0; done < elements; done += info.values) {
+    DecodeTo(format, from, info.values, block);
+    for (int64_t i = 0; i < info.values; ++i) Store(block[i], out++);
+    from += info.bytes;
+  }
+}
 
 // Converts `elements` elements of `type` from `from` to `out`.
 template <typename Out>
@@ -57,16 +77,8 @@ void Convert(GgufTensorType type, const uint8_t* from, int64_t elements,
         }
       }
       return;
-    case GgufTensorType::kQ8_0:
-      for (int64_t block = 0; block < elements / GgufFile::kQ8Block; ++block) {
-        const uint8_t* in = from + block * GgufFile::kQ8BlockBytes;
-        const float scale = hwy::F32FromF16(Load<Float16>(in));
-        for (int64_t i = 0; i < GgufFile::kQ8Block; ++i) {
-          Store(scale * static_cast<float>(static_cast<int8_t>(in[2 + i])),
-                out + block * GgufFile::kQ8Block + i);
-        }
-      }
-      return;
+    default:
+      return DecodeTo(static_cast<BlockFormat>(type), from, elements, out);
   }
 }
 
@@ -162,7 +174,7 @@ absl::Status GgufFile::ReadAt(int64_t offset, int64_t bytes, void* out) const {
 
 absl::Status GgufFile::CheckPart(const GgufTensor& tensor, const GgufPart& part,
                                  size_t size, bool in_bytes) const {
-  const int64_t block = BlockOf(tensor.type).elements;
+  const int64_t block = GgufBlockOf(tensor.type).elements;
   const bool inside = part.row >= 0 && part.rows >= 0 &&
                       part.row <= tensor.rows() - part.rows && part.col >= 0 &&
                       part.cols >= 0 && part.col <= tensor.cols() - part.cols;
@@ -184,7 +196,7 @@ absl::Status GgufFile::ReadPartTo(const GgufTensor& tensor,
                                   const GgufPart& part,
                                   absl::Span<Out> out) const {
   QUERN_RETURN_IF_ERROR(CheckPart(tensor, part, out.size(), false));
-  const BlockSize block = BlockOf(tensor.type);
+  const GgufBlock block = GgufBlockOf(tensor.type);
   const bool whole = part.cols == tensor.cols();  // rows are contiguous
   const int64_t runs = whole ? 1 : part.rows;
   const int64_t elements = whole ? part.rows * part.cols : part.cols;
@@ -239,7 +251,7 @@ absl::Status GgufFile::ReadPartBytes(const GgufTensor& tensor,
                                      const GgufPart& part,
                                      absl::Span<uint8_t> out) const {
   QUERN_RETURN_IF_ERROR(CheckPart(tensor, part, out.size(), true));
-  const BlockSize block = BlockOf(tensor.type);
+  const GgufBlock block = GgufBlockOf(tensor.type);
   const bool whole = part.cols == tensor.cols();
   const int64_t runs = whole ? 1 : part.rows;
   const int64_t bytes =

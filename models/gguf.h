@@ -17,8 +17,9 @@
 // beyond the file; counts, lengths and sizes that overflow; arrays of arrays;
 // bools other than 0 and 1; two keys or two tensors of one name; ranks other
 // than 1..4; zero dimensions; rows that are not whole blocks; tensor types
-// other than F32, F16, BF16, Q8_0; data that is misaligned, overlaps or
-// leaves the file. Memory stays within a small multiple of the file's size.
+// other than F32, F16, BF16 and the formats of quant/block_format.h; data that
+// is misaligned, overlaps or leaves the file. Memory stays within a small
+// multiple of the file's size.
 //
 // The file must not change while it is open. If it becomes shorter, Open and
 // the Read functions report DataLoss: they use pread, and nothing is mapped.
@@ -57,16 +58,38 @@ enum class GgufValueType : uint32_t {
   kF64 = 12,
 };
 
+// Types from Q4_0 on, but for BF16, are the block formats of
+// quant/block_format.h, which has their formulas.
 enum class GgufTensorType : uint32_t {
   kF32 = 0,
   kF16 = 1,
-  kQ8_0 = 8,  // blocks of 32: an f16 scale, then 32 int8; value = scale * q
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
   kBF16 = 30,
+  kMXFP4 = 39,
 };
 
 // Returns "F32" or "Q8_0" and so on, also for types that this reader refuses,
-// such as "Q4_K"; "unknown" for other numbers.
+// such as "IQ2_XS"; "unknown" for other numbers.
 absl::string_view GgufTensorTypeName(GgufTensorType type);
+
+// A row consists of whole blocks; F32, F16 and BF16 have blocks of one element.
+struct GgufBlock {
+  int64_t elements;
+  int64_t bytes;
+};
+// Zeros for a type that this reader refuses.
+GgufBlock GgufBlockOf(GgufTensorType type);
 
 struct GgufTensor {
   std::string name;
@@ -132,13 +155,19 @@ class GgufFile {
   absl::StatusOr<std::vector<float>> GetF32s(absl::string_view key) const;
   absl::StatusOr<std::vector<int32_t>> GetI32s(absl::string_view key) const;
 
+  // The names of all keys, sorted, and the bytes that the file has of one:
+  // name, type and value. The views live as long as this object.
+  std::vector<absl::string_view> Keys() const;
+  absl::StatusOr<absl::string_view> KeyBytes(absl::string_view key) const;
+
   // Describes the file for refusals: "GGUF 3 of architecture 'llama', name 'x',
   // tensors F32 and Q8_0".
   std::string Describe() const;
 
   // Reads and converts the rows [first_row, first_row + out.size() / cols()).
-  // F32, F16 and BF16 to f32 are exact; Q8_0 is scale * q in f32. To bf16, the
-  // f32 value is rounded to nearest even. DataLoss if the file ends too early.
+  // F32, F16 and BF16 to f32 are exact; block formats become what DecodeBlocks
+  // makes of them. To bf16, the f32 value is rounded to nearest even. DataLoss
+  // if the file ends too early.
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
                         absl::Span<float> out) const;
   absl::Status ReadRows(const GgufTensor& tensor, int64_t first_row,
@@ -168,6 +197,7 @@ class GgufFile {
     GgufValueType element;
     int64_t count;
     int64_t offset;
+    int64_t begin = 0, end = 0;  // of name, type and value
   };
 
   GgufFile() = default;

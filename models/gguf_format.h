@@ -50,23 +50,9 @@ inline absl::string_view ValueTypeName(GgufValueType type) {
   return index < 13 ? kNames[index] : "unknown";
 }
 
-struct BlockSize {
-  int64_t elements;
-  int64_t bytes;
-};
-
-inline BlockSize BlockOf(GgufTensorType type) {
-  switch (type) {
-    case GgufTensorType::kF32:
-      return {1, 4};
-    case GgufTensorType::kF16:
-    case GgufTensorType::kBF16:
-      return {1, 2};
-    case GgufTensorType::kQ8_0:
-      return {GgufFile::kQ8Block, GgufFile::kQ8BlockBytes};
-  }
-  return {0, 0};
-}
+// The tensor types that are read, with their numbers: "F32 (0), F16 (1) or BF16
+// (30)".
+std::string SupportedTypes();
 
 // Quotes a name from a file so that it is safe to print.
 inline std::string Quoted(absl::string_view text) {

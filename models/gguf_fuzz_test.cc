@@ -20,6 +20,7 @@
 #include "quern/models/gguf_testutil.h"
 #include "quern/models/mutate_testutil.h"
 #include "quern/models/tokenizer.h"
+#include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
 
 namespace quern {
@@ -41,9 +42,9 @@ bool Exercise(const uint8_t* data, size_t size) {
                                     {0, tensor.rows(), 0, tensor.cols()},
                                     absl::MakeSpan(raw))
                     .ok());
-    // A tensor has at most one element per byte, so a small file cannot make
-    // the test allocate much.
-    EXPECT_LE(tensor.elements, tensor.bytes);
+    // No format has four elements per byte (Q2_K has 3.05), so a small file
+    // cannot make the test allocate much.
+    EXPECT_LT(tensor.elements, 4 * tensor.bytes);
     std::vector<float> values(static_cast<size_t>(tensor.elements));
     EXPECT_TRUE(file->ReadRows(tensor, 0, absl::MakeSpan(values)).ok());
   }
@@ -91,6 +92,17 @@ std::string SmallFile() {
   return writer.Finish();
 }
 
+// A tensor of each block format.
+std::string BlocksFile() {
+  GgufWriter writer;
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    writer.Tensor(info.name, {static_cast<uint64_t>(info.values), 2},
+                  static_cast<GgufTensorType>(info.format),
+                  std::string(static_cast<size_t>(2 * info.bytes), '\5'));
+  }
+  return writer.Finish();
+}
+
 // Metadata of a tokenizer: the bytes, and a few merges.
 std::string SmallTokenizer() {
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
@@ -126,7 +138,8 @@ std::string ModelHead() {
 
 TEST(GgufFuzzTest, SmallFilesSurviveMutation) {
   TestRng rng;
-  const std::vector<std::string> corpus = {SmallFile(), SmallTokenizer()};
+  const std::vector<std::string> corpus = {SmallFile(), SmallTokenizer(),
+                                           BlocksFile()};
   for (const std::string& file : corpus) {
     ASSERT_TRUE(
         Exercise(reinterpret_cast<const uint8_t*>(file.data()), file.size()));

@@ -17,12 +17,11 @@
 namespace quern {
 namespace {
 
-using gguf_format::BlockOf;
-using gguf_format::BlockSize;
 using gguf_format::kOp;
 using gguf_format::Load;
 using gguf_format::Quoted;
 using gguf_format::ScalarBytes;
+using gguf_format::SupportedTypes;
 
 // Limit on the bytes of metadata and tensor list. The header is held in memory,
 // and a sparse file may claim any length. A vocabulary of 256 Ki tokens takes
@@ -121,8 +120,10 @@ class GgufFile::Cursor {
 
   absl::StatusOr<Value> ReadValue(absl::string_view what) {
     QUERN_ASSIGN_OR_RETURN(const uint32_t code, Read<uint32_t>(what));
-    Value value{static_cast<GgufValueType>(code), GgufValueType::kU8, 1,
-                offset_};
+    Value value;
+    value.type = static_cast<GgufValueType>(code);
+    value.count = 1;
+    value.offset = offset_;
     if (value.type == GgufValueType::kArray) {
       QUERN_ASSIGN_OR_RETURN(const uint32_t element, Read<uint32_t>(what));
       value.element = static_cast<GgufValueType>(element);
@@ -171,6 +172,7 @@ absl::Status GgufFile::ParseHeader() {
   QUERN_ASSIGN_OR_RETURN(const int64_t num_keys,
                          cursor.ReadCount("key count", kMinKeyBytes));
   for (int64_t i = 0; i < num_keys; ++i) {
+    const int64_t begin = cursor.offset();
     QUERN_ASSIGN_OR_RETURN(
         const absl::string_view view,
         cursor.ReadString(absl::StrCat("name of key ", i), kMaxKeyBytes));
@@ -178,8 +180,10 @@ absl::Status GgufFile::ParseHeader() {
       return InvalidArgument(kOp, "name of key ", i, " is empty");
     }
     std::string key(view);
-    QUERN_ASSIGN_OR_RETURN(const Value value,
+    QUERN_ASSIGN_OR_RETURN(Value value,
                            cursor.ReadValue(absl::StrCat("key ", Quoted(key))));
+    value.begin = begin;
+    value.end = cursor.offset();
     if (!values_.emplace(key, value).second) {
       return InvalidArgument(kOp, "key ", Quoted(key), " occurs twice");
     }
@@ -230,13 +234,11 @@ absl::Status GgufFile::ParseTensor(Cursor& cursor, int64_t index) {
   }
   QUERN_ASSIGN_OR_RETURN(const uint32_t type, cursor.Read<uint32_t>(what));
   tensor.type = static_cast<GgufTensorType>(type);
-  const BlockSize block = BlockOf(tensor.type);
+  const GgufBlock block = GgufBlockOf(tensor.type);
   if (block.elements == 0) {
     return Unimplemented(kOp, what, " has type=", type, " (",
-                         GgufTensorTypeName(tensor.type),
-                         "); need F32 (0), F16 (1), Q8_0 (8) or BF16 (30); the "
-                         "file is ",
-                         DescribeKeys());
+                         GgufTensorTypeName(tensor.type), "); need ",
+                         SupportedTypes(), "; the file is ", DescribeKeys());
   }
   if (tensor.dims[0] % block.elements != 0) {
     return InvalidArgument(kOp, what, " has dims[0]=", tensor.dims[0],

@@ -13,6 +13,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/models/gguf.h"
 #include "quern/models/gguf_format.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 namespace {
@@ -26,7 +27,8 @@ struct TypeName {
   uint32_t type;
   absl::string_view name;
 };
-// The tensor types of the format, including those that this reader refuses.
+// The tensor types of the format by number, including those that this reader
+// refuses.
 constexpr TypeName kTypeNames[] = {
     {0, "F32"},      {1, "F16"},     {2, "Q4_0"},     {3, "Q4_1"},
     {6, "Q5_0"},     {7, "Q5_1"},    {8, "Q8_0"},     {9, "Q8_1"},
@@ -44,6 +46,33 @@ absl::string_view GgufTensorTypeName(GgufTensorType type) {
     if (entry.type == static_cast<uint32_t>(type)) return entry.name;
   }
   return "unknown";
+}
+
+GgufBlock GgufBlockOf(GgufTensorType type) {
+  switch (type) {
+    case GgufTensorType::kF32:
+      return {1, 4};
+    case GgufTensorType::kF16:
+    case GgufTensorType::kBF16:
+      return {1, 2};
+    default:
+      break;
+  }
+  const BlockFormatInfo* format = FindBlockFormat(static_cast<uint32_t>(type));
+  if (format == nullptr) return {0, 0};
+  return {format->values, format->bytes};
+}
+
+std::string gguf_format::SupportedTypes() {
+  std::vector<std::string> types;
+  for (const TypeName& entry : kTypeNames) {
+    if (GgufBlockOf(static_cast<GgufTensorType>(entry.type)).elements > 0) {
+      types.push_back(absl::StrCat(entry.name, " (", entry.type, ")"));
+    }
+  }
+  const std::string last = types.back();
+  types.pop_back();
+  return absl::StrCat(absl::StrJoin(types, ", "), " or ", last);
 }
 
 std::string GgufFile::DescribeKeys() const {
@@ -69,6 +98,24 @@ std::string GgufFile::Describe() const {
   if (types.empty()) return DescribeKeys();
   return absl::StrCat(DescribeKeys(), ", tensors ",
                       absl::StrJoin(types, " and "));
+}
+
+std::vector<absl::string_view> GgufFile::Keys() const {
+  std::vector<absl::string_view> keys;
+  keys.reserve(values_.size());
+  for (const auto& [key, value] : values_) keys.push_back(key);
+  return keys;
+}
+
+absl::StatusOr<absl::string_view> GgufFile::KeyBytes(
+    absl::string_view key) const {
+  const auto it = values_.find(key);
+  if (it == values_.end()) {
+    return absl::NotFoundError(absl::StrCat(kOp, ": no key ", Quoted(key)));
+  }
+  return absl::string_view(
+      reinterpret_cast<const char*>(header()) + it->second.begin,
+      static_cast<size_t>(it->second.end - it->second.begin));
 }
 
 absl::StatusOr<const GgufTensor*> GgufFile::FindTensor(

@@ -114,6 +114,11 @@ TEST(GgufTest, ReadsMetadataOfEveryType) {
   EXPECT_TRUE(file->GetI32s("ints")->empty());
   EXPECT_TRUE(file->Has("bools"));
   EXPECT_FALSE(file->Has("none"));
+  EXPECT_EQ(file->Keys().size(), 17u);
+  EXPECT_EQ(file->Keys().front(), "bool");
+  EXPECT_EQ(*file->KeyBytes("ints"), GgufWriter::String("ints") +
+                                         Raw<uint32_t>(9) + Raw<uint32_t>(5) +
+                                         Raw<uint64_t>(0));
 }
 
 TEST(GgufTest, RefusesMetadataOfAnotherType) {
@@ -140,6 +145,8 @@ TEST(GgufTest, RefusesMetadataOfAnotherType) {
          "gguf: key 'floats' is an array of f32; need string");
   expect(file->GetI32s("i32").status(), Code::kInvalidArgument,
          "gguf: key 'i32' is of type i32; need array");
+  expect(file->KeyBytes("none").status(), Code::kNotFound,
+         "gguf: no key 'none'");
   expect(file->FindTensor("none").status(), Code::kNotFound,
          "gguf: no tensor 'none'");
 }
@@ -308,19 +315,21 @@ std::vector<Refusal> Refusals() {
        Code::kInvalidArgument, "dims[0]=18446744073709551615"},
       {"bytes overflow", with_tensor({huge}, 0, 0), Code::kInvalidArgument,
        "need fewer than 2^63 bytes"},
-      {"tensor type", with_tensor({32}, 2, 0), Code::kUnimplemented,
-       "tensor 't' has type=2 (Q4_0); need F32 (0), F16 (1), Q8_0 (8) or BF16 "
-       "(30); the file is GGUF 3"},
+      {"tensor type", with_tensor({32}, 9, 0), Code::kUnimplemented,
+       "tensor 't' has type=9 (Q8_1); need F32 (0), F16 (1), Q4_0 (2), Q4_1 "
+       "(3), Q5_0 (6), Q5_1 (7), Q8_0 (8), Q2_K (10), Q3_K (11), Q4_K (12), "
+       "Q5_K (13), Q6_K (14), IQ4_NL (20), IQ4_XS (23), BF16 (30) or MXFP4 "
+       "(39); the file is GGUF 3"},
       {"tensor type of a known model",
        GgufWriter()
                .Key("general.architecture", "phi3")
                .Key("general.name", "Phi \x01")
-               .RawTensor("t", {32}, 12, 0)
+               .RawTensor("t", {256}, 16, 0)
                .Finish() +
            std::string(128, '\0'),
        Code::kUnimplemented,
-       "has type=12 (Q4_K); need F32 (0), F16 (1), Q8_0 (8) or BF16 (30); the "
-       "file is GGUF 3 of architecture 'phi3', name 'Phi \\x01'"},
+       "(30) or MXFP4 (39); the file is GGUF 3 of architecture 'phi3', name "
+       "'Phi \\x01'"},
       {"partial block", with_tensor({33}, 8, 0), Code::kInvalidArgument,
        "dims[0]=33; need a multiple of 32, as Q8_0 has blocks"},
       {"misaligned", with_tensor({4}, 0, 4), Code::kInvalidArgument,

@@ -160,6 +160,8 @@ TEST_P(PackedModelTest, SameBitsAsFromMemory) {
     for (const auto& [type, weights] :
          {std::pair(GgufTensorType::kBF16, DecoderWeights::kAsInFile),
           std::pair(GgufTensorType::kQ8_0, DecoderWeights::kAsInFile),
+          std::pair(GgufTensorType::kQ4_0, DecoderWeights::kAsInFile),
+          std::pair(GgufTensorType::kMXFP4, DecoderWeights::kAsInFile),
           std::pair(GgufTensorType::kF32, DecoderWeights::kInt8)}) {
       TestRng rng;
       SmallDecoder shape;

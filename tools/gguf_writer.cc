@@ -41,20 +41,10 @@ uint32_t Code(GgufValueType type) { return static_cast<uint32_t>(type); }
 // Size in bytes of `elements` elements, which must be whole blocks; -1 if it
 // exceeds 2^63.
 int64_t BytesOf(GgufTensorType type, int64_t elements) {
+  const GgufBlock block = GgufBlockOf(type);
   int64_t bytes = 0;
-  switch (type) {
-    case GgufTensorType::kF32:
-      return CheckedMul(elements, 4, &bytes) ? bytes : -1;
-    case GgufTensorType::kF16:
-    case GgufTensorType::kBF16:
-      return CheckedMul(elements, 2, &bytes) ? bytes : -1;
-    case GgufTensorType::kQ8_0:
-      return CheckedMul(elements / GgufFile::kQ8Block, GgufFile::kQ8BlockBytes,
-                        &bytes)
-                 ? bytes
-                 : -1;
-  }
-  return -1;
+  return CheckedMul(elements / block.elements, block.bytes, &bytes) ? bytes
+                                                                    : -1;
 }
 
 }  // namespace
@@ -115,6 +105,11 @@ void GgufFileWriter::KeyI32s(absl::string_view key,
   for (const int32_t value : values) Put(value, keys_);
 }
 
+void GgufFileWriter::KeyBytes(absl::string_view bytes) {
+  keys_.append(bytes.data(), bytes.size());
+  ++num_keys_;
+}
+
 absl::Status GgufFileWriter::AddTensor(absl::string_view name,
                                        absl::Span<const int64_t> dims,
                                        GgufTensorType type) {
@@ -133,10 +128,11 @@ absl::Status GgufFileWriter::AddTensor(absl::string_view name,
     if (!CheckedMul(elements, dim, &elements)) elements = -1;
     if (elements < 0) break;
   }
-  if (type == GgufTensorType::kQ8_0 && dims[0] % GgufFile::kQ8Block != 0) {
+  const int64_t block = GgufBlockOf(type).elements;
+  if (dims[0] % block != 0) {
     return InvalidArgument(kOp, name, " has rows of ", dims[0],
-                           " elements; need a multiple of ", GgufFile::kQ8Block,
-                           " for Q8_0");
+                           " elements; need a multiple of ", block, " for ",
+                           GgufTensorTypeName(type));
   }
   const int64_t bytes = elements < 0 ? -1 : BytesOf(type, elements);
   int64_t padded = 0, end = 0;

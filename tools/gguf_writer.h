@@ -43,6 +43,9 @@ class GgufFileWriter {
   void KeyF32s(absl::string_view key, absl::Span<const float> values);
   void KeyI32s(absl::string_view key, absl::Span<const int32_t> values);
 
+  // A key as another file has it (GgufFile::KeyBytes).
+  void KeyBytes(absl::string_view bytes);
+
   // Announces a tensor, before Open; dims[0] is the length of a row.
   // InvalidArgument for an empty name or one longer than 64 bytes, for other
   // than 1 to 4 dimensions, for a dimension below 1, for rows that are not

@@ -109,6 +109,8 @@ class Filler {
         }
         return;
       }
+      default:
+        QUERN_CHECK(false);
     }
   }
 
@@ -291,6 +293,8 @@ uint32_t FileType(GgufTensorType type) {
       return 7;
     case GgufTensorType::kBF16:
       return 32;
+    default:
+      QUERN_CHECK(false);
   }
   return 0;
 }

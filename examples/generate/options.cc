@@ -63,17 +63,16 @@ constexpr Flag kFlags[] = {
      }},
     {"model", "",
      "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,\n"
-     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or Q8_0; "
-     "default:\n"
-     "      the one that comes with this",
+     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or a block\n"
+     "      format such as Q8_0 or Q4_K; default: the one that comes with this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;
        return true;
      }},
     {"weights", "file",
-     "matrices as in the file (f32, bf16, f16 or Q8_0), or as bf16, f32 or "
-     "int8",
+     "matrices as in the file (f32, bf16, f16, Q4_0 or Q8_0; other block\n"
+     "      formats become f32), or as bf16, f32 or int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
        return Choose<DecoderWeights>({{"file", DecoderWeights::kAsInFile},
