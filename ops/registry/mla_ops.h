@@ -31,10 +31,11 @@ struct MlaStep {
 // (ops/mla/mla_weights.h) are read while the operator is made and dropped
 // afterwards as for `linear`. The RotaryEmbeddingPlan of q and k serves all
 // layers and outlives them. scale 0 means 1 / sqrt(nope + rope); MlaScale gives
-// DeepSeek's. The result has the dtype out_dtype, or that of hidden_states where
-// it is "". residual[tokens, hidden], of the result's dtype, is added before the
-// one rounding; it may be where the result is. `ranks` sums the results of all
-// ranks, each of which has some of the heads: give the residual on one of them.
+// DeepSeek's. The result has the dtype out_dtype, or that of hidden_states
+// where it is "". residual[tokens, hidden], of the result's dtype, is added
+// before the one rounding; it may be where the result is. `ranks` sums the
+// results of all ranks, each of which has some of the heads: give the residual
+// on one of them.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on
 // the calling thread, the absorbed form for every token. Packs nothing. Brings
