@@ -298,12 +298,9 @@ absl::Status MlaPlan::CheckCaches(const MlaArgs& args) const {
   const struct {
     const char* name;
     const AnyTensorView& view;
-  } others[] = {{"x", args.x},
-                {"positions", positions},
-                {"q_norm", args.q_norm},
-                {"kv_norm", args.kv_norm},
-                {"out", args.out},
-                {"residual", args.residual}};
+  } others[] = {{"x", args.x},           {"positions", positions},
+                {"q_norm", args.q_norm}, {"kv_norm", args.kv_norm},
+                {"out", args.out},       {"residual", args.residual}};
   for (const auto& other : others) {
     if (IsEmpty(other.view)) continue;
     QUERN_RETURN_IF_ERROR(
