@@ -327,7 +327,8 @@ TEST_P(LatentDecoderTest, RefusesSmallPagesNarrowCachesAndLittleMemory) {
   spec.cache_dtype = DType::kI8;
   const absl::Status cache = DecoderState::Create(model, spec).status();
   EXPECT_EQ(cache.code(), absl::StatusCode::kUnimplemented) << cache;
-  EXPECT_THAT(std::string(cache.message()), HasSubstr("dtype is i8; need f32"));
+  EXPECT_THAT(std::string(cache.message()),
+              HasSubstr("dtype is i8 and scaling per_token_head; need"));
   DecoderOptions options;
   options.max_bytes = 1000;
   EXPECT_EQ(
