@@ -48,6 +48,7 @@ class Multiplier {
         a_tile_(product.chunks() * product.a_chunk()),
         whole_chunks_(range.tile_end - range.tile > 1) {
     tile_.sums = tile_sums_;
+    tile_.prefetch_steps = 1;  // a line of codes at each step
     tile_.panel_bytes =
         static_cast<size_t>(part.fused ? panel_bytes_ : kDecodedPanelBytes);
     scale_.sums = tile_sums_;

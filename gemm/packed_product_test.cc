@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "gtest/gtest.h"
 #include "quern/core/aligned_buffer.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/workspace.h"
@@ -29,6 +30,9 @@ constexpr auto kChunk = static_cast<int64_t>(kChunkLines);
 const uint8_t* weights = nullptr;
 
 void StubTile(const TileArgs& t, size_t rows, size_t panels) {
+  QUERN_CHECK(t.prefetch_steps >= 1);
+  QUERN_CHECK(t.prefetch_steps * (t.prefetch[0].lines + t.prefetch[1].lines) <=
+              t.steps);
   auto* sums = static_cast<float*>(t.sums);
   const auto first = static_cast<size_t>(t.b - weights) / t.panel_bytes;
   for (size_t r = 0; r < rows; ++r) {
