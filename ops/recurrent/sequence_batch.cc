@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/check_indices.h"
 
@@ -16,8 +17,9 @@ namespace {
 constexpr int64_t kWindow = int64_t{1} << 15;
 
 // No index but null_slot occurs twice. Every index is >= 0 or is null_slot.
-absl::Status CheckDistinct(absl::string_view op, IndexView indices,
+absl::Status CheckDistinct(absl::string_view op, const SequenceBatch& batch,
                            int64_t null_slot) {
+  const IndexView indices = batch.state_indices;
   std::array<uint64_t, kWindow / 64> seen;
   int64_t base = 0;
   while (true) {
@@ -36,7 +38,7 @@ absl::Status CheckDistinct(absl::string_view op, IndexView indices,
       const auto at = static_cast<size_t>(indices[i] - first);
       const uint64_t bit = uint64_t{1} << (at % 64);
       if ((seen[at / 64] & bit) != 0) {
-        return InvalidArgument(op, "state_indices[", i, "]=", indices[i],
+        return InvalidArgument(op, batch.indices_name, "[", i, "]=", indices[i],
                                " is given twice; need a slot for each "
                                "sequence");
       }
@@ -53,12 +55,15 @@ absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
                          int64_t tokens) {
   const IndexView starts = batch.query_start_loc;
   if (starts.size() == 0) {
-    return CheckEqual(op, "state_indices", batch.sequences(), tokens,
+    return CheckEqual(op, batch.indices_name, batch.sequences(), tokens,
                       "every token is a sequence without query_start_loc");
   }
-  QUERN_RETURN_IF_ERROR(CheckEqual(op, "query_start_loc", starts.size() - 1,
-                                   batch.sequences(),
-                                   "state_indices has sequences"));
+  // Words are put together for a refusal only, because that allocates.
+  if (starts.size() - 1 != batch.sequences()) {
+    return CheckEqual(op, "query_start_loc", starts.size() - 1,
+                      batch.sequences(),
+                      absl::StrCat(batch.indices_name, " has sequences"));
+  }
   if (starts.null()) return InvalidArgument(op, "query_start_loc is null");
   int64_t least = 0;
   for (int64_t i = 0; i < starts.size(); ++i) {
@@ -75,16 +80,15 @@ absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,
 
 absl::Status CheckSequences(absl::string_view op, const SequenceBatch& batch,
                             int64_t tokens, int64_t slots, int64_t null_slot) {
-  QUERN_RETURN_IF_ERROR(CheckIndices(op, "state_indices", "index",
+  QUERN_RETURN_IF_ERROR(CheckIndices(op, batch.indices_name, "index",
                                      batch.state_indices, slots, null_slot));
   QUERN_RETURN_IF_ERROR(CheckStarts(op, batch, tokens));
-  if (!batch.has_initial_state.empty()) {
-    QUERN_RETURN_IF_ERROR(
-        CheckEqual(op, "has_initial_state",
-                   static_cast<int64_t>(batch.has_initial_state.size()),
-                   batch.sequences(), "state_indices has sequences"));
+  const auto initial = static_cast<int64_t>(batch.has_initial_state.size());
+  if (initial != 0 && initial != batch.sequences()) {
+    return CheckEqual(op, "has_initial_state", initial, batch.sequences(),
+                      absl::StrCat(batch.indices_name, " has sequences"));
   }
-  return CheckDistinct(op, batch.state_indices, null_slot);
+  return CheckDistinct(op, batch, null_slot);
 }
 
 }  // namespace quern

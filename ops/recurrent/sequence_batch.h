@@ -25,6 +25,8 @@ struct SequenceBatch {
   // what its slot held is not read. Empty: every sequence goes on from its
   // slot.
   absl::Span<const uint8_t> has_initial_state;
+  // What refusals call state_indices.
+  const char* indices_name = "state_indices";
 
   int64_t sequences() const { return state_indices.size(); }
   int64_t begin(int64_t s) const {
@@ -39,7 +41,8 @@ struct SequenceBatch {
   }
 };
 
-// InvalidArgument names the operator `op` and the index, unless
+// InvalidArgument names the operator `op` and the index, which it calls as
+// batch.indices_name says, unless
 //
 // - each state index is in [0, slots) or is null_slot,
 // - no slot is named twice, but for null_slot,

@@ -50,10 +50,13 @@ inline absl::Status CheckBatch(absl::string_view op, absl::string_view field,
   if (initial.rank() == 0) return absl::OkStatus();
   return CheckInput(op, "has_initial_state", initial, DType::kU8, {sequences});
 }
+// `field`: a literal, what the schema calls the indices.
 inline SequenceBatch BatchOf(const AnyTensorView& indices,
                              const AnyTensorView& starts,
-                             const AnyTensorView& initial) {
+                             const AnyTensorView& initial,
+                             const char* field = "state_indices") {
   SequenceBatch batch;
+  batch.indices_name = field;
   batch.state_indices = IndicesOf(indices);
   if (starts.rank() != 0) batch.query_start_loc = IndicesOf(starts);
   if (initial.rank() != 0) {

@@ -28,38 +28,45 @@ using Tensors = absl::Span<const AnyTensorView>;
 constexpr char kConv[] = "causal_conv1d_fn";
 constexpr char kConvUpdate[] = "causal_conv1d_update";
 constexpr char kStateUpdate[] = "selective_state_update";
+// What each calls the indices of slots.
+constexpr char kConvIndices[] = "cache_indices";
+constexpr char kConvUpdateIndices[] = "conv_state_indices";
+constexpr char kStateIndices[] = "state_batch_indices";
 
 // x, weight, bias, conv_states, indices, starts, initial, out.
 constexpr Binding<CausalConv1dArgs> kConvBinding = {
     kConv, 8,
     [](const char* op, Tensors t) {
-      return CheckBatch(op, "cache_indices", t[4], t[5], t[6]);
+      return CheckBatch(op, kConvIndices, t[4], t[5], t[6]);
     },
     [](Tensors t) {
-      return CausalConv1dArgs{t[0], t[1], t[2], t[3], BatchOf(t[4], t[5], t[6]),
-                              t[7]};
+      return CausalConv1dArgs{
+          t[0], t[1], t[2], t[3], BatchOf(t[4], t[5], t[6], kConvIndices),
+          t[7]};
     }};
 // x, conv_state, weight, bias, indices, out.
 constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
     kConvUpdate, 6,
     [](const char* op, Tensors t) {
-      return CheckBatch(op, "conv_state_indices", t[4], {}, {});
+      return CheckBatch(op, kConvUpdateIndices, t[4], {}, {});
     },
     [](Tensors t) {
-      return CausalConv1dArgs{t[0], t[2], t[3], t[1], BatchOf(t[4], {}, {}),
-                              t[5]};
+      return CausalConv1dArgs{
+          t[0], t[2], t[3], t[1], BatchOf(t[4], {}, {}, kConvUpdateIndices),
+          t[5]};
     }};
 
 // state, x, dt, a, b, c, d, z, dt_bias, indices, starts, out.
 constexpr Binding<StateUpdateArgs> kStateUpdateBinding = {
     kStateUpdate, 12,
     [](const char* op, Tensors t) {
-      return CheckBatch(op, "state_batch_indices", t[9], t[10], {});
+      return CheckBatch(op, kStateIndices, t[9], t[10], {});
     },
     [](Tensors t) {
-      return StateUpdateArgs{t[0], t[1], t[2], t[3], t[4],
-                             t[5], t[6], t[7], t[8], BatchOf(t[9], t[10], {}),
-                             t[11]};
+      return StateUpdateArgs{
+          t[0], t[1], t[2], t[3], t[4],
+          t[5], t[6], t[7], t[8], BatchOf(t[9], t[10], {}, kStateIndices),
+          t[11]};
     }};
 
 NamedArgs ConvExample(DType dtype) {
@@ -86,7 +93,7 @@ absl::StatusOr<CausalConv1dPlan> ConvPlan(
   QUERN_RETURN_IF_ERROR(
       CheckRank(op, update ? "conv_state" : "conv_states", state, 3));
   QUERN_RETURN_IF_ERROR(CheckIndexMetas(
-      op, update ? "conv_state_indices" : "cache_indices", indices, starts));
+      op, update ? kConvUpdateIndices : kConvIndices, indices, starts));
   CausalConv1dSpec spec;
   spec.channels = x.extents[1];
   spec.width = weight.extents[1];
@@ -165,8 +172,7 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlanOf(
   if (a.extents.size() != 3) {
     QUERN_RETURN_IF_ERROR(CheckRank(kOp, "a", a, 1));
   }
-  QUERN_RETURN_IF_ERROR(
-      CheckIndexMetas(kOp, "state_batch_indices", indices, starts));
+  QUERN_RETURN_IF_ERROR(CheckIndexMetas(kOp, kStateIndices, indices, starts));
   StateUpdateSpec spec;
   spec.heads = state.extents[1];
   spec.groups = b.extents[1];

@@ -260,6 +260,56 @@ TEST_P(RecurrentOpsTest, SelectiveStateUpdateIsThePlan) {
   }
 }
 
+TEST_P(RecurrentOpsTest, RefusesSlotsByTheNameOfTheSchema) {
+  Tensor x = Reals({4, 16}), states = Reals({kSlots, 3, 16});
+  Tensor weight = Reals({16, 4}), out = Reals({4, 16});
+  Tensor rows = Reals({4, 2, 8}), dt = Reals({4, 2}), a = Reals({2});
+  Tensor b = Reals({4, 1, 7}), c = Reals({4, 1, 7});
+  Tensor ssm = Reals({kSlots, 2, 8, 7}), of_rows = Reals({4, 2, 8});
+  struct Case {
+    std::string op, field;
+    std::vector<std::pair<std::string, Tensor*>> tensors;
+  };
+  const Case cases[] = {
+      {"causal_conv1d_fn",
+       "cache_indices",
+       {{"x", &x}, {"weight", &weight}, {"conv_states", &states}}},
+      {"causal_conv1d_update",
+       "conv_state_indices",
+       {{"x", &x}, {"conv_state", &states}, {"weight", &weight}}},
+      {"selective_state_update",
+       "state_batch_indices",
+       {{"state", &ssm},
+        {"x", &rows},
+        {"dt", &dt},
+        {"a", &a},
+        {"b", &b},
+        {"c", &c}}}};
+  const std::vector<int64_t> good = {0, 1, 2, 3}, beyond = {0, 1, 2, 5};
+  const std::vector<int64_t> twice = {0, 1, 2, 1};
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.op);
+    NamedArgs args = {{test.field, kIndexMeta}};
+    std::vector<NamedTensor> named = {
+        {"out", test.op[0] == 'c' ? out.view() : of_rows.view()}};
+    for (const auto& [name, tensor] : test.tensors) {
+      args.emplace_back(name, tensor->meta);
+      named.push_back({name, tensor->view()});
+    }
+    const MadeOp made = Make("simd", test.op, args);
+    const auto check = [&](const std::vector<int64_t>& indices) {
+      std::vector<NamedTensor> all = named;
+      all.push_back({test.field, IndexTensor(indices)});
+      std::vector<AnyTensorView> tensors;
+      const absl::Status bound = made.Bind(all, tensors);
+      return bound.ok() ? made.op->CheckArgs(tensors) : bound;
+    };
+    EXPECT_EQ(check(good), absl::OkStatus());
+    ExpectRefusal(check(beyond), ": " + test.field + "[3]=5; need 0 <= ");
+    ExpectRefusal(check(twice), ": " + test.field + "[3]=1 is given twice");
+  }
+}
+
 TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
   OpRegistry registry;
   ASSERT_EQ(RegisterRecurrentOps(registry), absl::OkStatus());
