@@ -209,7 +209,7 @@ class LatentBlocksAttentionTest : public IsaTest {
         rng, tokens * sizes.heads * (sizes.latent + sizes.rest), -1, 1);
     InlineExecutor executor;
     const BatchRun<Q> want(sizes, batch, q, /*blocks=*/false, executor);
-    for (const uint8_t poison : {0xFF, 0x7F, 0x00, 0xA5}) {
+    for (const uint8_t poison : {0xFF, 0xA5}) {
       const BatchRun<Q> got(sizes, batch, q, /*blocks=*/true, executor, poison);
       EXPECT_RAN_ON(got.plan());
       EXPECT_STREQ(got.plan().arithmetic(), want.plan().arithmetic());
@@ -259,19 +259,19 @@ QUERN_INSTANTIATE_ISA_TEST(LatentBlocksAttentionTest);
 TEST_P(LatentBlocksAttentionTest, HasTheBitsOfBf16) {
   TestRng rng;
   Sizes sizes;
-  for (const int64_t latent : {4, 20, 64, 128, 132, 260}) {
-    for (const int64_t rest : {1, 4, 7}) {
-      sizes.latent = latent;
-      sizes.rest = rest;
-      ExpectBitsOfBf16<BFloat16>(sizes, {1, 2, 5}, {1, 47, 300}, rng);
-      ExpectBitsOfBf16<float>(sizes, {1, 2, 5}, {16, 47, 300}, rng);
-    }
+  const int64_t dims[][2] = {{4, 1}, {20, 4}, {64, 7}, {128, 1}, {260, 7}};
+  for (const auto& [latent, rest] : dims) {
+    sizes.latent = latent;
+    sizes.rest = rest;
+    ExpectBitsOfBf16<BFloat16>(sizes, {1, 2, 5}, {1, 47, 265}, rng);
   }
-  ExpectBitsOfBf16<Float16>(sizes, {1, 3}, {32, 290}, rng);
+  sizes.latent = 132;
+  ExpectBitsOfBf16<float>(sizes, {1, 2, 5}, {16, 47, 265}, rng);
+  ExpectBitsOfBf16<Float16>(sizes, {1, 3}, {32, 90}, rng);
   // With few rows and with more than attention reads as bytes elsewhere.
   for (const int64_t heads : {1, 2, 16}) {
     sizes.heads = heads;
-    ExpectBitsOfBf16<BFloat16>(sizes, {1, 1}, {512, 33}, rng);
+    ExpectBitsOfBf16<BFloat16>(sizes, {1, 1}, {256, 33}, rng);
   }
   sizes.window = 21;
   ExpectBitsOfBf16<BFloat16>(sizes, {4, 1}, {300, 90}, rng);
@@ -304,9 +304,10 @@ TEST_P(LatentBlocksAttentionTest, WidensEveryCodeExactly) {
   ExpectLatents<float>(keys, 1);
   ExpectLatents<BFloat16>(keys, 1);
   // A whole group, which takes another way. Sums of 16 stay finite.
-  keys.resize(keys.size() - 4);
-  ExpectLatents<float>(keys, 16);
-  ExpectLatents<BFloat16>(keys, 16);
+  std::vector<Key> some;
+  for (size_t i = 0; i + 4 < keys.size(); i += 29) some.push_back(keys[i]);
+  ExpectLatents<float>(some, 16);
+  ExpectLatents<BFloat16>(some, 16);
 }
 
 // A token that is NaN, by a code or by an exponent, is so for those who see it.
