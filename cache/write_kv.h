@@ -33,7 +33,8 @@
 //                  block with a NaN or an infinity has exponent 255 and codes
 //                  0x7f, so that all of it means NaN. x * r is exact unless its
 //                  code is 0, so that the code is the one nearest to x / scale
-//                  and |x - scale * code| <= max(2^-4 |x|, 2^-10 scale).
+//                  and |x - scale * code| <= max(2^-4 |x|, 2^-10 scale), unless
+//                  x saturates.
 //
 // The product is rounded to f32 before it is rounded to a code. Of i8 with
 // kPerTokenHead, |x - scale * code| <= scale * (1/2 + 2^-15).

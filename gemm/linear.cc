@@ -273,11 +273,14 @@ absl::Status LinearPlan::CheckRows(const AnyTensorView& a) const {
 absl::Status LinearPlan::CheckRowStride(absl::string_view op,
                                         absl::string_view field,
                                         const AnyTensorView& rows) const {
-  const int64_t most = layer_->max_row_stride();
-  if (rows.extent(0) <= 1 || rows.stride(0) <= most) return absl::OkStatus();
+  const LinearLayer::RowStrides may = layer_->row_strides(rows.extent(1));
+  const int64_t stride = rows.stride(0);
+  if (rows.extent(0) <= 1 || (may.least <= stride && stride <= may.most)) {
+    return absl::OkStatus();
+  }
   // Only a refusal allocates.
-  return CheckRange(op, absl::StrCat(field, ".stride(0)"), rows.stride(0), 0,
-                    most);
+  return CheckRange(op, absl::StrCat(field, ".stride(0)"), stride, may.least,
+                    may.most);
 }
 
 void LinearPlan::Execute(const LinearArgs& args, const Workspace& workspace,

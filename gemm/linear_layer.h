@@ -34,11 +34,13 @@ class LinearLayer {
   // For max_m >= 0 and max_workers >= 1.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_m,
                                                  int max_workers) const = 0;
-  // The largest stride of rows of a and of c, in elements. A single row has
-  // none.
-  virtual int64_t max_row_stride() const {
-    return std::numeric_limits<int64_t>::max();
-  }
+  // The strides that rows of so many elements, of a or of c, may have. A single
+  // row has none.
+  struct RowStrides {
+    int64_t least = 0;
+    int64_t most = std::numeric_limits<int64_t>::max();
+  };
+  virtual RowStrides row_strides(int64_t /*columns*/) const { return {}; }
   // Refuse arguments, or rows of a, that this implementation cannot run
   // although LinearPlan::CheckArgs accepts them.
   virtual absl::Status CheckArgs(const LinearArgs& /*args*/) const {

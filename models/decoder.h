@@ -134,9 +134,8 @@ enum class DecoderWeights {
   // its blocks. One in any other block format becomes f32, which is exact and
   // takes 4.9 times (Q6_K) to 12.2 times (Q2_K) the bytes of the file; kBF16
   // takes half of that, kInt8 a quarter. A matrix whose parts differ in form,
-  // as
-  // q, k and v may, becomes f32. Rows are bf16 if all matrices of the file are
-  // BF16, Q4_0 or Q8_0, otherwise f32. Rows of a Q4_0 or Q8_0 embedding are
+  // as q, k and v may, becomes f32. Rows are bf16 if all matrices of the file
+  // are BF16, Q4_0 or Q8_0, otherwise f32. Rows of a Q4_0 or Q8_0 embedding are
   // converted to the type of rows.
   kAsInFile,
   kBF16,

@@ -65,8 +65,9 @@
 //   b >= 4   s[b] = lo(scales[b + 4]) + 16 (scales[b - 4] >> 6)
 //            t[b] = hi(scales[b + 4]) + 16 (scales[b] >> 6)
 //
-// Rounding: f16 has 11 significant bits, sub-scales up to 7 and codes up to 7,
-// so every product above is exact in f32, in the order of the parentheses
+// Rounding: f16 has 11 significant bits, and a sub-scale and a code of one
+// format 12 at most together (IQ4_XS: 5 and 7, Q6_K: 7 and 5), so every product
+// above is exact in f32, in the order of the parentheses
 // (MXFP4: exact or, beyond the largest f32, infinite). The one sum or
 // difference of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K is rounded once, to nearest
 // even; all other formats decode exactly. A fused multiply-add therefore gives

@@ -129,6 +129,10 @@ absl::Status GgufFileWriter::AddTensor(absl::string_view name,
     if (elements < 0) break;
   }
   const int64_t block = GgufBlockOf(type).elements;
+  if (block == 0) {
+    return InvalidArgument(kOp, name, " has type ", static_cast<uint32_t>(type),
+                           ", which is not supported");
+  }
   if (dims[0] % block != 0) {
     return InvalidArgument(kOp, name, " has rows of ", dims[0],
                            " elements; need a multiple of ", block, " for ",

@@ -58,14 +58,15 @@ absl::StatusOr<const BlockFormatInfo*> FormatNamed(absl::string_view name) {
 }
 
 // The format that a tensor gets; null for one that stays as it is: vectors,
-// routers, whose rounding could change a choice of experts, convolutions, and
-// matrices whose rows are not whole blocks.
+// norms, routers, whose rounding could change a choice of experts,
+// convolutions, and matrices whose rows are not whole blocks.
 const BlockFormatInfo* FormatOf(const GgufTensor& tensor,
                                 const Options& options) {
   const bool floats = tensor.type == GgufTensorType::kF32 ||
                       tensor.type == GgufTensorType::kF16 ||
                       tensor.type == GgufTensorType::kBF16;
   if (!floats || tensor.rows() == 1 ||
+      absl::EndsWith(tensor.name, "_norm.weight") ||
       absl::StrContains(tensor.name, "ffn_gate_inp") ||
       absl::StrContains(tensor.name, "conv")) {
     return nullptr;
@@ -168,9 +169,9 @@ std::string HelpText() {
       "Writes a GGUF file whose matrices are in a block format.\n\n"
       "  quantize_gguf IN OUT FORMAT [EMBEDDING_FORMAT]\n\n"
       "IN has matrices of F32, F16 or BF16. A file OUT is replaced. Routers,\n"
-      "convolutions, vectors and matrices whose rows are not whole blocks "
-      "stay\n"
-      "as they are. EMBEDDING_FORMAT is that of the embedding and of the "
+      "convolutions, norms, vectors and matrices whose rows are not whole\n"
+      "blocks stay as they are. EMBEDDING_FORMAT is that of the embedding and "
+      "of the "
       "output\n"
       "matrix; FORMAT if it is not given. Codes are the nearest, and scales\n"
       "cover the largest values; programs that search for better scales write\n"

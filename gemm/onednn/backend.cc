@@ -70,20 +70,20 @@ absl::StatusOr<std::unique_ptr<const LinearLayer>> Create(
 }
 
 absl::Status CheckStride(absl::string_view field, const AnyTensorView& view,
-                         int64_t columns) {
+                         const LinearLayer::RowStrides& may) {
   if (view.extent(0) <= 1) return absl::OkStatus();
-  return CheckRange(kOp, field, view.stride(0), columns, kMaxOneDnnExtent);
+  return CheckRange(kOp, field, view.stride(0), may.least, may.most);
 }
 
 }  // namespace
 
 absl::Status OneDnnLayer::CheckRows(const AnyTensorView& a) const {
-  return CheckStride("a.stride(0)", a, matmul_->config().k);
+  return CheckStride("a.stride(0)", a, row_strides(matmul_->config().k));
 }
 
 absl::Status OneDnnLayer::CheckArgs(const LinearArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckRows(args.a));
-  return CheckStride("c.stride(0)", args.c, matmul_->config().n);
+  return CheckStride("c.stride(0)", args.c, row_strides(matmul_->config().n));
 }
 
 absl::StatusOr<AlignedBuffer> CopyOfColumns(const void* from, int64_t n) {

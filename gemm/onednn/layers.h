@@ -41,7 +41,9 @@ class OneDnnLayer : public LinearLayer {
                                          int max_workers) const override {
     return matmul_->WorkspaceBytes(max_m, max_workers);
   }
-  int64_t max_row_stride() const override { return kMaxOneDnnExtent; }
+  RowStrides row_strides(int64_t columns) const override {
+    return {columns, kMaxOneDnnExtent};
+  }
   // Refuse a row stride that oneDNN cannot hold.
   absl::Status CheckRows(const AnyTensorView& a) const override;
   absl::Status CheckArgs(const LinearArgs& args) const override;

@@ -31,6 +31,8 @@ inline testing::AssertionResult WithinBounds(const std::vector<double>& got,
 inline void ExpectRoundings(const std::vector<double>& got,
                             const BoundedRow& want, int64_t row_size) {
   ASSERT_EQ(got.size(), want.size());
+  ASSERT_GT(row_size, 0);
+  ASSERT_EQ(want.size() % static_cast<size_t>(row_size), 0u);
   RoundingRows rows;
   for (size_t row = 0; row < want.size();
        row += static_cast<size_t>(row_size)) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/mixer/mixer_frame.h"
@@ -113,17 +114,23 @@ void ExpectStrideRefusals(const std::string& op, const Plan& plan,
   Args args = good;
   MixerArgs& common = layer(args);
   const MixerArgs before = common;
-  const AnyTensorView::Dims extents = {4, before.x.extent(1)};
-  common.x = AnyTensorView(before.x.dtype(), before.x.data(), 2, extents,
-                           {kBeyond, 1});
-  const std::string words = ".stride(0)=536870912; need 0 <= ";
-  ExpectRefusal(plan.CheckArgs(args),
-                op + ": x" + words + "x.stride(0) <= 536870911");
+  const int64_t columns = before.x.extent(1);
+  const AnyTensorView::Dims extents = {4, columns};
+  const std::string range = absl::StrCat("; need ", columns, " <= ");
+  for (const int64_t stride : {kBeyond, columns - 1, int64_t{0}}) {
+    common = before;
+    common.x = AnyTensorView(before.x.dtype(), before.x.data(), 2, extents,
+                             {stride, 1});
+    ExpectRefusal(plan.CheckArgs(args),
+                  absl::StrCat(op, ": x.stride(0)=", stride, range,
+                               "x.stride(0) <= 536870911"));
+  }
   common = before;
   common.out = AnyTensorView(before.out.dtype(), before.out.mutable_data(), 2,
                              extents, {kBeyond, 1});
   ExpectRefusal(plan.CheckArgs(args),
-                op + ": out" + words + "out.stride(0) <= 536870911");
+                absl::StrCat(op, ": out.stride(0)=536870912", range,
+                             "out.stride(0) <= 536870911"));
 }
 
 }  // namespace quern

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
@@ -270,18 +271,23 @@ TEST_F(MlaArgsTest, StridesThatOneDnnCannotHoldAreNamed) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->CheckArgs(good_), absl::OkStatus());
   const AnyTensorView::Dims extents = {3, spec_.hidden};
-  const AnyTensorView::Dims strides = {int64_t{1} << 29, 1};
+  const std::string range = absl::StrCat("; need ", spec_.hidden, " <= ");
+  for (const int64_t stride :
+       {int64_t{1} << 29, spec_.hidden - 1, int64_t{0}}) {
+    const AnyTensorView::Dims strides = {stride, 1};
+    MlaArgs args = good_;
+    args.x = AnyTensorView(DType::kF32, good_.x.data(), 2, extents, strides);
+    ExpectRefusal(plan->CheckArgs(args),
+                  absl::StrCat("multi_head_latent_attention: x.stride(0)=",
+                               stride, range, "x.stride(0) <= 536870911"));
+  }
   MlaArgs args = good_;
-  args.x = AnyTensorView(DType::kF32, good_.x.data(), 2, extents, strides);
+  args.out = AnyTensorView(DType::kF32, good_.out.mutable_data(), 2, extents,
+                           {int64_t{1} << 29, 1});
   ExpectRefusal(plan->CheckArgs(args),
-                "multi_head_latent_attention: x.stride(0)=536870912; need 0 <= "
-                "x.stride(0) <= 536870911");
-  args = good_;
-  args.out =
-      AnyTensorView(DType::kF32, good_.out.mutable_data(), 2, extents, strides);
-  ExpectRefusal(plan->CheckArgs(args),
-                "multi_head_latent_attention: out.stride(0)=536870912; need 0 "
-                "<= out.stride(0) <= 536870911");
+                absl::StrCat("multi_head_latent_attention: "
+                             "out.stride(0)=536870912",
+                             range, "out.stride(0) <= 536870911"));
 }
 
 TEST_F(MlaArgsTest, RotationsAreNamed) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "quern/cache/kv_layout.h"
+#include "quern/cache/latent_blocks_testutil.h"
 #include "quern/core/dtype.h"
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mla/mla_spec.h"
@@ -152,8 +153,13 @@ class ReferenceMla {
       const size_t end = std::min(begin + block, latent);
       double most = 0x1p-100;  // the smallest scale is 2^-117
       for (size_t i = begin; i < end; ++i) most = std::max(most, Reach(row[i]));
+      std::vector<double> sample;
+      for (size_t i = begin; i < end; ++i) sample.push_back(row[i].rounded);
+      const uint8_t exponent = LatentExponent(sample);
       for (size_t i = begin; i < end; ++i) {
         row[i].error += std::max(0x1p-4 * Reach(row[i]), 0x1p-10 * most / 224);
+        row[i].rounded =
+            LatentValue(LatentCode(row[i].rounded, exponent), exponent);
       }
     }
     for (size_t i = latent; i < row.size(); ++i) {
