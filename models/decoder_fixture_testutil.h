@@ -4,6 +4,8 @@
 // Fixture of tests of the forward pass: loads and runs small models, once for
 // each instruction set.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -78,6 +80,47 @@ class DecoderFixture : public IsaTest {
     const auto logits = state.Forward(items, LogitsOf::kAllTokens, executor);
     EXPECT_TRUE(logits.ok()) << logits.status();
     return logits.ok() ? Copy(*logits) : Rows();
+  }
+
+  // Two steps of four sequences at once, on `threads`, have the bits of each
+  // sequence alone: long pieces and single tokens, in either order.
+  void ExpectBatchAndThreadsChangeNothing(const SmallDecoder& shape,
+                                          int64_t page_size,
+                                          int64_t page_size_alone,
+                                          Executor& threads) {
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    for (const DecoderWeights weights :
+         {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
+      const Decoder model = Load(bytes, weights);
+      DecoderState batched = State(model, page_size);
+      std::vector<std::vector<int32_t>> firsts, seconds;
+      std::vector<DecoderBatchItem> first_step, second_step;
+      std::vector<Rows> alone;
+      for (const auto& [first, second] :
+           {std::pair{17, 1}, {1, 40}, {40, 16}, {3, 1}}) {
+        firsts.push_back(RandomTokens(rng, first, shape.vocab));
+        seconds.push_back(RandomTokens(rng, second, shape.vocab));
+        DecoderState state = State(model, page_size_alone);
+        const int32_t sequence = *state.NewSequence();
+        Forward(state, {{sequence, firsts.back()}}, inline_);
+        alone.push_back(Forward(state, {{sequence, seconds.back()}}, inline_));
+      }
+      for (size_t s = 0; s < firsts.size(); ++s) {
+        first_step.push_back({*batched.NewSequence(), firsts[s]});
+        second_step.push_back({first_step.back().sequence, seconds[s]});
+      }
+      Forward(batched, first_step, threads);
+      // In another order than before.
+      std::reverse(second_step.begin(), second_step.end());
+      const Rows rows = Forward(batched, second_step, threads);
+      size_t at = 0;
+      for (size_t s = firsts.size(); s-- > 0;) {
+        for (const std::vector<float>& want : alone[s]) {
+          ASSERT_EQ(rows[at++], want) << "sequence " << s;
+        }
+      }
+    }
   }
 
   InlineExecutor inline_;

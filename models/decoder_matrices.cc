@@ -190,7 +190,8 @@ LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {
   spec.k = parts.k;
   spec.format = FormatOf(parts);
   spec.gated = IsGated(parts.activation);
-  spec.group_size = GgufFile::kQ8Block;
+  // Q4_0's blocks have as many; other formats do not look at it.
+  spec.group_size = GgufBlockOf(GgufTensorType::kQ8_0).elements;
   return spec;
 }
 

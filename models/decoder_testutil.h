@@ -197,13 +197,14 @@ inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
     }
   }
   std::string data;
+  const int64_t block = GgufBlockOf(type).elements;
   for (int64_t i = 0; i < elements; ++i) {
     const auto value = static_cast<float>(rng.Uniform(-reach, reach));
     if (type == GgufTensorType::kF32) data += Raw(value);
     if (type == GgufTensorType::kF16) data += Raw(FromDouble<Float16>(value));
     if (type == GgufTensorType::kBF16) data += Raw(FromDouble<BFloat16>(value));
     if (type == GgufTensorType::kQ8_0) {
-      if (i % GgufFile::kQ8Block == 0) {
+      if (i % block == 0) {
         data += Raw(FromDouble<Float16>(reach / 127));
       }
       data += Raw(static_cast<int8_t>(rng.Integer(-127, 127)));

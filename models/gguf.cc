@@ -45,11 +45,13 @@ void DecodeTo(BlockFormat format, const uint8_t* from, int64_t elements,
 void DecodeTo(BlockFormat format, const uint8_t* from, int64_t elements,
               BFloat16* out) {
   const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));
-  float block[256];
-  for (int64_t done = 0; done < elements; done += info.values) {
-    DecodeTo(format, from, info.values, block);
-    for (int64_t i = 0; i < info.values; ++i) Store(block[i], out++);
-    from += info.bytes;
+  float some[2048];  // whole blocks of every format
+  for (int64_t done = 0; done < elements;) {
+    const int64_t count = std::min<int64_t>(elements - done, 2048);
+    DecodeTo(format, from, count, some);
+    for (int64_t i = 0; i < count; ++i) Store(some[i], out++);
+    from += count / info.values * info.bytes;
+    done += count;
   }
 }
 

@@ -112,9 +112,6 @@ struct GgufPart {
 
 class GgufFile {
  public:
-  static constexpr int64_t kQ8Block = 32;
-  static constexpr int64_t kQ8BlockBytes = 34;
-
   // NotFound, PermissionDenied or another error of the system if the file
   // cannot be opened; InvalidArgument or Unimplemented if this reader does not
   // support its contents. Time is proportional to the header. Tensor data is

@@ -224,44 +224,12 @@ TEST_P(LatentDecoderTest, ShortStepsHaveTheSameBits) {
   }
 }
 
-// Prompts in both forms and single tokens in one step, on two threads.
+// Prompts in both forms and single tokens in one step.
 TEST_P(LatentDecoderTest, BatchAndThreadsChangeNothing) {
-  TestRng rng;
-  const SmallDecoder shape = Latent();
-  const std::string bytes = SmallDecoderFile(rng, shape);
   const auto two = HwyExecutor::Create(2);
   ASSERT_TRUE(two.ok()) << two.status();
-  for (const DecoderWeights weights :
-       {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
-    const Decoder model = Load(bytes, weights);
-    DecoderState batched = State(model, /*page_size=*/16);
-    std::vector<std::vector<int32_t>> firsts, seconds;
-    std::vector<DecoderBatchItem> first_step, second_step;
-    std::vector<Rows> alone;
-    for (const auto& [first, second] :
-         {std::pair{17, 1}, {1, 40}, {40, 16}, {3, 1}}) {
-      firsts.push_back(RandomTokens(rng, first, shape.vocab));
-      seconds.push_back(RandomTokens(rng, second, shape.vocab));
-      DecoderState state = State(model, /*page_size=*/32);
-      const int32_t sequence = *state.NewSequence();
-      Forward(state, {{sequence, firsts.back()}}, inline_);
-      alone.push_back(Forward(state, {{sequence, seconds.back()}}, inline_));
-    }
-    for (size_t s = 0; s < firsts.size(); ++s) {
-      first_step.push_back({*batched.NewSequence(), firsts[s]});
-      second_step.push_back({first_step.back().sequence, seconds[s]});
-    }
-    Forward(batched, first_step, **two);
-    // In another order than before.
-    std::reverse(second_step.begin(), second_step.end());
-    const Rows rows = Forward(batched, second_step, **two);
-    size_t at = 0;
-    for (size_t s = firsts.size(); s-- > 0;) {
-      for (const std::vector<float>& want : alone[s]) {
-        ASSERT_EQ(rows[at++], want) << "sequence " << s;
-      }
-    }
-  }
+  ExpectBatchAndThreadsChangeNothing(Latent(), /*page_size=*/16,
+                                     /*page_size_alone=*/32, **two);
 }
 
 TEST_P(LatentDecoderTest, ForksContinueAsTheWhole) {

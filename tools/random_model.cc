@@ -97,13 +97,14 @@ class Filler {
       case GgufTensorType::kBF16:
         return FillFrom(bf16_, elements, out);
       case GgufTensorType::kQ8_0: {
-        const int64_t blocks = elements / GgufFile::kQ8Block;
-        out.resize(static_cast<size_t>(blocks * GgufFile::kQ8BlockBytes));
+        const GgufBlock size = GgufBlockOf(type_);
+        const int64_t blocks = elements / size.elements;
+        out.resize(static_cast<size_t>(blocks * size.bytes));
         uint8_t* to = out.data();
         for (int64_t block = 0; block < blocks; ++block) {
           std::memcpy(to, &q8_scale_, sizeof(q8_scale_));
           to += sizeof(q8_scale_);
-          for (int64_t i = 0; i < GgufFile::kQ8Block; ++i) {
+          for (int64_t i = 0; i < size.elements; ++i) {
             *to++ = static_cast<uint8_t>(q8_[sums_.Next()]);
           }
         }
