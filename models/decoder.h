@@ -237,7 +237,8 @@ struct DecoderStateSpec {
   // scale for each token and head, computed when the token is written. If the
   // model's rows are bf16 and the cache is bf16 or of one byte, queries are
   // rounded to bf16, so that their products are bf16 dot products. Layers over
-  // latents refuse types of one byte.
+  // latents take kF8E4M3 with a scale for each block (KvScaling::kPerBlock),
+  // and refuse other types of one byte.
   DType cache_dtype = DType::kF16;
   // Upper limit on the bytes of cache, of recurrent layers' memory and of
   // activations together. 0 means 4 GiB

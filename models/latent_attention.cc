@@ -81,6 +81,8 @@ void LatentAttention::SetLayout(const DecoderConfig& config,
   layout.head_dim = config.kv_lora + config.rope_dim;
   layout.v_head_dim = config.kv_lora;
   layout.form = KvForm::kLatent;
+  // Latents have one head, and scales of their own for blocks.
+  if (layout.dtype == DType::kF8E4M3) layout.scaling = KvScaling::kPerBlock;
 }
 
 absl::StatusOr<std::unique_ptr<LatentAttention>> LatentAttention::Create(

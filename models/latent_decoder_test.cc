@@ -209,6 +209,27 @@ TEST_P(LatentDecoderTest, EqualsTheOracleWithEveryCache) {
   }
 }
 
+// In steps that the absorbed form takes, which reads all keys from the cache.
+TEST_P(LatentDecoderTest, EqualsTheOracleWithLatentsInBlocks) {
+  for (const auto& [name, shape] : Forms()) {
+    SCOPED_TRACE(name);
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const auto tokens = RandomTokens(rng, 41, shape.vocab);
+    const GgufFile file = ParseOrDie(bytes);
+    ReferenceLatentForm form = ReferenceLatentForm::Of(file);
+    form.blocks = true;
+    const auto want = ReferenceLatentDecoder(file, form).Logits(tokens);
+    const Decoder model = Load(bytes, DecoderWeights::kF32);
+    for (const size_t step : {1, 7}) {
+      const Rows got = InPieces(model, tokens, step, DType::kF8E4M3);
+      EXPECT_LE(LargestDifferenceOf(got, want), kF32Bound) << step;
+    }
+    EXPECT_GT(LargestDifferenceOf(InPieces(model, tokens, 7), want),
+              20 * kF32Bound);
+  }
+}
+
 TEST_P(LatentDecoderTest, ShortStepsHaveTheSameBits) {
   TestRng rng;
   const SmallDecoder shape = Latent();

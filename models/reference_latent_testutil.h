@@ -12,12 +12,17 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "quern/cache/kv_layout.h"
+#include "quern/cache/latent_blocks_testutil.h"
+#include "quern/core/dtype.h"
 #include "quern/models/gguf.h"
+#include "quern/testing/reference_convert.h"
 
 namespace quern {
 
@@ -31,6 +36,8 @@ struct ReferenceLatentForm {
   bool rope_pairs = true, q_norm = true, kv_norm = true;
   bool shared = true, sum_to_one = false, sigmoid = false, bias = true;
   double expert_scale = 1;
+  // Keys are those of a cache of f8e4m3: latents in blocks, the others in bf16.
+  bool blocks = false;
   Row frequencies;   // of each rotated pair
   double scale = 0;  // of a query's product with a key
 
@@ -228,13 +235,35 @@ class ReferenceLatentDecoder {
     return Slice(Matrix(blk + "attn_v_b.weight"), head * f_.value, f_.value);
   }
 
+  static Rows InBlocks(Rows rows) {
+    for (Row& row : rows) {
+      constexpr size_t kBlock = KvLayout::kScaleBlock;
+      for (size_t begin = 0; begin < row.size(); begin += kBlock) {
+        const auto first = row.begin() + static_cast<int64_t>(begin);
+        const auto last =
+            first + static_cast<int64_t>(std::min(kBlock, row.size() - begin));
+        const uint8_t exponent = LatentExponent(Row(first, last));
+        std::transform(first, last, first, [&](double x) {
+          return LatentValue(LatentCode(x, exponent), exponent);
+        });
+      }
+    }
+    return rows;
+  }
+
   // The values that each head attends to, one after the other.
   Rows Attention(const std::string& blk, const Rows& h) const {
     const Rows q = Queries(blk, h);
     const Rows projected = Times(h, Matrix(blk + "attn_kv_a_mqa.weight"));
     Rows c = Columns(projected, 0, f_.latent);
     if (f_.kv_norm) c = Norm(blk + "attn_kv_a_norm.weight", c);
-    const Rows shared_key = Rotated(Columns(projected, f_.latent, f_.rope));
+    Rows shared_key = Rotated(Columns(projected, f_.latent, f_.rope));
+    if (f_.blocks) {
+      c = InBlocks(std::move(c));
+      for (Row& row : shared_key) {
+        for (double& x : row) x = ToDouble(FromDouble<BFloat16>(x));
+      }
+    }
     Rows out(h.size());
     for (size_t head = 0; head < f_.heads; ++head) {
       const size_t first = head * (f_.nope + f_.rope);

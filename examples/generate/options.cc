@@ -92,7 +92,8 @@ constexpr Flag kFlags[] = {
      }},
     {"kv", "f16",
      "keys and values in the cache as f32, bf16, f16, int8, fp8 (e4m3) or\n"
-     "      fp8e5m2; those of one byte with a scale for each token and head",
+     "      fp8e5m2; those of one byte with a scale for each token and head.\n"
+     "      Latents (DeepSeek): f32, bf16, f16, or fp8 with scales for blocks",
      "f32, bf16, f16, int8, fp8 or fp8e5m2",
      [](const std::string& value, GenerateOptions& o) {
        return Choose<DType>({{"f32", DType::kF32},
