@@ -24,6 +24,7 @@
 #include "quern/ops/mixer/bounded_testutil.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/reference_mixers_testutil.h"
+#include "quern/testing/rounding_error.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/mixer_kinds.h"
 #include "quern/tools/perf/op.h"
@@ -152,12 +153,18 @@ class Mixer final : public Op {
     Run(0, executor);
     const MixerNumbers numbers = Numbers();
     Verdict all;
+    std::vector<std::string> complaints(static_cast<size_t>(count));
     executor.ParallelFor(count, [&](int64_t s, int) {
       Verdict mine;
       const auto at = static_cast<size_t>(s);
-      CheckSequence(numbers, s, len, states[at], windows[at], mine);
+      complaints[at] =
+          CheckSequence(numbers, s, len, states[at], windows[at], mine);
       all.Merge(mine);
     });
+    for (const std::string& complaint : complaints) {
+      if (complaint.empty()) continue;
+      return absl::InternalError(absl::StrCat("mixer: ", complaint));
+    }
     return all.Result("mixer");
   }
 
@@ -271,17 +278,27 @@ class Mixer final : public Op {
     for (const double v : values) row.push_back({v, 0});
     return row;
   }
-  static void Judge(int64_t first, const Reals& got, const BoundedRow& want,
-                    Verdict& verdict) {
+  // Judges rows of so many by bounds and, but for f32, by samples of rounding,
+  // because bounds are wide there. Returns a complaint of the latter.
+  std::string Judge(int64_t first, const Reals& got, const BoundedRow& want,
+                    int64_t row_size, Verdict& verdict) const {
+    RoundingRows rows;
+    RoundingError row;
     for (size_t i = 0; i < got.size(); ++i) {
       verdict.Add(first + static_cast<int64_t>(i), got[i], want[i].value,
                   want[i].error);
+      row.Add(got[i], want[i].value, want[i].rounded - want[i].value);
+      if (row.count() < row_size) continue;
+      rows.Add(row);
+      row = {};
     }
+    return s_.dtype == DType::kF32 ? "" : rows.Complaint();
   }
 
-  void CheckSequence(const MixerNumbers& numbers, int64_t sequence, int64_t len,
-                     const Reals& state_before, const Reals& window_before,
-                     Verdict& verdict) {
+  // Returns the first complaint.
+  std::string CheckSequence(const MixerNumbers& numbers, int64_t sequence,
+                            int64_t len, const Reals& state_before,
+                            const Reals& window_before, Verdict& verdict) {
     const int64_t first = sequence * sequences_.len();
     BoundedRows x;
     for (int64_t t = first; t < first + len; ++t) {
@@ -295,18 +312,29 @@ class Mixer final : public Op {
     BoundedRow state = Exact(state_before);
     const BoundedRows out =
         Kind::Reference(s_, numbers, x, Chunk(), window, state);
+    std::string complaint;
+    const auto judge = [&](const char* what, int64_t at, const Reals& got,
+                           const BoundedRow& want, int64_t row_size) {
+      const std::string mine = Judge(at, got, want, row_size, verdict);
+      if (complaint.empty() && !mine.empty()) {
+        complaint = absl::StrCat(what, ": ", mine);
+      }
+    };
     for (int64_t t = 0; t < len; ++t) {
       const int64_t at = (first + t) * s_.hidden;
-      Judge(at, Doubles(s_.dtype, out_, at, s_.hidden),
-            out[static_cast<size_t>(t)], verdict);
+      judge("out", at, Doubles(s_.dtype, out_, at, s_.hidden),
+            out[static_cast<size_t>(t)], s_.hidden);
     }
-    if (len < sequences_.len()) return;
-    Judge(0, StateOf(sequence), state, verdict);
+    if (len < sequences_.len()) return complaint;
+    if (!state.empty()) {
+      judge("states", 0, StateOf(sequence), state, parts_.state.back());
+    }
     BoundedRow kept;
     for (const BoundedRow& row : window) {
       kept.insert(kept.end(), row.begin(), row.end());
     }
-    Judge(0, WindowOf(sequence), kept, verdict);
+    judge("windows", 0, WindowOf(sequence), kept, n);
+    return complaint;
   }
 
   MixerShape s_;

@@ -36,6 +36,7 @@
 #include "quern/ops/mla/reference_mla_testutil.h"
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/testing/rounding_error.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/latent_cache.h"
 #include "quern/tools/perf/op.h"
@@ -183,12 +184,13 @@ class MlaLayer final : public Op {
     const BoundedRow want =
         reference.Token(direct(), Row(x_, q_len_ - 1), kv_len_ - 1, keys);
     const std::vector<double> got = Row(out_, q_len_ - 1);
-    Verdict verdict;
+    RoundingError error;
     for (size_t i = 0; i < got.size(); ++i) {
-      verdict.Add(static_cast<int64_t>(i), got[i], want[i].value,
-                  want[i].error);
+      error.Add(got[i], want[i].value, want[i].rounded - want[i].value);
     }
-    return verdict.Result(kOp);
+    const std::string complaint = error.Complaint();
+    if (complaint.empty()) return error.largest();
+    return absl::InternalError(absl::StrCat(kOp, ": ", complaint));
   }
 
  private:
