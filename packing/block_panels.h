@@ -1,0 +1,188 @@
+#ifndef QUERN_PACKING_BLOCK_PANELS_H_
+#define QUERN_PACKING_BLOCK_PANELS_H_
+
+// The packed form of weights b[k, n] that are codes of 2 to 8 bits in blocks of
+// 32 k, made to become operands of int8 dot products in registers:
+//
+//   panels                panel: 16 columns, one run of bytes
+//     records             record: 256 k; the last has what is left, a multiple
+//                         of 32
+//       scales            of all blocks of the record, see below
+//       blocks            block: 32 k, of low_bits + high_bits lines
+//         lines           line: 64 bytes; byte 4 c + j belongs to column c
+//
+// Quad i of a block, i < 8, is k = 4 i + j for j < 4. Its codes are bits of the
+// bytes 4 c + j, so that one shift and one mask turn a line into the operand of
+// vpdpbusd, vpmaddubsw and their like:
+//
+//   low bits    line (i / p), from bit low_bits * (i % p) on; p = 8 / low_bits
+//   high bits   1: line low_bits, bit i
+//               2: line low_bits + i / 4, from bit 2 (i % 4) on
+//
+// Scales of a record, by BlockScales; b counts its blocks, s its sub-blocks of
+// 32 or 16 k, and c columns. Each section ends at a multiple of 64 bytes.
+//
+//   kF16           f16 d[b][c]
+//   kF16AndMin     f16 (d[c], m[c])[b]
+//   kE8M0          u8 s[b][c]
+//   kBytes         f16 d[c], 32 bytes of zeros, u8 s[s][c]
+//   kBytesAndMins  f16 d[c], f16 m[c], u8 (s[c], t[c])[s]
+//   kNibbles       f16 d[c], f16 m[c], u8 (s + 16 t)[s][c]
+//
+// Numbers of 16 bits are little-endian. What lies beyond n is zeros. A panel is
+// contiguous, so that a kernel of few rows streams it with one pointer, and so
+// are all panels. The layout does not depend on the instruction set. Sizes are
+// those of the codes and scales, but for K scales of 6 bits, which take a byte
+// each: Q4_K has 4.625 bits for each weight, of 4.5 in files.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/status/statusor.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+
+namespace quern {
+
+enum class BlockScales : uint8_t {
+  kF16,
+  kF16AndMin,
+  kE8M0,
+  kBytes,
+  kBytesAndMins,
+  kNibbles,
+};
+
+// What the codes of a block format are made of.
+struct BlockCodes {
+  int low_bits;   // 2, 4 or 8
+  int high_bits;  // 0, 1 or 2
+  int sub_block;  // 32, or 16 with kBytes and kNibbles
+  BlockScales scales;
+
+  friend constexpr bool operator==(const BlockCodes& x, const BlockCodes& y) {
+    return x.low_bits == y.low_bits && x.high_bits == y.high_bits &&
+           x.sub_block == y.sub_block && x.scales == y.scales;
+  }
+};
+
+// One column of one record, as packing reads it. What the format has none of is
+// not read.
+struct BlockRecord {
+  uint8_t codes[256];
+  uint16_t d[8], m[8];  // bits of f16, of each block or only the first
+  uint8_t s[16], t[16];
+};
+
+class BlockPanels {
+ public:
+  static constexpr int64_t kPanelCols = 16;
+  static constexpr int64_t kLineBytes = 64;
+  static constexpr int64_t kBlockK = 32;
+  static constexpr int64_t kRecordBlocks = 8;
+  static constexpr int64_t kRecordK = kBlockK * kRecordBlocks;
+  static constexpr int64_t kBlockQuads = 8;
+
+  // The layout of nothing.
+  BlockPanels() = default;
+
+  // InvalidArgument unless n >= 1, k is a positive multiple of 32, or of 256
+  // where scales are bytes or nibbles, and the packed size fits in int64_t.
+  static absl::StatusOr<BlockPanels> Create(const BlockCodes& codes, int64_t k,
+                                            int64_t n);
+
+  const BlockCodes& codes() const { return codes_; }
+  int64_t k() const { return k_; }
+  int64_t n() const { return n_; }
+  int64_t panels() const { return n_ / kPanelCols + (n_ % kPanelCols != 0); }
+  int64_t blocks() const { return k_ / kBlockK; }
+  int64_t records() const { return DivCeil(blocks(), kRecordBlocks); }
+  int64_t RecordBlocks(int64_t record) const {
+    return std::min(kRecordBlocks, blocks() - record * kRecordBlocks);
+  }
+
+  // Bytes of the scales of a record of so many blocks, and of all of it.
+  static constexpr int64_t ScaleBytes(const BlockCodes& codes, int64_t blocks) {
+    const int64_t subs = blocks * (kBlockK / codes.sub_block);
+    int64_t bytes = 0;
+    switch (codes.scales) {
+      case BlockScales::kF16:
+        bytes = blocks * 2 * kPanelCols;
+        break;
+      case BlockScales::kF16AndMin:
+        bytes = blocks * 4 * kPanelCols;
+        break;
+      case BlockScales::kE8M0:
+        bytes = blocks * kPanelCols;
+        break;
+      case BlockScales::kBytes:
+      case BlockScales::kNibbles:
+        bytes = (4 + subs) * kPanelCols;
+        break;
+      case BlockScales::kBytesAndMins:
+        bytes = (4 + 2 * subs) * kPanelCols;
+        break;
+    }
+    return RoundUp(bytes, kLineBytes);
+  }
+  static constexpr int64_t RecordBytes(const BlockCodes& codes,
+                                       int64_t blocks) {
+    return ScaleBytes(codes, blocks) +
+           blocks * (codes.low_bits + codes.high_bits) * kLineBytes;
+  }
+  int64_t record_bytes() const { return RecordBytes(codes_, kRecordBlocks); }
+  int64_t panel_bytes() const {
+    return (records() - 1) * record_bytes() +
+           RecordBytes(codes_, RecordBlocks(records() - 1));
+  }
+  int64_t bytes() const { return panels() * panel_bytes(); }
+
+  friend bool operator==(const BlockPanels& x, const BlockPanels& y) {
+    return x.codes_ == y.codes_ && x.k_ == y.k_ && x.n_ == y.n_;
+  }
+  friend bool operator!=(const BlockPanels& x, const BlockPanels& y) {
+    return !(x == y);
+  }
+
+  // Writes column c < 16 of a record that begins at `to` and has been zeroed.
+  void WriteColumn(const BlockRecord& from, int64_t blocks, int64_t c,
+                   uint8_t* to) const;
+
+ private:
+  BlockPanels(const BlockCodes& codes, int64_t k, int64_t n)
+      : codes_(codes), k_(k), n_(n) {}
+
+  BlockCodes codes_ = {4, 0, 32, BlockScales::kF16};
+  int64_t k_ = kBlockK;
+  int64_t n_ = 0;
+};
+
+// Writes layout.bytes() bytes: record_at(column, record, &r) fills r with the
+// record of that column, of layout.RecordBlocks(record) blocks. Panels are
+// divided between the workers.
+template <typename RecordAt>
+void PackBlockPanels(const BlockPanels& layout, const RecordAt& record_at,
+                     uint8_t* to, Executor& executor) {
+  executor.ParallelFor(layout.panels(), [&](int64_t panel, int /*worker*/) {
+    constexpr int64_t kCols = BlockPanels::kPanelCols;
+    const int64_t first = panel * kCols;
+    const int64_t cols = std::min(kCols, layout.n() - first);
+    uint8_t* record_to = to + panel * layout.panel_bytes();
+    for (int64_t record = 0; record < layout.records(); ++record) {
+      const int64_t blocks = layout.RecordBlocks(record);
+      const int64_t bytes = BlockPanels::RecordBytes(layout.codes(), blocks);
+      std::memset(record_to, 0, static_cast<size_t>(bytes));
+      for (int64_t c = 0; c < cols; ++c) {
+        BlockRecord column;
+        record_at(first + c, record, &column);
+        layout.WriteColumn(column, blocks, c, record_to);
+      }
+      record_to += bytes;
+    }
+  });
+}
+
+}  // namespace quern
+
+#endif  // QUERN_PACKING_BLOCK_PANELS_H_

@@ -1,0 +1,204 @@
+#include "quern/packing/block_panels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/executor.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+using Scales = BlockScales;
+
+constexpr BlockCodes kAll[] = {
+    {4, 0, 32, Scales::kF16},     {4, 1, 32, Scales::kF16AndMin},
+    {8, 0, 32, Scales::kF16},     {4, 0, 32, Scales::kE8M0},
+    {2, 1, 16, Scales::kBytes},   {4, 2, 16, Scales::kBytes},
+    {2, 0, 16, Scales::kNibbles}, {4, 1, 32, Scales::kBytesAndMins},
+    {4, 0, 32, Scales::kBytes},
+};
+
+bool WholeRecords(const BlockCodes& codes) {
+  return codes.scales >= Scales::kBytes;
+}
+
+// A column of the formulas in block_panels.h, read back from a packed record.
+class PackedColumn {
+ public:
+  PackedColumn(const BlockCodes& codes, const uint8_t* record, int64_t blocks,
+               int64_t c)
+      : codes_(codes),
+        record_(record),
+        lines_(record + BlockPanels::ScaleBytes(codes, blocks)),
+        c_(c) {}
+
+  int Code(int64_t k) const {
+    const int64_t block = k / 32, i = k % 32 / 4;
+    const int64_t per = 8 / codes_.low_bits;
+    const int low = Bits(block, i / per, k % 4, codes_.low_bits * (i % per),
+                         codes_.low_bits);
+    if (codes_.high_bits == 0) return low;
+    const int high =
+        codes_.high_bits == 1
+            ? Bits(block, codes_.low_bits, k % 4, i, 1)
+            : Bits(block, codes_.low_bits + i / 4, k % 4, 2 * (i % 4), 2);
+    return low + (high << codes_.low_bits);
+  }
+  int U16(int64_t byte) const {
+    return record_[byte] + 256 * record_[byte + 1];
+  }
+
+  int D(int64_t b) const {
+    const int64_t row = codes_.scales == Scales::kF16         ? b
+                        : codes_.scales == Scales::kF16AndMin ? 2 * b
+                                                              : 0;
+    return U16(2 * (16 * row + c_));
+  }
+  int M(int64_t b) const {
+    const int64_t row = codes_.scales == Scales::kF16AndMin ? 2 * b + 1 : 1;
+    return U16(2 * (16 * row + c_));
+  }
+  int S(int64_t s) const {
+    switch (codes_.scales) {
+      case Scales::kE8M0:
+        return record_[16 * s + c_];
+      case Scales::kBytesAndMins:
+        return record_[64 + 16 * 2 * s + c_];
+      case Scales::kNibbles:
+        return record_[64 + 16 * s + c_] % 16;
+      default:
+        return record_[64 + 16 * s + c_];
+    }
+  }
+  int T(int64_t s) const {
+    return codes_.scales == Scales::kNibbles
+               ? record_[64 + 16 * s + c_] / 16
+               : record_[64 + 16 * (2 * s + 1) + c_];
+  }
+
+ private:
+  int Bits(int64_t block, int64_t line, int64_t j, int64_t bit,
+           int64_t count) const {
+    const int64_t lines = codes_.low_bits + codes_.high_bits;
+    const int byte = lines_[64 * (block * lines + line) + 4 * c_ + j];
+    return byte >> bit & ((1 << count) - 1);
+  }
+
+  const BlockCodes& codes_;
+  const uint8_t* record_;
+  const uint8_t* lines_;
+  int64_t c_;
+};
+
+TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
+  TestRng rng;
+  InlineExecutor executor;
+  for (const BlockCodes& codes : kAll) {
+    for (const int64_t blocks : {1, 3, 8, 17}) {
+      const int64_t k =
+          32 * (WholeRecords(codes) ? 8 * (blocks % 3 + 1) : blocks);
+      const int64_t n = 19;
+      const auto layout = BlockPanels::Create(codes, k, n);
+      ASSERT_EQ(layout.status(), absl::OkStatus());
+      std::vector<BlockRecord> records(
+          static_cast<size_t>(n * layout->records()));
+      const bool nibbles = codes.scales == Scales::kNibbles;
+      for (BlockRecord& r : records) {
+        for (uint8_t& code : r.codes) {
+          code = static_cast<uint8_t>(
+              rng.Next() & ((1u << (codes.low_bits + codes.high_bits)) - 1));
+        }
+        for (int i = 0; i < 8; ++i) {
+          r.d[i] = static_cast<uint16_t>(rng.Next());
+          r.m[i] = static_cast<uint16_t>(rng.Next());
+        }
+        for (int i = 0; i < 16; ++i) {
+          r.s[i] = static_cast<uint8_t>(rng.Next() & (nibbles ? 15 : 255));
+          r.t[i] = static_cast<uint8_t>(rng.Next() & (nibbles ? 15 : 255));
+        }
+      }
+      const auto at = [&](int64_t column, int64_t record) -> BlockRecord& {
+        return records[static_cast<size_t>(column * layout->records() +
+                                           record)];
+      };
+      GuardBuffer<uint8_t> packed(layout->bytes());
+      PackBlockPanels(
+          *layout,
+          [&](int64_t column, int64_t record, BlockRecord* r) {
+            *r = at(column, record);
+          },
+          packed.data(), executor);
+      for (int64_t column = 0; column < n; ++column) {
+        for (int64_t record = 0; record < layout->records(); ++record) {
+          const BlockRecord& want = at(column, record);
+          const int64_t count = layout->RecordBlocks(record);
+          const PackedColumn got(codes,
+                                 packed.data() +
+                                     column / 16 * layout->panel_bytes() +
+                                     record * layout->record_bytes(),
+                                 count, column % 16);
+          for (int64_t i = 0; i < 32 * count; ++i) {
+            ASSERT_EQ(got.Code(i), want.codes[i]) << i;
+          }
+          const bool has_d = codes.scales != Scales::kE8M0;
+          const bool has_m = codes.scales == Scales::kF16AndMin ||
+                             codes.scales == Scales::kBytesAndMins || nibbles;
+          for (int64_t b = 0; b < (WholeRecords(codes) ? 1 : count); ++b) {
+            if (has_d) {
+              ASSERT_EQ(got.D(b), want.d[b]);
+            }
+            if (has_m) {
+              ASSERT_EQ(got.M(b), want.m[b]);
+            }
+          }
+          const int64_t subs = count * (32 / codes.sub_block);
+          for (int64_t s = 0; s < subs; ++s) {
+            if (WholeRecords(codes) || !has_d) {
+              ASSERT_EQ(got.S(s), want.s[s]);
+            }
+            if (has_m && WholeRecords(codes)) {
+              ASSERT_EQ(got.T(s), want.t[s]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockPanelsTest, SizesAreThoseOfCodesAndScales) {
+  const auto bits = [](const BlockCodes& codes) {
+    return 8.0 * static_cast<double>(BlockPanels::RecordBytes(codes, 8)) /
+           (16 * 256);
+  };
+  EXPECT_EQ(bits({4, 0, 32, Scales::kF16}), 4.5);
+  EXPECT_EQ(bits({8, 0, 32, Scales::kF16}), 8.5);
+  EXPECT_EQ(bits({4, 0, 32, Scales::kE8M0}), 4.25);
+  EXPECT_EQ(bits({4, 0, 32, Scales::kBytesAndMins}), 4.625);
+  EXPECT_EQ(bits({4, 2, 16, Scales::kBytes}), 6.625);
+}
+
+TEST(BlockPanelsTest, RefusesWhatItCannotPack) {
+  const BlockCodes f16 = {4, 0, 32, Scales::kF16};
+  const BlockCodes bytes = {4, 0, 32, Scales::kBytes};
+  constexpr int64_t kMost = (int64_t{1} << 62) / 32 * 32;
+  ExpectRefusal(BlockPanels::Create(f16, 32, 0).status(),
+                "n=0; need 1 or more");
+  ExpectRefusal(BlockPanels::Create(f16, 0, 1).status(),
+                "k=0; need a positive multiple of 32");
+  ExpectRefusal(BlockPanels::Create(f16, 48, 1).status(), "multiple of 32");
+  ExpectRefusal(BlockPanels::Create(bytes, 288, 1).status(), "multiple of 256");
+  ExpectRefusal(BlockPanels::Create(f16, kMost, 1).status(), "2^63 bytes");
+  ExpectRefusal(BlockPanels::Create(f16, 1 << 20, int64_t{1} << 50).status(),
+                "2^63 bytes");
+}
+
+}  // namespace
+}  // namespace quern
