@@ -89,6 +89,10 @@ absl::Status CheckSame(const LinearWeights& first, const LinearWeights& other,
     return differs("format", WeightFormatName(y.format),
                    WeightFormatName(x.format));
   }
+  if (y.block_format != x.block_format) {
+    return differs("block_format", static_cast<uint32_t>(y.block_format),
+                   static_cast<uint32_t>(x.block_format));
+  }
   if (y.group_size != x.group_size) {
     return differs("group_size", y.group_size, x.group_size);
   }
@@ -139,6 +143,7 @@ absl::StatusOr<GroupedLinearPlan> GroupedLinearPlan::Create(
   linear.a = spec.a;
   linear.c = spec.c;
   linear.activation = spec.activation;
+  linear.activations = spec.activations;
   const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "a", spec.a, floats));
   QUERN_RETURN_IF_ERROR(CheckLinearSpec(kOp, linear, plan.weights_));

@@ -30,6 +30,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 
 namespace quern {
@@ -42,6 +43,7 @@ struct GroupedLinearSpec {
   DType a = DType::kBF16;
   DType c = DType::kBF16;  // f32, bf16 or f16
   LinearActivation activation = LinearActivation::kNone;
+  LinearActivations activations = LinearActivations::kExact;
 };
 
 struct GroupedLinearArgs {

@@ -35,6 +35,17 @@
 //                          second product and the sum are fused where the CPU
 //                          can.
 //
+//   kBlocks                with LinearActivations::kInt8Blocks. Each 32 k of a
+//   row
+//                          become int8, x ~ ax * qa, by gemm/block_kernels.h:
+//                            v = sum over blocks of ax * (s * dot - t * sum qa)
+//                          with the weights s * (u - zero) - t. dot is exact;
+//                          each block adds one or two fused multiply-adds in
+//                          f32, in order of k. Rounding a to int8 changes v by
+//                          at most 0.51 / 127 of sum over blocks of
+//                          max|a| * sum |b|. A NaN or an infinity in a makes
+//                          its row NaN.
+//
 // c is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16 dot
 // product where there is one, which rounds as two fused steps and takes
 // subnormal numbers for zero; all else is widened to f32 in registers and uses
@@ -80,12 +91,20 @@ class LinearLayer;
 // Whether this program links //gemm/onednn.
 bool OneDnnIsLinked();
 
+// What a linear layer may make of the rows of a where weights are kBlocks.
+// Other formats have one arithmetic, listed above, and need kExact.
+enum class LinearActivations : uint8_t {
+  kExact,       // rows are not rounded; no format of kBlocks has that yet
+  kInt8Blocks,  // int8 with a scale for each 32 k
+};
+
 struct LinearSpec {
   DType a = DType::kBF16;  // f32, bf16 or f16; or i8 with kI8Channel
   DType c = DType::kBF16;  // f32, bf16 or f16
   // A gated activation needs weights packed with gated = true, and such weights
   // need a gated activation.
   LinearActivation activation = LinearActivation::kNone;
+  LinearActivations activations = LinearActivations::kExact;
   // Whether Execute may be given a residual.
   bool residual = false;
 
@@ -129,10 +148,11 @@ class LinearPlan {
   // are not, or the other way round; k above kMaxKZeroPoint where zero points
   // are used; a scale or zero point that Int8QuantizePlan refuses; a name in
   // `kernels`, or in QUERN_KERNELS, that no implementation has.
-  // Unimplemented: a or c of another dtype; no implementation that may be tried
-  // can run this: the message has each one's reason.
-  // ResourceExhausted: no memory for a packed form of its own.
-  // `weights` may be dropped afterwards; bytes that they adopted may not.
+  // Unimplemented: a or c of another dtype; `activations` that the format of
+  // the weights does not have; no implementation that may be tried can run
+  // this: the message has each one's reason. ResourceExhausted: no memory for a
+  // packed form of its own. `weights` may be dropped afterwards; bytes that
+  // they adopted may not.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,
                                            const LinearWeights& weights,
                                            Executor& executor);

@@ -107,6 +107,9 @@ class Packer {
   absl::Status Run() const {
     if (form_.bias != 0) PackBias();
     switch (spec_.format) {
+      case WeightFormat::kBlocks:
+        PackBlockSources(spec_, form_, sources_, to_, executor_);
+        return absl::OkStatus();
       case WeightFormat::kE4M3Block:
         PackE4M3();
         return absl::OkStatus();

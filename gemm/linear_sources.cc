@@ -27,11 +27,14 @@ namespace {
 constexpr char kOp[] = "linear_weights";
 
 bool HasLayout(WeightFormat format, WeightLayout layout) {
+  if (format == WeightFormat::kBlocks) return layout == WeightLayout::kBlocks;
   switch (layout) {
     case WeightLayout::kNK:
       return format != WeightFormat::kI8Group;
     case WeightLayout::kKN:
       return !HasGroups(format);
+    case WeightLayout::kBlocks:
+      return false;
     case WeightLayout::kQ8_0:
       return format == WeightFormat::kI8Group;
     default:
@@ -92,6 +95,7 @@ class SourceCheck {
 
   absl::Status Run() const {
     QUERN_RETURN_IF_ERROR(CheckBias());
+    if (spec_.format == WeightFormat::kBlocks) return CheckBlocks();
     if (!HasGroups(spec_.format)) return CheckFloatsOrI8();
     if (spec_.format == WeightFormat::kE4M3Block) return CheckE4M3();
     if (IsGguf(source_.layout)) return CheckGguf();
@@ -146,6 +150,14 @@ class SourceCheck {
     QUERN_RETURN_IF_ERROR(
         Matrix("codes", source_.codes, DType::kU8,
                {n_, spec_.k / kGgufBlock * GgufBlockBytes(source_.layout)}));
+    QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
+    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
+    return None("g_idx", source_.g_idx);
+  }
+
+  absl::Status CheckBlocks() const {
+    QUERN_RETURN_IF_ERROR(
+        Matrix("codes", source_.codes, DType::kU8, {n_, BlockRowBytes(spec_)}));
     QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
     QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
     return None("g_idx", source_.g_idx);
@@ -251,7 +263,7 @@ absl::Status CheckSources(const LinearWeightsSpec& spec,
     const LinearSource& source = sources[i];
     QUERN_RETURN_IF_ERROR(CheckRange(
         kOp, FieldOf(i, "layout"), static_cast<int64_t>(source.layout), 0,
-        static_cast<int64_t>(WeightLayout::kQ8_0)));
+        static_cast<int64_t>(WeightLayout::kBlocks)));
     if (!HasLayout(spec.format, source.layout)) {
       return InvalidArgument(kOp, FieldOf(i, "layout"), " is ",
                              WeightLayoutName(source.layout), "; ",

@@ -15,6 +15,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/packed_form.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 
@@ -48,6 +49,13 @@ struct Rows {
   int64_t stride;
 };
 
+// Returns the bytes of one row of kBlocks.
+inline int64_t BlockRowBytes(const LinearWeightsSpec& spec) {
+  const BlockFormatInfo& info =
+      *FindBlockFormat(static_cast<uint32_t>(spec.block_format));
+  return spec.k / info.values * info.bytes;
+}
+
 // Returns how many columns of b a source has. Its codes have rank 2.
 inline int64_t ColumnsOf(const LinearSource& source) {
   switch (source.layout) {
@@ -74,6 +82,11 @@ absl::Status CheckSources(const LinearWeightsSpec& spec,
 // order of k itself.
 absl::StatusOr<std::vector<int32_t>> OrderOf(
     const LinearWeightsSpec& spec, absl::Span<const LinearSource> sources);
+
+// PackSources for kBlocks, but for the bias.
+void PackBlockSources(const LinearWeightsSpec& spec, const PackedForm& form,
+                      absl::Span<const LinearSource> sources, uint8_t* to,
+                      Executor& executor);
 
 // Writes every section but the order of the packed form that begins at `to`.
 // Where sources meet inside a panel, it needs memory for a copy of that panel:

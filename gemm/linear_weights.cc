@@ -18,6 +18,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_sources.h"
 #include "quern/gemm/packed_form.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 namespace {
@@ -44,6 +45,9 @@ PackedHeader HeaderOf(const LinearWeightsSpec& spec, uint32_t flags,
   header.k = spec.k;
   header.group_size = spec.group_size;
   header.gated = spec.gated ? 1 : 0;
+  if (spec.format == WeightFormat::kBlocks) {
+    header.block_format = static_cast<uint32_t>(spec.block_format);
+  }
   header.flags = flags;
   header.total_bytes = total_bytes;
   header.checksum = HeaderChecksum(header);
@@ -72,7 +76,7 @@ absl::StatusOr<LinearWeightsSpec> CheckHeader(const PackedHeader& header,
   }
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "format", header.format, 0,
-                 static_cast<int64_t>(WeightFormat::kI8Group)));
+                 static_cast<int64_t>(WeightFormat::kBlocks)));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "gated", header.gated, 0, 1));
   LinearWeightsSpec spec;
   spec.format = static_cast<WeightFormat>(header.format);
@@ -80,6 +84,7 @@ absl::StatusOr<LinearWeightsSpec> CheckHeader(const PackedHeader& header,
   spec.k = header.k;
   spec.group_size = header.group_size;
   spec.gated = header.gated != 0;
+  spec.block_format = static_cast<BlockFormat>(header.block_format);
   QUERN_RETURN_IF_ERROR(NormaliseWeightsSpec(spec));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "group_size", header.group_size,
                                    spec.group_size, "the packed form has"));
@@ -154,6 +159,8 @@ absl::string_view WeightFormatName(WeightFormat format) {
       return "i4_group";
     case WeightFormat::kI8Group:
       return "i8_group";
+    case WeightFormat::kBlocks:
+      return "blocks";
   }
   return "unknown";
 }
@@ -174,6 +181,8 @@ absl::string_view WeightLayoutName(WeightLayout layout) {
       return "q4_0";
     case WeightLayout::kQ8_0:
       return "q8_0";
+    case WeightLayout::kBlocks:
+      return "blocks";
   }
   return "unknown";
 }

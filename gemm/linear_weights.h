@@ -25,6 +25,8 @@
 //   kI4Group            b[k, n] = scale[g, n] * (code[k, n] - zero[g, n])
 //                                  code: 0 .. 15; zero: 0 .. 15, or 16 (kGptq)
 //   kI8Group            b[k, n] = scale[g, n] * code[k, n]    code: int8
+//   kBlocks             b[k, n] = what quant/block_format.h says of
+//                                  spec.block_format
 
 #include <cstdint>
 #include <memory>
@@ -36,6 +38,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 
@@ -47,6 +50,7 @@ enum class WeightFormat : uint8_t {
   kE4M3Block,
   kI4Group,
   kI8Group,
+  kBlocks,
 };
 
 // The format of weights that are f32, bf16 or f16, given as codes of that type.
@@ -74,6 +78,7 @@ absl::string_view WeightFormatName(WeightFormat format);
 //   kGptqV2  kI4Group    i32[k / 8, n]     [groups, n]      i32[groups, n / 8]
 //   kQ4_0    kI4Group    u8[n, k/32 * 18]  among codes      none
 //   kQ8_0    kI8Group    u8[n, k/32 * 34]  among codes      none
+//   kBlocks  kBlocks     u8[n, k/N * B]    among codes      none
 //
 // kNK of kI4Group: one code to a byte. Scales of kE4M3Block:
 //   f32[ceil(n / block_n), groups].
@@ -82,6 +87,9 @@ absl::string_view WeightFormatName(WeightFormat format);
 //   are stored less one, so 15 is a zero point of 16. kGptqV2: as they are.
 // kQ4_0: each 32 k are an f16 scale and 16 bytes; byte j holds k = j in its
 //   lower half and k = j + 16 in its upper one. kQ8_0: an f16 scale, 32 int8.
+// kBlocks: rows of blocks of N values in B bytes, as quant/block_format.h lists
+//   them. kQ4_0 and kQ8_0 are two of these for rows of floats; as kBlocks they
+//   are multiplied by rows of int8.
 enum class WeightLayout : uint8_t {
   kNK,
   kKN,
@@ -90,6 +98,7 @@ enum class WeightLayout : uint8_t {
   kGptqV2,
   kQ4_0,
   kQ8_0,
+  kBlocks,
 };
 
 // "gptq_v2".
@@ -122,6 +131,8 @@ struct LinearWeightsSpec {
   // 16, or k or more, or kWholeK; 32 with kQ4_0 and kQ8_0. Other formats do not
   // look at it.
   int64_t group_size = 128;
+  // The format of the blocks of kBlocks. Other formats do not look at it.
+  BlockFormat block_format = BlockFormat::kQ4_0;
   // Packed for a gated activation (gemm/epilogue.h): columns [0, n / 2) are the
   // gate, the others are up.
   bool gated = false;
@@ -152,7 +163,8 @@ class LinearWeights {
   // one layout, of a layout that the format does not have, or whose columns are
   // not n; n that is no multiple of 8 with kAwq, or with zeros of kGptq or
   // kGptqV2; k that is no multiple of 8 with kGptq and kGptqV2, of 32 with
-  // kQ4_0 and kQ8_0; a view of another dtype, rank or shape, null or
+  // kQ4_0 and kQ8_0, of a block with kBlocks; a block_format that does not
+  // exist; a view of another dtype, rank or shape, null or
   // misaligned, or where there is none; a code or zero point of kNK above 15; a
   // g_idx with a group that does not exist or has too many, or that differs
   // from source to source; a packed form of 2^63 bytes or more.

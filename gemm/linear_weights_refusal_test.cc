@@ -140,8 +140,8 @@ TEST_F(LinearWeightsRefusalTest, ABadSpec) {
   }
   refuse(kI8NK, "k=131072; need 1 <= k <= 131071",
          [](Spec& s) { s.k = 131072; });
-  refuse(kBF16NK, "format=7; need 0 <= format <= 6",
-         [](Spec& s) { s.format = static_cast<WeightFormat>(7); });
+  refuse(kBF16NK, "format=8; need 0 <= format <= 7",
+         [](Spec& s) { s.format = static_cast<WeightFormat>(8); });
   for (const int64_t size : {0, 8, 24, -2}) {
     for (const WeightCase& c : {kE4M3, kI4NK, kGptq}) {
       refuse(c,
@@ -198,14 +198,14 @@ TEST_F(LinearWeightsRefusalTest, SourcesThatAreNotTheWeights) {
   });
   Refuse(kBF16NK, "sources[1].layout is kn; need nk, as sources[0]",
          [](Spec&, Sources& s) { s[1].layout = WeightLayout::kKN; });
-  Refuse(kBF16NK, "sources[1].layout=7; need 0 <= sources[1].layout <= 6",
-         [](Spec&, Sources& s) { s[1].layout = static_cast<WeightLayout>(7); });
+  Refuse(kBF16NK, "sources[1].layout=8; need 0 <= sources[1].layout <= 7",
+         [](Spec&, Sources& s) { s[1].layout = static_cast<WeightLayout>(8); });
 }
 
 TEST_F(LinearWeightsRefusalTest, ALayoutThatTheFormatDoesNotHave) {
   int refused = 0;
   for (const WeightCase& c : kFormatCases) {
-    for (int i = 0; i <= static_cast<int>(WeightLayout::kQ8_0); ++i) {
+    for (int i = 0; i <= static_cast<int>(WeightLayout::kBlocks); ++i) {
       const auto layout = static_cast<WeightLayout>(i);
       bool has = false;
       for (const WeightCase& known : kWeightCases) {
@@ -221,7 +221,7 @@ TEST_F(LinearWeightsRefusalTest, ALayoutThatTheFormatDoesNotHave) {
              });
     }
   }
-  EXPECT_EQ(refused, 7 * 7 - (4 * 2 + 1 + 5 + 1));
+  EXPECT_EQ(refused, 7 * 8 - (4 * 2 + 1 + 5 + 1));
 }
 
 TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {

@@ -172,7 +172,7 @@ class PackedCodesLayer final : public PackedLayer {
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
     return {pairs_,
             Fused(rows) ? kernels_.fused : linear_.table,
-            static_cast<int64_t>(linear_.elements_per_line),
+            static_cast<int64_t>(PackedRowPitch(linear_.elements_per_line)),
             rows,
             form_.parts,
             tile_count};

@@ -18,6 +18,7 @@
 #include "quern/gemm/packed_form.h"
 #include "quern/gemm/packed_layers.h"
 #include "quern/gemm/packed_product.h"
+#include "quern/gemm/tile.h"
 #include "quern/packing/vnni_layout.h"
 
 namespace quern {
@@ -103,7 +104,7 @@ class PackedFloatLayer final : public PackedLayer {
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
     return {layout_,
             kernels_.table,
-            static_cast<int64_t>(kernels_.elements_per_line),
+            static_cast<int64_t>(PackedRowPitch(kernels_.elements_per_line)),
             rows,
             parts_,
             tile_count};

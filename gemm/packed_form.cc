@@ -9,9 +9,12 @@
 #include "quern/core/checksum.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
+#include "quern/gemm/block_traits.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/packing/block_panels.h"
 #include "quern/packing/code_layout.h"
 #include "quern/packing/vnni_layout.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 namespace {
@@ -43,6 +46,14 @@ class Sections {
 // Bytes of one panel and of all of a part, or false where they do not fit.
 bool PanelsOf(const LinearWeightsSpec& spec, PackedForm& form) {
   const int64_t k = spec.k, n = form.part_n;
+  if (spec.format == WeightFormat::kBlocks) {
+    const auto layout =
+        BlockPanels::Create(BlockTraitsOf(spec.block_format).codes, k, n);
+    if (!layout.ok()) return false;
+    form.panel_bytes = layout->panel_bytes();
+    form.part_bytes = layout->bytes();
+    return true;
+  }
   if (HasGroups(spec.format)) {
     const auto layout = CodeLayout::Create(BitsOf(CodesOf(spec.format)), k, n);
     if (!layout.ok()) return false;
@@ -55,6 +66,20 @@ bool PanelsOf(const LinearWeightsSpec& spec, PackedForm& form) {
   form.panel_bytes = layout->panel_bytes();
   form.part_bytes = layout->bytes();
   return true;
+}
+
+absl::Status CheckBlocks(const LinearWeightsSpec& spec) {
+  const auto number = static_cast<uint32_t>(spec.block_format);
+  const BlockFormatInfo* info = FindBlockFormat(number);
+  if (info == nullptr) {
+    return InvalidArgument(kOp, "block_format=", number,
+                           "; need one of quant/block_format.h");
+  }
+  if (spec.k % info->values != 0) {
+    return InvalidArgument(kOp, "k=", spec.k, "; blocks of ", info->name,
+                           " need a multiple of ", info->values);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -105,7 +130,7 @@ absl::Status NormaliseWeightsSpec(LinearWeightsSpec& spec) {
   constexpr int64_t kMax = LinearWeights::kMaxExtent;
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "format", static_cast<int64_t>(spec.format), 0,
-                 static_cast<int64_t>(WeightFormat::kI8Group)));
+                 static_cast<int64_t>(WeightFormat::kBlocks)));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "n", spec.n, 1, kMax));
   QUERN_RETURN_IF_ERROR(CheckRange(
       kOp, "k", spec.k, 1,
@@ -114,6 +139,11 @@ absl::Status NormaliseWeightsSpec(LinearWeightsSpec& spec) {
     return InvalidArgument(kOp, "n=", spec.n,
                            " is odd; gated weights need gate and up of n / 2 "
                            "columns each");
+  }
+  if (spec.format != WeightFormat::kBlocks) {
+    spec.block_format = BlockFormat::kQ4_0;
+  } else {
+    QUERN_RETURN_IF_ERROR(CheckBlocks(spec));
   }
   if (!HasGroups(spec.format)) {
     spec.group_size = 0;

@@ -6,7 +6,8 @@
 //   header     256 bytes
 //   panels     codes: of all columns, or of the gate's, then of up's, each in
 //              packing/vnni_layout.h (floats, int8 by channel) or
-//              packing/code_layout.h (the others)
+//              packing/code_layout.h (codes with groups) or
+//              packing/block_panels.h (blocks, with their scales)
 //   scales     f32[n] (int8 by channel), or f32[part][panel][group][16]
 //   zeros      f32[part][panel][group][16], less 8, as the codes of 4 bits
 //   order      i32[k]: row i of the codes meets a[m, order[i]]
@@ -49,7 +50,8 @@ struct PackedHeader {
   uint32_t gated;      // 0 or 1
   uint32_t flags;
   int64_t total_bytes;    // header included
-  uint8_t reserved[184];  // 0
+  uint32_t block_format;  // a BlockFormat, or 0 where the format has no blocks
+  uint8_t reserved[180];  // 0
   uint64_t checksum;      // of all before it
 };
 static_assert(sizeof(PackedHeader) == 256, "part of the packed form");
@@ -59,7 +61,7 @@ static_assert(offsetof(PackedHeader, checksum) == 248, "has no padding");
 uint64_t HeaderChecksum(const PackedHeader& header);
 
 constexpr bool HasGroups(WeightFormat format) {
-  return format >= WeightFormat::kE4M3Block;
+  return format >= WeightFormat::kE4M3Block && format <= WeightFormat::kI8Group;
 }
 // The codes of a format that has groups.
 constexpr CodeType CodesOf(WeightFormat format) {
@@ -68,7 +70,7 @@ constexpr CodeType CodesOf(WeightFormat format) {
                                             : CodeType::kI8;
 }
 
-// The type of the weights of a format that has no groups.
+// The type of the weights of a format that has no groups and no blocks.
 constexpr DType FloatOrI8(WeightFormat format) {
   return format == WeightFormat::kF32    ? DType::kF32
          : format == WeightFormat::kBF16 ? DType::kBF16
@@ -100,7 +102,8 @@ struct PackedForm {
 };
 
 // Proves n, k, format and group_size, and replaces the latter by what the
-// packed form has: k for kWholeK or more than k, 0 where there are no groups.
+// packed form has: k for kWholeK or more than k, 0 where there are no groups;
+// and block_format by Q4_0 where there are no blocks.
 absl::Status NormaliseWeightsSpec(LinearWeightsSpec& spec);
 
 }  // namespace quern

@@ -22,6 +22,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/packed_layers.h"
 #include "quern/gemm/packed_product.h"
+#include "quern/gemm/tile.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/quant/int8_quantize.h"
 
@@ -130,7 +131,8 @@ class PackedInt8Layer final : public PackedLayer {
   }
 
   PackedProduct<int32_t> ProductOf(int64_t rows, TileCount tile_count) const {
-    return {layout_, kernels_.table, 1, rows, parts_, tile_count};
+    return {layout_, kernels_.table, static_cast<int64_t>(PackedRowPitch(1)),
+            rows,    parts_,         tile_count};
   }
 
   // Quantize and Take write a row of a as u8 to q, and its terms. Where a is

@@ -9,6 +9,9 @@ namespace quern {
 PackedLayerOr CreatePackedLayer(const LinearSpec& spec,
                                 const LinearWeights& weights) {
   const WeightFormat format = weights.spec().format;
+  if (format == WeightFormat::kBlocks) {
+    return CreatePackedBlocks(spec, weights);
+  }
   if (HasGroups(format)) return CreatePackedCodes(spec, weights);
   if (format == WeightFormat::kI8Channel) {
     return CreatePackedInt8(spec, weights);

@@ -38,6 +38,8 @@ PackedLayerOr CreatePackedInt8(const LinearSpec& spec,
                                const LinearWeights& weights);
 PackedLayerOr CreatePackedCodes(const LinearSpec& spec,
                                 const LinearWeights& weights);
+PackedLayerOr CreatePackedBlocks(const LinearSpec& spec,
+                                 const LinearWeights& weights);
 // Calls the one of these that the weights' format needs. The spec has been
 // proved.
 PackedLayerOr CreatePackedLayer(const LinearSpec& spec,

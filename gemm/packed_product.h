@@ -67,16 +67,16 @@ struct SumsBlock {
 template <typename Sum>
 class PackedProduct {
  public:
-  PackedProduct(const VnniLayout& layout, const TileTable& table,
-                int64_t elements_per_line, int64_t rows, int64_t parts,
+  // `pitch`: 32-bit elements from a packed row to the next, of one chunk.
+  PackedProduct(const VnniLayout& layout, const TileTable& table, int64_t pitch,
+                int64_t rows, int64_t parts,
                 TileCount tile_count = TileCount::kEven)
       : layout_(layout),
         table_(table),
         parts_(parts),
         tiles_(rows, table, tile_count),
         chunks_(DivCeil(layout.lines(), kChunk)),
-        pitch_(static_cast<int64_t>(
-            PackedRowPitch(static_cast<size_t>(elements_per_line)))) {}
+        pitch_(pitch) {}
 
   // Elements of k in a chunk, and 32-bit elements from one chunk of a packed
   // row to the next.
@@ -86,9 +86,12 @@ class PackedProduct {
   const RowTiles& tiles() const { return tiles_; }
   // 32-bit elements of a packed row, all chunks.
   int64_t row_elements() const { return chunks_ * pitch_; }
-  // Sums of so many rows and of the panels that one worker multiplies at once.
+  // Sums of so many rows and of the panels that one worker multiplies at once,
+  // and a gap that keeps prefetchers away from the sums of the next worker.
   int64_t unit_sums(int64_t rows) const {
-    return parts_ * rows * Division::kUnitPanels * kPanelCols;
+    constexpr int64_t kGapBytes = 4096;
+    return parts_ * rows * Division::kUnitPanels * kPanelCols +
+           kGapBytes / static_cast<int64_t>(sizeof(Sum));
   }
 
   // What Run needs with an executor of `workers`.
@@ -211,14 +214,13 @@ class PackedProduct {
     const Division division =
         Division::Of(tiles_.rows, tiles_.count, layout_.panels(),
                      layout_.lines(), chunks, workers);
-    const int64_t panels = division.k_pieces > 1
-                               ? chunks * layout_.panels()
-                               : workers * Division::kUnitPanels;
+    const int64_t sums =
+        division.k_pieces > 1
+            ? chunks * parts_ * tiles_.rows * layout_.panels() * kPanelCols
+            : workers * unit_sums(tiles_.rows);
     return {allocator.template Allocate<uint32_t>(
                 "packed rows", tiles_.count * chunks_ * a_chunk()),
-            allocator.template Allocate<Sum>(
-                "sums", parts_ * tiles_.rows * panels * kPanelCols),
-            division};
+            allocator.template Allocate<Sum>("sums", sums), division};
   }
 
   template <typename Pack>

@@ -122,7 +122,7 @@ class PackedProductTest : public testing::Test {
     const VnniLayout layout = LayoutOf(s);
     const TileTable table = StubTable(static_cast<size_t>(s.max_rows));
     WorkspaceLayout counted;
-    PackedProduct<float>(layout, table, 1, rows, s.parts)
+    PackedProduct<float>(layout, table, PackedRowPitch(1), rows, s.parts)
         .LayOut(counted, workers);
     return counted.bytes();
   }

@@ -9,6 +9,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
+#include "quern/quant/rounded_product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -86,28 +87,6 @@ void MinMax(const void* x, size_t n, uint32_t* min, uint32_t* max) {
 
 // Sixteen bits are enough for a number of steps once x is within this many.
 constexpr float kMostSteps = 256.0f;
-
-// rint(v * factor), the product not rounded before, in the lower 16 bits of
-// each lane; the upper ones are unspecified. |v * factor| < 2^15.
-template <class DF, class DI = hn::RebindToSigned<DF>>
-HWY_INLINE hn::Vec<DI> RoundedProduct(DF df, hn::Vec<DF> v,
-                                      hn::Vec<DF> factor) {
-  const DI di;
-  // Added to a number whose unit in the last place is 1, and whose mantissa is
-  // 0 in the lower bits, a small one is rounded to an integer there.
-#if HWY_NATIVE_FMA
-  return hn::BitCast(di, hn::MulAdd(v, factor, hn::Set(df, 0x1.8p23f)));
-#else
-  // The product of two f32 is exact in double.
-  const hn::RepartitionToWide<DF> dd;
-  const auto unit = hn::Set(dd, 0x1.8p52);
-  const auto lower = hn::Add(
-      hn::Mul(hn::PromoteLowerTo(dd, v), hn::PromoteLowerTo(dd, factor)), unit);
-  const auto upper = hn::Add(
-      hn::Mul(hn::PromoteUpperTo(dd, v), hn::PromoteUpperTo(dd, factor)), unit);
-  return hn::ConcatEven(di, hn::BitCast(di, upper), hn::BitCast(di, lower));
-#endif
-}
 
 // What quantises a row. kAnyX: x may be anything, as where the scale is given;
 // else x is finite and |x * inverse| < 256. Functions, not lambdas: GCC 12 does

@@ -34,7 +34,7 @@ namespace {
 constexpr char kOp[] = "linear";
 
 std::string WhyNot(const LinearSpec& spec, const LinearWeightsSpec& weights) {
-  if (HasGroups(weights.format)) {
+  if (HasGroups(weights.format) || weights.format == WeightFormat::kBlocks) {
     return absl::StrCat("has no kernel for ", WeightFormatName(weights.format));
   }
   if (spec.activation != LinearActivation::kNone) return "has no activation";

@@ -96,6 +96,9 @@ class QuantisedRow {
 absl::StatusOr<NativeLinear> NativeLinear::Create(const LinearWeights& weights,
                                                   LinearActivation activation) {
   const LinearWeightsSpec& spec = weights.spec();
+  if (spec.format == WeightFormat::kBlocks) {
+    return Unimplemented("native_linear", "has no weights in blocks");
+  }
   uint32_t flags = weights.has_bias() ? PackedHeader::kBias : 0;
   if (weights.zeros() != nullptr) flags |= PackedHeader::kZeros;
   if (weights.order() != nullptr) flags |= PackedHeader::kOrder;

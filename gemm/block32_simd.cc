@@ -1,0 +1,70 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "quern/core/dtype.h"
+#include "quern/core/float_type.h"
+#include "quern/gemm/block_kernels.h"
+#include "quern/quant/block_format.h"
+
+// Compiled once per instruction set: foreach_target.h re-includes this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "gemm/block32_simd.cc"
+// foreach_target.h comes first, whatever the alphabet says.
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "quern/gemm/block_record-inl.h"
+#include "quern/gemm/block_rows-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+
+BlockKernels GetKernels(BlockFormat format, DType a) {
+  BlockKernels kernels = {};
+  switch (format) {
+    case BlockFormat::kQ4_0:
+      kernels = MakeBlockKernels<BlockFormat::kQ4_0>();
+      break;
+    case BlockFormat::kQ4_1:
+      kernels = MakeBlockKernels<BlockFormat::kQ4_1>();
+      break;
+    case BlockFormat::kQ5_0:
+      kernels = MakeBlockKernels<BlockFormat::kQ5_0>();
+      break;
+    case BlockFormat::kQ5_1:
+      kernels = MakeBlockKernels<BlockFormat::kQ5_1>();
+      break;
+    case BlockFormat::kQ8_0:
+      kernels = MakeBlockKernels<BlockFormat::kQ8_0>();
+      break;
+    case BlockFormat::kIQ4_NL:
+      kernels = MakeBlockKernels<BlockFormat::kIQ4_NL>();
+      break;
+    default:  // kMXFP4
+      kernels = MakeBlockKernels<BlockFormat::kMXFP4>();
+      break;
+  }
+  kernels.pack_row =
+      WithFloatType(a, [](auto t) { return &PackBlockRow<decltype(t)>; });
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+BlockKernels GetBlock32Kernels(BlockFormat format, DType a) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(format, a);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

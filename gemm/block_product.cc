@@ -1,0 +1,198 @@
+#include "quern/gemm/block_product.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "quern/core/math_util.h"
+#include "quern/gemm/block_kernels.h"
+#include "quern/gemm/block_traits.h"
+#include "quern/gemm/packed_product.h"
+#include "quern/gemm/tile.h"
+#include "quern/gemm/tile_loop.h"
+#include "quern/packing/block_panels.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kPanelCols = BlockPanels::kPanelCols;
+constexpr int64_t kLineBytes = BlockPanels::kLineBytes;
+// Tiles fetch as many lines with each block of a record.
+constexpr int64_t kBlocks = BlockPanels::kRecordBlocks;
+
+// How far tiles that decode fetch ahead in their stream. With one and four rows
+// of Q4_0, 4 to 16 KiB are alike; 2 KiB and none take one row 1.1 and 1.3 times
+// as long, four rows 1.1 and 1.9 times (Zen 5, 2026).
+constexpr int64_t kAheadBytes = 8 << 10;
+
+// The sizes of tiles of rows, one after the other, as RowTiles has them.
+struct Sizes {
+  int64_t Next() {
+    rest += step;
+    if (rest < count) return size;
+    rest -= count;
+    return size + 1;
+  }
+  int64_t size;   // floor(rows / count)
+  int64_t step;   // rows mod count
+  int64_t count;  // of tiles
+  int64_t rest;   // (rows * tile) mod count
+};
+
+class Multiplier {
+ public:
+  Multiplier(const BlockPart& part, const PackedProduct<float>& product,
+             const uint32_t* a, const TileRange& range, float* sums,
+             int64_t stride)
+      : part_(part),
+        product_(product),
+        tiles_(product.tiles()),
+        a_(a),
+        range_(range),
+        sums_(sums),
+        stride_(stride),
+        record_bytes_(part.layout.record_bytes()),
+        record_lines_(record_bytes_ / kLineBytes),
+        panel_bytes_(part.layout.panel_bytes()),
+        records_(part.layout.records()),
+        a_tile_(product.chunks() * product.a_chunk()),
+        first_sizes_{tiles_.rows / tiles_.count, tiles_.rows % tiles_.count,
+                     tiles_.count, tiles_.rows * range.tile % tiles_.count} {
+    tile_.sums_stride = static_cast<size_t>(stride);
+    const int64_t tiles = range.tile_end - range.tile;
+    share_ = RoundUp(DivCeil(record_lines_, tiles), kBlocks);
+  }
+
+  void Run() {
+    if (part_.fused) {
+      MultiplyStreams();
+    } else {
+      MultiplyRecords();
+    }
+  }
+
+ private:
+  const uint8_t* RecordAt(int64_t panel, int64_t record) const {
+    return part_.panels + panel * panel_bytes_ + record * record_bytes_;
+  }
+
+  // Tiles that decode read each panel as one stream. There is one tile of rows.
+  void MultiplyStreams() {
+    const int64_t rows = first_sizes_.size;
+    const auto lines = static_cast<size_t>(record_lines_);
+    for (int64_t panel = range_.panel; panel < range_.panel_end; ++panel) {
+      tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
+      for (int64_t record = 0; record < records_; ++record) {
+        StartRecord(record);
+        tile_.a = a_ + record * product_.a_chunk();
+        tile_.b = RecordAt(panel, record);
+        tile_.prefetch[0] = {tile_.b + kAheadBytes, 0, lines};
+        MultiplyFused(rows);
+      }
+    }
+  }
+
+  // Takes the rows in powers of two, the largest first.
+  void MultiplyFused(int64_t all_rows) {
+    const TileTable& fused = part_.kernels.fused;
+    TileArgs args = tile_;
+    int64_t rows = 0;
+    for (int64_t left = all_rows; left > 0; left -= rows) {
+      for (rows = 4; rows > left || fused.tiles[rows][0] == nullptr;) rows /= 2;
+      fused.tiles[rows][0](args);
+      args.a += rows * static_cast<int64_t>(kBlockRowPitch);
+      args.sums = static_cast<float*>(args.sums) + rows * stride_;
+      args.prefetch[0].lines = 0;
+    }
+  }
+
+  // With one tile of rows, as many panels as are multiplied at once from their
+  // first record to the last. With more, all panels for one record after the
+  // other: the rows of that record stay in L2.
+  void MultiplyRecords() {
+    const bool many = range_.tile_end - range_.tile > 1;
+    const auto best = static_cast<int64_t>(
+        part_.kernels.decoded.panels[static_cast<size_t>(tiles_.max_size())]);
+    const int64_t width = many ? range_.panel_end - range_.panel : best;
+    for (int64_t begin = range_.panel; begin < range_.panel_end;
+         begin += width) {
+      const int64_t end = std::min(begin + width, range_.panel_end);
+      for (int64_t record = 0; record < records_; ++record) {
+        StartRecord(record);
+        for (int64_t panel = begin; panel < end;) {
+          size_t log = 0;
+          while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
+          const int64_t next = panel + (int64_t{1} << log);
+          if (next < end) {
+            MultiplyDecoded(record, panel, log, RecordAt(next, record));
+          } else if (record + 1 < records_) {
+            MultiplyDecoded(record, panel, log, RecordAt(begin, record + 1));
+          } else {
+            MultiplyDecoded(record, panel, log, RecordAt(end, 0));
+          }
+          panel = next;
+        }
+      }
+    }
+  }
+
+  void StartRecord(int64_t record) {
+    tile_.steps = static_cast<size_t>(part_.layout.RecordBlocks(record));
+    tile_.add = record > 0;
+  }
+
+  // Decodes a record of 2^log panels, and multiplies all tiles of rows by them.
+  // Meanwhile fetches the records from `fetch` on, which may be any address.
+  // Nothing here may take long, because it is done for each tile: three
+  // divisions and fetches in odd numbers took a tenth of the time.
+  void MultiplyDecoded(int64_t record, int64_t panel, size_t log,
+                       const uint8_t* fetch) {
+    for (int64_t p = 0; p < int64_t{1} << log; ++p) {
+      part_.kernels.decode(RecordAt(panel + p, record), tile_.steps,
+                           &decoded_[p]);
+    }
+    tile_.b = reinterpret_cast<const uint8_t*>(&decoded_[0]);
+    tile_.a = a_ + range_.tile * a_tile_ + record * product_.a_chunk();
+    tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
+    int64_t lines = record_lines_;
+    Sizes sizes = first_sizes_;
+    for (int64_t tile = range_.tile; tile < range_.tile_end; ++tile) {
+      const int64_t count = std::min(share_, lines);
+      tile_.prefetch[0] = {fetch, static_cast<size_t>(panel_bytes_),
+                           static_cast<size_t>(count)};
+      fetch += count * kLineBytes;
+      lines -= count;
+      const int64_t rows = sizes.Next();
+      part_.kernels.decoded.tiles[rows][log](tile_);
+      tile_.a += a_tile_;
+      tile_.sums = static_cast<float*>(tile_.sums) + rows * stride_;
+    }
+  }
+
+  const BlockPart part_;
+  const PackedProduct<float>& product_;
+  const RowTiles tiles_;
+  const uint32_t* const a_;
+  const TileRange range_;
+  float* const sums_;
+  const int64_t stride_;
+  const int64_t record_bytes_;
+  const int64_t record_lines_;
+  const int64_t panel_bytes_;
+  const int64_t records_;
+  const int64_t a_tile_;  // 32-bit elements from tile to tile
+  const Sizes first_sizes_;
+  int64_t share_;  // lines of each panel that a tile fetches
+  TileArgs tile_ = {};
+  DecodedRecord decoded_[kBlockPanels];
+};
+
+}  // namespace
+
+void MultiplyBlocks(const BlockPart& part, const PackedProduct<float>& product,
+                    const uint32_t* a, const TileRange& range, float* sums,
+                    int64_t stride) {
+  Multiplier(part, product, a, range, sums, stride).Run();
+}
+
+}  // namespace quern

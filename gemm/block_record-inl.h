@@ -1,0 +1,272 @@
+// Decodes the packed records of packing/block_panels.h in registers, once per
+// instruction set.
+
+// clang-format off
+#if defined(QUERN_GEMM_BLOCK_RECORD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QUERN_GEMM_BLOCK_RECORD_INL_H_
+#undef QUERN_GEMM_BLOCK_RECORD_INL_H_
+#else
+#define QUERN_GEMM_BLOCK_RECORD_INL_H_
+#endif
+// clang-format on
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/block_dot-inl.h"
+#include "quern/gemm/block_kernels.h"
+#include "quern/gemm/block_tile-inl.h"
+#include "quern/gemm/block_traits.h"
+#include "quern/packing/block_panels.h"
+#include "quern/quant/block_format.h"
+#include "quern/quant/convert-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Bits [kFrom, kFrom + kBits) of every byte, as bits from kTo on.
+template <int kBits, int kFrom, int kTo>
+HWY_INLINE VB MoveBits(VB v) {
+  if constexpr (kBits == 8) {
+    return v;
+  } else {
+    const DB d;
+    const hn::Repartition<uint16_t, DB> dw;
+    constexpr auto kMask = static_cast<uint8_t>(((1 << kBits) - 1) << kTo);
+    // Bits that cross into the neighbouring byte are masked away.
+    if constexpr (kFrom > kTo) {
+      v = hn::BitCast(d, hn::ShiftRight<kFrom - kTo>(hn::BitCast(dw, v)));
+    } else if constexpr (kFrom < kTo) {
+      v = hn::BitCast(d, hn::ShiftLeft<kTo - kFrom>(hn::BitCast(dw, v)));
+    }
+    return hn::And(v, hn::Set(d, kMask));
+  }
+}
+
+HWY_INLINE VF LoadF16(const uint8_t* HWY_RESTRICT from) {
+  const DF df;
+  const hn::Rebind<uint16_t, DF> dh;
+  return DecodeCodes<Float16>(
+      df, hn::LoadU(dh, reinterpret_cast<const uint16_t*>(from)));
+}
+
+// One byte for each column.
+HWY_INLINE VI LoadS8(const uint8_t* HWY_RESTRICT from) {
+  const hn::Rebind<int8_t, DI> d;
+  return hn::PromoteTo(DI(),
+                       hn::LoadU(d, reinterpret_cast<const int8_t*>(from)));
+}
+HWY_INLINE VI LoadU8(const uint8_t* HWY_RESTRICT from) {
+  const hn::Rebind<uint8_t, DI> d;
+  return hn::PromoteTo(DI(), hn::LoadU(d, from));
+}
+
+// 2^(e - 128), subnormal for e < 2.
+HWY_INLINE VF PowerOf2(VI e) {
+  const DI d;
+  const auto one = hn::Set(d, 1);
+  const auto small = hn::ShiftLeft<21>(hn::Add(e, one));
+  const auto normal = hn::ShiftLeft<23>(hn::Sub(e, one));
+  return hn::BitCast(DF(),
+                     hn::IfThenElse(hn::Lt(e, hn::Set(d, 2)), small, normal));
+}
+
+template <BlockFormat kFormat>
+class PackedRecord {
+ public:
+  static constexpr BlockTraits kTraits = BlockTraitsOf(kFormat);
+  static constexpr BlockCodes kCodes = kTraits.codes;
+  static constexpr size_t kBlockLines = kCodes.low_bits + kCodes.high_bits;
+
+  HWY_INLINE PackedRecord(const uint8_t* HWY_RESTRICT record, size_t blocks)
+      : scales_(record),
+        lines_(record +
+               BlockPanels::ScaleBytes(kCodes, static_cast<int64_t>(blocks))) {
+    if constexpr (kHasBytes) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kVecs; ++v) {
+        d_[v] = LoadF16(record + 2 * v * kFloats);
+        if constexpr (kTraits.has_mins()) {
+          m_[v] = LoadF16(record + 2 * (kCols + v * kFloats));
+        }
+      }
+    }
+  }
+
+  const uint8_t* Lines(size_t b) const {
+    return lines_ + b * kBlockLines * BlockPanels::kLineBytes;
+  }
+
+  template <size_t kQuad>
+  HWY_INLINE VB Codes(size_t b, size_t v) const {
+    const uint8_t* HWY_RESTRICT lines = Lines(b) + v * kVecBytes;
+    constexpr size_t kPer = 8 / kCodes.low_bits;
+    constexpr int kShift = kCodes.low_bits * static_cast<int>(kQuad % kPer);
+    auto codes =
+        MoveBits<kCodes.low_bits, kShift, 0>(Line(lines, kQuad / kPer));
+    if constexpr (kCodes.high_bits == 1) {
+      codes = hn::Or(codes, MoveBits<1, kQuad, kCodes.low_bits>(
+                                Line(lines, kCodes.low_bits)));
+    } else if constexpr (kCodes.high_bits == 2) {
+      codes = hn::Or(codes, MoveBits<2, 2 * (kQuad % 4), kCodes.low_bits>(
+                                Line(lines, kCodes.low_bits + kQuad / 4)));
+    }
+    if constexpr (kTraits.table != BlockTable::kNone) {
+      const auto table = hn::LoadDup128(
+          DB(), kTraits.table == BlockTable::kIQ4 ? kIQ4Bytes : kE2M1Bytes);
+      codes = hn::TableLookupBytes(WithOffset(table), codes);
+    } else {
+      codes = WithOffset(codes);
+    }
+    return codes;
+  }
+
+  HWY_INLINE VF Scale(size_t sub, size_t v) const {
+    const size_t at = v * kFloats;
+    switch (kCodes.scales) {
+      case BlockScales::kF16:
+        return LoadF16(scales_ + 2 * (sub * kCols + at));
+      case BlockScales::kF16AndMin:
+        return LoadF16(scales_ + 2 * (2 * sub * kCols + at));
+      case BlockScales::kE8M0:
+        return PowerOf2(LoadU8(scales_ + sub * kCols + at));
+      case BlockScales::kBytes:
+        return Times(d_[v], LoadS8(scales_ + (4 + sub) * kCols + at));
+      case BlockScales::kBytesAndMins:
+        return Times(d_[v], LoadU8(scales_ + (4 + 2 * sub) * kCols + at));
+      case BlockScales::kNibbles:
+        break;
+    }
+    return Times(d_[v], hn::And(LoadU8(scales_ + (4 + sub) * kCols + at),
+                                hn::Set(DI(), 15)));
+  }
+
+  HWY_INLINE VF Min(size_t sub, size_t v) const {
+    const size_t at = v * kFloats;
+    if constexpr (kCodes.scales == BlockScales::kF16AndMin) {
+      return LoadF16(scales_ + 2 * ((2 * sub + 1) * kCols + at));
+    } else if constexpr (kCodes.scales == BlockScales::kBytesAndMins) {
+      return Times(m_[v], LoadU8(scales_ + (5 + 2 * sub) * kCols + at));
+    } else {
+      return Times(m_[v],
+                   hn::ShiftRight<4>(LoadU8(scales_ + (4 + sub) * kCols + at)));
+    }
+  }
+
+ private:
+  static constexpr size_t kCols = BlockPanels::kPanelCols;
+  static constexpr bool kHasBytes = kCodes.scales >= BlockScales::kBytes;
+
+  static HWY_INLINE VB Line(const uint8_t* HWY_RESTRICT lines, size_t i) {
+    return hn::LoadU(DB(), lines + i * BlockPanels::kLineBytes);
+  }
+  // Values of int8 as the Dot takes them.
+  static HWY_INLINE VB WithOffset(VB codes) {
+    if constexpr (kTraits.is_int8() && QUERN_BLOCK_QUADS) {
+      return hn::Xor(codes, hn::Set(DB(), 0x80));
+    }
+    return codes;
+  }
+  static HWY_INLINE VF Times(VF d, VI s) {
+    return hn::Mul(d, hn::ConvertTo(DF(), s));
+  }
+
+  const uint8_t* HWY_RESTRICT scales_;
+  const uint8_t* HWY_RESTRICT lines_;
+  VF d_[kHasBytes ? kVecs : 1];
+  VF m_[kHasBytes ? kVecs : 1];
+};
+
+template <BlockFormat kFormat, size_t kRows>
+void FusedTile(const TileArgs& t) {
+  VF sums[kRows][kVecs];
+  LoadSums(t, sums);
+  const PackedRecord<kFormat> record(t.b, t.steps);
+  const auto* rows = reinterpret_cast<const BlockRow*>(t.a);
+  for (size_t b = 0; b < t.steps; ++b) {
+    Fetch<1>(t.prefetch[0], b);
+    AddSubBlocks<ArithmeticOf<kFormat>, 0>(record, b, rows, sums);
+  }
+  StoreSums(t, sums);
+}
+
+// Rows of the largest fused tile: each format has tiles of its own, so few must
+// do. Larger ones spill registers on AVX2.
+constexpr size_t kFusedTileRows = kFewTiles ? 2 : 4;
+// Rows up to which a record is decoded anew for every tile. A tile of four rows
+// takes 54 ns for a record of Q4_0; to decode it to scratch takes 19, and to
+// multiply it there 45 (AVX2: 160, 22 and 169. Zen 5, 2026).
+constexpr size_t kFusedRows = kVecs == 1 ? 8 : 12;
+
+template <BlockFormat kFormat, size_t kRows>
+void FillFused(TileTable& table) {
+  if constexpr (kRows > 0) {
+    table.tiles[kRows][0] = &FusedTile<kFormat, kRows>;
+    FillFused<kFormat, kRows / 2>(table);
+  }
+}
+
+template <class Record, size_t kQuad>
+HWY_INLINE void DecodeQuads(const Record& record, size_t b,
+                            DecodedRecord* HWY_RESTRICT to) {
+  if constexpr (kQuad < BlockPanels::kBlockQuads) {
+    uint8_t* HWY_RESTRICT line =
+        to->lines[b * BlockPanels::kBlockQuads + kQuad];
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      hn::StoreU(record.template Codes<kQuad>(b, v), DB(),
+                 line + v * kVecBytes);
+    }
+    DecodeQuads<Record, kQuad + 1>(record, b, to);
+  }
+}
+
+template <BlockFormat kFormat>
+void DecodeRecord(const uint8_t* from, size_t blocks, DecodedRecord* to) {
+  using Record = PackedRecord<kFormat>;
+  const Record record(from, blocks);
+  constexpr size_t kSubs =
+      BlockPanels::kBlockK / BlockTraitsOf(kFormat).codes.sub_block;
+  for (size_t b = 0; b < blocks; ++b) {
+    DecodeQuads<Record, 0>(record, b, to);
+    for (size_t s = b * kSubs; s < (b + 1) * kSubs; ++s) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kVecs; ++v) {
+        hn::StoreU(record.Scale(s, v), DF(), to->s[s] + v * kFloats);
+        if constexpr (BlockTraitsOf(kFormat).has_mins()) {
+          hn::StoreU(record.Min(s, v), DF(), to->t[s] + v * kFloats);
+        }
+      }
+    }
+  }
+}
+
+template <BlockFormat kFormat>
+BlockKernels MakeBlockKernels() {
+  BlockKernels kernels = {};
+  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.arithmetic = QUERN_BLOCK_QUADS ? "int8 dot" : "int8 pairs";
+  kernels.terms = TermsOf(BlockTraitsOf(kFormat));
+  kernels.fused.max_rows = kFusedRows;
+  for (size_t rows = 1; rows <= kFusedRows; ++rows) {
+    kernels.fused.panels[rows] = 1;
+  }
+  FillFused<kFormat, kFusedTileRows>(kernels.fused);
+  kernels.decoded.max_rows = kDecodedRows;
+  FillDecoded<ArithmeticOf<kFormat>, kDecodedRows, 0>(kernels.decoded);
+  kernels.decode = &DecodeRecord<kFormat>;
+  return kernels;
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

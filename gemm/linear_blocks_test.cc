@@ -1,0 +1,382 @@
+// LinearPlan on weights in the block formats of GGUF files, by rows of int8 in
+// blocks.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/math_util.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/grouped_linear.h"
+#include "quern/gemm/known_weights_testutil.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_blocks_testutil.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/block_format.h"
+#include "quern/testing/compare.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
+#include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
+#include "quern/testing/refusal.h"
+
+namespace quern {
+namespace {
+
+class LinearBlocksTest : public IsaTest {
+ protected:
+  // The packed weights lie before a guard page.
+  LinearPlan Plan(const BlockWeights& w, const LinearSpec& spec,
+                  const std::vector<int64_t>& cuts = {}) {
+    const LinearWeights packed = w.Pack(IsGated(spec.activation), cuts);
+    const std::vector<uint8_t> bytes(packed.bytes().begin(),
+                                     packed.bytes().end());
+    const auto size = static_cast<int64_t>(bytes.size());
+    constexpr int64_t kAlignment = LinearWeights::kAlignment;
+    packed_.push_back(std::make_unique<GuardBuffer<uint8_t>>(
+        bytes, Edge::kEnd, RoundUp(size, kAlignment) - size));
+    const auto adopted = LinearWeights::Adopt(
+        {packed_.back()->data(), static_cast<size_t>(packed_.back()->size())});
+    EXPECT_EQ(adopted.status(), absl::OkStatus());
+    auto plan = LinearPlan::Create(spec, *adopted, inline_);
+    EXPECT_EQ(plan.status(), absl::OkStatus());
+    EXPECT_RAN_ON(*plan);
+    return *std::move(plan);
+  }
+
+  template <typename A, typename C>
+  void ExpectExact(BlockFormat format, const Shape& s, Executor& executor) {
+    SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
+    TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
+    const BlockWeights w = IntegerBlockWeights(rng, format, s.n, s.k);
+    const auto plan = Plan(w, Int8Spec<A, C>());
+    const auto a = IntegerRows<A>(rng, s.m * s.k);
+    auto want = ReferenceLinear(s.m, s.n, s.k, ToDoubles(a), w.Values());
+    for (size_t i = 0; !w.bias.empty() && i < want.size(); ++i) {
+      want[i] += w.bias[i % w.bias.size()];
+    }
+    EXPECT_TRUE(
+        AllEqual(RunLinear<A, C>(plan, s, a, executor), RoundedTo<C>(want)))
+        << plan.Explain(s.m);
+  }
+
+  // Expects c within a derived bound of the same arithmetic in double. Of each
+  // sub-block, a product with a scale and one of a row are rounded, and with
+  // minima twice; and each addition, which without a fused multiply-add has a
+  // product before it.
+  template <typename A, typename C>
+  void ExpectWithinBound(BlockFormat format, const Shape& s,
+                         Executor& executor) {
+    SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
+    TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
+    const BlockWeights w = RandomBlockWeights(rng, format, s.n, s.k, 1.0);
+    const auto plan = Plan(w, Int8Spec<A, C>());
+    const auto a = UniformReals<A>(rng, s.m * s.k);
+    const auto rows = QuantisedInBlocks(a);
+    const auto bias = w.bias.empty()
+                          ? std::vector<double>(static_cast<size_t>(s.n))
+                          : ToDoubles(w.bias);
+    auto magnitudes = w.Values();
+    const auto minima = w.Minima();
+    for (size_t i = 0; i < magnitudes.size(); ++i) {
+      magnitudes[i] = std::abs(magnitudes[i]) + 2 * std::abs(minima[i]);
+    }
+    const auto want = ReferenceLinear(s.m, s.n, s.k, rows, w.Values(), bias);
+    const auto magnitude = ReferenceLinear(s.m, s.n, s.k, Magnitudes(rows),
+                                           magnitudes, Magnitudes(bias));
+    const double roundings = static_cast<double>(2 * s.k / 16 + 4);
+    EXPECT_TRUE(AllWithin(
+        RunLinear<A, C>(plan, s, a, executor), want,
+        [&](double expected, int64_t flat) {
+          const double sums = 1.001 * std::ldexp(roundings, -24) *
+                              magnitude[static_cast<size_t>(flat)];
+          return sums + UnitRoundoff<C>() * (std::abs(expected) + sums);
+        }))
+        << plan.Explain(s.m);
+  }
+
+  InlineExecutor inline_;
+  std::vector<std::unique_ptr<GuardBuffer<uint8_t>>> packed_;
+};
+QUERN_INSTANTIATE_ISA_TEST(LinearBlocksTest);
+
+// Every number of rows of a tile, of columns in a panel, of blocks in a record
+// and of records in a chunk.
+TEST_P(LinearBlocksTest, AreExactOnIntegers) {
+  ManyWorkers many(3);
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    const int64_t unit = info.values;
+    const std::vector<int64_t> ks =
+        unit == 32 ? std::vector<int64_t>{32, 64, 256, 288, 480}
+                   : std::vector<int64_t>{256, 512};
+    for (const int64_t k : ks) {
+      for (const int64_t n : {1, 16, 40}) {
+        const int64_t m = 1 + (k / 32 + n) % 13;
+        ExpectExact<float, float>(info.format, {m, n, k, 3}, many);
+      }
+    }
+    for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 25, 31}) {
+      ExpectExact<BFloat16, float>(info.format, {m, 33, 256}, inline_);
+    }
+    ExpectExact<Float16, BFloat16>(info.format, {3, 17, 256}, inline_);
+  }
+}
+
+// The largest codes, scales and numbers of a row, of either sign: integer sums
+// of 16 bits neither saturate nor wrap. Only one block of a row is not zero, so
+// that f32 sums are exact.
+TEST_P(LinearBlocksTest, ReachTheExtremesExactly) {
+  TestRng rng;
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    for (const int byte : {0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0}) {
+      SCOPED_TRACE(testing::Message() << info.name << " of bytes " << byte);
+      BlockWeights w = IntegerBlockWeights(rng, info.format, 16, 256);
+      const auto all = static_cast<uint8_t>(byte);
+      std::fill(w.blocks.begin(), w.blocks.end(), all);
+      SetScales(w);
+      const auto plan = Plan(w, Int8Spec<float, float>());
+      for (const int64_t m : {3, 16}) {
+        std::vector<float> a(static_cast<size_t>(m * 256));
+        for (int64_t r = 0; r < m; ++r) {
+          const int64_t first = r * 256 + 32 * rng.Integer(0, 7);
+          for (int64_t i = first; i < first + 32; ++i) {
+            const bool negative = r % 3 == 2 ? rng.Next() % 2 == 0 : r % 3 == 1;
+            a[static_cast<size_t>(i)] = negative ? -127 : 127;
+          }
+        }
+        const auto want = ReferenceLinear(m, 16, 256, ToDoubles(a), w.Values(),
+                                          ToDoubles(w.bias));
+        EXPECT_TRUE(
+            AllEqual(RunLinear<float, float>(plan, {m, 16, 256}, a, inline_),
+                     RoundedTo<float>(want)));
+      }
+    }
+  }
+}
+
+TEST_P(LinearBlocksTest, StayWithinTheBound) {
+  ManyWorkers many(2);
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    const int64_t k = info.values == 32 ? 1024 + 96 : 1024 + 256;
+    for (const int64_t m : {1, 3, 21}) {
+      ExpectWithinBound<BFloat16, float>(info.format, {m, 37, k}, many);
+    }
+    ExpectWithinBound<float, BFloat16>(info.format, {2, 16, 2304}, inline_);
+    ExpectWithinBound<Float16, float>(info.format, {7, 16, 256}, inline_);
+  }
+}
+
+TEST_P(LinearBlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
+  TestRng rng;
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    SCOPED_TRACE(info.name);
+    const int64_t k = info.values == 32 ? 1024 + 32 : 1280;
+    const BlockWeights w = RandomBlockWeights(rng, info.format, 50, k, 1.0);
+    const auto plan = Plan(w, Int8Spec<BFloat16, float>());
+    ExpectRowsAlone<BFloat16>(plan, {37, 50, k}, rng);
+  }
+}
+
+// More rows than are multiplied at once, and more chunks than one.
+TEST_P(LinearBlocksTest, TakeManyRows) {
+  ManyWorkers many(2);
+  for (const auto format : {BlockFormat::kQ4_0, BlockFormat::kQ6_K}) {
+    ExpectExact<BFloat16, float>(format, {300, 150, 512}, many);
+  }
+}
+
+TEST_P(LinearBlocksTest, AreGatedAndStacked) {
+  TestRng rng;
+  for (const auto format : {BlockFormat::kQ4_K, BlockFormat::kQ5_0}) {
+    const int64_t n = 2 * 24, k = 512;
+    const BlockWeights w = RandomBlockWeights(rng, format, n, k, 0.1);
+    const auto act = LinearActivation::kSiluAndMul;
+    const auto plan = Plan(w, Int8Spec<float, float>(act), {24});
+    const auto both = Plan(w, Int8Spec<float, float>());
+    for (const int64_t m : {2, 9}) {
+      Shape s{m, n, k};
+      const auto a = UniformReals<float>(rng, m * k);
+      const auto v = RunLinear<float, float>(both, s, a, inline_);
+      s.act = act;
+      std::vector<double> want;
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n / 2; ++c) {
+          const double gate = v[static_cast<size_t>(r * n + c)];
+          const double up = v[static_cast<size_t>(r * n + n / 2 + c)];
+          want.push_back(gate / (1 + std::exp(-gate)) * up);
+        }
+      }
+      EXPECT_TRUE(AllWithin(
+          RunLinear<float, float>(plan, s, a, inline_), want,
+          [](double x, int64_t) { return 0x1p-19 * std::abs(x) + 0x1p-60; }));
+    }
+  }
+}
+
+TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
+  TestRng rng;
+  ManyWorkers many(3);
+  const int64_t n = 40, k = 512, counts[] = {2, 0, 9, 1, 3, 70};
+  std::vector<LinearWeights> weights;
+  std::vector<float> a, want;
+  std::vector<int32_t> offsets = {0};
+  for (const int64_t count : counts) {
+    const BlockWeights w =
+        RandomBlockWeights(rng, BlockFormat::kQ6_K, n, k, 1.0);
+    weights.push_back(w.Pack(false));
+    const auto rows = UniformReals<float>(rng, count * k);
+    a.insert(a.end(), rows.begin(), rows.end());
+    if (count > 0) {
+      const auto alone = RunLinear<float, float>(
+          Plan(w, Int8Spec<float, float>()), {count, n, k}, rows, inline_);
+      want.insert(want.end(), alone.begin(), alone.end());
+    }
+    offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+  }
+  GroupedLinearSpec spec;
+  spec.a = spec.c = DType::kF32;
+  spec.activations = LinearActivations::kInt8Blocks;
+  const auto plan = GroupedLinearPlan::Create(spec, weights);
+  ASSERT_EQ(plan.status(), absl::OkStatus());
+  const int64_t rows = offsets.back();
+  std::vector<float> c(static_cast<size_t>(rows * n));
+  GroupedLinearArgs args;
+  args.a = DenseMatrix(a.data(), rows, k);
+  args.c = DenseMatrix(c.data(), rows, n);
+  args.offsets = DenseVector<const int32_t>(
+      offsets.data(), static_cast<int64_t>(offsets.size()));
+  const auto bytes = plan->WorkspaceBytes(rows, many.num_workers());
+  ASSERT_EQ(bytes.status(), absl::OkStatus());
+  auto memory = AlignedBuffer::Create(*bytes);
+  ASSERT_EQ(memory.status(), absl::OkStatus());
+  plan->Execute(args, Workspace(*memory), many);
+  EXPECT_TRUE(AllBitsEqual(c, want));
+}
+
+TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
+  TestRng rng;
+  const BlockWeights w = IntegerBlockWeights(rng, BlockFormat::kQ4_K, 16, 512);
+  const auto plan = Plan(w, Int8Spec<float, float>());
+  const auto values = w.Values();
+  for (const int64_t m : {2, 6}) {
+    const Shape s{m, 16, 512};
+    auto a = IntegerRows<float>(rng, m * s.k);
+    std::fill(a.begin() + 32, a.begin() + 64, 0.0f);
+    std::fill(a.begin() + 64, a.begin() + 96, 0x1p-149f);  // of no step
+    a[100] = -0.0f;
+    auto exact = a;
+    std::fill(exact.begin() + 64, exact.begin() + 96, 0.0f);
+    const auto want = RoundedTo<float>(ReferenceLinear(
+        m, s.n, s.k, ToDoubles(exact), values, ToDoubles(w.bias)));
+    EXPECT_TRUE(AllEqual(RunLinear<float, float>(plan, s, a, inline_), want));
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+      auto spoilt = a;
+      spoilt[static_cast<size_t>(s.k + 300)] = bad;
+      const auto c = RunLinear<float, float>(plan, s, spoilt, inline_);
+      for (int64_t i = 0; i < m * s.n; ++i) {
+        const auto at = static_cast<size_t>(i);
+        if (i / s.n == 1) {
+          EXPECT_TRUE(std::isnan(c[at]));
+        } else {
+          EXPECT_EQ(c[at], want[at]) << i;
+        }
+      }
+    }
+  }
+}
+
+// 2^-128 and 2^127, which f32 has, the first as a subnormal number.
+TEST_P(LinearBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
+  TestRng rng;
+  for (const int e : {0, 1, 2, 3, 126, 254, 255}) {
+    BlockWeights w = RandomBlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
+    for (size_t at = 0; at < w.blocks.size(); at += 17) {
+      w.blocks[at] = static_cast<uint8_t>(e);
+    }
+    const auto plan = Plan(w, Int8Spec<float, float>());
+    for (const int64_t m : {1, 6}) {
+      std::vector<float> a(static_cast<size_t>(m * 32));
+      const float unit = std::ldexp(1.0f, e < 100 ? 60 : -60);
+      for (float& x : a) x = unit * static_cast<float>(rng.Integer(-2, 2));
+      for (size_t i = 0; i < a.size(); i += 32) a[i] = 127 * unit;
+      const auto want = RoundedTo<float>(
+          ReferenceLinear(m, 16, 32, ToDoubles(a), w.Values()));
+      EXPECT_TRUE(AllEqual(
+          RunLinear<float, float>(plan, {m, 16, 32}, a, inline_), want))
+          << e;
+    }
+  }
+}
+
+TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
+  TestRng rng;
+  InlineExecutor executor;
+  const BlockWeights w =
+      RandomBlockWeights(rng, BlockFormat::kQ4_K, 16, 256, 1.0);
+  LinearWeightsSpec spec;
+  spec.n = 16;
+  spec.k = 256;
+  spec.format = WeightFormat::kBlocks;
+  spec.block_format = BlockFormat::kQ4_K;
+  LinearSource source;
+  source.layout = WeightLayout::kBlocks;
+  source.codes =
+      AnyTensorView(DType::kU8, w.blocks.data(), 2, {16, 144}, {144, 1});
+  const auto pack = [&](const LinearWeightsSpec& s, const LinearSource& from) {
+    return LinearWeights::Pack(s, {from}, executor).status();
+  };
+  EXPECT_EQ(pack(spec, source), absl::OkStatus());
+  auto bad = spec;
+  bad.k = 288;
+  ExpectRefusal(pack(bad, source),
+                "k=288; blocks of Q4_K need a multiple of 256");
+  bad = spec;
+  bad.block_format = static_cast<BlockFormat>(4);
+  ExpectRefusal(pack(bad, source), "block_format=4");
+  bad = spec;
+  bad.block_format = BlockFormat::kQ5_K;
+  ExpectRefusal(pack(bad, source), "sources[0].codes");
+  auto other = source;
+  other.layout = WeightLayout::kQ4_0;
+  ExpectRefusal(pack(spec, other), "blocks has no such");
+  other = source;
+  other.scales = source.codes;
+  ExpectRefusal(pack(spec, other), "scales is given");
+
+  const auto weights = LinearWeights::Pack(spec, {source}, executor);
+  ASSERT_TRUE(weights.ok());
+  ExpectRefusal(LinearPlan::Create({}, *weights, executor).status(),
+                absl::StatusCode::kUnimplemented,
+                "activations=exact with weights of blocks; need int8_blocks");
+  spec.format = WeightFormat::kI4Group;
+  spec.group_size = 32;
+  const std::vector<uint8_t> q4(16 * 8 * 18);
+  source.layout = WeightLayout::kQ4_0;
+  source.codes = AnyTensorView(DType::kU8, q4.data(), 2, {16, 144}, {144, 1});
+  const auto exact = LinearWeights::Pack(spec, {source}, executor);
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  ExpectRefusal(
+      LinearPlan::Create(Int8Spec<BFloat16, BFloat16>(), *exact, executor)
+          .status(),
+      absl::StatusCode::kUnimplemented,
+      "activations=int8_blocks with weights of i4_group; need exact");
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,188 @@
+#ifndef QUERN_GEMM_LINEAR_BLOCKS_TESTUTIL_H_
+#define QUERN_GEMM_LINEAR_BLOCKS_TESTUTIL_H_
+
+// Weights in block formats and rows for them, whose products tests know in
+// double.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/tensor_view.h"
+#include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
+#include "quern/gemm/linear_testutil.h"
+#include "quern/gemm/linear_weights.h"
+#include "quern/quant/block_format.h"
+#include "quern/quant/block_format_testutil.h"
+#include "quern/testing/data.h"
+#include "quern/testing/guard_buffer.h"
+#include "quern/testing/reference_convert.h"
+
+namespace quern {
+
+inline const BlockFormatInfo& InfoOf(BlockFormat format) {
+  return *FindBlockFormat(static_cast<uint32_t>(format));
+}
+
+// Weights in blocks, and what each is in double.
+struct BlockWeights {
+  BlockFormat format = BlockFormat::kQ4_0;
+  int64_t n = 0, k = 0;
+  std::vector<uint8_t> blocks;
+  std::vector<float> bias;
+
+  int64_t row_bytes() const {
+    return k / InfoOf(format).values * InfoOf(format).bytes;
+  }
+
+  // [n, k]
+  std::vector<double> Values() const { return Each(blocks); }
+  // The values where all codes are 0: -t, and nothing that is a code.
+  std::vector<double> Minima() const {
+    const BlockFormatInfo& info = InfoOf(format);
+    size_t begin = 0, end = static_cast<size_t>(info.bytes);
+    switch (format) {
+      case BlockFormat::kQ4_1:
+      case BlockFormat::kQ5_1:
+        begin = 4;
+        break;
+      case BlockFormat::kQ4_K:
+      case BlockFormat::kQ5_K:
+        begin = 16;
+        break;
+      case BlockFormat::kQ2_K:
+        begin = 16;
+        end = 80;
+        break;
+      default:
+        return std::vector<double>(static_cast<size_t>(n * k));
+    }
+    auto zeroed = blocks;
+    for (size_t i = 0; i < zeroed.size(); ++i) {
+      const size_t byte = i % static_cast<size_t>(info.bytes);
+      if (byte >= begin && byte < end) zeroed[i] = 0;
+    }
+    return Each(zeroed);
+  }
+  std::vector<double> Each(const std::vector<uint8_t>& from) const {
+    const BlockFormatInfo& info = InfoOf(format);
+    std::vector<double> values;
+    for (int64_t i = 0; i < n * k; ++i) {
+      values.push_back(
+          ReferenceValue(format, from.data() + i / info.values * info.bytes,
+                         i % info.values)
+              .value);
+    }
+    return values;
+  }
+
+  LinearWeights Pack(bool gated, const std::vector<int64_t>& cuts = {}) const {
+    LinearWeightsSpec spec;
+    spec.n = n;
+    spec.k = k;
+    spec.format = WeightFormat::kBlocks;
+    spec.block_format = format;
+    spec.gated = gated;
+    const StridedMatrix<uint8_t> codes(blocks, n, row_bytes(), row_bytes() + 5);
+    const GuardBuffer<float> all_bias(bias);
+    std::vector<LinearSource> sources;
+    for (size_t i = 0; i <= cuts.size(); ++i) {
+      const int64_t begin = i == 0 ? 0 : cuts[i - 1];
+      const int64_t end = i == cuts.size() ? n : cuts[i];
+      LinearSource source;
+      source.layout = WeightLayout::kBlocks;
+      source.codes =
+          AnyTensorView(DType::kU8, codes.view().Row(begin), 2,
+                        {end - begin, row_bytes()}, {row_bytes() + 5, 1});
+      if (!bias.empty()) {
+        source.bias = AnyTensorView(DType::kF32, all_bias.data() + begin, 1,
+                                    {end - begin}, {1});
+      }
+      sources.push_back(source);
+    }
+    InlineExecutor executor;
+    auto weights = LinearWeights::Pack(spec, sources, executor);
+    EXPECT_EQ(weights.status(), absl::OkStatus());
+    return weights.ok() ? *weights : LinearWeights();
+  }
+};
+
+inline BlockWeights RandomBlockWeights(Rng& rng, BlockFormat format, int64_t n,
+                                       int64_t k, double reach) {
+  BlockWeights w;
+  w.format = format;
+  w.n = n;
+  w.k = k;
+  w.blocks = RandomBlocks(rng, format, n * k / InfoOf(format).values, reach);
+  w.bias = SmallIntegers<float>(rng, k % 64 == 0 ? n : 0, -99, 99);
+  return w;
+}
+
+// Makes every scale 1, but for those within K blocks.
+inline void SetScales(BlockWeights& w) {
+  const auto bytes = static_cast<size_t>(InfoOf(w.format).bytes);
+  for (size_t at = 0; at < w.blocks.size(); at += bytes) {
+    for (const BlockHalf& half : HalvesOf(w.format)) {
+      PutHalf(FromDouble<Float16>(1), half.byte, w.blocks.data() + at);
+    }
+    if (w.format == BlockFormat::kMXFP4) w.blocks[at] = 127;
+  }
+}
+
+// Weights that are integers, or halves.
+inline BlockWeights IntegerBlockWeights(Rng& rng, BlockFormat format, int64_t n,
+                                        int64_t k) {
+  BlockWeights w = RandomBlockWeights(rng, format, n, k, 6.0);
+  SetScales(w);
+  return w;
+}
+
+// What gemm/block_kernels.h multiplies in place of rows of whole blocks: ax *
+// qa.
+template <typename A>
+std::vector<double> QuantisedInBlocks(const std::vector<A>& a) {
+  std::vector<double> rows;
+  for (size_t at = 0; at < a.size(); at += 32) {
+    float most = 0;
+    for (size_t i = 0; i < 32; ++i) {
+      most = std::max(most, static_cast<float>(std::abs(ToDouble(a[at + i]))));
+    }
+    const float scale = most == 0 ? 1.0f : std::max(most / 127.0f, 0x1p-125f);
+    const float inverse = 1.0f / scale;
+    for (size_t i = 0; i < 32; ++i) {
+      rows.push_back(scale *
+                     std::nearbyint(ToDouble(a[at + i]) * double{inverse}));
+    }
+  }
+  return rows;
+}
+
+// Rows whose blocks have a scale of 1, and few numbers that are not 0.
+template <typename A>
+std::vector<A> IntegerRows(Rng& rng, int64_t count) {
+  std::vector<A> a(static_cast<size_t>(count));
+  for (size_t at = 0; at < a.size(); at += 32) {
+    const auto place = [&] { return at + rng.Next() % 32; };
+    a[place()] = FromDouble<A>(static_cast<double>(rng.Integer(-3, 3)));
+    a[place()] = FromDouble<A>(rng.Next() % 2 == 0 ? 127 : -127);
+  }
+  return a;
+}
+
+template <typename A, typename C>
+LinearSpec Int8Spec(LinearActivation act = LinearActivation::kNone) {
+  LinearSpec spec = SpecOf<A, C>(act);
+  spec.activations = LinearActivations::kInt8Blocks;
+  return spec;
+}
+
+}  // namespace quern
+
+#endif  // QUERN_GEMM_LINEAR_BLOCKS_TESTUTIL_H_
