@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/tools/perf/args.h"
 
@@ -24,6 +26,18 @@ class LinearInput {
   virtual int64_t bytes() const = 0;
   // Makes the weights at the first call.
   virtual absl::StatusOr<LinearSource> Source() = 0;
+
+  // What LinearSpec::activations must be.
+  virtual LinearActivations activations() const {
+    return LinearActivations::kExact;
+  }
+  // Whether products are of int8.
+  bool multiplies_int8() const {
+    return spec_.format == WeightFormat::kI8Channel ||
+           activations() == LinearActivations::kInt8Blocks;
+  }
+  // Replaces a row of a, in double, by what is multiplied in its place.
+  virtual void RoundRow(std::vector<double>& /*row*/) const {}
 
   // A weight in double, and the largest magnitude that is summed for it.
   struct Weight {
@@ -56,6 +70,10 @@ absl::StatusOr<MatrixShape> MatrixShapeOf(const Args& args);
 // Each reads the keys that its comment names. InvalidArgument: a value that is
 // not in its range, or a k that the format cannot have.
 
+// dtype; or where the key weights names one, BlockInput.
+LinearInputOr FloatOrBlockInput(const Args& args, const MatrixShape& shape);
+// weights and activations.
+LinearInputOr BlockInput(const Args& args, const MatrixShape& shape);
 // dtype.
 LinearInputOr FloatInput(const Args& args, const MatrixShape& shape);
 // int8, with a scale for each column.

@@ -130,7 +130,8 @@ class Linear final : public Op {
                     static_cast<double>(c_bytes()));
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
-    info.peak_kind = is_w8a8() ? PeakKind::kI8 : PeakKindOf(spec_.a);
+    info.peak_kind =
+        input_->multiplies_int8() ? PeakKind::kI8 : PeakKindOf(spec_.a);
     return info;
   }
 
@@ -202,6 +203,7 @@ class Linear final : public Op {
                              LinearActivationName(spec_.activation),
                              "; need an even n, of gate and up");
     }
+    spec_.activations = input_->activations();
     if (!is_w8a8()) return absl::OkStatus();
     QUERN_ASSIGN_OR_RETURN(const std::string act,
                            args.Choice("act", {"token", "tensor"}));
@@ -280,6 +282,7 @@ class Linear final : public Op {
           row.a[i] = double{scale} * (q[i] - zero);
         }
       });
+      input_->RoundRow(row.a);
       rows.push_back(std::move(row));
     }
     return rows;
@@ -359,9 +362,12 @@ constexpr char kOfA[] = "f32, bf16 or f16, of a";
 
 std::vector<OpEntry> LinearOps() {
   return {
-      Entry<&FloatInput>("linear",
-                         "c[m, n] = sum over k of a[m, k] * weights[n, k]",
-                         "f32, bf16 or f16, of a and weights", {}),
+      Entry<&FloatOrBlockInput>(
+          "linear", "c[m, n] = sum over k of a[m, k] * weights[n, k]",
+          "f32, bf16 or f16, of a and weights",
+          {{"weights", "", "a block format of GGUF files: q4_k, mxfp4, ..."},
+           {"activations", "int8",
+            "with block formats: int8 in blocks, or exact"}}),
       Entry<&Int8ChannelInput>(
           "scaled_linear",
           "W8A8: c = round(s[m] * w_s[n] * sum over k of q(a)[m, k] * w[n, k])",
