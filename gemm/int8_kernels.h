@@ -33,7 +33,12 @@ struct Int8FinishArgs {
 
 struct Int8Kernels {
   const char* target;
-  TileTable table;  // a: quads of u8; b: quads of s8; sums: i32
+  const char* arithmetic;
+  TileTable table;  // a: what store_row writes; b: quads of s8; sums: i32
+  // 32-bit words of a packed row for each quad of k.
+  size_t row_words;
+  // Writes k >= 1 elements of a row, u8, as DivCeil(k, 4) * row_words words.
+  void (*store_row)(const uint8_t* q, size_t k, uint32_t* to);
   void (*finish)(const Int8FinishArgs&);
   void (*finish_f32)(const Int8FinishArgs&);  // c is f32: for an epilogue
 };

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,8 +45,8 @@ class PackedInt8Layer final : public PackedLayer {
 
   const char* target() const override { return kernels_.target; }
   std::string Explain(int64_t m) const override {
-    return absl::StrCat("packed ", kernels_.target, " u8 x s8 dot, tiles of ",
-                        TilesOf(m, kernels_.table));
+    return absl::StrCat("packed ", kernels_.target, " ", kernels_.arithmetic,
+                        ", tiles of ", TilesOf(m, kernels_.table));
   }
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
@@ -131,8 +130,12 @@ class PackedInt8Layer final : public PackedLayer {
   }
 
   PackedProduct<int32_t> ProductOf(int64_t rows, TileCount tile_count) const {
-    return {layout_, kernels_.table, static_cast<int64_t>(PackedRowPitch(1)),
-            rows,    parts_,         tile_count};
+    return {layout_,
+            kernels_.table,
+            static_cast<int64_t>(PackedRowPitch(kernels_.row_words)),
+            rows,
+            parts_,
+            tile_count};
   }
 
   // Quantize and Take write a row of a as u8 to q, and its terms. Where a is
@@ -166,10 +169,7 @@ class PackedInt8Layer final : public PackedLayer {
     const int64_t all_k = layout_.k();
     for (int64_t k = 0; k < all_k; k += product.chunk_k()) {
       const int64_t n = std::min(product.chunk_k(), all_k - k);
-      // What follows the last k meets zeros of b, and may be anything, but not
-      // memory that nobody has written.
-      to[(n - 1) / 4] = 0;
-      std::memcpy(to, q + k, static_cast<size_t>(n));
+      kernels_.store_row(q + k, static_cast<size_t>(n), to);
       to += product.a_chunk();
     }
   }
