@@ -50,6 +50,72 @@ template <typename T>
 struct FmaPairs : DotPairsF32<T>, F32Weights {};
 struct FmaF32 : DotF32, F32Weights {};
 
+// Pairs of int8 or fp8, each half of which becomes f32 on its way.
+template <typename T>
+struct FmaBytes : FmaSums, F32Weights {
+  static constexpr size_t kSub = 2;
+  static constexpr size_t kWordElements = 2;
+  static constexpr size_t kWordBytes = 2;
+  using DW = hn::Rebind<uint16_t, LineF32>;
+  template <size_t kI>
+  static HWY_INLINE VF32 LoadB(const uint8_t* HWY_RESTRICT line) {
+    return Widen<kI>(hn::LoadU(DW(), reinterpret_cast<const uint16_t*>(line)));
+  }
+  template <size_t kI>
+  static HWY_INLINE VF32 LoadNB(const uint8_t* HWY_RESTRICT line, size_t n) {
+    return Widen<kI>(
+        hn::LoadN(DW(), reinterpret_cast<const uint16_t*>(line), n));
+  }
+
+ private:
+  using DI = hn::RebindToSigned<LineF32>;
+  template <size_t kI>
+  static HWY_INLINE VF32 Widen(hn::Vec<DW> words) {
+    if constexpr (hwy::IsSame<T, int8_t>()) {
+      const hn::RebindToSigned<DW> dw;
+      const auto pairs = hn::PromoteTo(DI(), hn::BitCast(dw, words));
+      return hn::ConvertTo(
+          LineF32(), kI == 0 ? hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs))
+                             : hn::ShiftRight<8>(pairs));
+    } else {
+#if QUERN_NATIVE_F16
+      return WidenByF16<kI>(words);
+#else
+      const auto pairs = hn::PromoteTo(DI(), words);
+      return DecodeLanes<T>(LineF32(), kI == 0
+                                           ? hn::And(pairs, hn::Set(DI(), 0xFF))
+                                           : hn::ShiftRight<8>(pairs));
+#endif
+    }
+  }
+#if QUERN_NATIVE_F16
+  // e5m2 is the upper byte of an f16. e4m3 has a bit of the exponent less: as
+  // an f16 with an upper 0 in its place it is 2^-8 of what it means, denormals
+  // too, but for the NaN.
+  template <size_t kI>
+  static HWY_INLINE VF32 WidenByF16(hn::Vec<DW> words) {
+    const DW dw;
+    const hn::Rebind<hwy::float16_t, LineF32> dh;
+    const auto upper = kI == 0 ? hn::ShiftLeft<8>(words) : words;
+    if constexpr (hwy::IsSame<T, Float8E5M2>()) {
+      return hn::PromoteTo(
+          LineF32(),
+          hn::BitCast(dh, hn::And(upper, hn::Set(dw, uint16_t{0xFF00}))));
+    } else {
+      const hn::RebindToSigned<DW> ds;
+      const auto nan = hn::Set(dw, uint16_t{0xBF80});
+      const auto moved = hn::And(
+          hn::BitCast(dw, hn::ShiftRight<1>(hn::BitCast(ds, upper))), nan);
+      const auto is_nan =
+          hn::Eq(hn::Or(moved, hn::Set(dw, uint16_t{0x8000})), nan);
+      const auto f16 = hn::Or(moved, hn::VecFromMask(dw, is_nan));
+      return hn::Mul(hn::PromoteTo(LineF32(), hn::BitCast(dh, f16)),
+                     hn::Set(LineF32(), 256.0f));
+    }
+  }
+#endif
+};
+
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
 // Weights rounded to bf16.
 struct DotPairs : DotPairsBF16 {

@@ -115,7 +115,7 @@ struct PagedAttentionKernels {
 
   void (*attend)(const ChunkArgs& args);
   // Gives the bits of `attend`, over groups of bytes as they are in the cache.
-  // Null where that is not faster than to widen them first.
+  // Null for other types.
   void (*attend_bytes)(const ChunkArgs& args);
 
   // `count` elements of one byte to bf16, exactly; as many bytes of `next` are

@@ -217,12 +217,19 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
     default:
       kernels.attend = &Attend<FmaPairs<BFloat16>>;
       if (kv == DType::kBF16) SetGeometry<BFloat16>(kernels);
-      if (kv == DType::kI8) SetGeometry<int8_t, BFloat16>(kernels);
+      if (kv == DType::kI8) {
+        SetGeometry<int8_t, BFloat16>(kernels);
+        kernels.attend_bytes = &Attend<FmaBytes<int8_t>>;
+      }
       if (kv == DType::kF8E4M3) {
         SetGeometry<Float8E4M3, BFloat16>(kernels);
         kernels.widen_latent = &WidenLatent;
+        kernels.attend_bytes = &Attend<FmaBytes<Float8E4M3>>;
       }
-      if (kv == DType::kF8E5M2) SetGeometry<Float8E5M2, BFloat16>(kernels);
+      if (kv == DType::kF8E5M2) {
+        SetGeometry<Float8E5M2, BFloat16>(kernels);
+        kernels.attend_bytes = &Attend<FmaBytes<Float8E5M2>>;
+      }
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
       if (q == DType::kBF16) {
         kernels.arithmetic = "bf16 dot";
