@@ -50,8 +50,14 @@ constexpr size_t kMostRows = 3, kMostPanels = 2;
 constexpr size_t kMostRows = kTileRows, kMostPanels = kTilePanels;
 #endif
 
+// With 16 registers, panels beyond the first must leave some to their lines and
+// a word: with AVX2, 3 rows of 2 panels took longer than 4 rows of one (1005
+// and 900 us for 4096 x 4096 of bf16. Zen 5, 2026).
 constexpr bool HasTile(size_t rows, size_t panels) {
-  return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs;
+  constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3;
+  return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs &&
+         (kManyRegisters || rows == 1 || panels == 1 ||
+          (rows + 1) * panels * kVecs < 16);
 }
 
 // Number of column panels that one tile covers. With few rows, more panels give
@@ -175,6 +181,7 @@ template <class Dot>
 TileTable MakeTileTable() {
   TileTable table = {};
   table.max_rows = MaxRows();
+  table.few_rows = HWY_TARGET <= HWY_AVX3 ? 5 : 1;
   table.add_chunks = &AddChunks<typename Dot::D>;
   FillTiles<Dot, MaxRows(), 0>(table);
   return table;

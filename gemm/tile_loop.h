@@ -11,12 +11,13 @@
 // over the tiles and over the steps of each, because loads from L2 wait behind
 // a burst of fetches (16 rows of bf16: 0.69 of the arithmetic limit against
 // 0.52. Zen 5, 2026); but for so few rows that the core merely waits for
-// memory, the hardware's prefetchers do better alone (4 rows of bf16: 0.88 of
-// DRAM speed against 0.74; from 6 rows on it is the other way round. Zen 4,
-// 2026). The rows' next chunk is fetched too, where all chunks together are
-// more than L2 holds: every group of panels reads them again, from an L3 that
-// neighbours share (256 rows, k = 14336: 0.89 of the arithmetic limit against
-// 0.77). Each element of `sums` is
+// memory, the hardware's prefetchers do better alone (AVX-512, 4 rows of bf16:
+// 0.88 of DRAM speed against 0.74; from 6 rows on it is the other way round.
+// Zen 4, 2026. With AVX2 it is from 2 rows on: 4 rows take 735 us against 900.
+// Zen 5, 2026). The rows' next chunk is fetched too, where all chunks together
+// are more than L2 holds: every group of panels reads them again, from an L3
+// that neighbours share (256 rows, k = 14336: 0.89 of the arithmetic limit
+// against 0.77). Each element of `sums` is
 //
 //   ((chunk 0) + chunk 1) + chunk 2 ...
 //
@@ -99,8 +100,8 @@ class PanelMultiplier {
     far_ = num_tiles_ > 1 && num_tiles_ * loop.tiles.max_size() * pitch_bytes_ *
                                      (range.chunk_end - range.chunk) >
                                  kNearBytes;
-    constexpr int64_t kHardwareRows = 5;
-    ahead_ = num_tiles_ > 1 || loop.tiles.max_size() > kHardwareRows;
+    ahead_ = num_tiles_ > 1 ||
+             loop.tiles.max_size() > static_cast<int64_t>(loop.table->few_rows);
   }
 
   // With one tile of rows, a group of panels from its first line to its last:
