@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "hwy/base.h"
 #include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/gguf_format.h"
 #include "quern/quant/block_format.h"
@@ -174,6 +175,15 @@ absl::Status GgufFile::ReadAt(int64_t offset, int64_t bytes, void* out) const {
   return absl::OkStatus();
 }
 
+int64_t GgufFile::PartBytes(const GgufTensor& tensor, const GgufPart& part) {
+  const GgufBlock block = GgufBlockOf(tensor.type);
+  int64_t bytes = 0;
+  const bool fits =
+      CheckedMul(part.cols / block.elements, block.bytes, &bytes) &&
+      CheckedMul(bytes, part.rows, &bytes);
+  return fits ? bytes : -1;
+}
+
 absl::Status GgufFile::CheckPart(const GgufTensor& tensor, const GgufPart& part,
                                  size_t size, bool in_bytes) const {
   const int64_t block = GgufBlockOf(tensor.type).elements;
@@ -186,8 +196,8 @@ absl::Status GgufFile::CheckPart(const GgufTensor& tensor, const GgufPart& part,
     if (static_cast<int64_t>(size) == want) return absl::OkStatus();
   }
   return InvalidArgument(kOp, "tensor ", Quoted(tensor.name), ": ", part.rows,
-                         " rows from ", part.row, ", columns ", part.col,
-                         " to ", part.col + part.cols, ", into ", size,
+                         " rows from ", part.row, ", ", part.cols,
+                         " columns from ", part.col, ", into ", size,
                          " elements or bytes; need a part of ", tensor.rows(),
                          " rows and ", tensor.cols(), " columns in blocks of ",
                          block, ", and room for it alone");

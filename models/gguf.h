@@ -181,9 +181,9 @@ class GgufFile {
   // Reads a part without conversion; `out` has PartBytes bytes.
   absl::Status ReadPartBytes(const GgufTensor& tensor, const GgufPart& part,
                              absl::Span<uint8_t> out) const;
-  static int64_t PartBytes(const GgufTensor& tensor, const GgufPart& part) {
-    return part.rows * part.cols * tensor.row_bytes() / tensor.cols();
-  }
+  // The bytes of rows * cols elements in the tensor's type, for columns of
+  // whole blocks. -1 for 2^63 or more, which no part of a tensor has.
+  static int64_t PartBytes(const GgufTensor& tensor, const GgufPart& part);
 
  private:
   class Cursor;

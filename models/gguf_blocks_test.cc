@@ -106,6 +106,34 @@ TEST(GgufBlocksTest, ReadsPartsOfEveryFormat) {
   }
 }
 
+// A sparse file may have rows of any length. rows * cols * row_bytes of these
+// is 2^64 and more.
+TEST(GgufBlocksTest, LongRowsDoNotOverflowTheBytesOfAPart) {
+  constexpr int64_t kRows = 3, kCols = int64_t{1} << 34;
+  const auto tensor = [](GgufTensorType type) {
+    const GgufBlock block = GgufBlockOf(type);
+    return GgufTensor{
+        "t",           type, {kCols, kRows},
+        kRows * kCols, 0,    kRows * kCols / block.elements * block.bytes};
+  };
+  for (const GgufTensorType type :
+       {GgufTensorType::kF32, GgufTensorType::kBF16, GgufTensorType::kQ8_0,
+        GgufTensorType::kQ2_K, GgufTensorType::kMXFP4}) {
+    SCOPED_TRACE(GgufTensorTypeName(type));
+    const GgufTensor t = tensor(type);
+    EXPECT_EQ(GgufFile::PartBytes(t, {0, kRows, 0, kCols}), t.bytes);
+    EXPECT_EQ(GgufFile::PartBytes(t, {2, 1, 0, kCols}), t.row_bytes());
+    EXPECT_EQ(GgufFile::PartBytes(t, {0, kRows, kCols / 2, kCols / 2}),
+              t.bytes / 2);
+    EXPECT_EQ(GgufFile::PartBytes(t, {0, 0, 0, kCols}), 0);
+  }
+  const GgufTensor f32 = tensor(GgufTensorType::kF32);
+  constexpr int64_t kMost = INT64_MAX / 4;
+  EXPECT_EQ(GgufFile::PartBytes(f32, {0, 1, 0, kMost}), 4 * kMost);
+  EXPECT_EQ(GgufFile::PartBytes(f32, {0, 1, 0, kMost + 1}), -1);
+  EXPECT_EQ(GgufFile::PartBytes(f32, {0, kMost + 1, 0, 1}), -1);
+}
+
 TEST(GgufBlocksTest, RefusesRowsThatAreNotWholeBlocks) {
   for (const BlockFormatInfo& info : BlockFormats()) {
     for (const int64_t cols :

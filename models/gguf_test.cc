@@ -187,7 +187,7 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
     ASSERT_TRUE(file.ReadRows(f32, 1, absl::MakeSpan(row)).ok());
     EXPECT_THAT(row, ElementsAre(4, 5, 6));
     EXPECT_EQ(file.ReadRows(f32, 2, absl::MakeSpan(row)).message(),
-              "gguf: tensor 'f32': 1 rows from 2, columns 0 to 3, into 3 "
+              "gguf: tensor 'f32': 1 rows from 2, 3 columns from 0, into 3 "
               "elements or bytes; need a part of 2 rows and 3 columns in "
               "blocks of 1, and room for it alone");
     row.resize(4);
@@ -207,7 +207,8 @@ TEST(GgufTest, ReadsTensorsOfEveryType) {
          {GgufPart{-1, 1, 0, 32}, GgufPart{2, 1, 0, 32},
           GgufPart{0, 1, -32, 32}, GgufPart{0, 1, 32, 32},
           GgufPart{0, 2, 16, 16}, GgufPart{0, 2, 0, 16}, GgufPart{0, 2, 0, 32},
-          GgufPart{0, -1, 0, -32}, GgufPart{0, int64_t{1} << 62, 0, 32}}) {
+          GgufPart{0, -1, 0, -32}, GgufPart{0, int64_t{1} << 62, 0, 32},
+          GgufPart{0, 1, INT64_MAX, INT64_MAX}}) {
       EXPECT_EQ(file.ReadPart(blocks, part, absl::MakeSpan(row)).code(),
                 absl::StatusCode::kInvalidArgument)
           << part.row << ' ' << part.rows << ' ' << part.col << ' '
