@@ -29,8 +29,8 @@ struct ByteLimit {
                      static_cast<double>(times) * static_cast<double>(size);
   }
 
-  // The end of a refusal, such as "need at most max_bytes=268439552, which is
-  // 268435456 + 16 times the file's 256 bytes".
+  // The end of a refusal, such as "need at most max_bytes=268444928, which is
+  // 268435456 + 37 times the file's 256 bytes".
   std::string Need() const {
     const std::string need =
         absl::StrFormat("need at most max_bytes=%.0f", bytes());

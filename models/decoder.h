@@ -146,12 +146,19 @@ enum class DecoderWeights {
 };
 
 struct DecoderOptions {
+  // Bytes of memory for each byte of the file where max_bytes is 0. The most is
+  // needed by a file wholly in Q2_K, 84 bytes for 256 weights, that is loaded
+  // as f32 and whose largest matrix is an embedding that gives the logits too:
+  // three copies, the table, the packed matrix, and the one that is being
+  // packed. 3 * 4 * 256 / 84 = 36.6.
+  static constexpr int64_t kBytesOfFileByte = 37;
+
   DecoderWeights weights = DecoderWeights::kAsInFile;
   // Largest position, exclusive; also the length of the rotary table.
   int64_t max_context = 32768;
   // Upper limit on the memory of Create at any time: matrices, embedding,
   // norms, rotary table, and what packing the largest matrix needs. 0 means 256
-  // MiB plus 16 times the file's bytes.
+  // MiB plus kBytesOfFileByte times the file's bytes.
   int64_t max_bytes = 0;
   // Path of a file of packed matrices (models/packed_file.h); empty to pack
   // into memory each time. If the file exists, it is mapped and its matrices

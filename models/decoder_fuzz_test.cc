@@ -170,8 +170,8 @@ TEST_F(DecoderFuzzTest, ALongContextOfALongHeadIsRefusedBeforeItsTable) {
   for (const char* words :
        {"decoder: loading takes up to 1718",
         "17179869184 of the rotary table for ",
-        "context=32768, rope.dimension_count=65536; need at most max_bytes=27",
-        ", which is 268435456 + 16 times the file's "}) {
+        "context=32768, rope.dimension_count=65536; need at most max_bytes=28",
+        ", which is 268435456 + 37 times the file's "}) {
     EXPECT_THAT(std::string(model.status().message()), HasSubstr(words));
   }
   DecoderOptions options;

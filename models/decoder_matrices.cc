@@ -215,8 +215,9 @@ double DecoderLoader::UnpackedBytes(const MatrixParts& parts) const {
 }
 
 absl::Status DecoderLoader::CheckBytes(int64_t context) const {
-  const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20, 16,
-                           file_.file_bytes(), "file's"};
+  const ByteLimit limit = {options_.max_bytes, int64_t{256} << 20,
+                           DecoderOptions::kBytesOfFileByte, file_.file_bytes(),
+                           "file's"};
   const DecoderConfig& c = config_;
   // Bytes of all matrices, and of the largest while it is being packed. They
   // are double, because a sparse file may claim any size.

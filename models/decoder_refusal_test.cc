@@ -2,6 +2,7 @@
 // nothing.
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
+#include "quern/core/executor.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_fixture_testutil.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
+#include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 
@@ -130,6 +133,44 @@ TEST_P(DecoderRefusalTest, RefusesBadOptions) {
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(
       status([&](DecoderOptions& o) { o.max_bytes = 2 * weights; }).ok());
+}
+
+// The default of max_bytes must hold what the narrowest format takes as f32,
+// three times where the embedding is the output matrix too.
+TEST(DecoderBytesTest, TheDefaultHoldsATiedEmbeddingInEveryFormat) {
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    EXPECT_LE(3 * 4 * info.values,
+              DecoderOptions::kBytesOfFileByte * info.bytes)
+        << info.name;
+  }
+  TestRng rng;
+  SmallDecoder shape;
+  shape.type = GgufTensorType::kQ2_K;
+  shape.output = false;
+  shape.vocab = 4096;
+  shape.layers = 1;
+  shape.hidden = shape.ffn = 256;
+  shape.q_heads = 2;
+  shape.kv_heads = 1;
+  shape.head_dim = shape.rope_dim = 128;
+  const std::string bytes = SmallDecoderFile(rng, shape);
+  const GgufFile file = ParseOrDie(bytes);
+  const int64_t embedding = (*file.FindTensor("token_embd.weight"))->bytes;
+  DecoderOptions options;
+  options.weights = DecoderWeights::kF32;
+  options.max_bytes = 1;  // so that the refusal says what loading takes
+  InlineExecutor executor;
+  const std::string refusal(
+      Decoder::Create(file, options, executor).status().message());
+  long long takes = 0;
+  ASSERT_EQ(std::sscanf(refusal.c_str(),
+                        "decoder: loading takes up to %lld bytes", &takes),
+            1)
+      << refusal;
+  EXPECT_GT(takes, 36 * embedding);
+  // Besides the matrices, 128 KiB hold the rotary table, norms and plans.
+  EXPECT_LE(takes, DecoderOptions::kBytesOfFileByte * file.file_bytes() +
+                       (int64_t{128} << 10));
 }
 
 TEST_P(DecoderRefusalTest, RefusesBadStates) {
