@@ -1,6 +1,6 @@
 // Lists the operators: by default the table of ops/README.md; with --isas each
 // combination of operator, dtype, instruction set of this CPU, and provider,
-// tab-separated.
+// tab-separated. --help says so.
 
 #include <cstdint>
 #include <cstdio>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "hwy/targets.h"
 #include "quern/core/dtype.h"
@@ -54,17 +53,29 @@ int ListIsas(const OpRegistry& registry) {
   return 0;
 }
 
+constexpr char kHelp[] =
+    "Lists the operators that can be made by name.\n\n"
+    "  ops          the table of ops/README.md: schemas, and the providers for "
+    "each dtype\n"
+    "  ops --isas   operator, dtype, instruction set of this CPU and provider, "
+    "tab-separated\n\n"
+    "Exit code: 0, or 1 if something failed, or 2 if the command line is "
+    "wrong.\n";
+
 int Main(int argc, char** argv) {
+  const absl::string_view word = argc == 2 ? argv[1] : "";
+  if (word == "--help" || word == "-h") {
+    return std::fputs(kHelp, stdout) < 0 ? 1 : 0;
+  }
+  if (argc > 2 || (argc == 2 && word != "--isas")) {
+    std::fprintf(stderr, "ops: \"%s\"; need --isas, --help or nothing\n",
+                 argv[argc - 1]);
+    return 2;
+  }
   OpRegistry registry;
   const absl::Status status = RegisterAllOps(registry);
   if (!status.ok()) return Fail(status);
-  if (argc == 2 && absl::string_view(argv[1]) == "--isas") {
-    return ListIsas(registry);
-  }
-  if (argc != 1) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("\"", argv[1], "\"; need --isas or nothing")));
-  }
+  if (word == "--isas") return ListIsas(registry);
   const auto table = ListOps(registry);
   if (!table.ok()) return Fail(table.status());
   std::printf("%s", table->c_str());
