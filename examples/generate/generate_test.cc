@@ -128,6 +128,29 @@ TEST(GenerateTest, CustomOpsGiveTheGoldenText) {
   }
 }
 
+// Whoever misspells an operator must be told, whatever else is printed.
+TEST(GenerateTest, CustomOpsWithoutAnEffectAreTold) {
+  const struct {
+    const char* policy;
+    const char* told;
+  } kCases[] = {
+      {"none,+nope", "op policy: \"+nope\": no operator has this name\n"},
+      {"-mamba_mixer2",
+       "op policy: \"-mamba_mixer2\": the operator is not used\n"},
+      {"none,+rms_norm", ""}};
+  for (const auto& c : kCases) {
+    const Outcome outcome =
+        RunGenerate({"--prompt=Emma was", "--max_tokens=1", "--temperature=0",
+                     absl::StrCat("--custom_ops=", c.policy)});
+    EXPECT_EQ(outcome.code, 0) << c.policy;
+    EXPECT_EQ(outcome.err, c.told);
+    const Outcome ranks =
+        RunGenerate({"--prompt=Emma was", "--max_tokens=1", "--temperature=0",
+                     "--ranks=2", absl::StrCat("--custom_ops=", c.policy)});
+    EXPECT_EQ(ranks.err, c.told);  // by one rank
+  }
+}
+
 TEST(GenerateTest, RanksGiveTheGoldenText) {
   for (const GoldenPrompt& prompt : ReadGolden().prompts) {
     for (const char* ranks : {"--ranks=2", "--ranks=4"}) {

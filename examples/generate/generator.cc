@@ -56,6 +56,7 @@ absl::Status Generate(const GenerateOptions& own, Communicator* communicator,
                          Session::Create(options, communicator, ranks));
   QUERN_RETURN_IF_ERROR(options.perplexity ? TellPerplexity(*prompt, *session)
                                            : ContinueText(*prompt, *session));
+  session->TellWarnings();
   if (options.stats) session->TellStats();
   return absl::OkStatus();
 }

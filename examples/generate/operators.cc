@@ -39,8 +39,13 @@ std::string Operators::Summary() const {
     add(name, counts.enabled, "");
     add(name, counts.disabled, " by reference");
   }
+  return text;
+}
+
+std::string Operators::Warnings() const {
+  std::string text;
   for (const std::string& warning : dispatcher_->Warnings()) {
-    absl::StrAppend(&text, "\n", warning);
+    absl::StrAppend(&text, warning, "\n");
   }
   return text;
 }

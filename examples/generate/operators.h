@@ -20,9 +20,10 @@ class Operators {
       const std::string& policy);
 
   const OpDispatcher& dispatcher() const { return *dispatcher_; }
-  // What was made so far, "rms_norm 2, rotary_embedding 1 by reference";
-  // and, a line each, the words of the policy that had no effect.
+  // What was made so far, "rms_norm 2, rotary_embedding 1 by reference".
   std::string Summary() const;
+  // The words of the policy that had no effect so far, a line each.
+  std::string Warnings() const;
 
  private:
   Operators() = default;

@@ -1,6 +1,7 @@
 #include "examples/generate/session.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -122,6 +123,11 @@ std::vector<int32_t> Session::Encode(const std::string& text) const {
   return tokenizer_->Encode(text, options_.specials
                                       ? Tokenizer::Specials::kAsTokens
                                       : Tokenizer::Specials::kAsText);
+}
+
+void Session::TellWarnings() const {
+  if (!ranks_.leads()) return;
+  std::fputs(operators_->Warnings().c_str(), stderr);
 }
 
 void Session::TellStats() {

@@ -50,6 +50,8 @@ class Session {
   absl::Status NewState(DecoderStateSpec spec);
   // The leader's.
   std::vector<int32_t> Encode(const std::string& text) const;
+  // Prints what of --custom_ops had no effect, on the leader's standard error.
+  void TellWarnings() const;
   // Collective.
   void TellStats();
 
