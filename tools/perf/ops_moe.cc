@@ -118,7 +118,7 @@ class Moe final : public Op {
     QUERN_RETURN_IF_ERROR(weights_.Create(sets, tokens_ * spec_.top_k * 4));
     WithType(spec_.x,
              [this](auto type) { FillReals<decltype(type)>(-1, 1, x_); });
-    FillReals<float>(0, 1, weights_);
+    FillReals<float>(0, LargestRouteWeight(), weights_);
     for (int64_t set = 0; set < sets; ++set) {
       const std::vector<int32_t> ids = Route(set);
       std::copy(ids.begin(), ids.end(), ids_.at<int32_t>(set));
@@ -180,6 +180,36 @@ class Moe final : public Op {
                              format.input(args, {hidden_, inter_, false}));
     }
     return absl::OkStatus();
+  }
+
+  // Root of the mean square of some weights all over the matrix.
+  static double Rms(LinearInput& input) {
+    constexpr int64_t kSamples = 64;  // of rows, and of columns of each
+    const int64_t rows = std::min(input.spec().n, kSamples);
+    const int64_t cols = std::min(input.spec().k, kSamples);
+    double squares = 0;
+    for (int64_t n = 0; n < rows; ++n) {
+      for (int64_t k = 0; k < cols; ++k) {
+        const double w =
+            input.At(n * input.spec().n / rows, k * input.spec().k / cols)
+                .value;
+        squares += w * w;
+      }
+    }
+    return std::sqrt(squares / static_cast<double>(rows * cols));
+  }
+
+  // Makes elements of out of order 1, so that max_err is relative to them, as
+  // in mla_layer and mixer. Gate and up have the variance g = hidden / 3 *
+  // rms^2, because x is uniform in [-1, 1). silu keeps half of a gate's
+  // squares, so a result of an expert has the variance inter * rms^2 * g^2 / 2;
+  // and uniform weights up to w have the mean square w^2 / 3.
+  double LargestRouteWeight() const {
+    const double up = Rms(*gate_up_), down = Rms(*down_);
+    const double g = static_cast<double>(hidden_) / 3 * up * up;
+    const double y = static_cast<double>(inter_) * down * down * g * g / 2;
+    const double sum = static_cast<double>(spec_.top_k) * y / 3;
+    return sum > 0 ? 1 / std::sqrt(sum) : 1;
   }
 
   int64_t rows_bytes() const {
