@@ -112,6 +112,7 @@ constexpr Smoke kSmokes[] = {
     {"delta_rule", "--batch=2 --len=3 --heads=2 --key_heads=1 --dk=9 --dv=21"},
     {"state_update",
      "--batch=2 --len=3 --heads=2 --head_dim=5 --d_state=19 --mamba=1"},
+    {"state_update", "--mamba=1 --state=bf16"},
     // Prompts, and the smallest of them that goes by chunks.
     {"delta_rule", "--len=37 --heads=2 --key_heads=1 --dk=9 --dv=21 --kda=1"},
     {"state_update", "--len=37 --heads=2 --head_dim=5 --d_state=19 --mamba=1"},

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -33,10 +34,20 @@ namespace {
 
 constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 
+// With --mamba=1 the shape of the largest Mamba-1 model, of 2.8e9 weights,
+// replaces the defaults, which are those of a Mamba-2 model.
+constexpr std::pair<absl::string_view, absl::string_view> kMamba1[] = {
+    {"heads", "1"}, {"head_dim", "5120"}, {"d_state", "16"}};
+
 class StateUpdate final : public Op {
  public:
-  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& given) {
     StateUpdateSpec spec;
+    Args args = given;
+    QUERN_ASSIGN_OR_RETURN(const int64_t mamba, args.Int("mamba", 1, 2));
+    for (const auto& [key, value] : kMamba1) {
+      if (mamba == 1 && !given.given(key)) args.Set(key, std::string(value));
+    }
     QUERN_ASSIGN_OR_RETURN(const int64_t batch, args.Int("batch", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(const int64_t len, args.Int("len", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(spec.heads, args.Int("heads", 1, 4096));
@@ -46,7 +57,6 @@ class StateUpdate final : public Op {
                            args.Int("d_state", 1, StateUpdatePlan::kMaxState));
     QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloats));
     QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloats));
-    QUERN_ASSIGN_OR_RETURN(const int64_t mamba, args.Int("mamba", 1, 2));
     spec.form = mamba == 1 ? SsmForm::kPerRow : SsmForm::kPerHead;
     QUERN_ASSIGN_OR_RETURN(spec.chunk,
                            args.Int("chunk", 0, StateUpdatePlan::kMaxChunk));
@@ -269,7 +279,9 @@ OpEntry StateUpdateOp() {
        {"chunk", "0", "tokens of a chunk; 0: the plan's; 1: token by token"},
        {"dtype", "bf16", "of x, dt, b, c, z and out: f32, bf16 or f16"},
        {"state", "f32", "of the states: f32, bf16 or f16"},
-       {"mamba", "2", "1: rates and steps for each row; 2: for each head"}},
+       {"mamba", "2",
+        "2: rates and steps for each head; 1: for each row, and unless they "
+        "are given 1 head, head_dim=5120 and d_state=16"}},
       &StateUpdate::Create};
 }
 
