@@ -13,6 +13,13 @@
 //   logit[h, t]  = qn[h] . W_uk[h] c[t] + qr[h] . r[t],  t of the sequence <= p
 //   out          = residual + W_o [o[0], o[1], ...]
 //
+// The plan of the rotation says which elements are a pair
+// (ops/rope/rotary_embedding.h). DeepSeek's checkpoints have kPairs, elements
+// 2j and 2j + 1 (interleaved, is_neox_style=False). A file whose rope rows of
+// W_q and W_kva were reordered for kHalves, elements j and j + rope / 2 (neox),
+// needs kHalves. The layer cannot tell the two apart, and the wrong one gives
+// wrong numbers without a refusal.
+//
 // Two forms give o. They are equal but for rounding:
 //
 //   direct     k[t, h] = [W_uk[h] c[t], r[t]];  v[t, h] = W_uv[h] c[t]
