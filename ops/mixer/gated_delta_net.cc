@@ -28,6 +28,11 @@ absl::Status CheckSpec(const GatedDeltaNetSpec& s) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "key_heads", s.key_heads, 1, kMost));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "value_heads", s.value_heads, 1, kMost));
+  if (s.value_heads % s.key_heads != 0) {
+    return InvalidArgument(kOp, "value_heads=", s.value_heads,
+                           "; need a multiple of key_heads=", s.key_heads);
+  }
+  QUERN_RETURN_IF_ERROR(CheckStateSpec(kOp, s.state_dtype, s.eps));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dk", s.dk, 1, DeltaRulePlan::kMaxDk));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dv", s.dv, 1, kMost));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "key_heads * dk", s.keys(), 1, kMost));

@@ -171,11 +171,18 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
        "gated_delta_net: key_heads=0; need 1"},
       {[](GatedDeltaNetSpec& s) { s.value_heads = 0; },
        "value_heads=0; need 1"},
+      {[](GatedDeltaNetSpec& s) { s.value_heads = 5; },
+       "value_heads=5; need a multiple of key_heads=2"},
       {[](GatedDeltaNetSpec& s) { s.dk = 1025; }, "dk=1025; need 1"},
       {[](GatedDeltaNetSpec& s) { s.dv = 0; }, "dv=0; need 1"},
       {[](GatedDeltaNetSpec& s) { s.dv = 19; },
        "columns of in_proj=200; need 208, as the layer has"},
       {[](GatedDeltaNetSpec& s) { s.eps = -1; }, "eps=-1"},
+      {[](GatedDeltaNetSpec& s) { s.dtype = DType::kI8; }, "dtype is i8"},
+      {[](GatedDeltaNetSpec& s) { s.weight_dtype = DType::kI8; },
+       "weight_dtype is i8"},
+      {[](GatedDeltaNetSpec& s) { s.state_dtype = DType::kI8; },
+       "state_dtype is i8"},
       {[](GatedDeltaNetSpec& s) { s.hidden = 19; }, "k of in_proj=20; need 19"},
       {[](GatedDeltaNetSpec& s) { s.width = 5; }, "width=5; need 2"},
       {[](GatedDeltaNetSpec& s) { s.key_heads = 1 << 28, s.dk = 1024; },
@@ -186,7 +193,7 @@ TEST(GatedDeltaNetRefusalTest, NamesWhatIsWrong) {
   for (const SpecCase& c : specs) {
     GatedDeltaNetSpec spec = right;
     c.spoil(spec);
-    ExpectRefusal(create(spec).status(), c.words);
+    ExpectOwnRefusal("gated_delta_net", create(spec).status(), c.words);
   }
   const auto plan = create(right);
   ASSERT_TRUE(plan.ok()) << plan.status();

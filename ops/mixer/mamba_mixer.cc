@@ -28,6 +28,7 @@ absl::Status CheckSpec(const MambaMixerSpec& s) {
   QUERN_RETURN_IF_ERROR(CheckRange(op, "dt_rank", s.dt_rank, 1, kMost));
   QUERN_RETURN_IF_ERROR(
       CheckRange(op, "d_state", s.d_state, 1, StateUpdatePlan::kMaxState));
+  QUERN_RETURN_IF_ERROR(CheckStateSpec(op, s.state_dtype, s.eps));
   if (s.form == MambaForm::kMamba) {
     return CheckEqual(op, "heads", s.heads, 1, "the form has");
   }

@@ -25,6 +25,7 @@ absl::Status CheckSpec(const MambaMixer2Spec& s) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", s.head_dim, 1, kMost));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "d_state", s.d_state, 1, StateUpdatePlan::kMaxState));
+  QUERN_RETURN_IF_ERROR(CheckStateSpec(kOp, s.state_dtype, s.eps));
   return CheckRange(kOp, "heads * head_dim", s.channels(), 1, kMost);
 }
 

@@ -180,13 +180,18 @@ TEST(MambaMixer2RefusalTest, NamesWhatIsWrong) {
       {[](MambaMixer2Spec& s) { s.width = 1; }, "width=1; need 2"},
       {[](MambaMixer2Spec& s) { s.hidden = 21; }, "k of in_proj=20; need 21"},
       {[](MambaMixer2Spec& s) { s.eps = -1; }, "eps=-1"},
+      {[](MambaMixer2Spec& s) { s.dtype = DType::kI8; }, "dtype is i8"},
+      {[](MambaMixer2Spec& s) { s.weight_dtype = DType::kI8; },
+       "weight_dtype is i8"},
+      {[](MambaMixer2Spec& s) { s.state_dtype = DType::kI8; },
+       "state_dtype is i8"},
       {[](MambaMixer2Spec& s) { s.heads = s.head_dim = 1 << 27; },
        "need 1 <= heads * head_dim"},
   };
   for (const SpecCase& c : specs) {
     MambaMixer2Spec spec = right;
     c.spoil(spec);
-    ExpectRefusal(create(spec).status(), c.words);
+    ExpectOwnRefusal("mamba_mixer2", create(spec).status(), c.words);
   }
   const auto plan = create(right);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -195,6 +200,13 @@ TEST(MambaMixer2RefusalTest, NamesWhatIsWrong) {
   const MambaMixer2Args good = layer.args(sequences);
   ExpectCommonRefusals(
       "mamba_mixer2", *plan, good,
+      [](MambaMixer2Args& a) -> MixerArgs& { return a.layer; });
+  MambaMixer2Spec of_onednn = right;
+  of_onednn.kernels = "onednn";
+  const auto strided = create(of_onednn);
+  ASSERT_TRUE(strided.ok()) << strided.status();
+  ExpectStrideRefusals(
+      "mamba_mixer2", *strided, good,
       [](MambaMixer2Args& a) -> MixerArgs& { return a.layer; });
   ExpectRefusal(MambaMixer2Plan::Create(right, products.in_proj.packed,
                                         products.in_proj.packed, executor)

@@ -195,24 +195,30 @@ TEST(MambaMixerRefusalTest, NamesWhatIsWrong) {
     std::string words;
   };
   const SpecCase specs[] = {
-      {[](MambaMixerSpec& s) { s.heads = 0; },
-       "plamo2_mamba_mixer: heads=0; need 1"},
+      {[](MambaMixerSpec& s) { s.heads = 0; }, "heads=0; need 1"},
       {[](MambaMixerSpec& s) { s.head_dim = -1; }, "head_dim=-1; need 1"},
       {[](MambaMixerSpec& s) { s.heads = s.head_dim = 1 << 29; },
        "need 1 <= heads"},
       {[](MambaMixerSpec& s) { s.d_state = 1025; }, "d_state=1025; need 1"},
       {[](MambaMixerSpec& s) { s.dt_rank = 0; }, "dt_rank=0; need 1"},
       {[](MambaMixerSpec& s) { s.form = MambaForm::kMamba; },
-       "mamba_mixer: heads=3; need 1"},
+       "heads=3; need 1"},
       {[](MambaMixerSpec& s) { s.hidden = 21; }, "k of in_proj=20; need 21"},
       {[](MambaMixerSpec& s) { s.d_state = 20; },
        "columns of x_proj=43; need 45"},
       {[](MambaMixerSpec& s) { s.eps = -1; }, "eps=-1"},
+      {[](MambaMixerSpec& s) { s.width = 5; }, "width=5; need 2"},
+      {[](MambaMixerSpec& s) { s.dtype = DType::kI8; }, "dtype is i8"},
+      {[](MambaMixerSpec& s) { s.weight_dtype = DType::kI8; },
+       "weight_dtype is i8"},
+      {[](MambaMixerSpec& s) { s.state_dtype = DType::kI8; },
+       "state_dtype is i8"},
   };
   for (const SpecCase& c : specs) {
     MambaMixerSpec spec = right;
     c.spoil(spec);
-    ExpectRefusal(
+    ExpectOwnRefusal(
+        spec.form == MambaForm::kMamba ? "mamba_mixer" : "plamo2_mamba_mixer",
         MambaMixerPlan::Create(spec, products.packed(), executor).status(),
         c.words);
   }
@@ -281,6 +287,24 @@ TEST(MambaMixerRefusalTest, NamesWhatIsWrong) {
     MambaMixerArgs args = good;
     c.spoil(args);
     ExpectRefusal(plan->CheckArgs(args), c.words);
+  }
+}
+
+TEST(MambaMixerRefusalTest, NamesStridesThatOneDnnCannotHold) {
+  TestRng rng;
+  InlineExecutor executor;
+  for (const MambaForm form : {MambaForm::kMamba, MambaForm::kPlamo2}) {
+    MambaMixerSpec spec = Spec(form, DType::kF32, MambaNorm::kRms);
+    spec.kernels = "onednn";
+    const Products products(spec, rng);
+    const auto plan = MambaMixerPlan::Create(spec, products.packed(), executor);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const Layer layer(spec, products, 4, rng);
+    const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
+    ExpectStrideRefusals(
+        form == MambaForm::kMamba ? "mamba_mixer" : "plamo2_mamba_mixer", *plan,
+        layer.args(sequences),
+        [](MambaMixerArgs& a) -> MixerArgs& { return a.layer; });
   }
 }
 

@@ -1,6 +1,7 @@
 #include "quern/ops/mixer/mixer_frame.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -11,6 +12,20 @@
 #include "quern/core/status_macros.h"
 
 namespace quern {
+namespace {
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+}  // namespace
+
+absl::Status CheckStateSpec(absl::string_view op, DType state_dtype,
+                            float eps) {
+  if (!std::isfinite(eps) || eps < 0) {
+    return InvalidArgument(op, "eps=", eps,
+                           "; need a finite number, 0 or more");
+  }
+  return CheckDTypeIn(op, "state_dtype", state_dtype, kFloats);
+}
 
 AnyTensorView AsHeads(const AnyTensorView& matrix, int64_t begin, int64_t heads,
                       int64_t dim) {
@@ -50,6 +65,11 @@ absl::StatusOr<MixerFrame> MixerFrame::Create(const MixerFrameSpec& spec,
                                               const LinearWeights& in_proj,
                                               const LinearWeights& out_proj,
                                               Executor& executor) {
+  // Steps would refuse these in names of their own.
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(spec.op, "dtype", spec.dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(spec.op, "weight_dtype", spec.weight_dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(CheckRange(spec.op, "width", spec.conv_width, 2, 4));
   CausalConv1dSpec conv_spec;
   conv_spec.channels = spec.conv_channels;
   conv_spec.width = spec.conv_width;

@@ -63,8 +63,9 @@ using NamedView = std::pair<absl::string_view, AnyTensorView>;
 
 class MixerFrame {
  public:
-  // InvalidArgument: weights of another shape than the spec's; what
-  // CausalConv1dPlan and LinearPlan refuse. Unimplemented: other dtypes.
+  // InvalidArgument, in the layer's name: width out of range, weights of
+  // another shape than the spec's; what CausalConv1dPlan and LinearPlan refuse.
+  // Unimplemented: other dtypes.
   static absl::StatusOr<MixerFrame> Create(const MixerFrameSpec& spec,
                                            const LinearWeights& in_proj,
                                            const LinearWeights& out_proj,
@@ -136,6 +137,10 @@ class MixerFrame {
   LinearPlan in_proj_, out_proj_;
   CausalConv1dPlan conv_;
 };
+
+// What layers with a state and a norm have in common. InvalidArgument if eps is
+// negative or not finite, Unimplemented for another state_dtype.
+absl::Status CheckStateSpec(absl::string_view op, DType state_dtype, float eps);
 
 // Columns [begin, begin + heads * dim) of a matrix as [rows, heads, dim].
 AnyTensorView AsHeads(const AnyTensorView& matrix, int64_t begin, int64_t heads,

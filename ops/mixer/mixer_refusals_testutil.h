@@ -32,6 +32,16 @@ inline AnyTensorView ReadOnly(const AnyTensorView& v) {
   return AnyTensorView(v.dtype(), v.data(), v.rank(), extents, strides);
 }
 
+// `status` refuses with these words, and in the name of `op`: a step's name
+// would tell of fields that the layer's spec lacks.
+inline void ExpectOwnRefusal(const std::string& op, const absl::Status& status,
+                             const std::string& words) {
+  EXPECT_FALSE(status.ok()) << words;
+  EXPECT_EQ(status.message().substr(0, op.size() + 2), op + ": ") << status;
+  EXPECT_NE(std::string(status.message()).find(words), std::string::npos)
+      << status << "\nlacks: " << words;
+}
+
 // `good`: arguments of four tokens, one for each of slots 0 to 3 of 5, which
 // the plan accepts. layer(args) is their common part. op: the plan's name.
 template <typename Plan, typename Args, typename Layer>

@@ -167,9 +167,15 @@ TEST(ShortConvRefusalTest, NamesWhatIsWrong) {
                 "short_conv: columns of in_proj=24; need 27, as the layer has");
   ExpectRefusal(create(Spec(17, 8, 3, DType::kF32)),
                 "short_conv: k of in_proj=16; need 17");
-  ExpectRefusal(create(Spec(16, 8, 5, DType::kF32)), "width=5; need 2");
+  ExpectRefusal(create(Spec(16, 8, 5, DType::kF32)),
+                "short_conv: width=5; need 2");
   ExpectRefusal(create(Spec(16, 8, 3, DType::kI8)),
-                absl::StatusCode::kUnimplemented, "i8; need f32");
+                absl::StatusCode::kUnimplemented,
+                "short_conv: dtype is i8; need f32");
+  ShortConvSpec odd = right;
+  odd.weight_dtype = DType::kI8;
+  ExpectRefusal(create(odd), absl::StatusCode::kUnimplemented,
+                "short_conv: weight_dtype is i8");
   ExpectRefusal(ShortConvPlan::Create(right, products.in_proj.packed,
                                       products.in_proj.packed, executor)
                     .status(),
@@ -181,6 +187,13 @@ TEST(ShortConvRefusalTest, NamesWhatIsWrong) {
   const Sequences sequences = {{0, 1, 2, 3}, {}, {}};
   const MixerArgs good = layer.args(sequences);
   ExpectCommonRefusals("short_conv", *plan, good,
+                       [](MixerArgs& a) -> MixerArgs& { return a; });
+  ShortConvSpec of_onednn = right;
+  of_onednn.kernels = "onednn";
+  const auto strided = ShortConvPlan::Create(
+      of_onednn, products.in_proj.packed, products.out_proj.packed, executor);
+  ASSERT_TRUE(strided.ok()) << strided.status();
+  ExpectStrideRefusals("short_conv", *strided, good,
                        [](MixerArgs& a) -> MixerArgs& { return a; });
 }
 

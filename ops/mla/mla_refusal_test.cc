@@ -65,7 +65,8 @@ TEST_F(MlaRefusalTest, SpecsNameTheField) {
       {[](MlaSpec& s) { s.v_head_dim = 0; }, "v_head_dim=0; need 1"},
       {[](MlaSpec& s) { s.heads = s.nope = 1 << 20; }, "heads * (nope + rope)"},
       {[](MlaSpec& s) { s.scale = -1; }, "scale=-1; need a finite number"},
-      {[](MlaSpec& s) { s.eps = -1; }, "eps"},
+      {[](MlaSpec& s) { s.eps = -1; },
+       "multi_head_latent_attention: eps=-1; need a finite number"},
       {[](MlaSpec& s) { s.cache = KvLayout(); },
        "the cache's form is plain; need latent"},
       {[](MlaSpec& s) { s.kv_lora = 24; },
@@ -94,6 +95,10 @@ TEST_F(MlaRefusalTest, SpecsNameTheField) {
   spec.out_dtype = DType::kI8;
   ExpectRefusal(Create(spec, weights_.packed), absl::StatusCode::kUnimplemented,
                 "out_dtype is i8");
+  spec = spec_;
+  spec.norm_dtype = DType::kI8;
+  ExpectRefusal(Create(spec, weights_.packed), absl::StatusCode::kUnimplemented,
+                "multi_head_latent_attention: norm_dtype is i8");
 }
 
 TEST_F(MlaRefusalTest, WeightsNameTheMatrix) {

@@ -22,6 +22,7 @@ absl::Status CheckMlaSpec(const MlaSpec& s) {
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "out_dtype", s.dtype_of_out(), kFloats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "norm_dtype", s.norm_dtype, kFloats));
   const struct {
     const char* name;
     int64_t value, least;
@@ -46,6 +47,10 @@ absl::Status CheckMlaSpec(const MlaSpec& s) {
                                    s.heads * (s.nope + s.v_head_dim), 1, most));
   if (!std::isfinite(s.scale) || s.scale < 0) {
     return InvalidArgument(kOp, "scale=", s.scale,
+                           "; need a finite number, 0 or more");
+  }
+  if (!std::isfinite(s.eps) || s.eps < 0) {
+    return InvalidArgument(kOp, "eps=", s.eps,
                            "; need a finite number, 0 or more");
   }
   if (s.cache.form() != KvForm::kLatent) {
