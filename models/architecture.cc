@@ -78,7 +78,7 @@ constexpr Architecture kArchitectures[] = {
 // Upper bound far above any model, low enough that products of two dimensions
 // fit in int64.
 int64_t MaxDim(const DecoderConfig&) { return DecoderConfig::kMaxDim; }
-int64_t MaxLayers(const DecoderConfig&) { return 4096; }
+int64_t MaxLayers(const DecoderConfig&) { return DecoderConfig::kMaxLayers; }
 int64_t MaxHeadDim(const DecoderConfig& c) { return c.head_dim; }
 
 // What ops/recurrent/causal_conv1d.h takes.

@@ -60,6 +60,7 @@ struct DecoderConfig {
   // Upper bound of every dimension: far above any model, and low enough that
   // products of two dimensions fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
+  static constexpr int64_t kMaxLayers = 4096;
   static constexpr uint32_t kRecurrentParts =
       Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2) |
       Bit(ModelPart::kDeltaNet) | Bit(ModelPart::kStates);

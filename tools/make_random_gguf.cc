@@ -17,6 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 #include "quern/tools/random_model.h"
 
@@ -31,6 +33,13 @@ struct Options {
   uint64_t seed = 1;
   bool help = false;
 };
+
+// The shape that is written, with as many layers as were asked for.
+RandomModelShape ShapeOf(const Options& options) {
+  RandomModelShape shape = *options.shape;
+  if (options.layers > 0) shape.layers = options.layers;
+  return shape;
+}
 
 std::string ShapeNames() {
   return absl::StrJoin(RandomModelShapes(), ", ",
@@ -79,10 +88,14 @@ constexpr Flag kFlags[] = {
     {"layers", "the shape's",
      "how many layers: some of a model that does not fit into memory cost "
      "what\n"
-     "      they cost there",
-     "a whole number, 1 or more",
+     "      they cost there; they are its first, of which one must attend. Of "
+     "fewer\n"
+     "      than 4 of qwen3_next_80b_a3b the last attends",
+     "a whole number, 1 to 4096",
      [](const std::string& value, Options& o) {
-       return absl::SimpleAtoi(value, &o.layers) && o.layers > 0;
+       static_assert(DecoderConfig::kMaxLayers == 4096, "see above");
+       return absl::SimpleAtoi(value, &o.layers) && o.layers > 0 &&
+              o.layers <= DecoderConfig::kMaxLayers;
      }},
     {"seed", "1", "of the weights: the same seed gives the same file",
      "a whole number, 0 or more",
@@ -139,6 +152,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
     return refuse("--shape is missing; need one of ", ShapeNames());
   }
   if (options.out.empty()) return refuse("--out=FILE is missing");
+  QUERN_RETURN_IF_ERROR(CheckRandomModel(ShapeOf(options)));
   return options;
 }
 
@@ -177,10 +191,8 @@ std::string FromCaller(const std::string& path) {
 absl::Status Write(const Options& options) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   int64_t shown = -1;
-  RandomModelShape shape = *options.shape;
-  if (options.layers > 0) shape.layers = options.layers;
   const absl::Status status = WriteRandomModel(
-      shape, options.type, options.seed, FromCaller(options.out),
+      ShapeOf(options), options.type, options.seed, FromCaller(options.out),
       [&](int64_t done, int64_t total) {
         const int64_t percent = done / std::max<int64_t>(1, total / 100);
         if (!terminal || percent == shown) return;

@@ -156,11 +156,47 @@ TEST(MakeRandomGgufTest, LayersCanBeFewer) {
   EXPECT_EQ(config->layers, 1);
   EXPECT_EQ(config->experts, 8);
   EXPECT_EQ(Generate(*file, 5).size(), 5u);
-  for (const char* layers : {"0", "-1", "1.5", ""}) {
+  for (const char* layers : {"0", "-1", "1.5", "", "4097"}) {
     const Outcome outcome = Make(absl::StrCat("--shape=tiny --layers=", layers,
                                               " --out=", path, ".none"));
     EXPECT_EQ(outcome.code, 2) << layers;
-    EXPECT_THAT(outcome.text, HasSubstr("need a whole number, 1 or more"));
+    EXPECT_THAT(outcome.text, HasSubstr("need a whole number, 1 to 4096"));
+  }
+}
+
+// Models refuse a file of recurrent layers alone.
+TEST(MakeRandomGgufTest, OneLayerAttends) {
+  const std::string path = TempFile("hybrid.gguf");
+  for (const char* shape : {"tiny_lfm2", "tiny_granite4_h"}) {
+    const auto make = [&](int layers) {
+      return Make(absl::StrCat("--shape=", shape, " --layers=", layers,
+                               " --out=", path));
+    };
+    const Outcome outcome = make(1);
+    EXPECT_EQ(outcome.code, 2) << shape;
+    EXPECT_EQ(
+        outcome.text,
+        absl::StrCat("make_random_gguf: random_model: layers=1 of ", shape,
+                     " are all recurrent; need layers >= 2, so that one "
+                     "attends\n"));
+    // The last of four layers is recurrent.
+    ASSERT_EQ(make(4).code, 0) << shape;
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(Generate(*file, 3).size(), 3u);
+  }
+  // Every second layer of tiny_qwen3next attends, and the last of fewer.
+  for (const int layers : {1, 3}) {
+    ASSERT_EQ(Make(absl::StrCat("--shape=tiny_qwen3next --layers=", layers,
+                                " --out=", path))
+                  .code,
+              0);
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto config = DecoderConfig::Create(*file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->attention_interval, layers == 1 ? 1 : 2);
+    EXPECT_EQ(Generate(*file, 3).size(), 3u);
   }
 }
 

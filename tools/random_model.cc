@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
 #include "quern/core/dtype.h"
@@ -323,12 +325,26 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
 
 }  // namespace
 
+absl::Status CheckRandomModel(const RandomModelShape& shape) {
+  QUERN_RETURN_IF_ERROR(
+      CheckAtLeast(kOp, "vocab", shape.vocab, kMinRandomVocab));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "layers", shape.layers, 1, DecoderConfig::kMaxLayers));
+  const absl::string_view kinds = shape.recurrence.kinds;
+  const size_t first = kinds.find('a');
+  if (kinds.empty() || static_cast<size_t>(shape.layers) > first) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(kOp, "layers=", shape.layers, " of ", shape.name,
+                         " are all recurrent; need layers >= ", first + 1,
+                         ", so that one attends");
+}
+
 absl::Status WriteRandomModel(
     const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,
     const std::function<void(int64_t done, int64_t total)>& progress) {
-  QUERN_RETURN_IF_ERROR(
-      CheckAtLeast(kOp, "vocab", shape.vocab, kMinRandomVocab));
+  QUERN_RETURN_IF_ERROR(CheckRandomModel(shape));
   GgufFileWriter writer;
   const DecoderConfig config = ConfigOf(shape);
   AddModelKeys(shape, config, type, writer);

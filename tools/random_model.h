@@ -44,6 +44,7 @@ struct RandomRecurrence {
   int64_t ssm_state = 0;
   // Gated delta nets, whose heads of values are ssm_heads, and of keys
   // ssm_groups: each layer so many after another attends, and `kinds` is empty.
+  // With fewer layers than that, the last one attends.
   int64_t attention_interval = 0;
   int64_t rope_dim = 0;    // elements of a head that are rotated; 0: all
   int64_t shared_ffn = 0;  // columns of a shared expert; 0: none
@@ -66,7 +67,7 @@ struct RandomLatent {
 
 struct RandomModelShape {
   absl::string_view name;
-  int64_t layers = 0;
+  int64_t layers = 0;  // 1 to DecoderConfig::kMaxLayers; one of them attends
   int64_t hidden = 0;
   int64_t q_heads = 0;
   int64_t kv_heads = 0;
@@ -94,9 +95,14 @@ struct RandomModelShape {
 // The shapes that can be chosen by name.
 absl::Span<const RandomModelShape> RandomModelShapes();
 
+// InvalidArgument: a number of layers that no model may have, or of which all
+// are recurrent; a vocabulary that is too small.
+absl::Status CheckRandomModel(const RandomModelShape& shape);
+
 // Writes a file at `path`; the same seed gives the same bytes. `progress`,
 // unless null, is called now and then with the bytes done and the total.
-// Memory: the vocabulary and 1 MiB. Refuses what GgufFileWriter refuses.
+// Memory: the vocabulary and 1 MiB. Refuses what CheckRandomModel and
+// GgufFileWriter refuse.
 absl::Status WriteRandomModel(
     const RandomModelShape& shape, GgufTensorType type, uint64_t seed,
     const std::string& path,
