@@ -38,6 +38,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 
@@ -58,25 +59,25 @@ enum class GgufValueType : uint32_t {
   kF64 = 12,
 };
 
-// Types from Q4_0 on, but for BF16, are the block formats of
-// quant/block_format.h, which has their formulas.
+// The block formats of quant/block_format.h, which has their formulas, and the
+// types whose blocks are single elements.
 enum class GgufTensorType : uint32_t {
   kF32 = 0,
   kF16 = 1,
-  kQ4_0 = 2,
-  kQ4_1 = 3,
-  kQ5_0 = 6,
-  kQ5_1 = 7,
-  kQ8_0 = 8,
-  kQ2_K = 10,
-  kQ3_K = 11,
-  kQ4_K = 12,
-  kQ5_K = 13,
-  kQ6_K = 14,
-  kIQ4_NL = 20,
-  kIQ4_XS = 23,
+  kQ4_0 = static_cast<uint32_t>(BlockFormat::kQ4_0),
+  kQ4_1 = static_cast<uint32_t>(BlockFormat::kQ4_1),
+  kQ5_0 = static_cast<uint32_t>(BlockFormat::kQ5_0),
+  kQ5_1 = static_cast<uint32_t>(BlockFormat::kQ5_1),
+  kQ8_0 = static_cast<uint32_t>(BlockFormat::kQ8_0),
+  kQ2_K = static_cast<uint32_t>(BlockFormat::kQ2_K),
+  kQ3_K = static_cast<uint32_t>(BlockFormat::kQ3_K),
+  kQ4_K = static_cast<uint32_t>(BlockFormat::kQ4_K),
+  kQ5_K = static_cast<uint32_t>(BlockFormat::kQ5_K),
+  kQ6_K = static_cast<uint32_t>(BlockFormat::kQ6_K),
+  kIQ4_NL = static_cast<uint32_t>(BlockFormat::kIQ4_NL),
+  kIQ4_XS = static_cast<uint32_t>(BlockFormat::kIQ4_XS),
   kBF16 = 30,
-  kMXFP4 = 39,
+  kMXFP4 = static_cast<uint32_t>(BlockFormat::kMXFP4),
 };
 
 // Returns "F32" or "Q8_0" and so on, also for types that this reader refuses,
