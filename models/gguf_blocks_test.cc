@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/models/gguf.h"
+#include "quern/models/gguf_sample_testutil.h"
 #include "quern/models/gguf_testutil.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_format_testutil.h"
@@ -25,11 +25,6 @@ constexpr char kSupported[] =
     "); need F32 (0), F16 (1), Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 "
     "(8), Q2_K (10), Q3_K (11), Q4_K (12), Q5_K (13), Q6_K (14), IQ4_NL (20), "
     "IQ4_XS (23), BF16 (30) or MXFP4 (39); the file is GGUF 3";
-
-absl::StatusOr<GgufFile> ParseString(const std::string& file) {
-  return GgufFile::Parse(absl::MakeConstSpan(
-      reinterpret_cast<const uint8_t*>(file.data()), file.size()));
-}
 
 GgufTensorType TypeOf(const BlockFormatInfo& info) {
   return static_cast<GgufTensorType>(info.format);
