@@ -240,7 +240,7 @@ TEST_F(LinearWeightsDamageTest, AnyFieldOfTheHeader) {
   refuse("byte_order=67305985; need 16909060",
          [](Header& h) { h.byte_order = 0x04030201; });
   refuse("header_bytes=128; need 256", [](Header& h) { h.header_bytes = 128; });
-  refuse("format=7; need 0 <= format <= 6", [](Header& h) { h.format = 7; });
+  refuse("format=8; need 0 <= format <= 7", [](Header& h) { h.format = 8; });
   for (const int64_t n :
        {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{1} << 31, INT64_MAX}) {
     const std::string value = std::to_string(n);
@@ -261,7 +261,11 @@ TEST_F(LinearWeightsDamageTest, AnyFieldOfTheHeader) {
   refuse("gated=2; need 0 <= gated <= 1", [](Header& h) { h.gated = 2; });
   refuse("flags=15", [](Header& h) { h.flags = 15; });
   refuse("reserved bytes", [](Header& h) { h.reserved[0] = 1; });
-  refuse("reserved bytes", [](Header& h) { h.reserved[183] = 0x80; });
+  refuse("reserved bytes",
+         [](Header& h) { h.reserved[sizeof(h.reserved) - 1] = 0x80; });
+  // A format that has no blocks, and a format of blocks that there is not.
+  refuse("reserved bytes", [](Header& h) { h.block_format = 2; });
+  refuse("block_format=0; need one of ", [](Header& h) { h.format = 7; });
   // Headers of weights that have another size.
   refuse("total_bytes=", [](Header& h) { h.total_bytes += 4096; });
   refuse("total_bytes=", [](Header& h) { h.n += 4096; });

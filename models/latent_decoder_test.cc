@@ -210,7 +210,11 @@ TEST_P(LatentDecoderTest, EqualsTheOracleWithEveryCache) {
 }
 
 // In steps that the absorbed form takes, which reads all keys from the cache.
+// Where a latent lies nearer to a tie than f32 rounds, its code is the
+// neighbour of the oracle's: one such code has been seen to move a logit by
+// 1.7 * kF32Bound, and all roundings to codes move one by 20 times it and more.
 TEST_P(LatentDecoderTest, EqualsTheOracleWithLatentsInBlocks) {
+  constexpr double kTieBound = 5 * kF32Bound;
   for (const auto& [name, shape] : Forms()) {
     SCOPED_TRACE(name);
     TestRng rng;
@@ -223,7 +227,7 @@ TEST_P(LatentDecoderTest, EqualsTheOracleWithLatentsInBlocks) {
     const Decoder model = Load(bytes, DecoderWeights::kF32);
     for (const size_t step : {1, 7}) {
       const Rows got = InPieces(model, tokens, step, DType::kF8E4M3);
-      EXPECT_LE(LargestDifferenceOf(got, want), kF32Bound) << step;
+      EXPECT_LE(LargestDifferenceOf(got, want), kTieBound) << step;
     }
     EXPECT_GT(LargestDifferenceOf(InPieces(model, tokens, 7), want),
               20 * kF32Bound);
