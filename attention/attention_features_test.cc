@@ -202,6 +202,15 @@ TEST_P(AttentionFeaturesTest, ReadsBytesWithTheirScales) {
 class AttentionBytesTest : public AttentionIsaTest {
  protected:
   template <typename T>
+  auto ResultOf(const Heads& heads, const Sequence& sequence, KvForm form) {
+    Variant variant;
+    variant.form = form;
+    const Attention<BFloat16, T, float> run(heads, variant, {sequence});
+    EXPECT_RAN_ON(run.plan());
+    return run.result();
+  }
+
+  template <typename T>
   void ExpectEveryCodeIsOne() {
     TestRng rng;
     Heads heads = SmallHeads();
@@ -218,19 +227,38 @@ class AttentionBytesTest : public AttentionIsaTest {
     };
     fill(sequence.k);
     fill(sequence.v);
-    using Run = Attention<BFloat16, T, float>;
-    const auto result = [&](KvForm form) {
-      Variant variant;
-      variant.form = form;
-      const Run run(heads, variant, {sequence});
-      EXPECT_RAN_ON(run.plan());
-      return run.result();
-    };
-    const auto plain = result(KvForm::kPlain);
-    const auto paired = result(KvForm::kPaired);
+    const auto plain = ResultOf<T>(heads, sequence, KvForm::kPlain);
+    const auto paired = ResultOf<T>(heads, sequence, KvForm::kPaired);
     EXPECT_TRUE(AllBitsEqual(paired.out, plain.out));
     EXPECT_TRUE(AllBitsEqual(paired.lse, plain.lse));
     for (const float value : plain.out) EXPECT_TRUE(std::isfinite(value));
+  }
+
+  template <typename T>
+  void ExpectNanIsOne() {
+    for (const bool key : {false, true}) {
+      SCOPED_TRACE(key ? "key" : "value");
+      TestRng rng;
+      const Heads heads = SmallHeads();
+      const Sequence sequence =
+          RandomSequence<BFloat16, T>(rng, heads, {1, 512});
+      // A word has two dims of a key, or two tokens of a value; each half is
+      // widened apart.
+      const int64_t next_dim = 1, next_token = heads.kv_heads * heads.head_dim;
+      for (const int64_t at : {int64_t{0}, key ? next_dim : next_token}) {
+        Sequence some = sequence;
+        (key ? some.k : some.v)[static_cast<size_t>(at)] = std::nan("");
+        const auto plain = ResultOf<T>(heads, some, KvForm::kPlain);
+        const auto paired = ResultOf<T>(heads, some, KvForm::kPaired);
+        size_t nans = 0;
+        for (size_t i = 0; i < plain.out.size(); ++i) {
+          EXPECT_EQ(std::isnan(paired.out[i]), std::isnan(plain.out[i])) << i;
+          nans += std::isnan(plain.out[i]) ? 1 : 0;
+        }
+        EXPECT_GT(nans, 0u);
+        EXPECT_LT(nans, plain.out.size());
+      }
+    }
   }
 };
 QUERN_INSTANTIATE_ISA_TEST(AttentionBytesTest);
@@ -238,6 +266,10 @@ QUERN_INSTANTIATE_ISA_TEST(AttentionBytesTest);
 TEST_P(AttentionBytesTest, EveryCodeOfAByteIsOneWhereverItIsWidened) {
   ExpectEveryCodeIsOne<Float8E4M3>();
   ExpectEveryCodeIsOne<Float8E5M2>();
+}
+TEST_P(AttentionBytesTest, NanIsOneWhereverItIsWidened) {
+  ExpectNanIsOne<Float8E4M3>();
+  ExpectNanIsOne<Float8E5M2>();
 }
 
 // Keys and values that only others see: behind the window, ahead of it.
