@@ -82,7 +82,8 @@ struct DotU8S8 {
     auto next = hn::Add(sum, hn::WidenMulPairwiseAdd(
                                  D(), hn::BitCast(DW(), hn::Set(du, a)), b));
 #if HWY_COMPILER_GCC_ACTUAL && HWY_TARGET != HWY_EMU128
-    // Else GCC multiplies by all words of a line before it adds a product, and
+    // An empty statement that the sum passes through: without it GCC 12
+    // multiplies by all words of a line before it adds the first product, and
     // keeps the sums in memory.
     asm("" : "+v"(next.raw));
 #endif

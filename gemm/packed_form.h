@@ -101,9 +101,9 @@ struct PackedForm {
   int64_t total_bytes;
 };
 
-// Proves n, k, format and group_size, and replaces the latter by what the
-// packed form has: k for kWholeK or more than k, 0 where there are no groups;
-// and block_format by Q4_0 where there are no blocks.
+// Proves n, k, format, group_size and block_format. Replaces group_size by what
+// the packed form has: k for kWholeK or more than k, 0 where there are no
+// groups. Replaces block_format by kQ4_0 where there are no blocks.
 absl::Status NormaliseWeightsSpec(LinearWeightsSpec& spec);
 
 }  // namespace quern
