@@ -122,6 +122,13 @@ struct LinearSpec {
   std::string kernels = {};
 };
 
+// What a layer of several products asks of one of them: `blocks` where its
+// weights are kBlocks, else kExact.
+constexpr LinearActivations ActivationsFor(WeightFormat format,
+                                           LinearActivations blocks) {
+  return format == WeightFormat::kBlocks ? blocks : LinearActivations::kExact;
+}
+
 struct LinearArgs {
   AnyTensorView a;  // [m, k]
   AnyTensorView c;  // [m, ColumnsOfC(activation, n)]

@@ -97,7 +97,7 @@ using MaybeMeta = std::optional<TensorMeta>;
 
 Made CountLinear(const TensorMeta&, const LinearWeights*,
                  const std::optional<MutatedMeta>&, const std::string&,
-                 const std::string&) {
+                 const std::string&, const std::string&) {
   return std::make_unique<Counter>();
 }
 Made CountWrite(const TensorMeta&, const TensorMeta&, const TensorMeta&,
@@ -117,7 +117,7 @@ Made CountEmbedding(const TensorMeta&, const TensorMeta&, Communicator*,
 Made CountShortConv(const TensorMeta&, const LinearWeights*,
                     const LinearWeights*, const TensorMeta&, const MaybeMeta&,
                     const MutatedMeta&, const TensorMeta&, const MaybeMeta&,
-                    const MaybeMeta&, int64_t) {
+                    const MaybeMeta&, int64_t, const std::string&) {
   return std::make_unique<Counter>();
 }
 

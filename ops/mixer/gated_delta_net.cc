@@ -70,6 +70,7 @@ absl::StatusOr<GatedDeltaNetPlan> GatedDeltaNetPlan::Create(
   frame.weight_dtype = spec.weight_dtype;
   frame.null_slot = spec.null_slot;
   frame.kernels = spec.kernels;
+  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made, MixerFrame::Create(frame, in_proj, out_proj, executor));
   DeltaRuleSpec rule_spec;

@@ -26,6 +26,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/norm/rms_norm_gated.h"
@@ -47,6 +48,8 @@ struct GatedDeltaNetSpec {
   DType state_dtype = DType::kF32;   // f32, bf16 or f16
   int64_t null_slot = -1;            // state index of a sequence to skip
   std::string kernels = {};          // LinearSpec::kernels
+  // LinearSpec::activations where weights are kBlocks.
+  LinearActivations activations = LinearActivations::kExact;
 
   int64_t keys() const { return key_heads * dk; }
   int64_t values() const { return value_heads * dv; }

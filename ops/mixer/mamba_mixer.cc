@@ -74,6 +74,7 @@ absl::StatusOr<MambaMixerPlan> MambaMixerPlan::Create(
   frame.weight_dtype = spec.weight_dtype;
   frame.null_slot = spec.null_slot;
   frame.kernels = spec.kernels;
+  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made,
       MixerFrame::Create(frame, weights.in_proj, weights.out_proj, executor));

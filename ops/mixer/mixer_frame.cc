@@ -58,6 +58,7 @@ absl::StatusOr<LinearPlan> MixerFrame::Product(const MixerFrameSpec& spec,
   LinearSpec linear;
   linear.a = linear.c = spec.dtype;
   linear.kernels = spec.kernels;
+  linear.activations = ActivationsFor(weights.spec().format, spec.activations);
   return LinearPlan::Create(linear, weights, executor);
 }
 

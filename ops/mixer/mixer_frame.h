@@ -57,6 +57,8 @@ struct MixerFrameSpec {
   DType weight_dtype = DType::kF32;  // of conv_weight and conv_bias
   int64_t null_slot = -1;
   std::string kernels = {};  // LinearSpec::kernels of all products
+  // LinearSpec::activations of products on weights that are kBlocks.
+  LinearActivations activations = LinearActivations::kExact;
 };
 
 using NamedView = std::pair<absl::string_view, AnyTensorView>;

@@ -66,6 +66,7 @@ absl::StatusOr<ShortConvPlan> ShortConvPlan::Create(
   frame.weight_dtype = spec.weight_dtype;
   frame.null_slot = spec.null_slot;
   frame.kernels = spec.kernels;
+  frame.activations = spec.activations;
   QUERN_ASSIGN_OR_RETURN(
       MixerFrame made, MixerFrame::Create(frame, in_proj, out_proj, executor));
   return ShortConvPlan(spec, std::move(made));

@@ -19,6 +19,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/workspace.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/row_block_kernels.h"
@@ -33,6 +34,8 @@ struct ShortConvSpec {
   DType weight_dtype = DType::kF32;  // of conv_weight and conv_bias
   int64_t null_slot = -1;            // state index of a sequence to skip
   std::string kernels = {};          // LinearSpec::kernels
+  // LinearSpec::activations where weights are kBlocks.
+  LinearActivations activations = LinearActivations::kExact;
 };
 
 class ShortConvPlan {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -105,31 +106,34 @@ absl::StatusOr<MlaPlan> MlaPlan::Create(const MlaSpec& spec,
   LinearSpec linear;
   linear.a = linear.c = spec.dtype;
   linear.kernels = spec.kernels;
-  GroupedLinearSpec grouped;
-  grouped.a = grouped.c = spec.dtype;
-  QUERN_ASSIGN_OR_RETURN(LinearPlan q,
-                         LinearPlan::Create(linear, weights.q, executor));
-  QUERN_ASSIGN_OR_RETURN(LinearPlan kv_a,
-                         LinearPlan::Create(linear, weights.kv_a, executor));
+  const auto plan = [&](LinearSpec one, const LinearWeights& of) {
+    one.activations = ActivationsFor(of.spec().format, spec.activations);
+    return LinearPlan::Create(one, of, executor);
+  };
+  const auto grouped_plan = [&](const std::vector<LinearWeights>& heads) {
+    GroupedLinearSpec grouped;
+    grouped.a = grouped.c = spec.dtype;
+    grouped.activations =
+        ActivationsFor(heads[0].spec().format, spec.activations);
+    return GroupedLinearPlan::Create(grouped, heads);
+  };
+  QUERN_ASSIGN_OR_RETURN(LinearPlan q, plan(linear, weights.q));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan kv_a, plan(linear, weights.kv_a));
   LinearSpec last = linear;
   last.c = spec.dtype_of_out();
   last.residual = spec.residual;
-  QUERN_ASSIGN_OR_RETURN(LinearPlan out,
-                         LinearPlan::Create(last, weights.out, executor));
+  QUERN_ASSIGN_OR_RETURN(LinearPlan out, plan(last, weights.out));
   QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan q_absorb,
-                         GroupedLinearPlan::Create(grouped, weights.q_absorb));
-  QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan v_up,
-                         GroupedLinearPlan::Create(grouped, weights.v_up));
+                         grouped_plan(weights.q_absorb));
+  QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan v_up, grouped_plan(weights.v_up));
   Layers layers = {std::nullopt,   std::move(q), std::move(kv_a),
                    std::move(out), std::nullopt, std::move(q_absorb),
                    std::move(v_up)};
   if (weights.q_a.has_value()) {
-    QUERN_ASSIGN_OR_RETURN(layers.q_a,
-                           LinearPlan::Create(linear, *weights.q_a, executor));
+    QUERN_ASSIGN_OR_RETURN(layers.q_a, plan(linear, *weights.q_a));
   }
   if (weights.kv_b.has_value()) {
-    QUERN_ASSIGN_OR_RETURN(layers.kv_b,
-                           LinearPlan::Create(linear, *weights.kv_b, executor));
+    QUERN_ASSIGN_OR_RETURN(layers.kv_b, plan(linear, *weights.kv_b));
   }
   QUERN_ASSIGN_OR_RETURN(const RmsNormPlan kv_norm, Norm(spec, spec.kv_lora));
   // Without q_a its norm is not used.

@@ -13,6 +13,7 @@
 #include "quern/attention/varlen_attention.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/dtype.h"
+#include "quern/gemm/linear.h"
 #include "quern/ops/rope/rotary_scaling.h"
 
 namespace quern {
@@ -45,6 +46,8 @@ struct MlaSpec {
   KvLayout cache;
   MlaForm form = MlaForm::kAutomatic;
   std::string kernels = {};  // LinearSpec::kernels of the linear layers
+  // LinearSpec::activations where weights are kBlocks.
+  LinearActivations activations = LinearActivations::kExact;
 
   // Elements of a query, and of a key of the direct form.
   int64_t head_dim() const { return nope + rope; }

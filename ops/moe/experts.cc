@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,6 +20,7 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/check_indices.h"
 #include "quern/ops/moe/expert_order.h"
@@ -120,14 +122,21 @@ absl::StatusOr<ExpertsPlan> ExpertsPlan::Create(const ExpertsSpec& spec,
   order_spec.experts = static_cast<int64_t>(weights.gate_up.size());
   QUERN_ASSIGN_OR_RETURN(ExpertOrderPlan order,
                          ExpertOrderPlan::Create(order_spec));
+  // GroupedLinearPlan refuses where there are no weights.
+  const auto activations = [&spec](const std::vector<LinearWeights>& all) {
+    return all.empty() ? LinearActivations::kExact
+                       : ActivationsFor(all[0].spec().format, spec.activations);
+  };
   GroupedLinearSpec linear;
   linear.a = spec.x;
   linear.c = spec.x;
   linear.activation = spec.activation;
+  linear.activations = activations(weights.gate_up);
   QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan gate_up,
                          GroupedLinearPlan::Create(linear, weights.gate_up));
   linear.c = DType::kF32;
   linear.activation = LinearActivation::kNone;
+  linear.activations = activations(weights.down);
   QUERN_ASSIGN_OR_RETURN(GroupedLinearPlan down,
                          GroupedLinearPlan::Create(linear, weights.down));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "k of down", down.k(),

@@ -41,6 +41,7 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/moe/expert_order.h"
 #include "quern/ops/moe/experts_kernels.h"
@@ -62,6 +63,8 @@ struct ExpertsSpec {
   DType out = DType::kBF16;  // f32, bf16 or f16
   LinearActivation activation = LinearActivation::kSiluAndMul;
   bool weight_on_input = false;  // only with top_k = 1
+  // LinearSpec::activations where weights are kBlocks.
+  LinearActivations activations = LinearActivations::kExact;
 };
 
 struct ExpertsArgs {

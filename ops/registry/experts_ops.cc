@@ -24,6 +24,7 @@
 #include "quern/ops/moe/router_spec.h"
 #include "quern/ops/registry/bound_experts.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_activations.h"
 #include "quern/ops/registry/native_router.h"
 
 namespace quern {
@@ -102,13 +103,16 @@ absl::Status CheckMap(absl::string_view op, const MaybeMeta& map,
 absl::StatusOr<ExpertsSpec> SpecOf(absl::string_view op, const TensorMeta& x,
                                    DType out, int64_t top_k,
                                    const std::string& activation,
-                                   bool weight_on_input) {
+                                   bool weight_on_input,
+                                   const std::string& activations) {
   ExpertsSpec spec;
   spec.top_k = top_k;
   spec.x = x.dtype;
   spec.out = out;
   QUERN_ASSIGN_OR_RETURN(spec.activation, ActivationOf(op, activation));
   spec.weight_on_input = weight_on_input;
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(op, activations));
   return spec;
 }
 
@@ -116,7 +120,8 @@ template <const char* kOp>
 Metas RoutedShapes(const TensorMeta& x, const ExpertWeights* experts,
                    const TensorMeta& weights, const TensorMeta& ids,
                    const MaybeMeta& map, const MaybeMeta& shared, Communicator*,
-                   const std::string&, bool, const std::string& out_dtype) {
+                   const std::string&, bool, const std::string& out_dtype,
+                   const std::string&) {
   QUERN_RETURN_IF_ERROR(CheckMap(kOp, map, -1));
   if (ids.extents.size() != 2 || ids.dtype != DType::kI32) {
     return InvalidArgument(kOp, "topk_ids is not i32[n, k]");
@@ -136,14 +141,14 @@ Bound Routed(const TensorMeta& x, const ExpertWeights* experts,
              const TensorMeta& weights, const TensorMeta& ids,
              const MaybeMeta& map, const MaybeMeta& shared, Communicator* ranks,
              const std::string& activation, bool weight_on_input,
-             const std::string& out_dtype) {
+             const std::string& out_dtype, const std::string& activations) {
   QUERN_ASSIGN_OR_RETURN(
       const std::vector<TensorMeta> out,
       RoutedShapes<kOp>(x, experts, weights, ids, map, shared, ranks,
-                        activation, weight_on_input, out_dtype));
+                        activation, weight_on_input, out_dtype, activations));
   QUERN_ASSIGN_OR_RETURN(const ExpertsSpec spec,
                          SpecOf(kOp, x, out[0].dtype, ids.extents[1],
-                                activation, weight_on_input));
+                                activation, weight_on_input, activations));
   return BindExperts(kOp, spec, *experts, ranks, kNative);
 }
 
@@ -153,7 +158,7 @@ Metas MixtureShapes(const TensorMeta& x, const TensorMeta& logits,
                     const MaybeMeta& map, const MaybeMeta& shared,
                     Communicator*, int64_t top_k, bool, int64_t, int64_t,
                     const std::string&, double, const std::string&, bool,
-                    const std::string& out_dtype) {
+                    const std::string& out_dtype, const std::string&) {
   if (logits.extents.size() != 2) {
     return InvalidArgument(kOp, "router_logits has rank ",
                            logits.extents.size(), "; need 2");
@@ -187,12 +192,12 @@ Bound Mixture(const TensorMeta& x, const TensorMeta& logits,
               Communicator* ranks, int64_t top_k, bool renormalize,
               int64_t groups, int64_t top_groups, const std::string& score,
               double scale, const std::string& activation, bool weight_on_input,
-              const std::string& out_dtype) {
+              const std::string& out_dtype, const std::string& activations) {
   QUERN_ASSIGN_OR_RETURN(
       const std::vector<TensorMeta> out,
       MixtureShapes<kOp>(x, logits, experts, bias, map, shared, ranks, top_k,
                          renormalize, groups, top_groups, score, scale,
-                         activation, weight_on_input, out_dtype));
+                         activation, weight_on_input, out_dtype, activations));
   RouterSpec route;
   route.experts = logits.extents[1];
   route.top_k = top_k;
@@ -204,9 +209,9 @@ Bound Mixture(const TensorMeta& x, const TensorMeta& logits,
   route.logits_dtype = logits.dtype;
   if (bias.has_value()) route.bias_dtype = bias->dtype;
   QUERN_ASSIGN_OR_RETURN(route.score, RouterScoreOf(kOp, score));
-  QUERN_ASSIGN_OR_RETURN(
-      const ExpertsSpec spec,
-      SpecOf(kOp, x, out[0].dtype, top_k, activation, weight_on_input));
+  QUERN_ASSIGN_OR_RETURN(const ExpertsSpec spec,
+                         SpecOf(kOp, x, out[0].dtype, top_k, activation,
+                                weight_on_input, activations));
   return BindMixture(kOp, route, spec, *experts, ranks, kNative);
 }
 
@@ -263,7 +268,8 @@ absl::Status RegisterRouted(OpRegistry& r) {
                    "Tensor? shared_output, Communicator? ranks, "
                    "str activation=\"silu\", "
                    "bool apply_router_weight_on_input=False, "
-                   "str out_dtype=\"\") -> Tensor"),
+                   "str out_dtype=\"\", "
+                   "str activations=\"exact\") -> Tensor"),
       &RoutedExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR((r.Add<&Routed<kOp, false>>(kOp, "simd")));
   return r.Add<&Routed<kOp, true>>(kOp, OpRegistry::kReference);
@@ -280,7 +286,8 @@ absl::Status RegisterMixture(OpRegistry& r) {
                    "str scoring_func=\"softmax\", "
                    "float routed_scaling_factor=1.0, str activation=\"silu\", "
                    "bool apply_router_weight_on_input=False, "
-                   "str out_dtype=\"\") -> Tensor"),
+                   "str out_dtype=\"\", "
+                   "str activations=\"exact\") -> Tensor"),
       &MixtureExample, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR((r.Add<&Mixture<kOp, false>>(kOp, "simd")));
   return r.Add<&Mixture<kOp, true>>(kOp, OpRegistry::kReference);

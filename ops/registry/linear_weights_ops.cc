@@ -23,6 +23,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_activations.h"
 #include "quern/ops/registry/linear_provider.h"
 #include "quern/ops/registry/native_linear.h"
 
@@ -54,7 +55,8 @@ absl::StatusOr<LinearActivation> ActivationOf(const std::string& name) {
 absl::StatusOr<LinearSpec> SpecOf(const TensorMeta& x,
                                   const MaybeMutated& residual,
                                   const std::string& activation,
-                                  const std::string& out_dtype) {
+                                  const std::string& out_dtype,
+                                  const std::string& activations) {
   LinearSpec spec;
   spec.a = x.dtype;
   // x cannot be int8, because the schema has no parameter for its scales.
@@ -64,15 +66,17 @@ absl::StatusOr<LinearSpec> SpecOf(const TensorMeta& x,
       spec.c, DTypeOr(kOp, "out_dtype", out_dtype,
                       residual.has_value() ? residual->dtype : x.dtype));
   QUERN_ASSIGN_OR_RETURN(spec.activation, ActivationOf(activation));
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kOp, activations));
   spec.residual = residual.has_value();
   return spec;
 }
 
 Metas Shapes(const TensorMeta& x, const LinearWeights* weights,
              const MaybeMutated& residual, const std::string& activation,
-             const std::string& out_dtype) {
-  QUERN_ASSIGN_OR_RETURN(const LinearSpec spec,
-                         SpecOf(x, residual, activation, out_dtype));
+             const std::string& out_dtype, const std::string& activations) {
+  QUERN_ASSIGN_OR_RETURN(const LinearSpec spec, SpecOf(x, residual, activation,
+                                                       out_dtype, activations));
   if (x.extents.size() != 2) {
     return InvalidArgument(kOp, "x has rank ", x.extents.size(), "; need 2");
   }
@@ -135,11 +139,12 @@ class BoundLinear final : public BoundOp {
 template <LinearProvider kProvider>
 Bound Make(const TensorMeta& x, const LinearWeights* weights,
            const MaybeMutated& residual, const std::string& activation,
-           const std::string& out_dtype) {
+           const std::string& out_dtype, const std::string& activations) {
   QUERN_RETURN_IF_ERROR(
-      Shapes(x, weights, residual, activation, out_dtype).status());
-  QUERN_ASSIGN_OR_RETURN(const LinearSpec spec,
-                         SpecOf(x, residual, activation, out_dtype));
+      Shapes(x, weights, residual, activation, out_dtype, activations)
+          .status());
+  QUERN_ASSIGN_OR_RETURN(const LinearSpec spec, SpecOf(x, residual, activation,
+                                                       out_dtype, activations));
   std::optional<NativeLinear> native;
   if (kProvider == LinearProvider::kReference) {
     QUERN_ASSIGN_OR_RETURN(native,
@@ -178,7 +183,8 @@ NamedArgs Example(DType dtype) {
 absl::Status RegisterLinearWeightsOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
       "linear(Tensor x, LinearWeights weights, Tensor(a2!)? residual, "
-      "str activation=\"none\", str out_dtype=\"\") -> Tensor",
+      "str activation=\"none\", str out_dtype=\"\", "
+      "str activations=\"exact\") -> Tensor",
       &Example, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kSimd>>(kOp, "simd"));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kOneDnn>>(kOp, "onednn"));

@@ -13,12 +13,14 @@ namespace quern {
 // is f32, bf16 or f16. `activation` has the names of gemm/epilogue.h. A
 // residual is added to the result in place, so its view must also be given as
 // the result. An empty out_dtype means the residual's dtype, or that of x
-// without one.
+// without one. `activations` is "exact", or "int8_blocks" with weights that are
+// kBlocks (LinearSpec::activations).
 //
 // Providers: simd and onednn, as gemm/linear.h (and QUERN_KERNELS) chooses:
 // FailedPrecondition where QUERN_KERNELS asks for kernels that cannot run the
 // layer. onednn packs its own form when the operator is made, on one thread.
-// reference decodes each weight where it is used and sums in double.
+// reference decodes each weight where it is used and sums in double; it has no
+// kBlocks.
 //
 // Brings gemm along.
 absl::Status RegisterLinearWeightsOps(OpRegistry& registry);

@@ -177,6 +177,14 @@ TEST_P(LinearWeightsOpsTest, RefusesByName) {
                          {"weights", &weights},
                          {"residual", TensorMeta{DType::kF32, {2, 16}}}}),
                 "residual is not [2, 32] of f32");
+  ExpectRefusal(
+      refusal({{"x", x}, {"weights", &weights}, {"activations", "int8"}}),
+      "linear: activations=\"int8\"; need exact or int8_blocks");
+  ExpectRefusal(
+      refusal(
+          {{"x", x}, {"weights", &weights}, {"activations", "int8_blocks"}}),
+      absl::StatusCode::kUnimplemented,
+      "activations=int8_blocks with weights of bf16");
   // The residual and the result share one view.
   const MadeOp op = Make("simd", "linear",
                          {{"x", x}, {"weights", &weights}, {"residual", x}});

@@ -26,6 +26,7 @@
 #include "quern/ops/mixer/mixer_frame.h"
 #include "quern/ops/mixer/short_conv.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_activations.h"
 #include "quern/ops/registry/mixer_examples.h"
 #include "quern/ops/registry/recurrent_binding.h"
 
@@ -114,13 +115,15 @@ Metas CheckMetas(const char* op, const TensorMeta& x, const TensorMeta& weight,
 Metas ShortConvShapes(const TensorMeta& x, Weights, Weights,
                       const TensorMeta& weight, const MaybeMeta&,
                       const MutatedMeta& window, const TensorMeta& indices,
-                      const MaybeMeta& starts, const MaybeMeta&, int64_t) {
+                      const MaybeMeta& starts, const MaybeMeta&, int64_t,
+                      const std::string&) {
   return CheckMetas(kShortConv, x, weight, window, kNoState, indices, starts);
 }
 Bound ShortConv(const TensorMeta& x, Weights in_proj, Weights out_proj,
                 const TensorMeta& weight, const MaybeMeta&,
                 const MutatedMeta& window, const TensorMeta& indices,
-                const MaybeMeta& starts, const MaybeMeta&, int64_t null_slot) {
+                const MaybeMeta& starts, const MaybeMeta&, int64_t null_slot,
+                const std::string& activations) {
   QUERN_RETURN_IF_ERROR(
       CheckMetas(kShortConv, x, weight, window, kNoState, indices, starts)
           .status());
@@ -131,6 +134,8 @@ Bound ShortConv(const TensorMeta& x, Weights in_proj, Weights out_proj,
   spec.dtype = x.dtype;
   spec.weight_dtype = weight.dtype;
   spec.null_slot = null_slot;
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kShortConv, activations));
   InlineExecutor executor;
   return Bind(kShortConv,
               ShortConvPlan::Create(spec, *in_proj, *out_proj, executor), 0,
@@ -148,7 +153,7 @@ Metas MambaShapes(const TensorMeta& x, Weights, Weights, Weights, Weights,
                   const TensorMeta&, const MaybeMeta&, const MaybeMeta&,
                   const MaybeMeta&, const MaybeMeta&, const MaybeMeta&,
                   const TensorMeta& indices, const MaybeMeta& starts,
-                  const MaybeMeta&, double, int64_t) {
+                  const MaybeMeta&, double, int64_t, const std::string&) {
   return CheckMetas(kOp, x, weight, window, {"ssm_state", &state}, indices,
                     starts);
 }
@@ -160,7 +165,7 @@ Bound Mamba(const TensorMeta& x, Weights in_proj, Weights x_proj,
             const MaybeMeta&, const MaybeMeta& dt_norm, const MaybeMeta& b_norm,
             const MaybeMeta& c_norm, const TensorMeta& indices,
             const MaybeMeta& starts, const MaybeMeta&, double eps,
-            int64_t null_slot) {
+            int64_t null_slot, const std::string& activations) {
   QUERN_RETURN_IF_ERROR(
       CheckMetas(kOp, x, weight, window, {"ssm_state", &state}, indices, starts)
           .status());
@@ -185,6 +190,8 @@ Bound Mamba(const TensorMeta& x, Weights in_proj, Weights x_proj,
   spec.weight_dtype = weight.dtype;
   spec.state_dtype = state.dtype;
   spec.null_slot = null_slot;
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kOp, activations));
   InlineExecutor executor;
   return Bind(kOp,
               MambaMixerPlan::Create(
@@ -202,7 +209,7 @@ Metas Mamba2Shapes(const TensorMeta& x, Weights, Weights,
                    const TensorMeta&, const MaybeMeta&, const MaybeMeta&,
                    const MaybeMeta&, const TensorMeta& indices,
                    const MaybeMeta& starts, const MaybeMeta&, int64_t, double,
-                   int64_t) {
+                   int64_t, const std::string&) {
   return CheckMetas(kMamba2, x, weight, window, {"ssm_state", &state}, indices,
                     starts);
 }
@@ -212,7 +219,7 @@ Bound Mamba2(const TensorMeta& x, Weights in_proj, Weights out_proj,
              const TensorMeta&, const MaybeMeta&, const MaybeMeta&,
              const MaybeMeta& norm, const TensorMeta& indices,
              const MaybeMeta& starts, const MaybeMeta&, int64_t groups,
-             double eps, int64_t null_slot) {
+             double eps, int64_t null_slot, const std::string& activations) {
   QUERN_RETURN_IF_ERROR(CheckMetas(kMamba2, x, weight, window,
                                    {"ssm_state", &state}, indices, starts)
                             .status());
@@ -233,6 +240,8 @@ Bound Mamba2(const TensorMeta& x, Weights in_proj, Weights out_proj,
   spec.weight_dtype = weight.dtype;
   spec.state_dtype = state.dtype;
   spec.null_slot = null_slot;
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kMamba2, activations));
   InlineExecutor executor;
   return Bind(kMamba2,
               MambaMixer2Plan::Create(spec, *in_proj, *out_proj, executor), 5,
@@ -248,7 +257,8 @@ Metas DeltaNetShapes(const TensorMeta& x, Weights, Weights,
                      const MutatedMeta& window, const MutatedMeta& state,
                      const TensorMeta&, const TensorMeta&, const TensorMeta&,
                      const TensorMeta& indices, const MaybeMeta& starts,
-                     const MaybeMeta&, int64_t, double, int64_t) {
+                     const MaybeMeta&, int64_t, double, int64_t,
+                     const std::string&) {
   return CheckMetas(kDeltaNet, x, weight, window, {"state", &state}, indices,
                     starts);
 }
@@ -258,7 +268,7 @@ Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
                const TensorMeta&, const TensorMeta&, const TensorMeta&,
                const TensorMeta& indices, const MaybeMeta& starts,
                const MaybeMeta&, int64_t key_heads, double eps,
-               int64_t null_slot) {
+               int64_t null_slot, const std::string& activations) {
   QUERN_RETURN_IF_ERROR(CheckMetas(kDeltaNet, x, weight, window,
                                    {"state", &state}, indices, starts)
                             .status());
@@ -279,6 +289,8 @@ Bound DeltaNet(const TensorMeta& x, Weights in_proj, Weights out_proj,
   spec.weight_dtype = weight.dtype;
   spec.state_dtype = state.dtype;
   spec.null_slot = null_slot;
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kDeltaNet, activations));
   InlineExecutor executor;
   return Bind(kDeltaNet,
               GatedDeltaNetPlan::Create(spec, *in_proj, *out_proj, executor), 4,
@@ -289,8 +301,9 @@ template <auto kShapes, auto kMake>
 absl::Status Register(OpRegistry& r, absl::string_view op,
                       absl::string_view params, OpExample example) {
   QUERN_RETURN_IF_ERROR(r.Define<kShapes>(
-      absl::StrCat(op, "(", params, "int null_slot=-1) -> Tensor"), example,
-      OpKind::kLayer));
+      absl::StrCat(op, "(", params,
+                   "int null_slot=-1, str activations=\"exact\") -> Tensor"),
+      example, OpKind::kLayer));
   return r.Add<kMake>(op, "simd");
 }
 

@@ -27,6 +27,7 @@
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/linear_activations.h"
 #include "quern/ops/registry/native_mla.h"
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_spec.h"
@@ -123,7 +124,7 @@ Metas Shapes(const TensorMeta& x, const TensorMeta& positions,
              const MutatedMeta& cache, const MaybeMeta& residual,
              const MlaWeights* weights, const KvLayout* layout,
              const RotaryEmbeddingPlan*, const MlaStep*, Communicator*, double,
-             double, const std::string& out_dtype) {
+             double, const std::string& out_dtype, const std::string&) {
   const int64_t hidden = weights->kv_a.spec().k;
   if (x.extents.size() != 2 || x.extents[1] != hidden) {
     return InvalidArgument(kOp, "hidden_states is not [tokens, ", hidden,
@@ -166,11 +167,11 @@ Bound Make(const TensorMeta& x, const TensorMeta& positions,
            const MlaWeights* weights, const KvLayout* layout,
            const RotaryEmbeddingPlan* rope, const MlaStep* step,
            Communicator* ranks, double scale, double eps,
-           const std::string& out_dtype) {
+           const std::string& out_dtype, const std::string& activations) {
   QUERN_ASSIGN_OR_RETURN(
       const std::vector<TensorMeta> out,
       Shapes(x, positions, q_norm, kv_norm, cache, residual, weights, layout,
-             rope, step, ranks, scale, eps, out_dtype));
+             rope, step, ranks, scale, eps, out_dtype, activations));
   MlaSpec spec = MlaSpecOf(*weights, *layout);
   spec.scale = static_cast<float>(scale);
   if (scale != 0 && spec.scale == 0) {
@@ -182,6 +183,8 @@ Bound Make(const TensorMeta& x, const TensorMeta& positions,
   spec.norm_dtype = kv_norm.dtype;
   spec.out_dtype = out[0].dtype;
   spec.residual = residual.has_value();
+  QUERN_ASSIGN_OR_RETURN(spec.activations,
+                         LinearActivationsOf(kOp, activations));
   InlineExecutor executor;
   QUERN_ASSIGN_OR_RETURN(MlaPlan plan,
                          MlaPlan::Create(spec, *weights, executor));
@@ -293,7 +296,7 @@ absl::Status RegisterMlaOps(OpRegistry& r) {
       "Tensor? q_norm, Tensor kv_norm, Tensor(a4!) cache, Tensor? residual, "
       "MlaWeights weights, KvLayout layout, RotaryEmbeddingPlan rope, "
       "MlaStep step, Communicator? ranks, float scale=0.0, float eps=1e-06, "
-      "str out_dtype=\"\") -> Tensor",
+      "str out_dtype=\"\", str activations=\"exact\") -> Tensor",
       &Example, OpKind::kLayer));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
