@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -23,14 +24,18 @@
 #include "quern/models/page_pool.h"
 
 namespace quern {
-AttentionMixer::AttentionMixer(Matrix qkv, Matrix out)
+AttentionMixer::AttentionMixer(std::vector<Matrix> qkv, Matrix out)
     : qkv_(std::move(qkv)), out_(std::move(out)) {}
 
 absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
     DecoderLoader& loader, const DecoderConfig& config, const ModelShard& shard,
     const DecoderOperators& operators, int64_t layer, int64_t pool,
     int64_t pool_layer) {
-  QUERN_ASSIGN_OR_RETURN(Matrix qkv, loader.MakeMatrix(loader.QkvParts(layer)));
+  std::vector<Matrix> qkv;
+  for (const MatrixParts& parts : loader.QkvParts(layer)) {
+    QUERN_ASSIGN_OR_RETURN(Matrix matrix, loader.MakeMatrix(parts));
+    qkv.push_back(std::move(matrix));
+  }
   QUERN_ASSIGN_OR_RETURN(Matrix out,
                          loader.MakeMatrix(loader.AttnOutParts(layer)));
   std::unique_ptr<AttentionMixer> m(
@@ -68,15 +73,19 @@ AttentionMixer::Scratch AttentionMixer::LayOut(Allocator& a,
 
 absl::StatusOr<int64_t> AttentionMixer::ScratchBytes(int64_t max_tokens,
                                                      int max_workers) const {
-  QUERN_ASSIGN_OR_RETURN(const int64_t qkv,
-                         qkv_.WorkspaceBytes(max_tokens, max_workers));
   QUERN_ASSIGN_OR_RETURN(const int64_t out,
                          out_.WorkspaceBytes(max_tokens, max_workers));
   QUERN_ASSIGN_OR_RETURN(const int64_t op,
                          operators_->WorkspaceBytes(max_tokens, max_workers));
+  int64_t most = std::max(out, op);
+  for (const Matrix& matrix : qkv_) {
+    QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
+                           matrix.WorkspaceBytes(max_tokens, max_workers));
+    most = std::max(most, bytes);
+  }
   WorkspaceLayout counted;
   LayOut(counted, max_tokens);
-  counted.Allocate<uint8_t>("matrix or operator", std::max({qkv, out, op}));
+  counted.Allocate<uint8_t>("matrix or operator", most);
   if (counted.overflow()) {
     return absl::ResourceExhaustedError(
         "decoder: attention's scratch needs more than 2^63 bytes");
@@ -94,8 +103,13 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
   const int64_t q_cols = q_heads_ * head_dim_, kv_cols = kv_heads_ * head_dim_;
   const int64_t k_at = q_cols + gate_cols();
   const int64_t cols = k_at + 2 * kv_cols;
-  qkv_.Execute(step.rows, DenseMatrix<float>(s.qkv, t, cols), {}, scratch,
-               executor);
+  float* columns = s.qkv;
+  for (const Matrix& matrix : qkv_) {
+    matrix.Execute(step.rows,
+                   MatrixView<float>(columns, {t, matrix.n()}, {cols, 1}), {},
+                   scratch, executor);
+    columns += matrix.n();
+  }
   const auto heads = [&](int64_t column, int64_t count) {
     return TensorView<float, 3>(s.qkv + column, {t, count, head_dim_},
                                 {cols, head_dim_, 1});

@@ -3,7 +3,8 @@
 
 // Private: grouped-query attention as a layer.
 //
-//   [q, gate, k, v] = W x + b, where gate is there with kAttnGate
+//   [q, gate, k, v] = W x + b, where gate is there with kAttnGate, and W is
+//       several matrices if its parts have several forms
 //   each head of q and k: rms_norm, with kHeadNorms
 //   q, k = rope(q), rope(k), unless there is none;  k, v to the pool
 //   y = residual + W_out (attention(q, pool) * sigmoid(gate))
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "quern/attention/attention_spec.h"
@@ -39,13 +41,13 @@ class AttentionMixer final : public Mixer {
 
  private:
   struct Scratch {
-    float* qkv;         // [tokens, qkv_cols]
+    float* qkv;         // [tokens, q, gate, k and v]
     uint8_t* queries;   // attention's input, if not in qkv
     float* ungated;     // [tokens, q_cols], if there is a gate
     uint8_t* attended;  // [tokens, q_cols], of the rows' type
   };
 
-  AttentionMixer(Matrix qkv, Matrix out);
+  AttentionMixer(std::vector<Matrix> qkv, Matrix out);
   int64_t q_cols() const { return q_heads_ * head_dim_; }
   int64_t gate_cols() const { return operators_->has_gate() ? q_cols() : 0; }
   template <typename Allocator>
@@ -54,7 +56,7 @@ class AttentionMixer final : public Mixer {
   const DecoderOperators* operators_ = nullptr;
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  Matrix qkv_;                     // hidden -> q, gate, k and v of this rank
+  std::vector<Matrix> qkv_;        // hidden -> q, gate, k and v of this rank
   AlignedBuffer q_norm_, k_norm_;  // f32[head_dim], with kHeadNorms
   Matrix out_;                     // this rank's heads -> hidden
 };

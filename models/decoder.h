@@ -82,11 +82,12 @@
 // instruction set: a logit that differs in its last bit may choose another
 // expert.
 //
-// Matrices are f32, bf16, f16, int8 or in the blocks of Q4_0 or Q8_0; routers
-// are f32 in every form. The other block formats of quant/block_format.h are
-// decoded when they are loaded and take the memory of f32, because the linear
-// layer has no kernels for them yet. The rows that they multiply are bf16, f32
-// or int8. Everything else is f32.
+// Matrices are f32, bf16, f16, int8 or in the file's blocks; routers are f32 in
+// every form. Q4_0 and Q8_0 stay in their blocks. The other block formats of
+// quant/block_format.h do with DecoderActivations::kInt8, and are else decoded
+// when they are loaded and take the memory of f32, because the linear layer
+// multiplies them by rows of int8 alone. The rows that matrices multiply are
+// bf16, f32 or int8. Everything else is f32.
 //
 // A file is not trusted. The memory for loading and running it is bounded by
 // DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
@@ -131,17 +132,34 @@ absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
   // Each matrix keeps the form of the file: F32, BF16, F16, or Q4_0 or Q8_0 in
-  // its blocks. One in any other block format becomes f32, which is exact and
-  // takes 4.9 times (Q6_K) to 12.2 times (Q2_K) the bytes of the file; kBF16
-  // takes half of that, kInt8 a quarter. A matrix whose parts differ in form,
-  // as q, k and v may, becomes f32. Rows are bf16 if all matrices of the file
-  // are BF16, Q4_0 or Q8_0, otherwise f32. Rows of a Q4_0 or Q8_0 embedding are
-  // converted to the type of rows.
+  // its blocks, or any block format with DecoderActivations::kInt8, which says
+  // what differs then. One in any other block format becomes f32, which is
+  // exact and takes 4.9 times (Q6_K) to 12.2 times (Q2_K) the bytes of the
+  // file; kBF16 takes half of that, kInt8 a quarter. A matrix whose parts
+  // differ in form, as q, k and v may, becomes f32. Rows are bf16 if all
+  // matrices of the file are BF16, Q4_0 or Q8_0, otherwise f32. Rows of an
+  // embedding in blocks that are kept are converted to the type of rows.
   kAsInFile,
   kBF16,
   kF32,
   // All matrices become int8, each row scaled by its largest magnitude. So do
   // the rows that they multiply. The embedding table and other rows are bf16.
+  kInt8,
+};
+
+// What matrices in block formats (quant/block_format.h) make of the rows that
+// they multiply.
+enum class DecoderActivations {
+  // Rows are not rounded. See DecoderWeights::kAsInFile for what becomes of the
+  // formats.
+  kExact,
+  // Each 32 numbers of a row become int8 with a scale of their own
+  // (LinearActivations::kInt8Blocks). Every matrix in a block format keeps its
+  // blocks; q, k and v of several types are matrices apart. A matrix whose
+  // parts differ elsewhere becomes f32: gate and up, or the first of a gated
+  // delta net. Matrices that attention over latents transposes take the type of
+  // rows. Rows are bf16 if all matrices are BF16 or in blocks, otherwise f32.
+  // Other matrices multiply as with kExact. Needs kAsInFile.
   kInt8,
 };
 
@@ -154,6 +172,7 @@ struct DecoderOptions {
   static constexpr int64_t kBytesOfFileByte = 37;
 
   DecoderWeights weights = DecoderWeights::kAsInFile;
+  DecoderActivations activations = DecoderActivations::kExact;
   // Largest position, exclusive; also the length of the rotary table.
   int64_t max_context = 32768;
   // Upper limit on the memory of Create at any time: matrices, embedding,
@@ -209,7 +228,7 @@ class Decoder {
   // context.
   int64_t context() const;
   // The forms in which matrices are kept: one or several of "bf16", "f32",
-  // "f16", "int8", "q4_0" and "q8_0".
+  // "f16", "int8", and the names of block formats, such as "q4_k".
   const std::string& weights() const;
   // Bytes of the packed matrices and of the embedding table.
   int64_t weight_bytes() const;

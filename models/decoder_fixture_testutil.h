@@ -16,6 +16,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/decoder.h"
+#include "quern/models/decoder_config.h"
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/testing/data.h"
@@ -54,9 +55,11 @@ inline Rows Copy(MatrixView<const float> m) {
 
 class DecoderFixture : public IsaTest {
  protected:
-  Decoder Load(const std::string& bytes, DecoderWeights weights) {
+  Decoder Load(const std::string& bytes, DecoderWeights weights,
+               DecoderActivations activations = DecoderActivations::kExact) {
     DecoderOptions options;
     options.weights = weights;
+    options.activations = activations;
     auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
     EXPECT_TRUE(model.ok()) << model.status();
     EXPECT_RAN_ON(*model);
@@ -92,33 +95,40 @@ class DecoderFixture : public IsaTest {
     const std::string bytes = SmallDecoderFile(rng, shape);
     for (const DecoderWeights weights :
          {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
-      const Decoder model = Load(bytes, weights);
-      DecoderState batched = State(model, page_size);
-      std::vector<std::vector<int32_t>> firsts, seconds;
-      std::vector<DecoderBatchItem> first_step, second_step;
-      std::vector<Rows> alone;
-      for (const auto& [first, second] :
-           {std::pair{17, 1}, {1, 40}, {40, 16}, {3, 1}}) {
-        firsts.push_back(RandomTokens(rng, first, shape.vocab));
-        seconds.push_back(RandomTokens(rng, second, shape.vocab));
-        DecoderState state = State(model, page_size_alone);
-        const int32_t sequence = *state.NewSequence();
-        Forward(state, {{sequence, firsts.back()}}, inline_);
-        alone.push_back(Forward(state, {{sequence, seconds.back()}}, inline_));
-      }
-      for (size_t s = 0; s < firsts.size(); ++s) {
-        first_step.push_back({*batched.NewSequence(), firsts[s]});
-        second_step.push_back({first_step.back().sequence, seconds[s]});
-      }
-      Forward(batched, first_step, threads);
-      // In another order than before.
-      std::reverse(second_step.begin(), second_step.end());
-      const Rows rows = Forward(batched, second_step, threads);
-      size_t at = 0;
-      for (size_t s = firsts.size(); s-- > 0;) {
-        for (const std::vector<float>& want : alone[s]) {
-          ASSERT_EQ(rows[at++], want) << "sequence " << s;
-        }
+      ExpectBatchAndThreadsChangeNothing(rng, Load(bytes, weights), page_size,
+                                         page_size_alone, threads);
+    }
+  }
+  void ExpectBatchAndThreadsChangeNothing(Rng& rng, const Decoder& model,
+                                          int64_t page_size,
+                                          int64_t page_size_alone,
+                                          Executor& threads) {
+    const int64_t vocab = model.config().vocab;
+    DecoderState batched = State(model, page_size);
+    std::vector<std::vector<int32_t>> firsts, seconds;
+    std::vector<DecoderBatchItem> first_step, second_step;
+    std::vector<Rows> alone;
+    for (const auto& [first, second] :
+         {std::pair{17, 1}, {1, 40}, {40, 16}, {3, 1}}) {
+      firsts.push_back(RandomTokens(rng, first, vocab));
+      seconds.push_back(RandomTokens(rng, second, vocab));
+      DecoderState state = State(model, page_size_alone);
+      const int32_t sequence = *state.NewSequence();
+      Forward(state, {{sequence, firsts.back()}}, inline_);
+      alone.push_back(Forward(state, {{sequence, seconds.back()}}, inline_));
+    }
+    for (size_t s = 0; s < firsts.size(); ++s) {
+      first_step.push_back({*batched.NewSequence(), firsts[s]});
+      second_step.push_back({first_step.back().sequence, seconds[s]});
+    }
+    Forward(batched, first_step, threads);
+    // In another order than before.
+    std::reverse(second_step.begin(), second_step.end());
+    const Rows rows = Forward(batched, second_step, threads);
+    size_t at = 0;
+    for (size_t s = firsts.size(); s-- > 0;) {
+      for (const std::vector<float>& want : alone[s]) {
+        ASSERT_EQ(rows[at++], want) << "sequence " << s;
       }
     }
   }

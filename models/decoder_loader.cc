@@ -38,36 +38,7 @@ namespace {
 
 constexpr char kOp[] = "decoder";
 
-// Name of a form for people to read, in the words of the options and of the
-// file.
-absl::string_view FormOf(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kI8Channel:
-      return "int8";
-    case WeightFormat::kI4Group:
-      return "q4_0";
-    case WeightFormat::kI8Group:
-      return "q8_0";
-    default:
-      return WeightFormatName(format);
-  }
-}
-
 }  // namespace
-
-DType DecoderLoader::ReadType(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return DType::kBF16;
-    case WeightFormat::kF16:
-      return DType::kF16;
-    case WeightFormat::kI4Group:
-    case WeightFormat::kI8Group:
-      return DType::kU8;
-    default:
-      return DType::kF32;
-  }
-}
 
 DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
                              const ModelShard& shard,
@@ -102,8 +73,9 @@ const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
   return **file_.FindTensor(TensorName(id, layer));
 }
 
-// Type of the rows: bf16 if all matrices have at most its precision, otherwise
-// f32. f16 is not used, because sums in a model may exceed its range.
+// Type of the rows: bf16 if all matrices have at most its precision or multiply
+// rows of int8, otherwise f32. f16 is not used, because sums in a model may
+// exceed its range.
 DType DecoderLoader::RowsOf() const {
   if (options_.weights == DecoderWeights::kBF16 ||
       options_.weights == DecoderWeights::kInt8) {
@@ -116,10 +88,12 @@ DType DecoderLoader::RowsOf() const {
         const GgufTensorType type = TensorIn(entry.id, layer).type;
         // Everything else, such as routers and convolutions, is small, and f32
         // in every file.
-        narrow =
-            narrow &&
-            (!entry.is_weight() || type == GgufTensorType::kBF16 ||
-             type == GgufTensorType::kQ8_0 || type == GgufTensorType::kQ4_0);
+        const bool blocks =
+            type == GgufTensorType::kQ8_0 || type == GgufTensorType::kQ4_0 ||
+            (options_.activations == DecoderActivations::kInt8 &&
+             IsBlockType(type));
+        narrow = narrow && (!entry.is_weight() || blocks ||
+                            type == GgufTensorType::kBF16);
         return absl::OkStatus();
       });
   QUERN_CHECK(looked.ok());
@@ -130,14 +104,6 @@ DType DecoderLoader::embedding_dtype() const {
   const WeightFormat format = FormatOf({{TensorId::kEmbedding}});
   const bool codes = format == WeightFormat::kI8Channel || IsBlocks(format);
   return codes ? rows_dtype_ : ReadType(format);
-}
-
-std::string DecoderLoader::Forms() const {
-  std::vector<std::string> names;
-  for (const WeightFormat format : formats_) {
-    names.emplace_back(FormOf(format));
-  }
-  return absl::StrJoin(names, " and ");
 }
 
 int64_t DecoderLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
@@ -253,10 +219,11 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
                          Read(parts.rows, parts.layer, dtype, parts.expert));
   Int8Rows int8;
   if (IsBlocks(spec.format)) {
-    source.layout = spec.format == WeightFormat::kI4Group ? WeightLayout::kQ4_0
-                                                          : WeightLayout::kQ8_0;
-    source.codes = DenseAny(dtype, weights.data(), parts.n,
-                            BlockBytes(spec.format, parts.k));
+    source.layout = spec.format == WeightFormat::kBlocks ? WeightLayout::kBlocks
+                    : spec.format == WeightFormat::kI4Group
+                        ? WeightLayout::kQ4_0
+                        : WeightLayout::kQ8_0;
+    source.codes = DenseAny(dtype, weights.data(), parts.n, BlockBytes(parts));
   } else if (spec.format == WeightFormat::kI8Channel) {
     QUERN_ASSIGN_OR_RETURN(int8, Quantise(DenseMatrix<const float>(
                                      weights.data<float>(), parts.n, parts.k)));
@@ -294,6 +261,10 @@ absl::StatusOr<uint64_t> DecoderLoader::Source() const {
   const auto add_number = [&](int64_t value) { add(&value, sizeof(value)); };
   add_number(file_.file_bytes());
   add_number(static_cast<int64_t>(options_.weights));
+  // Matrices of floats are packed alike for all rows.
+  if (options_.activations == DecoderActivations::kInt8 && BlockOf(file_) > 1) {
+    add_number(static_cast<int64_t>(options_.activations));
+  }
   add_number(shard_.rank());
   add_number(shard_.size());
   // Rows of real models are shorter. Tensors with longer rows are recognised by
@@ -334,13 +305,14 @@ absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
   QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
                          LinearWeights::Adopt(bytes));
   const LinearWeightsSpec& have = found.spec();
+  const bool same_blocks = have.format != WeightFormat::kBlocks ||
+                           have.block_format == want.block_format;
   if (have.n != want.n || have.k != want.k || have.format != want.format ||
-      have.gated != want.gated || found.has_bias() != bias) {
+      !same_blocks || have.gated != want.gated || found.has_bias() != bias) {
     return absl::FailedPreconditionError(absl::StrCat(
         kOp, ": ", name, " in packed_path=", options_.packed_path, " is ",
-        WeightFormatName(have.format), "[", have.n, ", ", have.k, "]; need ",
-        WeightFormatName(want.format), "[", want.n, ", ", want.k,
-        "], gated and with a bias as the model has it"));
+        FormOf(have), "[", have.n, ", ", have.k, "]; need ", FormOf(want), "[",
+        want.n, ", ", want.k, "], gated and with a bias as the model has it"));
   }
   return found;
 }
@@ -370,11 +342,11 @@ absl::StatusOr<LinearWeights> DecoderLoader::MakeWeights(
       packed_ == nullptr ? Pack(parts)
                          : Find(name, WeightsOf(parts), !parts.biases.empty()));
   Keep(name, packed);
-  const WeightFormat format = packed.spec().format;
+  const std::string form = FormOf(packed.spec());
   const bool router = TensorOf(parts.rows[0]).role == TensorRole::kRouter;
   if (!router &&
-      std::find(formats_.begin(), formats_.end(), format) == formats_.end()) {
-    formats_.push_back(format);
+      std::find(forms_.begin(), forms_.end(), form) == forms_.end()) {
+    forms_.push_back(form);
   }
   return packed;
 }
@@ -385,11 +357,14 @@ absl::StatusOr<Matrix> DecoderLoader::MakeMatrix(const MatrixParts& parts) {
                     {"weights", &packed},
                     {"activation", LinearActivationName(parts.activation)},
                     {"out_dtype", DTypeName(parts.y)}};
+  if (packed.spec().format == WeightFormat::kBlocks) {
+    args.emplace_back("activations", activations());
+  }
   if (parts.residual) {
     args.emplace_back("residual", TensorMeta{parts.y, {1, parts.n}});
   }
   QUERN_ASSIGN_OR_RETURN(MadeOp linear, ops_.Make("linear", args));
-  return Matrix(std::move(linear.op), rows_dtype_, parts.k);
+  return Matrix(std::move(linear.op), rows_dtype_, parts.n, parts.k);
 }
 
 }  // namespace quern

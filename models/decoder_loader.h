@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_join.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -27,6 +28,7 @@
 #include "quern/models/packed_file.h"
 #include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/op_dispatcher.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 
@@ -81,7 +83,9 @@ class DecoderLoader {
   }
   // Descriptions of the matrices of a layer, and of the one that computes
   // logits.
-  MatrixParts QkvParts(int64_t layer) const;
+  // One, or with DecoderActivations::kInt8 one for each form of q, k and v that
+  // differs from the one before.
+  std::vector<MatrixParts> QkvParts(int64_t layer) const;
   MatrixParts AttnOutParts(int64_t layer) const;
   MatrixParts GateUpParts(int64_t layer) const;
   MatrixParts DownParts(int64_t layer) const;
@@ -104,6 +108,11 @@ class DecoderLoader {
   // All matrices of a layer over latents.
   absl::StatusOr<MlaWeights> MakeLatentWeights(int64_t layer);
   const OpDispatcher& ops() const { return ops_; }
+  // The argument `activations` of operators that multiply by matrices.
+  const char* activations() const {
+    return options_.activations == DecoderActivations::kInt8 ? "int8_blocks"
+                                                             : "exact";
+  }
 
   // Takes matrices from `packed` from now on; it must outlive them.
   absl::Status Adopt(const PackedFile& packed);
@@ -112,8 +121,8 @@ class DecoderLoader {
 
   // Bytes of the matrices made so far.
   int64_t packed_bytes() const { return packed_bytes_; }
-  // Forms of the matrices made so far, such as "bf16" or "f16 and q8_0".
-  std::string Forms() const;
+  // Forms of the matrices made so far, such as "bf16" or "q4_k and q6_k".
+  std::string Forms() const { return absl::StrJoin(forms_, " and "); }
 
  private:
   struct Int8Rows {
@@ -121,17 +130,26 @@ class DecoderLoader {
   };
 
   DType RowsOf() const;
-  // Whether a matrix is kept in the file's blocks, Q4_0 or Q8_0.
+  // Whether a matrix is kept in the file's blocks.
   static bool IsBlocks(WeightFormat format) {
-    return format == WeightFormat::kI4Group || format == WeightFormat::kI8Group;
+    return format == WeightFormat::kI4Group ||
+           format == WeightFormat::kI8Group || format == WeightFormat::kBlocks;
   }
-  // Bytes of k elements in these blocks.
-  static int64_t BlockBytes(WeightFormat format, int64_t k) {
-    const GgufBlock block =
-        GgufBlockOf(format == WeightFormat::kI4Group ? GgufTensorType::kQ4_0
-                                                     : GgufTensorType::kQ8_0);
-    return k / block.elements * block.bytes;
+  // Bytes of a row of `parts` in these blocks.
+  int64_t BlockBytes(const MatrixParts& parts) const {
+    const GgufBlock block = GgufBlockOf(TypeOf(parts));
+    return parts.k / block.elements * block.bytes;
   }
+  // The type of the first of the tensors.
+  GgufTensorType TypeOf(const MatrixParts& parts) const {
+    return TensorIn(parts.rows[0], parts.layer).type;
+  }
+  static bool IsBlockType(GgufTensorType type) {
+    return FindBlockFormat(static_cast<uint32_t>(type)) != nullptr;
+  }
+  // Name of a form for people to read, in the words of the options and of the
+  // file.
+  static std::string FormOf(const LinearWeightsSpec& spec);
   // The element type in which a matrix is read; kU8 for blocks.
   static DType ReadType(WeightFormat format);
   // The form in which a matrix is kept.
@@ -199,7 +217,7 @@ class DecoderLoader {
   DType rows_dtype_;
   int64_t done_ = 0, total_ = 0;
   int64_t packed_bytes_ = 0;
-  std::vector<WeightFormat> formats_;
+  std::vector<std::string> forms_;
   const PackedFile* packed_ = nullptr;
   std::vector<std::pair<std::string, LinearWeights>> made_;  // for WritePacked
 };

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "quern/core/dtype.h"
 #include "quern/gemm/epilogue.h"
@@ -17,6 +21,7 @@
 #include "quern/models/decoder_loader.h"
 #include "quern/models/gguf.h"
 #include "quern/models/model_shard.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 namespace {
@@ -24,6 +29,37 @@ namespace {
 constexpr char kOp[] = "decoder";
 
 }  // namespace
+
+std::string DecoderLoader::FormOf(const LinearWeightsSpec& spec) {
+  switch (spec.format) {
+    case WeightFormat::kI8Channel:
+      return "int8";
+    case WeightFormat::kI4Group:
+      return "q4_0";
+    case WeightFormat::kI8Group:
+      return "q8_0";
+    case WeightFormat::kBlocks:
+      return absl::AsciiStrToLower(
+          FindBlockFormat(static_cast<uint32_t>(spec.block_format))->name);
+    default:
+      return std::string(WeightFormatName(spec.format));
+  }
+}
+
+DType DecoderLoader::ReadType(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return DType::kBF16;
+    case WeightFormat::kF16:
+      return DType::kF16;
+    case WeightFormat::kI4Group:
+    case WeightFormat::kI8Group:
+    case WeightFormat::kBlocks:
+      return DType::kU8;
+    default:
+      return DType::kF32;
+  }
+}
 
 WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
   // Rounding a router could change its choice, and would save nothing.
@@ -40,11 +76,14 @@ WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
     case DecoderWeights::kAsInFile:
       break;
   }
-  const GgufTensorType type = TensorIn(parts.rows[0], parts.layer).type;
+  const GgufTensorType type = TypeOf(parts);
   for (const TensorId id : parts.rows) {
     // Parts of different types become f32, which represents each of them
     // exactly.
     if (TensorIn(id, parts.layer).type != type) return WeightFormat::kF32;
+  }
+  if (options_.activations == DecoderActivations::kInt8 && IsBlockType(type)) {
+    return WeightFormat::kBlocks;
   }
   switch (type) {
     case GgufTensorType::kF32:
@@ -58,23 +97,33 @@ WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
     case GgufTensorType::kQ8_0:
       return WeightFormat::kI8Group;
     default:
-      // The linear layer has no kernels for the other block formats. f32
-      // represents their values exactly, at up to 12 times the file's bytes.
+      // The linear layer multiplies the other block formats by rows of int8
+      // alone. f32 represents their values exactly, at up to 12 times the
+      // file's bytes.
       return WeightFormat::kF32;
   }
 }
 
-MatrixParts DecoderLoader::QkvParts(int64_t layer) const {
-  MatrixParts parts;
-  parts.rows = {TensorId::kAttnQ, TensorId::kAttnK, TensorId::kAttnV};
-  parts.layer = layer;
-  if (config_.Has(ModelPart::kQkvBias)) {
-    parts.biases = {TensorId::kAttnQBias, TensorId::kAttnKBias,
-                    TensorId::kAttnVBias};
+std::vector<MatrixParts> DecoderLoader::QkvParts(int64_t layer) const {
+  std::vector<MatrixParts> all;
+  for (const auto& [weight, bias] :
+       {std::pair(TensorId::kAttnQ, TensorId::kAttnQBias),
+        std::pair(TensorId::kAttnK, TensorId::kAttnKBias),
+        std::pair(TensorId::kAttnV, TensorId::kAttnVBias)}) {
+    const bool apart = options_.activations == DecoderActivations::kInt8 &&
+                       !all.empty() &&
+                       TypeOf(all.back()) != TensorIn(weight, layer).type;
+    if (all.empty() || apart) {
+      all.emplace_back();
+      all.back().layer = layer;
+      all.back().k = config_.hidden;
+    }
+    MatrixParts& parts = all.back();
+    parts.rows.push_back(weight);
+    if (config_.Has(ModelPart::kQkvBias)) parts.biases.push_back(bias);
+    parts.n += shard_.Count(TensorOf(weight).rows);
   }
-  parts.n = shard_.qkv_cols();
-  parts.k = config_.hidden;
-  return parts;
+  return all;
 }
 
 MatrixParts DecoderLoader::RecurrentInParts(int64_t layer) const {
@@ -192,6 +241,9 @@ LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {
   spec.gated = IsGated(parts.activation);
   // Q4_0's blocks have as many; other formats do not look at it.
   spec.group_size = GgufBlockOf(GgufTensorType::kQ8_0).elements;
+  if (spec.format == WeightFormat::kBlocks) {
+    spec.block_format = static_cast<BlockFormat>(TypeOf(parts));
+  }
   return spec;
 }
 
@@ -208,7 +260,7 @@ double DecoderLoader::UnpackedBytes(const MatrixParts& parts) const {
   const WeightFormat format = FormatOf(parts);
   if (IsBlocks(format)) {
     return static_cast<double>(parts.n) *
-           static_cast<double>(BlockBytes(format, parts.k));
+           static_cast<double>(BlockBytes(parts));
   }
   const double codes = format == WeightFormat::kI8Channel ? elements : 0;
   return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;
@@ -243,7 +295,7 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
       largest = std::max(largest, KvBUnpackedBytes(layer));
       small += 4 * static_cast<double>(c.q_lora + c.kv_lora);
     } else {
-      add(QkvParts(layer));
+      for (const MatrixParts& parts : QkvParts(layer)) add(parts);
       add(AttnOutParts(layer));
     }
     if (c.LayerHas(layer, ModelPart::kExperts)) {

@@ -48,6 +48,19 @@ std::string PackedPathOf(const DecoderOptions& options,
                       shard.size());
 }
 
+absl::Status CheckActivations(const DecoderOptions& options) {
+  if (options.activations == DecoderActivations::kExact ||
+      options.weights == DecoderWeights::kAsInFile) {
+    return absl::OkStatus();
+  }
+  const char* weights = options.weights == DecoderWeights::kBF16  ? "bf16"
+                        : options.weights == DecoderWeights::kF32 ? "f32"
+                                                                  : "int8";
+  return InvalidArgument(kOp, "activations=int8 with weights=", weights,
+                         "; need weights as in the file, whose blocks they "
+                         "multiply");
+}
+
 }  // namespace
 
 Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -121,6 +134,7 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "max_context", options.max_context, 1));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_bytes", options.max_bytes, 0));
+  QUERN_RETURN_IF_ERROR(CheckActivations(options));
   QUERN_ASSIGN_OR_RETURN(m->config, DecoderConfig::Create(file));
   const DecoderConfig& c = m->config;
   if (options.communicator != nullptr) m->communicator = options.communicator;

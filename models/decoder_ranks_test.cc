@@ -48,11 +48,13 @@ class DecoderRanksTest : public DecoderFixture {
   RankResult RunRank(const std::string& bytes, DecoderWeights weights,
                      const std::vector<int32_t>& tokens,
                      Communicator* communicator,
-                     const std::string& packed_path = "") {
+                     const std::string& packed_path = "",
+                     DecoderActivations rows = DecoderActivations::kExact) {
     InlineExecutor executor;
     RankResult result;
     DecoderOptions options;
     options.weights = weights;
+    options.activations = rows;
     options.communicator = communicator;
     options.packed_path = packed_path;
     options.progress = [&](int64_t, int64_t total) {
@@ -93,7 +95,8 @@ class DecoderRanksTest : public DecoderFixture {
 
   // `bound` limits the distance from the oracle, and thereby from one rank.
   void ExpectRanksAgree(const SmallDecoder& shape, DecoderWeights weights,
-                        int ranks, double bound) {
+                        int ranks, double bound,
+                        DecoderActivations rows = DecoderActivations::kExact) {
     SCOPED_TRACE(absl::StrCat(shape.architecture, " ",
                               GgufTensorTypeName(shape.type), ", ", ranks,
                               " ranks"));
@@ -106,13 +109,13 @@ class DecoderRanksTest : public DecoderFixture {
     std::vector<RankResult> results(static_cast<size_t>(ranks));
     RunRanks(ranks, [&](ThreadCommunicator& c) {
       results[static_cast<size_t>(c.rank())] =
-          RunRank(bytes, weights, tokens, &c);
+          RunRank(bytes, weights, tokens, &c, "", rows);
     });
     EXPECT_LE(
         LargestDifferenceOf(results[0].logits,
                             ReferenceDecoder(file, *config).Logits(tokens)),
         bound);
-    const RankResult one = RunRank(bytes, weights, tokens, nullptr);
+    const RankResult one = RunRank(bytes, weights, tokens, nullptr, "", rows);
     EXPECT_EQ(one.bytes_per_token, 0);
     for (int r = 0; r < ranks; ++r) {
       const RankResult& result = results[static_cast<size_t>(r)];
@@ -137,6 +140,7 @@ class DecoderRanksTest : public DecoderFixture {
 // The bounds of decoder_oracle_test.cc.
 constexpr double kF32Bound = 2e-4;
 constexpr double kBF16Bound = 0.125;
+constexpr double kInt8Bound = 0.4;
 
 TEST_P(DecoderRanksTest, EveryArchitecture) {
   SmallDecoder shape;
@@ -163,6 +167,8 @@ TEST_P(DecoderRanksTest, EveryTypeOfTheFile) {
     ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2,
                      f32 ? kF32Bound : kBF16Bound);
     ExpectRanksAgree(shape, DecoderWeights::kF32, 2, kF32Bound);
+    ExpectRanksAgree(shape, DecoderWeights::kAsInFile, 2, kInt8Bound,
+                     DecoderActivations::kInt8);
   }
   // Experts are divided likewise.
   shape.architecture = "qwen3moe";

@@ -43,10 +43,13 @@ struct SmallDecoder {
   // have it, and not a vector of F32.
   bool shared_router_is_matrix = false;
   GgufTensorType type = GgufTensorType::kF32;
-  std::optional<GgufTensorType> ffn_type;  // of ffn_*; defaults to type
-  std::optional<GgufTensorType> k_type;    // of attn_k; defaults to type
-  bool rope_factors = false;               // whether there is rope_freqs.weight
-  bool output = true;  // whether there is output.weight; not in gemma2
+  std::optional<GgufTensorType> ffn_type;   // of ffn_*; defaults to type
+  std::optional<GgufTensorType> k_type;     // of attn_k; defaults to type
+  std::optional<GgufTensorType> v_type;     // of attn_v; defaults to type
+  std::optional<GgufTensorType> up_type;    // of ffn_up; defaults to ffn_type
+  std::optional<GgufTensorType> down_type;  // of ffn_down; likewise
+  bool rope_factors = false;  // whether there is rope_freqs.weight
+  bool output = true;         // whether there is output.weight; not in gemma2
   // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
   int64_t window = 9;  // far shorter than the tests' texts
@@ -216,20 +219,25 @@ inline std::string RandomTensor(Rng& rng, int64_t elements, GgufTensorType type,
 inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
                                    GgufWriter& w) {
   const DecoderConfig c = SmallDecoderConfig(m);
-  const auto type_of = [&m](TensorId id) {
+  const GgufTensorType ffn = m.ffn_type.value_or(m.type);
+  const auto type_of = [&m, ffn](TensorId id) {
     switch (id) {
       case TensorId::kAttnK:
         return m.k_type.value_or(m.type);
-      case TensorId::kFfnGate:
+      case TensorId::kAttnV:
+        return m.v_type.value_or(m.type);
       case TensorId::kFfnUp:
-      case TensorId::kFfnDown:
-      case TensorId::kExpertGate:
       case TensorId::kExpertUp:
-      case TensorId::kExpertDown:
-      case TensorId::kSharedGate:
       case TensorId::kSharedUp:
+        return m.up_type.value_or(ffn);
+      case TensorId::kFfnDown:
+      case TensorId::kExpertDown:
       case TensorId::kSharedDown:
-        return m.ffn_type.value_or(m.type);
+        return m.down_type.value_or(ffn);
+      case TensorId::kFfnGate:
+      case TensorId::kExpertGate:
+      case TensorId::kSharedGate:
+        return ffn;
       case TensorId::kSharedRouter:
         return m.shared_router_is_matrix ? m.type : GgufTensorType::kF32;
       case TensorId::kRouter:

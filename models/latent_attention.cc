@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<LatentAttention>> LatentAttention::Create(
         {"step", static_cast<const MlaStep*>(&a->step_)},
         {"scale", spec.scale},
         {"eps", spec.eps},
-        {"out_dtype", DTypeName(DType::kF32)}};
+        {"out_dtype", DTypeName(DType::kF32)},
+        {"activations", spec.activations}};
     if (spec.q_lora > 0) {
       args.emplace_back("q_norm", TensorMeta{DType::kF32, {spec.q_lora}});
     }

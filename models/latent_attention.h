@@ -42,7 +42,8 @@ struct LatentSpec {
   DType rows = DType::kF32;  // the dtype of a layer's input
   int64_t hidden = 0, q_lora = 0, kv_lora = 0;
   float scale = 0, eps = 0;
-  bool residual = false;  // whether a result is added to the stream
+  bool residual = false;              // whether a result is added to the stream
+  const char* activations = "exact";  // the operator's argument
 };
 
 class LatentAttention {
@@ -50,7 +51,7 @@ class LatentAttention {
   // The rotation of a model's queries and keys, for `context` positions.
   static absl::StatusOr<RotaryEmbeddingPlan> Rope(const DecoderConfig& config,
                                                   DType rows, int64_t context);
-  // The spec without layers and without `residual`.
+  // The spec without layers, `residual` and `activations`.
   static LatentSpec SpecOf(const DecoderConfig& config, DType rows,
                            const RotaryEmbeddingPlan& rope);
   // Makes `layout` that of a model's latents: one head, whose rows are a latent

@@ -65,11 +65,12 @@ class LatentDecoderTest : public DecoderFixture {
   // The largest difference of the logits from the oracle, in steps of `step`
   // tokens.
   double Distance(const SmallDecoder& shape, DecoderWeights weights,
-                  size_t step = 41, DType cache = DType::kF32) {
+                  size_t step = 41, DType cache = DType::kF32,
+                  DecoderActivations rows = DecoderActivations::kExact) {
     TestRng rng;
     const std::string bytes = SmallDecoderFile(rng, shape);
     const auto tokens = RandomTokens(rng, 41, shape.vocab);
-    const Decoder model = Load(bytes, weights);
+    const Decoder model = Load(bytes, weights, rows);
     return LargestDifferenceOf(
         InPieces(model, tokens, step, cache),
         ReferenceLatentDecoder(ParseOrDie(bytes)).Logits(tokens));
@@ -106,6 +107,9 @@ TEST_P(LatentDecoderTest, EqualsTheOracleForEveryTensorType) {
       EXPECT_LE(Distance(shape, DecoderWeights::kBF16), kBF16Bound);
       EXPECT_LE(Distance(shape, DecoderWeights::kInt8), kInt8Bound);
     }
+    EXPECT_LE(Distance(shape, DecoderWeights::kAsInFile, 41, DType::kF32,
+                       DecoderActivations::kInt8),
+              kInt8Bound);
   }
 }
 

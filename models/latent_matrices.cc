@@ -84,7 +84,7 @@ MatrixParts DecoderLoader::LatentOutParts(int64_t layer) const {
   return IntoStream(TensorId::kLatentOutput, layer);
 }
 
-// Blocks of Q4_0 and Q8_0 cannot be transposed, so their numbers become those
+// Blocks cannot be transposed, so their numbers become those
 // of the rows' type: exactly, if that is f32.
 DType DecoderLoader::KvBType(int64_t layer) const {
   const bool split = config_.Has(ModelPart::kSplitKvB);

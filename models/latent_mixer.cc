@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> LatentMixer::Create(
   std::unique_ptr<LatentMixer> m(
       new LatentMixer(std::move(l), pool, pool_layer));
   spec.residual = loader.LatentOutParts(layer).residual;
+  spec.activations = loader.activations();
   spec.layers.push_back(&m->layer_);
   return std::unique_ptr<Mixer>(std::move(m));
 }

@@ -22,11 +22,13 @@ namespace quern {
 
 class Matrix {
  public:
-  // `linear` was made for x of this type with k columns.
-  Matrix(std::unique_ptr<const BoundOp> linear, DType rows, int64_t k)
-      : linear_(std::move(linear)), rows_(rows), k_(k) {}
+  // `linear` was made for x of this type with k columns, and for W of n rows.
+  Matrix(std::unique_ptr<const BoundOp> linear, DType rows, int64_t n,
+         int64_t k)
+      : linear_(std::move(linear)), rows_(rows), n_(n), k_(k) {}
 
   DType rows() const { return rows_; }
+  int64_t n() const { return n_; }
   int64_t k() const { return k_; }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_tokens,
                                          int max_workers) const {
@@ -43,6 +45,7 @@ class Matrix {
  private:
   std::unique_ptr<const BoundOp> linear_;
   DType rows_;
+  int64_t n_;
   int64_t k_;
 };
 

@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<FeedForward>> MixtureFeedForward::Create(
        config.gating == DecoderConfig::kSigmoid ? "sigmoid" : "softmax"},
       {"routed_scaling_factor", config.expert_scale},
       {"activation", NameOf(config.activation)},
-      {"out_dtype", DTypeName(DType::kF32)}};
+      {"out_dtype", DTypeName(DType::kF32)},
+      {"activations", loader.activations()}};
   AlignedBuffer bias;
   if (config.Has(ModelPart::kRouterBias)) {
     QUERN_ASSIGN_OR_RETURN(bias, loader.Vector(TensorId::kRouterBias, layer));

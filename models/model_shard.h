@@ -53,10 +53,6 @@ class ModelShard {
 
   int64_t q_heads() const { return q_heads_; }
   int64_t kv_heads() const { return kv_heads_; }
-  // Columns of queries, gates if there are any, keys and values.
-  int64_t qkv_cols() const {
-    return Count(Extent::kQueryRows) + 2 * Count(Extent::kKeyCols);
-  }
   // How the columns of logits are divided over the ranks.
   ColumnShards vocab() const { return vocab_; }
 

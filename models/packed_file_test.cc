@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -141,9 +142,11 @@ class PackedModelTest : public DecoderFixture {
   // The logits of a model made from `file` with a file of packed weights at
   // `path`.
   Made Make(const std::string& file, DecoderWeights weights,
-            const std::string& path) {
+            const std::string& path,
+            DecoderActivations activations = DecoderActivations::kExact) {
     DecoderOptions options;
     options.weights = weights;
+    options.activations = activations;
     options.packed_path = path;
     auto model = Decoder::Create(ParseOrDie(file), options, inline_);
     if (!model.ok()) return {model.status(), {}};
@@ -157,21 +160,24 @@ class PackedModelTest : public DecoderFixture {
 
 TEST_P(PackedModelTest, SameBitsAsFromMemory) {
   for (const char* architecture : kTestArchitectures) {
-    for (const auto& [type, weights] :
-         {std::pair(GgufTensorType::kBF16, DecoderWeights::kAsInFile),
-          std::pair(GgufTensorType::kQ8_0, DecoderWeights::kAsInFile),
-          std::pair(GgufTensorType::kQ4_0, DecoderWeights::kAsInFile),
-          std::pair(GgufTensorType::kMXFP4, DecoderWeights::kAsInFile),
-          std::pair(GgufTensorType::kF32, DecoderWeights::kInt8)}) {
+    constexpr auto kExact = DecoderActivations::kExact;
+    constexpr auto kInt8 = DecoderActivations::kInt8;
+    for (const auto& [type, weights, rows] :
+         {std::tuple(GgufTensorType::kBF16, DecoderWeights::kAsInFile, kExact),
+          {GgufTensorType::kQ8_0, DecoderWeights::kAsInFile, kExact},
+          {GgufTensorType::kQ4_0, DecoderWeights::kAsInFile, kExact},
+          {GgufTensorType::kMXFP4, DecoderWeights::kAsInFile, kExact},
+          {GgufTensorType::kMXFP4, DecoderWeights::kAsInFile, kInt8},
+          {GgufTensorType::kF32, DecoderWeights::kInt8, kExact}}) {
       TestRng rng;
       SmallDecoder shape;
       shape.architecture = architecture;
       shape.type = type;
       const std::string file = SmallDecoderFile(rng, shape);
       const std::string path = PathOf("model");
-      const Made memory = Make(file, weights, "");
-      const Made written = Make(file, weights, path);
-      const Made mapped = Make(file, weights, path);
+      const Made memory = Make(file, weights, "", rows);
+      const Made written = Make(file, weights, path, rows);
+      const Made mapped = Make(file, weights, path, rows);
       ASSERT_TRUE(mapped.status.ok()) << mapped.status;
       EXPECT_EQ(written.logits, memory.logits) << architecture;
       EXPECT_EQ(mapped.logits, memory.logits) << architecture;
@@ -187,15 +193,26 @@ TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
   const std::string path = PathOf("model");
   ASSERT_TRUE(Make(file, DecoderWeights::kAsInFile, path).status.ok());
   const std::string before = ReadBytes(path);
+  SmallDecoder in_blocks;
+  in_blocks.type = GgufTensorType::kQ8_0;
+  const std::string blocks = SmallDecoderFile(rng, in_blocks);
+  const std::string path_of_blocks = PathOf("model_in_blocks");
+  ASSERT_TRUE(
+      Make(blocks, DecoderWeights::kAsInFile, path_of_blocks).status.ok());
   for (const auto& [name, status] :
        std::vector<std::pair<std::string, absl::Status>>{
            {"other weights",
             Make(other, DecoderWeights::kAsInFile, path).status},
-           {"another form", Make(file, DecoderWeights::kInt8, path).status}}) {
+           {"another form", Make(file, DecoderWeights::kInt8, path).status},
+           {"blocks for other rows",
+            Make(blocks, DecoderWeights::kAsInFile, path_of_blocks,
+                 DecoderActivations::kInt8)
+                .status}}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << name;
     EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("decoder: packed_path=", path,
-                                       " was packed from another file")));
+                HasSubstr(absl::StrCat("decoder: packed_path=", path)));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(" was packed from another file"));
   }
   EXPECT_EQ(ReadBytes(path), before);
   // A file of another kind must not be replaced either.

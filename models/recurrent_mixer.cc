@@ -88,7 +88,9 @@ absl::StatusOr<std::unique_ptr<Mixer>> RecurrentMixer::Create(
                          loader.MakeWeights(loader.RecurrentInParts(layer)));
   QUERN_ASSIGN_OR_RETURN(const LinearWeights out,
                          loader.MakeWeights(loader.RecurrentOutParts(layer)));
-  NamedArgs args = {{"in_proj", &in}, {"out_proj", &out}};
+  NamedArgs args = {{"in_proj", &in},
+                    {"out_proj", &out},
+                    {"activations", loader.activations()}};
   QUERN_RETURN_IF_ERROR(m->AddConvolution(
       loader, config, layer,
       mamba2 || delta_net ? TensorId::kSsmConv : TensorId::kShortConv, args));

@@ -20,6 +20,7 @@
 #include "quern/models/gguf.h"
 #include "quern/models/reference_form_testutil.h"
 #include "quern/models/reference_recurrent_testutil.h"
+#include "quern/quant/block_format.h"
 
 namespace quern {
 
@@ -55,9 +56,9 @@ class ReferenceDecoder {
       const DoubleRows down =
           form_.experts_used > 0
               ? Mixture(blk, h)
-              : FeedForward(h, Matrix(blk + "ffn_gate.weight"),
-                            Matrix(blk + "ffn_up.weight"),
-                            Matrix(blk + "ffn_down.weight"));
+              : FeedForward(h, WeightsOf(blk + "ffn_gate.weight"),
+                            WeightsOf(blk + "ffn_up.weight"),
+                            WeightsOf(blk + "ffn_down.weight"));
       Add(x,
           form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down) : down,
           form_.residual_scale);
@@ -97,6 +98,27 @@ class ReferenceDecoder {
       rows.emplace_back(it, it + tensor.cols());
     }
     return rows;
+  }
+
+  struct Weights {
+    DoubleRows rows;
+    bool int8_rows;  // of what it multiplies
+  };
+  Weights WeightsOf(const std::string& name) const {
+    const auto type = static_cast<uint32_t>((**file_.FindTensor(name)).type);
+    return {Matrix(name), form_.int8_rows && FindBlockFormat(type) != nullptr};
+  }
+  // Each 32 numbers become multiples, from -127 to 127, of one of their own.
+  static void RoundInBlocks(std::vector<double>& row) {
+    for (size_t at = 0; at < row.size(); at += 32) {
+      double step = 0;
+      for (size_t i = at; i < at + 32; ++i) {
+        step = std::max(step, std::abs(row[i]) / 127);
+      }
+      for (size_t i = at; i < at + 32 && step > 0; ++i) {
+        row[i] = std::nearbyint(row[i] / step) * step;
+      }
+    }
   }
 
   // What the layer's mixer makes of h, by the tensors that the layer has.
@@ -156,9 +178,8 @@ class ReferenceDecoder {
     return ReferenceMamba2(projected, w, form_.conv_taps);
   }
 
-  DoubleRows FeedForward(const DoubleRows& x, const DoubleRows& w_gate,
-                         const DoubleRows& w_up,
-                         const DoubleRows& w_down) const {
+  DoubleRows FeedForward(const DoubleRows& x, const Weights& w_gate,
+                         const Weights& w_up, const Weights& w_down) const {
     DoubleRows h = Times(x, w_gate);
     const DoubleRows up = Times(x, w_up);
     for (size_t t = 0; t < h.size(); ++t) {
@@ -174,10 +195,10 @@ class ReferenceDecoder {
     const size_t experts = logits[0].size();
     // The matrix of an expert, in a tensor of all.
     const auto of = [&](const char* name, size_t expert) {
-      const DoubleRows all = Matrix(blk + name);
-      const auto rows = static_cast<int64_t>(all.size() / experts);
-      const auto first = all.begin() + static_cast<int64_t>(expert) * rows;
-      return DoubleRows(first, first + rows);
+      const Weights all = WeightsOf(blk + name);
+      const auto rows = static_cast<int64_t>(all.rows.size() / experts);
+      const auto first = all.rows.begin() + static_cast<int64_t>(expert) * rows;
+      return Weights{DoubleRows(first, first + rows), all.int8_rows};
     };
     DoubleRows y(x.size(), std::vector<double>(x[0].size()));
     for (size_t e = 0; e < experts; ++e) {
@@ -190,9 +211,10 @@ class ReferenceDecoder {
       }
     }
     if (form_.shared_expert) {
-      DoubleRows shared = FeedForward(x, Matrix(blk + "ffn_gate_shexp.weight"),
-                                      Matrix(blk + "ffn_up_shexp.weight"),
-                                      Matrix(blk + "ffn_down_shexp.weight"));
+      DoubleRows shared =
+          FeedForward(x, WeightsOf(blk + "ffn_gate_shexp.weight"),
+                      WeightsOf(blk + "ffn_up_shexp.weight"),
+                      WeightsOf(blk + "ffn_down_shexp.weight"));
       if (form_.shared_gate) {
         const DoubleRows gates = Times(x, blk + "ffn_gate_inp_shexp.weight");
         for (size_t t = 0; t < x.size(); ++t) {
@@ -218,13 +240,14 @@ class ReferenceDecoder {
   }
 
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {
-    return Times(x, Matrix(name));
+    return Times(x, WeightsOf(name));
   }
-  static DoubleRows Times(const DoubleRows& x, const DoubleRows& w) {
+  static DoubleRows Times(const DoubleRows& x, const Weights& w) {
     DoubleRows y;
-    for (const std::vector<double>& row : x) {
+    for (std::vector<double> row : x) {
+      if (w.int8_rows) RoundInBlocks(row);
       y.emplace_back();
-      for (const std::vector<double>& weights : w) {
+      for (const std::vector<double>& weights : w.rows) {
         double sum = 0;
         for (size_t i = 0; i < row.size(); ++i) sum += row[i] * weights[i];
         y.back().push_back(sum);

@@ -50,6 +50,8 @@ struct ReferenceForm {
   bool gates_by_turns = true, betas_by_turns = true;
   bool gates_in_q = false;                        // attn_q.weight has gates
   bool query_gates = false, shared_gate = false;  // and these have an effect
+  // Matrices in block formats multiply rows of int8 (DecoderActivations).
+  bool int8_rows = false;
 
   static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
     const auto f32 = [&](absl::string_view key) {

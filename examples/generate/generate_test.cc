@@ -309,8 +309,8 @@ TEST(GenerateTest, HelpIsReadable) {
        {"--prompt\n", "--specials (false)\n", "--model\n",
         "--max_tokens (128)\n", "--threads (0)\n", "--ranks (1)\n",
         "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
-        "--kv (f16)\n", "--perplexity (false)\n", "--stats (false)\n",
-        "Exit code"}) {
+        "--activations (int8)\n", "--kv (f16)\n", "--perplexity (false)\n",
+        "--stats (false)\n", "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
 }
@@ -343,6 +343,10 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--seed=-1"}, "--seed=-1 is not a value of that flag: need a whole "},
       {{"--stats=maybe"}, "need true or false"},
       {{"--perplexity=maybe"}, "need true or false"},
+      {{"--activations=fp8"}, "--activations=fp8 is not a value of that flag"},
+      {{"--activations=int8", "--weights=bf16"},
+       "--activations=int8 with other --weights than file; need "
+       "--weights=file"},
       {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},
       {{"--kv=i8"}, "need f32, bf16, f16, int8, fp8 or fp8e5m2"},
   };

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -26,17 +27,20 @@ namespace {
 struct CommonOptions {
   int64_t max_tokens, samples;
   DecoderWeights weights;
+  std::optional<DecoderActivations> activations;
   DType kv;
   bool perplexity, stats;
 };
 
 GenerateOptions WithLeadersWord(GenerateOptions options, RankGroup& ranks) {
-  CommonOptions common{options.max_tokens, options.samples,    options.weights,
-                       options.kv,         options.perplexity, options.stats};
+  CommonOptions common{options.max_tokens,  options.samples, options.weights,
+                       options.activations, options.kv,      options.perplexity,
+                       options.stats};
   ranks.Share(common);
   options.max_tokens = common.max_tokens;
   options.samples = common.samples;
   options.weights = common.weights;
+  options.activations = common.activations;
   options.kv = common.kv;
   options.perplexity = common.perplexity;
   options.stats = common.stats;

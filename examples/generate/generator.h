@@ -9,8 +9,8 @@
 // and statistics. The other ranks print nothing and need no tokenizer.
 //
 // The leader's word holds where ranks could differ: the prompt's tokens, the
-// options weights, kv, max_tokens, samples, perplexity and stats, and each new
-// token.
+// options weights, activations, kv, max_tokens, samples, perplexity and stats,
+// and each new token.
 // All ranks have the same logits and could sample for themselves, but machines
 // of different instruction sets may round a probability differently, and then
 // the ranks would continue different texts. So the leader broadcasts each token

@@ -82,6 +82,7 @@ TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
     other.seed = 12345;
     other.kv = DType::kF32;
     other.weights = DecoderWeights::kInt8;
+    other.activations = DecoderActivations::kExact;
     other.stats = true;
     other.specials = true;
     const Outcome outcome = GenerateOnRanks(options, leader);

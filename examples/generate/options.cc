@@ -71,8 +71,8 @@ constexpr Flag kFlags[] = {
        return true;
      }},
     {"weights", "file",
-     "matrices as in the file (f32, bf16, f16, Q4_0 or Q8_0; other block\n"
-     "      formats become f32), or as bf16, f32 or int8",
+     "matrices as in the file (f32, bf16, f16 or a block format), or as bf16,\n"
+     "      f32 or int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
        return Choose<DecoderWeights>({{"file", DecoderWeights::kAsInFile},
@@ -80,6 +80,18 @@ constexpr Flag kFlags[] = {
                                       {"f32", DecoderWeights::kF32},
                                       {"int8", DecoderWeights::kInt8}},
                                      value, o.weights);
+     }},
+    {"activations", "int8",
+     "what matrices in block formats multiply: rows that become int8, with a\n"
+     "      scale for each 32 numbers; or exact ones, for which block formats\n"
+     "      other than Q4_0 and Q8_0 become f32. Other matrices multiply "
+     "exact\n"
+     "      rows always; exact is the default where --weights is not file",
+     "exact or int8",
+     [](const std::string& value, GenerateOptions& o) {
+       return Choose<DecoderActivations>({{"exact", DecoderActivations::kExact},
+                                          {"int8", DecoderActivations::kInt8}},
+                                         value, o.activations.emplace());
      }},
     {"packed", "",
      "a file of packed matrices: written if there is none, else mapped, which\n"
@@ -239,6 +251,11 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   }
   if (o.samples < 1 || o.samples > kMaxSamples) {
     return refuse("--samples=", o.samples, "; need 1 to ", kMaxSamples);
+  }
+  if (o.activations == DecoderActivations::kInt8 &&
+      o.weights != DecoderWeights::kAsInFile) {
+    return refuse("--activations=int8 with other --weights than file; need ",
+                  "--weights=file, whose blocks they multiply");
   }
   if (o.samples > 1 && o.perplexity) {
     return refuse("--samples=", o.samples,

@@ -16,6 +16,8 @@ struct GenerateOptions {
   std::string model;                  // empty: the shipped model
   bool specials = false;
   DecoderWeights weights = DecoderWeights::kAsInFile;
+  // nullopt: kInt8 with kAsInFile, else kExact
+  std::optional<DecoderActivations> activations;
   std::string packed;      // DecoderOptions::packed_path
   DType kv = DType::kF16;  // type of the cache
   std::string custom_ops;  // text of an OpPolicy

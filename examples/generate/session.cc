@@ -94,6 +94,10 @@ absl::Status Session::Load(const GgufFile& file, Communicator* communicator) {
   QUERN_ASSIGN_OR_RETURN(operators_, Operators::Create(options_.custom_ops));
   DecoderOptions decoder;
   decoder.weights = options_.weights;
+  decoder.activations = options_.activations.value_or(
+      options_.weights == DecoderWeights::kAsInFile
+          ? DecoderActivations::kInt8
+          : DecoderActivations::kExact);
   decoder.packed_path = CallersPath(options_.packed);
   decoder.communicator = communicator;
   decoder.operators = &operators_->dispatcher();
