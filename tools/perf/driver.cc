@@ -2,13 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <fstream>
-#include <iterator>
-#include <memory>
 #include <ostream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,18 +13,17 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "hwy/targets.h"
 #include "quern/core/cpu_info.h"
-#include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/limit_rows.h"
 #include "quern/tools/perf/limits.h"
-#include "quern/tools/perf/measure.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/report.h"
+#include "quern/tools/perf/run_case.h"
 #include "quern/tools/perf/settings.h"
+#include "quern/tools/perf/table.h"
 
 namespace quern {
 namespace {
@@ -45,7 +39,11 @@ std::string Help(absl::Span<const OpEntry> ops, absl::string_view name) {
   std::string text = absl::StrCat(
       "Times an operator next to the limits of this machine.\n\n  perf ",
       all ? "OP" : name, " --key=value...\n");
-  if (all) absl::StrAppend(&text, "  perf OP --help\n");
+  if (all) {
+    absl::StrAppend(&text,
+                    "  perf OP --help\n"
+                    "  perf --table[=SUBSTRING] --key=value...\n");
+  }
   const auto add_keys = [&text](absl::Span<const Key> keys) {
     for (const Key& key : keys) {
       absl::StrAppendFormat(&text, "    --%-28s %s\n",
@@ -58,6 +56,12 @@ std::string Help(absl::Span<const OpEntry> ops, absl::string_view name) {
         &text,
         "\nlimits: DRAM in both sizes of pages, L3, L2, and the peak "
         "of each dot product, on 1 and on N threads\n");
+  }
+  if (all) {
+    absl::StrAppend(
+        &text,
+        "\n--table: a fixed list of cases, one line each with its limit and "
+        "the fraction of it; with SUBSTRING those whose line has it\n");
   }
   for (const OpEntry& entry : ops) {
     if (!all && entry.name != name) continue;
@@ -76,43 +80,6 @@ std::string Help(absl::Span<const OpEntry> ops, absl::string_view name) {
       "was exceeded; 2: refused.\n"
       "What the columns mean and how to quote them: docs/benchmarking.md\n");
   return text;
-}
-
-// "1.5 MiB", "8.8 KiB".
-std::string Size(int64_t bytes) {
-  const auto value = static_cast<double>(bytes);
-  return bytes < 1 << 20 ? absl::StrFormat("%.1f KiB", value / (1 << 10))
-                         : absl::StrFormat("%.1f MiB", value / (1 << 20));
-}
-
-// Restricts Highway's choice for the life of this object.
-class ScopedIsa {
- public:
-  explicit ScopedIsa(const std::string& isa) {
-    if (!isa.empty()) hwy::SetSupportedTargetsForTest(TargetsUpTo(isa));
-  }
-  ~ScopedIsa() { hwy::SetSupportedTargetsForTest(0); }
-  ScopedIsa(const ScopedIsa&) = delete;
-  ScopedIsa& operator=(const ScopedIsa&) = delete;
-};
-
-// What --isa asked for is what ran.
-absl::Status ProveIsa(absl::string_view op, const Settings& settings,
-                      absl::string_view ran) {
-  if (settings.isa.empty() || ran == settings.isa) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      op, ": asked for ", settings.isa, ", but the kernels are for ", ran));
-}
-
-// Bytes that may still be allocated; 0: the kernel does not tell.
-int64_t AvailableMemory() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  while (file >> word) {
-    int64_t kib = 0;
-    if (word == "MemAvailable:" && file >> kib) return kib << 10;
-  }
-  return 0;
 }
 
 // Prints rows as they come.
@@ -155,103 +122,15 @@ absl::Status RunLimits(const Settings& settings, const CpuInfo& cpu,
   return absl::OkStatus();
 }
 
-// A case that was not refused.
-struct Ready {
-  std::string layer;
-  std::unique_ptr<Op> op;
-  int64_t sets = 0;  // working sets that its calls rotate over
-};
-
-// Every case, before the first is run: a refusal comes at once.
-absl::StatusOr<std::vector<Ready>> Prepare(const OpEntry& entry,
-                                           const Args& args,
-                                           const Settings& settings,
-                                           int64_t cold_bytes) {
-  std::vector<OpCase> cases = {{args, ""}};
-  if (entry.cases != nullptr) {
-    QUERN_ASSIGN_OR_RETURN(cases, entry.cases(args));
-  }
-  std::vector<Ready> all;
-  for (OpCase& c : cases) {
-    Ready ready;
-    QUERN_ASSIGN_OR_RETURN(ready.op, entry.create(c.args));
-    ready.layer = std::move(c.layer);
-    const Op& op = *ready.op;
-    ready.sets =
-        SetsFor(op.set_bytes(), cold_bytes, op.max_sets(), settings.warm);
-    // Beside the limits' buffer, and a tenth for everyone else.
-    const double need =
-        static_cast<double>(ready.sets) * static_cast<double>(op.set_bytes()) +
-        static_cast<double>(cold_bytes);
-    const auto have = static_cast<double>(AvailableMemory());
-    if (have > 0 && need > 0.9 * have) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: needs %.1f GiB of memory; %.1f GiB are free",
-                          entry.name, need / (1 << 30), have / (1 << 30)));
-    }
-    all.push_back(std::move(ready));
-  }
-  return all;
-}
-
-absl::Status RunCase(const OpEntry& entry, const Ready& ready,
-                     const Settings& settings, int64_t cache_bytes,
-                     Limits& limits, Executor& executor, Printer& printer,
-                     std::ostream& progress, absl::Status& exceeded) {
-  Op& op = *ready.op;
-  const int64_t sets = ready.sets;
-  progress << entry.name << ": " << op.Info().shape << ", " << sets
-           << (sets == 1 ? " working set of " : " working sets of ")
-           << Size(op.set_bytes()) << std::endl;
-  if (!settings.warm && sets * op.set_bytes() < kColdPasses * cache_bytes) {
-    progress << entry.name << ": no more can be made; the caches may hold "
-             << Size(sets * op.set_bytes()) << ": not a figure of DRAM"
-             << std::endl;
-  }
-  QUERN_RETURN_IF_ERROR(op.Setup(sets, executor));
-  // The linear operators make their plans in Setup.
-  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, op.Info().isa));
-
-  double max_err = kAbsent;
-  if (settings.check) {
-    progress << entry.name << ": comparing with the reference" << std::endl;
-    QUERN_ASSIGN_OR_RETURN(max_err, op.Check(executor));
-  }
-  if (!settings.warm) {  // DRAM does not bound a warm run
-    limits.Calibrate(op.Info().dram_kind, CalibrationRounds(settings.runs),
-                     executor);
-  }
-  progress << entry.name << ": " << settings.runs << " runs on "
-           << settings.threads
-           << (settings.threads == 1 ? " thread" : " threads") << std::endl;
-  Row row = Measure(op, {sets, settings.runs, settings.warm ? 0 : cache_bytes},
-                    limits, executor);
-  row.op = std::string(entry.name);
-  row.layer = ready.layer;
-  row.threads = settings.threads;
-  row.max_err = max_err;
-  if (row.disturbed >= 2 * settings.runs) {
-    progress << entry.name
-             << ": other processes had our CPUs; do not quote this"
-             << std::endl;
-  }
-  printer.Print(row);
-  exceeded.Update(CheckOfLimits(row));
-  return absl::OkStatus();
-}
-
 absl::Status RunOp(const OpEntry& entry, const Args& args,
                    const Settings& settings, const CpuInfo& cpu,
                    std::ostream& out, std::ostream& progress) {
   const ScopedIsa scoped_isa(settings.isa);
-  const int64_t cache_bytes = cpu.last_level_bytes();
+  QUERN_ASSIGN_OR_RETURN(std::vector<ReadyCase> cases,
+                         PrepareCases(entry, args, settings, cpu));
   QUERN_ASSIGN_OR_RETURN(
-      std::vector<Ready> cases,
-      Prepare(entry, args, settings, kColdPasses * cache_bytes));
-  QUERN_ASSIGN_OR_RETURN(const auto executor,
-                         HwyExecutor::Create(settings.threads));
-  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(cpu));
-  QUERN_RETURN_IF_ERROR(ProveIsa(entry.name, settings, limits.target()));
+      CaseRunner runner,
+      CaseRunner::Create(entry.name, settings, cpu, progress));
   Printer printer(settings.table, out);
   absl::Status
       exceeded;  // the first; the other cases are measured all the same
@@ -261,9 +140,9 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
                << (cases[i].layer.empty() ? "" : ": ") << cases[i].layer
                << std::endl;
     }
-    QUERN_RETURN_IF_ERROR(RunCase(entry, cases[i], settings, cache_bytes,
-                                  limits, *executor, printer, progress,
-                                  exceeded));
+    QUERN_ASSIGN_OR_RETURN(const Row row, runner.Run(entry, cases[i]));
+    printer.Print(row);
+    exceeded.Update(CheckOfLimits(row));
     cases[i].op.reset();  // its memory is the next one's
   }
   return exceeded;
@@ -272,15 +151,12 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
 absl::Status Run(absl::Span<const OpEntry> ops,
                  absl::Span<const absl::string_view> words, bool terminal,
                  std::ostream& out, std::ostream& progress) {
-  const auto named = [&](absl::string_view name) {
-    return std::find_if(ops.begin(), ops.end(), [name](const OpEntry& entry) {
-      return entry.name == name;
-    });
-  };
+  const CpuInfo cpu = GetCpuInfo();
+  if (AsksForTable(words)) return RunTable(ops, words, cpu, out, progress);
   const absl::string_view name = words.empty() ? "" : words[0];
-  const auto entry = named(name);
+  const OpEntry* const entry = FindOp(ops, name);
   const bool is_limits = name == kLimits;
-  if (!is_limits && entry == ops.end()) {
+  if (!is_limits && entry == nullptr) {
     std::vector<absl::string_view> names = {kLimits};
     for (const OpEntry& op : ops) names.push_back(op.name);
     return InvalidArgument(
@@ -289,14 +165,10 @@ absl::Status Run(absl::Span<const OpEntry> ops,
                      : absl::StrCat("no operator \"", name, "\""),
         "; need one of ", absl::StrJoin(names, ", "), "; see --help");
   }
-  std::vector<Key> keys;
-  if (!is_limits) {
-    keys = entry->keys;
-    keys.insert(keys.end(), std::begin(kOpKeys), std::end(kOpKeys));
-  }
   QUERN_ASSIGN_OR_RETURN(
-      const Args args, Args::Parse(name, keys, kCommonKeys, words.subspan(1)));
-  const CpuInfo cpu = GetCpuInfo();
+      const Args args,
+      is_limits ? Args::Parse(name, {}, kCommonKeys, words.subspan(1))
+                : ParseOpArgs(*entry, words.subspan(1)));
   QUERN_ASSIGN_OR_RETURN(const Settings settings,
                          ReadSettings(args, cpu, terminal));
   return is_limits ? RunLimits(settings, cpu, out, progress)

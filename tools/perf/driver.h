@@ -11,8 +11,9 @@
 
 namespace quern {
 
-// Runs `OP --key=value...`, where OP is one of ops or `limits`. Results go to
-// `out`, one line each; progress and refusals to `progress`. `terminal`:
+// Runs `OP --key=value...`, where OP is one of ops or `limits`, or
+// `--table[=SUBSTRING] --key=value...` (table.h). Results go to `out`, one line
+// each; progress and refusals to `progress`. `terminal`:
 // whether `out` is one, for the default of
 // --format. Returns the exit code: 0; 1: failed; 2: refused.
 int RunPerf(absl::Span<const OpEntry> ops,

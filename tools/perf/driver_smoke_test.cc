@@ -1,6 +1,7 @@
 // Every operator of the driver runs on small shapes and passes its check.
 
 #include <string>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "quern/tools/perf/driver_testutil.h"
@@ -190,6 +191,23 @@ TEST(DriverSmokeTest, EveryOperatorRunsAndPassesItsCheck) {
          {"bytes", "dram_gbps", "peak_gflops", "of_roof", "max_err"}) {
       EXPECT_NE(fields->at(name), "null") << line << ": " << name;
     }
+  }
+}
+
+TEST(DriverSmokeTest, EveryOperatorRunsOnTheInstructionSetThatWasAskedFor) {
+  const std::string isa = NextBestIsa();
+  std::string before;
+  for (const Smoke& smoke : kSmokes) {
+    if (smoke.op == std::exchange(before, smoke.op)) continue;
+    const std::string line = std::string(smoke.op) + " " + smoke.keys +
+                             " --threads=1 --runs=1 --warm=1 --isa=" + isa;
+    const Outcome outcome = Perf(line);
+    EXPECT_EQ(outcome.exit_code, 0) << line << "\n" << outcome.progress;
+    const auto fields =
+        FlatJson::Parse(outcome.out.substr(0, outcome.out.find('\n')));
+    ASSERT_TRUE(fields.has_value()) << line;
+    const std::string& ran = fields->at("isa");
+    EXPECT_TRUE(ran == isa || ran == kNoIsa) << line << ": " << ran;
   }
 }
 

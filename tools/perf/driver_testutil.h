@@ -4,6 +4,7 @@
 // Runs the driver on a command line and reads what it prints.
 
 #include <cstddef>
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
+#include "hwy/targets.h"
 #include "quern/tools/perf/driver.h"
 #include "quern/tools/perf/json_testutil.h"
 #include "quern/tools/perf/op.h"
@@ -29,6 +31,13 @@ inline Outcome Perf(absl::string_view line, bool terminal = false) {
   std::ostringstream out, progress;
   const int exit_code = RunPerf(AllOps(), words, terminal, out, progress);
   return {exit_code, out.str(), progress.str()};
+}
+
+// The best instruction set of this CPU but one: another than the driver runs
+// on by itself, where there are two.
+inline std::string NextBestIsa() {
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  return hwy::TargetName(targets[targets.size() > 1 ? 1 : 0]);
 }
 
 // Every line is one whole object that names the op; no value is unprintable.

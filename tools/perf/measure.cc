@@ -112,6 +112,7 @@ Row RowOf(const OpInfo& info, const MeasureSpec& spec,
   row.dram_gbps = dram_bound.value;
   row.dram_min_gbps = Smallest(dram.Used());
   row.dram_max_gbps = Largest(dram.Used());
+  row.peak_kind = PeakKindName(info.peak_kind);
   row.peak_gflops = peak_bound.value;
   row.ghz = Largest(clock.Used());
   row.dram_bounds = cold;

@@ -51,6 +51,18 @@ std::string DramKindName(DramKind kind) {
   return absl::StrJoin(parts, "+");
 }
 
+const char* PeakKindName(PeakKind kind) {
+  switch (kind) {
+    case PeakKind::kF32:
+      return "f32";
+    case PeakKind::kBF16:
+      return "bf16";
+    case PeakKind::kI8:
+      break;
+  }
+  return "i8";
+}
+
 PeakKind PeakKindOf(DType dtype) {
   switch (dtype) {
     case DType::kI8:

@@ -53,13 +53,19 @@ std::string DramKindName(DramKind kind);
 
 // The dot product whose peak is the arithmetic limit.
 enum class PeakKind { kF32, kBF16, kI8 };
+// "f32", "bf16", "i8".
+const char* PeakKindName(PeakKind kind);
 // The widest that may multiply elements of `dtype`.
 PeakKind PeakKindOf(DType dtype);
+
+// The instruction set of an operator without kernels of its own, such as
+// `schedule`.
+inline constexpr absl::string_view kNoIsa = "none";
 
 struct OpInfo {
   std::string shape;  // "m=1 n=4096 k=4096": what a reader needs to repeat it
   std::string dtype;  // "bf16", "f32->bf16"
-  std::string isa;    // target() of the plan
+  std::string isa;    // target() of the plan, or kNoIsa
   double bytes = 0;   // the least traffic of one call: each byte in or out once
   double flops = 0;   // useful operations of one call: a multiply-add is two
   DramKind dram_kind = DramKind::kRead;

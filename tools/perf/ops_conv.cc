@@ -82,7 +82,8 @@ class Conv final : public Op {
       absl::StrAppend(&info.shape, " groups=", spec_.groups);
     info.dtype = std::string(DTypeName(spec_.dtype));
     if (plan_.has_value()) {
-      info.isa = absl::StrCat(plan_->target(), " ", plan_->implementation());
+      info.isa = plan_->target();
+      absl::StrAppend(&info.shape, " ", plan_->implementation());
     }
     info.SetTraffic(static_cast<double>(in_bytes() + weight_bytes()),
                     static_cast<double>(out_bytes()));

@@ -77,7 +77,7 @@ class Schedule final : public Op {
         absl::StrFormat(" ideal=%.0f makespan=%.0f ratio=%.3f", makespan.ideal,
                         makespan.total(), makespan.ratio()));
     info.dtype = "int32";
-    info.isa = "none";
+    info.isa = std::string(kNoIsa);
     info.SetTraffic(0, static_cast<double>(set_bytes()));
     return info;
   }

@@ -112,6 +112,7 @@ std::string JsonLine(const Row& row) {
   json.Add("op", row.op);
   json.Add("shape", row.shape);
   json.AddUnlessEmpty("layer", row.layer);
+  json.AddUnlessEmpty("command", row.command);
   json.Add("dtype", row.dtype);
   json.Add("isa", row.isa);
   json.Add("threads", static_cast<int64_t>(row.threads));
@@ -124,6 +125,7 @@ std::string JsonLine(const Row& row) {
   json.Add("gflops", row.gflops());
   json.AddUnlessEmpty("dram_kind", row.dram_kind);
   json.Add("dram_gbps", row.dram_gbps);
+  json.AddUnlessEmpty("peak_kind", row.peak_kind);
   json.Add("peak_gflops", row.peak_gflops);
   json.Add("of_dram", row.of_dram());
   json.Add("of_peak", row.of_peak());

@@ -17,7 +17,8 @@ constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 struct Row {
   std::string op;
   std::string shape;
-  std::string layer;  // name of a model's layer; empty: does not apply
+  std::string layer;    // name of a model's layer; empty: does not apply
+  std::string command;  // the line of --table; empty: does not apply
   std::string dtype;
   std::string isa;
   int threads = 0;
@@ -28,6 +29,7 @@ struct Row {
   double flops = kAbsent;
   std::string dram_kind;       // empty: does not apply
   double dram_gbps = kAbsent;  // 1e9 bytes per second
+  std::string peak_kind;       // "f32", "bf16", "i8"; empty: does not apply
   double peak_gflops = kAbsent;
   double max_err = kAbsent;
 
@@ -49,6 +51,9 @@ struct Row {
   bool dram_steady = false;
   bool peak_steady = false;
   bool steady() const { return dram_steady && peak_steady; }
+  // Whether other processes had our CPUs so often that the time is not to be
+  // quoted.
+  bool preempted = false;
 
   double gbps() const { return bytes / median_us * 1e-3; }
   double gflops() const { return flops / median_us * 1e-3; }
