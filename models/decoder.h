@@ -117,6 +117,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/decoder_config.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/gguf.h"
 
 namespace quern {
@@ -343,6 +344,10 @@ class DecoderState {
   // Number of keys of each head that the last Forward did not read again,
   // because several of its sequences share them.
   int64_t shared_tokens() const;
+  // What the last Forward that succeeded needed at least, on this rank. The
+  // products of attention and of recurrent layers' states are not counted.
+  // With experts, different tokens of a step are taken to have different ones.
+  DecoderWork last_work() const;
   // What attention is computed by, for a person to read: "AVX3_ZEN4 bf16 dot",
   // where the last words are what queries meet keys in.
   std::string ExplainAttention() const;

@@ -15,7 +15,9 @@
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_impl.h"
 #include "quern/models/decoder_state_impl.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/layer.h"
+#include "quern/models/page_pool.h"
 
 namespace quern {
 namespace {
@@ -150,6 +152,18 @@ void DecoderState::Impl::Run(Executor& executor) {
   model->output->Execute(selected, own, {}, work, executor);
   model->communicator->AllGatherColumns(own, all, columns);
   model->operators->Finish(all, work, executor);
+  CountWork();
 }
+
+void DecoderState::Impl::CountWork() {
+  last_work = model->work.Step(static_cast<int64_t>(tokens.size()),
+                               static_cast<int64_t>(logit_rows.size()));
+  for (const PagePool& pool : pools) {
+    last_work.cache_bytes += pool.step_bytes();
+  }
+  if (recurrent.has_value()) last_work.cache_bytes += recurrent->step_bytes();
+}
+
+DecoderWork DecoderState::last_work() const { return impl_->last_work; }
 
 }  // namespace quern

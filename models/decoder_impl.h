@@ -23,6 +23,7 @@
 #include "quern/models/layer.h"
 #include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
+#include "quern/models/model_work.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
@@ -40,6 +41,7 @@ struct Decoder::Impl {
   DType embedding_dtype = DType::kF32;
   std::string weights;  // the forms of matrices, for people to read
   int64_t weight_bytes = 0;
+  ModelWork work;
 
   std::optional<PackedFile> packed;  // memory of the matrices, if mapped
   AlignedBuffer embedding;  // embedding_dtype[rows of this rank, hidden]

@@ -28,6 +28,7 @@
 #include "quern/models/gguf.h"
 #include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
+#include "quern/models/model_work.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -342,6 +343,7 @@ absl::StatusOr<LinearWeights> DecoderLoader::MakeWeights(
       packed_ == nullptr ? Pack(parts)
                          : Find(name, WeightsOf(parts), !parts.biases.empty()));
   Keep(name, packed);
+  ModelWork::Add(packed, rows_dtype_, WorkOf(parts));
   const std::string form = FormOf(packed.spec());
   const bool router = TensorOf(parts.rows[0]).role == TensorRole::kRouter;
   if (!router &&

@@ -22,9 +22,11 @@
 #include "quern/models/architecture.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/gguf.h"
 #include "quern/models/matrix.h"
 #include "quern/models/model_shard.h"
+#include "quern/models/model_work.h"
 #include "quern/models/packed_file.h"
 #include "quern/ops/mla/mla_weights.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -121,6 +123,9 @@ class DecoderLoader {
 
   // Bytes of the matrices made so far.
   int64_t packed_bytes() const { return packed_bytes_; }
+  // The matrices made so far, by how often a step multiplies by them. Only the
+  // three groups are set.
+  const ModelWork& work() const { return work_; }
   // Forms of the matrices made so far, such as "bf16" or "q4_k and q6_k".
   std::string Forms() const { return absl::StrJoin(forms_, " and "); }
 
@@ -189,6 +194,8 @@ class DecoderLoader {
   absl::StatusOr<LinearWeights> Find(const std::string& name,
                                      const LinearWeightsSpec& want,
                                      bool bias) const;
+  // The group of ModelWork to which the matrix belongs.
+  DecoderWork& WorkOf(const MatrixParts& parts);
   // Counts weights, and keeps them for WritePacked.
   void Keep(const std::string& name, const LinearWeights& weights);
   // Identifies the file and how its matrices are kept.
@@ -217,6 +224,7 @@ class DecoderLoader {
   DType rows_dtype_;
   int64_t done_ = 0, total_ = 0;
   int64_t packed_bytes_ = 0;
+  ModelWork work_;
   std::vector<std::string> forms_;
   const PackedFile* packed_ = nullptr;
   std::vector<std::pair<std::string, LinearWeights>> made_;  // for WritePacked

@@ -19,6 +19,7 @@
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_loader.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/gguf.h"
 #include "quern/models/model_shard.h"
 #include "quern/quant/block_format.h"
@@ -231,6 +232,19 @@ MatrixParts DecoderLoader::OutputParts() const {
   parts.n = shard_.Count(Extent::kVocab);
   parts.k = config_.hidden;
   return parts;
+}
+
+DecoderWork& DecoderLoader::WorkOf(const MatrixParts& parts) {
+  switch (parts.rows[0]) {
+    case TensorId::kExpertGate:
+    case TensorId::kExpertDown:
+      return work_.routed;
+    case TensorId::kOutput:
+    case TensorId::kEmbedding:
+      return work_.output;
+    default:
+      return work_.every;
+  }
 }
 
 LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {

@@ -178,6 +178,13 @@ absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
   QUERN_ASSIGN_OR_RETURN(m->output, loader.MakeMatrix(loader.OutputParts()));
   m->weight_bytes =
       loader.packed_bytes() + static_cast<int64_t>(m->embedding.bytes());
+  m->work = loader.work();
+  if (c.Has(ModelPart::kExperts)) {
+    m->work.experts = c.experts;
+    m->work.experts_used = c.experts_used;
+  }
+  m->work.embedding_row_bytes =
+      c.hidden * static_cast<int64_t>(SizeOf(m->embedding_dtype));
   m->weights = loader.Forms();
   if (write_packed) {
     const absl::Status written = loader.WritePacked(packed_path);

@@ -15,6 +15,7 @@
 #include "quern/core/executor.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_impl.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/page_pool.h"
 #include "quern/models/recurrent_pool.h"
 
@@ -43,6 +44,7 @@ struct DecoderState::Impl {
   // The current step; rebuilt by Prepare.
   std::vector<int32_t> tokens;
   std::vector<int64_t> positions, logit_rows;
+  DecoderWork last_work;  // of the last step that ran
 
   bool Has(int32_t sequence) const {
     return sequence >= 0 && static_cast<size_t>(sequence) < sequences.size() &&
@@ -75,7 +77,9 @@ struct DecoderState::Impl {
   // Returns `status`, or Unavailable if another rank's status is not OK, so
   // that no rank begins a step that some rank cannot do.
   absl::Status Agree(const absl::Status& status) const;
+  // Computes the logits, and sets `last_work`.
   void Run(Executor& executor);
+  void CountWork();
 };
 
 }  // namespace quern

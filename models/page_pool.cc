@@ -131,6 +131,16 @@ int64_t PagePool::bytes_per_token() const {
          cache_.layout().page_size();
 }
 
+int64_t PagePool::step_bytes() const {
+  int64_t tokens = -saved_tokens_;
+  for (size_t i = 0; i < kv_lens_.size(); ++i) {
+    const int64_t window = spec().window_left;
+    tokens += window == kNoWindow ? kv_lens_[i]
+                                  : std::min(kv_lens_[i], window + q_lens_[i]);
+  }
+  return tokens * bytes_per_token();
+}
+
 int64_t PagePool::ConvertedBytes(const AttentionSpec& spec, int64_t tokens) {
   if (spec.q_dtype == DType::kF32) return 0;
   return tokens * spec.q_heads * spec.kv.head_dim() *

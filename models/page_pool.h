@@ -110,6 +110,9 @@ class PagePool {
   }
   int64_t bytes() const { return static_cast<int64_t>(cache_.bytes()); }
   int64_t bytes_per_token() const;
+  // Bytes of the keys and values that the step's queries see, each once, after
+  // Prepare.
+  int64_t step_bytes() const;
   int64_t scratch_bytes() const {
     return static_cast<int64_t>(workspace_.bytes()) +
            (latent_ != nullptr ? latent_->scratch_bytes() : 0);

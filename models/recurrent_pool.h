@@ -67,6 +67,11 @@ class RecurrentPool {
   AnyTensorView initial() const;
 
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
+  // Bytes of what the step's sequences remember.
+  int64_t step_bytes() const {
+    return static_cast<int64_t>(slots_.size()) * spec_.layers *
+           (window_bytes() + state_bytes());
+  }
 
  private:
   RecurrentPool() = default;
