@@ -146,6 +146,7 @@ class Continuation {
       QUERN_ASSIGN_OR_RETURN(
           logits, session_.state().Forward({item}, LogitsOf::kLastTokens,
                                            session_.executor()));
+      session_.stats().prompt_work += session_.state().last_work();
     }
     session_.stats().prompt_s = absl::ToDoubleSeconds(absl::Now() - start);
     session_.stats().prompt_tokens = size;
@@ -211,6 +212,7 @@ class Continuation {
       if (open.empty()) break;
       QUERN_ASSIGN_OR_RETURN(logits, state.Forward(items, LogitsOf::kLastTokens,
                                                    session_.executor()));
+      session_.stats().generation_work += state.last_work();
       session_.stats().shared_tokens =
           std::max(session_.stats().shared_tokens, state.shared_tokens());
     }

@@ -202,13 +202,25 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
   EXPECT_EQ(outcome.code, 0);
   for (const char* words :
        {"model: quern-kjv-4m, 6 layers, width 256, bf16 weights\n",
-        "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s\n",
-        "stopped by: --max_tokens=8\n", " MiB weights, ",
-        " MiB f16 cache (3072 bytes a token), ", "threads: 2\n",
-        "kernels: operators: Highway "}) {
+        "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s, ",
+        " GB/s, ", " GFLOP/s\n", "stopped by: --max_tokens=8\n",
+        " MiB weights, ", " MiB f16 cache (3072 bytes a token), ",
+        "threads: 2\n", "kernels: operators: Highway "}) {
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
+  EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("limits: ")));
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
+}
+
+TEST(GenerateTest, LimitsAreToldWithTheSpeed) {
+  const Outcome outcome = RunGenerate({"--prompt=Emma was", "--max_tokens=8",
+                                       "--stats", "--limits", "--threads=2"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, ::testing::ContainsRegex(
+                               "prompt: 3 tokens, .* GFLOP/s, [0-9.]+ of the "
+                               "(DRAM|arithmetic) limit\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("\nlimits: DRAM read "));
+  EXPECT_THAT(outcome.out, ::testing::StartsWith("Emma was"));
 }
 
 TEST(GenerateTest, StatsTellTheMemoryOfEachRank) {
@@ -310,7 +322,7 @@ TEST(GenerateTest, HelpIsReadable) {
         "--max_tokens (128)\n", "--threads (0)\n", "--ranks (1)\n",
         "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
         "--activations (int8)\n", "--kv (f16)\n", "--perplexity (false)\n",
-        "--stats (false)\n", "Exit code"}) {
+        "--stats (false)\n", "--limits (false)\n", "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
 }
@@ -342,6 +354,9 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--top_p=1.5"}, "--top_p=1.5; need more than 0"},
       {{"--seed=-1"}, "--seed=-1 is not a value of that flag: need a whole "},
       {{"--stats=maybe"}, "need true or false"},
+      {{"--limits=maybe"}, "need true or false"},
+      {{"--limits"}, "--limits without --stats, which tells them; need both"},
+      {{"--limits", "--stats", "--ranks=2"}, "--limits with --ranks=2; need "},
       {{"--perplexity=maybe"}, "need true or false"},
       {{"--activations=fp8"}, "--activations=fp8 is not a value of that flag"},
       {{"--activations=int8", "--weights=bf16"},

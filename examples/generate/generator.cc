@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "examples/generate/continuation.h"
 #include "examples/generate/input.h"
 #include "examples/generate/options.h"
@@ -29,13 +30,13 @@ struct CommonOptions {
   DecoderWeights weights;
   std::optional<DecoderActivations> activations;
   DType kv;
-  bool perplexity, stats;
+  bool perplexity, stats, limits;
 };
 
 GenerateOptions WithLeadersWord(GenerateOptions options, RankGroup& ranks) {
   CommonOptions common{options.max_tokens,  options.samples, options.weights,
                        options.activations, options.kv,      options.perplexity,
-                       options.stats};
+                       options.stats,       options.limits};
   ranks.Share(common);
   options.max_tokens = common.max_tokens;
   options.samples = common.samples;
@@ -44,6 +45,7 @@ GenerateOptions WithLeadersWord(GenerateOptions options, RankGroup& ranks) {
   options.kv = common.kv;
   options.perplexity = common.perplexity;
   options.stats = common.stats;
+  options.limits = common.limits;
   return options;
 }
 
@@ -53,14 +55,22 @@ absl::Status Generate(const GenerateOptions& own, Communicator* communicator,
                       int leader) {
   RankGroup ranks(communicator, leader);
   const GenerateOptions options = WithLeadersWord(own, ranks);
+  // Over MPI, the number of ranks is not known when the options are read.
+  if (options.limits && ranks.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--limits on ", ranks.size(),
+                     " ranks; need one rank, whose threads measure them"));
+  }
   absl::StatusOr<std::string> prompt = options.prompt.value_or("");
   if (ranks.leads() && !options.prompt.has_value()) prompt = ReadPrompt();
   QUERN_RETURN_IF_ERROR(ranks.Agree(prompt.status()));
   QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Create(options, communicator, ranks));
+  if (options.limits) QUERN_RETURN_IF_ERROR(session->TakeLimits());
   QUERN_RETURN_IF_ERROR(options.perplexity ? TellPerplexity(*prompt, *session)
                                            : ContinueText(*prompt, *session));
   session->TellWarnings();
+  if (options.limits) QUERN_RETURN_IF_ERROR(session->TakeLimits());
   if (options.stats) session->TellStats();
   return absl::OkStatus();
 }

@@ -181,11 +181,20 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.perplexity);
      }},
     {"stats", "false",
-     "tell the speed, the memory, the kernels and what ranks exchange on\n"
-     "      standard error",
+     "tell the speed, in tokens, bytes and operations, the memory, the "
+     "kernels\n"
+     "      and what ranks exchange on standard error",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.stats);
+     }},
+    {"limits", "false",
+     "measure what this machine can read and compute, before and after the\n"
+     "      text, and tell with --stats the fraction of it that was reached;\n"
+     "      takes a second, and 8 times the last-level cache; one rank only",
+     "true or false",
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtob(value, &o.limits);
      }},
 };
 
@@ -267,6 +276,13 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   }
   if (o.ranks.value_or(1) < 1) {
     return refuse("--ranks=", *o.ranks, "; need at least 1");
+  }
+  if (o.limits && !o.stats) {
+    return refuse("--limits without --stats, which tells them; need both");
+  }
+  if (o.limits && o.ranks.value_or(1) > 1) {
+    return refuse("--limits with --ranks=", *o.ranks,
+                  "; need one rank, whose threads measure them");
   }
   if (!std::isfinite(o.temperature) || o.temperature < 0) {
     return refuse("--temperature=", o.temperature, "; need 0 or more");

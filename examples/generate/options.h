@@ -31,6 +31,7 @@ struct GenerateOptions {
   float top_p = 1;
   uint64_t seed = 4;
   bool stats = false;
+  bool limits = false;  // only with stats
   bool help = false;
 };
 

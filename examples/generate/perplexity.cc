@@ -80,6 +80,7 @@ absl::Status TellPerplexity(const std::string& text, Session& session) {
     QUERN_ASSIGN_OR_RETURN(
         const auto logits,
         state.Forward({item}, LogitsOf::kAllTokens, session.executor()));
+    session.stats().prompt_work += state.last_work();
     predicted += static_cast<int64_t>(tokens.size()) - 1;
     if (ranks.leads()) {
       loss +=

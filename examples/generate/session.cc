@@ -133,8 +133,10 @@ void Session::TellWarnings() const {
   if (!ranks_.leads()) return;
   std::fputs(operators_->Warnings().c_str(), stderr);
 }
+absl::Status Session::TakeLimits() { return meter_.Take(*executor_); }
 
 void Session::TellStats() {
+  if (options_.limits) stats_.limits = meter_.Result();
   stats_.operators = operators_->Summary();
   PrintStats(stats_, options_, *model_, *state_, *executor_, ranks_);
 }

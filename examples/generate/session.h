@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "examples/generate/machine_limits.h"
 #include "examples/generate/operators.h"
 #include "examples/generate/options.h"
 #include "examples/generate/rank_group.h"
@@ -52,6 +53,9 @@ class Session {
   std::vector<int32_t> Encode(const std::string& text) const;
   // Prints what of --custom_ops had no effect, on the leader's standard error.
   void TellWarnings() const;
+  // Measures the limits of the machine for --limits, on one rank. Called before
+  // and after the text.
+  absl::Status TakeLimits();
   // Collective.
   void TellStats();
 
@@ -73,6 +77,7 @@ class Session {
   std::unique_ptr<Decoder> model_;
   std::unique_ptr<DecoderState> state_;
   Stats stats_;
+  LimitMeter meter_;
 };
 
 }  // namespace quern

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "examples/generate/machine_limits.h"
 #include "examples/generate/options.h"
 #include "examples/generate/rank_group.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
+#include "quern/models/decoder_work.h"
 
 namespace quern {
 namespace {
@@ -23,21 +25,32 @@ namespace {
 struct RankUse {
   int64_t threads, weight_bytes, cache_bytes, cache_bytes_per_token,
       scratch_bytes, peak_bytes;
+  DecoderWork prompt, generation;
 };
 
-RankUse UseOf(const Decoder& model, const DecoderState& state,
-              const Executor& executor) {
+RankUse UseOf(const Stats& stats, const Decoder& model,
+              const DecoderState& state, const Executor& executor) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return {executor.num_workers(), model.weight_bytes(),
           state.cache_bytes(),    state.cache_bytes_per_token(),
-          state.scratch_bytes(),  int64_t{usage.ru_maxrss} * 1024};
+          state.scratch_bytes(),  int64_t{usage.ru_maxrss} * 1024,
+          stats.prompt_work,      stats.generation_work};
 }
 
-void PrintSpeed(const char* what, int64_t tokens, double seconds) {
-  std::fprintf(stderr, "%s: %lld tokens, %.4f s, %.0f tokens/s\n", what,
-               static_cast<long long>(tokens), seconds,
-               seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0);
+// The work of all ranks.
+DecoderWork Sum(const std::vector<RankUse>& uses, DecoderWork RankUse::*work) {
+  DecoderWork sum;
+  for (const RankUse& use : uses) sum += use.*work;
+  return sum;
+}
+
+void PrintSpeed(const char* what, int64_t tokens, double seconds,
+                const DecoderWork& work, const Stats& stats) {
+  const MachineLimits* const limits =
+      stats.limits.has_value() ? &*stats.limits : nullptr;
+  std::fprintf(stderr, "%s: %s\n", what,
+               SpeedText(tokens, seconds, work, limits).c_str());
 }
 
 void PrintMemory(const std::string& whose, const RankUse& use, DType kv) {
@@ -58,7 +71,8 @@ void PrintMemory(const std::string& whose, const RankUse& use, DType kv) {
 void PrintStats(const Stats& stats, const GenerateOptions& options,
                 const Decoder& model, const DecoderState& state,
                 const Executor& executor, RankGroup& ranks) {
-  const std::vector<RankUse> uses = ranks.Gather(UseOf(model, state, executor));
+  const std::vector<RankUse> uses =
+      ranks.Gather(UseOf(stats, model, state, executor));
   if (!ranks.leads()) return;
   const DecoderConfig& c = model.config();
   std::fprintf(stderr, "model: %s, %lld layers, width %lld, %s weights\n",
@@ -67,11 +81,12 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
                static_cast<long long>(c.hidden), model.weights().c_str());
   std::fprintf(stderr, "loading: %.2f s\n", stats.load_s);
   PrintSpeed(options.perplexity ? "text" : "prompt", stats.prompt_tokens,
-             stats.prompt_s);
+             stats.prompt_s, Sum(uses, &RankUse::prompt), stats);
   if (!options.perplexity) {
     // The first new token takes no step of the model, because it comes from the
     // prompt's logits.
-    PrintSpeed("generation", stats.new_tokens, stats.generation_s);
+    PrintSpeed("generation", stats.new_tokens, stats.generation_s,
+               Sum(uses, &RankUse::generation), stats);
     std::fprintf(stderr, "stopped by: %s\n", stats.stopped_by.c_str());
     if (options.samples > 1) {
       std::fprintf(stderr,
@@ -80,6 +95,9 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
                    static_cast<long long>(options.samples),
                    static_cast<long long>(stats.shared_tokens));
     }
+  }
+  if (stats.limits.has_value()) {
+    std::fprintf(stderr, "limits: %s\n", LimitsText(*stats.limits).c_str());
   }
   int64_t threads = 0;
   for (size_t rank = 0; rank < uses.size(); ++rank) {

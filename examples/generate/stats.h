@@ -5,12 +5,15 @@
 // and kernels.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "examples/generate/machine_limits.h"
 #include "examples/generate/options.h"
 #include "examples/generate/rank_group.h"
 #include "quern/core/executor.h"
 #include "quern/models/decoder.h"
+#include "quern/models/decoder_work.h"
 
 namespace quern {
 
@@ -18,6 +21,10 @@ struct Stats {
   double load_s = 0, prompt_s = 0, generation_s = 0;
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
+  // What the steps of the prompt, or of a text whose perplexity is asked for,
+  // and those of the generation needed on this rank.
+  DecoderWork prompt_work, generation_work;
+  std::optional<MachineLimits> limits;  // with --limits
   // Keys of each head that a step did not read again at most, because samples
   // share them.
   int64_t shared_tokens = 0;

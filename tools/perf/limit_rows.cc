@@ -9,13 +9,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/executor.h"
+#include "quern/core/limits/limit_kinds.h"
+#include "quern/core/limits/limits.h"
+#include "quern/core/limits/samples.h"
+#include "quern/core/limits/timer.h"
 #include "quern/tools/perf/hardware_bounds.h"
-#include "quern/tools/perf/limits.h"
 #include "quern/tools/perf/measure.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/report.h"
 #include "quern/tools/perf/settings.h"
-#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "quern/core/executor.h"
-#include "quern/tools/perf/limits.h"
+#include "quern/core/limits/limits.h"
 #include "quern/tools/perf/report.h"
 
 namespace quern {

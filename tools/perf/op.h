@@ -12,51 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/limits/limit_kinds.h"
 #include "quern/tools/perf/args.h"
 
 namespace quern {
-
-// What a loop does with memory, as small whole numbers of cache lines. A limit
-// of DRAM is the rate of one such loop, in bytes read plus bytes written; an
-// update in place is both. The rates differ: a store past the caches is not a
-// read and a store of the same line, so a copy does not bound an update.
-struct DramKind {
-  int reads = 0;
-  int writes = 0;
-  int updates = 0;
-
-  static const DramKind kRead;
-  static const DramKind kWrite;
-  static const DramKind kCopy;
-  static const DramKind kUpdate;
-
-  // Lines that are touched, and lines that move.
-  int touched() const { return reads + writes + updates; }
-  int moved() const { return touched() + updates; }
-  friend bool operator==(DramKind a, DramKind b) {
-    return a.reads == b.reads && a.writes == b.writes && a.updates == b.updates;
-  }
-};
-inline constexpr DramKind DramKind::kRead = {1, 0, 0};
-inline constexpr DramKind DramKind::kWrite = {0, 1, 0};
-inline constexpr DramKind DramKind::kCopy = {1, 1, 0};
-inline constexpr DramKind DramKind::kUpdate = {0, 0, 1};
-
-// The first kind of at most eight lines whose shares are within 1/32 of those
-// of these bytes, or else the nearest. What is less than a sixteenth of the
-// whole may count as nothing.
-DramKind DramKindOf(double read, double written, double updated);
-// "read", "write", "copy", "update", else e.g. "2r+1w+1u".
-std::string DramKindName(DramKind kind);
-
-// The dot product whose peak is the arithmetic limit.
-enum class PeakKind { kF32, kBF16, kI8 };
-// "f32", "bf16", "i8".
-const char* PeakKindName(PeakKind kind);
-// The widest that may multiply elements of `dtype`.
-PeakKind PeakKindOf(DType dtype);
 
 // The instruction set of an operator without kernels of its own, such as
 // `schedule`.

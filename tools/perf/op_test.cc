@@ -1,6 +1,7 @@
 #include "quern/tools/perf/op.h"
 
 #include "gtest/gtest.h"
+#include "quern/core/limits/limit_kinds.h"
 
 namespace quern {
 namespace {

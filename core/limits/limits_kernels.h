@@ -1,12 +1,12 @@
-#ifndef QUERN_TOOLS_PERF_LIMITS_KERNELS_H_
-#define QUERN_TOOLS_PERF_LIMITS_KERNELS_H_
+#ifndef QUERN_CORE_LIMITS_LIMITS_KERNELS_H_
+#define QUERN_CORE_LIMITS_LIMITS_KERNELS_H_
 
 // The loops whose speed is called the limit of this machine. Private to limits.
 
 #include <cstddef>
 #include <cstdint>
 
-#include "quern/tools/perf/op.h"
+#include "quern/core/limits/limit_kinds.h"
 
 namespace quern {
 
@@ -69,4 +69,4 @@ PeakKernels GetPeakKernels();
 
 }  // namespace quern
 
-#endif  // QUERN_TOOLS_PERF_LIMITS_KERNELS_H_
+#endif  // QUERN_CORE_LIMITS_LIMITS_KERNELS_H_

@@ -1,5 +1,5 @@
-#ifndef QUERN_TOOLS_PERF_LIMITS_H_
-#define QUERN_TOOLS_PERF_LIMITS_H_
+#ifndef QUERN_CORE_LIMITS_LIMITS_H_
+#define QUERN_CORE_LIMITS_LIMITS_H_
 
 // What this machine can do, measured: the yardsticks of every figure that the
 // driver prints. A limit is an upper bound, so each is the best of several
@@ -17,8 +17,8 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
-#include "quern/tools/perf/limits_kernels.h"
-#include "quern/tools/perf/op.h"
+#include "quern/core/limits/limit_kinds.h"
+#include "quern/core/limits/limits_kernels.h"
 
 namespace quern {
 
@@ -101,4 +101,4 @@ absl::string_view PagesName(const AlignedBuffer& buffer);
 
 }  // namespace quern
 
-#endif  // QUERN_TOOLS_PERF_LIMITS_H_
+#endif  // QUERN_CORE_LIMITS_LIMITS_H_

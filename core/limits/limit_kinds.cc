@@ -1,4 +1,4 @@
-#include "quern/tools/perf/op.h"
+#include "quern/core/limits/limit_kinds.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "quern/tools/perf/limits_kernels.h"
+#include "quern/core/limits/limits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tools/perf/peak_simd.cc"
+#define HWY_TARGET_INCLUDE "core/limits/peak_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 

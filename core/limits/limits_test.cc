@@ -1,4 +1,4 @@
-#include "quern/tools/perf/limits.h"
+#include "quern/core/limits/limits.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +9,9 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
+#include "quern/core/limits/limit_kinds.h"
+#include "quern/core/limits/limits_kernels.h"
 #include "quern/testing/isa_test.h"
-#include "quern/tools/perf/limits_kernels.h"
-#include "quern/tools/perf/op.h"
 
 namespace quern {
 namespace {

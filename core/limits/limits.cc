@@ -1,4 +1,4 @@
-#include "quern/tools/perf/limits.h"
+#include "quern/core/limits/limits.h"
 
 #include <sys/mman.h>
 
@@ -18,10 +18,10 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
+#include "quern/core/limits/limit_kinds.h"
+#include "quern/core/limits/limits_kernels.h"
+#include "quern/core/limits/timer.h"
 #include "quern/core/status_macros.h"
-#include "quern/tools/perf/limits_kernels.h"
-#include "quern/tools/perf/op.h"
-#include "quern/tools/perf/timer.h"
 
 namespace quern {
 namespace {

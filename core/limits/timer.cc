@@ -1,4 +1,4 @@
-#include "quern/tools/perf/timer.h"
+#include "quern/core/limits/timer.h"
 
 #include <dirent.h>
 

@@ -1,5 +1,5 @@
-#ifndef QUERN_TOOLS_PERF_TIMER_H_
-#define QUERN_TOOLS_PERF_TIMER_H_
+#ifndef QUERN_CORE_LIMITS_TIMER_H_
+#define QUERN_CORE_LIMITS_TIMER_H_
 
 // Clocks and order statistics.
 
@@ -57,4 +57,4 @@ class PreemptionWatch {
 
 }  // namespace quern
 
-#endif  // QUERN_TOOLS_PERF_TIMER_H_
+#endif  // QUERN_CORE_LIMITS_TIMER_H_

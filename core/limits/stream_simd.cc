@@ -1,11 +1,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "quern/tools/perf/limits_kernels.h"
-#include "quern/tools/perf/op.h"
+#include "quern/core/limits/limit_kinds.h"
+#include "quern/core/limits/limits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tools/perf/stream_simd.cc"
+#define HWY_TARGET_INCLUDE "core/limits/stream_simd.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
