@@ -7,6 +7,7 @@
 #include "quern/core/math_util.h"
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_traits.h"
+#include "quern/gemm/exact_block_kernels.h"
 #include "quern/gemm/packed_product.h"
 #include "quern/gemm/tile.h"
 #include "quern/gemm/tile_loop.h"
@@ -39,11 +40,15 @@ struct Sizes {
   int64_t rest;   // (rows * tile) mod count
 };
 
+template <class Kernels>
 class Multiplier {
+  using Kind = BlockKind<Kernels>;
+  using Decoded = typename Kind::Decoded;
+
  public:
-  Multiplier(const BlockPart& part, const PackedProduct<float>& product,
-             const uint32_t* a, const TileRange& range, float* sums,
-             int64_t stride)
+  Multiplier(const BlockPart<Kernels>& part,
+             const PackedProduct<float>& product, const uint32_t* a,
+             const TileRange& range, float* sums, int64_t stride)
       : part_(part),
         product_(product),
         tiles_(product.tiles()),
@@ -59,6 +64,8 @@ class Multiplier {
         first_sizes_{tiles_.rows / tiles_.count, tiles_.rows % tiles_.count,
                      tiles_.count, tiles_.rows * range.tile % tiles_.count} {
     tile_.sums_stride = static_cast<size_t>(stride);
+    tile_.panel_bytes =
+        part.fused ? static_cast<size_t>(panel_bytes_) : sizeof(Decoded);
     const int64_t tiles = range.tile_end - range.tile;
     share_ = RoundUp(DivCeil(record_lines_, tiles), kBlocks);
   }
@@ -76,31 +83,41 @@ class Multiplier {
     return part_.panels + panel * panel_bytes_ + record * record_bytes_;
   }
 
+  // The largest power of two that is not above `panels`, as its logarithm.
+  static size_t LogOf(int64_t panels) {
+    size_t log = 0;
+    while ((int64_t{2} << log) <= panels) ++log;
+    return log;
+  }
+
   // Tiles that decode read each panel as one stream. There is one tile of rows.
   void MultiplyStreams() {
     const int64_t rows = first_sizes_.size;
+    const auto best = static_cast<int64_t>(part_.kernels.fused.panels[rows]);
     const auto lines = static_cast<size_t>(record_lines_);
-    for (int64_t panel = range_.panel; panel < range_.panel_end; ++panel) {
+    for (int64_t panel = range_.panel; panel < range_.panel_end;) {
+      const size_t log = LogOf(std::min(best, range_.panel_end - panel));
       tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
       for (int64_t record = 0; record < records_; ++record) {
-        StartRecord(record);
+        tile_.steps = StartRecord(record);
         tile_.a = a_ + record * product_.a_chunk();
         tile_.b = RecordAt(panel, record);
-        tile_.prefetch[0] = {tile_.b + kAheadBytes, 0, lines};
-        MultiplyFused(rows);
+        tile_.prefetch[0] = {tile_.b + kAheadBytes, tile_.panel_bytes, lines};
+        MultiplyFused(rows, log);
       }
+      panel += int64_t{1} << log;
     }
   }
 
   // Takes the rows in powers of two, the largest first.
-  void MultiplyFused(int64_t all_rows) {
+  void MultiplyFused(int64_t all_rows, size_t log) {
     const TileTable& fused = part_.kernels.fused;
     TileArgs args = tile_;
     int64_t rows = 0;
     for (int64_t left = all_rows; left > 0; left -= rows) {
       for (rows = 4; rows > left || fused.tiles[rows][0] == nullptr;) rows /= 2;
-      fused.tiles[rows][0](args);
-      args.a += rows * static_cast<int64_t>(kBlockRowPitch);
+      fused.tiles[rows][log](args);
+      args.a += rows * Kind::kRowPitch;
       args.sums = static_cast<float*>(args.sums) + rows * stride_;
       args.prefetch[0].lines = 0;
     }
@@ -111,17 +128,17 @@ class Multiplier {
   // other: the rows of that record stay in L2.
   void MultiplyRecords() {
     const bool many = range_.tile_end - range_.tile > 1;
-    const auto best = static_cast<int64_t>(
-        part_.kernels.decoded.panels[static_cast<size_t>(tiles_.max_size())]);
+    const auto best = static_cast<int64_t>(std::min(
+        part_.kernels.decoded.panels[static_cast<size_t>(tiles_.max_size())],
+        kBlockPanels));
     const int64_t width = many ? range_.panel_end - range_.panel : best;
     for (int64_t begin = range_.panel; begin < range_.panel_end;
          begin += width) {
       const int64_t end = std::min(begin + width, range_.panel_end);
       for (int64_t record = 0; record < records_; ++record) {
-        StartRecord(record);
+        blocks_ = StartRecord(record);
         for (int64_t panel = begin; panel < end;) {
-          size_t log = 0;
-          while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
+          const size_t log = LogOf(std::min(best, end - panel));
           const int64_t next = panel + (int64_t{1} << log);
           if (next < end) {
             MultiplyDecoded(record, panel, log, RecordAt(next, record));
@@ -136,9 +153,10 @@ class Multiplier {
     }
   }
 
-  void StartRecord(int64_t record) {
-    tile_.steps = static_cast<size_t>(part_.layout.RecordBlocks(record));
+  // Returns the number of blocks of the record.
+  size_t StartRecord(int64_t record) {
     tile_.add = record > 0;
+    return static_cast<size_t>(part_.layout.RecordBlocks(record));
   }
 
   // Decodes a record of 2^log panels, and multiplies all tiles of rows by them.
@@ -148,8 +166,14 @@ class Multiplier {
   void MultiplyDecoded(int64_t record, int64_t panel, size_t log,
                        const uint8_t* fetch) {
     for (int64_t p = 0; p < int64_t{1} << log; ++p) {
-      part_.kernels.decode(RecordAt(panel + p, record), tile_.steps,
-                           &decoded_[p]);
+      part_.kernels.decode(RecordAt(panel + p, record), blocks_, &decoded_[p]);
+    }
+    tile_.steps = blocks_ * static_cast<size_t>(Kind::kBlockSteps);
+    int64_t share = share_;
+    if constexpr (Kind::kBlockSteps > 1) {
+      // These tiles fetch at most one line in a step.
+      share = std::min(share, static_cast<int64_t>(tile_.steps));
+      tile_.prefetch_steps = tile_.steps / static_cast<size_t>(share);
     }
     tile_.b = reinterpret_cast<const uint8_t*>(&decoded_[0]);
     tile_.a = a_ + range_.tile * a_tile_ + record * product_.a_chunk();
@@ -157,7 +181,7 @@ class Multiplier {
     int64_t lines = record_lines_;
     Sizes sizes = first_sizes_;
     for (int64_t tile = range_.tile; tile < range_.tile_end; ++tile) {
-      const int64_t count = std::min(share_, lines);
+      const int64_t count = std::min(share, lines);
       tile_.prefetch[0] = {fetch, static_cast<size_t>(panel_bytes_),
                            static_cast<size_t>(count)};
       fetch += count * kLineBytes;
@@ -169,7 +193,7 @@ class Multiplier {
     }
   }
 
-  const BlockPart part_;
+  const BlockPart<Kernels> part_;
   const PackedProduct<float>& product_;
   const RowTiles tiles_;
   const uint32_t* const a_;
@@ -182,17 +206,26 @@ class Multiplier {
   const int64_t records_;
   const int64_t a_tile_;  // 32-bit elements from tile to tile
   const Sizes first_sizes_;
-  int64_t share_;  // lines of each panel that a tile fetches
+  int64_t share_;      // lines of each panel that a tile fetches
+  size_t blocks_ = 0;  // of the record
   TileArgs tile_ = {};
-  DecodedRecord decoded_[kBlockPanels];
+  Decoded decoded_[kBlockPanels];
 };
 
 }  // namespace
 
-void MultiplyBlocks(const BlockPart& part, const PackedProduct<float>& product,
-                    const uint32_t* a, const TileRange& range, float* sums,
-                    int64_t stride) {
-  Multiplier(part, product, a, range, sums, stride).Run();
+template <class Kernels>
+void MultiplyBlocks(const BlockPart<Kernels>& part,
+                    const PackedProduct<float>& product, const uint32_t* a,
+                    const TileRange& range, float* sums, int64_t stride) {
+  Multiplier<Kernels>(part, product, a, range, sums, stride).Run();
 }
+
+template void MultiplyBlocks(const BlockPart<BlockKernels>&,
+                             const PackedProduct<float>&, const uint32_t*,
+                             const TileRange&, float*, int64_t);
+template void MultiplyBlocks(const BlockPart<ExactBlockKernels>&,
+                             const PackedProduct<float>&, const uint32_t*,
+                             const TileRange&, float*, int64_t);
 
 }  // namespace quern

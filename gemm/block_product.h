@@ -1,16 +1,18 @@
 #ifndef QUERN_GEMM_BLOCK_PRODUCT_H_
 #define QUERN_GEMM_BLOCK_PRODUCT_H_
 
-// Private: the product of rows that are int8 in blocks with weights in a block
-// format, as gemm/block_kernels.h defines it. With few rows, codes are decoded
+// Private: the product of rows with weights in a block format, as
+// gemm/block_kernels.h defines it for rows that are int8 in blocks, and
+// gemm/exact_block_kernels.h for rows of f32. With few rows, codes are decoded
 // in registers; with more, each record once for all of them, to scratch that
-// stays in L1.
+// stays in L1 or L2.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_traits.h"
+#include "quern/gemm/exact_block_kernels.h"
 #include "quern/gemm/packed_product.h"
 #include "quern/gemm/tile.h"
 #include "quern/gemm/tile_loop.h"
@@ -18,21 +20,42 @@
 
 namespace quern {
 
-// One part of the weights and what multiplies it.
+// How the two kinds of kernels differ.
+template <class Kernels>
+struct BlockKind;
+template <>
+struct BlockKind<BlockKernels> {
+  using Decoded = DecodedRecord;
+  // 32-bit elements from a row of a to the next, within one record.
+  static constexpr int64_t kRowPitch = static_cast<int64_t>(kBlockRowPitch);
+  // TileArgs::steps of a block of 32 k in the decoded tiles.
+  static constexpr int64_t kBlockSteps = 1;
+};
+template <>
+struct BlockKind<ExactBlockKernels> {
+  using Decoded = ExactRecord;
+  static constexpr int64_t kRowPitch = static_cast<int64_t>(PackedRowPitch(1));
+  static constexpr int64_t kBlockSteps = BlockPanels::kBlockK;
+};
+
+// One part of the weights and what multiplies it: BlockKernels or
+// ExactBlockKernels.
+template <class Kernels>
 struct BlockPart {
   const BlockPanels& layout;
-  const BlockKernels& kernels;
+  const Kernels& kernels;
   bool fused;  // codes are decoded in registers
   const uint8_t* panels;
 };
 
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows
-// packed by `product`, whose chunks are records. Takes 20 KB of stack: what is
-// written again and again does not lie beside what another worker writes, whose
-// prefetchers would fetch it.
-void MultiplyBlocks(const BlockPart& part, const PackedProduct<float>& product,
-                    const uint32_t* a, const TileRange& range, float* sums,
-                    int64_t stride);
+// packed by `product`, whose chunks are records. Takes 20 KB of stack, or 40 KB
+// with ExactBlockKernels: what is written again and again does not lie beside
+// what another worker writes, whose prefetchers would fetch it.
+template <class Kernels>
+void MultiplyBlocks(const BlockPart<Kernels>& part,
+                    const PackedProduct<float>& product, const uint32_t* a,
+                    const TileRange& range, float* sums, int64_t stride);
 
 }  // namespace quern
 

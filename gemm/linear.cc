@@ -177,12 +177,11 @@ absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
         w.gated ? "a gated one" : "one that is not gated",
         ", as the weights are packed with gated=", w.gated ? "true" : "false");
   }
-  const bool int8_blocks = spec.activations == LinearActivations::kInt8Blocks;
-  if (int8_blocks != (w.format == WeightFormat::kBlocks)) {
-    return Unimplemented(
-        op, "activations=", int8_blocks ? "int8_blocks" : "exact",
-        " with weights of ", WeightFormatName(w.format), "; need ",
-        int8_blocks ? "exact" : "int8_blocks", " with these weights");
+  if (spec.activations == LinearActivations::kInt8Blocks &&
+      w.format != WeightFormat::kBlocks) {
+    return Unimplemented(op, "activations=int8_blocks with weights of ",
+                         WeightFormatName(w.format),
+                         "; need exact with these weights");
   }
   if (!i8) return absl::OkStatus();
   if (spec.zero_points == Int8ZeroPoint::kUsed) {

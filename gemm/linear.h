@@ -35,6 +35,16 @@
 //                          second product and the sum are fused where the CPU
 //                          can.
 //
+//   kBlocks                with LinearActivations::kExact. a is never rounded,
+//                          and a weight is the f32 of quant/block_format.h: it
+//                          is exact, or has the one rounding of formats with
+//                          minima. Products and sums are f32; c has the bits
+//                          that kF32 gives for weights of DecodeBlocks. Each
+//                          sum is off by (k + k / 256 + 3) * 2^-24 at most of
+//                          the sum of magnitudes |a| * |b|. A scale that is NaN
+//                          or infinite changes its column alone, what is not
+//                          finite in a its row alone.
+//
 //   kBlocks                with LinearActivations::kInt8Blocks. Each 32 k of a
 //                          row become int8, x ~ ax * qa, by
 //                          gemm/block_kernels.h:
@@ -53,8 +63,8 @@
 //
 // The packed kernels give a row the same bits alone and in a batch, for any
 // number of threads: the sum over k is formed in chunks of 512 k (256 k of f32
-// weights; a group ends there, too), each in the order of k, and the chunks are
-// added in order.
+// weights and of kBlocks with kExact; a group ends there, too), each in the
+// order of k, and the chunks are added in order.
 //
 // Implementations, in the order in which they are tried:
 //
@@ -94,7 +104,7 @@ bool OneDnnIsLinked();
 // What a linear layer may make of the rows of a where weights are kBlocks.
 // Other formats have one arithmetic, listed above, and need kExact.
 enum class LinearActivations : uint8_t {
-  kExact,       // rows are not rounded; no format of kBlocks has that yet
+  kExact,       // rows are not rounded
   kInt8Blocks,  // int8 with a scale for each 32 k
 };
 
@@ -155,9 +165,9 @@ class LinearPlan {
   // are not, or the other way round; k above kMaxKZeroPoint where zero points
   // are used; a scale or zero point that Int8QuantizePlan refuses; a name in
   // `kernels`, or in QUERN_KERNELS, that no implementation has.
-  // Unimplemented: a or c of another dtype; `activations` that the format of
-  // the weights does not have; no implementation that may be tried can run
-  // this: the message has each one's reason. ResourceExhausted: no memory for a
+  // Unimplemented: a or c of another dtype; kInt8Blocks where weights are not
+  // kBlocks; no implementation that may be tried can run this: the message has
+  // each one's reason. ResourceExhausted: no memory for a
   // packed form of its own. `weights` may be dropped afterwards; bytes that
   // they adopted may not.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,7 +13,6 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
@@ -27,7 +25,6 @@
 #include "quern/quant/block_format.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
-#include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
 #include "quern/testing/reference_convert.h"
@@ -37,27 +34,8 @@
 namespace quern {
 namespace {
 
-class LinearBlocksTest : public IsaTest {
+class LinearBlocksTest : public BlockPlansTest {
  protected:
-  // The packed weights lie before a guard page.
-  LinearPlan Plan(const BlockWeights& w, const LinearSpec& spec,
-                  const std::vector<int64_t>& cuts = {}) {
-    const LinearWeights packed = w.Pack(IsGated(spec.activation), cuts);
-    const std::vector<uint8_t> bytes(packed.bytes().begin(),
-                                     packed.bytes().end());
-    const auto size = static_cast<int64_t>(bytes.size());
-    constexpr int64_t kAlignment = LinearWeights::kAlignment;
-    packed_.push_back(std::make_unique<GuardBuffer<uint8_t>>(
-        bytes, Edge::kEnd, RoundUp(size, kAlignment) - size));
-    const auto adopted = LinearWeights::Adopt(
-        {packed_.back()->data(), static_cast<size_t>(packed_.back()->size())});
-    EXPECT_EQ(adopted.status(), absl::OkStatus());
-    auto plan = LinearPlan::Create(spec, *adopted, inline_);
-    EXPECT_EQ(plan.status(), absl::OkStatus());
-    EXPECT_RAN_ON(*plan);
-    return *std::move(plan);
-  }
-
   template <typename A, typename C>
   void ExpectExact(BlockFormat format, const Shape& s, Executor& executor) {
     SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
@@ -108,9 +86,6 @@ class LinearBlocksTest : public IsaTest {
         }))
         << plan.Explain(s.m);
   }
-
-  InlineExecutor inline_;
-  std::vector<std::unique_ptr<GuardBuffer<uint8_t>>> packed_;
 };
 QUERN_INSTANTIATE_ISA_TEST(LinearBlocksTest);
 
@@ -361,9 +336,8 @@ TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
 
   const auto weights = LinearWeights::Pack(spec, {source}, executor);
   ASSERT_TRUE(weights.ok());
-  ExpectRefusal(LinearPlan::Create({}, *weights, executor).status(),
-                absl::StatusCode::kUnimplemented,
-                "activations=exact with weights of blocks; need int8_blocks");
+  EXPECT_EQ(LinearPlan::Create({}, *weights, executor).status(),
+            absl::OkStatus());
   spec.format = WeightFormat::kI4Group;
   spec.group_size = 32;
   const std::vector<uint8_t> q4(16 * 8 * 18);

@@ -8,12 +8,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
@@ -23,6 +26,7 @@
 #include "quern/quant/block_format_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
+#include "quern/testing/isa_test.h"
 #include "quern/testing/reference_convert.h"
 
 namespace quern {
@@ -182,6 +186,31 @@ LinearSpec Int8Spec(LinearActivation act = LinearActivation::kNone) {
   spec.activations = LinearActivations::kInt8Blocks;
   return spec;
 }
+
+// Makes plans whose packed weights lie before a guard page.
+class BlockPlansTest : public IsaTest {
+ protected:
+  LinearPlan Plan(const BlockWeights& w, const LinearSpec& spec,
+                  const std::vector<int64_t>& cuts = {}) {
+    const LinearWeights packed = w.Pack(IsGated(spec.activation), cuts);
+    const std::vector<uint8_t> bytes(packed.bytes().begin(),
+                                     packed.bytes().end());
+    const auto size = static_cast<int64_t>(bytes.size());
+    constexpr int64_t kAlignment = LinearWeights::kAlignment;
+    packed_.push_back(std::make_unique<GuardBuffer<uint8_t>>(
+        bytes, Edge::kEnd, RoundUp(size, kAlignment) - size));
+    const auto adopted = LinearWeights::Adopt(
+        {packed_.back()->data(), static_cast<size_t>(packed_.back()->size())});
+    EXPECT_EQ(adopted.status(), absl::OkStatus());
+    auto plan = LinearPlan::Create(spec, *adopted, inline_);
+    EXPECT_EQ(plan.status(), absl::OkStatus());
+    EXPECT_RAN_ON(*plan);
+    return *std::move(plan);
+  }
+
+  InlineExecutor inline_;
+  std::vector<std::unique_ptr<GuardBuffer<uint8_t>>> packed_;
+};
 
 }  // namespace quern
 

@@ -88,8 +88,9 @@ absl::string_view WeightFormatName(WeightFormat format);
 // kQ4_0: each 32 k are an f16 scale and 16 bytes; byte j holds k = j in its
 //   lower half and k = j + 16 in its upper one. kQ8_0: an f16 scale, 32 int8.
 // kBlocks: rows of blocks of N values in B bytes, as quant/block_format.h lists
-//   them. kQ4_0 and kQ8_0 are two of these for rows of floats; as kBlocks they
-//   are multiplied by rows of int8.
+//   them. kQ4_0 and kQ8_0 are two of these, whose codes become bf16 and whose
+//   scales multiply sums; as kBlocks their values become f32, or are multiplied
+//   by rows of int8 (LinearActivations).
 enum class WeightLayout : uint8_t {
   kNK,
   kKN,

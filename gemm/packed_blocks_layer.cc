@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,7 @@
 #include "quern/gemm/block_product.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/epilogue_kernels.h"
+#include "quern/gemm/exact_block_kernels.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_layer.h"
 #include "quern/gemm/linear_weights.h"
@@ -28,18 +30,30 @@
 namespace quern {
 namespace {
 
-// Weights in blocks by rows that become int8 in blocks.
+// Packs k elements of a row, a record at most.
+void PackRecord(const BlockKernels& kernels, const uint8_t* from, size_t k,
+                uint32_t* to) {
+  kernels.pack_row(from, k, kernels.terms, to);
+}
+void PackRecord(const ExactBlockKernels& kernels, const uint8_t* from, size_t k,
+                uint32_t* to) {
+  kernels.pack_row(from, k, to);
+}
+
+// Weights in blocks by rows that become int8 in blocks (BlockKernels), or f32
+// (ExactBlockKernels).
+template <class Kernels>
 class PackedBlocksLayer final : public PackedLayer {
  public:
   PackedBlocksLayer(const LinearSpec& spec, const LinearWeights& weights,
                     const PackedForm& form, const VnniLayout& lines,
-                    const BlockPanels& blocks)
+                    const BlockPanels& blocks, const Kernels& kernels)
       : PackedLayer(weights),
         form_(form),
         a_(spec.a),
         lines_(lines),
         blocks_(blocks),
-        kernels_(GetBlockKernels(weights.spec().block_format, spec.a)),
+        kernels_(kernels),
         finish_(spec, weights) {}
 
   const char* target() const override { return kernels_.target; }
@@ -117,7 +131,7 @@ class PackedBlocksLayer final : public PackedLayer {
     return Fused(rows) ? kernels_.fused : kernels_.decoded;
   }
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
-    return {lines_, TableFor(rows), static_cast<int64_t>(kBlockRowPitch),
+    return {lines_, TableFor(rows), BlockKind<Kernels>::kRowPitch,
             rows,   form_.parts,    tile_count};
   }
 
@@ -126,8 +140,9 @@ class PackedBlocksLayer final : public PackedLayer {
                      const TileRange& range, float* sums, int64_t stride,
                      int64_t part_stride) const {
     for (int64_t part = 0; part < form_.parts; ++part) {
-      const BlockPart blocks = {blocks_, kernels_, Fused(product.tiles().rows),
-                                weights().panels() + part * form_.part_bytes};
+      const BlockPart<Kernels> blocks = {
+          blocks_, kernels_, Fused(product.tiles().rows),
+          weights().panels() + part * form_.part_bytes};
       MultiplyBlocks(blocks, product, a, range, sums, stride);
       sums += part_stride;
     }
@@ -137,8 +152,9 @@ class PackedBlocksLayer final : public PackedLayer {
   template <typename Allocator>
   GroupedScratch<float> LayOutGroups(Allocator& allocator, int64_t rows,
                                      int64_t workers) const {
-    const auto tile_rows =
-        std::min(kernels_.decoded.max_rows, kernels_.fused.max_rows);
+    const size_t tile_rows =
+        Fused(1) ? std::min(kernels_.decoded.max_rows, kernels_.fused.max_rows)
+                 : kernels_.decoded.max_rows;
     return GroupedScratch<float>::LayOut(
         allocator, ProductOf(std::min(rows, kBlockRows), TileCount::kFewest),
         rows, workers, static_cast<int64_t>(tile_rows));
@@ -153,9 +169,8 @@ class PackedBlocksLayer final : public PackedLayer {
     const auto a_size = static_cast<int64_t>(SizeOf(a_));
     const int64_t chunk_k = product.chunk_k();
     for (int64_t k = 0; k < blocks_.k(); k += chunk_k) {
-      kernels_.pack_row(from + k * a_size,
-                        static_cast<size_t>(std::min(chunk_k, blocks_.k() - k)),
-                        kernels_.terms, to);
+      PackRecord(kernels_, from + k * a_size,
+                 static_cast<size_t>(std::min(chunk_k, blocks_.k() - k)), to);
       to += product.a_chunk();
     }
   }
@@ -166,7 +181,7 @@ class PackedBlocksLayer final : public PackedLayer {
   // lines, which are records of blocks.
   VnniLayout lines_;
   BlockPanels blocks_;
-  BlockKernels kernels_;
+  Kernels kernels_;
   FinishFloats finish_;
 };
 
@@ -186,8 +201,15 @@ PackedLayerOr CreatePackedBlocks(const LinearSpec& spec,
       const BlockPanels blocks,
       BlockPanels::Create(BlockTraitsOf(w.block_format).codes, w.k,
                           form.part_n));
-  return std::make_unique<const PackedBlocksLayer>(spec, weights, form, lines,
-                                                   blocks);
+  const auto layer = [&](const auto& kernels) -> PackedLayerOr {
+    return std::make_unique<
+        const PackedBlocksLayer<std::decay_t<decltype(kernels)>>>(
+        spec, weights, form, lines, blocks, kernels);
+  };
+  if (spec.activations == LinearActivations::kExact) {
+    return layer(GetExactBlockKernels(w.block_format, spec.a));
+  }
+  return layer(GetBlockKernels(w.block_format, spec.a));
 }
 
 }  // namespace quern
