@@ -14,8 +14,10 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
+#include "quern/gemm/linear_blocks_testutil.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/linear_weights_testutil.h"
+#include "quern/quant/block_format.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -198,6 +200,28 @@ TEST_P(LinearWorkspaceSweepTest, EveryFormatTakesWhatItSaid) {
 
 TEST_P(LinearWorkspaceSweepTest, EveryGatedFormatTakesWhatItSaid) {
   Sweep(LinearActivation::kGeluTanhAndMul);
+}
+
+// By rows of int8 and by rows that are not rounded.
+TEST_P(LinearWorkspaceTest, BlocksTakeWhatTheySaid) {
+  TestRng rng;
+  for (const auto activations :
+       {LinearActivations::kExact, LinearActivations::kInt8Blocks}) {
+    for (const auto act :
+         {LinearActivation::kNone, LinearActivation::kGeluTanhAndMul}) {
+      LinearSpec spec = SpecOf(DType::kBF16, DType::kF32);
+      spec.activation = act;
+      spec.activations = activations;
+      const auto plan =
+          PlanOf(RandomBlockWeights(rng, BlockFormat::kQ4_K, 104, 768, 1.0)
+                     .Pack(IsGated(act)),
+                 spec);
+      for (const int64_t m : kRows) {
+        ExpectStays<BF>(plan, m, kWorkers, std::size(kWorkers), rng);
+      }
+      ExpectBytesGrow(plan);
+    }
+  }
 }
 
 TEST(LinearWorkspaceRefusalTest, RefusesRowsAndWorkersThatThereAreNot) {

@@ -24,6 +24,7 @@ constexpr Smoke kSmokes[] = {
     {"linear", "--m=3 --n=38 --k=19 --activation=silu_and_mul --residual=1"},
     {"linear", "--m=5 --n=37 --k=19 --activation=gelu_tanh --out=f16"},
     {"linear", "--m=3 --n=37 --k=96 --weights=q4_0"},
+    {"linear", "--m=5 --n=37 --k=512 --weights=q4_k --activations=exact"},
     {"linear", "--m=9 --n=38 --k=512 --weights=q6_k --activation=silu_and_mul"},
     {"scaled_linear", "--m=3 --n=37 --k=19"},
     {"scaled_linear", "--m=17 --n=16 --k=33 --act=tensor --azp=1 --out=f32"},

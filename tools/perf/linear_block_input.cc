@@ -28,7 +28,7 @@ namespace {
 // Weights lie in about [-kReach, kReach], and minima do not exceed it.
 constexpr double kReach = 1;
 
-// A block format, by rows that are int8 in blocks.
+// A block format, by rows that are not rounded or are int8 in blocks.
 class Blocks final : public LinearInput {
  public:
   Blocks(const LinearWeightsSpec& spec, const BlockFormatInfo& info,
@@ -54,8 +54,9 @@ class Blocks final : public LinearInput {
   }
   LinearActivations activations() const override { return activations_; }
 
-  // As gemm/block_kernels.h quantises.
+  // As gemm/block_kernels.h quantises, if it does.
   void RoundRow(std::vector<double>& row) const override {
+    if (!multiplies_int8()) return;
     constexpr size_t kBlock = 32;
     for (size_t at = 0; at < row.size(); at += kBlock) {
       float most = 0;
@@ -75,11 +76,14 @@ class Blocks final : public LinearInput {
         blocks_.data() + col * row_bytes() + i / info_.values * info_.bytes;
     const double w =
         ReferenceValue(info_.format, block, i % info_.values).value;
-    return {w, std::abs(w) + 2.01 * kReach};
+    return {w, std::abs(w) + (multiplies_int8() ? 2.01 * kReach : 0)};
   }
-  // Sums of sub-blocks of 16 k or more, with two additions each.
+  // int8: sums of sub-blocks of 16 k or more, with two additions each. Else the
+  // bound of gemm/linear.h.
   double relative_error() const override {
-    return (static_cast<double>(2 * k() / 16) + 4) * 0x1p-24;
+    const auto roundings = static_cast<double>(
+        multiplies_int8() ? 2 * k() / 16 + 4 : k() + k() / 256 + 4);
+    return roundings * 0x1p-24;
   }
 
  private:
