@@ -133,6 +133,7 @@ void Session::TellWarnings() const {
   if (!ranks_.leads()) return;
   std::fputs(operators_->Warnings().c_str(), stderr);
 }
+
 absl::Status Session::TakeLimits() { return meter_.Take(*executor_); }
 
 void Session::TellStats() {
