@@ -36,7 +36,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <BlockFormat kFormat, size_t kQuad>
 HWY_INLINE VI QuadValues(const PackedRecord<kFormat>& record, size_t b,
                          size_t v) {
-  // What the Dot would subtract, which for int8 is an offset of its own.
+  // The format's zero, or 128 where PackedRecord adds that to int8.
   constexpr int kZero = TermsOf(BlockTraitsOf(kFormat)).zero;
   auto codes = record.template Codes<kQuad>(b, v);
   if constexpr (kZero != 0) {
@@ -180,7 +180,8 @@ void FusedExactTile(const TileArgs& args) {
 // Panels of a fused tile, at most. A sum takes a multiply-add for each k, whose
 // latency other sums must fill.
 constexpr size_t kExactPanels = kVecs > 1 || kFewTiles ? 1 : 4;
-// Rows of the largest fused tile: more multiply what DecodeExact wrote (Q4_K,
+// Rows of the largest fused tile. With more rows, DecodeExact writes each record
+// once and the tiles of f32 multiply it (Q4_K,
 // 4096 x 4096, 4 rows: 560 us so, and 730 by tiles of four rows; AVX2 1010 and
 // 1110. Zen 5, 2026). Where a line is four vectors, nothing stays in registers.
 constexpr size_t kExactRows = kVecs > 2 ? 0 : 2;

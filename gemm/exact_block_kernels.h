@@ -44,7 +44,8 @@ struct ExactBlockKernels {
 };
 
 // Kernels of the best instruction set that this CPU supports, for formats with
-// blocks of 32 values and of 256, but for `decoded` and pack_row.
+// blocks of 32 values and of 256. GetExactBlockKernels sets `arithmetic`,
+// pack_row and `decoded`.
 ExactBlockKernels GetExactBlock32Kernels(BlockFormat format);
 ExactBlockKernels GetExactBlock256Kernels(BlockFormat format);
 

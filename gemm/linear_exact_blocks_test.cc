@@ -126,8 +126,8 @@ class LinearExactBlocksTest : public BlockPlansTest {
 };
 QUERN_INSTANTIATE_ISA_TEST(LinearExactBlocksTest);
 
-// Every number of rows of a tile, of columns in a panel, of panels in a tile,
-// of blocks in a record and of records, in rows that lie apart.
+// Every number of rows and of panels of a tile, of columns in a panel, of
+// blocks in a record and of records, in rows that lie apart.
 TEST_P(LinearExactBlocksTest, HasTheBitsOfDecodedWeights) {
   ManyWorkers many(3);
   for (const BlockFormatInfo& info : BlockFormats()) {
@@ -146,6 +146,12 @@ TEST_P(LinearExactBlocksTest, HasTheBitsOfDecodedWeights) {
     }
     for (const int64_t m : {25, 31}) {
       ExpectBitsOfDecoded<Float16, BFloat16>(info.format, {m, 40, 256}, many);
+    }
+    // Seven panels are tiles of four, two and one where codes become f32 in
+    // registers. The last record has one block of eight.
+    for (const int64_t m : {1, 2}) {
+      ExpectBitsOfDecoded<float, float>(
+          info.format, {m, 112, info.values == 32 ? 288 : 512}, inline_);
     }
   }
 }
@@ -258,6 +264,7 @@ TEST_P(LinearExactBlocksTest, GroupsHaveTheBitsOfLayers) {
   spec.a = spec.c = DType::kF32;
   const auto plan = GroupedLinearPlan::Create(spec, weights);
   ASSERT_EQ(plan.status(), absl::OkStatus());
+  EXPECT_EQ(plan->WorkspaceBytes(0, 1).status(), absl::OkStatus());
   const int64_t rows = offsets.back();
   std::vector<float> c(static_cast<size_t>(rows * n));
   GroupedLinearArgs args;

@@ -202,7 +202,7 @@ TEST_P(LinearWorkspaceSweepTest, EveryGatedFormatTakesWhatItSaid) {
   Sweep(LinearActivation::kGeluTanhAndMul);
 }
 
-// By rows of int8 and by rows that are not rounded.
+// Weights in blocks, for both kinds of activations.
 TEST_P(LinearWorkspaceTest, BlocksTakeWhatTheySaid) {
   TestRng rng;
   for (const auto activations :

@@ -125,7 +125,8 @@ class PackedBlocksLayer final : public PackedLayer {
     ProductOf(rows, TileCount::kEven).LayOutWholeK(layout, workers);
   }
   bool Fused(int64_t rows) const {
-    return rows <= static_cast<int64_t>(kernels_.fused.max_rows);
+    const auto most = static_cast<int64_t>(kernels_.fused.max_rows);
+    return most > 0 && rows <= most;
   }
   const TileTable& TableFor(int64_t rows) const {
     return Fused(rows) ? kernels_.fused : kernels_.decoded;
@@ -148,16 +149,14 @@ class PackedBlocksLayer final : public PackedLayer {
     }
   }
 
-  // Some blocks may have fused tiles and others not.
+  // A block of few rows is one tile that decodes in registers and needs no
+  // spare row, so only the other tiles count.
   template <typename Allocator>
   GroupedScratch<float> LayOutGroups(Allocator& allocator, int64_t rows,
                                      int64_t workers) const {
-    const size_t tile_rows =
-        Fused(1) ? std::min(kernels_.decoded.max_rows, kernels_.fused.max_rows)
-                 : kernels_.decoded.max_rows;
     return GroupedScratch<float>::LayOut(
         allocator, ProductOf(std::min(rows, kBlockRows), TileCount::kFewest),
-        rows, workers, static_cast<int64_t>(tile_rows));
+        rows, workers, static_cast<int64_t>(kernels_.decoded.max_rows));
   }
   GroupedScratch<float> ScratchOf(const GroupedRows& all) const {
     Workspace memory = all.workspace;

@@ -83,11 +83,8 @@
 // expert.
 //
 // Matrices are f32, bf16, f16, int8 or in the file's blocks; routers are f32 in
-// every form. Q4_0 and Q8_0 stay in their blocks. The other block formats of
-// quant/block_format.h do with DecoderActivations::kInt8, and are else decoded
-// when they are loaded and take the memory of f32, because the linear layer
-// multiplies them by rows of int8 alone. The rows that matrices multiply are
-// bf16, f32 or int8. Everything else is f32.
+// every form. The rows that matrices multiply are bf16, f32 or int8. Everything
+// else is f32.
 //
 // A file is not trusted. The memory for loading and running it is bounded by
 // DecoderOptions::max_bytes and DecoderStateSpec::max_bytes, which are checked
@@ -132,14 +129,15 @@ class OpRegistry;    // ops/registry/op_registry.h
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
-  // Each matrix keeps the form of the file: F32, BF16, F16, or Q4_0 or Q8_0 in
-  // its blocks, or any block format with DecoderActivations::kInt8, which says
-  // what differs then. One in any other block format becomes f32, which is
-  // exact and takes 4.9 times (Q6_K) to 12.2 times (Q2_K) the bytes of the
-  // file; kBF16 takes half of that, kInt8 a quarter. A matrix whose parts
-  // differ in form, as q, k and v may, becomes f32. Rows are bf16 if all
-  // matrices of the file are BF16, Q4_0 or Q8_0, otherwise f32. Rows of an
-  // embedding in blocks that are kept are converted to the type of rows.
+  // Each matrix keeps the form of the file: F32, BF16, F16, or blocks
+  // (quant/block_format.h). q, k and v of several types with blocks among them
+  // are matrices apart. Any other matrix whose parts differ in type becomes
+  // f32: gate and up, or the first of a gated delta net. Matrices that
+  // attention
+  // over latents transposes take the type of rows. Rows are bf16 if all
+  // matrices
+  // of the file are BF16, Q4_0 or Q8_0, otherwise f32. Rows of an embedding in
+  // blocks are converted to the type of rows.
   kAsInFile,
   kBF16,
   kF32,
@@ -151,16 +149,13 @@ enum class DecoderWeights {
 // What matrices in block formats (quant/block_format.h) make of the rows that
 // they multiply.
 enum class DecoderActivations {
-  // Rows are not rounded. See DecoderWeights::kAsInFile for what becomes of the
-  // formats.
+  // Rows have the type that DecoderWeights gives them, and are not rounded
+  // further. Blocks other than Q4_0 and Q8_0 multiply as f32.
   kExact,
   // Each 32 numbers of a row become int8 with a scale of their own
-  // (LinearActivations::kInt8Blocks). Every matrix in a block format keeps its
-  // blocks; q, k and v of several types are matrices apart. A matrix whose
-  // parts differ elsewhere becomes f32: gate and up, or the first of a gated
-  // delta net. Matrices that attention over latents transposes take the type of
-  // rows. Rows are bf16 if all matrices are BF16 or in blocks, otherwise f32.
-  // Other matrices multiply as with kExact. Needs kAsInFile.
+  // (LinearActivations::kInt8Blocks), of rows that are bf16 if all matrices are
+  // BF16 or in blocks, otherwise f32. Matrices that are not in blocks multiply
+  // as with kExact. Needs kAsInFile.
   kInt8,
 };
 
@@ -344,9 +339,9 @@ class DecoderState {
   // Number of keys of each head that the last Forward did not read again,
   // because several of its sequences share them.
   int64_t shared_tokens() const;
-  // What the last Forward that succeeded needed at least, on this rank. The
-  // products of attention and of recurrent layers' states are not counted.
-  // With experts, different tokens of a step are taken to have different ones.
+  // What the last Forward that succeeded read and computed on this rank; zero
+  // before the first. The products of attention and of recurrent layers' states
+  // are not counted.
   DecoderWork last_work() const;
   // What attention is computed by, for a person to read: "AVX3_ZEN4 bf16 dot",
   // where the last words are what queries meet keys in.

@@ -1,5 +1,6 @@
 // Models whose matrices keep the blocks of the file and multiply rows of int8
 // (DecoderActivations::kInt8), against an oracle that rounds the same rows.
+// Those of unrounded rows are in decoder_oracle_test.cc.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +37,8 @@ using Type = GgufTensorType;
 // tie that f32 takes it to the other side puts a code one step off, which moves
 // others: in 12 random files of each kind, up to two had such a number, and
 // were at most 0.05 off. Where rows are bf16, every row has such numbers.
-// Measured: 0.3 at most. Unrounded rows would be 0.016 to 0.07 off.
+// Measured: 0.3 at most. Unrounded rows would be 0.016 to 0.07 off, which only
+// the cases of f32 rows tell.
 constexpr double kF32Bound = 2e-4;
 constexpr double kInt8Bound = 0.4;
 
@@ -65,21 +67,21 @@ class DecoderBlocksTest : public DecoderFixture {
   }
 
   // The logits are those of the oracle within kInt8Bound, and within kF32Bound
-  // in one of a few files if rows are f32. `weights` is what the model says of
-  // them.
+  // in three of a few files if rows are f32. `weights` is what the model says
+  // of them.
   void ExpectTheOracle(const SmallDecoder& shape, const std::string& weights,
                        bool f32_rows, int64_t num_tokens = 9) {
     SCOPED_TRACE(absl::StrCat(shape.architecture, " ", weights));
     TestRng rng;
-    double least = kInt8Bound;
-    for (int file = 0; file < (f32_rows ? 8 : 1) && least > kF32Bound; ++file) {
+    const int need = f32_rows ? 3 : 0;
+    int near = 0;
+    for (int file = 0; file < (f32_rows ? 8 : 1) && (need == 0 || near < need);
+         ++file) {
       const double distance = Distance(rng, shape, weights, num_tokens);
       EXPECT_TRUE(distance <= kInt8Bound) << distance;  // false for NaN
-      least = std::min(least, distance);
+      if (distance <= kF32Bound) ++near;
     }
-    if (f32_rows) {
-      EXPECT_LE(least, kF32Bound);
-    }
+    EXPECT_GE(near, need);
   }
 
  private:
@@ -167,11 +169,15 @@ TEST_P(DecoderBlocksTest, BatchAndThreadsChangeNothing) {
   }
 }
 
-// A matrix of floats has one arithmetic.
+// A matrix of floats has one arithmetic, also where q, k and v differ in type.
 TEST_P(DecoderBlocksTest, ChangesNothingInFilesOfFloats) {
-  for (const Type type : {Type::kF32, Type::kF16, Type::kBF16}) {
+  for (const auto& [type, k_type] : {std::tuple(Type::kF32, Type::kF32),
+                                     {Type::kF16, Type::kF16},
+                                     {Type::kBF16, Type::kBF16},
+                                     {Type::kF16, Type::kF32}}) {
     SmallDecoder shape;
     shape.type = type;
+    shape.k_type = k_type;
     TestRng rng;
     const std::string bytes = SmallDecoderFile(rng, shape);
     const auto tokens = RandomTokens(rng, 9, shape.vocab);
@@ -186,25 +192,36 @@ TEST_P(DecoderBlocksTest, ChangesNothingInFilesOfFloats) {
   }
 }
 
-// A limit that the decoded matrices exceed is enough for the blocks.
+// A limit that the decoded matrices exceed is enough for the blocks, whatever
+// rows they multiply.
 TEST_P(DecoderBlocksTest, MaxBytesCountsTheBlocks) {
   TestRng rng;
   SmallDecoder shape = Mixed("llama");
   shape.layers = 4;
   const std::string bytes = SmallDecoderFile(rng, shape);
   const GgufFile file = ParseOrDie(bytes);
-  const int64_t weights = LoadBlocks(bytes).weight_bytes();
-  // Blocks, and 2 bytes for each element of the embedding.
-  EXPECT_LE(weights, file.file_bytes() * 5 / 4);
-  DecoderOptions options;
-  options.max_bytes = 2 * weights;
-  EXPECT_EQ(Decoder::Create(file, options, inline_).status().code(),
-            absl::StatusCode::kResourceExhausted);
-  options.activations = DecoderActivations::kInt8;
-  EXPECT_EQ(Decoder::Create(file, options, inline_).status(), absl::OkStatus());
-  options.max_bytes = weights;
-  EXPECT_EQ(Decoder::Create(file, options, inline_).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  for (const auto& [activations, embedding] :
+       {std::tuple(DecoderActivations::kExact, 4),
+        {DecoderActivations::kInt8, 2}}) {
+    DecoderOptions options;
+    options.activations = activations;
+    const int64_t weights =
+        Load(bytes, DecoderWeights::kAsInFile, activations).weight_bytes();
+    // Blocks, and so many bytes for each element of the embedding.
+    EXPECT_LE(weights, file.file_bytes() * 9 / 8 +
+                           embedding * shape.vocab * shape.hidden);
+    options.max_bytes = 2 * weights;
+    EXPECT_EQ(Decoder::Create(file, options, inline_).status(),
+              absl::OkStatus());
+    options.max_bytes = weights;
+    EXPECT_EQ(Decoder::Create(file, options, inline_).status().code(),
+              absl::StatusCode::kResourceExhausted);
+    options.max_bytes = 2 * weights;
+    options.activations = DecoderActivations::kExact;
+    options.weights = DecoderWeights::kF32;
+    EXPECT_EQ(Decoder::Create(file, options, inline_).status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
 }
 
 QUERN_INSTANTIATE_ISA_TEST(DecoderBlocksTest);

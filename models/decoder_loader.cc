@@ -74,9 +74,9 @@ const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
   return **file_.FindTensor(TensorName(id, layer));
 }
 
-// Type of the rows: bf16 if all matrices have at most its precision or multiply
-// rows of int8, otherwise f32. f16 is not used, because sums in a model may
-// exceed its range.
+// Type of the rows: bf16 if every matrix has at most its precision or is in
+// blocks that multiply int8, otherwise f32. f16 is not used, because sums in a
+// model may exceed its range.
 DType DecoderLoader::RowsOf() const {
   if (options_.weights == DecoderWeights::kBF16 ||
       options_.weights == DecoderWeights::kInt8) {
@@ -89,10 +89,9 @@ DType DecoderLoader::RowsOf() const {
         const GgufTensorType type = TensorIn(entry.id, layer).type;
         // Everything else, such as routers and convolutions, is small, and f32
         // in every file.
-        const bool blocks =
-            type == GgufTensorType::kQ8_0 || type == GgufTensorType::kQ4_0 ||
-            (options_.activations == DecoderActivations::kInt8 &&
-             IsBlockType(type));
+        const bool blocks = type == GgufTensorType::kQ8_0 ||
+                            type == GgufTensorType::kQ4_0 ||
+                            (int8_rows() && IsBlockType(type));
         narrow = narrow && (!entry.is_weight() || blocks ||
                             type == GgufTensorType::kBF16);
         return absl::OkStatus();
@@ -263,7 +262,7 @@ absl::StatusOr<uint64_t> DecoderLoader::Source() const {
   add_number(file_.file_bytes());
   add_number(static_cast<int64_t>(options_.weights));
   // Matrices of floats are packed alike for all rows.
-  if (options_.activations == DecoderActivations::kInt8 && BlockOf(file_) > 1) {
+  if (int8_rows() && BlockOf(file_) > 1) {
     add_number(static_cast<int64_t>(options_.activations));
   }
   add_number(shard_.rank());
@@ -343,7 +342,7 @@ absl::StatusOr<LinearWeights> DecoderLoader::MakeWeights(
       packed_ == nullptr ? Pack(parts)
                          : Find(name, WeightsOf(parts), !parts.biases.empty()));
   Keep(name, packed);
-  ModelWork::Add(packed, rows_dtype_, WorkOf(parts));
+  ModelWork::Add(packed, rows_dtype_, int8_rows(), WorkOf(parts));
   const std::string form = FormOf(packed.spec());
   const bool router = TensorOf(parts.rows[0]).role == TensorRole::kRouter;
   if (!router &&

@@ -84,9 +84,8 @@ class DecoderLoader {
     return Read({id}, layer, DType::kF32);
   }
   // Descriptions of the matrices of a layer, and of the one that computes
-  // logits.
-  // One, or with DecoderActivations::kInt8 one for each form of q, k and v that
-  // differs from the one before.
+  // logits. QkvParts has one, or one for each run of q, k and v of one type
+  // where blocks are among them.
   std::vector<MatrixParts> QkvParts(int64_t layer) const;
   MatrixParts AttnOutParts(int64_t layer) const;
   MatrixParts GateUpParts(int64_t layer) const;
@@ -112,8 +111,7 @@ class DecoderLoader {
   const OpDispatcher& ops() const { return ops_; }
   // The argument `activations` of operators that multiply by matrices.
   const char* activations() const {
-    return options_.activations == DecoderActivations::kInt8 ? "int8_blocks"
-                                                             : "exact";
+    return int8_rows() ? "int8_blocks" : "exact";
   }
 
   // Takes matrices from `packed` from now on; it must outlive them.
@@ -135,6 +133,10 @@ class DecoderLoader {
   };
 
   DType RowsOf() const;
+  // Whether blocks multiply rows of int8.
+  bool int8_rows() const {
+    return options_.activations == DecoderActivations::kInt8;
+  }
   // Whether a matrix is kept in the file's blocks.
   static bool IsBlocks(WeightFormat format) {
     return format == WeightFormat::kI4Group ||

@@ -83,26 +83,21 @@ WeightFormat DecoderLoader::FormatOf(const MatrixParts& parts) const {
     // exactly.
     if (TensorIn(id, parts.layer).type != type) return WeightFormat::kF32;
   }
-  if (options_.activations == DecoderActivations::kInt8 && IsBlockType(type)) {
-    return WeightFormat::kBlocks;
-  }
   switch (type) {
-    case GgufTensorType::kF32:
-      return WeightFormat::kF32;
     case GgufTensorType::kF16:
       return WeightFormat::kF16;
     case GgufTensorType::kBF16:
       return WeightFormat::kBF16;
     case GgufTensorType::kQ4_0:
-      return WeightFormat::kI4Group;
+      if (!int8_rows()) return WeightFormat::kI4Group;
+      break;
     case GgufTensorType::kQ8_0:
-      return WeightFormat::kI8Group;
+      if (!int8_rows()) return WeightFormat::kI8Group;
+      break;
     default:
-      // The linear layer multiplies the other block formats by rows of int8
-      // alone. f32 represents their values exactly, at up to 12 times the
-      // file's bytes.
-      return WeightFormat::kF32;
+      break;
   }
+  return IsBlockType(type) ? WeightFormat::kBlocks : WeightFormat::kF32;
 }
 
 std::vector<MatrixParts> DecoderLoader::QkvParts(int64_t layer) const {
@@ -111,9 +106,9 @@ std::vector<MatrixParts> DecoderLoader::QkvParts(int64_t layer) const {
        {std::pair(TensorId::kAttnQ, TensorId::kAttnQBias),
         std::pair(TensorId::kAttnK, TensorId::kAttnKBias),
         std::pair(TensorId::kAttnV, TensorId::kAttnVBias)}) {
-    const bool apart = options_.activations == DecoderActivations::kInt8 &&
-                       !all.empty() &&
-                       TypeOf(all.back()) != TensorIn(weight, layer).type;
+    const GgufTensorType type = TensorIn(weight, layer).type;
+    const bool apart = !all.empty() && TypeOf(all.back()) != type &&
+                       (IsBlockType(TypeOf(all.back())) || IsBlockType(type));
     if (all.empty() || apart) {
       all.emplace_back();
       all.back().layer = layer;

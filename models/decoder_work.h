@@ -1,8 +1,8 @@
 #ifndef QUERN_MODELS_DECODER_WORK_H_
 #define QUERN_MODELS_DECODER_WORK_H_
 
-// What steps of a decoder need at least: bytes that they read, and operations
-// of their products with matrices. Over the rates of a machine they tell how
+// What steps of a decoder read and compute: bytes, and operations of their
+// products with matrices. Experts count as if no two tokens shared one. Over the rates of a machine they tell how
 // fast it could be (examples/generate --limits).
 
 #include <cstdint>
@@ -13,7 +13,8 @@ struct DecoderWork {
   // Packed matrices, each once a step, and the embedding's rows of the tokens.
   int64_t weight_bytes = 0;
   // Keys, values and latents that the step's queries see, and the states of
-  // recurrent layers, each once a step.
+  // recurrent layers, each once a step. Keys that sequences share count once in
+  // layers without a window, and latents for each sequence.
   int64_t cache_bytes = 0;
   // Operations by the type that multiplies. A multiply-add is two.
   int64_t f32_ops = 0, bf16_ops = 0, int8_ops = 0;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,40 @@ TEST_P(DecoderWorkTest, CountsMatricesOnceAndTheirProductsForEachRow) {
   }
 }
 
+// Blocks have the operations of the rows that they multiply.
+TEST_P(DecoderWorkTest, CountsBlocksByTheirRows) {
+  for (const auto& [type, activations, is_int8] :
+       {std::tuple(GgufTensorType::kQ8_0, DecoderActivations::kInt8, true),
+        {GgufTensorType::kQ5_0, DecoderActivations::kInt8, true},
+        {GgufTensorType::kQ5_0, DecoderActivations::kExact, false}}) {
+    SmallDecoder shape = Shape("llama");
+    shape.type = type;
+    TestRng rng;
+    const Decoder model = Load(SmallDecoderFile(rng, shape),
+                               DecoderWeights::kAsInFile, activations);
+    DecoderState state = State(model);
+    const DecoderWork w = Step(state, *state.NewSequence(), 3);
+    const int64_t ops = 2 * (2 * (kAttention + kFeedForward) * 3 + kOutput);
+    EXPECT_EQ(w.int8_ops, is_int8 ? ops : 0);
+    EXPECT_EQ(w.f32_ops, is_int8 ? 0 : ops);
+    EXPECT_EQ(w.bf16_ops, 0);
+  }
+}
+
+TEST_P(DecoderWorkTest, KeepsTheWorkOfTheLastStepThatSucceeded) {
+  const Decoder model = LoadShape(Shape("llama"));
+  DecoderState state = State(model);
+  EXPECT_EQ(state.last_work().bytes() + state.last_work().ops(), 0);
+  const int32_t sequence = *state.NewSequence();
+  const DecoderWork w = Step(state, sequence, 5);
+  const std::vector<int32_t> unknown = {static_cast<int32_t>(kVocab)};
+  EXPECT_FALSE(
+      state.Forward({{sequence, unknown}}, LogitsOf::kLastTokens, inline_)
+          .ok());
+  EXPECT_EQ(state.last_work().bytes(), w.bytes());
+  EXPECT_EQ(state.last_work().ops(), w.ops());
+}
+
 // A token has 2 of 32 experts, so 16 tokens may have all of them.
 TEST_P(DecoderWorkTest, CountsTheExpertsThatTokensMayHave) {
   SmallDecoder shape = Shape("llama");
@@ -134,6 +169,24 @@ TEST_P(DecoderWorkTest, CountsTheKeysAndValuesThatAStepSees) {
                            LogitsOf::kLastTokens, inline_)
                   .ok());
   EXPECT_EQ(state.last_work().cache_bytes, (7 + 4) * kToken);
+}
+
+TEST_P(DecoderWorkTest, CountsKeysThatSequencesShareOnce) {
+  const Decoder model = LoadShape(Shape("llama"));
+  DecoderState state = State(model);
+  constexpr int64_t kToken = 2 * 2 * kHeadDim * 4;
+  const int32_t first = *state.NewSequence();
+  Step(state, first, 300);
+  const auto second = state.Fork(first);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const std::vector<int32_t> token = {1};
+  ASSERT_TRUE(state
+                  .Forward({{first, token}, {*second, token}},
+                           LogitsOf::kLastTokens, inline_)
+                  .ok());
+  ASSERT_GT(state.shared_tokens(), 0);
+  EXPECT_EQ(state.last_work().cache_bytes,
+            (301 + 301 - state.shared_tokens()) * kToken);
 }
 
 // Layer 0 of gemma2 sees 9 tokens, layer 1 all.

@@ -198,7 +198,7 @@ absl::Status DecoderLoader::MakeKvB(int64_t layer, MlaWeights& weights) {
     Keep(part.name, *part.weights);
     // A step reads W_kvb either whole or in its pieces, which are as large.
     if (part.weights != &*weights.kv_b) {
-      ModelWork::Add(*part.weights, rows_dtype_, work_.every);
+      ModelWork::Add(*part.weights, rows_dtype_, int8_rows(), work_.every);
     }
   }
   return absl::OkStatus();

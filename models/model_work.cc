@@ -23,15 +23,17 @@ DecoderWork Scaled(const DecoderWork& group, int64_t rows, int64_t part,
 
 }  // namespace
 
-void ModelWork::Add(const LinearWeights& weights, DType rows,
+void ModelWork::Add(const LinearWeights& weights, DType rows, bool int8_blocks,
                     DecoderWork& group) {
   const LinearWeightsSpec& spec = weights.spec();
   group.weight_bytes += static_cast<int64_t>(weights.bytes().size());
   const int64_t ops = 2 * spec.n * spec.k;
   switch (spec.format) {
     case WeightFormat::kI8Channel:
-    case WeightFormat::kBlocks:  // rows become int8
       group.int8_ops += ops;
+      return;
+    case WeightFormat::kBlocks:
+      (int8_blocks ? group.int8_ops : group.f32_ops) += ops;
       return;
     case WeightFormat::kF32:
     case WeightFormat::kF16:

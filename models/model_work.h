@@ -21,8 +21,10 @@ struct ModelWork {
   int64_t experts = 1, experts_used = 1;
   int64_t embedding_row_bytes = 0;
 
-  // Adds a matrix, which multiplies rows of this type, to one of the groups.
-  static void Add(const LinearWeights& weights, DType rows, DecoderWork& group);
+  // Adds a matrix to one of the groups. It multiplies rows of this type, or of
+  // int8 where `int8_blocks` and the matrix is in blocks.
+  static void Add(const LinearWeights& weights, DType rows, bool int8_blocks,
+                  DecoderWork& group);
 
   // The work of a step of so many tokens, `logit_rows` of which have logits,
   // without its cache. Different tokens are taken to have different experts as

@@ -1,10 +1,10 @@
 #ifndef QUERN_CORE_LIMITS_LIMITS_H_
 #define QUERN_CORE_LIMITS_LIMITS_H_
 
-// What this machine can do, measured: the yardsticks of every figure that the
-// driver prints. A limit is an upper bound, so each is the best of several
-// ways. It is sampled beside the case, because it drifts: DRAM flips between
-// two speeds within minutes, the clock follows heat and neighbours.
+// What this machine can do, measured: the upper bounds that tools/perf and
+// examples/generate hold times against. Each is the best of several ways. It is
+// sampled beside what is timed, because it drifts: DRAM flips between two speeds
+// within minutes, the clock follows heat and neighbours.
 
 #include <array>
 #include <cstddef>

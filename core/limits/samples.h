@@ -47,8 +47,8 @@ Samples Collect(int64_t runs, absl::FunctionRef<double()> take);
 
 // An upper bound, from samples of its rate.
 struct Bound {
-  // The larger of two medians: of the first half of the samples, which were
-  // taken before most of the case's, and of the second half.
+  // The larger of two medians: of the first half of the samples, and of the
+  // second half.
   double value = 0;
   // Whether the machine stayed the same: the two medians within 5 %, and no
   // sample more than 10 % above `value`.

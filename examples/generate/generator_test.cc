@@ -93,6 +93,11 @@ TEST(GeneratorTest, AnyRankMayLeadAndItsWordHolds) {
     other.perplexity = true;
     EXPECT_EQ(GenerateOnRanks(options, leader).out, text);
   }
+  // A rank that kept its own activations would refuse the leader's weights.
+  std::vector<GenerateOptions> options = Options(2, prompt);
+  options[0].weights = DecoderWeights::kBF16;
+  options[1].activations = DecoderActivations::kInt8;
+  EXPECT_EQ(GenerateOnRanks(options).out, text);
 }
 
 // The leader says what type every rank's cache has.

@@ -191,7 +191,9 @@ constexpr Flag kFlags[] = {
     {"limits", "false",
      "measure what this machine can read and compute, before and after the\n"
      "      text, and tell with --stats the fraction of it that was reached;\n"
-     "      takes a second, and 8 times the last-level cache; one rank only",
+     "      takes a second, and 8 times the last-level cache of memory, 256 "
+     "MiB\n"
+     "      at least; one rank only",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.limits);

@@ -13,8 +13,9 @@ namespace quern {
 // is f32, bf16 or f16. `activation` has the names of gemm/epilogue.h. A
 // residual is added to the result in place, so its view must also be given as
 // the result. An empty out_dtype means the residual's dtype, or that of x
-// without one. `activations` is "exact", or "int8_blocks" with weights that are
-// kBlocks (LinearSpec::activations).
+// without one. `activations` (LinearSpec::activations) is "exact", for all
+// weights, or "int8_blocks", for kBlocks only. Operators of several products
+// apply it to those of their weights that are kBlocks.
 //
 // Providers: simd and onednn, as gemm/linear.h (and QUERN_KERNELS) chooses:
 // FailedPrecondition where QUERN_KERNELS asks for kernels that cannot run the

@@ -221,8 +221,8 @@ absl::Status RunTable(absl::Span<const OpEntry> ops,
                       const CpuInfo& cpu, std::ostream& out,
                       std::ostream& progress) {
   // --table is a key like the others, but may stand alone.
-  const std::vector<Key> own = {
-      {kTable, "", "part of a command"}, kOpKeys[0], kOpKeys[1]};
+  std::vector<Key> own = {{kTable, "", "part of a command"}};
+  own.insert(own.end(), std::begin(kOpKeys), std::end(kOpKeys));
   std::vector<absl::string_view> keys(words.begin(), words.end());
   for (absl::string_view& word : keys) {
     if (word == kFlag) word = "--table=";
