@@ -180,10 +180,10 @@ void FusedExactTile(const TileArgs& args) {
 // Panels of a fused tile, at most. A sum takes a multiply-add for each k, whose
 // latency other sums must fill.
 constexpr size_t kExactPanels = kVecs > 1 || kFewTiles ? 1 : 4;
-// Rows of the largest fused tile. With more rows, DecodeExact writes each record
-// once and the tiles of f32 multiply it (Q4_K,
-// 4096 x 4096, 4 rows: 560 us so, and 730 by tiles of four rows; AVX2 1010 and
-// 1110. Zen 5, 2026). Where a line is four vectors, nothing stays in registers.
+// Rows of the largest fused tile. With more rows, DecodeExact writes each
+// record once and the tiles of f32 multiply it (Q4_K, 4096 x 4096, 4 rows: 560
+// us so, and 730 by tiles of four rows; AVX2 1010 and 1110. Zen 5, 2026). Where
+// a line is four vectors, nothing stays in registers.
 constexpr size_t kExactRows = kVecs > 2 ? 0 : 2;
 
 template <BlockFormat kFormat, size_t kRows, size_t kLog>

@@ -1,6 +1,6 @@
 // Models whose matrices keep the blocks of the file and multiply rows of int8
 // (DecoderActivations::kInt8), against an oracle that rounds the same rows.
-// Those of unrounded rows are in decoder_oracle_test.cc.
+// decoder_oracle_test.cc has rows that are not rounded.
 
 #include <algorithm>
 #include <cstdint>

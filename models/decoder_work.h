@@ -2,8 +2,9 @@
 #define QUERN_MODELS_DECODER_WORK_H_
 
 // What steps of a decoder read and compute: bytes, and operations of their
-// products with matrices. Experts count as if no two tokens shared one. Over the rates of a machine they tell how
-// fast it could be (examples/generate --limits).
+// products with matrices. Experts count as if no two tokens shared one. Over
+// the rates of a machine they tell how fast it could be (examples/generate
+// --limits).
 
 #include <cstdint>
 

@@ -172,7 +172,9 @@ TEST_P(DecoderWorkTest, CountsTheKeysAndValuesThatAStepSees) {
 }
 
 TEST_P(DecoderWorkTest, CountsKeysThatSequencesShareOnce) {
-  const Decoder model = LoadShape(Shape("llama"));
+  SmallDecoder shape = Shape("llama");
+  shape.context = 512;
+  const Decoder model = LoadShape(shape);
   DecoderState state = State(model);
   constexpr int64_t kToken = 2 * 2 * kHeadDim * 4;
   const int32_t first = *state.NewSequence();

@@ -3,8 +3,8 @@
 
 // What this machine can do, measured: the upper bounds that tools/perf and
 // examples/generate hold times against. Each is the best of several ways. It is
-// sampled beside what is timed, because it drifts: DRAM flips between two speeds
-// within minutes, the clock follows heat and neighbours.
+// sampled beside what is timed, because it drifts: DRAM flips between two
+// speeds within minutes, the clock follows heat and neighbours.
 
 #include <array>
 #include <cstddef>
