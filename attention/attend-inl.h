@@ -13,191 +13,16 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "quern/attention/attend_tiles-inl.h"
 #include "quern/attention/chunk_softmax-inl.h"
 #include "quern/attention/fetcher-inl.h"
 #include "quern/attention/line_arithmetic-inl.h"
 #include "quern/attention/paged_attention_kernels.h"
-#include "quern/gemm/register_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// A tile of sums in registers: rows x vectors. With AVX-512 24 of 32 registers
-// leave room for the lines and a word; before it 8 of 16.
-constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX3 ? 6 : 4;
-constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
-
-// Where the vectors of one line are read from. It holds the pointers: with a
-// reference to them GCC 12 keeps the fetcher in memory, and a prefill of 512
-// takes 1.15 times as long (AVX2, Zen 3, 2026).
-template <size_t kVecs>
-struct Lines {
-  HWY_INLINE const uint8_t* operator()(size_t v) const {
-    return at[v] + offset;
-  }
-  const uint8_t* HWY_RESTRICT at[kVecs];
-  size_t offset = 0;
-};
-
-// logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
-template <class A, size_t kRows, size_t kVecs>
-void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
-  const LineF32 df;
-  constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
-  constexpr size_t kLineBytes = kLineVecs * kVecBytes;
-  const size_t steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
-  const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
-  Lines<kVecs> lines;
-  HWY_UNROLL(4)
-  for (size_t v = 0; v < kVecs; ++v) {
-    lines.at[v] =
-        c.k[(vec + v) / kLineVecs] + (vec + v) % kLineVecs * kVecBytes;
-  }
-  VF32 sums[kRows][kVecs];
-  ClearSums<LineF32>(sums);
-  for (size_t s = 0; s < steps; ++s) {
-    fetcher.Step();
-    lines.offset = s * kLineBytes;
-    Step<A, /*kTail=*/false>(q + s * A::kSub, c.q_stride, lines, 0, sums);
-  }
-  HWY_UNROLL(8)
-  for (size_t r = 0; r < kRows; ++r) {
-    float* HWY_RESTRICT to = c.logits + (row + r) * kRowWords + vec * kVecLanes;
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) {
-      hn::StoreU(sums[r][v], df, to + v * kVecLanes);
-    }
-  }
-}
-
-// Dims of a tile of sums.
-constexpr size_t kTileDims = kTileVecs * kVecLanes;
-// Dims of the tile that holds dim d: all, or what is left in the last tile.
-HWY_INLINE size_t LatentDims(const ChunkArgs& c, size_t d) {
-  return HWY_MIN(kTileDims, c.v_head_dim - d / kTileDims * kTileDims);
-}
-
-// out[row + r][d ...] for kRows rows and kVecs vectors of dims, from groups
-// [begin, end). kTail: `valid` of the dims of the only vector are there.
-template <class A, size_t kRows, size_t kVecs, bool kTail>
-void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
-            size_t begin, size_t end, size_t valid) {
-  const bool latent = c.latent_tile != nullptr;
-  const LineF32 df;
-  constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
-  constexpr size_t kLines = kGroupTokens / A::kWordElements;
-  const size_t pitch =
-      (latent ? LatentDims(c, d) : c.v_head_dim) * A::kWordBytes;
-  const auto* HWY_RESTRICT p =
-      reinterpret_cast<const uint32_t*>(c.logits) + row * kRowWords;
-  VF32 sums[kRows][kVecs];
-  ClearSums<LineF32>(sums);
-  for (size_t g = begin; g < end; ++g) {
-    Lines<kVecs> lines;
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) {
-      lines.at[v] = (latent ? c.latent_tile + g * kLines * pitch +
-                                  d % kTileDims * A::kWordBytes
-                            : c.v[g] + d * A::kWordBytes) +
-                    v * kVecBytes;
-    }
-    const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
-    for (size_t t = 0; t < kLines; ++t) {
-      fetcher.Step();
-      lines.offset = t * pitch;
-      Step<A, kTail>(words + t * A::kSub, kRowWords, lines, valid, sums);
-    }
-  }
-  HWY_UNROLL(8)
-  for (size_t r = 0; r < kRows; ++r) {
-    float* HWY_RESTRICT to = c.out + (row + r) * c.out_stride + d;
-    const VF32 ours = hn::Set(df, c.weights[2 * (row + r) + 1]);
-    const VF32 old = hn::Set(df, c.weights[2 * (row + r)]);
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kVecs; ++v) {
-      float* HWY_RESTRICT at = to + v * kVecLanes;
-      const VF32 sum = hn::Mul(ours, sums[r][v]);
-      hn::StoreU(c.first ? sum : hn::MulAdd(old, hn::LoadU(df, at), sum), df,
-                 at);
-    }
-  }
-}
-
-template <size_t kRows>
-struct RowsTag {
-  static constexpr size_t kValue = kRows;
-};
-
-// tile(RowsTag<count>(), row) for all rows, in tiles of the largest sizes.
-template <class F>
-HWY_INLINE void ForTiles(size_t rows, const F& tile) {
-  size_t row = 0;
-  // Eight rows are 4 + 4 rather than 6 + 2.
-  for (; row + kTileRows <= rows && (kTileRows == 4 || row + 8 != rows);
-       row += kTileRows) {
-    tile(RowsTag<kTileRows>(), row);
-  }
-  for (; kTileRows > 4 && row + 4 <= rows; row += 4) tile(RowsTag<4>(), row);
-  if (row + 2 <= rows) {
-    tile(RowsTag<2>(), row);
-    row += 2;
-  }
-  if (row < rows) tile(RowsTag<1>(), row);
-}
-
-// The groups that any of `rows` rows sees, [begin, end); begin == end: none.
-HWY_INLINE TokenRange GroupsOf(const TokenRange* seen, size_t rows) {
-  TokenRange all = {kChunkGroups, 0};
-  for (size_t r = 0; r < rows; ++r) {
-    if (seen[r].begin >= seen[r].end) continue;
-    const uint32_t begin = seen[r].begin / kGroupTokens;
-    const uint32_t end = (seen[r].end + kGroupTokens - 1) / kGroupTokens;
-    all.begin = HWY_MIN(all.begin, begin);
-    all.end = HWY_MAX(all.end, end);
-  }
-  if (all.begin > all.end) all.begin = all.end;
-  return all;
-}
-
-template <class A, size_t kRows>
-HWY_INLINE void QkRows(const ChunkArgs& c, Fetcher& fetcher, size_t row,
-                       size_t vec, size_t end) {
-  while (vec + kTileVecs <= end) {
-    QkTile<A, kRows, kTileVecs>(c, fetcher, row, vec);
-    vec += kTileVecs;
-  }
-  if (kTileVecs > 2 && vec + 2 <= end) {
-    QkTile<A, kRows, 2>(c, fetcher, row, vec);
-    vec += 2;
-  }
-  if (vec < end) QkTile<A, kRows, 1>(c, fetcher, row, vec);
-}
-
-// The dims [d, d + kTileDims), or as many of them as there are.
-template <class A, size_t kRows>
-HWY_INLINE void PvDims(const ChunkArgs& c, Fetcher& fetcher, size_t row,
-                       TokenRange groups, size_t d) {
-  const size_t end = HWY_MIN(d + kTileDims, c.v_head_dim);
-  if (d + kTileDims <= end) {
-    PvTile<A, kRows, kTileVecs, false>(c, fetcher, row, d, groups.begin,
-                                       groups.end, 0);
-    return;
-  }
-  if (kTileVecs > 2 && d + 2 * kVecLanes <= end) {
-    PvTile<A, kRows, 2, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
-    d += 2 * kVecLanes;
-  }
-  if (d + kVecLanes <= end) {
-    PvTile<A, kRows, 1, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
-    d += kVecLanes;
-  }
-  if (d < end) {
-    PvTile<A, kRows, 1, true>(c, fetcher, row, d, groups.begin, groups.end,
-                              end - d);
-  }
-}
 
 // Words of 16 tokens by dims to words of dims by tokens, in blocks of 128 bits
 // on every target: with 512 it takes as many instructions, for the blocks have
@@ -265,11 +90,111 @@ void StageLatentTile(const ChunkArgs& c, size_t d) {
   }
 }
 
+// Keys and values are multiplied as they lie in the chunk.
 template <class A>
-void Attend(const ChunkArgs& c) {
-  constexpr size_t kLines = kGroupTokens / A::kWordElements;
+class AsStored {
+ public:
+  using Tiles = A;
+  explicit AsStored(const ChunkArgs& c) : c_(c) {}
+  const ChunkArgs& chunk() const { return c_; }
   // Four groups of keys stay in the L1 cache for all rows.
-  constexpr size_t kGroups = 4;
+  size_t key_groups() const { return 4; }
+  void TakeKeys(size_t) const {}
+  void TakeValues(size_t d) const {
+    if (c_.latent_tile != nullptr) StageLatentTile<A>(c_, d);
+  }
+
+ private:
+  const ChunkArgs& c_;
+};
+
+// Keys and values become f32 once for all rows, to which widening is exact. A
+// tile of rows then widens nothing, and its values lie together: in the chunk
+// those of a few dims are v_head_dim words apart, which is a power of two as a
+// rule, and share so few sets of the L1 cache that every tile misses it.
+template <class A>
+class Widened {
+ public:
+  using Tiles = FmaF32;
+  static_assert(A::kWordElements == 2 && A::kSub == 2, "pairs to f32");
+
+  static bool Serves(const ChunkArgs& c) {
+    return c.rows >= kRows && c.latent_tile == nullptr && c.head_dim % 2 == 0 &&
+           c.head_dim * kGroupTokens <= kKeys && c.v_head_dim % kVecLanes == 0;
+  }
+
+  explicit Widened(const ChunkArgs& c)
+      : from_(c), groups_(GroupsOf(c.seen, c.rows)), c_(c) {
+    c_.latent_tile = reinterpret_cast<uint8_t*>(values_);
+  }
+  const ChunkArgs& chunk() const { return c_; }
+  size_t key_groups() const { return kKeys / (c_.head_dim * kGroupTokens); }
+
+  // The key_groups() groups from g on.
+  void TakeKeys(size_t g) {
+    float* to = keys_;
+    const size_t end = HWY_MIN(g + key_groups(), groups_.end);
+    for (g = HWY_MAX(g, groups_.begin); g < end; ++g) {
+      c_.k[g] = reinterpret_cast<const uint8_t*>(to);
+      const uint8_t* HWY_RESTRICT from = from_.k[g];
+      for (size_t step = 0; step < c_.head_dim / 2; ++step) {
+        WidenLine<kLineVecs>(from, kGroupTokens, to);
+        from += kGroupTokens * A::kWordBytes;
+        to += 2 * kGroupTokens;
+      }
+    }
+  }
+
+  // The dims of the tile that begins at d.
+  void TakeValues(size_t d) {
+    const size_t dims = LatentDims(c_, d);
+    for (size_t g = groups_.begin; g < groups_.end; ++g) {
+      const uint8_t* HWY_RESTRICT from = from_.v[g] + d * A::kWordBytes;
+      float* to = values_ + g * kGroupTokens * dims;
+      for (size_t pair = 0; pair < kGroupTokens / 2; ++pair) {
+        if (dims == kTileDims) {
+          WidenLine<kTileVecs>(from, dims, to);
+        } else {
+          WidenLine<1>(from, dims, to);
+        }
+        from += c_.v_head_dim * A::kWordBytes;
+        to += 2 * dims;
+      }
+    }
+  }
+
+ private:
+  // Fewer rows are faster without (16 by 0.05. Zen 5, --isa=AVX2, 2026).
+  static constexpr size_t kRows = 4 * kTileRows;
+  // Half an L1 cache of 32 KB, in floats.
+  static constexpr size_t kKeys = 4096;
+  static constexpr size_t kValues = kChunkGroups * kGroupTokens * kTileDims;
+
+  // Both halves of kVecs vectors of words, the second `pitch` floats on.
+  template <size_t kVecs>
+  static HWY_INLINE void WidenLine(const uint8_t* HWY_RESTRICT from,
+                                   size_t pitch, float* HWY_RESTRICT to) {
+    const LineF32 df;
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kVecs; ++v) {
+      const uint8_t* at = from + v * kVecLanes * A::kWordBytes;
+      hn::StoreU(A::template LoadB<0>(at), df, to + v * kVecLanes);
+      hn::StoreU(A::template LoadB<1>(at), df, to + pitch + v * kVecLanes);
+    }
+  }
+
+  const ChunkArgs& from_;
+  const TokenRange groups_;
+  ChunkArgs c_;
+  HWY_ALIGN float keys_[kKeys];
+  HWY_ALIGN float values_[kValues];
+};
+
+template <class Source>
+void AttendFrom(Source& source) {
+  using A = typename Source::Tiles;
+  const ChunkArgs& c = source.chunk();
+  constexpr size_t kLines = kGroupTokens / A::kWordElements;
   const size_t k_steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
   const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
   size_t tiles = 0;
@@ -278,12 +203,14 @@ void Attend(const ChunkArgs& c) {
   Fetcher fetcher(c, tiles * (vecs / kTileVecs * k_steps +
                               d_tiles * kChunkGroups * kLines) +
                          c.rows * vecs);
-  for (size_t g = 0; g < kChunkGroups; g += kGroups) {
+  const size_t key_groups = source.key_groups();
+  for (size_t g = 0; g < kChunkGroups; g += key_groups) {
+    source.TakeKeys(g);
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);
       const size_t begin = HWY_MAX(g, groups.begin) * kLineVecs;
-      const size_t end = HWY_MIN(g + kGroups, groups.end) * kLineVecs;
+      const size_t end = HWY_MIN(g + key_groups, groups.end) * kLineVecs;
       QkRows<A, kRows>(c, fetcher, row, begin, end);
     });
   }
@@ -300,13 +227,27 @@ void Attend(const ChunkArgs& c) {
   });
   UpdateStates(c);
   for (size_t d = 0; d < c.v_head_dim; d += kTileDims) {
-    if (c.latent_tile != nullptr) StageLatentTile<A>(c, d);
+    source.TakeValues(d);
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);
       PvDims<A, kRows>(c, fetcher, row, groups, d);
     });
   }
+}
+
+template <class A>
+void Attend(const ChunkArgs& c) {
+  // With AVX-512 a tile's values fill whole lines, of which the L1 cache holds
+  // more, and its keys in f32 would be all of that cache.
+  if constexpr (A::kSub == 2 && A::kWordBytes == 4 && HWY_TARGET > HWY_AVX3) {
+    if (Widened<A>::Serves(c)) {
+      Widened<A> source(c);
+      return AttendFrom(source);
+    }
+  }
+  AsStored<A> source(c);
+  AttendFrom(source);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -62,7 +62,7 @@ struct ChunkArgs {
 
   // Where values are the first dims of keys, and every row sees all of each
   // group that any sees: v is not read. This holds those of up to 64 dims
-  // at a time. Null elsewhere.
+  // at a time. Null elsewhere, but for kernels that widen values.
   uint8_t* latent_tile;
 
   size_t rows;
