@@ -239,8 +239,10 @@ void AttendFrom(Source& source) {
 template <class A>
 void Attend(const ChunkArgs& c) {
   // With AVX-512 a tile's values fill whole lines, of which the L1 cache holds
-  // more, and its keys in f32 would be all of that cache.
-  if constexpr (A::kSub == 2 && A::kWordBytes == 4 && HWY_TARGET > HWY_AVX3) {
+  // more, and its keys in f32 would be all of that cache. With tiles of four
+  // rows f32 is slower than pairs: they load twice the bytes.
+  constexpr bool kWidens = kTileRows == 6 && HWY_TARGET > HWY_AVX3;
+  if constexpr (kWidens && A::kSub == 2 && A::kWordBytes == 4) {
     if (Widened<A>::Serves(c)) {
       Widened<A> source(c);
       return AttendFrom(source);
