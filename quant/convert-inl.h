@@ -8,6 +8,7 @@
 //
 //   EvenF32(df, codes), OddF32(df, codes)     of a vector of bf16 codes; and
 //   EncodeBF16Pairs(df, even, odd)            back: no code crosses a lane
+//   EncodeBF16NumberPairs(df, even, odd)      the same, if none is NaN
 //
 // df is a tag of float. Lanes beyond n load as zero; nothing beyond n is read
 // or written. Stores overflow as OverflowMode::kIeee.
@@ -147,20 +148,29 @@ HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
   return hn::Or(code, sign);
 }
 
-// bf16 codes in the upper half of each lane, the lower half unspecified;
-// OverflowMode::kIeee. Half the work of EncodeLanes: the sign never moves, and
-// whoever wants the codes can pick upper halves.
+// bf16 codes of numbers in the upper half of each lane, the lower half
+// unspecified. For NaN all of it is.
 template <class DF, class DU = hn::RebindToUnsigned<DF>>
-HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
+HWY_INLINE hn::Vec<DU> RoundBF16UpperHalf(DF, hn::Vec<DF> v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
   // Adding half a unit, less one if the kept part is even, carries exactly
   // where rounding to nearest even goes up. Not vcvtneps2bf16: it flushes
   // denormals.
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
-  const auto quiet = hn::Or(bits, hn::Set(du, quant_internal::kF32Quiet));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
+  return hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
+}
+
+// The same with NaN, which OverflowMode::kIeee keeps. Half the work of
+// EncodeLanes: the sign never moves, and whoever wants the codes can pick upper
+// halves.
+template <class DF, class DU = hn::RebindToUnsigned<DF>>
+HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
+  const DU du;
+  const auto quiet =
+      hn::Or(hn::BitCast(du, v), hn::Set(du, quant_internal::kF32Quiet));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet,
+                        RoundBF16UpperHalf(df, v));
 }
 
 #if QUERN_NATIVE_BF16
@@ -246,6 +256,17 @@ HWY_INLINE hn::Vec<DF> OddF32(DF df, hn::Vec<DC> codes) {
   return hn::BitCast(df,
                      hn::And(hn::BitCast(du, codes), hn::Set(du, 0xFFFF0000u)));
 }
+template <class DC, class V>
+HWY_INLINE hn::Vec<DC> JoinUpperHalves(DC dc, V even, V odd) {
+  return hn::OddEven(hn::BitCast(dc, odd),
+                     hn::BitCast(dc, hn::ShiftRight<16>(even)));
+}
+template <class DF, class DC = hn::Repartition<uint16_t, DF>>
+HWY_INLINE hn::Vec<DC> EncodeBF16NumberPairs(DF df, hn::Vec<DF> even,
+                                             hn::Vec<DF> odd) {
+  return JoinUpperHalves(DC(), RoundBF16UpperHalf(df, even),
+                         RoundBF16UpperHalf(df, odd));
+}
 template <class DF, class DC = hn::Repartition<uint16_t, DF>>
 HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
                                        hn::Vec<DF> odd) {
@@ -265,9 +286,8 @@ HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
     }
   }
 #endif
-  const auto lower = hn::ShiftRight<16>(EncodeBF16UpperHalf(df, even));
-  return hn::OddEven(hn::BitCast(dc, EncodeBF16UpperHalf(df, odd)),
-                     hn::BitCast(dc, lower));
+  return JoinUpperHalves(dc, EncodeBF16UpperHalf(df, even),
+                         EncodeBF16UpperHalf(df, odd));
 }
 
 template <class DF>

@@ -60,7 +60,33 @@ class ModerateExp {
   using DI = hn::RebindToSigned<DF>;
   hn::Vec<DI> lower_, upper_;
 };
+#elif HWY_NATIVE_FMA
+// e^-w + 1 for |w| <= 64 by the polynomial of ExpNonPositive, of -r. In this
+// range an integer addition sets the exponent.
+class ModerateExp {
+ public:
+  HWY_INLINE VF PlusOne(VF w) const {
+    const DF d;
+    const hn::RebindToSigned<DF> di;
+    // Its unit in the last place is 1, so that the lower bits are k.
+    const auto round = hn::Set(d, 0x1.8p23f);
+    const auto rounded = hn::MulAdd(w, hn::Set(d, -1.44269504f), round);
+    const auto k = hn::Sub(rounded, round);
+    const auto minus_r = hn::MulAdd(k, hn::Set(d, 0.693147182f), w);
+    auto p = hn::Set(d, -0.00831251037f);
+    p = hn::MulAdd(p, minus_r, hn::Set(d, 0.0418902472f));
+    p = hn::MulAdd(p, minus_r, hn::Set(d, -0.16667115f));
+    p = hn::MulAdd(p, minus_r, hn::Set(d, 0.499992309f));
+    p = hn::MulAdd(p, minus_r, hn::Set(d, -1.0f));
+    p = hn::MulAdd(p, minus_r, hn::Set(d, 1.0f));
+    const auto power = hn::ShiftLeft<23>(hn::BitCast(di, rounded));
+    const auto e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), power));
+    return hn::Add(e, hn::Set(d, 1.0f));
+  }
+};
+#endif
 
+#if HWY_NATIVE_FMA
 // v / (1 + e^-w) where |v| <= kMost, which implies |w| <= 64, and General(v)
 // elsewhere. The error bounds of activation-inl.h hold for both paths.
 template <class Of>
@@ -167,43 +193,57 @@ struct GatedResult {
   }
 };
 
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#if HWY_NATIVE_FMA
 // A fast path for moderate gates, which gives them the same results.
 template <class Parts>
 struct GatedResult<MostlyModerate<Parts>> {
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
     const DF d;
-    const DC dc;
     const MostlyModerate<Parts> of;
     const auto even = hn::Mul(of.Moderate(EvenF32(d, g)), EvenF32(d, u));
     const auto odd = hn::Mul(of.Moderate(OddF32(d, g)), OddF32(d, u));
+    hn::Vec<DC> codes;
+    if (HWY_LIKELY(Encode(g, u, even, odd, &codes))) return codes;
+    const ActivationParams none;
+    return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
+                           hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
+  }
+
+ private:
+  // Encodes the results if all gates are moderate.
+  static HWY_INLINE bool Encode(hn::Vec<DC> g, hn::Vec<DC> u, VF even, VF odd,
+                                hn::Vec<DC>* codes) {
+    const DF d;
+    const DC dc;
     // Doubling a code drops its sign bit.
     const auto most2 =
-        static_cast<uint16_t>(hwy::BitCastScalar<uint32_t>(Parts::kMost) >> 15);
-    const auto large = hn::Gt(hn::Add(g, g), hn::Set(dc, most2));
+        hn::Set(dc, static_cast<uint16_t>(
+                        hwy::BitCastScalar<uint32_t>(Parts::kMost) >> 15));
 #if QUERN_NATIVE_BF16
     // A zero in the result may be a flushed denormal, as in EncodeBF16Pairs.
     // Testing for it together with large gates saves a cycle per 16 results.
+    (void)u;
+    const auto large = hn::Gt(hn::Add(g, g), most2);
     const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
     const auto halves = hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
     const hn::Mask<DC> zero{
         _mm512_testn_epi16_mask(halves.raw, hn::Set(dc, 0x7FFF).raw)};
-    if (HWY_LIKELY(hn::AllFalse(dc, hn::Or(large, zero)))) {
-      const hn::RebindToUnsigned<DF> du;
-      const auto i = hn::Iota(du, 0);
-      const auto order =
-          hn::Or(i, hn::ShiftLeft<16>(hn::Add(i, hn::Set(du, uint32_t{16}))));
-      return hn::TableLookupLanes(
-          halves, hn::IndicesFromVec(dc, hn::BitCast(dc, order)));
-    }
+    if (!hn::AllFalse(dc, hn::Or(large, zero))) return false;
+    const hn::RebindToUnsigned<DF> du;
+    const auto i = hn::Iota(du, 0);
+    const auto order =
+        hn::Or(i, hn::ShiftLeft<16>(hn::Add(i, hn::Set(du, uint32_t{16}))));
+    *codes = hn::TableLookupLanes(
+        halves, hn::IndicesFromVec(dc, hn::BitCast(dc, order)));
 #else
-    if (HWY_LIKELY(hn::AllFalse(dc, large))) {
-      return EncodeBF16Pairs(d, even, odd);
-    }
+    // With finite u no result is NaN, which saves the test of each.
+    const auto more =
+        hn::Or(hn::SaturatedSub(hn::Add(g, g), most2),
+               hn::SaturatedSub(hn::Add(u, u), hn::Set(dc, uint16_t{0xFEFF})));
+    if (!hn::AllTrue(dc, hn::Eq(more, hn::Zero(dc)))) return false;
+    *codes = EncodeBF16NumberPairs(d, even, odd);
 #endif
-    const ActivationParams none;
-    return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
-                           hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
+    return true;
   }
 };
 #endif
