@@ -159,7 +159,9 @@ absl::Status CheckRowTerms(const LinearSpec& spec, bool i8_weights,
 
 }  // namespace
 
-bool OneDnnIsLinked() { return LinkedOneDnn != nullptr; }
+bool OneDnnIsLinked() {
+  return LinkedOneDnn != nullptr && LinkedOneDnn() != nullptr;
+}
 
 absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
                              const LinearWeightsSpec& w) {
