@@ -18,12 +18,13 @@ declare -rA allowed=(
   [gemm]="core quant packing"
   [attention]="core quant cache gemm"
   [ops]="core quant packing cache gemm attention"
+  [c]="core quant packing cache gemm attention ops"
   [models]="core quant packing cache gemm attention ops"
   [examples]="core quant packing cache gemm attention ops models"
   [tools]="core quant packing cache gemm attention ops models"
   [testing]="core"
 )
-readonly folders="core quant packing cache gemm attention ops models examples tools testing"
+readonly folders="core quant packing cache gemm attention ops c models examples tools testing"
 violations=0
 
 violation() {

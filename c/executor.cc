@@ -1,0 +1,133 @@
+#include "quern/c/executor.h"
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "quern/c/library.h"
+#include "quern/core/status_macros.h"
+
+namespace quern {
+namespace c_abi {
+namespace {
+
+// As many as AttentionSchedule::Build takes.
+constexpr int32_t kMaxWorkers = 1 << 16;
+
+struct Fork {
+  absl::FunctionRef<void(int64_t, int)> fn;
+  int64_t num_tasks;
+  int workers;
+  std::atomic<int64_t> ran{0};
+  std::atomic<bool> out_of_range{false};
+};
+
+extern "C" void RunTask(void* fork_pointer, int64_t task, int32_t worker) {
+  Fork& fork = *static_cast<Fork*>(fork_pointer);
+  if (task < 0 || task >= fork.num_tasks || worker < 0 ||
+      worker >= fork.workers) {
+    fork.out_of_range.store(true, std::memory_order_relaxed);
+    return;
+  }
+  fork.fn(task, worker);
+  fork.ran.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+std::string ExecutorObject::Explain() const {
+  return absl::StrCat(workers_, pool_ != nullptr
+                                    ? " workers of a pool"
+                                    : " workers of the caller's functions");
+}
+
+void CallbackExecutor::ParallelFor(int64_t num_tasks,
+                                   absl::FunctionRef<void(int64_t, int)> fn) {
+  if (num_tasks <= 0) return;
+  Fork fork{fn, num_tasks, object_.workers()};
+  object_.functions().parallel_for(object_.functions().context, num_tasks,
+                                   &RunTask, &fork);
+  const int64_t ran = fork.ran.load();
+  if (broken_ || (ran == num_tasks && !fork.out_of_range.load())) return;
+  broken_ = true;
+  tasks_ = num_tasks;
+  ran_ = ran;
+}
+
+absl::Status CallbackExecutor::Verdict() const {
+  if (!broken_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "the executor's parallel_for ran ", ran_, " of ", tasks_,
+      " tasks, or asked for a task or worker that does not exist; need each "
+      "task once, by a worker from 0 to ",
+      object_.workers() - 1));
+}
+
+absl::Status CallExecutor::Take(const quern_executor* handle) {
+  if (handle == nullptr) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(use_.Take(handle, Kind::kExecutor, Mode::kUse));
+  const auto& object = use_.As<ExecutorObject>();
+  if (object.pool() != nullptr) {
+    executor_ = object.pool();
+  } else {
+    executor_ = &callback_.emplace(object);
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+using Made = absl::StatusOr<std::unique_ptr<Object>>;
+
+Made MakePool(int32_t workers) {
+  if (workers == 0) {
+    return std::make_unique<ExecutorObject>(
+        HwyExecutor::CreateForThisMachine());
+  }
+  QUERN_ASSIGN_OR_RETURN(auto pool, HwyExecutor::Create(workers));
+  return std::make_unique<ExecutorObject>(std::move(pool));
+}
+
+Made MakeFrom(const quern_executor_functions* functions) {
+  constexpr char kFunction[] = "quern_executor_create_from";
+  QUERN_RETURN_IF_ERROR(CheckNotNull(kFunction, "functions", functions));
+  QUERN_RETURN_IF_ERROR(CheckSize("quern_executor_functions", functions->size,
+                                  sizeof(quern_executor_functions)));
+  if (functions->num_workers == nullptr || functions->parallel_for == nullptr) {
+    return InvalidArgument(kFunction, "num_workers or parallel_for is null");
+  }
+  const int32_t workers = functions->num_workers(functions->context);
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kFunction, "num_workers", workers, 1, kMaxWorkers));
+  return std::make_unique<ExecutorObject>(*functions, workers);
+}
+
+}  // namespace
+}  // namespace c_abi
+}  // namespace quern
+
+using quern::c_abi::Kind;
+using quern::c_abi::Library;
+using quern::c_abi::MakeObject;
+
+extern "C" {
+
+quern_status quern_executor_create_pool(quern_library* library, int32_t workers,
+                                        quern_executor** executor) {
+  return MakeObject(library, "quern_executor_create_pool", Kind::kExecutor,
+                    executor,
+                    [&](Library&) { return quern::c_abi::MakePool(workers); });
+}
+
+quern_status quern_executor_create_from(
+    quern_library* library, const quern_executor_functions* functions,
+    quern_executor** executor) {
+  return MakeObject(
+      library, "quern_executor_create_from", Kind::kExecutor, executor,
+      [&](Library&) { return quern::c_abi::MakeFrom(functions); });
+}
+
+}  // extern "C"

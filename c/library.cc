@@ -1,0 +1,148 @@
+#include "quern/c/library.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/version.h"
+#include "quern/ops/registry/all_ops.h"
+
+namespace quern {
+namespace c_abi {
+namespace {
+
+class LibraryObject final : public Object {
+ public:
+  explicit LibraryObject(size_t ops) : ops_(ops) {}
+  std::string Explain() const override {
+    return absl::StrCat("Quern ", QUERN_VERSION_STRING, ", ", ops_,
+                        " operators");
+  }
+
+ private:
+  size_t ops_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Library>> Library::Create(
+    const quern_library_options* options) {
+  OpPolicy policy;
+  if (options != nullptr) {
+    QUERN_RETURN_IF_ERROR(CheckSize("quern_library_options", options->size,
+                                    sizeof(quern_library_options)));
+    if (options->policy != nullptr) {
+      QUERN_ASSIGN_OR_RETURN(policy, OpPolicy::Parse(options->policy));
+    }
+  }
+  auto library = std::unique_ptr<Library>(new Library);
+  QUERN_RETURN_IF_ERROR(RegisterAllOps(library->registry_));
+  library->ops_ =
+      std::make_unique<OpDispatcher>(library->registry_, std::move(policy));
+  library->slot_.library = library.get();
+  library->slot_.object =
+      std::make_unique<LibraryObject>(library->registry_.Names().size());
+  return library;
+}
+
+absl::Status Library::Delete(Library& library) {
+  Borrowed alone;
+  QUERN_RETURN_IF_ERROR(alone.Take(library.slot_, Mode::kChange));
+  {
+    const std::lock_guard<std::mutex> lock(library.mutex_);
+    for (const Slot& slot : library.slots_) {
+      if (!InUse(slot)) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("an object of the library, of kind ",
+                       KindName(slot.kind.load(std::memory_order_relaxed)),
+                       ", is in use by another call; need to wait for it"));
+    }
+  }
+  // Objects that hold others let go of them here, and each is freed once. No
+  // slot is added meanwhile.
+  for (Slot& slot : library.slots_) Destroy(slot).IgnoreError();
+  alone.Release();
+  delete &library;
+  return absl::OkStatus();
+}
+
+Slot* Library::Add(Kind kind, std::unique_ptr<Object> object) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot = nullptr;
+  if (unused_.size() > QUERN_REMEMBERED) {
+    slot = unused_.front();
+    unused_.pop_front();
+    const std::lock_guard<std::mutex> message_lock(slot->mutex);
+    slot->message.clear();
+  } else {
+    slot = &slots_.emplace_back();
+    slot->library = this;
+  }
+  slot->kind.store(kind, std::memory_order_relaxed);
+  slot->object = std::move(object);
+  slot->state.store(0, std::memory_order_release);
+  return slot;
+}
+
+void Library::Recycle(Slot& slot) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  unused_.push_back(&slot);
+}
+
+}  // namespace c_abi
+}  // namespace quern
+
+using quern::OpRegistry;
+using quern::c_abi::Borrowed;
+using quern::c_abi::Caught;
+using quern::c_abi::CheckNotNull;
+using quern::c_abi::CopyText;
+using quern::c_abi::Kind;
+using quern::c_abi::Library;
+using quern::c_abi::Mode;
+using quern::c_abi::Report;
+
+extern "C" {
+
+int32_t quern_abi_version(void) { return QUERN_ABI_VERSION; }
+
+const char* quern_version(void) { return QUERN_VERSION_STRING; }
+
+quern_status quern_library_create(const quern_library_options* options,
+                                  quern_library** library, char* message,
+                                  size_t capacity) {
+  CopyText("", message, capacity);
+  absl::Status status =
+      CheckNotNull("quern_library_create", "the result", library);
+  if (status.ok()) {
+    *library = nullptr;
+    status = Caught([&]() -> absl::Status {
+      auto made = Library::Create(options);
+      if (!made.ok()) return made.status();
+      *library = reinterpret_cast<quern_library*>(&made->release()->slot());
+      return absl::OkStatus();
+    });
+  }
+  if (status.ok()) return QUERN_OK;
+  CopyText(status.message(), message, capacity);
+  return Report(nullptr, status);
+}
+
+size_t quern_ops(const quern_library* library, char* text, size_t capacity) {
+  Borrowed use;
+  if (!use.Take(library, Kind::kLibrary, Mode::kUse).ok()) {
+    return CopyText("", text, capacity);
+  }
+  const OpRegistry& registry = use.slot()->library->registry();
+  std::string lines;
+  Caught([&] {
+    for (const std::string& name : registry.Names()) {
+      absl::StrAppend(&lines, registry.Find(name)->schema.Print(), "\n");
+    }
+    return absl::OkStatus();
+  }).IgnoreError();
+  return CopyText(lines, text, capacity);
+}
+
+}  // extern "C"

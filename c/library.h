@@ -1,0 +1,84 @@
+#ifndef QUERN_C_LIBRARY_H_
+#define QUERN_C_LIBRARY_H_
+
+// Private to c/. The owner of a registry, and of every slot.
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/c/object.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_policy.h"
+#include "quern/ops/registry/op_registry.h"
+
+namespace quern {
+namespace c_abi {
+
+class Library {
+ public:
+  static absl::StatusOr<std::unique_ptr<Library>> Create(
+      const quern_library_options* options);
+  // Frees the library and all objects in it. FailedPrecondition while one is in
+  // use.
+  static absl::Status Delete(Library& library);
+
+  // The library's own slot, which is its handle.
+  Slot& slot() { return slot_; }
+  const OpRegistry& registry() const { return registry_; }
+  const OpDispatcher& ops() const { return *ops_; }
+
+  // The handle of a new object.
+  Slot* Add(Kind kind, std::unique_ptr<Object> object);
+  // Takes back the slot of an object that is gone.
+  void Recycle(Slot& slot);
+
+ private:
+  Library() = default;
+
+  Slot slot_;
+  OpRegistry registry_;
+  std::unique_ptr<OpDispatcher> ops_;
+  std::mutex mutex_;
+  std::deque<Slot> slots_;    // guarded by mutex_; they never move
+  std::deque<Slot*> unused_;  // guarded by mutex_; first gone, first taken
+};
+
+// Lets go of an object, for its owner. FailedPrecondition the second time.
+absl::Status Destroy(Slot& slot);
+// Whether a call uses the object now.
+bool InUse(const Slot& slot);
+
+// What the functions that make an object do. `make` is called with the library
+// and returns absl::StatusOr<std::unique_ptr<Object>>; the handle goes to
+// *handle, which is null after a refusal.
+template <typename Handle, typename Make>
+quern_status MakeObject(quern_library* library, const char* function, Kind kind,
+                        Handle** handle, const Make& make) {
+  if (handle != nullptr) *handle = nullptr;
+  Borrowed use;
+  if (absl::Status taken = use.Take(library, Kind::kLibrary, Mode::kUse);
+      !taken.ok()) {
+    return Report(SlotOf(library), taken);
+  }
+  if (absl::Status named = CheckNotNull(function, "the result", handle);
+      !named.ok()) {
+    return Report(use.slot(), named);
+  }
+  Library& owner = *use.slot()->library;
+  const absl::Status status = Caught([&]() -> absl::Status {
+    auto made = make(owner);
+    if (!made.ok()) return made.status();
+    *handle = reinterpret_cast<Handle*>(owner.Add(kind, *std::move(made)));
+    return absl::OkStatus();
+  });
+  return Report(use.slot(), status);
+}
+
+}  // namespace c_abi
+}  // namespace quern
+
+#endif  // QUERN_C_LIBRARY_H_

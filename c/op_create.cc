@@ -1,0 +1,209 @@
+// How operators are made by name.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "quern/c/attention.h"
+#include "quern/c/library.h"
+#include "quern/c/object.h"
+#include "quern/c/op.h"
+#include "quern/c/quern.h"
+#include "quern/c/tensor.h"
+#include "quern/c/weights.h"
+#include "quern/core/status_macros.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_dispatcher.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_schema.h"
+
+namespace quern {
+namespace c_abi {
+namespace {
+
+// More than any schema has.
+constexpr size_t kMaxArguments = 64;
+
+// The object that `handle` stands for, as an argument; holds it.
+absl::StatusOr<OpArg> ObjectArg(absl::string_view op, const char* name,
+                                void* handle, OperatorObject& made) {
+  Slot* const slot = SlotOf(handle);
+  if (slot == nullptr) {
+    return InvalidArgument(op, name,
+                           " is no object; need one that quern.h made");
+  }
+  Borrowed object;
+  if (absl::Status taken = object.Take(*slot, Mode::kHold); !taken.ok()) {
+    return OfOp(op, absl::Status(taken.code(),
+                                 absl::StrCat(name, ": ", taken.message())));
+  }
+  OpArg arg;
+  const Kind kind = slot->kind.load(std::memory_order_relaxed);
+  switch (kind) {
+    case Kind::kLinearWeights:
+      arg = OpArg(&object.As<WeightsObject>().weights());
+      break;
+    case Kind::kKvCache:
+      arg = OpArg(&object.As<KvCacheObject>().layout());
+      break;
+    case Kind::kSchedule:
+      arg = OpArg(&object.As<ScheduleObject>().step());
+      made.changing.push_back(slot);
+      break;
+    default:
+      return InvalidArgument(op, name, " is of kind ", KindName(kind),
+                             "; need linear weights, a KV cache or a schedule");
+  }
+  made.held.push_back(std::move(object));
+  return arg;
+}
+
+absl::StatusOr<OpArg> ArgOf(absl::string_view op, const quern_argument& a,
+                            OperatorObject& made) {
+  switch (a.type) {
+    case QUERN_ARGUMENT_TENSOR: {
+      if (a.value.tensor == nullptr) return OpArg();
+      QUERN_ASSIGN_OR_RETURN(TensorMeta meta,
+                             MetaOf(op, a.name, *a.value.tensor));
+      return OpArg(std::move(meta));
+    }
+    case QUERN_ARGUMENT_INT:
+      return OpArg(a.value.integer);
+    case QUERN_ARGUMENT_FLOAT:
+      return OpArg(a.value.real);
+    case QUERN_ARGUMENT_BOOL:
+      if (a.value.integer == 0 || a.value.integer == 1) {
+        return OpArg(a.value.integer == 1);
+      }
+      return InvalidArgument(op, a.name, "=", a.value.integer,
+                             " is a bool; need 0 or 1");
+    case QUERN_ARGUMENT_TEXT:
+      if (a.value.text != nullptr) return OpArg(a.value.text);
+      return InvalidArgument(op, a.name, " is a null text");
+    case QUERN_ARGUMENT_OBJECT:
+      if (a.value.object == nullptr) return OpArg();
+      return ObjectArg(op, a.name, a.value.object, made);
+    default:
+      return InvalidArgument(op, a.name, " has type=", a.type, "; need ",
+                             int{QUERN_ARGUMENT_TENSOR}, " to ",
+                             int{QUERN_ARGUMENT_OBJECT});
+  }
+}
+
+absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op,
+                                 const quern_argument* arguments, size_t count,
+                                 OperatorObject& made) {
+  NamedArgs args;
+  if (count > kMaxArguments) {
+    return InvalidArgument(op, "num_arguments=", count, "; need ",
+                           kMaxArguments, " or fewer");
+  }
+  if (count > 0 && arguments == nullptr) {
+    return InvalidArgument(op, "arguments is null; need ", count, " of them");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (arguments[i].name == nullptr) {
+      return InvalidArgument(op, "argument ", i, " has a null name");
+    }
+    if (arguments[i].reserved != 0) {
+      return InvalidArgument(op, arguments[i].name,
+                             " has reserved=", arguments[i].reserved,
+                             "; need 0");
+    }
+    QUERN_ASSIGN_OR_RETURN(OpArg arg, ArgOf(op, arguments[i], made));
+    args.emplace_back(arguments[i].name, std::move(arg));
+  }
+  return args;
+}
+
+// The order of the tensors, as OpTensors has it, and whence rows come.
+absl::Status ListTensors(const OpSchema& schema, absl::Span<const OpArg> args,
+                         OperatorObject& made) {
+  std::optional<size_t> first;
+  for (size_t i = 0; i < schema.params.size(); ++i) {
+    if (schema.params[i].type != OpType::kTensor) continue;
+    const auto* const meta = std::get_if<TensorMeta>(&args[i]);
+    const bool x =
+        schema.name == "selective_state_update" && schema.params[i].name == "x";
+    if (meta != nullptr && (!first.has_value() || x)) {
+      first = made.tensors.size();
+      made.made_rows = meta->extents.empty() ? 0 : meta->extents[0];
+    }
+    made.tensors.push_back(schema.params[i].name);
+  }
+  made.rows_of.tensor = first.value_or(0);
+  for (const char* over_ranks : {"replicated_linear", "column_parallel_linear",
+                                 "row_parallel_linear", "parallel_lm_head"}) {
+    made.rows_of.leading = made.rows_of.leading || schema.name == over_ranks;
+  }
+  const size_t returns = made.returns.size();
+  for (size_t i = 0; i < returns; ++i) {
+    made.tensors.push_back(returns == 1 ? "out" : absl::StrCat("out", i));
+  }
+  if (made.tensors.size() <= kMaxTensors) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(schema.name, ": has ", made.tensors.size(),
+                   " tensors; need ", kMaxTensors, " or fewer"));
+}
+
+absl::StatusOr<std::unique_ptr<Object>> Make(const Library& library,
+                                             const char* name,
+                                             const quern_op_options* options,
+                                             const quern_argument* arguments,
+                                             size_t num_arguments) {
+  QUERN_RETURN_IF_ERROR(CheckNotNull("quern_op_create", "name", name));
+  const char* provider = nullptr;
+  if (options != nullptr) {
+    QUERN_RETURN_IF_ERROR(
+        CheckSize("quern_op_options", options->size, sizeof(quern_op_options)));
+    provider = options->provider;
+  }
+  auto made = std::make_unique<OperatorObject>();
+  made->name = name;
+  QUERN_ASSIGN_OR_RETURN(const NamedArgs args,
+                         ArgsOf(name, arguments, num_arguments, *made));
+  const OpDispatcher& ops = library.ops();
+  auto op = provider == nullptr ? ops.Make(name, args)
+                                : ops.MakeFrom(provider, name, args);
+  if (!op.ok()) return op.status();
+  made->made = *std::move(op);
+  const OpSchema& schema = library.registry().Find(name)->schema;
+  QUERN_ASSIGN_OR_RETURN(made->returns,
+                         library.registry().InferShapes(name, args));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
+                         ArrangeArgs(schema, args));
+  QUERN_RETURN_IF_ERROR(ListTensors(schema, arranged, *made));
+  return std::unique_ptr<Object>(std::move(made));
+}
+
+}  // namespace
+}  // namespace c_abi
+}  // namespace quern
+
+using quern::c_abi::Kind;
+using quern::c_abi::Library;
+
+extern "C" {
+
+quern_status quern_op_create(quern_library* library, const char* name,
+                             const quern_op_options* options,
+                             const quern_argument* arguments,
+                             size_t num_arguments, quern_op** op) {
+  return quern::c_abi::MakeObject(
+      library, "quern_op_create", Kind::kOp, op, [&](const Library& owner) {
+        return quern::c_abi::Make(owner, name, options, arguments,
+                                  num_arguments);
+      });
+}
+
+}  // extern "C"
