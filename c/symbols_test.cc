@@ -3,12 +3,13 @@
 
 #include <elf.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <ios>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,8 +20,12 @@ namespace quern {
 namespace {
 
 std::string Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::string bytes(static_cast<size_t>(std::max<int64_t>(file.tellg(), 0)),
+                    '\0');
+  file.seekg(0);
+  file.read(&bytes[0], static_cast<std::streamsize>(bytes.size()));
+  return bytes;
 }
 
 struct Symbols {
