@@ -101,6 +101,10 @@ TEST_F(AttentionInCTest, HasTheBitsOfCppInTwoSteps) {
   ASSERT_EQ(pages.shape[0], kPages);
   ASSERT_EQ(static_cast<size_t>(pages.shape[0] * pages.shape[1]),
             cpp.Bytes().size());
+  quern_tensor before;
+  ASSERT_C_OK(quern_kv_cache_pages(cache_, kLayer - 1, &before), cache_);
+  ASSERT_EQ(static_cast<uint8_t*>(before.data) + cpp.Bytes().size(),
+            pages.data);
   std::memset(pages.data, 0, cpp.Bytes().size());
   const struct {
     Lengths q_lens, kv_lens;
