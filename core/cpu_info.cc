@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "hwy/targets.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/math_util.h"
 
 namespace quern {
@@ -191,6 +192,9 @@ CpuInfo GetCpuInfo() {
   }
   // Highway numbers its targets so that a better one has a lower bit.
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    if (target == HWY_AVX2 && HasAvxVnni()) {
+      info.targets.push_back(kAvxVnniTarget);
+    }
     info.targets.push_back(hwy::TargetName(target));
   }
   ReadCaches(info);

@@ -11,8 +11,10 @@
 namespace quern {
 
 struct CpuInfo {
-  std::string model;                 // e.g. "AMD EPYC"
-  std::vector<std::string> targets;  // Highway's, the best first: "AVX3_ZEN4"
+  std::string model;  // e.g. "AMD EPYC"
+  // Instruction sets of kernels, the best first: Highway's targets, e.g.
+  // "AVX3_ZEN4", and kAvxVnniTarget (core/avx_vnni.h).
+  std::vector<std::string> targets;
   int64_t l1_data_bytes = 32 << 10;  // per core
   int64_t l2_bytes = 1 << 20;        // per core
   int64_t l3_bytes = 0;              // shared; 0: none or unknown

@@ -13,6 +13,8 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "quern/quant/convert-inl.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/gemm/block_record-inl.h"
 #include "quern/gemm/block_rows-inl.h"
 // clang-format on
@@ -23,6 +25,9 @@ namespace HWY_NAMESPACE {
 namespace {
 
 BlockKernels GetKernels(BlockFormat format, DType a) {
+#if QUERN_AVX_VNNI_REPLACES
+  if (HasAvxVnni()) return GetBlock32AvxVnniKernels(format, a);
+#endif
   BlockKernels kernels = {};
   switch (format) {
     case BlockFormat::kQ4_0:
@@ -63,7 +68,11 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
+#if QUERN_AVX_VNNI_PASS
+BlockKernels GetBlock32AvxVnniKernels(BlockFormat format, DType a) {
+#else
 BlockKernels GetBlock32Kernels(BlockFormat format, DType a) {
+#endif
   return HWY_DYNAMIC_DISPATCH(GetKernels)(format, a);
 }
 }  // namespace quern

@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/register_tile-inl.h"
 #include "quern/packing/block_panels.h"
@@ -33,16 +34,6 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// Whether codes are multiplied by vpdpbusd: then those of int8 are u8, with a
-// zero point of 128. Else pairs are multiplied by vpmaddubsw, or what Highway
-// has for it.
-#undef QUERN_BLOCK_QUADS
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
-#define QUERN_BLOCK_QUADS 1
-#else
-#define QUERN_BLOCK_QUADS 0
-#endif
 
 using DI = LineTag<int32_t>;
 using DF = LineTag<float>;
@@ -63,12 +54,15 @@ constexpr size_t kVecs = BlockPanels::kPanelCols / kFloats;
 
 constexpr int kMaxInt8 = 127;  // |qa|, at most
 
+// Where codes are multiplied by vpdpbusd, those of int8 are u8, with a zero
+// point of 128. Else pairs are multiplied by vpmaddubsw, or what Highway has
+// for it.
 constexpr BlockTerms TermsOf(const BlockTraits& traits) {
-  const int zero = QUERN_BLOCK_QUADS && traits.is_int8() ? 128 : traits.zero;
+  const int zero = QUERN_HAS_VPDPBUSD && traits.is_int8() ? 128 : traits.zero;
   return {traits.codes.sub_block, zero, traits.has_mins()};
 }
 
-#if QUERN_BLOCK_QUADS
+#if QUERN_HAS_VPDPBUSD
 
 struct QuadDot {
   using Sums = VI;
@@ -83,7 +77,7 @@ struct QuadDot {
     return Add(b, a, hn::Zero(DI()));
   }
   static HWY_INLINE Sums Add(Operand b, VS a, Sums sums) {
-    return hn::SumOfMulQuadAccumulate(DI(), b, a, sums);
+    return DotQuads(DI(), b, a, sums);
   }
   static HWY_INLINE VI Widen(Sums sums) { return sums; }
 };
@@ -181,7 +175,7 @@ struct DotSelector<kFormat, false> {
 template <BlockFormat kFormat>
 using DotOf = typename DotSelector<kFormat>::Type;
 
-#endif  // QUERN_BLOCK_QUADS
+#endif  // QUERN_HAS_VPDPBUSD
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -63,6 +63,10 @@ struct BlockKernels {
 // blocks of 32 values and of 256. a: f32, bf16 or f16.
 BlockKernels GetBlock32Kernels(BlockFormat format, DType a);
 BlockKernels GetBlock256Kernels(BlockFormat format, DType a);
+// Kernels for AVX2 with AVX-VNNI, which the functions above return where
+// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+BlockKernels GetBlock32AvxVnniKernels(BlockFormat format, DType a);
+BlockKernels GetBlock256AvxVnniKernels(BlockFormat format, DType a);
 
 inline BlockKernels GetBlockKernels(BlockFormat format, DType a) {
   const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));

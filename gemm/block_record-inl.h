@@ -15,6 +15,7 @@
 
 #include "hwy/highway.h"
 #include "quern/core/dtype.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/gemm/block_dot-inl.h"
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_tile-inl.h"
@@ -167,7 +168,7 @@ class PackedRecord {
   }
   // Values of int8 as the Dot takes them.
   static HWY_INLINE VB WithOffset(VB codes) {
-    if constexpr (kTraits.is_int8() && QUERN_BLOCK_QUADS) {
+    if constexpr (kTraits.is_int8() && QUERN_HAS_VPDPBUSD) {
       return hn::Xor(codes, hn::Set(DB(), 0x80));
     }
     return codes;
@@ -249,8 +250,8 @@ void DecodeRecord(const uint8_t* from, size_t blocks, DecodedRecord* to) {
 template <BlockFormat kFormat>
 BlockKernels MakeBlockKernels() {
   BlockKernels kernels = {};
-  kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.arithmetic = QUERN_BLOCK_QUADS ? "int8 dot" : "int8 pairs";
+  kernels.target = KernelTarget();
+  kernels.arithmetic = QUERN_HAS_VPDPBUSD ? "int8 dot" : "int8 pairs";
   kernels.terms = TermsOf(BlockTraitsOf(kFormat));
   kernels.fused.max_rows = kFusedRows;
   for (size_t rows = 1; rows <= kFusedRows; ++rows) {

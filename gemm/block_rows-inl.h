@@ -14,6 +14,7 @@
 
 #include "hwy/base.h"
 #include "hwy/highway.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/gemm/block_dot-inl.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/packing/block_panels.h"
@@ -42,7 +43,7 @@ HWY_INLINE uint32_t TermOf(hn::Vec<DPairs> pairs, const BlockTerms& terms,
   const DPairs d;
   const hn::Repartition<int32_t, DPairs> di;
   const auto factor = static_cast<int16_t>(terms.mins ? 1 : -terms.zero);
-  if (terms.mins || QUERN_BLOCK_QUADS) {
+  if (terms.mins || QUERN_HAS_VPDPBUSD) {
     const int32_t sum = hn::ReduceSum(
         di, hn::WidenMulPairwiseAdd(di, pairs, hn::Set(d, factor)));
     return terms.mins

@@ -46,6 +46,9 @@ struct Int8Kernels {
 // The kernels of the best instruction set that this CPU supports. c: f32, bf16
 // or f16.
 Int8Kernels GetInt8Kernels(DType c);
+// Kernels for AVX2 with AVX-VNNI, which GetInt8Kernels returns where
+// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+Int8Kernels GetInt8AvxVnniKernels(DType c);
 
 }  // namespace quern
 

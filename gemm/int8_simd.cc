@@ -13,9 +13,10 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "quern/quant/convert-inl.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/gemm/register_tile-inl.h"
 #include "quern/gemm/tile-inl.h"
-#include "quern/quant/convert-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +27,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Whether quads of u8 by s8 are one instruction, vpdpbusd or its like.
 #undef QUERN_INT8_QUADS
-#if !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX3_DL
+#if !HWY_ARCH_X86 || QUERN_HAS_VPDPBUSD
 #define QUERN_INT8_QUADS 1
 #else
 #define QUERN_INT8_QUADS 0
@@ -48,8 +49,7 @@ struct DotU8S8 {
                                       hn::Vec<D> sum) {
     const hn::RebindToUnsigned<D> du;
     const hn::RebindToUnsigned<DB> du8;
-    return hn::SumOfMulQuadAccumulate(D(), hn::BitCast(du8, hn::Set(du, a)), b,
-                                      sum);
+    return DotQuads(D(), hn::BitCast(du8, hn::Set(du, a)), b, sum);
   }
 };
 
@@ -148,8 +148,11 @@ void Finish(const Int8FinishArgs& args) {
 }
 
 Int8Kernels GetKernels(DType c) {
+#if QUERN_AVX_VNNI_REPLACES
+  if (HasAvxVnni()) return GetInt8AvxVnniKernels(c);
+#endif
   Int8Kernels kernels = {};
-  kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.target = KernelTarget();
   kernels.arithmetic = DotU8S8::kName;
   kernels.table = MakeTileTable<DotU8S8>();
   kernels.row_words = DotU8S8::kSub;
@@ -171,7 +174,11 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
+#if QUERN_AVX_VNNI_PASS
+Int8Kernels GetInt8AvxVnniKernels(DType c) {
+#else
 Int8Kernels GetInt8Kernels(DType c) {
+#endif
   return HWY_DYNAMIC_DISPATCH(GetKernels)(c);
 }
 }  // namespace quern

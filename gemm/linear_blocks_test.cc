@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -87,7 +88,7 @@ class LinearBlocksTest : public BlockPlansTest {
         << plan.Explain(s.m);
   }
 };
-QUERN_INSTANTIATE_ISA_TEST(LinearBlocksTest);
+QUERN_INSTANTIATE_INT8_ISA_TEST(LinearBlocksTest);
 
 // Every number of rows of a tile, of columns in a panel, of blocks in a record
 // and of records in a chunk.
@@ -163,6 +164,28 @@ TEST_P(LinearBlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
     const BlockWeights w = RandomBlockWeights(rng, info.format, 50, k, 1.0);
     const auto plan = Plan(w, Int8Spec<BFloat16, float>());
     ExpectRowsAlone<BFloat16>(plan, {37, 50, k}, rng);
+  }
+}
+
+// Integers are exact and every sum in f32 is one chain, so all instruction sets
+// with a fused multiply-add agree in every bit.
+TEST_P(LinearBlocksTest, HaveTheBitsOfOtherInstructionSets) {
+  static auto* const first = new std::vector<std::vector<float>>;
+  Rng rng(BaseSeed());
+  std::vector<std::vector<float>> results;
+  for (const BlockFormatInfo& info : BlockFormats()) {
+    const BlockWeights w = RandomBlockWeights(rng, info.format, 40, 768, 1.0);
+    const auto plan = Plan(w, Int8Spec<BFloat16, float>());
+    for (const int64_t m : {1, 4, 21}) {
+      const auto a = UniformReals<BFloat16>(rng, m * 768);
+      results.push_back(
+          RunLinear<BFloat16, float>(plan, {m, 40, 768}, a, inline_));
+    }
+  }
+  if (std::string(isa()).rfind("AVX", 0) != 0) return;
+  if (first->empty()) *first = results;
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_TRUE(AllBitsEqual(results[i], (*first)[i])) << i;
   }
 }
 

@@ -109,7 +109,7 @@ class LinearInt8Test : public LinearTest {
         fused, RunLinear<int8_t, float>(Plan(spec, w), s, q, inline_, rows)));
   }
 };
-QUERN_INSTANTIATE_ISA_TEST(LinearInt8Test);
+QUERN_INSTANTIATE_INT8_ISA_TEST(LinearInt8Test);
 
 TEST_P(LinearInt8Test, IsExactAtEveryRemainder) {
   int64_t i = 0;

@@ -15,25 +15,49 @@
 //
 // A test that passes without an EXPECT_RAN_ON has proved nothing about its
 // instruction set, and fails.
+//
+// A suite whose kernels multiply int8 (core/avx_vnni.h) has
+// QUERN_INSTANTIATE_INT8_ISA_TEST in place of the other: it also runs on
+// AVX2_VNNI, where the CPU has it. AVX2 is AVX2 alone in every suite.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "hwy/detect_targets.h"
 #include "hwy/targets.h"
 #include "hwy/tests/hwy_gtest.h"
+#include "quern/core/avx_vnni.h"
 
 namespace quern {
 
 inline constexpr size_t kLeastInstructionSets =
     HWY_ARCH_X86_64 && (HWY_TARGETS & (HWY_TARGETS - 1)) != 0 ? 2 : 1;
 
+// AVX2 with AVX-VNNI, beside Highway's targets, which are positive.
+inline constexpr int64_t kAvxVnniIsa = -1;
+
+inline const char* IsaName(int64_t isa) {
+  return isa == kAvxVnniIsa ? kAvxVnniTarget : hwy::TargetName(isa);
+}
+
+// Highway's targets that this CPU has and this binary was compiled for, and
+// kAvxVnniIsa where kernels can be run on it.
+inline std::vector<int64_t> Int8Isas() {
+  std::vector<int64_t> isas = hwy::SupportedAndGeneratedTargets();
+  const bool avx2 = std::count(isas.begin(), isas.end(), HWY_AVX2) != 0;
+  if (avx2 && HasAvxVnni()) isas.push_back(kAvxVnniIsa);
+  return isas;
+}
+
 class IsaTest : public hwy::TestWithParamTarget {
  public:
-  // Highway's name of the instruction set asked for, e.g. "AVX3_DL".
-  const char* isa() const { return hwy::TargetName(GetParam()); }
+  // The name of the instruction set asked for: Highway's, e.g. "AVX3_DL", or
+  // kAvxVnniTarget.
+  const char* isa() const { return IsaName(GetParam()); }
 
   testing::AssertionResult RanOn(const std::string& target) {
     proved_ = true;
@@ -43,8 +67,15 @@ class IsaTest : public hwy::TestWithParamTarget {
   }
 
  protected:
+  void SetUp() override {
+    const bool vnni = GetParam() == kAvxVnniIsa;
+    // Other instruction sets must not choose AVX-VNNI even where they may.
+    AllowAvxVnniForTest(GetParam() != HWY_AVX2);
+    hwy::SetSupportedTargetsForTest(vnni ? HWY_AVX2 : GetParam());
+  }
   void TearDown() override {
     hwy::TestWithParamTarget::TearDown();
+    AllowAvxVnniForTest(true);
     EXPECT_TRUE(proved_ || IsSkipped() || HasFailure())
         << "no EXPECT_RAN_ON: nothing shows that this test ran on " << isa();
   }
@@ -61,12 +92,19 @@ class IsaTest : public hwy::TestWithParamTarget {
 // Also tests that there is more than the baseline to run on: on x86-64 every
 // CPU of interest has SSE4 and up. A binary that was compiled for one
 // instruction set (--config=avx2only) runs that one.
-#define QUERN_INSTANTIATE_ISA_TEST(suite)                 \
-  HWY_TARGET_INSTANTIATE_TEST_SUITE_P(suite);             \
-  TEST(suite##Isas, AreNotEmpty) {                        \
-    EXPECT_GE(hwy::SupportedAndGeneratedTargets().size(), \
-              quern::kLeastInstructionSets);              \
-  }                                                       \
+#define QUERN_INSTANTIATE_ISA_TEST(suite) \
+  QUERN_INSTANTIATE_ON_ISAS(suite, hwy::SupportedAndGeneratedTargets())
+#define QUERN_INSTANTIATE_INT8_ISA_TEST(suite) \
+  QUERN_INSTANTIATE_ON_ISAS(suite, quern::Int8Isas())
+#define QUERN_INSTANTIATE_ON_ISAS(suite, isas)                               \
+  INSTANTIATE_TEST_SUITE_P(suite##Group, suite, testing::ValuesIn(isas),     \
+                           [](const testing::TestParamInfo<int64_t>& info) { \
+                             return quern::IsaName(info.param);              \
+                           });                                               \
+  TEST(suite##Isas, AreNotEmpty) {                                           \
+    EXPECT_GE(hwy::SupportedAndGeneratedTargets().size(),                    \
+              quern::kLeastInstructionSets);                                 \
+  }                                                                          \
   static_assert(true, "semicolon")
 
 #endif  // QUERN_TESTING_ISA_TEST_H_

@@ -5,12 +5,16 @@
 #define HWY_TARGET_INCLUDE "testing/isa_test_test.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "quern/core/avx_vnni.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
+const char* Int8Target() {
+  return HWY_TARGET == HWY_AVX2 && HasAvxVnni() ? kAvxVnniTarget : Target();
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace quern
@@ -29,6 +33,7 @@ namespace quern {
 namespace {
 
 HWY_EXPORT(Target);
+HWY_EXPORT(Int8Target);
 
 struct Plan {
   const char* target() const { return name; }
@@ -77,6 +82,25 @@ TEST_P(SomeKernelTest, ATestThatProvesNothingFails) {
   EXPECT_NONFATAL_FAILURE(test.TearDown(), "no EXPECT_RAN_ON");
   EXPECT_TRUE(RanOn(isa()));
   Plan();  // what TestWithParamTarget looks for
+}
+
+class SomeInt8KernelTest : public IsaTest {
+ public:
+  static int& Seen() {
+    static int seen = 0;
+    return seen;
+  }
+  static void TearDownTestSuite() {
+    if (GTEST_FLAG_GET(filter) != "*") return;
+    EXPECT_EQ(Seen(), HasAvxVnni() ? 1 : 0);
+  }
+};
+QUERN_INSTANTIATE_INT8_ISA_TEST(SomeInt8KernelTest);
+
+TEST_P(SomeInt8KernelTest, RunsOnAvxVnniOnceAndOnlyWhereThatIsAskedFor) {
+  const Plan plan = {HWY_DYNAMIC_DISPATCH(Int8Target)()};
+  EXPECT_RAN_ON(plan);
+  Seen() += std::string(plan.target()) == kAvxVnniTarget ? 1 : 0;
 }
 
 }  // namespace

@@ -66,6 +66,9 @@ struct PeakKernels {
 
 StreamKernels GetStreamKernels();
 PeakKernels GetPeakKernels();
+// For AVX2 with AVX-VNNI, which GetPeakKernels returns where core/avx_vnni.h
+// says so. Defined where QUERN_AVX_VNNI is 1.
+PeakKernels GetPeakAvxVnniKernels();
 
 }  // namespace quern
 

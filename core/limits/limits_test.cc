@@ -100,15 +100,19 @@ class PeakTest : public IsaTest {
   }
   bool Is(const char* target) const { return std::string(isa()) == target; }
   bool HasVnni() const {
-    return Is("AVX3_DL") || Is("AVX3_ZEN4") || Is("AVX3_SPR");
+    return Is("AVX2_VNNI") || Is("AVX3_DL") || Is("AVX3_ZEN4") ||
+           Is("AVX3_SPR");
   }
   bool HasDotBF16() const { return Is("AVX3_ZEN4") || Is("AVX3_SPR"); }
   // The width of a vector in bytes, 16 on the smallest instruction sets.
   int VectorBytes() const {
-    return std::string(isa()).rfind("AVX3", 0) == 0 ? 64 : Is("AVX2") ? 32 : 16;
+    const std::string name = isa();
+    return name.rfind("AVX3", 0) == 0   ? 64
+           : name.rfind("AVX2", 0) == 0 ? 32
+                                        : 16;
   }
 };
-QUERN_INSTANTIATE_ISA_TEST(PeakTest);
+QUERN_INSTANTIATE_INT8_ISA_TEST(PeakTest);
 
 // With ones everywhere each multiplication adds one to the result: what is
 // claimed is what was computed.

@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "core/limits/peak_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "quern/core/quad_dot-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -108,8 +109,9 @@ struct PeakOfProducts {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || \
-    HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+#if !QUERN_AVX_VNNI_PASS &&                              \
+    (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || \
+     HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3)
 
 // a[2i] * b[2i] + a[2i + 1] * b[2i + 1], saturated to 16 bits.
 #if HWY_TARGET == HWY_AVX3
@@ -186,7 +188,7 @@ struct PeakI8 {
   }
   static HWY_INLINE void Add(Operands& x, Sum& sum) {
     Forget(x.a);
-    sum = hn::SumOfMulQuadAccumulate(DI32(), x.a, x.b, sum);
+    sum = DotQuads(DI32(), x.a, x.b, sum);
     Forget(sum);
   }
 };
@@ -235,8 +237,11 @@ PeakKernel MakePeak() {
 }
 
 PeakKernels GetKernels() {
-  return {hwy::TargetName(HWY_TARGET), MakePeak<PeakF32>(),
-          MakePeak<PeakBF16>(), MakePeak<PeakI8>()};
+#if QUERN_AVX_VNNI_REPLACES
+  if (HasAvxVnni()) return GetPeakAvxVnniKernels();
+#endif
+  return {KernelTarget(), MakePeak<PeakF32>(), MakePeak<PeakBF16>(),
+          MakePeak<PeakI8>()};
 }
 
 }  // namespace
@@ -250,6 +255,12 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
-PeakKernels GetPeakKernels() { return HWY_DYNAMIC_DISPATCH(GetKernels)(); }
+#if QUERN_AVX_VNNI_PASS
+PeakKernels GetPeakAvxVnniKernels() {
+#else
+PeakKernels GetPeakKernels() {
+#endif
+  return HWY_DYNAMIC_DISPATCH(GetKernels)();
+}
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -1,5 +1,6 @@
 #include "quern/tools/perf/driver.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
@@ -285,6 +287,31 @@ TEST(DriverTest, RunsOnTheInstructionSetThatWasAskedFor) {
       EXPECT_NE(outcome.out.find("\"isa\": \"" + isa + "\""), std::string::npos)
           << outcome.out;
     }
+  }
+}
+
+// A product of int8 runs on AVX-VNNI if that is asked for, and not on AVX2.
+// Whatever else is asked for runs on AVX2.
+TEST(DriverTest, RunsOnAvxVnniWhereTheCpuHasIt) {
+  const auto targets = hwy::SupportedAndGeneratedTargets();
+  if (std::count(targets.begin(), targets.end(), HWY_AVX2) == 0) {
+    GTEST_SKIP() << "no AVX2";
+  }
+  const auto expect = [](const std::string& op, const std::string& isa,
+                         const std::string& ran) {
+    const Outcome outcome =
+        Perf(op + " --threads=1 --runs=1 --warm=1 --check=1 --isa=" + isa);
+    EXPECT_EQ(outcome.exit_code, 0) << op << "\n" << outcome.progress;
+    EXPECT_NE(outcome.out.find("\"isa\": \"" + ran + "\""), std::string::npos)
+        << outcome.out;
+  };
+  const std::string blocks = "linear --weights=q8_0 --m=2 --n=17 --k=64";
+  expect(blocks, "AVX2", "AVX2");
+  if (HasAvxVnni()) {
+    expect(blocks, "AVX2_VNNI", "AVX2_VNNI");
+    expect("rms_norm --rows=2 --hidden=33", "AVX2_VNNI", "AVX2");
+  } else {
+    EXPECT_EQ(Perf(blocks + " --isa=AVX2_VNNI").exit_code, 2);
   }
 }
 

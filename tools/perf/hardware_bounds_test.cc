@@ -9,6 +9,7 @@ namespace {
 const CpuId kZen3 = {"AuthenticAMD", 25, 1};
 const CpuId kZen4 = {"AuthenticAMD", 25, 0x11};
 const CpuId kIceLake = {"GenuineIntel", 6, 0x6a};
+const CpuId kSapphireRapids = {"GenuineIntel", 6, 0x8f};
 const CpuId kUnknown = {"GenuineIntel", 25, 1};
 
 TEST(ParseCpuIdTest, ReadsTheFirstProcessor) {
@@ -42,6 +43,8 @@ TEST(HardwareBoundTest, Zen4HasDotProducts) {
 TEST(HardwareBoundTest, SaysWhereItIsUnknown) {
   EXPECT_EQ(HardwareBound(kIceLake, "AVX3_DL", PeakKind::kF32), 64);
   EXPECT_EQ(HardwareBound(kIceLake, "AVX3_DL", PeakKind::kI8), 0);
+  EXPECT_EQ(HardwareBound(kSapphireRapids, "AVX2_VNNI", PeakKind::kF32), 32);
+  EXPECT_EQ(HardwareBound(kSapphireRapids, "AVX2_VNNI", PeakKind::kI8), 0);
   EXPECT_EQ(HardwareBound(kUnknown, "AVX2", PeakKind::kF32), 0);
   EXPECT_EQ(HardwareNote(kUnknown, "AVX2", PeakKind::kF32),
             "hardware bound unknown");

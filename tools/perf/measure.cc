@@ -62,7 +62,7 @@ Row RowOf(const OpInfo& info, const MeasureSpec& spec,
   row.ghz = Largest(clock.Used());
   row.dram_bounds = cold;
   // oneDNN may have instructions that no target of ours has.
-  row.peak_bounds = info.isa == limits.target();
+  row.peak_bounds = IsaHas(limits.target(), info.isa);
   row.dram_steady = dram_bound.steady;
   row.peak_steady = peak_bound.steady;
   row.pages = std::string(limits.pages());

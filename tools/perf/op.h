@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/tools/perf/args.h"
@@ -21,6 +22,12 @@ namespace quern {
 // The instruction set of an operator without kernels of its own, such as
 // `schedule`.
 inline constexpr absl::string_view kNoIsa = "none";
+
+// Whether `isa` as --isa names it has kernels for `target`. Operators that do
+// not multiply int8 run on AVX2 where AVX2_VNNI is asked for.
+inline bool IsaHas(absl::string_view isa, absl::string_view target) {
+  return target == isa || (isa == kAvxVnniTarget && target == "AVX2");
+}
 
 struct OpInfo {
   std::string shape;  // "m=1 n=4096 k=4096": what a reader needs to repeat it

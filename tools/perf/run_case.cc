@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "hwy/targets.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/limits/limits.h"
@@ -51,13 +52,18 @@ int64_t AvailableMemory() {
 }  // namespace
 
 ScopedIsa::ScopedIsa(const std::string& isa) {
-  if (!isa.empty()) hwy::SetSupportedTargetsForTest(TargetsUpTo(isa));
+  if (isa.empty()) return;
+  hwy::SetSupportedTargetsForTest(TargetsUpTo(isa));
+  AllowAvxVnniForTest(isa == kAvxVnniTarget);
 }
-ScopedIsa::~ScopedIsa() { hwy::SetSupportedTargetsForTest(0); }
+ScopedIsa::~ScopedIsa() {
+  hwy::SetSupportedTargetsForTest(0);
+  AllowAvxVnniForTest(true);
+}
 
 absl::Status ProveIsa(absl::string_view op, const Settings& settings,
                       absl::string_view ran) {
-  if (settings.isa.empty() || ran == settings.isa || ran == kNoIsa) {
+  if (settings.isa.empty() || IsaHas(settings.isa, ran) || ran == kNoIsa) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(

@@ -25,8 +25,8 @@
 
 namespace quern {
 
-// Restricts Highway's choice to `isa` for the life of this object. An empty
-// name restricts nothing.
+// Restricts the choice of kernels to `isa` for the life of this object. An
+// empty name restricts nothing.
 class ScopedIsa {
  public:
   explicit ScopedIsa(const std::string& isa);
@@ -35,8 +35,9 @@ class ScopedIsa {
   ScopedIsa& operator=(const ScopedIsa&) = delete;
 };
 
-// FailedPrecondition unless what --isa asked for is what ran. An operator
-// without kernels (kNoIsa) runs the same code on every instruction set.
+// FailedPrecondition unless what --isa asked for is what ran (IsaHas). An
+// operator without kernels (kNoIsa) runs the same code on every instruction
+// set.
 absl::Status ProveIsa(absl::string_view op, const Settings& settings,
                       absl::string_view ran);
 

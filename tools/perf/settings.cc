@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "hwy/targets.h"
+#include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
@@ -18,6 +19,9 @@
 namespace quern {
 
 int64_t TargetsUpTo(absl::string_view name) {
+  if (HasAvxVnni() && absl::EqualsIgnoreCase(name, kAvxVnniTarget)) {
+    name = "AVX2";  // whose kernels choose those with AVX-VNNI
+  }
   for (int64_t bit : hwy::SupportedAndGeneratedTargets()) {
     // A better target has a lower bit.
     if (absl::EqualsIgnoreCase(name, hwy::TargetName(bit))) {
@@ -48,13 +52,9 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
   if (args.Text("isa") != "best") {
     settings.isa = absl::AsciiStrToUpper(args.Text("isa"));
     if (TargetsUpTo(settings.isa) == 0) {
-      const auto targets = hwy::SupportedAndGeneratedTargets();
-      return InvalidArgument(
-          args.op(), "--isa=\"", args.Text("isa"),
-          "\" is not on this CPU; need one of best, ",
-          absl::StrJoin(targets, ", ", [](std::string* out, int64_t bit) {
-            out->append(hwy::TargetName(bit));
-          }));
+      return InvalidArgument(args.op(), "--isa=\"", args.Text("isa"),
+                             "\" is not on this CPU; need one of best, ",
+                             absl::StrJoin(GetCpuInfo().targets, ", "));
     }
   }
   return settings;

@@ -18,7 +18,8 @@ inline constexpr absl::string_view kLimits = "limits";
 // What every line of the driver takes, and what every operator takes besides.
 inline constexpr Key kCommonKeys[] = {
     {"threads", "0", "workers; 0: one a core; at most one a logical CPU"},
-    {"isa", "best", "instruction set, e.g. AVX2; best: this CPU's best"},
+    {"isa", "best",
+     "instruction set, e.g. AVX2, AVX2_VNNI; best: this CPU's best"},
     {"runs", "21", "timed samples"},
     {"format", "auto", "table, json; auto: table on a terminal"},
 };
@@ -41,7 +42,8 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
                                       bool terminal);
 
 // The targets that Highway may choose from if `name` is to be the best: those
-// below it stay, because the baseline must. 0: no such target here.
+// below it stay, because the baseline must. AVX2_VNNI is AVX2 here. 0: no such
+// target.
 int64_t TargetsUpTo(absl::string_view name);
 
 }  // namespace quern

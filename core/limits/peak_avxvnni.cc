@@ -1,0 +1,8 @@
+// The loops of core/limits/peak_simd.cc for AVX2 with AVX-VNNI.
+
+#include "quern/core/avx_vnni.h"
+
+#if QUERN_AVX_VNNI
+#include "quern/core/avx_vnni_pass.h"
+#include "quern/core/limits/peak_simd.cc"
+#endif
