@@ -82,6 +82,7 @@ class PackedRecord {
  public:
   static constexpr BlockTraits kTraits = BlockTraitsOf(kFormat);
   static constexpr BlockCodes kCodes = kTraits.codes;
+  static_assert(kCodes.scales != BlockScales::kNone, "records have scales");
   static constexpr size_t kBlockLines = kCodes.low_bits + kCodes.high_bits;
 
   HWY_INLINE PackedRecord(const uint8_t* HWY_RESTRICT record, size_t blocks)
@@ -140,6 +141,7 @@ class PackedRecord {
         return Times(d_[v], LoadS8(scales_ + (4 + sub) * kCols + at));
       case BlockScales::kBytesAndMins:
         return Times(d_[v], LoadU8(scales_ + (4 + 2 * sub) * kCols + at));
+      case BlockScales::kNone:
       case BlockScales::kNibbles:
         break;
     }

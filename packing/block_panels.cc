@@ -47,6 +47,8 @@ void BlockPanels::WriteColumn(const BlockRecord& from, int64_t blocks,
   const int64_t subs = blocks * (kBlockK / codes_.sub_block);
   uint8_t* bytes = to + 4 * kCols + c;  // where scales are bytes
   switch (codes_.scales) {
+    case BlockScales::kNone:
+      break;
     case BlockScales::kF16:
       for (int64_t b = 0; b < blocks; ++b) {
         Write16(from.d[b], to + 2 * (b * kCols + c));

@@ -22,6 +22,7 @@
 // Scales of a record, by BlockScales; b counts its blocks, s its sub-blocks of
 // 32 or 16 k, and c columns. Each section ends at a multiple of 64 bytes.
 //
+//   kNone          none: they lie apart from the panels
 //   kF16           f16 d[b][c]
 //   kF16AndMin     f16 (d[c], m[c])[b]
 //   kE8M0          u8 s[b][c]
@@ -34,6 +35,10 @@
 // are all panels. The layout does not depend on the instruction set. Sizes are
 // those of the codes and scales, but for K scales of 6 bits, which take a byte
 // each: Q4_K has 4.625 bits for each weight, of 4.5 in files.
+//
+// Panels of codes of 4 bits in packing/code_layout.h are, byte for byte, those
+// of {4, 0, 32, kNone} whose k come in another order: place i of each eight
+// holds k = kI4Order[i] of these eight.
 
 #include <algorithm>
 #include <cstdint>
@@ -46,6 +51,7 @@
 namespace quern {
 
 enum class BlockScales : uint8_t {
+  kNone,
   kF16,
   kF16AndMin,
   kE8M0,
@@ -66,6 +72,9 @@ struct BlockCodes {
            x.sub_block == y.sub_block && x.scales == y.scales;
   }
 };
+
+// See above.
+inline constexpr uint8_t kI4Order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 // One column of one record, as packing reads it. What the format has none of is
 // not read.
@@ -107,6 +116,8 @@ class BlockPanels {
     const int64_t subs = blocks * (kBlockK / codes.sub_block);
     int64_t bytes = 0;
     switch (codes.scales) {
+      case BlockScales::kNone:
+        break;
       case BlockScales::kF16:
         bytes = blocks * 2 * kPanelCols;
         break;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
+#include "quern/packing/code_layout.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/refusal.h"
@@ -22,7 +23,7 @@ constexpr BlockCodes kAll[] = {
     {8, 0, 32, Scales::kF16},     {4, 0, 32, Scales::kE8M0},
     {2, 1, 16, Scales::kBytes},   {4, 2, 16, Scales::kBytes},
     {2, 0, 16, Scales::kNibbles}, {4, 1, 32, Scales::kBytesAndMins},
-    {4, 0, 32, Scales::kBytes},
+    {4, 0, 32, Scales::kBytes},   {4, 0, 32, Scales::kNone},
 };
 
 bool WholeRecords(const BlockCodes& codes) {
@@ -147,7 +148,8 @@ TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
           for (int64_t i = 0; i < 32 * count; ++i) {
             ASSERT_EQ(got.Code(i), want.codes[i]) << i;
           }
-          const bool has_d = codes.scales != Scales::kE8M0;
+          const bool has_none = codes.scales == Scales::kNone;
+          const bool has_d = codes.scales != Scales::kE8M0 && !has_none;
           const bool has_m = codes.scales == Scales::kF16AndMin ||
                              codes.scales == Scales::kBytesAndMins || nibbles;
           for (int64_t b = 0; b < (WholeRecords(codes) ? 1 : count); ++b) {
@@ -160,7 +162,7 @@ TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
           }
           const int64_t subs = count * (32 / codes.sub_block);
           for (int64_t s = 0; s < subs; ++s) {
-            if (WholeRecords(codes) || !has_d) {
+            if (!has_none && (WholeRecords(codes) || !has_d)) {
               ASSERT_EQ(got.S(s), want.s[s]);
             }
             if (has_m && WholeRecords(codes)) {
@@ -173,11 +175,44 @@ TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
   }
 }
 
+// packing/code_layout.h says the same in other words.
+TEST(BlockPanelsTest, WithoutScalesArePanelsOfCodesInAnotherOrder) {
+  TestRng rng;
+  InlineExecutor executor;
+  const int64_t n = 21, k = 352;
+  const auto codes = SmallIntegers<uint8_t>(rng, n * k, 0, 15);
+  const auto code_at = [&](int64_t column, int64_t i) {
+    return codes[static_cast<size_t>(column * k + i)];
+  };
+  const auto as_codes = CodeLayout::Create(4, k, n);
+  const auto as_blocks = BlockPanels::Create({4, 0, 32, Scales::kNone}, k, n);
+  ASSERT_EQ(as_codes.status(), absl::OkStatus());
+  ASSERT_EQ(as_blocks.status(), absl::OkStatus());
+  ASSERT_EQ(as_blocks->panel_bytes(), as_codes->panel_bytes());
+  GuardBuffer<uint8_t> want(as_codes->bytes()), got(as_blocks->bytes());
+  PackCodes(
+      *as_codes, 0, [](int64_t column) { return column; }, code_at, want.data(),
+      executor);
+  PackBlockPanels(
+      *as_blocks,
+      [&](int64_t column, int64_t record, BlockRecord* r) {
+        for (int64_t i = 0; i < 32 * as_blocks->RecordBlocks(record); ++i) {
+          r->codes[i] =
+              code_at(column, record * 256 + i / 8 * 8 + kI4Order[i % 8]);
+        }
+      },
+      got.data(), executor);
+  for (int64_t i = 0; i < as_codes->bytes(); ++i) {
+    ASSERT_EQ(got.data()[i], want.data()[i]) << i;
+  }
+}
+
 TEST(BlockPanelsTest, SizesAreThoseOfCodesAndScales) {
   const auto bits = [](const BlockCodes& codes) {
     return 8.0 * static_cast<double>(BlockPanels::RecordBytes(codes, 8)) /
            (16 * 256);
   };
+  EXPECT_EQ(bits({4, 0, 32, Scales::kNone}), 4);
   EXPECT_EQ(bits({4, 0, 32, Scales::kF16}), 4.5);
   EXPECT_EQ(bits({8, 0, 32, Scales::kF16}), 8.5);
   EXPECT_EQ(bits({4, 0, 32, Scales::kE8M0}), 4.25);
