@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "quern/core/math_util.h"
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/exact_block_kernels.h"
+#include "quern/gemm/i4_block_kernels.h"
 #include "quern/gemm/packed_product.h"
 #include "quern/gemm/tile.h"
 #include "quern/gemm/tile_loop.h"
@@ -25,6 +27,47 @@ constexpr int64_t kBlocks = BlockPanels::kRecordBlocks;
 // of Q4_0, 4 to 16 KiB are alike; 2 KiB and none take one row 1.1 and 1.3 times
 // as long, four rows 1.1 and 1.9 times (Zen 5, 2026).
 constexpr int64_t kAheadBytes = 8 << 10;
+
+// Follows a record through the groups of its panel.
+class GroupCursor {
+ public:
+  explicit GroupCursor(const PanelGroups& of)
+      : of_(of),
+        record_groups_(kBlocks / of.group_blocks),
+        record_blocks_(kBlocks % of.group_blocks) {
+    now_.group_blocks = static_cast<size_t>(of.group_blocks);
+  }
+
+  // Goes to the first record, and from a record to the next.
+  void Start() { group_ = first_ = 0; }
+  void Next() {
+    group_ += record_groups_;
+    first_ += record_blocks_;
+    if (first_ >= of_.group_blocks) {
+      first_ -= of_.group_blocks;
+      ++group_;
+    }
+  }
+  // The groups of this record in a panel. The next call overwrites them.
+  const I4Groups& Of(int64_t panel) {
+    const int64_t at = (panel * of_.groups + group_) * kPanelCols;
+    now_.scales = of_.scales + at;
+    now_.zeros = of_.zeros == nullptr ? nullptr : of_.zeros + at;
+    now_.first = static_cast<size_t>(first_);
+    return now_;
+  }
+
+ private:
+  const PanelGroups of_;
+  const int64_t record_groups_;  // groups that end within a record, at least
+  const int64_t record_blocks_;  // blocks of a record beyond those
+  int64_t group_ = 0;            // in which the record begins
+  int64_t first_ = 0;            // blocks of that group before the record
+  I4Groups now_ = {};
+};
+struct NoGroups {
+  explicit NoGroups(const PanelGroups& /*of*/) {}
+};
 
 // The sizes of tiles of rows, one after the other, as RowTiles has them.
 struct Sizes {
@@ -44,6 +87,7 @@ template <class Kernels>
 class Multiplier {
   using Kind = BlockKind<Kernels>;
   using Decoded = typename Kind::Decoded;
+  static constexpr bool kHasGroups = std::is_same_v<Kernels, I4BlockKernels>;
 
  public:
   Multiplier(const BlockPart<Kernels>& part,
@@ -62,7 +106,8 @@ class Multiplier {
         records_(part.layout.records()),
         a_tile_(product.chunks() * product.a_chunk()),
         first_sizes_{tiles_.rows / tiles_.count, tiles_.rows % tiles_.count,
-                     tiles_.count, tiles_.rows * range.tile % tiles_.count} {
+                     tiles_.count, tiles_.rows * range.tile % tiles_.count},
+        groups_(part.groups) {
     tile_.sums_stride = static_cast<size_t>(stride);
     tile_.panel_bytes =
         part.fused ? static_cast<size_t>(panel_bytes_) : sizeof(Decoded);
@@ -102,6 +147,7 @@ class Multiplier {
         tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
         tile_.a = a_ + record * product_.a_chunk();
         tile_.b = RecordAt(panel, record);
+        if constexpr (kHasGroups) tile_.groups = &groups_.Of(panel);
         tile_.prefetch[0] = {tile_.b + kAheadBytes, tile_.panel_bytes, lines};
         MultiplyFused(rows, log);
       }
@@ -154,9 +200,17 @@ class Multiplier {
     }
   }
 
-  // Returns the number of blocks of the record.
+  // Returns the number of blocks of the record, which is the first or follows
+  // the one before.
   size_t StartRecord(int64_t record) {
     tile_.add = record > 0;
+    if constexpr (kHasGroups) {
+      if (record == 0) {
+        groups_.Start();
+      } else {
+        groups_.Next();
+      }
+    }
     return static_cast<size_t>(part_.layout.RecordBlocks(record));
   }
 
@@ -167,7 +221,13 @@ class Multiplier {
   void MultiplyDecoded(int64_t record, int64_t panel, size_t log,
                        const uint8_t* fetch) {
     for (int64_t p = 0; p < int64_t{1} << log; ++p) {
-      part_.kernels.decode(RecordAt(panel + p, record), blocks_, &decoded_[p]);
+      const uint8_t* from = RecordAt(panel + p, record);
+      if constexpr (kHasGroups) {
+        part_.kernels.decode(from, blocks_, groups_.Of(panel + p),
+                             &decoded_[p]);
+      } else {
+        part_.kernels.decode(from, blocks_, &decoded_[p]);
+      }
     }
     tile_.steps = blocks_ * static_cast<size_t>(Kind::kBlockSteps);
     int64_t share = share_;
@@ -207,6 +267,7 @@ class Multiplier {
   const int64_t records_;
   const int64_t a_tile_;  // 32-bit elements from tile to tile
   const Sizes first_sizes_;
+  std::conditional_t<kHasGroups, GroupCursor, NoGroups> groups_;
   int64_t share_;      // lines of each panel that a tile fetches
   size_t blocks_ = 0;  // of the record
   TileArgs tile_ = {};
@@ -223,6 +284,9 @@ void MultiplyBlocks(const BlockPart<Kernels>& part,
 }
 
 template void MultiplyBlocks(const BlockPart<BlockKernels>&,
+                             const PackedProduct<float>&, const uint32_t*,
+                             const TileRange&, float*, int64_t);
+template void MultiplyBlocks(const BlockPart<I4BlockKernels>&,
                              const PackedProduct<float>&, const uint32_t*,
                              const TileRange&, float*, int64_t);
 template void MultiplyBlocks(const BlockPart<ExactBlockKernels>&,

@@ -3,9 +3,10 @@
 
 // Private: the product of rows with weights in a block format, as
 // gemm/block_kernels.h defines it for rows that are int8 in blocks, and
-// gemm/exact_block_kernels.h for rows of f32. With few rows, codes are decoded
-// in registers; with more, each record once for all of them, to scratch that
-// stays in L1 or L2.
+// gemm/exact_block_kernels.h for rows of f32; and with weights of kI4Group, as
+// gemm/i4_block_kernels.h does for rows that are int8 in blocks. With few rows,
+// codes are decoded in registers; with more, each record once for all of them,
+// to scratch that stays in L1 or L2.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/exact_block_kernels.h"
+#include "quern/gemm/i4_block_kernels.h"
 #include "quern/gemm/packed_product.h"
 #include "quern/gemm/tile.h"
 #include "quern/gemm/tile_loop.h"
@@ -20,7 +22,7 @@
 
 namespace quern {
 
-// How the two kinds of kernels differ.
+// How the kinds of kernels differ.
 template <class Kernels>
 struct BlockKind;
 template <>
@@ -32,20 +34,32 @@ struct BlockKind<BlockKernels> {
   static constexpr int64_t kBlockSteps = 1;
 };
 template <>
+struct BlockKind<I4BlockKernels> : BlockKind<BlockKernels> {};
+template <>
 struct BlockKind<ExactBlockKernels> {
   using Decoded = ExactRecord;
   static constexpr int64_t kRowPitch = static_cast<int64_t>(PackedRowPitch(1));
   static constexpr int64_t kBlockSteps = BlockPanels::kBlockK;
 };
 
-// One part of the weights and what multiplies it: BlockKernels or
-// ExactBlockKernels.
+// Scales and zero points of weights whose panels have none: those of a panel,
+// 16 of each group, lie behind those of the panel before.
+struct PanelGroups {
+  const float* scales;
+  const float* zeros;    // less 8; or null
+  int64_t groups;        // of a panel
+  int64_t group_blocks;  // blocks of 32 k in a group
+};
+
+// One part of the weights and what multiplies it: BlockKernels, I4BlockKernels
+// or ExactBlockKernels.
 template <class Kernels>
 struct BlockPart {
   const BlockPanels& layout;
   const Kernels& kernels;
   bool fused;  // codes are decoded in registers
   const uint8_t* panels;
+  PanelGroups groups;  // only I4BlockKernels have any
 };
 
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows

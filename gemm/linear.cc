@@ -180,7 +180,13 @@ absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
         ", as the weights are packed with gated=", w.gated ? "true" : "false");
   }
   if (spec.activations == LinearActivations::kInt8Blocks &&
-      w.format != WeightFormat::kBlocks) {
+      !TakesInt8Blocks(w)) {
+    if (w.format == WeightFormat::kI4Group) {
+      return Unimplemented(op, "activations=int8_blocks with weights of ",
+                           WeightFormatName(w.format), ", k=", w.k,
+                           ", group_size=", w.group_size,
+                           "; need multiples of 32, or exact");
+    }
     return Unimplemented(op, "activations=int8_blocks with weights of ",
                          WeightFormatName(w.format),
                          "; need exact with these weights");

@@ -18,8 +18,9 @@
 //
 //   kF32, kBF16, kF16      a and b are never rounded to a narrower type; sums
 //                          are f32.
-//   kE4M3Block, kI4Group,  a is never rounded and no scale is multiplied into a
-//   kI8Group               weight: codes become bf16, exactly, each group is
+//   kE4M3Block, kI4Group,  with LinearActivations::kExact.
+//   kI8Group               a is never rounded and no scale is multiplied into a
+//                          weight: codes become bf16, exactly, each group is
 //                          summed in f32, less (zero - 8) times its sum of a,
 //                          and added times its scale. Each sum is off by
 //                          (k + 3 groups + k / 512) * 2^-23 at most of what it
@@ -55,6 +56,16 @@
 //                          at most 0.51 / 127 of sum over blocks of
 //                          max|a| * sum |b|. A NaN or an infinity in a makes
 //                          its row NaN.
+//
+//   kI4Group               with LinearActivations::kInt8Blocks. The same, with
+//                            v = sum over blocks of ax * (scale * dot)
+//                            dot = sum over k of (code[k, n] - zero) * qa[k]
+//                          where dot is exact, so that zero points round
+//                          nothing. With act-order, blocks are 32 k of the
+//                          order of groups. Each sum is off by
+//                          (k / 16 + 2) * 2^-24 at most of the sum of
+//                          magnitudes |ax * qa| * |b|. A scale that is NaN or
+//                          infinite changes its column alone.
 //
 // c is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16 dot
 // product where there is one, which rounds as two fused steps and takes
@@ -101,12 +112,21 @@ class LinearLayer;
 // Whether this program links //gemm/onednn.
 bool OneDnnIsLinked();
 
-// What a linear layer may make of the rows of a where weights are kBlocks.
-// Other formats have one arithmetic, listed above, and need kExact.
+// What a linear layer may make of the rows of a where weights are kBlocks or
+// kI4Group. Other formats have one arithmetic, listed above, and need kExact.
 enum class LinearActivations : uint8_t {
   kExact,       // rows are not rounded
   kInt8Blocks,  // int8 with a scale for each 32 k
 };
+
+// Whether rows may become int8 in blocks for these weights, given as
+// LinearWeights::spec(): those of kBlocks, and those of kI4Group whose k and
+// whose groups are multiples of 32.
+constexpr bool TakesInt8Blocks(const LinearWeightsSpec& weights) {
+  return weights.format == WeightFormat::kBlocks ||
+         (weights.format == WeightFormat::kI4Group && weights.k % 32 == 0 &&
+          weights.group_size % 32 == 0);
+}
 
 struct LinearSpec {
   DType a = DType::kBF16;  // f32, bf16 or f16; or i8 with kI8Channel
@@ -133,10 +153,10 @@ struct LinearSpec {
 };
 
 // What a layer of several products asks of one of them: `blocks` where its
-// weights are kBlocks, else kExact.
-constexpr LinearActivations ActivationsFor(WeightFormat format,
+// weights allow kInt8Blocks, else kExact.
+constexpr LinearActivations ActivationsFor(const LinearWeightsSpec& weights,
                                            LinearActivations blocks) {
-  return format == WeightFormat::kBlocks ? blocks : LinearActivations::kExact;
+  return TakesInt8Blocks(weights) ? blocks : LinearActivations::kExact;
 }
 
 struct LinearArgs {
@@ -165,9 +185,9 @@ class LinearPlan {
   // are not, or the other way round; k above kMaxKZeroPoint where zero points
   // are used; a scale or zero point that Int8QuantizePlan refuses; a name in
   // `kernels`, or in QUERN_KERNELS, that no implementation has.
-  // Unimplemented: a or c of another dtype; kInt8Blocks where weights are not
-  // kBlocks; no implementation that may be tried can run this: the message has
-  // each one's reason. ResourceExhausted: no memory for a
+  // Unimplemented: a or c of another dtype; kInt8Blocks with weights that do
+  // not allow it (TakesInt8Blocks); no implementation that may be tried can run
+  // this: the message has each one's reason. ResourceExhausted: no memory for a
   // packed form of its own. `weights` may be dropped afterwards; bytes that
   // they adopted may not.
   static absl::StatusOr<LinearPlan> Create(const LinearSpec& spec,

@@ -11,13 +11,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/grouped_linear.h"
 #include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_blocks_testutil.h"
@@ -227,42 +224,35 @@ TEST_P(LinearBlocksTest, AreGatedAndStacked) {
 
 TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
   TestRng rng;
-  ManyWorkers many(3);
-  const int64_t n = 40, k = 512, counts[] = {2, 0, 9, 1, 3, 70};
-  std::vector<LinearWeights> weights;
-  std::vector<float> a, want;
-  std::vector<int32_t> offsets = {0};
-  for (const int64_t count : counts) {
-    const BlockWeights w =
-        RandomBlockWeights(rng, BlockFormat::kQ6_K, n, k, 1.0);
-    weights.push_back(w.Pack(false));
-    const auto rows = UniformReals<float>(rng, count * k);
-    a.insert(a.end(), rows.begin(), rows.end());
-    if (count > 0) {
-      const auto alone = RunLinear<float, float>(
-          Plan(w, Int8Spec<float, float>()), {count, n, k}, rows, inline_);
-      want.insert(want.end(), alone.begin(), alone.end());
-    }
-    offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+  ExpectGroupsHaveTheBitsOfLayers(Int8Spec<float, float>(), rng, [&] {
+    return RandomBlockWeights(rng, BlockFormat::kQ6_K, 40, 512, 1.0)
+        .Pack(false);
+  });
+}
+
+// Q4_0 has two formats here. The order of k within a block changes no sum.
+TEST_P(LinearBlocksTest, Q4_0HasTheBitsOfInt4) {
+  TestRng rng;
+  const int64_t n = 37, k = 1056;
+  const BlockWeights w = RandomBlockWeights(rng, BlockFormat::kQ4_0, n, k, 1.0);
+  LinearWeightsSpec spec;
+  spec.n = n;
+  spec.k = k;
+  spec.format = WeightFormat::kI4Group;
+  spec.group_size = 32;
+  LinearSource source;
+  source.layout = WeightLayout::kQ4_0;
+  source.codes = DenseMatrix(w.blocks.data(), n, w.row_bytes());
+  const auto packed = LinearWeights::Pack(spec, {source}, inline_);
+  ASSERT_EQ(packed.status(), absl::OkStatus());
+  const auto blocks = Plan(w, Int8Spec<float, float>());
+  const auto int4 = GuardedPlan(*packed, Int8Spec<float, float>());
+  for (const int64_t m : {1, 4, 20}) {
+    const auto a = UniformReals<float>(rng, m * k);
+    EXPECT_TRUE(
+        AllBitsEqual(RunLinear<float, float>(int4, {m, n, k}, a, inline_),
+                     RunLinear<float, float>(blocks, {m, n, k}, a, inline_)));
   }
-  GroupedLinearSpec spec;
-  spec.a = spec.c = DType::kF32;
-  spec.activations = LinearActivations::kInt8Blocks;
-  const auto plan = GroupedLinearPlan::Create(spec, weights);
-  ASSERT_EQ(plan.status(), absl::OkStatus());
-  const int64_t rows = offsets.back();
-  std::vector<float> c(static_cast<size_t>(rows * n));
-  GroupedLinearArgs args;
-  args.a = DenseMatrix(a.data(), rows, k);
-  args.c = DenseMatrix(c.data(), rows, n);
-  args.offsets = DenseVector<const int32_t>(
-      offsets.data(), static_cast<int64_t>(offsets.size()));
-  const auto bytes = plan->WorkspaceBytes(rows, many.num_workers());
-  ASSERT_EQ(bytes.status(), absl::OkStatus());
-  auto memory = AlignedBuffer::Create(*bytes);
-  ASSERT_EQ(memory.status(), absl::OkStatus());
-  plan->Execute(args, Workspace(*memory), many);
-  EXPECT_TRUE(AllBitsEqual(c, want));
 }
 
 TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
@@ -361,18 +351,18 @@ TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
   ASSERT_TRUE(weights.ok());
   EXPECT_EQ(LinearPlan::Create({}, *weights, executor).status(),
             absl::OkStatus());
-  spec.format = WeightFormat::kI4Group;
+  spec.format = WeightFormat::kI8Group;
   spec.group_size = 32;
-  const std::vector<uint8_t> q4(16 * 8 * 18);
-  source.layout = WeightLayout::kQ4_0;
-  source.codes = AnyTensorView(DType::kU8, q4.data(), 2, {16, 144}, {144, 1});
+  const std::vector<uint8_t> q8(16 * 8 * 34);
+  source.layout = WeightLayout::kQ8_0;
+  source.codes = AnyTensorView(DType::kU8, q8.data(), 2, {16, 272}, {272, 1});
   const auto exact = LinearWeights::Pack(spec, {source}, executor);
   ASSERT_TRUE(exact.ok()) << exact.status();
   ExpectRefusal(
       LinearPlan::Create(Int8Spec<BFloat16, BFloat16>(), *exact, executor)
           .status(),
       absl::StatusCode::kUnimplemented,
-      "activations=int8_blocks with weights of i4_group; need exact");
+      "activations=int8_blocks with weights of i8_group; need exact");
 }
 
 }  // namespace

@@ -14,19 +14,25 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/grouped_linear.h"
+#include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_testutil.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_format_testutil.h"
+#include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
+#include "quern/testing/many_workers.h"
 #include "quern/testing/reference_convert.h"
 
 namespace quern {
@@ -192,7 +198,9 @@ class BlockPlansTest : public IsaTest {
  protected:
   LinearPlan Plan(const BlockWeights& w, const LinearSpec& spec,
                   const std::vector<int64_t>& cuts = {}) {
-    const LinearWeights packed = w.Pack(IsGated(spec.activation), cuts);
+    return GuardedPlan(w.Pack(IsGated(spec.activation), cuts), spec);
+  }
+  LinearPlan GuardedPlan(const LinearWeights& packed, const LinearSpec& spec) {
     const std::vector<uint8_t> bytes(packed.bytes().begin(),
                                      packed.bytes().end());
     const auto size = static_cast<int64_t>(bytes.size());
@@ -206,6 +214,47 @@ class BlockPlansTest : public IsaTest {
     EXPECT_EQ(plan.status(), absl::OkStatus());
     EXPECT_RAN_ON(*plan);
     return *std::move(plan);
+  }
+
+  // Expects that GroupedLinearPlan has the bits of layers of f32 rows, on
+  // weights that make() returns, anew for each group.
+  template <typename Make>
+  void ExpectGroupsHaveTheBitsOfLayers(const LinearSpec& spec, Rng& rng,
+                                       const Make& make) {
+    ManyWorkers many(3);
+    std::vector<LinearWeights> weights;
+    std::vector<float> a, want;
+    std::vector<int32_t> offsets = {0};
+    for (const int64_t count : {2, 0, 9, 1, 3, 70, 5}) {
+      weights.push_back(make());
+      const auto plan = GuardedPlan(weights.back(), spec);
+      const auto rows = UniformReals<float>(rng, count * plan.k());
+      a.insert(a.end(), rows.begin(), rows.end());
+      Shape s;
+      s.m = count;
+      const auto alone = RunLinear<float, float>(plan, s, rows, inline_);
+      want.insert(want.end(), alone.begin(), alone.end());
+      offsets.push_back(offsets.back() + static_cast<int32_t>(count));
+    }
+    GroupedLinearSpec grouped;
+    grouped.a = grouped.c = DType::kF32;
+    grouped.activations = spec.activations;
+    const auto plan = GroupedLinearPlan::Create(grouped, weights);
+    ASSERT_EQ(plan.status(), absl::OkStatus());
+    EXPECT_EQ(plan->WorkspaceBytes(0, 1).status(), absl::OkStatus());
+    const int64_t rows = offsets.back();
+    std::vector<float> c(want.size());
+    GroupedLinearArgs args;
+    args.a = DenseMatrix(a.data(), rows, plan->k());
+    args.c = DenseMatrix(c.data(), rows, plan->n());
+    args.offsets = DenseVector<const int32_t>(
+        offsets.data(), static_cast<int64_t>(offsets.size()));
+    const auto bytes = plan->WorkspaceBytes(rows, many.num_workers());
+    ASSERT_EQ(bytes.status(), absl::OkStatus());
+    GuardBuffer<float> memory(RoundUp(*bytes, AlignedBuffer::kAlignment) / 4);
+    plan->Execute(args, Workspace(memory.data(), static_cast<size_t>(*bytes)),
+                  many);
+    EXPECT_TRUE(AllBitsEqual(c, want));
   }
 
   InlineExecutor inline_;

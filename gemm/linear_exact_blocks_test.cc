@@ -11,13 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/grouped_linear.h"
 #include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_blocks_testutil.h"
@@ -242,42 +239,10 @@ TEST_P(LinearExactBlocksTest, AreGatedAndAddAResidual) {
 
 TEST_P(LinearExactBlocksTest, GroupsHaveTheBitsOfLayers) {
   TestRng rng;
-  ManyWorkers many(3);
-  const int64_t n = 40, k = 512, counts[] = {2, 0, 9, 1, 3, 70, 5};
-  std::vector<LinearWeights> weights;
-  std::vector<float> a, want;
-  std::vector<int32_t> offsets = {0};
-  for (const int64_t count : counts) {
-    const BlockWeights w =
-        RandomBlockWeights(rng, BlockFormat::kQ5_K, n, k, 1.0);
-    weights.push_back(w.Pack(false));
-    const auto rows = UniformReals<float>(rng, count * k);
-    a.insert(a.end(), rows.begin(), rows.end());
-    if (count > 0) {
-      const auto alone = RunLinear<float, float>(
-          Plan(w, SpecOf<float, float>()), {count, n, k}, rows, inline_);
-      want.insert(want.end(), alone.begin(), alone.end());
-    }
-    offsets.push_back(offsets.back() + static_cast<int32_t>(count));
-  }
-  GroupedLinearSpec spec;
-  spec.a = spec.c = DType::kF32;
-  const auto plan = GroupedLinearPlan::Create(spec, weights);
-  ASSERT_EQ(plan.status(), absl::OkStatus());
-  EXPECT_EQ(plan->WorkspaceBytes(0, 1).status(), absl::OkStatus());
-  const int64_t rows = offsets.back();
-  std::vector<float> c(static_cast<size_t>(rows * n));
-  GroupedLinearArgs args;
-  args.a = DenseMatrix(a.data(), rows, k);
-  args.c = DenseMatrix(c.data(), rows, n);
-  args.offsets = DenseVector<const int32_t>(
-      offsets.data(), static_cast<int64_t>(offsets.size()));
-  const auto bytes = plan->WorkspaceBytes(rows, many.num_workers());
-  ASSERT_EQ(bytes.status(), absl::OkStatus());
-  auto memory = AlignedBuffer::Create(*bytes);
-  ASSERT_EQ(memory.status(), absl::OkStatus());
-  plan->Execute(args, Workspace(*memory), many);
-  EXPECT_TRUE(AllBitsEqual(c, want));
+  ExpectGroupsHaveTheBitsOfLayers(SpecOf<float, float>(), rng, [&] {
+    return RandomBlockWeights(rng, BlockFormat::kQ5_K, 40, 512, 1.0)
+        .Pack(false);
+  });
 }
 
 TEST_P(LinearExactBlocksTest, WhatIsNotFiniteStaysInItsRow) {

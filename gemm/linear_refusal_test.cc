@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/known_weights_testutil.h"
@@ -270,6 +271,53 @@ TEST_F(LinearRefusalTest, RefusesBadTermsOfRows) {
   spec.granularity = Int8Granularity::kPerTensor;
   ExpectRefusal(Plan(spec, weights).CheckArgs(good),
                 "linear: a_scales is given; need none");
+}
+
+// Blocks of 32 k of a row must not meet two groups of int4 weights.
+TEST_F(LinearRefusalTest, RefusesInt8BlocksWhereGroupsEndWithinThem) {
+  constexpr int64_t kWholeK = LinearWeightsSpec::kWholeK;
+  struct Case {
+    int64_t k, group_size;
+    const char* words;  // null: not refused
+  };
+  const Case cases[] = {
+      {96, 32, nullptr},
+      {320, 128, nullptr},
+      {96, 1000, nullptr},
+      {96, kWholeK, nullptr},
+      {96, 16, "with weights of i4_group, k=96, group_size=16; need multiples"},
+      {96, 48, "i4_group, k=96, group_size=48; need multiples of 32, or exact"},
+      {80, 32, "k=80, group_size=32; need multiples of 32"},
+      {20, kWholeK, "k=20, group_size=20"},
+  };
+  const std::vector<uint8_t> codes(320);
+  const std::vector<float> scales(16, 1.0f);
+  for (const Case& c : cases) {
+    SCOPED_TRACE(testing::Message() << c.k << " " << c.group_size);
+    LinearWeightsSpec w;
+    w.n = 1;
+    w.k = c.k;
+    w.format = WeightFormat::kI4Group;
+    w.group_size = c.group_size;
+    const bool whole = c.group_size < 0;
+    LinearSource source;
+    source.codes = DenseMatrix(codes.data(), 1, c.k);
+    source.scales =
+        DenseMatrix(scales.data(), whole ? 1 : DivCeil(c.k, c.group_size), 1);
+    const auto packed = LinearWeights::Pack(w, {source}, executor_);
+    ASSERT_EQ(packed.status(), absl::OkStatus());
+    Spec spec;
+    EXPECT_EQ(LinearPlan::Create(spec, *packed, executor_).status(),
+              absl::OkStatus());
+    spec.activations = LinearActivations::kInt8Blocks;
+    const auto status = LinearPlan::Create(spec, *packed, executor_).status();
+    EXPECT_EQ(TakesInt8Blocks(packed->spec()), c.words == nullptr);
+    if (c.words == nullptr) {
+      EXPECT_EQ(status, absl::OkStatus());
+    } else {
+      ExpectRefusal(status, kUnimplemented, c.words);
+    }
+  }
 }
 
 TEST_P(LinearRefusalTest, RefusesAWorkspaceThatCannotBe) {

@@ -224,6 +224,24 @@ TEST_P(LinearWorkspaceTest, BlocksTakeWhatTheySaid) {
   }
 }
 
+// By rows of int8, in act-order and with zero points.
+TEST_P(LinearWorkspaceTest, Int4InBlocksTakesWhatItSaid) {
+  TestRng rng;
+  const WeightCase c = {WeightFormat::kI4Group, WeightLayout::kNK, true, true};
+  for (const auto act :
+       {LinearActivation::kNone, LinearActivation::kGeluTanhAndMul}) {
+    LinearSpec spec = SpecOf(DType::kBF16, DType::kF32);
+    spec.activation = act;
+    spec.activations = LinearActivations::kInt8Blocks;
+    const RandomWeights random(rng, c, 104, 608, 64);
+    const auto plan = PlanOf(random.Pack(IsGated(act)), spec);
+    for (const int64_t m : kRows) {
+      ExpectStays<BF>(plan, m, kWorkers, std::size(kWorkers), rng);
+    }
+    ExpectBytesGrow(plan);
+  }
+}
+
 TEST(LinearWorkspaceRefusalTest, RefusesRowsAndWorkersThatThereAreNot) {
   TestRng rng;
   for (const WeightCase& c : kFormatCases) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +15,7 @@
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/epilogue_kernels.h"
 #include "quern/gemm/exact_block_kernels.h"
+#include "quern/gemm/i4_block_kernels.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_layer.h"
 #include "quern/gemm/linear_weights.h"
@@ -31,7 +31,8 @@ namespace quern {
 namespace {
 
 // Packs k elements of a row, a record at most.
-void PackRecord(const BlockKernels& kernels, const uint8_t* from, size_t k,
+template <class Kernels>
+void PackRecord(const Kernels& kernels, const uint8_t* from, size_t k,
                 uint32_t* to) {
   kernels.pack_row(from, k, kernels.terms, to);
 }
@@ -41,7 +42,7 @@ void PackRecord(const ExactBlockKernels& kernels, const uint8_t* from, size_t k,
 }
 
 // Weights in blocks by rows that become int8 in blocks (BlockKernels), or f32
-// (ExactBlockKernels).
+// (ExactBlockKernels); weights of kI4Group by the former (I4BlockKernels).
 template <class Kernels>
 class PackedBlocksLayer final : public PackedLayer {
  public:
@@ -143,10 +144,19 @@ class PackedBlocksLayer final : public PackedLayer {
     for (int64_t part = 0; part < form_.parts; ++part) {
       const BlockPart<Kernels> blocks = {
           blocks_, kernels_, Fused(product.tiles().rows),
-          weights().panels() + part * form_.part_bytes};
+          weights().panels() + part * form_.part_bytes, GroupsOf(part)};
       MultiplyBlocks(blocks, product, a, range, sums, stride);
       sums += part_stride;
     }
+  }
+
+  PanelGroups GroupsOf(int64_t part) const {
+    if (form_.groups == 0) return {};
+    const int64_t scales = part * form_.part_scales;
+    const float* zeros = weights().zeros();
+    return {weights().scales() + scales,
+            zeros == nullptr ? nullptr : zeros + scales, form_.groups,
+            weights().spec().group_size / BlockPanels::kBlockK};
   }
 
   // A block of few rows is one tile that decodes in registers and needs no
@@ -166,10 +176,16 @@ class PackedBlocksLayer final : public PackedLayer {
   void Pack(const uint8_t* from, const PackedProduct<float>& product,
             uint32_t* to) const {
     const auto a_size = static_cast<int64_t>(SizeOf(a_));
-    const int64_t chunk_k = product.chunk_k();
-    for (int64_t k = 0; k < blocks_.k(); k += chunk_k) {
-      PackRecord(kernels_, from + k * a_size,
-                 static_cast<size_t>(std::min(chunk_k, blocks_.k() - k)), to);
+    const int32_t* order = weights().order();
+    alignas(64) uint8_t gathered[BlockPanels::kRecordK * sizeof(float)];
+    for (int64_t k = 0; k < blocks_.k(); k += BlockPanels::kRecordK) {
+      const int64_t count = std::min(BlockPanels::kRecordK, blocks_.k() - k);
+      const uint8_t* record = from + k * a_size;
+      if (order != nullptr) {
+        Gather(from, a_size, order + k, count, gathered);
+        record = gathered;
+      }
+      PackRecord(kernels_, record, static_cast<size_t>(count), to);
       to += product.a_chunk();
     }
   }
@@ -184,31 +200,41 @@ class PackedBlocksLayer final : public PackedLayer {
   FinishFloats finish_;
 };
 
+// `codes` are what the panels of the weights hold.
+template <class Kernels>
+PackedLayerOr CreateLayer(const LinearSpec& spec, const LinearWeights& weights,
+                          const BlockCodes& codes, const Kernels& kernels) {
+  static_assert(static_cast<int64_t>(kChunkLines) == BlockPanels::kRecordK,
+                "a chunk of lines of one k is a record");
+  const LinearWeightsSpec& w = weights.spec();
+  const uint32_t flags = weights.zeros() == nullptr ? 0 : PackedHeader::kZeros;
+  QUERN_ASSIGN_OR_RETURN(const PackedForm form, PackedForm::Of(w, flags));
+  QUERN_ASSIGN_OR_RETURN(const VnniLayout lines,
+                         VnniLayout::Create(DType::kF32, w.k, form.part_n));
+  QUERN_ASSIGN_OR_RETURN(const BlockPanels blocks,
+                         BlockPanels::Create(codes, w.k, form.part_n));
+  return std::make_unique<const PackedBlocksLayer<Kernels>>(
+      spec, weights, form, lines, blocks, kernels);
+}
+
 }  // namespace
 
 PackedLayerOr CreatePackedBlocks(const LinearSpec& spec,
                                  const LinearWeights& weights) {
-  static_assert(static_cast<int64_t>(kChunkLines) == BlockPanels::kRecordK,
-                "a chunk of lines of one k is a record");
-  const LinearWeightsSpec& w = weights.spec();
-  QUERN_ASSIGN_OR_RETURN(
-      const PackedForm form,
-      PackedForm::Of(w, weights.has_bias() ? PackedHeader::kBias : 0));
-  QUERN_ASSIGN_OR_RETURN(const VnniLayout lines,
-                         VnniLayout::Create(DType::kF32, w.k, form.part_n));
-  QUERN_ASSIGN_OR_RETURN(
-      const BlockPanels blocks,
-      BlockPanels::Create(BlockTraitsOf(w.block_format).codes, w.k,
-                          form.part_n));
-  const auto layer = [&](const auto& kernels) -> PackedLayerOr {
-    return std::make_unique<
-        const PackedBlocksLayer<std::decay_t<decltype(kernels)>>>(
-        spec, weights, form, lines, blocks, kernels);
-  };
+  const auto format = weights.spec().block_format;
+  const BlockCodes codes = BlockTraitsOf(format).codes;
   if (spec.activations == LinearActivations::kExact) {
-    return layer(GetExactBlockKernels(w.block_format, spec.a));
+    return CreateLayer(spec, weights, codes,
+                       GetExactBlockKernels(format, spec.a));
   }
-  return layer(GetBlockKernels(w.block_format, spec.a));
+  return CreateLayer(spec, weights, codes, GetBlockKernels(format, spec.a));
+}
+
+PackedLayerOr CreatePackedI4Blocks(const LinearSpec& spec,
+                                   const LinearWeights& weights) {
+  const bool zero_points = weights.zeros() != nullptr;
+  return CreateLayer(spec, weights, {4, 0, 32, BlockScales::kNone},
+                     GetI4BlockKernels(zero_points, spec.a));
 }
 
 }  // namespace quern

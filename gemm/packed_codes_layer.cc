@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -31,14 +30,6 @@ namespace quern {
 namespace {
 
 constexpr int64_t kChunkK = CodePieces::kChunkK;
-
-template <typename T>
-void Gather(const uint8_t* row, const int32_t* order, int64_t k, uint8_t* to) {
-  for (int64_t i = 0; i < k; ++i) {
-    std::memcpy(to + i * static_cast<int64_t>(sizeof(T)),
-                row + order[i] * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  }
-}
 
 class PackedCodesLayer final : public PackedLayer {
  public:
@@ -255,11 +246,7 @@ class PackedCodesLayer final : public PackedLayer {
     const auto a_size = static_cast<int64_t>(SizeOf(a_));
     const int64_t all_k = pieces_.k;
     if (weights().order() != nullptr) {
-      if (a_size == 4) {
-        Gather<uint32_t>(from, weights().order(), all_k, gathered);
-      } else {
-        Gather<uint16_t>(from, weights().order(), all_k, gathered);
-      }
+      Gather(from, a_size, weights().order(), all_k, gathered);
       from = gathered;
     }
     for (int64_t k = 0; k < all_k; k += kChunkK) {

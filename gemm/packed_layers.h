@@ -40,6 +40,9 @@ PackedLayerOr CreatePackedCodes(const LinearSpec& spec,
                                 const LinearWeights& weights);
 PackedLayerOr CreatePackedBlocks(const LinearSpec& spec,
                                  const LinearWeights& weights);
+// kI4Group by rows of int8 in blocks.
+PackedLayerOr CreatePackedI4Blocks(const LinearSpec& spec,
+                                   const LinearWeights& weights);
 // Calls the one of these that the weights' format needs. The spec has been
 // proved.
 PackedLayerOr CreatePackedLayer(const LinearSpec& spec,
@@ -54,6 +57,10 @@ inline std::string TilesOf(int64_t m, const TileTable& table) {
       rows, " x ",
       table.panels[static_cast<size_t>(rows)] * VnniLayout::kPanelCols);
 }
+
+// Copies elements order[i], i < k, of a row, each of 2 or 4 bytes.
+void Gather(const uint8_t* row, int64_t element_bytes, const int32_t* order,
+            int64_t k, uint8_t* to);
 
 // What the packed layers share: weights, and scratch for a block of rows.
 class PackedLayer : public LinearLayer {

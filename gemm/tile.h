@@ -35,6 +35,8 @@ struct TilePrefetch {
   size_t lines;
 };
 
+struct I4Groups;
+
 struct TileArgs {
   const uint32_t* a;         // row r at a + r * PackedRowPitch(...)
   const uint8_t* b;          // the first line of the first panel
@@ -47,6 +49,8 @@ struct TileArgs {
   // From one line of `prefetch` to the next, at least 1; so many steps for all
   // lines of both are at most `steps`.
   size_t prefetch_steps;
+  // Only for tiles of gemm/i4_block_kernels.h, which alone read it.
+  const I4Groups* groups;
 };
 
 using Tile = void (*)(const TileArgs&);

@@ -48,7 +48,7 @@ struct GatedDeltaNetSpec {
   DType state_dtype = DType::kF32;   // f32, bf16 or f16
   int64_t null_slot = -1;            // state index of a sequence to skip
   std::string kernels = {};          // LinearSpec::kernels
-  // LinearSpec::activations where weights are kBlocks.
+  // LinearSpec::activations where weights allow it (TakesInt8Blocks).
   LinearActivations activations = LinearActivations::kExact;
 
   int64_t keys() const { return key_heads * dk; }

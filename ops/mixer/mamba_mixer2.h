@@ -50,7 +50,7 @@ struct MambaMixer2Spec {
   DType state_dtype = DType::kF32;   // f32, bf16 or f16
   int64_t null_slot = -1;            // state index of a sequence to skip
   std::string kernels = {};          // LinearSpec::kernels
-  // LinearSpec::activations where weights are kBlocks.
+  // LinearSpec::activations where weights allow it (TakesInt8Blocks).
   LinearActivations activations = LinearActivations::kExact;
 
   int64_t channels() const { return heads * head_dim; }

@@ -58,7 +58,7 @@ absl::StatusOr<LinearPlan> MixerFrame::Product(const MixerFrameSpec& spec,
   LinearSpec linear;
   linear.a = linear.c = spec.dtype;
   linear.kernels = spec.kernels;
-  linear.activations = ActivationsFor(weights.spec().format, spec.activations);
+  linear.activations = ActivationsFor(weights.spec(), spec.activations);
   return LinearPlan::Create(linear, weights, executor);
 }
 

@@ -57,7 +57,7 @@ struct MixerFrameSpec {
   DType weight_dtype = DType::kF32;  // of conv_weight and conv_bias
   int64_t null_slot = -1;
   std::string kernels = {};  // LinearSpec::kernels of all products
-  // LinearSpec::activations of products on weights that are kBlocks.
+  // LinearSpec::activations of products on weights that allow it.
   LinearActivations activations = LinearActivations::kExact;
 };
 

@@ -34,7 +34,7 @@ struct ShortConvSpec {
   DType weight_dtype = DType::kF32;  // of conv_weight and conv_bias
   int64_t null_slot = -1;            // state index of a sequence to skip
   std::string kernels = {};          // LinearSpec::kernels
-  // LinearSpec::activations where weights are kBlocks.
+  // LinearSpec::activations where weights allow it (TakesInt8Blocks).
   LinearActivations activations = LinearActivations::kExact;
 };
 

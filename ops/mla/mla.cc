@@ -107,14 +107,13 @@ absl::StatusOr<MlaPlan> MlaPlan::Create(const MlaSpec& spec,
   linear.a = linear.c = spec.dtype;
   linear.kernels = spec.kernels;
   const auto plan = [&](LinearSpec one, const LinearWeights& of) {
-    one.activations = ActivationsFor(of.spec().format, spec.activations);
+    one.activations = ActivationsFor(of.spec(), spec.activations);
     return LinearPlan::Create(one, of, executor);
   };
   const auto grouped_plan = [&](const std::vector<LinearWeights>& heads) {
     GroupedLinearSpec grouped;
     grouped.a = grouped.c = spec.dtype;
-    grouped.activations =
-        ActivationsFor(heads[0].spec().format, spec.activations);
+    grouped.activations = ActivationsFor(heads[0].spec(), spec.activations);
     return GroupedLinearPlan::Create(grouped, heads);
   };
   QUERN_ASSIGN_OR_RETURN(LinearPlan q, plan(linear, weights.q));

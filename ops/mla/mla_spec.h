@@ -46,7 +46,7 @@ struct MlaSpec {
   KvLayout cache;
   MlaForm form = MlaForm::kAutomatic;
   std::string kernels = {};  // LinearSpec::kernels of the linear layers
-  // LinearSpec::activations where weights are kBlocks.
+  // LinearSpec::activations where weights allow it (TakesInt8Blocks).
   LinearActivations activations = LinearActivations::kExact;
 
   // Elements of a query, and of a key of the direct form.

@@ -125,7 +125,7 @@ absl::StatusOr<ExpertsPlan> ExpertsPlan::Create(const ExpertsSpec& spec,
   // GroupedLinearPlan refuses where there are no weights.
   const auto activations = [&spec](const std::vector<LinearWeights>& all) {
     return all.empty() ? LinearActivations::kExact
-                       : ActivationsFor(all[0].spec().format, spec.activations);
+                       : ActivationsFor(all[0].spec(), spec.activations);
   };
   GroupedLinearSpec linear;
   linear.a = spec.x;

@@ -63,7 +63,7 @@ struct ExpertsSpec {
   DType out = DType::kBF16;  // f32, bf16 or f16
   LinearActivation activation = LinearActivation::kSiluAndMul;
   bool weight_on_input = false;  // only with top_k = 1
-  // LinearSpec::activations where weights are kBlocks.
+  // LinearSpec::activations where weights allow it (TakesInt8Blocks).
   LinearActivations activations = LinearActivations::kExact;
 };
 

@@ -25,8 +25,8 @@ namespace quern {
 // shared experts give, or a residual stream, is added before the one rounding;
 // it may be where the result is. `ranks` sums the results of all ranks, each
 // rounded, with what each rank's shared_output has added: give it on one rank,
-// or give each its part. `activations` is that of `linear`, for weights that
-// are kBlocks.
+// or give each its part. `activations` is that of `linear`, for weights
+// that allow it.
 //
 // Providers: simd, reference.
 absl::Status RegisterExpertsOps(OpRegistry& registry);

@@ -14,14 +14,15 @@ namespace quern {
 // residual is added to the result in place, so its view must also be given as
 // the result. An empty out_dtype means the residual's dtype, or that of x
 // without one. `activations` (LinearSpec::activations) is "exact", for all
-// weights, or "int8_blocks", for kBlocks only. Operators of several products
-// apply it to those of their weights that are kBlocks.
+// weights, or "int8_blocks", for kBlocks and for int4 in groups, where k and
+// groups are multiples of 32. Operators of several products apply it to those
+// of their weights that allow it.
 //
 // Providers: simd and onednn, as gemm/linear.h (and QUERN_KERNELS) chooses:
 // FailedPrecondition where QUERN_KERNELS asks for kernels that cannot run the
 // layer. onednn packs its own form when the operator is made, on one thread.
-// reference decodes each weight where it is used and sums in double; it has no
-// kBlocks.
+// reference decodes each weight where it is used and sums in double, by rows
+// that are never rounded; it has no kBlocks.
 //
 // Brings gemm along.
 absl::Status RegisterLinearWeightsOps(OpRegistry& registry);

@@ -92,6 +92,39 @@ TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
   }
 }
 
+TEST_P(LinearWeightsOpsTest, RoundsRowsOfInt4AsThePlanDoes) {
+  Shape shape;
+  shape.m = 3;
+  shape.n = 48;
+  shape.k = 96;
+  const LinearWeights weights =
+      RealWeights(rng_, {WeightFormat::kI4Group, true}, shape).Pack(executor_);
+  Floats x = UniformReals<float>(rng_, shape.m * shape.k);
+  LinearSpec spec;
+  spec.a = spec.c = DType::kF32;
+  std::vector<Floats> products;
+  for (const auto activations :
+       {LinearActivations::kExact, LinearActivations::kInt8Blocks}) {
+    spec.activations = activations;
+    const auto plan = LinearPlan::Create(spec, weights, executor_);
+    ASSERT_EQ(plan.status(), absl::OkStatus());
+    auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(shape.m, 1));
+    Floats want(static_cast<size_t>(shape.m * shape.n));
+    plan->Execute({Matrix(x, shape.k), Matrix(want, shape.n)},
+                  Workspace(*memory), executor_);
+    Floats got(want.size(), -1);
+    const bool exact = activations == LinearActivations::kExact;
+    Run(Make("simd", "linear",
+             {{"x", TensorMeta{DType::kF32, {shape.m, shape.k}}},
+              {"weights", &weights},
+              {"activations", exact ? "exact" : "int8_blocks"}}),
+        {{"x", Matrix(x, shape.k)}, {"out", Matrix(got, shape.n)}}, shape.m);
+    EXPECT_EQ(got, want);
+    products.push_back(got);
+  }
+  EXPECT_NE(products[0], products[1]);
+}
+
 TEST_P(LinearWeightsOpsTest, AddsToTheResidualAndActivates) {
   Shape shape;
   shape.m = 3;

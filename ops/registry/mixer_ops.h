@@ -13,7 +13,7 @@ namespace quern {
 // query_start_loc [sequences + 1] and has_initial_state u8[sequences] may be
 // left out, as in recurrent_ops.h; null_slot is the index of a sequence to
 // skip. Sizes come from the shapes of the tensors. `activations` is that of
-// `linear`, for weights that are kBlocks.
+// `linear`, for weights that allow it.
 //
 //   short_conv           ops/mixer/short_conv.h
 //   mamba_mixer          ops/mixer/mamba_mixer.h; a is [1, channels, d_state],

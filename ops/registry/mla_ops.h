@@ -35,8 +35,8 @@ struct MlaStep {
 // where it is "". residual[tokens, hidden], of the result's dtype, is added
 // before the one rounding; it may be where the result is. `ranks` sums the
 // results of all ranks, each of which has some of the heads: give the residual
-// on one of them. `activations` is that of `linear`, for weights that are
-// kBlocks.
+// on one of them. `activations` is that of `linear`, for weights that allow
+// it.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on
 // the calling thread, the absorbed form for every token. Packs nothing. Brings
