@@ -54,6 +54,10 @@ constexpr Smoke kSmokes[] = {
     {"int4_linear", "--m=9 --n=37 --k=67 --group=32 --zeros=1 --out=f32"},
     {"int4_linear", "--m=3 --n=38 --k=19 --activation=silu_and_mul"},
     {"int4_linear", "--m=3 --n=37 --k=19 --activation=gelu --residual=1"},
+    {"int4_linear", "--m=3 --n=37 --k=96 --activations=int8"},
+    {"int4_linear",
+     "--m=17 --n=38 --k=320 --group=64 --zeros=1 --activations=int8 "
+     "--activation=silu_and_mul"},
     {"int8_group_linear", "--m=3 --n=37 --k=96"},
     {"int8_group_linear", "--m=9 --n=38 --k=64 --activation=silu_and_mul"},
     {"convert", "--elements=1"},

@@ -54,21 +54,8 @@ class Blocks final : public LinearInput {
   }
   LinearActivations activations() const override { return activations_; }
 
-  // As gemm/block_kernels.h quantises, if it does.
   void RoundRow(std::vector<double>& row) const override {
-    if (!multiplies_int8()) return;
-    constexpr size_t kBlock = 32;
-    for (size_t at = 0; at < row.size(); at += kBlock) {
-      float most = 0;
-      for (size_t i = at; i < at + kBlock; ++i) {
-        most = std::max(most, static_cast<float>(std::abs(row[i])));
-      }
-      const float scale = most == 0 ? 1.0f : std::max(most / 127.0f, 0x1p-125f);
-      const float inverse = 1.0f / scale;
-      for (size_t i = at; i < at + kBlock; ++i) {
-        row[i] = scale * std::nearbyint(row[i] * double{inverse});
-      }
-    }
+    if (multiplies_int8()) RoundToInt8Blocks(row);
   }
   // Columns may be asked for by several threads at once.
   Weight At(int64_t col, int64_t i) override {
@@ -96,6 +83,21 @@ class Blocks final : public LinearInput {
 };
 
 }  // namespace
+
+void RoundToInt8Blocks(std::vector<double>& row) {
+  constexpr size_t kBlock = 32;
+  for (size_t at = 0; at < row.size(); at += kBlock) {
+    float most = 0;
+    for (size_t i = at; i < at + kBlock; ++i) {
+      most = std::max(most, static_cast<float>(std::abs(row[i])));
+    }
+    const float scale = most == 0 ? 1.0f : std::max(most / 127.0f, 0x1p-125f);
+    const float inverse = 1.0f / scale;
+    for (size_t i = at; i < at + kBlock; ++i) {
+      row[i] = scale * std::nearbyint(row[i] * double{inverse});
+    }
+  }
+}
 
 LinearInputOr BlockInput(const Args& args, const MatrixShape& shape) {
   std::vector<std::string> names;

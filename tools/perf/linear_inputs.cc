@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -13,6 +15,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/testing/reference_convert.h"
 #include "quern/tools/perf/args.h"
@@ -141,8 +144,9 @@ class Fp8Block final : public LinearInput {
 
 class Int4Group final : public LinearInput {
  public:
-  Int4Group(const LinearWeightsSpec& spec, bool has_zeros)
-      : LinearInput(spec), has_zeros_(has_zeros) {}
+  Int4Group(const LinearWeightsSpec& spec, bool has_zeros,
+            LinearActivations activations)
+      : LinearInput(spec), has_zeros_(has_zeros), activations_(activations) {}
 
   absl::string_view arrow() const override { return "*i4->"; }
   // Counts what models hold: scales of 16 bits, zero points of four.
@@ -176,15 +180,27 @@ class Int4Group final : public LinearInput {
     const double s = ToDouble(scales_.at<Float16>(0)[g]);
     const int zero = has_zeros_ ? zeros_.at(0)[g] : 8;
     const int code = codes_.at(0)[col * k() + i];
-    return {s * (code - zero), s * (std::abs(code - 8) + std::abs(zero - 8))};
+    const double w = s * (code - zero);
+    if (multiplies_int8()) return {w, std::abs(w)};
+    return {w, s * (std::abs(code - 8) + std::abs(zero - 8))};
   }
-  double relative_error() const override { return ErrorOfGroups(k()); }
+  LinearActivations activations() const override { return activations_; }
+  void RoundRow(std::vector<double>& row) const override {
+    if (multiplies_int8()) RoundToInt8Blocks(row);
+  }
+  // int8: the bound of gemm/linear.h, with a bias and a rounding of their
+  // products.
+  double relative_error() const override {
+    if (!multiplies_int8()) return ErrorOfGroups(k());
+    return (static_cast<double>(k()) / 16 + 4) * 0x1p-24;
+  }
 
  private:
   int64_t groups() const { return DivCeil(k(), spec().group_size); }
   int64_t count() const { return groups() * n(); }
 
   bool has_zeros_;
+  LinearActivations activations_;
   SetBuffer codes_, scales_, zeros_;
 };
 
@@ -233,6 +249,14 @@ LinearWeightsSpec SpecOf(const MatrixShape& shape, WeightFormat format) {
   return spec;
 }
 
+LinearInputOr Int4With(const Args& args, const MatrixShape& shape,
+                       LinearActivations activations) {
+  LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kI4Group);
+  QUERN_ASSIGN_OR_RETURN(spec.group_size, args.Int("group", 16, kMaxExtent));
+  QUERN_ASSIGN_OR_RETURN(const bool has_zeros, args.Flag("zeros"));
+  return std::make_unique<Int4Group>(spec, has_zeros, activations);
+}
+
 }  // namespace
 
 absl::StatusOr<MatrixShape> MatrixShapeOf(const Args& args) {
@@ -267,10 +291,15 @@ LinearInputOr Fp8BlockInput(const Args& args, const MatrixShape& shape) {
 }
 
 LinearInputOr Int4GroupInput(const Args& args, const MatrixShape& shape) {
-  LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kI4Group);
-  QUERN_ASSIGN_OR_RETURN(spec.group_size, args.Int("group", 16, kMaxExtent));
-  QUERN_ASSIGN_OR_RETURN(const bool has_zeros, args.Flag("zeros"));
-  return std::make_unique<Int4Group>(spec, has_zeros);
+  return Int4With(args, shape, LinearActivations::kExact);
+}
+
+LinearInputOr Int4LinearInput(const Args& args, const MatrixShape& shape) {
+  QUERN_ASSIGN_OR_RETURN(const std::string activations,
+                         args.Choice("activations", {"exact", "int8"}));
+  return Int4With(args, shape,
+                  activations == "int8" ? LinearActivations::kInt8Blocks
+                                        : LinearActivations::kExact);
 }
 
 LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape) {

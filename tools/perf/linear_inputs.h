@@ -56,6 +56,10 @@ class LinearInput {
   LinearWeightsSpec spec_;
 };
 
+// Replaces a row by what gemm/block_kernels.h makes of it: int8 in blocks of
+// 32, each times its scale. Its size is a multiple of 32.
+void RoundToInt8Blocks(std::vector<double>& row);
+
 using LinearInputOr = absl::StatusOr<std::unique_ptr<LinearInput>>;
 
 struct MatrixShape {
@@ -80,8 +84,10 @@ LinearInputOr FloatInput(const Args& args, const MatrixShape& shape);
 LinearInputOr Int8ChannelInput(const Args& args, const MatrixShape& shape);
 // block_n, block_k.
 LinearInputOr Fp8BlockInput(const Args& args, const MatrixShape& shape);
-// group, zeros.
+// group, zeros; by rows that are not rounded.
 LinearInputOr Int4GroupInput(const Args& args, const MatrixShape& shape);
+// group, zeros, activations.
+LinearInputOr Int4LinearInput(const Args& args, const MatrixShape& shape);
 // GGUF's Q8_0.
 LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape);
 

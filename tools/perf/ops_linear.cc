@@ -380,13 +380,14 @@ std::vector<OpEntry> LinearOps() {
           kOfA,
           {{"block_n", "128", "columns of a scale"},
            {"block_k", "128", "k of a scale, a multiple of 16"}}),
-      Entry<&Int4GroupInput>(
+      Entry<&Int4LinearInput>(
           "int4_linear",
           "c[m, n] = sum over k of a[m, k] * scale[k / group, n] * (q[n, k] - "
           "zero[k / group, n])",
           kOfA,
           {{"group", "128", "k of a scale, a multiple of 16"},
-           {"zeros", "0", "1: with zero points; 0: they are 8"}}),
+           {"zeros", "0", "1: with zero points; 0: they are 8"},
+           {"activations", "exact", "exact, or int8 in blocks of 32 k"}}),
       Entry<&Int8GroupInput>(
           "int8_group_linear",
           "GGUF's Q8_0: c[m, n] = sum over k of a[m, k] * scale[n, k / 32] * "

@@ -51,6 +51,8 @@ constexpr Cases kCases[] = {
     {"scaled_linear --n=4096 --k=4096", "m", kRows},
     {"fp8_block_linear --n=4096 --k=4096", "m", kRows},
     {"int4_linear --n=4096 --k=4096 --group=128", "m", kRows},
+    {"int4_linear --n=4096 --k=4096 --group=128 --activations=int8", "m",
+     kRows},
     {"int8_group_linear --n=4096 --k=4096", "m", kRows},
     {"linear --n=4096 --k=4096 --weights=q8_0", "m", kRows},
     {"linear --n=4096 --k=4096 --weights=q4_0", "m", kRows},
