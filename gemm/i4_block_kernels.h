@@ -53,6 +53,9 @@ struct I4BlockKernels {
 // Kernels of the best instruction set that this CPU supports. a: f32, bf16 or
 // f16. Without zero points, I4Groups::zeros is not read.
 I4BlockKernels GetI4BlockKernels(bool zero_points, DType a);
+// Kernels for AVX2 with AVX-VNNI, which the function above returns where
+// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+I4BlockKernels GetI4BlockAvxVnniKernels(bool zero_points, DType a);
 
 }  // namespace quern
 

@@ -12,6 +12,8 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "quern/quant/convert-inl.h"
+#include "quern/core/quad_dot-inl.h"
 #include "quern/core/prefetch.h"
 #include "quern/gemm/block_record-inl.h"
 #include "quern/gemm/block_rows-inl.h"
@@ -176,8 +178,8 @@ void PackI4Row(const void* a, size_t k, const BlockTerms& terms, uint32_t* to) {
 template <bool kZeros>
 I4BlockKernels MakeI4Kernels() {
   I4BlockKernels kernels = {};
-  kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.arithmetic = QUERN_BLOCK_QUADS ? "int8 dot" : "int8 pairs";
+  kernels.target = KernelTarget();
+  kernels.arithmetic = QUERN_HAS_VPDPBUSD ? "int8 dot" : "int8 pairs";
   kernels.terms = TermsOf(BlockTraitsOf(kZeros ? kWithZeros : kPlain));
   kernels.fused.max_rows = kFusedRows;
   for (size_t rows = 1; rows <= kFusedRows; ++rows) {
@@ -191,6 +193,9 @@ I4BlockKernels MakeI4Kernels() {
 }
 
 I4BlockKernels GetKernels(bool zero_points, DType a) {
+#if QUERN_AVX_VNNI_REPLACES
+  if (HasAvxVnni()) return GetI4BlockAvxVnniKernels(zero_points, a);
+#endif
   I4BlockKernels kernels =
       zero_points ? MakeI4Kernels<true>() : MakeI4Kernels<false>();
   kernels.pack_row =
@@ -209,7 +214,11 @@ namespace quern {
 namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
+#if QUERN_AVX_VNNI_PASS
+I4BlockKernels GetI4BlockAvxVnniKernels(bool zero_points, DType a) {
+#else
 I4BlockKernels GetI4BlockKernels(bool zero_points, DType a) {
+#endif
   return HWY_DYNAMIC_DISPATCH(GetKernels)(zero_points, a);
 }
 }  // namespace quern

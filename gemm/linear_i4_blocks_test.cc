@@ -116,7 +116,7 @@ class LinearI4BlocksTest : public BlockPlansTest {
         << plan.Explain(s.m);
   }
 };
-QUERN_INSTANTIATE_ISA_TEST(LinearI4BlocksTest);
+QUERN_INSTANTIATE_INT8_ISA_TEST(LinearI4BlocksTest);
 
 // Every number of rows of a tile, of columns in a panel, of blocks in a record;
 // groups that end within records, with them, and beyond several.
