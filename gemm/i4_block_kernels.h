@@ -37,12 +37,12 @@ struct I4BlockKernels {
   const char* target;
   const char* arithmetic;  // "int8 dot" or "int8 pairs"
   BlockTerms terms;
-  // As BlockKernels::pack_row, but the codes of each eight k lie in the order
-  // kI4Order, which is that of the panels.
+  // Does what BlockKernels::pack_row does, but the codes of each eight k lie in
+  // the order kI4Order, which is that of the panels, and terms are sums in it.
   void (*pack_row)(const void* a, size_t k, const BlockTerms& terms,
                    uint32_t* to);
-  // As in BlockKernels. Where `fused` reads its panel, TileArgs::groups belongs
-  // to it.
+  // Tiles have the arguments of those of BlockKernels; TileArgs::groups belongs
+  // to the panel that a tile of `fused` reads.
   TileTable fused;
   TileTable decoded;
   // Decodes `blocks` blocks of a panel.

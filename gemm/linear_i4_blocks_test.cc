@@ -217,9 +217,13 @@ TEST_P(LinearI4BlocksTest, StaysWithinTheBound) {
   }
 }
 
+// Rows that are not rounded have no kernels of their own for AVX-VNNI.
+class LinearI4LayoutsTest : public LinearI4BlocksTest {};
+QUERN_INSTANTIATE_ISA_TEST(LinearI4LayoutsTest);
+
 // Rows with one number that is not 0, which int8 represents, meet each weight
 // alone: both arithmetics round its product once, and have the same bits.
-TEST_P(LinearI4BlocksTest, ReadsEveryLayoutAsExactRowsDo) {
+TEST_P(LinearI4LayoutsTest, AreReadAsExactRowsDo) {
   TestRng rng;
   for (const WeightCase& c : kWeightCases) {
     if (c.format != WeightFormat::kI4Group) continue;
