@@ -194,8 +194,11 @@ template <class Source>
 void AttendFrom(Source& source) {
   using A = typename Source::Tiles;
   const ChunkArgs& c = source.chunk();
-  constexpr size_t kLines = kGroupTokens / A::kWordElements;
-  const size_t k_steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
+  // Tiles call Fetcher::Step once for two words of a row.
+  constexpr size_t kSteps = 2 / A::kSub;
+  constexpr size_t kLines = kGroupTokens / A::kWordElements / kSteps;
+  const size_t k_steps =
+      (c.head_dim + A::kWordElements - 1) / A::kWordElements / kSteps;
   const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
   size_t tiles = 0;
   ForTiles(c.rows, [&](auto, size_t) { ++tiles; });
