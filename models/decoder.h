@@ -15,11 +15,11 @@
 // general.architecture of the file decides on the details:
 //
 //   llama   as above; RoPE turns the pairs (2j, 2j + 1)
-//   qwen2   q, k and v have biases; RoPE turns the pairs (j, j + rope_dim / 2),
-//           as it does in those below
 //           with experts, Mixtral: x += sum over the experts_used of the
 //           largest router logits of w * linear(silu(gate) * up), w their
 //           softmax
+//   qwen2   q, k and v have biases; RoPE turns the pairs (j, j + rope_dim / 2),
+//           as it does in those below, except granitehybrid and deepseek2
 //   qwen3   q, k = rope(rms_norm(q)), rope(rms_norm(k)), each head by itself
 //   qwen3moe  qwen3 with experts
 //   gemma2  x = sqrt(hidden) * embedding[token]
