@@ -66,13 +66,16 @@ Made MakeCache(const quern_kv_cache_options* options) {
   return std::make_unique<KvCacheObject>(std::move(cache));
 }
 
-Made MakeSchedule(quern_kv_cache* cache,
+Made MakeSchedule(const Library& library, quern_kv_cache* cache,
                   const quern_schedule_options* options) {
   QUERN_RETURN_IF_ERROR(CheckNotNull(kSchedule, "options", options));
   QUERN_RETURN_IF_ERROR(CheckSize("quern_schedule_options", options->size,
                                   sizeof(quern_schedule_options)));
   Borrowed held;
   QUERN_RETURN_IF_ERROR(held.Take(cache, Kind::kKvCache, Mode::kHold));
+  if (held.slot()->library != &library) {
+    return InvalidArgument(kSchedule, "cache", kOtherLibrary);
+  }
   AttentionSpec spec;
   spec.kv = held.As<KvCacheObject>().layout();
   spec.q_heads = options->q_heads;
@@ -158,9 +161,9 @@ absl::Status ScheduleObject::Fill(const quern_step& step) {
   const auto kv_lens = absl::MakeConstSpan(step.kv_lens, count);
   const KvCacheObject& cache = cache_.As<KvCacheObject>();
   const int64_t page_size = cache.layout().page_size();
-  const MatrixView<const int32_t> table(step.pages,
-                                        {step.num_sequences, step.pages_stride},
-                                        {step.pages_stride, 1});
+  const int64_t stride = step.pages == nullptr ? 0 : step.pages_stride;
+  const MatrixView<const int32_t> table(
+      step.pages, {step.num_sequences, stride}, {stride, 1});
   QUERN_RETURN_IF_ERROR(table_.SetPadded(table, kv_lens, page_size));
   QUERN_ASSIGN_OR_RETURN(step_.pages,
                          table_.Build(page_size, cache.num_pages()));
@@ -223,8 +226,8 @@ quern_status quern_schedule_create(quern_library* library,
                                    const quern_schedule_options* options,
                                    quern_schedule** schedule) {
   return MakeObject(library, "quern_schedule_create", Kind::kSchedule, schedule,
-                    [&](const Library&) {
-                      return quern::c_abi::MakeSchedule(cache, options);
+                    [&](const Library& owner) {
+                      return quern::c_abi::MakeSchedule(owner, cache, options);
                     });
 }
 

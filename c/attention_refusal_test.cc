@@ -83,6 +83,17 @@ TEST_F(AttentionRefusalTest, RefusesSchedules) {
   ExpectRefused(quern_schedule_create(library_.get(), nullptr,
                                       &schedule_options_, &schedule),
                 library_.get(), QUERN_INVALID_ARGUMENT, "the object is null");
+
+  quern_library* other = nullptr;
+  ASSERT_EQ(quern_library_create(nullptr, &other, nullptr, 0), QUERN_OK);
+  ExpectRefused(
+      quern_schedule_create(other, cache_, &schedule_options_, &schedule),
+      other, QUERN_INVALID_ARGUMENT, "cache is of another library");
+  const quern_argument layout = quern_object_argument("layout", cache_);
+  quern_op* op = nullptr;
+  ExpectRefused(quern_op_create(other, "write_kv", nullptr, &layout, 1, &op),
+                other, QUERN_INVALID_ARGUMENT, "layout is of another library");
+  EXPECT_EQ(quern_destroy(other), QUERN_OK);
 }
 
 TEST_F(AttentionRefusalTest, RefusesSteps) {

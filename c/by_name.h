@@ -14,7 +14,7 @@
 namespace quern {
 namespace c_abi {
 
-// The one of `all` that name_of calls `text`. A refusal lists the names.
+// Finds the value among `all` that name_of calls `text`. A refusal lists names.
 template <typename T, size_t kCount>
 absl::StatusOr<T> ByName(absl::string_view function, absl::string_view field,
                          absl::string_view text, const T (&all)[kCount],

@@ -17,11 +17,19 @@ namespace {
 // As many as AttentionSchedule::Build takes.
 constexpr int32_t kMaxWorkers = 1 << 16;
 
+// Sums of these tell whether each task ran once.
+uint64_t HashOf(int64_t task) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+  const uint64_t x = (static_cast<uint64_t>(task) + 1) * kOdd;
+  return (x ^ (x >> 32)) * kOdd;
+}
+
 struct Fork {
   absl::FunctionRef<void(int64_t, int)> fn;
   int64_t num_tasks;
   int workers;
   std::atomic<int64_t> ran{0};
+  std::atomic<uint64_t> hashes{0};
   std::atomic<bool> out_of_range{false};
 };
 
@@ -33,6 +41,7 @@ extern "C" void RunTask(void* fork_pointer, int64_t task, int32_t worker) {
     return;
   }
   fork.fn(task, worker);
+  fork.hashes.fetch_add(HashOf(task), std::memory_order_relaxed);
   fork.ran.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -51,7 +60,12 @@ void CallbackExecutor::ParallelFor(int64_t num_tasks,
   object_.functions().parallel_for(object_.functions().context, num_tasks,
                                    &RunTask, &fork);
   const int64_t ran = fork.ran.load();
-  if (broken_ || (ran == num_tasks && !fork.out_of_range.load())) return;
+  uint64_t hashes = fork.hashes.load();
+  for (int64_t task = 0; task < num_tasks; ++task) hashes -= HashOf(task);
+  if (broken_ ||
+      (ran == num_tasks && hashes == 0 && !fork.out_of_range.load())) {
+    return;
+  }
   broken_ = true;
   tasks_ = num_tasks;
   ran_ = ran;
@@ -61,7 +75,8 @@ absl::Status CallbackExecutor::Verdict() const {
   if (!broken_) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
       "the executor's parallel_for ran ", ran_, " of ", tasks_,
-      " tasks, or asked for a task or worker that does not exist; need each "
+      " tasks, one of them twice, or asked for a task or worker that does not "
+      "exist; need each "
       "task once, by a worker from 0 to ",
       object_.workers() - 1));
 }

@@ -59,6 +59,10 @@ TEST_F(ExecutorTest, SaysWhatABrokenExecutorDid) {
     for (int64_t t = 0; t <= n; ++t) run(context, t, 0);
   };
   expect("a task or worker that does not exist");
+  functions.parallel_for = [](void*, int64_t n, quern_task run, void* context) {
+    for (int64_t t = 0; t < n; ++t) run(context, t == 1 ? 0 : t, 0);
+  };
+  expect("one of them twice");
 }
 
 }  // namespace

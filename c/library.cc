@@ -88,6 +88,7 @@ Slot* Library::Add(Kind kind, std::unique_ptr<Object> object) {
 void Library::Recycle(Slot& slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
   unused_.push_back(&slot);
+  MarkFreed(slot);
 }
 
 }  // namespace c_abi

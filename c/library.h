@@ -49,8 +49,12 @@ class Library {
 
 // Lets go of an object, for its owner. FailedPrecondition the second time.
 absl::Status Destroy(Slot& slot);
-// Whether a call uses the object now.
+// Whether a call uses or frees the object now.
 bool InUse(const Slot& slot);
+bool IsDestroyed(const Slot& slot);
+// Ends the freeing of an object. Its library may be gone as soon as it is told
+// so and lets go of its mutex.
+void MarkFreed(Slot& slot);
 
 // What the functions that make an object do. `make` is called with the library
 // and returns absl::StatusOr<std::unique_ptr<Object>>; the handle goes to

@@ -16,6 +16,9 @@ constexpr uint64_t kHolder = uint64_t{1} << 31;
 constexpr uint64_t kExclusive = uint64_t{1} << 62;
 constexpr uint64_t kDestroyed = uint64_t{1} << 63;
 constexpr uint64_t kUsers = kHolder - 1;
+// Whoever frees an object uses it, so that its library is not destroyed
+// meanwhile.
+constexpr uint64_t kBeingFreed = kDestroyed | kExclusive;
 
 absl::Status InTheWay(const Slot& slot, const char* what) {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -102,31 +105,44 @@ absl::Status Borrowed::Take(Slot& slot, Mode mode) {
 void Borrowed::Release() {
   if (slot_ == nullptr) return;
   Slot& slot = *std::exchange(slot_, nullptr);
-  uint64_t left = 0;
-  if (mode_ == Mode::kChange) {
-    left = slot.state.fetch_and(~kExclusive, std::memory_order_acq_rel) &
-           ~kExclusive;
-  } else {
-    const uint64_t one = mode_ == Mode::kHold ? kHolder : kUser;
-    left = slot.state.fetch_sub(one, std::memory_order_acq_rel) - one;
-  }
-  // Nobody takes a destroyed object, so this value is reached once.
-  if (left == kDestroyed) Free(slot);
+  uint64_t state = slot.state.load(std::memory_order_relaxed), left = 0;
+  bool last = false;
+  do {
+    left = mode_ == Mode::kChange ? state & ~kExclusive
+           : mode_ == Mode::kHold ? state - kHolder
+                                  : state - kUser;
+    // Nobody takes a destroyed object, so this value is reached once.
+    last = left == kDestroyed;
+  } while (!slot.state.compare_exchange_weak(state, last ? kBeingFreed : left,
+                                             std::memory_order_acq_rel,
+                                             std::memory_order_relaxed));
+  if (last) Free(slot);
 }
 
 absl::Status Destroy(Slot& slot) {
-  const uint64_t before =
-      slot.state.fetch_or(kDestroyed, std::memory_order_acq_rel);
-  if ((before & kDestroyed) != 0) {
-    return InTheWay(slot, "was destroyed already");
-  }
-  if (before == 0) Free(slot);
+  uint64_t state = slot.state.load(std::memory_order_relaxed);
+  do {
+    if ((state & kDestroyed) != 0) {
+      return InTheWay(slot, "was destroyed already");
+    }
+  } while (!slot.state.compare_exchange_weak(
+      state, state == 0 ? kBeingFreed : state | kDestroyed,
+      std::memory_order_acq_rel, std::memory_order_relaxed));
+  if (state == 0) Free(slot);
   return absl::OkStatus();
 }
 
 bool InUse(const Slot& slot) {
   return (slot.state.load(std::memory_order_acquire) & (kUsers | kExclusive)) !=
          0;
+}
+
+bool IsDestroyed(const Slot& slot) {
+  return (slot.state.load(std::memory_order_acquire) & kDestroyed) != 0;
+}
+
+void MarkFreed(Slot& slot) {
+  slot.state.store(kDestroyed, std::memory_order_release);
 }
 
 Slot* SlotOf(const void* handle) {
@@ -200,6 +216,10 @@ size_t quern_message(const void* object, char* text, size_t capacity) {
                     text, capacity);
   }
   const std::lock_guard<std::mutex> lock(slot->mutex);
+  if (slot->message.empty() && quern::c_abi::IsDestroyed(*slot)) {
+    return CopyText("the object was destroyed; need one that exists", text,
+                    capacity);
+  }
   return CopyText(slot->message, text, capacity);
 }
 

@@ -6,7 +6,8 @@
 //
 //   state   users   calls that read the object now
 //           held    objects that were made with it and need it
-//           flags   exclusive: a call changes it; destroyed: its owner let go
+//           flags   exclusive: a call changes or frees it; destroyed: its
+//                   owner let go
 //
 // The object is freed by whoever leaves it destroyed, with no user and no
 // holder. The slot goes to the end of a queue and is taken for another object
@@ -116,6 +117,10 @@ quern_status CallOn(const void* handle, Kind kind, Mode mode, const Fn& fn) {
 
 // Writes `text` as functions of quern.h that return text do.
 size_t CopyText(absl::string_view text, char* out, size_t capacity);
+
+// What refusals say of an object that another library made, and may free.
+inline constexpr char kOtherLibrary[] =
+    " is of another library; need one of the library that makes this object";
 
 // "quern_x: size=8; need 16, as sizeof(quern_x) is in this version".
 absl::Status CheckSize(absl::string_view what, size_t size, size_t want);

@@ -41,6 +41,7 @@ TEST_F(ObjectTest, RecognisesNullForeignAndDestroyedObjects) {
   ExpectRefused(Execute(reinterpret_cast<quern_executor*>(op_)), op_,
                 QUERN_INVALID_ARGUMENT, "of kind operator; need executor");
   ASSERT_C_OK(quern_destroy(pool), pool);
+  EXPECT_EQ(MessageOf(pool), "the object was destroyed; need one that exists");
   ExpectRefused(Execute(pool), op_, QUERN_FAILED_PRECONDITION,
                 "the executor was destroyed");
   ASSERT_C_OK(quern_destroy(op_), op_);

@@ -47,16 +47,19 @@ class OperatorObject final : public Object {
   }
 
   std::string name;
+  // Objects that the operator was made with, and which outlive it. A call uses
+  // those that change.
+  std::vector<Borrowed> held;
+  std::vector<Slot*> changing;
   MadeOp made;
   std::vector<std::string> tensors;  // their names, in order
   std::vector<TensorMeta> returns;
   RowsOf rows_of;
   int64_t made_rows = 0;
-  // Objects that the operator was made with. A call uses those that change.
-  std::vector<Borrowed> held;
-  std::vector<Slot*> changing;
   // Workers of the executor that prepared it; 0: never prepared.
   int prepared_workers = 0;
+  // Whether that executor did not keep its promise.
+  bool half_prepared = false;
 };
 
 }  // namespace c_abi

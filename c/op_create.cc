@@ -35,8 +35,9 @@ namespace {
 constexpr size_t kMaxArguments = 64;
 
 // The object that `handle` stands for, as an argument; holds it.
-absl::StatusOr<OpArg> ObjectArg(absl::string_view op, const char* name,
-                                void* handle, OperatorObject& made) {
+absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
+                                const char* name, void* handle,
+                                OperatorObject& made) {
   Slot* const slot = SlotOf(handle);
   if (slot == nullptr) {
     return InvalidArgument(op, name,
@@ -46,6 +47,9 @@ absl::StatusOr<OpArg> ObjectArg(absl::string_view op, const char* name,
   if (absl::Status taken = object.Take(*slot, Mode::kHold); !taken.ok()) {
     return OfOp(op, absl::Status(taken.code(),
                                  absl::StrCat(name, ": ", taken.message())));
+  }
+  if (slot->library != &library) {
+    return InvalidArgument(op, name, kOtherLibrary);
   }
   OpArg arg;
   const Kind kind = slot->kind.load(std::memory_order_relaxed);
@@ -68,8 +72,8 @@ absl::StatusOr<OpArg> ObjectArg(absl::string_view op, const char* name,
   return arg;
 }
 
-absl::StatusOr<OpArg> ArgOf(absl::string_view op, const quern_argument& a,
-                            OperatorObject& made) {
+absl::StatusOr<OpArg> ArgOf(const Library& library, absl::string_view op,
+                            const quern_argument& a, OperatorObject& made) {
   switch (a.type) {
     case QUERN_ARGUMENT_TENSOR: {
       if (a.value.tensor == nullptr) return OpArg();
@@ -92,7 +96,7 @@ absl::StatusOr<OpArg> ArgOf(absl::string_view op, const quern_argument& a,
       return InvalidArgument(op, a.name, " is a null text");
     case QUERN_ARGUMENT_OBJECT:
       if (a.value.object == nullptr) return OpArg();
-      return ObjectArg(op, a.name, a.value.object, made);
+      return ObjectArg(library, op, a.name, a.value.object, made);
     default:
       return InvalidArgument(op, a.name, " has type=", a.type, "; need ",
                              int{QUERN_ARGUMENT_TENSOR}, " to ",
@@ -100,7 +104,7 @@ absl::StatusOr<OpArg> ArgOf(absl::string_view op, const quern_argument& a,
   }
 }
 
-absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op,
+absl::StatusOr<NamedArgs> ArgsOf(const Library& library, absl::string_view op,
                                  const quern_argument* arguments, size_t count,
                                  OperatorObject& made) {
   NamedArgs args;
@@ -120,7 +124,7 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op,
                              " has reserved=", arguments[i].reserved,
                              "; need 0");
     }
-    QUERN_ASSIGN_OR_RETURN(OpArg arg, ArgOf(op, arguments[i], made));
+    QUERN_ASSIGN_OR_RETURN(OpArg arg, ArgOf(library, op, arguments[i], made));
     args.emplace_back(arguments[i].name, std::move(arg));
   }
   return args;
@@ -170,8 +174,8 @@ absl::StatusOr<std::unique_ptr<Object>> Make(const Library& library,
   }
   auto made = std::make_unique<OperatorObject>();
   made->name = name;
-  QUERN_ASSIGN_OR_RETURN(const NamedArgs args,
-                         ArgsOf(name, arguments, num_arguments, *made));
+  QUERN_ASSIGN_OR_RETURN(const NamedArgs args, ArgsOf(library, name, arguments,
+                                                      num_arguments, *made));
   const OpDispatcher& ops = library.ops();
   auto op = provider == nullptr ? ops.Make(name, args)
                                 : ops.MakeFrom(provider, name, args);

@@ -105,7 +105,9 @@ absl::Status Prepare(OperatorObject& op, const quern_operand* operands,
   QUERN_RETURN_IF_ERROR(op.made.tensors.Check(views));
   QUERN_RETURN_IF_ERROR(op.made.op->Prepare(views, executor.get()));
   op.prepared_workers = executor.get().num_workers();
-  return executor.Verdict();
+  const absl::Status verdict = executor.Verdict();
+  op.half_prepared = !verdict.ok();
+  return verdict;
 }
 
 absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
@@ -114,6 +116,10 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
   CallExecutor executor;
   QUERN_RETURN_IF_ERROR(executor.Take(handle));
   const int workers = executor.get().num_workers();
+  if (op.half_prepared) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        op.name, ": quern_op_prepare was left half done; need it to succeed"));
+  }
   if (op.prepared_workers != 0 && workers > op.prepared_workers) {
     return InvalidArgument(op.name, "the executor has ", workers,
                            " workers; need ", op.prepared_workers,

@@ -24,6 +24,7 @@
  * is used by any number of threads; a call that changes it (prepare, build)
  * and meets another call on it is refused. quern_destroy returns at once: the
  * memory goes when the last call, and the last object made with it, are done.
+ * Objects that are made with another are of the same library.
  * A destroyed object is recognised until QUERN_REMEMBERED others were destroyed
  * after it. A library that was destroyed is not recognised, and a pointer that
  * did not come from this header only by chance.
@@ -53,8 +54,9 @@
 extern "C" {
 #endif
 
-/* The version of this interface, which quern_abi_version returns. Another
- * number means other functions, structs or meanings. */
+/* The version of this interface, which quern_abi_version returns. While it is
+ * 0, a program and its library must be of one release: compare quern_version.
+ */
 #define QUERN_ABI_VERSION 0
 QUERN_API int32_t quern_abi_version(void);
 /* The version of the sources, "0.2.0". */
@@ -84,10 +86,12 @@ typedef struct quern_schedule quern_schedule;
 
 /* Why the last call on `object` failed; for a function that makes an object, of
  * the library. Empty if none has. Another thread's failure may take its place.
- * Says what is wrong with a null or destroyed object. */
+ * Says what is wrong with a null pointer, and of a destroyed object that it was
+ * destroyed or what it said last. No other thread may be in here, or in a call
+ * that is refused, while the library is destroyed. */
 QUERN_API size_t quern_message(const void* object, char* text, size_t capacity);
 /* What `object` is: the kernels, instruction set, sizes. Empty where the object
- * is not one, or was destroyed. */
+ * is not one, was destroyed, or is being changed by another call. */
 QUERN_API size_t quern_explain(const void* object, char* text, size_t capacity);
 /* Destroys any object of this header; NULL is none, and QUERN_OK. A library
  * destroys everything in it; QUERN_FAILED_PRECONDITION while a call is running.
@@ -170,7 +174,7 @@ typedef struct quern_argument {
   int32_t reserved; /* 0 */
   union {
     const quern_tensor* tensor;
-    int64_t integer; /* of BOOL: 0 or 1 */
+    int64_t integer; /* a BOOL is 0 or 1 */
     double real;
     const char* text;
     void* object;
@@ -251,7 +255,10 @@ typedef struct quern_operand {
 enum { QUERN_READ_ONLY = 1 };
 
 /* Gives an operator that packs its weights those weights, and others nothing to
- * do: ops/registry says which. No other call on the operator may be running. */
+ * do: ops/registry says which, and which must be prepared for each step. Takes
+ * all operands of an execution. Later executions name the same weights, in the
+ * same memory, and their executors have no more workers than this one. No other
+ * call on the operator may be running. */
 QUERN_API quern_status quern_op_prepare(quern_op* op,
                                         const quern_operand* operands,
                                         size_t num_operands,
@@ -296,7 +303,7 @@ typedef struct quern_linear_weights_options {
 typedef struct quern_linear_source {
   const char* layout; /* "kn", "awq", "gptq"; NULL: "nk" */
   const quern_tensor* codes;
-  /* NULL where the format has none, as the three below */
+  /* These four are NULL where the format has none. */
   const quern_tensor* scales;
   const quern_tensor* zeros;
   const quern_tensor* g_idx;
@@ -370,9 +377,9 @@ typedef struct quern_step {
   const int64_t* kv_lens;
   const int32_t* pages;
   int64_t pages_stride;
-  int64_t* slots;    /* written, for write_kv: of each new token; or NULL */
+  int64_t* slots;    /* out, for write_kv: a slot for each new token; or NULL */
   int64_t num_slots; /* the sum of q_lens */
-  int32_t workers;   /* those of the executor; 0: 1 */
+  int32_t workers;   /* workers of the executor; 0: 1 */
   int32_t reserved;  /* 0 */
 } quern_step;
 

@@ -1,5 +1,6 @@
 #include "quern/ops/registry/attention_ops.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -173,7 +174,12 @@ class BoundAttention final : public BoundOp {
     }
     AttentionLimits limits = step_->limits;
     limits.max_tokens = max_rows;
-    return plan_.WorkspaceBytes(limits, max_workers);
+    QUERN_ASSIGN_OR_RETURN(const int64_t most,
+                           plan_.WorkspaceBytes(limits, max_workers));
+    // A schedule that was built for more workers may need more.
+    QUERN_ASSIGN_OR_RETURN(const int64_t now,
+                           plan_.WorkspaceBytes(step_->schedule, max_workers));
+    return std::max(most, now);
   }
   void Execute(Tensors t, Workspace workspace,
                Executor& executor) const noexcept override {

@@ -313,6 +313,11 @@ TEST_P(AttentionOpsTest, SaysHowMuchWorkspaceEveryStepNeeds) {
   AttentionLimits limits = step_.limits;
   limits.max_tokens = 77;
   EXPECT_EQ(*op.op->WorkspaceBytes(77, 2), *plan->WorkspaceBytes(limits, 2));
+
+  // The limits are not the step's, and too small for it.
+  step_.limits.max_sequences = step_.limits.max_kv_len = 1;
+  EXPECT_GE(*op.op->WorkspaceBytes(1, 1),
+            *plan->WorkspaceBytes(step_.schedule, 1));
 }
 
 TEST_P(AttentionOpsTest, RefusesByName) {

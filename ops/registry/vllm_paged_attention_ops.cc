@@ -115,9 +115,13 @@ class BoundAttention final : public BoundOp {
     int64_t bytes = 0;
     if (!native_) {
       QUERN_ASSIGN_OR_RETURN(
-          bytes, limited
-                     ? plan_.WorkspaceBytes(limits, max_workers)
-                     : plan_.WorkspaceBytes(metadata_->schedule, max_workers));
+          bytes, plan_.WorkspaceBytes(metadata_->schedule, max_workers));
+      if (limited) {
+        // The schedule may need more, if it was built for more workers.
+        QUERN_ASSIGN_OR_RETURN(const int64_t most,
+                               plan_.WorkspaceBytes(limits, max_workers));
+        bytes = std::max(bytes, most);
+      }
     }
     int64_t requests = limits.max_sequences, pages = 0;
     const int64_t page_size = plan_.spec().kv.page_size();
