@@ -57,6 +57,7 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
   std::vector<size_t> headers;  // bytes before the tensors' data
   const auto add = [&](const SmallDecoder& shape) {
     corpus.push_back(SmallDecoderFile(rng, shape));
+    ASSERT_TRUE(Exercise(corpus.back(), -2));
     ASSERT_TRUE(Exercise(corpus.back(), -1));
     const GgufFile file = ParseOrDie(corpus.back());
     int64_t data = file.file_bytes();
@@ -77,8 +78,14 @@ TEST_F(DecoderFuzzTest, MutatedFilesRunOrAreRefused) {
     }
   }
   for (const GgufTensorType type :
+       {GgufTensorType::kQ4_1, GgufTensorType::kQ5_0, GgufTensorType::kQ5_1,
+        GgufTensorType::kIQ4_NL}) {
+    ASSERT_NO_FATAL_FAILURE(add(Tiny("llama", type)));
+  }
+  for (const GgufTensorType type :
        {GgufTensorType::kQ2_K, GgufTensorType::kQ3_K, GgufTensorType::kQ4_K,
-        GgufTensorType::kQ6_K}) {
+        GgufTensorType::kQ5_K, GgufTensorType::kQ6_K,
+        GgufTensorType::kIQ4_XS}) {
     SmallDecoder shape = Tiny("llama", type);
     shape.hidden = shape.ffn = 256;
     shape.q_heads = 8;
@@ -130,11 +137,15 @@ TEST_F(DecoderFuzzTest, HostileShapesRunOrAreRefused) {
         "llama", "qwen2",         "qwen3",     "qwen3moe", "gemma2",
         "lfm2",  "granitehybrid", "deepseek2", "qwen3next"};
     constexpr GgufTensorType kTypes[] = {
-        GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
-        GgufTensorType::kQ8_0};
+        GgufTensorType::kF32,  GgufTensorType::kF16,  GgufTensorType::kBF16,
+        GgufTensorType::kQ8_0, GgufTensorType::kQ4_0, GgufTensorType::kQ5_1,
+        GgufTensorType::kMXFP4};
     SmallDecoder m = Tiny(kArchitectures[At(rng, std::size(kArchitectures))],
                           kTypes[At(rng, std::size(kTypes))]);
-    const int64_t block = m.type == GgufTensorType::kQ8_0 ? 32 : 1;
+    const bool blocks = m.type != GgufTensorType::kF32 &&
+                        m.type != GgufTensorType::kF16 &&
+                        m.type != GgufTensorType::kBF16;
+    const int64_t block = blocks ? 32 : 1;
     m.context = power(28);
     m.layers = power(3);
     m.hidden = block * power(6);

@@ -79,20 +79,22 @@ class DecoderFuzzTest : public ::testing::Test {
     EXPECT_GT(status.message().size(), 8u) << status;
   }
 
-  // Loads `bytes` and runs three tokens. Returns whether the tokens ran.
+  // Loads `bytes` and runs three tokens, by rows of int8 if the index is odd.
+  // Returns whether the tokens ran.
   bool Exercise(const std::string& bytes, int64_t index) {
     std::snprintf(overtime, sizeof(overtime),
                   "%s: case %lld of QUERN_TEST_SEED=%llu took more than %u s\n",
                   TestName().c_str(), static_cast<long long>(index),
                   static_cast<unsigned long long>(BaseSeed()), kSecondsOfCase);
     alarm(kSecondsOfCase);
-    const bool ran = Run(bytes);
+    const bool ran = Run(bytes, index % 2 == 0 ? DecoderActivations::kExact
+                                               : DecoderActivations::kInt8);
     alarm(0);
     return ran;
   }
 
  private:
-  bool Run(const std::string& bytes) {
+  bool Run(const std::string& bytes, DecoderActivations activations) {
     // The copy has the exact size, so that a sanitizer notices a read of one
     // byte too many.
     const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
@@ -103,6 +105,7 @@ class DecoderFuzzTest : public ::testing::Test {
     }
     DecoderOptions options;
     options.max_bytes = kModelBytes;
+    options.activations = activations;
     const auto model = Decoder::Create(*file, options, executor_);
     if (!model.ok()) {
       ExpectRefusedByName(model.status());
