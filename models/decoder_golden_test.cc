@@ -28,6 +28,7 @@
 #include "quern/models/likelihood.h"
 #include "quern/models/reference_decoder_testutil.h"
 #include "quern/testing/data.h"
+#include "quern/testing/files.h"
 #include "quern/testing/isa_test.h"
 #include "quern/testing/largest_difference.h"
 #include "quern/testing/sanitized.h"

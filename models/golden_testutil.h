@@ -5,8 +5,6 @@
 // them and describes their lines.
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,17 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 
 // Path of a file of the shipped model, relative to the runfiles root.
 inline std::string ModelFile(absl::string_view name) {
   return absl::StrCat("models/quern_kjv_4m/", name);
-}
-
-inline std::string FileBytes(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 inline std::string GoldenText(absl::string_view hex) {

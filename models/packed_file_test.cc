@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -28,6 +27,7 @@
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/testing/data.h"
+#include "quern/testing/files.h"
 #include "quern/testing/isa_test.h"
 
 namespace quern {
@@ -42,10 +42,6 @@ std::string PathOf(absl::string_view name) {
 }
 void WriteBytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
-}
-std::string ReadBytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 absl::Span<const uint8_t> BytesOf(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -96,7 +92,7 @@ TEST(PackedFileTest, RefusesDamage) {
   ASSERT_TRUE(
       PackedFile::Write(path, 7, {{"a", BytesOf(text)}, {"b", BytesOf(text)}})
           .ok());
-  const std::string whole = ReadBytes(path);
+  const std::string whole = FileBytes(path);
   EXPECT_EQ(PackedFile::Open(damaged).status().code(),
             absl::StatusCode::kNotFound);
   const auto message = [&](const std::string& bytes) {
@@ -192,7 +188,7 @@ TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
   const std::string other = SmallDecoderFile(rng, SmallDecoder());
   const std::string path = PathOf("model");
   ASSERT_TRUE(Make(file, DecoderWeights::kAsInFile, path).status.ok());
-  const std::string before = ReadBytes(path);
+  const std::string before = FileBytes(path);
   SmallDecoder in_blocks;
   in_blocks.type = GgufTensorType::kQ8_0;
   const std::string blocks = SmallDecoderFile(rng, in_blocks);
@@ -214,12 +210,12 @@ TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr(" was packed from another file"));
   }
-  EXPECT_EQ(ReadBytes(path), before);
+  EXPECT_EQ(FileBytes(path), before);
   // A file of another kind must not be replaced either.
   WriteBytes(path, std::string(100, 'x'));
   EXPECT_EQ(Make(file, DecoderWeights::kAsInFile, path).status.code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(ReadBytes(path), std::string(100, 'x'));
+  EXPECT_EQ(FileBytes(path), std::string(100, 'x'));
   EXPECT_EQ(Make(file, DecoderWeights::kAsInFile, "/nonexistent/folder/f")
                 .status.code(),
             absl::StatusCode::kNotFound);

@@ -17,6 +17,7 @@
 #include "quern/models/small_vocabulary_testutil.h"
 #include "quern/models/text_testutil.h"
 #include "quern/testing/data.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 namespace {

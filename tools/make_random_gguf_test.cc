@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "quern/models/gguf.h"
 #include "quern/models/tokenizer.h"
 #include "quern/ops/rope/rotary_scaling.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 namespace {
@@ -58,11 +58,6 @@ Outcome Make(const std::string& flags) {
 
 std::string TempFile(const std::string& name) {
   return ::testing::TempDir() + "/" + name;
-}
-
-std::string FileBytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // Greedy continuation of "In the" by `count` tokens.

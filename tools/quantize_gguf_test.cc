@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,6 +22,7 @@
 #include "quern/models/gguf.h"
 #include "quern/models/likelihood.h"
 #include "quern/quant/block_format.h"
+#include "quern/testing/files.h"
 #include "quern/testing/sanitized.h"
 
 namespace quern {
@@ -56,11 +55,6 @@ Outcome Quantize(const std::string& arguments) {
 
 std::string TempFile(const std::string& name) {
   return ::testing::TempDir() + "/" + name;
-}
-
-std::string FileBytes(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 // Mean negative log-likelihood of the first windows of the validation text, in

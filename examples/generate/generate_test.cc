@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "quern/models/golden_testutil.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 namespace {

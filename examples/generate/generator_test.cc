@@ -24,6 +24,7 @@
 #include "quern/models/golden_testutil.h"
 #include "quern/ops/parallel/ranks_testutil.h"
 #include "quern/ops/parallel/thread_communicator.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 namespace {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/models/golden_testutil.h"
+#include "quern/testing/files.h"
 
 namespace quern {
 
