@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "hwy/base.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
@@ -31,6 +32,9 @@ namespace {
 constexpr size_t kTaskBytes = 2 << 20;
 constexpr size_t kParts = 8;
 constexpr std::array<size_t, 5> kPrefetch = {0, 512, 1024, 2048, 4096};
+// Nothing that ThreadSanitizer watches is a limit, and its shadow of a buffer
+// is four times as large.
+constexpr int64_t kLeastBytes = int64_t{HWY_IS_TSAN ? 32 : 256} << 20;
 constexpr double kPeakSeconds = 1e-3;
 constexpr int kPeakParts = 4;
 
@@ -89,8 +93,8 @@ absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu, LimitPages pages) {
   limits.peaks_ = GetPeakKernels();
   limits.l2_set_bytes_ = cpu.l2_bytes / 2;
   limits.l3_bytes_ = cpu.l3_bytes;
-  const int64_t bytes =
-      std::max<int64_t>(8 * cpu.last_level_bytes(), int64_t{256} << 20);
+  const int64_t bytes = std::max<int64_t>(
+      HWY_IS_TSAN ? 0 : 8 * cpu.last_level_bytes(), kLeastBytes);
   // Parts of whole tasks.
   const auto unit = static_cast<int64_t>(kParts * kTaskBytes);
   QUERN_ASSIGN_OR_RETURN(

@@ -36,7 +36,8 @@ enum class LimitPages {
 
 class Limits {
  public:
-  // Owns a buffer of 8x the last-level cache (256 MiB at least).
+  // Owns a buffer of 8x the last-level cache (256 MiB at least; 32 MiB under
+  // ThreadSanitizer).
   // ResourceExhausted if there is no room.
   static absl::StatusOr<Limits> Create(const CpuInfo& cpu,
                                        LimitPages pages = LimitPages::kHuge);
