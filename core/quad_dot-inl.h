@@ -1,12 +1,12 @@
 // Dot products of quads of u8 by s8, once per instruction set, and once more
 // for AVX2 with AVX-VNNI (core/avx_vnni.h).
 //
-// A *_simd.cc with kernels for AVX-VNNI includes this header behind the -inl.h
-// whose functions other sources share, and before its own: in a *_avxvnni.cc,
-// functions between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE use AVX-VNNI
-// from here on. None of them may be shared with other sources, or a CPU without
-// AVX-VNNI might run it: they are in an anonymous namespace, templates over a
-// type that is, or always inlined.
+// A *_simd.cc with kernels for AVX-VNNI includes this header before those whose
+// functions call DotQuads, or call what does: in a *_avxvnni.cc, functions
+// between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE use AVX-VNNI from here
+// on, and DotQuads can be inlined into no others. None of them may be shared
+// with other sources, or a CPU without AVX-VNNI might run it: they are in an
+// anonymous namespace, templates over a type that is, or always inlined.
 
 // clang-format off
 #if defined(QUERN_CORE_QUAD_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
