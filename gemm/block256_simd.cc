@@ -28,27 +28,8 @@ BlockKernels GetKernels(BlockFormat format, DType a) {
 #if QUERN_AVX_VNNI_REPLACES
   if (HasAvxVnni()) return GetBlock256AvxVnniKernels(format, a);
 #endif
-  BlockKernels kernels = {};
-  switch (format) {
-    case BlockFormat::kQ2_K:
-      kernels = MakeBlockKernels<BlockFormat::kQ2_K>();
-      break;
-    case BlockFormat::kQ3_K:
-      kernels = MakeBlockKernels<BlockFormat::kQ3_K>();
-      break;
-    case BlockFormat::kQ4_K:
-      kernels = MakeBlockKernels<BlockFormat::kQ4_K>();
-      break;
-    case BlockFormat::kQ5_K:
-      kernels = MakeBlockKernels<BlockFormat::kQ5_K>();
-      break;
-    case BlockFormat::kQ6_K:
-      kernels = MakeBlockKernels<BlockFormat::kQ6_K>();
-      break;
-    default:  // kIQ4_XS
-      kernels = MakeBlockKernels<BlockFormat::kIQ4_XS>();
-      break;
-  }
+  BlockKernels kernels = WithBlock256Format(
+      format, [](auto f) { return MakeBlockKernels<decltype(f)::value>(); });
   kernels.pack_row =
       WithFloatType(a, [](auto t) { return &PackBlockRow<decltype(t)>; });
   return kernels;

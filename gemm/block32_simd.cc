@@ -28,30 +28,8 @@ BlockKernels GetKernels(BlockFormat format, DType a) {
 #if QUERN_AVX_VNNI_REPLACES
   if (HasAvxVnni()) return GetBlock32AvxVnniKernels(format, a);
 #endif
-  BlockKernels kernels = {};
-  switch (format) {
-    case BlockFormat::kQ4_0:
-      kernels = MakeBlockKernels<BlockFormat::kQ4_0>();
-      break;
-    case BlockFormat::kQ4_1:
-      kernels = MakeBlockKernels<BlockFormat::kQ4_1>();
-      break;
-    case BlockFormat::kQ5_0:
-      kernels = MakeBlockKernels<BlockFormat::kQ5_0>();
-      break;
-    case BlockFormat::kQ5_1:
-      kernels = MakeBlockKernels<BlockFormat::kQ5_1>();
-      break;
-    case BlockFormat::kQ8_0:
-      kernels = MakeBlockKernels<BlockFormat::kQ8_0>();
-      break;
-    case BlockFormat::kIQ4_NL:
-      kernels = MakeBlockKernels<BlockFormat::kIQ4_NL>();
-      break;
-    default:  // kMXFP4
-      kernels = MakeBlockKernels<BlockFormat::kMXFP4>();
-      break;
-  }
+  BlockKernels kernels = WithBlock32Format(
+      format, [](auto f) { return MakeBlockKernels<decltype(f)::value>(); });
   kernels.pack_row =
       WithFloatType(a, [](auto t) { return &PackBlockRow<decltype(t)>; });
   return kernels;

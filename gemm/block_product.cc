@@ -28,7 +28,8 @@ constexpr int64_t kBlocks = BlockPanels::kRecordBlocks;
 // as long, four rows 1.1 and 1.9 times (Zen 5, 2026).
 constexpr int64_t kAheadBytes = 8 << 10;
 
-// Follows a record through the groups of its panel.
+// The groups of int4 weights that a record's blocks are in, from the first
+// record on.
 class GroupCursor {
  public:
   explicit GroupCursor(const PanelGroups& of)

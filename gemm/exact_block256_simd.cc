@@ -17,20 +17,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 ExactBlockKernels GetKernels(BlockFormat format) {
-  switch (format) {
-    case BlockFormat::kQ2_K:
-      return MakeExactKernels<BlockFormat::kQ2_K>();
-    case BlockFormat::kQ3_K:
-      return MakeExactKernels<BlockFormat::kQ3_K>();
-    case BlockFormat::kQ4_K:
-      return MakeExactKernels<BlockFormat::kQ4_K>();
-    case BlockFormat::kQ5_K:
-      return MakeExactKernels<BlockFormat::kQ5_K>();
-    case BlockFormat::kQ6_K:
-      return MakeExactKernels<BlockFormat::kQ6_K>();
-    default:  // kIQ4_XS
-      return MakeExactKernels<BlockFormat::kIQ4_XS>();
-  }
+  return WithBlock256Format(
+      format, [](auto f) { return MakeExactKernels<decltype(f)::value>(); });
 }
 
 }  // namespace

@@ -17,22 +17,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 ExactBlockKernels GetKernels(BlockFormat format) {
-  switch (format) {
-    case BlockFormat::kQ4_0:
-      return MakeExactKernels<BlockFormat::kQ4_0>();
-    case BlockFormat::kQ4_1:
-      return MakeExactKernels<BlockFormat::kQ4_1>();
-    case BlockFormat::kQ5_0:
-      return MakeExactKernels<BlockFormat::kQ5_0>();
-    case BlockFormat::kQ5_1:
-      return MakeExactKernels<BlockFormat::kQ5_1>();
-    case BlockFormat::kQ8_0:
-      return MakeExactKernels<BlockFormat::kQ8_0>();
-    case BlockFormat::kIQ4_NL:
-      return MakeExactKernels<BlockFormat::kIQ4_NL>();
-    default:  // kMXFP4
-      return MakeExactKernels<BlockFormat::kMXFP4>();
-  }
+  return WithBlock32Format(
+      format, [](auto f) { return MakeExactKernels<decltype(f)::value>(); });
 }
 
 }  // namespace

@@ -54,8 +54,8 @@
 //                          each block adds one or two fused multiply-adds in
 //                          f32, in order of k. Rounding a to int8 changes v by
 //                          at most 0.51 / 127 of sum over blocks of
-//                          max|a| * sum |b|. A NaN or an infinity in a makes
-//                          its row NaN.
+//                          max|a| * sum |b|, where each max|a| is 0 or at least
+//                          2^-118. A NaN or an infinity in a makes its row NaN.
 //
 //   kI4Group               with LinearActivations::kInt8Blocks. The same, with
 //                            v = sum over blocks of ax * (scale * dot)
@@ -64,7 +64,8 @@
 //                          nothing. With act-order, blocks are 32 k of the
 //                          order of groups. Each sum is off by
 //                          (k / 16 + 2) * 2^-24 at most of the sum of
-//                          magnitudes |ax * qa| * |b|. A scale that is NaN or
+//                          magnitudes |ax * qa| * |b|, where no ax * scale is
+//                          subnormal or overflows. A scale that is NaN or
 //                          infinite changes its column alone.
 //
 // c is rounded once, to nearest even. bf16 by bf16 uses the CPU's bf16 dot
@@ -74,8 +75,9 @@
 //
 // The packed kernels give a row the same bits alone and in a batch, for any
 // number of threads: the sum over k is formed in chunks of 512 k (256 k of f32
-// weights and of kBlocks with kExact; a group ends there, too), each in the
-// order of k, and the chunks are added in order.
+// weights and of kBlocks with kExact; a group whose rows are not rounded ends
+// there, too), each in the order of k, and the chunks are added in order. With
+// kInt8Blocks it is one chain over all blocks.
 //
 // Implementations, in the order in which they are tried:
 //

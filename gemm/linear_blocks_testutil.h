@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@
 #include "quern/testing/isa_test.h"
 #include "quern/testing/many_workers.h"
 #include "quern/testing/reference_convert.h"
+#include "quern/testing/reference_gemm.h"
 
 namespace quern {
 
@@ -214,6 +216,43 @@ class BlockPlansTest : public IsaTest {
     EXPECT_EQ(plan.status(), absl::OkStatus());
     EXPECT_RAN_ON(*plan);
     return *std::move(plan);
+  }
+
+  // Against products in double of the values that the tests know.
+  template <typename A, typename C>
+  void ExpectExact(const LinearSpec& spec, BlockFormat format, const Shape& s,
+                   Executor& executor) {
+    SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
+    TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
+    const BlockWeights w = IntegerBlockWeights(rng, format, s.n, s.k);
+    const auto plan = Plan(w, spec);
+    const auto a = IntegerRows<A>(rng, s.m * s.k);
+    auto want = ReferenceLinear(s.m, s.n, s.k, ToDoubles(a), w.Values());
+    for (size_t i = 0; !w.bias.empty() && i < want.size(); ++i) {
+      want[i] += w.bias[i % w.bias.size()];
+    }
+    EXPECT_TRUE(
+        AllEqual(RunLinear<A, C>(plan, s, a, executor), RoundedTo<C>(want)))
+        << plan.Explain(s.m);
+  }
+
+  // Expects the bits of this CPU's best instruction set. Integers are exact and
+  // every sum in f32 is one chain, so that all with a fused multiply-add agree.
+  void ExpectBitsOfTheBest(const LinearWeights& packed, Rng& rng) {
+    const LinearSpec spec = Int8Spec<BFloat16, float>();
+    const auto best =
+        OnTheBestIsa([&] { return LinearPlan::Create(spec, packed, inline_); });
+    ASSERT_EQ(best.status(), absl::OkStatus());
+    const auto plan = GuardedPlan(packed, spec);
+    if (std::string(isa()).rfind("AVX", 0) != 0) return;
+    for (const int64_t m : {1, 4, 21}) {
+      const Shape s{m, plan.n(), plan.k()};
+      const auto a = UniformReals<BFloat16>(rng, m * s.k);
+      EXPECT_TRUE(
+          AllBitsEqual(RunLinear<BFloat16, float>(plan, s, a, inline_),
+                       RunLinear<BFloat16, float>(*best, s, a, inline_)))
+          << plan.Explain(m) << "; " << best->Explain(m);
+    }
   }
 
   // Expects that GroupedLinearPlan has the bits of layers of f32 rows, on

@@ -78,21 +78,9 @@ class LinearExactBlocksTest : public BlockPlansTest {
         << plan.Explain(s.m);
   }
 
-  // Against products in double of the values that the tests know.
   template <typename A, typename C>
   void ExpectExact(BlockFormat format, const Shape& s, Executor& executor) {
-    SCOPED_TRACE(testing::Message() << InfoOf(format).name << " " << s);
-    TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const BlockWeights w = IntegerBlockWeights(rng, format, s.n, s.k);
-    const auto plan = Plan(w, SpecOf<A, C>());
-    const auto a = IntegerRows<A>(rng, s.m * s.k);
-    auto want = ReferenceLinear(s.m, s.n, s.k, ToDoubles(a), w.Values());
-    for (size_t i = 0; !w.bias.empty() && i < want.size(); ++i) {
-      want[i] += w.bias[i % w.bias.size()];
-    }
-    EXPECT_TRUE(
-        AllEqual(RunLinear<A, C>(plan, s, a, executor), RoundedTo<C>(want)))
-        << plan.Explain(s.m);
+    BlockPlansTest::ExpectExact<A, C>(SpecOf<A, C>(), format, s, executor);
   }
 
   // The bound of gemm/linear.h, and one addition more for the bias.

@@ -288,6 +288,14 @@ TEST_P(LinearI4BlocksTest, RowsDoNotDependOnOthersNorOnThreads) {
   }
 }
 
+TEST_P(LinearI4BlocksTest, HasTheBitsOfOtherInstructionSets) {
+  TestRng rng;
+  for (const bool zeros : {false, true}) {
+    const auto w = I4Weights(rng, {0, 40, 768}, 96, zeros, Real);
+    ExpectBitsOfTheBest(w.Pack(inline_), rng);
+  }
+}
+
 TEST_P(LinearI4BlocksTest, GroupsHaveTheBitsOfLayers) {
   TestRng rng;
   for (const bool zeros : {false, true}) {

@@ -148,8 +148,8 @@ HWY_INLINE hn::Vec<DI> EncodeLanes(DF df, hn::Vec<DF> v, hn::Vec<DI> clamp) {
   return hn::Or(code, sign);
 }
 
-// bf16 codes of numbers in the upper half of each lane, the lower half
-// unspecified. For NaN all of it is.
+// bf16 codes of numbers in the upper half of each lane. The lower half is
+// unspecified; where v is NaN, the whole lane is.
 template <class DF, class DU = hn::RebindToUnsigned<DF>>
 HWY_INLINE hn::Vec<DU> RoundBF16UpperHalf(DF, hn::Vec<DF> v) {
   const DU du;

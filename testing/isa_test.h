@@ -67,12 +67,7 @@ class IsaTest : public hwy::TestWithParamTarget {
   }
 
  protected:
-  void SetUp() override {
-    const bool vnni = GetParam() == kAvxVnniIsa;
-    // Other instruction sets must not choose AVX-VNNI even where they may.
-    AllowAvxVnniForTest(GetParam() != HWY_AVX2);
-    hwy::SetSupportedTargetsForTest(vnni ? HWY_AVX2 : GetParam());
-  }
+  void SetUp() override { UseOwnIsa(); }
   void TearDown() override {
     hwy::TestWithParamTarget::TearDown();
     AllowAvxVnniForTest(true);
@@ -80,7 +75,24 @@ class IsaTest : public hwy::TestWithParamTarget {
         << "no EXPECT_RAN_ON: nothing shows that this test ran on " << isa();
   }
 
+  // What make() returns where plans choose this CPU's best instruction set.
+  template <typename Make>
+  auto OnTheBestIsa(const Make& make) {
+    AllowAvxVnniForTest(true);
+    hwy::SetSupportedTargetsForTest(0);
+    auto made = make();
+    UseOwnIsa();
+    return made;
+  }
+
  private:
+  void UseOwnIsa() {
+    const bool vnni = GetParam() == kAvxVnniIsa;
+    // Other instruction sets must not choose AVX-VNNI even where they may.
+    AllowAvxVnniForTest(GetParam() != HWY_AVX2);
+    hwy::SetSupportedTargetsForTest(vnni ? HWY_AVX2 : GetParam());
+  }
+
   bool proved_ = false;
 };
 

@@ -28,7 +28,7 @@ namespace quern {
 // or give each its part. `activations` is that of `linear`, for weights
 // that allow it.
 //
-// Providers: simd, reference.
+// Providers: simd; reference, which never rounds rows, whatever `activations`.
 absl::Status RegisterExpertsOps(OpRegistry& registry);
 
 }  // namespace quern

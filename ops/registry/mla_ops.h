@@ -39,8 +39,8 @@ struct MlaStep {
 // it.
 //
 // Providers: simd, and reference, which runs plain loops with sums in double on
-// the calling thread, the absorbed form for every token. Packs nothing. Brings
-// gemm and attention along.
+// the calling thread, the absorbed form for every token. It never rounds rows,
+// whatever `activations`. Packs nothing. Brings gemm and attention along.
 absl::Status RegisterMlaOps(OpRegistry& registry);
 
 }  // namespace quern

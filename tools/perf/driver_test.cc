@@ -308,7 +308,13 @@ TEST(DriverTest, RunsOnAvxVnniWhereTheCpuHasIt) {
   const std::string blocks = "linear --weights=q8_0 --m=2 --n=17 --k=64";
   expect(blocks, "AVX2", "AVX2");
   if (HasAvxVnni()) {
-    expect(blocks, "AVX2_VNNI", "AVX2_VNNI");
+    for (const std::string& op :
+         {blocks, std::string("linear --weights=q4_k --m=2 --n=17 --k=256"),
+          std::string("int4_linear --activations=int8 --m=2 --n=17 --k=64 "
+                      "--group=32"),
+          std::string("scaled_linear --m=2 --n=17 --k=64")}) {
+      expect(op, "AVX2_VNNI", "AVX2_VNNI");
+    }
     expect("rms_norm --rows=2 --hidden=33", "AVX2_VNNI", "AVX2");
   } else {
     EXPECT_EQ(Perf(blocks + " --isa=AVX2_VNNI").exit_code, 2);

@@ -54,7 +54,7 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
     if (TargetsUpTo(settings.isa) == 0) {
       return InvalidArgument(args.op(), "--isa=\"", args.Text("isa"),
                              "\" is not on this CPU; need one of best, ",
-                             absl::StrJoin(GetCpuInfo().targets, ", "));
+                             absl::StrJoin(cpu.targets, ", "));
     }
   }
   return settings;
