@@ -27,10 +27,12 @@
 namespace quern {
 namespace {
 
-// One task of a memory loop: enough to forget its start, few enough bytes that
-// a worker which lost its CPU does not hold up the rest.
-constexpr size_t kTaskBytes = 2 << 20;
-constexpr size_t kParts = 8;
+// Tasks of a memory loop are long: each begins with streams that no prefetcher
+// knows and ends when its stores have left the core. 2 MiB took 1.05 of the
+// time of 16 MiB (two reads and a write, Zen 5, 2026).
+constexpr size_t kLeastTaskBytes = 2 << 20;
+constexpr size_t kTasksPerWorker = 2;  // level out a worker that lost its CPU
+constexpr size_t kParts = 4;
 constexpr std::array<size_t, 5> kPrefetch = {0, 512, 1024, 2048, 4096};
 // Nothing that ThreadSanitizer watches is a limit, and its shadow of a buffer
 // is four times as large.
@@ -96,7 +98,7 @@ absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu, LimitPages pages) {
   const int64_t bytes = std::max<int64_t>(
       HWY_IS_TSAN ? 0 : 8 * cpu.last_level_bytes(), kLeastBytes);
   // Parts of whole tasks.
-  const auto unit = static_cast<int64_t>(kParts * kTaskBytes);
+  const auto unit = static_cast<int64_t>(kParts * kLeastTaskBytes);
   QUERN_ASSIGN_OR_RETURN(
       limits.buffer_, AlignedBuffer::Create((bytes + unit - 1) / unit * unit));
 #ifdef MADV_NOHUGEPAGE
@@ -111,15 +113,23 @@ absl::StatusOr<Limits> Limits::Create(const CpuInfo& cpu, LimitPages pages) {
 
 void Limits::Calibrate(DramKind kind, int64_t rounds, Executor& executor) {
   const std::vector<StreamWay> ways = WaysOf(kind);
-  std::vector<double> seconds(ways.size(),
-                              std::numeric_limits<double>::infinity());
+  // Times count relative to those just before and after them: DRAM may change
+  // its speed meanwhile, which must not decide between ways.
+  std::vector<std::vector<double>> slower(ways.size());
   for (int64_t round = 0; round < rounds; ++round) {
+    std::vector<double> seconds;
+    for (const StreamWay way : ways) {
+      seconds.push_back(Dram(kind, way, executor).seconds);
+    }
+    const double least = *std::min_element(seconds.begin(), seconds.end());
     for (size_t i = 0; i < ways.size(); ++i) {
-      seconds[i] = std::min(seconds[i], Dram(kind, ways[i], executor).seconds);
+      slower[i].push_back(seconds[i] / least);
     }
   }
-  const auto best = static_cast<size_t>(
-      std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
+  size_t best = 0;
+  for (size_t i = 1; i < ways.size(); ++i) {
+    if (Median(slower[i]) < Median(slower[best])) best = i;
+  }
   for (Way& way : ways_) {
     if (way.kind == kind) {
       way.way = ways[best];
@@ -142,10 +152,15 @@ LimitSample Limits::Dram(DramKind kind, Executor& executor) {
 
 LimitSample Limits::Dram(DramKind kind, StreamWay way, Executor& executor) {
   const size_t part = buffer_.bytes() / kParts;
-  const auto tasks = static_cast<int64_t>(part / kTaskBytes);
+  const auto workers = static_cast<size_t>(executor.num_workers());
+  const size_t task_bytes =
+      std::max(part / (kTasksPerWorker * workers) / kLeastTaskBytes,
+               size_t{1}) *
+      kLeastTaskBytes;
+  const auto tasks = static_cast<int64_t>(part / task_bytes);
   const auto touched = static_cast<size_t>(kind.touched());
   const size_t round_bytes = touched * kLimitBlockBytes;
-  const size_t rounds = kTaskBytes / round_bytes / kMaxStreams * kMaxStreams;
+  const size_t rounds = task_bytes / round_bytes / kMaxStreams * kMaxStreams;
   const size_t reads =
       static_cast<size_t>(kind.reads) * rounds * kLimitBlockBytes;
   const size_t writes =
@@ -154,7 +169,7 @@ LimitSample Limits::Dram(DramKind kind, StreamWay way, Executor& executor) {
     uint8_t* data = buffer_.data() + next_part_ * part;
     next_part_ = (next_part_ + 1) % kParts;
     executor.ParallelFor(tasks, [&](int64_t task, int) {
-      uint8_t* begin = data + static_cast<size_t>(task) * kTaskBytes;
+      uint8_t* begin = data + static_cast<size_t>(task) * task_bytes;
       const StreamRegions regions = {begin, begin + reads,
                                      begin + reads + writes, rounds};
       sink.fetch_xor(streams_.stream(kind, way, regions),

@@ -42,13 +42,13 @@ class Limits {
   static absl::StatusOr<Limits> Create(const CpuInfo& cpu,
                                        LimitPages pages = LimitPages::kHuge);
 
-  // Chooses the fastest way of a memory loop with these workers, by the best of
-  // `rounds`. Without it, that kind of loop runs in the plainest way, which is
-  // no upper bound.
+  // Chooses the fastest way of a memory loop with these workers, by the median
+  // of `rounds` rounds over all ways. Without it, that kind of loop runs in the
+  // plainest way, which is no upper bound.
   void Calibrate(DramKind kind, int64_t rounds, Executor& executor);
 
-  // The next eighth of the buffer: short, so that few samples are disturbed,
-  // and long out of the caches. An untimed pass over the eighth before it
+  // The next quarter of the buffer: short, so that few samples are disturbed,
+  // and long out of the caches. An untimed pass over the quarter before it
   // leaves the caches as a timed pass does: what others wrote is written back,
   // and what the loop itself leaves unwritten at its end it met at its start.
   LimitSample Dram(DramKind kind, Executor& executor);

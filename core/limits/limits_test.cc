@@ -6,6 +6,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "hwy/base.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
@@ -170,7 +171,8 @@ TEST(LimitsTest, EverySampleIsARate) {
   auto limits = Limits::Create(cpu);
   ASSERT_TRUE(limits.ok()) << limits.status();
   InlineExecutor executor;
-  constexpr double kPart = 32 << 20;
+  // A quarter of the buffer.
+  constexpr double kPart = (HWY_IS_TSAN ? 8 : 64) << 20;
   for (const DramKind kind : {DramKind::kRead, DramKind::kWrite,
                               DramKind::kCopy, DramKind::kUpdate}) {
     const LimitSample sample = limits->Dram(kind, executor);

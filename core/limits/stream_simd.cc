@@ -16,9 +16,9 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DU64 = hn::ScalableTag<uint64_t>;
-using VU64 = hn::VFromD<DU64>;
 constexpr size_t kBlockWords = kLimitBlockBytes / sizeof(uint64_t);
+using DU64 = hn::CappedTag<uint64_t, kBlockWords / 2>;
+using VU64 = hn::VFromD<DU64>;
 constexpr uint64_t kOnes = 0x0101010101010101u;
 
 // Brings one block into the caches, line by line.
