@@ -84,7 +84,8 @@ constexpr Flag kFlags[] = {
     {"activations", "int8",
      "what matrices in block formats multiply: rows that become int8, with a\n"
      "      scale for each 32 numbers; or exact ones. Other matrices multiply\n"
-     "      exact rows always; exact is the default where --weights is not file",
+     "      exact rows always; exact is the default where --weights is not "
+     "file",
      "exact or int8",
      [](const std::string& value, GenerateOptions& o) {
        return Choose<DecoderActivations>({{"exact", DecoderActivations::kExact},
