@@ -1,7 +1,9 @@
 #include "quern/c/executor.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -28,6 +30,7 @@ struct Fork {
   absl::FunctionRef<void(int64_t, int)> fn;
   int64_t num_tasks;
   int workers;
+  std::atomic<uint8_t>* begun;  // of each task, or null
   std::atomic<int64_t> ran{0};
   std::atomic<uint64_t> hashes{0};
   std::atomic<bool> out_of_range{false};
@@ -36,7 +39,8 @@ struct Fork {
 extern "C" void RunTask(void* fork_pointer, int64_t task, int32_t worker) {
   Fork& fork = *static_cast<Fork*>(fork_pointer);
   if (task < 0 || task >= fork.num_tasks || worker < 0 ||
-      worker >= fork.workers) {
+      worker >= fork.workers ||
+      (fork.begun != nullptr && fork.begun[task].exchange(1) != 0)) {
     fork.out_of_range.store(true, std::memory_order_relaxed);
     return;
   }
@@ -53,15 +57,31 @@ std::string ExecutorObject::Explain() const {
                                     : " workers of the caller's functions");
 }
 
+std::atomic<uint8_t>* CallbackExecutor::NewMarks(int64_t num_tasks) {
+  if (!finishes_) return nullptr;
+  if (marks_size_ < num_tasks) {
+    marks_ = std::make_unique<std::atomic<uint8_t>[]>(
+        static_cast<size_t>(num_tasks));
+    marks_size_ = num_tasks;
+  }
+  for (int64_t i = 0; i < num_tasks; ++i) {
+    marks_[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
+  }
+  return marks_.get();
+}
+
 void CallbackExecutor::ParallelFor(int64_t num_tasks,
                                    absl::FunctionRef<void(int64_t, int)> fn) {
   if (num_tasks <= 0) return;
-  Fork fork{fn, num_tasks, object_.workers()};
+  Fork fork{fn, num_tasks, object_.workers(), NewMarks(num_tasks)};
   object_.functions().parallel_for(object_.functions().context, num_tasks,
                                    &RunTask, &fork);
   const int64_t ran = fork.ran.load();
   uint64_t hashes = fork.hashes.load();
   for (int64_t task = 0; task < num_tasks; ++task) hashes -= HashOf(task);
+  for (int64_t i = 0; fork.begun != nullptr && i < num_tasks; ++i) {
+    if (fork.begun[i].load() == 0) fn(i, 0);
+  }
   if (broken_ ||
       (ran == num_tasks && hashes == 0 && !fork.out_of_range.load())) {
     return;
@@ -81,14 +101,15 @@ absl::Status CallbackExecutor::Verdict() const {
       object_.workers() - 1));
 }
 
-absl::Status CallExecutor::Take(const quern_executor* handle) {
+absl::Status CallExecutor::Take(const quern_executor* handle,
+                                BrokenForks broken_forks) {
   if (handle == nullptr) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(use_.Take(handle, Kind::kExecutor, Mode::kUse));
   const auto& object = use_.As<ExecutorObject>();
   if (object.pool() != nullptr) {
     executor_ = object.pool();
   } else {
-    executor_ = &callback_.emplace(object);
+    executor_ = &callback_.emplace(object, broken_forks);
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 
 // Private to c/. The executor of one call.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -37,11 +38,21 @@ class ExecutorObject final : public Object {
   int workers_;
 };
 
+// What becomes of tasks that the caller's functions leave out or repeat.
+enum class BrokenForks : uint8_t {
+  kReport,  // Verdict tells
+  // Verdict tells, and each task is done once: those that were left out by the
+  // calling thread. Indices that one operator writes and another reads, such as
+  // those of experts, are then never uninitialised memory.
+  kFinish,
+};
+
 // The caller's functions as an Executor, for one call. Tasks with a number or a
 // worker out of range are not run.
 class CallbackExecutor final : public Executor {
  public:
-  explicit CallbackExecutor(const ExecutorObject& object) : object_(object) {}
+  CallbackExecutor(const ExecutorObject& object, BrokenForks broken_forks)
+      : object_(object), finishes_(broken_forks == BrokenForks::kFinish) {}
   int num_workers() const override { return object_.workers(); }
   void ParallelFor(int64_t num_tasks,
                    absl::FunctionRef<void(int64_t, int)> fn) override;
@@ -49,15 +60,22 @@ class CallbackExecutor final : public Executor {
   absl::Status Verdict() const;
 
  private:
+  // As many zeros as tasks; null where nobody asks which tasks were begun.
+  std::atomic<uint8_t>* NewMarks(int64_t num_tasks);
+
   const ExecutorObject& object_;
+  const bool finishes_;
   bool broken_ = false;
   int64_t tasks_ = 0, ran_ = 0;
+  std::unique_ptr<std::atomic<uint8_t>[]> marks_;
+  int64_t marks_size_ = 0;
 };
 
 // What an executor handle, or null, means for one call.
 class CallExecutor {
  public:
-  absl::Status Take(const quern_executor* handle);
+  absl::Status Take(const quern_executor* handle,
+                    BrokenForks broken_forks = BrokenForks::kReport);
   Executor& get() { return *executor_; }
   // To be asked after the call.
   absl::Status Verdict() const {

@@ -47,6 +47,14 @@ const char* KindName(Kind kind) {
       return "KV cache";
     case Kind::kSchedule:
       return "schedule";
+    case Kind::kModel:
+      return "model";
+    case Kind::kModelState:
+      return "state of a model";
+    case Kind::kTokenizer:
+      return "tokenizer";
+    case Kind::kSampler:
+      return "sampler";
   }
   return "object";
 }
@@ -163,9 +171,11 @@ quern_status Report(Slot* slot, const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kDataLoss:
       // quern.h has the numbers of absl::StatusCode.
       return static_cast<quern_status>(status.code());
     default:

@@ -36,6 +36,10 @@ enum class Kind : uint32_t {
   kLinearWeights,
   kKvCache,
   kSchedule,
+  kModel,
+  kModelState,
+  kTokenizer,
+  kSampler,
 };
 // "linear weights", for sentences.
 const char* KindName(Kind kind);

@@ -66,11 +66,13 @@ typedef int32_t quern_status;
 enum {
   QUERN_OK = 0,
   QUERN_INVALID_ARGUMENT = 3,    /* what was given is wrong */
-  QUERN_NOT_FOUND = 5,           /* no such operator or provider */
+  QUERN_NOT_FOUND = 5,           /* no such operator, provider or file */
+  QUERN_PERMISSION_DENIED = 7,   /* the system does not let a file be read */
   QUERN_RESOURCE_EXHAUSTED = 8,  /* no memory or threads */
   QUERN_FAILED_PRECONDITION = 9, /* destroyed, in use, or not prepared */
   QUERN_UNIMPLEMENTED = 12,      /* legal, but there is no kernel for it */
-  QUERN_INTERNAL = 13            /* a bug, here or in the caller's executor */
+  QUERN_INTERNAL = 13,           /* a bug, here or in the caller's executor */
+  QUERN_DATA_LOSS = 15           /* a file ends too early */
 };
 
 typedef struct quern_library quern_library;

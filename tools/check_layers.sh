@@ -18,9 +18,9 @@ declare -rA allowed=(
   [gemm]="core quant packing"
   [attention]="core quant cache gemm"
   [ops]="core quant packing cache gemm attention"
-  [c]="core quant packing cache gemm attention ops"
   [models]="core quant packing cache gemm attention ops"
-  [examples]="core quant packing cache gemm attention ops models"
+  [c]="core quant packing cache gemm attention ops models"
+  [examples]="core quant packing cache gemm attention ops models c"
   [tools]="core quant packing cache gemm attention ops models"
   [testing]="core"
 )
