@@ -148,6 +148,11 @@ TEST_F(ModelRefusalTest, RefusesStates) {
   ExpectRefused(
       quern_model_state_create(library.get(), nullptr, nullptr, &state),
       library.get(), QUERN_INVALID_ARGUMENT, "the object is null");
+  const ModelsInC other;
+  ExpectRefused(
+      quern_model_state_create(other.library.get(), model_, nullptr, &state),
+      other.library.get(), QUERN_INVALID_ARGUMENT,
+      "model is of another library");
   // The defaults of all options.
   ASSERT_C_OK(quern_model_state_create(library.get(), model_, nullptr, &state),
               library.get());

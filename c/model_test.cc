@@ -293,6 +293,36 @@ TEST_F(ModelLifeTest, SurvivesThreadsThatCallAtOnce) {
   EXPECT_EQ(Length(state_, sequence), done.load());
 }
 
+// A library is not destroyed while an object of it, whose owner let go, is
+// being freed.
+TEST(ModelLifeInCTest, EndsWithItsLibrary) {
+  const std::string bytes = FileOf("llama");
+  for (int i = 0; i < 20; ++i) {
+    quern_library* library = nullptr;
+    ASSERT_EQ(quern_library_create(nullptr, &library, nullptr, 0), QUERN_OK);
+    const quern_model_options options = ModelsInC::OptionsOf(bytes);
+    quern_model* model = nullptr;
+    ASSERT_C_OK(quern_model_create(library, &options, nullptr, &model),
+                library);
+    quern_model_state* state = nullptr;
+    ASSERT_C_OK(quern_model_state_create(library, model, nullptr, &state),
+                library);
+    ASSERT_C_OK(quern_destroy(model), model);
+    std::atomic<bool> begun{false};
+    std::thread other([&] {
+      begun = true;
+      EXPECT_EQ(quern_destroy(state), QUERN_OK);
+    });
+    while (!begun) std::this_thread::yield();
+    // The other thread may not have let go yet: its library would be gone.
+    while (quern_explain(state, nullptr, 0) != 0) std::this_thread::yield();
+    quern_status status = QUERN_FAILED_PRECONDITION;
+    while (status == QUERN_FAILED_PRECONDITION) status = quern_destroy(library);
+    EXPECT_EQ(status, QUERN_OK);
+    other.join();
+  }
+}
+
 // An executor that leaves out every second task and repeats the others. A
 // mixture of experts would read experts that nobody wrote.
 TEST_F(ModelLifeTest, ABrokenExecutorIsReported) {

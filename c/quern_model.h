@@ -263,7 +263,7 @@ typedef struct quern_sampling {
 /* What a row of logits gives that has no number to choose. */
 #define QUERN_NO_TOKEN (-1)
 
-/* `vocab` is that of quern_model_info. */
+/* `vocab`, 1 to 2^31 - 1, is that of quern_model_info. */
 QUERN_API quern_status quern_sampler_create(quern_library* library,
                                             int64_t vocab,
                                             quern_sampler** sampler);

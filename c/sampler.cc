@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@ namespace quern {
 namespace c_abi {
 namespace {
 
+constexpr char kCreate[] = "quern_sampler_create";
 constexpr char kSample[] = "quern_sampler_sample";
 constexpr size_t kMaxRows = size_t{1} << 31;
 
@@ -50,6 +52,8 @@ class SamplerObject final : public Object {
  public:
   static absl::StatusOr<std::unique_ptr<Object>> Create(const Library& library,
                                                         int64_t vocab) {
+    constexpr int64_t kMaxVocab = std::numeric_limits<int32_t>::max();
+    QUERN_RETURN_IF_ERROR(CheckRange(kCreate, "vocab", vocab, 1, kMaxVocab));
     auto sampler = std::unique_ptr<SamplerObject>(new SamplerObject(vocab));
     QUERN_ASSIGN_OR_RETURN(
         sampler->sample_,
@@ -77,6 +81,7 @@ class SamplerObject final : public Object {
     QUERN_RETURN_IF_ERROR(sample_.CheckArgs(views));
     CallExecutor executor;
     QUERN_RETURN_IF_ERROR(executor.Take(handle));
+    if (rows == 0) return absl::OkStatus();
     QUERN_ASSIGN_OR_RETURN(
         const int64_t bytes,
         sample_.op->WorkspaceBytes(rows, executor.get().num_workers()));
@@ -128,7 +133,7 @@ extern "C" {
 
 quern_status quern_sampler_create(quern_library* library, int64_t vocab,
                                   quern_sampler** sampler) {
-  return MakeObject(library, "quern_sampler_create", Kind::kSampler, sampler,
+  return MakeObject(library, quern::c_abi::kCreate, Kind::kSampler, sampler,
                     [&](const Library& owner) {
                       return SamplerObject::Create(owner, vocab);
                     });

@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/c/c_testutil.h"
@@ -159,7 +160,9 @@ TEST_F(SamplerInCTest, RefusesVocabularies) {
   for (const int64_t vocab : {int64_t{0}, int64_t{-1}, int64_t{1} << 31}) {
     quern_sampler* sampler = sampler_;
     ExpectRefused(quern_sampler_create(library_.get(), vocab, &sampler),
-                  library_.get(), QUERN_INVALID_ARGUMENT, "vocab");
+                  library_.get(), QUERN_INVALID_ARGUMENT,
+                  absl::StrCat("quern_sampler_create: vocab=", vocab,
+                               "; need 1 <= vocab <= 2147483647"));
     EXPECT_EQ(sampler, nullptr);
   }
 }
