@@ -56,7 +56,7 @@ std::vector<std::string> Corpus(Rng& rng) {
 TEST(ModelFuzzTest, CallsAreDoneOrRefused) {
   TestRng rng;
   const std::vector<std::string> corpus = Corpus(rng);
-  const int64_t cases = Cases(40, kSanitized ? 100 : 400);
+  const int64_t cases = Cases(20, kSanitized ? 30 : 150);
   int64_t done = 0, refused = 0, steps = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
     const LibraryInC library, other;
@@ -78,7 +78,7 @@ TEST(ModelFuzzTest, CallsAreDoneOrRefused) {
 TEST(ModelFuzzTest, ThreadsCallAtOnce) {
   TestRng rng;
   const std::vector<std::string> corpus = Corpus(rng);
-  const int64_t cases = Cases(10, kSanitized ? 20 : 100);
+  const int64_t cases = Cases(5, kSanitized ? 8 : 30);
   int64_t steps = 0;
   for (int64_t i = 0; i < cases && !HasFailure(); ++i) {
     const LibraryInC library, other;
