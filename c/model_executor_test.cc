@@ -46,36 +46,39 @@ class ModelExecutorTest : public testing::Test, protected ModelsInC {
   const std::vector<int32_t> text_ = {3, 14, 25, 36, 10, 21, 32, 6, 17};
 };
 
-// Leaves out every second task and repeats the others.
+// Executors that leave tasks out and repeat others, or do nothing.
 TEST_F(ModelExecutorTest, ABrokenOneIsReportedAndEachTaskDoneOnce) {
-  quern_executor* const broken = Make(
-      [](void*, int64_t n, quern_task run, void* context) {
-        for (int64_t t = 0; t < n; t += 2) {
-          run(context, t, 0);
-          run(context, t, 1);
-        }
-      },
-      nullptr);
-  const int32_t sequence = Begin(state_);
-  quern_tensor logits = {};
-  ExpectRefused(Forward(state_, {{sequence, text_}}, 0, broken, &logits),
-                state_, QUERN_INTERNAL, "the executor's parallel_for ran ");
-  EXPECT_EQ(logits.data, nullptr);
-  EXPECT_EQ(RowsInC(logits), LogitRows());
-  EXPECT_EQ(Length(state_, sequence), static_cast<int64_t>(text_.size()));
-  quern_model* model = nullptr;
-  const quern_model_options options = OptionsOf(bytes_);
-  ExpectRefused(quern_model_create(library.get(), &options, broken, &model),
-                library.get(), QUERN_INTERNAL, "the executor's parallel_for");
-  EXPECT_EQ(model, nullptr);
+  const auto half = [](void*, int64_t n, quern_task run, void* context) {
+    for (int64_t t = 0; t < n; t += 2) {
+      run(context, t, 0);
+      run(context, t, 1);
+    }
+  };
+  const auto idle = [](void*, int64_t, quern_task, void*) {};
+  for (quern_executor* const broken :
+       {Make(half, nullptr), Make(idle, nullptr)}) {
+    quern_model_state* const state = State(model_);
+    const int32_t sequence = Begin(state);
+    quern_tensor logits = {};
+    ExpectRefused(Forward(state, {{sequence, text_}}, 0, broken, &logits),
+                  state, QUERN_INTERNAL, "the executor's parallel_for ran ");
+    EXPECT_EQ(logits.data, nullptr);
+    EXPECT_EQ(RowsInC(logits), LogitRows());
+    EXPECT_EQ(Length(state, sequence), static_cast<int64_t>(text_.size()));
+    quern_model* model = nullptr;
+    const quern_model_options options = OptionsOf(bytes_);
+    ExpectRefused(quern_model_create(library.get(), &options, broken, &model),
+                  library.get(), QUERN_INTERNAL, "the executor's parallel_for");
+    EXPECT_EQ(model, nullptr);
 
-  // The tasks that were left out have written to the cache, too.
-  quern_model_state* const fresh = State(model_);
-  Logits(fresh, {{Begin(fresh), text_}});
-  EXPECT_EQ(Logits(state_, {{sequence, {5}}}), Logits(fresh, {{0, {5}}}));
-  // Another sequence of the state is not touched by it.
-  EXPECT_EQ(Logits(state_, {{Begin(state_), text_}}, 1),
-            Logits(fresh, {{Begin(fresh), text_}}, 1));
+    // The tasks that were left out have written to the cache, too.
+    quern_model_state* const fresh = State(model_);
+    Logits(fresh, {{Begin(fresh), text_}});
+    EXPECT_EQ(Logits(state, {{sequence, {5}}}), Logits(fresh, {{0, {5}}}));
+    // Another sequence of the state is not touched by it.
+    EXPECT_EQ(Logits(state, {{Begin(state), text_}}, 1),
+              Logits(fresh, {{Begin(fresh), text_}}, 1));
+  }
 }
 
 // What a step does while it runs belongs to it alone.

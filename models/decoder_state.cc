@@ -222,9 +222,12 @@ absl::Status DecoderState::Impl::CheckBytes(
       cache_bytes + recurrent_bytes + static_cast<double>(activation_bytes);
   if (bytes <= limit.bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "%s: a cache of %d tokens takes %.0f bytes in %d layers, %sactivations "
+      "%s: a cache of %.0f tokens takes %.0f bytes in %d layers, %sactivations "
       "of max_step_tokens=%d take %d; %s",
-      kOp, pool_specs[0].pages * spec.page_size, cache_bytes, layers,
+      kOp,
+      static_cast<double>(pool_specs[0].pages) *
+          static_cast<double>(spec.page_size),
+      cache_bytes, layers,
       recurrent_bytes == 0
           ? ""
           : absl::StrFormat(
