@@ -168,7 +168,7 @@ class Caller {
                                         "int8",       "int3", ""};
     auto options = Sized<quern_model_options>();
     const std::string file = AnyFile();
-    // Of the exact size, so that a sanitizer sees a read beyond the end.
+    // The copy has the exact size, so that a sanitizer sees a read beyond it.
     const std::vector<char> bytes(file.begin(), file.end());
     Name(options, bytes);
     if (rng_.Integer(0, 1) == 0) options.weights = kWeights[At(rng_, 6)];
