@@ -1,0 +1,89 @@
+"""quern/_abi.py has the structs, functions and numbers of c/quern.h."""
+
+import ctypes
+import pathlib
+import re
+import unittest
+
+from quern import _abi
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_C = "\n".join((_ROOT / "c" / name).read_text() for name in ("quern_tensor.h", "quern.h"))
+_CODE = re.sub(r"/\*.*?\*/", "", _C, flags=re.S)
+
+_BASIC = {
+    "size_t": ctypes.c_size_t,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint8_t": ctypes.c_uint8,
+    "uint16_t": ctypes.c_uint16,
+    "uint64_t": ctypes.c_uint64,
+    "double": ctypes.c_double,
+    "quern_status": ctypes.c_int32,
+}
+
+
+def _python_type(declared):
+    """The ctypes type of "const int64_t*"; None where any pointer to objects will do."""
+    name = declared.replace("const", "").replace(" ", "")
+    if name == "char*":
+        return ctypes.c_char_p
+    if name == "void*":
+        return ctypes.c_void_p
+    if name.endswith("*"):
+        inner = name[:-1]
+        base = _BASIC.get(inner) or _abi.STRUCTS.get(inner)
+        return ctypes.POINTER(base) if base else None
+    return _BASIC.get(name) or _abi.STRUCTS.get(name)
+
+
+def _fields(body):
+    for line in body.split(";"):
+        match = re.match(r"\s*((?:const )?\w+\*?)\s+(.+)$", line.strip(), re.S)
+        if match:
+            for name in match[2].split(","):
+                yield name.strip(), match[1]
+
+
+class AbiTest(unittest.TestCase):
+    def test_has_every_struct_that_it_passes(self):
+        found = dict(re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", _CODE, re.S))
+        self.assertEqual(set(found) - {"quern_executor_functions"}, set(_abi.STRUCTS))
+        for name, struct in _abi.STRUCTS.items():
+            if name == "quern_argument":
+                continue  # has a union, see below
+            wanted = [(field, _python_type(declared)) for field, declared in _fields(found[name])]
+            self.assertEqual([(f[0], f[1]) for f in struct._fields_], wanted, name)
+
+    def test_has_the_layouts_that_the_header_promises(self):
+        tensor, argument, operand = _abi.Tensor, _abi.Argument, _abi.Operand
+        offsets = [getattr(tensor, name).offset for name, _ in tensor._fields_]
+        self.assertEqual(offsets, [0, 8, 16, 20, 24, 32, 40])
+        self.assertEqual(ctypes.sizeof(tensor), 48)
+        self.assertEqual((argument.type.offset, argument.value.offset, ctypes.sizeof(argument)), (8, 16, 24))
+        self.assertEqual((operand.tensor.offset, operand.flags.offset, ctypes.sizeof(operand)), (8, 16, 24))
+
+    def test_has_every_function(self):
+        found = dict(
+            (name, (result, parameters))
+            for result, name, parameters in re.findall(r"QUERN_API\s+((?:const )?\w+\*?)\s+(\w+)\((.*?)\);", _CODE, re.S)
+        )
+        self.assertEqual(set(found), set(_abi.FUNCTIONS) | set(_abi.NOT_CALLED))
+        for name, (result, *parameters) in _abi.FUNCTIONS.items():
+            declared = [] if found[name][1].strip() == "void" else found[name][1].split(",")
+            self.assertEqual(len(parameters), len(declared), name)
+            self.assertIs(result, _python_type(found[name][0]), name)
+            for have, text in zip(parameters, declared):
+                want = _python_type(re.sub(r"\w+$", "", text.strip()).strip())
+                self.assertEqual(ctypes.sizeof(have), ctypes.sizeof(want or ctypes.c_void_p), f"{name}: {text}")
+
+    def test_has_the_numbers(self):
+        numbers = dict(re.findall(r"\bQUERN_(\w+) = (\d+)", _CODE))
+        numbers.update(re.findall(r"#define QUERN_(\w+) (\d+)", _CODE))
+        for name in dir(_abi):
+            if name.isupper() and isinstance(getattr(_abi, name), int):
+                self.assertEqual(str(getattr(_abi, name)), numbers[name], name)
+
+
+if __name__ == "__main__":
+    unittest.main()
