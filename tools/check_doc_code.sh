@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that a document shows what a program says: every block of the document
-# that begins with ```c, ```cpp, ```cmake, ```starlark or ```ini must stand, line
-# by line, in one of the files.
+# that begins with ```c, ```cpp, ```cmake, ```ini, ```python or ```starlark must
+# stand, line by line, in one of the files.
 #
 # Usage: tools/check_doc_code.sh DOCUMENT FILE...
 set -euo pipefail
@@ -10,7 +10,7 @@ shift
 blocks=0 missing=0 block='' inside=0
 while IFS= read -r line; do
   case $line in
-    '```c' | '```cpp' | '```cmake' | '```starlark' | '```ini') inside=1 block='' && continue ;;
+    '```c' | '```cpp' | '```cmake' | '```ini' | '```python' | '```starlark') inside=1 block='' && continue ;;
     '```')
       if ((inside)); then
         inside=0 found=0

@@ -45,11 +45,12 @@ class Library:
     """All operators. Two libraries share nothing; quern.library() is the one that quern.ops uses.
 
     policy: which operators run their fast implementations: "all", "none,+rms_norm".
-    path: that of libquern.so; without it, as quern.find_library() says.
+    path: that of libquern.so; None: quern.find_library().
     """
 
     def __init__(self, policy: Optional[str] = None, path: Optional[str] = None):
-        self._c = c = _load.load(path)
+        self.path = _load.find() if path is None else path
+        self._c = c = _load.load(self.path)
         options = _abi.LibraryOptions(ctypes.sizeof(_abi.LibraryOptions), _text(policy))
         handle = ctypes.c_void_p()
         message = ctypes.create_string_buffer(4096)

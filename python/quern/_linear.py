@@ -87,6 +87,7 @@ class Linear(Object):
         """Packs several weights, stacked along n: query, key and value, or gate and up.
 
         A source is a mapping of codes and, where they exist, layout, scales, zeros, g_idx, bias and block_n.
+        All have one layout.
         """
         library = library or _library.library()
         if not sources:

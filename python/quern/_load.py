@@ -22,13 +22,12 @@ def find(environment=None):
     raise OSError(f"quern: there is no {beside}; need it there, or its path in {_VARIABLE}")
 
 
-def load(path=None):
-    """Loads the library at `path`, or the one that find() names. Refuses one of another version.
+def load(path):
+    """Loads the library at `path`. Refuses one of another version.
 
     Symbols stay local to the library, so another copy of Quern in this process does no harm.
     """
-    path = find() if path is None else os.fspath(path)
-    c = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+    c = ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_LOCAL)
     try:
         c.quern_abi_version.restype = ctypes.c_int32
         version = c.quern_abi_version()

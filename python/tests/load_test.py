@@ -1,0 +1,57 @@
+"""How the library is found, and what is said where it is not."""
+
+import ctypes.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import quern
+from quern import _load
+
+_PACKAGE = pathlib.Path(quern.__file__).parent
+
+
+class LoadTest(unittest.TestCase):
+    def test_the_variable_comes_first(self):
+        path = quern.find_library()
+        self.assertEqual(_load.find({"QUERN_LIBRARY": path}), path)
+        self.assertRaisesRegex(OSError, "QUERN_LIBRARY='no/such.so' is no file", _load.find, {"QUERN_LIBRARY": "no/such.so"})
+
+    def test_a_package_finds_the_library_beside_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "quern"
+            shutil.copytree(_PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+            code = "import quern; print(quern.library().path)"
+            environment = {k: v for k, v in os.environ.items() if k != "QUERN_LIBRARY"}
+            environment["PYTHONPATH"] = folder + os.pathsep + environment.get("PYTHONPATH", "")
+
+            def run():
+                return subprocess.run(
+                    [sys.executable, "-B", "-c", code], env=environment, cwd=folder, capture_output=True, text=True
+                )
+
+            missing = run()
+            self.assertNotEqual(missing.returncode, 0)
+            self.assertIn("need it there, or its path in QUERN_LIBRARY", missing.stderr)
+            os.symlink(os.path.realpath(quern.find_library()), copy / "libquern.so")
+            found = run()
+            self.assertEqual(found.stdout.strip(), str(copy / "libquern.so"), found.stderr)
+
+    def test_another_library_is_refused(self):
+        libc = ctypes.util.find_library("c")
+        self.assertRaisesRegex(OSError, "is no Quern library", _load.load, libc)
+
+    def test_a_library_says_what_it_is(self):
+        library = quern.library()
+        self.assertIs(library, quern.library())
+        self.assertIn(library.version, repr(library))
+        self.assertIn(f"{len(library.schemas)} operators", library.explain())
+        self.assertIn("reference", quern.Library(policy="none").op("silu", x=quern.empty((1, 8), "f32")).explain())
+
+
+if __name__ == "__main__":
+    unittest.main()
