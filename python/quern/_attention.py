@@ -34,11 +34,18 @@ class KvCache(Object):
         library: Optional[Library] = None,
     ):
         library = library or _library.library()
-        text = _library._text
-        options = _abi.KvCacheOptions(
-            ctypes.sizeof(_abi.KvCacheOptions), text(dtype), text(form), text(scaling), kv_heads, head_dim, v_head_dim,
-            page_size, num_pages, num_layers,
-        )
+        options = _abi.KvCacheOptions(ctypes.sizeof(_abi.KvCacheOptions))
+        for name, given in (("dtype", dtype), ("form", form), ("scaling", scaling)):
+            setattr(options, name, _library.text(name, given))
+        for name, given in (
+            ("kv_heads", kv_heads),
+            ("head_dim", head_dim),
+            ("v_head_dim", v_head_dim),
+            ("page_size", page_size),
+            ("num_pages", num_pages),
+            ("num_layers", num_layers),
+        ):
+            setattr(options, name, _library.whole(name, given))
         super().__init__(library, library._create(library._c.quern_kv_cache_create, ctypes.byref(options)))
         self.page_size, self.num_pages, self.num_layers = page_size, num_pages, num_layers
         self._layers = [self._layer(layer) for layer in range(num_layers)]
@@ -77,9 +84,15 @@ class Schedule(Object):
 
     def __init__(self, cache: KvCache, q_heads, window_left, window_right, max_sequences, max_kv_len):
         library = cache.library
-        options = _abi.ScheduleOptions(
-            ctypes.sizeof(_abi.ScheduleOptions), q_heads, window_left, window_right, max_sequences, max_kv_len
-        )
+        options = _abi.ScheduleOptions(ctypes.sizeof(_abi.ScheduleOptions))
+        for name, given in (
+            ("q_heads", q_heads),
+            ("window_left", window_left),
+            ("window_right", window_right),
+            ("max_sequences", max_sequences),
+            ("max_kv_len", max_kv_len),
+        ):
+            setattr(options, name, _library.whole(name, given))
         handle = library._create(library._c.quern_schedule_create, cache._handle, ctypes.byref(options))
         super().__init__(library, handle)
         self.cache, self.window_left, self.window_right = cache, window_left, window_right

@@ -11,8 +11,25 @@ from typing import Any, Mapping, Optional, Tuple
 from . import _abi, _dlpack, _errors, _load, _schema, _tensor
 
 
-def _text(value: Optional[str]) -> Optional[bytes]:
-    return None if value is None else value.encode()
+def text(name: str, value: Optional[str]) -> Optional[bytes]:
+    """A text for C; None stays None."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; need a text")
+    if "\0" in value:
+        raise ValueError(f"{name}={value!r} holds a null character")
+    return value.encode()
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of 64 bits, which ctypes would cut off without a word."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; need a whole number")
+    value = value.__index__()
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError(f"{name}={value}; need 64 bits with a sign")
+    return value
 
 
 class Object:
@@ -51,7 +68,7 @@ class Library:
     def __init__(self, policy: Optional[str] = None, path: Optional[str] = None):
         self.path = _load.find() if path is None else path
         self._c = c = _load.load(self.path)
-        options = _abi.LibraryOptions(ctypes.sizeof(_abi.LibraryOptions), _text(policy))
+        options = _abi.LibraryOptions(ctypes.sizeof(_abi.LibraryOptions), text("policy", policy))
         handle = ctypes.c_void_p()
         message = ctypes.create_string_buffer(4096)
         status = c.quern_library_create(ctypes.byref(options), ctypes.byref(handle), message, len(message))
@@ -118,7 +135,7 @@ class Executor(Object):
 
     def __init__(self, workers: int = 0, *, library: Optional[Library] = None):
         library = library or globals()["library"]()
-        if not 0 <= workers <= 127:
+        if not 0 <= whole("workers", workers) <= 127:
             raise ValueError(f"workers={workers}; need 0 to 127")
         super().__init__(library, library._create(library._c.quern_executor_create_pool, workers))
         self._workers = int(self.explain().split()[0])
@@ -168,14 +185,10 @@ def _scalar(op: str, parameter: _schema.Parameter, value: Any):
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "str" and isinstance(value, str):
-        if "\0" in value:
-            raise ValueError(f"{op}: {parameter.name}={value!r} holds a null character")
+        text(f"{op}: {parameter.name}", value)
         return value
     if kind == "int" and hasattr(value, "__index__") and not isinstance(value, bool):
-        value = value.__index__()
-        if not -(2**63) <= value < 2**63:
-            raise OverflowError(f"{op}: {parameter.name}={value}; need 64 bits with a sign")
-        return value
+        return whole(f"{op}: {parameter.name}", value)
     if kind == "float" and hasattr(value, "__float__") and not isinstance(value, bool):
         return float(value)
     raise TypeError(
@@ -224,7 +237,15 @@ class Op(Object):
     Any number of threads may execute it at once; prepare() must be alone.
     """
 
-    def __init__(self, library: Library, schema: _schema.Schema, arguments: Mapping[str, Any], provider=None, *, cached=False):
+    def __init__(
+        self,
+        library: Library,
+        schema: _schema.Schema,
+        arguments: Mapping[str, Any],
+        provider: Optional[str] = None,
+        *,
+        cached: bool = False,
+    ):
         self.schema = schema
         keep: list = []
         made_of = []
@@ -234,7 +255,7 @@ class Op(Object):
                 raise TypeError(f"{schema.name}: has no parameter {name}; need {', '.join(known)}")
             if value is not None:
                 made_of.append(_argument(library, schema.name, known[name], value, keep))
-        options = _abi.OpOptions(ctypes.sizeof(_abi.OpOptions), _text(provider))
+        options = _abi.OpOptions(ctypes.sizeof(_abi.OpOptions), text("provider", provider))
         listed = (_abi.Argument * max(1, len(made_of)))(*made_of)
         handle = library._create(
             library._c.quern_op_create, schema.name.encode(), ctypes.byref(options), listed, len(made_of)
@@ -262,7 +283,9 @@ class Op(Object):
         size = ctypes.c_int64()
         executor_handle = handle_of(executor, self._library)
         self._check(
-            self._library._c.quern_op_workspace_bytes(self._handle, max_rows, executor_handle, ctypes.byref(size))
+            self._library._c.quern_op_workspace_bytes(
+                self._handle, whole("max_rows", max_rows), executor_handle, ctypes.byref(size)
+            )
         )
         return size.value
 

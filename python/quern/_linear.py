@@ -103,8 +103,14 @@ class Linear(Object):
         if k is None:
             raise ValueError(f"layout={layout!r} does not say k; need k")
         options = _abi.LinearWeightsOptions(
-            ctypes.sizeof(_abi.LinearWeightsOptions), columns if n is None else n, k, _library._text(format),
-            group_size, _library._text(block_format), int(gated), 0,
+            ctypes.sizeof(_abi.LinearWeightsOptions),
+            columns if n is None else _library.whole("n", n),
+            _library.whole("k", k),
+            _library.text("format", format),
+            _library.whole("group_size", group_size),
+            _library.text("block_format", block_format),
+            int(bool(gated)),
+            0,
         )
         handle = library._create(
             library._c.quern_linear_weights_pack, ctypes.byref(options), packed, len(packed),
@@ -178,8 +184,8 @@ def _source(to: _abi.LinearSource, source: Mapping[str, Any], keep: list) -> str
     if source.get("codes") is None:
         raise ValueError("a source has no codes; need the weight")
     layout = source.get("layout") or "nk"
-    to.layout = layout.encode()
-    to.block_n = source.get("block_n") or 0
+    to.layout = _library.text("layout", layout)
+    to.block_n = _library.whole("block_n", source.get("block_n") or 0)
     for name in _TENSORS:
         if source.get(name) is not None:
             tensor = _tensor.CTensor(name, source[name])

@@ -64,10 +64,8 @@ class AbiTest(unittest.TestCase):
         self.assertEqual((operand.tensor.offset, operand.flags.offset, ctypes.sizeof(operand)), (8, 16, 24))
 
     def test_has_every_function(self):
-        found = dict(
-            (name, (result, parameters))
-            for result, name, parameters in re.findall(r"QUERN_API\s+((?:const )?\w+\*?)\s+(\w+)\((.*?)\);", _CODE, re.S)
-        )
+        functions = re.findall(r"QUERN_API\s+((?:const )?\w+\*?)\s+(\w+)\((.*?)\);", _CODE, re.S)
+        found = {name: (result, parameters) for result, name, parameters in functions}
         self.assertEqual(set(found), set(_abi.FUNCTIONS) | set(_abi.NOT_CALLED))
         for name, (result, *parameters) in _abi.FUNCTIONS.items():
             declared = [] if found[name][1].strip() == "void" else found[name][1].split(",")

@@ -125,11 +125,18 @@ class AttentionTest(unittest.TestCase):
             (TypeError, "need whole numbers", lambda: build([1.5], [2], [[0]])),
             (OverflowError, "below 2", lambda: build([1], [2], [[2**31]])),
             (ValueError, "kv_heads", lambda: quern.KvCache(1, 16, 0, 16)),
+            (OverflowError, "need 64 bits", lambda: quern.KvCache(2**64 + 1, 16, 1, 16)),
+            (TypeError, "page_size=1.5 is of type float", lambda: quern.KvCache(1, 1.5, 1, 16)),
+            (TypeError, "dtype=5 is of type int; need a text", lambda: quern.KvCache(1, 16, 1, 16, dtype=5)),
+            (OverflowError, "window_left", lambda: self.cache.schedule(_Q_HEADS, window_left=2**63)),
             (ValueError, "f7", lambda: quern.KvCache(1, 16, 1, 16, dtype="f7")),
         ]
         for error, words, call in cases:
             with self.subTest(words):
                 self.assertRaisesRegex(error, words, call)
+        build([2], [2], [[0]])
+        self.assertRaises(ValueError, build, [2], [2], [[8]])
+        self.assertRaisesRegex(ValueError, "has no step", lambda: self.schedule.slots)
 
 
 if __name__ == "__main__":

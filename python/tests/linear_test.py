@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 
 import quern
-from quern import ops
+from quern import _tensor, ops
 
 
 def integers(rng, *shape):
@@ -89,6 +89,8 @@ class LinearTest(unittest.TestCase):
         unaligned = bytearray(b"x" + data)
         for form in (data, memoryview(data), memoryview(unaligned)[1:], np.frombuffer(data, np.uint8), layer.packed):
             np.testing.assert_array_equal(quern.Linear.from_bytes(form)(x), x @ w.T)
+        copied = quern.Linear.from_bytes(memoryview(unaligned)[1:])
+        self.assertIsInstance(copied._finalizer.peek()[2][-1][0], _tensor._Memory)
         self.assertRaises(ValueError, quern.Linear.from_bytes, data[:40])
         self.assertRaises(ValueError, quern.Linear.from_bytes, b"")
 
@@ -129,13 +131,15 @@ class LinearTest(unittest.TestCase):
     def test_refusals(self):
         w = np.zeros((8, 16), np.float32)
         layer = quern.Linear.from_numpy
+        mixed = {"codes": w.T.copy(), "layout": "kn"}
         cases = [
             (ValueError, "need two dimensions", lambda: layer(w[0])),
             (ValueError, 'format="i3"', lambda: layer(w, format="i3")),
             (ValueError, 'layout="mn"', lambda: layer(w, layout="mn", k=16)),
             (ValueError, "does not say k; need k", lambda: layer(w.view(np.uint8), layout="blocks")),
             (ValueError, "", lambda: layer(w, np.zeros(7, np.float32))),
-            (ValueError, "need nk, as", lambda: quern.Linear.from_sources([{"codes": w}, {"codes": w, "layout": "kn"}])),
+            (ValueError, "need nk, as", lambda: quern.Linear.from_sources([{"codes": w}, mixed])),
+            (OverflowError, "n=18446744073709551624", lambda: layer(w, n=2**64 + 8)),
             (ValueError, "sources is empty", lambda: quern.Linear.from_sources([])),
             (ValueError, "a source has no codes", lambda: quern.Linear.from_sources([{}])),
             (TypeError, "a source has weight; need", lambda: quern.Linear.from_sources([{"weight": w}])),

@@ -19,7 +19,8 @@ class LoadTest(unittest.TestCase):
     def test_the_variable_comes_first(self):
         path = quern.find_library()
         self.assertEqual(_load.find({"QUERN_LIBRARY": path}), path)
-        self.assertRaisesRegex(OSError, "QUERN_LIBRARY='no/such.so' is no file", _load.find, {"QUERN_LIBRARY": "no/such.so"})
+        with self.assertRaisesRegex(OSError, "QUERN_LIBRARY='no/such.so' is no file"):
+            _load.find({"QUERN_LIBRARY": "no/such.so"})
 
     def test_a_package_finds_the_library_beside_it(self):
         with tempfile.TemporaryDirectory() as folder:

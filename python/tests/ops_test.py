@@ -107,6 +107,8 @@ class ResultTest(unittest.TestCase):
         for _ in range(2):
             w = self.rng.integers(-4, 5, (3, 4)).astype(np.float32)
             np.testing.assert_array_equal(ops.replicated_linear(x, w), w.T)
+        # None is kept: threads that share one would prepare it at once.
+        self.assertEqual(_call.function_of(quern.library(), "replicated_linear").cache, {})
 
     def test_bits_do_not_depend_on_the_executor(self):
         x = self.rng.standard_normal((64, 256), np.float32)
@@ -132,6 +134,24 @@ class ResultTest(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
+
+    def test_a_call_within_a_call_has_operands_of_its_own(self):
+        function = _call.function_of(quern.library(), "silu")
+        x, y, within = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32), []
+        execute, want = function.execute, ops.silu(x)
+
+        def interrupted(*arguments):
+            # Where another thread may run.
+            if not within:
+                within.append(True)
+                ops.silu(y)
+            return execute(*arguments)
+
+        function.execute = interrupted
+        try:
+            np.testing.assert_array_equal(ops.silu(x), want)
+        finally:
+            function.execute = execute
 
     def test_kept_operators_are_bounded(self):
         function = _call.function_of(quern.library(), "silu")

@@ -38,6 +38,7 @@ class SchemaTest(unittest.TestCase):
         self.assertEqual((schema.name, schema.returns, schema.outs), ("f", 2, ("out0", "out1")))
         self.assertEqual(_schema.parse("f() -> ()")[1:3], ((), 0))
         self.assertEqual(_schema.parse("f(Tensor x) -> Tensor").outs, ("out",))
+        self.assertEqual(_schema.parse(r'f(str a="x\", y", int b=2) -> ()').parameters[0].default, 'x", y')
         for wrong in ("", "f", "f(x) -> Tensor", "f(Tensor x)", "f(int n=?) -> Tensor"):
             with self.assertRaisesRegex(ValueError, "is no schema"):
                 _schema.parse(wrong)
