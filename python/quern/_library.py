@@ -109,6 +109,12 @@ class Library:
         """
         return Op(self, self.schema(name), arguments, provider)
 
+    def function(self, name: str) -> Any:
+        """An operator by name, as those of quern.ops are."""
+        from . import _call  # imports this module
+
+        return _call.make(self, self.schema(name))
+
     def _create(self, function, *arguments) -> int:
         handle = ctypes.c_void_p()
         status = function(self._handle, *arguments, ctypes.byref(handle))
@@ -292,7 +298,7 @@ class Op(Object):
     def _operands(self, tensors: Mapping[str, Any]):
         inputs = {p.name for p in self.schema.tensors if not p.written}
         operands = (_abi.Operand * max(1, len(tensors)))()
-        keep = [operands]
+        keep, shapes = [operands], {}
         for operand, (name, value) in zip(operands, tensors.items()):
             operand.name = name.encode()
             if value is None:
@@ -301,11 +307,12 @@ class Op(Object):
             operand.tensor = ctypes.pointer(tensor.c)
             operand.flags = 0 if tensor.writable and name not in inputs else _abi.READ_ONLY
             keep.append(tensor)
-        return ctypes.addressof(operands), len(tensors), keep
+            shapes[name] = tensor.meta.shape
+        return ctypes.addressof(operands), len(tensors), shapes, keep
 
     def prepare(self, *, executor: Optional[Executor] = None, **tensors: Any) -> None:
         """Gives an operator that packs its weights those weights. Others do nothing."""
-        operands, count, keep = self._operands(tensors)
+        operands, count, _, keep = self._operands(tensors)
         executor_handle = handle_of(executor, self._library)
         self._check(self._library._c.quern_op_prepare(self._handle, operands, count, executor_handle))
         del keep
@@ -316,11 +323,10 @@ class Op(Object):
         workspace: a writable array of bytes that begins at a multiple of 64. Without it, the
         workspace is this thread's own, which grows to what is needed and is kept.
         """
-        operands, count, keep = self._operands(tensors)
+        operands, count, shapes, keep = self._operands(tensors)
         executor_handle = handle_of(executor, self._library)
         if workspace is None:
-            rows = rows_of(self.schema, {n: _tensor.meta_of(n, x).shape for n, x in tensors.items() if x is not None})
-            size = self.workspace_bytes(rows, executor)
+            size = self.workspace_bytes(rows_of(self.schema, shapes), executor)
             address = _tensor.scratch(size)
         else:
             meta, address, writable, kept = _tensor.describe("workspace", workspace)

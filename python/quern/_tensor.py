@@ -109,12 +109,12 @@ def describe(name, x):
 class CTensor:
     """A quern_tensor in ctypes and what it points to."""
 
-    __slots__ = ("c", "writable", "_keep")
+    __slots__ = ("c", "meta", "writable", "_keep")
 
     def __init__(self, name, x):
-        meta, address, self.writable, self._keep = describe(name, x)
+        self.meta, address, self.writable, self._keep = describe(name, x)
         self.c = _abi.Tensor()
-        _dlpack.fill(self.c, meta, address)
+        _dlpack.fill(self.c, self.meta, address)
 
 
 class _Memory:

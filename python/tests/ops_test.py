@@ -119,6 +119,11 @@ class ResultTest(unittest.TestCase):
         x = self.rng.standard_normal((2, 64), np.float32)
         np.testing.assert_allclose(ops.silu(x), ops.silu(x, provider="reference"), rtol=1e-5, atol=1e-6)
 
+    def test_functions_of_another_library_have_its_policy(self):
+        x = self.rng.standard_normal((2, 64), np.float32)
+        silu = quern.Library(policy="none").function("silu")
+        np.testing.assert_array_equal(silu(x), ops.silu(x, provider="reference"))
+
     def test_threads_that_call_at_once(self):
         inputs = [np.full((4, 64), i + 1, np.float32) for i in range(4)]
         wrong = []
