@@ -9,6 +9,7 @@ README.md has the rest. Needs no compiler: ctypes calls libquern.so.
 """
 
 from . import ops
+from ._abi import VERSION as __version__
 from ._attention import KvCache, Schedule, attention
 from ._errors import (
     Error,
@@ -25,6 +26,7 @@ from ._load import find as find_library
 from ._tensor import Tensor, empty, from_dlpack, view
 
 __all__ = [
+    "__version__",
     "Error",
     "Executor",
     "FailedPreconditionError",

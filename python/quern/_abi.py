@@ -6,6 +6,8 @@ tests/abi_test.py compares this file with the header.
 import ctypes
 
 ABI_VERSION = 0
+# The release, of which the library must be too while ABI_VERSION is 0.
+VERSION = "0.2.0"
 
 OK = 0
 INVALID_ARGUMENT = 3

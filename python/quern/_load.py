@@ -23,7 +23,7 @@ def find(environment=None):
 
 
 def load(path):
-    """Loads the library at `path`. Refuses one of another version.
+    """Loads the library at `path`. Refuses one of another release.
 
     Symbols stay local to the library, so another copy of Quern in this process does no harm.
     """
@@ -34,6 +34,9 @@ def load(path):
         if version != _abi.ABI_VERSION:
             raise OSError(f"quern: {path} has version {version} of the C interface; need {_abi.ABI_VERSION}")
         _abi.declare(c)
+        release = c.quern_version().decode()
+        if release != _abi.VERSION:
+            raise OSError(f"quern: {path} is of release {release}; need {_abi.VERSION}, that of the package")
     except AttributeError as missing:
         raise OSError(f"quern: {path} is no Quern library of this version: {missing}") from None
     return c

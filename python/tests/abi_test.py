@@ -75,6 +75,10 @@ class AbiTest(unittest.TestCase):
                 want = _python_type(re.sub(r"\w+$", "", text.strip()).strip())
                 self.assertEqual(ctypes.sizeof(have), ctypes.sizeof(want or ctypes.c_void_p), f"{name}: {text}")
 
+    def test_is_of_the_release_of_the_sources(self):
+        module = (_ROOT / "MODULE.bazel").read_text()
+        self.assertEqual(re.search(r'name = "quern",\n    version = "(.+)"', module)[1], _abi.VERSION)
+
     def test_has_the_numbers(self):
         numbers = dict(re.findall(r"\bQUERN_(\w+) = (\d+)", _CODE))
         numbers.update(re.findall(r"#define QUERN_(\w+) (\d+)", _CODE))

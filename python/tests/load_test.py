@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import quern
-from quern import _load
+from quern import _abi, _load
 
 _PACKAGE = pathlib.Path(quern.__file__).parent
 
@@ -45,6 +45,15 @@ class LoadTest(unittest.TestCase):
     def test_another_library_is_refused(self):
         libc = ctypes.util.find_library("c")
         self.assertRaisesRegex(OSError, "is no Quern library", _load.load, libc)
+
+    def test_a_library_of_another_release_is_refused(self):
+        path, release = quern.find_library(), _abi.VERSION
+        _abi.VERSION = "0.1.7"
+        try:
+            with self.assertRaisesRegex(OSError, f"is of release {release}; need 0.1.7"):
+                _load.load(path)
+        finally:
+            _abi.VERSION = release
 
     def test_a_library_says_what_it_is(self):
         library = quern.library()
