@@ -4,6 +4,8 @@
     y = quern.ops.rms_norm(x, w, eps=1e-5)     # every operator by name
     layer = quern.Linear.from_numpy(weight)    # packed weights
     z = layer(y)
+    for piece in quern.Model("model.gguf").generate("In the beginning"):
+        print(piece, end="", flush=True)
 
 README.md has the rest. Needs no compiler: ctypes calls libquern.so.
 """
@@ -12,34 +14,50 @@ from . import ops
 from ._abi import VERSION as __version__
 from ._attention import KvCache, Schedule, attention
 from ._errors import (
+    DataLossError,
     Error,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    ModelNotFoundError,
     NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     UnimplementedError,
 )
+from ._generate import Generation
 from ._library import Executor, Library, Op, library
 from ._linear import Linear
 from ._load import find as find_library
+from ._model import Model, ModelState
+from ._sampler import Sampler, Sampling
 from ._tensor import Tensor, empty, from_dlpack, view
+from ._tokenizer import Tokenizer
 
 __all__ = [
     "__version__",
+    "DataLossError",
     "Error",
     "Executor",
     "FailedPreconditionError",
+    "Generation",
     "InternalError",
     "InvalidArgumentError",
     "KvCache",
     "Library",
     "Linear",
+    "Model",
+    "ModelNotFoundError",
+    "ModelState",
     "NotFoundError",
     "Op",
+    "PermissionDeniedError",
     "ResourceExhaustedError",
+    "Sampler",
+    "Sampling",
     "Schedule",
     "Tensor",
+    "Tokenizer",
     "UnimplementedError",
     "attention",
     "empty",

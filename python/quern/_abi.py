@@ -12,10 +12,12 @@ VERSION = "0.2.0"
 OK = 0
 INVALID_ARGUMENT = 3
 NOT_FOUND = 5
+PERMISSION_DENIED = 7
 RESOURCE_EXHAUSTED = 8
 FAILED_PRECONDITION = 9
 UNIMPLEMENTED = 12
 INTERNAL = 13
+DATA_LOSS = 15
 
 CPU = 1
 READ_ONLY = 1
@@ -216,9 +218,9 @@ FUNCTIONS = {
 NOT_CALLED = ("quern_executor_create_from",)
 
 
-def declare(library):
+def declare(library, functions):
     """Gives the functions of a ctypes.CDLL their types."""
-    for name, (result, *parameters) in FUNCTIONS.items():
+    for name, (result, *parameters) in functions.items():
         function = getattr(library, name)
         function.restype = result
         function.argtypes = parameters

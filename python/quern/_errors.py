@@ -16,9 +16,25 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class NotFoundError(Error, LookupError):
-    """There is no such operator or provider."""
+    """There is no such operator, provider or file."""
 
     status = _abi.NOT_FOUND
+
+
+class ModelNotFoundError(NotFoundError, FileNotFoundError):
+    """There is no such model's file."""
+
+
+class PermissionDeniedError(Error, PermissionError):
+    """The system does not let a file be read."""
+
+    status = _abi.PERMISSION_DENIED
+
+
+class DataLossError(Error, EOFError):
+    """A file ends too early, or its weights are damaged."""
+
+    status = _abi.DATA_LOSS
 
 
 class ResourceExhaustedError(Error, MemoryError):
@@ -48,9 +64,11 @@ _TYPES = {
     for error in (
         InvalidArgumentError,
         NotFoundError,
+        PermissionDeniedError,
         ResourceExhaustedError,
         FailedPreconditionError,
         UnimplementedError,
+        DataLossError,
     )
 }
 

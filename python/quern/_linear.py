@@ -126,7 +126,7 @@ class Linear(Object):
         data is bytes, a memoryview, an mmap, or an array of bytes. It must not change while it is in use.
         """
         library = library or _library.library()
-        if isinstance(data, _tensor.Tensor) or not _is_buffer(data):
+        if isinstance(data, _tensor.Tensor) or not is_buffer(data):
             meta, address, _, keep = _tensor.describe("data", data)
             size = meta.bits // 8
             for extent in meta.shape:
@@ -134,7 +134,7 @@ class Linear(Object):
             if meta.strides is not None and meta.strides != meta.dense_strides:
                 raise ValueError("data has gaps; need dense bytes")
         else:
-            keep = _Buffer(data)
+            keep = Buffer(data)
             address, size = keep.address, keep.size
         if address % _abi.ALIGNMENT:
             memory = _tensor._Memory(size)
@@ -194,7 +194,7 @@ def _source(to: _abi.LinearSource, source: Mapping[str, Any], keep: list) -> str
     return layout
 
 
-def _is_buffer(data: Any) -> bool:
+def is_buffer(data: Any) -> bool:
     try:
         memoryview(data)
         return True
@@ -202,7 +202,7 @@ def _is_buffer(data: Any) -> bool:
         return False
 
 
-class _Buffer:
+class Buffer:
     """The address of an object with Python's buffer protocol, writable or not; keeps it."""
 
     _get = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)(

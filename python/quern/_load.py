@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from . import _abi
+from . import _abi, _abi_model
 
 _VARIABLE = "QUERN_LIBRARY"
 _NAME = "libquern.so"
@@ -33,7 +33,8 @@ def load(path):
         version = c.quern_abi_version()
         if version != _abi.ABI_VERSION:
             raise OSError(f"quern: {path} has version {version} of the C interface; need {_abi.ABI_VERSION}")
-        _abi.declare(c)
+        _abi.declare(c, _abi.FUNCTIONS)
+        _abi.declare(c, _abi_model.FUNCTIONS)
         release = c.quern_version().decode()
         if release != _abi.VERSION:
             raise OSError(f"quern: {path} is of release {release}; need {_abi.VERSION}, that of the package")

@@ -5,10 +5,12 @@ import pathlib
 import re
 import unittest
 
-from quern import _abi
+from quern import _abi, _abi_model, _errors
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_C = "\n".join((_ROOT / "c" / name).read_text() for name in ("quern_tensor.h", "quern.h"))
+_C = "\n".join((_ROOT / "c" / name).read_text() for name in ("quern_tensor.h", "quern.h", "quern_model.h"))
+_STRUCTS = {**_abi.STRUCTS, **_abi_model.STRUCTS}
+_FUNCTIONS = {**_abi.FUNCTIONS, **_abi_model.FUNCTIONS}
 _CODE = re.sub(r"/\*.*?\*/", "", _C, flags=re.S)
 
 _BASIC = {
@@ -18,8 +20,10 @@ _BASIC = {
     "uint8_t": ctypes.c_uint8,
     "uint16_t": ctypes.c_uint16,
     "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
     "double": ctypes.c_double,
     "quern_status": ctypes.c_int32,
+    "function": _abi_model.Progress,  # the only one within a struct that Python passes
 }
 
 
@@ -32,13 +36,17 @@ def _python_type(declared):
         return ctypes.c_void_p
     if name.endswith("*"):
         inner = name[:-1]
-        base = _BASIC.get(inner) or _abi.STRUCTS.get(inner)
+        base = _BASIC.get(inner) or _STRUCTS.get(inner)
         return ctypes.POINTER(base) if base else None
-    return _BASIC.get(name) or _abi.STRUCTS.get(name)
+    return _BASIC.get(name) or _STRUCTS.get(name)
 
 
 def _fields(body):
     for line in body.split(";"):
+        function = re.match(r"\s*void \(\*(\w+)\)\(", line)
+        if function:
+            yield function[1], "function"
+            continue
         match = re.match(r"\s*((?:const )?\w+\*?)\s+(.+)$", line.strip(), re.S)
         if match:
             for name in match[2].split(","):
@@ -48,8 +56,8 @@ def _fields(body):
 class AbiTest(unittest.TestCase):
     def test_has_every_struct_that_it_passes(self):
         found = dict(re.findall(r"typedef struct (\w+) \{(.*?)\n\} \1;", _CODE, re.S))
-        self.assertEqual(set(found) - {"quern_executor_functions"}, set(_abi.STRUCTS))
-        for name, struct in _abi.STRUCTS.items():
+        self.assertEqual(set(found) - {"quern_executor_functions"}, set(_STRUCTS))
+        for name, struct in _STRUCTS.items():
             if name == "quern_argument":
                 continue  # has a union, see below
             wanted = [(field, _python_type(declared)) for field, declared in _fields(found[name])]
@@ -66,8 +74,8 @@ class AbiTest(unittest.TestCase):
     def test_has_every_function(self):
         functions = re.findall(r"QUERN_API\s+((?:const )?\w+\*?)\s+(\w+)\((.*?)\);", _CODE, re.S)
         found = {name: (result, parameters) for result, name, parameters in functions}
-        self.assertEqual(set(found), set(_abi.FUNCTIONS) | set(_abi.NOT_CALLED))
-        for name, (result, *parameters) in _abi.FUNCTIONS.items():
+        self.assertEqual(set(found), set(_FUNCTIONS) | set(_abi.NOT_CALLED))
+        for name, (result, *parameters) in _FUNCTIONS.items():
             declared = [] if found[name][1].strip() == "void" else found[name][1].split(",")
             self.assertEqual(len(parameters), len(declared), name)
             self.assertIs(result, _python_type(found[name][0]), name)
@@ -81,10 +89,14 @@ class AbiTest(unittest.TestCase):
 
     def test_has_the_numbers(self):
         numbers = dict(re.findall(r"\bQUERN_(\w+) = (\d+)", _CODE))
-        numbers.update(re.findall(r"#define QUERN_(\w+) (\d+)", _CODE))
-        for name in dir(_abi):
-            if name.isupper() and isinstance(getattr(_abi, name), int):
-                self.assertEqual(str(getattr(_abi, name)), numbers[name], name)
+        numbers.update(re.findall(r"#define QUERN_(\w+) \(?(-?\d+)", _CODE))
+        for module in (_abi, _abi_model):
+            for name in dir(module):
+                if name.isupper() and isinstance(getattr(module, name), int):
+                    self.assertEqual(str(getattr(module, name)), numbers[name], name)
+        statuses = re.search(r"QUERN_OK = 0,(.*?)};", _CODE, re.S)[1]
+        for name, number in re.findall(r"QUERN_(\w+) = (\d+)", statuses):
+            self.assertEqual(_errors.of(int(number), "").status, int(number), name)
 
 
 if __name__ == "__main__":

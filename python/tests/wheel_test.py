@@ -82,7 +82,8 @@ class WheelTest(unittest.TestCase):
             got = subprocess.run(
                 [sys.executable, "-B", "-c", code], cwd=folder, env=environment, capture_output=True, text=True
             )
-            self.assertEqual(got.stdout.split(), [os.path.join(folder, "quern", "libquern.so"), _abi.VERSION], got.stderr)
+            want = [os.path.join(folder, "quern", "libquern.so"), _abi.VERSION]
+            self.assertEqual(got.stdout.split(), want, got.stderr)
 
 
 class PlatformTest(unittest.TestCase):

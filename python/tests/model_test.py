@@ -1,0 +1,378 @@
+"""Models: the shipped one, against examples/generate and against what a program in NumPy has computed."""
+
+import gc
+import pathlib
+import subprocess
+import threading
+import unittest
+import weakref
+
+import numpy as np
+
+import quern
+from quern import _abi_model, _generate
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDER = _ROOT / "models" / "quern_kjv_4m"
+_FILE = _FOLDER / "quern-kjv-4m.bf16.gguf"
+_PROMPT = "In the beginning"
+
+
+def printed(*arguments):
+    """What examples/generate prints after the prompt."""
+    program = _ROOT / "examples" / "generate" / "generate"
+    command = [program, f"--model={_FILE}", f"--prompt={_PROMPT}", "--threads=2", *arguments]
+    text = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
+    return text[len(_PROMPT) : -1]
+
+
+def golden():
+    """(text, tokens, tokens that follow, {token: logit}) of each prompt."""
+    lines = [line.split(" ") for line in (_FOLDER / "golden.txt").read_text().splitlines()]
+    for line, top in zip(lines, lines[1:]):
+        if line[0] == "prompt":
+            logits = dict(pair.split(":") for pair in top[1].split(","))
+            tokens, following = ([int(t) for t in listed.split(",")] for listed in line[2:4])
+            yield bytes.fromhex(line[1]).decode(), tokens, following, {int(t): float(v) for t, v in logits.items()}
+
+
+class ModelTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.executor = quern.Executor(2)
+        cls.model = quern.Model(_FILE, executor=cls.executor)
+
+    @classmethod
+    def tearDownClass(cls):
+        del cls.model
+        cls.executor.close()
+
+    def test_says_what_it_is(self):
+        model = self.model
+        self.assertEqual((model.context, model.vocab, model.hidden, model.layers), (256, 2048, 256, 6))
+        self.assertGreater(model.weight_bytes, 2 * 2048 * 256)
+        self.assertIn("model of 6 layers", repr(model))
+
+    def test_logits_and_tokens_are_those_of_another_program(self):
+        cases = list(golden())
+        self.assertGreater(len(cases), 2)
+        model = quern.Model(_FILE, weights="f32", executor=self.executor)
+        for text, tokens, following, top in cases:
+            self.assertEqual(model.tokenizer.encode(text), tokens)
+            state = model.state(cache_dtype="f32")
+            (row,) = state.forward([(state.begin(), tokens)])
+            for token, logit in top.items():
+                self.assertAlmostEqual(row[token], logit, delta=1e-4)
+            made = model.generate(text, max_tokens=len(following), temperature=0, cache_dtype="f32")
+            made.text()
+            self.assertEqual(made.tokens, following)
+        # Sums of f32 in another order, as in models/decoder_golden_test.cc.
+        want = np.fromfile(_FOLDER / "golden_logits_prompt0.f32", np.float32)
+        state = model.state(cache_dtype="f32")
+        (row,) = state.forward([(state.begin(), cases[0][1])])
+        np.testing.assert_allclose(row, want, atol=1e-4)
+
+    def test_texts_are_those_of_examples_generate(self):
+        for words, options in (
+            (["--temperature=0", "--max_tokens=40"], dict(temperature=0, max_tokens=40)),
+            (["--max_tokens=40"], dict(max_tokens=40)),
+            (["--seed=9", "--top_k=0", "--top_p=0.9"], dict(seed=9, top_k=0, top_p=0.9)),
+            (["--temperature=1.5", "--kv=bf16"], dict(temperature=1.5, cache_dtype="bf16")),
+        ):
+            with self.subTest(words):
+                pieces = list(self.model.generate(_PROMPT, **options))
+                self.assertGreater(len(pieces), 20)
+                self.assertEqual("".join(pieces), printed(*words))
+
+    def test_bytes_serve_as_a_file_does_and_may_go(self):
+        data = bytearray(_FILE.read_bytes())
+        model = quern.Model(data, executor=self.executor)
+        data[:] = bytes(len(data))
+        del data
+        want = self.model.generate(_PROMPT, max_tokens=8).text()
+        self.assertEqual(model.generate(_PROMPT, max_tokens=8).text(), want)
+
+    def test_a_batch_has_the_texts_of_each_alone(self):
+        prompts = [_PROMPT, "And it came to pass", self.model.tokenizer.encode("The king"), _PROMPT]
+        batch = self.model.generate_batch(prompts, max_tokens=24, seed=7)
+        alone = [self.model.generate(p, max_tokens=24, seed=7 + i).text() for i, p in enumerate(prompts)]
+        self.assertEqual(batch, alone)
+        self.assertNotEqual(batch[0], batch[3])
+        self.assertEqual(self.model.generate_batch([]), [])
+
+    def test_bits_do_not_depend_on_threads(self):
+        with quern.Executor(1) as executor:
+            want = self.model.generate(_PROMPT, max_tokens=24, executor=executor).text()
+        texts = [None] * 3
+
+        def work(i):
+            texts[i] = self.model.generate(_PROMPT, max_tokens=24).text()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(texts, [want] * 3)
+
+    def test_long_prompts_are_read_in_steps(self):
+        tokens = [1] + [i % 2000 + 5 for i in range(250)]
+        small = quern.Model(_FILE, max_context=64, executor=self.executor)
+        step, _generate._STEP = _generate._STEP, 7
+        try:
+            made = self.model.generate(tokens, max_tokens=100, temperature=0)
+            text = made.text()
+            short = small.generate(tokens[:60], temperature=0)
+            short.text()
+        finally:
+            _generate._STEP = step
+        # A token follows the last one that the context holds.
+        self.assertEqual((len(made.tokens), made.stopped_by), (256 - 251 + 1, "context"))
+        self.assertEqual((len(short.tokens), short.stopped_by), (64 - 60 + 1, "context"))
+        self.assertEqual(self.model.generate(tokens, max_tokens=100, temperature=0).text(), text)
+
+    def test_what_ends_a_text_is_told(self):
+        made = self.model.generate(_PROMPT, max_tokens=3, temperature=0)
+        self.assertIsNone(made.stopped_by)
+        text = made.text()
+        self.assertEqual((made.stopped_by, len(made.tokens)), ("max_tokens", 3))
+        self.assertEqual(self.model.tokenizer.decode(made.tokens, continues=True), text)
+        words, third = self.model.tokenizer, made.tokens[2]
+        words.is_end = lambda token: token == third
+        try:
+            ended = self.model.generate(_PROMPT, max_tokens=9, temperature=0)
+            self.assertEqual(ended.text(), words.decode(made.tokens[:2], continues=True))
+            self.assertEqual((ended.stopped_by, ended.tokens), ("end", made.tokens[:2]))
+            (alone,) = self.model.generate_batch([_PROMPT], max_tokens=9, temperature=0)
+            self.assertEqual(alone, words.decode(made.tokens[:2], continues=True))
+        finally:
+            del words.is_end
+
+    def test_a_text_that_is_closed_frees_its_state(self):
+        model = quern.Model(_FILE, executor=self.executor)
+        made = model.generate(_PROMPT)
+        self.assertTrue(next(made))
+        seen = weakref.ref(model)
+        del model
+        gc.collect()
+        self.assertTrue(next(made))  # keeps the model
+        self.assertIsNotNone(seen())
+        made.close()
+        gc.collect()
+        self.assertIsNone(seen())
+        self.assertEqual(list(made), [])
+
+    def test_damaged_weights_are_told(self):
+        request = _generate._Request(self.model, [_PROMPT], 4, quern.Sampling(), False, "f16", None)
+        request.sampler.sample_c = lambda *_: [_abi_model.NO_TOKEN]
+        with self.assertRaisesRegex(quern.DataLossError, "weights are damaged"):
+            next(quern.Generation(request))
+
+    def test_progress_is_told_and_its_exception_is_raised(self):
+        told = []
+        quern.Model(_FILE, progress=lambda done, total: told.append((done, total)), executor=self.executor)
+        self.assertGreater(len(told), 1)
+        self.assertEqual(told[-1][0], told[-1][1])
+        self.assertEqual(told, sorted(told))
+
+        def fail(done, total):
+            raise KeyError("told")
+
+        self.assertRaisesRegex(KeyError, "told", quern.Model, _FILE, progress=fail, executor=self.executor)
+
+    def test_refusals(self):
+        data = _FILE.read_bytes()
+        model, generate = self.model, self.model.generate
+        closed = quern.Executor(1)
+        closed.close()
+        cases = [
+            (FileNotFoundError, "cannot open 'no/such.gguf'", lambda: quern.Model("no/such.gguf")),
+            (LookupError, "no/such.gguf", lambda: quern.Tokenizer("no/such.gguf")),
+            (ValueError, "", lambda: quern.Model(_FOLDER)),
+            (ValueError, "the rest of the file has room for", lambda: quern.Model(data[:1000])),
+            (ValueError, "the file has 4094288 bytes", lambda: quern.Model(data[: len(data) // 2])),
+            (ValueError, "", lambda: quern.Model(b"not a model" * 10)),
+            (ValueError, "", lambda: quern.Model(b"")),
+            (TypeError, "of type int; need a path, or bytes", lambda: quern.Model(5)),
+            (ValueError, "null character", lambda: quern.Model("a\0b")),
+            (ValueError, 'weights="i3"', lambda: quern.Model(_FILE, weights="i3")),
+            (TypeError, "activations=1 is of type int", lambda: quern.Model(_FILE, activations=1)),
+            (TypeError, "progress is of type int", lambda: quern.Model(_FILE, progress=1)),
+            (MemoryError, "", lambda: quern.Model(_FILE, max_bytes=1000)),
+            (ValueError, "executor is closed", lambda: quern.Model(_FILE, executor=closed)),
+            (ValueError, "executor is closed", lambda: generate(_PROMPT, executor=closed)),
+            (ValueError, "of another quern.Library", lambda: generate(_PROMPT, executor=quern.Library().executor(1))),
+            (ValueError, "max_tokens=0; need 1", lambda: generate(_PROMPT, max_tokens=0)),
+            (TypeError, "max_tokens=1.5 is of type float", lambda: generate(_PROMPT, max_tokens=1.5)),
+            (ValueError, "temperature=-1; need", lambda: generate(_PROMPT, temperature=-1)),
+            (ValueError, "temperature=nan", lambda: generate(_PROMPT, temperature=float("nan"))),
+            (ValueError, "temperature=1e[+]?300", lambda: generate(_PROMPT, temperature=1e300)),
+            (ValueError, "top_p=0; need more", lambda: generate(_PROMPT, top_p=0)),
+            (ValueError, "top_k=-1; need", lambda: generate(_PROMPT, top_k=-1)),
+            (OverflowError, "seed=-1; need", lambda: generate(_PROMPT, seed=-1)),
+            (ValueError, "cache_dtype|dtype", lambda: generate(_PROMPT, cache_dtype="f33")),
+            (ValueError, "the prompt has no tokens", lambda: generate([])),
+            (ValueError, "token 2048; need 0 to 2047", lambda: generate([1, 2048])),
+            (ValueError, "257 tokens; the model's context holds 256", lambda: generate([1] * 257)),
+            (TypeError, "token=1.5", lambda: generate([1.5])),
+            (TypeError, "prompts is of type str", lambda: model.generate_batch(_PROMPT)),
+        ]
+        for error, words, call in cases:
+            with self.subTest(words):
+                self.assertRaisesRegex(error, words, call)
+        self.assertRaises(quern.Error, quern.Model, "no/such.gguf")
+
+
+class StateTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = quern.Model(_FILE, executor=quern.Executor(2))
+
+    @classmethod
+    def tearDownClass(cls):
+        del cls.model
+
+    def test_sequences_do_not_depend_on_each_other(self):
+        state = self.model.state(3, cache_tokens=256)
+        a, b = state.begin(), state.begin()
+        first = state.forward([(a, [1, 300, 301]), (b, [1, 77])])
+        self.assertEqual((first.shape, first.dtype), ((2, 2048), np.float32))
+        kept = first.copy()
+        c = state.fork(a)
+        second = state.forward([(c, [9]), (b, [5, 6]), (a, [10])], all_logits=True)
+        np.testing.assert_array_equal(first, kept)  # not the state's memory
+        self.assertEqual(second.shape, (4, 2048))
+        self.assertEqual([state.length(s) for s in (a, b, c)], [4, 4, 4])
+        alone = self.model.state(1)
+        for tokens, row in (
+            ([1, 300, 301], first[0]),
+            ([1, 77], first[1]),
+            ([1, 300, 301, 9], second[0]),
+            ([1, 77, 5], second[1]),
+            ([1, 77, 5, 6], second[2]),
+            ([1, 300, 301, 10], second[3]),
+        ):
+            sequence = alone.begin()
+            np.testing.assert_array_equal(alone.forward([(sequence, np.array(tokens))])[0], row, str(tokens))
+            alone.end(sequence)
+        free = state.info().free_tokens
+        state.end(b)
+        self.assertGreater(state.info().free_tokens, free)
+        self.assertIn("state of a model", state.explain())
+
+    def test_a_refused_step_changes_nothing(self):
+        state = self.model.state(1, max_step_tokens=8, cache_tokens=64)
+        a = state.begin()
+        before = state.forward([(a, [1, 2, 3])])
+        cases = [
+            (MemoryError, "", lambda: state.begin()),
+            (MemoryError, "", lambda: state.fork(a)),
+            (ValueError, "", lambda: state.forward([(a + 1, [1])])),
+            (ValueError, "", lambda: state.forward([(a, [2048])])),
+            (ValueError, "", lambda: state.forward([(a, [1]), (a, [2])])),
+            (ValueError, "num_tokens", lambda: state.forward([(a, [])])),
+            (ValueError, "", lambda: state.forward([(a, [1] * 9)])),
+            (OverflowError, "tokens has a number", lambda: state.forward([(a, [2**31])])),
+            (OverflowError, "sequence has a number", lambda: state.forward([(2**32 + a, [1])])),
+            (TypeError, "tokens are b'abcd'", lambda: state.forward([(a, b"abcd")])),
+            (TypeError, "tokens are 5", lambda: state.forward([(a, 5)])),
+            (TypeError, "tokens are \\[1.5\\]", lambda: state.forward([(a, [1.5])])),
+            (ValueError, "not a sequence", lambda: state.length(a + 1)),
+            (ValueError, "", lambda: state.end(a + 1)),
+            (OverflowError, "max_sequences", lambda: self.model.state(2**64 + 1)),
+        ]
+        for error, words, call in cases:
+            with self.subTest(words):
+                self.assertRaisesRegex(error, words, call)
+        self.assertEqual(state.length(a), 3)
+        state.end(a)
+        a = state.begin()
+        np.testing.assert_array_equal(state.forward([(a, [1, 2, 3])]), before)
+
+    def test_a_state_keeps_its_model(self):
+        model = quern.Model(_FILE, executor=self.model._executor)
+        state = model.state(cache_tokens=32)
+        want = state.forward([(state.begin(), [1, 2])])
+        other = model.state(cache_tokens=32)
+        del model, state
+        gc.collect()
+        np.testing.assert_array_equal(other.forward([(other.begin(), [1, 2])]), want)
+
+
+class TextTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.words = quern.Tokenizer(_FILE)
+
+    def test_tokens_are_those_of_another_program(self):
+        lines = [line.split(" ") for line in (_FOLDER / "tokenizer_golden.txt").read_text().splitlines()]
+        self.assertGreater(len(lines), 20)
+        for text, tokens, back in (["" if part == "-" else part for part in line] for line in lines):
+            tokens = [int(t) for t in tokens.split(",") if t]
+            self.assertEqual(self.words.encode(bytes.fromhex(text), bos=False), tokens)
+            self.assertEqual(self.words.decode_bytes(tokens), bytes.fromhex(back))
+
+    def test_special_tokens(self):
+        words = self.words
+        self.assertEqual((words.vocab, words.bos, words.eos, words.adds_bos), (2048, 1, 2, True))
+        self.assertEqual(words.encode("Hello")[0], 1)
+        self.assertEqual(words.encode("Hello")[1:], words.encode("Hello", bos=False))
+        self.assertIn(2, words.encode("a</s>", specials=True))
+        self.assertNotIn(2, words.encode("a</s>"))
+        self.assertEqual(words.decode([1, 2, 5000, -1]), "")
+        self.assertEqual([words.is_end(t) for t in (1, 2, 3)], [False, True, False])
+        self.assertRaises(OverflowError, words.is_end, 2**31)
+        self.assertRaises(TypeError, words.encode, 5)
+        self.assertRaises(UnicodeEncodeError, words.encode, "\ud800")
+
+    def test_characters_come_when_they_are_whole(self):
+        text = _generate._Text(self.words)
+        tokens = self.words.encode("a\u20ac\U0001f600", bos=False)
+        self.assertGreater(len(tokens), 5)
+        pieces = [text.add(token) for token in tokens]
+        self.assertIn("", pieces)
+        self.assertEqual("".join(pieces) + text.finish(), " a\u20ac\U0001f600")
+        for token in tokens[:-1]:
+            text.add(token)
+        self.assertEqual(text.finish(), "\ufffd")
+
+    def test_long_texts(self):
+        text = "\u20ac" * 5000 + "\0" + "word " * 3000
+        tokens = self.words.encode(text)
+        self.assertEqual(self.words.decode(tokens), text)
+
+
+class SamplerTest(unittest.TestCase):
+    def test_tokens_depend_on_their_row_and_sampling_alone(self):
+        rng = np.random.default_rng(1)
+        logits = rng.standard_normal((5, 100), np.float32)
+        sampler = quern.Sampler(100)
+        self.assertEqual(sampler.sample(logits, [quern.Sampling()] * 5), logits.argmax(1).tolist())
+        self.assertEqual(sampler.sample(logits, [quern.Sampling(9, top_k=1)] * 5), logits.argmax(1).tolist())
+        rows = [quern.Sampling(2.0, top_k=50, top_p=0.9, seed=2**64 - 1, step=i) for i in range(5)]
+        drawn = sampler.sample(logits, rows)
+        self.assertEqual([sampler.sample(logits[i : i + 1], [rows[i]])[0] for i in range(5)], drawn)
+        many = sampler.sample(np.repeat(logits[:1], 40, 0), [rows[0]._replace(step=i) for i in range(40)])
+        self.assertGreater(len(set(many)), 10)
+        self.assertLessEqual(set(many), set(np.argsort(-logits[0])[:50].tolist()))
+
+    def test_a_row_without_numbers_has_no_token(self):
+        logits = np.zeros((2, 8), np.float32)
+        logits[1] = np.nan
+        self.assertEqual(quern.Sampler(8).sample(logits, [quern.Sampling()] * 2)[1], None)
+
+    def test_refusals(self):
+        sampler, row = quern.Sampler(8), np.zeros((1, 8), np.float32)
+        for error, call in (
+            (ValueError, lambda: quern.Sampler(0)),
+            (ValueError, lambda: sampler.sample(row[:, :7], [quern.Sampling()])),
+            (ValueError, lambda: sampler.sample(row, [])),
+            (ValueError, lambda: sampler.sample(row, [quern.Sampling(top_p=1.5)])),
+            (ValueError, lambda: sampler.sample(row.astype(np.float16), [quern.Sampling()])),
+            (TypeError, lambda: sampler.sample(row, [quern.Sampling(seed=1.5)])),
+        ):
+            self.assertRaises(error, call)
+
+
+if __name__ == "__main__":
+    unittest.main()
