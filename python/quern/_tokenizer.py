@@ -11,6 +11,11 @@ from . import _abi_model, _errors, _library, _linear
 from ._library import Library, Object
 
 
+# How many there are at first; more are asked for where they do not suffice.
+_TOKENS_OF_A_BYTE = 1
+_BYTES_OF_A_TOKEN = 16
+
+
 def ints(name: str, tokens: Iterable[int]) -> Any:
     """int32 in C's memory. OverflowError and TypeError where one is none."""
     try:
@@ -81,7 +86,7 @@ class Tokenizer(Object):
             raise TypeError(f"text is of type {type(text).__name__}; need str or bytes")
         data = text.encode() if isinstance(text, str) else text
         flags = (_abi_model.ENCODE_BOS if bos else 0) | (_abi_model.ENCODE_SPECIALS if specials else 0)
-        capacity, count = len(data) + 8, ctypes.c_size_t()
+        capacity, count = _TOKENS_OF_A_BYTE * len(data) + 8, ctypes.c_size_t()
         while True:
             tokens = (ctypes.c_int32 * capacity)()
             self._check(
@@ -101,7 +106,7 @@ class Tokenizer(Object):
         """
         tokens = ints("tokens", tokens)
         flags = _abi_model.DECODE_CONTINUES if continues else 0
-        capacity, count = 16 * len(tokens) + 1, ctypes.c_size_t()
+        capacity, count = _BYTES_OF_A_TOKEN * len(tokens) + 1, ctypes.c_size_t()
         while True:
             text = ctypes.create_string_buffer(capacity)
             self._check(

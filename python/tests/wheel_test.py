@@ -66,6 +66,7 @@ class WheelTest(unittest.TestCase):
             self.assertEqual((digest, size), (f"sha256={have}", str(len(data))), name)
 
     def test_its_bytes_depend_on_its_files_alone(self):
+        self.assertEqual({entry.date_time for entry in self.archive.infolist()}, {(1980, 1, 1, 0, 0, 0)})
         data = {name: self.archive.read(name) for name in self.archive.namelist()}
         package = {name.split("/")[1]: data[name] for name in data if name.startswith("quern/")}
         licenses = {name.split("/")[2]: data[name] for name in data if "/licenses/" in name}

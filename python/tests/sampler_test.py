@@ -1,0 +1,43 @@
+"""Samplers: what a token depends on, and what is refused."""
+
+import unittest
+
+import numpy as np
+
+import quern
+
+
+class SamplerTest(unittest.TestCase):
+    def test_tokens_depend_on_their_row_and_sampling_alone(self):
+        rng = np.random.default_rng(1)
+        logits = rng.standard_normal((5, 100), np.float32)
+        sampler = quern.Sampler(100)
+        self.assertEqual(sampler.sample(logits, [quern.Sampling()] * 5), logits.argmax(1).tolist())
+        self.assertEqual(sampler.sample(logits, [quern.Sampling(9, top_k=1)] * 5), logits.argmax(1).tolist())
+        rows = [quern.Sampling(2.0, top_k=50, top_p=0.9, seed=2**64 - 1, step=i) for i in range(5)]
+        drawn = sampler.sample(logits, rows)
+        self.assertEqual([sampler.sample(logits[i : i + 1], [rows[i]])[0] for i in range(5)], drawn)
+        many = sampler.sample(np.repeat(logits[:1], 40, 0), [rows[0]._replace(step=i) for i in range(40)])
+        self.assertGreater(len(set(many)), 10)
+        self.assertLessEqual(set(many), set(np.argsort(-logits[0])[:50].tolist()))
+
+    def test_a_row_without_numbers_has_no_token(self):
+        logits = np.zeros((2, 8), np.float32)
+        logits[1] = np.nan
+        self.assertEqual(quern.Sampler(8).sample(logits, [quern.Sampling()] * 2)[1], None)
+
+    def test_refusals(self):
+        sampler, row = quern.Sampler(8), np.zeros((1, 8), np.float32)
+        for error, call in (
+            (ValueError, lambda: quern.Sampler(0)),
+            (ValueError, lambda: sampler.sample(row[:, :7], [quern.Sampling()])),
+            (ValueError, lambda: sampler.sample(row, [])),
+            (ValueError, lambda: sampler.sample(row, [quern.Sampling(top_p=1.5)])),
+            (ValueError, lambda: sampler.sample(row.astype(np.float16), [quern.Sampling()])),
+            (TypeError, lambda: sampler.sample(row, [quern.Sampling(seed=1.5)])),
+        ):
+            self.assertRaises(error, call)
+
+
+if __name__ == "__main__":
+    unittest.main()
