@@ -55,6 +55,12 @@ const char* KindName(Kind kind) {
       return "tokenizer";
     case Kind::kSampler:
       return "sampler";
+    case Kind::kOneDnnHandler:
+      return "oneDNN handler";
+    case Kind::kSchedulerMetadata:
+      return "scheduler metadata";
+    case Kind::kExpertWeights:
+      return "expert weights";
   }
   return "object";
 }

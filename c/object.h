@@ -40,6 +40,9 @@ enum class Kind : uint32_t {
   kModelState,
   kTokenizer,
   kSampler,
+  kOneDnnHandler,
+  kSchedulerMetadata,
+  kExpertWeights,
 };
 // "linear weights", for sentences.
 const char* KindName(Kind kind);

@@ -51,6 +51,8 @@ class OperatorObject final : public Object {
   // those that change.
   std::vector<Borrowed> held;
   std::vector<Slot*> changing;
+  // Whether Prepare fills those objects, and so needs them for itself.
+  bool fills = false;
   MadeOp made;
   std::vector<std::string> tensors;  // their names, in order
   std::vector<TensorMeta> returns;

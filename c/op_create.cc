@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "quern/c/attention.h"
 #include "quern/c/library.h"
+#include "quern/c/named.h"
 #include "quern/c/object.h"
 #include "quern/c/op.h"
 #include "quern/c/quern.h"
@@ -34,10 +35,13 @@ namespace {
 // More than any schema has.
 constexpr size_t kMaxArguments = 64;
 
+// Objects that are read while the operator is made.
+using Reads = std::vector<Borrowed>;
+
 // The object that `handle` stands for, as an argument; holds it.
 absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
                                 const char* name, void* handle,
-                                OperatorObject& made) {
+                                OperatorObject& made, Reads& reads) {
   Slot* const slot = SlotOf(handle);
   if (slot == nullptr) {
     return InvalidArgument(op, name,
@@ -64,16 +68,37 @@ absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
       arg = OpArg(&object.As<ScheduleObject>().step());
       made.changing.push_back(slot);
       break;
+    case Kind::kOneDnnHandler:
+      // The operator reads it while it is made, when no other call may fill it.
+      QUERN_RETURN_IF_ERROR(reads.emplace_back().Take(*slot, Mode::kUse));
+      arg = OpArg(&object.As<HandlerObject>().handler());
+      if (made.fills) made.changing.push_back(slot);
+      break;
+    case Kind::kSchedulerMetadata:
+      QUERN_RETURN_IF_ERROR(reads.emplace_back().Take(*slot, Mode::kUse));
+      arg = OpArg(&object.As<MetadataObject>().metadata());
+      made.changing.push_back(slot);
+      break;
+    case Kind::kExpertWeights:
+      arg = OpArg(&object.As<ExpertsObject>().experts());
+      break;
     default:
       return InvalidArgument(op, name, " is of kind ", KindName(kind),
-                             "; need linear weights, a KV cache or a schedule");
+                             "; need an object that an operator takes");
   }
   made.held.push_back(std::move(object));
   return arg;
 }
 
+// Whether Prepare of this operator writes to its object.
+bool Fills(absl::string_view op) {
+  return op == "create_onednn_mm" || op == "create_onednn_scaled_mm" ||
+         op == "cpu_attn_get_scheduler_metadata";
+}
+
 absl::StatusOr<OpArg> ArgOf(const Library& library, absl::string_view op,
-                            const quern_argument& a, OperatorObject& made) {
+                            const quern_argument& a, OperatorObject& made,
+                            Reads& reads) {
   switch (a.type) {
     case QUERN_ARGUMENT_TENSOR: {
       if (a.value.tensor == nullptr) return OpArg();
@@ -96,7 +121,7 @@ absl::StatusOr<OpArg> ArgOf(const Library& library, absl::string_view op,
       return InvalidArgument(op, a.name, " is a null text");
     case QUERN_ARGUMENT_OBJECT:
       if (a.value.object == nullptr) return OpArg();
-      return ObjectArg(library, op, a.name, a.value.object, made);
+      return ObjectArg(library, op, a.name, a.value.object, made, reads);
     default:
       return InvalidArgument(op, a.name, " has type=", a.type, "; need ",
                              int{QUERN_ARGUMENT_TENSOR}, " to ",
@@ -106,7 +131,7 @@ absl::StatusOr<OpArg> ArgOf(const Library& library, absl::string_view op,
 
 absl::StatusOr<NamedArgs> ArgsOf(const Library& library, absl::string_view op,
                                  const quern_argument* arguments, size_t count,
-                                 OperatorObject& made) {
+                                 OperatorObject& made, Reads& reads) {
   NamedArgs args;
   if (count > kMaxArguments) {
     return InvalidArgument(op, "num_arguments=", count, "; need ",
@@ -124,7 +149,8 @@ absl::StatusOr<NamedArgs> ArgsOf(const Library& library, absl::string_view op,
                              " has reserved=", arguments[i].reserved,
                              "; need 0");
     }
-    QUERN_ASSIGN_OR_RETURN(OpArg arg, ArgOf(library, op, arguments[i], made));
+    QUERN_ASSIGN_OR_RETURN(OpArg arg,
+                           ArgOf(library, op, arguments[i], made, reads));
     args.emplace_back(arguments[i].name, std::move(arg));
   }
   return args;
@@ -174,8 +200,11 @@ absl::StatusOr<std::unique_ptr<Object>> Make(const Library& library,
   }
   auto made = std::make_unique<OperatorObject>();
   made->name = name;
-  QUERN_ASSIGN_OR_RETURN(const NamedArgs args, ArgsOf(library, name, arguments,
-                                                      num_arguments, *made));
+  made->fills = Fills(name);
+  Reads reads;
+  QUERN_ASSIGN_OR_RETURN(
+      const NamedArgs args,
+      ArgsOf(library, name, arguments, num_arguments, *made, reads));
   const OpDispatcher& ops = library.ops();
   auto op = provider == nullptr ? ops.Make(name, args)
                                 : ops.MakeFrom(provider, name, args);

@@ -87,9 +87,10 @@ absl::Status CheckWorkspace(const OperatorObject& op,
 }
 
 // Uses the objects that the operator reads and that may change.
-absl::Status UseChanging(const OperatorObject& op, Used& used) {
+absl::Status UseChanging(const OperatorObject& op, Used& used,
+                         Mode mode = Mode::kUseOfHeld) {
   for (size_t i = 0; i < op.changing.size(); ++i) {
-    QUERN_RETURN_IF_ERROR(used[i].Take(*op.changing[i], Mode::kUseOfHeld));
+    QUERN_RETURN_IF_ERROR(used[i].Take(*op.changing[i], mode));
   }
   return absl::OkStatus();
 }
@@ -99,7 +100,8 @@ absl::Status Prepare(OperatorObject& op, const quern_operand* operands,
   CallExecutor executor;
   QUERN_RETURN_IF_ERROR(executor.Take(handle));
   Used used(op.changing.size());
-  QUERN_RETURN_IF_ERROR(UseChanging(op, used));
+  QUERN_RETURN_IF_ERROR(
+      UseChanging(op, used, op.fills ? Mode::kChange : Mode::kUseOfHeld));
   Views views(op.tensors.size());
   QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
   QUERN_RETURN_IF_ERROR(op.made.tensors.Check(views));

@@ -233,8 +233,9 @@ typedef struct quern_op_options {
 /* Chooses an implementation. `options` may be NULL. Objects among the arguments
  * may be destroyed afterwards; the operator keeps what it needs of them.
  * Schemas' LinearWeights are quern_linear_weights, their KvLayout is a
- * quern_kv_cache, their AttentionStep a quern_schedule. An operator that needs
- * an object of another type cannot be made here. */
+ * quern_kv_cache, their AttentionStep a quern_schedule; quern_named.h has their
+ * OneDnnHandler, SchedulerMetadata and ExpertWeights. An operator that needs an
+ * object of another type cannot be made here. */
 QUERN_API quern_status quern_op_create(quern_library* library, const char* name,
                                        const quern_op_options* options,
                                        const quern_argument* arguments,

@@ -1,5 +1,5 @@
 // What libquern.so shows to the programs that load it: the functions that
-// quern.h and quern_model.h declare, and nothing else.
+// quern.h, quern_model.h and quern_named.h declare, and nothing else.
 
 #include <elf.h>
 
@@ -81,10 +81,12 @@ TEST(SymbolsTest, AreTheFunctionsOfTheHeaders) {
   std::set<std::string> declared = DeclaredFunctions(Read("c/quern.h"));
   EXPECT_EQ(declared.count("quern_model_create"), 0u);
   declared.merge(DeclaredFunctions(Read("c/quern_model.h")));
+  declared.merge(DeclaredFunctions(Read("c/quern_named.h")));
   const Symbols symbols = DynamicSymbols(Read("c/libquern.so"));
   EXPECT_EQ(symbols.defined, declared);
   EXPECT_EQ(declared.count("quern_op_execute"), 1u);
   EXPECT_EQ(declared.count("quern_model_create"), 1u);
+  EXPECT_EQ(declared.count("quern_onednn_handler_create"), 1u);
 }
 
 // A program may have a copy of Quern of its own, which this one must not call.
