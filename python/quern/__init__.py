@@ -30,6 +30,7 @@ from ._library import Executor, Library, Op, library
 from ._linear import Linear
 from ._load import find as find_library
 from ._model import Model, ModelState
+from ._named import ExpertWeights, OneDnnHandler, SchedulerMetadata
 from ._sampler import Sampler, Sampling
 from ._tensor import Tensor, empty, from_dlpack, view
 from ._tokenizer import Tokenizer
@@ -39,6 +40,7 @@ __all__ = [
     "DataLossError",
     "Error",
     "Executor",
+    "ExpertWeights",
     "FailedPreconditionError",
     "Generation",
     "InternalError",
@@ -50,12 +52,14 @@ __all__ = [
     "ModelNotFoundError",
     "ModelState",
     "NotFoundError",
+    "OneDnnHandler",
     "Op",
     "PermissionDeniedError",
     "ResourceExhaustedError",
     "Sampler",
     "Sampling",
     "Schedule",
+    "SchedulerMetadata",
     "Tensor",
     "Tokenizer",
     "UnimplementedError",

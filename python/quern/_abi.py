@@ -1,6 +1,6 @@
-"""Structs and functions of c/quern.h in ctypes, in the order of that header.
+"""Structs and functions of c/quern.h and c/quern_named.h in ctypes, in the order of the headers.
 
-tests/abi_test.py compares this file with the header.
+tests/abi_test.py compares this file with the headers.
 """
 
 import ctypes
@@ -211,6 +211,11 @@ FUNCTIONS = {
     "quern_kv_cache_pages": (_STATUS, _Handle, ctypes.c_int64, TensorPointer),
     "quern_schedule_create": (_STATUS, _Handle, _Handle, ctypes.POINTER(ScheduleOptions), _OUT),
     "quern_schedule_build": (_STATUS, _Handle, ctypes.POINTER(Step)),
+    "quern_onednn_handler_create": (_STATUS, _Handle, _OUT),
+    "quern_scheduler_metadata_create": (_STATUS, _Handle, _OUT),
+    "quern_expert_weights_create": (
+        _STATUS, _Handle, ctypes.POINTER(_Handle), ctypes.POINTER(_Handle), _SIZE, _OUT,
+    ),
 }
 
 # Functions of the header that Python does not call. Its own threads would wait

@@ -86,10 +86,10 @@ class _Bound:
         self.bytes = {}
         self.frames = []
         # A schedule's step changes, and the bytes with it.
-        self.steps = any(p.kind.endswith("Step") for p in schema.objects)
+        self.steps = any(p.kind.endswith("Step") or p.kind == "SchedulerMetadata" for p in schema.objects)
         try:
             self.op.workspace_bytes(self.rows)
-            self.unprepared = False
+            self.unprepared = function.fills
         except _errors.FailedPreconditionError:
             self.unprepared = True
 
@@ -117,6 +117,8 @@ class Function:
         self.other_names = tuple(p.name for p in others)
         self.written = tuple(p.written for p in schema.tensors)
         self.last_object = objects[-1] if objects else None
+        # Operators whose Prepare fills an object, of which operators were perhaps made.
+        self.fills = schema.name.startswith("create_onednn_") or schema.name == "cpu_attn_get_scheduler_metadata"
         self.cache = {}
 
     def _cache_of(self, scalars):
@@ -132,6 +134,10 @@ class Function:
         caches = last.__dict__.setdefault("_cache", {})
         # Without the object itself, which would otherwise wait for the garbage collector.
         return caches.setdefault(self.schema.name, {}), scalars[:at] + (None,) + scalars[at + 1 :]
+
+    def forget(self, scalars):
+        """Operators that were made with an older filling of the object are not used again."""
+        scalars[self.last_object].__dict__.pop("_cache", None)
 
     def _bind(self, cache, key, tensors, scalars, outs, provider):
         bound = _Bound(self, tensors, scalars, outs, provider)
@@ -210,6 +216,8 @@ class Function:
             handle, workers = _library.handle_of(executor, self.library), executor._workers
         if bound.unprepared:
             bound.prepare(frame, handle)
+            if self.fills:
+                self.forget(scalars)
         size = bound.bytes.get(workers)
         if size is None:
             size = bound.size(workers, executor)

@@ -1,7 +1,7 @@
 # Generated from the schemas: python3 -m quern.stubs > python/quern/ops.pyi
 from typing import Any, Optional, Tuple
 
-from . import Executor, KvCache, Linear, Schedule
+from . import Executor, ExpertWeights, KvCache, Linear, OneDnnHandler, Schedule, SchedulerMetadata
 
 # A NumPy array, a quern.Tensor, or an object with __dlpack__.
 Array = Any
@@ -9,14 +9,11 @@ LinearWeights = Linear
 KvLayout = KvCache
 AttentionStep = Schedule
 Communicator = Any
-ExpertWeights = Any
 MlaStep = Any
 MlaWeights = Any
-OneDnnHandler = Any
 RotaryEmbeddingPlan = Any
 RotaryScaling = Any
 SamplingStep = Any
-SchedulerMetadata = Any
 
 def add_rms_norm(x: Array, residual: Array, weight: Optional[Array] = None, eps: float = 1e-06, out_dtype: str = '', *, out: Optional[Array] = None, executor: Optional[Executor] = None, provider: Optional[str] = None) -> Array: ...
 def apply_rotary_emb(x: Array, cos: Array, sin: Array, is_neox_style: bool = True, enable_fp32_compute: bool = False, *, out: Optional[Array] = None, executor: Optional[Executor] = None, provider: Optional[str] = None) -> Array: ...

@@ -1,4 +1,4 @@
-"""quern/_abi.py has the structs, functions and numbers of c/quern.h."""
+"""quern/_abi.py has the structs, functions and numbers of the headers in c."""
 
 import ctypes
 import pathlib
@@ -8,7 +8,8 @@ import unittest
 from quern import _abi, _abi_model, _errors
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_C = "\n".join((_ROOT / "c" / name).read_text() for name in ("quern_tensor.h", "quern.h", "quern_model.h"))
+_HEADERS = ("quern_tensor.h", "quern.h", "quern_named.h", "quern_model.h")
+_C = "\n".join((_ROOT / "c" / name).read_text() for name in _HEADERS)
 _STRUCTS = {**_abi.STRUCTS, **_abi_model.STRUCTS}
 _FUNCTIONS = {**_abi.FUNCTIONS, **_abi_model.FUNCTIONS}
 _CODE = re.sub(r"/\*.*?\*/", "", _C, flags=re.S)
