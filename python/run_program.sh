@@ -4,4 +4,4 @@
 # library.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} exec python3 -B -m "$1" "${@:2}"
+PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} exec "${QUERN_PYTHON:-python3}" -B -m "$1" "${@:2}"

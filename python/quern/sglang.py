@@ -1,0 +1,230 @@
+"""SGLang's operators for CPUs by SGLang's names: torch.ops.sgl_kernel.silu_and_mul_cpu(x), by Quern.
+
+    import quern.sglang
+    quern.sglang.install()
+
+SGLang's own library, if it was loaded before, keeps its schemas, and its kernels for the CPU are replaced.
+Equations, roundings and refusals are those of ops/registry; what differs from SGLang's is in docs/porting.md
+and docs/porting_attention.md. The schemas are of mid 2026.
+
+Plain weights (is_vnni=False) are packed by the first call, and kept with what they were packed from until
+clear(). A change in place packs them anew, but not that of a tensor of inference mode, which PyTorch does not
+count. Weights in SGLang's own form (is_vnni=True) are unpacked by every call, which is slow.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from . import _linear, _named, _named_ops
+from . import torch as quern_torch
+from ._torch_call import name_of_dtype
+
+_call = quern_torch.caller_of
+
+
+class _Packed:
+    """What was made from weights, by their memory. Keeps them, so that the memory is not used for others."""
+
+    def __init__(self):
+        self._made: dict = {}
+        self._lock = threading.Lock()
+
+    def get(self, make, *weights):
+        key = (make,) + tuple(None if w is None else (w.data_ptr(), w.dtype, w.shape, w.stride()) for w in weights)
+        versions = tuple(None if w is None or w.is_inference() else w._version for w in weights)
+        found = self._made.get(key)
+        if found is None or found[0] != versions:
+            with self._lock:
+                found = self._made[key] = (versions, make(*weights), weights)
+        return found[1]
+
+    def clear(self):
+        with self._lock:
+            self._made.clear()
+
+
+_packed = _Packed()
+
+
+def clear() -> None:
+    """Forgets all packed weights."""
+    _packed.clear()
+
+
+def _unary(name, scalars=()):
+    def call(input):
+        rows = input.reshape(-1, input.shape[-1])
+        y = _call(name)((rows,), scalars)
+        return y.view(input.shape[:-1] + y.shape[-1:])
+
+    return call
+
+
+def rmsnorm_cpu(input, weight, eps):
+    rows = input.reshape(-1, input.shape[-1])
+    return _call("rms_norm")((rows, weight), (eps, 0, "")).view(input.shape)
+
+
+def fused_add_rmsnorm_cpu(input, residual, weight, eps):
+    shape = (-1, input.shape[-1])
+    _call("fused_add_rms_norm")((input.view(shape), residual.view(shape), weight), (eps,))
+
+
+def topk_softmax_cpu(hidden_states, gating_output, topk, renormalize):
+    return _call("topk_softmax")((gating_output, None), (topk, renormalize, 1.0))
+
+
+def topk_sigmoid_cpu(hidden_states, gating_output, topk, renormalize):
+    return _call("topk_sigmoid")((gating_output, None), (topk, renormalize, 1.0))
+
+
+def convert_weight_packed(weight):
+    return _call("convert_weight_packed")((weight,), ())
+
+
+def per_token_quant_int8_cpu(A):
+    return _call("per_token_quant_int8_cpu")((A,), ())
+
+
+def _plain(weight, bias):
+    return _linear.Linear.from_numpy(weight, None if bias is None else bias.float())
+
+
+def weight_packed_linear(mat1, mat2, bias, is_vnni):
+    rows = mat1.reshape(-1, mat1.shape[-1])
+    if is_vnni:
+        y = _call("weight_packed_linear")((rows, mat2, bias), (is_vnni,))
+    else:
+        y = _call("linear")((rows, None), (_packed.get(_plain, mat2, bias), "none", "", "exact"))
+    return y.view(mat1.shape[:-1] + y.shape[-1:])
+
+
+def int8_scaled_mm_cpu(mat1, mat2, scales1, scales2, bias, out_dtype, is_vnni):
+    return _call("int8_scaled_mm_cpu")((mat1, mat2, scales1, scales2, bias), (name_of_dtype(out_dtype), is_vnni))
+
+
+def int8_scaled_mm_with_quant(mat1, mat2, scales2, bias, out_dtype, is_vnni):
+    return _call("int8_scaled_mm_with_quant")((mat1, mat2, scales2, bias), (name_of_dtype(out_dtype), is_vnni))
+
+
+def fp8_scaled_mm_cpu(mat1, mat2, scales2, block_size, bias, out_dtype, is_vnni):
+    block_n, block_k = block_size
+    scalars = (block_n, block_k, name_of_dtype(out_dtype), is_vnni)
+    return _call("fp8_scaled_mm_cpu")((mat1, mat2, scales2, bias), scalars)
+
+
+def _experts(w1, w2):
+    gate_up = [_linear.Linear.from_numpy(w, gated=True) for w in w1]
+    return _named.ExpertWeights(gate_up, [_linear.Linear.from_numpy(w) for w in w2])
+
+
+def fused_experts_cpu(
+    hidden_states, w1, w2, topk_weights, topk_ids, inplace, moe_comp_method=0, w1_scale=None, w2_scale=None,
+    w1_zero=None, w2_zero=None, block_size=None, w1_bias=None, w2_bias=None, alpha=None, limit=None, is_vnni=False,
+):
+    """w1[experts, 2 * inter, hidden], gate before up, and w2[experts, hidden, inter], f32, bf16 or f16."""
+    more = (w1_scale, w2_scale, w1_zero, w2_zero, block_size, w1_bias, w2_bias, alpha, limit)
+    if moe_comp_method != 0 or is_vnni or any(given is not None for given in more):
+        raise NotImplementedError(
+            "fused_experts_cpu: only plain weights without scales, zeros, biases and limits; "
+            "need quern.ExpertWeights and torch.ops.quern.fused_experts_cpu for others"
+        )
+    scalars = (_packed.get(_experts, w1, w2), None, "silu", False, "", "exact")
+    tensors = (hidden_states, topk_weights, topk_ids, None, None)
+    y = _call("fused_experts_cpu")(tensors, scalars)
+    return hidden_states.copy_(y) if inplace else y
+
+
+def decode_attention_cpu(
+    query, k_cache, v_cache, output, key, value, loc, attn_logits, req_to_token, req_pool_indices, seq_lens,
+    sm_scale, logit_cap, is_cross_attn=False, sliding_window=0, encoder_lens=None, sinks=None,
+):
+    tensors = (
+        query, k_cache, v_cache, output, key, value, loc, attn_logits, req_to_token, req_pool_indices, seq_lens,
+        encoder_lens, sinks,
+    )
+    _call("decode_attention_cpu")(tensors, (sm_scale, logit_cap, is_cross_attn, sliding_window))
+
+
+def extend_attention_cpu(
+    q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, req_to_token, req_pool_indices, seq_lens,
+    extend_seq_lens, extend_start_loc, max_len_extend, sm_scale, logit_cap, is_cross_attn=False, sliding_window=0,
+    encoder_lens=None, sinks=None, tree_mask=None,
+):
+    tensors = (
+        q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, req_to_token, req_pool_indices, seq_lens,
+        extend_seq_lens, extend_start_loc, encoder_lens, sinks, tree_mask,
+    )
+    _call("extend_attention_cpu")(tensors, (max_len_extend, sm_scale, logit_cap, is_cross_attn, sliding_window))
+
+
+def _half(*args, **_):
+    x = args[0]
+    return x.new_empty(x.shape[:-1] + (x.shape[-1] // 2,))
+
+
+def _like(*args, **_):
+    return torch.empty_like(args[0], memory_format=torch.contiguous_format)
+
+
+def _nothing(*args, **_):
+    return None
+
+
+def _topk(hidden_states, gating_output, topk, renormalize):
+    shape = (gating_output.shape[0], topk)
+    return gating_output.new_empty(shape, dtype=torch.float32), gating_output.new_empty(shape, dtype=torch.int32)
+
+
+def _columns(mat1, mat2, *args, **_):
+    return mat1.new_empty(mat1.shape[:-1] + (mat2.shape[0],))
+
+
+_OPERATORS = {
+    "silu_and_mul_cpu(Tensor input) -> Tensor": (_unary("silu_and_mul"), _half),
+    "gelu_and_mul_cpu(Tensor input) -> Tensor": (_unary("gelu_and_mul", ("none",)), _half),
+    "gelu_tanh_and_mul_cpu(Tensor input) -> Tensor": (_unary("gelu_and_mul", ("tanh",)), _half),
+    "rmsnorm_cpu(Tensor input, Tensor weight, float eps) -> Tensor": (rmsnorm_cpu, _like),
+    "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, Tensor weight, float eps) -> ()": (
+        fused_add_rmsnorm_cpu, _nothing,
+    ),
+    "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)": (
+        topk_softmax_cpu, _topk,
+    ),
+    "topk_sigmoid_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)": (
+        topk_sigmoid_cpu, _topk,
+    ),
+    "convert_weight_packed(Tensor weight) -> Tensor": (convert_weight_packed, None),
+    "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)": (per_token_quant_int8_cpu, None),
+    "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni) -> Tensor": (
+        weight_packed_linear, _columns,
+    ),
+    "int8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales1, Tensor scales2, Tensor? bias, "
+    "ScalarType out_dtype, bool is_vnni) -> Tensor": (int8_scaled_mm_cpu, None),
+    "int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, "
+    "bool is_vnni) -> Tensor": (int8_scaled_mm_with_quant, None),
+    "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
+    "ScalarType out_dtype, bool is_vnni) -> Tensor": (fp8_scaled_mm_cpu, None),
+    # inplace is an argument and not an annotation in SGLang's schema, too.
+    "fused_experts_cpu(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
+    "bool inplace, int moe_comp_method=0, Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? w1_zero=None, "
+    "Tensor? w2_zero=None, int[]? block_size=None, Tensor? w1_bias=None, Tensor? w2_bias=None, "
+    "float? alpha=None, float? limit=None, bool is_vnni=False) -> Tensor": (fused_experts_cpu, _like),
+    "decode_attention_cpu(Tensor query, Tensor(a1!) k_cache, Tensor(a2!) v_cache, Tensor(a3!) output, Tensor? key, "
+    "Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, Tensor req_pool_indices, "
+    "Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn=False, int sliding_window=0, "
+    "Tensor? encoder_lens=None, Tensor? sinks=None) -> ()": (decode_attention_cpu, _nothing),
+    "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a3!) o_extend, "
+    "Tensor(a4!) k_buffer, Tensor(a5!) v_buffer, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
+    "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
+    "bool is_cross_attn=False, int sliding_window=0, Tensor? encoder_lens=None, Tensor? sinks=None, "
+    "Tensor? tree_mask=None) -> ()": (extend_attention_cpu, _nothing),
+}
+
+
+def install(namespace: str = "sgl_kernel"):
+    """Puts all of them under torch.ops.sgl_kernel; returns what became of each: "defined", "replaced", or why not."""
+    return _named_ops.install(namespace, _OPERATORS)
