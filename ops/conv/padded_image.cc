@@ -67,7 +67,7 @@ void PaddedImage::FillRow(const RowBlockKernels& blocks, const char* from,
               ? 0
               : std::min(slot_width_, DivCeil(start + count, stride_.width));
       if (stride_.width == 1 && i < end) {
-        std::copy(block + i - start, block + end - start, to + i);
+        std::copy(block + (i - start), block + (end - start), to + i);
         continue;
       }
       for (; i < end; ++i) to[i] = block[i * stride_.width - start];
