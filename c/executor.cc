@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -58,11 +59,12 @@ std::string ExecutorObject::Explain() const {
 }
 
 std::atomic<uint8_t>* CallbackExecutor::NewMarks(int64_t num_tasks) {
-  if (!finishes_) return nullptr;
   if (marks_size_ < num_tasks) {
-    marks_ = std::make_unique<std::atomic<uint8_t>[]>(
-        static_cast<size_t>(num_tasks));
-    marks_size_ = num_tasks;
+    // The operator that forks is noexcept.
+    marks_.reset(new (std::nothrow)
+                     std::atomic<uint8_t>[static_cast<size_t>(num_tasks)]);
+    marks_size_ = marks_ == nullptr ? 0 : num_tasks;
+    if (marks_ == nullptr) return nullptr;
   }
   for (int64_t i = 0; i < num_tasks; ++i) {
     marks_[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
@@ -73,7 +75,13 @@ std::atomic<uint8_t>* CallbackExecutor::NewMarks(int64_t num_tasks) {
 void CallbackExecutor::ParallelFor(int64_t num_tasks,
                                    absl::FunctionRef<void(int64_t, int)> fn) {
   if (num_tasks <= 0) return;
-  Fork fork{fn, num_tasks, object_.workers(), NewMarks(num_tasks)};
+  std::atomic<uint8_t>* const marks = finishes_ ? NewMarks(num_tasks) : nullptr;
+  if (finishes_ && marks == nullptr) {
+    // Without marks, only the calling thread is known to run each task once.
+    for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
+    return;
+  }
+  Fork fork{fn, num_tasks, object_.workers(), marks};
   object_.functions().parallel_for(object_.functions().context, num_tasks,
                                    &RunTask, &fork);
   const int64_t ran = fork.ran.load();

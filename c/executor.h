@@ -60,7 +60,7 @@ class CallbackExecutor final : public Executor {
   absl::Status Verdict() const;
 
  private:
-  // As many zeros as tasks; null where nobody asks which tasks were begun.
+  // As many zeros as tasks; null if there is no memory for them.
   std::atomic<uint8_t>* NewMarks(int64_t num_tasks);
 
   const ExecutorObject& object_;

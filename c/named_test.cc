@@ -164,6 +164,78 @@ TEST_F(ExpertsTest, ShareTheirWeights) {
   EXPECT_C_OK(quern_destroy(experts), experts);
 }
 
+// Tasks of experts read the order of routes that other tasks wrote. So an
+// executor that leaves tasks out must not leave that order unwritten.
+TEST_F(ExpertsTest, AreSafeOnAnExecutorThatLeavesTasksOut) {
+  const auto weights = [&](int64_t n, int64_t k, int32_t gated) {
+    quern_linear_weights_options options = {};
+    options.size = sizeof(options);
+    options.n = n;
+    options.k = k;
+    options.gated = gated;
+    std::vector<float> values(static_cast<size_t>(n * k), 0.5f);
+    TensorInC codes(DType::kF32, values.data(), {n, k});
+    quern_linear_source source = {};
+    source.codes = codes.get();
+    quern_linear_weights* made = nullptr;
+    EXPECT_C_OK(quern_linear_weights_pack(library_.get(), &options, &source, 1,
+                                          sizeof(source), nullptr, &made),
+                library_.get());
+    return made;
+  };
+  quern_linear_weights* const gate_up[] = {weights(8, 6, 1), weights(8, 6, 1)};
+  quern_linear_weights* const down[] = {weights(6, 4, 0), weights(6, 4, 0)};
+  quern_expert_weights* experts = nullptr;
+  ASSERT_C_OK(
+      quern_expert_weights_create(library_.get(), gate_up, down, 2, &experts),
+      library_.get());
+
+  constexpr int64_t kTokens = 5000, kTopK = 2;  // routes for several tasks
+  std::vector<float> x(kTokens * 6, 0.25f), routes(kTokens * kTopK, 0.5f);
+  std::vector<float> out(x.size()), want(x.size());
+  std::vector<int32_t> ids(kTokens * kTopK);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 2);
+  TensorInC x_in_c(DType::kF32, x.data(), {kTokens, 6});
+  TensorInC routes_in_c(DType::kF32, routes.data(), {kTokens, kTopK});
+  TensorInC ids_in_c(DType::kI32, ids.data(), {kTokens, kTopK});
+  TensorInC out_in_c(DType::kF32, out.data(), {kTokens, 6});
+  quern_op* const op =
+      Make("fused_experts_cpu",
+           {quern_tensor_argument("hidden_states", x_in_c.get()),
+            quern_object_argument("experts", experts),
+            quern_tensor_argument("topk_weights", routes_in_c.get()),
+            quern_tensor_argument("topk_ids", ids_in_c.get())});
+  const quern_operand step[] = {
+      {"hidden_states", x_in_c.get(), QUERN_READ_ONLY},
+      {"topk_weights", routes_in_c.get(), QUERN_READ_ONLY},
+      {"topk_ids", ids_in_c.get(), QUERN_READ_ONLY},
+      {"out", out_in_c.get(), 0}};
+  quern_executor_functions functions = {};
+  functions.size = sizeof(functions);
+  functions.num_workers = [](void*) -> int32_t { return 4; };
+  functions.parallel_for = [](void*, int64_t, quern_task, void*) {};
+  quern_executor* idle = nullptr;
+  ASSERT_C_OK(quern_executor_create_from(library_.get(), &functions, &idle),
+              library_.get());
+  int64_t bytes = 0;
+  ASSERT_C_OK(quern_op_workspace_bytes(op, kTokens, idle, &bytes), op);
+  // Poison that is an index far out of range.
+  std::vector<uint8_t> memory(static_cast<size_t>(bytes) + QUERN_ALIGNMENT,
+                              0x7f);
+  auto at = reinterpret_cast<uintptr_t>(memory.data());
+  at = (at + QUERN_ALIGNMENT - 1) / QUERN_ALIGNMENT * QUERN_ALIGNMENT;
+  const auto execute = [&](quern_executor* executor) {
+    return quern_op_execute(op, step, 4, reinterpret_cast<void*>(at),
+                            static_cast<size_t>(bytes), executor);
+  };
+  ExpectRefused(execute(idle), op, QUERN_INTERNAL,
+                "the executor's parallel_for ran 0 of ");
+  want.swap(out);
+  out_in_c->data = out.data();
+  EXPECT_C_OK(execute(nullptr), op);
+  EXPECT_EQ(out, want);
+}
+
 TEST_F(ExpertsTest, Refuse) {
   LibraryInC other;
   quern_linear_weights* const ours = Weights(library_.get());

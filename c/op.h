@@ -53,6 +53,9 @@ class OperatorObject final : public Object {
   std::vector<Slot*> changing;
   // Whether Prepare fills those objects, and so needs them for itself.
   bool fills = false;
+  // Whether its tasks read indices that other tasks wrote: the order of routes
+  // by expert.
+  bool orders = false;
   MadeOp made;
   std::vector<std::string> tensors;  // their names, in order
   std::vector<TensorMeta> returns;

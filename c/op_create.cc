@@ -81,6 +81,7 @@ absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
       break;
     case Kind::kExpertWeights:
       arg = OpArg(&object.As<ExpertsObject>().experts());
+      made.orders = true;
       break;
     default:
       return InvalidArgument(op, name, " is of kind ", KindName(kind),

@@ -116,7 +116,8 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
                      size_t count, void* workspace, size_t bytes,
                      quern_executor* handle) {
   CallExecutor executor;
-  QUERN_RETURN_IF_ERROR(executor.Take(handle));
+  QUERN_RETURN_IF_ERROR(executor.Take(
+      handle, op.orders ? BrokenForks::kFinish : BrokenForks::kReport));
   const int workers = executor.get().num_workers();
   if (op.half_prepared) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -152,7 +152,7 @@ typedef struct quern_executor_functions {
 
 /* The caller's threads. A call that finds that tasks were left out, repeated,
  * or run by a worker that does not exist returns QUERN_INTERNAL; what it has
- * written is then unspecified. */
+ * written is then unspecified. The functions must not throw. */
 QUERN_API quern_status quern_executor_create_from(
     quern_library* library, const quern_executor_functions* functions,
     quern_executor** executor);
@@ -277,7 +277,8 @@ QUERN_API quern_status quern_op_workspace_bytes(quern_op* op, int64_t max_rows,
 /* Runs the operator. `workspace` begins at a multiple of QUERN_ALIGNMENT and is
  * free again afterwards; it may be NULL where no bytes are needed. Operands in
  * the order of the schema are found fastest. Allocates nothing unless it
- * refuses. Any number of threads at once, each with its own workspace. */
+ * refuses, but for operators of experts on the caller's threads: a byte for
+ * each task. Any number of threads at once, each with its own workspace. */
 QUERN_API quern_status quern_op_execute(quern_op* op,
                                         const quern_operand* operands,
                                         size_t num_operands, void* workspace,
