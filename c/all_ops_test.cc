@@ -184,7 +184,9 @@ void AllOpsInCTest::Compare(const std::string& name, const NamedArgs& args,
     EXPECT_EQ(op, nullptr);
     return;
   }
-  if (made->provider == "simd") EXPECT_RAN_ON(*made->op);
+  if (made->provider == "simd") {
+    EXPECT_RAN_ON(*made->op);
+  }
   const OpSchema& schema = registry_.Find(name)->schema;
   const auto arranged = ArrangeArgs(schema, args);
   const auto returns = registry_.InferShapes(name, args);

@@ -12,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "quern/c/quern.h"
+#include "quern/c/tensor.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 
@@ -40,36 +41,12 @@ inline void ExpectRefused(quern_status status, const void* object,
 #define ASSERT_C_OK(status, object) \
   ASSERT_EQ(status, QUERN_OK) << MessageOf(object)
 
-inline quern_dtype DTypeInC(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return quern_dtype_of(QUERN_CODE_FLOAT, 32);
-    case DType::kBF16:
-      return quern_dtype_of(QUERN_CODE_BFLOAT, 16);
-    case DType::kF16:
-      return quern_dtype_of(QUERN_CODE_FLOAT, 16);
-    case DType::kF8E4M3:
-      return quern_dtype_of(QUERN_CODE_FLOAT8_E4M3FN, 8);
-    case DType::kF8E5M2:
-      return quern_dtype_of(QUERN_CODE_FLOAT8_E5M2, 8);
-    case DType::kI32:
-      return quern_dtype_of(QUERN_CODE_INT, 32);
-    case DType::kI8:
-      return quern_dtype_of(QUERN_CODE_INT, 8);
-    case DType::kU8:
-      return quern_dtype_of(QUERN_CODE_UINT, 8);
-    case DType::kI64:
-      return quern_dtype_of(QUERN_CODE_INT, 64);
-  }
-  return quern_dtype_of(0, 0);
-}
-
 // A quern_tensor that has its shape and strides beside it.
 class TensorInC {
  public:
   TensorInC(DType dtype, void* data, std::vector<int64_t> shape)
       : shape_(std::move(shape)) {
-    tensor_ = quern_dense(data, DTypeInC(dtype),
+    tensor_ = quern_dense(data, c_abi::ToC(dtype),
                           static_cast<int32_t>(shape_.size()), shape_.data());
   }
   explicit TensorInC(const AnyTensorView& view)

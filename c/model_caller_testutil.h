@@ -19,6 +19,7 @@
 #include "quern/c/model_testutil.h"
 #include "quern/c/quern.h"
 #include "quern/c/quern_model.h"
+#include "quern/c/tensor.h"
 #include "quern/core/dtype.h"
 #include "quern/models/mutate_testutil.h"
 #include "quern/testing/data.h"
@@ -335,7 +336,7 @@ class Caller {
     }
     int64_t shape[] = {Number(static_cast<int64_t>(rows)), Number(kFuzzVocab)};
     const quern_tensor logits =
-        quern_dense(data.data(), DTypeInC(DType::kF32), 2, shape);
+        quern_dense(data.data(), c_abi::ToC(DType::kF32), 2, shape);
     std::vector<int32_t> chosen(rows, -9);
     auto* const sampler = Any<quern_sampler>(Kind::kSamplers);
     auto* const executor = Any<quern_executor>(Kind::kExecutors);

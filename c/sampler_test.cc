@@ -15,6 +15,7 @@
 #include "quern/c/c_testutil.h"
 #include "quern/c/quern.h"
 #include "quern/c/quern_model.h"
+#include "quern/c/tensor.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -108,7 +109,7 @@ TEST_F(SamplerInCTest, Refuses) {
     const char* words;
     std::function<void()> spoil;
   } cases[] = {
-      {"logits", [&] { logits_in_c_->dtype = DTypeInC(DType::kBF16); }},
+      {"logits", [&] { logits_in_c_->dtype = c_abi::ToC(DType::kBF16); }},
       {"logits has device_type=2",
        [&] { logits_in_c_->device.device_type = 2; }},
       {"logits has a null shape", [&] { logits_in_c_->shape = nullptr; }},
