@@ -1,7 +1,9 @@
 #ifndef QUERN_C_CAUGHT_H_
 #define QUERN_C_CAUGHT_H_
 
-// Private to c/. Exceptions end here, because C cannot catch them.
+// Private to c/. Exceptions end here, because C cannot catch them: those of a
+// call in Caught, and those of its refusal, whose sentence needs memory too, in
+// Contained.
 
 #include <exception>
 #include <new>
@@ -21,6 +23,20 @@ absl::Status Caught(const Fn& fn) {
     return absl::ResourceExhaustedError("the system has no memory left");
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
+  } catch (...) {  // of a function of the caller's
+    return absl::InternalError("an exception that is no std::exception");
+  }
+}
+
+// What a function of the interface returns: fn(), or without_memory() where fn
+// threw.
+template <typename Fn, typename WithoutMemory>
+auto Contained(const Fn& fn, const WithoutMemory& without_memory) noexcept
+    -> decltype(fn()) {
+  try {
+    return fn();
+  } catch (...) {
+    return without_memory();
   }
 }
 

@@ -70,9 +70,10 @@ absl::Status Library::Delete(Library& library) {
 Slot* Library::Add(Kind kind, std::unique_ptr<Object> object) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = nullptr;
-  if (unused_.size() > QUERN_REMEMBERED) {
-    slot = unused_.front();
-    unused_.pop_front();
+  if (num_unused_ > QUERN_REMEMBERED) {
+    slot = first_unused_;
+    first_unused_ = std::exchange(slot->next_unused, nullptr);
+    --num_unused_;
     const std::lock_guard<std::mutex> message_lock(slot->mutex);
     slot->message.clear();
   } else {
@@ -87,7 +88,9 @@ Slot* Library::Add(Kind kind, std::unique_ptr<Object> object) {
 
 void Library::Recycle(Slot& slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  unused_.push_back(&slot);
+  (num_unused_ == 0 ? first_unused_ : last_unused_->next_unused) = &slot;
+  last_unused_ = &slot;
+  ++num_unused_;
   MarkFreed(slot);
 }
 
@@ -98,11 +101,13 @@ using quern::OpRegistry;
 using quern::c_abi::Borrowed;
 using quern::c_abi::Caught;
 using quern::c_abi::CheckNotNull;
+using quern::c_abi::Contained;
 using quern::c_abi::CopyText;
 using quern::c_abi::Kind;
 using quern::c_abi::Library;
 using quern::c_abi::Mode;
 using quern::c_abi::Report;
+using quern::c_abi::ReportNoMemory;
 
 extern "C" {
 
@@ -114,36 +119,43 @@ quern_status quern_library_create(const quern_library_options* options,
                                   quern_library** library, char* message,
                                   size_t capacity) {
   CopyText("", message, capacity);
-  absl::Status status =
-      CheckNotNull("quern_library_create", "the result", library);
-  if (status.ok()) {
-    *library = nullptr;
-    status = Caught([&]() -> absl::Status {
-      auto made = Library::Create(options);
-      if (!made.ok()) return made.status();
-      *library = reinterpret_cast<quern_library*>(&made->release()->slot());
-      return absl::OkStatus();
-    });
-  }
-  if (status.ok()) return QUERN_OK;
-  CopyText(status.message(), message, capacity);
-  return Report(nullptr, status);
+  if (library != nullptr) *library = nullptr;
+  return Contained(
+      [&] {
+        absl::Status status =
+            CheckNotNull("quern_library_create", "the result", library);
+        if (status.ok()) {
+          status = Caught([&]() -> absl::Status {
+            auto made = Library::Create(options);
+            if (!made.ok()) return made.status();
+            *library =
+                reinterpret_cast<quern_library*>(&made->release()->slot());
+            return absl::OkStatus();
+          });
+        }
+        if (!status.ok()) CopyText(status.message(), message, capacity);
+        return Report(nullptr, status);
+      },
+      [&] {
+        CopyText("no memory left", message, capacity);
+        return ReportNoMemory(nullptr);
+      });
 }
 
 size_t quern_ops(const quern_library* library, char* text, size_t capacity) {
-  Borrowed use;
-  if (!use.Take(library, Kind::kLibrary, Mode::kUse).ok()) {
-    return CopyText("", text, capacity);
-  }
-  const OpRegistry& registry = use.slot()->library->registry();
-  std::string lines;
-  Caught([&] {
-    for (const std::string& name : registry.Names()) {
-      absl::StrAppend(&lines, registry.Find(name)->schema.Print(), "\n");
-    }
-    return absl::OkStatus();
-  }).IgnoreError();
-  return CopyText(lines, text, capacity);
+  return Contained(
+      [&] {
+        std::string lines;
+        Borrowed use;
+        if (use.Take(library, Kind::kLibrary, Mode::kUse).ok()) {
+          const OpRegistry& registry = use.slot()->library->registry();
+          for (const std::string& name : registry.Names()) {
+            absl::StrAppend(&lines, registry.Find(name)->schema.Print(), "\n");
+          }
+        }
+        return CopyText(lines, text, capacity);
+      },
+      [&] { return CopyText("", text, capacity); });
 }
 
 }  // extern "C"

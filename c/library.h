@@ -3,6 +3,7 @@
 
 // Private to c/. The owner of a registry, and of every slot.
 
+#include <cstddef>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -43,8 +44,11 @@ class Library {
   OpRegistry registry_;
   std::unique_ptr<OpDispatcher> ops_;
   std::mutex mutex_;
-  std::deque<Slot> slots_;    // guarded by mutex_; they never move
-  std::deque<Slot*> unused_;  // guarded by mutex_; first gone, first taken
+  std::deque<Slot> slots_;  // guarded by mutex_; they never move
+  // Slots whose object is gone, guarded by mutex_: first gone, first taken.
+  Slot* first_unused_ = nullptr;
+  Slot* last_unused_ = nullptr;
+  size_t num_unused_ = 0;
 };
 
 // Lets go of an object, for its owner. FailedPrecondition the second time.
@@ -63,23 +67,23 @@ template <typename Handle, typename Make>
 quern_status MakeObject(quern_library* library, const char* function, Kind kind,
                         Handle** handle, const Make& make) {
   if (handle != nullptr) *handle = nullptr;
-  Borrowed use;
-  if (absl::Status taken = use.Take(library, Kind::kLibrary, Mode::kUse);
-      !taken.ok()) {
-    return Report(SlotOf(library), taken);
-  }
-  if (absl::Status named = CheckNotNull(function, "the result", handle);
-      !named.ok()) {
-    return Report(use.slot(), named);
-  }
-  Library& owner = *use.slot()->library;
-  const absl::Status status = Caught([&]() -> absl::Status {
-    auto made = make(owner);
-    if (!made.ok()) return made.status();
-    *handle = reinterpret_cast<Handle*>(owner.Add(kind, *std::move(made)));
-    return absl::OkStatus();
-  });
-  return Report(use.slot(), status);
+  return Contained(
+      [&] {
+        Borrowed use;
+        absl::Status status = use.Take(library, Kind::kLibrary, Mode::kUse);
+        if (status.ok()) status = CheckNotNull(function, "the result", handle);
+        if (!status.ok()) return Report(SlotOf(library), status);
+        Library& owner = *use.slot()->library;
+        status = Caught([&]() -> absl::Status {
+          auto made = make(owner);
+          if (!made.ok()) return made.status();
+          *handle =
+              reinterpret_cast<Handle*>(owner.Add(kind, *std::move(made)));
+          return absl::OkStatus();
+        });
+        return Report(use.slot(), status);
+      },
+      [&] { return ReportNoMemory(SlotOf(library)); });
 }
 
 }  // namespace c_abi

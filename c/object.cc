@@ -168,6 +168,15 @@ Slot* SlotOf(const void* handle) {
   return slot->magic == Slot::kMagic ? slot : nullptr;
 }
 
+quern_status ReportNoMemory(Slot* slot) {
+  if (slot != nullptr) {
+    const std::lock_guard<std::mutex> lock(slot->mutex);
+    // Fits into any string, without memory of its own.
+    slot->message = "no memory left";
+  }
+  return QUERN_RESOURCE_EXHAUSTED;
+}
+
 quern_status Report(Slot* slot, const absl::Status& status) {
   if (status.ok()) return QUERN_OK;
   if (slot != nullptr) {
@@ -214,7 +223,7 @@ absl::Status CheckNotNull(absl::string_view function, absl::string_view what,
 }  // namespace quern
 
 using quern::c_abi::Borrowed;
-using quern::c_abi::Caught;
+using quern::c_abi::Contained;
 using quern::c_abi::CopyText;
 using quern::c_abi::Mode;
 using quern::c_abi::Slot;
@@ -240,27 +249,29 @@ size_t quern_message(const void* object, char* text, size_t capacity) {
 }
 
 size_t quern_explain(const void* object, char* text, size_t capacity) {
-  Slot* const slot = SlotOf(object);
-  Borrowed use;
-  if (slot == nullptr || !use.Take(*slot, Mode::kUse).ok()) {
-    return CopyText("", text, capacity);
-  }
-  std::string explanation;
-  Caught([&] {
-    explanation = slot->object->Explain();
-    return absl::OkStatus();
-  }).IgnoreError();
-  return CopyText(explanation, text, capacity);
+  return Contained(
+      [&] {
+        Slot* const slot = SlotOf(object);
+        Borrowed use;
+        if (slot == nullptr || !use.Take(*slot, Mode::kUse).ok()) {
+          return CopyText("", text, capacity);
+        }
+        return CopyText(slot->object->Explain(), text, capacity);
+      },
+      [&] { return CopyText("", text, capacity); });
 }
 
 quern_status quern_destroy(void* object) {
   if (object == nullptr) return QUERN_OK;
   Slot* const slot = SlotOf(object);
   if (slot == nullptr) return QUERN_INVALID_ARGUMENT;
-  if (&slot->library->slot() == slot) {
-    return Report(slot, quern::c_abi::Library::Delete(*slot->library));
-  }
-  return Report(slot, quern::c_abi::Destroy(*slot));
+  return Contained(
+      [slot] {
+        return Report(slot, &slot->library->slot() == slot
+                                ? quern::c_abi::Library::Delete(*slot->library)
+                                : quern::c_abi::Destroy(*slot));
+      },
+      [slot] { return quern::c_abi::ReportNoMemory(slot); });
 }
 
 }  // extern "C"

@@ -11,7 +11,8 @@
 //
 // The object is freed by whoever leaves it destroyed, with no user and no
 // holder. The slot goes to the end of a queue and is taken for another object
-// once QUERN_REMEMBERED slots stand behind it.
+// once QUERN_REMEMBERED slots stand behind it. The queue is a list through the
+// slots, so that nothing is allocated where an object is freed.
 
 #include <atomic>
 #include <cstddef>
@@ -64,6 +65,7 @@ struct Slot {
   std::atomic<uint64_t> state{0};
   Library* library = nullptr;
   std::unique_ptr<Object> object;  // read only while used or held
+  Slot* next_unused = nullptr;     // guarded by the library's mutex
   std::mutex mutex;
   std::string message;  // guarded by mutex
 };
@@ -110,16 +112,22 @@ Slot* SlotOf(const void* handle);
 // Keeps the sentence where quern_message finds it, and returns the code. `slot`
 // may be null. OK changes nothing.
 quern_status Report(Slot* slot, const absl::Status& status);
+// Like Report of a ResourceExhausted, but allocates nothing. `slot` may be
+// null.
+quern_status ReportNoMemory(Slot* slot);
 
 // What a function on one object does: takes the object, of type T, calls
 // fn(object), which returns a Status, and reports to the object.
 template <typename T, typename Fn>
 quern_status CallOn(const void* handle, Kind kind, Mode mode, const Fn& fn) {
-  Borrowed use;
-  absl::Status status = use.Take(handle, kind, mode);
-  if (status.ok()) status = Caught([&] { return fn(use.As<T>()); });
-  if (status.ok()) return QUERN_OK;
-  return Report(SlotOf(handle), status);
+  return Contained(
+      [&] {
+        Borrowed use;
+        absl::Status status = use.Take(handle, kind, mode);
+        if (status.ok()) status = Caught([&] { return fn(use.As<T>()); });
+        return status.ok() ? QUERN_OK : Report(SlotOf(handle), status);
+      },
+      [&] { return ReportNoMemory(SlotOf(handle)); });
 }
 
 // Writes `text` as functions of quern.h that return text do.

@@ -141,6 +141,8 @@ TEST(CaughtTest, MakesAStatusOfWhatIsThrown) {
             absl::ResourceExhaustedError("the system has no memory left"));
   EXPECT_EQ(Caught([]() -> absl::Status { throw std::runtime_error("why"); }),
             absl::InternalError("why"));
+  EXPECT_EQ(Caught([]() -> absl::Status { throw 7; }),
+            absl::InternalError("an exception that is no std::exception"));
 }
 
 }  // namespace
