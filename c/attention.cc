@@ -37,7 +37,8 @@ absl::StatusOr<KvLayoutSpec> SpecOf(const quern_kv_cache_options& options) {
       KvScaling::kPerTokenHead, KvScaling::kPerBlock};
   KvLayoutSpec spec;
   QUERN_RETURN_IF_ERROR(CheckNotNull(kCache, "dtype", options.dtype));
-  QUERN_ASSIGN_OR_RETURN(spec.dtype, ParseDType(options.dtype));
+  QUERN_ASSIGN_OR_RETURN(spec.dtype,
+                         CacheDTypeOf(kCache, "dtype", options.dtype));
   if (options.form != nullptr) {
     QUERN_ASSIGN_OR_RETURN(
         spec.form, ByName(kCache, "form", options.form, kForms, &KvFormName));

@@ -22,7 +22,10 @@ TEST_F(AttentionRefusalTest, RefusesCaches) {
   const Case cases[] = {
       {"quern_kv_cache_options: size=8", [](auto& o) { o.size = 8; }},
       {"dtype is null", [](auto& o) { o.dtype = nullptr; }},
-      {"int3", [](auto& o) { o.dtype = "int3"; }},
+      {"quern_kv_cache_create: dtype=\"int3\"; need one of f32, bf16, f16, "
+       "i8, ",
+       [](auto& o) { o.dtype = "int3"; }},
+      {"dtype=\"i64\"; need one of ", [](auto& o) { o.dtype = "i64"; }},
       {"form=\"round\"; need one of plain, paired, latent",
        [](auto& o) { o.form = "round"; }},
       {"scaling=\"big\"; need one of none, per_tensor",

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -26,6 +27,15 @@ absl::StatusOr<T> ByName(absl::string_view function, absl::string_view field,
   }
   return InvalidArgument(function, field, "=\"", text, "\"; need one of ",
                          names);
+}
+
+// The dtype of a cache's elements, by its name.
+inline absl::StatusOr<DType> CacheDTypeOf(absl::string_view function,
+                                          absl::string_view field,
+                                          absl::string_view text) {
+  constexpr DType kAll[] = {DType::kF32, DType::kBF16,   DType::kF16,
+                            DType::kI8,  DType::kF8E4M3, DType::kF8E5M2};
+  return ByName(function, field, text, kAll, &DTypeName);
 }
 
 }  // namespace c_abi

@@ -131,9 +131,11 @@ TEST_F(ModelRefusalTest, RefusesStates) {
        [](auto& o) { o.cache_tokens = std::numeric_limits<int64_t>::max(); },
        QUERN_RESOURCE_EXHAUSTED},
       {"page_size=-1", [](auto& o) { o.page_size = -1; }},
-      {"int3", [](auto& o) { o.cache_dtype = "int3"; }},
-      {"dtype is i32", [](auto& o) { o.cache_dtype = "i32"; },
-       QUERN_UNIMPLEMENTED},
+      {"quern_model_state_create: cache_dtype=\"int3\"; need one of f32, "
+       "bf16, ",
+       [](auto& o) { o.cache_dtype = "int3"; }},
+      {"cache_dtype=\"i32\"; need one of ",
+       [](auto& o) { o.cache_dtype = "i32"; }},
       {"need at most max_bytes=1000", [](auto& o) { o.max_bytes = 1000; },
        QUERN_RESOURCE_EXHAUSTED},
   };

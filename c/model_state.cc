@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "quern/c/by_name.h"
 #include "quern/c/executor.h"
 #include "quern/c/library.h"
 #include "quern/c/model.h"
@@ -44,7 +45,9 @@ absl::StatusOr<DecoderStateSpec> SpecOf(
   spec.cache_tokens = options->cache_tokens;
   if (options->page_size != 0) spec.page_size = options->page_size;
   if (options->cache_dtype != nullptr) {
-    QUERN_ASSIGN_OR_RETURN(spec.cache_dtype, ParseDType(options->cache_dtype));
+    QUERN_ASSIGN_OR_RETURN(
+        spec.cache_dtype,
+        CacheDTypeOf(kCreate, "cache_dtype", options->cache_dtype));
   }
   spec.max_bytes = options->max_bytes;
   return spec;

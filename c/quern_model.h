@@ -171,10 +171,9 @@ typedef struct quern_model_step {
  * follows: f32[rows, vocab], whose data and shape live until the next forward
  * of the state, or until the state is destroyed. A refused call leaves every
  * sequence as it was; unless another call was in the way, logits then has no
- * rows. QUERN_RESOURCE_EXHAUSTED: the
- * cache is full. QUERN_INTERNAL: the caller's executor has not kept its
- * promise; the sequences of the step are longer, and must be ended because what
- * they remember is unspecified.
+ * rows. QUERN_RESOURCE_EXHAUSTED: the cache is full. QUERN_INTERNAL: the
+ * caller's executor has not kept its promise; the sequences of the step are
+ * longer, and must be ended because what they remember is unspecified.
  *
  * A sequence's logits depend neither on the other items, nor on the executor.
  */

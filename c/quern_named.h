@@ -7,11 +7,13 @@
  *
  *   quern_onednn_handler* handler;  quern_op* pack;
  *   quern_onednn_handler_create(library, &handler);
- *   const quern_argument made_of[] = {quern_tensor_argument("b", &b),
- *                                     quern_object_argument("handler",
- * handler)}; quern_op_create(library, "create_onednn_mm", NULL, made_of, 2,
- * &pack); const quern_operand weight[] = {{"b", &b, QUERN_READ_ONLY}};
- *   quern_op_prepare(pack, weight, 1, executor);  (fills the handler)
+ *   const quern_argument of[] = {quern_tensor_argument("b", &b),
+ *                                quern_object_argument("handler", handler)};
+ *   quern_op_create(library, "create_onednn_mm", NULL, of, 2, &pack);
+ *   const quern_operand weight[] = {{"b", &b, QUERN_READ_ONLY}};
+ *   quern_op_prepare(pack, weight, 1, executor);
+ *
+ * The last call fills the handler.
  *
  * quern.h has the rules of all functions here: codes, messages, objects.
  * ops/registry/vllm_linear_ops.h, vllm_attention_ops.h and experts_ops.h say
