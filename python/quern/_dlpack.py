@@ -7,6 +7,7 @@ consumes frees what is behind it when it is dropped, so a borrower keeps the
 capsule and nothing else.
 """
 
+import atexit
 import ctypes
 
 from . import _abi
@@ -80,20 +81,37 @@ def borrow(name, x):
 _lent = {}
 
 
+# Capsules and tensors may outlive this module. So the two callbacks are never
+# freed, and read none of its variables, which are None by then.
+
+
 @_Deleter
-def _release(address):
+def _release(address, _lent=_lent):
     _lent.pop(address, None)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop(capsule):
+def _drop(capsule, _lent=_lent, _names=(_PLAIN, _VERSIONED), _is_valid=_is_valid_raw, _pointer=_pointer_raw):
     # A consumer renames the capsule and calls the deleter itself.
-    for name in (_PLAIN, _VERSIONED):
-        if _is_valid_raw(capsule, name):
-            _lent.pop(_pointer_raw(capsule, name), None)
+    for name in _names:
+        if _is_valid(capsule, name):
+            _lent.pop(_pointer(capsule, name), None)
 
 
+_keep_forever = _function("Py_IncRef", None, ctypes.py_object)
+_keep_forever(_release)
+_keep_forever(_drop)
 _drop_address = ctypes.cast(_drop, ctypes.c_void_p)
+# May be called when there is no interpreter any more, and does nothing.
+_nothing = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _Deleter)
+
+
+@atexit.register
+def _leave():
+    """Leaves what is lent to its consumers, who may end after the interpreter."""
+    for entry in list(_lent.values()):
+        _keep_forever(entry)
+        entry[0].deleter = _nothing
 
 
 def lend(owner, meta, address, read_only, max_version=None, copied=False):

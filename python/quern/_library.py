@@ -41,6 +41,8 @@ class Object:
         # The finalizer keeps the library, which destroys all objects in it, and
         # memory that the object reads.
         self._finalizer = weakref.finalize(self, _destroy, library._c, handle, library, kept)
+        # When the interpreter ends, an array on the object's memory may still be read.
+        self._finalizer.atexit = False
 
     @property
     def library(self) -> Library:
@@ -76,7 +78,7 @@ class Library:
             raise _errors.of(status, message.value.decode("utf-8", "replace"))
         self._handle = handle.value
         self._functions: dict = {}  # of _call.py, by name
-        weakref.finalize(self, c.quern_destroy, handle.value)
+        weakref.finalize(self, c.quern_destroy, handle.value).atexit = False
         lines = _errors.text_of(c.quern_ops, self._handle).splitlines()
         self.schemas: Mapping[str, _schema.Schema] = MappingProxyType({s.name: s for s in map(_schema.parse, lines)})
 
