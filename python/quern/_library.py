@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from types import MappingProxyType
@@ -147,10 +148,17 @@ class Executor(Object):
             raise ValueError(f"workers={workers}; need 0 to 127")
         super().__init__(library, library._create(library._c.quern_executor_create_pool, workers))
         self._workers = int(self.explain().split()[0])
+        self._forked = False
+        _executors.add(self)
 
     @property
     def workers(self) -> int:
         return self._workers
+
+    @property
+    def forked(self) -> bool:
+        """Whether the threads are those of a parent process. Calls refuse such an executor."""
+        return self._forked
 
     def close(self) -> None:
         """Ends the threads now. Calls that are running end first; later ones are refused."""
@@ -158,13 +166,29 @@ class Executor(Object):
         self._finalizer()
 
     def explain(self) -> str:
-        return super().explain() if self._handle is not None else "closed"
+        if self._handle is None:
+            return "of a parent process" if self._forked else "closed"
+        return super().explain()
 
     def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+_executors: weakref.WeakSet = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Parts with executors, because the child has none of their threads and must not wait for them."""
+    for executor in list(_executors):
+        executor._finalizer.detach()
+        executor._handle, executor._forked = None, True
+    _executors.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def handle_of(executor: Optional[Executor], library: Library) -> Optional[int]:
@@ -176,6 +200,10 @@ def handle_of(executor: Optional[Executor], library: Library) -> Optional[int]:
     check_library("executor", executor, library)
     handle = executor._handle
     if handle is None:  # would otherwise stand for the calling thread
+        if executor.forked:
+            raise _errors.FailedPreconditionError(
+                "the executor was made before a fork, in the parent process; need one of this process"
+            )
         raise ValueError("the executor is closed; need an open one")
     return handle
 

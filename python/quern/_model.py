@@ -42,6 +42,7 @@ class Model(Object):
     ):
         if library is None:
             library = executor.library if isinstance(executor, Executor) else _library.library()
+        self._has_own = executor is None
         if executor is None:
             executor = library.executor()
         raised: list = []
@@ -141,7 +142,11 @@ class Model(Object):
 
     def executor_of(self, executor: Optional[Executor]) -> Executor:
         """The executor of a call: the given one, or the model's."""
-        return self._executor if executor is None else executor
+        if executor is not None:
+            return executor
+        if self._executor.forked and self._has_own:
+            self._executor = self._library.executor()
+        return self._executor
 
 
 def _progress(function: Optional[Callable[[int, int], Any]], raised: list) -> Any:

@@ -56,9 +56,6 @@ class _Default:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self):
-        # The child has none of the threads, and must not wait for them.
-        if self.executor is not None:
-            self.executor._finalizer.detach()
         self.executor, self.made = None, False
 
     def get(self, library):

@@ -1,5 +1,6 @@
-"""What happens to tensors, objects and threads when a process ends."""
+"""What happens to tensors, objects and threads when a process ends or forks."""
 
+import os
 import subprocess
 import sys
 import unittest
@@ -47,6 +48,57 @@ builtins.kept = Late()
 builtins.kept = [quern.Linear.from_numpy(np.ones((4, 8), np.float32)), quern.Executor(2), quern.Sampler(8)]
 quern.ops.silu(np.ones((64, 4096), np.float32), executor=builtins.kept[1])
 builtins.kept.append(quern.KvCache(4, 16, 2, 16).schedule(4))
+"""
+        self.assertEqual(run(script), (0, ""))
+
+
+class ForkTest(unittest.TestCase):
+    """A child has none of its parent's threads."""
+
+    def child(self, call):
+        """What call() returns in a child, as text; the parent waits for the child."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(write, str(call()).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        return said
+
+    def test_refuses_the_executors_of_the_parent(self):
+        x = np.ones((64, 4096), np.float32)
+        executor = quern.Executor(2)
+        want = quern.ops.silu(x, executor=executor)
+
+        def call():
+            try:
+                quern.ops.silu(x, executor=executor)
+            except RuntimeError as error:
+                refused = str(error)
+            with quern.Executor(2) as own:
+                return refused, (quern.ops.silu(x, executor=own) == want).all(), (quern.ops.silu(x) == want).all()
+
+        said = self.child(call)
+        self.assertIn("a fork", said)
+        self.assertIn("True, True", said)
+        # The parent goes on.
+        np.testing.assert_array_equal(quern.ops.silu(x, executor=executor), want)
+
+    def test_a_child_ends_by_itself(self):
+        script = """
+executor = quern.Executor(3)
+x = np.ones((64, 4096), np.float32)
+for _ in range(8):
+    quern.ops.silu(x, executor=executor)
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 """
         self.assertEqual(run(script), (0, ""))
 
