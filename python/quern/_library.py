@@ -33,8 +33,15 @@ def whole(name: str, value: Any) -> int:
     return value
 
 
-class Object:
-    """An object of the library. Destroyed with its last reference."""
+class _NotCopied:
+    """A copy would have the same handle, and use it after the first of both has destroyed it."""
+
+    def __reduce__(self):
+        raise TypeError(f"a quern.{type(self).__name__} cannot be copied or pickled; need to make another")
+
+
+class Object(_NotCopied):
+    """An object of the library. Destroyed with its last reference, and at the latest with the process."""
 
     def __init__(self, library: Library, handle: int, *kept: Any):
         self._library = library
@@ -61,7 +68,7 @@ def _destroy(c, handle, library, kept):
     c.quern_destroy(handle)
 
 
-class Library:
+class Library(_NotCopied):
     """All operators. Two libraries share nothing; quern.library() is the one that quern.ops uses.
 
     policy: which operators run their fast implementations: "all", "none,+rms_norm".

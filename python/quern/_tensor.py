@@ -229,7 +229,23 @@ class Tensor:
         return (_abi.CPU, 0)
 
     def __len__(self):
+        if not self.shape:
+            raise TypeError("len() of a quern.Tensor without dimensions")
         return self.shape[0]
+
+    def __reduce__(self):
+        # copy, deepcopy and pickle: elements instead of an address, which another process does not have.
+        return _with_elements, (self.dtype, self.shape, self._elements())
+
+    def _elements(self) -> bytes:
+        size = self._meta.bits * self._meta.lanes // 8
+        if 0 in self.shape:
+            return b""
+        if self._meta.strides is None or self._meta.strides == self._meta.dense_strides:
+            for extent in self.shape:
+                size *= extent
+            return ctypes.string_at(self._address, size)
+        return self.bits().tobytes()
 
     def __repr__(self):
         return f"<quern.Tensor {self.dtype}{list(self.shape)}{', read-only' if self.read_only else ''}>"
@@ -247,6 +263,12 @@ def empty(shape: Sequence[int], dtype: str) -> Tensor:
     if any(extent < 0 for extent in shape):
         raise ValueError(f"shape={shape}; need extents of 0 or more")
     return Tensor.new(Meta(code, bits, 1, shape, None))
+
+
+def _with_elements(dtype: str, shape: Tuple[int, ...], elements: bytes) -> Tensor:
+    tensor = empty(shape, dtype)
+    ctypes.memmove(tensor._address, elements, len(elements))
+    return tensor
 
 
 def view(x: Any, dtype: str) -> Tensor:

@@ -1,6 +1,8 @@
-"""What happens to tensors, objects and threads when a process ends or forks."""
+"""What happens to tensors, objects and threads when a process ends, forks, or sends them to another."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import unittest
@@ -101,6 +103,33 @@ for _ in range(8):
     assert os.waitpid(pid, 0)[1] == 0
 """
         self.assertEqual(run(script), (0, ""))
+
+
+class CopyTest(unittest.TestCase):
+    """A pickled address would be read where there is no such memory."""
+
+    def test_tensors_are_copied_with_their_elements(self):
+        dense = quern.ops.convert(np.arange(12, dtype=np.float32).reshape(3, 4), "bf16")
+        gaps = quern.view(np.arange(24, dtype=np.uint16).reshape(4, 6)[::2, :3], "bf16")
+        empty = quern.empty((0, 3), "f8e4m3")
+        for tensor in (dense, gaps, empty):
+            for made in (copy.copy(tensor), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+                self.assertEqual((made.dtype, made.shape), (tensor.dtype, tensor.shape))
+                np.testing.assert_array_equal(made.bits(), tensor.bits())
+                self.assertFalse(np.shares_memory(made.bits(), tensor.bits()))
+
+    def test_another_process_reads_what_was_pickled(self):
+        tensor = quern.ops.convert(np.arange(4096, dtype=np.float32), "f32")
+        data = pickle.dumps(quern.from_dlpack(tensor))
+        script = f"import pickle; print(pickle.loads(bytes.fromhex({data.hex()!r})).numpy().sum())"
+        self.assertEqual(run(script), (0, "8386560.0\n"))
+
+    def test_objects_are_refused(self):
+        layer = quern.Linear.from_numpy(np.ones((4, 8), np.float32))
+        for given in (layer, quern.Executor(1), quern.library()):
+            for function in (copy.copy, copy.deepcopy, pickle.dumps):
+                with self.assertRaisesRegex(TypeError, type(given).__name__):
+                    function(given)
 
 
 if __name__ == "__main__":
