@@ -118,7 +118,7 @@ class Function:
         self.written = tuple(p.written for p in schema.tensors)
         self.last_object = objects[-1] if objects else None
         # Operators whose Prepare fills an object, of which operators were perhaps made.
-        self.fills = schema.name.startswith("create_onednn_") or schema.name == "cpu_attn_get_scheduler_metadata"
+        self.fills = _library.fills(schema)
         self.cache = {}
 
     def _cache_of(self, scalars):
@@ -136,8 +136,7 @@ class Function:
         return caches.setdefault(self.schema.name, {}), scalars[:at] + (None,) + scalars[at + 1 :]
 
     def forget(self, scalars):
-        """Operators that were made with an older filling of the object are not used again."""
-        scalars[self.last_object].__dict__.pop("_cache", None)
+        _library.forget(scalars[self.last_object])
 
     def _bind(self, cache, key, tensors, scalars, outs, provider):
         bound = _Bound(self, tensors, scalars, outs, provider)

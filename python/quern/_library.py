@@ -305,7 +305,9 @@ class Op(Object):
         )
         # Weights that have adopted bytes are read as long as the operator lives. A
         # cached operator lives in the cache of such an object.
-        super().__init__(library, handle, [] if cached else [kept for kept in keep if isinstance(kept, Object)])
+        objects = [kept for kept in keep if isinstance(kept, Object)]
+        super().__init__(library, handle, [] if cached else objects)
+        self._filled = objects if fills(schema) and not cached else []
 
     def _check(self, status: int) -> None:
         _errors.check(self._library._c, status, self._handle)
@@ -351,7 +353,11 @@ class Op(Object):
         """Gives an operator that packs its weights those weights. Others do nothing."""
         operands, count, _, keep = self._operands(tensors)
         executor_handle = handle_of(executor, self._library)
-        self._check(self._library._c.quern_op_prepare(self._handle, operands, count, executor_handle))
+        try:
+            self._check(self._library._c.quern_op_prepare(self._handle, operands, count, executor_handle))
+        finally:
+            for filled in self._filled:
+                forget(filled)
         del keep
 
     def execute(self, *, executor: Optional[Executor] = None, workspace: Any = None, **tensors: Any) -> None:
@@ -377,6 +383,16 @@ class Op(Object):
             self._library._c.quern_op_execute(self._handle, operands, count, address, size, executor_handle)
         )
         del keep
+
+
+def fills(schema: _schema.Schema) -> bool:
+    """Whether prepare() of an operator fills its object, of which other operators were perhaps made."""
+    return schema.name.startswith("create_onednn_") or schema.name == "cpu_attn_get_scheduler_metadata"
+
+
+def forget(filled: Object) -> None:
+    """Operators that quern.ops has made with an older filling of the object are not used again."""
+    filled.__dict__.pop("_cache", None)
 
 
 # Layers whose rows are all dimensions of x but the last.

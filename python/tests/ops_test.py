@@ -173,6 +173,20 @@ class ResultTest(unittest.TestCase):
         self.assertEqual([ref() for ref in seen], [None, None])
 
 
+class HandlerTest(unittest.TestCase):
+    def test_a_handler_that_an_operator_fills_anew_serves_the_next_call(self):
+        handler, a, c = quern.OneDnnHandler(), np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32)
+        b = np.eye(4, dtype=np.float32)
+        pack = quern.library().op("create_onednn_mm", b=b, handler=handler)
+        for by in (1, 5, -2):
+            pack.prepare(b=by * b)
+            ops.onednn_mm(c, a, handler=handler)
+            np.testing.assert_array_equal(c, by * a)
+        ops.create_onednn_mm(3 * b, handler)
+        ops.onednn_mm(c, a, handler=handler)
+        np.testing.assert_array_equal(c, 3 * a)
+
+
 class RefusalTest(unittest.TestCase):
     def test_wrong_arguments_raise_a_fitting_exception(self):
         f32 = np.zeros((2, 8), np.float32)
