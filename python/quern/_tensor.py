@@ -274,10 +274,11 @@ def _with_elements(dtype: str, shape: Tuple[int, ...], elements: bytes) -> Tenso
 def view(x: Any, dtype: str) -> Tensor:
     """The memory of x as elements of another type of the same size: uint16 as "bf16", uint8 as "f8e4m3".
 
-    Read-only where x is. x is a NumPy array of any dtype, or an object with __dlpack__.
+    Read-only where x is. x is a NumPy array of unsigned integers or of a dtype of the library, or an object
+    with __dlpack__.
     """
     code, bits = code_of(dtype)
-    if ndarray is not None and isinstance(x, ndarray) and x.dtype.kind == "u":
+    if ndarray is not None and isinstance(x, ndarray) and x.dtype.kind == "u" and x.dtype.isnative:
         # NumPy's uint16 is no dtype of the library, but serves here.
         x = x.view(f"i{x.dtype.itemsize}") if x.dtype.itemsize != 2 else x.view("f2")
     meta, address, writable, keep = describe("x", x)

@@ -154,6 +154,9 @@ class DtypeTest(unittest.TestCase):
         self.assertEqual(quern.view(tensor, "f16").dtype, "f16")
         self.assertRaisesRegex(ValueError, "elements of 8 bits; need 16", quern.view, np.zeros(2, np.int8), "bf16")
         self.assertRaisesRegex(ValueError, "dtype='float'; need one of f32", quern.view, bits, "float")
+        # Bytes in the other order would be other numbers.
+        swapped = np.zeros(4, np.dtype(np.uint16).newbyteorder())
+        self.assertRaisesRegex(TypeError, "this machine's order of bytes", quern.view, swapped, "bf16")
 
     def test_fp8_from_an_operator(self):
         codes, scales = ops.quant_fp8(np.array([[1, -2, 448, 0.5]] * 2, np.float32))
