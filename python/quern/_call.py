@@ -163,7 +163,8 @@ class Function:
             else:
                 name = self.tensor_names[len(kinds)]
                 meta, address, writable, kept = _tensor.describe(name, x)
-                kinds.append(meta)
+                # A subclass of NumPy's array gives arrays, and others give a quern.Tensor.
+                kinds.append((meta, _ndarray is not None and isinstance(x, _ndarray)))
                 addresses.append(address)
                 keep.append(kept)
                 if is_written:

@@ -102,6 +102,16 @@ class ResultTest(unittest.TestCase):
     def test_empty_rows(self):
         self.assertEqual(ops.rms_norm(np.zeros((0, 8), np.float32)).shape, (0, 8))
 
+    def test_a_subclass_gives_arrays_whatever_was_called_before(self):
+        class Named(np.ndarray):
+            pass
+
+        for rows, kinds in ((5, (Named, quern.from_dlpack)), (6, (quern.from_dlpack, Named))):
+            x = np.ones((rows, 3), np.float32)
+            for kind in kinds:
+                given, want = (x.view(Named), np.ndarray) if kind is Named else (kind(x), quern.Tensor)
+                self.assertIs(type(ops.silu(given)), want)
+
     def test_an_operator_that_packs_uses_the_weight_of_the_call(self):
         x = np.eye(4, dtype=np.float32)
         for _ in range(2):
