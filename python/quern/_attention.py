@@ -135,9 +135,11 @@ class Schedule(Object):
             workers=0 if handle is None else executor.workers,
         )
         c = self._library._c
-        self._slots = None
-        _errors.check(c, c.quern_schedule_build(self._handle, ctypes.byref(step)), self._handle)
-        self._slots = slots
+        status = c.quern_schedule_build(self._handle, ctypes.byref(step))
+        # A step that another call refuses leaves the schedule, and its slots, as they are.
+        if status != _abi.FAILED_PRECONDITION:
+            self._slots = slots if status == _abi.OK else None
+        _errors.check(c, status, self._handle)
 
     @property
     def slots(self) -> _tensor.Tensor:

@@ -370,7 +370,9 @@ class Op(Object):
         executor_handle = handle_of(executor, self._library)
         if workspace is None:
             size = self.workspace_bytes(rows_of(self.schema, shapes), executor)
-            address = _tensor.scratch(size)
+            memory = _tensor.scratch(size)
+            address = memory.address
+            keep.append(memory)
         else:
             meta, address, writable, kept = _tensor.describe("workspace", workspace)
             if not writable or meta.strides is not None and meta.strides != meta.dense_strides:

@@ -319,18 +319,20 @@ NUMPY_DTYPES = (
 
 class _Scratch(threading.local):
     memory = None
-    size = 0
+    size = -1
 
 
 _scratch = _Scratch()
 
 
-def scratch(size: int) -> Optional[int]:
-    """The address of a workspace of this thread, which grows and is kept. None for no bytes."""
-    if size == 0:
-        return None
+def scratch(size: int) -> _Memory:
+    """The workspace of this thread, which grows and is kept.
+
+    The caller keeps what is returned until its call is done, because a finalizer or a handler of a signal
+    may run another operator in between, whose workspace takes the place of this one.
+    """
     if size > _scratch.size:
-        _scratch.memory = None
+        _scratch.memory, _scratch.size = None, -1
         _scratch.memory = _Memory(size)
         _scratch.size = size
-    return _scratch.memory.address
+    return _scratch.memory

@@ -161,7 +161,8 @@ class Caller:
         size = bound.bytes.get(workers)
         if size is None:
             size = bound.size(workers, executor)
-        workspace = _tensor.scratch(size) if size else None
+        memory = _tensor.scratch(size) if size else None
+        workspace = memory.address if size else None
         status = self.execute(bound.handle, frame.address, frame.count, workspace, size, handle)
         if status:
             _errors.check(self.library._c, status, bound.handle)

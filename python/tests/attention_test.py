@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 
 import quern
-from quern import ops
+from quern import _call, _tensor, ops
 
 _KV_HEADS, _Q_HEADS, _DIM, _PAGE = 2, 4, 16, 16
 
@@ -104,6 +104,51 @@ class AttentionTest(unittest.TestCase):
         del pages
         gc.collect()
         self.assertIsNone(seen())
+
+    def test_a_workspace_lives_until_its_call_is_done(self):
+        # A finalizer or a handler of a signal may call an operator, with a larger
+        # workspace, while a call is about to execute.
+        function = _call.function_of(quern.library(), "paged_attention")
+        q, k = self.heads(40, _Q_HEADS), self.heads(40, _KV_HEADS)
+        execute, alive = function.execute, []
+
+        def interrupted(*arguments):
+            memory = weakref.ref(_tensor._scratch.memory._bytes)
+            _tensor.scratch(2 * _tensor._scratch.size + 64)
+            alive.append(memory() is not None)
+            return execute(*arguments)
+
+        self.schedule.build([40], [40], [[0, 1, 2]])
+        want = quern.attention(q, self.cache, self.schedule, key=k, value=k)
+        function.execute = interrupted
+        try:
+            np.testing.assert_array_equal(quern.attention(q, self.cache, self.schedule), want)
+        finally:
+            function.execute = execute
+        self.assertEqual(alive, [True])
+
+    def test_a_workspace_for_which_there_is_no_memory_is_asked_for_again(self):
+        new = _tensor._Memory
+
+        def refuse(size):
+            raise MemoryError
+
+        _tensor._Memory = refuse
+        try:
+            self.assertRaises(MemoryError, _tensor.scratch, _tensor._scratch.size + 64)
+        finally:
+            _tensor._Memory = new
+        self.assertGreater(_tensor.scratch(64).address, 0)
+
+    def test_a_step_that_is_refused_for_a_call_leaves_the_slots(self):
+        self.schedule.build([2], [2], [[3]])
+        build = self.schedule._library._c.quern_schedule_build
+        self.schedule._library._c.quern_schedule_build = lambda *_: quern.FailedPreconditionError.status
+        try:
+            self.assertRaises(quern.FailedPreconditionError, self.schedule.build, [1], [3], [[3]])
+        finally:
+            self.schedule._library._c.quern_schedule_build = build
+        np.testing.assert_array_equal(self.schedule.slots.numpy(), [48, 49])
 
     def test_refusals(self):
         q, k = self.heads(2, _Q_HEADS), self.heads(2, _KV_HEADS)
