@@ -259,7 +259,10 @@ def _need_numpy(method):
 def empty(shape: Sequence[int], dtype: str) -> Tensor:
     """A dense tensor with unspecified elements, at a multiple of 64 bytes."""
     code, bits = code_of(dtype)
-    shape = tuple(int(extent) for extent in shape)
+    for extent in shape:
+        if isinstance(extent, bool) or not hasattr(extent, "__index__"):
+            raise TypeError(f"shape={shape} holds {extent!r}; need whole numbers")
+    shape = tuple(extent.__index__() for extent in shape)
     if any(extent < 0 for extent in shape):
         raise ValueError(f"shape={shape}; need extents of 0 or more")
     return Tensor.new(Meta(code, bits, 1, shape, None))
@@ -290,6 +293,8 @@ def view(x: Any, dtype: str) -> Tensor:
 def from_dlpack(x: Any) -> Tensor:
     """A tensor on the memory of x, which is anything that quern takes."""
     meta, address, writable, keep = describe("x", x)
+    if meta.dtype not in DTYPES:
+        raise TypeError(f"x has DLPack's {meta.dtype}, {meta.lanes} lanes; need one of {', '.join(DTYPES)}")
     return Tensor(meta, address, keep, not writable)
 
 

@@ -95,6 +95,7 @@ class ImportTest(unittest.TestCase):
         x = Framework(quern.Tensor(quern._tensor.Meta(2, 64, 1, (2,), None), 0, None))
         with self.assertRaisesRegex(NotImplementedError, "DLPack type code 2, 64 bits"):
             ops.silu(x)
+        self.assertRaisesRegex(TypeError, "type code 2, 64 bits, 1 lanes; need one of f32", quern.from_dlpack, x)
 
 
 class ExportTest(unittest.TestCase):
@@ -186,6 +187,11 @@ class DtypeTest(unittest.TestCase):
         np.testing.assert_array_equal(np.asarray(tensor, dtype=np.float64), [1, 2])
         self.assertEqual((len(tensor), repr(tensor)), (2, "<quern.Tensor f32[2]>"))
         self.assertRaisesRegex(ValueError, "extents of 0 or more", quern.empty, (2, -1), "f32")
+        for wrong in (2.5, True, "2"):
+            self.assertRaisesRegex(TypeError, "need whole numbers", quern.empty, (wrong,), "f32")
+        scalar = quern.from_dlpack(Framework(np.ones((), np.float32)))
+        self.assertEqual((scalar.shape, scalar.numpy()), ((), 1))
+        self.assertRaisesRegex(TypeError, "without dimensions", len, scalar)
 
 
 if __name__ == "__main__":
