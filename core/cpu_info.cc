@@ -98,17 +98,15 @@ std::vector<int> AffinityCpus() {
   std::vector<int> cpus;
 #ifdef __linux__
   // Machines may have more CPUs than cpu_set_t has bits: grow until it fits.
-  for (int max_cpus = 1024; max_cpus <= 1 << 20; max_cpus *= 2) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(max_cpus));
-    if (set == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(max_cpus));
-    CPU_ZERO_S(bytes, set);
-    const bool fits = sched_getaffinity(0, bytes, set) == 0;
-    for (int cpu = 0; fits && cpu < max_cpus; ++cpu) {
-      if (CPU_ISSET_S(cpu, bytes, set)) cpus.push_back(cpu);
+  for (size_t count = 1; count <= 1024; count *= 2) {
+    std::vector<cpu_set_t> sets(count);
+    const size_t bytes = count * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, sets.data()) != 0) continue;
+    const int max_cpus = static_cast<int>(count) * CPU_SETSIZE;
+    for (int cpu = 0; cpu < max_cpus; ++cpu) {
+      if (CPU_ISSET_S(cpu, bytes, sets.data())) cpus.push_back(cpu);
     }
-    CPU_FREE(set);
-    if (fits) break;
+    break;
   }
 #endif
   if (cpus.empty()) {
