@@ -1,61 +1,16 @@
 // What libquern.so shows to the programs that load it: the functions that
 // quern.h, quern_model.h and quern_named.h declare, and nothing else.
 
-#include <elf.h>
-
-#include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <fstream>
-#include <ios>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "gtest/gtest.h"
+#include "quern/c/symbols_testutil.h"
 
 namespace quern {
 namespace {
-
-std::string Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  std::string bytes(static_cast<size_t>(std::max<int64_t>(file.tellg(), 0)),
-                    '\0');
-  file.seekg(0);
-  file.read(&bytes[0], static_cast<std::streamsize>(bytes.size()));
-  return bytes;
-}
-
-struct Symbols {
-  std::set<std::string> defined;
-  std::set<std::string> undefined;
-};
-
-// The dynamic symbols of an ELF file of 64 bits.
-Symbols DynamicSymbols(const std::string& file) {
-  Symbols symbols;
-  Elf64_Ehdr header;
-  if (file.size() < sizeof(header)) return symbols;
-  std::memcpy(&header, file.data(), sizeof(header));
-  std::vector<Elf64_Shdr> sections(header.e_shnum);
-  std::memcpy(sections.data(), file.data() + header.e_shoff,
-              sections.size() * sizeof(Elf64_Shdr));
-  for (const Elf64_Shdr& section : sections) {
-    if (section.sh_type != SHT_DYNSYM) continue;
-    const char* const names = file.data() + sections[section.sh_link].sh_offset;
-    for (size_t i = 1; i < section.sh_size / sizeof(Elf64_Sym); ++i) {
-      Elf64_Sym symbol;
-      std::memcpy(&symbol, file.data() + section.sh_offset + i * sizeof(symbol),
-                  sizeof(symbol));
-      auto& list =
-          symbol.st_shndx == SHN_UNDEF ? symbols.undefined : symbols.defined;
-      list.insert(names + symbol.st_name);
-    }
-  }
-  return symbols;
-}
 
 // The words "quern_..." before a "(" on lines that begin a declaration.
 std::set<std::string> DeclaredFunctions(const std::string& header) {
