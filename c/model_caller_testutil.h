@@ -15,6 +15,7 @@
 
 #include "gtest/gtest.h"
 #include "quern/c/c_testutil.h"
+#include "quern/c/fork_testutil.h"
 #include "quern/c/handles_testutil.h"
 #include "quern/c/model_testutil.h"
 #include "quern/c/quern.h"
@@ -28,17 +29,6 @@ namespace quern {
 
 // The vocabulary of good files, which samplers have, too.
 inline constexpr int64_t kFuzzVocab = 37;
-
-// Runs each task once.
-inline void ForkWell(void*, int64_t n, quern_task run, void* context) {
-  for (int64_t t = n; t-- > 0;) run(context, t, static_cast<int32_t>(t % 2));
-}
-// Leaves tasks out, repeats others, and asks for some that do not exist.
-inline void ForkBadly(void*, int64_t n, quern_task run, void* context) {
-  for (int64_t t = -1; t <= n; t += 2) run(context, t, 0);
-  run(context, 0, 1);
-  run(context, 0, 2);
-}
 
 // The calls of one thread.
 class Caller {
