@@ -1,5 +1,6 @@
 // What a call through the C interface costs over C++: the smallest rms_norm, by
-// the plan, by the operator that has a name, and by quern_op_execute.
+// the plan, by the operator that has a name, by quern_op_execute, and by
+// tvm-ffi's calling convention.
 
 #include <cstdint>
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "benchmark/benchmark.h"
 #include "quern/c/quern.h"
+#include "quern/c/tvm_ffi.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
@@ -19,6 +21,9 @@
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+
+extern "C" int __tvm_ffi_rms_norm(void* handle, const quern_tvm_value* args,
+                                  int32_t num_args, quern_tvm_value* result);
 
 namespace quern {
 namespace {
@@ -127,6 +132,30 @@ void BM_C(benchmark::State& state) {
   quern_destroy(library);
 }
 BENCHMARK(BM_C)->ArgName("pool")->Arg(0)->Arg(1);
+
+// As in C, tensors are described once; a thread finds its plan in each call.
+void BM_TvmFfi(benchmark::State& state) {
+  Data data;
+  int64_t rows[] = {1, kHidden}, row[] = {kHidden};
+  const quern_dtype f32 = quern_dtype_of(QUERN_CODE_FLOAT, 32);
+  quern_tensor tensors[] = {quern_dense(data.out, f32, 2, rows),
+                            quern_dense(data.x, f32, 2, rows),
+                            quern_dense(data.weight, f32, 1, row)};
+  quern_tvm_value args[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    args[i].type = QUERN_TVM_DLTENSOR;
+    args[i].value.pointer = &tensors[i];
+  }
+  for (auto _ : state) {
+    if (__tvm_ffi_rms_norm(nullptr, args, 3, nullptr) != 0) {
+      state.SkipWithError("refused");
+      break;
+    }
+    benchmark::ClobberMemory();
+  }
+  data.Check(state);
+}
+BENCHMARK(BM_TvmFfi);
 
 }  // namespace
 }  // namespace quern

@@ -57,7 +57,7 @@ TEST(TvmFfiTest, HasAFunctionForEveryOperator) {
     EXPECT_EQ(want.count(name), 1u) << "no such operator: " << name;
   }
   EXPECT_EQ(symbols.needed.count("libquern.so"), 1u);
-  // Of the runtime it needs one function, and of Quern those of quern.h.
+  // It needs one function of the runtime, and of Quern those of quern.h.
   EXPECT_EQ(symbols.undefined.count("TVMFFIErrorSetRaisedFromCStr"), 1u);
   for (const std::string& name : symbols.undefined) {
     EXPECT_TRUE(name.rfind("TVMFFI", 0) != 0 ||

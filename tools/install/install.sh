@@ -30,7 +30,7 @@ done
 [[ $prefix == /* ]] || prefix=${BUILD_WORKING_DIRECTORY:-$PWD}/$prefix
 
 readonly static=tools/install/libquern.a
-for file in c/quern.h c/libquern.so "$static" core/version.h tools/install/quern.pc.in LICENSE; do
+for file in c/quern.h c/libquern.so c/libquern_tvm_ffi.so "$static" core/version.h tools/install/quern.pc.in LICENSE; do
   [[ -f $file ]] || die "no $file in $PWD; run it as ./bazelw run //:install -- --prefix=DIR"
 done
 version=$(sed -nE 's/^#define QUERN_VERSION_STRING "([0-9.]+)"$/\1/p' core/version.h)
@@ -53,6 +53,7 @@ expand() {
 
 for header in c/quern*.h; do copy "$header" "include/quern/$header"; done
 copy c/libquern.so "$libdir/libquern.so" 755
+copy c/libquern_tvm_ffi.so "$libdir/libquern_tvm_ffi.so" 755
 copy "$static" "$libdir/libquern.a"
 copy LICENSE share/doc/quern/LICENSE
 for name in quern quern-static; do
