@@ -2,20 +2,16 @@
 """Checks that each translation says what its English document has: X.zh.md translates X.md, and docs/zh/X.md
 translates docs/X.md.
 
-usage: tools/check_translations.py [--root=ROOT]
-       tools/check_translations.py [--root=ROOT] --stamp [--draft] TRANSLATION...
+usage: tools/check_translations.py [--stamp] [ROOT]    ROOT is this repository unless given
 
 Both documents must have the same headings by level, and below each heading the same paragraphs, list items, rows of
-tables with as many cells, and code, byte for byte. Every one of these must have the same code spans, links and numbers
-in both, in any order; a link to a translated document or heading must go to the translation. Chinese has a space beside
-Latin letters, full-width punctuation, and no line break within a paragraph, where it would show as a space.
+tables with as many cells, and code, byte for byte. Each paragraph, item and cell must have the same code spans, links
+and numbers in both, in any order. A link to a translated document or heading must go to the translation.
 
-Below each heading of a translation, <!-- en 1a2b3c4d --> is a stamp: a hash of the English section and the heading
-above it. A stamp that is no longer true says that the English sentences have changed since they were translated.
---stamp writes the stamps that are missing or not true, in files in which all else agrees. --draft adds the word draft
-to them, for text that no reader of Chinese has approved: one who has deletes the word.
+Below each heading of a translation, <!-- en 1a2b3c4d --> is a stamp: a hash of the English section. A stamp that
+differs says that the English sentences have changed since they were translated. --stamp writes the stamps that are
+missing or differ, in the translations in which all else agrees.
 """
-import argparse
 import collections
 import hashlib
 import os
@@ -26,16 +22,7 @@ import sys
 sys.dont_write_bytecode = True
 import markdown_document as md  # noqa: E402
 
-NOT_TRANSLATED = {"docs/zh/terms.md"}  # written in both languages
-STAMP = re.compile(r"<!-- en ([0-9a-f]{8})( draft)? -->")
-HAN, LATIN = r"[\u3400-\u9fff]", r"[A-Za-z0-9]"
-FULL_WIDTH = r"[\u3000-\u303f\uff00-\uffef\u2018-\u201d]"
-TYPOGRAPHY = (
-    (f"{HAN}{LATIN}|{LATIN}{HAN}", "needs a space between Chinese and Latin"),
-    (f"{HAN}[,;:!?]|{HAN}\\.(?!\\w)|{HAN}\\(|\\){HAN}", "needs full-width punctuation, or a space beside parentheses"),
-    (f"{FULL_WIDTH} | {FULL_WIDTH}", "has a space beside full-width punctuation"),
-    (f"(?:{HAN}|{FULL_WIDTH})\n|\n(?:{HAN}|{FULL_WIDTH})", "has a line break, which would show as a space"),
-)
+STAMP = re.compile(r"<!-- en ([0-9a-f]{8}) -->")
 
 
 def english_path(path):
@@ -45,11 +32,7 @@ def english_path(path):
 
 
 def translations(root):
-    return [
-        path
-        for path in md.documents(root)
-        if (path.name.endswith(".zh.md") or path.parts[:2] == ("docs", "zh")) and str(path) not in NOT_TRANSLATED
-    ]
+    return [path for path in md.documents(root) if path.name.endswith(".zh.md") or path.parts[:2] == ("docs", "zh")]
 
 
 def numbers(text):
@@ -64,21 +47,21 @@ class Pair:
     """A translation and its English document."""
 
     def __init__(self, root, path, paths):
-        self.root, self.path = root, path
-        self.from_path = english_path(path)
+        self.root, self.path, self.from_path = root, path, english_path(path)
         self.wrong = []
         self.english, self.translated = md.Document(root, self.from_path), md.Document(root, path)
         self.translated_paths = {str(english_path(other)): str(other) for other in paths}
-        here = os.path.relpath(self.from_path, path.parent)
-        there = os.path.relpath(path, self.from_path.parent)
-        for document, line in ((self.english, f"English | [简体中文]({there})"),
-                               (self.translated, f"[English]({here}) | 简体中文")):
-            first = document.sections[min(1, len(document.sections) - 1)]
-            if [block.text for block in first.blocks if block.kind != "heading"][:1] != [line]:
-                self.wrong.append(f"{document.path}: below its title, '{line}' is missing")
-            else:
-                first.blocks = [block for block in first.blocks if block.text != line]
-                first.source = [source for source in first.source if source != line]
+        here, there = os.path.relpath(self.from_path, path.parent), os.path.relpath(path, self.from_path.parent)
+        self._take_language_line(self.english, f"English | [简体中文]({there})")
+        self._take_language_line(self.translated, f"[English]({here}) | 简体中文")
+
+    def _take_language_line(self, document, line):
+        """The line is not compared, because each document names the other one."""
+        for section in document.sections[1:2]:
+            if [block.text for block in section.blocks[1:2]] == [line]:
+                del section.blocks[1]
+                return
+        self.wrong.append(f"{document.path}: below its title, '{line}' is missing")
 
     def say(self, section, what):
         self.wrong.append(f"{self.path}, '{section.title}': {what}")
@@ -98,19 +81,15 @@ class Pair:
             return
         for one, other in zip(self.english.sections, self.translated.sections):
             self._compare_sections(one, other)
-        for section in self.translated.sections:
-            for block in section.blocks:
-                self.wrong += misprints(f"{self.path}, '{section.title}': line {block.line}", block)
 
     def _compare_sections(self, one, other):
-        at = f"{self.from_path}, '{one.title}'"
-        for kind in ("paragraph", "list item", "table row", "code"):
-            have, want = (sum(kind in block.kind for block in section.blocks) for section in (other, one))
-            if have != want:
-                self.say(other, f"{have} {kind}{'s' * (have != 1)}, and {want} in {at}")
-        if [block.kind for block in one.blocks] != [block.kind for block in other.blocks]:
-            if not self.wrong or f"'{other.title}'" not in self.wrong[-1]:
-                self.say(other, f"paragraphs, list items, tables and code come in another order than in {at}")
+        kinds, wanted = ([block.kind for block in section.blocks] for section in (other, one))
+        if kinds != wanted:
+            at = next((i for i, pair in enumerate(zip(kinds, wanted)) if pair[0] != pair[1]),
+                      min(len(kinds), len(wanted)))
+            have, want = (f"a {section.blocks[at].kind} in line {section.blocks[at].line}"
+                          if at < len(section.blocks) else "nothing more" for section in (other, one))
+            self.say(other, f"{have}, where {self.from_path}, '{one.title}', has {want}")
             return
         for block, ours in zip(one.blocks, other.blocks):
             self._compare_blocks(other, block, ours)
@@ -121,18 +100,17 @@ class Pair:
             if block.text != ours.text:
                 self.say(section, f"{place}: the code differs")
             return
+        texts, our_texts = [block.text], [ours.text]
         if block.kind == "table row":
-            if len(block.cells()) != len(ours.cells()):
-                self.say(section, f"{place}: {len(ours.cells())} cells in a row instead of {len(block.cells())}")
-                return
-            parts = list(zip(block.cells(), ours.cells()))
-        else:
-            parts = [(block.text, ours.text)]
-        for text, our_text in parts:
+            texts, our_texts = block.cells(), ours.cells()
+            if len(texts) != len(our_texts):
+                self.say(section, f"{place}: {len(our_texts)} cells in a row instead of {len(texts)}")
+        for text, our_text in zip(texts, our_texts):
             for what, wanted, found in (
                 ("code spans", md.code_spans(text), md.code_spans(our_text)),
                 ("numbers", numbers(text), numbers(our_text)),
-                ("links", self._translated_links(text), self._links(self.translated, our_text)),
+                ("links", self._links(self.english, text, self._to_translation),
+                 self._links(self.translated, our_text, lambda path, fragment: (path, fragment))),
             ):
                 missing = collections.Counter(wanted) - collections.Counter(found)
                 extra = collections.Counter(found) - collections.Counter(wanted)
@@ -141,117 +119,72 @@ class Pair:
                     self.say(section, f"{place}: {what} differ, {' and '.join(differs)}")
 
     @staticmethod
-    def _links(document, text):
-        found = []
-        for path, fragment in (document.resolve(target) for target in md.links(text)):
-            found.append(f"{path}#{fragment}" if path and fragment else path or fragment)
-        return found
+    def _links(document, text, change):
+        found = [change(*document.resolve(target)) for target in md.links(text)]
+        return [f"{path}#{fragment}" if path and fragment else path or fragment for path, fragment in found]
 
-    def _translated_links(self, text):
-        """The links of an English text as a translation must have them."""
-        found = []
-        for path, fragment in (self.english.resolve(target) for target in md.links(text)):
-            to = self.translated_paths.get(path)
-            if to and fragment:
-                names = md.Document(self.root, path).fragments()
-                ours = md.Document(self.root, to).fragments()
-                if fragment in names[: len(ours)]:
-                    fragment = ours[names.index(fragment)]
-            path = to or path
-            found.append(f"{path}#{fragment}" if path and fragment else path or fragment)
-        return found
+    def _to_translation(self, path, fragment):
+        """Where a translation must link to, for a link of the English document."""
+        to = self.translated_paths.get(path)
+        if to and fragment:
+            names, ours = md.Document(self.root, path).fragments(), md.Document(self.root, to).fragments()
+            if fragment in names[: len(ours)]:
+                fragment = ours[names.index(fragment)]
+        return to or path, fragment
 
-    def stamp(self, index):
-        text = " ".join(" ".join(self.english.sections[index].source).split())
-        text += "\n" + self.translated.sections[index].title
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
+    def _stamps(self):
+        """Each section, the stamp that it must have and the one that it has."""
+        for english, section in zip(self.english.sections, self.translated.sections):
+            text = " ".join(" ".join(english.source).split())
+            found = STAMP.fullmatch(section.source[1]) if section.level and len(section.source) > 1 else None
+            yield english, section, hashlib.sha256(text.encode("utf-8")).hexdigest()[:8], found and found[1]
 
     def check_stamps(self):
-        """Appends to `wrong`; returns the titles of drafts."""
-        drafts = []
-        for index, section in enumerate(self.translated.sections):
-            if not section.level:
-                continue
-            found = STAMP.search(section.source[1]) if len(section.source) > 1 else None
-            if not found:
-                self.say(section, "the heading has no stamp below it; tools/check_translations.py --stamp "
-                                  f"{self.path} writes it")
-            elif found[1] != self.stamp(index):
-                self.say(section, f"{self.from_path}, '{self.english.sections[index].title}', has changed since it was "
-                                  f"translated, or this heading has; translate the change, then tools/"
-                                  f"check_translations.py --stamp {self.path}")
-            elif found[2]:
-                drafts.append(f"{self.path}, '{section.title}'")
-        return drafts
+        for english, section, want, have in self._stamps():
+            if section.level and not have:
+                self.say(section, "no stamp below this heading; tools/check_translations.py --stamp writes it")
+            elif section.level and have != want:
+                self.say(section, f"{self.from_path}, '{english.title}', has changed since it was translated; translate "
+                                  "the change, then tools/check_translations.py --stamp")
 
-    def write_stamps(self, draft):
+    def write_stamps(self):
+        """Returns the number of headings whose stamp was missing or differed."""
         lines, count = [], 0
-        for index, section in enumerate(self.translated.sections):
-            source = list(section.source)
+        for _, section, want, have in self._stamps():
+            lines += section.source[:1]
             if section.level:
-                found = STAMP.fullmatch(source[1]) if len(source) > 1 else None
-                mark = " draft" if (found and found[2]) or draft else ""
-                if not found or found[1] != self.stamp(index):
-                    source[1: 2 if found else 1] = [f"<!-- en {self.stamp(index)}{mark} -->"]
-                    count += 1
-            lines += source
-        return lines, count
+                lines.append(f"<!-- en {want} -->")
+                count += have != want
+            lines += section.source[2 if have else 1:]
+        (self.root / self.path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return count
 
 
-def misprints(place, block):
-    """A sentence for each kind of misprint in a block of Chinese text."""
-    found = []
-    for text in [] if "code" in block.kind else block.cells() if block.kind == "table row" else [block.text]:
-        text = md.prose(text)
-        for pattern, what in TYPOGRAPHY:
-            if at := re.search(pattern, text):
-                near = text[max(0, at.start() - 6): at.end() + 6].replace("\n", " ")
-                found.append(f"{place}: '{near}' {what}")
-    return found
-
-
-def main():
-    parser = argparse.ArgumentParser(description="Compares translations with their English documents.")
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    parser.add_argument("--stamp", action="store_true", help="write the stamps of these translations")
-    parser.add_argument("--draft", action="store_true", help="mark what --stamp writes as a draft")
-    parser.add_argument("translation", nargs="*", type=pathlib.Path)
-    options = parser.parse_args()
-    root = options.root
+def main(arguments):
+    stamp = "--stamp" in arguments
+    roots = [argument for argument in arguments if argument != "--stamp"]
+    if len(roots) > 1 or (roots and roots[0].startswith("-")):
+        sys.exit("usage: tools/check_translations.py [--stamp] [ROOT]")
+    root = pathlib.Path(roots[0]) if roots else pathlib.Path(__file__).resolve().parent.parent
     paths = translations(root)
-    wrong, drafts = [], []
-    if not paths:
-        wrong.append(f"{root} has no translation to look at")
-    if bool(options.translation) != options.stamp or (options.draft and not options.stamp):
-        parser.error("--stamp needs the translations to stamp, and only --stamp takes any or --draft")
-    for path in options.translation:
-        if path not in paths:
-            parser.error(f"{path} is no translation; need one of: {' '.join(map(str, paths))}")
-    for path in options.translation or paths:
+    wrong = [] if paths else [f"{root} has no translation to look at"]
+    for path in paths:
         if not (root / english_path(path)).exists():
             wrong.append(f"{path}: there is no {english_path(path)} that it translates")
             continue
         pair = Pair(root, path, paths)
         if not pair.wrong:
             pair.compare()
-        if options.stamp and not pair.wrong:
-            lines, count = pair.write_stamps(options.draft)
-            (root / path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            print(f"{path}: {count} stamps written")
-        elif not options.stamp and not pair.wrong:
-            drafts += pair.check_stamps()
+        if not pair.wrong and stamp:
+            print(f"{path}: {pair.write_stamps()} stamps written")
+        elif not pair.wrong:
+            pair.check_stamps()
         wrong += pair.wrong
-    for path in sorted(NOT_TRANSLATED):
-        if (root / path).exists():
-            for block in md.Document(root, path).blocks():
-                wrong += misprints(f"{path}: line {block.line}", block)
     print("\n".join(wrong), file=sys.stderr, end="\n" if wrong else "")
-    if not wrong and not options.stamp:
+    if not wrong:
         print(f"translations: {len(paths)} agree with their English documents")
-        for draft in drafts:
-            print(f"a draft that nobody has reviewed: {draft}")
     return bool(wrong)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
