@@ -87,7 +87,7 @@ class Pair:
         if kinds != wanted:
             at = next((i for i, pair in enumerate(zip(kinds, wanted)) if pair[0] != pair[1]),
                       min(len(kinds), len(wanted)))
-            have, want = (f"a {section.blocks[at].kind} in line {section.blocks[at].line}"
+            have, want = (f"'{section.blocks[at].kind}' in line {section.blocks[at].line}"
                           if at < len(section.blocks) else "nothing more" for section in (other, one))
             self.say(other, f"{have}, where {self.from_path}, '{one.title}', has {want}")
             return
