@@ -134,9 +134,12 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
   QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
   QUERN_RETURN_IF_ERROR(op.made.CheckArgs(views));
   QUERN_RETURN_IF_ERROR(CheckWorkspace(op, views, workspace, bytes, workers));
-  op.made.op->Execute(
-      views, workspace == nullptr ? Workspace() : Workspace(workspace, bytes),
-      executor.get());
+  // An operator that needs no workspace may be given any pointer.
+  const bool usable =
+      workspace != nullptr &&
+      reinterpret_cast<uintptr_t>(workspace) % QUERN_ALIGNMENT == 0;
+  op.made.op->Execute(views, usable ? Workspace(workspace, bytes) : Workspace(),
+                      executor.get());
   return executor.Verdict();
 }
 

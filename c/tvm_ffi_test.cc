@@ -55,6 +55,8 @@ TEST(TvmFfiTest, HasAFunctionForEveryOperator) {
         << name.substr(sizeof("__tvm_ffi_") - 1) << ")";
   }
   for (const std::string& name : symbols.defined) {
+    // Clang's C++20 also shows its own copies of std::string's functions.
+    if (name.rfind("_ZNSt", 0) == 0) continue;
     EXPECT_EQ(want.count(name), 1u) << "no such operator: " << name;
   }
   EXPECT_EQ(symbols.needed.count("libquern.so"), 1u);
