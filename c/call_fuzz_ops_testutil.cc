@@ -1,5 +1,6 @@
 // Operators by name: made, prepared and executed.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -230,9 +231,8 @@ void OpCaller::UseOp(Made& made) {
   const std::string what = ExplanationOf(made.op);
   const auto as_before = [&] {
     for (const auto& tensor : tensors) {
-      EXPECT_EQ(std::memcmp(tensor->memory->data(), tensor->before.data(),
-                            tensor->before.size()),
-                0)
+      EXPECT_TRUE(std::equal(tensor->before.begin(), tensor->before.end(),
+                             tensor->memory->data()))
           << call_ << ": " << MessageOf(made.op);
     }
   };

@@ -1,6 +1,7 @@
 // Tensors that are right, or hostile, and whose memory ends at a page that may
 // not be touched.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,7 +24,7 @@ void OpCaller::Fill(Tensor& tensor, DType dtype) {
   const auto bytes = static_cast<size_t>(tensor.memory->size());
   if (dtype == DType::kI32 || dtype == DType::kI64) {
     // Index 0 is one of every table that is not empty.
-    std::memset(data, 0, bytes);
+    std::fill(data, data + bytes, uint8_t{0});
   } else if (dtype == DType::kF32) {
     for (size_t i = 0; i + 4 <= bytes; i += 4) {
       const auto x = static_cast<float>(rng_.Uniform(-2, 2));
