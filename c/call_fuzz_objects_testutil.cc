@@ -1,6 +1,7 @@
 // Calls on executors, weights, caches, schedules and the objects of
 // quern_named.h.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -222,7 +223,8 @@ void OpCaller::BuildSchedule() {
   int64_t slots = 0;
   for (size_t i = 0; i < count; ++i) {
     q_lens[i] = Number(rng_.Integer(0, 4));
-    kv_lens[i] = Number(q_lens[i] + rng_.Integer(0, 30));
+    kv_lens[i] =
+        Number(std::min(q_lens[i], int64_t{100}) + rng_.Integer(0, 30));
     if (q_lens[i] > 0 && q_lens[i] < 100) slots += q_lens[i];
   }
   // As many as the longest sequence may need: 64 tokens in pages of one.
