@@ -6,7 +6,7 @@
 //
 //   bazel run -c opt //c:call_fuzz_test -- --seconds=3600 --seed=7
 //
-// Without flags it is a test of a few seconds. A call that takes a minute ends
+// Without flags it is a test of 12 cases. A call that takes a minute ends
 // the process. model_fuzz_test.cc does the same for models.
 
 #include <sys/resource.h>
@@ -27,7 +27,8 @@
 namespace quern {
 namespace {
 
-int64_t seconds_flag = 2;
+constexpr int64_t kCases = 12;  // without --seconds
+int64_t seconds_flag = 0;
 uint64_t seed_flag = 1;
 
 // What the watchdog prints.
@@ -55,7 +56,8 @@ TEST(CallFuzzTest, CallsAreDoneOrRefused) {
   do {
     caller.RunCase(seed_flag + static_cast<uint64_t>(cases), 400);
     ++cases;
-  } while (!HasFailure() && std::chrono::steady_clock::now() < end);
+  } while (!HasFailure() &&
+           (cases < kCases || std::chrono::steady_clock::now() < end));
   alarm(0);
   std::printf(
       "seed %llu: %lld cases, %lld calls done, %lld refused, %zu "

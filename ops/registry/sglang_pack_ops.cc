@@ -104,6 +104,12 @@ class BoundPack final : public BoundOp {
     QUERN_RETURN_IF_ERROR(
         CheckOutput(op_, "out", t[1], out_.dtype, out_.extents));
     QUERN_RETURN_IF_ERROR(CheckApart(op_, "weight", t[0], "out", t[1]));
+    const int rows = t[0].rank() - 2;
+    if (!native_ && t[0].extent(rows) > 1) {
+      QUERN_RETURN_IF_ERROR(CheckAtLeast(op_, "row stride of weight",
+                                         t[0].stride(rows),
+                                         t[0].extent(rows + 1)));
+    }
     int64_t want = 1;
     for (int d = t[1].rank(); d-- > 0;) {
       if (t[1].extent(d) > 1 && t[1].stride(d) != want) {

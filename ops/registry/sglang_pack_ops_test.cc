@@ -285,6 +285,10 @@ TEST_P(SglangPackOpsTest, RefusesByName) {
       op.CheckArgs({DenseMatrix(w.data(), 32, 32),
                     MatrixView<int8_t>(out.data(), {32, 36}, {40, 1})}),
       "out has gaps; need a dense tensor");
+  ExpectRefusal(
+      op.CheckArgs({MatrixView<const int8_t>(w.data(), {32, 32}, {0, 1}),
+                    DenseMatrix(out.data(), 32, 36)}),
+      "row stride of weight=0; need row stride of weight >= 32");
 }
 
 }  // namespace
