@@ -1,0 +1,151 @@
+"""Writes docs/performance.md and its plots from the files of docs/performance."""
+
+import plots
+import dataset
+from svg import THEMES
+
+LIMITS = (("dram_read", "DRAM, reads", "GB/s"), ("dram_write", "DRAM, writes", "GB/s"),
+          ("dram_copy", "DRAM, a write for each read", "GB/s"), ("dram_update", "DRAM, reads and writes in place", "GB/s"),
+          ("l3_read", "L3, reads", "GB/s"), ("l2_read", "L2, reads", "GB/s"),
+          ("f32_fma", "f32 multiply-adds", "GFLOP/s"), ("bf16_dot", "bf16 dot products", "GFLOP/s"),
+          ("i8_dot", "int8 dot products", "GOP/s"))
+
+
+def picture(name, alt, folder="performance"):
+    return (f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{folder}/{name}_dark.svg">\n'
+            f'  <img alt="{alt}" src="{folder}/{name}_light.svg" width="800">\n</picture>')
+
+
+def table(head, rows):
+    """A table of Markdown; columns after the first are numbers."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def rounded(value):
+    """Three digits, or all of those before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def limits_table(data):
+    rows = [(name, f"{rounded(data.limit(key))} {unit}") for key, name, unit in LIMITS if data.limit(key) is not None]
+    return table(("Limit", "measured"), rows) if rows else ""
+
+
+def versions(data):
+    found = {row["peer"]: row["version"] for row in data.rows("peers")}
+    return "; ".join(found[key] for key in sorted(found))
+
+
+def peers_table(data):
+    """GFLOP/s of each library by type and rows."""
+    lines = []
+    for dtype in ("f32", "bf16", "int8"):
+        curves = plots.peer_curves(data, dtype)
+        if len(curves) < 2:
+            continue
+        every = sorted({m for _, points in curves for m, _ in points})
+        for name, points in curves:
+            at = dict(points)
+            lines.append((f"{dtype}, {name}", *(rounded(at[m]) if m in at else "" for m in every)))
+    return table(("GFLOP/s (int8: GOP/s), rows:", *map(str, every)), lines) if lines else ""
+
+
+def generation_table(data):
+    head = ("Matrices, prompt", "prompt, tokens/s", "of its limit", "generation, tokens/s", "of its limit", "DRAM, GB/s")
+    return table(head, [(f"{row['matrices']}, {row['context']} tokens", rounded(row["prompt_tokens_s"]),
+                         f"{row['prompt_of_limit']:.2f}", rounded(row["generation_tokens_s"]),
+                         f"{row['generation_of_limit']:.2f}", rounded(row["dram_gbps"]))
+                        for row in data.rows("generation")])
+
+
+def cases_table(all_data):
+    """Every case of `perf --table`, with its time and the fraction of its limit, for each file."""
+    commands = {}
+    for data in all_data:
+        for row in data.rows("table"):
+            commands.setdefault(row["command"], None)
+    head = ["`perf ...`"]
+    for data in all_data:
+        head += [f"{data.title}, us", "of limit", "limit"]
+    lines = []
+    for command in commands:
+        line = [f"`{command}`"]
+        for data in all_data:
+            row = data.find(command, "table")
+            if row is None or row.get("of_roof") is None:
+                line += ["" if row is None else rounded(row["median_us"]), "", ""]
+                continue
+            dram = dataset.bound(row) == "DRAM"
+            unsteady = "" if row.get("limits") == "steady" else "*"
+            line += [rounded(row["median_us"]), f"{'D' if dram else 'A'} {row['of_roof']:.2f}{unsteady}",
+                     f"{row['dram_gbps' if dram else 'peak_gflops']:.0f}"]
+        lines.append(line)
+    return table(head, lines)
+
+
+def commands_of(data):
+    """Dates, commits and commands of what was measured, each once."""
+    lines, names = [], {}
+    for name, part in data.parts.items():
+        names.setdefault(tuple(part["commands"]), []).append(name)
+    for commands, of in names.items():
+        part = data.parts[of[-1]]
+        lines += [f"- {' and '.join(of)}, {part['date']}, commit {part['commit'][:7]}:", ""]
+        lines += [f"      {command}" for command in commands] + [""]
+        lines += [f"  Failed: `{f['command']}`, code {f['code']}: {' '.join(f['said'])}\n" for f in part.get("failed", [])]
+    return "\n".join(lines)
+
+
+def section(data, names):
+    m = data.machine
+    cores = "1 CPU" if m["cpus"] == 1 else f"{m['cpus']} CPUs"
+    lines = [f"## {data.title}", "",
+             f"{m['cpu']} (family {m['family']}, model {m['model']}), {cores}{' of a virtual machine' if m['virtual'] else ''}, "
+             f"L2 {m['l2']}, L3 {m['l3']}, {m['compiler']}; {plots.threads(data)}.", ""]
+    lines += [note + "\n" for note in data.notes]
+    lines += [limits_table(data), ""]
+    for plot, _, alt in plots.PLOTS:
+        if (data.slug, plot) not in names:
+            continue
+        lines += [picture(f"{data.slug}_{plot}", alt), ""]
+        if plot == "peers":
+            lines += [peers_table(data), "",
+                      f"Each computes x[m, k] times weights[n, k] transposed on {plots.threads(data)}, with weights that "
+                      f"come from DRAM. oneDNN is the one that `//gemm/onednn` links, on weights packed before; the others "
+                      f"read their weights as they are: {versions(data)}. Eigen has no row: it is compiled for one "
+                      f"instruction set, and this tree passes the compiler none.", ""]
+        if plot == "generation":
+            lines += [generation_table(data), ""]
+    lines += ["<details><summary>Commands</summary>", "", commands_of(data), "</details>", ""]
+    return lines
+
+
+def render(all_data):
+    """{file name below docs: text} of the page and its plots."""
+    files, names = {}, set()
+    for theme in THEMES:
+        drawn = plots.fractions(all_data, theme)
+        if drawn:
+            files[f"performance/operators_{theme.name}.svg"] = drawn
+        for data in all_data:
+            for plot, draw, _ in plots.PLOTS:
+                drawn = draw(data, theme)
+                if drawn:
+                    names.add((data.slug, plot))
+                    files[f"performance/{data.slug}_{plot}_{theme.name}.svg"] = drawn
+    lines = ["# Performance", "",
+             "What Quern takes of what a machine can do. `./bazelw run -c opt //tools/report` measures the machine that it "
+             "runs on and writes a file of numbers into [performance](performance); this page and its plots are written "
+             "from those files. Every fraction is the time at a measured limit over the time measured; "
+             "above 1, the limit was disturbed or is not yet the highest. [benchmarking.md](benchmarking.md) says how times and limits are measured, "
+             "[performance_notes.md](performance_notes.md) what helped and what did not.", "",
+             picture("operators", "One row of dots for each family of operators: the fraction of the limit of each case"), ""]
+    for data in all_data:
+        lines += section(data, names)
+    lines += ["## Every case", "",
+              "`perf --table`: medians in microseconds. D: of what DRAM gives to such reads and writes, in GB/s; A: of the "
+              "arithmetic of the instruction set, in GFLOP/s. `*`: the limit was not steady meanwhile.", "",
+              "<details><summary>The table</summary>", "", cases_table(all_data), "", "</details>", ""]
+    files["performance.md"] = "\n".join(lines)
+    return files

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Tests of the page of numbers, on made-up data. `.ci/run checks` runs them."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.dom.minidom
+
+sys.dont_write_bytecode = True
+import dataset  # noqa: E402
+import measure  # noqa: E402
+import pages  # noqa: E402
+import svg  # noqa: E402
+
+STATS = """prompt: 513 tokens, 1.3 s, 392 tokens/s, 1.06 GB/s, 782 GFLOP/s, 0.76 of the arithmetic limit
+generation: 32 tokens, 1.2 s, 27 tokens/s, 56.1 GB/s, 56 GFLOP/s, 0.71 of the DRAM limit
+limits: DRAM read 79.0 GB/s, f32 541 GFLOP/s
+"""
+
+
+def case(command, fraction, kind="read", **more):
+    row = {"command": command, "op": command.split()[0], "median_us": 100.0, "bytes": 4e6, "flops": 8e7,
+           "dram_kind": kind, "dram_gbps": 50.0, "peak_kind": "f32", "peak_gflops": 540.0, "of_dram": fraction,
+           "of_peak": fraction / 2, "of_roof": fraction, "limits": "steady"}
+    return dict(row, **more)
+
+
+def part(rows):
+    return {"date": "2026-11-24", "commit": "0123456789", "commands": ["perf"], "rows": rows}
+
+
+def content():
+    limits = [{"op": "limits", "shape": shape, "threads": 2, "median_us": 1000.0, **amount} for shape, amount in (
+        ("dram_read", {"bytes": 5e7}), ("dram_copy", {"bytes": 6e7}), ("f32_fma", {"flops": 5.4e8}),
+        ("bf16_dot", {"flops": 1e9}), ("i8_dot", {"flops": 2e9}))]
+    linear = [case(f"{start} --m={m}", 0.1 * (i % 9) + 0.1, median_us=50.0 * m ** 0.5)
+              for i, (_, start) in enumerate(dataset.FORMATS) for m in (1, 4, 16, 64, 256)]
+    attention = [case(f"attention --batch=1 --kv_len={n} --kv={kv}", 0.8) for n in (4096, 32768) for kv in ("bf16", "i8")]
+    attention += [case(f"attention --q_len={n} --kv_len={n} --kv=bf16", 0.8) for n in (512, 2048)]
+    peers = [{"peer": "numpy", "version": "NumPy", "op": "linear", "dtype": "f32", "m": m, "flops": 1e8, "median_us": 9e3}
+             for m in (1, 256)]
+    return {"schema": 1, "slug": "made_up", "title": "Made & up", "isa": "best", "threads": 2,
+            "machine": {"cpu": "CPU", "family": "1", "model": "2", "cpus": 2, "l2": "1 MiB", "l3": "32 MiB",
+                        "virtual": True, "compiler": "GCC 12"}, "notes": [],
+            "parts": {"limits": part(limits), "table": part(linear + attention + [case("rms_norm --dtype=f32", 0.3)]),
+                      "peers": part(peers), "generation": part([measure.generation_row("BF16", STATS)])}}
+
+
+class ReportTest(unittest.TestCase):
+    def test_labels_keep_their_distance(self):
+        placed = svg.spread([10, 11, 12, 50, 51, 100], 15, 0, 100)
+        self.assertEqual(placed, sorted(placed))
+        self.assertTrue(all(b - a >= 15 - 1e-9 for a, b in zip(placed, placed[1:])))
+        self.assertTrue(-1e-9 <= placed[0] and placed[-1] <= 100 + 1e-9)
+
+    def test_reads_what_generate_tells(self):
+        row = measure.generation_row("BF16", STATS)
+        self.assertEqual((row["context"], row["prompt_of_limit"], row["generation_tokens_s"]), (513, 0.76, 27.0))
+        self.assertRaises(ValueError, measure.generation_row, "BF16", "prompt: none")
+
+    def test_refuses_other_files(self):
+        for change in ({"schema": 2}, {"slug": "A b"}, {"parts": {"speed": part([])}}, {"parts": {"table": {}}}):
+            with self.assertRaises(ValueError):
+                dataset.Data(dict(content(), **change))
+
+    def test_draws_and_writes_the_same_again(self):
+        files = pages.render([dataset.Data(content())])
+        self.assertEqual(files, pages.render([dataset.Data(json.loads(dataset.text(content())))]))
+        self.assertEqual(len(files), 1 + 2 * 6)
+        for name, text in files.items():
+            if name.endswith(".svg"):
+                xml.dom.minidom.parseString(text)
+                self.assertNotIn("nan", text)
+                self.assertIn(f"performance/{pathlib.Path(name).name}", files["performance.md"])
+        self.assertIn("| `rms_norm --dtype=f32` | 100 | D 0.30 | 50 |", files["performance.md"])
+
+    def test_check_finds_what_differs(self):
+        with tempfile.TemporaryDirectory() as root:
+            folder = pathlib.Path(root, "docs/performance")
+            folder.mkdir(parents=True)
+            (folder / "made_up.json").write_text(dataset.text(content()))
+
+            def report(flag):
+                return subprocess.run([sys.executable, pathlib.Path(__file__).with_name("report.py"), flag,
+                                       f"--root={root}"], capture_output=True, text=True)
+
+            self.assertIn("performance.md", report("--check").stderr)
+            self.assertEqual(report("--render").returncode, 0)
+            self.assertEqual(report("--check").returncode, 0)
+            page = pathlib.Path(root, "docs/performance.md")
+            page.write_text(page.read_text().replace("0.30", "0.99"))
+            self.assertNotEqual(report("--check").returncode, 0)
+            self.assertEqual(report("--render").returncode, 0)
+            (folder / "stale.svg").write_text("")
+            self.assertIn("stale.svg", report("--check").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
