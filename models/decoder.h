@@ -340,8 +340,8 @@ class DecoderState {
   // because several of its sequences share them.
   int64_t shared_tokens() const;
   // What the last Forward that succeeded read and computed on this rank; zero
-  // before the first. The products of attention and of recurrent layers' states
-  // are not counted.
+  // before the first. Products with matrices, of attention and of recurrent
+  // layers are counted; norms, activations and softmax are not.
   DecoderWork last_work() const;
   // What attention is computed by, for a person to read: "AVX3_ZEN4 bf16 dot",
   // where the last words are what queries meet keys in.

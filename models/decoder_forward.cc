@@ -159,9 +159,12 @@ void DecoderState::Impl::CountWork() {
   last_work = model->work.Step(static_cast<int64_t>(tokens.size()),
                                static_cast<int64_t>(logit_rows.size()));
   for (const PagePool& pool : pools) {
-    last_work.cache_bytes += pool.step_bytes();
+    last_work += pool.step_work();
   }
-  if (recurrent.has_value()) last_work.cache_bytes += recurrent->step_bytes();
+  if (recurrent.has_value()) {
+    last_work.cache_bytes += recurrent->step_bytes();
+    last_work.f32_ops += recurrent->step_ops();
+  }
 }
 
 DecoderWork DecoderState::last_work() const { return impl_->last_work; }

@@ -25,6 +25,7 @@
 #include "quern/models/decoder_state_impl.h"
 #include "quern/models/latent_attention.h"
 #include "quern/models/layer.h"
+#include "quern/models/model_work.h"
 #include "quern/models/page_pool.h"
 #include "quern/models/recurrent_mixer.h"
 #include "quern/models/recurrent_pool.h"
@@ -46,8 +47,7 @@ KvScaling ScalingOf(DType cache_dtype) {
 // or one byte, bf16 queries allow dot products; f32 models and wider caches
 // keep the full precision.
 DType QueryType(DType model, DType cache) {
-  const bool dot = cache == DType::kBF16 || SizeOf(cache) == 1;
-  return dot && model == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  return AttendsInBF16(model, cache) ? DType::kBF16 : DType::kF32;
 }
 
 // Grows `buffer` to at least `bytes`; its contents are lost if it grows.

@@ -1,10 +1,10 @@
 #ifndef QUERN_MODELS_DECODER_WORK_H_
 #define QUERN_MODELS_DECODER_WORK_H_
 
-// What steps of a decoder read and compute: bytes, and operations of their
-// products with matrices. Experts count as if no two tokens shared one. Over
-// the rates of a machine they tell how fast it could be (examples/generate
-// --limits).
+// What steps of a decoder read and compute: bytes, and operations of products
+// with matrices, of attention and of recurrent layers. Experts count as if no
+// two tokens shared one. Over the rates of a machine they tell how fast it
+// could be (examples/generate --limits).
 
 #include <cstdint>
 
@@ -17,7 +17,9 @@ struct DecoderWork {
   // recurrent layers, each once a step. Keys that sequences share count once in
   // layers without a window, and latents for each sequence.
   int64_t cache_bytes = 0;
-  // Operations by the type that multiplies. A multiply-add is two.
+  // Operations by the type that multiplies. A multiply-add is two. bf16 counts
+  // as bf16 on instruction sets without its dot product too, where f32 is its
+  // limit.
   int64_t f32_ops = 0, bf16_ops = 0, int8_ops = 0;
 
   int64_t bytes() const { return weight_bytes + cache_bytes; }

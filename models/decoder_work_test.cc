@@ -29,6 +29,13 @@ constexpr int64_t kHeader = 256;
 constexpr int64_t kAttention = 4 * kHeadDim * kHidden + kHidden * 2 * kHeadDim;
 constexpr int64_t kFeedForward = 2 * kFfn * kHidden + kHidden * kFfn;
 constexpr int64_t kOutput = kVocab * kHidden;
+// Operations of a query and a key that it sees: two products of two heads.
+constexpr int64_t kPair = 2 * 2 * (kHeadDim + kHeadDim);
+
+// Pairs of a prompt's queries and keys in one layer.
+constexpr int64_t PromptPairs(int64_t tokens) {
+  return tokens * (tokens + 1) / 2;
+}
 
 SmallDecoder Shape(const std::string& architecture) {
   SmallDecoder shape;
@@ -73,6 +80,7 @@ TEST_P(DecoderWorkTest, CountsMatricesOnceAndTheirProductsForEachRow) {
          {LogitsOf::kLastTokens, LogitsOf::kAllTokens}) {
       const int64_t rows = logits == LogitsOf::kAllTokens ? tokens : 1;
       const int64_t ops = 2 * (kLayers * tokens + kOutput * rows);
+      const int64_t attention = 2 * PromptPairs(tokens) * kPair;
       const auto work = [&](const Decoder& model) {
         DecoderState state = State(model);
         return Step(state, *state.NewSequence(), tokens, logits);
@@ -80,18 +88,20 @@ TEST_P(DecoderWorkTest, CountsMatricesOnceAndTheirProductsForEachRow) {
       DecoderWork w = work(f32);
       EXPECT_EQ(w.weight_bytes,
                 9 * kHeader + 4 * (kLayers + kOutput) + 4 * kHidden * tokens);
-      EXPECT_EQ(w.f32_ops, ops);
+      EXPECT_EQ(w.f32_ops, ops + attention);
       EXPECT_EQ(w.bf16_ops + w.int8_ops, 0);
       w = work(bf16);
       EXPECT_EQ(w.weight_bytes,
                 9 * kHeader + 2 * (kLayers + kOutput) + 2 * kHidden * tokens);
       EXPECT_EQ(w.bf16_ops, ops);
-      EXPECT_EQ(w.f32_ops + w.int8_ops, 0);
+      EXPECT_EQ(w.f32_ops, attention);
+      EXPECT_EQ(w.int8_ops, 0);
       w = work(int8);
       EXPECT_EQ(w.weight_bytes, 9 * kHeader + kLayers + kOutput + 8 * kColumns +
                                     2 * kHidden * tokens);
       EXPECT_EQ(w.int8_ops, ops);
-      EXPECT_EQ(w.f32_ops + w.bf16_ops, 0);
+      EXPECT_EQ(w.f32_ops, attention);
+      EXPECT_EQ(w.bf16_ops, 0);
     }
   }
 }
@@ -111,7 +121,7 @@ TEST_P(DecoderWorkTest, CountsBlocksByTheirRows) {
     const DecoderWork w = Step(state, *state.NewSequence(), 3);
     const int64_t ops = 2 * (2 * (kAttention + kFeedForward) * 3 + kOutput);
     EXPECT_EQ(w.int8_ops, is_int8 ? ops : 0);
-    EXPECT_EQ(w.f32_ops, is_int8 ? 0 : ops);
+    EXPECT_EQ(w.f32_ops, (is_int8 ? 0 : ops) + 2 * PromptPairs(3) * kPair);
     EXPECT_EQ(w.bf16_ops, 0);
   }
 }
@@ -150,7 +160,8 @@ TEST_P(DecoderWorkTest, CountsTheExpertsThatTokensMayHave) {
                                   4 * kHidden * tokens);
     EXPECT_EQ(
         w.f32_ops,
-        2 * (2 * (kAttention + kRouter + 2 * kExpert) * tokens + kOutput));
+        2 * (2 * (kAttention + kRouter + 2 * kExpert) * tokens + kOutput) +
+            2 * PromptPairs(tokens) * kPair);
   }
 }
 
@@ -171,6 +182,58 @@ TEST_P(DecoderWorkTest, CountsTheKeysAndValuesThatAStepSees) {
   EXPECT_EQ(state.last_work().cache_bytes, (7 + 4) * kToken);
 }
 
+// With matrices of int8, f32_ops are attention's alone.
+TEST_P(DecoderWorkTest, CountsTheProductsOfAttention) {
+  const Decoder model = LoadShape(Shape("llama"), DecoderWeights::kInt8);
+  DecoderState state = State(model);
+  constexpr int64_t kLayers = 2;
+  const int32_t first = *state.NewSequence(), second = *state.NewSequence();
+  EXPECT_EQ(Step(state, first, 5).f32_ops,
+            kLayers * (1 + 2 + 3 + 4 + 5) * kPair);
+  EXPECT_EQ(Step(state, first, 1).f32_ops, kLayers * 6 * kPair);
+  EXPECT_EQ(Step(state, first, 3).f32_ops, kLayers * (7 + 8 + 9) * kPair);
+  EXPECT_EQ(Step(state, second, 2).f32_ops, kLayers * (1 + 2) * kPair);
+  const std::vector<int32_t> token = {1};
+  ASSERT_TRUE(state
+                  .Forward({{first, token}, {second, token}},
+                           LogitsOf::kLastTokens, inline_)
+                  .ok());
+  EXPECT_EQ(state.last_work().f32_ops, kLayers * (10 + 3) * kPair);
+}
+
+// Keys and values of one byte have an f32 scale for each token and head.
+TEST_P(DecoderWorkTest, CountsAttentionByTheTypesOfRowsAndCache) {
+  constexpr int64_t kTokens = 16, kPairs = 2 * PromptPairs(kTokens);
+  for (const DecoderWeights weights :
+       {DecoderWeights::kF32, DecoderWeights::kBF16}) {
+    const Decoder model = LoadShape(Shape("llama"), weights);
+    DecoderState f32_state = State(model, /*page_size=*/16);
+    const DecoderWork f32 = Step(f32_state, *f32_state.NewSequence(), kTokens);
+    for (const auto& [cache, element_bytes, scale_bytes, dot] :
+         {std::tuple(DType::kF32, 4, 0, false),
+          {DType::kF16, 2, 0, false},
+          {DType::kBF16, 2, 0, true},
+          {DType::kI8, 1, 4, true},
+          {DType::kF8E4M3, 1, 4, true},
+          {DType::kF8E5M2, 1, 4, true}}) {
+      DecoderState state = State(model, /*page_size=*/16, cache);
+      const DecoderWork w = Step(state, *state.NewSequence(), kTokens);
+      const bool bf16 = dot && weights == DecoderWeights::kBF16;
+      EXPECT_EQ(w.f32_ops, f32.f32_ops - (bf16 ? kPairs * kPair : 0));
+      EXPECT_EQ(w.bf16_ops, f32.bf16_ops + (bf16 ? kPairs * kPair : 0));
+      EXPECT_EQ(w.cache_bytes,
+                2 * kTokens * 2 * (kHeadDim * element_bytes + scale_bytes));
+      // What counts as bf16 is a bf16 dot product where there is one.
+      const std::string explained = state.ExplainAttention();
+      if (explained.find("bf16 dot") != std::string::npos) {
+        EXPECT_TRUE(bf16) << explained;
+      } else if (explained.find("AVX3_ZEN4") != std::string::npos) {
+        EXPECT_FALSE(bf16) << explained;
+      }
+    }
+  }
+}
+
 TEST_P(DecoderWorkTest, CountsKeysThatSequencesShareOnce) {
   SmallDecoder shape = Shape("llama");
   shape.context = 512;
@@ -189,6 +252,10 @@ TEST_P(DecoderWorkTest, CountsKeysThatSequencesShareOnce) {
   ASSERT_GT(state.shared_tokens(), 0);
   EXPECT_EQ(state.last_work().cache_bytes,
             (301 + 301 - state.shared_tokens()) * kToken);
+  // Each query meets all of its keys.
+  EXPECT_EQ(state.last_work().f32_ops,
+            2 * (2 * (kAttention + kFeedForward) + kOutput) * 2 +
+                2 * (301 + 301) * kPair);
 }
 
 // Layer 0 of gemma2 sees 9 tokens, layer 1 all.
@@ -202,6 +269,21 @@ TEST_P(DecoderWorkTest, CountsNoKeysBeforeAWindow) {
   EXPECT_EQ(Step(state, sequence, 3).cache_bytes, (24 + 11) * kToken);
 }
 
+TEST_P(DecoderWorkTest, CountsNoProductsWithKeysBeforeAWindow) {
+  const Decoder model = LoadShape(Shape("gemma2"), DecoderWeights::kInt8);
+  DecoderState state = State(model);
+  const int32_t sequence = *state.NewSequence();
+  // 9 queries see 1 to 9 keys of layer 0, and 11 see 9.
+  EXPECT_EQ(Step(state, sequence, 20).f32_ops,
+            (PromptPairs(20) + PromptPairs(9) + 11 * 9) * kPair);
+  EXPECT_EQ(Step(state, sequence, 1).f32_ops, (21 + 9) * kPair);
+  EXPECT_EQ(Step(state, sequence, 3).f32_ops, (22 + 23 + 24 + 3 * 9) * kPair);
+  const int32_t second = *state.NewSequence();
+  EXPECT_EQ(Step(state, second, 8).f32_ops, 2 * PromptPairs(8) * kPair);
+  // The window is full from the second of these on.
+  EXPECT_EQ(Step(state, second, 3).f32_ops, (9 + 10 + 11 + 9 + 9 + 9) * kPair);
+}
+
 // Layer 0 of lfm2 remembers the last two rows of its convolution.
 TEST_P(DecoderWorkTest, CountsWhatRecurrentLayersRemember) {
   const Decoder model = LoadShape(Shape("lfm2"));
@@ -210,6 +292,44 @@ TEST_P(DecoderWorkTest, CountsWhatRecurrentLayersRemember) {
   const int32_t sequence = *state.NewSequence();
   EXPECT_EQ(Step(state, sequence, 5).cache_bytes, 5 * kToken + kWindow);
   EXPECT_EQ(Step(state, sequence, 1).cache_bytes, 6 * kToken + kWindow);
+}
+
+// Each token meets the three weights of each channel, and each number of its
+// state twice in Mamba-2 and three times in a gated delta net.
+TEST_P(DecoderWorkTest, CountsTheProductsOfRecurrentLayers) {
+  constexpr int64_t kTokens = 5, kTaps = 3;
+  const auto ops = [&](const SmallDecoder& shape) {
+    const Decoder model = LoadShape(shape);
+    DecoderState state = State(model);
+    return Step(state, *state.NewSequence(), kTokens).f32_ops;
+  };
+  const int64_t attention = PromptPairs(kTokens) * kPair;
+  constexpr int64_t kShortConv = 3 * kHidden * kHidden + kHidden * kHidden;
+  EXPECT_EQ(
+      ops(Shape("lfm2")),
+      2 * ((kShortConv + kAttention + 2 * kFeedForward) * kTokens + kOutput) +
+          attention + 2 * kTokens * kTaps * kHidden);
+  // z and x of 32 channels; B and C of 2 groups of 12; dt of 4 heads.
+  constexpr int64_t kInner = 32, kHeads = 4, kGroups = 2, kState = 12;
+  constexpr int64_t kChannels = kInner + 2 * kGroups * kState;
+  constexpr int64_t kMamba =
+      (kInner + kChannels + kHeads) * kHidden + kHidden * kInner;
+  EXPECT_EQ(ops(Shape("granitehybrid")),
+            2 * ((kMamba + kAttention + 2 * kFeedForward) * kTokens + kOutput) +
+                attention +
+                2 * kTokens * (kTaps * kChannels + 2 * kInner * kState));
+  // Two of three experts. The queries of the layer that attends have gates.
+  SmallDecoder shape = Shape("qwen3next");
+  shape.experts_used = 2;
+  constexpr int64_t kMixture = 3 * kHidden + 2 * 3 * 64 * kHidden;
+  constexpr int64_t kDeltaNet =
+      (kInner + kChannels + 2 * kHeads) * kHidden + kHidden * kInner;
+  constexpr int64_t kGate = 2 * kHeadDim * kHidden;
+  EXPECT_EQ(ops(shape),
+            2 * ((kDeltaNet + kAttention + kGate + 2 * kMixture) * kTokens +
+                 kOutput) +
+                attention +
+                2 * kTokens * (kTaps * kChannels + 3 * kInner * kState));
 }
 
 // A layer over latents multiplies by W_kvb once, though it is packed twice.
@@ -227,10 +347,32 @@ TEST_P(DecoderWorkTest, CountsTheMatricesOfLatents) {
   constexpr int64_t kMixture = 4 * kHidden + (2 + 2) * kExpert;
   const Decoder model = LoadShape(shape);
   DecoderState state = State(model, /*page_size=*/16);
+  // A pair costs a product of latents' rows and one of latents in the absorbed
+  // form, and a key and a value in the direct form.
+  constexpr int64_t kAbsorbed = 2 * 2 * (kLatent + kRope + kLatent);
+  constexpr int64_t kDirect = 2 * 2 * (kHeadDim + kValue);
   const DecoderWork w = Step(state, *state.NewSequence(), 3);
   EXPECT_EQ(w.f32_ops,
-            2 * ((2 * kMixer + kFeedForward + kMixture) * 3 + kOutput));
+            2 * ((2 * kMixer + kFeedForward + kMixture) * 3 + kOutput) +
+                2 * PromptPairs(3) * kAbsorbed);
   EXPECT_EQ(w.cache_bytes, 3 * state.cache_bytes_per_token());
+  const int32_t longer = *state.NewSequence();
+  EXPECT_EQ(Step(state, longer, 40).f32_ops,
+            2 * ((2 * kMixer + kFeedForward + kMixture) * 40 + kOutput) +
+                2 * PromptPairs(40) * kDirect);
+  EXPECT_EQ(Step(state, longer, 1).f32_ops,
+            2 * (2 * kMixer + kFeedForward + kMixture + kOutput) +
+                2 * 41 * kAbsorbed);
+
+  // The direct form multiplies keys of the rows' type, the absorbed form
+  // latents of the cache's.
+  const Decoder bf16 = LoadShape(shape, DecoderWeights::kBF16);
+  DecoderState halves = State(bf16, /*page_size=*/16, DType::kF16);
+  const int32_t sequence = *halves.NewSequence();
+  constexpr int64_t kRouter = 4 * kHidden;
+  EXPECT_EQ(Step(halves, sequence, 40).f32_ops, 2 * kRouter * 40);
+  EXPECT_EQ(Step(halves, sequence, 1).f32_ops,
+            2 * kRouter + 2 * 41 * kAbsorbed);
 }
 
 QUERN_INSTANTIATE_ISA_TEST(DecoderWorkTest);

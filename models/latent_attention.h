@@ -19,6 +19,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/decoder_config.h"
+#include "quern/models/model_work.h"
 #include "quern/ops/mla/mla_schedule.h"
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
@@ -74,6 +75,16 @@ class LatentAttention {
                const AnyTensorView& residual, const AnyTensorView& y,
                Executor& executor) noexcept;
 
+  // The products of a sequence of q_len new tokens among kv_len, in the form
+  // that computes it.
+  PairShape PairOf(int64_t q_len, int64_t kv_len) const {
+    if (UsesDirectForm(shape_, q_len, kv_len)) {
+      return {shape_.heads, shape_.head_dim(), shape_.v_head_dim, shape_.dtype,
+              shape_.dtype};
+    }
+    return {shape_.heads, shape_.latent_row(), shape_.kv_lora, shape_.dtype,
+            shape_.cache.dtype()};
+  }
   // The kernel of attention, for a person to read.
   std::string Explain() const { return ops_[0]->Explain(1); }
   int64_t scratch_bytes() const {

@@ -26,7 +26,9 @@
 #include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/latent_attention.h"
+#include "quern/models/model_work.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -131,14 +133,24 @@ int64_t PagePool::bytes_per_token() const {
          cache_.layout().page_size();
 }
 
-int64_t PagePool::step_bytes() const {
+DecoderWork PagePool::step_work() const {
+  const KvLayout& kv = cache_.layout();
+  const int64_t window = spec().window_left;
+  DecoderWork work;
   int64_t tokens = -saved_tokens_;
   for (size_t i = 0; i < kv_lens_.size(); ++i) {
-    const int64_t window = spec().window_left;
-    tokens += window == kNoWindow ? kv_lens_[i]
-                                  : std::min(kv_lens_[i], window + q_lens_[i]);
+    const int64_t q_len = q_lens_[i], kv_len = kv_lens_[i];
+    tokens += window == kNoWindow ? kv_len : std::min(kv_len, window + q_len);
+    const PairShape shape =
+        latent_ != nullptr
+            ? latent_->PairOf(q_len, kv_len)
+            : PairShape{spec().q_heads, kv.head_dim(), kv.v_head_dim(),
+                        spec().q_dtype, kv.dtype()};
+    AddPairs(shape, cache_.num_layers() * CausalPairs(q_len, kv_len, window),
+             work);
   }
-  return tokens * bytes_per_token();
+  work.cache_bytes = tokens * bytes_per_token();
+  return work;
 }
 
 int64_t PagePool::ConvertedBytes(const AttentionSpec& spec, int64_t tokens) {

@@ -32,6 +32,7 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/models/decoder_work.h"
 #include "quern/models/latent_attention.h"
 #include "quern/ops/registry/attention_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -110,9 +111,9 @@ class PagePool {
   }
   int64_t bytes() const { return static_cast<int64_t>(cache_.bytes()); }
   int64_t bytes_per_token() const;
-  // Bytes of the keys and values that the step's queries see, each once, after
-  // Prepare.
-  int64_t step_bytes() const;
+  // Bytes of the keys and values that the step's queries see, each once, and
+  // the operations of attention, after Prepare.
+  DecoderWork step_work() const;
   int64_t scratch_bytes() const {
     return static_cast<int64_t>(workspace_.bytes()) +
            (latent_ != nullptr ? latent_->scratch_bytes() : 0);

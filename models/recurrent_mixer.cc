@@ -62,8 +62,15 @@ RecurrentPoolSpec RecurrentMixer::PoolSpec(const DecoderConfig& config,
     spec.heads = config.ssm_heads;
     spec.rows = config.ssm_inner / config.ssm_heads;
     spec.cols = config.ssm_state;
-    // A gated delta net has a row for each element of a key.
-    if (config.Has(ModelPart::kDeltaNet)) std::swap(spec.rows, spec.cols);
+    // A token's input is added to the state of Mamba-2, and its C multiplies
+    // it. A gated delta net also multiplies it by the key, and has a row for
+    // each element of a key. A decay is not counted, because a chunk of tokens
+    // needs one alone.
+    spec.products = 2;
+    if (config.Has(ModelPart::kDeltaNet)) {
+      spec.products = 3;
+      std::swap(spec.rows, spec.cols);
+    }
   }
   return spec;
 }

@@ -34,6 +34,8 @@ struct RecurrentPoolSpec {
   int64_t channels = 0;  // of the convolution
   int64_t heads = 0;     // 0: the layers have no state besides the window
   int64_t rows = 0, cols = 0;  // of the state of a head
+  // Multiply-adds of a token with each number of the state.
+  int64_t products = 0;
 
   // Bytes of all slots of all layers. Returns a double, because the sizes may
   // come from a file that claims anything.
@@ -71,6 +73,14 @@ class RecurrentPool {
   int64_t step_bytes() const {
     return static_cast<int64_t>(slots_.size()) * spec_.layers *
            (window_bytes() + state_bytes());
+  }
+  // Operations in f32 of the step's tokens, after AddToStep: those of the
+  // convolution, which has one weight more than the window has rows, and those
+  // of the states.
+  int64_t step_ops() const {
+    return 2 * starts_.back() * spec_.layers *
+           ((spec_.window + 1) * spec_.channels +
+            spec_.products * spec_.heads * spec_.rows * spec_.cols);
   }
 
  private:

@@ -120,6 +120,20 @@ TEST(RecurrentPoolTest, CountsItsBytes) {
   EXPECT_EQ(none->bytes(), 0);
 }
 
+TEST(RecurrentPoolTest, CountsTheOperationsOfAStep) {
+  RecurrentPoolSpec spec = SmallSpec();
+  spec.products = 2;
+  auto pool = RecurrentPool::Create(spec);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  pool->BeginStep();
+  EXPECT_EQ(pool->step_ops(), 0);
+  pool->AddToStep(1, 0, 4);
+  pool->AddToStep(0, 3, 1);
+  // Five tokens in two layers: three weights of three channels, and two
+  // multiply-adds with each number of two states.
+  EXPECT_EQ(pool->step_ops(), 2 * 5 * 2 * (3 * 3 + 2 * 2 * 10));
+}
+
 TEST(RecurrentPoolTest, RefusesWhatCannotBeCounted) {
   RecurrentPoolSpec spec = SmallSpec();
   spec.layers = 4096;

@@ -189,10 +189,14 @@ constexpr Flag kFlags[] = {
      }},
     {"limits", "false",
      "measure what this machine can read and compute, before and after the\n"
-     "      text, and tell with --stats the fraction of it that was reached;\n"
-     "      takes a second, and 8 times the last-level cache of memory, 256 "
-     "MiB\n"
-     "      at least; one rank only",
+     "      text, and tell with --stats the fraction of it that was reached: "
+     "the\n"
+     "      bytes of weights, keys and values, or the operations of matrices "
+     "and\n"
+     "      attention, whichever take longer at these rates. Takes a second, "
+     "and\n"
+     "      8 times the last-level cache of memory, 256 MiB at least; one rank "
+     "only",
      "true or false",
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtob(value, &o.limits);
