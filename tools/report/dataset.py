@@ -61,8 +61,8 @@ FORMATS = (
 # Those that the plot has.
 FORMATS_DRAWN = ("f32", "bf16", "fp8 in blocks", "int8, W8A8", "q8_0", "q4_k", "int4, int8 rows")
 
-# Peers of peers.py, as pages name them. NumPy's products are OpenBLAS's.
-PEER_NAMES = {"numpy": "OpenBLAS", "torch": "PyTorch"}
+# Peers of peers.py, as pages name them.
+PEER_NAMES = {"numpy": "NumPy", "torch": "PyTorch", "eigen": "Eigen"}
 
 
 def keys(command):
@@ -79,6 +79,13 @@ def family(row):
         if row["command"].startswith(start + " --m="):
             return "linear, " + name
     return FAMILY_OF.get(row["op"], row["op"].replace("_", " "))
+
+
+def peer_name(row):
+    """What pages call the library of a row of peers.py. NumPy's products are those of the BLAS that it has found."""
+    if row["peer"] == "numpy" and "openblas" in row["version"].lower():
+        return "OpenBLAS"
+    return PEER_NAMES.get(row["peer"], row["peer"])
 
 
 def bound(row):

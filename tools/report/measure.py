@@ -83,9 +83,11 @@ class Measurement:
                                        for name in ("f32", "bf16", "int8, W8A8")])
 
     def peers(self):
-        """Products by Python's libraries: those of the distribution, which Bazel's PATH finds."""
-        env = dict(os.environ, PATH="/bin:/usr/bin:/usr/local/bin", OPENBLAS_NUM_THREADS=str(self.threads))
+        """Products by other libraries: those of the distribution, which Bazel's PATH finds."""
+        env = dict(os.environ, PATH="/bin:/usr/bin:/usr/local/bin")
         out, err, code = self.run(["python3", HERE / "peers.py", f"--threads={self.threads}", f"--m={PEER_ROWS}"], env)
+        for line in err.splitlines():  # libraries that are missing
+            self.tell(line)
         rows = [json.loads(line) for line in out.splitlines()]
         failed = [] if code == 0 else [{"command": "peers.py", "code": code, "said": err.strip().splitlines()[-1:]}]
         return {"peers": self.part([f"python3 tools/report/peers.py --threads={self.threads} --m={PEER_ROWS}"],

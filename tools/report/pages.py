@@ -113,8 +113,10 @@ def section(data, names):
             lines += [peers_table(data), "",
                       f"Each computes x[m, k] times weights[n, k] transposed on {plots.threads(data)}, with weights that "
                       f"come from DRAM. oneDNN is the one that `//gemm/onednn` links, on weights packed before; the others "
-                      f"read their weights as they are: {versions(data)}. Eigen has no row: it is compiled for one "
-                      f"instruction set, and this tree passes the compiler none.", ""]
+                      f"read their weights as they are: {versions(data)}.", ""]
+            if any(row["peer"] == "eigen" for row in data.rows("peers")):
+                lines += ["Eigen is compiled for this CPU. It multiplies a single row on one thread, and keeps the sums of "
+                          "bf16 products in bf16; the others keep them in f32.", ""]
         if plot == "generation":
             lines += [generation_table(data), ""]
     lines += ["<details><summary>Commands</summary>", "", commands_of(data), "</details>", ""]

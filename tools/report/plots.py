@@ -270,7 +270,7 @@ def peer_curves(data, dtype):
             curves.setdefault("oneDNN", {})[int(given["m"])] = row["flops"] / row["median_us"] * 1e-3
     for row in data.rows("peers"):
         if row["op"] == "linear" and row["dtype"] == dtype:
-            name = dataset.PEER_NAMES.get(row["peer"], row["peer"])
+            name = dataset.peer_name(row)
             speed = row["flops"] / row["median_us"] * 1e-3
             at = curves.setdefault(name, {})
             at[row["m"]] = max(at.get(row["m"], 0), speed)
@@ -284,7 +284,7 @@ def peers(data, theme):
     svg = Svg(WIDTH, 420, theme, "Linear layers beside other libraries: " + data.title,
               "GFLOP/s over the rows of a call, of Quern and of other libraries on the same machine.")
     svg.text(16, 26, f"4096 x 4096 beside other libraries: {data.title}, {threads(data)}", bold=True, size=15)
-    colors = dict(zip(("Quern", "oneDNN", "OpenBLAS", "Eigen", "PyTorch"), theme.series))
+    colors = dict(zip(("Quern", "oneDNN", "OpenBLAS", "Eigen", "PyTorch", "NumPy"), theme.series))
     for left, dtype, title in ((56, "f32", "f32"), (446, "bf16", "bf16")):
         curves = peer_curves(data, dtype)
         every = sorted({m for _, points in curves for m, _ in points})

@@ -13,6 +13,7 @@ sys.dont_write_bytecode = True
 import dataset  # noqa: E402
 import measure  # noqa: E402
 import pages  # noqa: E402
+import peers  # noqa: E402
 import svg  # noqa: E402
 
 STATS = """prompt: 513 tokens, 1.3 s, 392 tokens/s, 1.06 GB/s, 782 GFLOP/s, 0.76 of the arithmetic limit
@@ -76,6 +77,45 @@ class ReportTest(unittest.TestCase):
                 self.assertNotIn("nan", text)
                 self.assertIn(f"performance/{pathlib.Path(name).name}", files["performance.md"])
         self.assertIn("| `rms_norm --dtype=f32` | 100 | D 0.30 | 50 |", files["performance.md"])
+
+    def test_peers_that_the_file_has_are_rows_and_lines(self):
+        def rows_of(peer, version):
+            return [{"peer": peer, "version": version, "op": "linear", "dtype": dtype, "m": m, "flops": 1e8 * m,
+                     "median_us": 9e3} for dtype in ("f32", "bf16") for m in (1, 256)]
+
+        changed = content()
+        without = pages.render([dataset.Data(changed)])
+        changed["parts"]["peers"] = part(rows_of("eigen", "Eigen 9.8.7, GCC 12") + rows_of("numpy", "NumPy on blas/lib"))
+        with_them = pages.render([dataset.Data(changed)])
+        for text, found in (("| f32, Eigen | 11.1 |", True), ("| bf16, Eigen |", True), ("; NumPy on blas/lib", True),
+                            ("Eigen 9.8.7, GCC 12;", True), ("| f32, NumPy |", True), ("OpenBLAS", False)):
+            self.assertEqual(text in with_them["performance.md"], found, text)
+        self.assertNotIn("Eigen", without["performance.md"])
+        self.assertIn(">Eigen<", with_them["performance/made_up_peers_light.svg"])
+        self.assertNotIn(">Eigen<", without["performance/made_up_peers_light.svg"])
+
+    def test_names_the_blas_of_numpy(self):
+        for version, name in (("NumPy 1 on openblas-pthread/libblas.so.3", "OpenBLAS"), ("NumPy 1 on its own loops", "NumPy")):
+            self.assertEqual(dataset.peer_name({"peer": "numpy", "version": version}), name)
+
+    def test_says_which_peer_is_missing(self):
+        with tempfile.TemporaryDirectory() as empty:
+            env = {"PATH": empty, "PYTHONDONTWRITEBYTECODE": "1"}
+            done = subprocess.run([sys.executable, "-S", pathlib.Path(peers.__file__), "--threads=1", "--m="], env=env,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("--m=", done.stderr)
+            # Without -S, Python would find NumPy where it is installed.
+            done = subprocess.run([sys.executable, "-S", pathlib.Path(peers.__file__), "--threads=1", "--m=1"], env=env,
+                                  capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (0, ""))
+            for library in ("numpy", "torch", "no Eigen: no C++ compiler, g++ or c++ or clang++"):
+                self.assertIn(library, done.stderr)
+            self.assertIsNone(peers.eigen_headers(pathlib.Path(empty), ()))
+            headers = pathlib.Path(empty, "bazel-this/external/eigen")
+            (headers / "Eigen").mkdir(parents=True)
+            (headers / "Eigen/Core").write_text("")
+            self.assertEqual(peers.eigen_headers(pathlib.Path(empty), ()), headers)
 
     def test_check_finds_what_differs(self):
         with tempfile.TemporaryDirectory() as root:
