@@ -7,8 +7,8 @@ from svg import THEMES
 LIMITS = (("dram_read", "DRAM, reads", "GB/s"), ("dram_write", "DRAM, writes", "GB/s"),
           ("dram_copy", "DRAM, a write for each read", "GB/s"), ("dram_update", "DRAM, reads and writes in place", "GB/s"),
           ("l3_read", "L3, reads", "GB/s"), ("l2_read", "L2, reads", "GB/s"),
-          ("f32_fma", "f32 multiply-adds", "GFLOP/s"), ("bf16_dot", "bf16 dot products", "GFLOP/s"),
-          ("i8_dot", "int8 dot products", "GOP/s"))
+          ("f32_fma", "f32 multiply-adds", "GFLOP/s"), ("bf16_dot", "bf16 products", "GFLOP/s"),
+          ("i8_dot", "int8 products", "GOP/s"))
 
 
 def picture(name, alt, folder="performance"):
@@ -59,8 +59,31 @@ def generation_table(data):
                         for row in data.rows("generation")])
 
 
+def by_machine(all_data):
+    """[[data, ...], ...]: the files of one CPU together, in the order of the first of each."""
+    found = {}
+    for data in all_data:
+        found.setdefault(tuple(data.machine[key] for key in ("cpu", "family", "model")), []).append(data)
+    return list(found.values())
+
+
+def machines_table(all_data):
+    """The limits of each file beside one another, and where its section is."""
+    rows = []
+    for data in all_data:
+        limits = [data.limit(key) for key in ("dram_read", "f32_fma", "bf16_dot", "i8_dot")]
+        rows.append((f"[{data.title}](#{anchor(data.title)})", str(data.threads),
+                     *("" if limit is None else rounded(limit) for limit in limits)))
+    return table(("Machine", "threads", "DRAM reads, GB/s", "f32, GFLOP/s", "bf16, GFLOP/s", "int8, GOP/s"), rows)
+
+
+def anchor(heading):
+    """What GitHub calls a heading in a link."""
+    return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
 def cases_table(all_data):
-    """Every case of `perf --table`, with its time and the fraction of its limit, for each file."""
+    """Every case of `perf --table`, with its time and the fraction of its limit, for each file of one machine."""
     commands = {}
     for data in all_data:
         for row in data.rows("table"):
@@ -142,12 +165,15 @@ def render(all_data):
              "from those files. Every fraction is the time at a measured limit over the time measured; "
              "above 1, the limit was disturbed or is not yet the highest. [benchmarking.md](benchmarking.md) says how times and limits are measured, "
              "[performance_notes.md](performance_notes.md) what helped and what did not.", "",
+             machines_table(all_data), "",
              picture("operators", "One row of dots for each family of operators: the fraction of the limit of each case"), ""]
     for data in all_data:
         lines += section(data, names)
     lines += ["## Every case", "",
               "`perf --table`: medians in microseconds. D: of what DRAM gives to such reads and writes, in GB/s; A: of the "
-              "arithmetic of the instruction set, in GFLOP/s. `*`: the limit was not steady meanwhile.", "",
-              "<details><summary>The table</summary>", "", cases_table(all_data), "", "</details>", ""]
+              "arithmetic of the instruction set, in GFLOP/s. `*`: the limit was not steady meanwhile.", ""]
+    for machine in by_machine(all_data):
+        lines += [f"<details><summary>{'; '.join(data.title for data in machine)}</summary>", "", cases_table(machine), "",
+                  "</details>", ""]
     files["performance.md"] = "\n".join(lines)
     return files

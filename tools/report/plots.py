@@ -6,17 +6,20 @@ import dataset
 from svg import Axis, Panel, Svg, compact, decades, width_of
 
 WIDTH = 800
+MOST_COLUMNS = 4  # of machines beside one another
+BOLD = 1.15  # about the width of bold text over that of plain text
 
 
 def percent(value):
-    return f"{100 * value:.0f} %"
+    return f"{100 * value:.0f} %" if value else "0"
 
 
 def colors_of_limits(theme):
     return {"DRAM": theme.series[0], "f32": theme.series[4], "bf16": theme.series[1], "i8": theme.series[3]}
 
 
-LIMIT_NAMES = {"DRAM": "DRAM", "f32": "f32 multiply-adds", "bf16": "bf16 dot products", "i8": "int8 dot products"}
+# bf16 and int8 have instructions of their own on some CPUs alone, so they are called products.
+LIMIT_NAMES = {"DRAM": "DRAM", "f32": "f32 multiply-adds", "bf16": "bf16 products", "i8": "int8 products"}
 
 
 def legend(svg, x, y, theme, kinds):
@@ -32,9 +35,18 @@ def kinds_of(rows):
     return [kind for kind in LIMIT_NAMES if kind in found]
 
 
+def broken(title, width):
+    """A title in one line, or in two if it is too wide."""
+    words = title.split()
+    if BOLD * width_of(title, 13) <= width or len(words) == 1:
+        return [title]
+    at = min(range(1, len(words)), key=lambda i: max(width_of(" ".join(part), 13) for part in (words[:i], words[i:])))
+    return [" ".join(words[:at]), " ".join(words[at:])]
+
+
 def fractions(all_data, theme):
     """Every case as a fraction of the limit that binds it: one row of dots for each family of operators."""
-    all_data = [data for data in all_data if data.by_family()][:3]
+    all_data = [data for data in all_data if data.by_family()]
     if not all_data:
         return None
     medians = all_data[0].medians()
@@ -42,24 +54,31 @@ def fractions(all_data, theme):
         for name, value in data.medians().items():
             medians.setdefault(name, value)
     names = sorted(medians, key=lambda name: (-medians[name], name))
-    step, top, left, right, gap = 20, 84, 206, 20, 34
-    height = top + step * len(names) + 62
+    columns = min(len(all_data), MOST_COLUMNS)
+    step, left, right, gap = 20, 200, 20, 34 if columns < 4 else 24
+    width = (WIDTH - left - right - gap * (columns - 1)) / columns
+    titles = [broken(data.title, width + 4) for data in all_data]
+    top = 84 if max(map(len, titles)) == 1 else 100
+    high = step * len(names)  # of one panel; below the next one are its ticks and the titles of the row after it
+    pitch = high + 76
+    rows = -(-len(all_data) // columns)
+    height = top + pitch * (rows - 1) + high + 62
     svg = Svg(WIDTH, height, theme, "Fraction of the limit that every operator reaches",
               "One row for each family of operators, sorted by the median; one dot for each case.")
     svg.text(16, 24, "How near each operator comes to what the machine can do", bold=True, size=15)
     kinds = kinds_of(row for data in all_data for row in data.cases() if row.get("of_roof") is not None)
     legend(svg, 16, 46, theme, kinds)
-    width = (WIDTH - left - right - gap * (len(all_data) - 1)) / len(all_data)
+    ticks = [0, 0.25, 0.5, 0.75, 1] if width > 190 else [0, 0.5, 1]
     for i, data in enumerate(all_data):
-        x0 = left + i * (width + gap)
-        panel = Panel(svg, (x0, top, x0 + width, top + step * len(names)),
-                      Axis(0, 1.1, [0, 0.25, 0.5, 0.75, 1], names=percent), Axis(0, 1, []), data.title,
-                      x_name="time at the limit / time measured")
+        x0, y0 = left + i % columns * (width + gap), top + i // columns * pitch
+        panel = Panel(svg, (x0, y0, x0 + width, y0 + high), Axis(0, 1.1, ticks, names=percent), Axis(0, 1, []))
+        for j, line in enumerate(reversed(titles[i])):
+            svg.text(x0, y0 - 10 - 16 * j, line, bold=True, size=13)
         found = data.by_family()
-        svg.line(panel.x(1), top, panel.x(1), panel.bottom, theme.muted, 1.5)
+        svg.line(panel.x(1), y0, panel.x(1), panel.bottom, theme.muted, 1.5)
         for j, name in enumerate(names):
-            y = top + step * (j + 0.5)
-            if i == 0:
+            y = y0 + step * (j + 0.5)
+            if i % columns == 0:
                 svg.text(left - 12, y + 4, name, "end")
             svg.line(x0, y, x0 + width, y)
             rows = found.get(name, [])
@@ -68,6 +87,7 @@ def fractions(all_data, theme):
                 svg.line(at, y - 8, at, y + 8, theme.text, 2)
             for row in rows:
                 svg.dot(panel.x(min(1.09, row["of_roof"])), y, colors_of_limits(theme)[dataset.bound(row)], 3.5, 0.7)
+    svg.text((left + WIDTH - right) / 2, height - 28, "time at the limit / time measured", "middle", theme.muted)
     svg.text(16, height - 8, "A dot is a case; its colour says which limit binds it. A bar is the median of a family.",
              color=theme.muted)
     return svg.finish()
@@ -95,11 +115,15 @@ def place_label(svg, x, y, text, color):
     width = width_of(text)
     for dx, dy, anchor in ((8, 4, "start"), (-8, 4, "end"), (0, -9, "middle"), (0, 18, "middle"), (10, 16, "start"),
                            (-10, 16, "end"), (10, -10, "start"), (-10, -10, "end"), (18, 28, "start"),
-                           (-18, 28, "end"), (24, 42, "start")):
+                           (-18, 28, "end"), (24, 42, "start"), (-24, 42, "end"), (30, 60, "start"), (0, 60, "middle")):
         box = svg.box_of(x + dx, y + dy, text, anchor)
         if box[0] > 46 and box[2] < svg.width - 8 and svg.free(box):
-            if abs(dy) > 16:
-                svg.line(x, y, x + dx * 0.8, y + dy - 8, color, 0.8)
+            if abs(dy) > 18:
+                end = (x + dx * 0.8, y + dy - 8)
+                if not svg.free_line(x, y, *end, 8):
+                    continue
+                svg.line(x, y, *end, color, 0.8)
+                svg.take_line(x, y, *end)
             svg.text(x + dx, y + dy, text, anchor, take=True)
             return width
     return 0
@@ -116,19 +140,20 @@ def roofline(data, theme):
     rate = [row["flops"] / row["median_us"] * 1e-3 for row in rows]
     low_x, high_x = min(min(intensity) / 1.6, 0.25), max(max(intensity) * 12, 1000)
     low_y, high_y = min(rate) / 2, peaks[-1][1] * 2.2
-    svg = Svg(WIDTH, 520, theme, "Roofline of " + data.title,
+    svg = Svg(WIDTH, 500, theme, "Roofline of " + data.title,
               "Operations a second over operations a byte, for every case, below the limits of the machine.")
-    panel = Panel(svg, (62, 76, WIDTH - 26, 462),
+    panel = Panel(svg, (62, 56, WIDTH - 26, 442),
                   Axis(low_x, high_x, decades(low_x, high_x), True), Axis(low_y, high_y, decades(low_y, high_y), True),
                   "Roofline: " + data.title + ", " + threads(data), "GFLOP/s (int8: GOP/s)",
                   "useful operations for each byte that must be moved, FLOP/byte", head=16)
     kinds = kinds_of(rows)
-    legend(svg, 250, 67, theme, kinds)
+    legend(svg, 250, 47, theme, kinds)
 
     def roof(slope, level, color, dash=None):
         knee = level / slope
-        first = max(low_x, low_y / slope)
-        panel.curve([(first, slope * first), (min(knee, high_x), min(level, slope * high_x))], color, dash, False, 1.5)
+        first, last = max(low_x, low_y / slope), min(knee, high_x)
+        panel.curve([(first, slope * first), (last, slope * last)], color, dash, False, 1.5)
+        svg.take_line(panel.x(first), panel.y(slope * first), panel.x(last), panel.y(slope * last))
 
     for slope, name in ((most_dram, "fastest mixture of reads and writes"), (reads, "DRAM reads")):
         if slope < reads * 1.05 and name != "DRAM reads":
@@ -136,6 +161,7 @@ def roofline(data, theme):
         roof(slope, peaks[-1][1], theme.muted, None if name == "DRAM reads" else "4 3")
     for name, level in peaks:
         panel.curve([(level / most_dram, level), (high_x, level)], theme.muted, None, False, 1.5)
+        svg.take_line(panel.x(level / most_dram), panel.y(level), panel.right, panel.y(level))
         svg.text(panel.right - 4, panel.y(level) - 5, f"{name}: {level:.0f} {'GOP/s' if name == 'int8' else 'GFLOP/s'}",
                  "end", theme.muted, take=True)
     svg.text(panel.left + 8, panel.top + 16, f"solid: DRAM reads, {reads:.0f} GB/s", color=theme.muted)
@@ -151,7 +177,8 @@ def roofline(data, theme):
         if row["of_roof"] < 0.4 and dataset.family(row) not in named and len(named) < 12:
             named.add(dataset.family(row))
             place_label(svg, x, y, f"{name}: {percent(row['of_roof'])}", theme.muted)
-    svg.text(16, 512, "Named: the farthest from their limit, one of a family, where below 40 %.", color=theme.muted)
+    svg.text(16, 492, "Named, where there is room: of each family the case farthest from its limit, if that is below 40 %.",
+             color=theme.muted)
     return svg.finish()
 
 
@@ -171,9 +198,9 @@ def linear(data, theme):
     every = [y for _, points in curves for _, y in points]
     high_m = max(m for _, points in curves for m, _ in points)
     low, high = min(every) / 1.4, max(every) * 1.4
-    svg = Svg(WIDTH, 484, theme, "Linear layers of " + data.title,
+    svg = Svg(WIDTH, 468, theme, "Linear layers of " + data.title,
               "Tokens a second through a layer of 4096 x 4096, over the rows of a call, by the format of weights.")
-    panel = Panel(svg, (70, 66, WIDTH - 140, 418),
+    panel = Panel(svg, (70, 50, WIDTH - 140, 402),
                   Axis(1, high_m, [2 ** i for i in range(12)], True),
                   Axis(low, high, decades(low, high, (1, 2, 5)), True),
                   f"Linear layer, 4096 x 4096: {data.title}, {threads(data)}", "tokens a second through one layer",
@@ -183,8 +210,8 @@ def linear(data, theme):
         panel.curve(points, color)
         labels.append((name, points[-1][0], points[-1][1], color))
     panel.end_labels(labels)
-    svg.text(16, 476, "From left to right, speed stops to follow DRAM, which reads the weights once a call, and nears "
-             "the arithmetic of the format.", color=theme.muted)
+    svg.text(16, 460, "Left: a call takes the time in which DRAM gives the weights, whatever the rows. Right: it takes "
+             "the time of the arithmetic.", color=theme.muted)
     return svg.finish()
 
 

@@ -14,6 +14,7 @@ import dataset  # noqa: E402
 import measure  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
+import plots  # noqa: E402
 import svg  # noqa: E402
 
 STATS = """prompt: 513 tokens, 1.3 s, 392 tokens/s, 1.06 GB/s, 782 GFLOP/s, 0.76 of the arithmetic limit
@@ -116,6 +117,39 @@ class ReportTest(unittest.TestCase):
             (headers / "Eigen").mkdir(parents=True)
             (headers / "Eigen/Core").write_text("")
             self.assertEqual(peers.eigen_headers(pathlib.Path(empty), ()), headers)
+
+    def test_four_files_of_two_machines(self):
+        every = []
+        for slug, title, model in (("a", "A, AVX-512", "1"), ("a2", "A held to AVX2", "1"), ("b", "B, AVX-512", "2"),
+                                   ("b2", "B held to AVX2", "2")):
+            changed = content()
+            changed.update(slug=slug, title=title, machine=dict(changed["machine"], model=model))
+            every.append(dataset.Data(changed))
+        files = pages.render(every)
+        page = files["performance.md"]
+        # Files of one machine share a table, whose columns fit a page.
+        self.assertIn("<summary>A, AVX-512; A held to AVX2</summary>", page)
+        self.assertIn("<summary>B, AVX-512; B held to AVX2</summary>", page)
+        self.assertEqual(page.count("| `rms_norm --dtype=f32` | 100 | D 0.30 | 50 | 100 | D 0.30 | 50 |"), 2)
+        self.assertIn("| [B held to AVX2](#b-held-to-avx2) | 2 | 50.0 |", page)
+        drawn = files["performance/operators_light.svg"]
+        for data in every:
+            self.assertTrue(all(f">{line}<" in drawn for line in plots.broken(data.title, 131)), data.title)
+        many = [dataset.Data(dict(content(), slug=f"m{i}")) for i in range(5)]
+        self.assertEqual(plots.fractions(many, svg.LIGHT).count(">norms<"), 2)  # five panels are two rows
+
+    def test_breaks_titles_where_both_lines_are_short(self):
+        self.assertEqual(plots.broken("Zen 5, AVX-512", 131), ["Zen 5, AVX-512"])
+        self.assertEqual(plots.broken("Zen 5 held to AVX2", 131), ["Zen 5 held", "to AVX2"])
+        self.assertEqual(plots.broken("One_word_that_is_too_wide", 50), ["One_word_that_is_too_wide"])
+
+    def test_labels_keep_off_lines(self):
+        drawn = svg.Svg(100, 100, svg.LIGHT, "", "")
+        drawn.take_line(0, 50, 100, 50)
+        self.assertFalse(drawn.free((40, 45, 60, 55)))
+        self.assertTrue(drawn.free((40, 60, 60, 70)))
+        self.assertFalse(drawn.free_line(50, 30, 50, 90, 8))
+        self.assertTrue(drawn.free_line(50, 60, 50, 90, 8))
 
     def test_check_finds_what_differs(self):
         with tempfile.TemporaryDirectory() as root:

@@ -141,6 +141,21 @@ class Svg:
         if take:
             self.taken.append((x - radius, y - radius, x + radius, y + radius))
 
+    @staticmethod
+    def boxes_of_line(x0, y0, x1, y1, skip=0):
+        """Small boxes along a line, from `skip` px behind its start on."""
+        length = math.hypot(x1 - x0, y1 - y0)
+        for i in range(int(skip // 4) + 1, int(length // 4) + 1):
+            x, y = x0 + (x1 - x0) * 4 * i / length, y0 + (y1 - y0) * 4 * i / length
+            yield (x - 2.1, y - 2.1, x + 2.1, y + 2.1)  # wider than half a step, so that lines cannot cross unseen
+
+    def take_line(self, x0, y0, x1, y1):
+        """Keeps labels off a line."""
+        self.taken += self.boxes_of_line(x0, y0, x1, y1)
+
+    def free_line(self, x0, y0, x1, y1, skip):
+        return all(self.free(box) for box in self.boxes_of_line(x0, y0, x1, y1, skip))
+
     def free(self, box):
         return not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in self.taken)
 
