@@ -116,7 +116,7 @@ def commands_of(data):
         part = data.parts[of[-1]]
         lines += [f"- {' and '.join(of)}, {part['date']}, commit {part['commit'][:7]}:", ""]
         lines += [f"      {command}" for command in commands] + [""]
-        lines += [f"  Failed: `{f['command']}`, code {f['code']}: {' '.join(f['said'])}\n" for f in part.get("failed", [])]
+        lines += [f"  `{f['command']}` ended with code {f['code']}: {' '.join(f['said'])}\n" for f in part.get("failed", [])]
     return "\n".join(lines)
 
 
@@ -134,14 +134,19 @@ def section(data, names):
         lines += [picture(f"{data.slug}_{plot}", alt), ""]
         if plot == "peers":
             lines += [peers_table(data), "",
-                      f"Each computes x[m, k] times weights[n, k] transposed on {plots.threads(data)}, with weights that "
-                      f"come from DRAM. oneDNN is the one that `//gemm/onednn` links, on weights packed before; the others "
-                      f"read their weights as they are: {versions(data)}.", ""]
+                      f"Each library computes x[m, k] times weights[n, k] transposed, n = k = 4096, on "
+                      f"{plots.threads(data)}. Calls rotate over several matrices, so that their weights come from DRAM. "
+                      f"Quern and oneDNN, the version that `//gemm/onednn` links, multiply weights that were packed before. "
+                      f"The others take the rows of weights as they are: {versions(data)}.", ""]
             if any(row["peer"] == "eigen" for row in data.rows("peers")):
                 lines += ["Eigen is compiled for this CPU. It multiplies a single row on one thread, and keeps the sums of "
                           "bf16 products in bf16; the others keep them in f32.", ""]
         if plot == "generation":
-            lines += [generation_table(data), ""]
+            lines += [generation_table(data), "",
+                      f"A model of {data.rows('generation')[0]['model']} with random weights reads a prompt and writes 32 "
+                      f"tokens (`generate --stats --limits`). Its limit is the time in which DRAM gives the weights, keys "
+                      f"and values of every step, or that of the operations, whichever is longer. The last column is the "
+                      f"DRAM limit of the same run.", ""]
     lines += ["<details><summary>Commands</summary>", "", commands_of(data), "</details>", ""]
     return lines
 
@@ -160,18 +165,24 @@ def render(all_data):
                     names.add((data.slug, plot))
                     files[f"performance/{data.slug}_{plot}_{theme.name}.svg"] = drawn
     lines = ["# Performance", "",
-             "What Quern takes of what a machine can do. `./bazelw run -c opt //tools/report` measures the machine that it "
-             "runs on and writes a file of numbers into [performance](performance); this page and its plots are written "
-             "from those files. Every fraction is the time at a measured limit over the time measured; "
-             "above 1, the limit was disturbed or is not yet the highest. [benchmarking.md](benchmarking.md) says how times and limits are measured, "
+             "How near Quern's operators come to the limits of a machine: the rates of its DRAM and of its arithmetic, which "
+             "are measured beside each case. A fraction is the least time that a case needs at these limits, over the time "
+             "that it took. DRAM is the limit where the bytes of the arguments need more time than the operations, and "
+             "arithmetic elsewhere. A fraction above 1 means that something disturbed the limit, or that a faster loop "
+             "exists than the one that measured it.", "",
+             "`./bazelw run -c opt //tools/report` measures the machine that it runs on and writes a file of numbers into "
+             "[performance](performance); this page and its plots are written from those files. "
+             "[benchmarking.md](benchmarking.md) says how times and limits are measured, "
              "[performance_notes.md](performance_notes.md) what helped and what did not.", "",
              machines_table(all_data), "",
              picture("operators", "One row of dots for each family of operators: the fraction of the limit of each case"), ""]
     for data in all_data:
         lines += section(data, names)
     lines += ["## Every case", "",
-              "`perf --table`: medians in microseconds. D: of what DRAM gives to such reads and writes, in GB/s; A: of the "
-              "arithmetic of the instruction set, in GFLOP/s. `*`: the limit was not steady meanwhile.", ""]
+              "The cases of `perf --table`. *us*: the median time of a call. *of limit*: the fraction of the limit that "
+              "binds the case, D for DRAM with as many reads and writes as the case has, A for the arithmetic of the "
+              "instruction set; `*` if that limit was not steady meanwhile. *limit*: that limit, in GB/s after D and in "
+              "GFLOP/s (int8: GOP/s) after A.", ""]
     for machine in by_machine(all_data):
         lines += [f"<details><summary>{'; '.join(data.title for data in machine)}</summary>", "", cases_table(machine), "",
                   "</details>", ""]
