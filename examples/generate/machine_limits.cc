@@ -71,9 +71,9 @@ std::string SpeedText(int64_t tokens, double seconds, const DecoderWork& work,
     return seconds > 0 ? amount / seconds : 0.0;
   };
   std::string text = absl::StrFormat(
-      "%d tokens, %.4f s, %.0f tokens/s, %s GB/s, %s GFLOP/s", tokens, seconds,
+      "%d tokens, %.4f s, %.0f tokens/s, %s GB/s, %s %s/s", tokens, seconds,
       rate(static_cast<double>(tokens)), Rate(rate(Giga(work.bytes()))),
-      Rate(rate(Giga(work.ops()))));
+      Rate(rate(Giga(work.ops()))), work.int8_ops > 0 ? "GOP" : "GFLOP");
   if (limits != nullptr) {
     const double read = limits->ReadSeconds(work);
     const double compute = limits->ComputeSeconds(work);

@@ -43,8 +43,9 @@ class LimitMeter {
 //
 //   "512 tokens, 9.6600 s, 53 tokens/s, 0.92 GB/s, 118 GFLOP/s"
 //
-// and with limits, which may be null, the larger of ReadSeconds and
-// ComputeSeconds over the time, with the one of the two:
+// with GOP/s where some operations are of int8, and with limits, which may be
+// null, the larger of ReadSeconds and ComputeSeconds over the time, with the
+// one of the two:
 //
 //   ", 0.61 of the arithmetic limit"
 std::string SpeedText(int64_t tokens, double seconds, const DecoderWork& work,

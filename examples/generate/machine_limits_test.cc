@@ -29,11 +29,16 @@ TEST(MachineLimitsTest, AddsTheTimesOfProductsOfAllTypes) {
 TEST(MachineLimitsTest, ASpeedIsHeldAgainstTheLongerOfTheTwoTimes) {
   DecoderWork work = Example();
   EXPECT_EQ(SpeedText(100, 0.5, work, nullptr),
-            "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GFLOP/s");
+            "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GOP/s");
   EXPECT_EQ(SpeedText(100, 0.5, work, &kLimits),
-            "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GFLOP/s, "
+            "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GOP/s, "
             "0.60 of the arithmetic limit");
   work.f32_ops = work.bf16_ops = 0;
+  EXPECT_EQ(SpeedText(1, 0.5, work, &kLimits),
+            "1 tokens, 0.5000 s, 2 tokens/s, 8.00 GB/s, 80.0 GOP/s, "
+            "0.40 of the DRAM limit");
+  work.bf16_ops = 40'000'000'000;
+  work.int8_ops = 0;
   EXPECT_EQ(SpeedText(1, 0.5, work, &kLimits),
             "1 tokens, 0.5000 s, 2 tokens/s, 8.00 GB/s, 80.0 GFLOP/s, "
             "0.40 of the DRAM limit");
