@@ -36,11 +36,11 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 
 # Tests, benchmarks and sources that are testonly by their name may include
 # //testing.
-is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
+is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
 
 check_includes() {
   local includes file line target folder
-  includes=$(git grep -E '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' -- '*.h' '*.cc') ||
+  includes=$(git grep -E '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' -- '*.h' '*.cc' '*.c') ||
     { violation "git finds no #include in the sources"; return; }
   while IFS=: read -r file line; do
     folder=${file%%/*}
@@ -125,6 +125,11 @@ self_test() {
   git -C "$dir/up" add .
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include that points up passes"
   contains "$said" "gemm/linear.h:" || violation "self-test: of an include that points up it says: $said"
+  # The same include in a source in C.
+  git -C "$dir/up" mv core/dtype.h core/dtype.c
+  said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include in C that points up passes"
+  contains "$said" "core/dtype.c includes gemm/linear.h:" || violation "self-test: of an include in C that points up it says: $said"
+  git -C "$dir/up" mv core/dtype.c core/dtype.h
   # The same tree, whose include now points down but lacks the prefix.
   mkdir "$dir/up/gemm"
   echo '#include "core/dtype.h"' >"$dir/up/gemm/linear.h"
@@ -138,7 +143,7 @@ case ${1:-} in
   --self-test)
     self_test
     ((violations == 0)) || exit 1
-    echo "layers: self-test of 9 broken checks"
+    echo "layers: self-test of 10 broken checks"
     exit
     ;;
   --deps) check_includes && check_deps ;;
