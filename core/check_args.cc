@@ -120,17 +120,11 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
   return absl::OkStatus();
 }
 
-absl::Status CheckOutput(absl::string_view op, absl::string_view field,
-                         const AnyTensorView& view, DType dtype,
-                         absl::Span<const int64_t> want) {
-  QUERN_RETURN_IF_ERROR(CheckInput(op, field, view, dtype, want));
+absl::Status CheckElementsApart(absl::string_view op, absl::string_view field,
+                                const AnyTensorView& view, int first) {
   if (IsEmpty(view)) return absl::OkStatus();
-  if (!view.writable()) {
-    return InvalidArgument(op, field, " is read-only; need a writable view");
-  }
-  // Each stride must step over all that the dimensions inside it cover.
   int64_t inner = 1;
-  for (int d = view.rank(); d-- > 0;) {
+  for (int d = view.rank(); d-- > first;) {
     if (view.extent(d) > 1) {
       if (view.stride(d) < inner) {
         return InvalidArgument(op, field, " has stride ", view.stride(d),
@@ -141,6 +135,17 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckOutput(absl::string_view op, absl::string_view field,
+                         const AnyTensorView& view, DType dtype,
+                         absl::Span<const int64_t> want) {
+  QUERN_RETURN_IF_ERROR(CheckInput(op, field, view, dtype, want));
+  if (IsEmpty(view)) return absl::OkStatus();
+  if (!view.writable()) {
+    return InvalidArgument(op, field, " is read-only; need a writable view");
+  }
+  return CheckElementsApart(op, field, view);
 }
 
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {

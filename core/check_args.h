@@ -34,7 +34,14 @@ absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want);
 
-// Like CheckInput, for a view that is written: no two elements in one place.
+// No two elements of `view` that agree in the dimensions before `first` lie in
+// one place: each stride from `first` on steps over all that the dimensions
+// inside it cover. Views that are written need that, and so do matrices of
+// weights that are packed. CheckInput has accepted `view`.
+absl::Status CheckElementsApart(absl::string_view op, absl::string_view field,
+                                const AnyTensorView& view, int first = 0);
+
+// Like CheckInput, for a view that is written: CheckElementsApart.
 absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want);

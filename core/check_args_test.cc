@@ -151,6 +151,45 @@ TEST(CheckInputTest, RefusesMemoryThatIsNotAlignedToItsElements) {
   }
 }
 
+// All or one of the dimensions, with a stride that is one too small.
+TEST(CheckElementsApartTest, NamesTheDimensionAndWhatItMustStepOver) {
+  float x[256] = {};
+  struct Case {
+    std::vector<int64_t> strides;
+    int first;
+    const char* refusal;
+  };
+  const Case cases[] = {
+      {{24, 6, 1}, 0, ""},
+      {{31, 8, 1}, 0, ""},
+      {{29, 8, 1},
+       0,
+       "op: x has stride 29 in dimension 0; need 30 or more, as its elements "
+       "must not overlap"},
+      {{29, 8, 1}, 1, ""},
+      {{0, 8, 1}, 1, ""},
+      {{24, 5, 1},
+       1,
+       "op: x has stride 5 in dimension 1; need 6 or more, as its elements "
+       "must not overlap"},
+      {{24, 0, 1}, 0, "op: x has stride 0 in dimension 1; need 6 or more"},
+  };
+  for (const Case& c : cases) {
+    const AnyTensorView view(DType::kF32, static_cast<const void*>(x), 3,
+                             {2, 4, 6},
+                             {c.strides[0], c.strides[1], c.strides[2]});
+    const absl::Status status = CheckElementsApart("op", "x", view, c.first);
+    EXPECT_EQ(status.ok(), c.refusal[0] == '\0') << status;
+    EXPECT_NE(status.message().find(c.refusal), absl::string_view::npos)
+        << status << "\nlacks: " << c.refusal;
+  }
+  // Of one row, or of none, there is no stride to refuse.
+  for (const int64_t rows : {0, 1}) {
+    const MatrixView<float> v(x, {rows, 6}, {0, 1});
+    EXPECT_EQ(CheckElementsApart("op", "x", v), absl::OkStatus());
+  }
+}
+
 TEST(CheckInputTest, RefusesARankThatNoViewHas) {
   float data[4] = {};
   const struct {

@@ -107,6 +107,12 @@ class SourceCheck {
                       DType dtype, absl::Span<const int64_t> want) const {
     return CheckInput(kOp, FieldOf(index_, field), view, dtype, want);
   }
+  // The codes: rows that overlap are refused in every format, as packing or
+  // summing some of them refuses it.
+  absl::Status Codes(DType dtype, absl::Span<const int64_t> want) const {
+    QUERN_RETURN_IF_ERROR(Matrix("codes", source_.codes, dtype, want));
+    return CheckElementsApart(kOp, FieldOf(index_, "codes"), source_.codes);
+  }
   absl::Status None(absl::string_view field, const AnyTensorView& view) const {
     if (view.rank() == 0) return absl::OkStatus();
     return InvalidArgument(kOp, FieldOf(index_, field), " is given; ",
@@ -121,9 +127,8 @@ class SourceCheck {
 
   absl::Status CheckFloatsOrI8() const {
     const bool nk = source_.layout == WeightLayout::kNK;
-    QUERN_RETURN_IF_ERROR(Matrix("codes", source_.codes,
-                                 FloatOrI8(spec_.format),
-                                 {nk ? n_ : spec_.k, nk ? spec_.k : n_}));
+    QUERN_RETURN_IF_ERROR(
+        Codes(FloatOrI8(spec_.format), {nk ? n_ : spec_.k, nk ? spec_.k : n_}));
     QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
     QUERN_RETURN_IF_ERROR(None("g_idx", source_.g_idx));
     if (spec_.format != WeightFormat::kI8Channel) {
@@ -138,8 +143,7 @@ class SourceCheck {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, FieldOf(index_, "block_n"),
                                      source_.block_n, 1,
                                      LinearWeights::kMaxExtent));
-    QUERN_RETURN_IF_ERROR(
-        Matrix("codes", source_.codes, DType::kF8E4M3, {n_, spec_.k}));
+    QUERN_RETURN_IF_ERROR(Codes(DType::kF8E4M3, {n_, spec_.k}));
     QUERN_RETURN_IF_ERROR(Matrix("scales", source_.scales, DType::kF32,
                                  {DivCeil(n_, source_.block_n), groups_}));
     QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
@@ -148,16 +152,15 @@ class SourceCheck {
 
   absl::Status CheckGguf() const {
     QUERN_RETURN_IF_ERROR(
-        Matrix("codes", source_.codes, DType::kU8,
-               {n_, spec_.k / kGgufBlock * GgufBlockBytes(source_.layout)}));
+        Codes(DType::kU8,
+              {n_, spec_.k / kGgufBlock * GgufBlockBytes(source_.layout)}));
     QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
     QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
     return None("g_idx", source_.g_idx);
   }
 
   absl::Status CheckBlocks() const {
-    QUERN_RETURN_IF_ERROR(
-        Matrix("codes", source_.codes, DType::kU8, {n_, BlockRowBytes(spec_)}));
+    QUERN_RETURN_IF_ERROR(Codes(DType::kU8, {n_, BlockRowBytes(spec_)}));
     QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
     QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
     return None("g_idx", source_.g_idx);
@@ -172,13 +175,12 @@ class SourceCheck {
     QUERN_RETURN_IF_ERROR(Matrix("scales", source_.scales,
                                  source_.scales.dtype(), {groups_, n_}));
     if (plain) {
-      QUERN_RETURN_IF_ERROR(
-          Matrix("codes", source_.codes, DType::kU8, {n_, spec_.k}));
+      QUERN_RETURN_IF_ERROR(Codes(DType::kU8, {n_, spec_.k}));
       QUERN_RETURN_IF_ERROR(
           CheckAtMost15(FieldOf(index_, "codes"), source_.codes, executor_));
     } else {
-      QUERN_RETURN_IF_ERROR(Matrix(
-          "codes", source_.codes, DType::kI32,
+      QUERN_RETURN_IF_ERROR(Codes(
+          DType::kI32,
           {awq ? spec_.k : spec_.k / kWordCodes, awq ? n_ / kWordCodes : n_}));
     }
     if (source_.zeros.rank() != 0) QUERN_RETURN_IF_ERROR(CheckZeros(plain));

@@ -105,8 +105,9 @@ enum class WeightLayout : uint8_t {
 // "gptq_v2".
 absl::string_view WeightLayoutName(WeightLayout layout);
 
-// One matrix of weights in plain memory, n columns of b. Views have any row
-// stride and are of rank 0 where the table above has none.
+// One matrix of weights in plain memory, n columns of b. Rows of codes lie at
+// any stride of their length or more, and those of scales and zeros at any that
+// is not negative. Views are of rank 0 where the table above has none.
 struct LinearSource {
   WeightLayout layout = WeightLayout::kNK;
   AnyTensorView codes;
@@ -166,7 +167,8 @@ class LinearWeights {
   // kGptqV2; k that is no multiple of 8 with kGptq and kGptqV2, of 32 with
   // kQ4_0 and kQ8_0, of a block with kBlocks; a block_format that does not
   // exist; a view of another dtype, rank or shape, null or
-  // misaligned, or where there is none; a code or zero point of kNK above 15; a
+  // misaligned, of a negative stride, or where there is none; codes whose rows
+  // overlap; a code or zero point of kNK above 15; a
   // g_idx with a group that does not exist or has too many, or that differs
   // from source to source; a packed form of 2^63 bytes or more.
   // Unimplemented: scales of kI4Group that are not f32, bf16 or f16.

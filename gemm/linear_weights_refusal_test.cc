@@ -265,6 +265,52 @@ TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
   }
 }
 
+// Packing ended debug builds where such codes could be written, and summing
+// those of int8 did where they could not (2026).
+TEST_F(LinearWeightsRefusalTest, CodesWhoseRowsOverlap) {
+  for (const WeightCase& c : kWeightCases) {
+    const RandomWeights random(rng_, c, 32, 64);
+    const int64_t columns = random.CutAt({16})[1].codes.extent(1);
+    for (const int64_t stride : {int64_t{0}, int64_t{1}, columns - 1}) {
+      if (stride == columns) continue;
+      RefuseView(
+          c, kFields[0],
+          absl::StrCat(" has stride ", stride, " in dimension 0; need ",
+                       columns, " or more, as its elements must not overlap"),
+          [&](ViewParts& v) { v.strides[0] = stride; });
+    }
+  }
+}
+
+// The stride of a single row is not used.
+TEST_F(LinearWeightsRefusalTest, TakesASingleRowOfAnyStride) {
+  const std::vector<BF> row(64);
+  Spec spec;
+  spec.n = 1;
+  spec.k = 64;
+  for (const int64_t stride : {int64_t{0}, int64_t{-1}, int64_t{1} << 62}) {
+    LinearSource source;
+    source.codes = MatrixView<const BF>(row.data(), {1, 64}, {stride, 1});
+    EXPECT_EQ(Pack(spec, {source}), absl::OkStatus()) << stride;
+  }
+}
+
+// One row for all groups, or for all blocks of columns.
+TEST_F(LinearWeightsRefusalTest, TakesScalesAndZerosWhoseRowsOverlap) {
+  for (const WeightCase& c : {kE4M3, kI4NK, kAwq, kGptq}) {
+    SCOPED_TRACE(testing::Message() << c);
+    const RandomWeights random(rng_, c, 32, 64);
+    Sources sources = random.CutAt({16});
+    for (View* view : {&sources[1].scales, &sources[1].zeros}) {
+      if (view->rank() == 0) continue;
+      ViewParts parts(*view);
+      parts.strides[0] = 0;
+      *view = parts.Make();
+    }
+    EXPECT_EQ(Pack(random.Spec(), sources), absl::OkStatus());
+  }
+}
+
 TEST_F(LinearWeightsRefusalTest, AViewWhereThereIsNone) {
   const std::vector<float> floats(64);
   for (const WeightCase& c : kWeightCases) {
@@ -327,7 +373,7 @@ TEST_F(LinearWeightsRefusalTest, GroupsOfAnotherSizeOrOrder) {
 }
 
 TEST_F(LinearWeightsRefusalTest, MoreThanThereIsMemory) {
-  // All columns are views of one row of memory.
+  // Refused before any of it is read.
   const auto huge = [](int64_t n, bool gated) {
     return [n, gated](Spec& spec, Sources& sources) {
       spec.n = n;
@@ -337,15 +383,14 @@ TEST_F(LinearWeightsRefusalTest, MoreThanThereIsMemory) {
       sources[0].bias = {};
       ViewParts codes(sources[0].codes);
       codes.extents = {spec.n, spec.k};
-      codes.strides[0] = 0;
+      codes.strides[0] = spec.k;
       sources[0].codes = codes.Make();
     };
   };
   // Gate and up fit 2^63 bytes each, but not together.
   Refuse(kBF16NK, "the packed form has 2^63 bytes or more",
          huge(LinearWeights::kMaxExtent - 1, true));
-  Refuse({WeightFormat::kF32, WeightLayout::kNK},
-         "the packed form has 2^63 bytes or more",
+  Refuse(kBF16NK, "the packed form has 2^63 bytes or more",
          huge(LinearWeights::kMaxExtent, false));
   Refuse(kBF16NK, " cannot be allocated", huge(int64_t{1} << 30, false),
          kExhausted);

@@ -74,9 +74,10 @@ TEST(SglangInt8PackPlanTest, Refuses) {
                          DenseVector(comp.data(), 31), packed.data()),
          "compensation=31");
   const auto good = DenseMatrix<const int8_t>(w.data(), 32, 32);
-  expect(plan->CheckArgs(MatrixView<const int8_t>(w.data(), {32, 32}, {31, 1}),
-                         DenseVector(comp.data(), 32), packed.data()),
-         "row stride of b=31");
+  expect(
+      plan->CheckArgs(MatrixView<const int8_t>(w.data(), {32, 32}, {31, 1}),
+                      DenseVector(comp.data(), 32), packed.data()),
+      "w has stride 31 in dimension 0; need 32 or more, as its elements must");
   expect(plan->CheckArgs(
              good, DenseVector(reinterpret_cast<int32_t*>(w.data() + 1020), 32),
              packed.data()),

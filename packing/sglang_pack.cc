@@ -59,6 +59,7 @@ absl::Status SglangPackPlan::CheckArgs(const AnyTensorView& w,
   }
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "w", w, layout_.dtype(), {w.extent(0), w.extent(1)}));
+  QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "w", w));
   const auto to =
       DenseVector(static_cast<const uint8_t*>(packed), layout_.bytes());
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "w", w, "packed", to));

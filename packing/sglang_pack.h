@@ -7,9 +7,9 @@
 // The compensation behind each int8 block is arithmetic, so it is an argument
 // here; gemm/sglang_pack.h computes it and calls this.
 //
-// Refuses: CheckArgs, a view of another dtype, rank or shape or of a negative
-// stride, compensation of another length than n (i8) or 0, and packed memory
-// that overlaps either.
+// Refuses: CheckArgs, a view of another dtype, rank or shape, of a negative
+// stride or of rows that overlap, compensation of another length than n (i8) or
+// 0, and packed memory that overlaps either.
 // Writes: every byte of layout().bytes(), at any alignment. Reads the elements
 // and nothing beyond.
 // Aliasing: none of the three may overlap another.

@@ -307,6 +307,12 @@ TEST(SglangPackPlanTest, RefusesBadArguments) {
   expect(plan->CheckArgs(MatrixView<const int8_t>(w.data(), {32, 32}, {-5, 1}),
                          all, packed.data()),
          "w has stride -5 in dimension 0; need 0 or more");
+  for (const int64_t stride : {0, 31}) {
+    expect(plan->CheckArgs(
+               MatrixView<const int8_t>(w.data(), {32, 32}, {stride, 1}), all,
+               packed.data()),
+           "in dimension 0; need 32 or more, as its elements must not overlap");
+  }
   const auto* inside = reinterpret_cast<const int8_t*>(packed.data() + 1151);
   expect(plan->CheckArgs(DenseMatrix(inside, 32, 32), all, packed.data()),
          "packed overlaps w");

@@ -114,12 +114,9 @@ absl::Status VnniPackPlan::CheckArgs(const AnyTensorView& w,
                                    nk ? layout.k() : layout.n(), "the layout"));
   QUERN_RETURN_IF_ERROR(
       CheckEqual(kOp, "last stride of w", w.stride(1), 1, "every view"));
-  if (w.writable() && w.extent(0) > 1) {  // rows that overlap cannot be written
-    QUERN_RETURN_IF_ERROR(
-        CheckAtLeast(kOp, "row stride of w", w.stride(0), w.extent(1)));
-  }
   QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "w", w, layout.dtype(), {w.extent(0), w.extent(1)}));
+  QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "w", w));
   if (packed == nullptr) {
     return InvalidArgument(kOp, "packed is null; need memory");
   }

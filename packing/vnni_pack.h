@@ -12,12 +12,12 @@
 //                      linear layer ([out, in])
 //   WeightOrder::kKN   w[k, n]: row k is contiguous in n
 //
-// k, n >= 1 are any; rows may lie at any stride that is not negative and start
-// at any address that an element may have.
+// k, n >= 1 are any; rows may lie at any stride of their length or more and
+// start at any address that an element may have.
 //
 // Refuses: Create, an empty layout; CheckArgs, a view of another dtype, rank or
-// shape, of a negative stride, of rows that overlap if it is to be written,
-// packed memory that is not aligned, and any that overlaps w.
+// shape, of a negative stride or of rows that overlap, packed memory that is
+// not aligned, and any that overlaps w.
 // Writes: Pack every byte of layout().bytes(), padding included; Unpack the k *
 // n elements and nothing between the rows. Reads the elements and nothing
 // beyond. Aliasing: the two sides must not overlap. Allocates: nothing outside

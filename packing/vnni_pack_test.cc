@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -281,11 +282,18 @@ TEST(VnniPackPlanTest, RefusesBadArguments) {
   ExpectRefusal(plan->CheckArgs(DenseVector(w, 16), packed), "rank of w=1");
   ExpectRefusal(plan->CheckArgs(DenseMatrix(w, 15, 8), packed), "n=15");
   ExpectRefusal(plan->CheckArgs(DenseMatrix(w, 16, 9), packed), "k=9");
-  ExpectRefusal(plan->CheckArgs(MatrixView<int8_t>(w, {16, 8}, {7, 1}), packed),
-                "row stride of w=7; need row stride of w >= 8");
-  EXPECT_EQ(
-      plan->CheckArgs(MatrixView<const int8_t>(w, {16, 8}, {0, 1}), packed),
-      absl::OkStatus());  // one row, 16 times: fine to read
+  // Whether w may be written or not: Pack, which reads it, must not depend on
+  // that.
+  for (const int64_t stride : {0, 7}) {
+    const MatrixView<int8_t> overlapping(w, {16, 8}, {stride, 1});
+    const std::string words =
+        absl::StrCat("w has stride ", stride,
+                     " in dimension 0; need 8 or more, as its elements must "
+                     "not overlap");
+    ExpectRefusal(plan->CheckArgs(overlapping, packed), words);
+    ExpectRefusal(
+        plan->CheckArgs(MatrixView<const int8_t>(overlapping), packed), words);
+  }
   ExpectRefusal(plan->CheckArgs(AnyTensorView(DType::kI8, static_cast<void*>(w),
                                               2, {16, 8}, {16, 2}),
                                 packed),

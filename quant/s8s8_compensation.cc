@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 
@@ -43,9 +44,8 @@ absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
   QUERN_RETURN_IF_ERROR(
       CheckEqual(kOp, "columns of b", b.extent(1), cols, "spec has"));
   if (rows > 1) {
-    QUERN_RETURN_IF_ERROR(
-        CheckAtLeast(kOp, "row stride of b", b.stride(0), cols));
     QUERN_RETURN_IF_ERROR(CheckSpan("row stride of b", rows, b.stride(0)));
+    QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "b", b));
   }
   if (rows > 0 && cols > 0 && b.data() == nullptr) {
     return InvalidArgument(kOp, "b is null; need ", rows, " rows of ", cols);

@@ -193,7 +193,7 @@ TEST(S8S8CompensationPlanTest, RefusesArgumentsThatDoNotFit) {
       {plan->CheckNK(matrix(5, 20, 20), out), "rows of b=5; need 20"},
       {plan->CheckKN(matrix(5, 21, 21), out), "columns of b=21; need 20"},
       {plan->CheckKN(matrix(5, 20, 19), out),
-       "row stride of b=19; need row stride of b >= 20"},
+       "b has stride 19 in dimension 0; need 20 or more, as its elements must"},
       {plan->CheckKN(null_kn, out), "b is null; need 5 rows of 20"},
       {plan->CheckKN(matrix(5, 20, 20), DenseVector(comp.data(), 19)),
        "size of comp=19; need 20"},

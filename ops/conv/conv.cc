@@ -150,6 +150,7 @@ absl::StatusOr<ConvPlan> ConvPlan::Create(const ConvSpec& spec,
                            "weight has gaps between the weights of an output; "
                            "need dense dimensions but for the first");
   }
+  QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "weight", weight));
   if (bias.rank() != 0) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "bias", bias, spec.weight_dtype, {spec.out_channels}));

@@ -79,7 +79,8 @@ class ConvPlan {
   // InvalidArgument: a number of the spec that is negative, above kMaxExtent,
   // or zero where it is no padding; groups that do not divide the channels; a
   // kernel of more than kMaxExtent weights for an output; a weight or a bias of
-  // another shape or dtype. Unimplemented: other dtypes, and what
+  // another shape or dtype; a weight with gaps between the weights of an
+  // output, or whose outputs overlap. Unimplemented: other dtypes, and what
   // LinearPlan::Create cannot run. ResourceExhausted: no memory.
   static absl::StatusOr<ConvPlan> Create(const ConvSpec& spec,
                                          const AnyTensorView& weight,

@@ -101,6 +101,21 @@ TEST(ConvRefusalTest, CreateNamesTheField) {
                            {27, 9, 9, 1, 1});
   ExpectRefusal(ConvPlan::Create(Spec(), gaps, {}, executor).status(),
                 "weight has gaps");
+  // Patches, which are packed, and others alike.
+  for (const bool patches : {false, true}) {
+    ConvSpec spec = Spec();
+    spec.groups = patches ? 1 : 2;
+    spec.in_channels = patches ? 3 : 6;
+    if (patches) spec.stride = spec.kernel;
+    for (const int64_t stride : {0, 26}) {
+      const AnyTensorView overlapping(DType::kF32, t.weight.data(), 5,
+                                      {4, 3, 1, 3, 3}, {stride, 9, 9, 3, 1});
+      ExpectRefusal(ConvPlan::Create(spec, overlapping, {}, executor).status(),
+                    "conv: weight has stride " + std::to_string(stride) +
+                        " in dimension 0; need 27 or more, as its elements "
+                        "must not overlap");
+    }
+  }
 }
 
 TEST(ConvRefusalTest, CheckArgsNamesTheArgument) {

@@ -192,6 +192,7 @@ absl::Status CheckReference(const Layer& layer, Tensors t) {
                                    {kAnyExtent, layer.x.extents.back()}));
   QUERN_RETURN_IF_ERROR(
       CheckInput(layer.op, "weight", t[1], layer.w.dtype, layer.w.extents));
+  QUERN_RETURN_IF_ERROR(CheckElementsApart(layer.op, "weight", t[1]));
   if (layer.bias.has_value()) {
     QUERN_RETURN_IF_ERROR(CheckInput(layer.op, "bias", t[2], layer.bias->dtype,
                                      layer.bias->extents));

@@ -104,12 +104,8 @@ class BoundPack final : public BoundOp {
     QUERN_RETURN_IF_ERROR(
         CheckOutput(op_, "out", t[1], out_.dtype, out_.extents));
     QUERN_RETURN_IF_ERROR(CheckApart(op_, "weight", t[0], "out", t[1]));
-    const int rows = t[0].rank() - 2;
-    if (!native_ && t[0].extent(rows) > 1) {
-      QUERN_RETURN_IF_ERROR(CheckAtLeast(op_, "row stride of weight",
-                                         t[0].stride(rows),
-                                         t[0].extent(rows + 1)));
-    }
+    QUERN_RETURN_IF_ERROR(
+        CheckElementsApart(op_, "weight", t[0], t[0].rank() - 2));
     int64_t want = 1;
     for (int d = t[1].rank(); d-- > 0;) {
       if (t[1].extent(d) > 1 && t[1].stride(d) != want) {
@@ -234,6 +230,7 @@ Bound MakePack(const TensorMeta& weight) {
           QUERN_RETURN_IF_ERROR(CheckTensorCount(kOp, t, 2));
           QUERN_RETURN_IF_ERROR(
               CheckInput(kOp, "weight", t[0], weight.dtype, weight.extents));
+          QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "weight", t[0]));
           QUERN_RETURN_IF_ERROR(
               CheckOutput(kOp, "out", t[1], DType::kF32, out[0].extents));
           return CheckApart(kOp, "weight", t[0], "out", t[1]);

@@ -288,7 +288,8 @@ TEST_P(SglangPackOpsTest, RefusesByName) {
   ExpectRefusal(
       op.CheckArgs({MatrixView<const int8_t>(w.data(), {32, 32}, {0, 1}),
                     DenseMatrix(out.data(), 32, 36)}),
-      "row stride of weight=0; need row stride of weight >= 32");
+      "weight has stride 0 in dimension 0; need 32 or more, as its elements "
+      "must not overlap");
 }
 
 }  // namespace
