@@ -27,6 +27,8 @@ absl::StatusOr<std::unique_ptr<BackgroundThread>> BackgroundThread::Create() {
     return absl::ResourceExhaustedError(
         "background_thread: no memory for the thread");
   }
+  // A thread may allocate while it starts (HwyExecutor), so wait until it runs.
+  if (background->Submit([] {})) background->Wait();
   return background;
 }
 

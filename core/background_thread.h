@@ -36,7 +36,8 @@ class BackgroundThread {
   // Room for the arguments of any Execute.
   static constexpr size_t kCallBytes = 1024;
 
-  // ResourceExhausted if the system refuses the thread.
+  // The thread has started when Create returns, so that it allocates nothing
+  // afterwards. ResourceExhausted if the system refuses the thread.
   static absl::StatusOr<std::unique_ptr<BackgroundThread>> Create();
 
   // Waits for a call that is pending, then ends the thread.

@@ -148,6 +148,15 @@ TEST(BackgroundThreadTest, ServesSeveralThreads) {
   EXPECT_GT(accepted, 0);
 }
 
+// See HwyExecutorTest.ItsThreadsHaveStartedWhenCreateReturns.
+TEST(BackgroundThreadTest, HasStartedWhenCreateReturns) {
+  for (int i = 0; i < 100; ++i) {
+    const auto background = Background();
+    EXPECT_NO_ALLOCATION(
+        std::this_thread::sleep_for(std::chrono::microseconds(300)));
+  }
+}
+
 // The pool that a call works on may be another thread's too: calls of
 // ParallelFor take turns.
 TEST(BackgroundThreadTest, LendsAPoolToTheCall) {

@@ -82,10 +82,14 @@ struct HwyExecutor::State {
   bool stop = false;      // asks the watcher to end
   std::atomic<bool> is_idle{true};
   std::condition_variable wake_watcher;
+  bool watching = false;  // whether the watcher has started
+  std::condition_variable now_watching;
   std::thread watcher;
 
   void Watch() {
     std::unique_lock<std::mutex> lock(mutex);
+    watching = true;
+    now_watching.notify_one();
     while (!stop) {
       if (!spinning) {
         wake_watcher.wait(lock, [this] { return stop || spinning; });
@@ -128,10 +132,20 @@ std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine(
   return absl::WrapUnique(new HwyExecutor(1));  // starts no thread
 }
 
+// Waits until all threads run, because a thread may allocate while it starts:
+// with AddressSanitizer it does so three times, in pthread_getattr_np.
 HwyExecutor::HwyExecutor(int workers)
     : state_(std::make_unique<State>(workers)) {
-  if (workers > 1 && state_->may_spin) {
-    state_->watcher = std::thread([state = state_.get()] { state->Watch(); });
+  State& state = *state_;
+  if (workers == 1) return;
+  if (state.may_spin) {
+    state.watcher = std::thread([&state] { state.Watch(); });
+  }
+  // Ends when every worker has been there, whoever ran the tasks.
+  state.pool.Run(0, static_cast<uint64_t>(workers), [](uint64_t, size_t) {});
+  if (state.may_spin) {
+    std::unique_lock<std::mutex> lock(state.mutex);
+    state.now_watching.wait(lock, [&state] { return state.watching; });
   }
 }
 

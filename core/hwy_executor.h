@@ -26,7 +26,8 @@ class HwyExecutor final : public Executor {
   // Longer than the gaps between the operators of a model, short for a person.
   static constexpr std::chrono::milliseconds kIdle{10};
 
-  // `workers` threads, the caller of ParallelFor among them.
+  // `workers` threads, the caller of ParallelFor among them. All of them have
+  // started when Create returns, so that none allocates afterwards.
   // InvalidArgument unless 1 <= workers <= kMaxWorkers; ResourceExhausted if
   // the system refuses the threads.
   static absl::StatusOr<std::unique_ptr<HwyExecutor>> Create(int workers);

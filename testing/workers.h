@@ -1,10 +1,7 @@
 #ifndef QUERN_TESTING_WORKERS_H_
 #define QUERN_TESTING_WORKERS_H_
 
-#include <chrono>
-#include <cstdint>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -12,19 +9,12 @@
 
 namespace quern {
 
-// A pool whose threads have all started. Threads allocate while they start, and
-// some do it after Create has returned: EXPECT_NO_ALLOCATION around the first
-// use of a pool once counted that as the kernel's.
+// A pool of so many workers, or a failure of the running test.
 inline std::unique_ptr<HwyExecutor> Workers(int workers) {
   auto executor = HwyExecutor::Create(workers);
   if (!executor.ok()) {
     ADD_FAILURE() << executor.status();
     return nullptr;
-  }
-  // Ends when all workers have been there; idle is said by the last thread.
-  (*executor)->ParallelFor(workers, [](int64_t, int) {});
-  while (!(*executor)->idle()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return *std::move(executor);
 }
