@@ -1,7 +1,6 @@
 #include "quern/ops/mixer/mixer_frame.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "quern/core/math_util.h"
 #include "quern/core/matrix_slice.h"
 #include "quern/core/status_macros.h"
+#include "quern/ops/norm/check_eps.h"
 
 namespace quern {
 namespace {
@@ -20,10 +20,7 @@ constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 absl::Status CheckStateSpec(absl::string_view op, DType state_dtype,
                             float eps) {
-  if (!std::isfinite(eps) || eps < 0) {
-    return InvalidArgument(op, "eps=", eps,
-                           "; need a finite number, 0 or more");
-  }
+  QUERN_RETURN_IF_ERROR(CheckEps(op, eps));
   return CheckDTypeIn(op, "state_dtype", state_dtype, kFloats);
 }
 

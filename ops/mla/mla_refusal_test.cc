@@ -66,7 +66,7 @@ TEST_F(MlaRefusalTest, SpecsNameTheField) {
       {[](MlaSpec& s) { s.heads = s.nope = 1 << 20; }, "heads * (nope + rope)"},
       {[](MlaSpec& s) { s.scale = -1; }, "scale=-1; need a finite number"},
       {[](MlaSpec& s) { s.eps = -1; },
-       "multi_head_latent_attention: eps=-1; need a finite number"},
+       "multi_head_latent_attention: eps=-1; need finite eps >= 0"},
       {[](MlaSpec& s) { s.cache = KvLayout(); },
        "the cache's form is plain; need latent"},
       {[](MlaSpec& s) { s.kv_lora = 24; },

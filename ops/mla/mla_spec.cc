@@ -6,6 +6,7 @@
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/ops/norm/check_eps.h"
 
 namespace quern {
 namespace {
@@ -49,10 +50,7 @@ absl::Status CheckMlaSpec(const MlaSpec& s) {
     return InvalidArgument(kOp, "scale=", s.scale,
                            "; need a finite number, 0 or more");
   }
-  if (!std::isfinite(s.eps) || s.eps < 0) {
-    return InvalidArgument(kOp, "eps=", s.eps,
-                           "; need a finite number, 0 or more");
-  }
+  QUERN_RETURN_IF_ERROR(CheckEps(kOp, s.eps));
   if (s.cache.form() != KvForm::kLatent) {
     return InvalidArgument(kOp, "the cache's form is ",
                            KvFormName(s.cache.form()), "; need latent");

@@ -12,6 +12,7 @@
 #include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
+#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -46,9 +47,7 @@ absl::StatusOr<Mixer2GatedRmsNormPlan> Mixer2GatedRmsNormPlan::Create(
     return InvalidArgument(kOp, "hidden=", spec.hidden,
                            "; need a multiple of the ", size, " ranks");
   }
-  if (!(spec.eps >= 0.0f && std::isfinite(spec.eps))) {
-    return InvalidArgument(kOp, "eps=", spec.eps, "; need finite eps >= 0");
-  }
+  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
   QUERN_RETURN_IF_ERROR(

@@ -6,6 +6,7 @@
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
+#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -28,9 +29,7 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
   if (spec.span != 0) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "span", spec.span, 1, spec.hidden));
   }
-  if (!(spec.eps >= 0.0f && std::isfinite(spec.eps))) {
-    return InvalidArgument(kOp, "eps=", spec.eps, "; need finite eps >= 0");
-  }
+  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(

@@ -6,6 +6,7 @@
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
+#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -33,9 +34,7 @@ absl::StatusOr<RmsNormGatedPlan> RmsNormGatedPlan::Create(
     return InvalidArgument(kOp, "group=", spec.group,
                            "; need a divisor of hidden=", spec.hidden);
   }
-  if (!(spec.eps >= 0.0f && std::isfinite(spec.eps))) {
-    return InvalidArgument(kOp, "eps=", spec.eps, "; need finite eps >= 0");
-  }
+  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
   constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
