@@ -170,36 +170,57 @@ TEST_F(AttentionInCTest, HasTheBitsOfCppInTwoSteps) {
       << ExplanationOf(schedule_);
 }
 
+// A step of one new token: the query, and the operator that attends over zeroed
+// pages of layer 0.
+class OneTokenInCTest : public AttentionInC {
+ protected:
+  void MakeStep(int64_t kv_len) {
+    ASSERT_C_OK(quern_kv_cache_pages(cache_, 0, &cache_pages_), cache_);
+    std::memset(
+        cache_pages_.data, 0,
+        static_cast<size_t>(cache_pages_.shape[0] * cache_pages_.shape[1]));
+    kv_lens_ = {kv_len};
+    step_ = StepOf(q_lens_, kv_lens_);
+    ASSERT_C_OK(quern_schedule_build(schedule_, &step_), schedule_);
+    attend_ =
+        Make("paged_attention", {quern_tensor_argument("query", query_.get()),
+                                 quern_tensor_argument("cache", &cache_pages_),
+                                 quern_object_argument("layout", cache_),
+                                 quern_object_argument("step", schedule_)});
+    ASSERT_C_OK(quern_op_workspace_bytes(attend_, 1, nullptr, &bytes_),
+                attend_);
+  }
+  // Any number of threads may attend, each with memory of its own.
+  quern_status Attend(std::vector<float>& out, AlignedBuffer& memory) {
+    TensorInC result(DType::kF32, out.data(), {1, kQueryHeads, kHeadDim});
+    const quern_operand operands[] = {{"query", query_.get(), QUERN_READ_ONLY},
+                                      {"cache", &cache_pages_, QUERN_READ_ONLY},
+                                      {"out", result.get(), 0}};
+    return quern_op_execute(attend_, operands, 3, memory.data(), memory.bytes(),
+                            nullptr);
+  }
+
+  const Lengths q_lens_ = {1};
+  Lengths kv_lens_;
+  quern_step step_ = {};
+  quern_tensor cache_pages_ = {};
+  std::vector<float> q_ = std::vector<float>(kQueryHeads * kHeadDim);
+  TensorInC query_{DType::kF32, q_.data(), {1, kQueryHeads, kHeadDim}};
+  quern_op* attend_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
 // An operator keeps the cache and the schedule that it was made with.
-TEST_F(AttentionInCTest, KeepsDestroyedObjectsOfAnOperator) {
-  quern_tensor pages;
-  ASSERT_C_OK(quern_kv_cache_pages(cache_, 0, &pages), cache_);
-  const Lengths q_lens = {1}, kv_lens = {1};
-  const quern_step step = StepOf(q_lens, kv_lens);
-  ASSERT_C_OK(quern_schedule_build(schedule_, &step), schedule_);
-  std::vector<float> q(kQueryHeads * kHeadDim), out(q.size());
-  TensorInC query(DType::kF32, q.data(), {1, kQueryHeads, kHeadDim});
-  TensorInC result(DType::kF32, out.data(), {1, kQueryHeads, kHeadDim});
-  std::memset(pages.data, 0,
-              static_cast<size_t>(pages.shape[0] * pages.shape[1]));
-  quern_op* const attend =
-      Make("paged_attention", {quern_tensor_argument("query", query.get()),
-                               quern_tensor_argument("cache", &pages),
-                               quern_object_argument("layout", cache_),
-                               quern_object_argument("step", schedule_)});
-  int64_t bytes = 0;
-  ASSERT_C_OK(quern_op_workspace_bytes(attend, 1, nullptr, &bytes), attend);
-  auto memory = AlignedBuffer::Create(bytes);
+TEST_F(OneTokenInCTest, KeepsDestroyedObjectsOfAnOperator) {
+  MakeStep(1);
+  ASSERT_FALSE(HasFatalFailure());
+  auto memory = AlignedBuffer::Create(bytes_);
   ASSERT_C_OK(quern_destroy(cache_), cache_);
   ASSERT_C_OK(quern_destroy(schedule_), schedule_);
-  const quern_operand operands[] = {{"query", query.get(), QUERN_READ_ONLY},
-                                    {"cache", &pages, QUERN_READ_ONLY},
-                                    {"out", result.get(), 0}};
-  ASSERT_C_OK(quern_op_execute(attend, operands, 3, memory->data(),
-                               memory->bytes(), nullptr),
-              attend);
+  std::vector<float> out(q_.size(), -1);
+  ASSERT_C_OK(Attend(out, *memory), attend_);
   EXPECT_EQ(out, std::vector<float>(out.size(), 0.0f));
-  ExpectRefused(quern_schedule_build(schedule_, &step), schedule_,
+  ExpectRefused(quern_schedule_build(schedule_, &step_), schedule_,
                 QUERN_FAILED_PRECONDITION, "the schedule was destroyed");
   quern_schedule* schedule = nullptr;
   ExpectRefused(quern_schedule_create(library_.get(), cache_,
@@ -210,23 +231,9 @@ TEST_F(AttentionInCTest, KeepsDestroyedObjectsOfAnOperator) {
 
 // One thread builds steps while others attend: each call is done or refused,
 // and an execution never sees half a step.
-TEST_F(AttentionInCTest, BuildsNoStepDuringAnExecution) {
-  quern_tensor pages;
-  ASSERT_C_OK(quern_kv_cache_pages(cache_, 0, &pages), cache_);
-  std::memset(pages.data, 0,
-              static_cast<size_t>(pages.shape[0] * pages.shape[1]));
-  const Lengths q_lens = {1}, kv_lens = {20};
-  const quern_step step = StepOf(q_lens, kv_lens);
-  ASSERT_C_OK(quern_schedule_build(schedule_, &step), schedule_);
-  std::vector<float> q(kQueryHeads * kHeadDim);
-  TensorInC query(DType::kF32, q.data(), {1, kQueryHeads, kHeadDim});
-  quern_op* const attend =
-      Make("paged_attention", {quern_tensor_argument("query", query.get()),
-                               quern_tensor_argument("cache", &pages),
-                               quern_object_argument("layout", cache_),
-                               quern_object_argument("step", schedule_)});
-  int64_t bytes = 0;
-  ASSERT_C_OK(quern_op_workspace_bytes(attend, 1, nullptr, &bytes), attend);
+TEST_F(OneTokenInCTest, BuildsNoStepDuringAnExecution) {
+  MakeStep(20);
+  ASSERT_FALSE(HasFatalFailure());
   std::atomic<int> done{0}, refused{0}, other{0};
   const auto count = [&](quern_status status) {
     (status == QUERN_OK                    ? done
@@ -237,25 +244,20 @@ TEST_F(AttentionInCTest, BuildsNoStepDuringAnExecution) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&] {
-      std::vector<float> out(q.size());
-      TensorInC result(DType::kF32, out.data(), {1, kQueryHeads, kHeadDim});
-      auto memory = AlignedBuffer::Create(bytes);
-      const quern_operand operands[] = {{"query", query.get(), QUERN_READ_ONLY},
-                                        {"cache", &pages, QUERN_READ_ONLY},
-                                        {"out", result.get(), 0}};
-      for (int i = 0; i < 500; ++i) {
-        count(quern_op_execute(attend, operands, 3, memory->data(),
-                               memory->bytes(), nullptr));
-      }
+      std::vector<float> out(q_.size());
+      auto memory = AlignedBuffer::Create(bytes_);
+      for (int i = 0; i < 500; ++i) count(Attend(out, *memory));
     });
   }
   threads.emplace_back([&] {
-    for (int i = 0; i < 500; ++i) count(quern_schedule_build(schedule_, &step));
+    for (int i = 0; i < 500; ++i) {
+      count(quern_schedule_build(schedule_, &step_));
+    }
     count(quern_destroy(schedule_));
     count(quern_destroy(cache_));
   });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(other.load(), 0) << MessageOf(attend) << MessageOf(schedule_);
+  EXPECT_EQ(other.load(), 0) << MessageOf(attend_) << MessageOf(schedule_);
   EXPECT_EQ(done.load() + refused.load(), 3 * 500 + 2);
 }
 
