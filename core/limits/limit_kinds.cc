@@ -58,9 +58,11 @@ const char* PeakKindName(PeakKind kind) {
     case PeakKind::kBF16:
       return "bf16";
     case PeakKind::kI8:
+      return "i8";
+    case PeakKind::kI6:
       break;
   }
-  return "i8";
+  return "i6";
 }
 
 PeakKind PeakKindOf(DType dtype) {

@@ -217,9 +217,11 @@ const PeakKernel& Limits::Kernel(PeakKind kind) const {
     case PeakKind::kBF16:
       return peaks_.bf16;
     case PeakKind::kI8:
+      return peaks_.i8;
+    case PeakKind::kI6:
       break;
   }
-  return peaks_.i8;
+  return peaks_.i6;
 }
 
 LimitSample Limits::Peak(PeakKind kind, Executor& executor) {

@@ -89,7 +89,7 @@ class Limits {
   StreamKernels streams_ = {};
   PeakKernels peaks_ = {};
   AlignedBuffer buffer_;
-  std::array<size_t, 3> steps_ = {};  // of Peak; 0: not yet calibrated
+  std::array<size_t, 4> steps_ = {};  // of Peak; 0: not yet calibrated
   int64_t l2_set_bytes_ = 0;
   int64_t l3_bytes_ = 0;
   size_t next_part_ = 0;  // of Dram

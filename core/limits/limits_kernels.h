@@ -63,6 +63,7 @@ struct PeakKernels {
   PeakKernel f32;
   PeakKernel bf16;  // sums in f32; the f32 kernel where bf16 must be widened
   PeakKernel i8;    // u8 * s8, sums in i32
+  PeakKernel i6;    // u8 below 64 * s8; the i8 kernel where that is fastest
 };
 
 StreamKernels GetStreamKernels();

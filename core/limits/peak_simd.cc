@@ -150,6 +150,27 @@ struct ProductI8 {
 };
 using PeakI8 = PeakOfProducts<ProductI8>;
 
+// Products of eight quads are added in 16 bits before they are widened: 9
+// multiplications and 8 additions, where PeakI8 takes 16 and 8.
+struct ProductI6 {
+  static constexpr int kQuads = 8;
+  static constexpr double kPerLane = 4 * kQuads;
+  static constexpr const char* kSequence = "8 maddubs, 7 add, madd, add";
+  using Operands = ProductI8::Operands;
+  static HWY_INLINE Operands Set(int a, int b) { return ProductI8::Set(a, b); }
+  static HWY_INLINE VI32 Multiply(Operands& x) {
+    hn::VFromD<DI16> sum{MulPairs(x.a.raw, x.b.raw)};
+    HWY_UNROLL(8)
+    for (int i = 1; i < kQuads; ++i) {
+      Forget(x.a);
+      Forget(sum);
+      sum = hn::Add(sum, hn::VFromD<DI16>{MulPairs(x.a.raw, x.b.raw)});
+    }
+    return hn::WidenMulPairwiseAdd(DI32(), sum, x.one);
+  }
+};
+using PeakI6 = PeakOfProducts<ProductI6>;
+
 #elif HWY_TARGET == HWY_SSE2
 
 // There is no multiply of bytes: they are widened before the loop.
@@ -168,6 +189,7 @@ struct ProductI8 {
   }
 };
 using PeakI8 = PeakOfProducts<ProductI8>;
+using PeakI6 = PeakI8;
 
 #else
 
@@ -192,6 +214,7 @@ struct PeakI8 {
     Forget(sum);
   }
 };
+using PeakI6 = PeakI8;
 
 #endif
 
@@ -241,7 +264,7 @@ PeakKernels GetKernels() {
   if (HasAvxVnni()) return GetPeakAvxVnniKernels();
 #endif
   return {KernelTarget(), MakePeak<PeakF32>(), MakePeak<PeakBF16>(),
-          MakePeak<PeakI8>()};
+          MakePeak<PeakI8>(), MakePeak<PeakI6>()};
 }
 
 }  // namespace

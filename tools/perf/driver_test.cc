@@ -207,7 +207,7 @@ TEST(DriverTest, PrintsTheLimitsOfOneThread) {
   EXPECT_EQ(outcome.out.rfind("{\"op\": \"limits\"", 0), 0u) << outcome.out;
   for (const char* name :
        {"dram_read", "dram_write", "dram_copy", "dram_update", "l2_read",
-        "f32_fma", "bf16_dot", "i8_dot"}) {
+        "f32_fma", "bf16_dot", "i8_dot", "i6_dot"}) {
     EXPECT_NE(outcome.out.find("\"" + std::string(name) + "\""),
               std::string::npos)
         << name;

@@ -7,20 +7,10 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "quern/core/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {
-
-// A processor as /proc/cpuinfo names it.
-struct CpuId {
-  std::string vendor;  // "AuthenticAMD"
-  int family = 0;
-  int model = 0;
-};
-
-// The first processor in the text of /proc/cpuinfo.
-CpuId ParseCpuId(absl::string_view cpuinfo);
-CpuId ThisCpuId();
 
 // The name of the core, or "" for one that is not in the table.
 absl::string_view CoreName(const CpuId& cpu);

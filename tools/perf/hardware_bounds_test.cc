@@ -1,6 +1,7 @@
 #include "quern/tools/perf/hardware_bounds.h"
 
 #include "gtest/gtest.h"
+#include "quern/core/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {
@@ -12,24 +13,15 @@ const CpuId kIceLake = {"GenuineIntel", 6, 0x6a};
 const CpuId kSapphireRapids = {"GenuineIntel", 6, 0x8f};
 const CpuId kUnknown = {"GenuineIntel", 25, 1};
 
-TEST(ParseCpuIdTest, ReadsTheFirstProcessor) {
-  const CpuId cpu = ParseCpuId(
-      "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n"
-      "model\t\t: 17\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\n"
-      "cpu family\t: 26\n");
-  EXPECT_EQ(cpu.vendor, "AuthenticAMD");
-  EXPECT_EQ(cpu.family, 25);
-  EXPECT_EQ(cpu.model, 17);
-  EXPECT_EQ(CoreName(cpu), "Zen 4");
-  EXPECT_EQ(CoreName(ParseCpuId("")), "");
-}
-
 TEST(HardwareBoundTest, Zen3HasTwoMultipliersOf256Bits) {
   EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kF32), 32);
   EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kBF16), 32);
   EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kI8), 64);
   EXPECT_EQ(HardwareBound(kZen3, "SSE4", PeakKind::kF32), 16);
   EXPECT_EQ(HardwareBound(kZen3, "SSE2", PeakKind::kI8), 32);
+  EXPECT_EQ(HardwareBound(kZen3, "AVX2", PeakKind::kI6), 114);
+  EXPECT_EQ(HardwareBound(kZen3, "SSE4", PeakKind::kI6), 57);
+  EXPECT_EQ(HardwareBound(kZen3, "SSE2", PeakKind::kI6), 32);
 }
 
 TEST(HardwareBoundTest, Zen4HasDotProducts) {
@@ -38,6 +30,8 @@ TEST(HardwareBoundTest, Zen4HasDotProducts) {
   EXPECT_EQ(HardwareBound(kZen4, "AVX3_DL", PeakKind::kBF16), 32);
   EXPECT_EQ(HardwareBound(kZen4, "AVX3_DL", PeakKind::kI8), 128);
   EXPECT_EQ(HardwareBound(kZen4, "AVX3", PeakKind::kI8), 64);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3_DL", PeakKind::kI6), 128);
+  EXPECT_EQ(HardwareBound(kZen4, "AVX3", PeakKind::kI6), 114);
 }
 
 TEST(HardwareBoundTest, SaysWhereItIsUnknown) {

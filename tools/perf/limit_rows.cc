@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/cpu_core.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits.h"
@@ -95,7 +96,8 @@ void MeasureCoreLimits(int64_t runs, int sharers, Limits& limits,
   const CpuId cpu = ThisCpuId();
   for (const PeakCase& c : {PeakCase{"f32_fma", "f32", PeakKind::kF32},
                             PeakCase{"bf16_dot", "bf16", PeakKind::kBF16},
-                            PeakCase{"i8_dot", "i8", PeakKind::kI8}}) {
+                            PeakCase{"i8_dot", "i8", PeakKind::kI8},
+                            PeakCase{"i6_dot", "i6", PeakKind::kI6}}) {
     Row row = LimitRow(c.name, c.dtype, threads, runs, limits, true,
                        [&] { return limits.Peak(c.kind, executor); });
     row.variant = limits.Sequence(c.kind);

@@ -54,6 +54,11 @@ class Blocks final : public LinearInput {
   }
   LinearActivations activations() const override { return activations_; }
 
+  bool has_small_codes() const override {
+    return info_.format != BlockFormat::kQ8_0 &&
+           info_.format != BlockFormat::kIQ4_NL &&
+           info_.format != BlockFormat::kIQ4_XS;
+  }
   void RoundRow(std::vector<double>& row) const override {
     if (multiplies_int8()) RoundToInt8Blocks(row);
   }

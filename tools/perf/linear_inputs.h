@@ -36,6 +36,10 @@ class LinearInput {
     return spec_.format == WeightFormat::kI8Channel ||
            activations() == LinearActivations::kInt8Blocks;
   }
+  // Where products are of int8: whether codes have at most six bits and no sign.
+  virtual bool has_small_codes() const {
+    return spec_.format == WeightFormat::kI4Group;
+  }
   // Replaces a row of a, in double, by what is multiplied in its place.
   virtual void RoundRow(std::vector<double>& /*row*/) const {}
 

@@ -130,8 +130,9 @@ class Linear final : public Op {
                     static_cast<double>(c_bytes()));
     info.flops = 2.0 * static_cast<double>(m_) * static_cast<double>(n()) *
                  static_cast<double>(k());
-    info.peak_kind =
-        input_->multiplies_int8() ? PeakKind::kI8 : PeakKindOf(spec_.a);
+    info.peak_kind = !input_->multiplies_int8()  ? PeakKindOf(spec_.a)
+                     : input_->has_small_codes() ? PeakKind::kI6
+                                                 : PeakKind::kI8;
     return info;
   }
 

@@ -91,7 +91,7 @@ constexpr Cases kCases[] = {
 };
 
 const char* OpsUnit(absl::string_view dtype) {
-  return dtype == "i8" ? "GOP/s" : "GFLOP/s";
+  return dtype == "i8" || dtype == "i6" ? "GOP/s" : "GFLOP/s";
 }
 
 // "DRAM read 30.4 GB/s" or "f32 196.0 GFLOP/s": the limit that the row's time

@@ -148,7 +148,7 @@ class Data:
     def peaks(self):
         """[("f32", GFLOP/s), ...] of those that differ by more than 2 %, from the smallest on."""
         found = []
-        for name, shape in (("f32", "f32_fma"), ("bf16", "bf16_dot"), ("int8", "i8_dot")):
+        for name, shape in (("f32", "f32_fma"), ("bf16", "bf16_dot"), ("int8", "i8_dot"), ("int8 by 6 bits", "i6_dot")):
             rate = self.limit(shape)
             if rate is None:
                 continue

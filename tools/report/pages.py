@@ -8,7 +8,7 @@ LIMITS = (("dram_read", "DRAM, reads", "GB/s"), ("dram_write", "DRAM, writes", "
           ("dram_copy", "DRAM, a write for each read", "GB/s"), ("dram_update", "DRAM, reads and writes in place", "GB/s"),
           ("l3_read", "L3, reads", "GB/s"), ("l2_read", "L2, reads", "GB/s"),
           ("f32_fma", "f32 multiply-adds", "GFLOP/s"), ("bf16_dot", "bf16 products", "GFLOP/s"),
-          ("i8_dot", "int8 products", "GOP/s"))
+          ("i8_dot", "int8 products", "GOP/s"), ("i6_dot", "int8 by codes of at most six bits", "GOP/s"))
 
 
 def picture(name, alt, folder="performance"):

@@ -15,11 +15,14 @@ def percent(value):
 
 
 def colors_of_limits(theme):
-    return {"DRAM": theme.series[0], "f32": theme.series[4], "bf16": theme.series[1], "i8": theme.series[3]}
+    return {"DRAM": theme.series[0], "f32": theme.series[4], "bf16": theme.series[1], "i8": theme.series[3],
+            "i6": theme.series[3]}
 
 
-# bf16 and int8 have instructions of their own on some CPUs alone, so they are called products.
-LIMIT_NAMES = {"DRAM": "DRAM", "f32": "f32 multiply-adds", "bf16": "bf16 products", "i8": "int8 products"}
+# bf16 and int8 have instructions of their own on some CPUs alone, so they are called products. i6, int8 by codes of
+# at most six bits, has the colour of i8.
+LIMIT_NAMES = {"DRAM": "DRAM", "f32": "f32 multiply-adds", "bf16": "bf16 products", "i8": "int8 products",
+               "i6": "int8 by 6 bits"}
 
 
 def legend(svg, x, y, theme, kinds):
@@ -31,7 +34,7 @@ def legend(svg, x, y, theme, kinds):
 
 
 def kinds_of(rows):
-    found = {dataset.bound(row) for row in rows}
+    found = {"i8" if dataset.bound(row) == "i6" else dataset.bound(row) for row in rows}
     return [kind for kind in LIMIT_NAMES if kind in found]
 
 
