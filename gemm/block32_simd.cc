@@ -28,11 +28,13 @@ BlockKernels GetKernels(BlockFormat format, DType a) {
 #if QUERN_AVX_VNNI_REPLACES
   if (HasAvxVnni()) return GetBlock32AvxVnniKernels(format, a);
 #endif
-  BlockKernels kernels = WithBlock32Format(
-      format, [](auto f) { return MakeBlockKernels<decltype(f)::value>(); });
-  kernels.pack_row =
-      WithFloatType(a, [](auto t) { return &PackBlockRow<decltype(t)>; });
-  return kernels;
+  return WithBlock32Format(format, [a](auto f) {
+    constexpr BlockFormat kFormat = decltype(f)::value;
+    BlockKernels kernels = MakeBlockKernels<kFormat>();
+    kernels.pack_row = WithFloatType(
+        a, [](auto t) { return &PackBlockRow<decltype(t), RowOf<kFormat>>; });
+    return kernels;
+  });
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 //
 // A Dot sums as many quads as one sub-block has, exactly:
 //
+//   Row                      BlockRow or WordRow
+//   kBlockSteps              operands that the 32 k of a block take
 //   Sums                     a vector of running sums
-//   kGroup                   quads that may be added to one Sums
+//   kGroup                   operands that may be added to one Sums
 //   Prepare(codes)           an operand from a decoded line of a quad
 //   Start(term)              sums that begin with BlockRow::terms
 //   Begin(operand, a)        sums of a first quad
@@ -65,9 +67,11 @@ constexpr BlockTerms TermsOf(const BlockTraits& traits) {
 #if QUERN_HAS_VPDPBUSD
 
 struct QuadDot {
+  using Row = BlockRow;
   using Sums = VI;
   using Operand = VB;
-  static constexpr size_t kGroup = BlockPanels::kBlockQuads;
+  static constexpr size_t kBlockSteps = BlockPanels::kBlockQuads;
+  static constexpr size_t kGroup = kBlockSteps;
 
   static HWY_INLINE Operand Prepare(VB codes) { return codes; }
   static HWY_INLINE Sums Start(uint32_t term) {
@@ -87,12 +91,25 @@ using DotOf = QuadDot;
 
 #else
 
+// Returns `sums`, which the compiler must have by then: GCC 12 reorders
+// additions of integers, so that it multiplies all quads of a block before it
+// adds the first product, and keeps products in memory.
+template <class V>
+HWY_INLINE V InOrder(V sums) {
+#if HWY_COMPILER_GCC_ACTUAL && HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128
+  asm("" : "+v"(sums.raw));
+#endif
+  return sums;
+}
+
 // Unsigned codes. Pairs of products are summed in 16 bits, as many as fit: that
 // is two additions in place of three for each quad.
 template <size_t kQuads>
 struct PairDot {
+  using Row = BlockRow;
   using Sums = VW;
   using Operand = VB;
+  static constexpr size_t kBlockSteps = BlockPanels::kBlockQuads;
   static constexpr size_t kGroup = kQuads;
 
   static HWY_INLINE Operand Prepare(VB codes) { return codes; }
@@ -103,38 +120,32 @@ struct PairDot {
     return hn::SatWidenMulPairwiseAdd(DW(), b, a);
   }
   static HWY_INLINE Sums Add(Operand b, VS a, Sums sums) {
-    return hn::Add(sums, Begin(b, a));
+    return InOrder(hn::Add(sums, Begin(b, a)));
   }
   static HWY_INLINE VI Widen(Sums sums) {
     return hn::WidenMulPairwiseAdd(DI(), sums, hn::Set(DW(), int16_t{1}));
   }
 };
 
-// Signed codes: |b| by a with the sign of b, which fits because
-// 2 * 128 * 127 < 2^15.
-struct SignedDot {
+// Codes of int8 as words of 16 bits. A quad takes two multiplications and two
+// additions; as bytes, whose sign goes to the other factor, it would take three
+// multiplications and one addition, on the two units of an AMD core that
+// multiply integers.
+struct WordDot {
+  using Row = WordRow;
   using Sums = VI;
-  struct Operand {
-    VB magnitude;
-    VS codes;
-  };
-  static constexpr size_t kGroup = BlockPanels::kBlockQuads;
+  using Operand = VW;
+  static constexpr size_t kBlockSteps = 2 * BlockPanels::kBlockQuads;
+  static constexpr size_t kGroup = kBlockSteps;
 
   static HWY_INLINE Operand Prepare(VB codes) {
-    const auto s = hn::BitCast(DS(), codes);
-    return {hn::BitCast(DB(), hn::Abs(s)), s};
-  }
-  static HWY_INLINE Sums Start(uint32_t term) {
-    return hn::BitCast(DI(), hn::Set(DU(), term));
+    return hn::BitCast(DW(), codes);
   }
   static HWY_INLINE Sums Begin(Operand b, VS a) {
-    // Where a code is zero, its factor may be anything.
-    const auto factor = hn::IfNegativeThenNegOrUndefIfZero(b.codes, a);
-    const auto pairs = hn::SatWidenMulPairwiseAdd(DW(), b.magnitude, factor);
-    return hn::WidenMulPairwiseAdd(DI(), pairs, hn::Set(DW(), int16_t{1}));
+    return hn::WidenMulPairwiseAdd(DI(), b, hn::BitCast(DW(), a));
   }
   static HWY_INLINE Sums Add(Operand b, VS a, Sums sums) {
-    return hn::Add(sums, Begin(b, a));
+    return InOrder(hn::Add(sums, Begin(b, a)));
   }
   static HWY_INLINE VI Widen(Sums sums) { return sums; }
 };
@@ -166,7 +177,7 @@ constexpr size_t QuadsInPairs() {
 
 template <BlockFormat kFormat, bool kInt8 = BlockTraitsOf(kFormat).is_int8()>
 struct DotSelector {
-  using Type = SignedDot;
+  using Type = WordDot;
 };
 template <BlockFormat kFormat>
 struct DotSelector<kFormat, false> {
@@ -176,6 +187,18 @@ template <BlockFormat kFormat>
 using DotOf = typename DotSelector<kFormat>::Type;
 
 #endif  // QUERN_HAS_VPDPBUSD
+
+template <BlockFormat kFormat>
+using RowOf = typename DotOf<kFormat>::Row;
+template <BlockFormat kFormat>
+constexpr bool kHasWords = hwy::IsSame<RowOf<kFormat>, WordRow>();
+
+// Half kHalf of quads of int8, as words: bytes 0 and 2, or bytes 1 and 3.
+template <size_t kHalf>
+HWY_INLINE VW WordsOf(VB quads) {
+  const auto words = hn::BitCast(DW(), quads);
+  return hn::ShiftRight<8>(kHalf == 0 ? hn::ShiftLeft<8>(words) : words);
+}
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

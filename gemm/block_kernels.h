@@ -25,18 +25,16 @@
 
 namespace quern {
 
-// 32-bit elements from a row of a to the next, within one record.
-inline constexpr size_t kBlockRowPitch = sizeof(BlockRow) / sizeof(uint32_t);
-
 // Panels of one tile, at most.
 inline constexpr size_t kBlockPanels = 2;
 
 struct BlockKernels {
   const char* target;
-  const char* arithmetic;  // "int8 dot" or "int8 pairs"
+  const char* arithmetic;  // "int8 dot", "int8 pairs" or "int16 pairs"
   BlockTerms terms;
+  size_t row_pitch;  // 32-bit elements of a row of one record
   // Quantises k elements of a row, a multiple of 32 and at most a record, to
-  // the BlockRow at `to`.
+  // the BlockRow or, with "int16 pairs", the WordRow at `to`.
   //
   //   ax = max(fl(max|x| / 127), 2^-125), or 1 where all x are zero
   //   qa = rint(x * fl(1 / ax))      the product not rounded before
@@ -45,14 +43,14 @@ struct BlockKernels {
   // or an infinity gives ax = NaN and qa = 0: its row of the product is NaN.
   void (*pack_row)(const void* a, size_t k, const BlockTerms& terms,
                    uint32_t* to);
-  // Tiles of one record, with TileArgs::steps in blocks of 32 k and a the
-  // BlockRows of one row after the other. `fused` has one panel, whose packed
-  // record is at b; it has tiles for the first powers of two, which together
-  // take up to max_rows rows: with more, decoding once for all is faster.
-  // `decoded` multiplies one DecodedRecord of each panel, which follow each
-  // other from b on. TileArgs::add says whether the chain of sums goes on from
-  // `sums`. An eighth of prefetch[0], of as many streams as the tile has
-  // panels, goes with each block. The rest of TileArgs is not read.
+  // Tiles of one record, with TileArgs::steps in blocks of 32 k and a what
+  // pack_row has written of one row after the other. `fused` has one panel,
+  // whose packed record is at b; it has tiles for the first powers of two,
+  // which together take up to max_rows rows: with more, decoding once for all
+  // is faster. `decoded` multiplies one DecodedRecord of each panel, which
+  // follow each other from b on. TileArgs::add says whether the chain of sums
+  // goes on from `sums`. An eighth of prefetch[0], of as many streams as the
+  // tile has panels, goes with each block. The rest of TileArgs is not read.
   TileTable fused;
   TileTable decoded;
   // Decodes a packed record of `blocks` blocks.

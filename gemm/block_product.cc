@@ -23,11 +23,6 @@ constexpr int64_t kLineBytes = BlockPanels::kLineBytes;
 // Tiles fetch as many lines with each block of a record.
 constexpr int64_t kBlocks = BlockPanels::kRecordBlocks;
 
-// How far tiles that decode fetch ahead in their stream. With one and four rows
-// of Q4_0, 4 to 16 KiB are alike; 2 KiB and none take one row 1.1 and 1.3 times
-// as long, four rows 1.1 and 1.9 times (Zen 5, 2026).
-constexpr int64_t kAheadBytes = 8 << 10;
-
 // The groups of int4 weights that a record's blocks are in, from the first
 // record on.
 class GroupCursor {
@@ -105,6 +100,7 @@ class Multiplier {
         record_lines_(record_bytes_ / kLineBytes),
         panel_bytes_(part.layout.panel_bytes()),
         records_(part.layout.records()),
+        row_pitch_(Kind::RowPitch(part.kernels)),
         a_tile_(product.chunks() * product.a_chunk()),
         first_sizes_{tiles_.rows / tiles_.count, tiles_.rows % tiles_.count,
                      tiles_.count, tiles_.rows * range.tile % tiles_.count},
@@ -149,7 +145,8 @@ class Multiplier {
         tile_.a = a_ + record * product_.a_chunk();
         tile_.b = RecordAt(panel, record);
         if constexpr (kHasGroups) tile_.groups = &groups_.Of(panel);
-        tile_.prefetch[0] = {tile_.b + kAheadBytes, tile_.panel_bytes, lines};
+        tile_.prefetch[0] = {tile_.b + part_.ahead_bytes, tile_.panel_bytes,
+                             lines};
         MultiplyFused(rows, log);
       }
       panel += int64_t{1} << log;
@@ -165,7 +162,7 @@ class Multiplier {
     for (int64_t left = all_rows; left > 0; left -= rows) {
       for (rows = 4; rows > left || fused.tiles[rows][0] == nullptr;) rows /= 2;
       fused.tiles[rows][log](tile_);
-      tile_.a += rows * Kind::kRowPitch;
+      tile_.a += rows * row_pitch_;
       tile_.sums = static_cast<float*>(tile_.sums) + rows * stride_;
       tile_.prefetch[0].lines = 0;
     }
@@ -266,7 +263,8 @@ class Multiplier {
   const int64_t record_lines_;
   const int64_t panel_bytes_;
   const int64_t records_;
-  const int64_t a_tile_;  // 32-bit elements from tile to tile
+  const int64_t row_pitch_;  // 32-bit elements from row to row of a record
+  const int64_t a_tile_;     // 32-bit elements from tile to tile
   const Sizes first_sizes_;
   std::conditional_t<kHasGroups, GroupCursor, NoGroups> groups_;
   int64_t share_;      // lines of each panel that a tile fetches

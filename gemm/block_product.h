@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/core/cpu_core.h"
 #include "quern/gemm/block_kernels.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/gemm/exact_block_kernels.h"
@@ -29,16 +30,26 @@ template <>
 struct BlockKind<BlockKernels> {
   using Decoded = DecodedRecord;
   // 32-bit elements from a row of a to the next, within one record.
-  static constexpr int64_t kRowPitch = static_cast<int64_t>(kBlockRowPitch);
+  static int64_t RowPitch(const BlockKernels& kernels) {
+    return static_cast<int64_t>(kernels.row_pitch);
+  }
   // TileArgs::steps of a block of 32 k in the decoded tiles.
   static constexpr int64_t kBlockSteps = 1;
 };
 template <>
-struct BlockKind<I4BlockKernels> : BlockKind<BlockKernels> {};
+struct BlockKind<I4BlockKernels> {
+  using Decoded = DecodedRecord;
+  static int64_t RowPitch(const I4BlockKernels& /*kernels*/) {
+    return static_cast<int64_t>(sizeof(BlockRow) / sizeof(uint32_t));
+  }
+  static constexpr int64_t kBlockSteps = 1;
+};
 template <>
 struct BlockKind<ExactBlockKernels> {
   using Decoded = ExactRecord;
-  static constexpr int64_t kRowPitch = static_cast<int64_t>(PackedRowPitch(1));
+  static int64_t RowPitch(const ExactBlockKernels& /*kernels*/) {
+    return static_cast<int64_t>(PackedRowPitch(1));
+  }
   static constexpr int64_t kBlockSteps = BlockPanels::kBlockK;
 };
 
@@ -59,11 +70,30 @@ struct BlockPart {
   const Kernels& kernels;
   bool fused;  // codes are decoded in registers
   const uint8_t* panels;
-  PanelGroups groups;  // only I4BlockKernels have any
+  PanelGroups groups;   // only I4BlockKernels have any
+  int64_t ahead_bytes;  // FusedAheadBytes
 };
 
+// How far tiles of so many rows that decode fetch ahead in the stream that they
+// read.
+//
+// Zen 4's own prefetchers follow the stream of one row at nearly the speed of
+// DRAM, and do not where it is fetched far ahead, because a core's fetches have
+// no more than 24 buffers: of 65 GB/s, one row reads 0.90 (Q8_0) and 0.80
+// (Q4_0) with 1 KiB, 0.59 and 0.71 with 8 KiB. Four rows, which take longer for
+// a line, read 0.69 and 0.57 with 8 KiB, 0.61 and 0.34 with 1 KiB. Zen 3, which
+// is documented to have the same prefetchers, was not measured.
+//
+// On Zen 5 one and four rows of Q4_0 are alike with 4 to 16 KiB; with 2 KiB and
+// without fetches one row takes 1.1 and 1.3 times as long, four rows 1.1
+// and 1.9 times (2026).
+constexpr int64_t FusedAheadBytes(CpuCore core, int64_t rows) {
+  const bool near = core == CpuCore::kZen3 || core == CpuCore::kZen4;
+  return rows == 1 && near ? 1 << 10 : 8 << 10;
+}
+
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows
-// packed by `product`, whose chunks are records. Takes 20 KB of stack, or 40 KB
+// packed by `product`, whose chunks are records. Takes 24 KB of stack, or 40 KB
 // with ExactBlockKernels: what is written again and again does not lie beside
 // what another worker writes, whose prefetchers would fetch it.
 template <class Kernels>

@@ -185,15 +185,37 @@ class PackedRecord {
   VF m_[kHasBytes ? kVecs : 1];
 };
 
+// A source of gemm/block_tile-inl.h: a packed record's quads as operands of the
+// format's Dot.
+template <BlockFormat kFormat>
+struct OperandsOf {
+  template <size_t kStep>
+  HWY_INLINE VB Codes(size_t b, size_t v) const {
+    if constexpr (kHasWords<kFormat>) {
+      return hn::BitCast(
+          DB(), WordsOf<kStep % 2>(record.template Codes<kStep / 2>(b, v)));
+    } else {
+      return record.template Codes<kStep>(b, v);
+    }
+  }
+  HWY_INLINE VF Scale(size_t sub, size_t v) const {
+    return record.Scale(sub, v);
+  }
+  HWY_INLINE VF Min(size_t sub, size_t v) const { return record.Min(sub, v); }
+
+  const PackedRecord<kFormat>& record;
+};
+
 template <BlockFormat kFormat, size_t kRows>
 void FusedTile(const TileArgs& t) {
   VF sums[kRows][kVecs];
   LoadSums(t, sums);
   const PackedRecord<kFormat> record(t.b, t.steps);
-  const auto* rows = reinterpret_cast<const BlockRow*>(t.a);
+  const OperandsOf<kFormat> operands = {record};
+  const auto* rows = reinterpret_cast<const RowOf<kFormat>*>(t.a);
   for (size_t b = 0; b < t.steps; ++b) {
     Fetch<1>(t.prefetch[0], b);
-    AddSubBlocks<ArithmeticOf<kFormat>, 0>(record, b, rows, sums);
+    AddSubBlocks<ArithmeticOf<kFormat>, 0>(operands, b, rows, sums);
   }
   StoreSums(t, sums);
 }
@@ -214,18 +236,18 @@ void FillFused(TileTable& table) {
   }
 }
 
-template <class Record, size_t kQuad>
-HWY_INLINE void DecodeQuads(const Record& record, size_t b,
+// Writes lines [kStep, kBlockSteps) of block b.
+template <size_t kBlockSteps, size_t kStep, class Source>
+HWY_INLINE void DecodeLines(const Source& source, size_t b,
                             DecodedRecord* HWY_RESTRICT to) {
-  if constexpr (kQuad < BlockPanels::kBlockQuads) {
-    uint8_t* HWY_RESTRICT line =
-        to->lines[b * BlockPanels::kBlockQuads + kQuad];
+  if constexpr (kStep < kBlockSteps) {
+    uint8_t* HWY_RESTRICT line = to->lines[b * kBlockSteps + kStep];
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
-      hn::StoreU(record.template Codes<kQuad>(b, v), DB(),
+      hn::StoreU(source.template Codes<kStep>(b, v), DB(),
                  line + v * kVecBytes);
     }
-    DecodeQuads<Record, kQuad + 1>(record, b, to);
+    DecodeLines<kBlockSteps, kStep + 1>(source, b, to);
   }
 }
 
@@ -233,10 +255,11 @@ template <BlockFormat kFormat>
 void DecodeRecord(const uint8_t* from, size_t blocks, DecodedRecord* to) {
   using Record = PackedRecord<kFormat>;
   const Record record(from, blocks);
+  const OperandsOf<kFormat> operands = {record};
   constexpr size_t kSubs =
       BlockPanels::kBlockK / BlockTraitsOf(kFormat).codes.sub_block;
   for (size_t b = 0; b < blocks; ++b) {
-    DecodeQuads<Record, 0>(record, b, to);
+    DecodeLines<DotOf<kFormat>::kBlockSteps, 0>(operands, b, to);
     for (size_t s = b * kSubs; s < (b + 1) * kSubs; ++s) {
       HWY_UNROLL(4)
       for (size_t v = 0; v < kVecs; ++v) {
@@ -253,7 +276,10 @@ template <BlockFormat kFormat>
 BlockKernels MakeBlockKernels() {
   BlockKernels kernels = {};
   kernels.target = KernelTarget();
-  kernels.arithmetic = QUERN_HAS_VPDPBUSD ? "int8 dot" : "int8 pairs";
+  kernels.arithmetic = QUERN_HAS_VPDPBUSD   ? "int8 dot"
+                       : kHasWords<kFormat> ? "int16 pairs"
+                                            : "int8 pairs";
+  kernels.row_pitch = sizeof(RowOf<kFormat>) / sizeof(uint32_t);
   kernels.terms = TermsOf(BlockTraitsOf(kFormat));
   kernels.fused.max_rows = kFusedRows;
   for (size_t rows = 1; rows <= kFusedRows; ++rows) {

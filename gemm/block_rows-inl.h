@@ -57,10 +57,10 @@ HWY_INLINE uint32_t TermOf(hn::Vec<DPairs> pairs, const BlockTerms& terms,
   return static_cast<uint32_t>(hn::GetLane(hn::BitCast(di, sums)));
 }
 
-// Quantises 32 elements as block b of `to`.
+// Quantises 32 elements to `codes` and returns their scale.
 template <typename T>
-HWY_INLINE void QuantizeBlock(const T* HWY_RESTRICT x, const BlockTerms& terms,
-                              size_t b, BlockRow* HWY_RESTRICT to) {
+HWY_INLINE float QuantizeCodes(const T* HWY_RESTRICT x,
+                               int8_t* HWY_RESTRICT codes) {
   const DF df;
   const DI di;
   const hn::Rebind<uint8_t, DF> du8;
@@ -83,14 +83,22 @@ HWY_INLINE void QuantizeBlock(const T* HWY_RESTRICT x, const BlockTerms& terms,
     HWY_UNROLL(8)
     for (size_t i = 0; i < kBlockVecs; ++i) v[i] = hn::Zero(df);
   }
-  to->scales[b] = scale;
-  int8_t* HWY_RESTRICT codes = to->codes + b * BlockPanels::kBlockK;
   HWY_UNROLL(8)
   for (size_t i = 0; i < kBlockVecs; ++i) {
     const auto rounded = RoundedProduct(df, v[i], hn::Set(df, inverse));
     const auto bytes = hn::TruncateTo(du8, hn::BitCast(DU(), rounded));
     hn::StoreU(bytes, du8, reinterpret_cast<uint8_t*>(codes) + i * kFloats);
   }
+  return scale;
+}
+
+// Quantises 32 elements as block b of `to`.
+template <typename T>
+HWY_INLINE void QuantizeBlock(const T* HWY_RESTRICT x, const BlockTerms& terms,
+                              size_t b, BlockRow* HWY_RESTRICT to) {
+  int8_t* HWY_RESTRICT codes = to->codes + b * BlockPanels::kBlockK;
+  const float scale = QuantizeCodes(x, codes);
+  to->scales[b] = scale;
   if (!terms.mins && terms.zero == 0) return;
   const auto first = PairSums(codes), second = PairSums(codes + 16);
   if (terms.sub_block == BlockPanels::kBlockK) {
@@ -102,10 +110,32 @@ HWY_INLINE void QuantizeBlock(const T* HWY_RESTRICT x, const BlockTerms& terms,
 }
 
 template <typename T>
+HWY_INLINE void QuantizeBlock(const T* HWY_RESTRICT x,
+                              const BlockTerms& /*terms*/, size_t b,
+                              WordRow* HWY_RESTRICT to) {
+  alignas(16) int8_t codes[BlockPanels::kBlockK];
+  to->scales[b] = QuantizeCodes(x, codes);
+  const hn::FixedTag<int16_t, 8> dw;
+  const hn::Repartition<int32_t, decltype(dw)> dq;
+  int16_t* HWY_RESTRICT words = to->codes + b * BlockPanels::kBlockK;
+  for (size_t i = 0; i < BlockPanels::kBlockK; i += 16) {
+    const auto quads =
+        hn::Load(dw, reinterpret_cast<const int16_t*>(codes + i));
+    const auto even =
+        hn::BitCast(dq, hn::ShiftRight<8>(hn::ShiftLeft<8>(quads)));
+    const auto odd = hn::BitCast(dq, hn::ShiftRight<8>(quads));
+    hn::StoreU(hn::BitCast(dw, hn::InterleaveLower(dq, even, odd)), dw,
+               words + i);
+    hn::StoreU(hn::BitCast(dw, hn::InterleaveUpper(dq, even, odd)), dw,
+               words + i + 8);
+  }
+}
+
+template <typename T, class Row>
 void PackBlockRow(const void* a, size_t k, const BlockTerms& terms,
                   uint32_t* to) {
   const T* HWY_RESTRICT x = static_cast<const T*>(a);
-  auto* HWY_RESTRICT row = reinterpret_cast<BlockRow*>(to);
+  auto* HWY_RESTRICT row = reinterpret_cast<Row*>(to);
   const size_t blocks = k / BlockPanels::kBlockK;
   for (size_t b = 0; b < blocks; ++b) {
     QuantizeBlock(x + b * BlockPanels::kBlockK, terms, b, row);

@@ -2,8 +2,8 @@
 // source of decoded quads and scales:
 //
 //   Source(b, v)                  of block b, and vector v of all panels
-//   VB Codes<quad>(b, v)          the codes of a quad, as the Dot takes them
-//   VF Scale(s, v), Min(s, v)     of sub-block s of the record
+//   VB Codes<step>(b, v)          the codes of an operand, as the Dot takes
+//   them VF Scale(s, v), Min(s, v)     of sub-block s of the record
 
 // clang-format off
 #if defined(QUERN_GEMM_BLOCK_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -37,13 +37,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <size_t kSubBlockK, bool kHasZero, bool kHasMins, class DotType>
 struct BlockArithmetic {
   using Dot = DotType;
-  static constexpr size_t kSubQuads = kSubBlockK / 4;
   static constexpr size_t kSubs = BlockPanels::kBlockK / kSubBlockK;
+  static constexpr size_t kSubSteps = Dot::kBlockSteps / kSubs;
   static constexpr size_t kGroup =
-      Dot::kGroup < kSubQuads ? Dot::kGroup : kSubQuads;
+      Dot::kGroup < kSubSteps ? Dot::kGroup : kSubSteps;
   static constexpr bool kZero = kHasZero;
   static constexpr bool kMins = kHasMins;
-  static_assert(!kZero || kGroup == kSubQuads, "terms start one group");
+  static_assert(!kZero || kGroup == kSubSteps, "terms start one group");
 };
 
 template <BlockFormat kFormat>
@@ -52,28 +52,29 @@ using ArithmeticOf =
                     TermsOf(BlockTraitsOf(kFormat)).zero != 0,
                     BlockTraitsOf(kFormat).has_mins(), DotOf<kFormat>>;
 
-HWY_INLINE VS BroadcastQuad(const int8_t* HWY_RESTRICT codes) {
-  uint32_t quad;
-  hwy::CopyBytes<4>(codes, &quad);
-  return hn::BitCast(DS(), hn::Set(DU(), quad));
+// What of a row meets operand `step`, counted from its first code.
+template <class Code>
+HWY_INLINE VS BroadcastStep(const Code* HWY_RESTRICT codes, size_t step) {
+  uint32_t four_bytes;
+  hwy::CopyBytes<4>(codes + step * (4 / sizeof(Code)), &four_bytes);
+  return hn::BitCast(DS(), hn::Set(DU(), four_bytes));
 }
 
-// Adds quads [kQuad, kEnd) of block b. kBegun: sums hold something.
-template <class Dot, size_t kQuad, size_t kEnd, bool kBegun, class Source,
+// Adds operands [kStep, kEnd) of block b. kBegun: sums hold something.
+template <class Dot, size_t kStep, size_t kEnd, bool kBegun, class Source,
           size_t kRows, size_t kWidth>
-HWY_INLINE void AddQuads(const Source& source, size_t b,
-                         const BlockRow* HWY_RESTRICT rows,
+HWY_INLINE void AddSteps(const Source& source, size_t b,
+                         const typename Dot::Row* HWY_RESTRICT rows,
                          typename Dot::Sums (&sums)[kRows][kWidth]) {
-  if constexpr (kQuad < kEnd) {
+  if constexpr (kStep < kEnd) {
     typename Dot::Operand operand[kWidth];
     HWY_UNROLL(8)
     for (size_t v = 0; v < kWidth; ++v) {
-      operand[v] = Dot::Prepare(source.template Codes<kQuad>(b, v));
+      operand[v] = Dot::Prepare(source.template Codes<kStep>(b, v));
     }
     HWY_UNROLL(16)
     for (size_t r = 0; r < kRows; ++r) {
-      const auto a =
-          BroadcastQuad(rows[r].codes + BlockPanels::kBlockK * b + 4 * kQuad);
+      const auto a = BroadcastStep(rows[r].codes, Dot::kBlockSteps * b + kStep);
       HWY_UNROLL(8)
       for (size_t v = 0; v < kWidth; ++v) {
         if constexpr (kBegun) {
@@ -83,18 +84,18 @@ HWY_INLINE void AddQuads(const Source& source, size_t b,
         }
       }
     }
-    AddQuads<Dot, kQuad + 1, kEnd, true>(source, b, rows, sums);
+    AddSteps<Dot, kStep + 1, kEnd, true>(source, b, rows, sums);
   }
 }
 
-// dots = the i32 dot products of quads [kQuad, kEnd) of block b, group by
+// dots = the i32 dot products of operands [kStep, kEnd) of block b, group by
 // group.
-template <class A, size_t kQuad, size_t kEnd, bool kFirst, class Source,
+template <class A, size_t kStep, size_t kEnd, bool kFirst, class Source,
           size_t kRows, size_t kWidth>
 HWY_INLINE void DotGroups(const Source& source, size_t b, size_t sub,
-                          const BlockRow* HWY_RESTRICT rows,
+                          const typename A::Dot::Row* HWY_RESTRICT rows,
                           VI (&dots)[kRows][kWidth]) {
-  if constexpr (kQuad < kEnd) {
+  if constexpr (kStep < kEnd) {
     using Dot = typename A::Dot;
     typename Dot::Sums sums[kRows][kWidth];
     if constexpr (A::kZero) {
@@ -105,7 +106,7 @@ HWY_INLINE void DotGroups(const Source& source, size_t b, size_t sub,
         for (size_t v = 0; v < kWidth; ++v) sums[r][v] = start;
       }
     }
-    AddQuads<Dot, kQuad, kQuad + A::kGroup, A::kZero>(source, b, rows, sums);
+    AddSteps<Dot, kStep, kStep + A::kGroup, A::kZero>(source, b, rows, sums);
     HWY_UNROLL(16)
     for (size_t r = 0; r < kRows; ++r) {
       HWY_UNROLL(8)
@@ -114,20 +115,20 @@ HWY_INLINE void DotGroups(const Source& source, size_t b, size_t sub,
         dots[r][v] = kFirst ? wide : hn::Add(dots[r][v], wide);
       }
     }
-    DotGroups<A, kQuad + A::kGroup, kEnd, false>(source, b, sub, rows, dots);
+    DotGroups<A, kStep + A::kGroup, kEnd, false>(source, b, sub, rows, dots);
   }
 }
 
 // Adds sub-blocks [kSub, A::kSubs) of block b to the sums.
 template <class A, size_t kSub, class Source, size_t kRows, size_t kWidth>
 HWY_INLINE void AddSubBlocks(const Source& source, size_t b,
-                             const BlockRow* HWY_RESTRICT rows,
+                             const typename A::Dot::Row* HWY_RESTRICT rows,
                              VF (&sums)[kRows][kWidth]) {
   if constexpr (kSub < A::kSubs) {
     const DF df;
     const size_t sub = b * A::kSubs + kSub;
     VI dots[kRows][kWidth];
-    DotGroups<A, kSub * A::kSubQuads, (kSub + 1) * A::kSubQuads, true>(
+    DotGroups<A, kSub * A::kSubSteps, (kSub + 1) * A::kSubSteps, true>(
         source, b, sub, rows, dots);
     VF s[kWidth];
     HWY_UNROLL(8)
@@ -200,13 +201,13 @@ HWY_INLINE void Fetch(const TilePrefetch& next, size_t b) {
   }
 }
 
-// A DecodedRecord of each panel.
+// A DecodedRecord of each panel, whose blocks have kBlockSteps lines.
+template <size_t kBlockSteps>
 struct DecodedSource {
-  template <size_t kQuad>
+  template <size_t kStep>
   HWY_INLINE VB Codes(size_t b, size_t v) const {
-    return hn::LoadU(DB(),
-                     Panel(v)->lines[b * BlockPanels::kBlockQuads + kQuad] +
-                         v % kVecs * kVecBytes);
+    return hn::LoadU(
+        DB(), Panel(v)->lines[b * kBlockSteps + kStep] + v % kVecs * kVecBytes);
   }
   HWY_INLINE VF Scale(size_t sub, size_t v) const {
     return hn::LoadU(DF(), Panel(v)->s[sub] + v % kVecs * kFloats);
@@ -224,8 +225,9 @@ template <class A, size_t kRows, size_t kPanels>
 void DecodedTile(const TileArgs& t) {
   VF sums[kRows][kPanels * kVecs];
   LoadSums(t, sums);
-  const DecodedSource source = {reinterpret_cast<const DecodedRecord*>(t.b)};
-  const auto* rows = reinterpret_cast<const BlockRow*>(t.a);
+  const DecodedSource<A::Dot::kBlockSteps> source = {
+      reinterpret_cast<const DecodedRecord*>(t.b)};
+  const auto* rows = reinterpret_cast<const typename A::Dot::Row*>(t.a);
   for (size_t b = 0; b < t.steps; ++b) {
     Fetch<kPanels>(t.prefetch[0], b);
     AddSubBlocks<A, 0>(source, b, rows, sums);

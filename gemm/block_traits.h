@@ -106,9 +106,18 @@ struct BlockRow {
 };
 static_assert(sizeof(BlockRow) == 352, "has no padding");
 
+// Such a row with codes of 16 bits, for kernels that multiply those. Codes k to
+// k + 3 of each four lie in the order k, k + 2, k + 1, k + 3.
+struct WordRow {
+  int16_t codes[BlockPanels::kRecordK];
+  float scales[BlockPanels::kRecordBlocks];
+};
+static_assert(sizeof(WordRow) == 544, "has no padding");
+
 // What one column of one record is multiplied from: decoded, by sub-block.
 struct alignas(64) DecodedRecord {
-  uint8_t lines[BlockPanels::kRecordK / 4][BlockPanels::kLineBytes];
+  // One of each quad of bytes, or two of words.
+  uint8_t lines[BlockPanels::kRecordK / 2][BlockPanels::kLineBytes];
   float s[BlockPanels::kRecordK / 16][BlockPanels::kPanelCols];
   float t[BlockPanels::kRecordK / 16][BlockPanels::kPanelCols];
 };

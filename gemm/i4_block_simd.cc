@@ -136,7 +136,7 @@ void DecodeI4(const uint8_t* lines, size_t blocks, const I4Groups& groups,
   I4Record<kZeros> record(lines, groups);
   for (size_t b = 0; b < blocks; ++b) {
     record.Begin();
-    DecodeQuads<I4Record<kZeros>, 0>(record, b, to);
+    DecodeLines<BlockPanels::kBlockQuads, 0>(record, b, to);
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
       hn::StoreU(record.Scale(b, v), DF(), to->s[b] + v * kFloats);

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -133,7 +134,7 @@ class PackedBlocksLayer final : public PackedLayer {
     return Fused(rows) ? kernels_.fused : kernels_.decoded;
   }
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
-    return {lines_, TableFor(rows), BlockKind<Kernels>::kRowPitch,
+    return {lines_, TableFor(rows), BlockKind<Kernels>::RowPitch(kernels_),
             rows,   form_.parts,    tile_count};
   }
 
@@ -143,8 +144,12 @@ class PackedBlocksLayer final : public PackedLayer {
                      int64_t part_stride) const {
     for (int64_t part = 0; part < form_.parts; ++part) {
       const BlockPart<Kernels> blocks = {
-          blocks_, kernels_, Fused(product.tiles().rows),
-          weights().panels() + part * form_.part_bytes, GroupsOf(part)};
+          blocks_,
+          kernels_,
+          Fused(product.tiles().rows),
+          weights().panels() + part * form_.part_bytes,
+          GroupsOf(part),
+          FusedAheadBytes(core_, product.tiles().rows)};
       MultiplyBlocks(blocks, product, a, range, sums, stride);
       sums += part_stride;
     }
@@ -197,6 +202,7 @@ class PackedBlocksLayer final : public PackedLayer {
   VnniLayout lines_;
   BlockPanels blocks_;
   Kernels kernels_;
+  CpuCore core_ = ThisCpuCore();
   FinishFloats finish_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -39,7 +40,12 @@ class PackedFloatLayer final : public PackedLayer {
         parts_(PartsOf(spec.activation)),
         layout_(layout),
         kernels_(KernelsOf(weights.spec().format, spec.a)),
-        finish_(spec, weights) {}
+        finish_(spec, weights) {
+    // Where a line is two vectors, one panel has too few sums to hide the
+    // latency of its multiply-adds.
+    const size_t few = kernels_.table.few_rows;
+    ReadInOneStream(ThisCpuCore(), few > 1 ? 2 : 0, kernels_.table);
+  }
 
   const char* target() const override { return kernels_.target; }
   std::string Explain(int64_t m) const override {

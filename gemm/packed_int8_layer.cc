@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/check_args.h"
+#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
@@ -41,7 +42,10 @@ class PackedInt8Layer final : public PackedLayer {
         layout_(layout),
         kernels_(GetInt8Kernels(spec.c)),
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
-        quantize_(std::move(quantize)) {}
+        quantize_(std::move(quantize)) {
+    const size_t few = kernels_.table.few_rows;
+    ReadInOneStream(ThisCpuCore(), few > 1 ? 2 : 1, kernels_.table);
+  }
 
   const char* target() const override { return kernels_.target; }
   std::string Explain(int64_t m) const override {

@@ -322,7 +322,7 @@ TEST(GenerateTest, HelpIsReadable) {
        {"--prompt\n", "--specials (false)\n", "--model\n",
         "--max_tokens (128)\n", "--threads (0)\n", "--ranks (1)\n",
         "--temperature (0.8)\n", "--top_k (40)\n", "--top_p (1)\n", "--seed (",
-        "--activations (int8)\n", "--kv (f16)\n", "--perplexity (false)\n",
+        "--activations (int8)\n", "--kv (bf16)\n", "--perplexity (false)\n",
         "--stats (false)\n", "--limits (false)\n", "Exit code"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }

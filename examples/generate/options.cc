@@ -101,7 +101,7 @@ constexpr Flag kFlags[] = {
        o.packed = value;
        return true;
      }},
-    {"kv", "f16",
+    {"kv", "bf16",
      "keys and values in the cache as f32, bf16, f16, int8, fp8 (e4m3) or\n"
      "      fp8e5m2; those of one byte with a scale for each token and head.\n"
      "      Latents (DeepSeek): f32, bf16, f16, or fp8 with scales for blocks",

@@ -18,9 +18,9 @@ struct GenerateOptions {
   DecoderWeights weights = DecoderWeights::kAsInFile;
   // nullopt: kInt8 with kAsInFile, else kExact
   std::optional<DecoderActivations> activations;
-  std::string packed;      // DecoderOptions::packed_path
-  DType kv = DType::kF16;  // type of the cache
-  std::string custom_ops;  // text of an OpPolicy
+  std::string packed;       // DecoderOptions::packed_path
+  DType kv = DType::kBF16;  // type of the cache
+  std::string custom_ops;   // text of an OpPolicy
   bool perplexity = false;
   int64_t max_tokens = 128;
   int64_t samples = 1;       // texts that follow the prompt
