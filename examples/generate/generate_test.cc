@@ -205,7 +205,7 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
        {"model: quern-kjv-4m, 6 layers, width 256, bf16 weights\n",
         "prompt: 3 tokens, ", "generation: 8 tokens, ", " tokens/s, ",
         " GB/s, ", " GFLOP/s\n", "stopped by: --max_tokens=8\n",
-        " MiB weights, ", " MiB f16 cache (3072 bytes a token), ",
+        " MiB weights, ", " MiB bf16 cache (3072 bytes a token), ",
         "threads: 2\n", "kernels: operators: Highway "}) {
     EXPECT_THAT(outcome.err, HasSubstr(words));
   }
