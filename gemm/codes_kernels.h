@@ -71,10 +71,12 @@ constexpr I4Tables MakeI4Tables() {
 }
 alignas(64) inline constexpr I4Tables kI4Tables = MakeI4Tables();
 
-// to[r, p, c] (+)= scales[p, c] * (sums[r, p, c] - zeros[p, c] * row_sums[r])
+// to[r, p, c] (+)=
+//     scales[p, c] * (unit * sums[r, p, c] - zeros[p, c] * row_sums[r])
 // for r < rows, p < panels, c < 16.
 struct ScaleArgs {
   const float* sums;  // dense
+  float unit;         // a power of two
   size_t rows;
   size_t panels;
   const float* scales;
@@ -90,12 +92,24 @@ struct ScaleArgs {
 struct CodesKernels {
   const char* target;
   // `lines` of packing/code_layout.h to 2 (8 bits) or 4 times as many lines of
-  // pairs of bf16.
+  // pairs of bf16, or to what `decoded` reads.
   void (*decode)(const uint8_t* codes, size_t lines, uint8_t* to);
-  // Tiles that decode in registers, for up to fused.max_rows rows of packed
-  // bf16: TileArgs::b and steps are of codes. None, max_rows = 0, where there
-  // is no bf16 dot product.
+  // Tiles that decode on their way, for up to fused.max_rows rows: TileArgs::b
+  // and steps are of codes. None, max_rows = 0, where decoding once is faster.
   TileTable fused;
+  // What LinearKernels::elements_per_line must be for `fused`: 1 for pairs of
+  // bf16, 2 for f32.
+  size_t fused_elements;
+  // With more rows than this it is faster to decode once, and to have larger
+  // tiles.
+  size_t fused_most_rows;
+  // Where `decode` writes something else than pairs of bf16: the tiles that
+  // multiply it by rows of f32. None, max_rows = 0, elsewhere.
+  TileTable decoded;
+  // Consecutive k of one step of the tiles that read what `decode` has written.
+  int64_t decoded_k;
+  // What the sums of all these tiles must be multiplied by, a power of two.
+  float unit;
   void (*scale)(const ScaleArgs&);
   // The sum of a[k], in one order for all.
   float (*sum)(const void* a, size_t k);

@@ -52,6 +52,7 @@ class Multiplier {
     tile_.panel_bytes =
         static_cast<size_t>(part.fused ? panel_bytes_ : kDecodedPanelBytes);
     scale_.sums = tile_sums_;
+    scale_.unit = part.codes_kernels.unit;
     scale_.panel_stride = static_cast<size_t>(part.groups * kPanelCols);
     scale_.row_sums_stride = static_cast<size_t>(part.piece_count);
     scale_.to_stride = static_cast<size_t>(stride);
@@ -130,7 +131,8 @@ class Multiplier {
       // stays in L1.
       if (!whole_chunks_) Decode(block, k, end);
       tile_.b = decoded_ + pairs * kLineBytes;
-      tile_.steps = static_cast<size_t>(DivCeil(end - k, int64_t{2}));
+      tile_.steps =
+          static_cast<size_t>(DivCeil(end - k, part_.codes_kernels.decoded_k));
     }
     part_.table().tiles[scale_.rows][block.log](tile_);
   }

@@ -13,6 +13,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
+#include "quern/gemm/e4m3_halves-inl.h"
 #include "quern/quant/convert-inl.h"
 // clang-format on
 
@@ -177,6 +178,7 @@ void Scale(const ScaleArgs& args) {
     }
   }
   const float* HWY_RESTRICT sums = args.sums;
+  const auto unit = hn::Set(d, args.unit);
   for (size_t r = 0; r < args.rows; ++r) {
     const auto row_sum = hn::Set(
         d,
@@ -185,7 +187,7 @@ void Scale(const ScaleArgs& args) {
     for (size_t p = 0; p < args.panels; ++p) {
       const size_t at = p * args.panel_stride;
       for (size_t c = 0; c < kCols; c += kFloats) {
-        auto sum = hn::LoadU(d, sums + c);
+        auto sum = hn::Mul(hn::LoadU(d, sums + c), unit);
         if (args.zeros != nullptr) {
           sum = hn::NegMulAdd(hn::LoadU(d, args.zeros + at + c), row_sum, sum);
         }
@@ -301,10 +303,26 @@ void FillFused(TileTable& table) {
 template <class Codes>
 void FillKernels(CodesKernels& kernels) {
   kernels.decode = &DecodeLines<Codes>;
+  kernels.decoded_k = 2;
+  kernels.unit = 1;
 #if QUERN_CODES_IN_REGISTERS
   static_assert(kBytes == kLine, "a vector is a line");
   kernels.fused.max_rows = FusedRows<Codes>();
   FillFused<Codes, FusedRows<Codes>(), 0>(kernels.fused);
+  kernels.fused_elements = 1;
+  // More than two tiles' rows: 4096 x 4096, 256 rows of bf16 by int4 take 24 ms
+  // from scratch and 39 ms in tiles of 14 rows (Zen 4, 2026).
+  kernels.fused_most_rows = 2 * kernels.fused.max_rows;
+#elif QUERN_E4M3_HALVES
+  if constexpr (hwy::IsSame<Codes, E4M3>()) {
+    kernels.decode = &DecodeE4M3Halves;
+    kernels.decoded = MakeTileTable<DotE4M3Halves, kHalvesBytes>();
+    kernels.decoded_k = DotE4M3Halves::kSub;
+    kernels.unit = DotE4M3Halves::kUnit;
+    kernels.fused = MakeE4M3Tiles();
+    kernels.fused_elements = 2;
+    kernels.fused_most_rows = kernels.fused.max_rows;
+  }
 #endif
 }
 

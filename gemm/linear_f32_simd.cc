@@ -26,7 +26,14 @@ LinearKernels GetKernels() {
   return kernels;
 }
 LinearKernels GetKernelsF32() { return GetKernels<DotF32>(); }
-LinearKernels GetKernelsF16() { return GetKernels<DotPairsF32<Float16>>(); }
+LinearKernels GetKernelsF16() {
+  using Dot = DotPairsF32<Float16>;
+  LinearKernels kernels = GetKernels<Dot>();
+#if HWY_TARGET == HWY_AVX2
+  kernels.table = MakeWideTileTable<Dot>();
+#endif
+  return kernels;
+}
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -45,7 +45,9 @@ class PackedCodesLayer final : public PackedLayer {
         piece_count_(pieces_.Count()),
         linear_(GetLinearKernelsBF16(spec.a)),
         kernels_(GetCodesKernels(CodesOf(weights.spec().format), spec.a)),
-        finish_(spec, weights) {}
+        finish_(spec, weights) {
+    if (kernels_.decoded.max_rows > 0) linear_.table = kernels_.decoded;
+  }
 
   const char* target() const override { return kernels_.target; }
   std::string Explain(int64_t m) const override {
@@ -153,12 +155,10 @@ class PackedCodesLayer final : public PackedLayer {
   int64_t RowBytesOfA() const {
     return pieces_.k * static_cast<int64_t>(SizeOf(a_));
   }
-  // Whether tiles decode in registers: of more than two tiles' rows it is
-  // faster to decode once, and to have larger tiles (4096 x 4096, 256 rows of
-  // bf16 by int4: 24 ms from scratch, 39 ms in tiles of 14 rows. Zen 4, 2026).
+  // Whether tiles decode on their way.
   bool Fused(int64_t rows) const {
-    return linear_.elements_per_line == 1 && kernels_.fused.max_rows > 0 &&
-           rows <= 2 * static_cast<int64_t>(kernels_.fused.max_rows);
+    return linear_.elements_per_line == kernels_.fused_elements &&
+           rows <= static_cast<int64_t>(kernels_.fused_most_rows);
   }
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
     return {pairs_,
@@ -252,8 +252,10 @@ class PackedCodesLayer final : public PackedLayer {
     for (int64_t k = 0; k < all_k; k += kChunkK) {
       const int64_t count = std::min(kChunkK, all_k - k);
       // A line of codes is longer than a pair.
-      if (count < kChunkK && linear_.elements_per_line == 1) {
-        std::fill(to + count / 2, to + RoundUp(count, int64_t{8}) / 2, 0u);
+      if (count < kChunkK) {
+        const auto per_pair = static_cast<int64_t>(linear_.elements_per_line);
+        std::fill(to + count / 2 * per_pair,
+                  to + RoundUp(count, int64_t{8}) / 2 * per_pair, 0u);
       }
       linear_.pack_row(from + k * a_size, static_cast<size_t>(count), to);
       to += a_chunk;

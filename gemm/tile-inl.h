@@ -76,9 +76,10 @@ constexpr size_t MaxRows() {
   return kMax < kMostRows ? kMax : kMostRows;
 }
 
-// Where the vectors of one line of each panel begin.
+// Where the vectors of one step of each panel begin.
+template <size_t kStepBytes>
 struct PanelLines {
-  static constexpr size_t kVecBytes = kLineBytes / kVecs;
+  static constexpr size_t kVecBytes = kStepBytes / kVecs;
   HWY_INLINE const uint8_t* operator()(size_t v) const {
     return line + v / kVecs * panel_bytes + v % kVecs * kVecBytes;
   }
@@ -86,12 +87,57 @@ struct PanelLines {
   size_t panel_bytes;
 };
 
-template <class Dot, size_t kRows, size_t kPanels>
+// Lines of pairs that WidenLines has turned into f32: of each vector the lower
+// halves of its pairs, then the upper ones.
+struct DotWide : FmaSums {
+  static constexpr size_t kSub = 2;
+  template <size_t kI>
+  static HWY_INLINE hn::Vec<D> LoadB(const uint8_t* HWY_RESTRICT line) {
+    constexpr size_t kLanes = HWY_MAX_LANES_D(D);
+    return hn::LoadU(D(), reinterpret_cast<const float*>(line) + kI * kLanes);
+  }
+};
+
+template <class Dot>
+void WidenLines(const uint8_t* HWY_RESTRICT from, size_t lines,
+                uint8_t* HWY_RESTRICT to) {
+  const DotWide::D d;
+  constexpr size_t kLanes = HWY_MAX_LANES_D(DotWide::D);
+  for (size_t i = 0; i < lines * kVecs; ++i) {
+    float* HWY_RESTRICT at = reinterpret_cast<float*>(to);
+    hn::StoreU(Dot::template LoadB<0>(from), d, at);
+    hn::StoreU(Dot::template LoadB<1>(from), d, at + kLanes);
+    from += kLineBytes / kVecs;
+    to += kWideLineBytes / kVecs;
+  }
+}
+
+// Like Step, for Dots whose lines meet four words of a row, too.
+template <class Dot, class Line, size_t kRows, size_t kTileVecs>
+HWY_INLINE void TileStep(const uint32_t* HWY_RESTRICT words, size_t stride,
+                         const Line& line,
+                         hn::Vec<typename Dot::D> (&sums)[kRows][kTileVecs]) {
+  if constexpr (Dot::kSub == 4) {
+    HalfStep<Dot, 0, /*kTail=*/false>(words, stride, line, 0, sums);
+    HalfStep<Dot, 1, /*kTail=*/false>(words + 1, stride, line, 0, sums);
+    HalfStep<Dot, 2, /*kTail=*/false>(words + 2, stride, line, 0, sums);
+    HalfStep<Dot, 3, /*kTail=*/false>(words + 3, stride, line, 0, sums);
+  } else {
+    Step<Dot, /*kTail=*/false>(words, stride, line, 0, sums);
+  }
+}
+
+// kStepBytes: of b, in each panel.
+template <class Dot, size_t kRows, size_t kPanels,
+          size_t kStepBytes = kLineBytes>
 void MultiplyTile(const TileArgs& t) {
   using D = typename Dot::D;
   using T = hn::TFromD<D>;
   const D d;
   constexpr size_t kLanes = HWY_MAX_LANES_D(D);
+  // Two words of a row for each pair, four for each two pairs.
+  constexpr size_t kPitch = PackedRowPitch(HWY_MIN(Dot::kSub, 2));
+  using Lines = PanelLines<kStepBytes>;
   const uint32_t* HWY_RESTRICT a = t.a;
   const uint8_t* HWY_RESTRICT b = t.b;
   const size_t panel_bytes = t.panel_bytes;
@@ -109,16 +155,14 @@ void MultiplyTile(const TileArgs& t) {
       next += kLineBytes;
       const size_t end = l + t.prefetch_steps;
       do {
-        Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
-                                   PanelLines{b + l * kLineBytes, panel_bytes},
-                                   0, sum);
+        TileStep<Dot>(a + l * Dot::kSub, kPitch,
+                      Lines{b + l * kStepBytes, panel_bytes}, sum);
       } while (++l < end);
     }
   }
   for (; l < t.steps; ++l) {
-    Step<Dot, /*kTail=*/false>(a + l * Dot::kSub, PackedRowPitch(Dot::kSub),
-                               PanelLines{b + l * kLineBytes, panel_bytes}, 0,
-                               sum);
+    TileStep<Dot>(a + l * Dot::kSub, kPitch,
+                  Lines{b + l * kStepBytes, panel_bytes}, sum);
   }
   HWY_UNROLL(16)
   for (size_t r = 0; r < kRows; ++r) {
@@ -161,29 +205,45 @@ void AddChunks(const AddChunksArgs& args) {
 }
 
 // tiles[r][i] for r rows and 2^i panels, null where there is none.
-template <class Dot, size_t kRows, size_t kLog>
+template <class Dot, size_t kStepBytes, size_t kRows, size_t kLog>
 void FillTiles(TileTable& table) {
   if constexpr (kRows > 0) {
     if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      table.tiles[kRows][kLog] = &MultiplyTile<Dot, kRows, size_t{1} << kLog>;
+      table.tiles[kRows][kLog] =
+          &MultiplyTile<Dot, kRows, size_t{1} << kLog, kStepBytes>;
       if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-        FillTiles<Dot, kRows, kLog + 1>(table);
+        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(table);
       }
     }
     if constexpr (kLog == 0) {
       table.panels[kRows] = PanelsFor(kRows);
-      FillTiles<Dot, kRows - 1, 0>(table);
+      FillTiles<Dot, kStepBytes, kRows - 1, 0>(table);
     }
   }
 }
 
-template <class Dot>
+template <size_t kRows>
+void FillWideTiles(TileTable& table) {
+  table.wide[kRows] = &MultiplyTile<DotWide, kRows, 1, kWideLineBytes>;
+  if constexpr (kRows > 1) FillWideTiles<kRows - 1>(table);
+}
+
+template <class Dot, size_t kStepBytes = kLineBytes>
 TileTable MakeTileTable() {
   TileTable table = {};
   table.max_rows = MaxRows();
   table.few_rows = HWY_TARGET <= HWY_AVX3 ? 5 : 1;
   table.add_chunks = &AddChunks<typename Dot::D>;
-  FillTiles<Dot, MaxRows(), 0>(table);
+  FillTiles<Dot, kStepBytes, MaxRows(), 0>(table);
+  return table;
+}
+
+// Like MakeTileTable, with tiles that share widened lines.
+template <class Dot>
+TileTable MakeWideTileTable() {
+  TileTable table = MakeTileTable<Dot>();
+  table.widen = &WidenLines<Dot>;
+  FillWideTiles<MaxRows()>(table);
   return table;
 }
 
