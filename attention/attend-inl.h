@@ -97,8 +97,13 @@ class AsStored {
   using Tiles = A;
   explicit AsStored(const ChunkArgs& c) : c_(c) {}
   const ChunkArgs& chunk() const { return c_; }
-  // Four groups of keys stay in the L1 cache for all rows.
-  size_t key_groups() const { return 4; }
+  // Four groups of keys stay in the L1 cache for all rows. What a single tile
+  // of rows reads, it reads once.
+  size_t key_groups() const { return IsOneTile(c_.rows) ? kChunkGroups : 4; }
+  size_t value_dims() const {
+    return IsOneTile(c_.rows) && c_.latent_tile == nullptr ? c_.v_head_dim
+                                                           : kTileDims;
+  }
   void TakeKeys(size_t) const {}
   void TakeValues(size_t d) const {
     if (c_.latent_tile != nullptr) StageLatentTile<A>(c_, d);
@@ -129,6 +134,7 @@ class Widened {
   }
   const ChunkArgs& chunk() const { return c_; }
   size_t key_groups() const { return kKeys / (c_.head_dim * kGroupTokens); }
+  size_t value_dims() const { return kTileDims; }
 
   // The key_groups() groups from g on.
   void TakeKeys(size_t g) {
@@ -190,22 +196,35 @@ class Widened {
   HWY_ALIGN float values_[kValues];
 };
 
+// Calls of Fetcher::Step by a chunk whose tokens are all seen.
+template <class Source>
+HWY_INLINE size_t FetchSteps(const Source& source) {
+  using A = typename Source::Tiles;
+  const ChunkArgs& c = source.chunk();
+  constexpr size_t kSteps = StepsOfFetch<A>();
+  constexpr size_t kLines = kGroupTokens / A::kWordElements / kSteps;
+  const size_t k_steps =
+      (c.head_dim + A::kWordElements - 1) / A::kWordElements / kSteps;
+  size_t steps = c.rows * kChunkGroups * kLineVecs;
+  ForTiles(c.rows, [&](auto tag, size_t) {
+    constexpr size_t kVecs = TileVecs<decltype(tag)::kValue>();
+    const auto add = [&](size_t vecs, size_t times, size_t by) {
+      ForVecs<kVecs>(0, vecs, [&](auto, size_t) { steps += times * by; });
+    };
+    const size_t groups = source.key_groups();
+    add(groups * kLineVecs, kChunkGroups / groups, k_steps);
+    const size_t dims = HWY_MIN(source.value_dims(), c.v_head_dim);
+    add((dims + kVecLanes - 1) / kVecLanes, (c.v_head_dim + dims - 1) / dims,
+        kChunkGroups * kLines);
+  });
+  return steps;
+}
+
 template <class Source>
 void AttendFrom(Source& source) {
   using A = typename Source::Tiles;
   const ChunkArgs& c = source.chunk();
-  // Tiles call Fetcher::Step once for two words of a row.
-  constexpr size_t kSteps = 2 / A::kSub;
-  constexpr size_t kLines = kGroupTokens / A::kWordElements / kSteps;
-  const size_t k_steps =
-      (c.head_dim + A::kWordElements - 1) / A::kWordElements / kSteps;
-  const size_t d_tiles = (c.v_head_dim + kTileDims - 1) / kTileDims;
-  size_t tiles = 0;
-  ForTiles(c.rows, [&](auto, size_t) { ++tiles; });
-  const size_t vecs = kChunkGroups * kLineVecs;
-  Fetcher fetcher(c, tiles * (vecs / kTileVecs * k_steps +
-                              d_tiles * kChunkGroups * kLines) +
-                         c.rows * vecs);
+  Fetcher fetcher(c, FetchSteps(source));
   const size_t key_groups = source.key_groups();
   for (size_t g = 0; g < kChunkGroups; g += key_groups) {
     source.TakeKeys(g);
@@ -229,12 +248,14 @@ void AttendFrom(Source& source) {
       ExpOfRow<A>(c, fetcher, r, groups);
   });
   UpdateStates(c);
-  for (size_t d = 0; d < c.v_head_dim; d += kTileDims) {
+  const size_t value_dims = source.value_dims();
+  for (size_t d = 0; d < c.v_head_dim; d += value_dims) {
     source.TakeValues(d);
     ForTiles(c.rows, [&](auto tag, size_t row) HWY_ATTR {
       constexpr size_t kRows = decltype(tag)::kValue;
       const TokenRange groups = GroupsOf(c.seen + row, kRows);
-      PvDims<A, kRows>(c, fetcher, row, groups, d);
+      PvDims<A, kRows>(c, fetcher, row, groups, d,
+                       HWY_MIN(d + value_dims, c.v_head_dim));
     });
   }
 }

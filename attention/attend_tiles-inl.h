@@ -29,6 +29,26 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX2 ? 6 : 4;
 constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
+// AVX2: sums fill most registers.
+constexpr bool kFewRegisters = kTileRows == 6 && kTileVecs == 2;
+
+// Vectors of a tile of kRows rows. With AVX2, tiles of fewer rows have more
+// vectors, so that they have 12 sums or nearly as many.
+template <size_t kRows>
+constexpr size_t TileVecs() {
+  return !kFewRegisters ? kTileVecs
+         : kRows == 4   ? 3
+         : kRows <= 2   ? 4
+                        : kTileVecs;
+}
+
+// Steps of a tile between two looks for lines to fetch, which take as many
+// instructions as a few multiply-adds.
+template <class A>
+constexpr size_t StepsOfFetch() {
+  return (kFewRegisters ? 8 : 2) / A::kSub;
+}
+
 // Where the vectors of one line are read from. It holds the pointers: with a
 // reference to them GCC 12 keeps the fetcher in memory, and a prefill of 512
 // takes 1.15 times as long (AVX2, Zen 3, 2026).
@@ -41,6 +61,20 @@ struct Lines {
   size_t offset = 0;
 };
 
+// A step. With AVX2 its halves stay apart: else GCC 12 loads the lines of
+// several halves first, and then lacks registers for the sums.
+template <class A, bool kTail, class Line, size_t kRows, size_t kVecs>
+HWY_INLINE void TileStep(const uint32_t* HWY_RESTRICT words, size_t stride,
+                         const Line& line, size_t valid,
+                         VF32 (&sums)[kRows][kVecs]) {
+  HalfStep<A, 0, kTail>(words, stride, line, valid, sums);
+  if constexpr (kFewRegisters) HWY_FENCE;
+  if constexpr (A::kSub == 2) {
+    HalfStep<A, 1, kTail>(words + 1, stride, line, valid, sums);
+    if constexpr (kFewRegisters) HWY_FENCE;
+  }
+}
+
 // logits[row + r][vec * kVecLanes ...] for kRows rows and kVecs vectors.
 template <class A, size_t kRows, size_t kVecs>
 void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
@@ -48,7 +82,7 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLineBytes = kLineVecs * kVecBytes;
   const size_t steps = (c.head_dim + A::kWordElements - 1) / A::kWordElements;
-  constexpr size_t kSteps = 2 / A::kSub;
+  constexpr size_t kSteps = StepsOfFetch<A>();
   const uint32_t* HWY_RESTRICT q = c.q + row * c.q_stride;
   Lines<kVecs> lines;
   HWY_UNROLL(4)
@@ -61,23 +95,23 @@ void QkTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t vec) {
   size_t s = 0;
   for (; s + kSteps <= steps; s += kSteps) {
     fetcher.Step();
-    HWY_UNROLL(2)
+    HWY_UNROLL(8)
     for (size_t i = 0; i < kSteps; ++i) {
       lines.offset = (s + i) * kLineBytes;
-      Step<A, /*kTail=*/false>(q + (s + i) * A::kSub, c.q_stride, lines, 0,
-                               sums);
+      TileStep<A, /*kTail=*/false>(q + (s + i) * A::kSub, c.q_stride, lines, 0,
+                                   sums);
     }
   }
-  if (s < steps) {
+  for (; s < steps; ++s) {
     lines.offset = s * kLineBytes;
-    Step<A, /*kTail=*/false>(q + s * A::kSub, c.q_stride, lines, 0, sums);
+    TileStep<A, /*kTail=*/false>(q + s * A::kSub, c.q_stride, lines, 0, sums);
   }
   HWY_UNROLL(8)
   for (size_t r = 0; r < kRows; ++r) {
     float* HWY_RESTRICT to = c.logits + (row + r) * kRowWords + vec * kVecLanes;
     HWY_UNROLL(4)
     for (size_t v = 0; v < kVecs; ++v) {
-      hn::StoreU(sums[r][v], df, to + v * kVecLanes);
+      hn::StoreU(A::Logit(sums[r][v]), df, to + v * kVecLanes);
     }
   }
 }
@@ -98,7 +132,7 @@ void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
   const LineF32 df;
   constexpr size_t kVecBytes = kVecLanes * A::kWordBytes;
   constexpr size_t kLines = kGroupTokens / A::kWordElements;
-  constexpr size_t kSteps = 2 / A::kSub;
+  constexpr size_t kSteps = StepsOfFetch<A>();
   const size_t pitch =
       (latent ? LatentDims(c, d) : c.v_head_dim) * A::kWordBytes;
   const auto* HWY_RESTRICT p =
@@ -117,11 +151,11 @@ void PvTile(const ChunkArgs& c, Fetcher& fetcher, size_t row, size_t d,
     const uint32_t* HWY_RESTRICT words = p + g * kLines * A::kSub;
     for (size_t t = 0; t < kLines; t += kSteps) {
       fetcher.Step();
-      HWY_UNROLL(2)
+      HWY_UNROLL(8)
       for (size_t i = 0; i < kSteps; ++i) {
         lines.offset = (t + i) * pitch;
-        Step<A, kTail>(words + (t + i) * A::kSub, kRowWords, lines, valid,
-                       sums);
+        TileStep<A, kTail>(words + (t + i) * A::kSub, kRowWords, lines, valid,
+                           sums);
       }
     }
   }
@@ -162,6 +196,11 @@ HWY_INLINE void ForTiles(size_t rows, const F& tile) {
   if (row < rows) tile(RowsTag<1>(), row);
 }
 
+// Whether `rows` rows are one tile.
+HWY_INLINE bool IsOneTile(size_t rows) {
+  return rows == kTileRows || rows == 4 || rows == 2 || rows == 1;
+}
+
 // The groups that any of `rows` rows sees, [begin, end); begin == end: none.
 HWY_INLINE TokenRange GroupsOf(const TokenRange* seen, size_t rows) {
   TokenRange all = {kChunkGroups, 0};
@@ -176,41 +215,44 @@ HWY_INLINE TokenRange GroupsOf(const TokenRange* seen, size_t rows) {
   return all;
 }
 
+template <size_t kVecs>
+struct VecsTag {
+  static constexpr size_t kValue = kVecs;
+};
+
+// tile(VecsTag<count>(), vec) for the vectors [vec, end), in tiles of kVecs or
+// fewer.
+template <size_t kVecs, class F>
+HWY_INLINE void ForVecs(size_t vec, size_t end, const F& tile) {
+  // Four vectors are 2 + 2 rather than 3 + 1.
+  for (; vec + kVecs <= end && (kVecs != 3 || vec + 4 != end); vec += kVecs) {
+    tile(VecsTag<kVecs>(), vec);
+  }
+  for (; kVecs > 2 && vec + 2 <= end; vec += 2) tile(VecsTag<2>(), vec);
+  if (vec < end) tile(VecsTag<1>(), vec);
+}
+
 template <class A, size_t kRows>
 HWY_INLINE void QkRows(const ChunkArgs& c, Fetcher& fetcher, size_t row,
                        size_t vec, size_t end) {
-  while (vec + kTileVecs <= end) {
-    QkTile<A, kRows, kTileVecs>(c, fetcher, row, vec);
-    vec += kTileVecs;
-  }
-  if (kTileVecs > 2 && vec + 2 <= end) {
-    QkTile<A, kRows, 2>(c, fetcher, row, vec);
-    vec += 2;
-  }
-  if (vec < end) QkTile<A, kRows, 1>(c, fetcher, row, vec);
+  ForVecs<TileVecs<kRows>()>(vec, end, [&](auto tag, size_t v) HWY_ATTR {
+    QkTile<A, kRows, decltype(tag)::kValue>(c, fetcher, row, v);
+  });
 }
 
-// The dims [d, d + kTileDims), or as many of them as there are.
+// The dims [begin, end).
 template <class A, size_t kRows>
 HWY_INLINE void PvDims(const ChunkArgs& c, Fetcher& fetcher, size_t row,
-                       TokenRange groups, size_t d) {
-  const size_t end = HWY_MIN(d + kTileDims, c.v_head_dim);
-  if (d + kTileDims <= end) {
-    PvTile<A, kRows, kTileVecs, false>(c, fetcher, row, d, groups.begin,
-                                       groups.end, 0);
-    return;
-  }
-  if (kTileVecs > 2 && d + 2 * kVecLanes <= end) {
-    PvTile<A, kRows, 2, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
-    d += 2 * kVecLanes;
-  }
-  if (d + kVecLanes <= end) {
-    PvTile<A, kRows, 1, false>(c, fetcher, row, d, groups.begin, groups.end, 0);
-    d += kVecLanes;
-  }
-  if (d < end) {
-    PvTile<A, kRows, 1, true>(c, fetcher, row, d, groups.begin, groups.end,
-                              end - d);
+                       TokenRange groups, size_t begin, size_t end) {
+  const size_t vecs = (end - begin) / kVecLanes;
+  ForVecs<TileVecs<kRows>()>(0, vecs, [&](auto tag, size_t v) HWY_ATTR {
+    PvTile<A, kRows, decltype(tag)::kValue, false>(
+        c, fetcher, row, begin + v * kVecLanes, groups.begin, groups.end, 0);
+  });
+  begin += vecs * kVecLanes;
+  if (begin < end) {
+    PvTile<A, kRows, 1, true>(c, fetcher, row, begin, groups.begin, groups.end,
+                              end - begin);
   }
 }
 

@@ -31,11 +31,13 @@ class Fetcher {
     for (const FetchList& list : c.next) {
       lines += list.count * ((list.bytes + kLine - 1) / kLine);
     }
-    lines_of_step_ = (lines + steps - 1) / HWY_MAX(steps, size_t{1});
+    steps = HWY_MAX(steps, size_t{1});
+    due_of_step_ = (lines * kDue + steps - 1) / steps;
     NextRow();
   }
   HWY_INLINE void Step() {
-    for (size_t i = 0; i < lines_of_step_ && at_ != nullptr; ++i) {
+    due_ += due_of_step_;
+    for (; due_ >= kDue && at_ != nullptr; due_ -= kDue) {
       PrefetchL2(at_);
       if (left_ <= kLine) {
         NextRow();
@@ -48,6 +50,7 @@ class Fetcher {
 
  private:
   static constexpr size_t kLine = 64;
+  static constexpr size_t kDue = 1024;  // of one line
 
   HWY_INLINE void NextRow() {
     at_ = nullptr;
@@ -65,7 +68,9 @@ class Fetcher {
   const FetchList* list_;
   const FetchList* end_;
   size_t row_ = 0;  // the next one of the list
-  size_t lines_of_step_;
+  // In units of 1 / kDue lines: what a step adds, and what is due by now.
+  size_t due_of_step_;
+  size_t due_ = 0;
   const uint8_t* at_;  // null: all is fetched
   size_t left_;
 };

@@ -4,6 +4,8 @@
 //   kWordBytes    bytes of a word of keys and values where it is stored
 //   Exp2          of a logit less the maximum: a weight
 //   StoreWeights  the weights of one vector of tokens, as words
+//   Logit         a logit of its sum of products: the sum itself, unless keys
+//                 are widened times a power of two
 
 // Per-target include guard.
 #if defined(QUERN_ATTENTION_LINE_ARITHMETIC_INL_H_) == \
@@ -37,8 +39,13 @@ constexpr size_t kVecLanes = HWY_MAX_LANES_D(LineF32);
 constexpr size_t kLineVecs = kGroupTokens / kVecLanes;
 constexpr size_t kRowWords = kChunkGroups * kGroupTokens;
 
+// Keys are widened to what they are.
+struct PlainLogits {
+  static HWY_INLINE VF32 Logit(VF32 sum) { return sum; }
+};
+
 // Weights in f32.
-struct F32Weights {
+struct F32Weights : PlainLogits {
   static constexpr size_t kWordBytes = 4;
   static HWY_INLINE VF32 Exp2(VF32 x) { return Exp2OfNegative(LineF32(), x); }
   static HWY_INLINE void StoreWeights(VF32 p, uint32_t* row, size_t token) {
@@ -46,13 +53,34 @@ struct F32Weights {
   }
 };
 
+// a * b + sum in the register of the sum.
+HWY_INLINE VF32 MulAddInPlace(VF32 a, VF32 b, VF32 sum) {
+#if HWY_TARGET == HWY_AVX2 && HWY_COMPILER_GCC_ACTUAL && HWY_ARCH_X86_64
+  // With 12 sums in 16 registers GCC 12 leaves sums in the registers of factors
+  // and moves or spills them.
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
+  return sum;
+#else
+  return hn::MulAdd(a, b, sum);
+#endif
+}
+
+// Products and sums in f32: a word is the bits of a float.
+template <class Dot>
+struct InPlace : Dot {
+  static HWY_INLINE VF32 MulAdd(VF32 b, uint32_t word, VF32 sum) {
+    return MulAddInPlace(hn::BitCast(LineF32(), hn::Set(LineU32(), word)), b,
+                         sum);
+  }
+};
+
 template <typename T>
-struct FmaPairs : DotPairsF32<T>, F32Weights {};
-struct FmaF32 : DotF32, F32Weights {};
+struct FmaPairs : InPlace<DotPairsF32<T>>, F32Weights {};
+struct FmaF32 : InPlace<DotF32>, F32Weights {};
 
 // Pairs of int8 or fp8, each half of which becomes f32 on its way.
 template <typename T>
-struct FmaBytes : FmaSums, F32Weights {
+struct FmaBytes : InPlace<FmaSums>, F32Weights {
   static constexpr size_t kSub = 2;
   static constexpr size_t kWordElements = 2;
   static constexpr size_t kWordBytes = 2;
@@ -118,7 +146,7 @@ struct FmaBytes : FmaSums, F32Weights {
 
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
 // Weights rounded to bf16.
-struct DotPairs : DotPairsBF16 {
+struct DotPairs : DotPairsBF16, PlainLogits {
   static constexpr size_t kWordBytes = 4;
   // 2^x for x <= 0 within 2^-18 of it, relatively: a weight is rounded to 2^-9.
   // Exactly 1 for 0; NaN for NaN. 2^x = 2^floor(x) * 2^f, and on [0, 1) the
