@@ -1,10 +1,12 @@
 // Windows, bidirectional sequences, soft cap, ALiBi, sinks and caches of bytes,
 // against the reference.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -260,8 +262,55 @@ class AttentionBytesTest : public AttentionIsaTest {
       }
     }
   }
+
+  // Queries of any size, and weights near 2^-115: where kernels multiply or
+  // divide by a power of two on their way, that must not cost a bit.
+  template <typename T>
+  void ExpectAnySizeIsOne() {
+    TestRng rng;
+    Heads heads = SmallHeads();
+    Variant variant;
+    variant.scaling =
+        std::is_same_v<T, int8_t> ? KvScaling::kPerTokenHead : KvScaling::kNone;
+    const auto expect_one = [&](const Sequence& sequence) {
+      using Run = Attention<float, T, float>;
+      variant.form = KvForm::kPlain;
+      const auto plain = Run(heads, variant, {sequence}).result();
+      variant.form = KvForm::kPaired;
+      const Run run(heads, variant, {sequence});
+      EXPECT_RAN_ON(run.plan());
+      const auto paired = run.result();
+      EXPECT_TRUE(AllBitsEqual(paired.out, plain.out));
+      EXPECT_TRUE(AllBitsEqual(paired.lse, plain.lse));
+      for (const float value : plain.out) EXPECT_TRUE(std::isfinite(value));
+    };
+    for (const int exponent : {-140, -100, 0, 80, 110}) {
+      SCOPED_TRACE(exponent);
+      heads.scale = std::ldexp(1.0f, std::min(126, -exponent));
+      Sequence sequence = RandomSequence<float, T>(rng, heads, {1, 512});
+      for (double& q : sequence.q) {
+        q = static_cast<double>(static_cast<float>(std::ldexp(q, exponent)));
+      }
+      expect_one(sequence);
+    }
+    SCOPED_TRACE("small weights");
+    Sequence sequence = RandomSequence<float, T>(rng, heads, {1, 512});
+    const double dim = static_cast<double>(heads.head_dim);
+    heads.scale = static_cast<float>(58.0 * kLn2 / dim);
+    std::fill(sequence.q.begin(), sequence.q.end(), 1.0);
+    std::fill(sequence.k.begin(), sequence.k.end(), -1.0);
+    // Token 0 has all the weight and no value.
+    std::fill_n(sequence.k.begin(), heads.kv_heads * heads.head_dim, 0.875);
+    std::fill_n(sequence.v.begin(), heads.kv_heads * heads.head_dim, 0.0);
+    expect_one(sequence);
+  }
 };
 QUERN_INSTANTIATE_ISA_TEST(AttentionBytesTest);
+
+TEST_P(AttentionBytesTest, NumbersOfAnySizeAreOneWhereverBytesAreWidened) {
+  ExpectAnySizeIsOne<int8_t>();
+  ExpectAnySizeIsOne<Float8E4M3>();
+}
 
 TEST_P(AttentionBytesTest, EveryCodeOfAByteIsOneWhereverItIsWidened) {
   ExpectEveryCodeIsOne<Float8E4M3>();

@@ -275,10 +275,13 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   const bool whole =
       seen.all.begin <= begin * kGroup && seen.all.end >= end * kGroup;
   const bool tiled = chunks_.latent() && whole;
-  const bool bytes = chunks_.narrow() && chunks_.paired() && whole &&
-                     !chunks_.latent() && c.rows <= kByteRows &&
-                     kernels_.attend_bytes != nullptr;
   c.latent_tile = tiled ? scratch_.v.Of(worker) : nullptr;
+  std::copy_n(groups.k, kChunkGroups, c.k);
+  std::copy_n(groups.v, kChunkGroups, c.v);
+  const bool bytes =
+      chunks_.narrow() && chunks_.paired() && whole && !chunks_.latent() &&
+      c.rows <= kByteRows && kernels_.attend_bytes != nullptr &&
+      (kernels_.serves_bytes == nullptr || kernels_.serves_bytes(c));
   bool finite = true;
   for (int64_t group = begin; group < end && !bytes; ++group) {
     if (chunks_.in_blocks()) chunks_.WidenLatents(group, worker, next, &groups);

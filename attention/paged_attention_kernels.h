@@ -117,6 +117,8 @@ struct PagedAttentionKernels {
   // Gives the bits of `attend`, over groups of bytes as they are in the cache.
   // Null for other types.
   void (*attend_bytes)(const ChunkArgs& args);
+  // Whether attend_bytes may be called with `args`. Null: always.
+  bool (*serves_bytes)(const ChunkArgs& args);
 
   // `count` elements of one byte to bf16, exactly; as many bytes of `next` are
   // fetched into the L2 cache meanwhile. `to` may begin `count` bytes before

@@ -8,6 +8,7 @@
 #include "hwy/highway.h"
 // After foreach_target.
 #include "quern/attention/attend-inl.h"
+#include "quern/attention/scaled_e4m3-inl.h"
 #include "quern/attention/softmax_state-inl.h"
 #include "quern/quant/convert-inl.h"
 
@@ -198,6 +199,16 @@ void SetGeometry(PagedAttentionKernels& kernels) {
   kernels.finite_v = &FiniteV<Wide>;
 }
 
+// e4m3 by f32.
+void SetAttendE4M3(PagedAttentionKernels& kernels) {
+#if QUERN_ATTENTION_SCALED_E4M3
+  kernels.attend_bytes = &Attend<ScaledE4M3>;
+  kernels.serves_bytes = &ScaledE4M3::Serves;
+#else
+  kernels.attend_bytes = &Attend<FmaBytes<Float8E4M3>>;
+#endif
+}
+
 PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
   PagedAttentionKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
@@ -224,7 +235,7 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
       if (kv == DType::kF8E4M3) {
         SetGeometry<Float8E4M3, BFloat16>(kernels);
         kernels.widen_latent = &WidenLatent;
-        kernels.attend_bytes = &Attend<FmaBytes<Float8E4M3>>;
+        SetAttendE4M3(kernels);
       }
       if (kv == DType::kF8E5M2) {
         SetGeometry<Float8E5M2, BFloat16>(kernels);
