@@ -4,7 +4,8 @@
 //   LoadF32(df, p), LoadNF32(df, p, n)        p: float, BFloat16, Float16,
 //   StoreF32(v, df, p), StoreNF32(v, df, p, n)   Float8E4M3 or Float8E5M2
 //
-//   StoreF32x2(a, b, df, p)                   a, then b
+//   LoadF32x2(df, p, a, b)                    two vectors: a, then b
+//   StoreF32x2(a, b, df, p)                   back
 //
 //   EvenF32(df, codes), OddF32(df, codes)     of a vector of bf16 codes; and
 //   EncodeBF16Pairs(df, even, odd)            back: no code crosses a lane
@@ -51,6 +52,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define QUERN_NATIVE_BF16 1
 #else
 #define QUERN_NATIVE_BF16 0
+#endif
+
+// Whether a vector has at most two blocks of 16 bytes, and bytes are looked up
+// within each.
+#undef QUERN_SHORT_VECTORS
+#if HWY_ARCH_X86 && HWY_TARGET >= HWY_AVX2 && HWY_TARGET <= HWY_SSE4
+#define QUERN_SHORT_VECTORS 1
+#else
+#define QUERN_SHORT_VECTORS 0
 #endif
 
 // The unsigned integer that holds a code of T.
@@ -173,6 +183,21 @@ HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
                         RoundBF16UpperHalf(df, v));
 }
 
+#if QUERN_SHORT_VECTORS
+// Of two blocks, the upper half of the first and the lower half of the second
+// change places.
+template <class D>
+HWY_INLINE hn::Vec<D> SwapMiddleQuarters(D d, hn::Vec<D> v) {
+  if constexpr (sizeof(hn::Vec<D>) == 16) {
+    return v;
+  } else {
+    const hn::Repartition<uint64_t, D> d64;
+    return hn::BitCast(
+        d, hn::Per4LaneBlockShuffle<3, 1, 2, 0>(hn::BitCast(d64, v)));
+  }
+}
+#endif
+
 #if QUERN_NATIVE_BF16
 HWY_INLINE bool AnyDenormal(hn::Vec512<float> v) {
   return _mm512_fpclass_ps_mask(v.raw, 0x20) != 0;
@@ -222,27 +247,6 @@ HWY_INLINE hn::Vec<DC> EncodeCodes(DF df, hn::Vec<DF> v) {
   return hn::TruncateTo(DC(), hn::BitCast(du, EncodeLanes<T>(df, v, clamp)));
 }
 
-// Codes of 16 bits: those of a, then those of b.
-template <typename T, class DF, class DC = hn::Repartition<CodeOf<T>, DF>>
-HWY_INLINE hn::Vec<DC> EncodeCodes2(DF df, hn::Vec<DF> a, hn::Vec<DF> b) {
-  static_assert(sizeof(T) == 2, "two vectors of f32 fill one of codes");
-  const DC dc;
-  if constexpr (hwy::IsSame<T, BFloat16>()) {
-#if QUERN_NATIVE_BF16
-    if constexpr (HWY_MAX_LANES_D(DF) == 16) {
-      if (HWY_LIKELY(!AnyDenormal(a) && !AnyDenormal(b))) {
-        const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
-        return hn::BitCast(dc, hn::OrderedDemote2To(dbf16, a, b));
-      }
-    }
-#endif
-    return hn::ConcatOdd(dc, hn::BitCast(dc, EncodeBF16UpperHalf(df, b)),
-                         hn::BitCast(dc, EncodeBF16UpperHalf(df, a)));
-  } else {
-    return hn::Combine(dc, EncodeCodes<T>(df, b), EncodeCodes<T>(df, a));
-  }
-}
-
 // Even and odd elements are the halves of 32-bit lanes, and the upper half of a
 // f32 is a bf16.
 template <class DF, class DC = hn::Repartition<uint16_t, DF>>
@@ -261,11 +265,21 @@ HWY_INLINE hn::Vec<DC> JoinUpperHalves(DC dc, V even, V odd) {
   return hn::OddEven(hn::BitCast(dc, odd),
                      hn::BitCast(dc, hn::ShiftRight<16>(even)));
 }
+// A NaN whose lower half is 0 becomes its upper half, as every NaN is that
+// comes from widened codes, or from none.
 template <class DF, class DC = hn::Repartition<uint16_t, DF>>
-HWY_INLINE hn::Vec<DC> EncodeBF16NumberPairs(DF df, hn::Vec<DF> even,
+HWY_INLINE hn::Vec<DC> EncodeBF16NumberPairs(DF, hn::Vec<DF> even,
                                              hn::Vec<DF> odd) {
-  return JoinUpperHalves(DC(), RoundBF16UpperHalf(df, even),
-                         RoundBF16UpperHalf(df, odd));
+  const DC dc;
+  const hn::RebindToUnsigned<DF> du;
+  const auto even_bits = hn::BitCast(du, even);
+  const auto odd_bits = hn::BitCast(du, odd);
+  const auto upper = JoinUpperHalves(dc, even_bits, odd_bits);
+  const auto lower = hn::OddEven(hn::BitCast(dc, hn::ShiftLeft<16>(odd_bits)),
+                                 hn::BitCast(dc, even_bits));
+  // Rounding goes up from half a unit, 2^15; above it if the kept part is even.
+  const auto even_kept = hn::AndNot(upper, hn::Set(dc, uint16_t{1}));
+  return hn::Add(upper, hn::ShiftRight<15>(hn::SaturatedSub(lower, even_kept)));
 }
 template <class DF, class DC = hn::Repartition<uint16_t, DF>>
 HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
@@ -286,8 +300,50 @@ HWY_INLINE hn::Vec<DC> EncodeBF16Pairs(DF df, hn::Vec<DF> even,
     }
   }
 #endif
+  if (HWY_LIKELY(hn::AllFalse(df, hn::IsEitherNaN(even, odd)))) {
+    return EncodeBF16NumberPairs(df, even, odd);
+  }
   return JoinUpperHalves(dc, EncodeBF16UpperHalf(df, even),
                          EncodeBF16UpperHalf(df, odd));
+}
+
+#if QUERN_SHORT_VECTORS
+// The even codes, then the odd ones.
+template <class DC>
+HWY_INLINE hn::Vec<DC> EvenThenOdd(DC dc, hn::Vec<DC> pairs) {
+  const hn::Repartition<uint8_t, DC> d8;
+  const auto blocks =
+      hn::TableLookupBytes(hn::BitCast(d8, pairs),
+                           hn::Dup128VecFromValues(d8, 0, 1, 4, 5, 8, 9, 12, 13,
+                                                   2, 3, 6, 7, 10, 11, 14, 15));
+  return hn::BitCast(dc, SwapMiddleQuarters(d8, blocks));
+}
+#endif
+
+// Codes of 16 bits: those of a, then those of b.
+template <typename T, class DF, class DC = hn::Repartition<CodeOf<T>, DF>>
+HWY_INLINE hn::Vec<DC> EncodeCodes2(DF df, hn::Vec<DF> a, hn::Vec<DF> b) {
+  static_assert(sizeof(T) == 2, "two vectors of f32 fill one of codes");
+  const DC dc;
+  if constexpr (hwy::IsSame<T, BFloat16>()) {
+#if QUERN_NATIVE_BF16
+    if constexpr (HWY_MAX_LANES_D(DF) == 16) {
+      if (HWY_LIKELY(!AnyDenormal(a) && !AnyDenormal(b))) {
+        const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
+        return hn::BitCast(dc, hn::OrderedDemote2To(dbf16, a, b));
+      }
+    }
+#endif
+#if QUERN_SHORT_VECTORS
+    if constexpr (HWY_MAX_LANES_D(DF) >= 4) {
+      return EvenThenOdd(dc, EncodeBF16Pairs(df, a, b));
+    }
+#endif
+    return hn::ConcatOdd(dc, hn::BitCast(dc, EncodeBF16UpperHalf(df, b)),
+                         hn::BitCast(dc, EncodeBF16UpperHalf(df, a)));
+  } else {
+    return hn::Combine(dc, EncodeCodes<T>(df, b), EncodeCodes<T>(df, a));
+  }
 }
 
 template <class DF>
@@ -309,6 +365,22 @@ HWY_INLINE hn::Vec<DF> LoadNF32(DF df, const T* p, size_t n) {
   const hn::Rebind<CodeOf<T>, DF> dc;
   return DecodeCodes<T>(
       df, hn::LoadN(dc, reinterpret_cast<const CodeOf<T>*>(p), n));
+}
+
+template <class DF, typename T>
+HWY_INLINE void LoadF32x2(DF df, const T* p, hn::Vec<DF>& a, hn::Vec<DF>& b) {
+#if QUERN_SHORT_VECTORS
+  if constexpr (hwy::IsSame<T, BFloat16>() && HWY_MAX_LANES_D(DF) >= 4) {
+    const hn::Repartition<uint16_t, DF> dc;
+    const auto codes = SwapMiddleQuarters(
+        dc, hn::LoadU(dc, reinterpret_cast<const uint16_t*>(p)));
+    a = hn::BitCast(df, hn::InterleaveLower(dc, hn::Zero(dc), codes));
+    b = hn::BitCast(df, hn::InterleaveUpper(dc, hn::Zero(dc), codes));
+    return;
+  }
+#endif
+  a = LoadF32(df, p);
+  b = LoadF32(df, p + hn::Lanes(df));
 }
 
 template <class DF>

@@ -12,6 +12,7 @@
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
+#include "quern/quant/e4m3_pairs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -32,25 +33,18 @@ using DF = hn::Repartition<float, D8>;
 #define QUERN_FP8_BY_TABLE 0
 #endif
 
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 // y if |y| >= least, else least with the sign of y; not for NaN.
 HWY_INLINE hn::Vec<DF> AtLeastMagnitude(hn::Vec<DF> y, float least) {
   const DF df;
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   // The larger magnitude (3), with the sign of the first (0).
   return hn::Vec<DF>{_mm512_range_ps(y.raw, hn::Set(df, least).raw, 3)};
-#else
-  return hn::CopySign(hn::Max(hn::Abs(y), hn::Set(df, least)), y);
-#endif
 }
 
 // y if |y| <= most, else most with the sign of y; unspecified for NaN.
 HWY_INLINE hn::Vec<DF> AtMostMagnitude(hn::Vec<DF> y, float most) {
   const DF df;
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   return hn::Vec<DF>{_mm512_range_ps(y.raw, hn::Set(df, most).raw, 2)};
-#else
-  return hn::Max(hn::Min(y, hn::Set(df, most)), hn::Set(df, -most));
-#endif
 }
 
 // For |y| < 464: the code of y less its sign in the lower byte of each lane,
@@ -126,6 +120,76 @@ struct Quantizer {
   const T* x;
   float inverse;
 };
+
+#else
+// Quantizer where no instruction takes the larger magnitude with its sign.
+template <typename T, bool kAnyX>
+struct Quantizer {
+  using DI16 = hn::Repartition<int16_t, D8>;
+  static constexpr CodeRange kRange =
+      kAnyX ? CodeRange::kAny : CodeRange::kFits;
+
+  // The codes of two vectors of bf16.
+  HWY_INLINE hn::Vec<D8> Pairs(hn::Vec<D16> x0, hn::Vec<D16> x1) const {
+    const D16 d16;
+    const auto factor = hn::Set(DF(), inverse);
+    return PackE4M3(d16, E4M3Magnitudes<kRange>(d16, x0, factor),
+                    E4M3Magnitudes<kRange>(d16, x1, factor), x0, x1);
+  }
+  HWY_INLINE hn::Vec<DF> Product(hn::Vec<DF> v) const {
+    return hn::Mul(v, hn::Set(DF(), inverse));
+  }
+  // Codes without their signs, in the lower bytes; of two products.
+  HWY_INLINE hn::Vec<D16> Magnitudes(hn::Vec<DF> y0, hn::Vec<DF> y1) const {
+    const DF df;
+    return hn::ShiftRight<4>(
+        hn::OrderedDemote2To(D16(), ScaledE4M3<kRange, 16>(df, hn::Abs(y0)),
+                             ScaledE4M3<kRange, 16>(df, hn::Abs(y1))));
+  }
+  // The signs of two products; the rest is unspecified.
+  static HWY_INLINE hn::Vec<DI16> Signs(hn::Vec<DF> y0, hn::Vec<DF> y1) {
+    const hn::RebindToSigned<DF> di;
+    return hn::OrderedDemote2To(DI16(), hn::BitCast(di, y0),
+                                hn::BitCast(di, y1));
+  }
+  HWY_INLINE hn::Vec<D8> Step(size_t i) const {
+    const D8 d8;
+    const D16 d16;
+    if constexpr (hwy::IsSame<T, BFloat16>()) {
+      const auto* codes = reinterpret_cast<const uint16_t*>(x + i);
+      return Pairs(hn::LoadU(d16, codes),
+                   hn::LoadU(d16, codes + hn::Lanes(d16)));
+    } else {
+      const DF df;
+      const size_t lanes = hn::Lanes(df);
+      const auto y0 = Product(LoadF32(df, x + i));
+      const auto y1 = Product(LoadF32(df, x + i + lanes));
+      const auto y2 = Product(LoadF32(df, x + i + 2 * lanes));
+      const auto y3 = Product(LoadF32(df, x + i + 3 * lanes));
+      return WithSigns(
+          d8,
+          hn::OrderedTruncate2To(d8, Magnitudes(y0, y1), Magnitudes(y2, y3)),
+          hn::OrderedDemote2To(hn::RebindToSigned<D8>(), Signs(y0, y1),
+                               Signs(y2, y3)));
+    }
+  }
+  // At most as many as f32 has lanes.
+  HWY_INLINE void Part(size_t i, size_t part, uint8_t* q) const {
+    const DF df;
+    const D32 d32;
+    const hn::Rebind<uint8_t, DF> d8;
+    const auto y = Product(LoadNF32(df, x + i, part));
+    const auto code = hn::ShiftRight<4>(
+        hn::BitCast(d32, ScaledE4M3<kRange, 16>(df, hn::Abs(y))));
+    const auto sign =
+        hn::And(hn::ShiftRight<24>(hn::BitCast(d32, y)), hn::Set(d32, 0x80u));
+    hn::StoreN(hn::TruncateTo(d8, hn::Or(code, sign)), d8, q + i, part);
+  }
+  const T* x;
+  float inverse;
+};
+
+#endif
 
 #if QUERN_FP8_BY_TABLE
 // Quantises bf16 v = +-2^e (1 + m / 128) by a table. Where y = fl(v *
