@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "quern/cache/group_kv_kernels.h"
 #include "quern/cache/head_rows.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
@@ -24,15 +25,6 @@ namespace {
 float MostOf(DType dtype) {
   if (dtype == DType::kI8) return 127.0f;
   return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
-}
-
-// A row of these is stored with this scale; see the header.
-float ScaleOf(float max_abs, DType dtype) {
-  if (!(max_abs <= std::numeric_limits<float>::max())) {
-    return std::numeric_limits<float>::quiet_NaN();
-  }
-  if (max_abs == 0.0f) return 1.0f;
-  return std::max(max_abs / MostOf(dtype), KvScales::kMin);
 }
 
 // The exponent of a block with this largest magnitude; see the header.
@@ -98,6 +90,7 @@ KvWriter::KvWriter(const WriteKvSpec& spec, const KvWriteKernels& kernels,
       layout_(spec.kv),
       kernels_(kernels.rows),
       pack_(kernels.pack),
+      group_(kernels.group),
       bf16_kernels_(kernels.bf16_rows),
       bf16_pack_(kernels.bf16_pack),
       args_(args),
@@ -106,13 +99,14 @@ KvWriter::KvWriter(const WriteKvSpec& spec, const KvWriteKernels& kernels,
 
 void KvWriter::FindRows(const Run& run, int64_t head, const AnyTensorView& from,
                         const uint8_t** rows, const uint8_t** ahead) const {
-  const auto* data = static_cast<const uint8_t*>(from.data());
-  const auto tokens = static_cast<int64_t>(args_.slots.size());
-  for (int64_t i = 0; i < run.count; ++i) {
-    rows[i] = data + HeadRowOffsetBytes(from, run.token + i, head);
-    const int64_t token = run.token + kGroup + i;
-    ahead[i] =
-        token < tokens ? data + HeadRowOffsetBytes(from, token, head) : rows[i];
+  const int64_t step = HeadRowOffsetBytes(from, 1, 0);
+  const int64_t left =
+      static_cast<int64_t>(args_.slots.size()) - (run.token + kGroup);
+  const uint8_t* row = static_cast<const uint8_t*>(from.data()) +
+                       HeadRowOffsetBytes(from, run.token, head);
+  for (int64_t i = 0; i < run.count; ++i, row += step) {
+    rows[i] = row;
+    ahead[i] = i < left ? row + kGroup * step : row;
   }
 }
 
@@ -205,6 +199,16 @@ void KvWriter::WriteSide(const Run& run, int64_t head, bool value) const {
   FindRows(run, head, from, side.rows, side.ahead);
   std::fill_n(side.inverse, kGroup, 0.0f);
   if (element_ == 1) FindInverses(run, head, value, side.rows, side.inverse);
+  const GroupKvKernels::Fn group = value ? group_.values : group_.keys;
+  if (group != nullptr && run.count == kGroup && !side.rotated &&
+      layout_.form() == KvForm::kPaired &&
+      side.dim % int64_t{GroupKvKernels::kMultiple} == 0) {
+    uint8_t* const to = side.block + (value ? layout_.VOffset(side.offset, 0)
+                                            : layout_.KOffset(side.offset, 0));
+    group(side.rows, side.ahead, static_cast<size_t>(side.dim), side.inverse,
+          stream_, to);
+    return;
+  }
   for (int64_t d = 0; d < side.dim; d += kChunk) WriteChunk(run, side, d);
 }
 
@@ -278,13 +282,9 @@ void KvWriter::FindInverses(const Run& run, int64_t head, bool value,
     kernels_.max_abs(sources, static_cast<size_t>(run.count),
                      static_cast<size_t>(WriteKvRowDim(layout_, value)), most);
   }
-  scales += run.slot % layout_.page_size();
-  for (int64_t i = 0; i < run.count; ++i) {
-    const float scale = ScaleOf(most[i], layout_.dtype());
-    scales[i] = scale;
-    // The codes of a row whose scale is NaN are unspecified, so 0 will do.
-    inverse[i] = std::isnan(scale) ? 0.0f : 1.0f / scale;
-  }
+  kernels_.find_scales(most, static_cast<size_t>(run.count),
+                       MostOf(layout_.dtype()), KvScales::kMin, stream_,
+                       scales + run.slot % layout_.page_size(), inverse);
 }
 
 void KvWriter::MaxAbsRotated(const Run& run, const uint8_t* const* rows,

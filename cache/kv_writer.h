@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/cache/group_kv_kernels.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/cache/write_kv.h"
@@ -103,6 +104,7 @@ class KvWriter {
   const KvLayout& layout_;
   const WriteKvKernels& kernels_;
   const PackKvKernels& pack_;
+  const GroupKvKernels& group_;
   const WriteKvKernels& bf16_kernels_;
   const PackKvKernels& bf16_pack_;
   const WriteKvArgs& args_;

@@ -6,49 +6,13 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include "hwy/highway.h"
+#include "quern/cache/load_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr size_t kTokens = 16;
-constexpr size_t kBlockBytes = 16;
-
-// A vector of at most as many bytes as a group has in a cell of 4 bytes. Its
-// length is a constant, because blocks of other vectors cannot be addressed one
-// by one.
-template <typename T>
-using Tag =
-    hn::FixedTag<T, HWY_MIN(kTokens,
-                            (HWY_HAVE_SCALABLE ? kBlockBytes : HWY_MAX_BYTES) /
-                                sizeof(T))>;
-
-// The 16 bytes from `at` on of rows 0, step, 2 * step, ..., one in each block.
-// (Masked broadcasts would do too; GCC 12 fails to compile them for AVX-512.)
-template <class D>
-HWY_INLINE hn::Vec<D> LoadBlocks(D d, const uint8_t* const* rows, size_t step,
-                                 size_t at) {
-  using T = hn::TFromD<D>;
-  constexpr size_t kBlocks = hn::MaxLanes(D()) * sizeof(T) / kBlockBytes;
-  if constexpr (kBlocks == 1) {
-    return hn::LoadU(d, reinterpret_cast<const T*>(rows[0] + at));
-  } else {
-    const hn::Half<D> dh;
-    return hn::Combine(d, LoadBlocks(dh, rows + kBlocks / 2 * step, step, at),
-                       LoadBlocks(dh, rows, step, at));
-  }
-}
-
-template <bool kStream, class D>
-HWY_INLINE void Store(hn::Vec<D> v, D d, hn::TFromD<D>* to) {
-  if constexpr (kStream) {
-    hn::Stream(v, d, to);
-  } else {
-    hn::StoreU(v, d, to);
-  }
-}
 
 // 4 cells of 4 bytes of 16 tokens. In every block, lane i of vector j becomes
 // lane j of vector i; blocks hold tokens 4 apart, so that a whole vector is
@@ -68,8 +32,9 @@ HWY_INLINE void Transpose4(const uint8_t* const* rows, size_t at, uint8_t* to) {
     const auto lower23 = hn::BitCast(dw, hn::InterleaveLower(d, v2, v3));
     const auto upper23 = hn::BitCast(dw, hn::InterleaveUpper(d, v2, v3));
     const auto store = [&](hn::Vec<decltype(dw)> v, size_t cell) HWY_ATTR {
-      Store<kStream>(hn::BitCast(d, v), d,
-                     reinterpret_cast<uint32_t*>(to) + cell * kTokens + t);
+      StoreOrStream<kStream>(
+          hn::BitCast(d, v), d,
+          reinterpret_cast<uint32_t*>(to) + cell * kTokens + t);
     };
     store(hn::InterleaveLower(dw, lower01, lower23), 0);
     store(hn::InterleaveUpper(dw, lower01, lower23), 1);
@@ -107,10 +72,11 @@ HWY_INLINE void Transpose2(const uint8_t* const* rows, size_t at, uint8_t* to) {
     four(4, last);
     for (size_t i = 0; i < 4; ++i) {
       uint16_t* cells = reinterpret_cast<uint16_t*>(to) + 2 * i * kTokens + t;
-      Store<kStream>(hn::BitCast(d, hn::InterleaveLower(dq, first[i], last[i])),
-                     d, cells);
-      Store<kStream>(hn::BitCast(d, hn::InterleaveUpper(dq, first[i], last[i])),
-                     d, cells + kTokens);
+      StoreOrStream<kStream>(
+          hn::BitCast(d, hn::InterleaveLower(dq, first[i], last[i])), d, cells);
+      StoreOrStream<kStream>(
+          hn::BitCast(d, hn::InterleaveUpper(dq, first[i], last[i])), d,
+          cells + kTokens);
     }
   }
 }
@@ -124,15 +90,9 @@ HWY_INLINE void Transpose(const uint8_t* const* rows, size_t at, uint8_t* to) {
   }
 }
 
-bool IsAligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) %
-             hn::Lanes(hn::ScalableTag<uint8_t>()) ==
-         0;
-}
-
 template <size_t kCellBytes, bool kStream>
 void PackK(const uint8_t* const* rows, size_t row_bytes, uint8_t* to) {
-  if (kStream && !IsAligned(to))
+  if (kStream && !IsVectorAligned(to))
     return PackK<kCellBytes, false>(rows, row_bytes, to);
   const size_t whole = row_bytes / kBlockBytes * kBlockBytes;
   for (size_t at = 0; at < whole; at += kBlockBytes) {
@@ -155,7 +115,7 @@ void PackK(const uint8_t* const* rows, size_t row_bytes, uint8_t* to) {
 template <typename T, bool kStream>
 void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
            size_t row_bytes, uint8_t* to_bytes) {
-  if (kStream && !IsAligned(to_bytes)) {
+  if (kStream && !IsVectorAligned(to_bytes)) {
     return PackV<T, false>(even_bytes, odd_bytes, row_bytes, to_bytes);
   }
   const hn::ScalableTag<T> d;
@@ -168,8 +128,9 @@ void PackV(const uint8_t* even_bytes, const uint8_t* odd_bytes,
   for (; i + lanes <= count; i += lanes) {
     const auto a = hn::LoadU(d, even + i);
     const auto b = hn::LoadU(d, odd + i);
-    Store<kStream>(hn::InterleaveWholeLower(d, a, b), d, to + 2 * i);
-    Store<kStream>(hn::InterleaveWholeUpper(d, a, b), d, to + 2 * i + lanes);
+    StoreOrStream<kStream>(hn::InterleaveWholeLower(d, a, b), d, to + 2 * i);
+    StoreOrStream<kStream>(hn::InterleaveWholeUpper(d, a, b), d,
+                           to + 2 * i + lanes);
   }
   for (; i < count; ++i) {
     to[2 * i] = even[i];

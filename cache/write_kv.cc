@@ -127,6 +127,9 @@ absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
   KvWriteKernels kernels;
   kernels.rows = GetWriteKvKernels(spec.input, spec.kv.dtype());
   kernels.pack = GetPackKvKernels(SizeOf(spec.kv.dtype()));
+  kernels.group =
+      GetGroupKvKernels(spec.input, spec.kv.dtype(),
+                        spec.kv.scaling() == KvScaling::kPerTokenHead);
   kernels.bf16_rows = GetWriteKvKernels(spec.input, DType::kBF16);
   kernels.bf16_pack = GetPackKvKernels(SizeOf(DType::kBF16));
   return WriteKvPlan(spec, kernels, StreamAboveBytes(spec.stores));

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/cache/group_kv_kernels.h"
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/core/dtype.h"
 
@@ -43,6 +44,13 @@ struct WriteKvKernels {
   void (*max_abs_f32)(const void* const* from, size_t rows, size_t count,
                       float* to);
 
+  // scales[r] = max(most[r] / divisor, least), or 1 where most[r] is 0, and
+  // inverse[r] = 1 / scales[r]; NaN and 0 where most[r] is not finite. Scales
+  // are streamed where `stream` and all vectors are whole and aligned: end with
+  // PackKvKernels::flush.
+  void (*find_scales)(const float* most, size_t rows, float divisor,
+                      float least, bool stream, float* scales, float* inverse);
+
   // to[i] = element begin + i of the rotated row.
   void (*rotate_halves)(const RotatedRow& args, float* to);
   void (*rotate_pairs)(const RotatedRow& args, float* to);
@@ -52,6 +60,7 @@ struct WriteKvKernels {
 struct KvWriteKernels {
   WriteKvKernels rows;
   PackKvKernels pack;
+  GroupKvKernels group;
   // KvScaling::kPerBlock: what writes the bf16 part of a key.
   WriteKvKernels bf16_rows;
   PackKvKernels bf16_pack;

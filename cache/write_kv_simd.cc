@@ -8,7 +8,6 @@
 // After foreach_target.
 #include "quern/core/prefetch.h"
 #include "quern/quant/convert-inl.h"
-#include "quern/quant/scalar_convert.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -91,31 +90,138 @@ void Encode(const void* const* from, const void* const* ahead, size_t rows,
   }
 }
 
-// Without its sign bit, the code of a floating-point type grows with the value,
-// and NaN is above all.
+// The largest code of each lane: without its sign bit, the code of a
+// floating-point type grows with the value, and NaN is above all.
+template <class D, typename Code = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> LargestCodes(D d, const Code* HWY_RESTRICT codes,
+                                   size_t count) {
+  const size_t lanes = hn::Lanes(d);
+  const auto magnitude = hn::Set(d, hwy::HighestValue<Code>());
+  auto max0 = hn::Zero(d), max1 = max0, max2 = max0, max3 = max0;
+  size_t i = 0;
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    max0 = hn::Max(max0, hn::And(hn::LoadU(d, codes + i), magnitude));
+    max1 = hn::Max(max1, hn::And(hn::LoadU(d, codes + i + lanes), magnitude));
+    max2 =
+        hn::Max(max2, hn::And(hn::LoadU(d, codes + i + 2 * lanes), magnitude));
+    max3 =
+        hn::Max(max3, hn::And(hn::LoadU(d, codes + i + 3 * lanes), magnitude));
+  }
+  for (; i < count; i += lanes) {
+    const auto v = hn::LoadN(d, codes + i, HWY_MIN(lanes, count - i));
+    max0 = hn::Max(max0, hn::And(v, magnitude));
+  }
+  return hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
+}
+
+// The largest of each pair of lanes, one of a and one of b in turn.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V MaxOfPairs(D d, V a, V b) {
+  return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+}
+
+// Of the blocks of 16 bytes of v, lane by lane.
+template <class D>
+HWY_INLINE void StoreMaxOfBlocks(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
+  if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) == 16) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> dh;
+    StoreMaxOfBlocks(dh, hn::Max(hn::LowerHalf(dh, v), hn::UpperHalf(dh, v)),
+                     to);
+  }
+}
+
+// largest[r] = the largest code of row r, for as many rows as a block of 16
+// bytes has lanes. They are reduced together: a lane is one row in the end.
+template <class D, typename Code = hn::TFromD<D>>
+HWY_INLINE void LargestOfRows(D d, const void* const* from, size_t count,
+                              Code* largest) {
+  constexpr size_t kLanes = hn::MaxLanes(D());
+  constexpr size_t kRows = 16 / sizeof(Code);
+  HWY_ALIGN Code lanes[kRows * kLanes];
+  for (size_t r = 0; r < kRows; ++r) {
+    hn::Store(LargestCodes(d, static_cast<const Code*>(from[r]), count), d,
+              lanes + r * kLanes);
+  }
+  const auto two = [&](size_t a, size_t b) HWY_ATTR {
+    return MaxOfPairs(d, hn::Load(d, lanes + a * kLanes),
+                      hn::Load(d, lanes + b * kLanes));
+  };
+  auto even = two(0, kRows / 2);
+  auto odd = two(1, kRows / 2 + 1);
+  if constexpr (kRows == 8) {
+    // Rows 0 2 4 6, then 0 to 7.
+    even = MaxOfPairs(d, even, two(2, 6));
+    odd = MaxOfPairs(d, odd, two(3, 7));
+  }
+  StoreMaxOfBlocks(d, MaxOfPairs(d, even, odd), largest);
+}
+
 template <typename T>
 void MaxAbs(const void* const* from, size_t rows, size_t count, float* to) {
   using Code = hwy::SignedFromSize<sizeof(T)>;
-  const hn::ScalableTag<Code> d;
-  const size_t lanes = hn::Lanes(d);
-  const auto magnitude = hn::Set(d, hwy::HighestValue<Code>());
-  for (size_t r = 0; r < rows; ++r) {
-    const Code* HWY_RESTRICT codes = static_cast<const Code*>(from[r]);
-    auto max0 = hn::Zero(d), max1 = max0;
-    size_t i = 0;
-    for (; i + 2 * lanes <= count; i += 2 * lanes) {
-      max0 = hn::Max(max0, hn::And(hn::LoadU(d, codes + i), magnitude));
-      max1 = hn::Max(max1, hn::And(hn::LoadU(d, codes + i + lanes), magnitude));
+  const hn::FixedTag<Code,
+                     (HWY_HAVE_SCALABLE ? 16 : HWY_MAX_BYTES) / sizeof(Code)>
+      d;
+  constexpr size_t kRows = 16 / sizeof(Code);
+  const hn::CappedTag<float, kRows> df;
+  for (size_t first = 0; first < rows; first += kRows) {
+    const size_t n = HWY_MIN(kRows, rows - first);
+    Code largest[kRows] = {};
+    if (n == kRows) {
+      LargestOfRows(d, from + first, count, largest);
+    } else {
+      for (size_t r = 0; r < n; ++r) {
+        const auto* codes = static_cast<const Code*>(from[first + r]);
+        largest[r] = hn::ReduceMax(d, LargestCodes(d, codes, count));
+      }
     }
-    for (; i < count; i += lanes) {
-      const auto v = hn::LoadN(d, codes + i, HWY_MIN(lanes, count - i));
-      max0 = hn::Max(max0, hn::And(v, magnitude));
+    float values[kRows];
+    for (size_t r = 0; r < kRows; r += hn::Lanes(df)) {
+      hn::StoreU(LoadF32(df, reinterpret_cast<const T*>(largest) + r), df,
+                 values + r);
     }
-    const Code code = hn::ReduceMax(d, hn::Max(max0, max1));
-    T largest;
-    hwy::CopySameSize(&code, &largest);
-    to[r] = ToF32(largest);
+    hwy::CopyBytes(values, to + first, n * sizeof(float));
   }
+}
+
+// The scales of as many rows as f32 has lanes.
+struct Scales {
+  hn::Vec<DF> scale, inverse;
+};
+HWY_INLINE Scales ScalesOf(hn::Vec<DF> most, float divisor, float least) {
+  const DF d;
+  const auto finite = hn::Le(most, hn::Set(d, hwy::HighestValue<float>()));
+  const auto quotient =
+      hn::Max(hn::Div(most, hn::Set(d, divisor)), hn::Set(d, least));
+  const auto scale =
+      hn::IfThenElse(hn::Eq(most, hn::Zero(d)), hn::Set(d, 1.0f), quotient);
+  return {hn::IfThenElse(finite, scale, hn::NaN(d)),
+          hn::IfThenElseZero(finite, hn::Div(hn::Set(d, 1.0f), scale))};
+}
+
+void FindScales(const float* most, size_t rows, float divisor, float least,
+                bool stream, float* scales, float* inverse) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t whole = rows / lanes * lanes;
+  stream = stream && whole == rows &&
+           reinterpret_cast<uintptr_t>(scales) % (lanes * sizeof(float)) == 0;
+  for (size_t i = 0; i < whole; i += lanes) {
+    const Scales s = ScalesOf(hn::LoadU(d, most + i), divisor, least);
+    hn::StoreU(s.inverse, d, inverse + i);
+    if (stream) {
+      hn::Stream(s.scale, d, scales + i);
+    } else {
+      hn::StoreU(s.scale, d, scales + i);
+    }
+  }
+  if (whole == rows) return;
+  const size_t n = rows - whole;
+  const Scales s = ScalesOf(hn::LoadN(d, most + whole, n), divisor, least);
+  hn::StoreN(s.inverse, d, inverse + whole, n);
+  hn::StoreN(s.scale, d, scales + whole, n);
 }
 
 // out[i] = x[i] * c[i] + y[i] * s[i], the last factor negated if kNegate.
@@ -219,6 +325,7 @@ WriteKvKernels KernelsFrom(DType cache) {
   kernels.encode_f32 = EncodeTo<float>(cache);
   kernels.max_abs = &MaxAbs<From>;
   kernels.max_abs_f32 = &MaxAbs<float>;
+  kernels.find_scales = &FindScales;
   kernels.rotate_halves = &RotateHalves<From>;
   kernels.rotate_pairs = &RotatePairs<From>;
   return kernels;
