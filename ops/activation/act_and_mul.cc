@@ -32,6 +32,14 @@ absl::Status CheckSparsity(absl::string_view op, const ActAndMulSpec& spec) {
   return absl::OkStatus();
 }
 
+// The kernel that works in one pass, if there is one.
+ActivationKernels::Gated GatedOf(const ActAndMulSpec& spec,
+                                 const ActivationKernels& kernels) {
+  if (spec.sparsity != 0.0 || spec.x_dtype != spec.out_dtype) return nullptr;
+  if (spec.x_dtype == DType::kBF16) return kernels.gated_bf16;
+  return spec.x_dtype == DType::kF32 ? kernels.gated_f32 : nullptr;
+}
+
 }  // namespace
 
 absl::string_view ActAndMulName(const ActAndMulSpec& spec) {
@@ -70,13 +78,11 @@ ActAndMulPlan::ActAndMulPlan(const ActAndMulSpec& spec)
     : spec_(spec),
       kernels_(GetActivationKernels(spec.activation)),
       blocks_(GetRowBlockKernels(spec.x_dtype, spec.out_dtype)),
-      in_one_pass_(kernels_.gated_bf16 != nullptr && spec.sparsity == 0.0 &&
-                   spec.x_dtype == DType::kBF16 &&
-                   spec.out_dtype == DType::kBF16),
+      gated_(GatedOf(spec, kernels_)),
       // Streaming stores take 9.0 ms for 4096 rows of 14336, ordinary stores
       // 10.1 to 11.0 ms (2 threads, Zen 4, 2026). Streaming does not help the
       // kernels that work in blocks.
-      stream_from_bytes_(StreamFrom(spec.stores, in_one_pass_)),
+      stream_from_bytes_(StreamFrom(spec.stores, gated_ != nullptr)),
       deviations_(spec.sparsity == 0.0
                       ? 0.0f
                       : static_cast<float>(NormalQuantile(spec.sparsity))) {}
@@ -179,7 +185,7 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
   const size_t x_size = SizeOf(spec_.x_dtype);
   const size_t out_size = SizeOf(spec_.out_dtype);
   const int64_t bytes = static_cast<int64_t>(2 * x_size + out_size) * spec_.d;
-  const bool in_one_pass = in_one_pass_ && up != nullptr;
+  const bool in_one_pass = gated_ != nullptr && up != nullptr;
   // Streaming wins only where out is apart from the inputs: in place, the
   // stores need not read the cache lines of out.
   const bool apart = outs[0] != gates[0] && outs[0] != ups[0];
@@ -216,10 +222,10 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
             // prefetches take L2 bandwidth.
             const bool fetch = task + ahead < end;
             const int64_t next = (task + ahead) / ranges;
-            kernels_.gated_bf16(gate_row, up_row, std::min(range, n - from),
-                                fetch ? gates[next] + from * x_size : nullptr,
-                                fetch ? ups[next] + from * x_size : nullptr,
-                                stream, out_row);
+            gated_(gate_row, up_row, std::min(range, n - from),
+                   fetch ? gates[next] + from * x_size : nullptr,
+                   fetch ? ups[next] + from * x_size : nullptr, stream,
+                   out_row);
             continue;
           }
           const float cutoff = spec_.sparsity == 0.0 ? 0.0f : Cutoff(gate_row);

@@ -55,7 +55,7 @@ struct ActAndMulSpec {
   int64_t d = 0;                  // columns of out, >= 1
   DType x_dtype = DType::kF32;    // of x, or gate and up: f32, bf16 or f16
   DType out_dtype = DType::kF32;  // of out: f32, bf16 or f16
-  // kAuto streams in the one-pass bf16 kernel when out is not an input and
+  // kAuto streams in one pass (bf16 or f32) when out is not an input and
   // input and output together exceed the last-level cache, which measured best.
   Stores stores = Stores::kAuto;
 };
@@ -112,7 +112,7 @@ class ActAndMulPlan {
   ActAndMulSpec spec_;
   ActivationKernels kernels_;
   RowBlockKernels blocks_;
-  bool in_one_pass_;
+  ActivationKernels::Gated gated_;  // null: in blocks
   int64_t stream_from_bytes_;
   float deviations_;  // quantile(sparsity)
 };

@@ -12,13 +12,15 @@ namespace quern {
 
 struct ActivationKernels {
   const char* target;
-  // out[i] = round(activation(gate[i]) * up[i]), i < n, in one pass over bf16.
-  // Null for activations that only work in blocks. out may be gate or up.
-  // Meanwhile prefetches n elements at next_gate and next_up, which may be any
-  // addresses, or both null. With `stream`, out is complete after a flush.
-  void (*gated_bf16)(const void* gate, const void* up, size_t n,
-                     const void* next_gate, const void* next_up, bool stream,
-                     void* out);
+  // out[i] = round(activation(gate[i]) * up[i]), i < n, in one pass over bf16
+  // or f32. Null for activations that only work in blocks. out may be gate or
+  // up. Meanwhile prefetches n elements at next_gate and next_up, which may be
+  // any addresses, or both null. With `stream`, out is complete after a flush.
+  using Gated = void (*)(const void* gate, const void* up, size_t n,
+                         const void* next_gate, const void* next_up,
+                         bool stream, void* out);
+  Gated gated_bf16;
+  Gated gated_f32;
   // g[i] = activation(g[i]), i < n. kSwigluOai also sets u[i] = clamp(u[i]) +
   // 1; the other activations ignore u.
   void (*apply)(const ActivationParams& params, size_t n, float* g, float* u);

@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
 #include "quern/core/exp-inl.h"
+#include "quern/ops/activation/moderate_exp-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,73 +19,6 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// The cap keeps every block a multiple of the vector, however long vectors are.
-using DF = hn::CappedTag<float, 64>;
-using VF = hn::Vec<DF>;
-using DC = hn::Repartition<uint16_t, DF>;
-
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-// Computes e^-w + 1 for |w| <= 64 by the table of ExpByTable. In this range no
-// power of two overflows, so an integer addition sets the exponent in place of
-// the scaling instruction, which takes two cycles.
-class ModerateExp {
- public:
-  HWY_INLINE ModerateExp() {
-    const DI di;
-    const DF d;
-    // Table entries less their index: PlusOne adds the exponent and, in the
-    // bits below it, the index.
-    const auto i = hn::ShiftLeft<18>(hn::Iota(di, 0));
-    lower_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable)), i);
-    upper_ = hn::Sub(hn::BitCast(di, hn::Load(d, kExpTable + 16)),
-                     hn::Add(i, hn::Set(di, 16 << 18)));
-  }
-  HWY_INLINE VF PlusOne(VF w) const {
-    const DF d;
-    const DI di;
-    const auto round = hn::Set(d, 0x1.8p18f);
-    const auto rounded = hn::MulAdd(w, hn::Set(d, -1.44269504f), round);
-    const auto bits = hn::BitCast(di, rounded);
-    const auto entry = hn::Vec<DI>{
-        _mm512_permutex2var_epi32(lower_.raw, bits.raw, upper_.raw)};
-    const auto power = hn::BitCast(d, hn::Add(entry, hn::ShiftLeft<18>(bits)));
-    const auto k = hn::Sub(rounded, round);
-    const auto minus_r = hn::MulAdd(k, hn::Set(d, 0.693147182f), w);
-    const auto s = hn::Sub(hn::Set(d, 1.00002204f), minus_r);
-    const auto q = hn::MulAdd(s, s, hn::Set(d, 0.99997062f));
-    return hn::MulAdd(q, power, hn::Set(d, 1.0f));
-  }
-
- private:
-  using DI = hn::RebindToSigned<DF>;
-  hn::Vec<DI> lower_, upper_;
-};
-#elif HWY_NATIVE_FMA
-// e^-w + 1 for |w| <= 64 by the polynomial of ExpNonPositive, of -r. In this
-// range an integer addition sets the exponent.
-class ModerateExp {
- public:
-  HWY_INLINE VF PlusOne(VF w) const {
-    const DF d;
-    const hn::RebindToSigned<DF> di;
-    // Its unit in the last place is 1, so that the lower bits are k.
-    const auto round = hn::Set(d, 0x1.8p23f);
-    const auto rounded = hn::MulAdd(w, hn::Set(d, -1.44269504f), round);
-    const auto k = hn::Sub(rounded, round);
-    const auto minus_r = hn::MulAdd(k, hn::Set(d, 0.693147182f), w);
-    auto p = hn::Set(d, -0.00831251037f);
-    p = hn::MulAdd(p, minus_r, hn::Set(d, 0.0418902472f));
-    p = hn::MulAdd(p, minus_r, hn::Set(d, -0.16667115f));
-    p = hn::MulAdd(p, minus_r, hn::Set(d, 0.499992309f));
-    p = hn::MulAdd(p, minus_r, hn::Set(d, -1.0f));
-    p = hn::MulAdd(p, minus_r, hn::Set(d, 1.0f));
-    const auto power = hn::ShiftLeft<23>(hn::BitCast(di, rounded));
-    const auto e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), power));
-    return hn::Add(e, hn::Set(d, 1.0f));
-  }
-};
-#endif
 
 #if HWY_NATIVE_FMA
 // v / (1 + e^-w) where |v| <= kMost, which implies |w| <= 64, and General(v)
@@ -104,12 +38,20 @@ struct MostlyModerate {
 };
 struct SiluParts {
   static constexpr float kMost = 64.0f;
-  static HWY_INLINE VF W(VF v) { return v; }
+  template <class V>
+  static HWY_INLINE V W(const V& v) {
+    return v;
+  }
   static HWY_INLINE VF General(VF v) { return Silu(DF(), v); }
 };
 struct GeluTanhParts {
   static constexpr float kMost = 8.0f;
   static HWY_INLINE VF W(VF v) { return hn::Mul(v, GeluTanhSlope(DF(), v)); }
+#if !(HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
+  static HWY_INLINE Four W(const Four& v) {
+    return {W(v.a), W(v.b), W(v.c), W(v.d)};
+  }
+#endif
   static HWY_INLINE VF General(VF v) { return GeluTanh(DF(), v); }
 };
 using SiluOf = MostlyModerate<SiluParts>;
@@ -180,6 +122,18 @@ void Apply(const ActivationParams& params, size_t n, float* g, float*) {
   if (i < n) hn::Store(of(params, hn::Load(d, g + i)), d, g + i);
 }
 
+template <class Of>
+struct GatedF32 {
+  HWY_INLINE VF operator()(VF g, VF u) const {
+    const Of of;
+    return hn::Mul(of(ActivationParams(), g), u);
+  }
+  HWY_INLINE void Two(VF& g0, VF& g1, VF u0, VF u1) const {
+    g0 = (*this)(g0, u0);
+    g1 = (*this)(g1, u1);
+  }
+};
+
 // round(Of(g) * u) for bf16 codes. The even and the odd elements are widened to
 // one f32 vector each.
 template <class Of>
@@ -191,39 +145,68 @@ struct GatedResult {
     return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
                            hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
   }
+  // Leaves results in g0 and g1.
+  HWY_INLINE void Two(hn::Vec<DC>& g0, hn::Vec<DC>& g1, hn::Vec<DC> u0,
+                      hn::Vec<DC> u1) const {
+    g0 = (*this)(g0, u0);
+    g1 = (*this)(g1, u1);
+  }
 };
 
 #if HWY_NATIVE_FMA
 // A fast path for moderate gates, which gives them the same results.
 template <class Parts>
 struct GatedResult<MostlyModerate<Parts>> {
+#if !(HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
+  HWY_INLINE void Two(hn::Vec<DC>& g0, hn::Vec<DC>& g1, hn::Vec<DC> u0,
+                      hn::Vec<DC> u1) const {
+    const DF d;
+    const Four g = {EvenF32(d, g0), OddF32(d, g0), EvenF32(d, g1),
+                    OddF32(d, g1)};
+    const Four of = Div(g, ModerateExp().PlusOne(Parts::W(g)));
+    const Four v =
+        Mul(of, {EvenF32(d, u0), OddF32(d, u0), EvenF32(d, u1), OddF32(d, u1)});
+    hn::Vec<DC> codes0, codes1;
+    g0 = HWY_LIKELY(Encode(g0, v.a, v.b, &codes0)) ? codes0 : General(g0, u0);
+    g1 = HWY_LIKELY(Encode(g1, v.c, v.d, &codes1)) ? codes1 : General(g1, u1);
+  }
+#else
+  HWY_INLINE void Two(hn::Vec<DC>& g0, hn::Vec<DC>& g1, hn::Vec<DC> u0,
+                      hn::Vec<DC> u1) const {
+    g0 = (*this)(g0, u0);
+    g1 = (*this)(g1, u1);
+  }
+#endif
   HWY_INLINE hn::Vec<DC> operator()(hn::Vec<DC> g, hn::Vec<DC> u) const {
     const DF d;
     const MostlyModerate<Parts> of;
     const auto even = hn::Mul(of.Moderate(EvenF32(d, g)), EvenF32(d, u));
     const auto odd = hn::Mul(of.Moderate(OddF32(d, g)), OddF32(d, u));
     hn::Vec<DC> codes;
-    if (HWY_LIKELY(Encode(g, u, even, odd, &codes))) return codes;
+    if (HWY_LIKELY(Encode(g, even, odd, &codes))) return codes;
+    return General(g, u);
+  }
+
+ private:
+  static HWY_INLINE hn::Vec<DC> General(hn::Vec<DC> g, hn::Vec<DC> u) {
+    const DF d;
+    const MostlyModerate<Parts> of;
     const ActivationParams none;
     return EncodeBF16Pairs(d, hn::Mul(of(none, EvenF32(d, g)), EvenF32(d, u)),
                            hn::Mul(of(none, OddF32(d, g)), OddF32(d, u)));
   }
-
- private:
   // Encodes the results if all gates are moderate.
-  static HWY_INLINE bool Encode(hn::Vec<DC> g, hn::Vec<DC> u, VF even, VF odd,
+  static HWY_INLINE bool Encode(hn::Vec<DC> g, VF even, VF odd,
                                 hn::Vec<DC>* codes) {
     const DF d;
     const DC dc;
-    // Doubling a code drops its sign bit.
-    const auto most2 =
-        hn::Set(dc, static_cast<uint16_t>(
-                        hwy::BitCastScalar<uint32_t>(Parts::kMost) >> 15));
+    const auto most_bits = hwy::BitCastScalar<uint32_t>(Parts::kMost);
 #if QUERN_NATIVE_BF16
     // A zero in the result may be a flushed denormal, as in EncodeBF16Pairs.
     // Testing for it together with large gates saves a cycle per 16 results.
-    (void)u;
-    const auto large = hn::Gt(hn::Add(g, g), most2);
+    // Doubling a code drops its sign bit.
+    const auto large = hn::Gt(
+        hn::Add(g, g), hn::Set(dc, static_cast<uint16_t>(most_bits >> 15)));
     const hn::Repartition<hwy::bfloat16_t, DF> dbf16;
     const auto halves = hn::BitCast(dc, hn::OrderedDemote2To(dbf16, even, odd));
     const hn::Mask<DC> zero{
@@ -236,11 +219,12 @@ struct GatedResult<MostlyModerate<Parts>> {
     *codes = hn::TableLookupLanes(
         halves, hn::IndicesFromVec(dc, hn::BitCast(dc, order)));
 #else
-    // With finite u no result is NaN, which saves the test of each.
-    const auto more =
-        hn::Or(hn::SaturatedSub(hn::Add(g, g), most2),
-               hn::SaturatedSub(hn::Add(u, u), hn::Set(dc, uint16_t{0xFEFF})));
-    if (!hn::AllTrue(dc, hn::Eq(more, hn::Zero(dc)))) return false;
+    // A NaN comes from a column, whose lower half was 0, or from none.
+    const hn::RebindToSigned<DC> di;
+    const auto magnitude = hn::BitCast(di, hn::And(g, hn::Set(dc, 0x7FFF)));
+    const auto large =
+        hn::Gt(magnitude, hn::Set(di, static_cast<int16_t>(most_bits >> 16)));
+    if (!hn::AllFalse(di, large)) return false;
     *codes = EncodeBF16NumberPairs(d, even, odd);
 #endif
     return true;
@@ -248,72 +232,95 @@ struct GatedResult<MostlyModerate<Parts>> {
 };
 #endif
 
-// GatedBF16 is a functor because GCC 12 does not inline a lambda that is called
-// twice.
-template <class Of>
-struct GatedBF16 {
-  HWY_INLINE hn::Vec<DC> Whole(size_t i) const {
-    const DC d;
+// One row, in one pass: Result gives a vector from one of gates and one of up,
+// all with lanes of D. A functor, because GCC 12 does not inline a lambda that
+// is called twice.
+template <class Result, class D>
+struct GatedRow {
+  using T = hn::TFromD<D>;
+  // Two vectors, and at least what one cache line holds.
+  static constexpr size_t kStep =
+      HWY_MAX(64 / sizeof(T), 2 * hn::MaxLanes(D()));
+
+  template <bool kStream>
+  HWY_INLINE void Step(size_t i, T* out) const {
+    const D d;
     if (next_gate != nullptr) {
-      for (size_t b = 0; b < hn::Lanes(d); b += 32) {
-        PrefetchL2(next_gate + i + b);
-        PrefetchL2(next_up + i + b);
-      }
+      PrefetchL2(next_gate + i, kStep * sizeof(T));
+      PrefetchL2(next_up + i, kStep * sizeof(T));
     }
-    return result(hn::LoadU(d, gate + i), hn::LoadU(d, up + i));
+    const size_t lanes = hn::Lanes(d);
+    for (size_t j = 0; j < kStep; j += 2 * lanes) {
+      const size_t at0 = i + j, at1 = i + j + lanes;
+      auto v0 = hn::LoadU(d, gate + at0);
+      auto v1 = hn::LoadU(d, gate + at1);
+      result.Two(v0, v1, hn::LoadU(d, up + at0), hn::LoadU(d, up + at1));
+      kStream ? hn::Stream(v0, d, out + at0) : hn::StoreU(v0, d, out + at0);
+      kStream ? hn::Stream(v1, d, out + at1) : hn::StoreU(v1, d, out + at1);
+    }
   }
-  HWY_INLINE void Part(size_t i, size_t count, uint16_t* out) const {
-    const DC d;
+  HWY_INLINE void Part(size_t i, size_t count, T* out) const {
+    const D d;
     hn::StoreN(
         result(hn::LoadN(d, gate + i, count), hn::LoadN(d, up + i, count)), d,
         out + i, count);
   }
-  const uint16_t* gate;
-  const uint16_t* up;
-  const uint16_t* next_gate;
-  const uint16_t* next_up;
-  GatedResult<Of> result;
+  const T* gate;
+  const T* up;
+  const T* next_gate;
+  const T* next_up;
+  Result result;
 };
 
 // One pass takes 15 cycles for 16 elements of silu; going through f32 blocks
 // took 33, because the stores and loads of the blocks limit overlap (Zen 4,
 // 2026).
-template <class Of>
+template <class Result, class D>
 void Gated(const void* gate, const void* up, size_t n, const void* next_gate,
            const void* next_up, bool stream, void* out) {
-  const DC d;
-  const size_t lanes = hn::Lanes(d);
-  const GatedBF16<Of> gated = {static_cast<const uint16_t*>(gate),
-                               static_cast<const uint16_t*>(up),
-                               static_cast<const uint16_t*>(next_gate),
-                               static_cast<const uint16_t*>(next_up),
-                               {}};
-  uint16_t* to = static_cast<uint16_t*>(out);
+  using T = hn::TFromD<D>;
+  const size_t lanes = hn::Lanes(D());
+  const GatedRow<Result, D> row = {static_cast<const T*>(gate),
+                                   static_cast<const T*>(up),
+                                   static_cast<const T*>(next_gate),
+                                   static_cast<const T*>(next_up),
+                                   {}};
+  T* to = static_cast<T*>(out);
   size_t i = 0;
   if (stream) {
     // Streaming stores start at a cache line, because a line that is written in
     // parts is read first.
-    const size_t head =
-        HWY_MIN(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / 2);
+    const size_t head = HWY_MIN(
+        n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(T));
     for (; i < head; i += HWY_MIN(lanes, head - i)) {
-      gated.Part(i, HWY_MIN(lanes, head - i), to);
+      row.Part(i, HWY_MIN(lanes, head - i), to);
     }
-    for (; i + lanes <= n; i += lanes) hn::Stream(gated.Whole(i), d, to + i);
+    for (; i + row.kStep <= n; i += row.kStep) {
+      row.template Step<true>(i, to);
+    }
   }
-  for (; i + lanes <= n; i += lanes) hn::StoreU(gated.Whole(i), d, to + i);
-  if (i < n) gated.Part(i, n - i, to);
+  for (; i + row.kStep <= n; i += row.kStep) row.template Step<false>(i, to);
+  for (; i < n; i += HWY_MIN(lanes, n - i)) {
+    row.Part(i, HWY_MIN(lanes, n - i), to);
+  }
 }
 
-decltype(ActivationKernels::gated_bf16) GatedOf(Activation activation) {
+template <class Of>
+void SetGated(ActivationKernels& kernels) {
+  kernels.gated_bf16 = &Gated<GatedResult<Of>, DC>;
+  kernels.gated_f32 = &Gated<GatedF32<Of>, DF>;
+}
+
+void SetGatedOf(Activation activation, ActivationKernels& kernels) {
   switch (activation) {
     case Activation::kSilu:
-      return &Gated<SiluOf>;
+      return SetGated<SiluOf>(kernels);
     case Activation::kGelu:
-      return &Gated<GeluOf>;
+      return SetGated<GeluOf>(kernels);
     case Activation::kGeluTanh:
-      return &Gated<GeluTanhOf>;
+      return SetGated<GeluTanhOf>(kernels);
     default:
-      return nullptr;
+      return;
   }
 }
 
@@ -396,7 +403,7 @@ decltype(ActivationKernels::apply) ApplyOf(Activation activation) {
 ActivationKernels GetKernels(Activation activation) {
   ActivationKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.gated_bf16 = GatedOf(activation);
+  SetGatedOf(activation, kernels);
   kernels.apply = ApplyOf(activation);
   kernels.sum = &Sum;
   kernels.sum_squares = &SumSquares;
