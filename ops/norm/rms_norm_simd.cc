@@ -177,6 +177,15 @@ struct Scaled {
     if (weight == nullptr) return Product(v);
     return Product(v, LoadF32(d, weight + i));
   }
+  // Two vectors from i on, in order.
+  HWY_INLINE Two Full2(size_t i) const {
+    const DF d;
+    Two v, w;
+    LoadF32x2(d, h + i, v.a, v.b);
+    if (weight == nullptr) return {Product(v.a), Product(v.b)};
+    LoadF32x2(d, weight + i, w.a, w.b);
+    return {Product(v.a, w.a), Product(v.b, w.b)};
+  }
   HWY_INLINE VF Tail(size_t i, size_t n) const {
     const DF d;
     const auto v = LoadNF32(d, h + i, n);
@@ -189,7 +198,8 @@ struct Scaled {
   HWY_INLINE void Store2(size_t i, O* out) const {
     const DF d;
     if constexpr (hwy::IsSame<O, float>()) {
-      const auto a = Full(i), b = Full(i + hn::Lanes(d));
+      const Two v = Full2(i);
+      const VF a = v.a, b = v.b;
       kStream ? hn::Stream(a, d, out + i) : hn::StoreU(a, d, out + i);
       float* const to_b = out + i + hn::Lanes(d);
       kStream ? hn::Stream(b, d, to_b) : hn::StoreU(b, d, to_b);
@@ -212,7 +222,8 @@ struct Scaled {
       }
       return EncodeBF16Pairs(d, v.a, v.b);
     } else {
-      return EncodeCodes2<O>(d, Full(i), Full(i + hn::Lanes(d)));
+      const Two v = Full2(i);
+      return EncodeCodes2<O>(d, v.a, v.b);
     }
   }
   const H* h;
