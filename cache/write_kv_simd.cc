@@ -120,7 +120,7 @@ HWY_INLINE V MaxOfPairs(D d, V a, V b) {
   return hn::Max(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
 }
 
-// Of the blocks of 16 bytes of v, lane by lane.
+// Stores the largest of the blocks of 16 bytes of v, lane by lane.
 template <class D>
 HWY_INLINE void StoreMaxOfBlocks(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
   if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) == 16) {

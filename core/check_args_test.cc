@@ -183,7 +183,7 @@ TEST(CheckElementsApartTest, NamesTheDimensionAndWhatItMustStepOver) {
     EXPECT_NE(status.message().find(c.refusal), absl::string_view::npos)
         << status << "\nlacks: " << c.refusal;
   }
-  // Of one row, or of none, there is no stride to refuse.
+  // One row, or none, has no stride to refuse.
   for (const int64_t rows : {0, 1}) {
     const MatrixView<float> v(x, {rows, 6}, {0, 1});
     EXPECT_EQ(CheckElementsApart("op", "x", v), absl::OkStatus());

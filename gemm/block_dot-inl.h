@@ -6,9 +6,11 @@
 //   kBlockSteps              operands that the 32 k of a block take
 //   Sums                     a vector of running sums
 //   kGroup                   operands that may be added to one Sums
-//   Prepare(codes)           an operand from a decoded line of a quad
-//   Start(term)              sums that begin with BlockRow::terms
-//   Begin(operand, a)        sums of a first quad
+//   Prepare(codes)           an operand from a decoded line: a quad of bytes or
+//                            half of one, as words
+//   Start(term)              sums that begin with BlockRow::terms, where there
+//                            are any
+//   Begin(operand, a)        sums of a first operand
 //   Add(operand, a, sums)    adds another
 //   Widen(sums)              the i32 sum of each column
 

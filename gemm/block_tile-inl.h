@@ -2,8 +2,8 @@
 // source of decoded quads and scales:
 //
 //   Source(b, v)                  of block b, and vector v of all panels
-//   VB Codes<step>(b, v)          the codes of an operand, as the Dot takes
-//   them VF Scale(s, v), Min(s, v)     of sub-block s of the record
+//   VB Codes<step>(b, v)          the codes of an operand of the Dot
+//   VF Scale(s, v), Min(s, v)     of sub-block s of the record
 
 // clang-format off
 #if defined(QUERN_GEMM_BLOCK_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -37,8 +37,9 @@ struct I4BlockKernels {
   const char* target;
   const char* arithmetic;  // "int8 dot" or "int8 pairs"
   BlockTerms terms;
-  // Does what BlockKernels::pack_row does, but the codes of each eight k lie in
-  // the order kI4Order, which is that of the panels, and terms are sums in it.
+  // Writes a BlockRow as BlockKernels::pack_row does, but the codes of each
+  // eight k lie in the order kI4Order, which is that of the panels, and terms
+  // are sums in it.
   void (*pack_row)(const void* a, size_t k, const BlockTerms& terms,
                    uint32_t* to);
   // Tiles have the arguments of those of BlockKernels; TileArgs::groups belongs

@@ -164,14 +164,16 @@ TEST_P(LinearBlocksTest, HaveTheBitsOfOtherInstructionSets) {
 // More rows than are multiplied at once, and more chunks than one.
 TEST_P(LinearBlocksTest, TakeManyRows) {
   ManyWorkers many(2);
-  for (const auto format : {BlockFormat::kQ4_0, BlockFormat::kQ6_K}) {
+  for (const auto format : {BlockFormat::kQ4_0, BlockFormat::kQ6_K,
+                            BlockFormat::kQ8_0, BlockFormat::kIQ4_XS}) {
     ExpectExact<BFloat16, float>(format, {300, 150, 512}, many);
   }
 }
 
 TEST_P(LinearBlocksTest, AreGatedAndStacked) {
   TestRng rng;
-  for (const auto format : {BlockFormat::kQ4_K, BlockFormat::kQ5_0}) {
+  for (const auto format : {BlockFormat::kQ4_K, BlockFormat::kQ5_0,
+                            BlockFormat::kQ8_0, BlockFormat::kIQ4_XS}) {
     const int64_t n = 2 * 24, k = 512;
     const BlockWeights w = RandomBlockWeights(rng, format, n, k, 0.1);
     const auto act = LinearActivation::kSiluAndMul;
@@ -199,10 +201,12 @@ TEST_P(LinearBlocksTest, AreGatedAndStacked) {
 
 TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
   TestRng rng;
-  ExpectGroupsHaveTheBitsOfLayers(Int8Spec<float, float>(), rng, [&] {
-    return RandomBlockWeights(rng, BlockFormat::kQ6_K, 40, 512, 1.0)
-        .Pack(false);
-  });
+  for (const auto format :
+       {BlockFormat::kQ6_K, BlockFormat::kQ8_0, BlockFormat::kIQ4_XS}) {
+    ExpectGroupsHaveTheBitsOfLayers(Int8Spec<float, float>(), rng, [&] {
+      return RandomBlockWeights(rng, format, 40, 512, 1.0).Pack(false);
+    });
+  }
 }
 
 // Q4_0 has two formats here. The order of k within a block changes no sum.
@@ -232,36 +236,38 @@ TEST_P(LinearBlocksTest, Q4_0HasTheBitsOfInt4) {
 
 TEST_P(LinearBlocksTest, QuantiseZerosTinyRowsAndWhatIsNotFinite) {
   TestRng rng;
-  const BlockWeights w = IntegerBlockWeights(rng, BlockFormat::kQ4_K, 16, 512);
-  const auto plan = Plan(w, Int8Spec<float, float>());
-  const auto values = w.Values();
-  for (const int64_t m : {2, 6}) {
-    const Shape s{m, 16, 512};
-    auto a = IntegerRows<float>(rng, m * s.k);
-    std::fill(a.begin() + 32, a.begin() + 64, 0.0f);
-    std::fill(a.begin() + 64, a.begin() + 96, 0x1p-149f);  // of no step
-    a[100] = -0.0f;
-    auto exact = a;
-    std::fill(exact.begin() + 64, exact.begin() + 96, 0.0f);
-    const auto want = RoundedTo<float>(ReferenceLinear(
-        m, s.n, s.k, ToDoubles(exact), values, ToDoubles(w.bias)));
-    EXPECT_TRUE(AllEqual(RunLinear<float, float>(plan, s, a, inline_), want));
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity(),
-                            -std::numeric_limits<float>::infinity()}) {
-      auto spoilt = a;
-      spoilt[static_cast<size_t>(s.k + 300)] = bad;
-      const auto c = RunLinear<float, float>(plan, s, spoilt, inline_);
-      for (int64_t i = 0; i < m * s.n; ++i) {
-        const auto at = static_cast<size_t>(i);
-        if (i / s.n == 1) {
-          EXPECT_TRUE(std::isnan(c[at]));
-        } else {
-          EXPECT_EQ(c[at], want[at]) << i;
+  for (const auto format :
+       {BlockFormat::kQ4_K, BlockFormat::kQ8_0, BlockFormat::kIQ4_XS})
+    for (const int64_t m : {2, 6, 15}) {
+      const BlockWeights w = IntegerBlockWeights(rng, format, 16, 512);
+      const auto plan = Plan(w, Int8Spec<float, float>());
+      const auto values = w.Values();
+      const Shape s{m, 16, 512};
+      auto a = IntegerRows<float>(rng, m * s.k);
+      std::fill(a.begin() + 32, a.begin() + 64, 0.0f);
+      std::fill(a.begin() + 64, a.begin() + 96, 0x1p-149f);  // of no step
+      a[100] = -0.0f;
+      auto exact = a;
+      std::fill(exact.begin() + 64, exact.begin() + 96, 0.0f);
+      const auto want = RoundedTo<float>(ReferenceLinear(
+          m, s.n, s.k, ToDoubles(exact), values, ToDoubles(w.bias)));
+      EXPECT_TRUE(AllEqual(RunLinear<float, float>(plan, s, a, inline_), want));
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                              std::numeric_limits<float>::infinity(),
+                              -std::numeric_limits<float>::infinity()}) {
+        auto spoilt = a;
+        spoilt[static_cast<size_t>(s.k + 300)] = bad;
+        const auto c = RunLinear<float, float>(plan, s, spoilt, inline_);
+        for (int64_t i = 0; i < m * s.n; ++i) {
+          const auto at = static_cast<size_t>(i);
+          if (i / s.n == 1) {
+            EXPECT_TRUE(std::isnan(c[at]));
+          } else {
+            EXPECT_EQ(c[at], want[at]) << i;
+          }
         }
       }
     }
-  }
 }
 
 // 2^-128 and 2^127, which f32 has, the first as a subnormal number.

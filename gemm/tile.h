@@ -75,8 +75,8 @@ struct AddChunksArgs {
 
 struct TileTable {
   size_t max_rows;
-  // With so many rows or fewer the next panels are not fetched ahead: see
-  // gemm/tile_loop.h, which alone reads it.
+  // With so many rows or fewer the next panels are not fetched ahead, because a
+  // core merely waits for memory (gemm/tile_loop.h).
   size_t few_rows;
   size_t panels[kTileRows + 1];  // the best number of panels for so many rows
   Tile tiles[kTileRows + 1][4];  // [rows][log2(panels)], up to the best

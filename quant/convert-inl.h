@@ -184,8 +184,7 @@ HWY_INLINE hn::Vec<DU> EncodeBF16UpperHalf(DF df, hn::Vec<DF> v) {
 }
 
 #if QUERN_SHORT_VECTORS
-// Of two blocks, the upper half of the first and the lower half of the second
-// change places.
+// Swaps the upper half of the first block and the lower half of the second.
 template <class D>
 HWY_INLINE hn::Vec<D> SwapMiddleQuarters(D d, hn::Vec<D> v) {
   if constexpr (sizeof(hn::Vec<D>) == 16) {

@@ -36,7 +36,7 @@ class LinearInput {
     return spec_.format == WeightFormat::kI8Channel ||
            activations() == LinearActivations::kInt8Blocks;
   }
-  // Where products are of int8: whether codes have at most six bits and no sign.
+  // Whether codes have at most six bits and no sign. For products of int8.
   virtual bool has_small_codes() const {
     return spec_.format == WeightFormat::kI4Group;
   }

@@ -29,7 +29,7 @@ struct Row {
   double flops = kAbsent;
   std::string dram_kind;       // empty: does not apply
   double dram_gbps = kAbsent;  // 1e9 bytes per second
-  std::string peak_kind;       // "f32", "bf16", "i8"; empty: does not apply
+  std::string peak_kind;       // "f32", "bf16", "i8", "i6"; empty: absent
   double peak_gflops = kAbsent;
   double max_err = kAbsent;
 

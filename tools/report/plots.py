@@ -165,7 +165,7 @@ def roofline(data, theme):
     for name, level in peaks:
         panel.curve([(level / most_dram, level), (high_x, level)], theme.muted, None, False, 1.5)
         svg.take_line(panel.x(level / most_dram), panel.y(level), panel.right, panel.y(level))
-        svg.text(panel.right - 4, panel.y(level) - 5, f"{name}: {level:.0f} {'GOP/s' if name == 'int8' else 'GFLOP/s'}",
+        svg.text(panel.right - 4, panel.y(level) - 5, f"{name}: {level:.0f} {'GOP/s' if name.startswith('int8') else 'GFLOP/s'}",
                  "end", theme.muted, take=True)
     svg.text(panel.left + 8, panel.top + 16, f"solid: DRAM reads, {reads:.0f} GB/s", color=theme.muted)
     if most_dram > reads * 1.05:
