@@ -154,9 +154,9 @@ TEST_P(RotaryEmbeddingTest, TurnsAnyRangeOfAHeadAndBack) {
 
 TEST_P(RotaryEmbeddingTest, AgreesWithTheReference) {
   TestRng rng;
-  const int64_t shapes[][2] = {{2, 2},   {8, 4},    {17, 16},  {30, 30},
-                               {34, 34}, {33, 14},  {64, 64},  {64, 32},
-                               {80, 80}, {108, 66}, {128, 128}};
+  const int64_t shapes[][2] = {
+      {2, 2},   {8, 4},   {17, 16}, {30, 30},  {34, 34},   {33, 14},  {48, 46},
+      {64, 64}, {64, 32}, {80, 80}, {108, 66}, {128, 128}, {576, 576}};
   for (const RotaryStyle style : kStyles) {
     for (const DType dtype : kDTypes) {
       for (const auto& shape : shapes) {
@@ -166,10 +166,11 @@ TEST_P(RotaryEmbeddingTest, AgreesWithTheReference) {
                      << (style == RotaryStyle::kPairs ? " pairs" : " halves"));
         const RotaryEmbeddingSpec spec = Spec(head_dim, rot_dim, style, dtype);
         const RotaryEmbeddingPlan plan = Plan(spec);
-        const int64_t tokens = 4, heads = 3;
+        // Few and many heads: the latter share angles in another order.
+        const int64_t tokens = 4, heads = shape[0] % 16 == 0 ? 5 : 3;
         const std::vector<int64_t> positions = {0, 299, 1, 42};
         const int64_t stride_in = head_dim + 3, stride_out = head_dim;
-        const int64_t cols_in = 2 * stride_in + head_dim;
+        const int64_t cols_in = (heads - 1) * stride_in + head_dim;
         const int64_t cols_out = heads * head_dim;
         const AnyMatrix x(dtype,
                           ToDoubles(UniformReals(rng, tokens * cols_in, -3, 3)),
