@@ -213,7 +213,8 @@ HWY_INLINE size_t FetchSteps(const Source& source) {
     };
     const size_t groups = source.key_groups();
     add(groups * kLineVecs, kChunkGroups / groups, k_steps);
-    const size_t dims = HWY_MIN(source.value_dims(), c.v_head_dim);
+    const size_t dims =
+        HWY_MAX(HWY_MIN(source.value_dims(), c.v_head_dim), size_t{1});
     add((dims + kVecLanes - 1) / kVecLanes, (c.v_head_dim + dims - 1) / dims,
         kChunkGroups * kLines);
   });

@@ -87,7 +87,7 @@ class Model(Object):
         max_step_tokens: int = 0,
         cache_tokens: int = 0,
         page_size: int = 0,
-        cache_dtype: str = "f16",
+        cache_dtype: str = "bf16",
         max_bytes: int = 0,
     ) -> ModelState:
         """A state for several sequences, with a cache of its own.
@@ -108,7 +108,7 @@ class Model(Object):
         top_p: float = 1.0,
         seed: int = 4,
         specials: bool = False,
-        cache_dtype: str = "f16",
+        cache_dtype: str = "bf16",
         executor: Optional[Executor] = None,
     ) -> Generation:
         """The text that follows a prompt, piece by piece: for piece in model.generate("In the beginning").
@@ -130,7 +130,7 @@ class Model(Object):
         top_p: float = 1.0,
         seed: int = 4,
         specials: bool = False,
-        cache_dtype: str = "f16",
+        cache_dtype: str = "bf16",
         executor: Optional[Executor] = None,
     ) -> List[str]:
         """The texts that follow several prompts, computed together.
