@@ -44,7 +44,8 @@ class PackedFloatLayer final : public PackedLayer {
     // Where a line is two vectors, one panel has too few sums to hide the
     // latency of its multiply-adds.
     const size_t few = kernels_.table.few_rows;
-    ReadInOneStream(ThisCpuCore(), few > 1 ? 2 : 0, kernels_.table);
+    ReadInOneStream(ThisCpuCore(), packed_bytes(), few > 1 ? 2 : 0,
+                    kernels_.table);
   }
 
   const char* target() const override { return kernels_.target; }

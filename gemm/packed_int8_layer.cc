@@ -44,7 +44,8 @@ class PackedInt8Layer final : public PackedLayer {
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
         quantize_(std::move(quantize)) {
     const size_t few = kernels_.table.few_rows;
-    ReadInOneStream(ThisCpuCore(), few > 1 ? 2 : 1, kernels_.table);
+    ReadInOneStream(ThisCpuCore(), packed_bytes(), few > 1 ? 2 : 1,
+                    kernels_.table);
   }
 
   const char* target() const override { return kernels_.target; }

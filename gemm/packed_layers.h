@@ -61,10 +61,13 @@ inline std::string TilesOf(int64_t m, const TileTable& table) {
 
 // Has tiles of up to `rows` rows read one panel at a time where the core reads
 // DRAM fastest in one stream: Zen 4's two cores read 65 GB/s in one, 46 in two,
-// 60 in four and 55 in eight (2026). Zen 3, which is documented to have the
-// same prefetchers, was not measured.
-inline void ReadInOneStream(CpuCore core, size_t rows, TileTable& table) {
-  if (core != CpuCore::kZen3 && core != CpuCore::kZen4) return;
+// 60 in four and 55 in eight. From the caches one stream is slower, because the
+// few sums wait for each other (1 MiB of bf16: 10 us in eight, 30 in one), so
+// small layers keep theirs (2026).
+inline void ReadInOneStream(CpuCore core, int64_t layer_bytes, size_t rows,
+                            TileTable& table) {
+  constexpr int64_t kSmall = 4 << 20;
+  if (core != CpuCore::kZen4 || layer_bytes < kSmall) return;
   for (size_t r = 1; r <= rows; ++r) table.panels[r] = 1;
 }
 
