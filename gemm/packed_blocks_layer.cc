@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
@@ -207,7 +206,7 @@ class PackedBlocksLayer final : public PackedLayer {
   CpuCore core_ = ThisCpuCore();
   // Exact rows read several panels at a time, whose fetches were not measured.
   bool wide_ = !std::is_same_v<Kernels, ExactBlockKernels> &&
-               absl::StartsWith(kernels_.target, "AVX3");
+               LineIsAVector(kernels_.target);
   FinishFloats finish_;
 };
 

@@ -43,9 +43,8 @@ class PackedFloatLayer final : public PackedLayer {
         finish_(spec, weights) {
     // Where a line is two vectors, one panel has too few sums to hide the
     // latency of its multiply-adds.
-    const size_t few = kernels_.table.few_rows;
-    ReadInOneStream(ThisCpuCore(), packed_bytes(), few > 1 ? 2 : 0,
-                    kernels_.table);
+    const size_t rows = LineIsAVector(kernels_.target) ? 2 : 0;
+    ReadInOneStream(ThisCpuCore(), packed_bytes(), rows, kernels_.table);
   }
 
   const char* target() const override { return kernels_.target; }

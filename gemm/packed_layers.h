@@ -12,7 +12,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/workspace.h"
@@ -57,6 +59,11 @@ inline std::string TilesOf(int64_t m, const TileTable& table) {
   return absl::StrCat(
       rows, " x ",
       table.panels[static_cast<size_t>(rows)] * VnniLayout::kPanelCols);
+}
+
+// Whether a vector of the instruction set `target` holds a line of a panel.
+inline bool LineIsAVector(absl::string_view target) {
+  return absl::StartsWith(target, "AVX3");
 }
 
 // Has tiles of up to `rows` rows read one panel at a time where the core reads
