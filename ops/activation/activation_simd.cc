@@ -198,7 +198,6 @@ struct GatedResult<MostlyModerate<Parts>> {
   // Encodes the results if all gates are moderate.
   static HWY_INLINE bool Encode(hn::Vec<DC> g, VF even, VF odd,
                                 hn::Vec<DC>* codes) {
-    const DF d;
     const DC dc;
     const auto most_bits = hwy::BitCastScalar<uint32_t>(Parts::kMost);
 #if QUERN_NATIVE_BF16
@@ -225,7 +224,7 @@ struct GatedResult<MostlyModerate<Parts>> {
     const auto large =
         hn::Gt(magnitude, hn::Set(di, static_cast<int16_t>(most_bits >> 16)));
     if (!hn::AllFalse(di, large)) return false;
-    *codes = EncodeBF16NumberPairs(d, even, odd);
+    *codes = EncodeBF16NumberPairs(DF(), even, odd);
 #endif
     return true;
   }
