@@ -67,9 +67,14 @@ absl::StatusOr<AnyTensorView> AsHeads(absl::string_view field,
   }
   // The stride of a dimension of extent 1 is meaningless and is not used.
   const int64_t last = split ? v.stride(3) : v.stride(2);
+  int64_t head_stride = split ? v.stride(2) : 0;
+  if (!split && !CheckedMul(dim, last, &head_stride)) {
+    return InvalidArgument(kOp, field, " has stride ", last,
+                           "; need less than 2^63 for a head of ", dim);
+  }
   const AnyTensorView::Dims extents = {rows, heads, dim};
   const AnyTensorView::Dims strides = {tokens > 1 ? v.stride(1) : v.stride(0),
-                                       split ? v.stride(2) : dim * last, last};
+                                       head_stride, last};
   if (v.writable()) {
     return AnyTensorView(v.dtype(), v.mutable_data(), 3, extents, strides);
   }
