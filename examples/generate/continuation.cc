@@ -188,7 +188,9 @@ class Continuation {
   // error, or OK.
   absl::Status Continue(Logits logits, absl::Status& printed) {
     DecoderState& state = session_.state();
-    const absl::Time start = absl::Now();
+    const bool limits = options_.limits;
+    if (limits) session_.meter().BeforeSteps(session_.executor());
+    absl::Time start = absl::Now();
     std::vector<int64_t> open(samples_.size());
     std::iota(open.begin(), open.end(), 0);
     // The prompt's last row is the first of every text.
@@ -215,6 +217,11 @@ class Continuation {
       session_.stats().generation_work += state.last_work();
       session_.stats().shared_tokens =
           std::max(session_.stats().shared_tokens, state.shared_tokens());
+      if (limits) {
+        const absl::Time pause = absl::Now();
+        session_.meter().AfterStep(state.last_work(), session_.executor());
+        start += absl::Now() - pause;
+      }
     }
     session_.stats().generation_s = absl::ToDoubleSeconds(absl::Now() - start);
     return absl::OkStatus();

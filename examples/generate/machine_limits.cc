@@ -41,20 +41,32 @@ double MachineLimits::ComputeSeconds(const DecoderWork& work) const {
 }
 
 absl::Status LimitMeter::Take(Executor& executor) {
-  QUERN_ASSIGN_OR_RETURN(Limits limits, Limits::Create(GetCpuInfo()));
-  limits.Calibrate(DramKind::kRead, kCalibrationRounds, executor);
+  if (!limits_.has_value()) {
+    QUERN_ASSIGN_OR_RETURN(limits_, Limits::Create(GetCpuInfo()));
+    limits_->Calibrate(DramKind::kRead, kCalibrationRounds, executor);
+  }
   const auto take = [](Samples& samples, const auto& sample) {
     const PreemptionWatch watch;
     const LimitSample taken = sample();
     samples.Add(taken.rate() * 1e-9, watch.Delay(taken.seconds));
   };
   for (int round = 0; round < kRounds; ++round) {
-    take(dram_, [&] { return limits.Dram(DramKind::kRead, executor); });
-    take(f32_, [&] { return limits.Peak(PeakKind::kF32, executor); });
-    take(bf16_, [&] { return limits.Peak(PeakKind::kBF16, executor); });
-    take(int8_, [&] { return limits.Peak(PeakKind::kI8, executor); });
+    take(dram_, [&] { return limits_->Dram(DramKind::kRead, executor); });
+    take(f32_, [&] { return limits_->Peak(PeakKind::kF32, executor); });
+    take(bf16_, [&] { return limits_->Peak(PeakKind::kBF16, executor); });
+    take(int8_, [&] { return limits_->Peak(PeakKind::kI8, executor); });
   }
   return absl::OkStatus();
+}
+
+double LimitMeter::DramGbps(Executor& executor) {
+  return limits_->Dram(DramKind::kRead, executor).rate() * 1e-9;
+}
+
+void LimitMeter::AfterStep(const DecoderWork& work, Executor& executor) {
+  const double after = DramGbps(executor);
+  step_read_seconds_ += Giga(work.bytes()) / std::max(dram_gbps_, after);
+  dram_gbps_ = after;
 }
 
 MachineLimits LimitMeter::Result() const {
@@ -66,7 +78,7 @@ MachineLimits LimitMeter::Result() const {
 }
 
 std::string SpeedText(int64_t tokens, double seconds, const DecoderWork& work,
-                      const MachineLimits* limits) {
+                      const LeastSeconds* least) {
   const auto rate = [seconds](double amount) {
     return seconds > 0 ? amount / seconds : 0.0;
   };
@@ -74,12 +86,11 @@ std::string SpeedText(int64_t tokens, double seconds, const DecoderWork& work,
       "%d tokens, %.4f s, %.0f tokens/s, %s GB/s, %s %s/s", tokens, seconds,
       rate(static_cast<double>(tokens)), Rate(rate(Giga(work.bytes()))),
       Rate(rate(Giga(work.ops()))), work.int8_ops > 0 ? "GOP" : "GFLOP");
-  if (limits != nullptr) {
-    const double read = limits->ReadSeconds(work);
-    const double compute = limits->ComputeSeconds(work);
-    absl::StrAppendFormat(&text, ", %.2f of the %s limit",
-                          rate(std::max(read, compute)),
-                          read >= compute ? "DRAM" : "arithmetic");
+  if (least != nullptr) {
+    absl::StrAppendFormat(
+        &text, ", %.2f of the %s limit",
+        rate(std::max(least->read, least->compute)),
+        least->read >= least->compute ? "DRAM" : "arithmetic");
   }
   return text;
 }

@@ -30,23 +30,29 @@ TEST(MachineLimitsTest, ASpeedIsHeldAgainstTheLongerOfTheTwoTimes) {
   DecoderWork work = Example();
   EXPECT_EQ(SpeedText(100, 0.5, work, nullptr),
             "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GOP/s");
-  EXPECT_EQ(SpeedText(100, 0.5, work, &kLimits),
+  const auto text = [&work](int64_t tokens) {
+    const LeastSeconds least = {kLimits.ReadSeconds(work),
+                                kLimits.ComputeSeconds(work)};
+    return SpeedText(tokens, 0.5, work, &least);
+  };
+  EXPECT_EQ(text(100),
             "100 tokens, 0.5000 s, 200 tokens/s, 8.00 GB/s, 140 GOP/s, "
             "0.60 of the arithmetic limit");
   work.f32_ops = work.bf16_ops = 0;
-  EXPECT_EQ(SpeedText(1, 0.5, work, &kLimits),
+  EXPECT_EQ(text(1),
             "1 tokens, 0.5000 s, 2 tokens/s, 8.00 GB/s, 80.0 GOP/s, "
             "0.40 of the DRAM limit");
   work.bf16_ops = 40'000'000'000;
   work.int8_ops = 0;
-  EXPECT_EQ(SpeedText(1, 0.5, work, &kLimits),
+  EXPECT_EQ(text(1),
             "1 tokens, 0.5000 s, 2 tokens/s, 8.00 GB/s, 80.0 GFLOP/s, "
             "0.40 of the DRAM limit");
 }
 
 // A text of one token takes no step.
 TEST(MachineLimitsTest, NoTimeIsNoSpeed) {
-  EXPECT_EQ(SpeedText(1, 0, DecoderWork(), &kLimits),
+  const LeastSeconds least;
+  EXPECT_EQ(SpeedText(1, 0, DecoderWork(), &least),
             "1 tokens, 0.0000 s, 0 tokens/s, 0.00 GB/s, 0.00 GFLOP/s, "
             "0.00 of the DRAM limit");
 }
@@ -71,6 +77,21 @@ TEST(LimitMeterTest, MeasuresEveryLimit) {
   EXPECT_GT(limits.f32_gops, 0);
   EXPECT_GT(limits.bf16_gops, 0);
   EXPECT_GT(limits.int8_gops, 0);
+}
+
+TEST(LimitMeterTest, AddsTheLeastTimeOfEveryStep) {
+  InlineExecutor executor;
+  LimitMeter meter;
+  ASSERT_TRUE(meter.Take(executor).ok());
+  meter.BeforeSteps(executor);
+  EXPECT_EQ(meter.step_read_seconds(), 0);
+  meter.AfterStep(Example(), executor);
+  const double one = meter.step_read_seconds();
+  EXPECT_GT(one, 0);
+  meter.AfterStep(DecoderWork(), executor);
+  EXPECT_EQ(meter.step_read_seconds(), one);
+  meter.AfterStep(Example(), executor);
+  EXPECT_GT(meter.step_read_seconds(), one);
 }
 
 }  // namespace

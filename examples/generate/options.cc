@@ -188,7 +188,7 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.stats);
      }},
     {"limits", "false",
-     "measure what this machine can read and compute, before and after the\n"
+     "measure what this machine can read and compute, beside the\n"
      "      text, and tell with --stats the fraction of it that was reached: "
      "the\n"
      "      bytes of weights, keys and values, or the operations of matrices "

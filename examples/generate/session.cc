@@ -137,7 +137,10 @@ void Session::TellWarnings() const {
 absl::Status Session::TakeLimits() { return meter_.Take(*executor_); }
 
 void Session::TellStats() {
-  if (options_.limits) stats_.limits = meter_.Result();
+  if (options_.limits) {
+    stats_.limits = meter_.Result();
+    stats_.generation_read_s = meter_.step_read_seconds();
+  }
   stats_.operators = operators_->Summary();
   PrintStats(stats_, options_, *model_, *state_, *executor_, ranks_);
 }

@@ -56,6 +56,7 @@ class Session {
   // Measures the limits of the machine for --limits, on one rank. Called before
   // and after the text.
   absl::Status TakeLimits();
+  LimitMeter& meter() { return meter_; }
   // Collective.
   void TellStats();
 

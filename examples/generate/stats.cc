@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,11 +47,12 @@ DecoderWork Sum(const std::vector<RankUse>& uses, DecoderWork RankUse::*work) {
 }
 
 void PrintSpeed(const char* what, int64_t tokens, double seconds,
-                const DecoderWork& work, const Stats& stats) {
-  const MachineLimits* const limits =
-      stats.limits.has_value() ? &*stats.limits : nullptr;
-  std::fprintf(stderr, "%s: %s\n", what,
-               SpeedText(tokens, seconds, work, limits).c_str());
+                const DecoderWork& work,
+                const std::optional<LeastSeconds>& least) {
+  std::fprintf(
+      stderr, "%s: %s\n", what,
+      SpeedText(tokens, seconds, work, least.has_value() ? &*least : nullptr)
+          .c_str());
 }
 
 void PrintMemory(const std::string& whose, const RankUse& use, DType kv) {
@@ -80,13 +82,22 @@ void PrintStats(const Stats& stats, const GenerateOptions& options,
                static_cast<long long>(c.layers),
                static_cast<long long>(c.hidden), model.weights().c_str());
   std::fprintf(stderr, "loading: %.2f s\n", stats.load_s);
+  const DecoderWork prompt = Sum(uses, &RankUse::prompt);
+  const DecoderWork generation = Sum(uses, &RankUse::generation);
+  std::optional<LeastSeconds> least, least_generation;
+  if (stats.limits.has_value()) {
+    least = {stats.limits->ReadSeconds(prompt),
+             stats.limits->ComputeSeconds(prompt)};
+    least_generation = {stats.generation_read_s,
+                        stats.limits->ComputeSeconds(generation)};
+  }
   PrintSpeed(options.perplexity ? "text" : "prompt", stats.prompt_tokens,
-             stats.prompt_s, Sum(uses, &RankUse::prompt), stats);
+             stats.prompt_s, prompt, least);
   if (!options.perplexity) {
     // The first new token takes no step of the model, because it comes from the
     // prompt's logits.
-    PrintSpeed("generation", stats.new_tokens, stats.generation_s,
-               Sum(uses, &RankUse::generation), stats);
+    PrintSpeed("generation", stats.new_tokens, stats.generation_s, generation,
+               least_generation);
     std::fprintf(stderr, "stopped by: %s\n", stats.stopped_by.c_str());
     if (options.samples > 1) {
       std::fprintf(stderr,

@@ -25,6 +25,9 @@ struct Stats {
   // and those of the generation needed on this rank.
   DecoderWork prompt_work, generation_work;
   std::optional<MachineLimits> limits;  // with --limits
+  // Least seconds of reading what generation_work says, each step at DRAM's
+  // rate beside it; with --limits.
+  double generation_read_s = 0;
   // Keys of each head that a step did not read again at most, because samples
   // share them.
   int64_t shared_tokens = 0;
