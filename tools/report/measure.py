@@ -83,9 +83,10 @@ class Measurement:
                                        for name in ("f32", "bf16", "int8, W8A8")])
 
     def peers(self):
-        """Products by other libraries: those of the distribution, which Bazel's PATH finds."""
+        """Products by other libraries: those of the distribution, which Bazel's PATH finds, or of $QUERN_PYTHON."""
         env = dict(os.environ, PATH="/bin:/usr/bin:/usr/local/bin")
-        out, err, code = self.run(["python3", HERE / "peers.py", f"--threads={self.threads}", f"--m={PEER_ROWS}"], env)
+        python = os.environ.get("QUERN_PYTHON", "python3")
+        out, err, code = self.run([python, HERE / "peers.py", f"--threads={self.threads}", f"--m={PEER_ROWS}"], env)
         for line in err.splitlines():  # libraries that are missing
             self.tell(line)
         rows = [json.loads(line) for line in out.splitlines()]
