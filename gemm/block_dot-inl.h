@@ -129,10 +129,10 @@ struct PairDot {
   }
 };
 
-// Codes of int8 as words of 16 bits. A quad takes two multiplications and two
-// additions; as bytes, whose sign goes to the other factor, it would take three
-// multiplications and one addition, on the two units of an AMD core that
-// multiply integers.
+// Codes of int8 as words of 16 bits, 2^8 times the code (WordsOf). A quad takes
+// two multiplications and two additions; as bytes, whose sign goes to the other
+// factor, it would take three multiplications and one addition, on the two
+// units of an AMD core that multiply integers.
 struct WordDot {
   using Row = WordRow;
   using Sums = VI;
@@ -149,7 +149,8 @@ struct WordDot {
   static HWY_INLINE Sums Add(Operand b, VS a, Sums sums) {
     return InOrder(hn::Add(sums, Begin(b, a)));
   }
-  static HWY_INLINE VI Widen(Sums sums) { return sums; }
+  static_assert(32 * 128 * kMaxInt8 < 1 << (31 - 8), "a sum would wrap");
+  static HWY_INLINE VI Widen(Sums sums) { return hn::ShiftRight<8>(sums); }
 };
 
 // How many quads of a sub-block may be added in 16 bits.
@@ -195,11 +196,14 @@ using RowOf = typename DotOf<kFormat>::Row;
 template <BlockFormat kFormat>
 constexpr bool kHasWords = hwy::IsSame<RowOf<kFormat>, WordRow>();
 
-// Half kHalf of quads of int8, as words: bytes 0 and 2, or bytes 1 and 3.
+// Half kHalf of quads of int8, as words of 2^8 times the code: bytes 0 and 2,
+// or bytes 1 and 3. Words of the codes themselves would take three shifts in
+// place of one and an And, which any unit does.
 template <size_t kHalf>
 HWY_INLINE VW WordsOf(VB quads) {
   const auto words = hn::BitCast(DW(), quads);
-  return hn::ShiftRight<8>(kHalf == 0 ? hn::ShiftLeft<8>(words) : words);
+  return kHalf == 0 ? hn::ShiftLeft<8>(words)
+                    : hn::And(words, hn::Set(DW(), int16_t{-256}));
 }
 
 }  // namespace

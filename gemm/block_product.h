@@ -75,20 +75,21 @@ struct BlockPart {
 };
 
 // How far tiles of so many rows that decode fetch ahead in the stream that they
-// read. `wide`: a line is one vector.
+// read. `quick`: OneRowIsQuick.
 //
 // Zen 4's own prefetchers follow the stream of one row at nearly the speed of
 // DRAM, and do not where it is fetched far ahead, because a core's fetches have
 // no more than 24 buffers: of 65 GB/s, one row reads 0.90 (Q8_0) and 0.80
-// (Q4_0) with 1 KiB, 0.59 and 0.71 with 8 KiB. Four rows, which take longer for
-// a line, read 0.69 and 0.57 with 8 KiB, 0.61 and 0.34 with 1 KiB; and so does
-// one row with AVX2: Q6_K 0.78 and 0.36.
+// (Q4_0) with 1 KiB, 0.59 and 0.71 with 8 KiB; one row of Q8_0 with AVX2, 0.87
+// and 0.68. What takes longer for a line reads more slowly without far fetches:
+// four rows 0.69 and 0.57 with 8 KiB, 0.61 and 0.34 with 1 KiB; one row of Q6_K
+// with AVX2 0.78 and 0.36.
 //
 // On Zen 5 one and four rows of Q4_0 are alike with 4 to 16 KiB; with 2 KiB and
 // without fetches one row takes 1.1 and 1.3 times as long, four rows 1.1 and
 // 1.9 times (2026).
-constexpr int64_t FusedAheadBytes(CpuCore core, bool wide, int64_t rows) {
-  return core == CpuCore::kZen4 && wide && rows == 1 ? 1 << 10 : 8 << 10;
+constexpr int64_t FusedAheadBytes(CpuCore core, bool quick, int64_t rows) {
+  return core == CpuCore::kZen4 && quick && rows == 1 ? 1 << 10 : 8 << 10;
 }
 
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows

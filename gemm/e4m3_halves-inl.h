@@ -43,7 +43,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr size_t kHalvesBytes = 128;
 
-struct DotE4M3Halves : FmaSums {
+struct DotE4M3Halves : SumsInPlace<FmaSums> {
   static constexpr size_t kSub = 4;
   static constexpr float kUnit = 256;
   template <size_t kI>
@@ -168,11 +168,10 @@ struct E4M3Tile {
 #endif
     HWY_UNROLL(4)
     for (size_t i = 0; i < kLines; ++i) {
-      TileStep<DotE4M3Halves>(
-          a + i * DotE4M3Halves::kSub, PackedRowPitch(2),
-          PanelLines<kHalvesBytes>{halves[0] + i * kHalvesBytes,
-                                   sizeof(halves[0])},
-          sums);
+      TileStep(DotE4M3Halves(), a + i * DotE4M3Halves::kSub, PackedRowPitch(2),
+               PanelLines<kHalvesBytes>{halves[0] + i * kHalvesBytes,
+                                        sizeof(halves[0])},
+               sums);
     }
   }
 

@@ -29,8 +29,9 @@ LinearKernels GetKernels(DType a) {
 #endif
   (void)a;
   kernels.arithmetic = "f32 fma";
-  kernels.elements_per_line = DotPairsF32<BFloat16>::kSub;
-  kernels.table = MakeTileTable<DotPairsF32<BFloat16>>();
+  using Dot = SumsInPlace<DotPairsF32<BFloat16>>;
+  kernels.elements_per_line = Dot::kSub;
+  kernels.table = MakeTileTable<Dot>();
   return kernels;
 }
 

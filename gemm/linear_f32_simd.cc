@@ -8,6 +8,7 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "quern/gemm/f16_pairs-inl.h"
 #include "quern/gemm/register_tile-inl.h"
 #include "quern/gemm/tile-inl.h"
 // clang-format on
@@ -26,14 +27,7 @@ LinearKernels GetKernels() {
   return kernels;
 }
 LinearKernels GetKernelsF32() { return GetKernels<DotF32>(); }
-LinearKernels GetKernelsF16() {
-  using Dot = DotPairsF32<Float16>;
-  LinearKernels kernels = GetKernels<Dot>();
-#if HWY_TARGET == HWY_AVX2
-  kernels.table = MakeWideTileTable<Dot>();
-#endif
-  return kernels;
-}
+LinearKernels GetKernelsF16() { return GetKernels<DotF16>(); }
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -150,7 +150,7 @@ class PackedBlocksLayer final : public PackedLayer {
           Fused(product.tiles().rows),
           weights().panels() + part * form_.part_bytes,
           GroupsOf(part),
-          FusedAheadBytes(core_, wide_, product.tiles().rows)};
+          FusedAheadBytes(core_, quick_, product.tiles().rows)};
       MultiplyBlocks(blocks, product, a, range, sums, stride);
       sums += part_stride;
     }
@@ -205,8 +205,8 @@ class PackedBlocksLayer final : public PackedLayer {
   Kernels kernels_;
   CpuCore core_ = ThisCpuCore();
   // Exact rows read several panels at a time, whose fetches were not measured.
-  bool wide_ = !std::is_same_v<Kernels, ExactBlockKernels> &&
-               LineIsAVector(kernels_.target);
+  bool quick_ = !std::is_same_v<Kernels, ExactBlockKernels> &&
+                OneRowIsQuick(kernels_.target, blocks_.codes().low_bits);
   FinishFloats finish_;
 };
 

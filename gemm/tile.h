@@ -19,9 +19,6 @@ inline constexpr size_t kTilePanels = 8;  // of b, at most
 // the addition are 1 % of the time.
 inline constexpr size_t kChunkLines = 256;
 
-// Bytes of a line of 16 pairs as f32.
-inline constexpr size_t kWideLineBytes = 128;
-
 // Stride of the rows of packed a, in 32-bit elements, where one line of b meets
 // `elements_per_line` of them. It is a constant, so that rows are offsets in
 // the instructions; one cache line more than a power of two, so that rows do
@@ -81,11 +78,6 @@ struct TileTable {
   size_t panels[kTileRows + 1];  // the best number of panels for so many rows
   Tile tiles[kTileRows + 1][4];  // [rows][log2(panels)], up to the best
   void (*add_chunks)(const AddChunksArgs&);  // null where k is never divided
-  // Where it takes many instructions to turn a line into operands, many rows
-  // share them: `widen` writes kWideLineBytes for each line, which the tiles of
-  // `wide`, [rows] and one panel, load as they are. Null elsewhere.
-  void (*widen)(const uint8_t* from, size_t lines, uint8_t* to);
-  Tile wide[kTileRows + 1];
 };
 
 }  // namespace quern

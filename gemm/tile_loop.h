@@ -108,7 +108,6 @@ class PanelMultiplier {
     far_ = num_tiles_ > 1 && num_tiles_ * loop.tiles.max_size() * pitch_bytes_ *
                                      (range.chunk_end - range.chunk) >
                                  kNearBytes;
-    widens_ = num_tiles_ > 1 && loop.table->widen != nullptr;
     ahead_ = num_tiles_ > 1 ||
              loop.tiles.max_size() > static_cast<int64_t>(loop.table->few_rows);
   }
@@ -161,32 +160,6 @@ class PanelMultiplier {
   void MultiplyBlock(int64_t chunk, int64_t panel, size_t log,
                      const NextBlock& next) {
     tile_.b = loop_.b + panel * loop_.panel_bytes + chunk * kChunk * kLineBytes;
-    if (widens_ && log == 0) {
-      MultiplyWidened(chunk, panel, next);
-      return;
-    }
-    MultiplyTiles(chunk, panel, log, next,
-                  [&](int64_t rows) { return loop_.table->tiles[rows][log]; });
-  }
-
-  // Like MultiplyBlock for one panel, whose lines are widened once for all
-  // tiles. Takes 32 KB of stack.
-  HWY_NOINLINE void MultiplyWidened(int64_t chunk, int64_t panel,
-                                    const NextBlock& next) {
-    alignas(64) uint8_t lines[kChunkLines * kWideLineBytes];
-    loop_.table->widen(
-        tile_.b,
-        static_cast<size_t>(std::min(kChunk, loop_.lines - chunk * kChunk)),
-        lines);
-    tile_.b = lines;
-    MultiplyTiles(chunk, panel, 0, next,
-                  [&](int64_t rows) { return loop_.table->wide[rows]; });
-  }
-
-  // Multiplies by the tiles that tile_of(rows) returns, from tile_.b on.
-  template <typename TileOf>
-  void MultiplyTiles(int64_t chunk, int64_t panel, size_t log,
-                     const NextBlock& next, const TileOf& tile_of) {
     const int64_t line = chunk * kChunk;
     const int64_t steps = std::min(kChunk, loop_.lines - line);
     const int64_t next_line = next.chunk * kChunk;
@@ -218,7 +191,7 @@ class PanelMultiplier {
           loop_.tiles.begin(tile) - loop_.tiles.begin(range_.tile);
       tile_.sums = sums_ + row * sums_stride_ +
                    (panel - range_.panel) * VnniLayout::kPanelCols;
-      tile_of(loop_.tiles.size(tile))(tile_);
+      loop_.table->tiles[loop_.tiles.size(tile)][log](tile_);
     }
   }
 
@@ -249,9 +222,8 @@ class PanelMultiplier {
   const int64_t a_tile_;   // elements from tile to tile
   const int64_t num_tiles_;
   const int64_t pitch_bytes_;
-  bool far_;     // whether the rows of the next chunk are fetched, too
-  bool ahead_;   // whether the next panels are fetched
-  bool widens_;  // whether tiles share widened lines
+  bool far_;    // whether the rows of the next chunk are fetched, too
+  bool ahead_;  // whether the next panels are fetched
   TileArgs tile_ = {};
 };
 
