@@ -196,7 +196,8 @@ class Widened {
   HWY_ALIGN float values_[kValues];
 };
 
-// Calls of Fetcher::Step by a chunk whose tokens are all seen.
+// Calls of Fetcher::Step by the chunk, or somewhat fewer: a tile that sees some
+// of the groups calls it in proportion.
 template <class Source>
 HWY_INLINE size_t FetchSteps(const Source& source) {
   using A = typename Source::Tiles;
@@ -205,11 +206,13 @@ HWY_INLINE size_t FetchSteps(const Source& source) {
   constexpr size_t kLines = kGroupTokens / A::kWordElements / kSteps;
   const size_t k_steps =
       (c.head_dim + A::kWordElements - 1) / A::kWordElements / kSteps;
-  size_t steps = c.rows * kChunkGroups * kLineVecs;
-  ForTiles(c.rows, [&](auto tag, size_t) {
-    constexpr size_t kVecs = TileVecs<decltype(tag)::kValue>();
+  size_t steps = 0;
+  ForTiles(c.rows, [&](auto tag, size_t row) {
+    constexpr size_t kRows = decltype(tag)::kValue;
+    constexpr size_t kVecs = TileVecs<kRows>();
+    size_t whole = kRows * kChunkGroups * kLineVecs;
     const auto add = [&](size_t vecs, size_t times, size_t by) {
-      ForVecs<kVecs>(0, vecs, [&](auto, size_t) { steps += times * by; });
+      ForVecs<kVecs>(0, vecs, [&](auto, size_t) { whole += times * by; });
     };
     const size_t groups = source.key_groups();
     add(groups * kLineVecs, kChunkGroups / groups, k_steps);
@@ -217,6 +220,8 @@ HWY_INLINE size_t FetchSteps(const Source& source) {
         HWY_MAX(HWY_MIN(source.value_dims(), c.v_head_dim), size_t{1});
     add((dims + kVecLanes - 1) / kVecLanes, (c.v_head_dim + dims - 1) / dims,
         kChunkGroups * kLines);
+    const TokenRange seen = GroupsOf(c.seen + row, kRows);
+    steps += whole * (seen.end - seen.begin) / kChunkGroups;
   });
   return steps;
 }

@@ -158,7 +158,7 @@ void AttentionStep::LoadQueries(const AttentionBlock& block, int worker) const {
 
 void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
                                    ChunkArgs* c) const {
-  c->next[2] = {nullptr, 0, 0};
+  c->next[0] = {nullptr, 0, 0};
   if (block == nullptr) return;
   const auto* q = static_cast<const uint8_t*>(args_.q.data());
   const uint8_t** rows = scratch_.next_q.Of(worker);
@@ -166,7 +166,7 @@ void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
                          const AttentionSequence& /*sequence*/) {
     rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
   });
-  c->next[2] = {
+  c->next[0] = {
       rows, static_cast<size_t>(Rows(*block)),
       static_cast<size_t>(layout_.head_dim()) * SizeOf(args_.q.dtype())};
 }

@@ -18,15 +18,20 @@ namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Queries that are multiplied as f32.
+// Queries that are multiplied as f32. Whole vectors are stored as such: AVX2
+// takes dozens of cycles for a part of one.
 template <typename T>
 void LoadQueryF32(const void* q, size_t head_dim, float sign, uint32_t* to) {
   const hn::ScalableTag<float> df;
   const T* HWY_RESTRICT from = static_cast<const T*>(q);
   auto* HWY_RESTRICT words = reinterpret_cast<float*>(to);
   const auto factor = hn::Set(df, sign);
-  for (size_t d = 0; d < head_dim; d += hn::Lanes(df)) {
-    const size_t n = HWY_MIN(hn::Lanes(df), head_dim - d);
+  size_t d = 0;
+  for (; d + hn::Lanes(df) <= head_dim; d += hn::Lanes(df)) {
+    hn::StoreU(hn::Mul(LoadF32(df, from + d), factor), df, words + d);
+  }
+  if (d < head_dim) {
+    const size_t n = head_dim - d;
     const auto x = hn::Mul(LoadNF32(df, from + d, n), factor);
     hn::StoreN(x, df, words + d, n);
   }
@@ -40,8 +45,12 @@ HWY_MAYBE_UNUSED void LoadQueryPairs(const void* q, size_t head_dim, float sign,
   const auto* HWY_RESTRICT from = static_cast<const uint16_t*>(q);
   auto* HWY_RESTRICT words = reinterpret_cast<uint16_t*>(to);
   const auto flip = hn::Set(d, sign < 0 ? 0x8000 : 0);
-  for (size_t i = 0; i < head_dim; i += hn::Lanes(d)) {
-    const size_t n = HWY_MIN(hn::Lanes(d), head_dim - i);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= head_dim; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Xor(hn::LoadU(d, from + i), flip), d, words + i);
+  }
+  if (i < head_dim) {
+    const size_t n = head_dim - i;
     hn::StoreN(hn::Xor(hn::LoadN(d, from + i, n), flip), d, words + i, n);
   }
   if (head_dim % 2 != 0) words[head_dim] = 0;
@@ -103,11 +112,15 @@ void StoreOutput(float state_sum, float scale, const float* HWY_RESTRICT out,
   const auto sum = hn::Set(df, state_sum);
   const auto factor = hn::Set(df, scale);
   const auto nothing_seen = hn::Eq(sum, hn::Zero(df));
-  for (size_t d = 0; d < count; d += hn::Lanes(df)) {
-    const auto value = hn::Mul(hn::Div(hn::Load(df, out + d), sum), factor);
-    StoreNF32(hn::IfThenZeroElse(nothing_seen, value), df, row + d,
-              HWY_MIN(hn::Lanes(df), count - d));
+  const auto value = [&](size_t d) HWY_ATTR {
+    const auto x = hn::Mul(hn::Div(hn::Load(df, out + d), sum), factor);
+    return hn::IfThenZeroElse(nothing_seen, x);
+  };
+  size_t d = 0;
+  for (; d + hn::Lanes(df) <= count; d += hn::Lanes(df)) {
+    StoreF32(value(d), df, row + d);
   }
+  if (d < count) StoreNF32(value(d), df, row + d, count - d);
 }
 
 template <typename T, class DF>
