@@ -210,7 +210,7 @@ HWY_INLINE size_t FetchSteps(const Source& source) {
   ForTiles(c.rows, [&](auto tag, size_t row) {
     constexpr size_t kRows = decltype(tag)::kValue;
     constexpr size_t kVecs = TileVecs<kRows>();
-    size_t whole = kRows * kChunkGroups * kLineVecs;
+    size_t whole = kRows * kChunkGroups;
     const auto add = [&](size_t vecs, size_t times, size_t by) {
       ForVecs<kVecs>(0, vecs, [&](auto, size_t) { whole += times * by; });
     };

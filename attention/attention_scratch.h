@@ -75,7 +75,8 @@ struct WorkerRows {
 struct AttentionScratch {
   // The rows of a block, which is `max_block_rows` at most.
   PerWorker<uint32_t> q;
-  PerWorker<const uint8_t*> next_q;  // where the next block's queries lie
+  PerWorker<const uint8_t*> stored;  // where the block's outputs lie
+  PerWorker<const uint8_t*> loaded;  // where the next block's queries lie
   PerWorker<float> logits;
   PerWorker<float> weights;
   PerWorker<TokenRange> seen;
@@ -116,7 +117,8 @@ void LayOutWorker(Allocator& a, const KvLayout& kv, int64_t rows,
     part->data = a.template Allocate<T>(name, count);
   };
   take(&s->q, "q", product(rows, strides.q));
-  take(&s->next_q, "next queries", rows);
+  take(&s->stored, "places of outputs", rows);
+  take(&s->loaded, "places of queries", rows);
   take(&s->logits, "logits", product(rows, kChunk));
   take(&s->weights, "weights", product(rows, 2));
   take(&s->seen, "seen", rows);

@@ -77,7 +77,8 @@ TEST(AttentionScratchTest, GivesEachWorkerCacheLinesOfItsOwn) {
       constexpr auto kGroups = static_cast<int64_t>(kChunkGroups);
       std::vector<Piece> pieces;
       AppendParts(s.q, rows * strides.q, &pieces);
-      AppendParts(s.next_q, rows, &pieces);
+      AppendParts(s.stored, rows, &pieces);
+      AppendParts(s.loaded, rows, &pieces);
       AppendParts(s.logits, rows * kChunk, &pieces);
       AppendParts(s.weights, rows * 2, &pieces);
       AppendParts(s.seen, rows, &pieces);

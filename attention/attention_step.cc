@@ -21,6 +21,7 @@
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {
@@ -92,20 +93,20 @@ void AttentionStep::Work(const AttentionWork& work,
                                   ? total
                                   : scratch_.piece.Of(worker);
     for (; c < end; ++c) {
-      KvChunk next = {};
-      const AttentionBlock* next_block = nullptr;
+      Upcoming next = {};
       if (c + 1 < work.chunk_end) {
-        next = chunks_.Locate(block, c + 1, worker, chunk);
-      } else if (following != nullptr) {
-        next_block = &following->block;
-        if (following->chunk_begin < following->chunk_end) {
-          next = chunks_.Locate(*next_block, following->chunk_begin, worker,
-                                chunk);
+        next.chunk = chunks_.Locate(block, c + 1, worker, chunk);
+      } else {
+        if (whole) next.stored = &block;
+        if (following != nullptr) next.loaded = &following->block;
+        if (following != nullptr &&
+            following->chunk_begin < following->chunk_end) {
+          next.chunk = chunks_.Locate(*next.loaded, following->chunk_begin,
+                                      worker, chunk);
         }
       }
-      ComputeChunk(block, c, worker, chunk, next, next_block, c == begin,
-                   piece);
-      chunk = next;
+      ComputeChunk(block, c, worker, chunk, next, c == begin, piece);
+      chunk = next.chunk;
     }
     if (!whole) {
       partial += Rows(block);
@@ -156,19 +157,17 @@ void AttentionStep::LoadQueries(const AttentionBlock& block, int worker) const {
   });
 }
 
-void AttentionStep::SetNextQueries(const AttentionBlock* block, int worker,
-                                   ChunkArgs* c) const {
-  c->next[0] = {nullptr, 0, 0};
-  if (block == nullptr) return;
-  const auto* q = static_cast<const uint8_t*>(args_.q.data());
-  const uint8_t** rows = scratch_.next_q.Of(worker);
+FetchList AttentionStep::RowsOf(const AttentionBlock* block,
+                                const AnyTensorView& view,
+                                const uint8_t** rows) const {
+  if (block == nullptr) return {nullptr, 0, 0};
+  const auto* data = static_cast<const uint8_t*>(view.data());
   ForEachRow(*block, [&](int64_t row, int64_t token, int64_t head,
                          const AttentionSequence& /*sequence*/) {
-    rows[row] = q + HeadRowOffsetBytes(args_.q, token, head);
+    rows[row] = data + HeadRowOffsetBytes(view, token, head);
   });
-  c->next[0] = {
-      rows, static_cast<size_t>(Rows(*block)),
-      static_cast<size_t>(layout_.head_dim()) * SizeOf(args_.q.dtype())};
+  return {rows, static_cast<size_t>(Rows(*block)),
+          static_cast<size_t>(view.extent(2)) * SizeOf(view.dtype())};
 }
 
 ChunkArgs AttentionStep::ArgsOf(const AttentionBlock& block, int64_t chunk,
@@ -262,8 +261,7 @@ void AttentionStep::HideDrafts(const AttentionBlock& block, int64_t chunk,
 
 void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
                                  int worker, KvChunk groups,
-                                 const KvChunk& next,
-                                 const AttentionBlock* next_block, bool first,
+                                 const Upcoming& next, bool first,
                                  const PartialRows& result) const {
   ChunkArgs c = ArgsOf(block, chunk, worker);
   c.first = first;
@@ -284,9 +282,11 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
       (kernels_.serves_bytes == nullptr || kernels_.serves_bytes(c));
   bool finite = true;
   for (int64_t group = begin; group < end && !bytes; ++group) {
-    if (chunks_.in_blocks()) chunks_.WidenLatents(group, worker, next, &groups);
+    if (chunks_.in_blocks()) {
+      chunks_.WidenLatents(group, worker, next.chunk, &groups);
+    }
     if (tiled) continue;
-    chunks_.Stage(block, chunk, group, worker, next, &groups);
+    chunks_.Stage(block, chunk, group, worker, next.chunk, &groups);
     if (seen.IsMixed(group)) {
       finite = finite &&
                kernels_.finite_v(groups.v[group],
@@ -295,9 +295,10 @@ void AttentionStep::ComputeChunk(const AttentionBlock& block, int64_t chunk,
   }
   std::copy_n(groups.k, kChunkGroups, c.k);
   std::copy_n(groups.v, kChunkGroups, c.v);
+  c.next[0] = RowsOf(next.stored, args_.out, scratch_.stored.Of(worker));
+  c.next[1] = RowsOf(next.loaded, args_.q, scratch_.loaded.Of(worker));
   // Bytes have been widened, and the next ones fetched on the way.
-  chunks_.SetNext(next, chunks_.narrow() && !bytes, &c);
-  SetNextQueries(next_block, worker, &c);
+  chunks_.SetNext(next.chunk, chunks_.narrow() && !bytes, &c);
   if (finite) {
     (bytes ? kernels_.attend_bytes : kernels_.attend)(c);
   } else {

@@ -17,6 +17,7 @@
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/core/math_util.h"
+#include "quern/core/tensor_view.h"
 
 namespace quern {
 
@@ -78,9 +79,17 @@ class AttentionStep {
 
   void LoadQueries(const AttentionBlock& block, int worker) const;
 
-  // The queries of the block, if there is one, as what is fetched meanwhile.
-  void SetNextQueries(const AttentionBlock* block, int worker,
-                      ChunkArgs* c) const;
+  // What is read or written once the chunk at hand is done.
+  struct Upcoming {
+    KvChunk chunk;
+    const AttentionBlock* stored;  // whose outputs are; null: none
+    const AttentionBlock* loaded;  // whose queries are; null: none
+  };
+
+  // Where the rows of the block lie in `view`, which is q or out. `rows` takes
+  // their addresses. No rows if the block is null.
+  FetchList RowsOf(const AttentionBlock* block, const AnyTensorView& view,
+                   const uint8_t** rows) const;
 
   // What the rows of a block see of a chunk.
   struct SeenTokens {
@@ -113,8 +122,7 @@ class AttentionStep {
 
   // The block against one chunk of its sequence's keys.
   void ComputeChunk(const AttentionBlock& block, int64_t chunk, int worker,
-                    KvChunk groups, const KvChunk& next,
-                    const AttentionBlock* next_block, bool first,
+                    KvChunk groups, const Upcoming& next, bool first,
                     const PartialRows& result) const;
 
   // Attends where a group that is not seen by all rows has a value that is not

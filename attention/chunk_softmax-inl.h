@@ -149,19 +149,23 @@ HWY_INLINE void ExpOfRow(const ChunkArgs& c, Fetcher& fetcher, size_t row,
   const VF32 scale = hn::Set(df, LogitFactor(c));
   VF32 sum = hn::Zero(df);
   const size_t last = groups.end * kGroupTokens;
-  for (size_t t = groups.begin * kGroupTokens; t < last; t += kVecLanes) {
+  size_t t = groups.begin * kGroupTokens;
+  while (t < last) {
     fetcher.Step();
-    const VF32 p =
-        A::Exp2(hn::Mul(hn::Sub(hn::LoadU(df, logits + t), max), scale));
-    sum = hn::Add(sum, p);
-    if (c.v_scales != nullptr) {
-      // A scale of NaN is for those who see the token.
-      A::StoreWeights(
-          hn::IfThenZeroElse(hn::Eq(p, hn::Zero(df)),
-                             hn::Mul(p, hn::LoadU(df, c.v_scales + t))),
-          words, t);
-    } else {
-      A::StoreWeights(p, words, t);
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kLineVecs; ++v, t += kVecLanes) {
+      const VF32 p =
+          A::Exp2(hn::Mul(hn::Sub(hn::LoadU(df, logits + t), max), scale));
+      sum = hn::Add(sum, p);
+      if (c.v_scales != nullptr) {
+        // A scale of NaN is for those who see the token.
+        A::StoreWeights(
+            hn::IfThenZeroElse(hn::Eq(p, hn::Zero(df)),
+                               hn::Mul(p, hn::LoadU(df, c.v_scales + t))),
+            words, t);
+      } else {
+        A::StoreWeights(p, words, t);
+      }
     }
   }
   c.weights[2 * row + 1] = hn::ReduceSum(df, sum);

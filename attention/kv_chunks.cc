@@ -197,8 +197,8 @@ void KvChunks::SetScales(const AttentionBlock& block, int64_t chunk, int worker,
 }
 
 void KvChunks::SetNext(const KvChunk& next, bool staged, ChunkArgs* c) const {
-  FetchList& k = c->next[1];
-  FetchList& v = c->next[2];
+  FetchList& k = c->next[2];
+  FetchList& v = c->next[3];
   k = v = {nullptr, 0, 0};
   const size_t element = SizeOf(layout_.dtype());
   const auto k_row = static_cast<size_t>(layout_.k_row()) * element;

@@ -52,13 +52,16 @@ struct FetchList {
   size_t bytes;
 };
 
+constexpr size_t kFetchLists = 4;
+
 // Rows of queries against one chunk.
 struct ChunkArgs {
   const uint8_t* k[kChunkGroups];
   const uint8_t* v[kChunkGroups];
-  // What is read next, keys, values and queries: fetched into the L2 cache
+  // What is written and read next, in that order: the outputs of these rows,
+  // the queries of the next ones, keys and values. Fetched into the L2 cache
   // meanwhile.
-  FetchList next[3];
+  FetchList next[kFetchLists];
 
   // Where values are the first dims of keys, and every row sees all of each
   // group that any sees: v is not read. This holds those of up to 64 dims

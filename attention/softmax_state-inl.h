@@ -33,7 +33,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class DF, class V = hn::Vec<DF>>
 HWY_INLINE V Exp2OfNegative(DF df, V x) {
   const hn::RebindToSigned<DF> di;
-  const V n = hn::Round(x);
+  // The unit in the last place of the sum is 1, and its lower bits are n.
+  const V round = hn::Set(df, 0x1.8p23f);
+  const V sum = hn::Add(x, round);
+  const V n = hn::Sub(sum, round);
   const V f = hn::Sub(x, n);  // exact
   V p = hn::Set(df, 0.00015353362f);
   p = hn::MulAdd(p, f, hn::Set(df, 0.00133988739f));
@@ -42,9 +45,10 @@ HWY_INLINE V Exp2OfNegative(DF df, V x) {
   p = hn::MulAdd(p, f, hn::Set(df, 0.240226477f));
   p = hn::MulAdd(p, f, hn::Set(df, 0.693147182f));
   p = hn::MulAdd(p, f, hn::Set(df, 1.0f));
-  const auto exponent = hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127));
-  const V power = hn::BitCast(df, hn::ShiftLeft<23>(exponent));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)), hn::Mul(p, power));
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, sum)),
+                             hn::Set(di, 127 << 23));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)),
+                            hn::Mul(p, hn::BitCast(df, power)));
 }
 
 // What to subtract from logits whose maximum is `max`: 0 where that is -inf.
