@@ -21,7 +21,6 @@
 #include "quern/cache/pack_kv_kernels.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
-#include "quern/core/tensor_view.h"
 
 namespace quern {
 namespace {

@@ -26,7 +26,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // rest.
 class Fetcher {
  public:
-  Fetcher(const ChunkArgs& c, size_t steps) : list_(c.next), end_(list_ + kFetchLists) {
+  Fetcher(const ChunkArgs& c, size_t steps)
+      : list_(c.next), end_(list_ + kFetchLists) {
     size_t lines = 0;
     for (const FetchList& list : c.next) {
       lines += list.count * ((list.bytes + kLine - 1) / kLine);

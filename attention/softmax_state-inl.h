@@ -45,8 +45,8 @@ HWY_INLINE V Exp2OfNegative(DF df, V x) {
   p = hn::MulAdd(p, f, hn::Set(df, 0.240226477f));
   p = hn::MulAdd(p, f, hn::Set(df, 0.693147182f));
   p = hn::MulAdd(p, f, hn::Set(df, 1.0f));
-  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, sum)),
-                             hn::Set(di, 127 << 23));
+  const auto power =
+      hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, sum)), hn::Set(di, 127 << 23));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(df, -126.0f)),
                             hn::Mul(p, hn::BitCast(df, power)));
 }
