@@ -76,7 +76,9 @@ TEST_P(ConvFarImagesTest, AreCopied) {
                          AnyTensorView(), executor);
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->implementation(), std::string("patches"));
-    if (kernels == "packed") EXPECT_RAN_ON(*plan);
+    if (kernels == "packed") {
+      EXPECT_RAN_ON(*plan);
+    }
     FarImages in, out;
     ASSERT_TRUE(in.ok() && out.ok());
     for (int64_t b = 0; b < 2; ++b) {

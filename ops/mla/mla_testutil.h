@@ -275,7 +275,9 @@ class MlaSequences {
       }
       EXPECT_EQ(sequences_[i].out.size(), values.size());
       if (values.empty()) continue;
-      if (!blocks) EXPECT_EQ(rows.Complaint(), "");
+      if (!blocks) {
+        EXPECT_EQ(rows.Complaint(), "");
+      }
       if (spec_.dtype != DType::kF32) continue;
       EXPECT_TRUE(AllWithin(sequences_[i].out, values, [&](double, int64_t at) {
         return errors[static_cast<size_t>(at)];
