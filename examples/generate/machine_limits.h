@@ -45,7 +45,8 @@ class LimitMeter {
   MachineLimits Result() const;
 
   // Called before the first step of a text, after Take, and after each step
-  // with what it read. Each reads a quarter of the buffer twice.
+  // with what it read. Each call reads two quarters of the buffer, of which the
+  // second is timed. That empties the caches.
   void BeforeSteps(Executor& executor) { dram_gbps_ = DramGbps(executor); }
   void AfterStep(const DecoderWork& work, Executor& executor);
   // The sum over the steps, each at the larger of DRAM's rates just before and

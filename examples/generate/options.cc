@@ -194,6 +194,8 @@ constexpr Flag kFlags[] = {
      "      bytes of weights, keys and values, or the operations of matrices "
      "and\n"
      "      attention, whichever take longer at these rates. Takes a second, "
+     "some\n"
+     "      milliseconds before each step, which then finds the caches empty, "
      "and\n"
      "      8 times the last-level cache of memory, 256 MiB at least; one rank "
      "only",
