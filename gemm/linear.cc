@@ -60,9 +60,9 @@ struct Candidate {
 // every program has them and they run everything; and measured against oneDNN
 // 3.7.2 on Zen 4 (2026) they are faster for m <= 128 and within 2 % beyond in
 // bf16, and faster for m <= 64 in int8 (gemm/README.md). With AMX, for which
-// oneDNN has tiles and the packed kernels do not, it takes a third of their
-// time for 256 rows of bf16 and twice their time for one (Emerald Rapids,
-// 2026). Rows are not known here, so a caller with many must ask for it.
+// oneDNN has tiles and the packed kernels do not, it takes two thirds of their
+// time for 64 rows of bf16 and twice their time for one (Emerald Rapids, 2026).
+// Rows are not known here, so a caller with many must ask for it.
 std::vector<Candidate> AllCandidates() {
   return {{"packed", &kPacked},
           {"onednn", OneDnnIsLinked() ? LinkedOneDnn() : nullptr}};
