@@ -2,11 +2,16 @@
 //
 // Operands are never rounded to a narrower type. Where oneDNN has no kernel for
 // the types, operands are widened: weights to f32 at Create (twice the memory),
-// rows of a to f32 scratch. That is the case for bf16 by bf16 with AVX2 alone,
-// and with AMX if k is not a multiple of 32, for f16 by f16 without AVX512-FP16
-// (and likewise with AMX), and for mixed types everywhere. A narrow
-// c that oneDNN does not write goes through f32 scratch. Explain() tells the
-// types.
+// rows of a to f32 scratch. That is the case
+//
+// - for bf16 by bf16 with AVX2 alone,
+// - for f16 by f16 without AVX512-FP16,
+// - for both where the kernel uses AMX and k is not a multiple of 32, because
+//   it would spread a NaN that lies behind a row (packed_matmul.cc),
+// - for mixed types everywhere.
+//
+// A narrow c that oneDNN does not write goes through f32 scratch. Explain()
+// tells the types.
 //
 // The bits are the same for any number of threads: columns are divided at
 // Create, rows in blocks, and each piece is a oneDNN primitive for one thread.

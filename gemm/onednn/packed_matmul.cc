@@ -55,8 +55,9 @@ bool RowsKeepBits(absl::string_view kernel) {
 }
 
 // Whether a kernel of floats multiplies what lies behind the k elements of a
-// row by zeros: a NaN there, or in the next row, would spread. oneDNN's AMX
-// kernels do where k ends within a tile (3.7.2; its issue 5717).
+// row by zeros, so that a NaN there, or in the next row, spreads. oneDNN's AMX
+// kernels do so where k ends within a tile (3.7.2; its issue 5717). Those of
+// integers may, because zero times any of them is zero.
 bool ReadsBehindRows(absl::string_view kernel, int64_t k) {
   constexpr int64_t kTileK = 32;  // elements of bf16 or f16
   return absl::StrContains(kernel, "amx") && k % kTileK != 0;

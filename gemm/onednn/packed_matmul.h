@@ -77,7 +77,8 @@ struct MatmulCall {
 
 class PackedMatmul {
  public:
-  // Chooses layouts; Unimplemented if oneDNN has no kernel for the config.
+  // Chooses layouts. Unimplemented if oneDNN has no kernel for the config, or
+  // one in which a NaN behind a row of floats would spread.
   static absl::StatusOr<std::unique_ptr<PackedMatmul>> Create(
       const MatmulConfig& config);
 
