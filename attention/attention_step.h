@@ -79,11 +79,14 @@ class AttentionStep {
 
   void LoadQueries(const AttentionBlock& block, int worker) const;
 
-  // What is read or written once the chunk at hand is done.
+  // What is read or written once the chunk at hand is done. Its lines are
+  // fetched meanwhile.
   struct Upcoming {
-    KvChunk chunk;
-    const AttentionBlock* stored;  // whose outputs are; null: none
-    const AttentionBlock* loaded;  // whose queries are; null: none
+    KvChunk chunk;  // the next one, of this block or another
+    // The block whose outputs are written, and the one whose queries are read.
+    // Null: none.
+    const AttentionBlock* stored;
+    const AttentionBlock* loaded;
   };
 
   // Where the rows of the block lie in `view`, which is q or out. `rows` takes

@@ -52,7 +52,7 @@ struct FetchList {
   size_t bytes;
 };
 
-constexpr size_t kFetchLists = 4;
+constexpr size_t kFetchLists = 4;  // of ChunkArgs::next
 
 // Rows of queries against one chunk.
 struct ChunkArgs {
