@@ -146,7 +146,7 @@ def section(data, names):
                       f"A model of {data.rows('generation')[0]['model']} with random weights reads a prompt and writes 32 "
                       f"tokens (`generate --stats --limits`). Its limit is the time in which DRAM gives the weights, keys "
                       f"and values of every step, or that of the operations, whichever is longer. The last column is the "
-                      f"DRAM limit of the same run.", ""]
+                      f"rate of DRAM before and after the text.", ""]
     lines += ["<details><summary>Commands</summary>", "", commands_of(data), "</details>", ""]
     return lines
 
