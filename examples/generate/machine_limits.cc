@@ -40,6 +40,11 @@ double MachineLimits::ComputeSeconds(const DecoderWork& work) const {
          Giga(work.int8_ops) / int8_gops;
 }
 
+double StepReadSeconds(const DecoderWork& work, double gbps_before,
+                       double gbps_after) {
+  return Giga(work.bytes()) / std::max(gbps_before, gbps_after);
+}
+
 absl::Status LimitMeter::Take(Executor& executor) {
   if (!limits_.has_value()) {
     QUERN_ASSIGN_OR_RETURN(limits_, Limits::Create(GetCpuInfo()));
@@ -65,7 +70,7 @@ double LimitMeter::DramGbps(Executor& executor) {
 
 void LimitMeter::AfterStep(const DecoderWork& work, Executor& executor) {
   const double after = DramGbps(executor);
-  step_read_seconds_ += Giga(work.bytes()) / std::max(dram_gbps_, after);
+  step_read_seconds_ += StepReadSeconds(work, dram_gbps_, after);
   dram_gbps_ = after;
 }
 

@@ -35,6 +35,12 @@ struct LeastSeconds {
   double read = 0, compute = 0;
 };
 
+// The least seconds that a step needs to read its bytes, between two reads of
+// DRAM at these rates: at the larger one, because DRAM may change its rate
+// within the step.
+double StepReadSeconds(const DecoderWork& work, double gbps_before,
+                       double gbps_after);
+
 class LimitMeter {
  public:
   // Takes samples of every limit by the executor's workers, in a buffer of 8
@@ -49,8 +55,7 @@ class LimitMeter {
   // second is timed. That empties the caches.
   void BeforeSteps(Executor& executor) { dram_gbps_ = DramGbps(executor); }
   void AfterStep(const DecoderWork& work, Executor& executor);
-  // The sum over the steps, each at the larger of DRAM's rates just before and
-  // just after it.
+  // The sum of StepReadSeconds over the steps.
   double step_read_seconds() const { return step_read_seconds_; }
 
  private:

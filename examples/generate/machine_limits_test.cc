@@ -49,6 +49,12 @@ TEST(MachineLimitsTest, ASpeedIsHeldAgainstTheLongerOfTheTwoTimes) {
             "0.40 of the DRAM limit");
 }
 
+TEST(MachineLimitsTest, AStepIsHeldAgainstTheFasterOfTheReadsBesideIt) {
+  // 4 GB
+  EXPECT_DOUBLE_EQ(StepReadSeconds(Example(), 20, 40), 0.1);
+  EXPECT_DOUBLE_EQ(StepReadSeconds(Example(), 40, 20), 0.1);
+}
+
 // A text of one token takes no step.
 TEST(MachineLimitsTest, NoTimeIsNoSpeed) {
   const LeastSeconds least;
