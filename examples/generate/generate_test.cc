@@ -217,9 +217,12 @@ TEST(GenerateTest, LimitsAreToldWithTheSpeed) {
   const Outcome outcome = RunGenerate({"--prompt=Emma was", "--max_tokens=8",
                                        "--stats", "--limits", "--threads=2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, ::testing::ContainsRegex(
-                               "prompt: 3 tokens, .* GFLOP/s, [0-9.]+ of the "
-                               "(DRAM|arithmetic) limit\n"));
+  for (const std::string what : {"prompt: 3", "generation: 8"}) {
+    EXPECT_THAT(outcome.err,
+                ::testing::ContainsRegex(
+                    what + " tokens, [^\n]* GFLOP/s, [0-9.]+ of the "
+                           "(DRAM|arithmetic) limit\n"));
+  }
   EXPECT_THAT(outcome.err, HasSubstr("\nlimits: DRAM read "));
   EXPECT_THAT(outcome.out, ::testing::StartsWith("Emma was"));
 }
