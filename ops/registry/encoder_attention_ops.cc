@@ -70,7 +70,8 @@ absl::StatusOr<AnyTensorView> AsHeads(absl::string_view field,
   int64_t head_stride = split ? v.stride(2) : 0;
   if (!split && !CheckedMul(dim, last, &head_stride)) {
     return InvalidArgument(kOp, field, " has stride ", last,
-                           "; need less than 2^63 for a head of ", dim);
+                           " in its last dimension; the ", dim,
+                           " elements of a head are more than 2^63 apart");
   }
   const AnyTensorView::Dims extents = {rows, heads, dim};
   const AnyTensorView::Dims strides = {tokens > 1 ? v.stride(1) : v.stride(0),

@@ -276,6 +276,12 @@ TEST_P(EncoderAttentionOpsTest, RefusesByName) {
                                          {64 * kMany, 64, 1});
   ExpectRefusal(op.op->Prepare(others, executor_),
                 "query has 4294967296 tokens; need fewer than 2^31");
+  others = tensors();
+  others[0] = TensorView<const float, 3>(q.data(), {2, 4, 64},
+                                         {256, 64, int64_t{1} << 60});
+  ExpectRefusal(op.op->Prepare(others, executor_),
+                "query has stride 1152921504606846976 in its last dimension; "
+                "the 16 elements of a head are more than 2^63 apart");
   batch_stride = 200;
   ExpectRefusal(op.op->Prepare(tensors(), executor_),
                 "query has strides 200 and 64 of batch and tokens");
