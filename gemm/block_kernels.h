@@ -28,6 +28,17 @@ namespace quern {
 // Panels of one tile, at most.
 inline constexpr size_t kBlockPanels = 2;
 
+// One row by one panel, all of k.
+struct PanelArgs {
+  const uint32_t* a;    // what pack_row has written of each record
+  size_t a_stride;      // 32-bit elements from record to record
+  const uint8_t* b;     // the panel's packed records
+  size_t record_bytes;  // from record to record; a multiple of a line
+  size_t blocks;        // of 32 k; records of eight, the last of up to eight
+  int64_t ahead_bytes;  // what is fetched lies so far behind what is read
+  float* sums;          // [16], overwritten
+};
+
 struct BlockKernels {
   const char* target;
   const char* arithmetic;  // "int8 dot", "int8 pairs" or "int16 pairs"
@@ -53,6 +64,9 @@ struct BlockKernels {
   // tile has panels, goes with each block. The rest of TileArgs is not read.
   TileTable fused;
   TileTable decoded;
+  // The bits of `fused` with one row, one record after the other, with sums
+  // that stay in registers.
+  void (*one_row)(const PanelArgs&);
   // Decodes a packed record of `blocks` blocks.
   void (*decode)(const uint8_t* record, size_t blocks, DecodedRecord* to);
 };

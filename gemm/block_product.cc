@@ -135,6 +135,9 @@ class Multiplier {
   // Tiles that decode read each panel as one stream. There is one tile of rows.
   void MultiplyStreams() {
     const int64_t rows = first_sizes_.size;
+    if constexpr (std::is_same_v<Kernels, BlockKernels>) {
+      if (rows == 1) return MultiplyRow();
+    }
     const auto best = static_cast<int64_t>(part_.kernels.fused.panels[rows]);
     const auto lines = static_cast<size_t>(record_lines_);
     for (int64_t panel = range_.panel; panel < range_.panel_end;) {
@@ -150,6 +153,21 @@ class Multiplier {
         MultiplyFused(rows, log);
       }
       panel += int64_t{1} << log;
+    }
+  }
+
+  void MultiplyRow() {
+    PanelArgs args = {};
+    args.a = a_;
+    args.a_stride = static_cast<size_t>(product_.a_chunk());
+    args.record_bytes = static_cast<size_t>(record_bytes_);
+    args.blocks = static_cast<size_t>(part_.layout.blocks());
+    args.ahead_bytes = part_.ahead_bytes;
+    args.sums = sums_;
+    for (int64_t panel = range_.panel; panel < range_.panel_end; ++panel) {
+      args.b = RecordAt(panel, 0);
+      part_.kernels.one_row(args);
+      args.sums += kPanelCols;
     }
   }
 
