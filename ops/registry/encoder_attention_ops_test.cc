@@ -277,8 +277,8 @@ TEST_P(EncoderAttentionOpsTest, RefusesByName) {
   ExpectRefusal(op.op->Prepare(others, executor_),
                 "query has 4294967296 tokens; need fewer than 2^31");
   others = tensors();
-  others[0] = TensorView<const float, 3>(q.data(), {2, 4, 64},
-                                         {256, 64, int64_t{1} << 60});
+  others[0] = AnyTensorView(DType::kF32, static_cast<const void*>(q.data()), 3,
+                            {2, 4, 64}, {256, 64, int64_t{1} << 60});
   ExpectRefusal(op.op->Prepare(others, executor_),
                 "query has stride 1152921504606846976 in its last dimension; "
                 "the 16 elements of a head are more than 2^63 apart");
