@@ -207,17 +207,26 @@ struct OperandsOf {
   const PackedRecord<kFormat>& record;
 };
 
+// Adds the `blocks` blocks of the packed record at `from`, and fetches `next`
+// meanwhile.
+template <BlockFormat kFormat, size_t kRows>
+HWY_INLINE void AddRecord(const uint8_t* HWY_RESTRICT from, size_t blocks,
+                          const uint32_t* HWY_RESTRICT a,
+                          const TilePrefetch& next, VF (&sums)[kRows][kVecs]) {
+  const PackedRecord<kFormat> record(from, blocks);
+  const OperandsOf<kFormat> operands = {record};
+  const auto* rows = reinterpret_cast<const RowOf<kFormat>*>(a);
+  for (size_t b = 0; b < blocks; ++b) {
+    Fetch<1>(next, b);
+    AddSubBlocks<ArithmeticOf<kFormat>, 0>(operands, b, rows, sums);
+  }
+}
+
 template <BlockFormat kFormat, size_t kRows>
 void FusedTile(const TileArgs& t) {
   VF sums[kRows][kVecs];
   LoadSums(t, sums);
-  const PackedRecord<kFormat> record(t.b, t.steps);
-  const OperandsOf<kFormat> operands = {record};
-  const auto* rows = reinterpret_cast<const RowOf<kFormat>*>(t.a);
-  for (size_t b = 0; b < t.steps; ++b) {
-    Fetch<1>(t.prefetch[0], b);
-    AddSubBlocks<ArithmeticOf<kFormat>, 0>(operands, b, rows, sums);
-  }
+  AddRecord<kFormat>(t.b, t.steps, t.a, t.prefetch[0], sums);
   StoreSums(t, sums);
 }
 
@@ -244,15 +253,8 @@ void OneRow(const PanelArgs& p) {
   const size_t lines = p.record_bytes / BlockPanels::kLineBytes;
   for (size_t left = p.blocks; left > 0;) {
     const size_t blocks = HWY_MIN(left, kBlocks);
-    const PackedRecord<kFormat> record(b, blocks);
-    const OperandsOf<kFormat> operands = {record};
-    const auto* row = reinterpret_cast<const RowOf<kFormat>*>(a);
-    const TilePrefetch next = {b + p.ahead_bytes, 0, lines};
     FetchRow<RowOf<kFormat>>(left > blocks ? a + p.a_stride : p.a);
-    for (size_t i = 0; i < blocks; ++i) {
-      Fetch<1>(next, i);
-      AddSubBlocks<ArithmeticOf<kFormat>, 0>(operands, i, row, sums);
-    }
+    AddRecord<kFormat>(b, blocks, a, {b + p.ahead_bytes, 0, lines}, sums);
     a += p.a_stride;
     b += p.record_bytes;
     left -= blocks;
