@@ -65,7 +65,7 @@ struct BlockKernels {
   TileTable fused;
   TileTable decoded;
   // The bits of `fused` with one row, one record after the other, with sums
-  // that stay in registers.
+  // that stay in registers. Null where `fused` is faster.
   void (*one_row)(const PanelArgs&);
   // Decodes a packed record of `blocks` blocks.
   void (*decode)(const uint8_t* record, size_t blocks, DecodedRecord* to);

@@ -136,7 +136,7 @@ class Multiplier {
   void MultiplyStreams() {
     const int64_t rows = first_sizes_.size;
     if constexpr (std::is_same_v<Kernels, BlockKernels>) {
-      if (rows == 1) return MultiplyRow();
+      if (rows == 1 && part_.kernels.one_row != nullptr) return MultiplyRow();
     }
     const auto best = static_cast<int64_t>(part_.kernels.fused.panels[rows]);
     const auto lines = static_cast<size_t>(record_lines_);

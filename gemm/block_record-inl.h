@@ -334,7 +334,9 @@ BlockKernels MakeBlockKernels() {
   kernels.decoded.max_rows = kDecodedRows;
   FillDecoded<ArithmeticOf<kFormat>, kDecodedRows, 0>(kernels.decoded);
   kernels.decode = &DecodeRecord<kFormat>;
-  kernels.one_row = &OneRow<kFormat>;
+  // One row of words reads more slowly by it: Q8_0 0.83 and 0.64 of DRAM at 70
+  // GB/s (AVX2, Zen 4, 2026).
+  if constexpr (!kHasWords<kFormat>) kernels.one_row = &OneRow<kFormat>;
   return kernels;
 }
 
