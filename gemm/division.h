@@ -15,8 +15,19 @@ namespace quern {
 
 struct Division {
   // Panels of one task, at most: several, so that sums of a tile of rows stay
-  // in L1 and each row of c is written two cache lines at a time or more.
+  // in L1 and each row of c is written two cache lines at a time or more. With
+  // few rows more, as far as sums stay in L1, because between tasks a core's
+  // prefetchers lose the stream of the weights: the first two panels of a task
+  // then take half a microsecond longer (one row of Q4_K, Zen 4, 2026).
   static constexpr int64_t kUnitPanels = 8;
+  static constexpr int64_t kUnitSums = 64;  // rows times panels
+  static constexpr int64_t MostPanels(int64_t rows) {  // even
+    return std::max(kUnitPanels, kUnitSums / rows / 2 * 2);
+  }
+  // The most that rows times panels come to, for so many rows or fewer.
+  static constexpr int64_t MostSums(int64_t rows) {
+    return std::max(rows * kUnitPanels, kUnitSums);
+  }
   // Tasks per worker that level out a slow one, if there is work for so many:
   // a task should take 15 microseconds.
   static constexpr int64_t kTasksPerWorker = 4;
@@ -34,8 +45,16 @@ struct Division {
     const int64_t tasks =
         std::clamp(panels * lines * std::max<int64_t>(rows, 8) / kTaskCycles,
                    workers, kTasksPerWorker * workers);
-    d.units = DivCeil(panels, kUnitPanels);
     d.row_groups = 1;
+    d.k_pieces = 1;
+    if (MostPanels(rows) > kUnitPanels && tasks == kTasksPerWorker * workers) {
+      d.share_units = 2 + std::max(kTasksPerWorker - 2,
+                                   DivCeil(panels, workers * MostPanels(rows)));
+      d.units = workers * d.share_units;
+      if (panels >= 2 * d.Before(d.units)) return d;
+      d.share_units = 0;
+    }
+    d.units = DivCeil(panels, kUnitPanels);
     // Few columns, or many rows: each worker multiplies the rows that it has
     // packed. Weights are then read by all, but rows by one, which matters
     // where workers share no cache (4096 x 4096, 256 rows of bf16, two workers:
@@ -50,7 +69,6 @@ struct Division {
                                     workers / std::min(workers, d.row_groups));
       d.units = std::min(units, panels);
     }
-    d.k_pieces = 1;
     if (d.units * d.row_groups < workers && rows <= kMaxSplitRows) {
       d.k_pieces =
           std::min(chunks, DivCeil(2 * workers, d.units * d.row_groups));
@@ -62,14 +80,28 @@ struct Division {
   // The first panel of a unit: an even one where there are enough, for a tile
   // of many rows takes two panels.
   int64_t panel(int64_t unit) const {
-    if (panels < 2 * units) return panels * unit / units;
-    return std::min(panels, DivCeil(panels, 2) * unit / units * 2);
+    const int64_t all = Before(units);
+    if (panels < 2 * all) return panels * Before(unit) / all;
+    return std::min(panels, DivCeil(panels, 2) * Before(unit) / all * 2);
   }
 
   int64_t panels;
-  int64_t units;  // the panels in so many parts, of even sizes
+  int64_t units;  // the panels in so many parts, of even sizes or in shares
+  // Else 0. A share of the panels for each worker, in so many units: its last
+  // ones are smaller, so that workers end together. Sizes 4 ... 4 2 1 1.
+  int64_t share_units = 0;
   int64_t row_groups;
   int64_t k_pieces;
+
+ private:
+  // The sizes of the units before this one, in units of the smallest.
+  int64_t Before(int64_t unit) const {
+    if (share_units == 0) return unit;
+    const int64_t share = unit / share_units;
+    const int64_t after_large = unit % share_units - (share_units - 3);
+    return 4 * (share_units - 2) * share + 4 * (share_units - 3) +
+           (after_large <= 0 ? 4 * after_large : 1 + after_large);
+  }
 };
 
 // Below this a fork-join costs more than it wins: a worker moves a line in

@@ -86,11 +86,11 @@ class PackedProduct {
   const RowTiles& tiles() const { return tiles_; }
   // 32-bit elements of a packed row, all chunks.
   int64_t row_elements() const { return chunks_ * pitch_; }
-  // Sums of so many rows and of the panels that one worker multiplies at once,
-  // and a gap that keeps prefetchers away from the sums of the next worker.
+  // Sums of so many rows or fewer and of the panels that one worker multiplies
+  // at once, and a gap that keeps prefetchers away from the sums of the next worker.
   int64_t unit_sums(int64_t rows) const {
     constexpr int64_t kGapBytes = 4096;
-    return parts_ * rows * Division::kUnitPanels * kPanelCols +
+    return parts_ * Division::MostSums(rows) * kPanelCols +
            kGapBytes / static_cast<int64_t>(sizeof(Sum));
   }
 
@@ -197,7 +197,7 @@ class PackedProduct {
     TileRange range = {panel, panel, 0, tiles_.count, 0, chunks_};
     for (; range.panel < panel_end; range.panel = range.panel_end) {
       range.panel_end =
-          std::min(range.panel + Division::kUnitPanels, panel_end);
+          std::min(range.panel + Division::MostPanels(tiles_.rows), panel_end);
       MultiplyAndFinish(range, sums, multiply, finish);
     }
   }
@@ -260,7 +260,7 @@ class PackedProduct {
   template <typename Multiply, typename Finish>
   void MultiplyAndFinish(const TileRange& range, Sum* sums,
                          const Multiply& multiply, const Finish& finish) const {
-    const int64_t stride = Division::kUnitPanels * kPanelCols;
+    const int64_t stride = Division::MostPanels(tiles_.rows) * kPanelCols;
     const int64_t part_stride = tiles_.rows * stride;
     multiply(range, sums, stride, part_stride);
     const int64_t row = tiles_.begin(range.tile);
