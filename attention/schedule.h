@@ -34,11 +34,16 @@
 // changing that order: see PieceEnd.
 //
 // Who does what. Lay all blocks on a line, each as long as it costs; cut it
-// into shares. A block is cut only where a share ends, so that few leave
-// partial results, and a few long sequences fill any number of workers. Half of
-// the work is one share for each worker, the rest smaller and smaller shares
-// that are claimed in order, longest first: they even out what a plan cannot
-// know, a worker that lost its core for a while.
+// into a stretch for each worker, and each stretch into shares. A block is cut
+// only where a share ends, so that few leave partial results, and a few long
+// sequences fill any number of workers. Half of a stretch is one share, the
+// rest smaller and smaller ones. Shares are claimed longest first: the small
+// ones even out what a plan cannot know, a worker that lost its core for a
+// while. Workers are a stretch apart, because heads that are neighbours have
+// rows of outputs in the same page, and a core's prefetchers take lines from
+// another that is about to write them: with shares of one size beside each
+// other, two workers with an L3 each took 1.06 times as long for a prefill of
+// 512 tokens (Zen 4, 2026).
 
 #include <algorithm>
 #include <cstddef>

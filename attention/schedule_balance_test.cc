@@ -1,6 +1,7 @@
 // How evenly a schedule divides its work, and what that costs in merges.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -136,6 +137,26 @@ TEST(AttentionScheduleBalanceTest, OneSlowWorkerDoesNotHoldUpTheOthers) {
     }
   }
   EXPECT_LE(*std::max_element(busy.begin(), busy.end()), 1.1 * ideal);
+}
+
+// Workers that run side by side begin with heads that are not neighbours.
+TEST(AttentionScheduleBalanceTest, WorkersAreAStretchApart) {
+  for (const int workers : {2, 4, 8}) {
+    AttentionScheduleStorage storage;
+    const auto schedule =
+        AttentionSchedule::Build(ScheduleSpec(32, 8, 128), Lens{512}, Lens{512},
+                                 workers, storage)
+            .value();
+    std::vector<int> first_heads(static_cast<size_t>(workers));
+    for (size_t i = 0; i < first_heads.size(); ++i) {
+      first_heads[i] = schedule.Work(schedule.shares()[i])[0].block.kv_head;
+    }
+    std::sort(first_heads.begin(), first_heads.end());
+    for (int i = 0; i < workers; ++i) {
+      EXPECT_EQ(first_heads[static_cast<size_t>(i)], 8 * i / workers)
+          << workers << " workers";
+    }
+  }
 }
 
 // A block is cut only where a share ends.

@@ -168,11 +168,9 @@ void ScheduleLine::CloseShare() {
 }
 
 void ScheduleLine::NextTarget() {
-  const int64_t round = (next_share_ - 1) / workers_;
-  const auto shares = static_cast<double>((next_share_ - 1) % workers_ + 1);
-  const double before = Before(round);
-  target_ =
-      worker_ * (before * workers_ + (Before(round + 1) - before) * shares);
+  const int64_t worker = (next_share_ - 1) / rounds_;
+  const int64_t round = (next_share_ - 1) % rounds_;
+  target_ = worker_ * (static_cast<double>(worker) + Before(round + 1));
 }
 
 }  // namespace quern

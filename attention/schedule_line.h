@@ -88,7 +88,8 @@ class ScheduleLine {
   void EndShare();
   void CloseShare();
 
-  // The part of the line before the shares of `round`: 0, 1/2, 3/4 ...
+  // The part of a worker's stretch of the line before its share of `round`: 0,
+  // 1/2, 3/4 ...
   double Before(int64_t round) const {
     return round == rounds_ ? 1
                             : 1 - 1 / static_cast<double>(int64_t{1} << round);
@@ -99,7 +100,7 @@ class ScheduleLine {
   const int workers_;
   const double worker_;     // what each worker does in all
   const double slack_;      // a share may be longer by that
-  int rounds_ = 1;          // shares of a worker
+  int rounds_ = 1;          // shares of a worker's stretch
   int64_t next_share_ = 1;  // counted from 1: ends at target_
   double target_ = 0;
   double position_ = 0;
