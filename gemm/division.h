@@ -20,7 +20,7 @@ struct Division {
   // prefetchers lose the stream of the weights: the first two panels of a task
   // then take half a microsecond longer (one row of Q4_K, Zen 4, 2026).
   static constexpr int64_t kUnitPanels = 8;
-  static constexpr int64_t kUnitSums = 64;  // rows times panels
+  static constexpr int64_t kUnitSums = 64;             // rows times panels
   static constexpr int64_t MostPanels(int64_t rows) {  // even
     return std::max(kUnitPanels, kUnitSums / rows / 2 * 2);
   }

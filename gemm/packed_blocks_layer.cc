@@ -72,16 +72,17 @@ class PackedBlocksLayer final : public PackedLayer {
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
       const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
-      const auto scratch = product.LayOutWholeK(memory, executor.num_workers());
+      const auto scratch =
+          product.LayOutWholeK(memory, executor.num_workers(), kOneRow);
       const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
         Pack(static_cast<const uint8_t*>(args.a.data()) +
                  (first + row) * RowBytes(args.a),
              product, to);
       };
-      const auto multiply = [&](const TileRange& range, float* sums,
-                                int64_t stride, int64_t part_stride,
-                                int /*worker*/) {
-        MultiplyParts(product, scratch.a, range, sums, stride, part_stride);
+      const auto multiply = [&](const uint32_t* a, const TileRange& range,
+                                float* sums, int64_t stride,
+                                int64_t part_stride, int /*worker*/) {
+        MultiplyParts(product, a, range, sums, stride, part_stride);
       };
       const auto finish = [&](const SumsBlock<float>& block) {
         finish_(block, first, args);
@@ -123,9 +124,11 @@ class PackedBlocksLayer final : public PackedLayer {
   }
 
  private:
+  static constexpr auto kOneRow = OneRowIsPacked::kByEachWorker;
+
   void CountScratch(WorkspaceLayout& layout, int64_t rows,
                     int64_t workers) const override {
-    ProductOf(rows, TileCount::kEven).LayOutWholeK(layout, workers);
+    ProductOf(rows, TileCount::kEven).LayOutWholeK(layout, workers, kOneRow);
   }
   bool Fused(int64_t rows) const {
     const auto most = static_cast<int64_t>(kernels_.fused.max_rows);

@@ -70,10 +70,10 @@ class PackedCodesLayer final : public PackedLayer {
              product.a_chunk(), scratch.terms.RowSums(row),
              scratch.terms.Gathered(worker), to);
       };
-      const auto multiply = [&](const TileRange& range, float* sums,
-                                int64_t stride, int64_t part_stride,
-                                int worker) {
-        MultiplyParts(product, scratch.product.a, scratch.terms.row_sums,
+      const auto multiply = [&](const uint32_t* a, const TileRange& range,
+                                float* sums, int64_t stride,
+                                int64_t part_stride, int worker) {
+        MultiplyParts(product, a, scratch.terms.row_sums,
                       scratch.terms.Decoded(worker), range, sums, stride,
                       part_stride);
       };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -28,8 +29,11 @@ constexpr auto kChunk = static_cast<int64_t>(kChunkLines);
 // first and the last column of the panel alone. So a test of thousands of
 // shapes takes seconds, and has the rows of a tile of any instruction set.
 const uint8_t* weights = nullptr;
+// What the rows of this product are packed as.
+uint32_t packed_as = 0;
 
 void StubTile(const TileArgs& t, size_t rows, size_t panels) {
+  QUERN_CHECK(t.a[0] == packed_as && t.a[kChunk - 1] == packed_as);
   QUERN_CHECK(t.prefetch_steps >= 1);
   QUERN_CHECK(t.prefetch_steps * (t.prefetch[0].lines + t.prefetch[1].lines) <=
               t.steps);
@@ -118,12 +122,13 @@ class PackedProductTest : public testing::Test {
     return *VnniLayout::Create(DType::kF32, s.chunks * kChunk,
                                s.panels * kPanelCols);
   }
-  static int64_t Bytes(const ProductShape& s, int64_t rows, int64_t workers) {
+  static int64_t Bytes(const ProductShape& s, int64_t rows, int64_t workers,
+                       OneRowIsPacked one_row = OneRowIsPacked::kOnce) {
     const VnniLayout layout = LayoutOf(s);
     const TileTable table = StubTable(static_cast<size_t>(s.max_rows));
     WorkspaceLayout counted;
     PackedProduct<float>(layout, table, PackedRowPitch(1), rows, s.parts)
-        .LayOut(counted, workers);
+        .LayOut(counted, workers, one_row);
     return counted.bytes();
   }
   static int64_t Most(const ProductShape& s, int64_t rows, int64_t workers) {
@@ -134,18 +139,24 @@ class PackedProductTest : public testing::Test {
   // Runs the product in exactly the bytes that it lays out, at the end of
   // memory_, which a guard page follows: every sum is of all chunks, finished
   // once and by a task. Returns whether k was divided.
-  bool Run(const ProductShape& s, Recorder& executor) {
+  bool Run(const ProductShape& s, Recorder& executor,
+           OneRowIsPacked one_row = OneRowIsPacked::kOnce) {
     const VnniLayout layout = LayoutOf(s);
     const TileTable table = StubTable(static_cast<size_t>(s.max_rows));
-    const PackedProduct<float> product(layout, table, 1, s.rows, s.parts);
-    const int64_t bytes = Bytes(s, s.rows, executor.num_workers());
+    const PackedProduct<float> product(layout, table, PackedRowPitch(1), s.rows,
+                                       s.parts);
+    const int64_t bytes = Bytes(s, s.rows, executor.num_workers(), one_row);
     EXPECT_LE(bytes, memory_.size());
     Workspace workspace(memory_.data() + memory_.size() - bytes,
                         static_cast<size_t>(bytes));
-    const auto scratch = product.LayOut(workspace, executor.num_workers());
-    const auto pack = [&](int64_t, uint32_t* to, int) {
+    const auto scratch =
+        product.LayOut(workspace, executor.num_workers(), one_row);
+    ++packed_as;
+    packed_by_.assign(static_cast<size_t>(executor.num_workers()), 0);
+    const auto pack = [&](int64_t, uint32_t* to, int worker) {
+      ++packed_by_[static_cast<size_t>(worker)];
       for (int64_t c = 0; c < s.chunks; ++c, to += product.a_chunk()) {
-        to[0] = to[kChunk - 1] = 1;
+        to[0] = to[kChunk - 1] = packed_as;
       }
     };
     std::vector<int> finished(static_cast<size_t>(s.rows * s.panels));
@@ -177,6 +188,7 @@ class PackedProductTest : public testing::Test {
   AlignedBuffer b_;
   GuardBuffer<uint8_t> memory_{int64_t{48} << 20};
   bool finished_alone_ = false;
+  std::vector<int> packed_by_;  // rows, of each worker
 };
 
 testing::Message Of(const ProductShape& s, int workers) {
@@ -214,6 +226,34 @@ TEST_F(PackedProductTest, PartsAreDividedAlike) {
       ASSERT_FALSE(HasFailure()) << Of(s, workers);
     }
   }
+}
+
+// Each in its own memory, and none twice.
+TEST_F(PackedProductTest, EveryWorkerThatMultipliesPacksOneRow) {
+  constexpr auto kEach = OneRowIsPacked::kByEachWorker;
+  for (const int64_t panels : {4, 16, 128, 352}) {
+    for (const int64_t parts : {1, 2}) {
+      for (const int workers : {1, 2, 3, 16, 127}) {
+        const ProductShape s{14, 1, panels, 16, parts};
+        Recorder executor(workers);
+        if (Run(s, executor, kEach)) continue;
+        ASSERT_FALSE(HasFailure()) << Of(s, workers);
+        ASSERT_EQ(executor.regions.size(), 1u);
+        for (int worker = 0; worker < workers; ++worker) {
+          EXPECT_EQ(packed_by_[static_cast<size_t>(worker)],
+                    worker < executor.regions[0] ? 1 : 0)
+              << Of(s, workers) << ", worker " << worker;
+        }
+      }
+    }
+  }
+  // Several rows, and k that is divided, are packed once.
+  const ProductShape rows{14, 3, 128, 16, 1}, divided{14, 1, 4, 16, 1};
+  Recorder executor(16);
+  EXPECT_FALSE(Run(rows, executor, kEach));
+  EXPECT_EQ(std::accumulate(packed_by_.begin(), packed_by_.end(), 0), 3);
+  EXPECT_TRUE(Run(divided, executor, kEach));
+  EXPECT_EQ(std::accumulate(packed_by_.begin(), packed_by_.end(), 0), 1);
 }
 
 // For few rows k may be divided or not as rows and workers change, so that the
