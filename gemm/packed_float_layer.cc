@@ -61,8 +61,7 @@ class PackedFloatLayer final : public PackedLayer {
           static_cast<const uint8_t*>(args.a.data()) + first * a_row_bytes;
       const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
-      const auto scratch =
-          product.LayOut(memory, executor.num_workers(), kOneRow);
+      const auto scratch = product.LayOut(memory, executor.num_workers());
       const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
         Pack(product, a_data + row * a_row_bytes, to);
       };
@@ -104,11 +103,9 @@ class PackedFloatLayer final : public PackedLayer {
   }
 
  private:
-  static constexpr auto kOneRow = OneRowIsPacked::kByEachWorker;
-
   void CountScratch(WorkspaceLayout& layout, int64_t rows,
                     int64_t workers) const override {
-    ProductOf(rows, TileCount::kEven).LayOut(layout, workers, kOneRow);
+    ProductOf(rows, TileCount::kEven).LayOut(layout, workers);
   }
   PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
     return {layout_,
