@@ -39,11 +39,11 @@
 // sequences fill any number of workers. Half of a stretch is one share, the
 // rest smaller and smaller ones. Shares are claimed longest first: the small
 // ones even out what a plan cannot know, a worker that lost its core for a
-// while. Workers are a stretch apart, because heads that are neighbours have
-// rows of outputs in the same page, and a core's prefetchers take lines from
-// another that is about to write them: with shares of one size beside each
-// other, two workers with an L3 each took 1.06 times as long for a prefill of
-// 512 tokens (Zen 4, 2026).
+// while. Workers begin a stretch apart, because the outputs of heads that are
+// neighbours lie in the same 4 KiB of memory, and a core's prefetchers take
+// lines from another core that is about to write them. With shares of one size
+// beside each other, a prefill of 512 tokens took 1.06 times as long (two
+// workers with an L3 each, Zen 4, 2026).
 
 #include <algorithm>
 #include <cstddef>

@@ -139,7 +139,7 @@ TEST(AttentionScheduleBalanceTest, OneSlowWorkerDoesNotHoldUpTheOthers) {
   EXPECT_LE(*std::max_element(busy.begin(), busy.end()), 1.1 * ideal);
 }
 
-// Workers that run side by side begin with heads that are not neighbours.
+// Each worker begins with the head where its stretch of the line begins.
 TEST(AttentionScheduleBalanceTest, WorkersAreAStretchApart) {
   for (const int workers : {2, 4, 8}) {
     AttentionScheduleStorage storage;

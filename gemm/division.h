@@ -15,16 +15,19 @@ namespace quern {
 
 struct Division {
   // Panels of one task, at most: several, so that sums of a tile of rows stay
-  // in L1 and each row of c is written two cache lines at a time or more. With
-  // few rows more, as far as sums stay in L1, because between tasks a core's
-  // prefetchers lose the stream of the weights: the first two panels of a task
-  // then take half a microsecond longer (one row of Q4_K, Zen 4, 2026).
+  // in L1 and each row of c is written two cache lines at a time or more.
   static constexpr int64_t kUnitPanels = 8;
-  static constexpr int64_t kUnitSums = 64;             // rows times panels
-  static constexpr int64_t MostPanels(int64_t rows) {  // even
+  // Rows times panels of one task of few rows, at most: 4 KiB of sums, which
+  // stay in L1.
+  static constexpr int64_t kUnitSums = 64;
+  // Panels of one task of `rows` rows, at most; an even number. Few rows have
+  // more than kUnitPanels, because a core's prefetchers lose the stream of the
+  // weights between tasks: the first two panels of a task then take half a
+  // microsecond longer together (one row of Q4_K, Zen 4, 2026).
+  static constexpr int64_t MostPanels(int64_t rows) {
     return std::max(kUnitPanels, kUnitSums / rows / 2 * 2);
   }
-  // The most that rows times panels come to, for so many rows or fewer.
+  // The largest product of r rows and MostPanels(r), for all r up to `rows`.
   static constexpr int64_t MostSums(int64_t rows) {
     return std::max(rows * kUnitPanels, kUnitSums);
   }
@@ -86,9 +89,14 @@ struct Division {
   }
 
   int64_t panels;
-  int64_t units;  // the panels in so many parts, of even sizes or in shares
-  // Else 0. A share of the panels for each worker, in so many units: its last
-  // ones are smaller, so that workers end together. Sizes 4 ... 4 2 1 1.
+  // Number of parts that the panels are divided into: of even sizes, or in
+  // shares.
+  int64_t units;
+  // Number of units in a share, where each worker has a share of the panels;
+  // zero where units have even sizes. The last units of a share are smaller, in
+  // the proportions 4 ... 4 2 1 1, so that workers end together. Share w is
+  // tasks [w * share_units, (w + 1) * share_units), which HwyExecutor gives to
+  // worker w, and to others when w is late.
   int64_t share_units = 0;
   int64_t row_groups;
   int64_t k_pieces;

@@ -46,10 +46,12 @@ void ForEachRowBlock(int64_t m, const Fn& fn) {
   }
 }
 
-// Who packs a block of one row. Every worker for itself is faster where a cache
-// line that others have read is slow to write: a layer of Q4_K with k = 5632
-// and two workers with an L3 each takes 127 us and 123 us (Zen 4, 2026). Then
-// `pack` must write nothing else.
+// Who packs a block of one row: one worker for all, or every worker for itself.
+// With kByEachWorker, `pack` runs on several workers at once, so it must write
+// nothing but the packed row and what belongs to its worker. That is faster
+// where a cache line that other cores have read is slow to write: a layer of
+// Q4_K with k = 5632 takes 123 us, and 127 us with kOnce (two workers with an
+// L3 each, Zen 4, 2026).
 enum class OneRowIsPacked : uint8_t { kOnce, kByEachWorker };
 
 // The memory of one block of rows, and the division that it is made for.
@@ -58,9 +60,11 @@ struct PackedScratch {
   uint32_t* a;
   Sum* sums;
   Division division;
-  // Where every worker packs: 32-bit elements from its row to the next one's,
-  // and whether it has, kPackedStride further for the next. Else 0 and null.
+  // Number of 32-bit elements from the packed row of a worker to that of the
+  // next, where every worker packs; else zero.
   int64_t a_stride = 0;
+  // Whether worker w has packed its row, at w * kPackedStride: 0 or 1. Null
+  // where rows are packed once.
   uint32_t* packed = nullptr;
 };
 
@@ -97,9 +101,9 @@ class PackedProduct {
   const RowTiles& tiles() const { return tiles_; }
   // 32-bit elements of a packed row, all chunks.
   int64_t row_elements() const { return chunks_ * pitch_; }
-  // Sums of so many rows or fewer and of the panels that one worker multiplies
-  // at once, and a gap that keeps prefetchers away from the sums of the next
-  // worker.
+  // Number of sums that one worker needs for up to `rows` rows: those of all
+  // panels that it multiplies at once, and a gap that keeps prefetchers away
+  // from the sums of the next worker.
   int64_t unit_sums(int64_t rows) const {
     return parts_ * Division::MostSums(rows) * kPanelCols +
            kGapBytes / static_cast<int64_t>(sizeof(Sum));
@@ -221,8 +225,9 @@ class PackedProduct {
   }
 
   // All rows and all k of panels [panel, panel_end): multiply(range, sums,
-  // stride, part_stride) and finish(block) by turns, for so many panels as
-  // `sums`, which has unit_sums(rows), can hold.
+  // stride, part_stride) and finish(block) by turns, for
+  // Division::MostPanels(rows) panels at a time. `sums` has unit_sums(rows), or
+  // that of more rows.
   template <typename Multiply, typename Finish>
   void MultiplyAllRows(int64_t panel, int64_t panel_end, Sum* sums,
                        const Multiply& multiply, const Finish& finish) const {
@@ -237,7 +242,8 @@ class PackedProduct {
  private:
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
-  // Keeps prefetchers away from what the next worker writes.
+  // Size of the gap that keeps prefetchers away from what the next worker
+  // writes.
   static constexpr int64_t kGapBytes = 4096;
   static constexpr int64_t kWordBytes = sizeof(uint32_t);
   static constexpr int64_t kPackedStride = 128 / kWordBytes;
@@ -387,8 +393,9 @@ class PackedProduct {
 
 // The largest workspace of any number of rows up to max_rows and of workers up
 // to max_workers: lay_out(rows, workers) is what exactly so many take. More
-// rows or workers take more, unless k is divided; few rows are therefore asked
-// for one by one. Takes a microsecond or two for each worker.
+// rows or workers take more, unless k is divided or every worker packs one row
+// for itself; few rows are therefore asked for one by one. Takes a microsecond
+// or two for each worker.
 template <typename LayOutRows>
 int64_t MostWorkspaceBytes(int64_t max_rows, int64_t max_workers,
                            const LayOutRows& lay_out) {

@@ -131,9 +131,11 @@ class PackedProductTest : public testing::Test {
         .LayOut(counted, workers, one_row);
     return counted.bytes();
   }
-  static int64_t Most(const ProductShape& s, int64_t rows, int64_t workers) {
-    return MostWorkspaceBytes(
-        rows, workers, [&](int64_t r, int64_t w) { return Bytes(s, r, w); });
+  static int64_t Most(const ProductShape& s, int64_t rows, int64_t workers,
+                      OneRowIsPacked one_row) {
+    return MostWorkspaceBytes(rows, workers, [&](int64_t r, int64_t w) {
+      return Bytes(s, r, w, one_row);
+    });
   }
 
   // Runs the product in exactly the bytes that it lays out, at the end of
@@ -153,8 +155,10 @@ class PackedProductTest : public testing::Test {
         product.LayOut(workspace, executor.num_workers(), one_row);
     ++packed_as;
     packed_by_.assign(static_cast<size_t>(executor.num_workers()), 0);
+    packed_at_.clear();
     const auto pack = [&](int64_t, uint32_t* to, int worker) {
       ++packed_by_[static_cast<size_t>(worker)];
+      packed_at_.push_back(to);
       for (int64_t c = 0; c < s.chunks; ++c, to += product.a_chunk()) {
         to[0] = to[kChunk - 1] = packed_as;
       }
@@ -188,7 +192,8 @@ class PackedProductTest : public testing::Test {
   AlignedBuffer b_;
   GuardBuffer<uint8_t> memory_{int64_t{48} << 20};
   bool finished_alone_ = false;
-  std::vector<int> packed_by_;  // rows, of each worker
+  std::vector<int> packed_by_;  // number of rows that each worker packed
+  std::vector<const uint32_t*> packed_at_;  // the beginning of each packed row
 };
 
 testing::Message Of(const ProductShape& s, int workers) {
@@ -202,7 +207,7 @@ TEST_F(PackedProductTest, TakesWhatItLaysOutForEveryNumberOfWorkers) {
   int divided = 0, whole = 0;
   for (const int64_t max_rows : {3, 6, 14}) {
     for (const int64_t panels : {1, 4, 7, 8, 16, 128}) {
-      for (const int64_t rows : {1, 7, 15, 16, 17}) {
+      for (const int64_t rows : {1, 2, 5, 6, 7, 15, 16, 17}) {
         const ProductShape s{max_rows, rows, panels, panels == 7 ? 3 : 16, 1};
         for (int workers = 1; workers <= 256;
              workers += panels == 128 ? 9 : 1) {
@@ -228,7 +233,8 @@ TEST_F(PackedProductTest, PartsAreDividedAlike) {
   }
 }
 
-// Each in its own memory, and none twice.
+// No worker packs the row twice, and no two workers pack it to memory that
+// overlaps.
 TEST_F(PackedProductTest, EveryWorkerThatMultipliesPacksOneRow) {
   constexpr auto kEach = OneRowIsPacked::kByEachWorker;
   for (const int64_t panels : {4, 16, 128, 352}) {
@@ -243,6 +249,11 @@ TEST_F(PackedProductTest, EveryWorkerThatMultipliesPacksOneRow) {
           EXPECT_EQ(packed_by_[static_cast<size_t>(worker)],
                     worker < executor.regions[0] ? 1 : 0)
               << Of(s, workers) << ", worker " << worker;
+        }
+        std::sort(packed_at_.begin(), packed_at_.end());
+        for (size_t i = 1; i < packed_at_.size(); ++i) {
+          EXPECT_GE(packed_at_[i] - packed_at_[i - 1], s.chunks * kChunk)
+              << Of(s, workers);
         }
       }
     }
@@ -266,15 +277,17 @@ TEST_F(PackedProductTest, MostBytesAreThoseOfEveryFewerRowsAndWorkers) {
                                 {6, 0, 128, 16, 1}}) {
     for (const int64_t max_rows : {1, 7, 15, 16, 17, 256, 1000}) {
       for (const int max_workers : {1, 6, 7, 16, 127}) {
-        const int64_t most = Most(s, max_rows, max_workers);
-        int64_t taken = 0;
-        for (int64_t r = 1; r <= std::min(max_rows, kBlockRows); ++r) {
-          for (int w = 1; w <= max_workers; ++w) {
-            taken = std::max(taken, Bytes(s, r, w));
+        for (const auto one_row :
+             {OneRowIsPacked::kOnce, OneRowIsPacked::kByEachWorker}) {
+          int64_t taken = 0;
+          for (int64_t r = 1; r <= std::min(max_rows, kBlockRows); ++r) {
+            for (int w = 1; w <= max_workers; ++w) {
+              taken = std::max(taken, Bytes(s, r, w, one_row));
+            }
           }
+          EXPECT_EQ(Most(s, max_rows, max_workers, one_row), taken)
+              << Of(s, max_workers) << ", at most " << max_rows << " rows";
         }
-        EXPECT_EQ(most, taken)
-            << Of(s, max_workers) << ", at most " << max_rows << " rows";
       }
     }
   }
