@@ -136,7 +136,7 @@ QUERN_API quern_status quern_executor_create_pool(quern_library* library,
                                                   quern_executor** executor);
 
 /* Does one task. `worker` is in [0, num_workers); tasks with equal `worker`
- * must not overlap, and each must see what those before it wrote. */
+ * must not overlap. */
 typedef void (*quern_task)(void* task_context, int64_t task, int32_t worker);
 typedef struct quern_executor_functions {
   size_t size;

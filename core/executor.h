@@ -24,8 +24,7 @@ class Executor {
   //
   // in any order and on any thread, the caller's among them. Returns when all
   // tasks have finished; what they wrote is then visible to the caller. Tasks
-  // with equal `worker` never overlap, and each sees what those before it
-  // wrote, so per-worker scratch needs no lock and lasts from task to task.
+  // with equal `worker` never overlap, so per-worker scratch needs no lock.
   // fn must not throw. Not reentrant: fn must not call ParallelFor.
   virtual void ParallelFor(
       int64_t num_tasks,

@@ -80,6 +80,8 @@ struct Division {
   }
 
   int64_t tasks() const { return units * row_groups * k_pieces; }
+  // Zero where units have even sizes.
+  int64_t shares() const { return share_units == 0 ? 0 : units / share_units; }
   // The first panel of a unit: an even one where there are enough, for a tile
   // of many rows takes two panels.
   int64_t panel(int64_t unit) const {
@@ -93,10 +95,10 @@ struct Division {
   // shares.
   int64_t units;
   // Number of units in a share, where each worker has a share of the panels;
-  // zero where units have even sizes. The last units of a share are smaller, in
-  // the proportions 4 ... 4 2 1 1, so that workers end together. Share w is
-  // tasks [w * share_units, (w + 1) * share_units), which HwyExecutor gives to
-  // worker w, and to others when w is late.
+  // zero where units have even sizes. A worker takes the units of its share in
+  // order, one at a time, and then those of workers that are late. The last
+  // ones are smaller, in the proportions 4 ... 4 2 1 1. Share w is units [w *
+  // share_units, (w + 1) * share_units).
   int64_t share_units = 0;
   int64_t row_groups;
   int64_t k_pieces;

@@ -20,8 +20,10 @@
 // the sums of the same columns of all of them are finished together.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
@@ -63,9 +65,9 @@ struct PackedScratch {
   // Number of 32-bit elements from the packed row of a worker to that of the
   // next, where every worker packs; else zero.
   int64_t a_stride = 0;
-  // Whether worker w has packed its row, at w * kPackedStride: 0 or 1. Null
-  // where rows are packed once.
-  uint32_t* packed = nullptr;
+  // The units of share w that workers have taken, at w * kTakenStride. Null
+  // where the division has no shares.
+  std::atomic<int64_t>* taken = nullptr;
 };
 
 // Sums of some rows and panels, for finish: of part p from sums + p *
@@ -111,10 +113,8 @@ class PackedProduct {
 
   // What Run needs with an executor of `workers`.
   template <typename Allocator>
-  PackedScratch<Sum> LayOut(
-      Allocator& allocator, int64_t workers,
-      OneRowIsPacked one_row = OneRowIsPacked::kOnce) const {
-    return LayOutFor(allocator, workers, chunks_, one_row);
+  PackedScratch<Sum> LayOut(Allocator& allocator, int64_t workers) const {
+    return LayOutFor(allocator, workers, chunks_, OneRowIsPacked::kOnce);
   }
   // What RunWith needs.
   template <typename Allocator>
@@ -167,27 +167,37 @@ class PackedProduct {
   void RunWith(const PackedScratch<Sum>& scratch, Executor& executor,
                const Pack& pack, const Multiply& multiply,
                const Finish& finish) const {
-    if (scratch.packed == nullptr) {
-      PackRows(scratch, executor, pack);
-    } else {
-      for (int64_t worker = 0; worker < executor.num_workers(); ++worker) {
-        scratch.packed[worker * kPackedStride] = 0;
-      }
-    }
+    const Division& division = scratch.division;
+    const bool each_packs = scratch.a_stride > 0;
+    if (!each_packs) PackRows(scratch, executor, pack);
     InlineExecutor inline_executor;
-    MultiplyUnits(
-        scratch, Multipliers(executor, inline_executor),
-        [&](const TileRange& range, Sum* sums, int64_t stride,
-            int64_t part_stride, int worker) {
-          uint32_t* a = scratch.a + worker * scratch.a_stride;
-          if (scratch.packed != nullptr) {
-            uint32_t& packed = scratch.packed[worker * kPackedStride];
-            if (packed == 0) pack(0, a, worker);
-            packed = 1;
-          }
-          multiply(a, range, sums, stride, part_stride, worker);
-        },
-        finish);
+    Executor& multipliers = Multipliers(executor, inline_executor);
+    const auto multiply_unit = [&](int64_t unit, int worker) {
+      MultiplyAndFinish(
+          RangeOf(division, unit),
+          scratch.sums + worker * unit_sums(tiles_.rows),
+          [&](const TileRange& range, Sum* sums, int64_t stride,
+              int64_t part_stride) {
+            multiply(scratch.a + worker * scratch.a_stride, range, sums, stride,
+                     part_stride, worker);
+          },
+          finish);
+    };
+    if (scratch.taken == nullptr) {
+      multipliers.ParallelFor(division.tasks(), multiply_unit);
+      return;
+    }
+    for (int64_t share = 0; share < division.shares(); ++share) {
+      new (&scratch.taken[share * kTakenStride]) std::atomic<int64_t>(0);
+    }
+    multipliers.ParallelFor(division.shares(), [&](int64_t task, int worker) {
+      bool packed = !each_packs;
+      TakeUnits(scratch, task, [&](int64_t unit) {
+        if (!packed) pack(0, scratch.a + worker * scratch.a_stride, worker);
+        packed = true;
+        multiply_unit(unit, worker);
+      });
+    });
   }
 
   // The pieces that Run consists of, for gemm/grouped_linear.h, which divides
@@ -246,7 +256,8 @@ class PackedProduct {
   // writes.
   static constexpr int64_t kGapBytes = 4096;
   static constexpr int64_t kWordBytes = sizeof(uint32_t);
-  static constexpr int64_t kPackedStride = 128 / kWordBytes;
+  // Two cache lines, which prefetchers fetch together.
+  static constexpr int64_t kTakenStride = 128 / sizeof(std::atomic<int64_t>);
 
   // The division says whether sums are those of each worker or, where it
   // divides k, those of each chunk; Run and RunWith follow the same division.
@@ -263,16 +274,16 @@ class PackedProduct {
     const int64_t a = tiles_.count * chunks_ * a_chunk();
     PackedScratch<Sum> scratch = {};
     scratch.division = division;
-    if (one_row == OneRowIsPacked::kByEachWorker && tiles_.rows == 1 &&
-        workers > 1 && division.k_pieces == 1) {
-      scratch.a_stride = RoundUp(a + kGapBytes / kWordBytes, kPackedStride);
-      scratch.a = allocator.template Allocate<uint32_t>(
-          "packed rows", workers * scratch.a_stride);
-      scratch.packed = allocator.template Allocate<uint32_t>(
-          "packed rows are there", workers * kPackedStride);
-    } else {
-      scratch.a = allocator.template Allocate<uint32_t>("packed rows", a);
+    if (division.share_units > 0) {
+      scratch.taken = allocator.template Allocate<std::atomic<int64_t>>(
+          "taken units", division.shares() * kTakenStride);
     }
+    if (one_row == OneRowIsPacked::kByEachWorker && tiles_.rows == 1 &&
+        division.shares() > 1) {
+      scratch.a_stride = RoundUp(a + kGapBytes / kWordBytes, 16);
+    }
+    scratch.a = allocator.template Allocate<uint32_t>(
+        "packed rows", std::max(a, workers * scratch.a_stride));
     scratch.sums = allocator.template Allocate<Sum>("sums", sums);
     return scratch;
   }
@@ -295,20 +306,22 @@ class PackedProduct {
                : inline_executor;
   }
 
-  // Where k is not divided: each task finishes what it has multiplied.
-  template <typename Multiply, typename Finish>
-  void MultiplyUnits(const PackedScratch<Sum>& scratch, Executor& multipliers,
-                     const Multiply& multiply, const Finish& finish) const {
-    const Division& division = scratch.division;
-    multipliers.ParallelFor(division.tasks(), [&](int64_t task, int worker) {
-      const auto multiply_here = [&](const TileRange& range, Sum* sums,
-                                     int64_t stride, int64_t part_stride) {
-        multiply(range, sums, stride, part_stride, worker);
-      };
-      MultiplyAndFinish(RangeOf(division, task),
-                        scratch.sums + worker * unit_sums(tiles_.rows),
-                        multiply_here, finish);
-    });
+  // Calls fn(unit) for the units of share `share` that nobody has taken, in
+  // order, and then for what workers that are late have left of the next ones.
+  template <typename Fn>
+  static void TakeUnits(const PackedScratch<Sum>& scratch, int64_t share,
+                        const Fn& fn) {
+    constexpr int64_t kMostShares = 4;
+    const int64_t shares = scratch.division.shares();
+    const int64_t units = scratch.division.share_units;
+    for (int64_t i = 0; i < std::min(shares, kMostShares); ++i) {
+      const int64_t from = (share + i) % shares;
+      std::atomic<int64_t>& taken = scratch.taken[from * kTakenStride];
+      while (taken.load(std::memory_order_relaxed) < units) {
+        const int64_t unit = taken.fetch_add(1, std::memory_order_relaxed);
+        if (unit < units) fn(from * units + unit);
+      }
+    }
   }
 
   template <typename Multiply, typename Finish>
