@@ -14,15 +14,15 @@
 namespace quern {
 
 struct Division {
-  // Panels of one task, at most: several, so that sums of a tile of rows stay
+  // Panels of one unit, at most: several, so that sums of a tile of rows stay
   // in L1 and each row of c is written two cache lines at a time or more.
   static constexpr int64_t kUnitPanels = 8;
-  // Rows times panels of one task of few rows, at most: 4 KiB of sums, which
+  // Rows times panels of one unit of few rows, at most: 4 KiB of sums, which
   // stay in L1.
   static constexpr int64_t kUnitSums = 64;
-  // Panels of one task of `rows` rows, at most; an even number. Few rows have
+  // Panels of one unit of `rows` rows, at most; an even number. Few rows have
   // more than kUnitPanels, because a core's prefetchers lose the stream of the
-  // weights between tasks: the first two panels of a task then take half a
+  // weights between units: the first two panels of a unit then take half a
   // microsecond longer together (one row of Q4_K, Zen 4, 2026).
   static constexpr int64_t MostPanels(int64_t rows) {
     return std::max(kUnitPanels, kUnitSums / rows / 2 * 2);
@@ -79,6 +79,8 @@ struct Division {
     return d;
   }
 
+  // Each a unit, of a group of tiles of rows and a piece of k. Where there are
+  // shares, a worker takes several of them in one task of its executor.
   int64_t tasks() const { return units * row_groups * k_pieces; }
   // Zero where units have even sizes.
   int64_t shares() const { return share_units == 0 ? 0 : units / share_units; }

@@ -162,7 +162,8 @@ class PackedProduct {
 
   // Like Run, but the caller multiplies, all of k at a time: multiply(a, range,
   // sums, stride, part_stride, worker) overwrites the sums of the range by the
-  // packed rows at `a`. `scratch` is of LayOutWholeK.
+  // packed rows at `a`. `scratch` is of LayOutWholeK, or of LayOut where that
+  // does not divide k.
   template <typename Pack, typename Multiply, typename Finish>
   void RunWith(const PackedScratch<Sum>& scratch, Executor& executor,
                const Pack& pack, const Multiply& multiply,

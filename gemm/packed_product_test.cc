@@ -29,7 +29,7 @@ constexpr auto kChunk = static_cast<int64_t>(kChunkLines);
 // first and the last column of the panel alone. So a test of thousands of
 // shapes takes seconds, and has the rows of a tile of any instruction set.
 const uint8_t* weights = nullptr;
-// What the rows of this product are packed as.
+// The number that stands in every packed row of the product that runs.
 uint32_t packed_as = 0;
 
 void StubTile(const TileArgs& t, size_t rows, size_t panels) {
