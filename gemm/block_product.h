@@ -75,21 +75,21 @@ struct BlockPart {
 };
 
 // How far tiles of so many rows that decode fetch ahead in the stream that they
-// read. `quick`: OneRowIsQuick.
+// read.
 //
 // Zen 4's own prefetchers follow the stream of one row at nearly the speed of
 // DRAM, and do not where it is fetched far ahead, because a core's fetches have
-// no more than 24 buffers: of 65 GB/s, one row reads 0.90 (Q8_0) and 0.80
-// (Q4_0) with 1 KiB, 0.59 and 0.71 with 8 KiB; one row of Q8_0 with AVX2, 0.87
-// and 0.68. What takes longer for a line reads more slowly without far fetches:
-// four rows 0.69 and 0.57 with 8 KiB, 0.61 and 0.34 with 1 KiB; one row of Q6_K
-// with AVX2 0.78 and 0.36.
+// no more than 24 buffers: of 65 GB/s, one row reads 0.85 to 0.93 with none to
+// 512 bytes, with AVX2 and AVX-512, in every format of 4 bits and more that
+// computes faster than that, and 0.51 to 0.84 with 8 KiB. With 1 KiB AVX2 loses
+// 0.1. Four rows take longer for a line, and read 0.4 to 0.5 with 512 bytes
+// and 0.4 to 0.7 with 8 KiB (2026).
 //
 // On Zen 5 one and four rows of Q4_0 are alike with 4 to 16 KiB; with 2 KiB and
 // without fetches one row takes 1.1 and 1.3 times as long, four rows 1.1 and
-// 1.9 times (2026).
-constexpr int64_t FusedAheadBytes(CpuCore core, bool quick, int64_t rows) {
-  return core == CpuCore::kZen4 && quick && rows == 1 ? 1 << 10 : 8 << 10;
+// 1.9 times (2026, with all scales of a record before its codes).
+constexpr int64_t FusedAheadBytes(CpuCore core, int64_t rows) {
+  return core == CpuCore::kZen4 && rows == 1 ? 512 : 8 << 10;
 }
 
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows

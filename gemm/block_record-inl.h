@@ -84,12 +84,9 @@ class PackedRecord {
   static constexpr BlockTraits kTraits = BlockTraitsOf(kFormat);
   static constexpr BlockCodes kCodes = kTraits.codes;
   static_assert(kCodes.scales != BlockScales::kNone, "records have scales");
-  static constexpr size_t kBlockLines = kCodes.low_bits + kCodes.high_bits;
 
-  HWY_INLINE PackedRecord(const uint8_t* HWY_RESTRICT record, size_t blocks)
-      : scales_(record),
-        lines_(record +
-               BlockPanels::ScaleBytes(kCodes, static_cast<int64_t>(blocks))) {
+  HWY_INLINE explicit PackedRecord(const uint8_t* HWY_RESTRICT record)
+      : record_(record) {
     if constexpr (kHasBytes) {
       HWY_UNROLL(4)
       for (size_t v = 0; v < kVecs; ++v) {
@@ -101,23 +98,18 @@ class PackedRecord {
     }
   }
 
-  const uint8_t* Lines(size_t b) const {
-    return lines_ + b * kBlockLines * BlockPanels::kLineBytes;
-  }
-
   template <size_t kQuad>
   HWY_INLINE VB Codes(size_t b, size_t v) const {
-    const uint8_t* HWY_RESTRICT lines = Lines(b) + v * kVecBytes;
-    constexpr size_t kPer = 8 / kCodes.low_bits;
-    constexpr int kShift = kCodes.low_bits * static_cast<int>(kQuad % kPer);
-    auto codes =
-        MoveBits<kCodes.low_bits, kShift, 0>(Line(lines, kQuad / kPer));
-    if constexpr (kCodes.high_bits == 1) {
-      codes = hn::Or(codes, MoveBits<1, kQuad, kCodes.low_bits>(
-                                Line(lines, kCodes.low_bits)));
-    } else if constexpr (kCodes.high_bits == 2) {
-      codes = hn::Or(codes, MoveBits<2, 2 * (kQuad % 4), kCodes.low_bits>(
-                                Line(lines, kCodes.low_bits + kQuad / 4)));
+    constexpr int kLow = kCodes.low_bits, kHigh = kCodes.high_bits;
+    constexpr auto kI = static_cast<int>(kQuad);
+    const uint8_t* HWY_RESTRICT block =
+        record_ + BlockPanels::BlockAt(kCodes, static_cast<int64_t>(b)) +
+        v * kVecBytes;
+    auto codes = MoveBits<kLow, kI * kLow % 8, 0>(
+        Line(block, BlockPanels::LowLine(kCodes, kI)));
+    if constexpr (kHigh > 0) {
+      codes = hn::Or(codes, MoveBits<kHigh, kI * kHigh % 8, kLow>(Line(
+                                block, BlockPanels::HighLine(kCodes, kI))));
     }
     if constexpr (kTraits.table != BlockTable::kNone) {
       const auto table = hn::LoadDup128(
@@ -130,35 +122,34 @@ class PackedRecord {
   }
 
   HWY_INLINE VF Scale(size_t sub, size_t v) const {
+    const uint8_t* HWY_RESTRICT scales = ScalesOf(sub);
     const size_t at = v * kFloats;
     switch (kCodes.scales) {
       case BlockScales::kF16:
-        return LoadF16(scales_ + 2 * (sub * kCols + at));
       case BlockScales::kF16AndMin:
-        return LoadF16(scales_ + 2 * (2 * sub * kCols + at));
+        return LoadF16(scales + 2 * at);
       case BlockScales::kE8M0:
-        return PowerOf2(LoadU8(scales_ + sub * kCols + at));
+        return PowerOf2(LoadU8(scales + at));
       case BlockScales::kBytes:
-        return Times(d_[v], LoadS8(scales_ + (4 + sub) * kCols + at));
+        return Times(d_[v], LoadS8(scales + at));
       case BlockScales::kBytesAndMins:
-        return Times(d_[v], LoadU8(scales_ + (4 + 2 * sub) * kCols + at));
+        return Times(d_[v], LoadU8(scales + at));
       case BlockScales::kNone:
       case BlockScales::kNibbles:
         break;
     }
-    return Times(d_[v], hn::And(LoadU8(scales_ + (4 + sub) * kCols + at),
-                                hn::Set(DI(), 15)));
+    return Times(d_[v], hn::And(LoadU8(scales + at), hn::Set(DI(), 15)));
   }
 
   HWY_INLINE VF Min(size_t sub, size_t v) const {
+    const uint8_t* HWY_RESTRICT scales = ScalesOf(sub);
     const size_t at = v * kFloats;
     if constexpr (kCodes.scales == BlockScales::kF16AndMin) {
-      return LoadF16(scales_ + 2 * ((2 * sub + 1) * kCols + at));
+      return LoadF16(scales + 2 * (kCols + at));
     } else if constexpr (kCodes.scales == BlockScales::kBytesAndMins) {
-      return Times(m_[v], LoadU8(scales_ + (5 + 2 * sub) * kCols + at));
+      return Times(m_[v], LoadU8(scales + kCols + at));
     } else {
-      return Times(m_[v],
-                   hn::ShiftRight<4>(LoadU8(scales_ + (4 + sub) * kCols + at)));
+      return Times(m_[v], hn::ShiftRight<4>(LoadU8(scales + at)));
     }
   }
 
@@ -166,8 +157,11 @@ class PackedRecord {
   static constexpr size_t kCols = BlockPanels::kPanelCols;
   static constexpr bool kHasBytes = kCodes.scales >= BlockScales::kBytes;
 
-  static HWY_INLINE VB Line(const uint8_t* HWY_RESTRICT lines, size_t i) {
-    return hn::LoadU(DB(), lines + i * BlockPanels::kLineBytes);
+  HWY_INLINE const uint8_t* ScalesOf(size_t sub) const {
+    return record_ + BlockPanels::ScalesAt(kCodes, static_cast<int64_t>(sub));
+  }
+  static HWY_INLINE VB Line(const uint8_t* HWY_RESTRICT block, int64_t i) {
+    return hn::LoadU(DB(), block + i * BlockPanels::kLineBytes);
   }
   // Values of int8 as the Dot takes them.
   static HWY_INLINE VB WithOffset(VB codes) {
@@ -180,8 +174,7 @@ class PackedRecord {
     return hn::Mul(d, hn::ConvertTo(DF(), s));
   }
 
-  const uint8_t* HWY_RESTRICT scales_;
-  const uint8_t* HWY_RESTRICT lines_;
+  const uint8_t* HWY_RESTRICT record_;
   VF d_[kHasBytes ? kVecs : 1];
   VF m_[kHasBytes ? kVecs : 1];
 };
@@ -213,7 +206,7 @@ template <BlockFormat kFormat, size_t kRows>
 HWY_INLINE void AddRecord(const uint8_t* HWY_RESTRICT from, size_t blocks,
                           const uint32_t* HWY_RESTRICT a,
                           const TilePrefetch& next, VF (&sums)[kRows][kVecs]) {
-  const PackedRecord<kFormat> record(from, blocks);
+  const PackedRecord<kFormat> record(from);
   const OperandsOf<kFormat> operands = {record};
   const auto* rows = reinterpret_cast<const RowOf<kFormat>*>(a);
   for (size_t b = 0; b < blocks; ++b) {
@@ -299,7 +292,7 @@ HWY_INLINE void DecodeLines(const Source& source, size_t b,
 template <BlockFormat kFormat>
 void DecodeRecord(const uint8_t* from, size_t blocks, DecodedRecord* to) {
   using Record = PackedRecord<kFormat>;
-  const Record record(from, blocks);
+  const Record record(from);
   const OperandsOf<kFormat> operands = {record};
   constexpr size_t kSubs =
       BlockPanels::kBlockK / BlockTraitsOf(kFormat).codes.sub_block;

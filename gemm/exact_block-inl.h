@@ -119,7 +119,7 @@ struct StoreWeights {
 
 template <BlockFormat kFormat>
 void DecodeExact(const uint8_t* from, size_t blocks, ExactRecord* to) {
-  const PackedRecord<kFormat> records[1] = {{from, blocks}};
+  const PackedRecord<kFormat> records[1] = {PackedRecord<kFormat>(from)};
   StoreWeights store = {to};
   for (size_t b = 0; b < blocks; ++b) {
     VF s[kVecs], t[kVecs];
@@ -150,7 +150,7 @@ HWY_INLINE void ExactTile(const TileArgs& args,
   constexpr size_t kPanels = sizeof...(kPanel);
   constexpr size_t kWidth = kPanels * kVecs;
   const PackedRecord<kFormat> records[kPanels] = {
-      {args.b + kPanel * args.panel_bytes, args.steps}...};
+      PackedRecord<kFormat>(args.b + kPanel * args.panel_bytes)...};
   SumProducts<kRows, kWidth> products;
   products.a = args.a;
   ClearSums<DF>(products.sums);

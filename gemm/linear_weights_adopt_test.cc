@@ -235,8 +235,8 @@ TEST_F(LinearWeightsDamageTest, AnyFieldOfTheHeader) {
     RefuseHeader(bytes, words, change);
   };
   refuse("no packed weights", [](Header& h) { h.magic[0] = 'q'; });
-  refuse("version=2; need 1", [](Header& h) { h.version = 2; });
-  refuse("version=0; need 1", [](Header& h) { h.version = 0; });
+  refuse("version=1; need 2", [](Header& h) { h.version = 1; });
+  refuse("version=3; need 2", [](Header& h) { h.version = 3; });
   refuse("byte_order=67305985; need 16909060",
          [](Header& h) { h.byte_order = 0x04030201; });
   refuse("header_bytes=128; need 256", [](Header& h) { h.header_bytes = 128; });

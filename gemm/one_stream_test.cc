@@ -35,13 +35,12 @@ TEST(ReadInOneStreamTest, IsForFewRowsOfLargeLayersOnZen4) {
   for (const size_t panels : table.panels) EXPECT_EQ(panels, 4u);
 }
 
-TEST(FusedAheadBytesTest, IsNearForOneQuickRowOnZen4) {
-  constexpr int64_t kNear = 1 << 10, kFar = 8 << 10;
-  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, /*quick=*/true, 1), kNear);
-  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, /*quick=*/true, 2), kFar);
-  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, /*quick=*/false, 1), kFar);
-  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen3, /*quick=*/true, 1), kFar);
-  EXPECT_EQ(FusedAheadBytes(CpuCore::kUnknown, /*quick=*/true, 1), kFar);
+TEST(FusedAheadBytesTest, IsNearForOneRowOnZen4) {
+  constexpr int64_t kNear = 512, kFar = 8 << 10;
+  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, 1), kNear);
+  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, 2), kFar);
+  EXPECT_EQ(FusedAheadBytes(CpuCore::kZen3, 1), kFar);
+  EXPECT_EQ(FusedAheadBytes(CpuCore::kUnknown, 1), kFar);
 }
 
 TEST(LineIsAVectorTest, IsSoWithAvx512) {
@@ -51,15 +50,6 @@ TEST(LineIsAVectorTest, IsSoWithAvx512) {
   for (const char* target : {"AVX2", "AVX2_VNNI", "SSE4", "SSE2", "EMU128"}) {
     EXPECT_FALSE(LineIsAVector(target)) << target;
   }
-}
-
-TEST(OneRowIsQuickTest, IsSoWithAvx512AndForCodesOf8BitsWithAvx2) {
-  EXPECT_TRUE(OneRowIsQuick("AVX3", 8));
-  EXPECT_TRUE(OneRowIsQuick("AVX3_ZEN4", 4));
-  EXPECT_TRUE(OneRowIsQuick("AVX2", 8));
-  EXPECT_FALSE(OneRowIsQuick("AVX2", 4));
-  EXPECT_FALSE(OneRowIsQuick("AVX2_VNNI", 8));
-  EXPECT_FALSE(OneRowIsQuick("SSE4", 8));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <type_traits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -153,7 +152,7 @@ class PackedBlocksLayer final : public PackedLayer {
           Fused(product.tiles().rows),
           weights().panels() + part * form_.part_bytes,
           GroupsOf(part),
-          FusedAheadBytes(core_, quick_, product.tiles().rows)};
+          FusedAheadBytes(core_, product.tiles().rows)};
       MultiplyBlocks(blocks, product, a, range, sums, stride);
       sums += part_stride;
     }
@@ -207,9 +206,6 @@ class PackedBlocksLayer final : public PackedLayer {
   BlockPanels blocks_;
   Kernels kernels_;
   CpuCore core_ = ThisCpuCore();
-  // Exact rows read several panels at a time, whose fetches were not measured.
-  bool quick_ = !std::is_same_v<Kernels, ExactBlockKernels> &&
-                OneRowIsQuick(kernels_.target, blocks_.codes().low_bits);
   FinishFloats finish_;
 };
 

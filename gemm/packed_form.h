@@ -32,7 +32,7 @@ namespace quern {
 
 struct PackedHeader {
   static constexpr char kMagic[9] = "QuernLin";
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
   static constexpr uint32_t kByteOrder = 0x01020304;
   // Bits of `flags`.
   static constexpr uint32_t kZeros = 1;

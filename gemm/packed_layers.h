@@ -66,13 +66,6 @@ inline bool LineIsAVector(absl::string_view target) {
   return absl::StartsWith(target, "AVX3");
 }
 
-// Whether one row of int8 in blocks takes less time for a line of weights than
-// DRAM does. `code_bits` are those of a code in a line: with AVX2, lines of 8
-// bits take 4.6 cycles, and those of fewer bits hold more codes (Zen 4, 2026).
-inline bool OneRowIsQuick(absl::string_view target, int code_bits) {
-  return LineIsAVector(target) || (target == "AVX2" && code_bits == 8);
-}
-
 // Has tiles of up to `rows` rows read one panel at a time where the core reads
 // DRAM fastest in one stream: Zen 4's two cores read 65 GB/s in one, 46 in two,
 // 60 in four and 55 in eight. From the caches one stream is slower, because the

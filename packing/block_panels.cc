@@ -20,6 +20,53 @@ void OrBits(int value, int64_t shift, uint8_t& to) {
   to = static_cast<uint8_t>(to | value << shift);
 }
 
+// Column c of the scales of sub-block s, which begin at `to`.
+void WriteScales(const BlockRecord& from, BlockScales scales, int64_t s,
+                 int64_t c, uint8_t* to) {
+  switch (scales) {
+    case BlockScales::kNone:
+      break;
+    case BlockScales::kF16AndMin:
+      Write16(from.m[s], to + 2 * (kCols + c));
+      [[fallthrough]];
+    case BlockScales::kF16:
+      Write16(from.d[s], to + 2 * c);
+      break;
+    case BlockScales::kBytesAndMins:
+      to[kCols + c] = from.t[s];
+      [[fallthrough]];
+    case BlockScales::kE8M0:
+    case BlockScales::kBytes:
+      to[c] = from.s[s];
+      break;
+    case BlockScales::kNibbles:
+      to[c] = static_cast<uint8_t>(from.s[s] | from.t[s] << 4);
+      break;
+  }
+}
+
+// Column c of a block of 32 codes, which begins at `to`.
+void WriteBlock(const uint8_t* from, const BlockCodes& codes, int64_t c,
+                uint8_t* to) {
+  const int low_bits = codes.low_bits, high_bits = codes.high_bits;
+  const int low_mask = (1 << low_bits) - 1;
+  const int high_mask = (1 << high_bits) - 1;
+  for (int i = 0; i < BlockPanels::kBlockQuads; ++i) {
+    for (int64_t j = 0; j < 4; ++j) {
+      const int u = *from++;
+      const auto byte_of = [&](int64_t line) -> uint8_t& {
+        return to[line * BlockPanels::kLineBytes + 4 * c + j];
+      };
+      OrBits(u & low_mask, i * low_bits % 8,
+             byte_of(BlockPanels::LowLine(codes, i)));
+      if (high_bits > 0) {
+        OrBits(u >> low_bits & high_mask, i * high_bits % 8,
+               byte_of(BlockPanels::HighLine(codes, i)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<BlockPanels> BlockPanels::Create(const BlockCodes& codes,
@@ -44,67 +91,17 @@ absl::StatusOr<BlockPanels> BlockPanels::Create(const BlockCodes& codes,
 
 void BlockPanels::WriteColumn(const BlockRecord& from, int64_t blocks,
                               int64_t c, uint8_t* to) const {
-  const int64_t subs = blocks * (kBlockK / codes_.sub_block);
-  uint8_t* bytes = to + 4 * kCols + c;  // where scales are bytes
-  switch (codes_.scales) {
-    case BlockScales::kNone:
-      break;
-    case BlockScales::kF16:
-      for (int64_t b = 0; b < blocks; ++b) {
-        Write16(from.d[b], to + 2 * (b * kCols + c));
-      }
-      break;
-    case BlockScales::kF16AndMin:
-      for (int64_t b = 0; b < blocks; ++b) {
-        Write16(from.d[b], to + 2 * (2 * b * kCols + c));
-        Write16(from.m[b], to + 2 * ((2 * b + 1) * kCols + c));
-      }
-      break;
-    case BlockScales::kE8M0:
-      for (int64_t b = 0; b < blocks; ++b) to[b * kCols + c] = from.s[b];
-      break;
-    case BlockScales::kBytes:
-      Write16(from.d[0], to + 2 * c);
-      for (int64_t s = 0; s < subs; ++s) bytes[s * kCols] = from.s[s];
-      break;
-    case BlockScales::kBytesAndMins:
-      Write16(from.d[0], to + 2 * c);
+  if (codes_.scales >= BlockScales::kBytes) {
+    Write16(from.d[0], to + 2 * c);
+    if (codes_.scales != BlockScales::kBytes) {
       Write16(from.m[0], to + 2 * (kCols + c));
-      for (int64_t s = 0; s < subs; ++s) {
-        bytes[2 * s * kCols] = from.s[s];
-        bytes[(2 * s + 1) * kCols] = from.t[s];
-      }
-      break;
-    case BlockScales::kNibbles:
-      Write16(from.d[0], to + 2 * c);
-      Write16(from.m[0], to + 2 * (kCols + c));
-      for (int64_t s = 0; s < subs; ++s) {
-        bytes[s * kCols] = static_cast<uint8_t>(from.s[s] | from.t[s] << 4);
-      }
-      break;
-  }
-
-  const int64_t low_bits = codes_.low_bits, high_bits = codes_.high_bits;
-  const int64_t per = 8 / low_bits;
-  const int low_mask = (1 << low_bits) - 1;
-  uint8_t* lines = to + ScaleBytes(codes_, blocks);
-  const uint8_t* code = from.codes;
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t i = 0; i < kBlockQuads; ++i) {
-      for (int64_t j = 0; j < 4; ++j) {
-        const int64_t byte = 4 * c + j;
-        const int u = *code++;
-        OrBits(u & low_mask, low_bits * (i % per),
-               lines[i / per * kLineBytes + byte]);
-        if (high_bits == 1) {
-          OrBits(u >> low_bits & 1, i, lines[low_bits * kLineBytes + byte]);
-        } else if (high_bits == 2) {
-          OrBits(u >> low_bits & 3, 2 * (i % 4),
-                 lines[(low_bits + i / 4) * kLineBytes + byte]);
-        }
-      }
     }
-    lines += (low_bits + high_bits) * kLineBytes;
+  }
+  for (int64_t s = 0; s < blocks * BlockSubs(codes_); ++s) {
+    WriteScales(from, codes_.scales, s, c, to + ScalesAt(codes_, s));
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    WriteBlock(from.codes + b * kBlockK, codes_, c, to + BlockAt(codes_, b));
   }
 }
 

@@ -18,90 +18,114 @@ namespace {
 
 using Scales = BlockScales;
 
-constexpr BlockCodes kAll[] = {
-    {4, 0, 32, Scales::kF16},     {4, 1, 32, Scales::kF16AndMin},
-    {8, 0, 32, Scales::kF16},     {4, 0, 32, Scales::kE8M0},
-    {2, 1, 16, Scales::kBytes},   {4, 2, 16, Scales::kBytes},
-    {2, 0, 16, Scales::kNibbles}, {4, 1, 32, Scales::kBytesAndMins},
-    {4, 0, 32, Scales::kBytes},   {4, 0, 32, Scales::kNone},
-};
-
 bool WholeRecords(const BlockCodes& codes) {
   return codes.scales >= Scales::kBytes;
 }
 
-// A column of the formulas in block_panels.h, read back from a packed record.
+// Where each quad's bits lie in a block, and how many blocks lie behind a line
+// of scales, written down from the comment in block_panels.h.
+struct Lines {
+  BlockCodes codes;
+  int64_t section;
+  int low[8];
+  int high[8];
+};
+constexpr Lines kLines[] = {
+    {{4, 0, 32, Scales::kF16}, 2, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{4, 0, 32, Scales::kF16AndMin}, 1, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{4, 1, 32, Scales::kF16}, 2, {1, 1, 2, 2, 3, 3, 4, 4}, {}},
+    {{4, 1, 32, Scales::kF16AndMin}, 1, {1, 1, 2, 2, 3, 3, 4, 4}, {}},
+    {{8, 0, 32, Scales::kF16}, 2, {0, 1, 2, 3, 4, 5, 6, 7}, {}},
+    {{4, 0, 32, Scales::kE8M0}, 4, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{2, 0, 16, Scales::kNibbles}, 2, {0, 0, 0, 0, 1, 1, 1, 1}, {}},
+    {{2, 1, 16, Scales::kBytes}, 2, {1, 1, 1, 1, 2, 2, 2, 2}, {}},
+    {{4, 0, 32, Scales::kBytesAndMins}, 2, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{4, 1, 32, Scales::kBytesAndMins}, 2, {1, 1, 2, 2, 3, 3, 4, 4}, {}},
+    {{4, 2, 16, Scales::kBytes},
+     2,
+     {1, 1, 2, 2, 4, 4, 5, 5},
+     {0, 0, 0, 0, 3, 3, 3, 3}},
+    {{4, 0, 32, Scales::kBytes}, 4, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+    {{4, 0, 32, Scales::kNone}, 8, {0, 0, 1, 1, 2, 2, 3, 3}, {}},
+};
+
+// A column read back from a packed record.
 class PackedColumn {
  public:
-  PackedColumn(const BlockCodes& codes, const uint8_t* record, int64_t blocks,
-               int64_t c)
-      : codes_(codes),
-        record_(record),
-        lines_(record + BlockPanels::ScaleBytes(codes, blocks)),
+  PackedColumn(const Lines& lines, const uint8_t* record, int64_t c)
+      : lines_(lines),
+        head_(record),
+        sections_(record + (WholeRecords(lines.codes) ? 64 : 0)),
         c_(c) {}
 
   int Code(int64_t k) const {
-    const int64_t block = k / 32, i = k % 32 / 4;
-    const int64_t per = 8 / codes_.low_bits;
-    const int low = Bits(block, i / per, k % 4, codes_.low_bits * (i % per),
-                         codes_.low_bits);
-    if (codes_.high_bits == 0) return low;
+    const BlockCodes& codes = lines_.codes;
+    const int64_t i = k % 32 / 4;
+    const int low =
+        Bits(k, lines_.low[i], codes.low_bits * (i % (8 / codes.low_bits)),
+             codes.low_bits);
+    if (codes.high_bits == 0) return low;
     const int high =
-        codes_.high_bits == 1
-            ? Bits(block, codes_.low_bits, k % 4, i, 1)
-            : Bits(block, codes_.low_bits + i / 4, k % 4, 2 * (i % 4), 2);
-    return low + (high << codes_.low_bits);
+        Bits(k, lines_.high[i], codes.high_bits * (i % (8 / codes.high_bits)),
+             codes.high_bits);
+    return low + (high << codes.low_bits);
   }
-  int U16(int64_t byte) const {
-    return record_[byte] + 256 * record_[byte + 1];
-  }
-
   int D(int64_t b) const {
-    const int64_t row = codes_.scales == Scales::kF16         ? b
-                        : codes_.scales == Scales::kF16AndMin ? 2 * b
-                                                              : 0;
-    return U16(2 * (16 * row + c_));
+    return WholeRecords(lines_.codes) ? U16(head_, c_) : U16(Scales32(b), c_);
   }
   int M(int64_t b) const {
-    const int64_t row = codes_.scales == Scales::kF16AndMin ? 2 * b + 1 : 1;
-    return U16(2 * (16 * row + c_));
+    return WholeRecords(lines_.codes) ? U16(head_, 16 + c_)
+                                      : U16(Scales32(b), 16 + c_);
   }
   int S(int64_t s) const {
-    switch (codes_.scales) {
-      case Scales::kE8M0:
-        return record_[16 * s + c_];
-      case Scales::kBytesAndMins:
-        return record_[64 + 16 * 2 * s + c_];
-      case Scales::kNibbles:
-        return record_[64 + 16 * s + c_] % 16;
-      default:
-        return record_[64 + 16 * s + c_];
-    }
+    const int byte = ScalesOf(s)[c_];
+    return lines_.codes.scales == Scales::kNibbles ? byte % 16 : byte;
   }
   int T(int64_t s) const {
-    return codes_.scales == Scales::kNibbles
-               ? record_[64 + 16 * s + c_] / 16
-               : record_[64 + 16 * (2 * s + 1) + c_];
+    return lines_.codes.scales == Scales::kNibbles ? ScalesOf(s)[c_] / 16
+                                                   : ScalesOf(s)[16 + c_];
   }
 
  private:
-  int Bits(int64_t block, int64_t line, int64_t j, int64_t bit,
-           int64_t count) const {
-    const int64_t lines = codes_.low_bits + codes_.high_bits;
-    const int byte = lines_[64 * (block * lines + line) + 4 * c_ + j];
-    return byte >> bit & ((1 << count) - 1);
+  static int U16(const uint8_t* from, int64_t i) {
+    return from[2 * i] + 256 * from[2 * i + 1];
+  }
+  int64_t BlockBytes() const {
+    return 64 * (lines_.codes.low_bits + lines_.codes.high_bits);
+  }
+  const uint8_t* Section(int64_t b) const {
+    const int64_t scales = lines_.codes.scales == Scales::kNone ? 0 : 64;
+    return sections_ +
+           b / lines_.section * (scales + lines_.section * BlockBytes());
+  }
+  // The scales of a block, of those that have one or two of 16 bits.
+  const uint8_t* Scales32(int64_t b) const {
+    return Section(b) + b % lines_.section * (64 / lines_.section);
+  }
+  // The scales of a sub-block.
+  const uint8_t* ScalesOf(int64_t s) const {
+    const int64_t subs = 32 / lines_.codes.sub_block;
+    return Scales32(s / subs) + s % subs * (64 / lines_.section / subs);
+  }
+  int Bits(int64_t k, int64_t line, int64_t bit, int64_t count) const {
+    const int64_t b = k / 32;
+    const int64_t scales = lines_.codes.scales == Scales::kNone ? 0 : 64;
+    const uint8_t* block =
+        Section(b) + scales + b % lines_.section * BlockBytes();
+    return block[64 * line + 4 * c_ + k % 4] >> bit & ((1 << count) - 1);
   }
 
-  const BlockCodes& codes_;
-  const uint8_t* record_;
-  const uint8_t* lines_;
+  const Lines& lines_;
+  const uint8_t* head_;
+  const uint8_t* sections_;
   int64_t c_;
 };
 
 TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
   TestRng rng;
   InlineExecutor executor;
-  for (const BlockCodes& codes : kAll) {
+  for (const Lines& lines : kLines) {
+    const BlockCodes& codes = lines.codes;
     for (const int64_t blocks : {1, 3, 8, 17}) {
       const int64_t k =
           32 * (WholeRecords(codes) ? 8 * (blocks % 3 + 1) : blocks);
@@ -140,11 +164,11 @@ TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
         for (int64_t record = 0; record < layout->records(); ++record) {
           const BlockRecord& want = at(column, record);
           const int64_t count = layout->RecordBlocks(record);
-          const PackedColumn got(codes,
+          const PackedColumn got(lines,
                                  packed.data() +
                                      column / 16 * layout->panel_bytes() +
                                      record * layout->record_bytes(),
-                                 count, column % 16);
+                                 column % 16);
           for (int64_t i = 0; i < 32 * count; ++i) {
             ASSERT_EQ(got.Code(i), want.codes[i]) << i;
           }
