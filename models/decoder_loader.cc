@@ -302,8 +302,13 @@ absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
                                                   const LinearWeightsSpec& want,
                                                   bool bias) const {
   QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(name));
-  QUERN_ASSIGN_OR_RETURN(const LinearWeights found,
-                         LinearWeights::Adopt(bytes));
+  const auto adopted = LinearWeights::Adopt(bytes);
+  if (!adopted.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kOp, ": ", name, " in packed_path=", options_.packed_path, ": ",
+        adopted.status().message(), "; need another path, or none there"));
+  }
+  const LinearWeights& found = *adopted;
   const LinearWeightsSpec& have = found.spec();
   const bool same_blocks = have.format != WeightFormat::kBlocks ||
                            have.block_format == want.block_format;

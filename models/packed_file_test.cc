@@ -221,6 +221,25 @@ TEST_P(PackedModelTest, RefusesAFileOfAnotherModel) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_P(PackedModelTest, RefusesMatricesOfAnotherVersion) {
+  TestRng rng;
+  const std::string file = SmallDecoderFile(rng, SmallDecoder());
+  const std::string path = PathOf("model");
+  ASSERT_TRUE(Make(file, DecoderWeights::kAsInFile, path).status.ok());
+  std::string bytes = FileBytes(path);
+  const size_t matrix = bytes.find("QuernLin");
+  ASSERT_NE(matrix, std::string::npos);
+  bytes[matrix + 8] = 1;
+  WriteBytes(path, bytes);
+  const absl::Status status =
+      Make(file, DecoderWeights::kAsInFile, path).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat(" in packed_path=", path)));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version=1; need 2"));
+  EXPECT_EQ(FileBytes(path), bytes);
+}
+
 QUERN_INSTANTIATE_ISA_TEST(PackedModelTest);
 
 }  // namespace
