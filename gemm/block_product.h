@@ -79,11 +79,14 @@ struct BlockPart {
 //
 // Zen 4's own prefetchers follow the stream of one row at nearly the speed of
 // DRAM, and do not where it is fetched far ahead, because a core's fetches have
-// no more than 24 buffers: of 65 GB/s, one row reads 0.85 to 0.93 with none to
+// no more than 24 buffers: of 65 GB/s, one row reads 0.83 to 0.93 with none to
 // 512 bytes, with AVX2 and AVX-512, in every format of 4 bits and more that
-// computes faster than that, and 0.51 to 0.84 with 8 KiB. With 1 KiB AVX2 loses
-// 0.1. Four rows take longer for a line, and read 0.4 to 0.5 with 512 bytes
+// computes faster than that, and 0.50 to 0.84 with 8 KiB. With 1 KiB AVX2 loses
+// 0.1. Four rows take longer for a line, and read 0.2 to 0.6 with 512 bytes
 // and 0.4 to 0.7 with 8 KiB (2026).
+//
+// On Emerald Rapids one row reads 0.83 to 1.00 of DRAM with 8 and 16 KiB, 0.75
+// to 0.83 with 2 KiB and 0.50 to 0.66 with 512 bytes (2026).
 //
 // On Zen 5 one and four rows of Q4_0 are alike with 4 to 16 KiB; with 2 KiB and
 // without fetches one row takes 1.1 and 1.3 times as long, four rows 1.1 and
