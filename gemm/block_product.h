@@ -78,19 +78,11 @@ struct BlockPart {
 // read.
 //
 // Zen 4's own prefetchers follow the stream of one row at nearly the speed of
-// DRAM, and do not where it is fetched far ahead, because a core's fetches have
-// no more than 24 buffers: of 65 GB/s, one row reads 0.83 to 0.93 with none to
-// 512 bytes, with AVX2 and AVX-512, in every format of 4 bits and more that
-// computes faster than that, and 0.50 to 0.84 with 8 KiB. With 1 KiB AVX2 loses
-// 0.1. Four rows take longer for a line, and read 0.2 to 0.6 with 512 bytes
-// and 0.4 to 0.7 with 8 KiB (2026).
-//
-// On Emerald Rapids one row reads 0.83 to 1.00 of DRAM with 8 and 16 KiB, 0.75
-// to 0.83 with 2 KiB and 0.50 to 0.66 with 512 bytes (2026).
-//
-// On Zen 5 one and four rows of Q4_0 are alike with 4 to 16 KiB; with 2 KiB and
-// without fetches one row takes 1.1 and 1.3 times as long, four rows 1.1 and
-// 1.9 times (2026, with all scales of a record before its codes).
+// DRAM. They do not where a kernel fetches far ahead, because a core's fetches
+// have no more than 24 buffers. Rows that compute for longer than DRAM takes
+// (exact rows, IQ4 on AVX2) are alike with both distances. Four rows on Zen 4,
+// and one row on Emerald Rapids, read faster with far fetches. Figures:
+// docs/performance_notes.md, "How DRAM is read by few rows".
 constexpr int64_t FusedAheadBytes(CpuCore core, int64_t rows) {
   return core == CpuCore::kZen4 && rows == 1 ? 512 : 8 << 10;
 }

@@ -275,6 +275,7 @@ TEST_P(LinearBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
   TestRng rng;
   for (const int e : {0, 1, 2, 3, 126, 254, 255}) {
     BlockWeights w = RandomBlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
+    w.bias.clear();
     for (size_t at = 0; at < w.blocks.size(); at += 17) {
       w.blocks[at] = static_cast<uint8_t>(e);
     }

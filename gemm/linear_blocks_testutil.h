@@ -133,18 +133,24 @@ inline BlockWeights RandomBlockWeights(Rng& rng, BlockFormat format, int64_t n,
   w.n = n;
   w.k = k;
   w.blocks = RandomBlocks(rng, format, n * k / InfoOf(format).values, reach);
-  w.bias = SmallIntegers<float>(rng, k % 64 == 0 ? n : 0, -99, 99);
+  // Without a bias the panels end where the packed bytes do.
+  w.bias = SmallIntegers<float>(rng, n % 2 == 0 ? n : 0, -99, 99);
   return w;
 }
 
-// Makes every scale 1, but for those within K blocks.
+// Makes the scales of blocks 1, 2 and 4 by turns, but for those within K
+// blocks.
 inline void SetScales(BlockWeights& w) {
   const auto bytes = static_cast<size_t>(InfoOf(w.format).bytes);
+  int log = 0;
   for (size_t at = 0; at < w.blocks.size(); at += bytes) {
     for (const BlockHalf& half : HalvesOf(w.format)) {
-      PutHalf(FromDouble<Float16>(1), half.byte, w.blocks.data() + at);
+      PutHalf(FromDouble<Float16>(1 << log), half.byte, w.blocks.data() + at);
     }
-    if (w.format == BlockFormat::kMXFP4) w.blocks[at] = 127;
+    if (w.format == BlockFormat::kMXFP4) {
+      w.blocks[at] = static_cast<uint8_t>(127 + log);
+    }
+    log = (log + 1) % 3;
   }
 }
 

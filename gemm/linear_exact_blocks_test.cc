@@ -305,6 +305,7 @@ TEST_P(LinearExactBlocksTest, TakeEveryPowerOfTwoOfMXFP4) {
   TestRng rng;
   for (const int e : {0, 1, 2, 3, 126, 252}) {
     BlockWeights w = RandomBlockWeights(rng, BlockFormat::kMXFP4, 16, 32, 1.0);
+    w.bias.clear();
     for (size_t at = 0; at < w.blocks.size(); at += 17) {
       w.blocks[at] = static_cast<uint8_t>(e);
     }

@@ -178,12 +178,12 @@ struct DecoderOptions {
   // Path of a file of packed matrices (models/packed_file.h); empty to pack
   // into memory each time. If the file exists, it is mapped and its matrices
   // are used in place. FailedPrecondition if it was packed from another GGUF
-  // file, in another form or by a version of this library that packed
-  // otherwise. The GGUF file is recognised by its size, the names, types and
-  // sizes of its tensors, and the first, middle and last row of each tensor;
-  // remove the packed file after a change that these do not show. If the file
-  // does not exist, it is written, unless another process has written it
-  // meanwhile.
+  // file or in another form; InvalidArgument if it is damaged or of another
+  // version of the packed form. The GGUF file is recognised by its size, the
+  // names, types and sizes of its tensors, and the first, middle and last row
+  // of each tensor; remove the packed file after a change that these do not
+  // show. If the file does not exist, it is written, unless another process has
+  // written it meanwhile.
   std::string packed_path = {};
   // The ranks that hold the model together. Borrowed; must outlive the model
   // and its states. Null means that this process has the whole model.

@@ -244,7 +244,7 @@ absl::Status DecoderLoader::Adopt(const PackedFile& packed) {
   QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
   if (packed.source() != source) {
     return absl::FailedPreconditionError(
-        absl::StrCat(kOp, ": packed_path=", options_.packed_path,
+        absl::StrCat(kOp, ": packed_path=", packed.path(),
                      " was packed from another file or for other weights than ",
                      file_.Describe(), "; need another path, or none there"));
   }
@@ -304,9 +304,11 @@ absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
   QUERN_ASSIGN_OR_RETURN(const auto bytes, packed_->Find(name));
   const auto adopted = LinearWeights::Adopt(bytes);
   if (!adopted.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        kOp, ": ", name, " in packed_path=", options_.packed_path, ": ",
-        adopted.status().message(), "; need another path, or none there"));
+    return absl::Status(
+        adopted.status().code(),
+        absl::StrCat(kOp, ": ", name, " in packed_path=", packed_->path(), ": ",
+                     adopted.status().message(),
+                     "; need another path, or none there"));
   }
   const LinearWeights& found = *adopted;
   const LinearWeightsSpec& have = found.spec();
@@ -315,7 +317,7 @@ absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
   if (have.n != want.n || have.k != want.k || have.format != want.format ||
       !same_blocks || have.gated != want.gated || found.has_bias() != bias) {
     return absl::FailedPreconditionError(absl::StrCat(
-        kOp, ": ", name, " in packed_path=", options_.packed_path, " is ",
+        kOp, ": ", name, " in packed_path=", packed_->path(), " is ",
         FormOf(have), "[", have.n, ", ", have.k, "]; need ", FormOf(want), "[",
         want.n, ", ", want.k, "], gated and with a bias as the model has it"));
   }

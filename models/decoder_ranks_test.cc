@@ -216,9 +216,11 @@ TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
     options.weights = DecoderWeights::kF32;
     options.communicator = &c;
     options.packed_path = path;
-    EXPECT_EQ(
-        Decoder::Create(ParseOrDie(bytes), options, executor).status().code(),
-        absl::StatusCode::kFailedPrecondition);
+    const absl::Status status =
+        Decoder::Create(ParseOrDie(bytes), options, executor).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr(path + ".1-of-2"));
   });
   RunRank(bytes, DecoderWeights::kF32, tokens, nullptr);
 }

@@ -46,6 +46,8 @@ class PackedFile {
   PackedFile& operator=(PackedFile&& other) noexcept;
   ~PackedFile();
 
+  // The path that it was opened with.
+  const std::string& path() const { return path_; }
   uint64_t source() const { return source_; }
   // NotFound names the missing blob. The bytes live as long as this object.
   absl::StatusOr<absl::Span<const uint8_t>> Find(absl::string_view name) const;

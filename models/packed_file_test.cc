@@ -233,9 +233,9 @@ TEST_P(PackedModelTest, RefusesMatricesOfAnotherVersion) {
   WriteBytes(path, bytes);
   const absl::Status status =
       Make(file, DecoderWeights::kAsInFile, path).status;
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat(" in packed_path=", path)));
+              HasSubstr(absl::StrCat(" in packed_path=", path, ": ")));
   EXPECT_THAT(std::string(status.message()), HasSubstr("version=1; need 2"));
   EXPECT_EQ(FileBytes(path), bytes);
 }

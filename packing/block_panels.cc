@@ -20,7 +20,7 @@ void OrBits(int value, int64_t shift, uint8_t& to) {
   to = static_cast<uint8_t>(to | value << shift);
 }
 
-// Column c of the scales of sub-block s, which begin at `to`.
+// Writes column c of the scales of sub-block s, which begin at `to`.
 void WriteScales(const BlockRecord& from, BlockScales scales, int64_t s,
                  int64_t c, uint8_t* to) {
   switch (scales) {
@@ -45,7 +45,7 @@ void WriteScales(const BlockRecord& from, BlockScales scales, int64_t s,
   }
 }
 
-// Column c of a block of 32 codes, which begins at `to`.
+// Writes column c of a block of 32 codes, which begins at `to`.
 void WriteBlock(const uint8_t* from, const BlockCodes& codes, int64_t c,
                 uint8_t* to) {
   const int low_bits = codes.low_bits, high_bits = codes.high_bits;
@@ -78,6 +78,12 @@ absl::StatusOr<BlockPanels> BlockPanels::Create(const BlockCodes& codes,
   if (k < 1 || k % unit != 0) {
     return InvalidArgument(kOp, "k=", k, "; need a positive multiple of ",
                            unit);
+  }
+  const bool halves = codes.scales == BlockScales::kBytes ||
+                      codes.scales == BlockScales::kNibbles;
+  if (codes.sub_block != kBlockK && !(halves && codes.sub_block == 16)) {
+    return InvalidArgument(kOp, "sub_block=", codes.sub_block, "; need ",
+                           kBlockK, halves ? " or 16" : "");
   }
   const BlockPanels layout(codes, k, n);
   int64_t bytes = 0;

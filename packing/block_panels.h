@@ -16,9 +16,10 @@
 //
 // Quad i of a block, i < 8, is k = 4 i + j for j < 4. Its codes are bits of the
 // bytes 4 c + j, so that one shift and one mask turn a line into the operand of
-// vpdpbusd, vpmaddubsw and their like. A line has the low bits of 8 / low_bits
-// quads or the high bits of 8 / high_bits, from bit bits * (i % quads) on, and
-// one of high bits lies before the lines of low bits of the same quads:
+// vpdpbusd, vpmaddubsw and their like. A line holds `bits` bits of each of
+// 8 / bits quads, where `bits` is low_bits or high_bits; quad i has those from
+// bit bits * (i % (8 / bits)) on. A line of high bits lies before the lines of
+// low bits of the same quads:
 //
 //   4 low bits               quads 0 1, 2 3, 4 5, 6 7
 //   4 low bits, 1 high bit   high 0 to 7; 0 1, 2 3, 4 5, 6 7
@@ -26,9 +27,9 @@
 //   2 low bits, 1 high bit   high 0 to 7; 0 to 3, 4 to 7
 //   8 low bits               0, 1, 2, 3, 4, 5, 6, 7
 //
-// The head and the scales of a section, by BlockScales; b counts the section's
-// blocks, s its sub-blocks of 32 or 16 k, and c columns. Their lines end with
-// zeros.
+// The head and the scales of a section depend on BlockScales. Below, b counts
+// the section's blocks, s its sub-blocks of 32 or 16 k, and c columns. Bytes
+// that hold no number are zeros.
 //
 //                  head              scales
 //   kNone          -                 no line: they lie apart from the panels
@@ -39,11 +40,10 @@
 //   kBytesAndMins  f16 d[c], m[c]    u8 (s[c], t[c])[s]
 //   kNibbles       f16 d[c], m[c]    u8 (s + 16 t)[s][c]
 //
-// So a kernel reads a panel from its first byte to its last, which is what a
-// core's prefetchers follow. Where scales of a whole record lay before its
-// blocks, and high bits behind low ones, one row of Q4_1, Q5_0 and Q6_K read
-// 0.29, 0.25 and 0.55 of DRAM at 65 GB/s, and in this order 0.89, 0.88 and 0.91
-// (AVX2, fetches 512 bytes ahead, Zen 4, 2026).
+// Kernels therefore read a panel in order, one section after the other, which
+// is what a core's prefetchers follow. With all scales of a record before its
+// blocks, one row of some formats read DRAM at a third of that speed
+// (docs/performance_notes.md, "How DRAM is read by few rows").
 //
 // Numbers of 16 bits are little-endian. What lies beyond n is zeros. A panel is
 // contiguous, and so are all panels. The layout does not depend on the
@@ -112,7 +112,8 @@ class BlockPanels {
   BlockPanels() = default;
 
   // InvalidArgument unless n >= 1, k is a positive multiple of 32, or of 256
-  // where scales are bytes or nibbles, and the packed size fits in int64_t.
+  // where scales are bytes or nibbles, sub_block is one that BlockCodes allows,
+  // and the packed size fits in int64_t.
   static absl::StatusOr<BlockPanels> Create(const BlockCodes& codes, int64_t k,
                                             int64_t n);
 
@@ -126,13 +127,14 @@ class BlockPanels {
     return std::min(kRecordBlocks, blocks() - record * kRecordBlocks);
   }
 
-  // Of a section.
+  // Number of blocks in a section.
   static constexpr int64_t SectionBlocks(const BlockCodes& codes) {
     return codes.scales == BlockScales::kNone
                ? kRecordBlocks
                : kLineBytes / (SubBytes(codes) * BlockSubs(codes));
   }
-  // Of a record: where block b, and the scales of sub-block s, begin.
+  // Offset in bytes, from the beginning of a record, of its block b and of the
+  // scales of its sub-block s.
   static constexpr int64_t BlockAt(const BlockCodes& codes, int64_t b) {
     const int64_t blocks = SectionBlocks(codes);
     return HeadBytes(codes) + (b / blocks + 1) * ScaleLineBytes(codes) +
@@ -144,8 +146,8 @@ class BlockPanels {
         ScaleLineBytes(codes) + SectionBlocks(codes) * BlockBytes(codes);
     return HeadBytes(codes) + s / subs * section + s % subs * SubBytes(codes);
   }
-  // Of a block: the line of quad i's low bits, and of its high bits where it
-  // has any.
+  // Index, among a block's lines, of the line with quad i's low bits, and of
+  // the line with its high bits. HighLine needs high_bits >= 1.
   static constexpr int64_t LowLine(const BlockCodes& codes, int64_t i) {
     const int64_t line = i * codes.low_bits / 8;
     return codes.high_bits == 0 ? line : line + i * codes.high_bits / 8 + 1;
@@ -195,7 +197,7 @@ class BlockPanels {
   static constexpr int64_t BlockSubs(const BlockCodes& codes) {
     return kBlockK / codes.sub_block;
   }
-  // Of the scales of a sub-block.
+  // Size of the scales of a sub-block's 16 columns, in bytes.
   static constexpr int64_t SubBytes(const BlockCodes& codes) {
     switch (codes.scales) {
       case BlockScales::kNone:

@@ -71,11 +71,12 @@ class PackedColumn {
     return low + (high << codes.low_bits);
   }
   int D(int64_t b) const {
-    return WholeRecords(lines_.codes) ? U16(head_, c_) : U16(Scales32(b), c_);
+    return WholeRecords(lines_.codes) ? U16(head_, c_)
+                                      : U16(BlockScalesOf(b), c_);
   }
   int M(int64_t b) const {
     return WholeRecords(lines_.codes) ? U16(head_, 16 + c_)
-                                      : U16(Scales32(b), 16 + c_);
+                                      : U16(BlockScalesOf(b), 16 + c_);
   }
   int S(int64_t s) const {
     const int byte = ScalesOf(s)[c_];
@@ -98,14 +99,14 @@ class PackedColumn {
     return sections_ +
            b / lines_.section * (scales + lines_.section * BlockBytes());
   }
-  // The scales of a block, of those that have one or two of 16 bits.
-  const uint8_t* Scales32(int64_t b) const {
+  // Where the scales of block b begin.
+  const uint8_t* BlockScalesOf(int64_t b) const {
     return Section(b) + b % lines_.section * (64 / lines_.section);
   }
-  // The scales of a sub-block.
+  // Where the scales of sub-block s begin.
   const uint8_t* ScalesOf(int64_t s) const {
     const int64_t subs = 32 / lines_.codes.sub_block;
-    return Scales32(s / subs) + s % subs * (64 / lines_.section / subs);
+    return BlockScalesOf(s / subs) + s % subs * (64 / lines_.section / subs);
   }
   int Bits(int64_t k, int64_t line, int64_t bit, int64_t count) const {
     const int64_t b = k / 32;
@@ -171,6 +172,9 @@ TEST(BlockPanelsTest, HoldsWhatTheFormulasSay) {
                                  column % 16);
           for (int64_t i = 0; i < 32 * count; ++i) {
             ASSERT_EQ(got.Code(i), want.codes[i]) << i;
+          }
+          if (codes.scales == Scales::kBytes) {
+            ASSERT_EQ(got.M(0), 0);
           }
           const bool has_none = codes.scales == Scales::kNone;
           const bool has_d = codes.scales != Scales::kE8M0 && !has_none;
@@ -254,6 +258,10 @@ TEST(BlockPanelsTest, RefusesWhatItCannotPack) {
                 "k=0; need a positive multiple of 32");
   ExpectRefusal(BlockPanels::Create(f16, 48, 1).status(), "multiple of 32");
   ExpectRefusal(BlockPanels::Create(bytes, 288, 1).status(), "multiple of 256");
+  ExpectRefusal(BlockPanels::Create({4, 0, 16, Scales::kF16}, 32, 1).status(),
+                "sub_block=16; need 32");
+  ExpectRefusal(BlockPanels::Create({4, 2, 8, Scales::kBytes}, 256, 1).status(),
+                "sub_block=8; need 32 or 16");
   ExpectRefusal(BlockPanels::Create(f16, kMost, 1).status(), "2^63 bytes");
   ExpectRefusal(BlockPanels::Create(f16, 1 << 20, int64_t{1} << 50).status(),
                 "2^63 bytes");

@@ -225,7 +225,8 @@ inline void PutHalf(Float16 value, size_t byte, uint8_t* block) {
   block[byte + 1] = static_cast<uint8_t>(bits >> 8);
 }
 
-// `count` random blocks, whose values lie in about [-reach, reach].
+// `count` random blocks, whose values lie in about [-reach, reach]. Each block
+// has scales of its own, so that a kernel that takes another's is caught.
 inline std::vector<uint8_t> RandomBlocks(Rng& rng, BlockFormat format,
                                          int64_t count, double reach) {
   const int64_t bytes = FindBlockFormat(static_cast<uint32_t>(format))->bytes;
@@ -234,11 +235,13 @@ inline std::vector<uint8_t> RandomBlocks(Rng& rng, BlockFormat format,
   for (int64_t n = 0; n < count; ++n) {
     uint8_t* block = blocks.data() + n * bytes;
     for (const BlockHalf& half : HalvesOf(format)) {
-      PutHalf(FromDouble<Float16>(half.unit * reach), half.byte, block);
+      const double part = static_cast<double>(rng.Next() % 49 + 16) / 64;
+      PutHalf(FromDouble<Float16>(half.unit * reach * part), half.byte, block);
     }
     // The largest value is 6 * 2^(e - 127).
     if (format == BlockFormat::kMXFP4) {
-      block[0] = static_cast<uint8_t>(127 + std::ilogb(reach / 6));
+      const int less = static_cast<int>(rng.Next() % 3);
+      block[0] = static_cast<uint8_t>(127 + std::ilogb(reach / 6) - less);
     }
   }
   return blocks;
