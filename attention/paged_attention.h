@@ -96,8 +96,10 @@ class PagedAttentionPlan {
   // overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionSchedule& schedule,
                                          int num_workers) const;
-  // Enough for every schedule within `limits` of default tiles, built for and
-  // run by at most max_workers workers. Refuses what AttentionBoundOf refuses.
+  // Enough for every schedule within `limits` of default tiles, run by at most
+  // max_workers workers and built for as many, or for up to
+  // limits.max_schedule_workers if these are more. Refuses what
+  // AttentionBoundOf refuses.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionLimits& limits,
                                          int max_workers) const;
 

@@ -40,6 +40,10 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
       CheckRange(kOp, "max_kv_len", limits.max_kv_len, 0, kMaxTokens));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "max_drafts", limits.max_drafts, 0, kMaxTokens));
+  QUERN_RETURN_IF_ERROR(CheckRange(kOp, "max_schedule_workers",
+                                   limits.max_schedule_workers, 0,
+                                   AttentionSchedule::kMaxWorkers));
+  const int workers = std::max(max_workers, limits.max_schedule_workers);
 
   const int64_t group = spec.group(), kv_heads = spec.kv.kv_heads();
   int64_t most_queries = BlockQueries(group, tiles.block_rows, tiles.row_tile);
@@ -58,7 +62,7 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
   // each of its parts, and rows of partial results for each span of its keys; a
   // part that begins within a span leaves three more, and its end may divide
   // another span.
-  const int64_t ends = int64_t{kMaxRounds} * max_workers;
+  const int64_t ends = int64_t{kMaxRounds} * workers;
   bound.shares = ends;
   constexpr int64_t kMaxBlocks = AttentionSchedule::kMaxBlocks;
   const int64_t with_queries =
@@ -75,7 +79,7 @@ absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
       rows,
       Product(ends, bound.max_block_rows, AttentionSchedule::kMaxPartialRows));
   bound.runs = 2 * ends;
-  bound.merges = ends + max_workers;
+  bound.merges = ends + workers;
   bound.prefix_runs = 1;
   if (limits.prefix_groups) {
     // All blocks of prefixes and of their members leave partial results. A cut

@@ -25,6 +25,10 @@ struct AttentionLimits {
   int64_t max_kv_len = 0;      // tokens of one sequence, cached and new
   bool prefix_groups = false;  // whether batches have prefix groups
   int64_t max_drafts = 0;      // drafts of all sequences together
+  // Workers that a schedule is built for, where these may be more than those
+  // that run it. More workers cut more blocks, and each cut leaves partial
+  // results, which take memory whoever runs the schedule.
+  int max_schedule_workers = 0;
 };
 
 // Upper bounds of a schedule's sizes. Those of a real schedule are often far
@@ -45,8 +49,10 @@ struct AttentionBound {
 };
 
 // The bound of all schedules of `spec` and `tiles` within `limits`, built for 1
-// to max_workers workers. InvalidArgument names a limit below 0, above 2^30, or
-// what AttentionSchedule::Build refuses of spec, tiles and workers.
+// to max_workers workers, or to limits.max_schedule_workers if these are more.
+// InvalidArgument names a limit below 0, above 2^30 or, of workers, above
+// kMaxWorkers, or what AttentionSchedule::Build refuses of spec, tiles and
+// workers.
 absl::StatusOr<AttentionBound> AttentionBoundOf(const AttentionSpec& spec,
                                                 const AttentionLimits& limits,
                                                 const AttentionTiles& tiles,

@@ -90,7 +90,7 @@ TEST(AttentionBoundTest, HoldsForEveryStep) {
       {1, 1, 100000, false}, {1, 1, 100000, true},  {40, 40, 3000, false},
       {40, 40, 3000, true},  {700, 5, 2000, false}, {700, 5, 2000, true},
       {300, 150, 600, true}, {0, 3, 50, true},      {5, 0, 50, false}};
-  for (const AttentionLimits& limits : kLimits) {
+  for (AttentionLimits limits : kLimits) {
     for (const int max_workers : {1, 2, 7, 64}) {
       for (const int64_t kv_heads : {1, 2, 6}) {
         for (const int64_t group : {1, 4, 200}) {
@@ -98,13 +98,19 @@ TEST(AttentionBoundTest, HoldsForEveryStep) {
           const AttentionTiles tiles =
               rng.Integer(0, 1) == 0 ? AttentionTiles{}
                                      : AttentionTiles{rng.Integer(1, 300), 1};
+          // Often a schedule is built for more workers than run it.
+          limits.max_schedule_workers = static_cast<int>(
+              rng.Integer(0, 1) * rng.Integer(1, 3 * max_workers));
+          const int most_built =
+              std::max(max_workers, limits.max_schedule_workers);
           SCOPED_TRACE(testing::Message()
                        << "tokens " << limits.max_tokens << " sequences "
                        << limits.max_sequences << " kv_len "
                        << limits.max_kv_len << " prefixes "
                        << limits.prefix_groups << " workers " << max_workers
-                       << " kv_heads " << kv_heads << " group " << group
-                       << " block_rows " << tiles.block_rows);
+                       << " built for " << most_built << " kv_heads "
+                       << kv_heads << " group " << group << " block_rows "
+                       << tiles.block_rows);
           const auto bound = AttentionBoundOf(spec, limits, tiles, max_workers);
           ASSERT_TRUE(bound.ok()) << bound.status();
           AttentionScheduleStorage storage;
@@ -115,7 +121,7 @@ TEST(AttentionBoundTest, HoldsForEveryStep) {
               plan->WorkspaceBytes(limits, max_workers).value();
           for (int step = 0; step < 8; ++step) {
             const Batch batch = RandomBatch(rng, limits);
-            const auto workers = static_cast<int>(rng.Integer(1, max_workers));
+            const auto workers = static_cast<int>(rng.Integer(1, most_built));
             const AttentionBatch arrays = {
                 batch.q_lens, batch.kv_lens, {}, batch.groups, batch.members};
             AttentionSchedule schedule;
@@ -149,6 +155,8 @@ TEST(AttentionBoundTest, RefusesLimitsThatMakeNoSense) {
       {{1, 1, -1}, {}, 1, "max_kv_len=-1; need 0 <= max_kv_len"},
       {{int64_t{1} << 62, 1, 1}, {}, 1, "max_tokens=4611686018427387904"},
       {{1, 1, int64_t{1} << 31}, {}, 1, "max_kv_len=2147483648"},
+      {{1, 1, 1, false, 0, -1}, {}, 1, "max_schedule_workers=-1; need 0 <="},
+      {{1, 1, 1, false, 0, 65537}, {}, 1, "max_schedule_workers=65537"},
       {{1, 1, 1}, {}, 0, "max_workers=0; need 1 <= max_workers <= 65536"},
       {{1, 1, 1}, {0, 1}, 1, "block_rows=0"},
       {{1, 1, 1}, {32, 33}, 1, "row_tile=33"},

@@ -100,8 +100,9 @@ class VarlenAttentionPlan {
                                          int num_workers) const;
   // Enough for every schedule within `limits`, in which max_kv_len bounds the
   // keys of a sequence and max_tokens those of all sequences together, beside
-  // their queries. Built for and run by at most max_workers workers. Refuses
-  // what AttentionBoundOf refuses.
+  // their queries. Run by at most max_workers workers and built for as many,
+  // or for up to limits.max_schedule_workers if these are more. Refuses what
+  // AttentionBoundOf refuses.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionLimits& limits,
                                          int max_workers) const;
 

@@ -415,8 +415,10 @@ TEST(VarlenAttentionPlanTest, LimitsAreEnoughForEverySchedule) {
       cu.push_back(static_cast<int32_t>(limits.max_tokens));
     }
     const int workers = static_cast<int>(rng.Integer(1, 70));
-    const auto schedule =
-        plan.BuildSchedule(cu, cu, VarlenMask::kCausal, workers, storage);
+    limits.max_schedule_workers = static_cast<int>(rng.Integer(0, 140));
+    const auto schedule = plan.BuildSchedule(
+        cu, cu, VarlenMask::kCausal,
+        std::max(workers, limits.max_schedule_workers), storage);
     ASSERT_TRUE(schedule.ok()) << schedule.status();
     EXPECT_LE(plan.WorkspaceBytes(*schedule, workers).value(),
               plan.WorkspaceBytes(limits, workers).value());

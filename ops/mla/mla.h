@@ -112,8 +112,10 @@ class MlaPlan {
   // (nope + rope + v_head_dim).
   absl::StatusOr<int64_t> WorkspaceBytes(const MlaSchedule& schedule,
                                          int max_workers) const;
-  // Enough for every schedule within `limits`. Refuses what AttentionBoundOf
-  // refuses; limits.prefix_groups is not looked at.
+  // Enough for every schedule within `limits`, run by at most max_workers
+  // workers and built for as many, or for up to limits.max_schedule_workers if
+  // these are more. Refuses what AttentionBoundOf refuses; limits.prefix_groups
+  // is not looked at.
   absl::StatusOr<int64_t> WorkspaceBytes(const AttentionLimits& limits,
                                          int max_workers) const;
 

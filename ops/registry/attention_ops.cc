@@ -1,6 +1,5 @@
 #include "quern/ops/registry/attention_ops.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +22,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_attention.h"
+#include "quern/ops/registry/step_workspace.h"
 
 namespace quern {
 namespace {
@@ -169,17 +169,8 @@ class BoundAttention final : public BoundOp {
       LayOut(layout);
       return layout.bytes();
     }
-    if (step_->limits.max_sequences == 0) {
-      return plan_.WorkspaceBytes(step_->schedule, max_workers);
-    }
-    AttentionLimits limits = step_->limits;
-    limits.max_tokens = max_rows;
-    QUERN_ASSIGN_OR_RETURN(const int64_t most,
-                           plan_.WorkspaceBytes(limits, max_workers));
-    // A schedule that was built for more workers may need more.
-    QUERN_ASSIGN_OR_RETURN(const int64_t now,
-                           plan_.WorkspaceBytes(step_->schedule, max_workers));
-    return std::max(most, now);
+    return StepWorkspaceBytes(plan_, step_->schedule, step_->limits, max_rows,
+                              max_workers);
   }
   void Execute(Tensors t, Workspace workspace,
                Executor& executor) const noexcept override {

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "quern/attention/schedule_bound.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/core/check.h"
@@ -29,6 +28,7 @@
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/linear_activations.h"
 #include "quern/ops/registry/native_mla.h"
+#include "quern/ops/registry/step_workspace.h"
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_spec.h"
 
@@ -78,12 +78,8 @@ class BoundMla final : public BoundOp {
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const override {
     if (native_.has_value()) return native_->WorkspaceBytes();
-    if (step_->limits.max_sequences == 0) {
-      return plan_.WorkspaceBytes(step_->schedule, max_workers);
-    }
-    AttentionLimits limits = step_->limits;
-    limits.max_tokens = max_rows;
-    return plan_.WorkspaceBytes(limits, max_workers);
+    return StepWorkspaceBytes(plan_, step_->schedule, step_->limits, max_rows,
+                              max_workers);
   }
   void Execute(Tensors t, Workspace workspace,
                Executor& executor) const noexcept override {

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/attention/schedule_bound.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_table.h"
@@ -110,6 +111,7 @@ class MlaOpsTest : public OpFixture {
   MlaScheduleStorage storage_;
   MlaSchedule schedule_;
   Floats x_, norm_;
+  MlaStep many_workers_step_;
 };
 QUERN_INSTANTIATE_ISA_TEST(MlaOpsTest);
 
@@ -186,6 +188,62 @@ TEST_P(MlaOpsTest, IsThePlan) {
     of_rank->op->Execute(tensors, Workspace(scratch), executor);
     EXPECT_TRUE(AllBitsEqual(sum, want));
   });
+}
+
+// A schedule may be built for more workers than run it. Its partial results
+// need memory all the same: the workspace counts the schedule of the step, and
+// with max_schedule_workers the limits alone are enough.
+TEST_P(MlaOpsTest, LimitsAreEnoughForSchedulesOfMoreWorkers) {
+  TestRng rng;
+  const MadeOp op = [&] {
+    Set("step", &many_workers_step_);
+    return Make("simd", kOp, args_);
+  }();
+  const auto plan =
+      MlaPlan::Create(spec_, Object<MlaWeights>("weights"), executor_);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  constexpr int64_t kPageSize = 16;
+  for (int shape = 0; shape < 300; ++shape) {
+    std::vector<int64_t> q_lens, kv_lens;
+    PageTableStorage table;
+    int32_t pages = 0;
+    AttentionLimits limits;
+    int64_t tokens = 0;
+    limits.max_sequences = rng.Integer(1, 5);
+    for (int64_t s = 0; s < limits.max_sequences; ++s) {
+      const int64_t kv_len = rng.Integer(1, 6000);
+      q_lens.push_back(rng.Integer(0, 2) > 0
+                           ? 1
+                           : rng.Integer(0, std::min(kv_len, kTokens)));
+      kv_lens.push_back(kv_len);
+      tokens += q_lens.back();
+      limits.max_kv_len = std::max(limits.max_kv_len, kv_len);
+      std::vector<int32_t> of_sequence;
+      for (int64_t t = 0; t < kv_len; t += kPageSize) {
+        of_sequence.push_back(pages++);
+      }
+      table.Append(of_sequence);
+    }
+    const auto built_for = static_cast<int>(rng.Integer(1, 64));
+    const auto workers = static_cast<int>(rng.Integer(1, 8));
+    MlaScheduleStorage storage;
+    const auto schedule = MlaSchedule::Build(
+        spec_, {q_lens, kv_lens, table.Build(kPageSize, pages).value()},
+        built_for, storage);
+    ASSERT_TRUE(schedule.ok()) << schedule.status();
+    const int64_t need = plan->WorkspaceBytes(*schedule, workers).value();
+    SCOPED_TRACE(testing::Message()
+                 << "shape " << shape << ": " << tokens << " tokens, built for "
+                 << built_for << " workers, run by " << workers);
+    many_workers_step_.limits = limits;
+    many_workers_step_.schedule = *schedule;
+    EXPECT_GE(op.op->WorkspaceBytes(tokens, workers).value(), need);
+    // Planned before the step, of which the limits say all.
+    many_workers_step_.limits.max_schedule_workers = built_for;
+    many_workers_step_.schedule = MlaSchedule();
+    EXPECT_GE(op.op->WorkspaceBytes(tokens, workers).value(), need);
+    if (HasFailure()) return;
+  }
 }
 
 // Both providers are within the oracle's bounds, which allow for any order of

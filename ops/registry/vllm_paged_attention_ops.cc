@@ -29,6 +29,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_attention.h"
+#include "quern/ops/registry/step_workspace.h"
 #include "quern/ops/registry/vllm_attention.h"
 #include "quern/ops/registry/vllm_attention_ops.h"
 
@@ -109,19 +110,13 @@ class BoundAttention final : public BoundOp {
 
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const override {
-    AttentionLimits limits = metadata_->limits;
+    const AttentionLimits& limits = metadata_->limits;
     const bool limited = limits.max_sequences > 0;
-    limits.max_tokens = max_rows;
     int64_t bytes = 0;
     if (!native_) {
       QUERN_ASSIGN_OR_RETURN(
-          bytes, plan_.WorkspaceBytes(metadata_->schedule, max_workers));
-      if (limited) {
-        // The schedule may need more, if it was built for more workers.
-        QUERN_ASSIGN_OR_RETURN(const int64_t most,
-                               plan_.WorkspaceBytes(limits, max_workers));
-        bytes = std::max(bytes, most);
-      }
+          bytes, StepWorkspaceBytes(plan_, metadata_->schedule, limits,
+                                    max_rows, max_workers));
     }
     int64_t requests = limits.max_sequences, pages = 0;
     const int64_t page_size = plan_.spec().kv.page_size();
