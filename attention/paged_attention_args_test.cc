@@ -76,7 +76,7 @@ TEST_F(PagedAttentionArgsTest, RefusesRowsThatDoNotFit) {
   ExpectRefused(args, "q is bf16; need f32");
   args.q = AnyTensorView(DType::kF32, static_cast<const void*>(q.data()), 3,
                          {3, 4, 8}, {32, 1, 4});
-  ExpectRefused(args, "q.stride(2)=4; need 1");
+  ExpectRefused(args, "q has stride 4 in dimension 2; need 1");
   args = good;
   args.out = TensorView<const float, 3>(out.data(), {3, 4, 4}, {16, 4, 1});
   ExpectRefused(args, "out is read-only");

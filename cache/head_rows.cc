@@ -206,10 +206,6 @@ absl::Status CheckHeadRows(absl::string_view op, absl::string_view name,
     return CheckEqual(op, absl::StrCat(name, ".extent(", d, ")"),
                       view.extent(d), wanted[d], kWhat[d]);
   }
-  if (view.stride(2) != 1) {
-    return CheckEqual(op, absl::StrCat(name, ".stride(2)"), view.stride(2), 1,
-                      "rows are contiguous");
-  }
   return CheckInput(op, name, view, dtype, wanted);
 }
 

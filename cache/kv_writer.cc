@@ -99,14 +99,15 @@ KvWriter::KvWriter(const WriteKvSpec& spec, const KvWriteKernels& kernels,
 
 void KvWriter::FindRows(const Run& run, int64_t head, const AnyTensorView& from,
                         const uint8_t** rows, const uint8_t** ahead) const {
-  const int64_t step = HeadRowOffsetBytes(from, 1, 0);
-  const int64_t left =
-      static_cast<int64_t>(args_.slots.size()) - (run.token + kGroup);
-  const uint8_t* row = static_cast<const uint8_t*>(from.data()) +
-                       HeadRowOffsetBytes(from, run.token, head);
-  for (int64_t i = 0; i < run.count; ++i, row += step) {
-    rows[i] = row;
-    ahead[i] = i < left ? row + kGroup * step : row;
+  const auto tokens = static_cast<int64_t>(args_.slots.size());
+  // The stride of a single token is meaningless and may be any number.
+  const int64_t step = tokens > 1 ? HeadRowOffsetBytes(from, 1, 0) : 0;
+  const int64_t left = tokens - (run.token + kGroup);
+  const uint8_t* const first = static_cast<const uint8_t*>(from.data()) +
+                               HeadRowOffsetBytes(from, run.token, head);
+  for (int64_t i = 0; i < run.count; ++i) {
+    rows[i] = first + i * step;
+    ahead[i] = i < left ? rows[i] + kGroup * step : rows[i];
   }
 }
 

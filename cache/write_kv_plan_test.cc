@@ -103,7 +103,7 @@ TEST_F(WriteKvArgsTest, RefusesRowsThatDoNotFit) {
   args = good;
   args.k = AnyTensorView(DType::kF32, static_cast<const void*>(data.data()), 3,
                          {3, 2, 4}, {8, 1, 2});
-  ExpectRefused(args, "k.stride(2)=2; need 1");
+  ExpectRefused(args, "k has stride 2 in dimension 2; need 1");
   args = good;
   args.k = TensorView<const float, 3>(nullptr, {3, 2, 4}, {8, 4, 1});
   ExpectRefused(args, "k is null");
@@ -172,6 +172,33 @@ TEST_F(WriteKvArgsTest, RefusesSlotsBeyondTheCacheOrGivenTwice) {
   const std::vector<int64_t> skipped = {-1, -1, 5};
   args.slots = skipped;
   EXPECT_TRUE(plan.CheckArgs(args).ok());
+}
+
+// A single token has no next one and a head of one element no second: those
+// strides are not used, not even in a sum that would overflow.
+TEST(WriteKvPlanTest, IgnoresStridesThatLeadNowhere) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t dim : {1, 4}) {
+    const KvLayout layout = MakeLayout(DType::kF32, 1, dim, dim, 16);
+    const auto plan = WriteKvPlan::Create({layout, DType::kF32}).value();
+    const std::vector<float> data = {1, 2, 3, 4};
+    const std::vector<int64_t> slots = {5};
+    InlineExecutor executor;
+    std::vector<uint8_t> want;
+    for (const int64_t stride : {int64_t{4}, int64_t{0}, kMost, -kMost}) {
+      std::vector<uint8_t> cache(static_cast<size_t>(2 * layout.page_bytes()));
+      WriteKvArgs args;
+      args.k = args.v =
+          AnyTensorView(DType::kF32, static_cast<const void*>(data.data()), 3,
+                        {1, 1, dim}, {stride, stride, dim == 1 ? stride : 1});
+      args.slots = slots;
+      args.cache = KvCacheView(layout, 2, cache.data());
+      ASSERT_EQ(plan.CheckArgs(args), absl::OkStatus());
+      plan.Execute(args, executor);
+      if (want.empty()) want = cache;
+      EXPECT_EQ(cache, want) << "stride " << stride;
+    }
+  }
 }
 
 // Layers of a decode step ask, in debug builds of Execute too.

@@ -48,8 +48,6 @@ absl::Status SglangPackPlan::CheckArgs(const AnyTensorView& w,
       CheckEqual(kOp, "rows of w", w.extent(0), layout_.n(), "the layout"));
   QUERN_RETURN_IF_ERROR(
       CheckEqual(kOp, "columns of w", w.extent(1), row_elements, "the layout"));
-  QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "last stride of w", w.stride(1), 1, "every view"));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "compensation", compensation.extent(0),
                                    layout_.has_compensation() ? layout_.n() : 0,
                                    "the layout"));

@@ -307,6 +307,11 @@ TEST(SglangPackPlanTest, RefusesBadArguments) {
   expect(plan->CheckArgs(MatrixView<const int8_t>(w.data(), {32, 32}, {-5, 1}),
                          all, packed.data()),
          "w has stride -5 in dimension 0; need 0 or more");
+  expect(plan->CheckArgs(
+             AnyTensorView(DType::kI8, static_cast<const void*>(w.data()), 2,
+                           {32, 32}, {64, 2}),
+             all, packed.data()),
+         "w has stride 2 in dimension 1; need 1");
   for (const int64_t stride : {0, 31}) {
     expect(plan->CheckArgs(
                MatrixView<const int8_t>(w.data(), {32, 32}, {stride, 1}), all,

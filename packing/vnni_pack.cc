@@ -113,8 +113,6 @@ absl::Status VnniPackPlan::CheckArgs(const AnyTensorView& w,
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, nk ? "k" : "n", w.extent(1),
                                    nk ? layout.k() : layout.n(), "the layout"));
   QUERN_RETURN_IF_ERROR(
-      CheckEqual(kOp, "last stride of w", w.stride(1), 1, "every view"));
-  QUERN_RETURN_IF_ERROR(
       CheckInput(kOp, "w", w, layout.dtype(), {w.extent(0), w.extent(1)}));
   QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "w", w));
   if (packed == nullptr) {

@@ -297,7 +297,7 @@ TEST(VnniPackPlanTest, RefusesBadArguments) {
   ExpectRefusal(plan->CheckArgs(AnyTensorView(DType::kI8, static_cast<void*>(w),
                                               2, {16, 8}, {16, 2}),
                                 packed),
-                "last stride of w=2");
+                "w has stride 2 in dimension 1; need 1");
   ExpectRefusal(plan->CheckArgs(good, nullptr), "packed is null");
   ExpectRefusal(plan->CheckArgs(good, packed + 1),
                 "packed is 1 bytes past a cache line; need alignment 64");
@@ -322,6 +322,35 @@ TEST(VnniPackPlanTest, RefusesBadArguments) {
   ASSERT_TRUE(kn.ok()) << kn.status();
   ExpectRefusal(kn->CheckArgs(good, packed), "k=16");
   EXPECT_EQ(kn->CheckArgs(DenseMatrix(w, 8, 16), packed), absl::OkStatus());
+}
+
+// A matrix of one column, such as the transpose of one row, has no element
+// beside another in a row: its last stride is not used.
+TEST_P(VnniPackTest, IgnoresTheLastStrideOfOneColumn) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  TestRng rng;
+  InlineExecutor executor;
+  for (const WeightOrder order : {WeightOrder::kNK, WeightOrder::kKN}) {
+    const bool nk = order == WeightOrder::kNK;
+    VnniPackSpec spec;
+    spec.layout = *VnniLayout::Create(DType::kBF16, nk ? 1 : 37, nk ? 37 : 1);
+    spec.order = order;
+    const auto plan = VnniPackPlan::Create(spec);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_RAN_ON(*plan);
+    std::vector<BFloat16> plain = RandomBits<BFloat16>(rng, 37);
+    GuardBuffer<uint8_t> want(spec.layout.bytes());
+    plan->Pack(DenseMatrix(plain.data(), 37, 1), want.data(), executor);
+    for (const int64_t stride : {int64_t{37}, int64_t{0}, kHuge, -kHuge}) {
+      const AnyTensorView column(DType::kBF16, static_cast<void*>(plain.data()),
+                                 2, {37, 1}, {1, stride});
+      GuardBuffer<uint8_t> packed(spec.layout.bytes());
+      ASSERT_EQ(plan->CheckArgs(column, packed.data()), absl::OkStatus());
+      plan->Pack(column, packed.data(), executor);
+      EXPECT_EQ(packed.ToVector(), want.ToVector());
+      plan->Unpack({spec.layout, packed.data()}, column, executor);
+    }
+  }
 }
 
 // A row that is alone has no next one: its stride is not used, not even in a
