@@ -47,14 +47,29 @@ bool SpanBytes(const AnyTensorView& v, int first, int64_t* bytes) {
   return CheckedMul(elements, static_cast<int64_t>(SizeOf(v.dtype())), bytes);
 }
 
-bool SameOuterStrides(const AnyTensorView& a, const AnyTensorView& b) {
-  if (a.rank() != b.rank()) return false;
-  for (int d = 0; d + 1 < a.rank(); ++d) {
-    if (a.extent(d) > 1 && b.extent(d) > 1 && a.stride(d) != b.stride(d)) {
+// Whether index [i, j, ...] lies equally far from the first element in both
+// views, and no other index of either view lies there. Views of one shape have
+// the latter from whichever of them is written, as CheckOutput asks.
+bool SameIndexing(const AnyTensorView& a, const AnyTensorView& b) {
+  if (a.rank() != b.rank() || SizeOf(a.dtype()) != SizeOf(b.dtype())) {
+    return false;
+  }
+  bool same_shape = true, apart = true;
+  int64_t inner = 1;  // elements from the first to the last of the dimensions
+  for (int d = a.rank(); d-- > 0;) {
+    const int64_t extent = std::max(a.extent(d), b.extent(d));
+    same_shape = same_shape && a.extent(d) == b.extent(d);
+    if (extent <= 1) continue;
+    // The stride of a dimension of extent 1 is meaningless.
+    const int64_t stride = (a.extent(d) > 1 ? a : b).stride(d);
+    if (a.extent(d) > 1 && b.extent(d) > 1 && stride != b.stride(d)) {
       return false;
     }
+    int64_t last = 0;
+    apart = apart && stride >= inner && CheckedMul(extent - 1, stride, &last) &&
+            CheckedAdd(inner, last, &inner);
   }
-  return SizeOf(a.dtype()) == SizeOf(b.dtype());
+  return same_shape || apart;
 }
 
 }  // namespace
@@ -173,7 +188,7 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {
-  return a.data() == b.data() && SameOuterStrides(a, b);
+  return a.data() == b.data() && SameIndexing(a, b);
 }
 
 absl::Status CheckInPlaceOrApart(absl::string_view op,

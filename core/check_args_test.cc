@@ -86,6 +86,73 @@ TEST(MayOverlapTest, CountsBytesNotElements) {
   EXPECT_TRUE(MayOverlap(floats, halves));
 }
 
+// What SameElements allows to be written in place: no element of one view lies
+// where another index of the other view does. Of views of equal shape nothing
+// is refused that has no such element.
+TEST(SameElementsTest, IsExactForRandomViews) {
+  std::vector<int8_t> memory(2000);
+  std::mt19937 random(20261127);
+  const auto pick = [&random](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  const auto view = [&](int64_t outer, int64_t inner) {
+    return View3(memory.data(), {pick(1, 4), pick(1, 3), pick(1, 10)},
+                 {outer, inner, 1});
+  };
+  const auto clash = [](const View3& a, const View3& b) {
+    for (int64_t i = 0; i < a.extent(0) * a.extent(1) * a.extent(2); ++i) {
+      for (int64_t j = 0; j < b.extent(0) * b.extent(1) * b.extent(2); ++j) {
+        const auto at = [](const View3& v, int64_t n) {
+          return std::vector<int64_t>{n / v.extent(2) / v.extent(1),
+                                      n / v.extent(2) % v.extent(1),
+                                      n % v.extent(2)};
+        };
+        const auto p = at(a, i), q = at(b, j);
+        if (a.At(p[0], p[1], p[2]) == b.At(q[0], q[1], q[2]) && p != q) {
+          return true;
+        }
+      }
+    }
+    return false;
+  };
+  int same = 0, refused = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    const int64_t inner = pick(1, 12), outer = pick(1, 40);
+    const View3 a = view(outer, inner);
+    View3 b = view(pick(0, 3) == 0 ? pick(1, 40) : outer,
+                   pick(0, 3) == 0 ? pick(1, 12) : inner);
+    if (pick(0, 3) == 0) b = View3(b.data(), a.extents(), b.strides());
+    EXPECT_EQ(SameElements(a, b), SameElements(b, a)) << "trial " << trial;
+    if (SameElements(a, b)) {
+      ++same;
+      // Equal shapes: CheckOutput of the view that is written sees to it.
+      if (a.extents() == b.extents()) continue;
+      EXPECT_FALSE(clash(a, b)) << "trial " << trial;
+    } else {
+      ++refused;
+      if (a.extents() != b.extents()) continue;
+      EXPECT_TRUE(clash(a, b)) << "trial " << trial;
+    }
+  }
+  EXPECT_GT(same, 300);
+  EXPECT_GT(refused, 300);
+}
+
+TEST(SameElementsTest, ARowIsNotTheMatrixThatItsEndReachesInto) {
+  float x[40] = {};
+  const MatrixView<float> matrix(x, {4, 5}, {5, 1});
+  const MatrixView<const float> row(x, {1, 10}, {10, 1});
+  EXPECT_FALSE(SameElements(row, matrix));
+  EXPECT_FALSE(SameElements(matrix, row));
+  EXPECT_EQ(CheckInPlaceOrApart("op", "x", row, "out", matrix).message(),
+            "op: out overlaps x; need the same elements or none in common");
+  // A row of the matrix, and columns of wider rows.
+  const MatrixView<const float> first(x, {1, 5}, {10, 1});
+  EXPECT_TRUE(SameElements(first, matrix));
+  const MatrixView<const float> wide(x, {4, 10}, {10, 1});
+  EXPECT_TRUE(SameElements(wide, MatrixView<float>(x, {4, 5}, {10, 1})));
+}
+
 TEST(MayOverlapTest, EmptyViewsTouchNothing) {
   float x[4] = {};
   const MatrixView<float> full = DenseMatrix<float>(x, 2, 2);

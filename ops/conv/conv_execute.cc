@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -87,7 +88,11 @@ void ConvPlan::ExecuteDirect(const AnyTensorView& in, const AnyTensorView& out,
   };
   // Units are rows within blocks of channels: consecutive ones share weights.
   const int64_t rows = e.depth * e.height;
-  const int64_t cost = taps * e.width;
+  // Says only how to divide the work: a cost of 2^63 or more is the most.
+  int64_t cost = 0;
+  if (!CheckedMul(taps, e.width, &cost)) {
+    cost = std::numeric_limits<int64_t>::max();
+  }
   for (int64_t b = 0; b < in.extent(0); ++b) {
     image.Fill(in, b, blocks_, scratch.image, executor);
     const auto run = [&](int64_t begin, int64_t end) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -273,6 +274,27 @@ TEST(ThreadCommunicator, KeepsSmallSumsApart) {
       }
     });
   }
+}
+
+// A row that is alone has no next one: its stride is not used, not even in a
+// product that would overflow.
+TEST(ThreadCommunicator, IgnoresTheStrideOfOneRow) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  RunRanks(2, [](ThreadCommunicator& c) {
+    for (const int64_t count : {int64_t{10}, int64_t{20000}}) {
+      for (const int64_t stride : {kMost, -kMost, int64_t{0}}) {
+        std::vector<float> x(static_cast<size_t>(count), 1.0f + c.rank());
+        c.AllReduceSum(MatrixView<float>(x.data(), {1, count}, {stride, 1}));
+        EXPECT_EQ(std::count(x.begin(), x.end(), 3.0f), count);
+        std::vector<float> all(static_cast<size_t>(2 * count));
+        c.AllGatherColumns(
+            MatrixView<const float>(x.data(), {1, count}, {stride, 1}),
+            MatrixView<float>(all.data(), {1, 2 * count}, {stride, 1}),
+            {2 * count, count});
+        EXPECT_EQ(std::count(all.begin(), all.end(), 3.0f), 2 * count);
+      }
+    }
+  });
 }
 
 TEST(ThreadCommunicator, AllocatesNothing) {

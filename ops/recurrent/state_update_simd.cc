@@ -141,7 +141,9 @@ HWY_INLINE void UpdateRows(const StateUpdateStep& step) {
   row.c = step.c;
   row.decay = Decay(DF(), hn::Set(d, step.a_head * step.delta[0]));
   for (size_t p = 0; p < step.rows; ++p) {
-    PrefetchL2(reinterpret_cast<const char*>(row.s) + kAhead,
+    // Integers, because a pointer may not lead out of what was allocated.
+    PrefetchL2(reinterpret_cast<const void*>(
+                   reinterpret_cast<uintptr_t>(row.s) + kAhead),
                step.n * sizeof(S));
     row.delta = hn::Set(d, step.delta[p]);
     row.dx = hn::Set(d, step.delta[p] * step.x[p]);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/sampling/philox.h"
 
@@ -155,6 +157,11 @@ absl::StatusOr<int64_t> SamplerPlan::WorkspaceBytes(int64_t max_rows,
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
   WorkspaceLayout layout;
   LayOut(layout, spec_.vocab, max_workers);
+  if (layout.overflow()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        kOp, ": vocab=", spec_.vocab, ", max_workers=", max_workers,
+        "; their workspace has 2^63 bytes or more"));
+  }
   return layout.bytes();
 }
 

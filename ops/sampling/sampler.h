@@ -58,7 +58,8 @@ class SamplerPlan {
 
   // Bytes of workspace that Execute needs for up to max_rows rows on up to
   // max_workers workers: 8 * vocab for each worker, whatever the number of
-  // rows. InvalidArgument if max_rows < 0 or max_workers < 1.
+  // rows. InvalidArgument if max_rows < 0 or max_workers < 1,
+  // ResourceExhausted if the size overflows.
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const;
 

@@ -1,7 +1,9 @@
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/core/tensor_view.h"
@@ -51,6 +53,18 @@ TEST(SamplerWorkspaceTest, SamplerTakesWhatItSaidForEveryNumberOfWorkers) {
       ASSERT_EQ(tokens, want) << workers << " workers, vocab " << vocab;
     }
   }
+}
+
+TEST(SamplerWorkspaceTest, RefusesASizeThatOverflows) {
+  constexpr int kMost = std::numeric_limits<int32_t>::max();
+  const auto plan = SamplerPlan::Create({kMost});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_TRUE(plan->WorkspaceBytes(1, 1).ok());
+  const absl::Status status = plan->WorkspaceBytes(1, kMost).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(),
+            "sampler: vocab=2147483647, max_workers=2147483647; their "
+            "workspace has 2^63 bytes or more");
 }
 
 }  // namespace
