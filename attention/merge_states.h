@@ -14,8 +14,9 @@
 //
 // A part whose lse is -inf, or more than 87.3 below the other's, has weight 0:
 // its out is not read, and may hold anything; the result is the other part's,
-// exactly. Two parts of -inf give zeros and -inf. A NaN in a part makes NaN
-// what it takes part in: in lse the whole row.
+// exactly. An lse of +inf is taken for -inf, because FlashAttention 2 returns
+// +inf for a part without keys. Two parts of either infinity give zeros and
+// -inf. A NaN in a part makes NaN what it takes part in: in lse the whole row.
 
 #include <cstdint>
 

@@ -43,8 +43,13 @@ void Weights(const float* a, const float* b, size_t heads,
   const auto minus_infinity = hn::Set(df, SoftmaxState().max);
   for (size_t h = 0; h < heads; h += hn::Lanes(df)) {
     const size_t n = HWY_MIN(hn::Lanes(df), heads - h);
-    const auto x = hn::LoadN(df, a + h, n);
-    const auto y = hn::LoadN(df, b + h, n);
+    const auto lse_of = [&](const float* p) HWY_ATTR {
+      const auto v = hn::LoadN(df, p, n);
+      return hn::IfThenElse(hn::Eq(v, hn::Neg(minus_infinity)), minus_infinity,
+                            v);
+    };
+    const auto x = lse_of(a + h);
+    const auto y = lse_of(b + h);
     const auto x_above = hn::Ge(x, y);
     const auto most = hn::IfThenElse(x_above, x, y);
     const auto below = hn::Neg(hn::Abs(hn::Sub(x, y)));

@@ -171,6 +171,27 @@ TEST_P(MergeStatesTest, NothingIsTheIdentity) {
   EXPECT_EQ(One(kInf, 10, 0.7f, 100).lse[0], 100.0f);
 }
 
+// FlashAttention 2 gives a part without keys an lse of +inf.
+TEST_P(MergeStatesTest, APartOfInfiniteLseHasNoKeys) {
+  for (const float nothing : {0.0f, 7.0f, kNan, kInf}) {
+    for (const float lse : {-1e30f, -3.0f, 0.0f, 88.0f, 3e38f}) {
+      EXPECT_EQ(One(0.7f, lse, nothing, kInf).out[0], 0.7f);
+      EXPECT_EQ(One(0.7f, lse, nothing, kInf).lse[0], lse);
+      EXPECT_EQ(One(nothing, kInf, 0.7f, lse).out[0], 0.7f);
+      EXPECT_EQ(One(nothing, kInf, 0.7f, lse).lse[0], lse);
+    }
+    for (const float other : {-kInf, kInf}) {
+      for (const bool swapped : {false, true}) {
+        const Merged<float> none = swapped ? One(nothing, other, nothing, kInf)
+                                           : One(nothing, kInf, nothing, other);
+        EXPECT_EQ(none.out[0], 0.0f);
+        EXPECT_EQ(none.lse[0], -kInf);
+      }
+    }
+  }
+  EXPECT_TRUE(std::isnan(One(1, kNan, 2, kInf).lse[0]));
+}
+
 TEST_P(MergeStatesTest, NanStaysInItsRow) {
   EXPECT_TRUE(std::isnan(One(kNan, 1, 2, 1).out[0]));
   EXPECT_EQ(One(kNan, 0, 2, 0).lse[0], std::log(2.0f));
