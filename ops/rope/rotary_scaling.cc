@@ -105,10 +105,11 @@ struct YarnRange {
   double high;
 };
 YarnRange YarnRangeOf(int64_t rot_dim, double base, const RotaryScaling& s) {
-  YarnRange range;
-  range.low = std::max(std::floor(YarnDim(s.beta_fast, rot_dim, base, s)), 0.0);
-  range.high = std::min(std::ceil(YarnDim(s.beta_slow, rot_dim, base, s)),
-                        static_cast<double>(rot_dim - 1));
+  YarnRange range = {YarnDim(s.beta_fast, rot_dim, base, s),
+                     YarnDim(s.beta_slow, rot_dim, base, s)};
+  if (s.truncate) range = {std::floor(range.low), std::ceil(range.high)};
+  range.low = std::max(range.low, 0.0);
+  range.high = std::min(range.high, static_cast<double>(rot_dim - 1));
   if (range.low == range.high) range.high += 0.001;
   return range;
 }

@@ -22,6 +22,7 @@
 //                low = floor(dim(beta_fast)), at least 0
 //                high = ceil(dim(beta_slow)), at most rot_dim - 1
 //                dim(r) = rot_dim ln(original / (2 pi r)) / (2 ln base)
+//                without floor and ceil where `truncate` is false (gpt-oss)
 //   kLongRope    w / long_factors[j]   where target > original
 //                w / short_factors[j]  elsewhere
 //
@@ -62,6 +63,7 @@ struct RotaryScaling {
   double beta_fast = 32.0;        // kYarn, > 0
   double beta_slow = 1.0;         // kYarn, > 0
   double extrapolation = 1.0;     // kYarn, finite
+  bool truncate = true;           // kYarn: the range ends at whole pairs
   double attention_factor = 1.0;  // kYarn, > 0
   double mscale = 0.0;            // kYarn, >= 0; 0 for both: not given
   double mscale_all_dim = 0.0;

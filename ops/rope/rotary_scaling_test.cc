@@ -1,6 +1,8 @@
 #include "quern/ops/rope/rotary_scaling.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -76,6 +78,38 @@ TEST(RotaryScalingTest, YarnHasTheFrequenciesOfDeepSeek) {
   s.mscale = 0.0;
   EXPECT_NEAR(Compute(64, 1e4, s).magnitude,
               1.0 / (0.1 * 0.707 * std::log(40.0) + 1.0), 1e-8);
+}
+
+// gpt-oss: rope_theta 150000, factor 32, original 4096, truncate false. The
+// ramp goes from 8.0929 to 17.3980 instead of 8 to 18.
+TEST(RotaryScalingTest, YarnWithoutTruncationHasTheFrequenciesOfGptOss) {
+  constexpr double kBase = 150000;
+  RotaryScaling s;
+  s.kind = RotaryScalingKind::kYarn;
+  s.factor = 32.0;
+  s.original = 4096;
+  s.truncate = false;
+  const auto dim = [](double rotations) {
+    return 64 * std::log(4096 / (rotations * 2 * 3.14159265358979)) /
+           (2 * std::log(kBase));
+  };
+  const double low = dim(32), high = dim(1);
+  EXPECT_NEAR(low, 8.0929, 1e-3);
+  EXPECT_NEAR(high, 17.3980, 1e-3);
+  const RotaryFrequencies of = Compute(64, kBase, s);
+  const auto expect = [](const RotaryFrequencies& got, double from, double to) {
+    for (int j = 0; j < 32; ++j) {
+      const double w = std::pow(kBase, -j / 32.0);
+      const double ramp = std::clamp((j - from) / (to - from), 0.0, 1.0);
+      EXPECT_NEAR(got.frequencies[static_cast<size_t>(j)] / w,
+                  ramp / 32 + 1 - ramp, 1e-9)
+          << "pair " << j;
+    }
+  };
+  expect(of, low, high);
+  EXPECT_NEAR(of.magnitude, 0.1 * std::log(32.0) + 1.0, 1e-12);
+  s.truncate = true;
+  expect(Compute(64, kBase, s), 8, 18);
 }
 
 TEST(RotaryScalingTest, YarnRampsWithinThePairsThatThereAre) {
