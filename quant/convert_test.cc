@@ -17,6 +17,7 @@
 #include "quern/core/hwy_executor.h"
 #include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
+#include "quern/quant/bf16_pairs_testutil.h"
 #include "quern/quant/float_format.h"
 #include "quern/quant/scalar_convert.h"
 #include "quern/testing/guard_buffer.h"
@@ -297,6 +298,42 @@ TEST_P(ConvertTest, RoundsEveryBoundary) {
       }
     }
   }
+}
+
+// The encoders of pairs, which norms, rotations and activations use in place of
+// ConvertPlan: ties, infinities, denormals and every payload of NaN, as the
+// even element and as the odd one.
+TEST_P(ConvertTest, PairsOfBF16RoundEveryBoundary) {
+  const BF16PairEncoders encoders = GetBF16PairEncoders();
+  EXPECT_RAN_ON(encoders);
+  const auto expect_rounded = [](BF16PairEncoders::Encode encode,
+                                 std::vector<float> even) {
+    while (even.size() % BF16PairEncoders::kMultiple != 0) even.push_back(1);
+    std::vector<float> odd(even.rbegin(), even.rend());
+    std::vector<uint16_t> codes(2 * even.size());
+    encode(even.data(), odd.data(), even.size(), codes.data());
+    for (size_t i = 0; i < codes.size(); ++i) {
+      const float value = (i % 2 == 0 ? even : odd)[i / 2];
+      ASSERT_EQ(codes[i],
+                OracleEncode(DType::kBF16, value, OverflowMode::kIeee))
+          << std::hexfloat << value << ", " << (i % 2 == 0 ? "even" : "odd");
+    }
+  };
+  const std::vector<float> x = RoundingBoundaries(DType::kBF16);
+  expect_rounded(encoders.any, x);
+  // A single NaN takes all lanes of its vector another way, so vectors without
+  // one are tested by themselves.
+  std::vector<float> numbers;
+  for (const float value : x) {
+    if (!std::isnan(value)) numbers.push_back(value);
+  }
+  expect_rounded(encoders.any, numbers);
+  // The other encoder also takes NaN that have been codes.
+  for (uint32_t code = 0x7FC0; code < 0x8000; ++code) {
+    numbers.push_back(FromBits(code << 16));
+    numbers.push_back(FromBits((code | 0x8000) << 16));
+  }
+  expect_rounded(encoders.numbers, numbers);
 }
 
 TEST_P(ConvertTest, ConvertsEveryPairOfTypes) {
