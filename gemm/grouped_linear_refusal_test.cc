@@ -11,6 +11,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
 #include "quern/gemm/known_weights_testutil.h"
@@ -149,6 +150,24 @@ TEST_F(GroupedLinearRefusalTest, Arguments) {
   index.push_back(-77);
   good.index = DenseVector<const int32_t>(index.data(), 6);
   EXPECT_EQ(plan->CheckArgs(good), absl::OkStatus());
+}
+
+TEST_F(GroupedLinearRefusalTest, ExecuteChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  const auto plan =
+      GroupedLinearPlan::Create({}, {Weights({WeightFormat::kBF16}, 16, 32)});
+  ASSERT_EQ(plan.status(), absl::OkStatus());
+  std::vector<BF> a(size_t{2 * 32}), c(size_t{2 * 16});
+  const std::vector<int32_t> offsets = {0, 3};
+  GroupedLinearArgs args;
+  args.a = DenseMatrix(a.data(), 2, 32);
+  args.c = DenseMatrix(c.data(), 2, 16);
+  args.offsets = DenseVector(offsets.data(), 2);
+  EXPECT_DEATH(plan->Execute(args, Workspace(), executor_),
+               "offsets\\[1\\]=3; need 0 or more, and at most the 2 rows");
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 }  // namespace

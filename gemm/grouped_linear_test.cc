@@ -268,6 +268,20 @@ TEST_P(GroupedLinearTest, EveryFewRows) {
   }
 }
 
+// Tiles of unequal sizes leave gaps between the packed rows of a group, so that
+// the group ends beyond its number of rows, where the next one must not begin.
+TEST_P(GroupedLinearTest, GroupsWhoseTilesLeaveGapsLieApart) {
+  const Shape s{0, 33, 70};
+  for (const FormatCase format :
+       {FormatCase{WeightFormat::kF32}, FormatCase{WeightFormat::kI8Channel},
+        FormatCase{WeightFormat::kI4Group, true}}) {
+    for (int64_t rows = 13; rows <= 47; ++rows) {
+      SCOPED_TRACE(testing::Message() << format << ", " << rows << " rows");
+      ExpectRowsOfTheirGroups<float, float>(format, s, {rows, 2, rows, 1});
+    }
+  }
+}
+
 TEST_P(GroupedLinearTest, WithoutAnIndexRowsOfAAreThoseOfC) {
   TestRng rng;
   const Shape s{0, 48, 96};

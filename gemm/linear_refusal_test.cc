@@ -8,10 +8,12 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
@@ -337,6 +339,32 @@ TEST_P(LinearRefusalTest, RefusesAWorkspaceThatCannotBe) {
   ASSERT_EQ(some.status(), absl::OkStatus());
   ASSERT_EQ(most.status(), absl::OkStatus());
   EXPECT_EQ(*some, *most);
+}
+
+// The layers behind LinearPlan check nothing (tools/check_execute.sh): whatever
+// CheckArgs refuses must stop Execute in debug builds.
+TEST_P(LinearRefusalTest, ExecuteChecksItsArgumentsInDebugBuilds) {
+#ifndef NDEBUG
+  std::vector<BF> a(64), c(16);
+  const auto plan = Plan(Spec(), Weights(GetParam(), 4, 32));
+  AlignedBuffer memory =
+      AlignedBuffer::Create(plan.WorkspaceBytes(2, 1).value()).value();
+  Args good;
+  good.a = DenseMatrix(a.data(), 2, 32);
+  good.c = DenseMatrix(c.data(), 2, 4);
+  const auto execute = [&](const Args& args) {
+    plan.Execute(args, Workspace(memory), executor_);
+  };
+  execute(good);
+  Args bad = good;
+  bad.a = DenseMatrix(a.data(), 2, 31);
+  EXPECT_DEATH(execute(bad), "linear: a is \\[2, 31\\]; need \\[any, 32\\]");
+  bad = good;
+  bad.c = DenseMatrix(a.data(), 2, 4);
+  EXPECT_DEATH(execute(bad), "linear: c overlaps a");
+#else
+  GTEST_SKIP() << "QUERN_DCHECK is off";
+#endif
 }
 
 }  // namespace

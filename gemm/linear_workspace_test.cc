@@ -131,6 +131,29 @@ TEST_P(LinearWorkspaceTest, ADividedKStaysInTheWorkspace) {
   }
 }
 
+// k is divided for few rows alone, which then need more than many rows do. A
+// workspace for many rows must serve them.
+TEST_P(LinearWorkspaceTest, MoreRowsThanThoseOfADividedKNeedNoLess) {
+  int divided = 0;
+  for (const Divided& d : kOverflows) {
+    const auto plan =
+        PlanOfOne(WeightFormat::kBF16, d.n, d.k, FromDouble<BF>(0.75),
+                  SpecOf(DType::kBF16, DType::kF32));
+    EXPECT_RAN_ON(plan);
+    for (const int workers : {2, d.workers, d.workers + 1}) {
+      int64_t most = 0;
+      for (int64_t m = 1; m <= 40; ++m) {
+        const int64_t bytes = plan.WorkspaceBytes(m, workers).value();
+        ASSERT_GE(bytes, most) << m << " rows, n=" << d.n << ", k=" << d.k
+                               << ", " << workers << " workers";
+        divided += bytes == most ? 1 : 0;
+        most = bytes;
+      }
+    }
+  }
+  EXPECT_GT(divided, 0);  // fewer rows decide the size
+}
+
 TEST_P(LinearWorkspaceTest, ADividedKOfInt8StaysInTheWorkspace) {
   TestRng rng;
   for (const Divided& d : kOverflows) {

@@ -67,7 +67,6 @@ class PackedBlocksLayer final : public PackedLayer {
   }
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(args));
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
       const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;

@@ -54,7 +54,6 @@ class PackedFloatLayer final : public PackedLayer {
   }
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(args));
     const int64_t a_row_bytes = RowBytes(args.a);
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
       const auto* a_data =

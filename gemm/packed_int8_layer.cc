@@ -54,7 +54,6 @@ class PackedInt8Layer final : public PackedLayer {
   }
   void Execute(const LinearArgs& args, const Workspace& workspace,
                Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(args));
     ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
       const PackedProduct<int32_t> product = ProductOf(rows, TileCount::kEven);
       Workspace memory = workspace;
