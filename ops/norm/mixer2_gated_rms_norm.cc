@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -160,8 +161,11 @@ void Mixer2GatedRmsNormPlan::Execute(const Mixer2GatedRmsNormArgs& args,
     alignas(64) float w[kRowBlock];
     for (int64_t t = begin; t < end; ++t) {
       ForEachPiece([&](int64_t g, int64_t at, int64_t count) {
-        const float inverse =
-            1.0f / std::sqrt(sums[t * spec_.groups + g] / group + spec_.eps);
+        // No rank has the elements of all others to sum them again.
+        const float sum = sums[t * spec_.groups + g];
+        const float inverse = std::isinf(sum)
+                                  ? std::numeric_limits<float>::quiet_NaN()
+                                  : 1.0f / std::sqrt(sum / group + spec_.eps);
         for_blocks(t, at, count, [&](size_t i, size_t n, float* h) {
           kernels_.scale(inverse, n, h);
           weight_blocks_.load(weights + i * weight_size, n, w);

@@ -13,8 +13,9 @@
 // each group lies within a rank, results equal ops/norm/rms_norm_gated.h bit
 // for bit and ranks do not communicate. Otherwise the ranks sum their parts of
 // each group's squares, `groups` numbers per row, in the order of ranks;
-// results then depend on the number of ranks. Arithmetic is in f32, and the
-// result is rounded once, to nearest even.
+// results then depend on the number of ranks, and a group whose sum of squares
+// exceeds 3.4e38 is NaN. Arithmetic is in f32, and the result is rounded once,
+// to nearest even.
 //
 // Mixers without this norm use the gate alone, which is silu_and_mul:
 // ActAndMulPlan::ExecuteSplit of ops/activation/act_and_mul.h.

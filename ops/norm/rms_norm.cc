@@ -1,12 +1,12 @@
 #include "quern/ops/norm/rms_norm.h"
 
-#include <cmath>
 #include <cstddef>
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
 #include "quern/ops/norm/check_eps.h"
+#include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -14,12 +14,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "rms_norm";
-
-// Returns 1 / rms, given the sum of squares.
-float InverseRms(float sum_squares, const RmsNormSpec& spec) {
-  return 1.0f / std::sqrt(sum_squares / static_cast<float>(spec.SpanColumns()) +
-                          spec.eps);
-}
 
 }  // namespace
 
@@ -149,7 +143,9 @@ void RmsNormPlan::Normalise(const AnyTensorView& x, const AnyTensorView& out,
   const size_t n = static_cast<size_t>(spec_.hidden);
   const size_t span = static_cast<size_t>(spec_.SpanColumns());
   for (int64_t i = begin; i < end; ++i) {
-    scale.scale = InverseRms(kernels_.sum_squares(xs[i], span), spec_);
+    scale.scale =
+        InverseRms(kernels_.sum_squares(xs[i], span), spec_.SpanColumns(),
+                   spec_.eps, spec_.x_dtype, xs[i]);
     scale.next = i + 1 < end ? xs[i + 1] : nullptr;
     kernels_.scale_x(xs[i], scale, outs[i], n);
   }
@@ -172,10 +168,10 @@ void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
         RmsNormScale scale =
             ScaleOf(args.weight, args.x.extent(0), /*may_stream=*/false);
         for (int64_t i = begin; i < end; ++i) {
-          scale.scale =
-              InverseRms(kernels_.add_sum_squares(x[i], residual[i],
-                                                  residual_out[i], span),
-                         spec_);
+          const float sum_squares = kernels_.add_sum_squares(
+              x[i], residual[i], residual_out[i], span);
+          scale.scale = InverseRms(sum_squares, spec_.SpanColumns(), spec_.eps,
+                                   spec_.residual_dtype, residual_out[i]);
           if (span < n) {
             kernels_.add_sum_squares(
                 x[i] + span * x_size, residual[i] + span * residual_size,

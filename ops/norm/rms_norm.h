@@ -18,8 +18,9 @@
 // Execute(residual_out).
 //
 // A NaN or infinity makes its row NaN or zero and affects no other row. Squares
-// are summed in f32, so a row whose sum of squares exceeds 3.4e38 becomes 0. A
-// row of zeros stays zero, or becomes NaN if eps is 0.
+// are summed in f32, and again in double where that sum exceeds 3.4e38: a row
+// of finite elements of any size is normalised. A row of zeros stays zero, or
+// becomes NaN if eps is 0.
 
 #include <cstdint>
 

@@ -1,12 +1,12 @@
 #include "quern/ops/norm/rms_norm_gated.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/norm/check_eps.h"
+#include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -95,9 +95,17 @@ void RmsNormGatedPlan::Execute(const AnyTensorView& x, const AnyTensorView& z,
               load(g + i, count);
               sum += kernels_.sum_squares(v, count);
             }
+            const auto sum_again = [&] {
+              double squares = 0;
+              for (size_t i = 0; i < group; i += kRowBlock) {
+                const size_t count = std::min(kRowBlock, group - i);
+                load(g + i, count);
+                squares += SumSquaresInDouble(v, static_cast<int64_t>(count));
+              }
+              return squares;
+            };
             const float inverse =
-                1.0f /
-                std::sqrt(sum / static_cast<float>(spec_.group) + spec_.eps);
+                InverseRms(sum, spec_.group, spec_.eps, sum_again);
             for (size_t i = 0; i < group; i += kRowBlock) {
               const size_t count = std::min(kRowBlock, group - i);
               load(g + i, count);

@@ -15,6 +15,7 @@
 //
 // Arithmetic is in f32, and the result is rounded once, to nearest even. A NaN
 // or an infinity makes its group NaN or zero and affects no other group.
+// Squares are summed in f32, and again in double where that sum exceeds 3.4e38.
 
 #include <cstdint>
 

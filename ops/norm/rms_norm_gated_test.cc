@@ -141,6 +141,27 @@ TEST_P(RmsNormGatedTest, KeepsNaNInItsGroup) {
   EXPECT_TRUE(std::isfinite(y[2]) && std::isfinite(y[3]));
 }
 
+// Squares above 3.4e38 are no numbers of f32; their groups have a norm all the
+// same.
+TEST_P(RmsNormGatedTest, NormalisesGroupsWhoseSquaresOverflow) {
+  for (const GateWhen gate : kGates) {
+    RmsNormGatedSpec spec;
+    spec.hidden = 4;
+    spec.group = 2;
+    spec.gate = gate;
+    const AnyMatrix x(DType::kF32, {3e19, 4e19, 1, 2}, 1, 4, 4);
+    const AnyMatrix z(DType::kF32, {2, 2, 1, -1}, 1, 4, 4);
+    const AnyMatrix w(DType::kF32, {1, 2, 1, 1}, 1, 4, 4);
+    const AnyMatrix out(DType::kF32, 1, 4, 4);
+    Plan(spec).Execute(x.view(), z.view(), w.vector(), out.view(), executor_);
+    EXPECT_TRUE(AllWithin(
+        out.doubles(), Reference(spec, x.doubles(), z.doubles(), w.doubles()),
+        [&](double value, int64_t) {
+          return ResultBound(DType::kF32, value, 40 * 0x1p-24);
+        }));
+  }
+}
+
 TEST(RmsNormGatedPlanTest, Refuses) {
   struct Case {
     RmsNormGatedSpec spec;

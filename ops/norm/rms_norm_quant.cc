@@ -1,12 +1,12 @@
 #include "quern/ops/norm/rms_norm_quant.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <utility>
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
+#include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -134,14 +134,13 @@ absl::Status RmsNormQuantPlan::CheckAddArgs(
 // Quantises one row and returns its scale. From `scale` it takes the weight and
 // the rows to prefetch.
 float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
-                                    size_t h_size, RmsNormScale scale,
+                                    DType h_dtype, RmsNormScale scale,
                                     float sum_squares, char* q) const {
   const RmsNormSpec& norm = spec_.norm;
   const int64_t n = norm.hidden;
   scale.offset = norm.weight == NormWeight::kOnePlus ? 1.0f : 0.0f;
   scale.scale =
-      1.0f / std::sqrt(sum_squares / static_cast<float>(norm.SpanColumns()) +
-                       norm.eps);
+      InverseRms(sum_squares, norm.SpanColumns(), norm.eps, h_dtype, h);
   const char* const next = static_cast<const char*>(scale.next);
   const char* const next2 = static_cast<const char*>(scale.next2);
   const char* const weight = static_cast<const char*>(scale.weight);
@@ -156,7 +155,7 @@ float RmsNormQuantPlan::QuantizeRow(const char* h, ScaleRow normalise,
       float* const part = row + (keep ? i : 0);
       if (!normed) {
         if (weight != nullptr) scale.weight = weight + i * weight_size;
-        const int64_t at = i * static_cast<int64_t>(h_size);
+        const int64_t at = i * static_cast<int64_t>(SizeOf(h_dtype));
         scale.next = next + at;
         if (next2 != nullptr) scale.next2 = next2 + at;
         normalise(h + at, scale, part, static_cast<size_t>(count));
@@ -199,15 +198,14 @@ void RmsNormQuantPlan::Execute(const RmsNormQuantArgs& args,
   RmsNormScale every = {};
   if (spec_.norm.weight != NormWeight::kNone) every.weight = args.weight.data();
   const size_t span = static_cast<size_t>(spec_.norm.SpanColumns());
-  const size_t x_size = SizeOf(spec_.norm.x_dtype);
   ParallelRows(executor, args.x.extent(0), 4 * spec_.norm.hidden,
                [&](int64_t begin, int64_t end) {
                  RmsNormScale scale = every;
                  for (int64_t i = begin; i < end; ++i) {
                    scale.next = x[std::min(i + 1, end - 1)];
-                   const float s =
-                       QuantizeRow(x[i], kernels_.scale_x, x_size, scale,
-                                   kernels_.sum_squares(x[i], span), q[i]);
+                   const float s = QuantizeRow(
+                       x[i], kernels_.scale_x, spec_.norm.x_dtype, scale,
+                       kernels_.sum_squares(x[i], span), q[i]);
                    if (per_token) scales[i] = s;
                  }
                });
@@ -241,9 +239,9 @@ void RmsNormQuantPlan::ExecuteAdd(const RmsNormQuantArgs& args,
                    const int64_t next = std::min(i + 1, end - 1);
                    scale.next = residual[next];
                    scale.next2 = x_size == r_size ? x[next] : nullptr;
-                   const float s =
-                       QuantizeRow(residual_out[i], kernels_.scale_residual,
-                                   r_size, scale, sum_squares, q[i]);
+                   const float s = QuantizeRow(
+                       residual_out[i], kernels_.scale_residual,
+                       spec_.norm.residual_dtype, scale, sum_squares, q[i]);
                    if (per_token) scales[i] = s;
                  }
                });

@@ -86,7 +86,7 @@ class RmsNormQuantPlan {
                    std::optional<Fp8QuantizePlan> fp8);
   using ScaleRow = void (*)(const void* h, const RmsNormScale& scale, void* out,
                             size_t n);
-  float QuantizeRow(const char* h, ScaleRow normalise, size_t h_size,
+  float QuantizeRow(const char* h, ScaleRow normalise, DType h_dtype,
                     RmsNormScale scale, float sum_squares, char* q) const;
 
   RmsNormQuantSpec spec_;

@@ -118,21 +118,25 @@ QUERN_INSTANTIATE_ISA_TEST(RmsNormQuantTest);
 TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
   TestRng rng;
   struct Types {
-    DType x, weight;
+    DType x, weight, residual;
   };
+  constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
   for (const Types types :
-       {Types{DType::kF32, DType::kF32}, Types{DType::kBF16, DType::kBF16},
-        Types{DType::kBF16, DType::kF32}, Types{DType::kF16, DType::kF16}}) {
+       {Types{kF32, kF32, kF32}, Types{kF32, kBF16, kBF16},
+        Types{kBF16, kBF16, kBF16}, Types{kBF16, kF32, kF32},
+        Types{kF16, kF16, kF16}}) {
     for (const DType q_dtype : {DType::kI8, DType::kF8E4M3}) {
       for (const NormScale scale_of :
            {NormScale::kStatic, NormScale::kPerToken}) {
         for (const int64_t n : {1, 17, 511, 512, 769, 4096, 4097}) {
           SCOPED_TRACE(testing::Message()
-                       << DTypeName(types.x) << DTypeName(q_dtype)
-                       << (scale_of == NormScale::kStatic) << " " << n);
+                       << DTypeName(types.x) << DTypeName(types.residual)
+                       << DTypeName(q_dtype) << (scale_of == NormScale::kStatic)
+                       << " " << n);
           RmsNormQuantSpec spec;
           spec.norm.hidden = n;
-          spec.norm.x_dtype = spec.norm.residual_dtype = types.x;
+          spec.norm.x_dtype = types.x;
+          spec.norm.residual_dtype = types.residual;
           spec.norm.weight_dtype = types.weight;
           spec.norm.weight = n == 17    ? NormWeight::kOnePlus
                              : n == 511 ? NormWeight::kNone
@@ -153,7 +157,7 @@ TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
             return ToDoubles(UniformReals(rng, count, -3, 3));
           };
           const AnyMatrix x(types.x, reals(rows * n), rows, n, n + 3);
-          const AnyMatrix r(types.x, reals(rows * n), rows, n, n + 1);
+          const AnyMatrix r(types.residual, reals(rows * n), rows, n, n + 1);
           const AnyMatrix w(types.weight, reals(n), 1, n, n);
           const AnyTensorView weight = n == 511 ? AnyTensorView() : w.vector();
           Codes q(q_dtype, rows, n, n + 2), want(q_dtype, rows, n, n);
@@ -173,7 +177,7 @@ TEST_P(RmsNormQuantTest, HasTheBitsOfNormAndQuantiseInF32) {
           EXPECT_TRUE(q.intact());
 
           // The sum takes the place of the residual, on several workers.
-          const AnyMatrix sum(types.x, rows, n, n);
+          const AnyMatrix sum(types.residual, rows, n, n);
           RmsNormPlan::Create(norm)->ExecuteAdd(
               {x.const_view(), weight, y.view(), r.const_view(), sum.view()},
               executor_);

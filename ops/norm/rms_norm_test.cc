@@ -178,22 +178,32 @@ TEST_P(RmsNormTest, AddsTheResidualFirstAndNormalisesTheRoundedSum) {
 
 TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
   TestRng rng;
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+  constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;
+  struct Types {
+    DType x, residual;
+  };
+  for (const Types types :
+       {Types{kF32, kF32}, Types{kF32, kBF16}, Types{kBF16, kF32},
+        Types{kBF16, kBF16}, Types{kF16, kF16}}) {
+    const DType dtype = types.x, r_dtype = types.residual;
     for (const NormWeight kind :
          {NormWeight::kPlain, NormWeight::kOnePlus, NormWeight::kNone}) {
       for (const int64_t hidden : {1, 17, 769}) {
         for (const int64_t span : {int64_t{0}, (hidden + 1) / 2}) {
-          SCOPED_TRACE(testing::Message() << DTypeName(dtype) << hidden);
-          RmsNormSpec spec = Spec(hidden, dtype, dtype, dtype, dtype);
+          SCOPED_TRACE(testing::Message()
+                       << DTypeName(dtype) << DTypeName(r_dtype) << hidden);
+          RmsNormSpec spec = Spec(hidden, dtype, dtype, dtype, r_dtype);
           spec.weight = kind;
           spec.span = span;
           spec.stores = Stores::kStream;
           const RmsNormPlan plan = Plan(spec);
+          spec.x_dtype = r_dtype;
+          const RmsNormPlan alone = Plan(spec);
           const int64_t rows = 2;
           const AnyMatrix x(dtype,
                             ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
                             rows, hidden, hidden + 1);
-          const AnyMatrix r(dtype,
+          const AnyMatrix r(r_dtype,
                             ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
                             rows, hidden, hidden);
           const AnyMatrix w(dtype, ToDoubles(UniformReals(rng, hidden, -2, 2)),
@@ -202,18 +212,18 @@ TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
               kind == NormWeight::kNone ? AnyTensorView() : w.vector();
           const AnyMatrix out(dtype, rows, hidden, hidden + 3);
           const AnyMatrix again(dtype, rows, hidden, hidden);
-          const AnyMatrix sum(dtype, rows, hidden, hidden);
+          const AnyMatrix sum(r_dtype, rows, hidden, hidden);
           const RmsNormArgs args = {x.const_view(), weight, out.view(),
                                     r.const_view(), sum.view()};
           ASSERT_EQ(plan.CheckAddArgs(args), absl::OkStatus());
           plan.ExecuteAdd(args, executor_);
-          plan.Execute(sum.view(), weight, again.view(), executor_);
+          alone.Execute(sum.view(), weight, again.view(), executor_);
           EXPECT_EQ(again.bits(), out.bits());
           // The whole sum is written, including the columns after the prefix.
           std::vector<double> sums;
           const auto xs = x.doubles(), rs = r.doubles();
           for (size_t i = 0; i < xs.size(); ++i) {
-            sums.push_back(RoundThroughF32(dtype, xs[i] + rs[i]));
+            sums.push_back(RoundThroughF32(r_dtype, xs[i] + rs[i]));
           }
           EXPECT_TRUE(AllEqual(sum.doubles(), sums));
           // The reference takes the mean square of the prefix alone.
@@ -344,7 +354,45 @@ TEST_P(RmsNormTest, KeepsSpecialsInTheirRow) {
   EXPECT_TRUE(std::isnan(y[7]));
   EXPECT_EQ(y[9], 0.0);
   EXPECT_TRUE(std::signbit(y[11]));
-  EXPECT_EQ(y[12], 0.0);
+  EXPECT_NEAR(y[12], std::sqrt(3.0), 1e-6);
+  EXPECT_NEAR(y[13], std::sqrt(3.0) / 3e20, 1e-26);
+}
+
+// Squares above 3.4e38 are no numbers of f32; their rows have a norm all the
+// same, alone and behind a residual.
+TEST_P(RmsNormTest, NormalisesRowsWhoseSquaresOverflow) {
+  TestRng rng;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t hidden : {1, 7, 1000}) {
+      for (const double size : {1e18, 1e19, 1e25, 1e37}) {
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " " << hidden << " of " << size);
+        auto values = ToDoubles(UniformReals(rng, 2 * hidden, 1, 2));
+        for (double& v : values) v *= size;
+        const AnyMatrix x(dtype, values, 2, hidden, hidden + 3);
+        const AnyMatrix zeros(dtype, std::vector<double>(values.size()), 2,
+                              hidden, hidden);
+        const AnyMatrix w(DType::kF32,
+                          ToDoubles(UniformReals(rng, hidden, -2, 2)), 1,
+                          hidden, hidden);
+        const AnyMatrix out(DType::kF32, 2, hidden, hidden);
+        const AnyMatrix added(DType::kF32, 2, hidden, hidden);
+        const AnyMatrix sum(dtype, 2, hidden, hidden);
+        const RmsNormPlan plan =
+            Plan(Spec(hidden, dtype, DType::kF32, DType::kF32, dtype));
+        plan.Execute(x.view(), w.vector(), out.view(), executor_);
+        const auto want =
+            ReferenceRmsNorm(2, hidden, x.doubles(), w.doubles(), 1e-6f);
+        EXPECT_TRUE(AllWithin(out.doubles(), want, [&](double value, int64_t) {
+          return ResultBound(DType::kF32, value, RelativeBound(hidden));
+        }));
+        plan.ExecuteAdd(
+            {x.view(), w.vector(), added.view(), zeros.view(), sum.view()},
+            executor_);
+        EXPECT_EQ(added.bits(), out.bits());
+      }
+    }
+  }
 }
 
 TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
