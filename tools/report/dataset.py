@@ -6,7 +6,8 @@
 
 A part is what one group of commands measured (measure.py). Rows of `limits`, `table`, `linear`,
 `attention` and `onednn` are lines of tools/perf, of which FIELDS are kept, with the
-command line that repeats each. Rows of `peers` and `generation` have fields of their own.
+command line that repeats each. Rows of `peers`, `generation` and `engines` (other programs that write text, on the
+files of `generation`) have fields of their own.
 """
 
 import json
@@ -14,8 +15,10 @@ import pathlib
 import re
 import statistics
 
+import dram
+
 SCHEMA = 1
-PARTS = ("limits", "table", "linear", "attention", "onednn", "peers", "generation")
+PARTS = ("limits", "table", "linear", "attention", "onednn", "peers", "generation", "engines")
 FIELDS = ("command", "op", "shape", "dtype", "isa", "median_us", "bytes", "flops", "dram_kind", "dram_gbps",
           "peak_kind", "peak_gflops", "of_dram", "of_peak", "of_roof", "limits", "ghz")
 
@@ -88,10 +91,53 @@ def peer_name(row):
     return PEER_NAMES.get(row["peer"], row["peer"])
 
 
+def peer_bytes(row):
+    """The least traffic of a row of peers.py: weights of 4096 x 4096, the rows in and the rows out, each once."""
+    return {"f32": 4, "bf16": 2}[row["dtype"]] * (4096 * 4096 + 2 * 4096 * row["m"])
+
+
 def bound(row):
     """The name of the limit that binds a row: a kind of DRAM traffic, or a type of arithmetic."""
     dram, peak = row.get("of_dram"), row.get("of_peak")
     return "DRAM" if peak is None or (dram is not None and dram >= peak) else row["peak_kind"]
+
+
+def needs_dram(row, slowest):
+    """Whether a case takes a quarter of the rate of DRAM or more, so that it depends on which rate DRAM had."""
+    rate = row.get("dram_gbps") or slowest
+    return row["bytes"] / row["median_us"] * 1e-3 >= rate / 4
+
+
+class OneRate:
+    """The rows that one plot may compare. DRAM may have had two rates during a run, which are no property of a format
+    or a context: of the rows that depend on it, only the most that are within 10 % of each other are kept."""
+
+    def __init__(self, rows):
+        known = sorted(row["dram_gbps"] for row in rows if row.get("dram_gbps"))
+        slowest = known[0] if known else 0
+        rates = sorted(row["dram_gbps"] for row in rows if row.get("dram_gbps") and needs_dram(row, slowest))
+        windows = [[rate for rate in rates[i:] if rate <= dram.ONE_RATE * first] for i, first in enumerate(rates)]
+        self.low, self.high = max(((w[0], w[-1]) for w in windows), key=lambda w: sum(w[0] <= r <= w[1] for r in rates),
+                                  default=(0, 0))
+        self.left_out = 0
+        self._slowest = slowest
+
+    def keeps(self, row):
+        """Counts the rows that it does not keep. A row whose own rate is unknown is kept if no rate would bind it."""
+        kept = not needs_dram(row, self._slowest) or self.low <= (row.get("dram_gbps") or 0) <= self.high
+        self.left_out += not kept
+        return kept
+
+    def sentence(self):
+        """What a plot says about it; empty where DRAM binds nothing."""
+        if not self.low:
+            return ""
+        rates = f"DRAM gave {self.low:.0f} to {self.high:.0f} GB/s."
+        if not self.left_out:
+            return rates
+        return rates + (f" {self.left_out} cases at other or unknown rates are" if self.left_out > 1
+                        else " A case at another or an unknown rate is") \
+            + " left out."
 
 
 class Data:
@@ -144,6 +190,12 @@ class Data:
             if row["shape"] == name and row["threads"] == self.threads:
                 return (row.get("bytes") or row["flops"]) / row["median_us"] * 1e-3
         return None
+
+    def read_rates(self):
+        """(slowest, fastest) rate of DRAM's reads that was measured beside the cases, or None."""
+        rates = [row["dram_gbps"] for row in self.cases()
+                 if row.get("dram_kind") == "read" and row.get("limits") == "steady"]
+        return (min(rates), max(rates)) if rates else None
 
     def peaks(self):
         """[("f32", GFLOP/s), ...] of those that differ by more than 2 %, from the smallest on."""

@@ -4,12 +4,14 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
 import dataset
+import dram
 
 LINEAR_ROWS = "2,8,32,128"  # beside those of the table
 DECODE_KEYS = (1024, 2048, 8192, 16384, 65536)
@@ -86,17 +88,24 @@ class Measurement:
         """Products by other libraries: those of the distribution, which Bazel's PATH finds, or of $QUERN_PYTHON."""
         env = dict(os.environ, PATH="/bin:/usr/bin:/usr/local/bin")
         python = os.environ.get("QUERN_PYTHON", "python3")
-        out, err, code = self.run([python, HERE / "peers.py", f"--threads={self.threads}", f"--m={PEER_ROWS}"], env)
+        out, err, code = self.run([python, HERE / "peers.py", f"--threads={self.threads}", f"--m={PEER_ROWS}",
+                                   f"--perf={pathlib.Path(self.programs['perf']).resolve()}"], env)
         for line in err.splitlines():  # libraries that are missing
             self.tell(line)
         rows = [json.loads(line) for line in out.splitlines()]
         failed = [] if code == 0 else [{"command": "peers.py", "code": code, "said": err.strip().splitlines()[-1:]}]
-        return {"peers": self.part([f"python3 tools/report/peers.py --threads={self.threads} --m={PEER_ROWS}"],
+        return {"peers": self.part([f"python3 tools/report/peers.py --threads={self.threads} --m={PEER_ROWS} "
+                                    f"--perf=bazel-bin/tools/perf/perf"],
                                    rows, failed, None)}
 
     def generation(self):
-        """A model of TinyLlama's shape: one prompt of each length and 32 tokens after it."""
-        rows, commands = [], []
+        """A model of TinyLlama's shape: one prompt of each length and 32 tokens after it. llama-bench, where there is
+        one, takes turns with generate on the same files."""
+        rows, commands, failed, of_llama = [], [], [], []
+        bench = self.programs.get("llama_bench") or shutil.which("llama-bench")
+        if not bench:
+            self.tell("report: no llama-bench; --llama_bench=PROGRAM names one")
+        rate = dram.DramRate(self.programs["perf"] if bench else None, self.threads)
         with tempfile.TemporaryDirectory() as folder:
             made = pathlib.Path(self.programs.get("models") or folder)
             bf16, q4_k = made / "bf16.gguf", made / "q4_k.gguf"
@@ -113,12 +122,53 @@ class Measurement:
                     if code != 0:
                         raise RuntimeError(err)
                     rows.append(generation_row(matrices, err))
+                    if bench:
+                        rate.beside()
+                        row, wrong = self.llama(bench, path, matrices, rows[-1]["context"])
+                        of_llama += [dict(row, **rate.beside())] if row else []
+                        failed += wrong
         for line in ("tools:make_random_gguf -- --shape=tinyllama_1.1b --out=/tmp/bf16.gguf",
                      "tools:quantize_gguf -- /tmp/bf16.gguf /tmp/q4_k.gguf Q4_K",
                      f"examples/generate -- --model=/tmp/q4_k.gguf --temperature=0 --stats --limits --max_tokens=32 "
                      f"--threads={self.threads} < PROMPT"):
             commands.append("./bazelw run -c opt //" + line)
-        return {"generation": self.part(commands, rows, fields=None)}
+        found = {"generation": self.part(commands, rows, fields=None), "engines": None}
+        if bench:
+            shown = [" ".join(llama_words("llama-bench", "/tmp/q4_k.gguf", self.threads, *amount))
+                     for amount in (("TOKENS", 0, 0), (0, 32, "TOKENS"))]
+            found["engines"] = self.part(shown, of_llama, failed, None)
+        return found
+
+    def llama(self, bench, path, matrices, context):
+        """A row of llama-bench for a prompt and the 32 tokens after it, and what has failed."""
+        rows, failed = [], []
+        for amount in ((context, 0, 0), (0, 32, context)):
+            words = llama_words(bench, path, self.threads, *amount)
+            out, err, code = self.run(words)
+            if code == 0:
+                rows.append(llama_row(out))
+            else:
+                failed.append({"command": " ".join(["llama-bench", *words[3:]]), "code": code,
+                               "said": err.strip().splitlines()[-1:]})
+        if not rows:
+            return None, failed
+        row = {"engine": rows[0]["engine"], "matrices": matrices, "context": context}
+        for found in rows:
+            row.update(found)
+        return row, failed
+
+
+def llama_words(bench, path, threads, prompt, tokens, depth):
+    """The command of llama-bench that reads a prompt, or writes tokens after `depth` others."""
+    words = [bench, "-m", path, "-t", threads, "-p", prompt, "-n", tokens, "-r", 2, "-fa", 1, "-o", "json"]
+    return [str(word) for word in words + (["-d", depth] if depth else [])]
+
+
+def llama_row(text):
+    """What one test of `llama-bench -o json` tells."""
+    test = json.loads(text)[0]
+    key = "prompt_tokens_s" if test["n_prompt"] else "generation_tokens_s"
+    return {"engine": f"llama.cpp {test['build_commit']} ({test['build_number']})", key: round(test["avg_ts"], 1)}
 
 
 def generation_row(matrices, text):
@@ -155,4 +205,4 @@ def measure(programs, slug, title, isa, threads, parts, before=None, notes=()):
         found.update(getattr(this, name)())
     return {"schema": dataset.SCHEMA, "slug": slug, "title": title, "isa": isa, "threads": threads,
             "machine": machine(), "notes": list(notes or (before or {}).get("notes", [])),
-            "parts": {name: found[name] for name in dataset.PARTS if name in found}}
+            "parts": {name: found[name] for name in dataset.PARTS if found.get(name)}}

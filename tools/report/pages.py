@@ -2,6 +2,7 @@
 
 import plots
 import dataset
+import dram
 from svg import THEMES
 
 LIMITS = (("dram_read", "DRAM, reads", "GB/s"), ("dram_write", "DRAM, writes", "GB/s"),
@@ -9,6 +10,10 @@ LIMITS = (("dram_read", "DRAM, reads", "GB/s"), ("dram_write", "DRAM, writes", "
           ("l3_read", "L3, reads", "GB/s"), ("l2_read", "L2, reads", "GB/s"),
           ("f32_fma", "f32 multiply-adds", "GFLOP/s"), ("bf16_dot", "bf16 products", "GFLOP/s"),
           ("i8_dot", "int8 products", "GOP/s"), ("i6_dot", "int8 by codes of at most six bits", "GOP/s"))
+
+
+# The command of this page and of tools/README.md.
+COMMAND = "./bazelw run -c opt //tools/report -- --slug=NAME --title=TEXT"
 
 
 def picture(name, alt, folder="performance"):
@@ -29,6 +34,9 @@ def rounded(value):
 
 def limits_table(data):
     rows = [(name, f"{rounded(data.limit(key))} {unit}") for key, name, unit in LIMITS if data.limit(key) is not None]
+    reads = data.read_rates()
+    if rows and reads:
+        rows.insert(1, ("DRAM, reads, beside the cases", f"{rounded(reads[0])} to {rounded(reads[1])} GB/s"))
     return table(("Limit", "measured"), rows) if rows else ""
 
 
@@ -37,17 +45,25 @@ def versions(data):
     return "; ".join(found[key] for key in sorted(found))
 
 
+def peer_cell(row, slowest):
+    """GFLOP/s, and the rate of DRAM where the row depends on it."""
+    speed = rounded(plots.gflops(row))
+    if not dataset.needs_dram(row, slowest):
+        return speed
+    return f"{speed} ({row['dram_gbps']:.0f})" if row.get("dram_gbps") else f"{speed} (?)"
+
+
 def peers_table(data):
     """GFLOP/s of each library by type and rows."""
     lines = []
+    slowest = min((row["dram_gbps"] for row in data.rows("table", "onednn", "peers") if row.get("dram_gbps")), default=0)
     for dtype in ("f32", "bf16", "int8"):
-        curves = plots.peer_curves(data, dtype)
+        curves = plots.peer_rows(data, dtype)
         if len(curves) < 2:
             continue
-        every = sorted({m for _, points in curves for m, _ in points})
-        for name, points in curves:
-            at = dict(points)
-            lines.append((f"{dtype}, {name}", *(rounded(at[m]) if m in at else "" for m in every)))
+        every = sorted({m for rows in curves.values() for m in rows})
+        for name, rows in curves.items():
+            lines.append((f"{dtype}, {name}", *(peer_cell(rows[m], slowest) if m in rows else "" for m in every)))
     return table(("GFLOP/s (int8: GOP/s), rows:", *map(str, every)), lines) if lines else ""
 
 
@@ -57,6 +73,16 @@ def generation_table(data):
                          f"{row['prompt_of_limit']:.2f}", rounded(row["generation_tokens_s"]),
                          f"{row['generation_of_limit']:.2f}", rounded(row["dram_gbps"]))
                         for row in data.rows("generation")])
+
+
+def engines_table(data):
+    """Other programs that write text, on the files of the table above and in turn with it."""
+    def cell(value):
+        return "" if value is None else rounded(value)
+
+    head = ("Program, matrices, prompt", "prompt, tokens/s", "generation, tokens/s", "DRAM, GB/s")
+    return table(head, [(f"{row['engine']}, {row['matrices']}, {row['context']} tokens", cell(row.get("prompt_tokens_s")),
+                         cell(row.get("generation_tokens_s")), cell(row.get("dram_gbps"))) for row in data.rows("engines")])
 
 
 def by_machine(all_data):
@@ -72,8 +98,11 @@ def machines_table(all_data):
     rows = []
     for data in all_data:
         limits = [data.limit(key) for key in ("dram_read", "f32_fma", "bf16_dot", "i8_dot")]
-        rows.append((f"[{data.title}](#{anchor(data.title)})", str(data.threads),
-                     *("" if limit is None else rounded(limit) for limit in limits)))
+        cells = ["" if limit is None else rounded(limit) for limit in limits]
+        reads = data.read_rates()
+        if reads and reads[1] > dram.ONE_RATE * reads[0]:
+            cells[0] = f"{rounded(reads[0])} to {rounded(reads[1])}"
+        rows.append((f"[{data.title}](#{anchor(data.title)})", str(data.threads), *cells))
     return table(("Machine", "threads", "DRAM reads, GB/s", "f32, GFLOP/s", "bf16, GFLOP/s", "int8, GOP/s"), rows)
 
 
@@ -137,7 +166,10 @@ def section(data, names):
                       f"Each library computes x[m, k] times weights[n, k] transposed, n = k = 4096, on "
                       f"{plots.threads(data)}. Calls rotate over several matrices, so that their weights come from DRAM. "
                       f"Quern and oneDNN, the version that `//gemm/onednn` links, multiply weights that were packed before. "
-                      f"The others take the rows of weights as they are: {versions(data)}.", ""]
+                      f"The others take the rows of weights as they are: {versions(data)}.", "",
+                      "In brackets, where a product takes a quarter of it or more: the rate of DRAM beside it, in GB/s. "
+                      "Compare products at one rate alone. A question mark stands where nobody measured the rate; the plot "
+                      "leaves such products out.", ""]
             if any(row["peer"] == "eigen" for row in data.rows("peers")):
                 lines += ["Eigen is compiled for this CPU. It multiplies a single row on one thread, and keeps the sums of "
                           "bf16 products in bf16; the others keep them in f32.", ""]
@@ -147,6 +179,11 @@ def section(data, names):
                       f"tokens (`generate --stats --limits`). Its limit is the time in which DRAM gives the weights, keys "
                       f"and values of every step, or that of the operations, whichever is longer. The last column is the "
                       f"rate of DRAM before and after the text.", ""]
+            if data.rows("engines"):
+                lines += [engines_table(data), "",
+                          "`llama-bench` took turns with `generate` on the same files, with as many threads and flash "
+                          "attention: prompts of as many tokens, and 32 tokens after them. DRAM's rate was measured before "
+                          "and after it.", ""]
     lines += ["<details><summary>Commands</summary>", "", commands_of(data), "</details>", ""]
     return lines
 
@@ -170,8 +207,11 @@ def render(all_data):
              "that it took. DRAM is the limit where the bytes of the arguments need more time than the operations, and "
              "arithmetic elsewhere. A fraction above 1 means that something disturbed the limit, or that a faster loop "
              "exists than the one that measured it.", "",
-             "`./bazelw run -c opt //tools/report` measures the machine that it runs on and writes a file of numbers into "
-             "[performance](performance); this page and its plots are written from those files. "
+             "The hosts of virtual machines change the rate of DRAM during a run. A plot of times compares cases only where "
+             "the rates of DRAM beside them are within 10 % of each other, or where a case takes less than a quarter of that "
+             "rate; its foot says what it leaves out.", "",
+             f"`{COMMAND}` measures the machine that it runs on and writes a file of numbers, NAME.json, into "
+             "[performance](performance); TEXT is what the page calls the machine. This page and its plots are written from those files. "
              "[benchmarking.md](benchmarking.md) says how times and limits are measured, "
              "[performance_notes.md](performance_notes.md) what helped and what did not.", "",
              machines_table(all_data), "",

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Times x[m, k] times weights[n, k] transposed, 4096 x 4096, by NumPy, PyTorch and Eigen, where the machine has them.
 
-usage: peers.py --threads=N --m=1,4,16
+usage: peers.py --threads=N --m=1,4,16 [--perf=PROGRAM]
 
 One JSON object a line; a library that is missing is named on standard error. Weights are rotated over four matrices,
-more than the last-level cache holds; the time is the median of 15 runs after two. NumPy multiplies f32 by the BLAS
+more than the last-level cache holds; the time is the median of 15 runs after two. With tools/perf as PROGRAM a row
+has the rate of DRAM before and after it. NumPy multiplies f32 by the BLAS
 that it finds, which is asked for its kernels if it is OpenBLAS. PyTorch's bf16 products are oneDNN's. Eigen's are
 compiled here (eigen_peer.cc), by CXX or g++, c++ or clang++, with Debian's headers or those that Bazel has fetched.
 """
@@ -19,6 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.dont_write_bytecode = True
+import dram  # noqa: E402
 
 N = K = 4096
 SETS, RUNS = 4, 15
@@ -40,10 +44,10 @@ def median_us(call):
     return statistics.median(times[2:])
 
 
-def tell(peer, version, dtype, m, call):
+def tell(rate, peer, version, dtype, m, call):
     row = {"peer": peer, "version": version, "op": "linear", "dtype": dtype, "m": m, "flops": 2 * m * N * K,
            "median_us": round(median_us(call), 1)}
-    print(json.dumps(row), flush=True)
+    print(json.dumps(dict(row, **rate.beside())), flush=True)
 
 
 def blas_name():
@@ -66,16 +70,16 @@ def blas_name():
     return name
 
 
-def numpy_rows(rows):
+def numpy_rows(rate, rows):
     import numpy as np
     weights = [np.full((N, K), 0.01 * (s + 1), np.float32) for s in range(SETS)]
     version = f"NumPy {np.__version__} on {blas_name()}"
     for m in rows:
         x, out = np.ones((m, K), np.float32), np.empty((m, N), np.float32)
-        tell("numpy", version, "f32", m, lambda i: np.matmul(x, weights[i % SETS].T, out=out))
+        tell(rate, "numpy", version, "f32", m, lambda i: np.matmul(x, weights[i % SETS].T, out=out))
 
 
-def torch_rows(rows, threads):
+def torch_rows(rate, rows, threads):
     import torch
     torch.set_num_threads(threads)
     for dtype, name in ((torch.float32, "f32"), (torch.bfloat16, "bf16")):
@@ -83,7 +87,7 @@ def torch_rows(rows, threads):
         for m in rows:
             x = torch.ones((m, K), dtype=dtype)
             with torch.no_grad():
-                tell("torch", f"PyTorch {torch.__version__}", name, m,
+                tell(rate, "torch", f"PyTorch {torch.__version__}", name, m,
                      lambda i: torch.nn.functional.linear(x, weights[i % SETS]))
 
 
@@ -93,7 +97,7 @@ def eigen_headers(root, installed=("/usr/include/eigen3", "/usr/local/include/ei
     return next((folder for folder in folders if (folder / "Eigen/Core").exists()), None)
 
 
-def eigen_rows(rows, threads):
+def eigen_rows(rate, rows, threads):
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     compiler = next((path for path in map(shutil.which, names) if path), None)
     if compiler is None:
@@ -107,13 +111,15 @@ def eigen_rows(rows, threads):
                                program], capture_output=True, text=True)
         if done.returncode != 0:
             raise Missing(f"no Eigen: {compiler} does not compile it: {done.stderr.strip().splitlines()[-1:]}")
-        done = subprocess.run([program, str(threads), *map(str, rows)], stdout=subprocess.PIPE, text=True)
-    for line in done.stdout.splitlines():
-        row = json.loads(line)
-        row["version"] += " " + " ".join(FLAGS)
-        print(json.dumps(row), flush=True)
-    if done.returncode != 0:
-        raise Missing(f"no more of Eigen: eigen_peer ended with code {done.returncode}")
+        for m in rows:
+            done = subprocess.run([program, str(threads), str(m)], stdout=subprocess.PIPE, text=True)
+            beside = rate.beside()
+            for line in done.stdout.splitlines():
+                row = json.loads(line)
+                row["version"] += " " + " ".join(FLAGS)
+                print(json.dumps(dict(row, **beside)), flush=True)
+            if done.returncode != 0:
+                raise Missing(f"no more of Eigen: eigen_peer ended with code {done.returncode}")
 
 
 def main(args):
@@ -127,7 +133,9 @@ def main(args):
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         os.environ.pop(name, None)
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    for measure in (lambda: numpy_rows(rows), lambda: torch_rows(rows, threads), lambda: eigen_rows(rows, threads)):
+    rate = dram.DramRate(given.get("perf"), threads)
+    for measure in (lambda: numpy_rows(rate, rows), lambda: torch_rows(rate, rows, threads),
+                    lambda: eigen_rows(rate, rows, threads)):
         try:
             measure()
         except (ImportError, Missing) as error:

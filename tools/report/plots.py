@@ -3,6 +3,7 @@
 import statistics
 
 import dataset
+import dram
 from svg import Axis, Panel, Svg, compact, decades, width_of
 
 WIDTH = 800
@@ -135,10 +136,12 @@ def place_label(svg, x, y, text, color):
 def roofline(data, theme):
     """Every case that computes: useful operations a byte, and a second."""
     rows = [row for row in data.cases() if row.get("flops") and row.get("bytes") and row.get("of_roof") is not None]
-    reads, peaks = data.limit("dram_read"), data.peaks()
+    reads, peaks = data.read_rates(), data.peaks()
     if not rows or reads is None or not peaks:
         return None
-    most_dram = max(data.limit(f"dram_{kind}") or 0 for kind in ("read", "write", "copy", "update"))
+    # Every case has its own limit, measured beside it. If DRAM had two rates, there are two lines.
+    one_rate = reads[1] <= dram.ONE_RATE * reads[0]
+    most_dram = max(row["dram_gbps"] for row in data.cases() if row.get("dram_gbps") and row.get("limits") == "steady")
     intensity = [row["flops"] / row["bytes"] for row in rows]
     rate = [row["flops"] / row["median_us"] * 1e-3 for row in rows]
     low_x, high_x = min(min(intensity) / 1.6, 0.25), max(max(intensity) * 12, 1000)
@@ -158,17 +161,18 @@ def roofline(data, theme):
         panel.curve([(first, slope * first), (last, slope * last)], color, dash, False, 1.5)
         svg.take_line(panel.x(first), panel.y(slope * first), panel.x(last), panel.y(slope * last))
 
-    for slope, name in ((most_dram, "fastest mixture of reads and writes"), (reads, "DRAM reads")):
-        if slope < reads * 1.05 and name != "DRAM reads":
-            continue
-        roof(slope, peaks[-1][1], theme.muted, None if name == "DRAM reads" else "4 3")
+    if most_dram > reads[1] * 1.05:
+        roof(most_dram, peaks[-1][1], theme.muted, "4 3")
+    for slope in reads[1:] if one_rate else reads:
+        roof(slope, peaks[-1][1], theme.muted)
     for name, level in peaks:
         panel.curve([(level / most_dram, level), (high_x, level)], theme.muted, None, False, 1.5)
         svg.take_line(panel.x(level / most_dram), panel.y(level), panel.right, panel.y(level))
         svg.text(panel.right - 4, panel.y(level) - 5, f"{name}: {level:.0f} {'GOP/s' if name.startswith('int8') else 'GFLOP/s'}",
                  "end", theme.muted, take=True)
-    svg.text(panel.left + 8, panel.top + 16, f"solid: DRAM reads, {reads:.0f} GB/s", color=theme.muted)
-    if most_dram > reads * 1.05:
+    slow = "" if one_rate else f"at its slowest {reads[0]:.0f} and at its fastest "
+    svg.text(panel.left + 8, panel.top + 16, f"solid: DRAM reads, {slow}{reads[1]:.0f} GB/s", color=theme.muted)
+    if most_dram > reads[1] * 1.05:
         svg.text(panel.left + 8, panel.top + 33, f"dashed: reads and writes, up to {most_dram:.0f} GB/s", color=theme.muted)
     colors = colors_of_limits(theme)
     places = [(panel.x(i), panel.y(r), row) for i, r, row in zip(intensity, rate, rows)]
@@ -191,17 +195,19 @@ def threads(data):
 
 def linear(data, theme):
     """Tokens a second through one layer of 4096 x 4096, over rows, for each format of weights."""
+    formats = [(name, data.linear(start)) for name, start in dataset.FORMATS if name in dataset.FORMATS_DRAWN]
+    rate = dataset.OneRate([row for _, rows in formats for _, row in rows])
     curves = []
-    for name, start in dataset.FORMATS:
-        points = [(m, m / row["median_us"] * 1e6) for m, row in data.linear(start)]
-        if name in dataset.FORMATS_DRAWN and points:
+    for name, rows in formats:
+        points = [(m, m / row["median_us"] * 1e6) for m, row in rows if rate.keeps(row)]
+        if points:
             curves.append((name, points))
     if not curves:
         return None
     every = [y for _, points in curves for _, y in points]
     high_m = max(m for _, points in curves for m, _ in points)
     low, high = min(every) / 1.4, max(every) * 1.4
-    svg = Svg(WIDTH, 468, theme, "Linear layers of " + data.title,
+    svg = Svg(WIDTH, 484, theme, "Linear layers of " + data.title,
               "Tokens a second through a layer of 4096 x 4096, over the rows of a call, by the format of weights.")
     panel = Panel(svg, (70, 50, WIDTH - 140, 402),
                   Axis(1, high_m, [2 ** i for i in range(12)], True),
@@ -215,16 +221,20 @@ def linear(data, theme):
     panel.end_labels(labels)
     svg.text(16, 460, "Left: a call takes the time in which DRAM gives the weights, whatever the rows. Right: it takes "
              "the time of the arithmetic.", color=theme.muted)
+    svg.text(16, 476, rate.sentence(), color=theme.muted)
     return svg.finish()
 
 
 def attention(data, theme):
     """Decode as a fraction of DRAM, and prompts as a fraction of arithmetic, over the context."""
     decode, prompts = {}, {}
-    for row in data.rows("attention", "table"):
-        given = dataset.keys(row["command"])
-        if row["op"] != "attention" or given.get("batch", "1") != "1":
+    rows = [row for row in data.rows("attention", "table")
+            if row["op"] == "attention" and dataset.keys(row["command"]).get("batch", "1") == "1"]
+    rate = dataset.OneRate(rows)
+    for row in rows:
+        if not rate.keeps(row):
             continue
+        given = dataset.keys(row["command"])
         q, kv = int(given.get("q_len", 1)), int(given.get("kv_len", 4096))
         name = {"i8": "int8", "f8e4m3": "fp8"}.get(given.get("kv", "bf16"), given.get("kv", "bf16"))
         if q == 1:
@@ -233,7 +243,7 @@ def attention(data, theme):
             prompts.setdefault(name, {})[kv] = row["of_peak"]
     if not decode and not prompts:
         return None
-    svg = Svg(WIDTH, 400, theme, "Attention of " + data.title,
+    svg = Svg(WIDTH, 416, theme, "Attention of " + data.title,
               "The fraction of its limit that attention reaches, over the length of the context.")
     colors = dict(zip(("bf16", "int8", "fp8"), (theme.series[0], theme.series[1], theme.series[2])))
     for found, left, title, name, x_name in (
@@ -256,6 +266,7 @@ def attention(data, theme):
         panel.end_labels(labels)
     svg.text(16, 26, f"Attention, 32 query heads, 8 of keys: {data.title}, {threads(data)}", bold=True, size=15)
     svg.text(16, 392, "Lines: the type of keys and values in the cache.", color=theme.muted)
+    svg.text(16, 408, rate.sentence(), color=theme.muted)
     return svg.finish()
 
 
@@ -289,34 +300,41 @@ def generation(data, theme):
     return svg.finish()
 
 
-def peer_curves(data, dtype):
-    """[(name, [(m, GFLOP/s), ...]), ...]: Quern first, then peers, each by its fastest variant."""
+def peer_rows(data, dtype):
+    """{name: {m: row}}: Quern first, then peers, each by its fastest variant."""
     start = dict(dataset.FORMATS)[{"int8": "int8, W8A8"}.get(dtype, dtype)]
-    curves = {"Quern": {m: row["flops"] / row["median_us"] * 1e-3 for m, row in data.linear(start, ("table",))}}
+    found = {"Quern": dict(data.linear(start, ("table",)))}
     for row in data.rows("onednn"):
         given = dataset.keys(row["command"])
         kind = "int8" if row["op"] == "scaled_linear" else given.get("dtype")
         if kind == dtype:
-            curves.setdefault("oneDNN", {})[int(given["m"])] = row["flops"] / row["median_us"] * 1e-3
+            found.setdefault("oneDNN", {})[int(given["m"])] = row
     for row in data.rows("peers"):
         if row["op"] == "linear" and row["dtype"] == dtype:
-            name = dataset.peer_name(row)
-            speed = row["flops"] / row["median_us"] * 1e-3
-            at = curves.setdefault(name, {})
-            at[row["m"]] = max(at.get(row["m"], 0), speed)
-    return [(name, sorted(points.items())) for name, points in curves.items() if points]
+            of = found.setdefault(dataset.peer_name(row), {})
+            if row["m"] not in of or row["median_us"] < of[row["m"]]["median_us"]:
+                of[row["m"]] = dict(row, bytes=dataset.peer_bytes(row))
+    return {name: dict(sorted(rows.items())) for name, rows in found.items() if rows}
+
+
+def gflops(row):
+    return row["flops"] / row["median_us"] * 1e-3
 
 
 def peers(data, theme):
     """Products with matrices in f32 and bf16, beside other libraries."""
     if not data.rows("peers", "onednn"):
         return None
-    svg = Svg(WIDTH, 420, theme, "Linear layers beside other libraries: " + data.title,
+    svg = Svg(WIDTH, 436, theme, "Linear layers beside other libraries: " + data.title,
               "GFLOP/s over the rows of a call, of Quern and of other libraries on the same machine.")
     svg.text(16, 26, f"4096 x 4096 beside other libraries: {data.title}, {threads(data)}", bold=True, size=15)
+    kinds = {dtype: peer_rows(data, dtype) for dtype in ("f32", "bf16")}
+    rate = dataset.OneRate([row for of in kinds.values() for rows in of.values() for row in rows.values()])
     colors = dict(zip(("Quern", "oneDNN", "OpenBLAS", "Eigen", "PyTorch", "NumPy"), theme.series))
     for left, dtype, title in ((56, "f32", "f32"), (446, "bf16", "bf16")):
-        curves = peer_curves(data, dtype)
+        curves = [(name, [(m, gflops(row)) for m, row in rows.items() if rate.keeps(row)])
+                  for name, rows in kinds[dtype].items()]
+        curves = [(name, points) for name, points in curves if points]
         every = sorted({m for _, points in curves for m, _ in points})
         if not every:
             continue
@@ -336,6 +354,7 @@ def peers(data, theme):
             labels.append((name, points[-1][0], points[-1][1], color))
         panel.end_labels(labels)
     svg.text(16, 412, "Versions, and what each was asked to do, stand below the table of peers.", color=theme.muted)
+    svg.text(16, 428, rate.sentence(), color=theme.muted)
     return svg.finish()
 
 

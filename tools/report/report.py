@@ -7,7 +7,8 @@ usage: report.py --slug=NAME --title=TEXT [--isa=best] [--threads=N] [--part=tab
 
 NAME is the file's name in docs/performance, such as zen5; TEXT is what the page calls it. Without --part all
 parts are measured: table, linear, attention, onednn, peers, generation. A part that is named replaces what the file
-had of it. //tools/report passes the programs: --perf, --generate, --make_random_gguf, --quantize_gguf.
+had of it. //tools/report passes the programs: --perf, --generate, --make_random_gguf, --quantize_gguf. --llama_bench=PROGRAM
+is measured beside generate, or the llama-bench that PATH has.
 """
 
 import json
@@ -22,7 +23,7 @@ import measure  # noqa: E402
 import pages  # noqa: E402
 
 PARTS = ("table", "linear", "attention", "onednn", "peers", "generation")
-PROGRAMS = ("perf", "generate", "make_random_gguf", "quantize_gguf", "models")
+PROGRAMS = ("perf", "generate", "make_random_gguf", "quantize_gguf", "models", "llama_bench")
 KEYS = ("slug", "title", "isa", "threads", "part", "note", "root", "render", "check") + PROGRAMS
 
 
@@ -39,6 +40,11 @@ def parse(args):
         given.setdefault(key, []).append(value)
     notes = given.pop("note", [])
     return {key: values[-1] for key, values in given.items()}, notes
+
+
+def missing(given):
+    """The first key that a measurement needs and was not given, or None."""
+    return next((key for key in ("slug", "title", "perf", "generate") if key not in given), None)
 
 
 def write(root, check):
@@ -68,9 +74,8 @@ def main(args):
     root = pathlib.Path(given.get("root") or os.environ.get("BUILD_WORKSPACE_DIRECTORY")
                         or pathlib.Path(__file__).resolve().parents[2])
     if not ("render" in given or "check" in given):
-        for key in ("slug", "title", "perf", "generate"):
-            if key not in given:
-                fail(f"--{key} is missing\n{__doc__}")
+        if missing(given):
+            fail(f"--{missing(given)} is missing\n{__doc__}")
         parts = given["part"].split(",") if "part" in given else PARTS
         for part in parts:
             if part not in PARTS:

@@ -3,6 +3,8 @@
 
 import json
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -11,10 +13,12 @@ import xml.dom.minidom
 
 sys.dont_write_bytecode = True
 import dataset  # noqa: E402
+import dram  # noqa: E402
 import measure  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
 import plots  # noqa: E402
+import report  # noqa: E402
 import svg  # noqa: E402
 
 STATS = """prompt: 513 tokens, 1.3 s, 392 tokens/s, 1.06 GB/s, 782 GFLOP/s, 0.76 of the arithmetic limit
@@ -51,7 +55,125 @@ def content():
                       "peers": part(peers), "generation": part([measure.generation_row("BF16", STATS)])}}
 
 
+def program(folder, name, text):
+    """A program that stands for another."""
+    path = pathlib.Path(folder, name)
+    path.write_text(f"#!{sys.executable}\nimport sys\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+class OneRateOfDramTest(unittest.TestCase):
+    """DRAM that gives 36 GB/s for some cases and 67 for others, which no plot may show as a property of the cases."""
+
+    def two_rates(self):
+        changed = content()
+        for row in changed["parts"]["table"]["rows"]:
+            row["dram_gbps"] = 67.0
+            # The last prompt needs little of DRAM, so it does not matter that DRAM was slow beside it.
+            if row["command"].endswith(("--q_len=2048 --kv_len=2048 --kv=bf16", "--kv_len=4096 --kv=bf16")) or (
+                    row["command"] == dataset.FORMATS[2][1] + " --m=1"):
+                row["dram_gbps"] = 36.0
+            if "--q_len=" in row["command"]:
+                row["bytes"] = 1e5
+        return changed
+
+    def test_plots_leave_out_cases_at_another_rate(self):
+        data = dataset.Data(self.two_rates())
+        drawn = plots.linear(data, svg.LIGHT)
+        self.assertIn(">DRAM gave 67 to 67 GB/s. A case at another or an unknown rate is left out.<", drawn)
+        all_there = plots.linear(dataset.Data(content()), svg.LIGHT)
+        self.assertEqual(drawn.count("<circle") + 1, all_there.count("<circle"))
+        drawn = plots.attention(data, svg.LIGHT)
+        self.assertIn("A case at another or an unknown rate is left out.", drawn)
+        self.assertEqual(drawn.count("<circle") + 1, plots.attention(dataset.Data(content()), svg.LIGHT).count("<circle"))
+
+    def test_rates_within_a_tenth_are_one(self):
+        rows = [case("linear", 0.8, dram_gbps=rate) for rate in (60.0, 66.0, 66.1, 36.0)]
+        rate = dataset.OneRate(rows)
+        self.assertEqual([rate.keeps(row) for row in rows], [True, True, False, False])
+        self.assertEqual(rate.sentence(), "DRAM gave 60 to 66 GB/s. 2 cases at other or unknown rates are left out.")
+        self.assertEqual(dataset.OneRate([]).sentence(), "")
+
+    def test_the_roofline_has_a_line_for_each_rate(self):
+        text = "solid: DRAM reads, at its slowest 36 and at its fastest 67 GB/s"
+        data = dataset.Data(self.two_rates())
+        self.assertIn(text, plots.roofline(data, svg.LIGHT))
+        page = pages.render([data])["performance.md"]
+        self.assertIn("| DRAM, reads, beside the cases | 36.0 to 67.0 GB/s |", page)
+        self.assertIn("| 2 | 36.0 to 67.0 |", page)
+        self.assertIn("solid: DRAM reads, 50 GB/s", plots.roofline(dataset.Data(content()), svg.LIGHT))
+
+    def test_peers_have_the_limit_of_their_own_run(self):
+        changed = content()
+        for row in changed["parts"]["peers"]["rows"]:
+            row["median_us"] = 1300.0 * row["m"]  # 51 GB/s for one row
+        page, plot = "performance.md", "performance/made_up_peers_light.svg"
+        unknown = pages.render([dataset.Data(changed)])
+        self.assertIn("| f32, NumPy | 76.9 (?) |", unknown[page])
+        for row, rate in zip(changed["parts"]["peers"]["rows"], (52.0, 30.0)):
+            row["dram_gbps"] = rate
+        known = pages.render([dataset.Data(changed)])
+        self.assertIn("| f32, NumPy | 76.9 (52) |", known[page])
+        self.assertEqual(unknown[plot].count("<circle") + 1, known[plot].count("<circle"))
+
+    def test_the_rate_is_read_before_and_after(self):
+        with tempfile.TemporaryDirectory() as folder:
+            rates = pathlib.Path(folder, "rates")
+            rates.write_text("60\n62\n30\n")
+            perf = program(folder, "perf", f"""
+lines = open({str(rates)!r}).read().split()
+open({str(rates)!r}, "w").write("\\n".join(lines[1:]))
+assert "--threads=2" in sys.argv, sys.argv
+print('{{"dram_gbps": %s}}' % lines[0])
+""")
+            rate = dram.DramRate(perf, 2)
+            self.assertEqual(rate.beside(), {"dram_gbps": 61.0, "limits": "steady"})
+            self.assertEqual(rate.beside(), {"dram_gbps": 46.0, "limits": "disturbed"})
+        self.assertEqual(dram.DramRate(None, 2).beside(), {})
+
+
+class EnginesTest(unittest.TestCase):
+    """llama-bench beside generate, by a program that tells what llama-bench tells."""
+
+    def bench(self, folder, knows_depth):
+        return program(folder, "llama-bench", f"""
+import json
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if "-d" in given and not {knows_depth}:
+    sys.exit("error: invalid parameter for argument: -d")
+assert given["-t"] == "2" and given["-o"] == "json" and given["-m"] == "q.gguf", given
+print(json.dumps([{{"build_commit": "abc", "build_number": 7, "n_prompt": int(given["-p"]), "n_gen": int(given["-n"]),
+                   "avg_ts": 123.4 if given["-p"] != "0" else 6.78}}]))
+""")
+
+    def test_a_prompt_and_the_tokens_after_it_are_one_row(self):
+        this = measure.Measurement({}, "best", 2, lambda text: None)
+        with tempfile.TemporaryDirectory() as folder:
+            row, failed = this.llama(self.bench(folder, True), "q.gguf", "Q4_K", 411)
+            self.assertEqual(row, {"engine": "llama.cpp abc (7)", "matrices": "Q4_K", "context": 411,
+                                   "prompt_tokens_s": 123.4, "generation_tokens_s": 6.8})
+            self.assertEqual(failed, [])
+            row, failed = this.llama(self.bench(folder, False), "q.gguf", "Q4_K", 411)
+            self.assertEqual(row.get("generation_tokens_s"), None)
+            self.assertEqual(failed[0]["said"], ["error: invalid parameter for argument: -d"])
+        changed = content()
+        changed["parts"]["engines"] = part([dict(row, dram_gbps=40.0)])
+        self.assertIn("| llama.cpp abc (7), Q4_K, 411 tokens | 123 |  | 40.0 |",
+                      pages.render([dataset.Data(changed)])["performance.md"])
+
+
 class ReportTest(unittest.TestCase):
+    def test_takes_the_command_as_documents_print_it(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        printed = []
+        for path in (root / "docs/performance.md", root / "docs/benchmarking.md", root / "tools/README.md", root / "README.md"):
+            printed += re.findall(r"\./bazelw run [^`\n]*//tools/report\b[^`\n]*", path.read_text())
+        self.assertIn(pages.COMMAND, printed)
+        for command in printed:
+            flags, _ = report.parse(shlex.split(command.partition(" -- ")[2]))
+            self.assertIsNone(report.missing(dict(flags, perf="", generate="")), command)
+
     def test_labels_keep_their_distance(self):
         placed = svg.spread([10, 11, 12, 50, 51, 100], 15, 0, 100)
         self.assertEqual(placed, sorted(placed))
