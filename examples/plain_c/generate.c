@@ -17,8 +17,10 @@ static void Check(quern_status status, const void* object) {
 int main(int argc, char** argv) {
   quern_library* lib;
   char text[512] = "usage: generate MODEL.gguf PROMPT [TOKENS]";
-  if (argc < 3 || quern_library_create(NULL, &lib, text, sizeof(text)))
-    return fprintf(stderr, "%s\n", text);
+  if (argc < 3 || quern_library_create(NULL, &lib, text, sizeof(text))) {
+    fprintf(stderr, "%s\n", text);
+    return 2;
+  }
   quern_executor* cores;
   quern_tokenizer* words;
   quern_model* model;
