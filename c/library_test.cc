@@ -7,6 +7,7 @@
 #include "quern/c/c_testutil.h"
 #include "quern/c/norm_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/core/version.h"
 
 namespace quern {
 namespace {
@@ -68,9 +69,11 @@ TEST_F(LibraryTest, RefusesOptionsOfAnotherSize) {
 
 TEST(QuernVersionTest, IsTold) {
   EXPECT_EQ(quern_abi_version(), QUERN_ABI_VERSION);
-  EXPECT_STREQ(quern_version(), "0.2.0");
+  EXPECT_STREQ(quern_version(), QUERN_VERSION_STRING);
   LibraryInC library;
-  EXPECT_EQ(ExplanationOf(library.get()).rfind("Quern 0.2.0, ", 0), 0u);
+  EXPECT_EQ(
+      ExplanationOf(library.get()).rfind("Quern " QUERN_VERSION_STRING ", ", 0),
+      0u);
 }
 
 }  // namespace

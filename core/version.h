@@ -7,11 +7,13 @@
 //   #if QUERN_VERSION_MAJOR == 0 && QUERN_VERSION_MINOR < 3
 //
 // Versions follow SemVer (https://semver.org); docs/bazel.md says what that
-// promises. MODULE.bazel has the same version.
+// promises. The string ends in -dev in sources between two releases; the numbers
+// are then those of the release to come. Whatever else has the version is compared
+// with this file by //core:version_test or derived from it.
 
 #define QUERN_VERSION_MAJOR 0
-#define QUERN_VERSION_MINOR 2
+#define QUERN_VERSION_MINOR 3
 #define QUERN_VERSION_PATCH 0
-#define QUERN_VERSION_STRING "0.2.0"
+#define QUERN_VERSION_STRING "0.3.0-dev"
 
 #endif  // QUERN_CORE_VERSION_H_

@@ -121,7 +121,9 @@ def _platform(elf):
 
 
 def _version(module):
-    return re.search(r'^VERSION = "([0-9.]+)"$', module.decode(), re.M)[1]
+    """The version as PEP 440 spells it: 0.3.0-dev, sources between two releases, is 0.3.0.dev0."""
+    number, dev = re.search(r'^VERSION = "([0-9.]+)(-dev)?"$', module.decode(), re.M).groups()
+    return number + (".dev0" if dev else "")
 
 
 def write(folder, package, licenses):

@@ -33,8 +33,8 @@ readonly static=tools/install/libquern.a
 for file in c/quern.h c/libquern.so c/libquern_tvm_ffi.so "$static" core/version.h tools/install/quern.pc.in LICENSE; do
   [[ -f $file ]] || die "no $file in $PWD; run it as ./bazelw run //:install -- --prefix=DIR"
 done
-version=$(sed -nE 's/^#define QUERN_VERSION_STRING "([0-9.]+)"$/\1/p' core/version.h)
-[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || die "core/version.h has no version"
+version=$(sed -nE 's/^#define QUERN_VERSION_STRING "([0-9.]+(-dev)?)"$/\1/p' core/version.h)
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+(-dev)?$ ]] || die "core/version.h has no version"
 
 # The way from the folder of libraries to the prefix: ".." for each part.
 up=$(sed -E 's#[^/]+#..#g' <<<"$libdir")
