@@ -25,12 +25,12 @@
 //   item    a block against a run of chunks, done by one worker
 //   share   consecutive items that a worker takes at once
 //
-// The rule of the bits. The softmax of a row is computed chunk by chunk; the
-// chunks of a span are merged from left to right, and so are the spans. That
-// order depends on the position of the keys alone, so the bits of a row depend
-// neither on how many workers there are, nor on its neighbours in the batch,
-// nor on how its sequence was cut into steps. An item that covers only part of
-// a block's chunks leaves, for each span, what can be merged later without
+// Determinism. The softmax of a row is computed chunk by chunk. The chunks of a
+// span are merged from left to right, then the spans are merged from left to
+// right. This order depends on the position of the keys alone. Therefore the
+// number of workers, the other sequences of the batch, and how a sequence was
+// cut into steps do not change the bits of a row. An item that covers only part
+// of a block's chunks leaves, for each span, what can be merged later without
 // changing that order: see PieceEnd.
 //
 // Who does what. Lay all blocks on a line, each as long as it costs; cut it

@@ -6,7 +6,7 @@
 namespace quern {
 
 // The softmax of some logits: their maximum, and the sum of exp2(logit - max).
-// As it is here, of none: the identity of merging.
+// The initial values are those of no logits, the identity of merging.
 struct SoftmaxState {
   float max = -std::numeric_limits<float>::infinity();
   float sum = 0.0f;

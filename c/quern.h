@@ -25,9 +25,9 @@
  * and meets another call on it is refused. quern_destroy returns at once: the
  * memory goes when the last call, and the last object made with it, are done.
  * Objects that are made with another are of the same library.
- * A destroyed object is recognised until QUERN_REMEMBERED others were destroyed
- * after it. A library that was destroyed is not recognised, and a pointer that
- * did not come from this header only by chance.
+ * A call on a destroyed object is refused until QUERN_REMEMBERED more have been
+ * destroyed. Using a destroyed library, or a pointer that this library did not
+ * return, is undefined.
  *
  * There is no global state: two libraries share nothing. Nothing is thrown,
  * printed, or read from the environment but QUERN_KERNELS (gemm/linear.h).
@@ -90,8 +90,8 @@ typedef struct quern_schedule quern_schedule;
 /* Why the last call on `object` failed; for a function that makes an object, of
  * the library. Empty if none has. Another thread's failure may take its place.
  * Says what is wrong with a null pointer, and of a destroyed object that it was
- * destroyed or what it said last. No other thread may be in here, or in a call
- * that is refused, while the library is destroyed. */
+ * destroyed or what it said last. Do not destroy a library while another thread
+ * is in any call on it, this one included. */
 QUERN_API size_t quern_message(const void* object, char* text, size_t capacity);
 /* What `object` is: the kernels, instruction set, sizes. Empty where the object
  * is not one, was destroyed, or is being changed by another call. */
@@ -277,9 +277,10 @@ QUERN_API quern_status quern_op_workspace_bytes(quern_op* op, int64_t max_rows,
 
 /* Runs the operator. `workspace` begins at a multiple of QUERN_ALIGNMENT and is
  * free again afterwards; it may be NULL where no bytes are needed. Operands in
- * the order of the schema are found fastest. Allocates nothing unless it
- * refuses, but for operators of experts on the caller's threads: a byte for
- * each task. Any number of threads at once, each with its own workspace. */
+ * the order of the schema are found fastest. A successful call allocates
+ * nothing. Exception: expert operators on an executor of your own allocate one
+ * byte for each task. Any number of threads at once, each with its own
+ * workspace. */
 QUERN_API quern_status quern_op_execute(quern_op* op,
                                         const quern_operand* operands,
                                         size_t num_operands, void* workspace,

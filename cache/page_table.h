@@ -57,7 +57,8 @@ class PageTable {
                              static_cast<size_t>(indptr_[s + 1] - indptr_[s]));
   }
   // Whether the page of this token is there: 0 <= token < Capacity(sequence).
-  // If it is, so are the pages of all later tokens.
+  // Pages are missing at the beginning of a sequence alone, so a page that is
+  // there means that the pages of all later tokens are there.
   bool HasToken(int64_t sequence, int64_t token) const {
     return Pages(sequence)[static_cast<size_t>(token / page_size_)] != kNoPage;
   }

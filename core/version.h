@@ -7,9 +7,9 @@
 //   #if QUERN_VERSION_MAJOR == 0 && QUERN_VERSION_MINOR < 3
 //
 // Versions follow SemVer (https://semver.org); docs/bazel.md says what that
-// promises. The string ends in -dev in sources between two releases; the numbers
-// are then those of the release to come. Whatever else has the version is compared
-// with this file by //core:version_test or derived from it.
+// promises. The string ends in -dev in sources between two releases; the
+// numbers are then those of the release to come. Whatever else has the version
+// is compared with this file by //core:version_test or derived from it.
 
 #define QUERN_VERSION_MAJOR 0
 #define QUERN_VERSION_MINOR 3

@@ -81,8 +81,8 @@ TEST(VersionTest, ProgramsAskCMakeForThisMinorVersion) {
 }
 
 // A release has a dated section of its own, the first of the changelog. Between
-// two releases the first section is "Unreleased", and the release below it is an
-// older one.
+// two releases the first section is "Unreleased", and the release below it is
+// an older one.
 TEST(VersionTest, ChangelogBeginsWithIt) {
   const std::string changelog = ReadFile("CHANGELOG.md");
   const std::string first = Find(changelog, R"(\n## \[?([^\]\n]*))");

@@ -10,10 +10,10 @@
 //
 // The second form is that of the ...AndMul activations, the gated feed-forward
 // layer: the weights are one matrix of n = 2 d columns, gate first, as models
-// store them fused. up(u) = u, but for kSwigluOaiAndMul, GPT-OSS's, where
-// up(u) = min(max(u, -7), 7) + 1; its files have rows of gate and of up by
-// turns, which two strided sources of LinearWeights::Pack take apart. residual
-// is optional, of c's dtype and shape.
+// store them fused. up(u) = u; only kSwigluOaiAndMul (GPT-OSS) has another,
+// up(u) = min(max(u, -7), 7) + 1. Files of GPT-OSS alternate rows of gate and
+// of up, which two strided sources of LinearWeights::Pack take apart. residual
+// is optional and has c's dtype and shape.
 //
 // act is f32 arithmetic, core/activation-inl.h, whose bounds are these; one
 // unit is 2^-24, relative, and each may be off by 140 * 2^-149 besides:

@@ -19,14 +19,15 @@
 //   kF32, kBF16, kF16      a and b are never rounded to a narrower type; sums
 //                          are f32.
 //   kE4M3Block, kI4Group,  with LinearActivations::kExact.
-//   kI8Group               a is never rounded and no scale is multiplied into a
-//                          weight: codes become bf16, exactly, each group is
-//                          summed in f32, less (zero - 8) times its sum of a,
-//                          and added times its scale. Each sum is off by
-//                          (k + 3 groups + k / 512) * 2^-23 at most of what it
-//                          is of magnitudes |a| * scale * (|code| + |zero|),
-//                          where 4-bit codes and zeros are less 8. With zero
-//                          points an infinity in a makes its row NaN.
+//   kI8Group                 v = sum over groups of
+//                                scale * (sum a * code - zero * sum a)
+//                          in f32, where sums are over the k of a group, and
+//                          4-bit codes and zeros count from 8. a is never
+//                          rounded, a code becomes bf16 exactly, and no scale
+//                          is multiplied into a weight.
+//                            |error| <= (k + 3 groups + k / 512) * 2^-23 *
+//                                sum of |a| * scale * (|code| + |zero|)
+//                          With zero points an infinity in a makes its row NaN.
 //   kI8Channel             W8A8. a becomes int8 on the way in, by
 //                          quant/int8_quantize.h, or is given as int8:
 //                            dot[m, n] = sum over k of
@@ -38,13 +39,13 @@
 //
 //   kBlocks                with LinearActivations::kExact. a is never rounded,
 //                          and a weight is the f32 of quant/block_format.h: it
-//                          is exact, or has the one rounding of formats with
-//                          minima. Products and sums are f32; c has the bits
-//                          that kF32 gives for weights of DecodeBlocks. Each
-//                          sum is off by (k + k / 256 + 3) * 2^-24 at most of
-//                          the sum of magnitudes |a| * |b|. A scale that is NaN
-//                          or infinite changes its column alone, what is not
-//                          finite in a its row alone.
+//                          is exact, but formats with minima round it once.
+//                          Products and sums are f32; c has the bits that kF32
+//                          gives for weights of DecodeBlocks.
+//                            |error| <= (k + k / 256 + 3) * 2^-24 *
+//                                sum of |a| * |b|
+//                          A scale that is NaN or infinite changes its column
+//                          alone; a NaN or infinity in a changes its row alone.
 //
 //   kBlocks                with LinearActivations::kInt8Blocks. Each 32 k of a
 //                          row become int8, x ~ ax * qa, by
@@ -114,8 +115,8 @@ class LinearLayer;
 // Whether this program links //gemm/onednn.
 bool OneDnnIsLinked();
 
-// What a linear layer may make of the rows of a where weights are kBlocks or
-// kI4Group. Other formats have one arithmetic, listed above, and need kExact.
+// Whether the rows of a may be rounded to int8 before they are multiplied by
+// weights in kBlocks or kI4Group. Other formats need kExact.
 enum class LinearActivations : uint8_t {
   kExact,       // rows are not rounded
   kInt8Blocks,  // int8 with a scale for each 32 k
@@ -154,8 +155,8 @@ struct LinearSpec {
   std::string kernels = {};
 };
 
-// What a layer of several products asks of one of them: `blocks` where its
-// weights allow kInt8Blocks, else kExact.
+// The activations of one product in a layer that has several: `blocks` where
+// the weights of this product allow kInt8Blocks, else kExact.
 constexpr LinearActivations ActivationsFor(const LinearWeightsSpec& weights,
                                            LinearActivations blocks) {
   return TakesInt8Blocks(weights) ? blocks : LinearActivations::kExact;

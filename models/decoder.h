@@ -56,9 +56,9 @@
 // each state makes its own.
 //
 // A recurrent layer remembers a sequence in a state of fixed size, whatever its
-// length. It rounds each of its steps to the type of the rows, but for a state
-// in f32. Its operator, short_conv, mamba_mixer2 or gated_delta_net, takes the
-// place of linear, write_kv and paged_attention there.
+// length. It rounds each of its steps to the type of the rows; a state in f32
+// is not rounded. Its operator, short_conv, mamba_mixer2 or gated_delta_net,
+// takes the place of linear, write_kv and paged_attention there.
 //
 // Over ranks (DecoderOptions::communicator), each rank holds some heads, some
 // columns of the feed-forward layer and some of the vocabulary, and reads only

@@ -31,17 +31,17 @@ enum class ModelPart : uint8_t {
   kEmbdNorm,      // the last norm is token_embd_norm.weight
   kShortConv,     // some layers are LFM2's short convolution
   kMamba2,        // some layers are Mamba-2
-  kSharedExpert,  // every token has an expert besides those of the router
+  kSharedExpert,  // one extra expert, applied to every token
   kMultipliers,   // factors of embedding, contributions, scores and logits
   kAttention,     // of a layer: it attends to keys and values of heads
   kLatent,        // layers attend to latents (DeepSeek)
   kPlainQuery,    // with kLatent: one matrix makes queries
-  kQueryLora,     // with kLatent: two matrices with a norm between do
+  kQueryLora,     // with kLatent: two matrices, with a norm between, make them
   kJoinedKvB,     // with kLatent: attn_kv_b makes keys and values
-  kSplitKvB,      // with kLatent: attn_k_b and attn_v_b do, a matrix a head
+  kSplitKvB,      // with kLatent: attn_k_b and attn_v_b, one matrix per head
   kYarn,          // rotary positions are scaled by YaRN
-  kRouting,       // the file says how experts are scored and weighed
-  kRouterBias,    // a bias of each expert decides, and weighs nothing
+  kRouting,       // the file says how experts are scored and weighted
+  kRouterBias,    // biases change which experts are chosen, not their weights
   kDeltaNet,      // some layers are gated delta nets
   kStates,        // recurrent layers have states: kMamba2 or kDeltaNet
   kAttnGate,      // attention's output times a sigmoid of the input

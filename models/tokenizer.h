@@ -25,9 +25,9 @@
 // U+2581 in the piece, and the space in front counts as part of the text.
 //
 // Nothing is normalised; control, unknown and unused tokens decode to nothing.
-// Decode(Encode(text)) == text for all bytes, but for U+2581 in kSentencePiece,
-// which comes back as a space, and for bytes without a token in kByteBpe, which
-// come back as U+FFFD. Text in UTF-8 has no such bytes.
+// Decode(Encode(text)) == text, with two exceptions: U+2581 in kSentencePiece
+// comes back as a space, and bytes without a token in kByteBpe come back as
+// U+FFFD. Text in UTF-8 has no such bytes.
 //
 // Kudo, Richardson, "SentencePiece", EMNLP 2018; Sennrich et al., ACL 2016.
 
@@ -85,8 +85,8 @@ class Tokenizer {
   // at most kMaxSpecialBytes. kSentencePiece: as many scores, which are
   // numbers; each of the 256 bytes has exactly one byte token; normal pieces
   // are distinct, not empty, valid UTF-8, and U+2581 is among them. kByteBpe:
-  // pieces are distinct but for unused ones, and none is of type byte; normal
-  // ones stand for bytes, at least one; merges are as ByteBpe::Create wants
+  // pieces that are used are distinct, and none is of type byte; a normal piece
+  // stands for one byte or more; merges are as ByteBpe::Create wants
   // them; bos_id may be -1 without add_bos.
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 

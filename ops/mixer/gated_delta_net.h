@@ -12,9 +12,9 @@
 //   out = out_proj(rms(y) * weight * silu(z))     rms over dv, head by head
 //
 // The delta rule is that of ops/recurrent/delta_rule.h, and the norm that of
-// ops/norm/rms_norm_gated.h with kNormFirst. Everything that a step makes is
-// rounded to the dtype of x, but for g and beta, which are f32; the state has a
-// dtype of its own. Checkpoints that interleave the columns of in_proj by key
+// ops/norm/rms_norm_gated.h with kNormFirst. Each step rounds its result to the
+// dtype of x; g and beta stay f32, and the state has a dtype of its own.
+// Checkpoints that interleave the columns of in_proj by key
 // head are put into this order when they are packed.
 
 #include <cstdint>

@@ -11,9 +11,9 @@
 //   out = out_proj(y * silu(z))           kNone
 //
 // The state update is that of ops/recurrent/state_update.h, and the norm that
-// of ops/norm/mixer2_gated_rms_norm.h on one rank. Everything that a step makes
-// is rounded to the dtype of x, but for y in kNone, which is rounded with its
-// gate; the state has a dtype of its own. A model that multiplies the columns
+// of ops/norm/mixer2_gated_rms_norm.h on one rank. Each step rounds its result
+// to the dtype of x; in kNone, y is rounded once, after its gate. The state has
+// a dtype of its own. A model that multiplies the columns
 // of in_proj by constants has them in the weights.
 
 #include <cstdint>

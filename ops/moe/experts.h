@@ -114,7 +114,7 @@ class ExpertsPlan {
                                          int max_workers) const;
 
   // Whether Execute may be called with these: dtypes, shapes, every id, and
-  // that out overlaps nothing that is read, but for an `add` that is out.
+  // that out overlaps nothing that is read; `add` may be out itself.
   absl::Status CheckArgs(const ExpertsArgs& args) const;
 
   // What CheckArgs says of x, out, add and map, before there are routes.

@@ -16,8 +16,9 @@
 //
 // f32 sums, from the bias on in the order of j, rounded once, to nearest even.
 // The state has the dtype of x and holds its values, so a sequence that is cut
-// into several calls has the bits of one call, but for the bits of a NaN. A NaN
-// touches its channel alone, and there the width tokens that see it.
+// into several calls has the bits of one call; only the payload of a NaN may
+// differ. A NaN touches its channel alone, and there the width tokens that see
+// it.
 
 #include <cstdint>
 

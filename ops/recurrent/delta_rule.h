@@ -119,15 +119,17 @@ class DeltaRulePlan {
   absl::Status CheckArgs(const DeltaRuleArgs& args) const;
 
   // Writes the slots that are named, and out for the tokens of all sequences:
-  // zeros for a sequence whose index is null_slot. Tokens of no sequence are
-  // neither read nor written, nor is the state of a sequence without tokens.
-  // out may be v itself. Views may have any strides, the last one 1. Allocates
-  // nothing; safe to call concurrently on distinct slots, each call with its
-  // own workspace. Workers divide the sequences, the heads and, where these are
-  // few, the columns of the state. The bits of a sequence depend on none of
-  // that, nor on the other sequences of the call. Cost: in decode one read and
-  // one write of each state, at the rate of memory; by chunks of C tokens
-  // 3 dk dv + C (dk + dv) multiply-adds for each token and value head.
+  // zeros for a sequence whose index is null_slot. Tokens that no
+  // sequence has, such as padding, are neither read nor written: out keeps what
+  // it held there. The state of a sequence without tokens is not touched
+  // either. out may be v itself. Views may have any strides, the last one 1.
+  // Allocates nothing; safe to call concurrently on distinct slots, each call
+  // with its own workspace. Workers divide the sequences, the heads and, where
+  // these are few, the columns of the state. The bits of a sequence depend
+  // neither on this division nor on the other sequences of the call. Cost: in
+  // decode one read and one write of each state, at the rate of memory; by
+  // chunks of C tokens 3 dk dv + C (dk + dv) multiply-adds for each token and
+  // value head.
   void Execute(const DeltaRuleArgs& args, Workspace workspace,
                Executor& executor) const noexcept;
 

@@ -118,14 +118,15 @@ class StateUpdatePlan {
   absl::Status CheckArgs(const StateUpdateArgs& args) const;
 
   // Writes the slots that are named, and out for the tokens of all sequences:
-  // zeros for a sequence whose index is null_slot. Tokens of no sequence are
-  // neither read nor written, nor is the state of a sequence without tokens.
-  // out may be x or z. Views may have any strides, the last one 1. Allocates
-  // nothing; safe to call concurrently on distinct slots, each call with its
-  // own workspace. Workers divide the sequences, the heads and, where these are
-  // few, the rows of a state. The bits of a sequence depend on none of that,
-  // nor on the other sequences of the call. Cost: in decode one read and one
-  // write of each state, at the rate of memory; by chunks of C tokens 2
+  // zeros for a sequence whose index is null_slot. Tokens that no
+  // sequence has, such as padding, are neither read nor written: out keeps what
+  // it held there. The state of a sequence without tokens is not touched
+  // either. out may be x or z. Views may have any strides, the last one 1.
+  // Allocates nothing; safe to call concurrently on distinct slots, each call
+  // with its own workspace. Workers divide the sequences, the heads and, where
+  // these are few, the rows of a state. The bits of a sequence depend on none
+  // of that, nor on the other sequences of the call. Cost: in decode one read
+  // and one write of each state, at the rate of memory; by chunks of C tokens 2
   // head_dim d_state + C head_dim / 2 multiply-adds for each token and head,
   // and C d_state / 2 for each token and group, or for every few heads.
   void Execute(const StateUpdateArgs& args, Workspace workspace,
