@@ -498,7 +498,8 @@ TEST_P(PeerGridsTest, TwoCallersWithThreadsOfTheirOwn) {
   EXPECT_FALSE(run.args().schedule.merges().empty());
   const auto want = run.result();
   const auto call = [&](std::vector<BFloat16>* out) {
-    const auto executor = HwyExecutor::Create(3).value();
+    const auto executor =
+        HwyExecutor::Create(3, HwyExecutor::Sharing::kAll).value();
     out->resize(want.out.size());
     PagedAttentionArgs args = run.args();
     args.out = DenseTensor(out->data(), std::array<int64_t, 3>{21, 8, 32});

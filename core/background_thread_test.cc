@@ -161,7 +161,8 @@ TEST(BackgroundThreadTest, HasStartedWhenCreateReturns) {
 // ParallelFor take turns.
 TEST(BackgroundThreadTest, LendsAPoolToTheCall) {
   const auto background = Background();
-  const auto executor = HwyExecutor::Create(2).value();
+  const auto executor =
+      HwyExecutor::Create(2, HwyExecutor::Sharing::kAll).value();
   std::vector<int> theirs(1000), ours(1000);
   for (int round = 0; round < 20; ++round) {
     ASSERT_TRUE(background->Submit([&executor, &theirs] {

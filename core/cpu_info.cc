@@ -22,7 +22,6 @@
 #include "absl/strings/strip.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/math_util.h"
 
 namespace quern {
 namespace {
@@ -40,9 +39,11 @@ std::string Trimmed(const std::string& path) {
 
 int CpusFromQuota(int64_t quota_us, int64_t period_us) {
   if (quota_us <= 0 || period_us <= 0) return 0;
-  // A quota beyond any machine is capped: it must not wrap to a small one.
+  // A quota beyond any machine is capped: it must not wrap to a small one. One
+  // of 1.5 CPUs is one: of two threads the second would be stopped for half of
+  // each period, and the first would wait for it.
   constexpr int64_t kMany = 1 << 20;
-  return static_cast<int>(std::min(DivCeil(quota_us, period_us), kMany));
+  return static_cast<int>(std::clamp<int64_t>(quota_us / period_us, 1, kMany));
 }
 
 // The smaller of two limits, where 0 is no limit.

@@ -38,7 +38,7 @@ int64_t LastLevelBytes();
 
 // Logical CPUs that this process may really use: the smaller of the affinity
 // mask and the cgroup's CPU quota (v1 or v2, this group and its parents),
-// rounded up; >= 1. More threads than this only take turns.
+// rounded down; >= 1. More threads than this only take turns.
 int AvailableCpus();
 
 // Cores among them: logical CPUs of one core (siblings, "hyper-threads") share
@@ -48,7 +48,7 @@ int AvailableCores();
 
 namespace cpu_info_internal {
 
-// The quota of "cpu.max" (v2), e.g. "150000 100000" -> 2; 0: no limit.
+// The quota of "cpu.max" (v2), e.g. "150000 100000" -> 1; 0: no limit.
 int CpusFromCpuMax(const std::string& text);
 // How many cores the logical CPUs `cpus` belong to, by the sibling lists under
 // `root`, on a real machine "/sys/devices/system/cpu". A CPU without such a

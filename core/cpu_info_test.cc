@@ -38,8 +38,8 @@ TEST(CpuInfoTest, ReadsTheQuotaOfACgroup) {
   using cpu_info_internal::CpusFromCpuMax;
   EXPECT_EQ(CpusFromCpuMax("max 100000\n"), 0);
   EXPECT_EQ(CpusFromCpuMax("200000 100000\n"), 2);
-  EXPECT_EQ(CpusFromCpuMax("150000 100000"), 2);  // rounded up
-  EXPECT_EQ(CpusFromCpuMax("100001 100000"), 2);
+  EXPECT_EQ(CpusFromCpuMax("150000 100000"), 1);  // rounded down
+  EXPECT_EQ(CpusFromCpuMax("199999 100000"), 1);
   EXPECT_EQ(CpusFromCpuMax("1000 100000"), 1);  // never none
   for (const char* nonsense :
        {"", "\n", "100000", "a b", "100000 0", "0 100000", "-1 100000", "1 2 3",

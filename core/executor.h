@@ -25,7 +25,9 @@ class Executor {
   // in any order and on any thread, the caller's among them. Returns when all
   // tasks have finished; what they wrote is then visible to the caller. Tasks
   // with equal `worker` never overlap, so per-worker scratch needs no lock.
-  // fn must not throw. Not reentrant: fn must not call ParallelFor.
+  // fn must not throw, and must not wait for another task, because one thread
+  // may run them all, one after the other. Not reentrant: fn must not call
+  // ParallelFor.
   virtual void ParallelFor(
       int64_t num_tasks,
       absl::FunctionRef<void(int64_t task, int worker)> fn) = 0;

@@ -2,14 +2,19 @@
 
 #include "quern/core/executor.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -34,7 +39,7 @@ class ExecutorTest : public testing::TestWithParam<int> {
       executor_ = std::make_unique<InlineExecutor>();
       return;
     }
-    auto executor = HwyExecutor::Create(GetParam());
+    auto executor = HwyExecutor::Create(GetParam(), HwyExecutor::Sharing::kAll);
     ASSERT_TRUE(executor.ok()) << executor.status();
     executor_ = *std::move(executor);
     EXPECT_EQ(executor_->num_workers(), GetParam());
@@ -118,16 +123,19 @@ TEST(InlineExecutorTest, RunsInOrderOnTheCallingThread) {
   EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3}));
 }
 
-std::unique_ptr<HwyExecutor> MakeHwy(int workers) {
-  auto executor = HwyExecutor::Create(workers);
+std::unique_ptr<HwyExecutor> MakeHwy(
+    int workers,
+    HwyExecutor::Sharing sharing = HwyExecutor::Sharing::kAdaptive) {
+  auto executor = HwyExecutor::Create(workers, sharing);
   EXPECT_TRUE(executor.ok()) << executor.status();
   return *std::move(executor);
 }
 
+// Each task waits for the others, which the contract forbids, because one
+// thread may run them all. With kAll and as many tasks as workers no thread
+// does, so this ends only if three threads run them.
 TEST(HwyExecutorTest, RunsTasksOnAllWorkersAtOnce) {
-  const auto executor = MakeHwy(3);
-  // Each task waits for the others, so this ends only if three threads run
-  // them.
+  const auto executor = MakeHwy(3, HwyExecutor::Sharing::kAll);
   std::atomic<int> arrived{0};
   std::vector<std::thread::id> threads(3);
   std::vector<int> workers(3, -1);
@@ -143,8 +151,161 @@ TEST(HwyExecutorTest, RunsTasksOnAllWorkersAtOnce) {
             (std::set<int>{0, 1, 2}));
 }
 
+// A worker that is held up in a task keeps only that task; the caller runs the
+// rest of its share.
+TEST(HwyExecutorTest, TheCallerRunsTheShareOfALateWorker) {
+  const auto executor = MakeHwy(2, HwyExecutor::Sharing::kAll);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    std::atomic<int64_t> ran_by_worker{0};
+    std::atomic<int64_t> left{100};
+    executor->ParallelFor(100, [&](int64_t, int worker) {
+      const int64_t now_left = --left;
+      if (worker == 0) return;
+      ++ran_by_worker;
+      while (now_left > 0 && left.load() > 0) std::this_thread::yield();
+    });
+    EXPECT_LE(ran_by_worker, 1);
+  }
+}
+
+// Workers that no CPU is free for: 16 on any machine of fewer cores, beside
+// threads that never rest, each held up at random in a third of its tasks.
+TEST(HwyExecutorTest, EveryTaskRunsOnceOnACrowdedMachine) {
+  for (const HwyExecutor::Sharing sharing :
+       {HwyExecutor::Sharing::kAll, HwyExecutor::Sharing::kAdaptive}) {
+    const auto executor = MakeHwy(16, sharing);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> busy;
+    for (int i = 0; i < 3; ++i) {
+      busy.emplace_back([&stop] {
+        while (!stop.load(std::memory_order_relaxed)) {
+        }
+      });
+    }
+    std::vector<int> runs(64, 0);  // no atomics
+    constexpr int kRegions = 300;
+    for (int region = 0; region < kRegions; ++region) {
+      executor->ParallelFor(64, [&](int64_t task, int worker) {
+        ++runs[static_cast<size_t>(task)];
+        if (worker != 0 && (task * 7 + region) % 3 == 0) {
+          std::this_thread::sleep_for(std::chrono::microseconds(task % 50));
+        }
+      });
+    }
+    stop = true;
+    for (std::thread& thread : busy) thread.join();
+    EXPECT_EQ(runs, std::vector<int>(64, kRegions));
+  }
+}
+
+// Runs `child` in the child of a fork. Returns its exit status, or -1 if it had
+// to be killed after 20 seconds.
+int ExitStatusOfChild(const std::function<bool()>& child) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(child() ? 0 : 1);
+  for (int i = 0; i < 2000; ++i) {
+    int status = 0;
+    if (waitpid(pid, &status, WNOHANG) == pid) {
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  return -1;
+}
+
+TEST(HwyExecutorTest, TheChildOfAForkRunsTasksItself) {
+  auto executor = MakeHwy(3);
+  executor->ParallelFor(100, [](int64_t, int) {});
+  const auto child = [&executor] {
+    const std::thread::id me = std::this_thread::get_id();
+    std::vector<int> runs(100, 0);
+    bool elsewhere = false;
+    executor->ParallelFor(100, [&](int64_t task, int worker) {
+      ++runs[static_cast<size_t>(task)];
+      elsewhere |= std::this_thread::get_id() != me || worker != 0;
+    });
+    if (executor->num_workers() != 3) return false;
+    executor.reset();
+    return runs == std::vector<int>(100, 1) && !elsewhere;
+  };
+  EXPECT_EQ(ExitStatusOfChild(child), 0);
+  std::atomic<int> runs{0};
+  executor->ParallelFor(100, [&runs](int64_t, int) { ++runs; });
+  EXPECT_EQ(runs, 100);
+}
+
+// The child has a copy of every lock, held for ever by a thread that it lacks.
+TEST(HwyExecutorTest, AForkDuringParallelForHangsNoChild) {
+  auto executor = MakeHwy(2, HwyExecutor::Sharing::kAll);
+  std::atomic<bool> stop{false};
+  std::atomic<int> regions{0};
+  std::thread caller([&] {
+    while (!stop.load()) {
+      executor->ParallelFor(8, [](int64_t, int) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      });
+      ++regions;
+    }
+  });
+  while (regions.load() < 3) std::this_thread::yield();
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(ExitStatusOfChild([&executor] {
+                int64_t sum = 0;
+                executor->ParallelFor(
+                    10, [&sum](int64_t task, int) { sum += task; });
+                return sum == 45;
+              }),
+              0);
+  }
+  stop = true;
+  caller.join();
+}
+
+#ifndef __SANITIZE_THREAD__
+// tsan ends a child that starts threads.
+TEST(HwyExecutorTest, TheChildOfAForkMayCreateItsOwn) {
+  const auto before = MakeHwy(2);
+  EXPECT_EQ(ExitStatusOfChild([] {
+              const auto own = MakeHwy(3, HwyExecutor::Sharing::kAll);
+              std::vector<int> runs(100, 0);
+              own->ParallelFor(100, [&runs](int64_t task, int) {
+                ++runs[static_cast<size_t>(task)];
+              });
+              return runs == std::vector<int>(100, 1);
+            }),
+            0);
+}
+#endif
+
+// A signal that is sent to the process goes to a thread that does not block it.
+TEST(HwyExecutorTest, WorkersBlockSignalsButTheirOwnFaults) {
+  const auto executor = MakeHwy(4, HwyExecutor::Sharing::kAll);
+  std::vector<sigset_t> masks(4);
+  std::atomic<int> arrived{0};
+  executor->ParallelFor(4, [&](int64_t, int worker) {
+    pthread_sigmask(SIG_SETMASK, nullptr, &masks[static_cast<size_t>(worker)]);
+    ++arrived;
+    while (arrived.load() < 4) std::this_thread::yield();
+  });
+  for (size_t worker = 1; worker < 4; ++worker) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGALRM, SIGUSR1,
+                             SIGUSR2, SIGPIPE}) {
+      EXPECT_EQ(sigismember(&masks[worker], signal), 1) << signal;
+    }
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
+      EXPECT_EQ(sigismember(&masks[worker], fault), 0) << fault;
+    }
+  }
+  EXPECT_EQ(sigismember(&masks[0], SIGINT), 0);
+  sigset_t now;
+  pthread_sigmask(SIG_SETMASK, nullptr, &now);
+  EXPECT_EQ(sigismember(&now, SIGINT), 0);  // as before Create
+}
+
 TEST(HwyExecutorTest, ConcurrentCallersTakeTurns) {
-  const auto executor = MakeHwy(2);
+  const auto executor = MakeHwy(2, HwyExecutor::Sharing::kAll);
   int inside = 0;  // guarded by taking turns alone: tsan would object
   int64_t regions = 0;
   std::vector<std::thread> callers;
@@ -238,9 +399,10 @@ TEST(HwyExecutorTest, SpinsOnlyWhereThereIsACpuForEveryWorker) {
   EXPECT_TRUE(crowded->idle());
   if (cpus < 2) GTEST_SKIP() << "one CPU: no other worker to spin";
   const auto roomy = MakeHwy(2);
-  bool spun = false;  // the watcher may be quick on a loaded machine
-  for (int i = 0; i < 100 && !spun; ++i) {
+  bool spun = false;  // not while others want the CPU: try for 20 seconds
+  for (int i = 0; i < 20000 && !spun; ++i) {
     roomy->ParallelFor(2, [](int64_t, int) {});
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
     spun = !roomy->idle();
   }
   EXPECT_TRUE(spun);

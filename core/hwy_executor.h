@@ -1,13 +1,29 @@
 #ifndef QUERN_CORE_HWY_EXECUTOR_H_
 #define QUERN_CORE_HWY_EXECUTOR_H_
 
-// An Executor on Highway's ThreadPool.
+// The Executor for programs: threads that spin while there is work and sleep on
+// Highway's futex while there is none (core/worker_pool.h).
 //
-// While there is work the workers spin, so that a fork-join costs about a
-// microsecond. When no ParallelFor has come for kIdle they block in the kernel
-// and cost nothing; the next ParallelFor wakes them (tens of microseconds,
-// once). With more workers than this process has logical CPUs they never
-// spin: a spinner would keep a worker that has a task off its CPU.
+// On a machine that the process has to itself, workers spin between calls of
+// ParallelFor, so that a fork-join costs less than a microsecond. When none has
+// come for kIdle they sleep and cost nothing; the next ParallelFor wakes them
+// (tens of microseconds, once).
+//
+// On a machine that others use too, ParallelFor returns when its tasks are done
+// and never waits for a worker that has no task. A worker that has lost its CPU
+// to another thread tells the pool (core/contention.h): idle workers then sleep
+// at once, short calls run on the calling thread alone, and after a task that
+// was held up all do, for forty times as long as it took. Which thread runs a
+// task changes no result.
+//
+// With more workers than this process has logical CPUs workers never spin.
+//
+// Worker threads block all signals but those of their own faults (SIGSEGV and
+// its kind) and of profilers (SIGPROF).
+//
+// fork: the child of a process has no worker threads. In the child, an executor
+// of the parent runs all tasks on the calling thread, and its destructor frees
+// nothing. An executor that the child creates is like any other.
 
 #include <chrono>
 #include <cstdint>
@@ -21,16 +37,20 @@ namespace quern {
 
 class HwyExecutor final : public Executor {
  public:
-  // Highway's pool is meant for one cluster of cores and ends at 127 threads.
   static constexpr int kMaxWorkers = 127;
   // Longer than the gaps between the operators of a model, short for a person.
   static constexpr std::chrono::milliseconds kIdle{10};
+
+  // Which calls of ParallelFor are shared with workers: those that gain by it,
+  // or, for tests of what several threads do at once, all of several tasks.
+  enum class Sharing : uint8_t { kAdaptive, kAll };
 
   // `workers` threads, the caller of ParallelFor among them. All of them have
   // started when Create returns, so that none allocates afterwards.
   // InvalidArgument unless 1 <= workers <= kMaxWorkers; ResourceExhausted if
   // the system refuses the threads.
-  static absl::StatusOr<std::unique_ptr<HwyExecutor>> Create(int workers);
+  static absl::StatusOr<std::unique_ptr<HwyExecutor>> Create(
+      int workers, Sharing sharing = Sharing::kAdaptive);
 
   // One worker for each core that this process may use or, with kUsed, for each
   // logical CPU; at most kMaxWorkers; fewer, at least one, if the system
@@ -52,12 +72,12 @@ class HwyExecutor final : public Executor {
   void ParallelFor(int64_t num_tasks,
                    absl::FunctionRef<void(int64_t, int)> fn) override;
 
-  // Whether the workers wait without using the CPU. For tests and statistics.
+  // Whether the workers sleep. For tests and statistics.
   bool idle() const;
 
  private:
   struct State;
-  explicit HwyExecutor(int workers);
+  HwyExecutor();
 
   std::unique_ptr<State> state_;
 };

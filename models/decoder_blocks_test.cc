@@ -154,7 +154,7 @@ TEST_P(DecoderBlocksTest, AMatrixOfPartsThatDifferBecomesF32) {
 }
 
 TEST_P(DecoderBlocksTest, BatchAndThreadsChangeNothing) {
-  const auto two = HwyExecutor::Create(2);
+  const auto two = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(two.ok()) << two.status();
   TestRng rng;
   SmallDecoder recurrent;

@@ -36,7 +36,7 @@ class DecoderTest : public DecoderFixture {
                                     DecoderWeights weights) {
     TestRng rng;
     const std::string bytes = SmallDecoderFile(rng, shape);
-    const auto two = HwyExecutor::Create(2);
+    const auto two = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
     ASSERT_TRUE(two.ok()) << two.status();
     const Decoder model = Load(bytes, weights);
     std::vector<std::vector<int32_t>> prompts;

@@ -255,7 +255,7 @@ TEST_P(LatentDecoderTest, ShortStepsHaveTheSameBits) {
 
 // Prompts in both forms and single tokens in one step.
 TEST_P(LatentDecoderTest, BatchAndThreadsChangeNothing) {
-  const auto two = HwyExecutor::Create(2);
+  const auto two = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(two.ok()) << two.status();
   ExpectBatchAndThreadsChangeNothing(Latent(), /*page_size=*/16,
                                      /*page_size_alone=*/32, **two);

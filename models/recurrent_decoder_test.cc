@@ -96,7 +96,7 @@ void RecurrentDecoderTest::ExpectCloseAndEqual(const SmallDecoder& shape) {
 
 // Prompts and single tokens in one step, on two threads.
 TEST_P(RecurrentDecoderTest, BatchAndThreadsChangeNothing) {
-  const auto two = HwyExecutor::Create(2);
+  const auto two = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(two.ok()) << two.status();
   for (const char* architecture : kArchitectures) {
     SCOPED_TRACE(architecture);

@@ -128,7 +128,7 @@ class SglangPackTest : public IsaTest {
         ++i;
       }
     }
-    const auto pool = HwyExecutor::Create(3);
+    const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
     ASSERT_TRUE(pool.ok()) << pool.status();
     ExpectMatchesFormula<T>(rng, 96, 416, 1, Edge::kEnd, 1, **pool);
   }

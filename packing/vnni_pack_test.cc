@@ -177,7 +177,7 @@ TEST_P(VnniPackTest, PacksEveryRemainderOfInt8) {
 
 TEST_P(VnniPackTest, PacksAcrossTilesOnManyThreads) {
   TestRng rng;
-  const auto pool = HwyExecutor::Create(3);
+  const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(pool.ok()) << pool.status();
   for (const WeightOrder order : {WeightOrder::kNK, WeightOrder::kKN}) {
     for (const int64_t stream_from_bytes : {int64_t{0}, kNeverStream}) {

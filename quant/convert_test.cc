@@ -429,7 +429,7 @@ TEST_P(ConvertTest, WritesExactlyTheRowsAtAnySizeStrideAndAlignment) {
 
 // Several tasks, several workers, streamed or not: the same bytes.
 TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
-  const auto executor = HwyExecutor::Create(3);
+  const auto executor = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok()) << executor.status();
   std::mt19937 random(3);
   for (const int64_t rows : {1, 7, 3000}) {
@@ -455,7 +455,7 @@ TEST_P(ConvertTest, DoesNotDependOnTheWorkersOrTheStores) {
 // Rows that are cut into tasks, and tasks of many rows, with and without gaps
 // and bias: each element from its own row and column. Exact: small integers.
 TEST_P(ConvertTest, CutsAndGroupsRowsOfAnyLength) {
-  const auto executor = HwyExecutor::Create(2);
+  const auto executor = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok()) << executor.status();
   const ConvertPlan plan = Plan(DType::kBF16, DType::kF32);
   constexpr int64_t kTask = 64 << 10;
@@ -528,7 +528,7 @@ TEST_P(ConvertTest, IgnoresTheRowStrideOfOneRow) {
 // Every input and output ends at, or begins after, a page that may not be
 // touched. Canaries and the padding of rows are checked by the buffers.
 TEST_P(ConvertTest, TouchesNothingElseAndAllocatesNothing) {
-  const auto executor = HwyExecutor::Create(2);
+  const auto executor = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok()) << executor.status();
   // Threads allocate while they start, which must not count as Execute's.
   (*executor)->ParallelFor(2, [](int64_t, int) {});

@@ -146,7 +146,7 @@ TEST_P(S8S8CompensationTest, OfNothingIsZero) {
 }
 
 TEST_P(S8S8CompensationTest, DoesNotDependOnTheWorkers) {
-  const auto executor = HwyExecutor::Create(3);
+  const auto executor = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok()) << executor.status();
   // Threads allocate while they start, which must not count as Execute's.
   (*executor)->ParallelFor(3, [](int64_t, int) {});

@@ -11,7 +11,7 @@ namespace quern {
 
 // A pool of so many workers, or a failure of the running test.
 inline std::unique_ptr<HwyExecutor> Workers(int workers) {
-  auto executor = HwyExecutor::Create(workers);
+  auto executor = HwyExecutor::Create(workers, HwyExecutor::Sharing::kAll);
   if (!executor.ok()) {
     ADD_FAILURE() << executor.status();
     return nullptr;

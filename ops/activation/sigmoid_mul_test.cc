@@ -177,7 +177,7 @@ TEST_P(SigmoidMulTest, ANaNStaysWithItsElementOrItsRow) {
 
 TEST_P(SigmoidMulTest, WorksInPlaceOnAnyNumberOfWorkers) {
   TestRng rng;
-  const auto pool = HwyExecutor::Create(3);
+  const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(pool.ok());
   // The pool's threads allocate when they start, so they start before the
   // count.

@@ -239,7 +239,7 @@ TEST_P(LogitsTest, IgnoresTheRowStrideOfOneRow) {
 
 TEST_P(LogitsTest, DoesNotDependOnWorkers) {
   TestRng rng;
-  const auto pool = HwyExecutor::Create(3);
+  const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(pool.ok());
   // The pool's threads allocate when they start, so they start before the
   // count.

@@ -398,7 +398,7 @@ TEST_P(RmsNormTest, NormalisesRowsWhoseSquaresOverflow) {
 TEST_P(RmsNormTest, DoesNotDependOnWorkersOrNeighbours) {
   TestRng rng;
   const int64_t rows = 37, hidden = 769;
-  const auto executor = HwyExecutor::Create(3);
+  const auto executor = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok());
   // The pool's threads allocate when they start, so they start before the
   // count.

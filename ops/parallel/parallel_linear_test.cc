@@ -293,7 +293,8 @@ TEST(ParallelLinear, ABlockOverRanksIsTheBlock) {
                                                  2);
       RunRanks(ranks, [&](ThreadCommunicator& c) {
         for (const int workers : {1, 2}) {
-          auto executor = HwyExecutor::Create(workers);
+          auto executor =
+              HwyExecutor::Create(workers, HwyExecutor::Sharing::kAll);
           ASSERT_TRUE(executor.ok());
           const auto up_plan = ColumnParallelLinearPlan::Create(
               up, up_w.const_view(), AnyTensorView(), c, **executor);

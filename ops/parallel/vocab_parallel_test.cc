@@ -172,7 +172,7 @@ QUERN_INSTANTIATE_ISA_TEST(VocabParallelEmbeddingTest);
 // zero. Padding rows hold NaN and must not be read.
 TEST_P(VocabParallelEmbeddingTest, IsTheRowOfTheWholeTable) {
   TestRng rng;
-  auto executor = HwyExecutor::Create(2);
+  auto executor = HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(executor.ok());
   struct Types {
     DType weight, out;

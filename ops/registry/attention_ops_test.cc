@@ -182,7 +182,8 @@ struct AttentionCase {
 };
 
 TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
-  const std::unique_ptr<HwyExecutor> two = *HwyExecutor::Create(2);
+  const std::unique_ptr<HwyExecutor> two =
+      *HwyExecutor::Create(2, HwyExecutor::Sharing::kAll);
   for (const CacheCase& cache_case : kCaches) {
     for (const AttentionCase& c :
          {AttentionCase{kNoWindow, 0, false, false, DType::kF32, DType::kF32},

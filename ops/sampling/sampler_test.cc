@@ -352,7 +352,7 @@ TEST(SamplerTest, DrawsWithTheProbabilitiesOfTheSoftmax) {
 TEST(SamplerTest, DependsOnNeitherNeighboursNorWorkers) {
   TestRng rng;
   const int64_t rows = 19, vocab = 501;
-  const auto pool = HwyExecutor::Create(3);
+  const auto pool = HwyExecutor::Create(3, HwyExecutor::Sharing::kAll);
   ASSERT_TRUE(pool.ok());
   // The pool's threads allocate when they start, so they start before the
   // count.

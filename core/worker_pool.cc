@@ -1,0 +1,309 @@
+#include "quern/core/worker_pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#ifdef __linux__
+#include <sys/resource.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#include "hwy/cache_control.h"
+#include "hwy/contrib/thread_pool/futex.h"
+
+namespace quern {
+namespace {
+
+// Looks between two readings of the clock: half a microsecond.
+constexpr int kLooksPerReading = 16;
+
+// How long a worker or the caller spins while others want its CPU. Waking a
+// thread takes about as long.
+constexpr int64_t kBriefNs = 20'000;
+
+// How long the caller spins for the tasks of others on a quiet machine.
+constexpr int64_t kPatientNs = 2'000'000;
+
+// Longer than an interrupt, shorter than what another thread takes.
+constexpr int64_t kGapNs = 200'000;
+
+// A thread that takes longer to start had no CPU.
+constexpr int64_t kSlowStartNs = 2'000'000;
+
+// How long the caller works alone on a contended machine before it wakes
+// workers. A shorter region is over before they have come.
+constexpr int64_t kWorthWakingNs = 50'000;
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// How often the calling thread has lost its CPU to another one. A hypervisor
+// that takes the CPU is not counted: it takes it from one thread as from two.
+int64_t InvoluntarySwitches() {
+#ifdef RUSAGE_THREAD
+  rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+#endif
+  return 0;
+}
+
+bool LostCpuSince(int64_t& switches) {
+  const int64_t before = switches;
+  switches = InvoluntarySwitches();
+  return switches != before;
+}
+
+// While it lives, threads that the calling thread creates block all signals but
+// those of their own faults and of profilers: handlers run on the program's
+// threads, not in the middle of a kernel.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (const int fault :
+         {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, SIGPROF}) {
+      sigdelset(&blocked, fault);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+constexpr uint64_t kOneTask = uint64_t{1} << 32;
+uint64_t RangeOf(uint64_t first, uint64_t end) { return first << 32 | end; }
+bool IsEmpty(uint64_t range) { return range >> 32 >= (range & (kOneTask - 1)); }
+
+}  // namespace
+
+WorkerPool::WorkerPool(int workers, bool may_spin, Sharing sharing)
+    : workers_(workers),
+      may_spin_(may_spin),
+      sharing_(sharing),
+      shares_(new Share[static_cast<size_t>(workers)]),
+      reports_(new Report[static_cast<size_t>(workers)]) {}
+
+bool WorkerPool::Start() {
+  const BlockSignals blocked;
+  try {
+    threads_.reserve(static_cast<size_t>(workers_ - 1));
+    for (int worker = 1; worker < workers_; ++worker) {
+      threads_.emplace_back(
+          [this, worker, created_ns = NowNs()] { Loop(worker, created_ns); });
+    }
+  } catch (const std::system_error&) {
+    StopThreads();
+    return false;
+  } catch (const std::bad_alloc&) {
+    StopThreads();
+    return false;
+  }
+  // A thread may allocate while it starts: with AddressSanitizer it does so
+  // three times, in pthread_getattr_np.
+  while (!idle()) std::this_thread::yield();
+  return true;
+}
+
+void WorkerPool::StopThreads() {
+  stop_.store(true);
+  work_bell_.fetch_add(1);
+  hwy::WakeAll(work_bell_);
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+WorkerPool::~WorkerPool() { StopThreads(); }
+
+void WorkerPool::Loop(int worker, int64_t created_ns) {
+  int64_t switches = InvoluntarySwitches();
+  const int64_t now = NowNs();
+  if (now - created_ns > kSlowStartNs) {
+    contention_.NotePreempted(now, now - created_ns);
+  }
+  bool spins = false;  // the first wait begins asleep, as idle() promises
+  while (true) {
+    if (!spins || !AwaitWork(worker, switches)) {
+      const uint32_t bell = work_bell_.load();
+      asleep_.fetch_add(1);
+      if (!stop_.load() && !HasTasks(worker)) {
+        hwy::BlockUntilDifferent(bell, work_bell_);
+      }
+      asleep_.fetch_sub(1);
+    }
+    if (stop_.load()) return;
+    Work(worker, switches);
+    spins = may_spin_;
+  }
+}
+
+bool WorkerPool::HasTasks(int worker) const {
+  return !IsEmpty(shares_[static_cast<size_t>(worker)].range.load());
+}
+
+// Spins until the worker's share has tasks. Returns false when it is time to
+// sleep.
+bool WorkerPool::AwaitWork(int worker, int64_t& switches) {
+  const Share& share = shares_[static_cast<size_t>(worker)];
+  const int64_t start = NowNs();
+  int64_t last = start;
+  while (true) {
+    for (int look = 0; look < kLooksPerReading; ++look) {
+      if (!IsEmpty(share.range.load(std::memory_order_acquire))) return true;
+      hwy::Pause();
+    }
+    if (stop_.load(std::memory_order_relaxed)) return true;
+    const int64_t now = NowNs();
+    if (now - last > kGapNs && LostCpuSince(switches)) {
+      contention_.NotePreempted(now, now - last);
+    }
+    last = now;
+    if (now - start > (contention_.quiet() ? kIdleNs : kBriefNs)) return false;
+  }
+}
+
+// Claims and runs tasks of `share` until it has none. Returns how many.
+int64_t WorkerPool::Drain(Share& share, int worker) {
+  int64_t ran = 0;
+  uint64_t range = share.range.load(std::memory_order_acquire);
+  while (!IsEmpty(range)) {
+    if (!share.range.compare_exchange_weak(range, range + kOneTask,
+                                           std::memory_order_acq_rel,
+                                           std::memory_order_acquire)) {
+      continue;
+    }
+    (*share.fn)(share.offset + static_cast<int64_t>(range >> 32), worker);
+    ++ran;
+    range = share.range.load(std::memory_order_acquire);
+  }
+  return ran;
+}
+
+// The tasks of the worker's own share, then those of late workers.
+void WorkerPool::Work(int worker, int64_t& switches) {
+  for (int i = 0; i < workers_; ++i) {
+    const int victim = (worker + i) % workers_;
+    const int64_t ran = Drain(shares_[static_cast<size_t>(victim)], worker);
+    if (ran > 0) ReportDone(worker, ran, switches);
+  }
+}
+
+void WorkerPool::ReportDone(int worker, int64_t ran, int64_t& switches) {
+  const int64_t since = waiting_since_ns_.load(std::memory_order_relaxed);
+  if (since != 0 && LostCpuSince(switches)) {
+    const int64_t now = NowNs();
+    contention_.NoteStalled(now, now - since);
+  }
+  std::atomic<uint64_t>& done = reports_[static_cast<size_t>(worker)].done;
+  done.store(done.load(std::memory_order_relaxed) + static_cast<uint64_t>(ran));
+  if (caller_sleeps_.load()) {
+    caller_bell_.fetch_add(1);
+    hwy::WakeAll(caller_bell_);
+  }
+}
+
+bool WorkerPool::AllReported() const {
+  uint64_t done = 0;
+  for (int worker = 1; worker < workers_; ++worker) {
+    done += reports_[static_cast<size_t>(worker)].done.load();
+  }
+  return done == left_to_workers_;
+}
+
+void WorkerPool::AwaitReports() {
+  for (int look = 0; look < kLooksPerReading; ++look) {
+    if (AllReported()) return;
+    hwy::Pause();
+  }
+  const int64_t start = NowNs();
+  bool waits_long = false;
+  while (true) {
+    for (int look = 0; look < kLooksPerReading; ++look) {
+      if (AllReported()) {
+        if (waits_long) waiting_since_ns_.store(0, std::memory_order_relaxed);
+        return;
+      }
+      hwy::Pause();
+    }
+    const int64_t now = NowNs();
+    if (!waits_long && now - start > kGapNs) {
+      waiting_since_ns_.store(start, std::memory_order_relaxed);
+      waits_long = true;
+    }
+    const bool quiet = may_spin_ && contention_.quiet();
+    if (now - start <= (quiet ? kPatientNs : kBriefNs)) continue;
+    if (!waits_long) {
+      waiting_since_ns_.store(start, std::memory_order_relaxed);
+      waits_long = true;
+    }
+    const uint32_t bell = caller_bell_.load();
+    caller_sleeps_.store(true);
+    if (!AllReported()) hwy::BlockUntilDifferent(bell, caller_bell_);
+    caller_sleeps_.store(false);
+  }
+}
+
+void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
+  const auto tasks = static_cast<uint64_t>(end - first);
+  const uint64_t shares = std::min(tasks, static_cast<uint64_t>(workers_));
+  for (uint64_t w = shares; w-- > 0;) {
+    Share& share = shares_[w];
+    share.fn = &fn;
+    share.offset = first;
+    share.range.store(RangeOf(tasks * w / shares, tasks * (w + 1) / shares));
+  }
+  if (asleep_.load() > 0) {
+    work_bell_.fetch_add(1);
+    hwy::WakeAll(work_bell_);
+  }
+  int64_t ran = Drain(shares_[0], 0);
+  left_to_workers_ += tasks - static_cast<uint64_t>(ran);
+  if (AllReported()) return;
+  for (uint64_t w = 1; w < shares; ++w) {
+    const int64_t taken = Drain(shares_[w], 0);
+    left_to_workers_ -= static_cast<uint64_t>(taken);
+  }
+  AwaitReports();
+}
+
+void WorkerPool::Run(int64_t num_tasks, Fn fn) {
+  int64_t first = 0;
+  if (workers_ == 1) {
+    for (; first < num_tasks; ++first) fn(first, 0);
+    return;
+  }
+  if (sharing_ == Sharing::kAdaptive && (!may_spin_ || !contention_.quiet())) {
+    const int64_t start = NowNs();
+    const Contention::State state = contention_.At(start);
+    if (state == Contention::State::kAlone) {
+      while (first < num_tasks) fn(first++, 0);
+    } else if (state == Contention::State::kContended || !may_spin_) {
+      while (first < num_tasks && NowNs() - start < kWorthWakingNs) {
+        fn(first++, 0);
+      }
+    }
+  }
+  // The numbers within a region have 32 bits.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  while (first < num_tasks) {
+    const int64_t end = std::min(num_tasks, first + kMost);
+    RunShared(first, end, fn);
+    first = end;
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,150 @@
+#ifndef QUERN_CORE_WORKER_POOL_H_
+#define QUERN_CORE_WORKER_POOL_H_
+
+// The threads of HwyExecutor (core/hwy_executor.h).
+//
+// A region is one call of Run: its tasks, divided into a share for each worker.
+// A region ends when its tasks are done, not when its workers have come. The
+// caller of Run is worker 0: it runs its own share, then what nobody has
+// claimed of the others', then waits for the tasks that are claimed. A worker
+// without a CPU therefore costs nothing unless it lost the CPU during a task.
+//
+// PROTOCOL
+//
+// Share w: `range` holds first << 32 | end, the tasks of the share that nobody
+// has claimed, and `fn` the region's function. Report w: `done`, the number of
+// tasks that worker w has ever finished.
+//
+//   caller                                 worker w
+//   C1 share.fn = fn, for every share      W1 range = share.range, until not
+//   C2 share.range = {first, end}             empty
+//   C3 claims and runs tasks as W2 to W3   W2 compare-exchange: range to
+//      do                                     range + {1, 0}: task `first` is
+//   C4 waits until the sum of done is         claimed; on failure to W1
+//      what was published less what it     W3 share.fn(first)
+//      ran itself; returns                 W4 done += 1, and to W1
+//
+// Claims: a successful W2 replaces the value that is in `range` at that moment,
+// so it claims a task of the region that is running at that moment, whichever
+// region the worker read the value in. (An equal value of a later region is the
+// same claim.) No counter of regions is needed.
+//
+// Lifetimes: a claim is made before W3 and reported after it, and C4 returns
+// only when every claim of the region is reported. Between W2 and W4 the region
+// cannot end, so W3 reads the `fn` of its own region, and C1 of the next region
+// writes `fn` while nobody reads it. Outside W2 to W4 a worker touches only
+// members of the pool, which outlive the threads.
+//
+// Memory: C2 releases and W2 acquires what the caller wrote before the region
+// (compare-exchanges continue the release sequence); W4 releases and C4
+// acquires what tasks wrote.
+//
+// Sleep: a sleeper announces itself (`asleep_`, `caller_sleeps_`) before it
+// looks a last time, and whoever makes work or reports it looks for sleepers
+// afterwards, all sequentially consistent, so that one of the two sees the
+// other. A wake-up that were lost all the same would cost speed, not progress,
+// for a worker; the caller's is not lost by the same argument.
+//
+// core/worker_pool_model_test.cc walks through every interleaving of these
+// steps.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "quern/core/contention.h"
+
+namespace quern {
+
+class WorkerPool {
+ public:
+  using Fn = absl::FunctionRef<void(int64_t task, int worker)>;
+
+  // How long an idle worker spins before it sleeps, where spinning is allowed
+  // and the machine is quiet.
+  static constexpr int64_t kIdleNs = 10'000'000;
+
+  // Which regions are shared with workers.
+  enum class Sharing : uint8_t {
+    kAdaptive,  // those that gain by it, as far as Contention can tell
+    kAll        // all of several tasks
+  };
+
+  // `workers` >= 1, of which one is the caller of Run. With `may_spin` false,
+  // for more workers than CPUs, idle workers sleep at once, and kAdaptive wakes
+  // them for long regions alone.
+  WorkerPool(int workers, bool may_spin, Sharing sharing);
+
+  // Starts the threads and returns when all run. Returns false, with none
+  // running, if the system refuses a thread. Call once.
+  bool Start();
+
+  // Ends the threads. No Run may be running. Not in the child of a fork, where
+  // the threads do not exist: HwyExecutor leaves the pool alone there.
+  ~WorkerPool();
+
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  int num_workers() const { return workers_; }
+
+  // See Executor::ParallelFor. One call at a time.
+  void Run(int64_t num_tasks, Fn fn);
+
+  // Whether no worker uses a CPU.
+  bool idle() const {
+    return asleep_.load(std::memory_order_acquire) == workers_ - 1;
+  }
+
+  // What the workers have seen of the machine. For tests.
+  Contention& contention() { return contention_; }
+
+ private:
+  // 128: two lines, because a core fetches lines in pairs.
+  struct alignas(128) Share {
+    std::atomic<uint64_t> range{0};
+    const Fn* fn = nullptr;
+    int64_t offset = 0;  // of the share's task 0 in the caller's numbers
+  };
+  struct alignas(128) Report {
+    std::atomic<uint64_t> done{0};  // written by one worker alone
+  };
+
+  void Loop(int worker, int64_t created_ns);
+  bool AwaitWork(int worker, int64_t& switches);
+  void Work(int worker, int64_t& switches);
+  int64_t Drain(Share& share, int worker);
+  void ReportDone(int worker, int64_t ran, int64_t& switches);
+  void RunShared(int64_t first, int64_t end, const Fn& fn);
+  void AwaitReports();
+  bool AllReported() const;
+  bool HasTasks(int worker) const;
+  void StopThreads();
+
+  const int workers_;
+  const bool may_spin_;
+  const Sharing sharing_;
+  std::unique_ptr<Share[]> shares_;
+  std::unique_ptr<Report[]> reports_;  // [0] is not used
+  std::vector<std::thread> threads_;
+  // Tasks published so far that the caller did not run itself. The caller's.
+  uint64_t left_to_workers_ = 0;
+
+  alignas(128) std::atomic<int> asleep_{0};
+  std::atomic<uint32_t> work_bell_{0};
+  std::atomic<bool> stop_{false};
+  Contention contention_;
+
+  alignas(128) std::atomic<bool> caller_sleeps_{false};
+  std::atomic<uint32_t> caller_bell_{0};
+  // When the caller began to wait, once it has waited for long; else 0.
+  std::atomic<int64_t> waiting_since_ns_{0};
+};
+
+}  // namespace quern
+
+#endif  // QUERN_CORE_WORKER_POOL_H_
