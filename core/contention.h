@@ -3,16 +3,18 @@
 
 // Whether a pool of threads has its CPUs to itself, as its workers have seen.
 //
-//   kQuiet      nothing was seen: idle workers spin, and every region is shared
-//   kContended  a worker lost its CPU to another thread lately: idle workers
-//               sleep, and only long regions wake them
-//   kAlone      a worker lost its CPU while the caller waited for its task: the
-//               caller runs every task itself
+//   kQuiet      idle workers spin, and every region is shared
+//   kContended  workers lose their CPUs to other threads: idle workers sleep,
+//               and only long regions wake them
+//   kAlone      the caller waits for workers that have lost their CPUs during a
+//               task: it runs every task itself
 //
-// What was seen counts for a multiple of the time that it took, so that
-// looking again costs a fixed part of the time however busy the machine is: at
-// most 1 / kSpinRatio of a CPU for workers that spin in vain, and at most 1 /
-// kStallRatio of the caller's time for tasks that it waits for.
+// Losses are held against a budget, a twentieth of the time: what any machine
+// loses to its system now and then changes nothing. When losses have overdrawn
+// the budget by more than a burst, the state lasts until the budget has made up
+// for all of them. Therefore workers spin in vain for at most a twentieth of
+// the time, and the caller waits in vain for at most a twentieth, however busy
+// the machine is and for however long.
 //
 // Times are nanoseconds of any clock that does not go back. All functions may
 // be called from any thread and are lock-free.
@@ -27,31 +29,34 @@ class Contention {
  public:
   enum class State : uint8_t { kQuiet, kContended, kAlone };
 
-  static constexpr int64_t kSpinRatio = 20;
-  static constexpr int64_t kStallRatio = 40;
-  // The end of any effect: a machine that has become quiet is used again.
+  // The budget is 1 / kRatio of the time.
+  static constexpr int64_t kRatio = 20;
+  // Less than the scheduler gives another thread that is always busy.
+  static constexpr int64_t kPreemptedBurstNs = 2'000'000;
+  static constexpr int64_t kStalledBurstNs = 4'000'000;
+  // The end of any state: a machine that has become quiet is used again.
   static constexpr int64_t kLongestNs = 20'000'000'000;
 
   // A worker was off its CPU for `lost_ns` until `now_ns`; nobody waited.
   void NotePreempted(int64_t now_ns, int64_t lost_ns) {
-    Extend(contended_until_, now_ns, lost_ns, kSpinRatio);
+    Spend(preempted_, kPreemptedBurstNs, now_ns, lost_ns);
   }
 
   // The caller had waited `lost_ns` for the task of a worker that was off its
   // CPU.
   void NoteStalled(int64_t now_ns, int64_t lost_ns) {
-    Extend(alone_until_, now_ns, lost_ns, kStallRatio);
-    Extend(contended_until_, now_ns, lost_ns, kStallRatio);
+    Spend(preempted_, kPreemptedBurstNs, now_ns, lost_ns);
+    Spend(stalled_, kStalledBurstNs, now_ns, lost_ns);
   }
 
-  // Whether At may be something else than kQuiet, without a clock.
+  // False if At may be something else than kQuiet. Needs no clock.
   bool quiet() const { return quiet_.load(std::memory_order_relaxed); }
 
   State At(int64_t now_ns) {
-    if (now_ns < alone_until_.load(std::memory_order_relaxed)) {
+    if (now_ns < stalled_.until.load(std::memory_order_relaxed)) {
       return State::kAlone;
     }
-    if (now_ns < contended_until_.load(std::memory_order_relaxed)) {
+    if (now_ns < preempted_.until.load(std::memory_order_relaxed)) {
       return State::kContended;
     }
     // What another thread notes between the loads above and this store has no
@@ -61,19 +66,30 @@ class Contention {
   }
 
  private:
-  void Extend(std::atomic<int64_t>& until, int64_t now_ns, int64_t lost_ns,
-              int64_t ratio) {
-    const int64_t lost = std::clamp<int64_t>(lost_ns, 0, kLongestNs / ratio);
-    const int64_t later = now_ns + lost * ratio;
-    int64_t current = until.load(std::memory_order_relaxed);
-    while (current < later && !until.compare_exchange_weak(
-                                  current, later, std::memory_order_relaxed)) {
-    }
+  struct Budget {
+    // When the budget will have made up for all losses so far.
+    std::atomic<int64_t> even_at{INT64_MIN};
+    // The end of the state that they have brought about.
+    std::atomic<int64_t> until{INT64_MIN};
+  };
+
+  void Spend(Budget& budget, int64_t burst_ns, int64_t now_ns,
+             int64_t lost_ns) {
+    const int64_t lost = std::clamp<int64_t>(lost_ns, 0, kLongestNs / kRatio);
+    int64_t before = budget.even_at.load(std::memory_order_relaxed);
+    int64_t even_at;
+    do {
+      even_at = std::min(std::max(before, now_ns) + lost * kRatio,
+                         now_ns + kLongestNs);
+    } while (!budget.even_at.compare_exchange_weak(before, even_at,
+                                                   std::memory_order_relaxed));
+    if (even_at - now_ns <= burst_ns * kRatio) return;
+    budget.until.store(even_at, std::memory_order_relaxed);
     quiet_.store(false, std::memory_order_relaxed);
   }
 
-  std::atomic<int64_t> contended_until_{INT64_MIN};
-  std::atomic<int64_t> alone_until_{INT64_MIN};
+  Budget preempted_;
+  Budget stalled_;
   std::atomic<bool> quiet_{true};
 };
 

@@ -11,10 +11,10 @@
 //
 // On a machine that others use too, ParallelFor returns when its tasks are done
 // and never waits for a worker that has no task. A worker that has lost its CPU
-// to another thread tells the pool (core/contention.h): idle workers then sleep
-// at once, short calls run on the calling thread alone, and after a task that
-// was held up all do, for forty times as long as it took. Which thread runs a
-// task changes no result.
+// to other threads tells the pool (core/contention.h): idle workers then sleep
+// at once, short calls run on the calling thread alone, and after tasks that
+// were held up all do, for twenty times as long as that took. Which thread runs
+// a task changes no result.
 //
 // With more workers than this process has logical CPUs workers never spin.
 //

@@ -49,20 +49,17 @@ int64_t NowNs() {
       .count();
 }
 
-// How often the calling thread has lost its CPU to another one. A hypervisor
-// that takes the CPU is not counted: it takes it from one thread as from two.
-int64_t InvoluntarySwitches() {
-#ifdef RUSAGE_THREAD
-  rusage usage;
-  if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
-#endif
-  return 0;
-}
-
-bool LostCpuSince(int64_t& switches) {
-  const int64_t before = switches;
-  switches = InvoluntarySwitches();
-  return switches != before;
+// Nanoseconds of the last `window_ns` until `now_ns` in which the calling
+// thread was off its CPU for the sake of another thread, and a new base for the
+// next call. A hypervisor that takes the CPU is not counted: it takes it from
+// one thread as from two. What was lost before the window may be counted, too.
+int64_t LostNs(WorkerPool::Usage& base, int64_t now_ns, int64_t window_ns) {
+  const WorkerPool::Usage before = base;
+  base = WorkerPool::Usage::OfThisThread(now_ns);
+  if (base.switches == before.switches) return 0;
+  const int64_t off_cpu_ns =
+      (base.now_ns - before.now_ns) - (base.cpu_ns - before.cpu_ns);
+  return std::clamp<int64_t>(off_cpu_ns, 0, window_ns);
 }
 
 // While it lives, threads that the calling thread creates block all signals but
@@ -84,6 +81,25 @@ class BlockSignals {
  private:
   sigset_t before_;
 };
+
+}  // namespace
+
+WorkerPool::Usage WorkerPool::Usage::OfThisThread(int64_t now_ns) {
+  Usage usage;
+  usage.now_ns = now_ns;
+#ifdef RUSAGE_THREAD
+  rusage now;
+  if (getrusage(RUSAGE_THREAD, &now) != 0) return usage;
+  usage.switches = now.ru_nivcsw;
+  for (const timeval& part : {now.ru_utime, now.ru_stime}) {
+    usage.cpu_ns +=
+        int64_t{part.tv_sec} * 1'000'000'000 + int64_t{part.tv_usec} * 1000;
+  }
+#endif
+  return usage;
+}
+
+namespace {
 
 constexpr uint64_t kOneTask = uint64_t{1} << 32;
 uint64_t RangeOf(uint64_t first, uint64_t end) { return first << 32 | end; }
@@ -130,25 +146,38 @@ void WorkerPool::StopThreads() {
 WorkerPool::~WorkerPool() { StopThreads(); }
 
 void WorkerPool::Loop(int worker, int64_t created_ns) {
-  int64_t switches = InvoluntarySwitches();
-  const int64_t now = NowNs();
+  int64_t now = NowNs();
   if (now - created_ns > kSlowStartNs) {
     contention_.NotePreempted(now, now - created_ns);
   }
+  Usage usage = Usage::OfThisThread(now);
   bool spins = false;  // the first wait begins asleep, as idle() promises
   while (true) {
-    if (!spins || !AwaitWork(worker, switches)) {
-      const uint32_t bell = work_bell_.load();
-      asleep_.fetch_add(1);
-      if (!stop_.load() && !HasTasks(worker)) {
-        hwy::BlockUntilDifferent(bell, work_bell_);
-      }
-      asleep_.fetch_sub(1);
+    // When the worker last looked for tasks in vain.
+    if (!spins || !AwaitWork(worker, usage, now)) {
+      Sleep(worker);
+      now = NowNs();
+      usage = Usage::OfThisThread(now);
     }
     if (stop_.load()) return;
-    Work(worker, switches);
+    const int64_t looked = now;
+    Work(worker, usage);
+    now = NowNs();
+    if (now - looked > kGapNs) {
+      const int64_t lost = LostNs(usage, now, now - looked);
+      if (lost > kGapNs) contention_.NotePreempted(now, lost);
+    }
     spins = may_spin_;
   }
+}
+
+void WorkerPool::Sleep(int worker) {
+  const uint32_t bell = work_bell_.load();
+  asleep_.fetch_add(1);
+  if (!stop_.load() && !HasTasks(worker)) {
+    hwy::BlockUntilDifferent(bell, work_bell_);
+  }
+  asleep_.fetch_sub(1);
 }
 
 bool WorkerPool::HasTasks(int worker) const {
@@ -156,23 +185,25 @@ bool WorkerPool::HasTasks(int worker) const {
 }
 
 // Spins until the worker's share has tasks. Returns false when it is time to
-// sleep.
-bool WorkerPool::AwaitWork(int worker, int64_t& switches) {
+// sleep. `now_ns` is the time of the call, and then of the last look.
+bool WorkerPool::AwaitWork(int worker, Usage& usage, int64_t& now_ns) {
   const Share& share = shares_[static_cast<size_t>(worker)];
-  const int64_t start = NowNs();
-  int64_t last = start;
+  const int64_t start = now_ns;
   while (true) {
     for (int look = 0; look < kLooksPerReading; ++look) {
       if (!IsEmpty(share.range.load(std::memory_order_acquire))) return true;
       hwy::Pause();
     }
     if (stop_.load(std::memory_order_relaxed)) return true;
-    const int64_t now = NowNs();
-    if (now - last > kGapNs && LostCpuSince(switches)) {
-      contention_.NotePreempted(now, now - last);
+    const int64_t before = now_ns;
+    now_ns = NowNs();
+    if (now_ns - before > kGapNs) {
+      const int64_t lost = LostNs(usage, now_ns, now_ns - before);
+      if (lost > 0) contention_.NotePreempted(now_ns, lost);
     }
-    last = now;
-    if (now - start > (contention_.quiet() ? kIdleNs : kBriefNs)) return false;
+    if (now_ns - start > (contention_.quiet() ? kIdleNs : kBriefNs)) {
+      return false;
+    }
   }
 }
 
@@ -194,19 +225,20 @@ int64_t WorkerPool::Drain(Share& share, int worker) {
 }
 
 // The tasks of the worker's own share, then those of late workers.
-void WorkerPool::Work(int worker, int64_t& switches) {
+void WorkerPool::Work(int worker, Usage& usage) {
   for (int i = 0; i < workers_; ++i) {
     const int victim = (worker + i) % workers_;
     const int64_t ran = Drain(shares_[static_cast<size_t>(victim)], worker);
-    if (ran > 0) ReportDone(worker, ran, switches);
+    if (ran > 0) ReportDone(worker, ran, usage);
   }
 }
 
-void WorkerPool::ReportDone(int worker, int64_t ran, int64_t& switches) {
+void WorkerPool::ReportDone(int worker, int64_t ran, Usage& usage) {
   const int64_t since = waiting_since_ns_.load(std::memory_order_relaxed);
-  if (since != 0 && LostCpuSince(switches)) {
+  if (since != 0) {
     const int64_t now = NowNs();
-    contention_.NoteStalled(now, now - since);
+    const int64_t lost = LostNs(usage, now, now - since);
+    if (lost > 0) contention_.NoteStalled(now, lost);
   }
   std::atomic<uint64_t>& done = reports_[static_cast<size_t>(worker)].done;
   done.store(done.load(std::memory_order_relaxed) + static_cast<uint64_t>(ran));

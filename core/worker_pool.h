@@ -100,6 +100,14 @@ class WorkerPool {
     return asleep_.load(std::memory_order_acquire) == workers_ - 1;
   }
 
+  // What a thread has used until some time.
+  struct Usage {
+    static Usage OfThisThread(int64_t now_ns);
+    int64_t now_ns = 0;
+    int64_t cpu_ns = 0;
+    int64_t switches = 0;  // how often it lost its CPU to another thread
+  };
+
   // What the workers have seen of the machine. For tests.
   Contention& contention() { return contention_; }
 
@@ -115,10 +123,11 @@ class WorkerPool {
   };
 
   void Loop(int worker, int64_t created_ns);
-  bool AwaitWork(int worker, int64_t& switches);
-  void Work(int worker, int64_t& switches);
+  bool AwaitWork(int worker, Usage& usage, int64_t& now_ns);
+  void Sleep(int worker);
+  void Work(int worker, Usage& usage);
   int64_t Drain(Share& share, int worker);
-  void ReportDone(int worker, int64_t ran, int64_t& switches);
+  void ReportDone(int worker, int64_t ran, Usage& usage);
   void RunShared(int64_t first, int64_t end, const Fn& fn);
   void AwaitReports();
   bool AllReported() const;
