@@ -9,11 +9,11 @@
 //   kAlone      the caller waits for workers that have lost their CPUs during a
 //               task: it runs every task itself
 //
-// Losses are held against a budget, a twentieth of the time: what any machine
+// Losses are held against a budget, 1 / kRatio of the time: what any machine
 // loses to its system now and then changes nothing. When losses have overdrawn
 // the budget by more than a burst, the state lasts until the budget has made up
-// for all of them. Therefore workers spin in vain for at most a twentieth of
-// the time, and the caller waits in vain for at most a twentieth, however busy
+// for all of them. Therefore workers spin in vain for at most that part of
+// the time, and the caller waits in vain for at most as much, however busy
 // the machine is and for however long.
 //
 // Times are nanoseconds of any clock that does not go back. All functions may
@@ -30,10 +30,10 @@ class Contention {
   enum class State : uint8_t { kQuiet, kContended, kAlone };
 
   // The budget is 1 / kRatio of the time.
-  static constexpr int64_t kRatio = 20;
-  // Less than the scheduler gives another thread that is always busy.
-  static constexpr int64_t kPreemptedBurstNs = 2'000'000;
-  static constexpr int64_t kStalledBurstNs = 4'000'000;
+  static constexpr int64_t kRatio = 64;
+  // Two threads of one pool that begin on one CPU take some 4 ms to part.
+  static constexpr int64_t kPreemptedBurstNs = 10'000'000;
+  static constexpr int64_t kStalledBurstNs = 6'000'000;
   // The end of any state: a machine that has become quiet is used again.
   static constexpr int64_t kLongestNs = 20'000'000'000;
 
@@ -47,6 +47,13 @@ class Contention {
   void NoteStalled(int64_t now_ns, int64_t lost_ns) {
     Spend(preempted_, kPreemptedBurstNs, now_ns, lost_ns);
     Spend(stalled_, kStalledBurstNs, now_ns, lost_ns);
+  }
+
+  // The system says that threads wait for CPUs: kContended until `until_ns`, at
+  // no cost to the budget.
+  void NoteCrowd(int64_t until_ns) {
+    preempted_.until.store(until_ns, std::memory_order_relaxed);
+    quiet_.store(false, std::memory_order_relaxed);
   }
 
   // False if At may be something else than kQuiet. Needs no clock.

@@ -18,42 +18,49 @@ TEST(ContentionTest, IsQuietUntilSomethingIsSeen) {
   EXPECT_EQ(contention.At(5), State::kQuiet);
 }
 
-// A twentieth of the time is the budget: 1 ms in 20, for ever.
+// The budget is 1 / kRatio of the time, for ever.
 TEST(ContentionTest, LossesWithinTheBudgetChangeNothing) {
   Contention contention;
-  for (int64_t ms = 0; ms < 10000; ms += 20) {
-    contention.NoteStalled(ms * kMs, kMs);
-    ASSERT_TRUE(contention.quiet()) << ms;
+  for (int64_t i = 0; i < 1000; ++i) {
+    contention.NoteStalled(i * Contention::kRatio * kMs, kMs);
+    ASSERT_TRUE(contention.quiet()) << i;
   }
 }
 
 TEST(ContentionTest, LossesBeyondTheBudgetCountWhenTheyPassTheBurst) {
   Contention contention;
   int64_t ms = 0;
-  while (contention.quiet() && ms < 1000)
+  while (contention.quiet() && ms < 1000) {
     contention.NotePreempted(++ms * kMs, kMs);
-  EXPECT_EQ(ms, 3);  // 3 ms lost in 3, of which 0.1 are in the budget
-  EXPECT_EQ(contention.At(3 * kMs), State::kContended);
-  EXPECT_EQ(contention.At(61 * kMs - 1), State::kContended);
+  }
+  // Of 11 ms that were lost in as many, the budget had made up for 10 / kRatio.
+  EXPECT_EQ(ms, 11);
+  EXPECT_EQ(contention.At(ms * kMs), State::kContended);
+  const int64_t even = kMs + 11 * Contention::kRatio * kMs;
+  EXPECT_EQ(contention.At(even - 1), State::kContended);
   EXPECT_FALSE(contention.quiet());
-  EXPECT_EQ(contention.At(61 * kMs), State::kQuiet);
+  EXPECT_EQ(contention.At(even), State::kQuiet);
   EXPECT_TRUE(contention.quiet());
 }
 
-TEST(ContentionTest, AStallKeepsTheCallerAloneForTwentyTimesWhatItLost) {
+TEST(ContentionTest, AStallKeepsTheCallerAloneForAMultipleOfWhatItLost) {
   Contention contention;
   contention.NoteStalled(100 * kMs, 12 * kMs);
+  const int64_t even = (100 + 12 * Contention::kRatio) * kMs;
   EXPECT_EQ(contention.At(100 * kMs), State::kAlone);
-  EXPECT_EQ(contention.At(340 * kMs - 1), State::kAlone);
-  EXPECT_EQ(contention.At(340 * kMs), State::kQuiet);
+  EXPECT_EQ(contention.At(even - 1), State::kAlone);
+  EXPECT_EQ(contention.At(even), State::kQuiet);
   EXPECT_TRUE(contention.quiet());
 }
 
-TEST(ContentionTest, AShortStallMakesThePoolCarefulAlone) {
+TEST(ContentionTest, ACrowdLastsForAsLongAsItIsSaidToAndCostsNoBudget) {
   Contention contention;
-  contention.NoteStalled(0, 3 * kMs);
-  EXPECT_EQ(contention.At(60 * kMs - 1), State::kContended);
-  EXPECT_EQ(contention.At(60 * kMs), State::kQuiet);
+  contention.NoteCrowd(50 * kMs);
+  EXPECT_FALSE(contention.quiet());
+  EXPECT_EQ(contention.At(50 * kMs - 1), State::kContended);
+  EXPECT_EQ(contention.At(50 * kMs), State::kQuiet);
+  contention.NotePreempted(50 * kMs, 9 * kMs);
+  EXPECT_TRUE(contention.quiet());
 }
 
 TEST(ContentionTest, NothingCountsForLongerThanTheLongest) {

@@ -1,16 +1,17 @@
 #include "quern/core/worker_pool.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#ifdef __linux__
 #include <sys/resource.h>
-#endif
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <memory>
 #include <new>
@@ -43,6 +44,9 @@ constexpr int64_t kSlowStartNs = 2'000'000;
 // workers. A shorter region is over before they have come.
 constexpr int64_t kWorthWakingNs = 50'000;
 
+// How long the system's word on its threads is good for.
+constexpr int64_t kCrowdNs = 50'000'000;
+
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -60,6 +64,28 @@ int64_t LostNs(WorkerPool::Usage& base, int64_t now_ns, int64_t window_ns) {
   const int64_t off_cpu_ns =
       (base.now_ns - before.now_ns) - (base.cpu_ns - before.cpu_ns);
   return std::clamp<int64_t>(off_cpu_ns, 0, window_ns);
+}
+
+// Whether the machine has fewer CPUs than threads that run or wait for one, if
+// the calling thread and `workers` - 1 others become busy. False where the
+// system does not say.
+bool ThreadsWaitForCpus(int workers) {
+#ifdef __linux__
+  // "0.20 0.18 0.12 1/80 11206": 1 thread of 80 runs or waits.
+  char text[128];
+  const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const ssize_t bytes = read(file, text, sizeof(text) - 1);
+  close(file);
+  if (bytes <= 0) return false;
+  text[bytes] = '\0';
+  long running = 0;  // the calling thread among them
+  if (std::sscanf(text, "%*s %*s %*s %ld/", &running) != 1) return false;
+  return running - 1 + workers > sysconf(_SC_NPROCESSORS_ONLN);
+#else
+  (void)workers;
+  return false;
+#endif
 }
 
 // While it lives, threads that the calling thread creates block all signals but
@@ -132,6 +158,9 @@ bool WorkerPool::Start() {
   // A thread may allocate while it starts: with AddressSanitizer it does so
   // three times, in pthread_getattr_np.
   while (!idle()) std::this_thread::yield();
+  if (workers_ > 1 && ThreadsWaitForCpus(workers_)) {
+    contention_.NoteCrowd(NowNs() + kCrowdNs);
+  }
   return true;
 }
 
@@ -320,7 +349,12 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
   }
   if (sharing_ == Sharing::kAdaptive && (!may_spin_ || !contention_.quiet())) {
     const int64_t start = NowNs();
-    const Contention::State state = contention_.At(start);
+    Contention::State state = contention_.At(start);
+    // Asking the system costs less than workers that find out.
+    if (state == Contention::State::kQuiet && ThreadsWaitForCpus(workers_)) {
+      contention_.NoteCrowd(start + kCrowdNs);
+      state = Contention::State::kContended;
+    }
     if (state == Contention::State::kAlone) {
       while (first < num_tasks) fn(first++, 0);
     } else if (state == Contention::State::kContended || !may_spin_) {
