@@ -9,13 +9,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architecture.h"
 #include "quern/models/deepseek_config.h"
+#include "quern/models/fixed_keys.h"
 #include "quern/models/gguf.h"
 
 namespace quern {
@@ -78,9 +81,10 @@ class Keys {
                            file_.GetI32s(name));
     QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat("numbers in ", name),
                                      static_cast<int64_t>(heads.size()),
-                                     c.layers, "there are layers"));
+                                     c.layers + c.predicting_layers,
+                                     "there are layers"));
     c.kv_heads = *std::max_element(heads.begin(), heads.end());
-    for (size_t layer = 0; layer < heads.size(); ++layer) {
+    for (size_t layer = 0; layer < static_cast<size_t>(c.layers); ++layer) {
       const std::string at = absl::StrCat(name, "[", layer, "]");
       QUERN_RETURN_IF_ERROR(CheckRange(kOp, at, heads[layer], 0, key.max(c)));
       if (heads[layer] != 0 && heads[layer] != c.kv_heads) {
@@ -96,16 +100,20 @@ class Keys {
                          " layers; need a layer that attends");
   }
 
+  // Takes the layers that predict more tokens at once off c.layers.
+  absl::Status LeavePredictingLayers(DecoderConfig& c) const {
+    constexpr char kKey[] = "nextn_predict_layers";
+    if (!Has(kKey)) return absl::OkStatus();
+    QUERN_ASSIGN_OR_RETURN(c.predicting_layers, file_.GetInt(Name(kKey)));
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, Name(kKey), c.predicting_layers, 0, c.layers - 1));
+    c.layers -= c.predicting_layers;
+    return absl::OkStatus();
+  }
+
   // Unimplemented if the file has scaling of rotary positions that the
   // architecture has not.
   absl::Status CheckRopeScaling(const Architecture& architecture) const {
-    // It multiplies cosines and sines, whatever the type of scaling is.
-    if (const char* key = "rope.scaling.attn_factor"; Has(key)) {
-      QUERN_ASSIGN_OR_RETURN(const float factor, file_.GetF32(Name(key)));
-      if (factor != 1.0f) {
-        return Unimplemented(kOp, Name(key), "=", factor, "; need 1");
-      }
-    }
     if (const char* key = kRopeScalingKey; Has(key)) {
       QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
                              file_.GetString(Name(key)));
@@ -174,14 +182,21 @@ std::string FileAndSupported(const GgufFile& file) {
 absl::StatusOr<const GgufTensor*> FindTensor(const GgufFile& file,
                                              absl::string_view name) {
   if (file.HasTensor(name)) return file.FindTensor(name);
-  return absl::NotFoundError(
-      absl::StrCat(kOp, ": no tensor '", name, "'", FileAndSupported(file)));
+  return InvalidArgument(kOp, "no tensor '", name, "'", FileAndSupported(file));
 }
 
 // Some writers keep trailing dimensions of 1, and others do not.
 std::vector<int64_t> WithoutTrailingOnes(std::vector<int64_t> dims) {
   while (dims.size() > 1 && dims.back() == 1) dims.pop_back();
   return dims;
+}
+
+// Whether a tensor belongs to a layer that predicts more tokens.
+bool IsOfPredictingLayer(absl::string_view name, const DecoderConfig& c) {
+  int64_t layer;
+  return c.predicting_layers > 0 && absl::ConsumePrefix(&name, "blk.") &&
+         absl::SimpleAtoi(name.substr(0, name.find('.')), &layer) &&
+         layer >= c.layers && layer < c.layers + c.predicting_layers;
 }
 
 absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
@@ -214,7 +229,8 @@ absl::Status CheckTensors(const GgufFile& file, const DecoderConfig& c) {
   // them is not wanted.
   std::sort(names.begin(), names.end());
   for (const GgufTensor& tensor : file.tensors()) {
-    if (!std::binary_search(names.begin(), names.end(), tensor.name)) {
+    if (!std::binary_search(names.begin(), names.end(), tensor.name) &&
+        !IsOfPredictingLayer(tensor.name, c)) {
       return Unimplemented(kOp, "tensor '", absl::CHexEscape(tensor.name),
                            "' is not part of a plain ", c.architecture, " of ",
                            c.layers, " layers", FileAndSupported(file));
@@ -343,6 +359,9 @@ absl::Status ReadShape(const GgufFile& file, const Keys& keys,
                                   c.ListsLayers()
                               ? keys.ReadKvHeads(key, c)
                               : keys.Read(key, c));
+    if (key.integer == &DecoderConfig::layers) {
+      QUERN_RETURN_IF_ERROR(keys.LeavePredictingLayers(c));
+    }
   }
   return absl::OkStatus();
 }
@@ -360,7 +379,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckRopeScaling(*form));
-  QUERN_RETURN_IF_ERROR(CheckTemperature(file, *form));
+  QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, *form));
   QUERN_ASSIGN_OR_RETURN(const bool has_experts, keys.HasExperts(*form));
 
   DecoderConfig c;

@@ -77,6 +77,9 @@ struct DecoderConfig {
   int64_t context = 0;  // positions that the model was made for
   int64_t hidden = 0;   // elements of a token's row
   int64_t layers = 0;
+  // Layers that the file has behind these, which predict more tokens at once
+  // (MTP, nextn_predict_layers). They are not read.
+  int64_t predicting_layers = 0;
   int64_t ffn = 0;      // of the feed-forward layer, if it is dense
   int64_t q_heads = 0;  // a multiple of kv_heads
   int64_t kv_heads = 0;
@@ -184,17 +187,18 @@ struct DecoderConfig {
 
   // Reads and checks the keys <architecture>.* and the tensors' shapes: every
   // needed tensor must exist with the right dimensions, and no others may.
-  // NotFound and InvalidArgument name the key or tensor and the bound.
-  // A refused tensor's message describes the file and lists the supported
-  // architectures and formats. Unimplemented for
+  // InvalidArgument names the key or tensor, which may be missing, and the
+  // bound. A refused tensor's message describes the file and lists the
+  // supported architectures and formats. Unimplemented for
   //
   //   - other architectures;
   //   - scaling of rotary positions by keys, other than YaRN where the
   //     architecture may have it;
   //   - experts where the architecture has none, groups of experts, and biases
   //     of experts where no key says how experts are scored;
-  //   - latents whose size is not a multiple of 4, and scales of queries by
-  //     position;
+  //   - latents whose size is not a multiple of 4;
+  //   - keys that change what the model computes (models/fixed_keys.h), such as
+  //     attention that is not causal;
   //   - layers that attend with different numbers of key/value heads;
   //   - tensors that the architecture does not have.
   //

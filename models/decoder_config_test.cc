@@ -45,8 +45,8 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
   refuse([](SmallDecoder& m, GgufWriter&) { m.context = 0; },
          Code::kInvalidArgument,
          "decoder: llama.context_length=0; need 1 <= llama.context_length");
-  refuse([](SmallDecoder& m, GgufWriter&) { m.layers = 3; }, Code::kNotFound,
-         "no tensor 'blk.2.attn_norm.weight'");
+  refuse([](SmallDecoder& m, GgufWriter&) { m.layers = 3; },
+         Code::kInvalidArgument, "no tensor 'blk.2.attn_norm.weight'");
   refuse([](SmallDecoder& m, GgufWriter&) { m.layers = 1; },
          Code::kUnimplemented,
          "tensor 'blk.1.attn_norm.weight' is not part of a plain llama of 1");
@@ -85,7 +85,7 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       },
       Code::kInvalidArgument, "llama.expert_count=1025; need 1 <= ");
   refuse([](SmallDecoder& m, GgufWriter&) { m.mixture = true; },
-         Code::kNotFound, "no tensor 'blk.0.ffn_gate_inp.weight'");
+         Code::kInvalidArgument, "no tensor 'blk.0.ffn_gate_inp.weight'");
   refuse([](SmallDecoder&,
             GgufWriter& w) { w.Key("llama.rope.scaling.type", "linear"); },
          Code::kUnimplemented, "llama.rope.scaling.type is 'linear'");
@@ -120,7 +120,7 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
          Code::kUnimplemented,
          "tensor 'blk.0.attn_q_norm.weight' is not part of a plain llama of 2");
   refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "qwen2"; },
-         Code::kNotFound, "no tensor 'blk.0.attn_q.bias'");
+         Code::kInvalidArgument, "no tensor 'blk.0.attn_q.bias'");
   refuse(
       [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "qwen2";
@@ -129,7 +129,7 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       Code::kInvalidArgument,
       "blk.0.attn_q.bias has dimensions [31]; need [192]");
   refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "qwen3"; },
-         Code::kNotFound, "no tensor 'blk.0.attn_q_norm.weight'");
+         Code::kInvalidArgument, "no tensor 'blk.0.attn_q_norm.weight'");
   refuse(
       [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "qwen3";
@@ -138,7 +138,8 @@ TEST(DecoderConfigTest, RefusesKeysAndTensorsThatDoNotAgree) {
       Code::kInvalidArgument,
       "blk.0.attn_q_norm.weight has dimensions [192]; need [32]");
   refuse([](SmallDecoder& m, GgufWriter&) { m.architecture = "gemma2"; },
-         Code::kNotFound, "no tensor 'blk.0.post_attention_norm.weight'");
+         Code::kInvalidArgument,
+         "no tensor 'blk.0.post_attention_norm.weight'");
   refuse(
       [&](SmallDecoder& m, GgufWriter& w) {
         m.architecture = "gemma2";
@@ -283,7 +284,7 @@ TEST(DecoderConfigTest, RefusesMissingKeys) {
     const std::string bytes = w.Finish();
     const absl::Status status =
         DecoderConfig::Create(ParseOrDie(bytes)).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_EQ(status.message(),
               absl::StrCat("gguf: no key 'gemma2.", missing, "'"));
   }
@@ -308,6 +309,81 @@ TEST(DecoderConfigTest, TakesRotaryKeysThatScaleNothing) {
                   .Key("llama.rope.scaling.factor", 8.0f);
             }),
             absl::OkStatus());
+}
+
+// The layers that predict more tokens at once are left out, whatever tensors
+// they have.
+TEST(DecoderConfigTest, LayersThatPredictAreNotRead) {
+  for (const char* architecture : {"llama", "qwen3next", "deepseek2"}) {
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    shape.predicting_layers = 2;
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const auto config = DecoderConfig::Create(ParseOrDie(bytes));
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->layers, shape.layers);
+    EXPECT_EQ(config->predicting_layers, 2);
+  }
+  SmallDecoder shape;
+  const auto message = [&](uint32_t count, const std::string& tensor) {
+    TestRng rng;
+    GgufWriter w = SmallDecoderKeys(shape);
+    w.Key("llama.nextn_predict_layers", count);
+    AddSmallDecoderTensors(rng, shape, w);
+    w.Tensor(tensor, {1}, GgufTensorType::kF32, BytesOf<float>({1}));
+    const std::string bytes = w.Finish();
+    return std::string(
+        DecoderConfig::Create(ParseOrDie(bytes)).status().message());
+  };
+  EXPECT_THAT(message(2, "x"),
+              HasSubstr("decoder: llama.nextn_predict_layers=2; need 0 <= "
+                        "llama.nextn_predict_layers <= 1"));
+  // One of two layers is left out; the others' numbers do not exist.
+  EXPECT_EQ(message(1, "blk.1.nextn.x"), "");
+  for (const char* name :
+       {"blk.0.x", "blk.2.x", "blk.1x", "blk.", "blk.01.x"}) {
+    EXPECT_EQ(message(1, name).empty(), std::string(name) == "blk.01.x")
+        << name;
+  }
+}
+
+// Keys that change what a model computes are refused, not ignored.
+TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
+  const auto status = [](const char* architecture, auto&& add_key) {
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    TestRng rng;
+    GgufWriter w = SmallDecoderKeys(shape);
+    add_key(w);
+    AddSmallDecoderTensors(rng, shape, w);
+    const std::string bytes = w.Finish();
+    return DecoderConfig::Create(ParseOrDie(bytes)).status();
+  };
+  const auto refuse = [&](const char* architecture, const char* words,
+                          auto&& add_key) {
+    const absl::Status refused = status(architecture, add_key);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(words));
+  };
+  for (const char* architecture : {"llama", "qwen2", "qwen3next"}) {
+    const std::string causal = absl::StrCat(architecture, ".attention.causal");
+    refuse(architecture,
+           "attention.causal is false; need true, because a token sees no",
+           [&](GgufWriter& w) { w.Key(causal, false); });
+    EXPECT_TRUE(
+        status(architecture, [&](GgufWriter& w) { w.Key(causal, true); }).ok());
+  }
+  refuse("lfm2",
+         "lfm2.attention.sliding_window=128; need 0, because every layer",
+         [](GgufWriter& w) { w.Key("lfm2.attention.sliding_window", 128u); });
+  EXPECT_TRUE(status("lfm2", [](GgufWriter& w) {
+                w.Key("lfm2.attention.sliding_window", 0u);
+              }).ok());
+  refuse("gemma2", "gemma2.attention.sliding_window_pattern=6; need 2",
+         [](GgufWriter& w) {
+           w.Key("gemma2.attention.sliding_window_pattern", 6u);
+         });
 }
 
 TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {

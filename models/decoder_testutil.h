@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "quern/models/architecture.h"
@@ -81,6 +82,9 @@ struct SmallDecoder {
   bool yarn = false;
   float yarn_factor = 8, yarn_log_mul = 0.07f;
   int64_t yarn_original = 64;
+  // Layers that block_count counts besides `layers`, which predict more tokens.
+  // The file has a tensor in each that no other layer has.
+  int64_t predicting_layers = 0;
 
   bool is_latent() const { return architecture == "deepseek2"; }
 };
@@ -178,13 +182,21 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   WriteModelKeys(
       SmallDecoderConfig(m),
       [&](const std::string& name, int64_t value) {
-        if (name != m.dropped_key) w.Key(name, static_cast<uint32_t>(value));
+        if (name == m.dropped_key) return;
+        if (name == m.architecture + ".block_count") {
+          value += m.predicting_layers;
+        }
+        w.Key(name, static_cast<uint32_t>(value));
       },
       [&w](const std::string& name, float value) { w.Key(name, value); },
       [&w](const std::string& name, bool value) { w.Key(name, value); },
       [&w](const std::string& name, const std::vector<int32_t>& values) {
         w.Key(name, values);
       });
+  if (m.predicting_layers > 0) {
+    w.Key(m.architecture + ".nextn_predict_layers",
+          static_cast<uint32_t>(m.predicting_layers));
+  }
   return w;
 }
 
@@ -281,6 +293,10 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
     return absl::OkStatus();
   };
   EXPECT_TRUE(ForEachTensor(c, add).ok());
+  for (int64_t i = 0; i < m.predicting_layers; ++i) {
+    w.Tensor(absl::StrCat("blk.", m.layers + i, ".nextn.eh_proj.weight"),
+             {2, 3}, GgufTensorType::kF32, BytesOf(std::vector<float>(6, 7)));
+  }
 }
 
 inline std::string SmallDecoderFile(Rng& rng, const SmallDecoder& m) {

@@ -63,26 +63,6 @@ absl::Status CheckYarnKeys(const GgufFile& file,
   return absl::OkStatus();
 }
 
-absl::Status CheckTemperature(const GgufFile& file,
-                              const Architecture& architecture) {
-  if ((architecture.always & Bit(ModelPart::kLatent)) == 0) {
-    return absl::OkStatus();
-  }
-  const std::string scale =
-      NameOf(architecture.name, "attention.temperature_scale");
-  if (file.Has(scale)) {
-    QUERN_ASSIGN_OR_RETURN(const float value, file.GetF32(scale));
-    if (value != 0) return Unimplemented(kOp, scale, "=", value, "; need 0");
-  }
-  const std::string length =
-      NameOf(architecture.name, "attention.temperature_length");
-  if (file.Has(length)) {
-    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(length));
-    if (value != 0) return Unimplemented(kOp, length, "=", value, "; need 0");
-  }
-  return absl::OkStatus();
-}
-
 bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
   bool has = c.gating == DecoderConfig::kSigmoid;
   for (int64_t layer = c.leading_dense; layer < c.layers && !has; ++layer) {

@@ -25,11 +25,6 @@ absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
 absl::Status CheckYarnKeys(const GgufFile& file,
                            absl::string_view architecture);
 
-// Unimplemented if an architecture over latents scales queries by their
-// positions, as Mistral-Large-3 does.
-absl::Status CheckTemperature(const GgufFile& file,
-                              const Architecture& architecture);
-
 // With kRouting: reads whether the weights of a token's experts are normalised.
 // Unimplemented for groups of experts, and for more experts than
 // DeepSeek-V2-Lite has in a file that does not say whether they are in groups.

@@ -116,7 +116,7 @@ TEST(DeepseekConfigTest, RefusesShapes) {
          m.split_kv_b = true;
          m.dropped_key = "deepseek2.attention.value_length_mla";
        },
-       Code::kNotFound, "deepseek2.attention.value_length_mla"},
+       Code::kInvalidArgument, "deepseek2.attention.value_length_mla"},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.words);
@@ -275,7 +275,7 @@ TEST(DeepseekConfigTest, SigmoidsNeedABias) {
   EXPECT_TRUE(Create(shape).ok());
   shape.dropped = "blk.1.exp_probs_b.bias";
   const absl::Status status = Create(shape).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("no tensor 'blk.1.exp_probs_b.bias'"));
 }

@@ -88,6 +88,12 @@ void Convert(GgufTensorType type, const uint8_t* from, int64_t elements,
 }  // namespace
 
 absl::StatusOr<GgufFile> GgufFile::Open(const std::string& path) {
+  QUERN_ASSIGN_OR_RETURN(GgufFile file, OpenPart(path));
+  QUERN_RETURN_IF_ERROR(file.JoinParts(path));
+  return file;
+}
+
+absl::StatusOr<GgufFile> GgufFile::OpenPart(const std::string& path) {
   GgufFile file;
   // O_NONBLOCK keeps open() from blocking on a FIFO, which is refused below.
   file.fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -113,7 +119,11 @@ absl::StatusOr<GgufFile> GgufFile::Parse(absl::Span<const uint8_t> bytes) {
   file.memory_ = bytes.data();
   file.size_ = static_cast<int64_t>(bytes.size());
   QUERN_RETURN_IF_ERROR(file.ParseHeader());
-  return file;
+  int64_t parts, no;
+  QUERN_RETURN_IF_ERROR(file.ReadSplit(parts, no));
+  if (parts == 1) return file;
+  return Unimplemented(kOp, "the bytes are part ", no + 1, " of ", parts,
+                       " of a split model; need the path of its first part");
 }
 
 GgufFile::GgufFile(GgufFile&& other) noexcept { *this = std::move(other); }
@@ -124,10 +134,12 @@ GgufFile& GgufFile::operator=(GgufFile&& other) noexcept {
   fd_ = std::exchange(other.fd_, -1);
   memory_ = std::exchange(other.memory_, nullptr);
   size_ = std::exchange(other.size_, 0);
+  version_ = other.version_;
   head_ = std::move(other.head_);
   values_ = std::move(other.values_);
   tensors_ = std::move(other.tensors_);
   tensor_index_ = std::move(other.tensor_index_);
+  other_parts_ = std::move(other.other_parts_);
   return *this;
 }
 
@@ -173,6 +185,14 @@ absl::Status GgufFile::ReadAt(int64_t offset, int64_t bytes, void* out) const {
     bytes -= got;
   }
   return absl::OkStatus();
+}
+
+void GgufFile::ExpectReads(int32_t part, int64_t offset, int64_t bytes) const {
+  const int fd =
+      part == 0 ? fd_ : other_parts_[static_cast<size_t>(part - 1)].fd_;
+  if (fd < 0 || bytes <= 0) return;
+  // A hint; whatever it returns, the bytes can be read.
+  static_cast<void>(posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));
 }
 
 int64_t GgufFile::PartBytes(const GgufTensor& tensor, const GgufPart& part) {
@@ -224,7 +244,7 @@ absl::Status GgufFile::ReadPartTo(const GgufTensor& tensor,
       const int64_t now = std::min(kChunkElements, elements - done);
       const int64_t bytes = now / block.elements * block.bytes;
       chunk.resize(static_cast<size_t>(bytes));
-      QUERN_RETURN_IF_ERROR(ReadAt(offset, bytes, &chunk[0]));
+      QUERN_RETURN_IF_ERROR(PartOf(tensor).ReadAt(offset, bytes, &chunk[0]));
       Convert(tensor.type, reinterpret_cast<const uint8_t*>(chunk.data()), now,
               to);
       offset += bytes;
@@ -272,7 +292,8 @@ absl::Status GgufFile::ReadPartBytes(const GgufTensor& tensor,
     const int64_t offset = tensor.offset +
                            (part.row + run) * tensor.row_bytes() +
                            part.col / block.elements * block.bytes;
-    QUERN_RETURN_IF_ERROR(ReadAt(offset, bytes, out.data() + run * bytes));
+    QUERN_RETURN_IF_ERROR(
+        PartOf(tensor).ReadAt(offset, bytes, out.data() + run * bytes));
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,7 @@
 #ifndef QUERN_MODELS_GGUF_H_
 #define QUERN_MODELS_GGUF_H_
 
-// A reader of GGUF version 3, little-endian:
+// A reader of GGUF, versions 2 and 3, little-endian:
 //
 //   "GGUF" u32 version | u64 tensors | u64 keys
 //   keys    x { string key, u32 type, value }
@@ -20,6 +20,11 @@
 // other than F32, F16, BF16 and the formats of quant/block_format.h; data that
 // is misaligned, overlaps or leaves the file. Memory stays within a small
 // multiple of the file's size.
+//
+// A model may be split into several files, the parts, whose names end in
+// -00001-of-00003.gguf and so on. The first part has the metadata. Open takes
+// its path, opens the other parts beside it, and the result has the tensors of
+// all of them.
 //
 // The file must not change while it is open. If it becomes shorter, Open and
 // the Read functions report DataLoss: they use pread, and nothing is mapped.
@@ -99,6 +104,7 @@ struct GgufTensor {
   int64_t elements;           // their product
   int64_t offset;             // of the first byte, from the file's start
   int64_t bytes;
+  int32_t part = 0;  // which file of a split model has the data
 
   int64_t cols() const { return dims[0]; }
   int64_t rows() const { return elements / dims[0]; }
@@ -116,27 +122,34 @@ class GgufFile {
   // NotFound, PermissionDenied or another error of the system if the file
   // cannot be opened; InvalidArgument or Unimplemented if this reader does not
   // support its contents. Time is proportional to the header. Tensor data is
-  // not read.
+  // not read. A refusal of a split model names the part that is missing, or the
+  // first part if the path is another's.
   static absl::StatusOr<GgufFile> Open(const std::string& path);
 
   // Like Open, for bytes in memory, which must outlive the result.
+  // Unimplemented for a part of a split model.
   static absl::StatusOr<GgufFile> Parse(absl::Span<const uint8_t> bytes);
 
   GgufFile(GgufFile&& other) noexcept;
   GgufFile& operator=(GgufFile&& other) noexcept;
   ~GgufFile();
 
-  int64_t file_bytes() const { return size_; }
+  // Of all parts.
+  int64_t file_bytes() const {
+    int64_t bytes = size_;
+    for (const GgufFile& part : other_parts_) bytes += part.size_;
+    return bytes;
+  }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
 
-  // NotFound names the missing tensor. The pointer lives as long as this
+  // InvalidArgument names the missing tensor. The pointer lives as long as this
   // object.
   absl::StatusOr<const GgufTensor*> FindTensor(absl::string_view name) const;
   bool HasTensor(absl::string_view name) const {
     return tensor_index_.find(name) != tensor_index_.end();
   }
 
-  // Metadata. NotFound if the key is missing, InvalidArgument if its value has
+  // Metadata. InvalidArgument if the key is missing, or if its value has
   // another type or, for GetInt, does not fit in an int64.
   bool Has(absl::string_view key) const {
     return values_.find(key) != values_.end();
@@ -182,6 +195,10 @@ class GgufFile {
   // Reads a part without conversion; `out` has PartBytes bytes.
   absl::Status ReadPartBytes(const GgufTensor& tensor, const GgufPart& part,
                              absl::Span<uint8_t> out) const;
+  // Tells the system that `bytes` from `offset` on, of a file of a split model,
+  // will be read soon. Does nothing for bytes in memory.
+  void ExpectReads(int32_t part, int64_t offset, int64_t bytes) const;
+
   // The bytes of rows * cols elements in the tensor's type, for columns of
   // whole blocks. -1 for 2^63 or more, which no part of a tensor has.
   static int64_t PartBytes(const GgufTensor& tensor, const GgufPart& part);
@@ -200,6 +217,23 @@ class GgufFile {
 
   GgufFile() = default;
   void Close();
+  // Opens one file, which may be a part of a split model.
+  static absl::StatusOr<GgufFile> OpenPart(const std::string& path);
+  // Opens the other parts of a split model, and takes their tensors. Does
+  // nothing for a model of one file.
+  absl::Status JoinParts(const std::string& path);
+  // Part `no` of `count`, opened and checked.
+  static absl::StatusOr<GgufFile> OpenPartOf(const std::string& path,
+                                             int64_t no, int64_t count);
+  // The number of parts, 1 for a model of one file; the number of this one,
+  // from 0 on.
+  absl::Status ReadSplit(int64_t& count, int64_t& no) const;
+  // The file that has the tensor's data.
+  const GgufFile& PartOf(const GgufTensor& tensor) const {
+    return tensor.part == 0
+               ? *this
+               : other_parts_[static_cast<size_t>(tensor.part - 1)];
+  }
   absl::Status ParseHeader();
   absl::Status ParseTensor(Cursor& cursor, int64_t index);
   absl::Status PlaceTensors(int64_t data_begin, int64_t alignment);
@@ -229,12 +263,14 @@ class GgufFile {
   int fd_ = -1;                      // -1: parsed from memory
   const uint8_t* memory_ = nullptr;  // the caller's bytes; null for a file
   int64_t size_ = 0;
+  uint32_t version_ = 0;
   std::string head_;  // the header, if read from a file
   // A std::map, because Abseil's hash tables do not compile under GCC 12's
   // -fsanitize=undefined.
   std::map<std::string, Value, std::less<>> values_;
   std::vector<GgufTensor> tensors_;
   std::map<std::string, size_t, std::less<>> tensor_index_;
+  std::vector<GgufFile> other_parts_;  // without tensors
 };
 
 }  // namespace quern

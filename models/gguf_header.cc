@@ -161,11 +161,12 @@ absl::Status GgufFile::ParseHeader() {
     return InvalidArgument(kOp, "magic=0x", absl::Hex(magic, absl::kZeroPad8),
                            "; need 0x46554747 (GGUF): not a GGUF file");
   }
-  QUERN_ASSIGN_OR_RETURN(const uint32_t version,
-                         cursor.Read<uint32_t>("version"));
-  if (version != 3) {
-    return Unimplemented(kOp, "version=", version, "; need 3",
-                         version == 0x03000000 ? " (big-endian file)" : "");
+  QUERN_ASSIGN_OR_RETURN(version_, cursor.Read<uint32_t>("version"));
+  // Version 2 has the layout of version 3; version 1 has shorter lengths.
+  if (version_ != 2 && version_ != 3) {
+    const bool swapped = version_ == 0x02000000 || version_ == 0x03000000;
+    return Unimplemented(kOp, "version=", version_, "; need 2 or 3",
+                         swapped ? " (big-endian file)" : "");
   }
   QUERN_ASSIGN_OR_RETURN(const int64_t num_tensors,
                          cursor.ReadCount("tensor count", kMinTensorBytes));

@@ -76,7 +76,7 @@ std::string gguf_format::SupportedTypes() {
 }
 
 std::string GgufFile::DescribeKeys() const {
-  std::string text = "GGUF 3";
+  std::string text = absl::StrCat("GGUF ", version_);
   for (const auto& [key, what] :
        {std::pair<const char*, const char*>{"general.architecture",
                                             " of architecture "},
@@ -111,7 +111,7 @@ absl::StatusOr<absl::string_view> GgufFile::KeyBytes(
     absl::string_view key) const {
   const auto it = values_.find(key);
   if (it == values_.end()) {
-    return absl::NotFoundError(absl::StrCat(kOp, ": no key ", Quoted(key)));
+    return InvalidArgument(kOp, "no key ", Quoted(key));
   }
   return absl::string_view(
       reinterpret_cast<const char*>(header()) + it->second.begin,
@@ -122,7 +122,7 @@ absl::StatusOr<const GgufTensor*> GgufFile::FindTensor(
     absl::string_view name) const {
   const auto it = tensor_index_.find(name);
   if (it == tensor_index_.end()) {
-    return absl::NotFoundError(absl::StrCat(kOp, ": no tensor ", Quoted(name)));
+    return InvalidArgument(kOp, "no tensor ", Quoted(name));
   }
   return &tensors_[it->second];
 }
@@ -131,7 +131,7 @@ absl::StatusOr<GgufFile::Value> GgufFile::Find(absl::string_view key,
                                                GgufValueType type) const {
   const auto it = values_.find(key);
   if (it == values_.end()) {
-    return absl::NotFoundError(absl::StrCat(kOp, ": no key ", Quoted(key)));
+    return InvalidArgument(kOp, "no key ", Quoted(key));
   }
   if (it->second.type != type) {
     return InvalidArgument(kOp, "key ", Quoted(key), " is of type ",

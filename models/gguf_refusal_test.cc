@@ -37,15 +37,17 @@ std::vector<Refusal> Refusals() {
            std::string(64, '\0');
   };
   const uint64_t huge = uint64_t{1} << 62;
-  std::string version2 = Sample().Finish();
-  version2[4] = 2;
+  std::string version1 = Sample().Finish(), version4 = version1;
+  version1[4] = 1;
+  version4[4] = 4;
   const std::string magic = "GGML" + Sample().Finish().substr(4);
   return {
       {"empty", "", Code::kInvalidArgument,
        "magic needs 4 bytes at offset 0; the file has 0"},
       {"magic", magic, Code::kInvalidArgument,
        "magic=0x4c4d4747; need 0x46554747 (GGUF)"},
-      {"version", version2, Code::kUnimplemented, "version=2; need 3"},
+      {"version 1", version1, Code::kUnimplemented, "version=1; need 2 or 3"},
+      {"version 4", version4, Code::kUnimplemented, "version=4; need 2 or 3"},
       {"big endian", "GGUF" + Raw<uint32_t>(0x03000000), Code::kUnimplemented,
        "big-endian"},
       {"tensor count", GgufWriter().Finish(~uint64_t{0}, 0),

@@ -36,6 +36,22 @@ std::vector<T> ReadAll(const GgufFile& file, absl::string_view name) {
   return out;
 }
 
+// Files of version 2 have the layout of version 3.
+TEST(GgufTest, ReadsVersion2) {
+  std::string bytes = Sample().Key("general.architecture", "llama").Finish();
+  bytes[4] = 2;
+  const auto file = ParseString(bytes);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*file->GetU32("u32"), 7u);
+  EXPECT_EQ(*file->GetString("string"), "text");
+  std::vector<float> values(6);
+  ASSERT_TRUE(
+      file->ReadRows(**file->FindTensor("f32"), 0, absl::MakeSpan(values))
+          .ok());
+  EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(file->Describe().find("GGUF 2 of architecture 'llama'"), 0u);
+}
+
 TEST(GgufTest, ReadsMetadataOfEveryType) {
   const std::string bytes = Sample().Finish();
   const auto file = ParseString(bytes);
@@ -74,8 +90,10 @@ TEST(GgufTest, RefusesMetadataOfAnotherType) {
     EXPECT_EQ(status.message(), words);
   };
   using Code = absl::StatusCode;
-  expect(file->GetU32("none").status(), Code::kNotFound, "gguf: no key 'none'");
-  expect(file->GetInt("none").status(), Code::kNotFound, "gguf: no key 'none'");
+  expect(file->GetU32("none").status(), Code::kInvalidArgument,
+         "gguf: no key 'none'");
+  expect(file->GetInt("none").status(), Code::kInvalidArgument,
+         "gguf: no key 'none'");
   expect(file->GetU32("i32").status(), Code::kInvalidArgument,
          "gguf: key 'i32' is of type i32; need u32");
   expect(file->GetInt("f64").status(), Code::kInvalidArgument,
@@ -88,9 +106,9 @@ TEST(GgufTest, RefusesMetadataOfAnotherType) {
          "gguf: key 'floats' is an array of f32; need string");
   expect(file->GetI32s("i32").status(), Code::kInvalidArgument,
          "gguf: key 'i32' is of type i32; need array");
-  expect(file->KeyBytes("none").status(), Code::kNotFound,
+  expect(file->KeyBytes("none").status(), Code::kInvalidArgument,
          "gguf: no key 'none'");
-  expect(file->FindTensor("none").status(), Code::kNotFound,
+  expect(file->FindTensor("none").status(), Code::kInvalidArgument,
          "gguf: no tensor 'none'");
 }
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -76,7 +78,8 @@ absl::Status WriteAll(int fd, const void* data, size_t bytes) {
 }
 
 absl::Status WriteTo(int fd, uint64_t source,
-                     absl::Span<const PackedFile::Blob> blobs) {
+                     absl::Span<const PackedFile::Blob> blobs,
+                     absl::FunctionRef<absl::Status()> go_on) {
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof(header.magic));
   header.version = kVersion;
@@ -98,7 +101,12 @@ absl::Status WriteTo(int fd, uint64_t source,
   QUERN_RETURN_IF_ERROR(WriteAll(fd, &header, sizeof(header)));
   constexpr char kZeros[kAlignment] = {};
   for (const auto& [name, bytes] : blobs) {
-    QUERN_RETURN_IF_ERROR(WriteAll(fd, bytes.data(), bytes.size()));
+    constexpr size_t kPiece = size_t{16} << 20;
+    for (size_t done = 0; done < bytes.size(); done += kPiece) {
+      QUERN_RETURN_IF_ERROR(go_on());
+      QUERN_RETURN_IF_ERROR(WriteAll(fd, bytes.data() + done,
+                                     std::min(kPiece, bytes.size() - done)));
+    }
     const auto size = static_cast<int64_t>(bytes.size());
     QUERN_RETURN_IF_ERROR(WriteAll(
         fd, kZeros, static_cast<size_t>(RoundUp(size, kAlignment) - size)));
@@ -111,7 +119,8 @@ absl::Status WriteTo(int fd, uint64_t source,
 }  // namespace
 
 absl::Status PackedFile::Write(const std::string& path, uint64_t source,
-                               absl::Span<const Blob> blobs) {
+                               absl::Span<const Blob> blobs,
+                               absl::FunctionRef<absl::Status()> go_on) {
   std::set<absl::string_view> names;
   for (const Blob& blob : blobs) {
     if (!names.insert(blob.first).second) {
@@ -131,7 +140,7 @@ absl::Status PackedFile::Write(const std::string& path, uint64_t source,
     if (fd < 0 && errno != EEXIST) break;
   }
   if (fd < 0) return FromSystem(path, "cannot create a file beside");
-  absl::Status status = WriteTo(fd, source, blobs);
+  absl::Status status = WriteTo(fd, source, blobs, go_on);
   if (close(fd) != 0 && status.ok()) status = FromSystem(path, "cannot close");
   // link() fails if `path` exists, where rename() would replace it.
   if (status.ok() && link(temporary.c_str(), path.c_str()) != 0) {
@@ -234,8 +243,7 @@ absl::StatusOr<absl::Span<const uint8_t>> PackedFile::Find(
     absl::string_view name) const {
   const auto found = blobs_.find(name);
   if (found != blobs_.end()) return found->second;
-  return absl::NotFoundError(
-      absl::StrCat(kOp, ": ", path_, " has no weights of ", name));
+  return InvalidArgument(kOp, path_, " has no weights of ", name);
 }
 
 PackedFile::PackedFile(PackedFile&& other) noexcept

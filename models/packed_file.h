@@ -18,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -32,9 +33,11 @@ class PackedFile {
   // Writes a new file; `source` identifies what the weights were packed from.
   // The file appears complete or not at all. AlreadyExists if `path` exists;
   // InvalidArgument if two blobs have one name; otherwise the system's error,
-  // in a message that names the file.
-  static absl::Status Write(const std::string& path, uint64_t source,
-                            absl::Span<const Blob> blobs);
+  // in a message that names the file. Each few MiB it asks `go_on`, whose
+  // failure it returns, too.
+  static absl::Status Write(
+      const std::string& path, uint64_t source, absl::Span<const Blob> blobs,
+      absl::FunctionRef<absl::Status()> go_on = absl::OkStatus);
 
   // Maps a file, whose bytes must not change while it is mapped. NotFound if it
   // is missing; InvalidArgument if it is not a complete packed file of this
@@ -49,7 +52,8 @@ class PackedFile {
   // The path that it was opened with.
   const std::string& path() const { return path_; }
   uint64_t source() const { return source_; }
-  // NotFound names the missing blob. The bytes live as long as this object.
+  // InvalidArgument names the missing blob. The bytes live as long as this
+  // object.
   absl::StatusOr<absl::Span<const uint8_t>> Find(absl::string_view name) const;
 
  private:

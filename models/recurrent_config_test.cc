@@ -34,7 +34,10 @@ absl::StatusOr<DecoderConfig> Create(const SmallDecoder& shape,
   w.Key("general.architecture", shape.architecture.c_str());
   WriteModelKeys(
       SmallDecoderConfig(shape),
-      [&w](const std::string& name, int64_t value) {
+      [&](const std::string& name, int64_t value) {
+        if (name == shape.architecture + ".block_count") {
+          value += shape.predicting_layers;
+        }
         w.Key(name, static_cast<uint32_t>(value));
       },
       [&w](const std::string& name, float value) { w.Key(name, value); },
@@ -75,6 +78,25 @@ TEST(RecurrentConfigTest, TheNumbersOfHeadsTellWhichLayersAreRecurrent) {
   EXPECT_TRUE(SmallDecoderConfig(llama).recurrent.empty());
 }
 
+// The array has numbers for the layers that predict more tokens, too.
+TEST(RecurrentConfigTest, LayersThatPredictAreLeftOut) {
+  SmallDecoder shape = ThreeLayers();
+  shape.predicting_layers = 1;
+  const auto heads = [](const std::vector<int32_t>& values) {
+    return [values](const std::string& name, GgufWriter& w) {
+      w.Key(name, values);
+      w.Key("lfm2.nextn_predict_layers", 1u);
+    };
+  };
+  const auto config = Create(shape, heads({0, 2, 0, 2}));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->layers, 3);
+  EXPECT_EQ(config->recurrent, (std::vector<uint8_t>{1, 0, 1}));
+  const absl::Status status = Create(shape, heads({0, 2, 0})).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("head_count_kv=3; need 4, as there are layers"));
+}
+
 TEST(RecurrentConfigTest, RefusesOtherNumbersOfHeads) {
   const auto refuse = [&](const std::vector<int32_t>& heads,
                           absl::StatusCode code, const char* words) {
@@ -96,7 +118,7 @@ TEST(RecurrentConfigTest, RefusesOtherNumbersOfHeads) {
   refuse({0, 0, 0}, Code::kUnimplemented,
          "decoder: lfm2.attention.head_count_kv is 0 for all of 3 layers; need "
          "a layer that attends");
-  refuse({0, 2, 2}, Code::kNotFound, "no tensor 'blk.2.attn_q.weight'");
+  refuse({0, 2, 2}, Code::kInvalidArgument, "no tensor 'blk.2.attn_q.weight'");
   refuse({0, 3, 0}, Code::kInvalidArgument,
          "blk.1.attn_k.weight has dimensions [32, 64]; need [32, 96]");
   const absl::Status scalar =
