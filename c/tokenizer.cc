@@ -91,13 +91,12 @@ absl::Status Fill(const Tokenizer& tokenizer, quern_tokenizer_info* info) {
 
 absl::Status Encode(const Tokenizer& tokenizer, absl::string_view text,
                     uint64_t flags, absl::Span<int32_t> out, size_t* count) {
-  const bool specials = (flags & QUERN_ENCODE_SPECIALS) != 0;
-  std::vector<int32_t> ids =
-      tokenizer.Encode(text, specials ? Tokenizer::Specials::kAsTokens
-                                      : Tokenizer::Specials::kAsText);
-  if ((flags & QUERN_ENCODE_BOS) != 0 && tokenizer.add_bos()) {
-    ids.insert(ids.begin(), tokenizer.bos_id());
-  }
+  const auto specials = (flags & QUERN_ENCODE_SPECIALS) != 0
+                            ? Tokenizer::Specials::kAsTokens
+                            : Tokenizer::Specials::kAsText;
+  const std::vector<int32_t> ids = (flags & QUERN_ENCODE_BOS) != 0
+                                       ? tokenizer.EncodeText(text, specials)
+                                       : tokenizer.Encode(text, specials);
   std::copy_n(ids.begin(), std::min(ids.size(), out.size()), out.begin());
   *count = ids.size();
   return absl::OkStatus();

@@ -133,6 +133,9 @@ TEST_F(TokenizerInCTest, HasTheTokensAndTextsOfCpp) {
     want.insert(want.begin(), cpp_.bos_id());
     EXPECT_EQ(Encode(text, QUERN_ENCODE_BOS), want);
   }
+  // A text that begins with bos gets no second one.
+  EXPECT_EQ(Encode("<s>a", QUERN_ENCODE_BOS | QUERN_ENCODE_SPECIALS),
+            Encode("a", QUERN_ENCODE_BOS));
   EXPECT_NE(cpp_.Encode(texts[5], Tokenizer::Specials::kAsTokens),
             cpp_.Encode(texts[5]));
 }
@@ -196,7 +199,7 @@ TEST_F(TokenizerInCTest, RefusesFiles) {
       {"path and bytes are null", [](auto& o) { o.bytes = nullptr; }},
       {"both given", [](auto& o) { o.path = "x"; }},
       {"bert", use(other), QUERN_UNIMPLEMENTED},
-      {"tokenizer.ggml.model", use(none), QUERN_NOT_FOUND},
+      {"tokenizer.ggml.model", use(none), QUERN_INVALID_ARGUMENT},
       {"gguf", [](auto& o) { o.num_bytes = 9; }},
   };
   for (const Case& c : cases) {

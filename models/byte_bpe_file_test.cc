@@ -1,5 +1,6 @@
 // Byte-level vocabularies of files: rules and flags, damaged files, refusals.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -32,7 +33,12 @@ class ByteBpeFileTest : public ::testing::Test {
   template <typename Add>
   absl::StatusOr<Tokenizer> Create(const Add& add, absl::string_view pre,
                                    absl::string_view without = "") {
-    const TokenizerSpec spec = SmallSpec(SmallMerges());
+    return Create(SmallSpec(SmallMerges()), add, pre, without);
+  }
+  template <typename Add>
+  absl::StatusOr<Tokenizer> Create(const TokenizerSpec& spec, const Add& add,
+                                   absl::string_view pre,
+                                   absl::string_view without = "") {
     std::vector<int32_t> types;
     for (const TokenType type : spec.types) {
       types.push_back(static_cast<int32_t>(type));
@@ -97,6 +103,59 @@ TEST_F(ByteBpeFileTest, ReadsRulesAndFlags) {
   EXPECT_FALSE(gpt->add_bos());
 }
 
+// Names whose words are cut as another's. The text is cut differently by each
+// of the rules, and "hen" is a piece that no merge makes.
+TEST_F(ByteBpeFileTest, NamesStandForRules) {
+  const std::string text = " the 1234'T hen\r\n\n x";
+  std::vector<std::vector<int32_t>> different;
+  const struct {
+    const char* first;
+    std::vector<const char*> others;
+    bool adds_bos;
+  } kNames[] = {
+      {"llama-bpe",
+       {"llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral",
+        "midm-2.0"},
+       true},
+      {"dbrx", {"smaug-bpe", "chatglm-bpe", "glm4"}, false},
+      {"qwen2",
+       {"deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "solar-open",
+        "kormo", "grok-2", "bailingmoe"},
+       false},
+      {"gpt-2",
+       {"phi-2", "exaone4", "olmo", "mpt", "gigachat", "a.x-4.0", "mellum",
+        "jais", "trillion", "granite-docling"},
+       false},
+      {"deepseek-llm", {}, false},
+  };
+  const auto create = [this](const char* name) {
+    TokenizerSpec spec =
+        SmallSpec({"t h", "e n", "1 2", "12 3", "' T", "\u010d \u010a",
+                   "\u010a \u010a", "\u0120 1"});
+    spec.pieces.emplace_back("\u0120hen");
+    spec.types.push_back(TokenType::kNormal);
+    return Create(
+        spec, [](GgufWriter& w) { w.Key("tokenizer.ggml.bos_token_id", 265u); },
+        name);
+  };
+  for (const auto& names : kNames) {
+    const auto first = create(names.first);
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_EQ(first->add_bos(), names.adds_bos) << names.first;
+    const std::vector<int32_t> ids = first->Encode(text);
+    EXPECT_EQ(std::find(different.begin(), different.end(), ids),
+              different.end())
+        << names.first << " cuts as another";
+    different.push_back(ids);
+    for (const char* name : names.others) {
+      const auto other = create(name);
+      ASSERT_TRUE(other.ok()) << other.status();
+      EXPECT_EQ(other->Encode(text), ids) << name;
+      EXPECT_EQ(other->add_bos(), names.adds_bos) << name;
+    }
+  }
+}
+
 // Files with flipped, overwritten or cut bytes are refused, or give a tokenizer
 // that works.
 TEST_F(ByteBpeFileTest, DamagedFilesDoNotBreakIt) {
@@ -152,16 +211,20 @@ TEST_F(ByteBpeFileTest, RefusesWhatItCannotRead) {
   };
   EXPECT_THAT(
       message(Create(&Nothing, "qwen\xff"), absl::StatusCode::kUnimplemented),
-      HasSubstr("tokenizer: tokenizer.ggml.pre is 'qwen\\xff'; need "
-                "'qwen2', 'llama-bpe', 'lfm2', 'deepseek-llm' or 'gpt-2'"));
+      HasSubstr("tokenizer: tokenizer.ggml.pre is 'qwen\\xff'; need one of "
+                "llama-bpe, llama3, "));
+  EXPECT_EQ(message(Create(&Nothing, "qwen2", "pre"),
+                    absl::StatusCode::kInvalidArgument),
+            "tokenizer: no key 'tokenizer.ggml.pre', which says how text is "
+            "cut into words; need a file from a newer converter");
   for (const char* key : {"pre", "merges"}) {
-    EXPECT_THAT(
-        message(Create(&Nothing, "qwen2", key), absl::StatusCode::kNotFound),
-        HasSubstr(absl::StrCat("tokenizer.ggml.", key)));
+    EXPECT_THAT(message(Create(&Nothing, "qwen2", key),
+                        absl::StatusCode::kInvalidArgument),
+                HasSubstr(absl::StrCat("tokenizer.ggml.", key)));
   }
-  EXPECT_THAT(
-      message(Create(&Nothing, "qwen2", "eos"), absl::StatusCode::kNotFound),
-      HasSubstr("tokenizer.ggml.eos_token_id"));
+  EXPECT_THAT(message(Create(&Nothing, "qwen2", "eos"),
+                      absl::StatusCode::kInvalidArgument),
+              HasSubstr("tokenizer.ggml.eos_token_id"));
   EXPECT_THAT(message(Create(&Nothing, "llama-bpe"),
                       absl::StatusCode::kInvalidArgument),
               HasSubstr("bos_id=-1; need 0 <= bos_id <= 267"));

@@ -196,13 +196,15 @@ TEST(ByteBpeTest, SpecialTokensAreTextUnlessAskedFor) {
   EXPECT_EQ(tokenizer.Decode({kEnd, 'a', kTool, -1, 268}), "a<tool>");
 }
 
-TEST(ByteBpeTest, AWholeWordIsItsPieceInLlama3Alone) {
+TEST(ByteBpeTest, AWholeWordIsItsPieceWhereTheSpecSaysSo) {
   // "thin" is a piece that no merge makes.
   TokenizerSpec spec = SmallSpec(SmallMerges());
   spec.pieces.push_back("\u0120thin");
   spec.types.push_back(TokenType::kNormal);
   EXPECT_THAT(Make(spec).Encode(" thin"), ElementsAre(' ', 256, kIn));
   spec.word_rules = WordRules::kLlama3;
+  EXPECT_THAT(Make(spec).Encode(" thin"), ElementsAre(' ', 256, kIn));
+  spec.whole_words = true;
   EXPECT_THAT(Make(spec).Encode(" thin"), ElementsAre(268));
   EXPECT_THAT(Make(spec).Encode(" thins"), ElementsAre(' ', 256, kIn, 's'));
 }

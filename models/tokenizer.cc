@@ -96,6 +96,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
   tokenizer.add_space_prefix_ = spec.add_space_prefix && !bytes;
   tokenizer.add_bos_ = spec.add_bos;
   tokenizer.word_rules_ = spec.word_rules;
+  tokenizer.whole_words_ = spec.whole_words;
   for (size_t id = 0; id < tokenizer.pieces_.size(); ++id) {
     const auto type = static_cast<int32_t>(tokenizer.types_[id]);
     if (type < 1 || type > 6) {
@@ -181,12 +182,15 @@ absl::Status Tokenizer::IndexBytePieces() {
 absl::Status Tokenizer::IndexSpecials() {
   for (size_t id = 0; id < pieces_.size(); ++id) {
     const bool user_defined = types_[id] == TokenType::kUserDefined;
-    if (!user_defined && types_[id] != TokenType::kControl) continue;
+    if (!user_defined && types_[id] != TokenType::kControl &&
+        types_[id] != TokenType::kUnknown) {
+      continue;
+    }
     if (static_cast<int64_t>(pieces_[id].size()) > kMaxSpecialBytes) {
       return InvalidArgument(kOp, PieceName(id, pieces_[id]), " has ",
                              pieces_[id].size(), " bytes; need at most ",
                              kMaxSpecialBytes,
-                             " of a control or user-defined piece");
+                             " of a control, unknown or user-defined piece");
     }
     Special special{
         byte_bpe_.has_value() ? pieces_[id] : WithSpaces(pieces_[id]),
@@ -252,7 +256,7 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
     }
     // User-defined tokens are left in the text, where AppendText finds them
     // again.
-    if (type(special->id) == TokenType::kControl) {
+    if (type(special->id) != TokenType::kUserDefined) {
       AppendText(text.substr(done, at - done), ids);
       ids.push_back(special->id);
       done = at + special->text.size();
@@ -260,6 +264,15 @@ std::vector<int32_t> Tokenizer::Encode(absl::string_view text,
     at += special->text.size();
   }
   AppendText(text.substr(done), ids);
+  return ids;
+}
+
+std::vector<int32_t> Tokenizer::EncodeText(absl::string_view text,
+                                           Specials specials) const {
+  std::vector<int32_t> ids = Encode(text, specials);
+  if (add_bos_ && (ids.empty() || ids[0] != bos_id_)) {
+    ids.insert(ids.begin(), bos_id_);
+  }
   return ids;
 }
 
@@ -302,9 +315,7 @@ void Tokenizer::AppendWords(absl::string_view text,
     const absl::string_view word =
         text.substr(0, FirstWordBytes(word_rules_, text));
     text.remove_prefix(word.size());
-    const int32_t whole = word_rules_ == WordRules::kLlama3
-                              ? FindPiece(PrintableBytes(word))
-                              : -1;
+    const int32_t whole = whole_words_ ? FindPiece(PrintableBytes(word)) : -1;
     if (whole >= 0) {
       ids.push_back(whole);
     } else {

@@ -15,8 +15,8 @@
 //
 // kByteBpe: byte-pair encoding of the bytes of words, the "gpt2" tokenizer.
 //   Encode: cut the text into words (word_split.h), join the bytes of each by
-//   rank of merge (byte_bpe.h). By the rules kLlama3, a word that is a piece is
-//   that piece, whatever the merges say.
+//   rank of merge (byte_bpe.h). With TokenizerSpec::whole_words, a word that is
+//   a piece is that piece, whatever the merges say.
 //   Decode: join the bytes that the pieces stand for.
 //
 // In both, the text of a user-defined token is that token, the longest where
@@ -72,7 +72,8 @@ struct TokenizerSpec {
   // kSentencePiece: whether Encode puts a space in front and Decode drops it.
   bool add_space_prefix = true;
   WordRules word_rules = WordRules::kQwen2;  // of kByteBpe, as are
-  std::vector<std::string> merges;           // these, lowest rank first
+  std::vector<std::string> merges;           // these, lowest rank first,
+  bool whole_words = false;  // and whether a word that is a piece is that piece
   // Whether the model expects bos_id before a text. The caller adds it; Encode
   // does not.
   bool add_bos = true;
@@ -91,10 +92,11 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   // Reads the keys tokenizer.ggml.*. Unimplemented for models other than
-  // "llama" and "gpt2", and for a "gpt2" whose pre is not "qwen2", "llama-bpe",
-  // "lfm2", "deepseek-llm" or "gpt-2". For llama, bos and eos default to 1 and
-  // 2, add_space_prefix and add_bos to true. For gpt2, eos is required, bos
-  // defaults to none, and add_bos to whether pre is "llama-bpe" or "lfm2".
+  // "llama" and "gpt2", and for a "gpt2" whose pre stands for other rules than
+  // WordRules has; the refusal lists the names. For llama, bos and eos default
+  // to 1 and 2, add_space_prefix and add_bos to true. For gpt2, eos is
+  // required, bos defaults to none, and add_bos to whether pre is "llama-bpe"
+  // or one of the names that stand for the same.
   //
   // A text ends at eos_token_id, eot_token_id and eom_token_id, and at control
   // and user-defined pieces whose name ends a text or a turn in some family of
@@ -122,7 +124,8 @@ class Tokenizer {
   enum class Specials {
     kAsText,    // text like any other: what a user wrote commands nothing
     kAsTokens,  // that token, the longest where several begin; the text between
-                // two of them is encoded as one of its own
+                // two of them is encoded as one of its own. The text of the
+                // unknown token, "<unk>", is that token, too.
   };
 
   // Largest number of bytes of a control or user-defined piece. It bounds
@@ -133,6 +136,12 @@ class Tokenizer {
   // multiplied by the bytes of the longest user-defined or control piece.
   std::vector<int32_t> Encode(absl::string_view text,
                               Specials specials = Specials::kAsText) const;
+
+  // Returns the ids of a whole text: with bos_id in front if add_bos(). A text
+  // that begins with bos_id already, which kAsTokens may find, gets no second
+  // one.
+  std::vector<int32_t> EncodeText(absl::string_view text,
+                                  Specials specials = Specials::kAsText) const;
 
   // Returns the bytes of `ids`. Ids outside [0, vocab_size) give nothing.
   std::string Decode(absl::Span<const int32_t> ids) const;
@@ -175,14 +184,15 @@ class Tokenizer {
   bool add_space_prefix_ = true;
   bool add_bos_ = true;
   WordRules word_rules_ = WordRules::kQwen2;
+  bool whole_words_ = false;
   // Keys point into pieces_, whose strings do not move when the tokenizer is
   // moved.
   std::unordered_map<std::string_view, int32_t> normal_;
   std::array<int32_t, 256> byte_ids_{};  // for kSentencePiece
   std::optional<ByteBpe> byte_bpe_;      // for kByteBpe
-  std::vector<Special> specials_;        // control and user-defined, sorted
-  std::vector<Special> user_defined_;    // sorted
-  std::vector<int32_t> end_ids_;         // sorted
+  std::vector<Special> specials_;      // control, unknown, user-defined; sorted
+  std::vector<Special> user_defined_;  // sorted
+  std::vector<int32_t> end_ids_;       // sorted
 };
 
 // Decodes one token at a time to text for people to read, which is always valid

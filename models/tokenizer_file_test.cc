@@ -192,7 +192,8 @@ TEST(TokenizerFileTest, RefusesHostileVocabularies) {
           s.pieces[260] = std::string(1025, 'x');
           s.types[260] = type;
         },
-        "' has 1025 bytes; need at most 1024 of a control or user-defined");
+        "' has 1025 bytes; need at most 1024 of a control, unknown or "
+        "user-defined");
   }
 }
 

@@ -3,12 +3,15 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/gguf.h"
@@ -31,6 +34,69 @@ constexpr absl::string_view kEndPieces[] = {
     "<|end|>",          // Phi 3
     "<end_of_turn>",    // Gemma
 };
+
+// A name of tokenizer.ggml.pre. Several models' words are cut alike.
+struct Pre {
+  absl::string_view name;
+  WordRules rules;
+  // Whether a word that is a piece is that piece, and a text begins with bos
+  // where no key says otherwise.
+  bool llama3;
+};
+constexpr Pre kPres[] = {
+    {"llama-bpe", WordRules::kLlama3, true},
+    {"llama3", WordRules::kLlama3, true},
+    {"llama-v3", WordRules::kLlama3, true},
+    {"lfm2", WordRules::kLlama3, true},
+    {"falcon3", WordRules::kLlama3, true},
+    {"falcon-h1", WordRules::kLlama3, true},
+    {"pixtral", WordRules::kLlama3, true},
+    {"midm-2.0", WordRules::kLlama3, true},
+    {"dbrx", WordRules::kLlama3, false},
+    {"smaug-bpe", WordRules::kLlama3, false},
+    {"chatglm-bpe", WordRules::kLlama3, false},
+    {"glm4", WordRules::kLlama3, false},
+    {"qwen2", WordRules::kQwen2, false},
+    {"deepseek-r1-qwen", WordRules::kQwen2, false},
+    {"megrez", WordRules::kQwen2, false},
+    {"stablelm2", WordRules::kQwen2, false},
+    {"hunyuan", WordRules::kQwen2, false},
+    {"solar-open", WordRules::kQwen2, false},
+    {"kormo", WordRules::kQwen2, false},
+    {"grok-2", WordRules::kQwen2, false},
+    {"bailingmoe", WordRules::kQwen2, false},
+    {"gpt-2", WordRules::kGpt2, false},
+    {"phi-2", WordRules::kGpt2, false},
+    {"exaone4", WordRules::kGpt2, false},
+    {"olmo", WordRules::kGpt2, false},
+    {"mpt", WordRules::kGpt2, false},
+    {"gigachat", WordRules::kGpt2, false},
+    {"a.x-4.0", WordRules::kGpt2, false},
+    {"mellum", WordRules::kGpt2, false},
+    {"jais", WordRules::kGpt2, false},
+    {"trillion", WordRules::kGpt2, false},
+    {"granite-docling", WordRules::kGpt2, false},
+    {"deepseek-llm", WordRules::kDeepSeekLlm, false},
+};
+
+absl::StatusOr<const Pre*> ReadPre(const GgufFile& file) {
+  constexpr char kKey[] = "tokenizer.ggml.pre";
+  if (!file.Has(kKey)) {
+    return InvalidArgument(kOp, "no key '", kKey,
+                           "', which says how text is cut into words; need a "
+                           "file from a newer converter");
+  }
+  QUERN_ASSIGN_OR_RETURN(const absl::string_view name, file.GetString(kKey));
+  for (const Pre& pre : kPres) {
+    if (pre.name == name) return &pre;
+  }
+  return Unimplemented(
+      kOp, kKey, " is '", absl::CHexEscape(name.substr(0, 64)),
+      "'; need one of ",
+      absl::StrJoin(kPres, ", ", [](std::string* out, const Pre& pre) {
+        absl::StrAppend(out, pre.name);
+      }));
+}
 
 bool IsSpecial(TokenType type) {
   return type == TokenType::kControl || type == TokenType::kUserDefined;
@@ -74,27 +140,13 @@ absl::Status ReadSentencePieces(const GgufFile& file, TokenizerSpec& spec) {
 
 absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
   spec.kind = TokenizerKind::kByteBpe;
-  QUERN_ASSIGN_OR_RETURN(const absl::string_view pre,
-                         file.GetString("tokenizer.ggml.pre"));
-  if (pre == "qwen2") {
-    spec.word_rules = WordRules::kQwen2;
-  } else if (pre == "llama-bpe" || pre == "lfm2") {
-    spec.word_rules = WordRules::kLlama3;
-  } else if (pre == "deepseek-llm") {
-    spec.word_rules = WordRules::kDeepSeekLlm;
-  } else if (pre == "gpt-2") {
-    spec.word_rules = WordRules::kGpt2;
-  } else {
-    return Unimplemented(kOp, "tokenizer.ggml.pre is '",
-                         absl::CHexEscape(pre.substr(0, 64)),
-                         "'; need 'qwen2', 'llama-bpe', 'lfm2', 'deepseek-llm' "
-                         "or 'gpt-2'");
-  }
+  QUERN_ASSIGN_OR_RETURN(const Pre* pre, ReadPre(file));
+  spec.word_rules = pre->rules;
+  spec.whole_words = spec.add_bos = pre->llama3;
   // There is no default, because the token that ends a text differs between
   // models.
   QUERN_RETURN_IF_ERROR(file.GetInt("tokenizer.ggml.eos_token_id").status());
   spec.bos_id = -1;
-  spec.add_bos = spec.word_rules == WordRules::kLlama3;
   QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> merges,
                          file.GetStrings("tokenizer.ggml.merges"));
   spec.merges.assign(merges.begin(), merges.end());

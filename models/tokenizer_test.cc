@@ -244,6 +244,41 @@ TEST(TokenizerTest, UserDefinedPiecesAreNeverSplit) {
               ElementsAre(kSpaceA, turn, kSpaceA));
 }
 
+// The text of the unknown token is that token where control tokens are.
+TEST(TokenizerTest, TheUnknownTokenIsFoundAmongSpecials) {
+  const auto tokenizer =
+      Tokenizer::Create(SmallSpec({{"\u2581", 0}, {"a", 0}, {"\u2581a", 1}}));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(tokenizer->Encode("a<unk>a", Tokenizer::Specials::kAsTokens),
+              ElementsAre(261, 0, 261));
+  EXPECT_EQ(tokenizer->Decode(tokenizer->Encode("a<unk>a")), "a<unk>a");
+}
+
+// A text that begins with the token that begins texts gets no second one.
+TEST(TokenizerTest, AWholeTextBeginsWithOneBos) {
+  using Specials = Tokenizer::Specials;
+  TokenizerSpec spec = SmallSpec({{"\u2581", 0}, {"a", 0}, {"\u2581a", 1}});
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(tokenizer->EncodeText("a"), ElementsAre(1, 261));
+  EXPECT_THAT(tokenizer->EncodeText(""), ElementsAre(1));
+  EXPECT_THAT(tokenizer->EncodeText("<s>a", Specials::kAsTokens),
+              ElementsAre(1, 261));
+  EXPECT_THAT(tokenizer->EncodeText("a<s>", Specials::kAsTokens),
+              ElementsAre(1, 261, 1));
+  // Two that the text has are two.
+  EXPECT_THAT(tokenizer->EncodeText("<s><s>", Specials::kAsTokens),
+              ElementsAre(1, 1));
+  // As text, "<s>" is bytes.
+  EXPECT_EQ(tokenizer->EncodeText("<s>").size(),
+            1 + tokenizer->Encode("<s>").size());
+  spec.add_bos = false;
+  const auto without = Tokenizer::Create(spec);
+  EXPECT_THAT(without->EncodeText("a"), ElementsAre(261));
+  EXPECT_THAT(without->EncodeText("<s>a", Specials::kAsTokens),
+              ElementsAre(1, 261));
+}
+
 // A file may have one text a hundred thousand times. Testing each of them at
 // each byte of a text would take minutes, longer than this test may run.
 TEST(TokenizerTest, PiecesOfOneTextCostEncodeNothing) {

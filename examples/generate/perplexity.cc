@@ -25,10 +25,15 @@
 namespace quern {
 namespace {
 
+// The same on every machine, because perplexity depends on it.
+constexpr int64_t kWindowTokens = 256;
+
 absl::Status Encode(const std::string& text, int64_t window, Session& session,
                     std::vector<int32_t>& ids) {
   ids = session.Encode(text);
+  // Each window begins with bos, and NextWindow puts it there.
   const size_t bos = session.tokenizer().add_bos() ? 1 : 0;
+  ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(bos));
   if (ids.size() + bos >= 2 && window >= 2) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "the text has ", ids.size(), ids.size() == 1 ? " token" : " tokens",
@@ -49,12 +54,24 @@ std::vector<int32_t> NextWindow(const std::vector<int32_t>& ids, int64_t window,
   return tokens;
 }
 
+// `loss` is the sum of `predicted` negative log-likelihoods.
+absl::Status PrintPerplexity(double loss, int64_t predicted, int64_t window) {
+  const double perplexity = std::exp(loss / static_cast<double>(predicted));
+  if (!std::isfinite(perplexity)) {
+    return absl::DataLossError(absl::StrCat(
+        "the perplexity is ", perplexity,
+        ": the model gave no usable probabilities; its weights are damaged"));
+  }
+  return Print(absl::StrFormat(
+      "perplexity: %.4f over %d tokens, in windows of %d at most\n", perplexity,
+      predicted, window));
+}
+
 }  // namespace
 
 absl::Status TellPerplexity(const std::string& text, Session& session) {
   RankGroup& ranks = session.ranks();
-  const int64_t window =
-      std::min(session.model().context(), Session::kStepTokens);
+  const int64_t window = std::min(session.model().context(), kWindowTokens);
   std::vector<int32_t> ids;
   QUERN_RETURN_IF_ERROR(ranks.Agree(
       ranks.leads() ? Encode(text, window, session, ids) : absl::OkStatus()));
@@ -90,10 +107,8 @@ absl::Status TellPerplexity(const std::string& text, Session& session) {
   }
   session.stats().prompt_s = absl::ToDoubleSeconds(absl::Now() - start);
   session.stats().prompt_tokens = size;
-  if (!ranks.leads()) return ranks.Agree(absl::OkStatus());
-  return ranks.Agree(Print(absl::StrFormat(
-      "perplexity: %.4f over %d tokens, in windows of %d at most\n",
-      std::exp(loss / static_cast<double>(predicted)), predicted, window)));
+  return ranks.Agree(ranks.leads() ? PrintPerplexity(loss, predicted, window)
+                                   : absl::OkStatus());
 }
 
 }  // namespace quern

@@ -9,7 +9,7 @@
 namespace quern {
 
 // Prints the perplexity of `text`, which is the leader's, cut into windows of
-// the model's context, of Session::kStepTokens at most. Each window starts
+// the model's context, of 256 at most. Each window starts
 // without memory of the one before. Collective: an error is every rank's.
 absl::Status TellPerplexity(const std::string& text, Session& session);
 

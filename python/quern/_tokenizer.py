@@ -79,7 +79,8 @@ class Tokenizer(Object):
     def encode(self, text: Union[str, bytes], *, bos: bool = True, specials: bool = False) -> List[int]:
         """The tokens of a text.
 
-        bos: the first token of a text comes first, where the model expects one. specials: the text of a
+        bos: the first token of a text comes first, where the model expects one; a text that begins with it
+        gets no second one. specials: the text of a
         control token, "<|im_end|>", becomes that token; otherwise what a user wrote commands nothing.
         """
         if not isinstance(text, (str, bytes)):
