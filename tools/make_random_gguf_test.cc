@@ -337,6 +337,69 @@ TEST(MakeRandomGgufTest, WeightsHaveTheirDeviation) {
   }
 }
 
+// With weights of 1, a norm in the wrong place would go unseen, and so would a
+// bias of 0.
+TEST(MakeRandomGgufTest, NormsBiasesAndDecaysDiffer) {
+  const struct {
+    const char* shape;
+    std::vector<const char*> norms, biases, decays;
+  } kCases[] = {
+      {"tiny_qwen2",
+       {"blk.0.attn_norm.weight", "blk.1.attn_norm.weight",
+        "blk.1.ffn_norm.weight", "output_norm.weight"},
+       {"blk.0.attn_q.bias", "blk.1.attn_v.bias"},
+       {}},
+      {"tiny_qwen3next",
+       {"blk.0.ssm_norm.weight", "blk.1.attn_q_norm.weight",
+        "blk.0.post_attention_norm.weight"},
+       {"blk.0.ssm_dt.bias"},
+       {"blk.0.ssm_a"}},
+      {"tiny_granite4_h",
+       {"blk.0.ssm_d", "blk.0.ssm_norm.weight"},
+       {},
+       {"blk.0.ssm_a", "blk.2.ssm_a"}},
+      {"tiny_deepseek2", {"blk.0.attn_q_a_norm.weight"}, {}, {}},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.shape);
+    const std::string path = TempFile("norms.gguf");
+    ASSERT_EQ(Make(absl::StrCat("--shape=", c.shape, " --out=", path)).code, 0);
+    const auto file = GgufFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    std::vector<std::vector<float>> seen;
+    const auto expect = [&](const char* name, float min, float max) {
+      const auto tensor = file->FindTensor(name);
+      ASSERT_TRUE(tensor.ok()) << tensor.status();
+      std::vector<float> values(static_cast<size_t>((*tensor)->elements));
+      ASSERT_TRUE(file->ReadRows(**tensor, 0, absl::MakeSpan(values)).ok());
+      const auto [least, most] =
+          std::minmax_element(values.begin(), values.end());
+      EXPECT_GE(*least, min) << name;
+      EXPECT_LE(*most, max) << name;
+      // Over a third of the range, by chance alone.
+      EXPECT_GT(*most - *least, (max - min) / 3) << name;
+      EXPECT_EQ(std::find(seen.begin(), seen.end(), values), seen.end())
+          << name << " has the values of another";
+      seen.push_back(values);
+    };
+    for (const char* name : c.norms) expect(name, 0.5f, 1.5f);
+    for (const char* name : c.biases) expect(name, -0.25f, 0.25f);
+    for (const char* name : c.decays) expect(name, -1.5f, -0.5f);
+  }
+}
+
+// llama.cpp takes no deepseek2 of one matrix of queries, unless it has the
+// layers of DeepSeek-V2-Lite.
+TEST(MakeRandomGgufTest, TinyDeepseekHasTwoMatricesOfQueries) {
+  const std::string path = TempFile("lora.gguf");
+  ASSERT_EQ(Make("--shape=tiny_deepseek2 --out=" + path).code, 0);
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*file->GetInt("deepseek2.attention.q_lora_rank"), 48);
+  EXPECT_TRUE(file->HasTensor("blk.2.attn_q_b.weight"));
+  EXPECT_FALSE(file->HasTensor("blk.2.attn_q.weight"));
+}
+
 TEST(MakeRandomGgufTest, HelpIsReadable) {
   const Outcome outcome = Make("--help");
   EXPECT_EQ(outcome.code, 0);

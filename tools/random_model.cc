@@ -52,6 +52,11 @@ class SplitMix64 {
   uint64_t state_;
 };
 
+// The seed of tensor `index` of a file: each has its own random stream.
+uint64_t SeedOf(uint64_t seed, size_t index) {
+  return SplitMix64::Mix(SplitMix64::Mix(seed) + index);
+}
+
 // Makes two sums of four bytes from each 64 random bits.
 class SumSource {
  public:
@@ -169,6 +174,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ssm_state = r.ssm_state;
   if (const RandomLatent& l = s.latent; l.kv_lora > 0) {
     c.kv_lora = l.kv_lora;
+    c.q_lora = l.q_lora;
     c.rope_dim = l.rope;
     c.value_dim = l.value_dim;
     c.leading_dense = std::min(l.leading_dense, s.layers - 1);
@@ -194,6 +200,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
                (part == ModelPart::kSharedExpert &&
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
+               (part == ModelPart::kQueryLora && s.latent.q_lora > 0) ||
                (part == ModelPart::kExperts && s.experts > 0);
       },
       c);
@@ -204,8 +211,8 @@ struct Tensor {
   std::string name;
   std::vector<int64_t> dims;
   GgufTensorType type;
-  double deviation;           // 0 means `values`, in f32
-  std::vector<float> values;  // empty means ones
+  double deviation;  // 0 means `values`, in f32
+  std::vector<float> values;
 };
 
 // Divisors by which Llama 3.1 reduces the frequencies base^(-2j / head_dim).
@@ -234,6 +241,34 @@ size_t ElementsOf(const std::vector<int64_t>& dims) {
   return static_cast<size_t>(elements);
 }
 
+// Numbers from `min` to `max`, in steps of 1/256 of their difference, which are
+// exact in f32.
+std::vector<float> UniformValues(size_t count, float min, float max,
+                                 uint64_t seed) {
+  SplitMix64 random(seed);
+  std::vector<float> values;
+  for (size_t i = 0; i < count; ++i) {
+    const auto step = static_cast<float>(random.Next() >> 56);
+    values.push_back(min + (max - min) * step / 256);
+  }
+  return values;
+}
+
+// The values of a tensor that is not a matrix.
+std::vector<float> ValuesOf(const TensorEntry& entry, const RandomModelShape& s,
+                            size_t count, uint64_t seed) {
+  switch (entry.role) {
+    case TensorRole::kRopeFactors:
+      return RopeFactors(s);
+    case TensorRole::kBias:
+      return UniformValues(count, -0.25f, 0.25f, seed);
+    case TensorRole::kDecay:
+      return UniformValues(count, -1.5f, -0.5f, seed);
+    default:
+      return UniformValues(count, 0.5f, 1.5f, seed);
+  }
+}
+
 // The standard deviation of a tensor's weights; 0 for norms, biases, factors
 // and decays.
 double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
@@ -257,7 +292,7 @@ double DeviationOf(const TensorEntry& entry, const DecoderConfig& c) {
 }
 
 std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c,
-                            GgufTensorType type) {
+                            GgufTensorType type, uint64_t seed) {
   std::vector<Tensor> tensors;
   const absl::Status added =
       ForEachTensor(c, [&](const TensorEntry& entry, int64_t layer) {
@@ -271,12 +306,9 @@ std::vector<Tensor> Tensors(const RandomModelShape& s, const DecoderConfig& c,
             entry.role == TensorRole::kConvolution) {
           tensor.type = GgufTensorType::kF32;
         }
-        if (entry.role == TensorRole::kRopeFactors) {
-          tensor.values = RopeFactors(s);
-        } else if (entry.role == TensorRole::kBias) {
-          tensor.values.assign(static_cast<size_t>(tensor.dims[0]), 0);
-        } else if (entry.role == TensorRole::kDecay) {
-          tensor.values.assign(ElementsOf(tensor.dims), -1);
+        if (tensor.deviation == 0) {
+          tensor.values = ValuesOf(entry, s, ElementsOf(tensor.dims),
+                                   SeedOf(seed, tensors.size()));
         }
         tensors.push_back(std::move(tensor));
         return absl::OkStatus();
@@ -349,7 +381,7 @@ absl::Status WriteRandomModel(
   const DecoderConfig config = ConfigOf(shape);
   AddModelKeys(shape, config, type, writer);
   AddVocabularyKeys(shape.architecture, shape.vocab, writer);
-  const std::vector<Tensor> tensors = Tensors(shape, config, type);
+  const std::vector<Tensor> tensors = Tensors(shape, config, type, seed);
   for (const Tensor& tensor : tensors) {
     QUERN_RETURN_IF_ERROR(
         writer.AddTensor(tensor.name, tensor.dims, tensor.type));
@@ -363,16 +395,13 @@ absl::Status WriteRandomModel(
   for (size_t t = 0; t < tensors.size(); ++t) {
     const Tensor& tensor = tensors[t];
     if (tensor.deviation == 0) {
-      std::vector<float> values = tensor.values;
-      if (values.empty()) values.assign(ElementsOf(tensor.dims), 1);
+      const std::vector<float>& values = tensor.values;
       QUERN_RETURN_IF_ERROR(writer.Append(
           absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()),
                               values.size() * sizeof(float))));
       continue;
     }
-    // Each tensor has its own random stream.
-    Filler filler(tensor.type, tensor.deviation,
-                  SplitMix64::Mix(SplitMix64::Mix(seed) + t));
+    Filler filler(tensor.type, tensor.deviation, SeedOf(seed, t));
     const auto elements = static_cast<int64_t>(ElementsOf(tensor.dims));
     for (int64_t begin = 0; begin < elements; begin += kChunk) {
       filler.Fill(std::min(kChunk, elements - begin), bytes);

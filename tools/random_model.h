@@ -8,8 +8,10 @@
 // A matrix of fan-in n has the standard deviation n^-1/2, and so have the
 // weights of a convolution of n tokens. The matrices that add
 // to the residual stream (attn_output, ffn_down) have (2 * layers * n)^-1/2, so
-// that the stream stays of order 1 through any number of layers. Norms are 1,
-// biases 0, decays -1. The embedding has the standard deviation 1; in Gemma-2,
+// that the stream stays of order 1 through any number of layers. Weights of
+// norms are uniform from 0.5 to 1.5, biases from -0.25 to 0.25, and decays from
+// -1.5 to -0.5, so that one that is applied in another place, or not at all,
+// shows. The embedding has the standard deviation 1; in Gemma-2,
 // LFM2 and Granite-4-H, where it is the output matrix too, it has that of a
 // matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite-4-H by 12.
 // A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
@@ -63,6 +65,8 @@ struct RandomLatent {
   float yarn_factor = 0;
   int64_t yarn_original = 0;
   float yarn_log_mul = 0;
+  int64_t q_lora =
+      0;  // elements between two matrices of queries; 0: one matrix
 };
 
 struct RandomModelShape {
