@@ -27,23 +27,8 @@ namespace {
 constexpr char kCreate[] = "quern_model_create";
 constexpr char kGetInfo[] = "quern_model_get_info";
 
-absl::string_view WeightsName(DecoderWeights weights) {
-  switch (weights) {
-    case DecoderWeights::kAsInFile:
-      return "as_in_file";
-    case DecoderWeights::kBF16:
-      return "bf16";
-    case DecoderWeights::kF32:
-      return "f32";
-    case DecoderWeights::kInt8:
-      return "int8";
-  }
-  return "";
-}
-
-absl::string_view ActivationsName(DecoderActivations activations) {
-  return activations == DecoderActivations::kExact ? "exact" : "int8";
-}
+// The name that "file" had in 0.2.
+constexpr absl::string_view kOldFileName = "as_in_file";
 
 absl::StatusOr<DecoderOptions> DecoderOptionsOf(
     const quern_model_options& options, const Library& library) {
@@ -53,15 +38,15 @@ absl::StatusOr<DecoderOptions> DecoderOptionsOf(
   constexpr DecoderActivations kActivations[] = {DecoderActivations::kExact,
                                                  DecoderActivations::kInt8};
   DecoderOptions out;
-  if (options.weights != nullptr) {
-    QUERN_ASSIGN_OR_RETURN(
-        out.weights,
-        ByName(kCreate, "weights", options.weights, kWeights, &WeightsName));
+  if (options.weights != nullptr && options.weights != kOldFileName) {
+    QUERN_ASSIGN_OR_RETURN(out.weights,
+                           ByName(kCreate, "weights", options.weights, kWeights,
+                                  &DecoderWeightsName));
   }
   if (options.activations != nullptr) {
     QUERN_ASSIGN_OR_RETURN(out.activations,
                            ByName(kCreate, "activations", options.activations,
-                                  kActivations, &ActivationsName));
+                                  kActivations, &DecoderActivationsName));
   }
   if (options.max_context != 0) out.max_context = options.max_context;
   out.max_bytes = options.max_bytes;
@@ -70,6 +55,12 @@ absl::StatusOr<DecoderOptions> DecoderOptionsOf(
     out.progress =
         [tell = options.progress, context = options.progress_context](
             int64_t done, int64_t total) { tell(context, done, total); };
+  }
+  if (options.cancelled != nullptr) {
+    out.cancelled = [ask = options.cancelled,
+                     context = options.cancelled_context] {
+      return ask(context) != 0;
+    };
   }
   out.operators = &library.ops();
   return out;
@@ -104,6 +95,7 @@ absl::Status Fill(const Decoder& model, quern_model_info* info) {
   info->hidden = config.hidden;
   info->layers = config.layers;
   info->weight_bytes = model.weight_bytes();
+  info->step_tokens = model.step_tokens();
   return absl::OkStatus();
 }
 

@@ -155,8 +155,8 @@ class Caller {
   }
 
   void CreateModel() {
-    constexpr const char* kWeights[] = {"as_in_file", "bf16", "f32",
-                                        "int8",       "int3", ""};
+    constexpr const char* kWeights[] = {"file", "bf16", "f32",
+                                        "int8", "int3", ""};
     auto options = Sized<quern_model_options>();
     const std::string file = AnyFile();
     // The copy has the exact size, so that a sanitizer sees a read beyond it.

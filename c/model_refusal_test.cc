@@ -61,7 +61,7 @@ TEST_F(ModelRefusalTest, RefusesModels) {
       {"gguf", [](auto& o) { o.num_bytes = 0; }},
       {"gguf", [](auto& o) { o.num_bytes = 10; }},
       {"gguf", [](auto& o) { --o.num_bytes; }},
-      {"weights=\"int3\"; need one of as_in_file, bf16, f32, int8",
+      {"weights=\"int3\"; need one of file, bf16, f32, int8",
        [](auto& o) { o.weights = "int3"; }},
       {"activations=\"fp8\"; need one of exact, int8",
        [](auto& o) { o.activations = "fp8"; }},

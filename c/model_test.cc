@@ -133,8 +133,11 @@ TEST(ModelOptionsInCTest, AreThoseOfCpp) {
     DecoderWeights weights_in_cpp;
     DecoderActivations activations_in_cpp;
   } cases[] = {
-      {nullptr, nullptr, DecoderWeights::kAsInFile, DecoderActivations::kExact},
-      {"as_in_file", "int8", DecoderWeights::kAsInFile,
+      {nullptr, nullptr, DecoderWeights::kAsInFile, DecoderActivations::kInt8},
+      {"file", "exact", DecoderWeights::kAsInFile, DecoderActivations::kExact},
+      {"file", "int8", DecoderWeights::kAsInFile, DecoderActivations::kInt8},
+      // The name that "file" had in 0.2.
+      {"as_in_file", nullptr, DecoderWeights::kAsInFile,
        DecoderActivations::kInt8},
       {"bf16", "exact", DecoderWeights::kBF16, DecoderActivations::kExact},
       {"f32", nullptr, DecoderWeights::kF32, DecoderActivations::kExact},
@@ -163,6 +166,7 @@ TEST(ModelOptionsInCTest, AreThoseOfCpp) {
     EXPECT_EQ(info.hidden, shape.hidden);
     EXPECT_EQ(info.layers, shape.layers);
     EXPECT_EQ(info.weight_bytes, cpp.model().weight_bytes());
+    EXPECT_EQ(info.step_tokens, cpp.model().step_tokens());
     EXPECT_NE(ExplanationOf(model).find(cpp.model().weights()),
               std::string::npos)
         << ExplanationOf(model);
@@ -214,6 +218,26 @@ TEST_F(FileInCTest, IsReadFromAPath) {
   const std::vector<Tokens> tokens = {{Begin(state), Text(9, 2)}};
   Begin(want);
   EXPECT_EQ(Logits(state, tokens, 1), Logits(want, tokens, 1));
+}
+
+// The caller may give up while the file is read.
+TEST_F(FileInCTest, MayBeCancelled) {
+  for (const int give_up : {0, 1, 5}) {
+    struct Asked {
+      int give_up, times = 0;
+    } asked{give_up};
+    quern_model_options options = OfPath();
+    options.cancelled_context = &asked;
+    options.cancelled = [](void* context) {
+      Asked& a = *static_cast<Asked*>(context);
+      return static_cast<int32_t>(++a.times > a.give_up ? 7 : 0);
+    };
+    quern_model* model = nullptr;
+    ExpectRefused(quern_model_create(library.get(), &options, nullptr, &model),
+                  library.get(), QUERN_CANCELLED, "the caller has cancelled");
+    EXPECT_EQ(model, nullptr);
+    EXPECT_EQ(asked.times, give_up + 1);
+  }
 }
 
 // A file that becomes shorter while it is read is lost data, not a signal.

@@ -184,6 +184,7 @@ quern_status Report(Slot* slot, const absl::Status& status) {
     slot->message = std::string(status.message());
   }
   switch (status.code()) {
+    case absl::StatusCode::kCancelled:
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:

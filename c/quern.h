@@ -66,6 +66,7 @@ QUERN_API const char* quern_version(void);
 typedef int32_t quern_status;
 enum {
   QUERN_OK = 0,
+  QUERN_CANCELLED = 1,           /* a function of the caller has said so */
   QUERN_INVALID_ARGUMENT = 3,    /* what was given is wrong */
   QUERN_NOT_FOUND = 5,           /* no such operator, provider or file */
   QUERN_PERMISSION_DENIED = 7,   /* the system does not let a file be read */

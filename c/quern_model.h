@@ -54,10 +54,11 @@ typedef struct quern_model_options {
   const char* path;
   const void* bytes;
   size_t num_bytes;
-  const char* weights;     /* "as_in_file", "bf16", "f32", "int8": the form in
-                            * which matrices are kept; NULL: "as_in_file" */
+  const char* weights;     /* "file" (as in the file), "bf16", "f32", "int8":
+                            * the form in which matrices are kept; NULL: "file".
+                            * "as_in_file" is an older name of "file" */
   const char* activations; /* "exact", or "int8" for matrices in blocks with
-                            * "as_in_file"; NULL: "exact" */
+                            * "file"; NULL: "int8" with "file", else "exact" */
   int64_t max_context;     /* largest position, exclusive; 0: 32768 */
   int64_t max_bytes;       /* of memory during the call; 0: 256 MiB and 37 times
                             * the file's bytes */
@@ -67,6 +68,11 @@ typedef struct quern_model_options {
    * read and all bytes. NULL: nobody is told. */
   void (*progress)(void* progress_context, int64_t done, int64_t total);
   void* progress_context;
+  /* Asked by the thread that creates the model, some 50 times a second, whether
+   * to give up: another answer than 0 ends the call with QUERN_CANCELLED. NULL:
+   * nobody is asked. */
+  int32_t (*cancelled)(void* cancelled_context);
+  void* cancelled_context;
 } quern_model_options;
 
 /* Reads and packs the weights. Refused are files that are not GGUF, an
@@ -75,8 +81,8 @@ typedef struct quern_model_options {
  * (QUERN_NOT_FOUND), may not be read (QUERN_PERMISSION_DENIED) or ends too
  * early (QUERN_DATA_LOSS), a packed file of another model
  * (QUERN_FAILED_PRECONDITION), and too little max_bytes
- * (QUERN_RESOURCE_EXHAUSTED). The operators are those of the library, by its
- * policy. */
+ * (QUERN_RESOURCE_EXHAUSTED). QUERN_CANCELLED if `cancelled` has said so. The
+ * operators are those of the library, by its policy. */
 QUERN_API quern_status quern_model_create(quern_library* library,
                                           const quern_model_options* options,
                                           quern_executor* executor,
@@ -89,6 +95,8 @@ typedef struct quern_model_info {
   int64_t hidden;
   int64_t layers;
   int64_t weight_bytes; /* of the packed matrices and the embedding */
+  int64_t step_tokens;  /* of a prompt, which a step should read on this machine
+                         * at most */
 } quern_model_info;
 
 /* Fills *info, whose size the caller has set. */
@@ -110,7 +118,7 @@ typedef struct quern_model_state_options {
                             * model's context */
   int64_t page_size;       /* tokens of a page of the cache; 0: 32 */
   const char* cache_dtype; /* "f32", "bf16", "f16", "i8", "f8e4m3", "f8e5m2";
-                            * NULL: "f16" */
+                            * NULL: "bf16" */
   int64_t max_bytes;       /* of cache and activations; 0: 4 GiB and 64 times
                             * the model's weight_bytes */
 } quern_model_state_options;
@@ -219,7 +227,8 @@ enum {
   /* The text of a control token, "<|im_end|>", becomes that token. Without it,
    * what a user wrote commands nothing. */
   QUERN_ENCODE_SPECIALS = 1,
-  /* bos comes first where the model expects it. */
+  /* bos comes first where the model expects it. A text that begins with bos,
+   * which QUERN_ENCODE_SPECIALS may find, gets no second one. */
   QUERN_ENCODE_BOS = 2
 };
 

@@ -103,11 +103,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
@@ -159,6 +161,24 @@ enum class DecoderActivations {
   kInt8,
 };
 
+// What matrices in blocks make of rows where nobody says. This and
+// kDefaultCacheDType are the defaults of the program examples/generate, of C
+// and of Python, too. int8 is up to three times as fast, and costs the shipped
+// model at most 0.12 % of its perplexity (docs/numerics.md).
+constexpr DecoderActivations DefaultActivations(DecoderWeights weights) {
+  return weights == DecoderWeights::kAsInFile ? DecoderActivations::kInt8
+                                              : DecoderActivations::kExact;
+}
+
+// The type of keys and values in the cache where nobody says. Its products are
+// dot products on CPUs that have them.
+constexpr DType kDefaultCacheDType = DType::kBF16;
+
+// The names of these options, for the program, C and Python: "file", "bf16",
+// "f32" and "int8"; "exact" and "int8".
+absl::string_view DecoderWeightsName(DecoderWeights weights);
+absl::string_view DecoderActivationsName(DecoderActivations activations);
+
 struct DecoderOptions {
   // Bytes of memory for each byte of the file where max_bytes is 0. The most is
   // needed by a file wholly in Q2_K, 84 bytes for 256 weights, that is loaded
@@ -168,7 +188,8 @@ struct DecoderOptions {
   static constexpr int64_t kBytesOfFileByte = 37;
 
   DecoderWeights weights = DecoderWeights::kAsInFile;
-  DecoderActivations activations = DecoderActivations::kExact;
+  // nullopt: DefaultActivations(weights).
+  std::optional<DecoderActivations> activations;
   // Largest position, exclusive; also the length of the rotary table.
   int64_t max_context = 32768;
   // Upper limit on the memory of Create at any time: matrices, embedding,
@@ -196,6 +217,10 @@ struct DecoderOptions {
   // stride, and a norm may write to what it reads. Null: each operator's first
   // provider.
   const OpDispatcher* operators = nullptr;
+  // Asked by the thread that calls Create, between matrices and some 50 times a
+  // second within one, whether to give up: Create then returns Cancelled, and
+  // leaves no packed file. Null: never. It must not throw.
+  std::function<bool()> cancelled;
   // Called now and then while weights are read, with the bytes done and the
   // total.
   std::function<void(int64_t done, int64_t total)> progress;
@@ -211,7 +236,8 @@ class Decoder {
  public:
   // Reads and packs all weights; `file` is not needed afterwards. Refuses what
   // DecoderConfig::Create and the operators refuse. ResourceExhausted, before
-  // any weight is read, if options.max_bytes is too small.
+  // any weight is read, if options.max_bytes is too small. Cancelled if
+  // options.cancelled says so.
   static absl::StatusOr<Decoder> Create(const GgufFile& file,
                                         const DecoderOptions& options,
                                         Executor& executor);
@@ -235,6 +261,11 @@ class Decoder {
   // Bytes of sums and of gathered logits that a rank sends for one token whose
   // logits are wanted; 0 with one rank.
   int64_t rank_bytes_per_token() const;
+  // Number of a prompt's tokens that a step should read: 512 where the rows of
+  // as many tokens fit into half of this machine's last-level cache, else 256.
+  // Each step reads all weights once, and more tokens share a mixture's
+  // experts.
+  int64_t step_tokens() const;
   // Instruction set of the operators, e.g. "AVX3_ZEN4".
   const char* target() const;
   // Describes the instruction set and the matrices' kernels for 1 and 256 rows.
@@ -262,7 +293,7 @@ struct DecoderStateSpec {
   // rounded to bf16, so that their products are bf16 dot products. Layers over
   // latents take kF8E4M3 with a scale for each block (KvScaling::kPerBlock),
   // and refuse other types of one byte.
-  DType cache_dtype = DType::kF16;
+  DType cache_dtype = kDefaultCacheDType;
   // Upper limit on the bytes of cache, of recurrent layers' memory and of
   // activations together. 0 means 4 GiB
   // plus 64 times the model's weight_bytes(). Logits, and the scratch of

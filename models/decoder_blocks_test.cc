@@ -192,6 +192,39 @@ TEST_P(DecoderBlocksTest, ChangesNothingInFilesOfFloats) {
   }
 }
 
+// What nobody chooses: blocks multiply rows of int8, and the cache is bf16. Of
+// weights in another form, rows are exact.
+TEST_P(DecoderBlocksTest, DefaultsAreInt8RowsAndABf16Cache) {
+  const SmallDecoder shape = Mixed("llama");
+  TestRng rng;
+  const std::string bytes = SmallDecoderFile(rng, shape);
+  const auto tokens = RandomTokens(rng, 9, shape.vocab);
+  const auto logits = [&](const DecoderOptions& options,
+                          const DecoderStateSpec& spec) {
+    auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    auto state = DecoderState::Create(*model, spec);
+    EXPECT_TRUE(state.ok()) << state.status();
+    return Forward(*state, {{*state->NewSequence(), tokens}}, inline_);
+  };
+  DecoderOptions int8, exact;
+  int8.activations = DecoderActivations::kInt8;
+  exact.activations = DecoderActivations::kExact;
+  DecoderStateSpec bf16, f16;
+  bf16.cache_dtype = DType::kBF16;
+  f16.cache_dtype = DType::kF16;
+  const Rows rows = logits({}, {});
+  EXPECT_EQ(rows, logits(int8, bf16));
+  EXPECT_NE(rows, logits(exact, bf16));
+  EXPECT_NE(rows, logits(int8, f16));
+  for (const DecoderWeights weights :
+       {DecoderWeights::kBF16, DecoderWeights::kF32, DecoderWeights::kInt8}) {
+    DecoderOptions options;
+    options.weights = exact.weights = weights;
+    EXPECT_EQ(logits(options, f16), logits(exact, f16));
+  }
+}
+
 // A limit that the decoded matrices exceed is enough for the blocks, whatever
 // rows they multiply.
 TEST_P(DecoderBlocksTest, MaxBytesCountsTheBlocks) {

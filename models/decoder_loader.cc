@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "quern/core/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
@@ -50,7 +52,7 @@ DecoderLoader::DecoderLoader(const GgufFile& file, const DecoderConfig& config,
       shard_(shard),
       options_(options),
       ops_(ops),
-      executor_(executor),
+      executor_(executor, options.cancelled),
       rows_dtype_(RowsOf()) {
   const absl::Status counted =
       ForEachTensor(config, [this](const TensorEntry& entry, int64_t layer) {
@@ -113,18 +115,43 @@ int64_t DecoderLoader::BytesOf(TensorId id, int64_t layer, DType dtype) const {
              : part.rows * part.cols * static_cast<int64_t>(SizeOf(dtype));
 }
 
-absl::StatusOr<AlignedBuffer> DecoderLoader::Read(
-    const std::vector<TensorId>& ids, int64_t layer, DType dtype,
-    int64_t expert) {
+int64_t DecoderLoader::BytesOf(const std::vector<TensorId>& ids, int64_t layer,
+                               DType dtype) const {
   int64_t bytes = 0;
   for (const TensorId id : ids) bytes += BytesOf(id, layer, dtype);
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Create(bytes));
-  uint8_t* out = buffer.data();
+  return bytes;
+}
+
+absl::Status DecoderLoader::ReadTensors(const std::vector<TensorId>& ids,
+                                        int64_t layer, DType dtype,
+                                        int64_t expert, uint8_t* out) {
   for (const TensorId id : ids) {
     QUERN_RETURN_IF_ERROR(ReadTensor(id, layer, dtype, expert, out));
     out += BytesOf(id, layer, dtype);
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AlignedBuffer> DecoderLoader::Read(
+    const std::vector<TensorId>& ids, int64_t layer, DType dtype,
+    int64_t expert) {
+  QUERN_ASSIGN_OR_RETURN(AlignedBuffer buffer,
+                         AlignedBuffer::Create(BytesOf(ids, layer, dtype)));
+  QUERN_RETURN_IF_ERROR(ReadTensors(ids, layer, dtype, expert, buffer.data()));
   return buffer;
+}
+
+absl::StatusOr<uint8_t*> DecoderLoader::ReadUnpacked(
+    const std::vector<TensorId>& ids, int64_t layer, DType dtype,
+    int64_t expert) {
+  const int64_t bytes = BytesOf(ids, layer, dtype);
+  if (static_cast<int64_t>(unpacked_.bytes()) < bytes) {
+    unpacked_ = AlignedBuffer();  // two at once would exceed CheckBytes
+    QUERN_ASSIGN_OR_RETURN(unpacked_, AlignedBuffer::Create(bytes));
+  }
+  QUERN_RETURN_IF_ERROR(
+      ReadTensors(ids, layer, dtype, expert, unpacked_.data()));
+  return unpacked_.data();
 }
 
 absl::StatusOr<AlignedBuffer> DecoderLoader::Embedding() {
@@ -159,6 +186,61 @@ absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
   return absl::OkStatus();
 }
 
+void DecoderLoader::ReadAhead(const GgufTensor& tensor, const GgufPart& part) {
+  // A disk that gives 1 GB/s needs 64 ms for as much.
+  constexpr int64_t kAhead = int64_t{64} << 20;
+  const int64_t end =
+      tensor.offset + (part.row + part.rows) * tensor.row_bytes();
+  const bool same_part = asked_part_ == tensor.part;
+  if (same_part && end + kAhead / 2 <= asked_until_) return;
+  const int64_t from = same_part ? std::max(end, asked_until_) : end;
+  file_.ExpectReads(tensor.part, from, end + kAhead - from);
+  asked_part_ = tensor.part;
+  asked_until_ = end + kAhead;
+}
+
+absl::Status DecoderLoader::ReadPiece(const GgufTensor& tensor,
+                                      const GgufPart& part, DType dtype,
+                                      uint8_t* out) {
+  // Small enough for the L2 cache, and long enough to hide the cost of a task.
+  constexpr int64_t kTaskBytes = int64_t{128} << 10;
+  GgufPart row = part;
+  row.rows = 1;
+  const int64_t file_bytes = GgufFile::PartBytes(tensor, row);
+  const int64_t out_bytes =
+      dtype == DType::kU8 ? file_bytes
+                          : part.cols * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t rows =
+      std::max<int64_t>(1, kTaskBytes / std::max(file_bytes, out_bytes));
+  std::mutex mutex;
+  absl::Status status;
+  executor_.ParallelFor(DivCeil(part.rows, rows), [&](int64_t task, int) {
+    GgufPart mine = part;
+    mine.row += task * rows;
+    mine.rows = std::min(rows, part.rows - task * rows);
+    uint8_t* const to = out + task * rows * out_bytes;
+    const auto elements = static_cast<size_t>(mine.rows * mine.cols);
+    const absl::Status read =
+        dtype == DType::kF32
+            ? file_.ReadPart(
+                  tensor, mine,
+                  absl::MakeSpan(reinterpret_cast<float*>(to), elements))
+        : dtype == DType::kBF16
+            ? file_.ReadPart(
+                  tensor, mine,
+                  absl::MakeSpan(reinterpret_cast<BFloat16*>(to), elements))
+            : file_.ReadPartBytes(
+                  tensor, mine,
+                  absl::MakeSpan(to,
+                                 static_cast<size_t>(mine.rows * file_bytes)));
+    if (read.ok()) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    status.Update(read);
+  });
+  QUERN_RETURN_IF_ERROR(executor_.Check());
+  return status;
+}
+
 // Reads in pieces, so that progress is reported within a large tensor too.
 absl::Status DecoderLoader::ReadRows(const GgufTensor& tensor,
                                      const GgufPart& whole, DType dtype,
@@ -169,23 +251,12 @@ absl::Status DecoderLoader::ReadRows(const GgufTensor& tensor,
     GgufPart part = whole;
     part.row += row;
     part.rows = std::min(step, whole.rows - row);
-    const auto elements = static_cast<size_t>(part.rows * part.cols);
     const int64_t file_bytes = GgufFile::PartBytes(tensor, part);
-    if (dtype == DType::kF32) {
-      QUERN_RETURN_IF_ERROR(file_.ReadPart(
-          tensor, part,
-          absl::MakeSpan(reinterpret_cast<float*>(out), elements)));
-      out += elements * sizeof(float);
-    } else if (dtype == DType::kBF16) {
-      QUERN_RETURN_IF_ERROR(file_.ReadPart(
-          tensor, part,
-          absl::MakeSpan(reinterpret_cast<BFloat16*>(out), elements)));
-      out += elements * sizeof(BFloat16);
-    } else {
-      QUERN_RETURN_IF_ERROR(file_.ReadPartBytes(
-          tensor, part, absl::MakeSpan(out, static_cast<size_t>(file_bytes))));
-      out += file_bytes;
-    }
+    ReadAhead(tensor, part);
+    QUERN_RETURN_IF_ERROR(ReadPiece(tensor, part, dtype, out));
+    out += dtype == DType::kU8
+               ? file_bytes
+               : part.rows * part.cols * static_cast<int64_t>(SizeOf(dtype));
     // Clamped, because an embedding that is also the output matrix is read
     // twice.
     done_ = std::min(total_, done_ + file_bytes);
@@ -196,7 +267,7 @@ absl::Status DecoderLoader::ReadRows(const GgufTensor& tensor,
 
 // Quantises w to int8, each row symmetric, by its largest magnitude.
 absl::StatusOr<DecoderLoader::Int8Rows> DecoderLoader::Quantise(
-    MatrixView<const float> w) const {
+    MatrixView<const float> w) {
   const int64_t n = w.extent(0), k = w.extent(1);
   Int8QuantizeSpec spec;
   spec.dtype = DType::kF32;
@@ -215,29 +286,33 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
   const LinearWeightsSpec spec = WeightsOf(parts);
   LinearSource source;
   const DType dtype = ReadType(spec.format);
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer weights,
-                         Read(parts.rows, parts.layer, dtype, parts.expert));
+  QUERN_ASSIGN_OR_RETURN(
+      uint8_t* const weights,
+      ReadUnpacked(parts.rows, parts.layer, dtype, parts.expert));
   Int8Rows int8;
   if (IsBlocks(spec.format)) {
     source.layout = spec.format == WeightFormat::kBlocks ? WeightLayout::kBlocks
                     : spec.format == WeightFormat::kI4Group
                         ? WeightLayout::kQ4_0
                         : WeightLayout::kQ8_0;
-    source.codes = DenseAny(dtype, weights.data(), parts.n, BlockBytes(parts));
+    source.codes = DenseAny(dtype, weights, parts.n, BlockBytes(parts));
   } else if (spec.format == WeightFormat::kI8Channel) {
-    QUERN_ASSIGN_OR_RETURN(int8, Quantise(DenseMatrix<const float>(
-                                     weights.data<float>(), parts.n, parts.k)));
+    QUERN_ASSIGN_OR_RETURN(
+        int8, Quantise(DenseMatrix<const float>(
+                  reinterpret_cast<const float*>(weights), parts.n, parts.k)));
     source.codes = DenseAny(DType::kI8, int8.codes.data(), parts.n, parts.k);
     source.scales = DenseVector(int8.scales.data<float>(), parts.n);
   } else {
-    source.codes = DenseAny(dtype, weights.data(), parts.n, parts.k);
+    source.codes = DenseAny(dtype, weights, parts.n, parts.k);
   }
   QUERN_ASSIGN_OR_RETURN(const AlignedBuffer bias,
                          Read(parts.biases, parts.layer, DType::kF32));
   if (!parts.biases.empty()) {
     source.bias = DenseVector<const float>(bias.data<float>(), parts.n);
   }
-  return LinearWeights::Pack(spec, {source}, executor_);
+  auto packed = LinearWeights::Pack(spec, {source}, executor_);
+  QUERN_RETURN_IF_ERROR(executor_.Check());
+  return packed;
 }
 
 absl::Status DecoderLoader::Adopt(const PackedFile& packed) {
@@ -263,7 +338,7 @@ absl::StatusOr<uint64_t> DecoderLoader::Source() const {
   add_number(static_cast<int64_t>(options_.weights));
   // Matrices of floats are packed alike for all rows.
   if (int8_rows() && BlockOf(file_) > 1) {
-    add_number(static_cast<int64_t>(options_.activations));
+    add_number(static_cast<int64_t>(*options_.activations));
   }
   add_number(shard_.rank());
   add_number(shard_.size());
@@ -324,13 +399,14 @@ absl::StatusOr<LinearWeights> DecoderLoader::Find(const std::string& name,
   return found;
 }
 
-absl::Status DecoderLoader::WritePacked(const std::string& path) const {
+absl::Status DecoderLoader::WritePacked(const std::string& path) {
   QUERN_ASSIGN_OR_RETURN(const uint64_t source, Source());
   std::vector<PackedFile::Blob> blobs;
   for (const auto& [name, weights] : made_) {
     blobs.emplace_back(name, weights.bytes());
   }
-  return PackedFile::Write(path, source, blobs);
+  return PackedFile::Write(path, source, blobs,
+                           [this] { return executor_.Check(); });
 }
 
 void DecoderLoader::Keep(const std::string& name,

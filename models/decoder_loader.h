@@ -20,6 +20,7 @@
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/models/architecture.h"
+#include "quern/models/cancellable_executor.h"
 #include "quern/models/decoder.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/decoder_work.h"
@@ -56,8 +57,8 @@ struct MatrixParts {
 
 class DecoderLoader {
  public:
-  // `config` must have been made from `file`. All arguments must outlive the
-  // loader.
+  // `config` must have been made from `file`, and options.activations must have
+  // a value. All arguments must outlive the loader.
   DecoderLoader(const GgufFile& file, const DecoderConfig& config,
                 const ModelShard& shard, const DecoderOptions& options,
                 const OpDispatcher& ops, Executor& executor);
@@ -117,7 +118,7 @@ class DecoderLoader {
   // Takes matrices from `packed` from now on; it must outlive them.
   absl::Status Adopt(const PackedFile& packed);
   // Writes all matrices made so far to a packed file.
-  absl::Status WritePacked(const std::string& path) const;
+  absl::Status WritePacked(const std::string& path);
 
   // Bytes of the matrices made so far.
   int64_t packed_bytes() const { return packed_bytes_; }
@@ -202,14 +203,27 @@ class DecoderLoader {
   void Keep(const std::string& name, const LinearWeights& weights);
   // Identifies the file and how its matrices are kept.
   absl::StatusOr<uint64_t> Source() const;
-  absl::StatusOr<Int8Rows> Quantise(MatrixView<const float> w) const;
+  absl::StatusOr<Int8Rows> Quantise(MatrixView<const float> w);
   // Reads this rank's parts of the tensors, one after another, as `dtype`;
   // without conversion if that is kU8.
   absl::StatusOr<AlignedBuffer> Read(const std::vector<TensorId>& ids,
                                      int64_t layer, DType dtype,
                                      int64_t expert = 0);
+  // Like Read, into memory that the next call uses again.
+  absl::StatusOr<uint8_t*> ReadUnpacked(const std::vector<TensorId>& ids,
+                                        int64_t layer, DType dtype,
+                                        int64_t expert);
+  int64_t BytesOf(const std::vector<TensorId>& ids, int64_t layer,
+                  DType dtype) const;
+  absl::Status ReadTensors(const std::vector<TensorId>& ids, int64_t layer,
+                           DType dtype, int64_t expert, uint8_t* out);
   absl::Status ReadTensor(TensorId id, int64_t layer, DType dtype,
                           int64_t expert, uint8_t* out);
+  // Reads a part into `out`, on all workers.
+  absl::Status ReadPiece(const GgufTensor& tensor, const GgufPart& part,
+                         DType dtype, uint8_t* out);
+  // Asks the system for what the file has behind a part of a tensor.
+  void ReadAhead(const GgufTensor& tensor, const GgufPart& part);
   // Reads rows of a tensor that follow one another, and moves `out` behind
   // them.
   absl::Status ReadRows(const GgufTensor& tensor, const GgufPart& whole,
@@ -222,8 +236,12 @@ class DecoderLoader {
   const ModelShard& shard_;
   const DecoderOptions& options_;
   const OpDispatcher& ops_;
-  Executor& executor_;
+  CancellableExecutor executor_;
   DType rows_dtype_;
+  AlignedBuffer unpacked_;  // of one matrix after another
+  // Up to where the system was asked for the file, and in which of its parts.
+  int64_t asked_until_ = 0;
+  int32_t asked_part_ = -1;
   int64_t done_ = 0, total_ = 0;
   int64_t packed_bytes_ = 0;
   ModelWork work_;

@@ -8,7 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "quern/core/communicator.h"
+#include "quern/core/cpu_info.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -49,19 +51,35 @@ std::string PackedPathOf(const DecoderOptions& options,
 }
 
 absl::Status CheckActivations(const DecoderOptions& options) {
-  if (options.activations == DecoderActivations::kExact ||
+  if (options.activations != DecoderActivations::kInt8 ||
       options.weights == DecoderWeights::kAsInFile) {
     return absl::OkStatus();
   }
-  const char* weights = options.weights == DecoderWeights::kBF16  ? "bf16"
-                        : options.weights == DecoderWeights::kF32 ? "f32"
-                                                                  : "int8";
-  return InvalidArgument(kOp, "activations=int8 with weights=", weights,
+  return InvalidArgument(kOp, "activations=int8 with weights=",
+                         DecoderWeightsName(options.weights),
                          "; need weights as in the file, whose blocks they "
                          "multiply");
 }
 
 }  // namespace
+
+absl::string_view DecoderWeightsName(DecoderWeights weights) {
+  switch (weights) {
+    case DecoderWeights::kAsInFile:
+      return "file";
+    case DecoderWeights::kBF16:
+      return "bf16";
+    case DecoderWeights::kF32:
+      return "f32";
+    case DecoderWeights::kInt8:
+      return "int8";
+  }
+  return "";
+}
+
+absl::string_view DecoderActivationsName(DecoderActivations activations) {
+  return activations == DecoderActivations::kExact ? "exact" : "int8";
+}
 
 Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Decoder::Decoder(Decoder&&) noexcept = default;
@@ -128,8 +146,12 @@ absl::Status Decoder::Impl::LoadLayers(DecoderLoader& loader) {
 }
 
 absl::StatusOr<Decoder> Decoder::Create(const GgufFile& file,
-                                        const DecoderOptions& options,
+                                        const DecoderOptions& callers,
                                         Executor& executor) {
+  DecoderOptions options = callers;
+  if (!options.activations.has_value()) {
+    options.activations = DefaultActivations(options.weights);
+  }
   auto m = std::make_unique<Impl>();
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(kOp, "max_context", options.max_context, 1));
@@ -207,6 +229,19 @@ int64_t Decoder::rank_bytes_per_token() const {
   return static_cast<int64_t>(sizeof(float)) *
          ((1 + 2 * c.layers) * c.hidden + impl_->shard.Count(Extent::kVocab));
 }
+int64_t Decoder::step_tokens() const {
+  constexpr int64_t kMost = 512, kFewest = 256;
+  const DecoderConfig& c = impl_->config;
+  const int64_t widest = std::max(c.Has(ModelPart::kDense) ? c.ffn : 0,
+                                  c.experts_used * c.expert_ffn + c.shared_ffn);
+  // The stream in f32; its norm, and the widest rows between two matrices, in
+  // the type of rows.
+  const int64_t token_bytes =
+      4 * c.hidden +
+      static_cast<int64_t>(SizeOf(impl_->dtype)) * (c.hidden + widest);
+  return kMost * token_bytes <= LastLevelBytes() / 2 ? kMost : kFewest;
+}
+
 const char* Decoder::target() const { return impl_->operators->target(); }
 
 std::string Decoder::Explain() const {

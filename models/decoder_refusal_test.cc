@@ -135,6 +135,39 @@ TEST_P(DecoderRefusalTest, RefusesBadOptions) {
       status([&](DecoderOptions& o) { o.max_bytes = 2 * weights; }).ok());
 }
 
+// Whenever the caller gives up, Create ends at once, and no packed file is
+// left.
+TEST(DecoderCancelTest, CreateEndsWhenItIsCancelled) {
+  for (const char* architecture : {"llama", "qwen3moe", "lfm2", "granitehybrid",
+                                   "qwen3next", "deepseek2"}) {
+    SCOPED_TRACE(architecture);
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    TestRng rng;
+    const std::string bytes = SmallDecoderFile(rng, shape);
+    const GgufFile file = ParseOrDie(bytes);
+    InlineExecutor executor;
+    DecoderOptions options;
+    options.packed_path = ::testing::TempDir() + "/cancelled_" + architecture;
+    int asked = 0, give_up = -1;
+    options.cancelled = [&] { return asked++ == give_up; };
+    ASSERT_TRUE(Decoder::Create(file, options, executor).ok());
+    const int all = asked;
+    EXPECT_GT(all, 10);
+    std::remove(options.packed_path.c_str());
+    for (give_up = 0; give_up < all; ++give_up) {
+      asked = 0;
+      const absl::Status status =
+          Decoder::Create(file, options, executor).status();
+      // Fewer are asked where time has not passed.
+      if (asked <= give_up) continue;
+      EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+      EXPECT_EQ(asked, give_up + 1);
+      EXPECT_NE(std::remove(options.packed_path.c_str()), 0);
+    }
+  }
+}
+
 // The default of max_bytes must hold what the narrowest format takes as f32,
 // three times where the embedding is the output matrix too.
 TEST(DecoderBytesTest, TheDefaultHoldsATiedEmbeddingInEveryFormat) {

@@ -179,16 +179,19 @@ absl::StatusOr<AlignedBuffer> DecoderLoader::ReadKvB(int64_t layer,
 absl::Status DecoderLoader::MakeKvB(int64_t layer, MlaWeights& weights) {
   const DType dtype = KvBType(layer);
   if (packed_ == nullptr) {
+    unpacked_ = AlignedBuffer();  // two at once would exceed CheckBytes
     QUERN_ASSIGN_OR_RETURN(AlignedBuffer kv_b, ReadKvB(layer, dtype));
     MlaSpec spec;
     spec.heads = config_.q_heads;
     spec.nope = config_.nope();
     spec.v_head_dim = config_.value_dim;
-    QUERN_RETURN_IF_ERROR(PackKvB(
+    const absl::Status packed = PackKvB(
         spec,
         DenseAny(dtype, kv_b.data(), spec.heads * (spec.nope + spec.v_head_dim),
                  config_.kv_lora),
-        executor_, weights));
+        executor_, weights);
+    QUERN_RETURN_IF_ERROR(executor_.Check());
+    QUERN_RETURN_IF_ERROR(packed);
   }
   for (const KvBPart& part : KvBParts(layer, weights)) {
     if (packed_ != nullptr) {

@@ -82,9 +82,7 @@ class Continuation {
 
   absl::Status Encode(const std::string& prompt,
                       std::vector<int32_t>& ids) const {
-    const Tokenizer& tokenizer = session_.tokenizer();
     ids = session_.Encode(prompt);
-    if (tokenizer.add_bos()) ids.insert(ids.begin(), tokenizer.bos_id());
     if (ids.empty()) {
       return absl::InvalidArgumentError(
           "the prompt is empty, and this model starts a text with no token");
@@ -107,7 +105,7 @@ class Continuation {
     const int64_t fresh = std::min(options_.max_tokens, context - prompt);
     spec.max_sequences = options_.samples;
     spec.max_step_tokens =
-        std::max(std::min(prompt, Session::kStepTokens), options_.samples);
+        std::max(std::min(prompt, session_.step_tokens()), options_.samples);
     spec.cache_tokens = prompt + fresh +
                         (options_.samples - 1) *
                             (RoundUp(fresh, spec.page_size) + spec.page_size);
@@ -137,12 +135,13 @@ class Continuation {
     const absl::Time start = absl::Now();
     const auto size = static_cast<int64_t>(ids.size());
     Logits logits;
-    for (int64_t done = 0; done < size; done += Session::kStepTokens) {
+    const int64_t step = session_.step_tokens();
+    for (int64_t done = 0; done < size; done += step) {
       progress.Show(done, size);
       const DecoderBatchItem item{
           samples_[0].sequence,
           absl::MakeConstSpan(ids).subspan(static_cast<size_t>(done),
-                                           Session::kStepTokens)};
+                                           static_cast<size_t>(step))};
       QUERN_ASSIGN_OR_RETURN(
           logits, session_.state().Forward({item}, LogitsOf::kLastTokens,
                                            session_.executor()));

@@ -21,6 +21,7 @@
 #include "examples/generate/model_testutil.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "quern/models/gguf.h"
 #include "quern/models/golden_testutil.h"
 #include "quern/testing/files.h"
 
@@ -259,9 +260,16 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_LT(exact, 20);
   EXPECT_NEAR(perplexity(verse, "f16"), exact, 0.01 * exact);
   EXPECT_NEAR(perplexity(verse, "bf16"), exact, 0.03 * exact);
-  EXPECT_NEAR(perplexity(verse, "int8"), exact, 0.03 * exact);
-  EXPECT_NEAR(perplexity(verse, "fp8"), exact, 0.05 * exact);
-  EXPECT_NEAR(perplexity(verse, "fp8e5m2"), exact, 0.1 * exact);
+  const double i8 = perplexity(verse, "i8");
+  const double e4m3 = perplexity(verse, "f8e4m3");
+  const double e5m2 = perplexity(verse, "f8e5m2");
+  EXPECT_NEAR(i8, exact, 0.03 * exact);
+  EXPECT_NEAR(e4m3, exact, 0.05 * exact);
+  EXPECT_NEAR(e5m2, exact, 0.1 * exact);
+  // The names that these types had in 0.2.
+  EXPECT_EQ(perplexity(verse, "int8"), i8);
+  EXPECT_EQ(perplexity(verse, "fp8"), e4m3);
+  EXPECT_EQ(perplexity(verse, "fp8e5m2"), e5m2);
   EXPECT_GT(perplexity("zq xj vvk qqp wwx kkz jjq", "f16"), 20 * exact);
   ExpectRefused(RunGenerate({"--prompt=", "--perplexity"}), 1,
                 "the text has 0 tokens; --perplexity needs ");
@@ -270,6 +278,22 @@ TEST(GenerateTest, TellsThePerplexityOfAText) {
   EXPECT_THAT(stats.err, HasSubstr("\ntext: "));
   EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("generation: ")));
   EXPECT_THAT(stats.err, ::testing::Not(HasSubstr("stopped by: ")));
+}
+
+// A model whose last norm is NaN has no probabilities, and says so.
+TEST(GenerateTest, DamagedWeightsHaveNoPerplexity) {
+  std::string model = FileBytes(ModelFile("quern-kjv-4m.bf16.gguf"));
+  const std::string path = ::testing::TempDir() + "/nan.gguf";
+  const auto file = GgufFile::Open(ModelFile("quern-kjv-4m.bf16.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const GgufTensor& norm = **file->FindTensor("output_norm.weight");
+  ASSERT_EQ(norm.type, GgufTensorType::kF32);
+  std::fill_n(&model[static_cast<size_t>(norm.offset)], norm.bytes, '\xff');
+  std::ofstream(path, std::ios::binary) << model;
+  ExpectRefused(
+      RunGenerate({"--model=" + path, "--prompt=And God", "--perplexity"}), 1,
+      "the perplexity is nan: the model gave no usable probabilities; its "
+      "weights are damaged");
 }
 
 TEST(GenerateTest, StopsAtTheEndOfTheContext) {
@@ -367,7 +391,8 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
        "--activations=int8 with other --weights than file; need "
        "--weights=file"},
       {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},
-      {{"--kv=i8"}, "need f32, bf16, f16, int8, fp8 or fp8e5m2"},
+      {{"--kv=i32"}, "need f32, bf16, f16, i8, f8e4m3 or f8e5m2"},
+      {{"--weights=as"}, "need file, bf16, f32 or int8"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.words);

@@ -1,5 +1,6 @@
 #include "examples/generate/generator.h"
 
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -93,6 +94,10 @@ int GenerateMain(const char* program,
     }
   }
   if (status.ok()) return 0;
+  if (absl::IsCancelled(status)) {
+    status = absl::CancelledError("interrupted while the model was loaded");
+    code = 128 + SIGINT;
+  }
   if (ranks.leads()) {
     std::fprintf(stderr, "%s: %s\n", program,
                  std::string(status.message()).c_str());

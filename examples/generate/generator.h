@@ -40,7 +40,7 @@ absl::Status Generate(const GenerateOptions& options,
 // What main does with a parsed command line, on each rank: prints the help,
 // generates, or says in one sentence, after "`program`: ", why not. Returns the
 // exit code, which is the same on every rank: 0, or 1 if something failed, or 2
-// if a command line is wrong.
+// if a command line is wrong, or 130 after SIGINT while the model was loaded.
 int GenerateMain(const char* program,
                  const absl::StatusOr<GenerateOptions>& options,
                  Communicator* communicator, int leader = 0);

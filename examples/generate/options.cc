@@ -36,6 +36,20 @@ bool Choose(std::initializer_list<std::pair<absl::string_view, T>> choices,
   return false;
 }
 
+// Sets `to` to the choice that name_of calls `value`; returns false if there is
+// none.
+template <typename T>
+bool ChooseNamed(std::initializer_list<T> choices,
+                 absl::string_view (*name_of)(T), absl::string_view value,
+                 T& to) {
+  for (const T choice : choices) {
+    if (value != name_of(choice)) continue;
+    to = choice;
+    return true;
+  }
+  return false;
+}
+
 // A table in place of Abseil's flags, which need a hash table that GCC 12 does
 // not compile under its sanitizers, and which exit on their own.
 struct Flag {
@@ -75,11 +89,9 @@ constexpr Flag kFlags[] = {
      "      f32 or int8",
      "file, bf16, f32 or int8",
      [](const std::string& value, GenerateOptions& o) {
-       return Choose<DecoderWeights>({{"file", DecoderWeights::kAsInFile},
-                                      {"bf16", DecoderWeights::kBF16},
-                                      {"f32", DecoderWeights::kF32},
-                                      {"int8", DecoderWeights::kInt8}},
-                                     value, o.weights);
+       return ChooseNamed({DecoderWeights::kAsInFile, DecoderWeights::kBF16,
+                           DecoderWeights::kF32, DecoderWeights::kInt8},
+                          &DecoderWeightsName, value, o.weights);
      }},
     {"activations", "int8",
      "what matrices in block formats multiply: rows that become int8, with a\n"
@@ -88,9 +100,9 @@ constexpr Flag kFlags[] = {
      "file",
      "exact or int8",
      [](const std::string& value, GenerateOptions& o) {
-       return Choose<DecoderActivations>({{"exact", DecoderActivations::kExact},
-                                          {"int8", DecoderActivations::kInt8}},
-                                         value, o.activations.emplace());
+       return ChooseNamed(
+           {DecoderActivations::kExact, DecoderActivations::kInt8},
+           &DecoderActivationsName, value, o.activations.emplace());
      }},
     {"packed", "",
      "a file of packed matrices: written if there is none, else mapped, which\n"
@@ -102,15 +114,17 @@ constexpr Flag kFlags[] = {
        return true;
      }},
     {"kv", "bf16",
-     "keys and values in the cache as f32, bf16, f16, int8, fp8 (e4m3) or\n"
-     "      fp8e5m2; those of one byte with a scale for each token and head.\n"
-     "      Latents (DeepSeek): f32, bf16, f16, or fp8 with scales for blocks",
-     "f32, bf16, f16, int8, fp8 or fp8e5m2",
+     "keys and values in the cache as f32, bf16, f16, i8, f8e4m3 or f8e5m2;\n"
+     "      those of one byte with a scale for each token and head. Latents\n"
+     "      (DeepSeek): f32, bf16, f16, or f8e4m3 with scales for blocks. "
+     "Older\n"
+     "      names of the last three, int8, fp8 and fp8e5m2, are taken too",
+     "f32, bf16, f16, i8, f8e4m3 or f8e5m2",
      [](const std::string& value, GenerateOptions& o) {
-       return Choose<DType>({{"f32", DType::kF32},
-                             {"bf16", DType::kBF16},
-                             {"f16", DType::kF16},
-                             {"int8", DType::kI8},
+       return ChooseNamed({DType::kF32, DType::kBF16, DType::kF16, DType::kI8,
+                           DType::kF8E4M3, DType::kF8E5M2},
+                          &DTypeName, value, o.kv) ||
+              Choose<DType>({{"int8", DType::kI8},
                              {"fp8", DType::kF8E4M3},
                              {"fp8e5m2", DType::kF8E5M2}},
                             value, o.kv);
@@ -322,7 +336,7 @@ std::string HelpText() {
       "The text comes on standard output, token by token, until the model "
       "ends it,\n--max_tokens is reached or the model's context is full. "
       "Exit code: 0, or 1 if\nsomething failed, or 2 if the command line is "
-      "wrong.\n\n";
+      "wrong, or 130 if Ctrl-C came\nwhile the model was loaded.\n\n";
   for (const Flag& flag : kFlags) {
     absl::StrAppend(&text, "  --", flag.name,
                     flag.shown_default.empty()

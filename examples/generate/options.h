@@ -16,11 +16,11 @@ struct GenerateOptions {
   std::string model;                  // empty: the shipped model
   bool specials = false;
   DecoderWeights weights = DecoderWeights::kAsInFile;
-  // nullopt: kInt8 with kAsInFile, else kExact
+  // nullopt: DefaultActivations(weights)
   std::optional<DecoderActivations> activations;
-  std::string packed;       // DecoderOptions::packed_path
-  DType kv = DType::kBF16;  // type of the cache
-  std::string custom_ops;   // text of an OpPolicy
+  std::string packed;  // DecoderOptions::packed_path
+  DType kv = kDefaultCacheDType;
+  std::string custom_ops;  // text of an OpPolicy
   bool perplexity = false;
   int64_t max_tokens = 128;
   int64_t samples = 1;       // texts that follow the prompt

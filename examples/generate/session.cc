@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "examples/generate/input.h"
+#include "examples/generate/interrupt.h"
 #include "examples/generate/operators.h"
 #include "examples/generate/options.h"
 #include "examples/generate/progress.h"
@@ -55,6 +56,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Create(
   QUERN_RETURN_IF_ERROR(s->ranks_.Agree(file.status()));
   QUERN_RETURN_IF_ERROR(s->CheckSameFile(*file));
   QUERN_RETURN_IF_ERROR(s->ranks_.Agree(s->Load(*file, communicator)));
+  s->step_tokens_ = s->model_->step_tokens();
+  s->ranks_.Share(s->step_tokens_);
   s->stats_.load_s = absl::ToDoubleSeconds(absl::Now() - start);
   return s;
 }
@@ -91,22 +94,22 @@ absl::Status Session::CheckSameFile(const GgufFile& file) {
 
 absl::Status Session::Load(const GgufFile& file, Communicator* communicator) {
   Progress progress("loading the model", terminal());
+  const InterruptGuard guard;
   QUERN_ASSIGN_OR_RETURN(operators_, Operators::Create(options_.custom_ops));
   DecoderOptions decoder;
   decoder.weights = options_.weights;
-  decoder.activations = options_.activations.value_or(
-      options_.weights == DecoderWeights::kAsInFile
-          ? DecoderActivations::kInt8
-          : DecoderActivations::kExact);
+  decoder.activations = options_.activations;
   decoder.packed_path = CallersPath(options_.packed);
   decoder.communicator = communicator;
   decoder.operators = &operators_->dispatcher();
+  decoder.cancelled = &Interrupted;
   decoder.progress = [&](int64_t done, int64_t total) {
     progress.Show(done, total);
   };
   QUERN_ASSIGN_OR_RETURN(Decoder model,
                          Decoder::Create(file, decoder, *executor_));
   model_ = std::make_unique<Decoder>(std::move(model));
+  if (Interrupted()) return absl::CancelledError("interrupted");
   if (ranks_.leads() && tokenizer_->vocab_size() > model_->config().vocab) {
     return absl::InvalidArgumentError(
         absl::StrCat("the model's tokenizer has ", tokenizer_->vocab_size(),
@@ -124,9 +127,9 @@ absl::Status Session::NewState(DecoderStateSpec spec) {
 }
 
 std::vector<int32_t> Session::Encode(const std::string& text) const {
-  return tokenizer_->Encode(text, options_.specials
-                                      ? Tokenizer::Specials::kAsTokens
-                                      : Tokenizer::Specials::kAsText);
+  return tokenizer_->EncodeText(text, options_.specials
+                                          ? Tokenizer::Specials::kAsTokens
+                                          : Tokenizer::Specials::kAsText);
 }
 
 void Session::TellWarnings() const {

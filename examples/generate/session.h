@@ -28,9 +28,6 @@ namespace quern {
 
 class Session {
  public:
-  // Tokens that a step reads of a prompt or of a text at most.
-  static constexpr int64_t kStepTokens = 256;
-
   // Collective: an error is every rank's.
   static absl::StatusOr<std::unique_ptr<Session>> Create(
       const GenerateOptions& options, Communicator* communicator,
@@ -40,6 +37,9 @@ class Session {
   RankGroup& ranks() { return ranks_; }
   Executor& executor() { return *executor_; }
   const Decoder& model() const { return *model_; }
+  // Tokens of a prompt that a step reads at most: the leader's machine's
+  // Decoder::step_tokens, on every rank.
+  int64_t step_tokens() const { return step_tokens_; }
   const OpDispatcher& ops() const { return operators_->dispatcher(); }
   const Tokenizer& tokenizer() const { return *tokenizer_; }  // the leader's
   DecoderState& state() { return *state_; }
@@ -49,7 +49,8 @@ class Session {
 
   // Makes state(). Collective, and so are its errors.
   absl::Status NewState(DecoderStateSpec spec);
-  // The leader's.
+  // The ids of a whole text, with the token that begins one if the model wants
+  // it. The leader's.
   std::vector<int32_t> Encode(const std::string& text) const;
   // Prints what of --custom_ops had no effect, on the leader's standard error.
   void TellWarnings() const;
@@ -77,6 +78,7 @@ class Session {
   std::unique_ptr<const Operators> operators_;
   std::unique_ptr<Decoder> model_;
   std::unique_ptr<DecoderState> state_;
+  int64_t step_tokens_ = 0;
   Stats stats_;
   LimitMeter meter_;
 };

@@ -14,6 +14,7 @@ from . import ops
 from ._abi import VERSION as __version__
 from ._attention import KvCache, Schedule, attention
 from ._errors import (
+    CancelledError,
     DataLossError,
     Error,
     FailedPreconditionError,
@@ -37,6 +38,7 @@ from ._tokenizer import Tokenizer
 
 __all__ = [
     "__version__",
+    "CancelledError",
     "DataLossError",
     "Error",
     "Executor",

@@ -13,6 +13,10 @@ NO_TOKEN = -1
 Progress = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
+# int32_t (*cancelled)(void* cancelled_context)
+Cancelled = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+
+
 class ModelOptions(ctypes.Structure):
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -26,6 +30,8 @@ class ModelOptions(ctypes.Structure):
         ("packed_path", ctypes.c_char_p),
         ("progress", Progress),
         ("progress_context", ctypes.c_void_p),
+        ("cancelled", Cancelled),
+        ("cancelled_context", ctypes.c_void_p),
     ]
 
 
@@ -37,6 +43,7 @@ class ModelInfo(ctypes.Structure):
         ("hidden", ctypes.c_int64),
         ("layers", ctypes.c_int64),
         ("weight_bytes", ctypes.c_int64),
+        ("step_tokens", ctypes.c_int64),
     ]
 
 

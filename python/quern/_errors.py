@@ -31,6 +31,12 @@ class PermissionDeniedError(Error, PermissionError):
     status = _abi.PERMISSION_DENIED
 
 
+class CancelledError(Error, RuntimeError):
+    """A function of the caller has given up; what it raised is raised in its place."""
+
+    status = _abi.CANCELLED
+
+
 class DataLossError(Error, EOFError):
     """A file ends too early, or its weights are damaged."""
 
@@ -69,6 +75,7 @@ _TYPES = {
         FailedPreconditionError,
         UnimplementedError,
         DataLossError,
+        CancelledError,
     )
 }
 

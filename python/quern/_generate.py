@@ -8,9 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from . import _abi_model, _errors, _library, _sampler
 from ._sampler import Sampler, Sampling
 
-# Tokens of a prompt in one step, and of a page of the cache: those of
-# examples/generate.
-_STEP = 256
+# Tokens of a page of the cache, as in examples/generate.
 _PAGE = 32
 
 
@@ -31,7 +29,7 @@ class _Request:
         )
         self.state = model.state(
             len(prompts),
-            max_step_tokens=max(_STEP, len(prompts)),
+            max_step_tokens=max(model.step_tokens, len(prompts)),
             cache_tokens=pages * _PAGE,
             page_size=_PAGE,
             cache_dtype=cache_dtype,
@@ -77,8 +75,9 @@ class _Request:
             return i, token, stop
 
         for i, prompt in enumerate(self.prompts):
-            for at in range(0, len(prompt), _STEP):
-                logits = self._forward([(self.sequences[i], prompt[at : at + _STEP])])
+            step = self.model.step_tokens
+            for at in range(0, len(prompt), step):
+                logits = self._forward([(self.sequences[i], prompt[at : at + step])])
             (token,) = self._choose(logits, [i])
             yield chosen(i, token)
         while last:

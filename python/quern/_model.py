@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -16,12 +17,13 @@ from ._tokenizer import Tokenizer
 class Model(Object):
     """A language model of a GGUF file; models/decoder.h says which files are read.
 
-    source: the path of a file, or the bytes of one. weights: the form in which matrices are kept,
-    "as_in_file", "bf16", "f32" or "int8". activations: "exact", or "int8" for matrices in blocks, which is
-    faster and what examples/generate takes. max_context bounds the length of a sequence; 0: 32768.
+    source: the path of a file, or the bytes of one. weights: the form in which matrices are kept: "file" (as
+    in the file; "as_in_file" is its older name), "bf16", "f32" or "int8". activations: what matrices in
+    blocks multiply: rows that become "int8", or "exact" ones, which is slower; None: "int8" with weights as
+    in the file, else "exact". The defaults are those of examples/generate. max_context bounds the length of a sequence; 0: 32768.
     max_bytes bounds the memory of loading; 0: 256 MiB and 37 times the file. packed_path: a file of packed
     matrices, which is read if it exists and written if it does not. progress(done, total) is called while
-    the weights are read; what it raises is raised when they are. executor: threads of loading and, unless
+    the weights are read; what it raises ends the loading, and so does KeyboardInterrupt. executor: threads of loading and, unless
     another is given, of generating; None: a pool of a thread on each core, which goes with the model.
 
     Threads may share a model: each call of generate has a state of its own.
@@ -31,8 +33,8 @@ class Model(Object):
         self,
         source: Union[str, os.PathLike, Any],
         *,
-        weights: str = "as_in_file",
-        activations: str = "exact",
+        weights: str = "file",
+        activations: Optional[str] = None,
         max_context: int = 0,
         max_bytes: int = 0,
         packed_path: Union[None, str, os.PathLike] = None,
@@ -54,10 +56,15 @@ class Model(Object):
             max_bytes=_library.whole("max_bytes", max_bytes),
             packed_path=_tokenizer.path_of("packed_path", packed_path),
             progress=_progress(progress, raised),
+            cancelled=_cancelled(raised),
         )
         create = library._c.quern_model_create
         threads = _library.handle_of(executor, library)
-        super().__init__(library, _tokenizer.create(library, create, options, source, threads))
+        try:
+            handle = _tokenizer.create(library, create, options, source, threads)
+        except _errors.CancelledError:
+            raise raised[0] from None
+        super().__init__(library, handle)
         if raised:
             raise raised[0]
         self._executor = executor
@@ -66,6 +73,8 @@ class Model(Object):
         #: Length of the longest sequence; tokens are 0 <= token < vocab.
         self.context, self.vocab = info.context, info.vocab
         self.hidden, self.layers, self.weight_bytes = info.hidden, info.layers, info.weight_bytes
+        #: Tokens of a prompt that a step should read on this machine at most.
+        self.step_tokens = info.step_tokens
         self._words: Union[Tokenizer, _errors.Error]
         try:
             self._words = Tokenizer(source, library=library)
@@ -87,14 +96,14 @@ class Model(Object):
         max_step_tokens: int = 0,
         cache_tokens: int = 0,
         page_size: int = 0,
-        cache_dtype: str = "bf16",
+        cache_dtype: Optional[str] = None,
         max_bytes: int = 0,
     ) -> ModelState:
         """A state for several sequences, with a cache of its own.
 
         max_step_tokens: in one forward, over all sequences; 0: 512. cache_tokens: over all sequences; 0:
         max_sequences times the context. page_size: 0: 32. cache_dtype: "f32", "bf16", "f16", "i8",
-        "f8e4m3" or "f8e5m2". max_bytes of cache and activations; 0: 4 GiB and 64 times the weights.
+        "f8e4m3" or "f8e5m2"; None: "bf16". max_bytes of cache and activations; 0: 4 GiB and 64 times the weights.
         """
         return ModelState(self, max_sequences, max_step_tokens, cache_tokens, page_size, cache_dtype, max_bytes)
 
@@ -108,7 +117,7 @@ class Model(Object):
         top_p: float = 1.0,
         seed: int = 4,
         specials: bool = False,
-        cache_dtype: str = "bf16",
+        cache_dtype: Optional[str] = None,
         executor: Optional[Executor] = None,
     ) -> Generation:
         """The text that follows a prompt, piece by piece: for piece in model.generate("In the beginning").
@@ -130,7 +139,7 @@ class Model(Object):
         top_p: float = 1.0,
         seed: int = 4,
         specials: bool = False,
-        cache_dtype: str = "bf16",
+        cache_dtype: Optional[str] = None,
         executor: Optional[Executor] = None,
     ) -> List[str]:
         """The texts that follow several prompts, computed together.
@@ -166,6 +175,29 @@ def _progress(function: Optional[Callable[[int, int], Any]], raised: list) -> An
     return _abi_model.Progress(call)
 
 
+def _cancelled(raised: list) -> Any:
+    """The function that ends the loading once `raised` has something.
+
+    Python handles the signals that came meanwhile when C calls this, and what their handlers raise, such as
+    KeyboardInterrupt, goes to `raised`. A function would be entered before its try is; a generator is
+    resumed within it.
+    """
+
+    def answers():
+        while True:
+            try:
+                yield bool(raised)
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                raised.append(error)
+
+    waiting = answers()
+    next(waiting)
+    # Of C's arguments, next takes the context for its default.
+    return _abi_model.Cancelled(functools.partial(next, waiting))
+
+
 class StateInfo(NamedTuple):
     """The memory of a ModelState."""
 
@@ -188,7 +220,7 @@ class ModelState(Object):
         max_step_tokens: int,
         cache_tokens: int,
         page_size: int,
-        cache_dtype: str,
+        cache_dtype: Optional[str],
         max_bytes: int,
     ):
         library = model.library

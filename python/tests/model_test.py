@@ -1,8 +1,11 @@
 """Models: the shipped one, against examples/generate and against what a program in NumPy has computed."""
 
 import gc
+import os
 import pathlib
+import signal
 import subprocess
+import sys
 import threading
 import unittest
 import weakref
@@ -119,14 +122,15 @@ class ModelTest(unittest.TestCase):
     def test_long_prompts_are_read_in_steps(self):
         tokens = [1] + [i % 2000 + 5 for i in range(250)]
         small = quern.Model(_FILE, max_context=64, executor=self.executor)
-        step, _generate._STEP = _generate._STEP, 7
+        step = self.model.step_tokens
+        self.model.step_tokens = small.step_tokens = 7
         try:
             made = self.model.generate(tokens, max_tokens=100, temperature=0)
             text = made.text()
             short = small.generate(tokens[:60], temperature=0)
             short.text()
         finally:
-            _generate._STEP = step
+            self.model.step_tokens = step
         # A token follows the last one that the context holds.
         self.assertEqual((len(made.tokens), made.stopped_by), (256 - 251 + 1, "context"))
         self.assertEqual((len(short.tokens), short.stopped_by), (64 - 60 + 1, "context"))
@@ -197,6 +201,52 @@ class ModelTest(unittest.TestCase):
 
         self.assertRaisesRegex(KeyError, "told", quern.Model, _FILE, progress=fail, executor=self.executor)
 
+    def test_what_progress_raises_and_an_interrupt_end_the_loading(self):
+        told = []
+
+        def fail(done, total):
+            told.append(done)
+            raise KeyError("told")
+
+        self.assertRaisesRegex(KeyError, "told", quern.Model, _FILE, progress=fail, executor=self.executor)
+        self.assertEqual(len(told), 1)
+
+        def interrupt(done, total):
+            told.append(done)
+            if len(told) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        told.clear()
+        self.assertRaises(KeyboardInterrupt, quern.Model, _FILE, progress=interrupt, executor=self.executor)
+        self.assertLess(len(told), 6)
+        # A signal that comes while C runs is raised by the call, too, and no handler's exception is lost.
+        lost = []
+        sys.unraisablehook, hook = lost.append, sys.unraisablehook
+        former = signal.signal(signal.SIGALRM, lambda *_: exec("raise TimeoutError"))
+        try:
+            with self.assertRaises(TimeoutError):
+                for _ in range(1000):
+                    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+                    quern.Model(_FILE, executor=self.executor)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, former)
+            sys.unraisablehook = hook
+        self.assertEqual(lost, [])
+        # What was interrupted leaves nothing behind.
+        self.assertTrue(quern.Model(_FILE, executor=self.executor).generate(_PROMPT, max_tokens=4).text())
+
+    def test_weights_and_caches_have_one_name_and_default(self):
+        want = self.model.generate(_PROMPT, max_tokens=20).text()
+        for weights in ("file", "as_in_file"):  # the name of 0.2
+            model = quern.Model(_FILE, weights=weights, executor=self.executor)
+            self.assertEqual(model.generate(_PROMPT, max_tokens=20, cache_dtype="bf16").text(), want)
+        (row,), (same,) = (
+            state.forward([(state.begin(), [1, 2, 3])])
+            for state in (self.model.state(), self.model.state(cache_dtype="bf16"))
+        )
+        np.testing.assert_array_equal(row, same)
+
     def test_refusals(self):
         data = _FILE.read_bytes()
         model, generate = self.model, self.model.generate
@@ -210,6 +260,11 @@ class ModelTest(unittest.TestCase):
             (ValueError, "the file has 4094288 bytes", lambda: quern.Model(data[: len(data) // 2])),
             (ValueError, "", lambda: quern.Model(b"not a model" * 10)),
             (ValueError, "", lambda: quern.Model(b"")),
+            (
+                ValueError,
+                "no key 'llama.context_length'",
+                lambda: quern.Model(data.replace(b"llama.context_length", b"llama.context_lengtH")),
+            ),
             (TypeError, "of type int; need a path, or bytes", lambda: quern.Model(5)),
             (ValueError, "null character", lambda: quern.Model("a\0b")),
             (ValueError, 'weights="i3"', lambda: quern.Model(_FILE, weights="i3")),
