@@ -13,7 +13,7 @@
 // and never waits for a worker that has no task. A worker that has lost its CPU
 // to other threads tells the pool (core/contention.h): idle workers then sleep
 // at once, short calls run on the calling thread alone, and after tasks that
-// were held up all do, for twenty times as long as that took. Which thread runs
+// were held up all do, for 64 times as long as that took. Which thread runs
 // a task changes no result.
 //
 // With more workers than this process has logical CPUs workers never spin.
