@@ -75,6 +75,20 @@ inline int64_t ColumnsOf(const LinearSource& source) {
   }
 }
 
+// The first code of each column of all sources, whose layouts have a row of
+// bytes for each column.
+inline std::vector<const uint8_t*> RowsOfCodes(
+    absl::Span<const LinearSource> sources) {
+  std::vector<const uint8_t*> rows;
+  for (const LinearSource& source : sources) {
+    const Rows<uint8_t> of_source(source.codes);
+    for (int64_t n = 0; n < ColumnsOf(source); ++n) {
+      rows.push_back(of_source[n]);
+    }
+  }
+  return rows;
+}
+
 // Checks every view of every source.
 absl::Status CheckSources(const LinearWeightsSpec& spec,
                           absl::Span<const LinearSource> sources,

@@ -57,10 +57,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "absl/status/statusor.h"
-#include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 
 namespace quern {
@@ -90,14 +88,6 @@ struct BlockCodes {
 
 // See above.
 inline constexpr uint8_t kI4Order[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-
-// One column of one record, as packing reads it. What the format has none of is
-// not read.
-struct BlockRecord {
-  uint8_t codes[256];
-  uint16_t d[8], m[8];  // bits of f16, of each block or only the first
-  uint8_t s[16], t[16];
-};
 
 class BlockPanels {
  public:
@@ -177,10 +167,6 @@ class BlockPanels {
     return !(x == y);
   }
 
-  // Writes column c < 16 of a record that begins at `to` and has been zeroed.
-  void WriteColumn(const BlockRecord& from, int64_t blocks, int64_t c,
-                   uint8_t* to) const;
-
  private:
   BlockPanels(const BlockCodes& codes, int64_t k, int64_t n)
       : codes_(codes), k_(k), n_(n) {}
@@ -219,31 +205,6 @@ class BlockPanels {
   int64_t k_ = kBlockK;
   int64_t n_ = 0;
 };
-
-// Writes layout.bytes() bytes: record_at(column, record, &r) fills r with the
-// record of that column, of layout.RecordBlocks(record) blocks. Panels are
-// divided between the workers.
-template <typename RecordAt>
-void PackBlockPanels(const BlockPanels& layout, const RecordAt& record_at,
-                     uint8_t* to, Executor& executor) {
-  executor.ParallelFor(layout.panels(), [&](int64_t panel, int /*worker*/) {
-    constexpr int64_t kCols = BlockPanels::kPanelCols;
-    const int64_t first = panel * kCols;
-    const int64_t cols = std::min(kCols, layout.n() - first);
-    uint8_t* record_to = to + panel * layout.panel_bytes();
-    for (int64_t record = 0; record < layout.records(); ++record) {
-      const int64_t blocks = layout.RecordBlocks(record);
-      const int64_t bytes = BlockPanels::RecordBytes(layout.codes(), blocks);
-      std::memset(record_to, 0, static_cast<size_t>(bytes));
-      for (int64_t c = 0; c < cols; ++c) {
-        BlockRecord column;
-        record_at(first + c, record, &column);
-        layout.WriteColumn(column, blocks, c, record_to);
-      }
-      record_to += bytes;
-    }
-  });
-}
 
 }  // namespace quern
 

@@ -56,15 +56,10 @@ struct Quad {
   V32 l0, l1, l2, l3;
 };
 
-// Loads four rows and transposes the 4x4 lanes in each of their 128-bit blocks.
-HWY_INLINE Quad LoadTransposed(const uint8_t* HWY_RESTRICT from,
-                               ptrdiff_t stride) {
+// Transposes the 4x4 lanes in each 128-bit block of four rows.
+HWY_INLINE Quad TransposeLanes(V32 a, V32 b, V32 c, V32 d) {
   const D32 d32;
   const hn::Repartition<uint64_t, D32> d64;
-  const V32 a = Get(from);
-  const V32 b = Get(from + stride);
-  const V32 c = Get(from + 2 * stride);
-  const V32 d = Get(from + 3 * stride);
   const auto ab_lo = hn::BitCast(d64, hn::InterleaveLower(d32, a, b));
   const auto ab_hi = hn::BitCast(d64, hn::InterleaveUpper(d32, a, b));
   const auto cd_lo = hn::BitCast(d64, hn::InterleaveLower(d32, c, d));
@@ -73,6 +68,12 @@ HWY_INLINE Quad LoadTransposed(const uint8_t* HWY_RESTRICT from,
           hn::BitCast(d32, hn::InterleaveUpper(d64, ab_lo, cd_lo)),
           hn::BitCast(d32, hn::InterleaveLower(d64, ab_hi, cd_hi)),
           hn::BitCast(d32, hn::InterleaveUpper(d64, ab_hi, cd_hi))};
+}
+
+HWY_INLINE Quad LoadTransposed(const uint8_t* HWY_RESTRICT from,
+                               ptrdiff_t stride) {
+  return TransposeLanes(Get(from), Get(from + stride), Get(from + 2 * stride),
+                        Get(from + 3 * stride));
 }
 
 // What remains then is to transpose blocks: block b of the quads' l{t} belongs
@@ -127,6 +128,33 @@ HWY_INLINE void TransposeSquare(const uint8_t* HWY_RESTRICT from,
   Put<kStores>(a.l2, to + 2 * to_stride);
   Put<kStores>(a.l3, to + 3 * to_stride);
 #endif
+}
+
+// 16 bytes of every fourth row from rows[0] on, one row to a 128-bit block.
+HWY_INLINE V32 LoadRows(const uint8_t* const* HWY_RESTRICT rows, size_t at) {
+#if HWY_HAVE_SCALABLE || HWY_MAX_BYTES == 16
+  return Get(rows[0] + at);
+#else
+  const hn::Half<D8> half;
+#if HWY_MAX_BYTES == 32
+  return hn::BitCast(D32(), hn::Combine(D8(), hn::LoadU(half, rows[4] + at),
+                                        hn::LoadU(half, rows[0] + at)));
+#else
+  const hn::Half<decltype(half)> quarter;
+  const auto lower = hn::Combine(half, hn::LoadU(quarter, rows[4] + at),
+                                 hn::LoadU(quarter, rows[0] + at));
+  const auto upper = hn::Combine(half, hn::LoadU(quarter, rows[12] + at),
+                                 hn::LoadU(quarter, rows[8] + at));
+  return hn::BitCast(D32(), hn::Combine(D8(), upper, lower));
+#endif
+#endif
+}
+
+// Transposes a strip, the 16 bytes from `at` on of each row: l{t} has dword t
+// of kLanes rows.
+HWY_INLINE Quad LoadStrip(const uint8_t* const* HWY_RESTRICT rows, size_t at) {
+  return TransposeLanes(LoadRows(rows, at), LoadRows(rows + 1, at),
+                        LoadRows(rows + 2, at), LoadRows(rows + 3, at));
 }
 
 // to[i][j] = from[j][i] for 16x16 dwords. One dword is one pair or quad of k.

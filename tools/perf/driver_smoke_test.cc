@@ -67,6 +67,8 @@ constexpr Smoke kSmokes[] = {
     {"pack", "--dtype=bf16 --n=37 --k=19"},
     {"pack", "--dtype=int8 --n=37 --k=19 --source=kn"},
     {"pack", "--dtype=f16 --n=1 --k=1"},
+    {"pack", "--weights=q4_k --n=37 --k=512"},
+    {"pack", "--weights=q5_0 --n=3 --k=96"},
     {"quantize", "--m=3 --k=37"},
     {"quantize", "--m=3 --k=37 --dtype=f16 --azp=1"},
     {"quantize", "--m=3 --k=37 --dtype=f32 --act=tensor --azp=1"},

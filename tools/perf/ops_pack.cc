@@ -1,21 +1,31 @@
 #include "quern/tools/perf/ops_pack.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/gemm/block_pack.h"
+#include "quern/gemm/block_pack_testutil.h"
+#include "quern/packing/block_panels.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/packing/vnni_pack.h"
+#include "quern/quant/block_format.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/op.h"
 #include "quern/tools/perf/op_util.h"
@@ -115,16 +125,125 @@ class Pack final : public Op {
   SetBuffer plain_, packed_;
 };
 
+// Rows of GGUF blocks, as a model is loaded.
+class PackBlocks final : public Op {
+ public:
+  static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
+    std::vector<std::string> names;
+    for (const BlockFormatInfo& info : BlockFormats()) {
+      names.push_back(absl::AsciiStrToLower(info.name));
+    }
+    const std::vector<absl::string_view> choices(names.begin(), names.end());
+    QUERN_ASSIGN_OR_RETURN(const std::string name,
+                           args.Choice("weights", choices));
+    for (const absl::string_view key : {"dtype", "source"}) {
+      if (!args.given(key)) continue;
+      return InvalidArgument("pack", key, " is given with weights=", name,
+                             ", whose blocks have their own type and order");
+    }
+    const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+    const BlockFormatInfo& info = BlockFormats()[static_cast<size_t>(at)];
+    BlockPackSpec spec;
+    spec.format = info.format;
+    QUERN_ASSIGN_OR_RETURN(spec.n, args.Int("n", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(spec.k, args.Int("k", 1, 1 << 24));
+    QUERN_ASSIGN_OR_RETURN(BlockPackPlan plan, BlockPackPlan::Create(spec));
+    return absl::WrapUnique<Op>(new PackBlocks(info, std::move(plan)));
+  }
+
+  OpInfo Info() const override {
+    OpInfo info;
+    info.shape =
+        absl::StrCat("n=", layout().n(), " k=", layout().k(), " source=nk");
+    info.dtype = absl::AsciiStrToLower(info_.name);
+    info.isa = plan_.target();
+    info.SetTraffic(static_cast<double>(plain_bytes()),
+                    static_cast<double>(layout().bytes()));
+    return info;
+  }
+
+  int64_t set_bytes() const override {
+    return plain_bytes() + layout().bytes();
+  }
+
+  absl::Status Setup(int64_t sets, Executor&) override {
+    QUERN_RETURN_IF_ERROR(plain_.Create(sets, plain_bytes()));
+    QUERN_RETURN_IF_ERROR(packed_.Create(sets, layout().bytes()));
+    // Bits: packing does not look at what they mean.
+    FillReals<uint8_t>(0, 255, plain_);
+    for (int64_t set = 0; set < sets; ++set) {
+      for (int64_t n = 0; n < layout().n(); ++n) {
+        rows_.push_back(plain_.at(set) + n * row_bytes());
+      }
+    }
+    return plan_.CheckArgs(Rows(0), packed_.at(0));
+  }
+
+  void Run(int64_t set, Executor& executor) override {
+    plan_.Pack(Rows(set), packed_.at(set), executor);
+  }
+
+  // Every field, padding included.
+  absl::StatusOr<double> Check(Executor& executor) override {
+    std::memset(packed_.at(0), 0x55, static_cast<size_t>(packed_.bytes()));
+    Run(0, executor);
+    const int64_t columns = layout().panels() * BlockPanels::kPanelCols;
+    Verdict all;
+    executor.ParallelFor(columns, [&](int64_t column, int) {
+      Verdict mine;
+      const bool inside = column < layout().n();
+      const FileColumn file(info_,
+                            rows_[inside ? static_cast<size_t>(column) : 0]);
+      for (int64_t record = 0; record < layout().records(); ++record) {
+        ForEachPacked(layout(), inside ? &file : nullptr, packed_.at(0), column,
+                      record, [&](int64_t got, int64_t want, int64_t i) {
+                        mine.Add(column * layout().k() + 256 * record + i,
+                                 static_cast<double>(got),
+                                 static_cast<double>(want), 0);
+                      });
+      }
+      all.Merge(mine);
+    });
+    return all.Result("pack");
+  }
+
+ private:
+  PackBlocks(const BlockFormatInfo& info, BlockPackPlan plan)
+      : info_(info), plan_(std::move(plan)) {}
+
+  const BlockPanels& layout() const { return plan_.layout(); }
+  int64_t row_bytes() const {
+    return layout().k() / info_.values * info_.bytes;
+  }
+  int64_t plain_bytes() const { return layout().n() * row_bytes(); }
+  absl::Span<const uint8_t* const> Rows(int64_t set) const {
+    const auto n = static_cast<size_t>(layout().n());
+    return absl::MakeConstSpan(rows_).subspan(static_cast<size_t>(set) * n, n);
+  }
+
+  const BlockFormatInfo& info_;
+  BlockPackPlan plan_;
+  SetBuffer plain_, packed_;
+  std::vector<const uint8_t*> rows_;  // of all sets
+};
+
+absl::StatusOr<std::unique_ptr<Op>> CreatePack(const Args& args) {
+  return args.Text("weights").empty() ? Pack::Create(args)
+                                      : PackBlocks::Create(args);
+}
+
 }  // namespace
 
 OpEntry PackOp() {
-  return {"pack",
-          "weights into the layout of dot-product instructions",
-          {{"dtype", "bf16", "bf16, f16 or int8"},
-           {"n", "14336", "output columns"},
-           {"k", "4096", "inner dimension"},
-           {"source", "nk", "nk: weights[n, k], as models store them; kn"}},
-          &Pack::Create};
+  return {
+      "pack",
+      "weights into the layout of dot-product instructions",
+      {{"dtype", "bf16", "bf16, f16 or int8"},
+       {"n", "14336", "output columns"},
+       {"k", "4096", "inner dimension"},
+       {"source", "nk", "nk: weights[n, k], as models store them; kn"},
+       {"weights", "", "a block format in place of dtype: q4_k, q8_0, ..."}},
+      &CreatePack};
 }
 
 }  // namespace quern

@@ -82,6 +82,7 @@ constexpr Cases kCases[] = {
     {"convert --from=f32", "to", "bf16 f16 f8e4m3"},
     {"kv_write --tokens=4096", "kv", kCaches},
     {"pack", "dtype", "bf16 f16 int8"},
+    {"pack", "weights", "q8_0 q4_k q6_k"},
     // Recurrent layers, with the states of Mamba-2 2.7B.
     {"state_update --dtype=f32", "batch", "1 64"},
     {"state_update --dtype=f32 --len=512"},
