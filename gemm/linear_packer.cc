@@ -21,6 +21,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/packed_form.h"
 #include "quern/packing/code_layout.h"
+#include "quern/packing/code_pack.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/packing/vnni_pack.h"
 #include "quern/quant/s8s8_compensation.h"
@@ -280,10 +281,30 @@ class Packer {
     });
   }
 
+  // Rows of codes, one for each column.
+  void PackRows(CodeRows rows, int64_t head_bytes) const {
+    const CodeType codes = CodesOf(spec_.format);
+    const auto part_layout =
+        CodeLayout::Create(BitsOf(codes), spec_.k, form_.part_n);
+    QUERN_CHECK(part_layout.ok());  // PackedForm has laid it out
+    CodePackSpec pack_spec;
+    pack_spec.layout = *part_layout;
+    pack_spec.rows = rows;
+    pack_spec.head_bytes = head_bytes;
+    pack_spec.fill = ZeroByte(codes);
+    const auto plan = CodePackPlan::Create(pack_spec);
+    QUERN_CHECK(plan.ok());  // CheckSources has seen the rows
+    const std::vector<const uint8_t*> all = RowsOfCodes(sources_);
+    for (int64_t part = 0; part < form_.parts; ++part) {
+      plan->Pack(absl::MakeConstSpan(all).subspan(
+                     static_cast<size_t>(part * form_.part_n),
+                     static_cast<size_t>(form_.part_n)),
+                 to_ + form_.panels + part * form_.part_bytes, executor_);
+    }
+  }
+
   void PackE4M3() const {
-    const auto codes = RowsOf<uint8_t>(&LinearSource::codes);
-    PackPanels(
-        [&](const Column& c, int64_t k) { return codes[c.source][c.n][k]; });
+    PackRows(CodeRows::kBytes, 0);
     const auto scales = RowsOf<float>(&LinearSource::scales);
     PackPerGroup(form_.scales, [&](const Column& c, int64_t g) {
       return scales[c.source][c.n / sources_[c.source].block_n][g];
@@ -293,16 +314,9 @@ class Packer {
   void PackGguf() const {
     const auto rows = RowsOf<uint8_t>(&LinearSource::codes);
     const int64_t block_bytes = GgufBlockBytes(layout());
-    const bool q4 = layout() == WeightLayout::kQ4_0;
-    PackPanels([&](const Column& c, int64_t k) {
-      const uint8_t* block =
-          rows[c.source][c.n] + k / kGgufBlock * block_bytes + kGgufScaleBytes;
-      const int64_t i = k % kGgufBlock;
-      if (!q4) return block[i];
-      constexpr int64_t kHalf = kGgufBlock / 2;
-      const uint8_t both = block[i % kHalf];
-      return static_cast<uint8_t>(i < kHalf ? both & 15 : both >> 4);
-    });
+    PackRows(
+        layout() == WeightLayout::kQ4_0 ? CodeRows::kNibbles : CodeRows::kBytes,
+        kGgufScaleBytes);
     PackPerGroup(form_.scales, [&](const Column& c, int64_t g) {
       uint16_t bits;  // at any address
       std::memcpy(&bits, rows[c.source][c.n] + g * block_bytes, sizeof(bits));
@@ -311,7 +325,9 @@ class Packer {
   }
 
   void PackI4() const {
-    if (layout() == WeightLayout::kNK) {
+    if (layout() == WeightLayout::kNK && order_.empty()) {
+      PackRows(CodeRows::kBytes, 0);
+    } else if (layout() == WeightLayout::kNK) {
       const auto rows = RowsOf<uint8_t>(&LinearSource::codes);
       PackPanels([&](const Column& c, int64_t k) {
         return rows[c.source][c.n][SourceK(k)];

@@ -1,0 +1,87 @@
+#include "quern/packing/code_pack.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "quern/core/check.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/packing/code_layout.h"
+#include "quern/packing/code_pack_kernels.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "code_pack";
+constexpr int64_t kUnitK = 32;
+
+}  // namespace
+
+CodePackPlan::CodePackPlan(const CodePackSpec& spec) : spec_(spec) {
+  const CodePackKernels kernels = GetCodePackKernels();
+  target_ = kernels.target;
+  pack_ = spec.rows == CodeRows::kNibbles ? kernels.nibbles_of_4
+          : spec.layout.bits() == 4       ? kernels.bytes_of_4
+                                          : kernels.bytes_of_8;
+}
+
+absl::StatusOr<CodePackPlan> CodePackPlan::Create(const CodePackSpec& spec) {
+  const CodeLayout& layout = spec.layout;
+  if (layout.n() == 0) {
+    return InvalidArgument(kOp,
+                           "layout is empty; need one from CodeLayout::Create");
+  }
+  const bool nibbles = spec.rows == CodeRows::kNibbles;
+  if (nibbles && layout.bits() != 4) {
+    return InvalidArgument(kOp, "bits=", layout.bits(), "; nibbles need 4");
+  }
+  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "head_bytes", spec.head_bytes, 0));
+  if ((nibbles || spec.head_bytes > 0) && layout.k() % kUnitK != 0) {
+    return InvalidArgument(
+        kOp, "k=", layout.k(),
+        "; rows of nibbles or with heads need a multiple of ", kUnitK);
+  }
+  return CodePackPlan(spec);
+}
+
+absl::Status CodePackPlan::CheckArgs(absl::Span<const uint8_t* const> rows,
+                                     const uint8_t* packed) const {
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows",
+                                   static_cast<int64_t>(rows.size()),
+                                   spec_.layout.n(), "n of the layout"));
+  if (std::find(rows.begin(), rows.end(), nullptr) != rows.end()) {
+    return InvalidArgument(kOp, "a row is null");
+  }
+  const auto past = reinterpret_cast<uintptr_t>(packed) %
+                    static_cast<uintptr_t>(CodeLayout::kLineBytes);
+  if (packed == nullptr || past != 0) {
+    return InvalidArgument(kOp, "packed is null or ", past,
+                           " bytes past a cache line; need alignment ",
+                           CodeLayout::kLineBytes);
+  }
+  return absl::OkStatus();
+}
+
+void CodePackPlan::Pack(absl::Span<const uint8_t* const> rows, uint8_t* packed,
+                        Executor& executor) const noexcept {
+  QUERN_DCHECK_OK(CheckArgs(rows, packed));
+  constexpr int64_t kCols = CodeLayout::kPanelCols;
+  const CodeLayout& layout = spec_.layout;
+  executor.ParallelFor(layout.panels(), [&](int64_t panel, int /*worker*/) {
+    CodePackTask task;
+    task.rows = rows.data() + panel * kCols;
+    task.cols =
+        static_cast<size_t>(std::min(kCols, layout.n() - panel * kCols));
+    task.k = static_cast<size_t>(layout.k());
+    task.head_bytes = static_cast<size_t>(spec_.head_bytes);
+    task.fill = spec_.fill;
+    task.to = packed + panel * layout.panel_bytes();
+    pack_(task);
+  });
+}
+
+}  // namespace quern

@@ -1,0 +1,36 @@
+#ifndef QUERN_PACKING_CODE_PACK_KERNELS_H_
+#define QUERN_PACKING_CODE_PACK_KERNELS_H_
+
+// Private seam between packing/code_pack.cc (plain C++) and the SIMD
+// translation unit.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quern {
+
+// Consecutive units of 32 k of one panel; the last may have fewer k.
+struct CodePackTask {
+  const uint8_t* const* rows;  // where the first unit of each column begins
+  size_t cols;                 // columns that exist, 1 to 16
+  size_t k;                    // of all units
+  size_t head_bytes;           // before the codes of each unit
+  uint8_t fill;                // a code, for what lies beyond k and the columns
+  uint8_t* to;                 // the first line, aligned to 64
+};
+
+struct CodePackKernels {
+  using Pack = void (*)(const CodePackTask& task);
+
+  const char* target;
+  Pack bytes_of_8;    // a byte for each code, to lines of 8 bits
+  Pack bytes_of_4;    // a byte for each code, to lines of 4 bits
+  Pack nibbles_of_4;  // the lower halves of 16 bytes, then the upper ones
+};
+
+// The kernels of the best instruction set that this CPU supports.
+CodePackKernels GetCodePackKernels();
+
+}  // namespace quern
+
+#endif  // QUERN_PACKING_CODE_PACK_KERNELS_H_
