@@ -203,6 +203,7 @@ TEST_P(DecoderBlocksTest, DefaultsAreInt8RowsAndABf16Cache) {
                           const DecoderStateSpec& spec) {
     auto model = Decoder::Create(ParseOrDie(bytes), options, inline_);
     EXPECT_TRUE(model.ok()) << model.status();
+    EXPECT_RAN_ON(*model);
     auto state = DecoderState::Create(*model, spec);
     EXPECT_TRUE(state.ok()) << state.status();
     return Forward(*state, {{*state->NewSequence(), tokens}}, inline_);
