@@ -1,6 +1,7 @@
 #include "quern/core/check_args.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -45,6 +46,29 @@ bool SpanBytes(const AnyTensorView& v, int first, int64_t* bytes) {
     }
   }
   return CheckedMul(elements, static_cast<int64_t>(SizeOf(v.dtype())), bytes);
+}
+
+// [*begin, *end): the bytes of all elements, counted from data(). *begin is
+// negative where a stride is. False unless both are within (-2^63, 2^63).
+bool ByteRange(const AnyTensorView& v, int64_t* begin, int64_t* end) {
+  int64_t low = 0, high = 1;
+  for (int d = 0; d < v.rank(); ++d) {
+    int64_t last = 0;
+    if (v.extent(d) <= 1) continue;
+    if (!CheckedMul(v.extent(d) - 1, v.stride(d), &last)) return false;
+    int64_t* const side = last < 0 ? &low : &high;
+    if (!CheckedAdd(*side, last, side)) return false;
+  }
+  const auto size = static_cast<int64_t>(SizeOf(v.dtype()));
+  return CheckedMul(low, size, begin) && CheckedMul(high, size, end) &&
+         *begin > std::numeric_limits<int64_t>::min();
+}
+
+bool HasNegativeStride(const AnyTensorView& v) {
+  for (int d = 0; d < v.rank(); ++d) {
+    if (v.extent(d) > 1 && v.stride(d) < 0) return true;
+  }
+  return false;
 }
 
 // Whether index [i, j, ...] lies equally far from the first element in both
@@ -163,13 +187,25 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
   return CheckElementsApart(op, field, view);
 }
 
+// The strides may be any numbers, because the registry asks before an operator
+// has looked at its tensors. A null view touches nothing.
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   if (IsEmpty(a) || IsEmpty(b)) return false;
-  const auto a_begin = reinterpret_cast<intptr_t>(a.data());
-  const auto b_begin = reinterpret_cast<intptr_t>(b.data());
-  int64_t a_span = 0, b_span = 0;
-  if (!SpanBytes(a, 0, &a_span) || !SpanBytes(b, 0, &b_span)) return true;
-  if (b_begin - a_begin >= a_span || a_begin - b_begin >= b_span) return false;
+  if (a.data() == nullptr || b.data() == nullptr) return false;
+  int64_t a_begin = 0, a_end = 0, b_begin = 0, b_end = 0;
+  if (!ByteRange(a, &a_begin, &a_end) || !ByteRange(b, &b_begin, &b_end)) {
+    return true;
+  }
+  const auto a_data = reinterpret_cast<intptr_t>(a.data());
+  const auto b_data = reinterpret_cast<intptr_t>(b.data());
+  int64_t steps = 0;
+  if (CheckedAdd(a_end, -b_begin, &steps) && b_data - a_data >= steps) {
+    return false;
+  }
+  if (CheckedAdd(b_end, -a_begin, &steps) && a_data - b_data >= steps) {
+    return false;
+  }
+  if (HasNegativeStride(a) || HasNegativeStride(b)) return true;
   // Column ranges of one matrix, such as q and k in a joint projection.
   if (a.extent(0) <= 1 && b.extent(0) <= 1) return true;
   const auto row_stride = [](const AnyTensorView& v) {
@@ -182,7 +218,7 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   int64_t a_bytes = 0, b_bytes = 0;
   if (!SpanBytes(a, 1, &a_bytes) || !SpanBytes(b, 1, &b_bytes)) return true;
   if (stride < std::max(a_bytes, b_bytes)) return true;
-  const int64_t delta = (b_begin - a_begin) % stride;
+  const int64_t delta = (b_data - a_data) % stride;
   const int64_t at = delta < 0 ? delta + stride : delta;
   return at < a_bytes || at + b_bytes > stride;
 }

@@ -316,5 +316,26 @@ TEST(MayOverlapTest, DoesNotOverflow) {
   EXPECT_FALSE(MayOverlap(next, far));
 }
 
+// The registry asks before an operator has refused such strides.
+TEST(MayOverlapTest, TakesAnyStride) {
+  float x[16] = {};
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  const auto view = [](float* data, int64_t rows, int64_t stride) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(data), 2, {rows, 2},
+                         {stride, 1});
+  };
+  const AnyTensorView upward = view(x, 2, 4);          // x[0] to x[5]
+  const AnyTensorView downward = view(x + 12, 2, -4);  // x[8] to x[13]
+  EXPECT_TRUE(MayOverlap(downward, view(x + 8, 1, 0)));
+  EXPECT_TRUE(MayOverlap(view(x + 13, 1, 0), downward));
+  EXPECT_FALSE(MayOverlap(downward, view(x + 14, 1, 0)));
+  EXPECT_FALSE(MayOverlap(downward, upward));
+  EXPECT_TRUE(MayOverlap(downward, downward));
+  EXPECT_TRUE(MayOverlap(upward, view(x, 2, 0)));
+  EXPECT_TRUE(MayOverlap(upward, view(x, 2, kMin)));
+  EXPECT_TRUE(MayOverlap(view(x, 3, kMin / 16), view(x, 1, kMin)));
+  EXPECT_FALSE(MayOverlap(upward, view(nullptr, 2, 2)));
+}
+
 }  // namespace
 }  // namespace quern
