@@ -150,8 +150,17 @@ absl::Status WriteKvPlan::CheckArgs(const WriteKvArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckCacheOut(kOp, args.cache));
   QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "k", args.k, args.cache));
   QUERN_RETURN_IF_ERROR(CheckApartFromCache(kOp, "v", args.v, args.cache));
+  QUERN_RETURN_IF_ERROR(CheckApartFromCache(
+      kOp, "slots", DenseVector(args.slots.data(), tokens), args.cache));
   if (spec_.rotation != KvRotation::kNone) {
     QUERN_RETURN_IF_ERROR(CheckRotation(spec_, args));
+    QUERN_RETURN_IF_ERROR(CheckApartFromCache(
+        kOp, "positions", DenseVector(args.positions.data(), tokens),
+        args.cache));
+    QUERN_RETURN_IF_ERROR(
+        CheckApartFromCache(kOp, "cos", args.cos, args.cache));
+    QUERN_RETURN_IF_ERROR(
+        CheckApartFromCache(kOp, "sin", args.sin, args.cache));
   }
   // Blocks of at least page_size bytes lie apart: no overflow.
   return CheckSlots(args.slots, args.cache.num_pages() * layout.page_size());

@@ -41,6 +41,7 @@ absl::Status VocabEmbeddingPlan::CheckArgs(IndexView ids,
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
                                     {ids.size(), spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids.tensor(), "out", out));
   return CheckIndices(kOp, "ids", "id", ids, spec_.vocab, spec_.padding_id);
 }
 

@@ -79,6 +79,7 @@ absl::Status LogitsPlan::CheckSelectArgs(const AnyTensorView& hidden,
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.hidden_dtype,
                                     {rows.size(), spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "hidden", hidden, "out", out));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "rows", rows.tensor(), "out", out));
   return CheckIndices(kOp, "rows", "row", rows, hidden.extent(0));
 }
 

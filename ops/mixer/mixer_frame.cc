@@ -121,6 +121,8 @@ absl::Status MixerFrame::CheckArgs(const MixerArgs& args,
   const absl::Span<const NamedView> all_written[] = {common_written, written};
   for (const auto& some : all_written) {
     for (const NamedView& w : some) {
+      QUERN_RETURN_IF_ERROR(
+          CheckBatchApart(s.op, args.batch, w.first, w.second));
       for (const auto& others : all_inputs) {
         for (const NamedView& in : others) {
           QUERN_RETURN_IF_ERROR(apart(in, w));

@@ -69,6 +69,7 @@ absl::Status VocabParallelEmbeddingPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", out, spec_.out_dtype,
                                     {ids.size(), spec_.hidden}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "weight", weight, "out", out));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "ids", ids.tensor(), "out", out));
   return CheckIndices(kOp, "ids", "id", ids, spec_.vocab.ids());
 }
 

@@ -135,6 +135,8 @@ absl::Status CausalConv1dPlan::CheckArgs(const CausalConv1dArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "x", args.x, "state", args.state));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "state", args.state, "out", args.out));
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", args.x, "out", args.out));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "state", args.state));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "out", args.out));
   return CheckSequences(kOp, args.batch, tokens, args.state.extent(0),
                         s.null_slot);
 }

@@ -212,6 +212,8 @@ absl::Status DeltaRulePlan::CheckArgs(const DeltaRuleArgs& args) const {
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "v", args.v, "state", args.state));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "state", args.state, "out", args.out));
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "v", args.v, "out", args.out));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "state", args.state));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "out", args.out));
   return CheckSequences(kOp, args.batch, tokens, args.state.extent(0),
                         s.null_slot);
 }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/check_indices.h"
 
@@ -89,6 +90,20 @@ absl::Status CheckSequences(absl::string_view op, const SequenceBatch& batch,
                       absl::StrCat(batch.indices_name, " has sequences"));
   }
   return CheckDistinct(op, batch, null_slot);
+}
+
+absl::Status CheckBatchApart(absl::string_view op, const SequenceBatch& batch,
+                             absl::string_view field,
+                             const AnyTensorView& view) {
+  QUERN_RETURN_IF_ERROR(CheckApart(op, batch.indices_name,
+                                   batch.state_indices.tensor(), field, view));
+  QUERN_RETURN_IF_ERROR(CheckApart(
+      op, "query_start_loc", batch.query_start_loc.tensor(), field, view));
+  return CheckApart(
+      op, "has_initial_state",
+      DenseVector(batch.has_initial_state.data(),
+                  static_cast<int64_t>(batch.has_initial_state.size())),
+      field, view);
 }
 
 }  // namespace quern

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/tensor_view.h"
 #include "quern/ops/index_view.h"
 
 namespace quern {
@@ -56,6 +57,13 @@ struct SequenceBatch {
 // that have any.
 absl::Status CheckSequences(absl::string_view op, const SequenceBatch& batch,
                             int64_t tokens, int64_t slots, int64_t null_slot);
+
+// InvalidArgument names the list of `batch` that shares memory with `view`,
+// which the operator calls `field` and writes: lists are checked once and read
+// again while the operator writes.
+absl::Status CheckBatchApart(absl::string_view op, const SequenceBatch& batch,
+                             absl::string_view field,
+                             const AnyTensorView& view);
 
 }  // namespace quern
 

@@ -237,6 +237,8 @@ absl::Status StateUpdatePlan::CheckArgs(const StateUpdateArgs& args) const {
             : CheckApart(kOp, name, *view, "out", args.out));
   }
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "state", args.state, "out", args.out));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "state", args.state));
+  QUERN_RETURN_IF_ERROR(CheckBatchApart(kOp, args.batch, "out", args.out));
   return CheckSequences(kOp, args.batch, args.x.extent(0), args.state.extent(0),
                         spec_.null_slot);
 }

@@ -67,6 +67,11 @@ absl::Status DualChunkRotaryPlan::CheckArgs(
       CheckApart(kOp, "query_out", args.query_out, "key_out", args.key_out));
   QUERN_RETURN_IF_ERROR(
       CheckInPlaceOrApart(kOp, "key", args.key, "key_out", args.key_out));
+  const AnyTensorView positions = args.positions.tensor();
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "positions", positions, "query_out", args.query_out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "positions", positions, "key_out", args.key_out));
   return CheckRotaryPositions(kOp, args.positions, tokens,
                               rotary.max_positions);
 }

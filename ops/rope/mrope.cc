@@ -91,6 +91,8 @@ absl::Status MropePlan::CheckArgs(IndexView positions, const AnyTensorView& x,
       CheckOutput(kOp, "out", out, rotary.dtype,
                   {x.extent(0), x.extent(1), rotary.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "positions", positions.tensor(), "out", out));
   return CheckPositions(positions, x.extent(0));
 }
 
@@ -102,6 +104,9 @@ absl::Status MropePlan::CheckQkArgs(IndexView positions, const AnyTensorView& q,
   QUERN_RETURN_IF_ERROR(CheckOutput(
       kOp, "k", k, rotary.dtype, {q.extent(0), kAnyExtent, rotary.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
+  const AnyTensorView numbers = positions.tensor();
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "positions", numbers, "q", q));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "positions", numbers, "k", k));
   return CheckPositions(positions, q.extent(0));
 }
 

@@ -38,6 +38,8 @@ absl::Status RotaryEmbeddingPlan::CheckArgs(IndexView positions,
       CheckOutput(kOp, "out", out, spec_.dtype,
                   {x.extent(0), x.extent(1), spec_.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckInPlaceOrApart(kOp, "x", x, "out", out));
+  QUERN_RETURN_IF_ERROR(
+      CheckApart(kOp, "positions", positions.tensor(), "out", out));
   return CheckRotaryPositions(kOp, positions, x.extent(0), spec_.max_positions);
 }
 
@@ -49,6 +51,9 @@ absl::Status RotaryEmbeddingPlan::CheckQkArgs(IndexView positions,
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "k", k, spec_.dtype,
                                     {q.extent(0), kAnyExtent, spec_.head_dim}));
   QUERN_RETURN_IF_ERROR(CheckApart(kOp, "q", q, "k", k));
+  const AnyTensorView numbers = positions.tensor();
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "positions", numbers, "q", q));
+  QUERN_RETURN_IF_ERROR(CheckApart(kOp, "positions", numbers, "k", k));
   return CheckRotaryPositions(kOp, positions, q.extent(0), spec_.max_positions);
 }
 
