@@ -132,12 +132,14 @@ void OpCaller::CreateOp() {
   std::vector<std::shared_ptr<Tensor>> tensors;
   std::vector<quern_argument> arguments;
   std::map<std::string, TensorMeta> metas;
+  // Rows of the example in two dimensions, which some operators fold.
+  const bool folded = OneIn(6);
   for (const auto& [key, arg] : example) {
     if (now() && OneIn(3)) continue;
     const char* const n = texts.emplace_back(key).c_str();
     quern_argument a = quern_argument_of(n, 0);
     if (const auto* meta = std::get_if<TensorMeta>(&arg)) {
-      tensors.push_back(MakeTensor(*meta, now()));
+      tensors.push_back(MakeTensor(folded ? Folded(*meta) : *meta, now()));
       metas[std::string(key)] = {meta->dtype, tensors.back()->shape};
       a = quern_tensor_argument(n, &tensors.back()->c);
     } else if (const auto* i = std::get_if<int64_t>(&arg)) {
@@ -212,15 +214,34 @@ void OpCaller::CreateOp() {
   made_.push_back(std::move(made));
 }
 
+TensorMeta OpCaller::Folded(TensorMeta meta) {
+  std::vector<int64_t>& extents = meta.extents;
+  if (extents.size() >= 2 && extents[0] % 2 == 0) {
+    extents[0] /= 2;
+    extents.insert(extents.begin() + 1, 2);
+  }
+  return meta;
+}
+
+TensorMeta OpCaller::Batched(TensorMeta meta) {
+  if (meta.extents.size() > 1) meta.extents.insert(meta.extents.begin(), 2);
+  return meta;
+}
+
 void OpCaller::UseOp(Made& made) {
   const bool hostile = OneIn(2);
   std::vector<std::shared_ptr<Tensor>> tensors;
   std::vector<quern_operand> operands;
   const size_t spoilt = At(rng_, made.tensors.size() + 1);
+  // All tensors with a dimension more, as if the caller had batches.
+  const bool batched = hostile && OneIn(8);
+  const bool shared = OneIn(6);
   for (size_t i = 0; i < made.tensors.size(); ++i) {
     if (hostile && OneIn(24)) continue;
     const auto& [name, meta] = made.tensors[i];
-    tensors.push_back(MakeTensor(meta, hostile && i == spoilt));
+    tensors.push_back(
+        MakeTensor(batched ? Batched(meta) : meta, hostile && i == spoilt));
+    if (shared && OneIn(2)) Share(tensors);
     quern_operand o = {name.c_str(), OrNull(&tensors.back()->c), 0};
     if (hostile && OneIn(16)) o.flags = OneIn(2) ? QUERN_READ_ONLY : 2;
     if (hostile && OneIn(40)) o.name = OneIn(2) ? nullptr : "nothing";

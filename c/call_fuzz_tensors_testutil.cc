@@ -89,12 +89,28 @@ std::shared_ptr<OpCaller::Tensor> OpCaller::MakeTensor(const TensorMeta& meta,
   tensor->memory = std::make_unique<GuardBuffer<uint8_t>>(
       elements * static_cast<int64_t>(SizeOf(dtype)),
       OneIn(3) ? quern::Edge::kBegin : quern::Edge::kEnd);
+  tensor->bytes = elements * static_cast<int64_t>(SizeOf(dtype));
   Fill(*tensor, dtype);
   tensor->c = quern_dense(tensor->memory->data(), c_abi::ToC(dtype),
                           static_cast<int32_t>(shape.size()), shape.data());
   if (padded || OneIn(2)) tensor->c.strides = tensor->strides.data();
   if (hostile) Spoil(*tensor);
   return tensor;
+}
+
+// At the beginning, at the end, or within. What is written there is the
+// lender's: it has indices of its own only if the lender has indices.
+void OpCaller::Share(const Tensors& tensors) {
+  if (tensors.size() < 2) return;
+  const std::shared_ptr<Tensor>& last = tensors.back();
+  const std::shared_ptr<Tensor>& lender = tensors[At(rng_, tensors.size() - 1)];
+  const int64_t room = lender->memory->size() - last->bytes;
+  if (lender->lender != nullptr || last->bytes == 0 || room < 0) return;
+  if (last->c.data != last->memory->data()) return;  // spoilt
+  const int64_t size = std::max<int64_t>(1, last->c.dtype.bits / 8);
+  const int64_t at = OneIn(2) ? 0 : rng_.Integer(0, room / size) * size;
+  last->c.data = lender->memory->data() + at;
+  last->lender = lender;
 }
 
 // Fields that no memory goes with, or that leave the tensor within its memory.

@@ -61,6 +61,8 @@ class OpCaller {
     std::unique_ptr<GuardBuffer<uint8_t>> memory;
     std::vector<uint8_t> before;
     quern_tensor c = {};
+    int64_t bytes = 0;               // from the first element to the last
+    std::shared_ptr<Tensor> lender;  // whose memory it shares
   };
 
   // An operator that was made, with the tensors that it expects.
@@ -146,6 +148,10 @@ class OpCaller {
   // A tensor of this dtype and shape, or, if hostile, of nearly these.
   std::shared_ptr<Tensor> MakeTensor(const TensorMeta& meta, bool hostile);
   void Spoil(Tensor& tensor);
+  // Moves the last tensor into the memory of another one, if it fits.
+  void Share(const Tensors& tensors);
+  static TensorMeta Folded(TensorMeta meta);
+  static TensorMeta Batched(TensorMeta meta);
   void Fill(Tensor& tensor, DType dtype);
   DType AnyDType() { return kDTypes[At(rng_, std::size(kDTypes))]; }
 
