@@ -158,11 +158,12 @@ void AllOpsInCTest::Compare(const std::string& name, const NamedArgs& args,
   ASSERT_EQ(quern_op_prepare(op, operands.data(), operands.size(), nullptr),
             static_cast<quern_status>(prepared.code()));
 
-  // The pool of states is not what has the rows.
-  const size_t rows_of = name == "selective_state_update" ? 1 : 0;
-  const int64_t rows = cpp.views[rows_of].extent(0);
-  const auto bytes = made->op->WorkspaceBytes(rows, 1);
+  const auto bytes = made->WorkspaceBytes(cpp.views, 1);
   ASSERT_TRUE(bytes.ok()) << bytes.status();
+  int64_t rows = -1, made_rows = -1;
+  ASSERT_C_OK(quern_op_rows(op, operands.data(), operands.size(), &rows), op);
+  ASSERT_C_OK(quern_op_rows(op, nullptr, 0, &made_rows), op);
+  EXPECT_EQ(rows, made_rows);
   int64_t bytes_in_c = -1;
   ASSERT_C_OK(quern_op_workspace_bytes(op, rows, nullptr, &bytes_in_c), op);
   EXPECT_EQ(bytes_in_c, *bytes);

@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -157,36 +155,6 @@ absl::StatusOr<NamedArgs> ArgsOf(const Library& library, absl::string_view op,
   return args;
 }
 
-// The order of the tensors, as OpTensors has it, and whence rows come.
-absl::Status ListTensors(const OpSchema& schema, absl::Span<const OpArg> args,
-                         OperatorObject& made) {
-  std::optional<size_t> first;
-  for (size_t i = 0; i < schema.params.size(); ++i) {
-    if (schema.params[i].type != OpType::kTensor) continue;
-    const auto* const meta = std::get_if<TensorMeta>(&args[i]);
-    const bool x =
-        schema.name == "selective_state_update" && schema.params[i].name == "x";
-    if (meta != nullptr && (!first.has_value() || x)) {
-      first = made.tensors.size();
-      made.made_rows = meta->extents.empty() ? 0 : meta->extents[0];
-    }
-    made.tensors.push_back(schema.params[i].name);
-  }
-  made.rows_of.tensor = first.value_or(0);
-  for (const char* over_ranks : {"replicated_linear", "column_parallel_linear",
-                                 "row_parallel_linear", "parallel_lm_head"}) {
-    made.rows_of.leading = made.rows_of.leading || schema.name == over_ranks;
-  }
-  const size_t returns = made.returns.size();
-  for (size_t i = 0; i < returns; ++i) {
-    made.tensors.push_back(returns == 1 ? "out" : absl::StrCat("out", i));
-  }
-  if (made.tensors.size() <= kMaxTensors) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(schema.name, ": has ", made.tensors.size(),
-                   " tensors; need ", kMaxTensors, " or fewer"));
-}
-
 absl::StatusOr<std::unique_ptr<Object>> Make(const Library& library,
                                              const char* name,
                                              const quern_op_options* options,
@@ -211,12 +179,13 @@ absl::StatusOr<std::unique_ptr<Object>> Make(const Library& library,
                                 : ops.MakeFrom(provider, name, args);
   if (!op.ok()) return op.status();
   made->made = *std::move(op);
-  const OpSchema& schema = library.registry().Find(name)->schema;
+  if (made->made.tensors.size() > kMaxTensors) {
+    return absl::InternalError(
+        absl::StrCat(name, ": has ", made->made.tensors.size(),
+                     " tensors; need ", kMaxTensors, " or fewer"));
+  }
   QUERN_ASSIGN_OR_RETURN(made->returns,
                          library.registry().InferShapes(name, args));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
-                         ArrangeArgs(schema, args));
-  QUERN_RETURN_IF_ERROR(ListTensors(schema, arranged, *made));
   return std::unique_ptr<Object>(std::move(made));
 }
 

@@ -19,6 +19,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_tensors.h"
 
 namespace quern {
 namespace c_abi {
@@ -29,9 +30,10 @@ using Views = absl::FixedArray<AnyTensorView, kMaxTensors>;
 using Used = absl::FixedArray<Borrowed, 4>;
 
 absl::Status NoSuchTensor(const OperatorObject& op, const char* name) {
+  const OpTensors& tensors = op.made.tensors;
   std::string names;
-  for (const std::string& tensor : op.tensors) {
-    absl::StrAppend(&names, names.empty() ? "" : ", ", tensor);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", tensors.name(i));
   }
   return InvalidArgument(op.name, "has no tensor ", name, "; need ", names);
 }
@@ -44,7 +46,8 @@ absl::Status Arrange(const OperatorObject& op, const quern_operand* operands,
     return InvalidArgument(op.name, "operands is null; need ", count,
                            " of them");
   }
-  const size_t size = op.tensors.size();
+  const OpTensors& tensors = op.made.tensors;
+  const size_t size = tensors.size();
   for (size_t i = 0; i < count; ++i) {
     const quern_operand& operand = operands[i];
     if (operand.name == nullptr) {
@@ -52,7 +55,7 @@ absl::Status Arrange(const OperatorObject& op, const quern_operand* operands,
     }
     size_t at = size == 0 ? 0 : i % size, looked = 0;
     while (looked < size &&
-           std::strcmp(op.tensors[at].c_str(), operand.name) != 0) {
+           std::strcmp(tensors.name(at).c_str(), operand.name) != 0) {
       at = at + 1 == size ? 0 : at + 1;
       ++looked;
     }
@@ -70,9 +73,8 @@ absl::Status Arrange(const OperatorObject& op, const quern_operand* operands,
 absl::Status CheckWorkspace(const OperatorObject& op,
                             absl::Span<const AnyTensorView> views,
                             const void* workspace, size_t bytes, int workers) {
-  QUERN_ASSIGN_OR_RETURN(
-      const int64_t need,
-      op.made.op->WorkspaceBytes(op.rows_of.Count(views), workers));
+  QUERN_ASSIGN_OR_RETURN(const int64_t need,
+                         op.made.WorkspaceBytes(views, workers));
   if (need == 0) return absl::OkStatus();
   if (workspace == nullptr || bytes < static_cast<uint64_t>(need)) {
     return InvalidArgument(op.name, "workspace has ",
@@ -102,10 +104,9 @@ absl::Status Prepare(OperatorObject& op, const quern_operand* operands,
   Used used(op.changing.size());
   QUERN_RETURN_IF_ERROR(
       UseChanging(op, used, op.fills ? Mode::kChange : Mode::kUseOfHeld));
-  Views views(op.tensors.size());
+  Views views(op.made.tensors.size());
   QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
-  QUERN_RETURN_IF_ERROR(op.made.tensors.Check(views));
-  QUERN_RETURN_IF_ERROR(op.made.op->Prepare(views, executor.get()));
+  QUERN_RETURN_IF_ERROR(op.made.Prepare(views, executor.get()));
   op.prepared_workers = executor.get().num_workers();
   const absl::Status verdict = executor.Verdict();
   op.half_prepared = !verdict.ok();
@@ -130,7 +131,7 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
   }
   Used used(op.changing.size());
   QUERN_RETURN_IF_ERROR(UseChanging(op, used));
-  Views views(op.tensors.size());
+  Views views(op.made.tensors.size());
   QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
   QUERN_RETURN_IF_ERROR(op.made.CheckArgs(views));
   QUERN_RETURN_IF_ERROR(CheckWorkspace(op, views, workspace, bytes, workers));
@@ -143,6 +144,17 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
   return executor.Verdict();
 }
 
+absl::Status Rows(const OperatorObject& op, const quern_operand* operands,
+                  size_t count, int64_t* rows) {
+  QUERN_RETURN_IF_ERROR(CheckNotNull(op.name, "rows", rows));
+  *rows = op.made.tensors.made_rows();
+  if (count == 0) return absl::OkStatus();
+  Views views(op.made.tensors.size());
+  QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
+  *rows = op.made.tensors.Rows(views);
+  return absl::OkStatus();
+}
+
 absl::Status WorkspaceBytes(const OperatorObject& op, int64_t max_rows,
                             quern_executor* handle, int64_t* bytes) {
   QUERN_RETURN_IF_ERROR(CheckNotNull(op.name, "bytes", bytes));
@@ -152,8 +164,10 @@ absl::Status WorkspaceBytes(const OperatorObject& op, int64_t max_rows,
   QUERN_RETURN_IF_ERROR(executor.Take(handle));
   Used used(op.changing.size());
   QUERN_RETURN_IF_ERROR(UseChanging(op, used));
-  QUERN_ASSIGN_OR_RETURN(*bytes, op.made.op->WorkspaceBytes(
-                                     max_rows, executor.get().num_workers()));
+  const auto need =
+      op.made.op->WorkspaceBytes(max_rows, executor.get().num_workers());
+  if (!need.ok()) return op.made.tensors.InWords(need.status());
+  *bytes = *need;
   return absl::OkStatus();
 }
 
@@ -196,6 +210,13 @@ quern_status quern_op_prepare(quern_op* op, const quern_operand* operands,
                               size_t num_operands, quern_executor* executor) {
   return quern::c_abi::With(op, Mode::kChange, [&](OperatorObject& o) {
     return quern::c_abi::Prepare(o, operands, num_operands, executor);
+  });
+}
+
+quern_status quern_op_rows(quern_op* op, const quern_operand* operands,
+                           size_t num_operands, int64_t* rows) {
+  return quern::c_abi::With(op, Mode::kUse, [&](const OperatorObject& o) {
+    return quern::c_abi::Rows(o, operands, num_operands, rows);
   });
 }
 

@@ -269,9 +269,17 @@ QUERN_API quern_status quern_op_prepare(quern_op* op,
                                         size_t num_operands,
                                         quern_executor* executor);
 
-/* Bytes that an execution needs on this executor for up to max_rows rows: the
- * first dimension of the first tensor, unless the operator's header in
- * ops/registry says otherwise. */
+/* The rows of an execution on these operands, which quern_op_workspace_bytes
+ * takes. Most operators count the first dimension of their first tensor; linear
+ * layers and mixer2_gated_rms_norm count all dimensions but the last, and
+ * selective_state_update the first dimension of x. Only shapes are read.
+ * Without operands: the rows of the tensors that the operator was made with. */
+QUERN_API quern_status quern_op_rows(quern_op* op,
+                                     const quern_operand* operands,
+                                     size_t num_operands, int64_t* rows);
+
+/* Bytes that an execution needs on this executor for up to max_rows rows, which
+ * quern_op_rows counts. */
 QUERN_API quern_status quern_op_workspace_bytes(quern_op* op, int64_t max_rows,
                                                 quern_executor* executor,
                                                 int64_t* bytes);

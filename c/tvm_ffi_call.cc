@@ -10,7 +10,6 @@
 
 #include "quern/c/quern.h"
 #include "quern/c/tvm_ffi_state.h"
-#include "quern/core/math_util.h"
 #include "quern/ops/registry/op_schema.h"
 
 namespace quern {
@@ -227,31 +226,6 @@ class Call {
     return nullptr;
   }
 
-  // The number that quern_op_workspace_bytes is asked for, as quern.h and
-  // ops/registry say.
-  int64_t Rows() const {
-    const std::string& op = signature_.name;
-    const bool of_x = op == "selective_state_update";
-    const bool leading =
-        op == "replicated_linear" || op == "column_parallel_linear" ||
-        op == "row_parallel_linear" || op == "parallel_lm_head";
-    for (const quern_argument& argument : thread_.arguments) {
-      if (argument.type != QUERN_ARGUMENT_TENSOR ||
-          (of_x && std::strcmp(argument.name, "x") != 0)) {
-        continue;
-      }
-      const quern_tensor& tensor = *argument.value.tensor;
-      if (!leading) return tensor.shape[0];
-      int64_t rows = 1;
-      for (int32_t d = 0; d + 1 < tensor.ndim; ++d) {
-        if (CheckedMul(rows, tensor.shape[d], &rows)) continue;
-        Refuse("ValueError", argument.name, " has 2^63 rows or more");
-      }
-      return rows;
-    }
-    return 0;
-  }
-
   quern_status Size(Plan& plan) const {
     const quern_status status = quern_op_workspace_bytes(
         plan.op, plan.rows, workers_.executor, &plan.bytes);
@@ -267,7 +241,7 @@ class Call {
                               thread_.arguments.size(), &plan.op),
               shared_.library);
     }
-    plan.rows = Rows();
+    Require(quern_op_rows(plan.op, nullptr, 0, &plan.rows), plan.op);
     plan.prepared_by_each = has_object_;
     if (has_object_) return;
     const quern_status sized = Size(plan);

@@ -246,6 +246,7 @@ absl::Status Both(OpRegistry& registry, absl::string_view name,
                   absl::string_view params, OpExample example = &Example) {
   QUERN_RETURN_IF_ERROR(registry.Define<kShapes>(
       absl::StrCat(name, "(Tensor x", params, ") -> Tensor"), example));
+  QUERN_RETURN_IF_ERROR(registry.Declare(name, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(registry.Add<kMake>(name, kSimd));
   return registry.Add<kNative>(name, OpRegistry::kReference);
 }

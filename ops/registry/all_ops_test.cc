@@ -1,8 +1,10 @@
 #include "quern/ops/registry/all_ops.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,10 +44,11 @@ class AllOpsTest : public IsaTest {
  protected:
   AllOpsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
 
-  void Execute(BoundOp& op, const std::vector<AnyTensorView>& tensors) {
+  void Execute(const MadeOp& made, const std::vector<AnyTensorView>& tensors) {
+    BoundOp& op = *made.op;
     ASSERT_EQ(op.Prepare(tensors, executor_), absl::OkStatus());
-    ASSERT_EQ(op.CheckArgs(tensors), absl::OkStatus());
-    const auto bytes = op.WorkspaceBytes(tensors[0].extent(0), 1);
+    ASSERT_EQ(made.CheckArgs(tensors), absl::OkStatus());
+    const auto bytes = made.WorkspaceBytes(tensors, 1);
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     auto memory = AlignedBuffer::Create(*bytes);
     ASSERT_TRUE(memory.ok());
@@ -156,8 +159,8 @@ TEST_P(AllOpsTest, SimdAgreesWithTheReference) {
       ASSERT_TRUE(shapes.ok()) << shapes.status();
       EXPECT_EQ(static_cast<int>(shapes->size()), op.schema.returns);
       for (const TensorMeta& meta : *shapes) add(meta);
-      Execute(*made->op, tensors[0]);
-      Execute(*reference->op, tensors[1]);
+      Execute(*made, tensors[0]);
+      Execute(*reference, tensors[1]);
 
       // Error bounds: chains of up to 8 roundings of numbers up to 16; for
       // linear layers and convolutions, sums of 64 products up to 9 and one
@@ -202,12 +205,12 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
                                     {"weight", TensorMeta{DType::kF32, {7}}}})
           .status()
           .message(),
-      "weight is not [8]"));
+      "rms_norm: weight is f32[7]; need [8]"));
   const OpDispatcher ops(registry, OpPolicy());
   // A refusal begins with the operator's name, from Make as well.
   for (const char* op : {"silu_and_mul", "gelu_and_mul"}) {
     const NamedArgs odd = {{"x", TensorMeta{DType::kF32, {2, 7}}}};
-    const std::string words = std::string(op) + ": act_and_mul: x has 7";
+    const std::string words = std::string(op) + ": x has 7";
     EXPECT_TRUE(absl::StrContains(
         registry.InferShapes(op, odd).status().message(), words));
     EXPECT_TRUE(absl::StrContains(ops.Make(op, odd).status().message(), words));
@@ -217,7 +220,7 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
                             {"weight", TensorMeta{DType::kF32, {7}}}})
           .status()
           .message(),
-      "weight is not [8]"));
+      "rms_norm: weight is f32[7]; need [8]"));
   EXPECT_TRUE(absl::StrContains(
       ops.Make("gelu_and_mul_sparse", {{"x", TensorMeta{DType::kF32, {2, 8}}},
                                        {"activation_sparsity", 0.0}})
@@ -230,6 +233,37 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
           .status()
           .message(),
       "approximate=\"fast\"; need \"none\" or \"tanh\""));
+}
+
+// Operators share plans and functions that refuse, and each is refused by its
+// own name.
+TEST(AllOpsShapeTest, RefusalsBeginWithTheOperatorsNameAlone) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterAllOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  int64_t refused = 0;
+  for (const std::string& name : registry.Names()) {
+    const NamedArgs example = registry.Find(name)->example(DType::kF32);
+    for (size_t i = 0; i < example.size(); ++i) {
+      for (const int change : {0, 1, 2}) {
+        NamedArgs args = example;
+        auto* const meta = std::get_if<TensorMeta>(&args[i].second);
+        if (meta == nullptr) break;
+        if (change == 0) meta->extents.clear();
+        if (change == 1) meta->extents.back() = 0;
+        if (change == 2) meta->dtype = DType::kF8E5M2;
+        const absl::Status status = ops.Make(name, args).status();
+        if (status.ok()) continue;
+        ++refused;
+        EXPECT_TRUE(absl::StartsWith(status.message(), name + ": ")) << status;
+        const std::string rest(status.message().substr(name.size() + 2));
+        const size_t end =
+            rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789");
+        EXPECT_NE(rest.substr(std::min(end, rest.size()), 2), ": ") << status;
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
 }
 
 }  // namespace

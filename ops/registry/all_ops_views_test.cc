@@ -5,67 +5,33 @@
 // operator has not checked ends this test where checks are on, and one that
 // ignores a stride fails it everywhere.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/all_ops_testutil.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/op_schema.h"
 #include "quern/testing/data.h"
-#include "quern/testing/guard_buffer.h"
-#include "quern/testing/reference_convert.h"
 
 namespace quern {
 namespace {
 
 using Dims = AnyTensorView::Dims;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
-
-Dims DenseStrides(const std::vector<int64_t>& extents) {
-  Dims strides{};
-  int64_t stride = 1;
-  for (size_t d = extents.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= extents[d];
-  }
-  return strides;
-}
-
-int64_t CountOf(const TensorMeta& meta) {
-  int64_t count = 1;
-  for (const int64_t extent : meta.extents) count *= extent;
-  return count;
-}
-
-// The place of element i, in row-major order, in a view of these strides.
-int64_t PlaceOf(const TensorMeta& meta, const Dims& strides, int64_t i) {
-  int64_t place = 0;
-  for (size_t d = meta.extents.size(); d-- > 0;) {
-    place += i % meta.extents[d] * strides[d];
-    i /= meta.extents[d];
-  }
-  return place;
-}
 
 // What differs from a dense tensor that may be written.
 struct Change {
@@ -100,116 +66,6 @@ const std::set<std::pair<std::string, std::string>>& PackedWeights() {
           {"weight_packed_linear", "mat2"},
       };
   return *weights;
-}
-
-// A tensor in memory of its own, between the elements of which is poison.
-class Tensor {
- public:
-  Tensor(const TensorMeta& meta, const Dims& strides, int64_t shift)
-      : meta_(meta), strides_(strides), size_(SizeOf(meta.dtype)) {
-    int64_t last = 0;
-    bool fits = true;  // else the view is refused, whatever its memory
-    for (size_t d = 0; d < meta.extents.size(); ++d) {
-      const int64_t steps = meta.extents[d] - 1;
-      if (steps <= 0) continue;
-      fits = fits && strides[d] >= 0 && strides[d] < 4096;
-      if (fits) last += steps * strides[d];
-    }
-    in_memory_ = fits;
-    const int64_t elements = CountOf(meta) == 0 ? 0 : fits ? last + 1 : 1;
-    memory_ = std::make_unique<GuardBuffer<uint8_t>>(
-        elements * static_cast<int64_t>(size_) + shift);
-    data_ = memory_->data();
-  }
-
-  bool in_memory() const { return in_memory_; }
-  AnyTensorView View(bool read_only, bool null) const {
-    Dims extents{};
-    for (size_t d = 0; d < meta_.extents.size(); ++d) {
-      extents[d] = meta_.extents[d];
-    }
-    const auto rank = static_cast<int>(meta_.extents.size());
-    void* const data = null ? nullptr : data_;
-    if (!read_only) {
-      return AnyTensorView(meta_.dtype, data, rank, extents, strides_);
-    }
-    return AnyTensorView(meta_.dtype, static_cast<const void*>(data), rank,
-                         extents, strides_);
-  }
-  void Write(const std::vector<uint8_t>& dense) {
-    if (!in_memory_) return;
-    for (int64_t i = 0; i < CountOf(meta_); ++i) {
-      std::memcpy(At(i), dense.data() + static_cast<size_t>(i) * size_, size_);
-    }
-  }
-  std::vector<uint8_t> Read() const {
-    std::vector<uint8_t> dense(static_cast<size_t>(CountOf(meta_)) * size_);
-    if (!in_memory_) return dense;
-    for (int64_t i = 0; i < CountOf(meta_); ++i) {
-      std::memcpy(dense.data() + static_cast<size_t>(i) * size_, At(i), size_);
-    }
-    return dense;
-  }
-  // Whether nothing was written between the elements.
-  bool GapsAreIntact() const {
-    if (!in_memory_) return true;
-    std::vector<bool> element(static_cast<size_t>(memory_->size()));
-    for (int64_t i = 0; i < CountOf(meta_); ++i) {
-      const auto at = static_cast<size_t>(At(i) - memory_->data());
-      std::fill_n(element.begin() + static_cast<ptrdiff_t>(at), size_, true);
-    }
-    for (size_t i = 0; i < element.size(); ++i) {
-      if (!element[i] && !IsPoison(memory_->data()[i])) return false;
-    }
-    return true;
-  }
-
- private:
-  uint8_t* At(int64_t i) const {
-    return data_ + PlaceOf(meta_, strides_, i) * static_cast<int64_t>(size_);
-  }
-
-  TensorMeta meta_;
-  Dims strides_;
-  size_t size_;
-  bool in_memory_ = false;
-  std::unique_ptr<GuardBuffer<uint8_t>> memory_;
-  uint8_t* data_ = nullptr;
-};
-
-// Elements that operators take: numbers that are not far from 1, codes of four
-// bits, and the first rows of every table, each of them once in eight.
-std::vector<uint8_t> SomeElements(Rng& rng, const TensorMeta& meta) {
-  const auto count = static_cast<size_t>(CountOf(meta));
-  std::vector<uint8_t> bytes(count * SizeOf(meta.dtype));
-  const auto fill = [&](auto type) {
-    for (size_t i = 0; i < count; ++i) {
-      const auto x = FromDouble<decltype(type)>(rng.Uniform(0.25, 2));
-      std::memcpy(bytes.data() + i * sizeof(x), &x, sizeof(x));
-    }
-  };
-  switch (meta.dtype) {
-    case DType::kF32:
-      fill(float());
-      break;
-    case DType::kBF16:
-      fill(BFloat16());
-      break;
-    case DType::kF16:
-      fill(Float16());
-      break;
-    case DType::kI32:
-    case DType::kI64:
-      for (size_t i = 0; i < count; ++i) {
-        bytes[i * SizeOf(meta.dtype)] = static_cast<uint8_t>(i % 8);
-      }
-      break;
-    default:
-      for (uint8_t& byte : bytes) {
-        byte = static_cast<uint8_t>(rng.Integer(0, 15));
-      }
-  }
-  return bytes;
 }
 
 std::vector<Change> ChangesOf(const std::vector<TensorMeta>& metas) {
@@ -268,25 +124,8 @@ class AllOpsViewsTest : public testing::Test {
  protected:
   AllOpsViewsTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
 
-  // Prepares, checks and executes. Returns the first refusal.
   absl::Status Run(const MadeOp& op, const std::vector<AnyTensorView>& views) {
-    absl::Status status = op.tensors.Check(views);
-    if (status.ok()) status = op.op->Prepare(views, executor_);
-    if (status.ok()) status = op.CheckArgs(views);
-    if (!status.ok()) return status;
-    // Rows of any operator, however it counts them, are fewer.
-    int64_t rows = 0;
-    for (const AnyTensorView& view : views) {
-      int64_t leading = view.rank() == 0 ? 0 : 1;
-      for (int d = 0; d + 1 < view.rank(); ++d) leading *= view.extent(d);
-      rows = std::max({rows, leading, view.rank() == 1 ? view.extent(0) : 0});
-    }
-    const auto bytes = op.op->WorkspaceBytes(rows, 1);
-    if (!bytes.ok()) return bytes.status();
-    auto memory = AlignedBuffer::Create(*bytes);
-    if (!memory.ok()) return memory.status();
-    op.op->Execute(views, Workspace(*memory), executor_);
-    return absl::OkStatus();
+    return RunStep(op, views, executor_);
   }
 
   void TryAll(const std::string& name, const std::string& provider,
@@ -301,34 +140,19 @@ class AllOpsViewsTest : public testing::Test {
 
 void AllOpsViewsTest::TryAll(const std::string& name,
                              const std::string& provider, DType dtype) {
-  const OpDefinition& definition = *registry_.Find(name);
-  const NamedArgs args = definition.example(dtype);
+  const NamedArgs args = registry_.Find(name)->example(dtype);
   const OpDispatcher ops(registry_, OpPolicy());
   const auto made = ops.MakeFrom(provider, name, args);
   if (!made.ok()) return;  // no kernel for these dtypes
-  const auto arranged = ArrangeArgs(definition.schema, args);
-  const auto returns = registry_.InferShapes(name, args);
-  ASSERT_TRUE(arranged.ok() && returns.ok());
-  // The tensors that are given, and where they are among all.
-  std::vector<TensorMeta> metas;
+  const auto given = GivenTensors::Of(registry_, name, args);
+  ASSERT_TRUE(given.ok()) << given.status();
+  const std::vector<TensorMeta>& metas = given->metas;
+  const std::vector<size_t>& places = given->places;
+  const size_t all = given->all;
   std::vector<bool> packed;
-  std::vector<size_t> places;
-  size_t all = 0;
-  for (size_t i = 0; i < arranged->size(); ++i) {
-    if (definition.schema.params[i].type != OpType::kTensor) continue;
-    if (const auto* meta = std::get_if<TensorMeta>(&(*arranged)[i])) {
-      metas.push_back(*meta);
-      places.push_back(all);
-      packed.push_back(
-          PackedWeights().count({name, definition.schema.params[i].name}) > 0);
-      if (packed.back()) packed_.insert(name);
-    }
-    ++all;
-  }
-  for (const TensorMeta& meta : *returns) {
-    metas.push_back(meta);
-    places.push_back(all++);
-    packed.push_back(false);
+  for (const std::string& tensor : given->names) {
+    packed.push_back(PackedWeights().count({name, tensor}) > 0);
+    if (packed.back()) packed_.insert(name);
   }
   std::vector<std::vector<uint8_t>> elements;
   for (const TensorMeta& meta : metas) {

@@ -39,7 +39,8 @@ absl::Status CheckCacheMeta(absl::string_view op, const TensorMeta& cache,
                             const KvLayout& layout) {
   if (cache.dtype != DType::kU8 || cache.extents.size() != 2 ||
       cache.extents[1] != layout.page_bytes()) {
-    return InvalidArgument(op, "cache is not u8[pages, ", layout.page_bytes(),
+    return InvalidArgument(op, "cache is ", PrintMeta(cache),
+                           "; need u8[pages, ", layout.page_bytes(),
                            "], as the layout's pages are");
   }
   if (layout.scaling() == KvScaling::kNone ||
@@ -210,15 +211,19 @@ Metas AttentionShapes(const TensorMeta& query, const TensorMeta& cache,
                       const KvLayout* layout, const AttentionStep*, double,
                       int64_t, int64_t, double, const std::string& out_dtype) {
   if (query.extents.size() != 3 || query.extents[2] != layout->head_dim()) {
-    return InvalidArgument(kAttention, "query is not [tokens, q_heads, ",
-                           layout->head_dim(), "], as the layout's keys are");
+    return InvalidArgument(kAttention, "query is ", PrintMeta(query),
+                           "; need [tokens, q_heads, ", layout->head_dim(),
+                           "], as the layout's keys are");
   }
   QUERN_RETURN_IF_ERROR(CheckCacheMeta(kAttention, cache, *layout));
   const TensorMeta heads = {DType::kF32, {query.extents[1]}};
-  if ((alibi_slopes.has_value() && !(*alibi_slopes == heads)) ||
-      (sinks.has_value() && !(*sinks == heads))) {
-    return InvalidArgument(kAttention, "need alibi_slopes and sinks f32[",
-                           query.extents[1], "], one for each query head");
+  if (alibi_slopes.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckMeta(kAttention, "alibi_slopes", *alibi_slopes,
+                                    heads, ", one for each query head"));
+  }
+  if (sinks.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckMeta(kAttention, "sinks", *sinks, heads,
+                                    ", one for each query head"));
   }
   QUERN_ASSIGN_OR_RETURN(const DType out, DTypeOr(kAttention, "out_dtype",
                                                   out_dtype, query.dtype));
@@ -286,6 +291,8 @@ absl::Status RegisterAttentionOps(OpRegistry& r) {
       "write_kv(Tensor key, Tensor value, Tensor slots, Tensor(a3!) cache, "
       "KvLayout layout) -> ()",
       &WriteExample, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kWrite, {{}, OpRows::kFirst, "", {{"k", "key"}, {"v", "value"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Write<false>>(kWrite, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Write<true>>(kWrite, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&AttentionShapes>(
@@ -294,6 +301,8 @@ absl::Status RegisterAttentionOps(OpRegistry& r) {
       "int window_left=-1, int window_right=-1, float soft_cap=0.0, "
       "str out_dtype=\"\") -> Tensor",
       &AttentionExample, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(
+      r.Declare(kAttention, {{}, OpRows::kFirst, "", {{"q", "query"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Attention<false>>(kAttention, kSimd));
   return r.Add<&Attention<true>>(kAttention, kReference);
 }

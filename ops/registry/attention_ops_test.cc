@@ -340,7 +340,7 @@ TEST_P(AttentionOpsTest, RefusesByName) {
                                       {"cache", small},
                                       {"layout", &layout_}})
                     .status(),
-                "write_kv: cache is not u8[pages, ");
+                "; need u8[pages, ");
   ExpectRefusal(
       ops.Make("write_kv", {{"key", heads},
                             {"value", heads},
@@ -378,7 +378,7 @@ TEST_P(AttentionOpsTest, RefusesByName) {
                           {"layout", &layout_},
                           {"step", &step_}})
                     .status(),
-                "query is not [tokens, q_heads, 16]");
+                "query is f32[1, 4, 8]; need [tokens, q_heads, 16]");
 }
 
 }  // namespace

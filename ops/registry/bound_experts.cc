@@ -144,7 +144,6 @@ class BoundMixture final : public BoundOp {
     QUERN_RETURN_IF_ERROR(CheckInput(op_, "router_logits", t[1],
                                      router_.spec().logits_dtype,
                                      {tokens, router_.spec().experts}));
-    QUERN_RETURN_IF_ERROR(CheckApart(op_, "router_logits", t[1], "out", t[5]));
     if ((t[2].rank() != 0) != router_.spec().biased) {
       return InvalidArgument(op_, "e_score_correction_bias is ",
                              router_.spec().biased ? "missing" : "given",
@@ -159,8 +158,6 @@ class BoundMixture final : public BoundOp {
       QUERN_RETURN_IF_ERROR(CheckInput(op_, "e_score_correction_bias", t[2],
                                        router_.spec().bias_dtype,
                                        {router_.spec().experts}));
-      QUERN_RETURN_IF_ERROR(
-          CheckApart(op_, "e_score_correction_bias", t[2], "out", t[5]));
     }
     if (t[3].rank() != 0) {
       QUERN_RETURN_IF_ERROR(CheckInput(op_, "expert_map", t[3], DType::kI32,

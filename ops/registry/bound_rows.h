@@ -58,6 +58,17 @@ inline AnyTensorView AsRows(const AnyTensorView& v) {
   return AnyTensorView(v.dtype(), v.data(), 2, extents, strides);
 }
 
+// Views [..., n] as [rows, n]; a vector is a single row.
+inline AnyTensorView AsMatrix(const AnyTensorView& v) {
+  if (v.rank() != 1) return AsRows(v);
+  const AnyTensorView::Dims extents{1, v.extent(0)};
+  const AnyTensorView::Dims strides{v.extent(0), v.stride(0)};
+  if (v.writable()) {
+    return AnyTensorView(v.dtype(), v.mutable_data(), 2, extents, strides);
+  }
+  return AnyTensorView(v.dtype(), v.data(), 2, extents, strides);
+}
+
 // Whether two views show the same elements of one memory in the same way.
 inline bool SameView(const AnyTensorView& a, const AnyTensorView& b) {
   if (a.rank() != b.rank() || a.data() != b.data()) return false;

@@ -1,5 +1,7 @@
 #include "quern/ops/registry/conv_ops.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,9 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
@@ -37,32 +37,23 @@ using MaybeMeta = std::optional<TensorMeta>;
 constexpr char kConv2d[] = "conv2d";
 constexpr char kConv3d[] = "conv3d";
 
-// A refusal of the plan in the name of the operator, with its arguments spelled
-// as the schema spells them.
-absl::Status InWordsOf(const char* op, const absl::Status& status) {
-  if (status.ok() || !absl::StartsWith(status.message(), "conv: ")) {
-    return OfOp(op, status);
+// What the plan calls its arguments.
+OpRules ConvRules() {
+  OpRules rules;
+  rules.words = {{"in_channels", "channels of x"},
+                 {"out_channels", "channels of out"},
+                 {"weight_dtype", "weight"},
+                 {"dtype", "x"},
+                 {"in", "x"},
+                 {"kernel", "weight"}};
+  for (const char* field : {"stride", "padding", "dilation"}) {
+    for (const char* dimension : {"depth", "height", "width"}) {
+      rules.words.emplace_back(
+          absl::StrCat(field, ".", dimension),
+          absl::StrCat(field, "_", std::string(1, dimension[0])));
+    }
   }
-  return OfOp(
-      op, absl::Status(status.code(), absl::StrReplaceAll(
-                                          status.message(),
-                                          {{"conv: ", ""},
-                                           {"in_channels", "channels of x"},
-                                           {"out_channels", "channels of out"},
-                                           {"weight_dtype is", "weight is"},
-                                           {"dtype is", "x is"},
-                                           {"in.", "x."},
-                                           {"overlaps in", "overlaps x"},
-                                           {"kernel.", "weight."},
-                                           {"stride.depth", "stride_d"},
-                                           {"stride.height", "stride_h"},
-                                           {"stride.width", "stride_w"},
-                                           {"padding.depth", "padding_d"},
-                                           {"padding.height", "padding_h"},
-                                           {"padding.width", "padding_w"},
-                                           {"dilation.depth", "dilation_d"},
-                                           {"dilation.height", "dilation_h"},
-                                           {"dilation.width", "dilation_w"}})));
+  return rules;
 }
 
 // Views an image as a video of one frame; other ranks are returned unchanged,
@@ -85,7 +76,7 @@ struct Described {
   ConvSpec spec;
   ConvExtents in;
   bool biased = false;
-  TensorMeta out;
+  TensorMeta x, out;
 };
 
 absl::StatusOr<Described> Describe(
@@ -119,17 +110,16 @@ absl::StatusOr<Described> Describe(
   d.in = extents(x);
   d.biased = bias.has_value();
   const auto extents_of_out = ConvOutExtents(d.spec, d.in);
-  if (!extents_of_out.ok()) return InWordsOf(op, extents_of_out.status());
+  if (!extents_of_out.ok()) return extents_of_out.status();
   const ConvExtents& out = *extents_of_out;
   QUERN_RETURN_IF_ERROR(CheckEqual(op, "channels of weight", weight.extents[1],
                                    d.spec.in_channels / groups,
                                    "the groups of x have"));
-  if (bias.has_value() &&
-      !(*bias == TensorMeta{weight.dtype, {d.spec.out_channels}})) {
-    return InvalidArgument(op, "bias is not [", d.spec.out_channels, "] of ",
-                           DTypeName(weight.dtype));
+  if (bias.has_value()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckMeta(op, "bias", *bias, {weight.dtype, {d.spec.out_channels}}));
   }
-  d.out = x;
+  d.x = d.out = x;
   d.out.extents[1] = d.spec.out_channels;
   d.out.extents[rank - 1] = out.width;
   d.out.extents[rank - 2] = out.height;
@@ -159,7 +149,7 @@ class BoundConv final : public BoundOp {
                              "; need what the operator was made with");
     }
     auto plan = ConvPlan::Create(d_.spec, AsVideo(t[1]), t[2], executor);
-    if (!plan.ok()) return InWordsOf(d_.op, plan.status());
+    if (!plan.ok()) return plan.status();
     plan_.emplace(*std::move(plan));
     weight_ = t[1];
     bias_ = t[2];
@@ -173,20 +163,16 @@ class BoundConv final : public BoundOp {
       return InvalidArgument(d_.op,
                              "weight or bias is not what Prepare was given");
     }
-    const AnyTensorView x = AsVideo(t[0]);
-    QUERN_RETURN_IF_ERROR(CheckInput(d_.op, "x", x, d_.spec.dtype,
-                                     {kAnyExtent, d_.spec.in_channels,
-                                      d_.in.depth, d_.in.height, d_.in.width}));
-    return InWordsOf(d_.op, plan_->CheckArgs(x, AsVideo(t[3])));
+    QUERN_RETURN_IF_ERROR(CheckImages("x", t[0], d_.x));
+    QUERN_RETURN_IF_ERROR(CheckImages("out", t[3], d_.out));
+    return plan_->CheckArgs(AsVideo(t[0]), AsVideo(t[3]));
   }
 
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const override {
     QUERN_RETURN_IF_ERROR(CheckPrepared());
     if (native_) return 0;
-    const auto bytes = plan_->WorkspaceBytes(max_rows, d_.in, max_workers);
-    if (!bytes.ok()) return InWordsOf(d_.op, bytes.status());
-    return bytes;
+    return plan_->WorkspaceBytes(max_rows, d_.in, max_workers);
   }
 
   void Execute(Tensors t, Workspace workspace,
@@ -201,6 +187,21 @@ class BoundConv final : public BoundOp {
   }
 
  private:
+  // The batch may have any size. Dimensions are counted as the caller has them.
+  absl::Status CheckImages(absl::string_view field, const AnyTensorView& view,
+                           const TensorMeta& meta) const {
+    if (view.rank() >= 3 && view.extent(1) > 1 && view.stride(1) == 1) {
+      return InvalidArgument(
+          d_.op, field,
+          " is channels_last: its channels have stride 1; need the columns to "
+          "have stride 1");
+    }
+    std::array<int64_t, 5> want = {};  // on the stack: allocates nothing
+    std::copy(meta.extents.begin(), meta.extents.end(), want.begin());
+    want[0] = kAnyExtent;
+    return CheckInput(d_.op, field, view, meta.dtype,
+                      absl::MakeConstSpan(want.data(), meta.extents.size()));
+  }
   absl::Status CheckPrepared() const {
     if (plan_.has_value()) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -258,6 +259,7 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
       absl::StrCat(op, "(Tensor x, Tensor weight, Tensor? bias, ", params,
                    ", int groups=1) -> Tensor"),
       example));
+  QUERN_RETURN_IF_ERROR(r.Declare(op, ConvRules()));
   QUERN_RETURN_IF_ERROR((r.Add<&Op::template Make<false>>(op, "simd")));
   return r.Add<&Op::template Make<true>>(op, OpRegistry::kReference);
 }

@@ -84,38 +84,48 @@ TEST_P(ConvOpsTest, Conv2dIsThePlan) {
         DenseTensor<const float, 4>(x.data(), {3, 4, 6, 9});
     const AnyTensorView y = DenseTensor<float, 4>(out.data(), {3, 6, 6, 3});
     const std::vector<AnyTensorView> tensors = {in, w, b, y};
-    ExpectRefusal(op.op->CheckArgs(tensors),
-                  absl::StatusCode::kFailedPrecondition,
+    ExpectRefusal(op.CheckArgs(tensors), absl::StatusCode::kFailedPrecondition,
                   "conv2d: has no weights; need a call of Prepare before");
-    ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
+    ASSERT_EQ(op.Prepare(tensors, executor_), absl::OkStatus());
     Run(op, {{"x", in}, {"weight", w}, {"bias", b}, {"out", y}}, 3);
     if (std::string(provider) == "simd") {
       EXPECT_TRUE(AllBitsEqual(out, want));
     } else {
       EXPECT_TRUE(AllClose(out, want, 1e-5));
     }
-    ExpectRefusal(op.op->CheckArgs({in, b, b, y}),
+    const AnyTensorView other =
+        DenseTensor<const float, 4>(x.data(), {6, 2, 3, 2});
+    ExpectRefusal(op.CheckArgs({in, other, b, y}),
                   "weight or bias is not what Prepare was given");
     const AnyTensorView lower =
         DenseTensor<const float, 4>(x.data(), {3, 4, 5, 9});
-    ExpectRefusal(op.op->CheckArgs({lower, w, b, y}),
-                  "conv2d: x is [3, 4, 1, 5, 9]; need [any, 4, 1, 6, 9]");
+    ExpectRefusal(op.CheckArgs({lower, w, b, y}),
+                  "conv2d: x is [3, 4, 5, 9]; need [any, 4, 6, 9]");
     ExpectRefusal(
-        op.op->CheckArgs(
+        op.CheckArgs(
             {in, w, b, DenseTensor<float, 4>(out.data(), {3, 4, 6, 9})}),
-        "conv2d: out is [3, 4, 1, 6, 9]; need [3, 6, 1, 6, 3]");
+        "conv2d: out is [3, 4, 6, 9]; need [any, 6, 6, 3]");
     ExpectRefusal(
-        op.op->CheckArgs(
+        op.CheckArgs(
             {DenseTensor<const float, 4>(out.data(), {3, 4, 6, 9}), w, b, y}),
         "conv2d: out overlaps x");
-    ExpectRefusal(op.op->Prepare({in, w, AnyTensorView(), y}, executor_),
-                  "conv2d: bias has rank 0; need what the operator was made");
+    ExpectRefusal(op.Prepare({in, w, AnyTensorView(), y}, executor_),
+                  "conv2d: bias is missing; need what the operator was made");
+    // Strides that a framework calls channels_last.
+    const AnyTensorView last(DType::kF32, static_cast<const void*>(x.data()), 4,
+                             {3, 4, 6, 9}, {216, 1, 36, 4});
+    ExpectRefusal(op.CheckArgs({last, w, b, y}),
+                  "conv2d: x is channels_last: its channels have stride 1");
+    ExpectRefusal(
+        op.CheckArgs({in, w, b,
+                      AnyTensorView(DType::kF32, static_cast<void*>(out.data()),
+                                    4, {1, 6, 6, 3}, {216, 36, 6, 2})}),
+        "conv2d: out has stride 2 in dimension 3; need 1");
     const AnyTensorView gaps(DType::kF32, weight.data(), 4, {6, 2, 3, 2},
                              {12, 6, 2, 2});
-    ExpectRefusal(op.op->Prepare({in, gaps, b, y}, executor_),
-                  "conv2d: weight ");
+    ExpectRefusal(op.Prepare({in, gaps, b, y}, executor_), "conv2d: weight ");
     if (std::string(provider) == "simd") {
-      ExpectRefusal(op.op->WorkspaceBytes(1, 0).status(),
+      ExpectRefusal(op.WorkspaceBytes({in, w, b, y}, 0).status(),
                     "conv2d: max_workers=0; need 1");
     }
   }
@@ -134,7 +144,7 @@ TEST(ConvOpsRefusalTest, NamesWhatIsWrong) {
   const Case cases[] = {
       {"x", kBias, "conv2d: x has rank 1; need 4"},
       {"weight", kBias, "weight has rank 1; need 4"},
-      {"bias", kX, "bias is not [6] of f32"},
+      {"bias", kX, "bias is f32[2, 4, 6, 9]; need f32[6]"},
       {"groups", int64_t{4},
        "conv2d: channels of out=6; need a multiple of the 4 groups"},
       {"groups", int64_t{3}, "conv2d: channels of x=4; need a multiple of"},

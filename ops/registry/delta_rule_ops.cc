@@ -144,6 +144,7 @@ absl::Status RegisterDeltaRuleOps(OpRegistry& r) {
       "Tensor? query_start_loc, Tensor? has_initial_state, "
       "bool use_qk_l2norm=False, float scale=0.0, int null_slot=-1) -> Tensor",
       &DeltaExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kDeltaRule, {{{"v", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Delta<false>>(kDeltaRule, "simd"));
   QUERN_RETURN_IF_ERROR(
       r.Add<&Delta<true>>(kDeltaRule, OpRegistry::kReference));
@@ -152,6 +153,7 @@ absl::Status RegisterDeltaRuleOps(OpRegistry& r) {
       "Tensor beta, Tensor(a5!) state, Tensor state_indices, "
       "bool use_qk_l2norm=False, float scale=0.0, int null_slot=-1) -> Tensor",
       &DeltaExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kDeltaUpdate, {{{"v", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&DeltaUpdate<false>>(kDeltaUpdate, "simd"));
   return r.Add<&DeltaUpdate<true>>(kDeltaUpdate, OpRegistry::kReference);
 }

@@ -245,9 +245,10 @@ absl::Status CheckRows(absl::string_view field, const TensorMeta& x,
     want.push_back(heads * dim);
   }
   if (x.extents == want && x.dtype == query.dtype) return absl::OkStatus();
-  return InvalidArgument(kOp, field, " is not [", want[0], ", ", want[1], ", ",
-                         heads, ", ", dim, "] or [", want[0], ", ", want[1],
-                         ", ", heads * dim, "] of ", DTypeName(query.dtype));
+  return InvalidArgument(kOp, field, " is ", PrintMeta(x), "; need [", want[0],
+                         ", ", want[1], ", ", heads, ", ", dim, "] or [",
+                         want[0], ", ", want[1], ", ", heads * dim, "] of ",
+                         DTypeName(query.dtype));
 }
 
 Metas Shapes(const TensorMeta& query, const TensorMeta& key,
@@ -268,7 +269,8 @@ Metas Shapes(const TensorMeta& query, const TensorMeta& key,
   QUERN_RETURN_IF_ERROR(CheckRows("value", value, query, kv_heads, head_size));
   if (cu_seqlens.has_value() &&
       (cu_seqlens->dtype != DType::kI32 || cu_seqlens->extents.size() != 1)) {
-    return InvalidArgument(kOp, "cu_seqlens is not i32[sequences + 1]");
+    return InvalidArgument(kOp, "cu_seqlens is ", PrintMeta(*cu_seqlens),
+                           "; need i32[sequences + 1]");
   }
   return std::vector<TensorMeta>{query};
 }

@@ -80,10 +80,9 @@ Metas ShapesOf(absl::string_view op, const TensorMeta& x,
                                    "the experts have"));
   QUERN_ASSIGN_OR_RETURN(const DType out,
                          DTypeOr(op, "out_dtype", out_dtype, x.dtype));
-  if (shared.has_value() && !(*shared == TensorMeta{out, x.extents})) {
-    return InvalidArgument(op, "shared_output is not [", x.extents[0], ", ",
-                           x.extents[1], "] of ", DTypeName(out),
-                           ", as the result is");
+  if (shared.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckMeta(op, "shared_output", *shared,
+                                    {out, x.extents}, ", as the result is"));
   }
   return std::vector<TensorMeta>{{out, x.extents}};
 }
@@ -95,9 +94,12 @@ absl::Status CheckMap(absl::string_view op, const MaybeMeta& map,
       (experts < 0 || map->extents[0] == experts)) {
     return absl::OkStatus();
   }
-  if (experts < 0) return InvalidArgument(op, "expert_map is not i32[experts]");
-  return InvalidArgument(op, "expert_map is not i32[", experts,
-                         "], as router_logits has columns");
+  if (experts < 0) {
+    return InvalidArgument(op, "expert_map is ", PrintMeta(*map),
+                           "; need i32[experts]");
+  }
+  return CheckMeta(op, "expert_map", *map, {DType::kI32, {experts}},
+                   ", as router_logits has columns");
 }
 
 absl::StatusOr<ExpertsSpec> SpecOf(absl::string_view op, const TensorMeta& x,
@@ -124,12 +126,12 @@ Metas RoutedShapes(const TensorMeta& x, const ExpertWeights* experts,
                    const std::string&) {
   QUERN_RETURN_IF_ERROR(CheckMap(kOp, map, -1));
   if (ids.extents.size() != 2 || ids.dtype != DType::kI32) {
-    return InvalidArgument(kOp, "topk_ids is not i32[n, k]");
+    return InvalidArgument(kOp, "topk_ids is ", PrintMeta(ids),
+                           "; need i32[tokens, k]");
   }
-  if (weights.extents != ids.extents || weights.dtype != DType::kF32) {
-    return InvalidArgument(kOp, "topk_weights is not f32[", ids.extents[0],
-                           ", ", ids.extents[1], "], as topk_ids is i32");
-  }
+  QUERN_RETURN_IF_ERROR(CheckMeta(kOp, "topk_weights", weights,
+                                  {DType::kF32, ids.extents},
+                                  ", as topk_ids has a row for each token"));
   QUERN_ASSIGN_OR_RETURN(std::vector<TensorMeta> out,
                          ShapesOf(kOp, x, experts, shared, out_dtype));
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows of topk_ids", ids.extents[0],
@@ -271,6 +273,14 @@ absl::Status RegisterRouted(OpRegistry& r) {
                    "str out_dtype=\"\", "
                    "str activations=\"exact\") -> Tensor"),
       &RoutedExample, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"shared_output", "out"}},
+                                        OpRows::kFirst,
+                                        "",
+                                        {{"x", "hidden_states"},
+                                         {"ids", "topk_ids"},
+                                         {"weights", "topk_weights"},
+                                         {"map", "expert_map"},
+                                         {"add", "shared_output"}}}));
   QUERN_RETURN_IF_ERROR((r.Add<&Routed<kOp, false>>(kOp, "simd")));
   return r.Add<&Routed<kOp, true>>(kOp, OpRegistry::kReference);
 }
@@ -289,6 +299,15 @@ absl::Status RegisterMixture(OpRegistry& r) {
                    "str out_dtype=\"\", "
                    "str activations=\"exact\") -> Tensor"),
       &MixtureExample, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"shared_output", "out"}},
+                                        OpRows::kFirst,
+                                        "",
+                                        {{"x", "hidden_states"},
+                                         {"map", "expert_map"},
+                                         {"add", "shared_output"},
+                                         {"scale", "routed_scaling_factor"},
+                                         {"groups", "num_expert_group"},
+                                         {"top_groups", "topk_group"}}}));
   QUERN_RETURN_IF_ERROR((r.Add<&Mixture<kOp, false>>(kOp, "simd")));
   return r.Add<&Mixture<kOp, true>>(kOp, OpRegistry::kReference);
 }

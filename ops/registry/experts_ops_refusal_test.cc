@@ -52,16 +52,16 @@ TEST(ExpertsOpsRefusalTest, NamesTheOperatorAndTheValue) {
        "fused_moe: activation=\"relu2\"; need one of silu, gelu"},
       {"fused_moe", "activation", "silu_no_mul", "activation is silu"},
       {"fused_moe", "expert_map", TensorMeta{DType::kI32, {5}},
-       "expert_map is not i32[6]"},
+       "expert_map is i32[5]; need i32[6]"},
       {"fused_moe", "shared_output", TensorMeta{DType::kBF16, {kTokens, 3}},
-       "shared_output is not [7, 48] of bf16"},
+       "shared_output is bf16[7, 3]; need bf16[7, 48]"},
       {"unquantized_fused_moe", "experts", &int4,
        "unquantized_fused_moe: experts are i4_group; need f32, bf16 or f16"},
       {"modular_fused_moe", "topk_ids", TensorMeta{DType::kI32, {kTokens}},
-       "modular_fused_moe: topk_ids is not i32[n, k]"},
+       "modular_fused_moe: topk_ids is i32[7]; need i32[tokens, k]"},
       {"transformers_fused_moe", "topk_weights",
        TensorMeta{DType::kBF16, {kTokens, kTopK}},
-       "transformers_fused_moe: topk_weights is not f32[7, 2]"},
+       "transformers_fused_moe: topk_weights is bf16[7, 2]; need f32[7, 2]"},
       {"fused_experts_cpu", "hidden_states",
        TensorMeta{DType::kBF16, {kTokens, 47}},
        "fused_experts_cpu: columns of hidden_states=47; need 48"},
@@ -108,7 +108,7 @@ TEST(ExpertsOpsRefusalTest, ChecksTensors) {
   tensors = MixtureTensors(in);
   tensors.push_back({"out", DenseMatrix(in.x.data(), kTokens, kHidden)});
   bound.clear();
-  ExpectRefusal(mixture->Bind(tensors, bound), "out overlaps x");
+  ExpectRefusal(mixture->Bind(tensors, bound), "out overlaps hidden_states");
 }
 
 }  // namespace

@@ -35,8 +35,9 @@ Metas GateShapes(const TensorMeta& x, const TensorMeta& gate,
   std::vector<int64_t> one = x.extents;
   one.back() = 1;
   if (gate.extents != x.extents && gate.extents != one) {
-    return InvalidArgument(kOp, "gate has another shape than x; need that of x",
-                           ", or 1 in place of its last extent, ", d);
+    return InvalidArgument(kOp, "gate is ", PrintMeta(gate), " and x is ",
+                           PrintMeta(x), "; need the shape of x, or 1 in ",
+                           "place of its last extent, ", d);
   }
   TensorMeta out = x;
   QUERN_ASSIGN_OR_RETURN(out.dtype,
@@ -85,6 +86,7 @@ absl::Status RegisterGateOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&GateShapes>(
       "sigmoid_mul(Tensor x, Tensor gate, str out_dtype=\"\") -> Tensor",
       &GateExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Gate<false>>(kOp, "simd"));
   return r.Add<&Gate<true>>(kOp, OpRegistry::kReference);
 }

@@ -95,13 +95,12 @@ TEST_F(GateOpsTest, Refuses) {
        {DType::kF32, {2, 2}},
        "",
        absl::StatusCode::kInvalidArgument,
-       "sigmoid_mul: gate has another shape than x; need that of x, or 1 in "
-       "place of its last extent, 4"},
+       "sigmoid_mul: gate is f32[2, 2] and x is "},
       {x,
        {DType::kF32, {4}},
        "",
        absl::StatusCode::kInvalidArgument,
-       "gate has another shape"},
+       "need the shape of x, or 1 in place of its last extent, 4"},
       {x, x, "f33", absl::StatusCode::kInvalidArgument, "out_dtype"},
       {x, x, "i8", absl::StatusCode::kUnimplemented, "out_dtype is i8"},
   };

@@ -58,8 +58,8 @@ absl::StatusOr<Layer> LayerOf(absl::string_view op, const TensorMeta& x,
   layer.k = w.extents[1];
   if (!bias.has_value()) return layer;
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "bias", bias->dtype, kFloats));
-  if (bias->extents == std::vector<int64_t>{layer.n}) return layer;
-  return InvalidArgument(op, "bias is not [", layer.n, "]");
+  QUERN_RETURN_IF_ERROR(CheckExtents(op, "bias", *bias, {layer.n}));
+  return layer;
 }
 
 // The number of rows or columns that belong to this rank, of `given`: all of

@@ -200,11 +200,8 @@ absl::Status CheckReference(const Layer& layer, Tensors t) {
     return InvalidArgument(layer.op, "bias has rank ", t[2].rank(),
                            "; need none");
   }
-  QUERN_RETURN_IF_ERROR(CheckOutput(layer.op, "y", y, layer.x.dtype,
-                                    {x.extent(0), layer.y.extents.back()}));
-  QUERN_RETURN_IF_ERROR(CheckApart(layer.op, "weight", t[1], "y", y));
-  QUERN_RETURN_IF_ERROR(CheckApart(layer.op, "bias", t[2], "y", y));
-  return CheckApart(layer.op, "x", x, "y", y);
+  return CheckOutput(layer.op, "y", y, layer.x.dtype,
+                     {x.extent(0), layer.y.extents.back()});
 }
 
 // The functions that a registry needs for an operator described by kDescribe.
@@ -255,6 +252,8 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
   using Op = OpOf<kDescribe>;
   QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(
       absl::StrCat(op, "(", params, ") -> Tensor"), example, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      op, {{}, OpRows::kLeading, "", {{"y", "out"}, {"logits", "out"}}}));
   QUERN_RETURN_IF_ERROR((r.Add<&Op::template Linear<kPacked>>(op, "simd")));
   if (OneDnnIsLinked()) {
     QUERN_RETURN_IF_ERROR((r.Add<&Op::template Linear<kOneDnn>>(op, kOneDnn)));

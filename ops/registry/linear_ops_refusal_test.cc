@@ -55,7 +55,7 @@ TEST(LinearOpsRefusalTest, NamesWhatDoesNotFit) {
               {{"x", meta({3, 8})},
                {"weight", meta({4, 8})},
                {"bias", meta({5})}},
-              "bias is not [4]"},
+              "[5]; need [4]"},
              {"column_parallel_linear",
               {{"x", meta({3, 8})}, {"weight", meta({5, 8})}, {"ranks", &c}},
               "rows of weight=5; need a multiple of the 2 ranks"},
@@ -135,11 +135,11 @@ TEST(LinearOpsRefusalTest, ReferenceWritesNoWeights) {
   const auto check = [&](std::vector<float>& bias, std::vector<float>& out) {
     const std::vector<AnyTensorView> tensors = {
         matrix(x), matrix(w), DenseVector(bias.data(), 4), matrix(out)};
-    return made->op->CheckArgs(tensors);
+    return made->CheckArgs(tensors);
   };
   EXPECT_EQ(check(x, y), absl::OkStatus());
-  ExpectRefusal(check(x, w), "y overlaps weight");
-  ExpectRefusal(check(y, y), "y overlaps bias");
+  ExpectRefusal(check(x, w), "out overlaps weight");
+  ExpectRefusal(check(y, y), "out overlaps bias");
 }
 
 }  // namespace

@@ -77,17 +77,14 @@ Metas Shapes(const TensorMeta& x, const LinearWeights* weights,
              const std::string& out_dtype, const std::string& activations) {
   QUERN_ASSIGN_OR_RETURN(const LinearSpec spec, SpecOf(x, residual, activation,
                                                        out_dtype, activations));
-  if (x.extents.size() != 2) {
-    return InvalidArgument(kOp, "x has rank ", x.extents.size(), "; need 2");
-  }
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "columns of x", x.extents[1],
+  QUERN_ASSIGN_OR_RETURN(const int64_t columns, LastExtent(kOp, "x", x));
+  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "columns of x", columns,
                                    weights->spec().k, "the weights have"));
-  const TensorMeta out = {
-      spec.c, {x.extents[0], ColumnsOfC(spec.activation, weights->spec().n)}};
-  if (residual.has_value() && !(*residual == out)) {
-    return InvalidArgument(kOp, "residual is not [", out.extents[0], ", ",
-                           out.extents[1], "] of ", DTypeName(out.dtype),
-                           ", as the result is");
+  TensorMeta out = {spec.c, x.extents};
+  out.extents.back() = ColumnsOfC(spec.activation, weights->spec().n);
+  if (residual.has_value()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckMeta(kOp, "residual", *residual, out, ", as the result is"));
   }
   return std::vector<TensorMeta>{out};
 }
@@ -123,14 +120,17 @@ class BoundLinear final : public BoundOp {
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
     if (native_.has_value()) {
-      native_->Multiply(t[0], t[1], t[2]);
+      const LinearArgs args = ArgsOf(t);
+      native_->Multiply(args.a, args.residual, args.c);
     } else {
       plan_.Execute(ArgsOf(t), workspace, executor);
     }
   }
 
  private:
-  static LinearArgs ArgsOf(Tensors t) { return {t[0], t[2], t[1]}; }
+  static LinearArgs ArgsOf(Tensors t) {
+    return {AsMatrix(t[0]), AsMatrix(t[2]), AsMatrix(t[1])};
+  }
 
   LinearPlan plan_;
   std::optional<NativeLinear> native_;
@@ -186,6 +186,10 @@ absl::Status RegisterLinearWeightsOps(OpRegistry& r) {
       "str activation=\"none\", str out_dtype=\"\", "
       "str activations=\"exact\") -> Tensor",
       &Example, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"residual", "out"}},
+                                        OpRows::kLeading,
+                                        "",
+                                        {{"a", "x"}, {"c", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kSimd>>(kOp, "simd"));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<LinearProvider::kOneDnn>>(kOp, "onednn"));
   return r.Add<&Make<LinearProvider::kReference>>(kOp, OpRegistry::kReference);

@@ -209,7 +209,7 @@ TEST_P(LinearWeightsOpsTest, RefusesByName) {
   ExpectRefusal(refusal({{"x", x},
                          {"weights", &weights},
                          {"residual", TensorMeta{DType::kF32, {2, 16}}}}),
-                "residual is not [2, 32] of f32");
+                "residual is f32[2, 16]; need f32[2, 32], as the result is");
   ExpectRefusal(
       refusal({{"x", x}, {"weights", &weights}, {"activations", "int8"}}),
       "linear: activations=\"int8\"; need exact or int8_blocks");

@@ -43,11 +43,9 @@ absl::StatusOr<std::vector<TensorMeta>> Shapes(const TensorMeta& x,
                                                Communicator*, int64_t n_groups,
                                                double) {
   QUERN_ASSIGN_OR_RETURN(const int64_t columns, LastExtent(kOp, "x", x));
-  if (!(gate == x)) {
-    return InvalidArgument(kOp, "gate has another shape or dtype than x");
-  }
-  if (weight.has_value() && weight->extents != std::vector<int64_t>{columns}) {
-    return InvalidArgument(kOp, "weight is not [", columns, "]");
+  QUERN_RETURN_IF_ERROR(CheckMeta(kOp, "gate", gate, x, ", as x is"));
+  if (weight.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckExtents(kOp, "weight", *weight, {columns}));
   }
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "n_groups", n_groups, 1));
   return std::vector<TensorMeta>{x};
@@ -197,6 +195,10 @@ absl::Status RegisterMixer2NormOps(OpRegistry& r) {
       "mixer2_gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, "
       "Communicator? ranks, int n_groups=1, float eps=1e-06) -> Tensor",
       &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"x", "out"}, {"gate", "out"}},
+                                        OpRows::kLeading,
+                                        "",
+                                        {{"z", "gate"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
 }

@@ -92,11 +92,11 @@ TEST(Mixer2NormOpsTest, RefusesWhatDoesNotFit) {
     };
     ExpectRefusal(
         refusal({{"x", x}, {"gate", TensorMeta{DType::kF32, {3, 7}}}}),
-        "gate has another shape or dtype than x");
+        "gate is f32[3, 7]; need f32[3, 8], as x is");
     ExpectRefusal(
         refusal(
             {{"x", x}, {"gate", x}, {"weight", TensorMeta{DType::kF32, {7}}}}),
-        "weight is not [8]");
+        "weight is f32[7]; need [8]");
     ExpectRefusal(
         refusal(
             {{"x", x}, {"gate", x}, {"weight", w}, {"n_groups", int64_t{0}}}),

@@ -123,14 +123,14 @@ Metas Shapes(const TensorMeta& x, const TensorMeta& positions,
              double, const std::string& out_dtype, const std::string&) {
   const int64_t hidden = weights->kv_a.spec().k;
   if (x.extents.size() != 2 || x.extents[1] != hidden) {
-    return InvalidArgument(kOp, "hidden_states is not [tokens, ", hidden,
+    return InvalidArgument(kOp, "hidden_states is ", PrintMeta(x),
+                           "; need [tokens, ", hidden,
                            "], as kv_a's inputs are");
   }
   QUERN_RETURN_IF_ERROR(CheckIndexMeta(kOp, "positions", positions));
-  if (positions.extents != std::vector<int64_t>{x.extents[0]}) {
-    return InvalidArgument(kOp, "positions is not [", x.extents[0],
-                           "], as hidden_states has rows");
-  }
+  QUERN_RETURN_IF_ERROR(CheckExtents(kOp, "positions", positions,
+                                     {x.extents[0]},
+                                     ", as hidden_states has rows"));
   if (q_norm.has_value() && q_norm->dtype != kv_norm.dtype) {
     return InvalidArgument(kOp, "q_norm is ", DTypeName(q_norm->dtype),
                            "; need ", DTypeName(kv_norm.dtype),
@@ -143,15 +143,16 @@ Metas Shapes(const TensorMeta& x, const TensorMeta& positions,
   }
   if (cache.dtype != DType::kU8 || cache.extents.size() != 2 ||
       cache.extents[1] != layout->page_bytes()) {
-    return InvalidArgument(kOp, "cache is not u8[pages, ", layout->page_bytes(),
+    return InvalidArgument(kOp, "cache is ", PrintMeta(cache),
+                           "; need u8[pages, ", layout->page_bytes(),
                            "], as the layout's pages are");
   }
   TensorMeta out = x;
   QUERN_ASSIGN_OR_RETURN(out.dtype,
                          DTypeOr(kOp, "out_dtype", out_dtype, x.dtype));
-  if (residual.has_value() && !(*residual == out)) {
-    return InvalidArgument(kOp, "residual is not ", DTypeName(out.dtype), "[",
-                           out.extents[0], ", ", hidden, "], as the result is");
+  if (residual.has_value()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckMeta(kOp, "residual", *residual, out, ", as the result is"));
   }
   return std::vector<TensorMeta>{out};
 }
@@ -294,6 +295,9 @@ absl::Status RegisterMlaOps(OpRegistry& r) {
       "MlaStep step, Communicator? ranks, float scale=0.0, float eps=1e-06, "
       "str out_dtype=\"\", str activations=\"exact\") -> Tensor",
       &Example, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kOp,
+      {{{"residual", "out"}}, OpRows::kFirst, "", {{"x", "hidden_states"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
 }

@@ -179,14 +179,23 @@ absl::Status RegisterMoeOps(OpRegistry& r) {
   constexpr char kParams[] =
       "(Tensor gating_output, Tensor? bias, int topk, bool renormalize=False, "
       "float routed_scaling_factor=1.0) -> (Tensor, Tensor)";
+  OpRules rules;
+  rules.words = {{"logits", "gating_output"},
+                 {"logits_dtype", "gating_output"},
+                 {"top_k", "topk"},
+                 {"scale", "routed_scaling_factor"},
+                 {"groups", "num_expert_group"},
+                 {"top_groups", "topk_group"}};
   QUERN_RETURN_IF_ERROR(r.Define<&TopKShapes<kSoftmax>>(
       absl::StrCat(kSoftmax, kParams), &TopKExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kSoftmax, rules));
   QUERN_RETURN_IF_ERROR(
       (r.Add<&TopK<kSoftmax, RouterScore::kSoftmax, false>>(kSoftmax, kSimd)));
   QUERN_RETURN_IF_ERROR((r.Add<&TopK<kSoftmax, RouterScore::kSoftmax, true>>(
       kSoftmax, kReference)));
   QUERN_RETURN_IF_ERROR(r.Define<&TopKShapes<kSigmoid>>(
       absl::StrCat(kSigmoid, kParams), &TopKExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kSigmoid, rules));
   QUERN_RETURN_IF_ERROR(
       (r.Add<&TopK<kSigmoid, RouterScore::kSigmoid, false>>(kSigmoid, kSimd)));
   QUERN_RETURN_IF_ERROR((r.Add<&TopK<kSigmoid, RouterScore::kSigmoid, true>>(
@@ -197,6 +206,7 @@ absl::Status RegisterMoeOps(OpRegistry& r) {
       "int num_expert_group, int topk_group, str scoring_func=\"softmax\", "
       "float routed_scaling_factor=1.0) -> (Tensor, Tensor)",
       &GroupedExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kGrouped, rules));
   QUERN_RETURN_IF_ERROR(r.Add<&Grouped<false>>(kGrouped, kSimd));
   return r.Add<&Grouped<true>>(kGrouped, kReference);
 }

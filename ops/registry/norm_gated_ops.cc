@@ -61,11 +61,9 @@ Metas GatedShapes(const TensorMeta& x, const MaybeMeta& z,
                   const TensorMeta& weight, double, int64_t, bool,
                   const std::string&) {
   QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent(kOp, "x", x));
-  if (weight.extents != std::vector<int64_t>{n}) {
-    return InvalidArgument(kOp, "weight is not [", n, "]");
-  }
-  if (z.has_value() && !(*z == x)) {
-    return InvalidArgument(kOp, "z has another shape than x");
+  QUERN_RETURN_IF_ERROR(CheckExtents(kOp, "weight", weight, {n}));
+  if (z.has_value()) {
+    QUERN_RETURN_IF_ERROR(CheckMeta(kOp, "z", *z, x, ", as x is"));
   }
   return std::vector<TensorMeta>{x};
 }
@@ -146,6 +144,7 @@ absl::Status RegisterGatedNormOps(OpRegistry& r) {
       "int group_size=0, bool norm_before_gate=False, "
       "str activation=\"silu\") -> Tensor",
       &GatedExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{{"x", "out"}, {"z", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Gated<false>>(kOp, "simd"));
   return r.Add<&Gated<true>>(kOp, OpRegistry::kReference);
 }

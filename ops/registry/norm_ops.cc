@@ -183,10 +183,8 @@ Bound Norm(const char* op, const TensorMeta& x, const MaybeMeta& weight,
 absl::Status CheckNorm(const char* op, const TensorMeta& x,
                        const MaybeMeta& weight) {
   QUERN_ASSIGN_OR_RETURN(const int64_t n, LastExtent(op, "x", x));
-  if (!weight.has_value() || weight->extents == std::vector<int64_t>{n}) {
-    return absl::OkStatus();
-  }
-  return InvalidArgument(op, "weight is not [", n, "]");
+  if (!weight.has_value()) return absl::OkStatus();
+  return CheckExtents(op, "weight", *weight, {n});
 }
 
 Metas RmsShapes(const TensorMeta& x, const MaybeMeta& weight, double, int64_t,
@@ -210,9 +208,8 @@ Metas AddShapes(const TensorMeta& x, const MutatedMeta& residual,
   QUERN_RETURN_IF_ERROR(CheckNorm(kAdd, x, weight));
   QUERN_ASSIGN_OR_RETURN(const DType out,
                          DTypeOr(kAdd, "out_dtype", out_dtype, x.dtype));
-  if (x.extents != residual.extents) {
-    return InvalidArgument(kAdd, "residual has another shape than x");
-  }
+  QUERN_RETURN_IF_ERROR(
+      CheckExtents(kAdd, "residual", residual, x.extents, ", as x is"));
   return std::vector<TensorMeta>{{out, x.extents}};
 }
 template <bool kNative>
@@ -228,8 +225,9 @@ Bound AddRms(const TensorMeta& x, const MutatedMeta& residual,
 Metas FusedShapes(const MutatedMeta& x, const MutatedMeta& residual,
                   const MaybeMeta& weight, double) {
   QUERN_RETURN_IF_ERROR(CheckNorm(kFused, x, weight));
-  if (x == residual) return std::vector<TensorMeta>();
-  return InvalidArgument(kFused, "residual has another shape than x");
+  QUERN_RETURN_IF_ERROR(
+      CheckMeta(kFused, "residual", residual, x, ", as x is"));
+  return std::vector<TensorMeta>();
 }
 template <bool kNative>
 Bound FusedAddRms(const MutatedMeta& x, const MutatedMeta& residual,
@@ -259,12 +257,14 @@ absl::Status RegisterNormOps(OpRegistry& r) {
       "rms_norm(Tensor x, Tensor? weight, float eps=1e-06, "
       "int var_hidden_size=0, str out_dtype=\"\") -> Tensor",
       &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(kRms, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Rms<false>>(kRms, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Rms<true>>(kRms, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&AddShapes>(
       "add_rms_norm(Tensor x, Tensor(a1!) residual, Tensor? weight, "
       "float eps=1e-06, str out_dtype=\"\") -> Tensor",
       &AddExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kAdd, {{{"x", "out"}, {"x", "residual"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&AddRms<false>>(kAdd, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&AddRms<true>>(kAdd, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&FusedShapes>(
@@ -276,6 +276,7 @@ absl::Status RegisterNormOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Define<&GemmaShapes>(
       "gemma_rms_norm(Tensor x, Tensor weight, float eps=1e-06) -> Tensor",
       &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(kGemma, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Gemma<false>>(kGemma, kSimd));
   return r.Add<&Gemma<true>>(kGemma, kReference);
 }

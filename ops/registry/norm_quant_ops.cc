@@ -12,7 +12,6 @@
 #include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/norm/rms_norm_quant.h"
@@ -44,12 +43,13 @@ struct Wanted {
 absl::StatusOr<RmsNormQuantSpec> SpecOf(const Wanted& w) {
   RmsNormQuantSpec spec;
   QUERN_ASSIGN_OR_RETURN(spec.norm.hidden, LastExtent(kOp, "x", w.x));
-  if (w.weight.has_value() &&
-      w.weight->extents != std::vector<int64_t>{spec.norm.hidden}) {
-    return InvalidArgument(kOp, "weight is not [", spec.norm.hidden, "]");
+  if (w.weight.has_value()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckExtents(kOp, "weight", *w.weight, {spec.norm.hidden}));
   }
-  if (w.residual.has_value() && !(*w.residual == w.x)) {
-    return InvalidArgument(kOp, "residual has another shape than x");
+  if (w.residual.has_value()) {
+    QUERN_RETURN_IF_ERROR(
+        CheckMeta(kOp, "residual", *w.residual, w.x, ", as x is"));
   }
   if (w.q_dtype != "int8" && w.q_dtype != "fp8") {
     return InvalidArgument(kOp, "q_dtype=\"", w.q_dtype,
@@ -72,12 +72,7 @@ Metas ShapesOf(const Wanted& w) {
   QUERN_ASSIGN_OR_RETURN(const RmsNormQuantSpec spec, SpecOf(w));
   std::vector<TensorMeta> metas = {{spec.q_dtype, w.x.extents}};
   if (!w.scale.has_value()) {
-    int64_t rows = 1;
-    for (size_t d = 0; d + 1 < w.x.extents.size(); ++d) {
-      if (!CheckedMul(rows, w.x.extents[d], &rows)) {
-        return InvalidArgument(kOp, "x has 2^63 rows or more");
-      }
-    }
+    QUERN_ASSIGN_OR_RETURN(const int64_t rows, LeadingRows(kOp, "x", w.x));
     metas.push_back({DType::kF32, {rows}});
   }
   return metas;
@@ -261,6 +256,7 @@ absl::Status RegisterNormQuantOps(OpRegistry& r) {
       "Tensor? weight, str q_dtype=\"fp8\", float eps=1e-06) -> "
       "(Tensor, Tensor)",
       &AddExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kAdd, {{{"x", "residual"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<false>>(kAdd, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<true>>(kAdd, kReference));
   constexpr absl::string_view kStaticAdd = "fused_add_rms_norm_static_quant";
@@ -269,6 +265,7 @@ absl::Status RegisterNormQuantOps(OpRegistry& r) {
       "Tensor? weight, float scale, str q_dtype=\"fp8\", float eps=1e-06) -> "
       "Tensor",
       &StaticAddExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kStaticAdd, {{{"x", "residual"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&StaticAddNorm<false>>(kStaticAdd, kSimd));
   return r.Add<&StaticAddNorm<true>>(kStaticAdd, kReference);
 }

@@ -2,8 +2,9 @@
 
 #include <cstddef>
 
-#include "absl/strings/match.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -89,11 +90,44 @@ absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
   return arranged;
 }
 
+std::string PrintMeta(const TensorMeta& meta) {
+  return absl::StrCat(DTypeName(meta.dtype), "[",
+                      absl::StrJoin(meta.extents, ", "), "]");
+}
+
+absl::Status CheckExtents(absl::string_view op, absl::string_view field,
+                          const TensorMeta& meta,
+                          const std::vector<int64_t>& want,
+                          absl::string_view why) {
+  if (meta.extents == want) return absl::OkStatus();
+  return InvalidArgument(op, field, " is ", PrintMeta(meta), "; need [",
+                         absl::StrJoin(want, ", "), "]", why);
+}
+
+absl::Status CheckMeta(absl::string_view op, absl::string_view field,
+                       const TensorMeta& meta, const TensorMeta& want,
+                       absl::string_view why) {
+  if (meta == want) return absl::OkStatus();
+  return InvalidArgument(op, field, " is ", PrintMeta(meta), "; need ",
+                         PrintMeta(want), why);
+}
+
 absl::Status OfOp(absl::string_view op, const absl::Status& status) {
   if (status.ok()) return status;
-  const std::string name = absl::StrCat(op, ": ");
-  if (absl::StartsWith(status.message(), name)) return status;
-  return absl::Status(status.code(), absl::StrCat(name, status.message()));
+  absl::string_view text = status.message();
+  // How many characters a name at the beginning has.
+  size_t end = 0;
+  while (end < text.size() &&
+         (absl::ascii_islower(static_cast<unsigned char>(text[end])) ||
+          absl::ascii_isdigit(static_cast<unsigned char>(text[end])) ||
+          text[end] == '_')) {
+    ++end;
+  }
+  if (end > 0 && text.substr(end, 2) == ": ") {
+    if (text.substr(0, end) == op) return status;
+    text.remove_prefix(end + 2);
+  }
+  return absl::Status(status.code(), absl::StrCat(op, ": ", text));
 }
 
 }  // namespace quern

@@ -170,9 +170,24 @@ using NamedArgs = std::vector<std::pair<absl::string_view, OpArg>>;
 absl::StatusOr<std::vector<OpArg>> ArrangeArgs(const OpSchema& schema,
                                                const NamedArgs& args);
 
-// Returns `status` with the operator's name before its message, unless the
-// message begins with it already. Operators that share a refusing function use
-// it. Allocates nothing for OK.
+// The dtype and the shape as refusals have them: "bf16[4, 64]".
+std::string PrintMeta(const TensorMeta& meta);
+
+// InvalidArgument unless the tensor has these extents, or is `want` with its
+// dtype: "op: weight is f32[63]; need [64]". `why` is put behind what is
+// needed.
+absl::Status CheckExtents(absl::string_view op, absl::string_view field,
+                          const TensorMeta& meta,
+                          const std::vector<int64_t>& want,
+                          absl::string_view why = "");
+absl::Status CheckMeta(absl::string_view op, absl::string_view field,
+                       const TensorMeta& meta, const TensorMeta& want,
+                       absl::string_view why = "");
+
+// Returns `status` with the operator's name before its message. The name of
+// another operator or plan, which shares a refusing function with this one, is
+// taken away: "rms_norm: hidden=0" becomes "gemma_rms_norm: hidden=0".
+// Allocates nothing for OK.
 absl::Status OfOp(absl::string_view op, const absl::Status& status);
 
 }  // namespace quern

@@ -67,13 +67,26 @@ absl::StatusOr<MadeOp> MakeDisabled(const OpDefinition& op,
 
 absl::Status MadeOp::CheckArgs(absl::Span<const AnyTensorView> ordered) const {
   QUERN_RETURN_IF_ERROR(tensors.Check(ordered));
-  return op->CheckArgs(ordered);
+  return tensors.InWords(op->CheckArgs(ordered));
+}
+
+absl::Status MadeOp::Prepare(absl::Span<const AnyTensorView> ordered,
+                             Executor& executor) const {
+  QUERN_RETURN_IF_ERROR(tensors.Check(ordered));
+  return tensors.InWords(op->Prepare(ordered, executor));
+}
+
+absl::StatusOr<int64_t> MadeOp::WorkspaceBytes(
+    absl::Span<const AnyTensorView> ordered, int max_workers) const {
+  auto bytes = op->WorkspaceBytes(tensors.Rows(ordered), max_workers);
+  if (!bytes.ok()) return tensors.InWords(bytes.status());
+  return bytes;
 }
 
 absl::Status MadeOp::Bind(absl::Span<const NamedTensor> named,
                           std::vector<AnyTensorView>& ordered) const {
   QUERN_RETURN_IF_ERROR(tensors.Arrange(named, ordered));
-  return op->CheckArgs(ordered);
+  return tensors.InWords(op->CheckArgs(ordered));
 }
 
 OpDispatcher::OpDispatcher(const OpRegistry& registry, OpPolicy policy)
@@ -103,11 +116,14 @@ absl::StatusOr<MadeOp> OpDispatcher::MakeBy(absl::string_view op,
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
   const auto returns = definition->shapes(arranged);
-  if (!returns.ok()) return OfOp(op, returns.status());
+  if (!returns.ok()) {
+    return InWordsOf(op, definition->rules, returns.status());
+  }
   bool on = true;
   absl::StatusOr<MadeOp> made = make(*definition, arranged, on);
-  if (!made.ok()) return OfOp(op, made.status());
-  made->tensors = OpTensors(definition->schema, arranged, *returns);
+  if (!made.ok()) return InWordsOf(op, definition->rules, made.status());
+  made->tensors =
+      OpTensors(definition->schema, definition->rules, arranged, *returns);
   (on ? counters->second->enabled : counters->second->disabled)
       .fetch_add(1, std::memory_order_relaxed);
   return made;

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
@@ -47,8 +48,16 @@ struct MadeOp {
   OpTensors tensors;
 
   // Calls OpTensors::Check, which holds for every implementation including an
-  // embedder's, and then op->CheckArgs.
+  // embedder's, and then op->CheckArgs. Refusals have the operator's name and
+  // the schema's words (OpRules).
   absl::Status CheckArgs(absl::Span<const AnyTensorView> ordered) const;
+  // Calls OpTensors::Check, and then op->Prepare.
+  absl::Status Prepare(absl::Span<const AnyTensorView> ordered,
+                       Executor& executor) const;
+  // Bytes of workspace for a step with these tensors: op->WorkspaceBytes of
+  // tensors.Rows. Reads shapes alone.
+  absl::StatusOr<int64_t> WorkspaceBytes(
+      absl::Span<const AnyTensorView> ordered, int max_workers) const;
   // Puts tensors in order by name, and checks them; Execute takes the result.
   //
   //   std::vector<AnyTensorView> tensors;  // kept from step to step

@@ -19,6 +19,7 @@
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_tensors.h"
 #include "quern/testing/refusal.h"
 
 namespace quern {
@@ -258,6 +259,18 @@ TEST(OpRegistryTest, RefusesASignatureThatIsNotTheSchema) {
   EXPECT_TRUE(registry.Add<&Make<1>>("f", "simd").ok());
   EXPECT_EQ(registry.Add<&Make<1>>("f", "simd").code(),
             absl::StatusCode::kAlreadyExists);
+}
+
+TEST(OpRegistryTest, RefusesRulesThatTheSchemaDoesNotBear) {
+  OpRegistry registry = Registry();
+  EXPECT_EQ(registry.Declare("third", {}).code(), absl::StatusCode::kNotFound);
+  ExpectRefusal(registry.Declare("first", {{{"y", "out"}}}),
+                "first has no tensor y; need one of x, out");
+  ExpectRefusal(registry.Declare("first", {{}, OpRows::kFirst, "z"}),
+                "first has no tensor z");
+  ExpectRefusal(registry.Declare("first", {{{"x", "x"}}}),
+                "x and x of first are in place, and neither is written");
+  EXPECT_EQ(registry.Declare("first", {{{"x", "out"}}}), absl::OkStatus());
 }
 
 // Returns a shape whose extent is the number of ranks.

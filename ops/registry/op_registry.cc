@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -56,6 +58,36 @@ absl::Status OpRegistry::DefineTyped(absl::string_view text,
   if (ops_.emplace(name, std::move(op)).second) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat(kWhat, ": ", name, " is defined twice"));
+}
+
+absl::Status OpRegistry::Declare(absl::string_view op, OpRules rules) {
+  const auto found = ops_.find(op);
+  if (found == ops_.end()) return NoSuchOp(op);
+  const OpSchema& schema = found->second.schema;
+  const std::vector<std::string> names = OpTensors::NamesOf(schema);
+  const auto check = [&](const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
+      return absl::OkStatus();
+    }
+    return InvalidArgument(kWhat, op, " has no tensor ", name, "; need one of ",
+                           absl::StrJoin(names, ", "));
+  };
+  const auto is_written = [&](const std::string& name) {
+    for (const OpParam& param : schema.params) {
+      if (param.name == name) return param.mutated;
+    }
+    return true;  // a returned tensor
+  };
+  for (const auto& [a, b] : rules.in_place) {
+    QUERN_RETURN_IF_ERROR(check(a));
+    QUERN_RETURN_IF_ERROR(check(b));
+    if (is_written(a) || is_written(b)) continue;
+    return InvalidArgument(kWhat, a, " and ", b, " of ", op,
+                           " are in place, and neither is written");
+  }
+  if (!rules.rows_of.empty()) QUERN_RETURN_IF_ERROR(check(rules.rows_of));
+  found->second.rules = std::move(rules);
+  return absl::OkStatus();
 }
 
 absl::Status OpRegistry::AddTyped(absl::string_view op,
@@ -117,7 +149,9 @@ absl::StatusOr<std::vector<TensorMeta>> OpRegistry::InferShapes(
   QUERN_ASSIGN_OR_RETURN(const std::vector<OpArg> arranged,
                          ArrangeArgs(definition->schema, args));
   auto shapes = definition->shapes(arranged);
-  if (!shapes.ok()) return OfOp(op, shapes.status());
+  if (!shapes.ok()) {
+    return InWordsOf(op, definition->rules, shapes.status());
+  }
   return shapes;
 }
 

@@ -60,6 +60,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_schema.h"
+#include "quern/ops/registry/op_tensors.h"
 
 namespace quern {
 
@@ -90,13 +91,15 @@ class BoundOp {
   // its order, with a default-constructed view for one that is omitted, then
   // the returned ones. InvalidArgument names the argument. The number of rows
   // may differ from the one that the operator was made with, unless the header
-  // of its family says otherwise. MadeOp::CheckArgs checks more.
+  // of its family says otherwise. MadeOp::CheckArgs has checked before what
+  // OpTensors::Check refuses: dtypes, ranks, and tensors that overlap. A pair
+  // that is declared in place (OpRules) is checked here.
   virtual absl::Status CheckArgs(
       absl::Span<const AnyTensorView> tensors) const = 0;
 
   // Bytes of workspace that Execute needs on up to max_workers workers, for up
-  // to max_rows rows: the first dimension of the first tensor, unless the
-  // header of the operator's family says otherwise. Most operators need none.
+  // to max_rows rows. OpTensors::Rows counts the rows of a step, and
+  // MadeOp::WorkspaceBytes calls it. Most operators need none.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(int64_t /*max_rows*/,
                                                  int /*max_workers*/) const {
     return 0;
@@ -213,6 +216,7 @@ enum class OpKind : uint8_t { kOperator, kLayer };
 
 struct OpDefinition {
   OpSchema schema;
+  OpRules rules;
   OpKind kind = OpKind::kOperator;
   OpShapes shapes;
   OpExample example = nullptr;
@@ -235,6 +239,10 @@ class OpRegistry {
     return DefineTyped(schema, TypedOp<kShapes>::Params(),
                        &TypedOp<kShapes>::Call, example, kind);
   }
+  // Sets the rules of the operator's tensors, for all of its implementations.
+  // NotFound for an unknown operator; InvalidArgument for a tensor that the
+  // schema does not have, and for a pair of which neither is written.
+  absl::Status Declare(absl::string_view op, OpRules rules);
   // Adds an implementation after the existing ones, but before the reference.
   // NotFound for an unknown operator, AlreadyExists if the operator has such a
   // provider.

@@ -43,16 +43,10 @@ NamedArgs StaticExample(DType dtype) {
           {"block_cols", int64_t{16}}};
 }
 
-absl::Status CheckMatrix(absl::string_view op, const TensorMeta& x) {
-  if (x.extents.size() == 2) return absl::OkStatus();
-  return InvalidArgument(op, "x has rank ", x.extents.size(), "; need 2");
-}
-
 absl::StatusOr<Fp8QuantizeSpec> DynamicSpec(const TensorMeta& x,
                                             const std::string& granularity,
                                             int64_t group_size, bool ue8m0,
                                             double scale_ub) {
-  QUERN_RETURN_IF_ERROR(CheckMatrix(kDynamic, x));
   Fp8QuantizeSpec spec;
   spec.dtype = x.dtype;
   spec.format = ue8m0 ? Fp8ScaleFormat::kPowerOfTwo : Fp8ScaleFormat::kF32;
@@ -75,7 +69,8 @@ Metas DynamicShapes(const TensorMeta& x, const std::string& granularity,
   QUERN_ASSIGN_OR_RETURN(
       const Fp8QuantizeSpec spec,
       DynamicSpec(x, granularity, group_size, ue8m0, scale_ub));
-  const int64_t m = x.extents[0], k = x.extents[1];
+  QUERN_ASSIGN_OR_RETURN(const int64_t k, LastExtent(kDynamic, "x", x));
+  QUERN_ASSIGN_OR_RETURN(const int64_t m, LeadingRows(kDynamic, "x", x));
   TensorMeta scales = {DType::kF32, {m, 1}};
   if (spec.granularity == Fp8Granularity::kTensor) scales.extents = {1, 1};
   if (spec.granularity == Fp8Granularity::kGroup) {
@@ -87,8 +82,8 @@ Metas DynamicShapes(const TensorMeta& x, const std::string& granularity,
 // x, q and scales as matrices. The tensors must have been checked.
 struct Fp8Matrices {
   explicit Fp8Matrices(Tensors tensors)
-      : x(tensors[0]),
-        q(tensors[1].As<Float8E4M3, 2>()),
+      : x(AsMatrix(tensors[0])),
+        q(AsMatrix(tensors[1]).As<Float8E4M3, 2>()),
         scales(tensors[2].As<float, 2>()) {}
   AnyTensorView x;
   MatrixView<Float8E4M3> q;
@@ -97,9 +92,9 @@ struct Fp8Matrices {
 
 absl::Status CheckDynamic(const Fp8QuantizePlan& plan, Tensors tensors) {
   QUERN_RETURN_IF_ERROR(CheckTensorCount(kDynamic, tensors, 3));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "q", tensors[1], DType::kF8E4M3,
-                                    {kAnyExtent, kAnyExtent}));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "scales", tensors[2], DType::kF32,
+  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "out0", AsMatrix(tensors[1]),
+                                    DType::kF8E4M3, {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "out1", tensors[2], DType::kF32,
                                     {kAnyExtent, kAnyExtent}));
   const Fp8Matrices m(tensors);
   return plan.CheckArgs(m.x, m.q, m.scales);
@@ -124,7 +119,8 @@ float NativeScale(const Fp8QuantizeSpec& spec, float max_abs) {
 
 // The reference divides by the scale of a group, and multiplies by the
 // reciprocal of other scales.
-void NativeDynamic(const Fp8QuantizeSpec& spec, Tensors tensors) {
+void NativeDynamic(const Fp8QuantizeSpec& spec, Tensors t) {
+  const AnyTensorView tensors[] = {AsMatrix(t[0]), AsMatrix(t[1]), t[2]};
   const int64_t m = tensors[0].extent(0), k = tensors[0].extent(1);
   const bool tensor = spec.granularity == Fp8Granularity::kTensor;
   const bool grouped = spec.granularity == Fp8Granularity::kGroup;
@@ -177,7 +173,7 @@ Bound Dynamic(const TensorMeta& x, const std::string& granularity,
 }
 
 Metas StaticShapes(const TensorMeta& x, const TensorMeta&, int64_t, int64_t) {
-  QUERN_RETURN_IF_ERROR(CheckMatrix(kStatic, x));
+  QUERN_RETURN_IF_ERROR(LastExtent(kStatic, "x", x).status());
   return std::vector<TensorMeta>{{DType::kF8E4M3, x.extents}};
 }
 
@@ -197,19 +193,21 @@ Bound Static(const TensorMeta& x, const TensorMeta& scale, int64_t block_rows,
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kStatic, t, 3));
     QUERN_RETURN_IF_ERROR(CheckInput(kStatic, "scale", t[1], DType::kF32,
                                      {kAnyExtent, kAnyExtent}));
-    QUERN_RETURN_IF_ERROR(CheckOutput(kStatic, "q", t[2], DType::kF8E4M3,
+    const AnyTensorView q = AsMatrix(t[2]);
+    QUERN_RETURN_IF_ERROR(CheckOutput(kStatic, "out", q, DType::kF8E4M3,
                                       {kAnyExtent, kAnyExtent}));
-    return plan->CheckStaticArgs(t[0], t[1].As<const float, 2>(),
-                                 t[2].As<Float8E4M3, 2>());
+    return plan->CheckStaticArgs(AsMatrix(t[0]), t[1].As<const float, 2>(),
+                                 q.As<Float8E4M3, 2>());
   };
   if (kNative) {
     return std::unique_ptr<BoundOp>(
         new BoundCalls("scalar", check, [spec](Tensors t, Executor&) {
-          for (int64_t r = 0; r < t[0].extent(0); ++r) {
-            const ScalarRow x(t[0], r), q(t[2], r);
+          const AnyTensorView all = AsMatrix(t[0]), codes = AsMatrix(t[2]);
+          for (int64_t r = 0; r < all.extent(0); ++r) {
+            const ScalarRow x(all, r), q(codes, r);
             const ScalarRow scales(
                 t[1], spec.block_rows == 0 ? 0 : r / spec.block_rows);
-            for (int64_t i = 0; i < t[0].extent(1); ++i) {
+            for (int64_t i = 0; i < all.extent(1); ++i) {
               const float s =
                   scales[spec.block_cols == 0 ? 0 : i / spec.block_cols];
               SetFp8(q, i, x[i] * (1.0f / s));
@@ -219,19 +217,21 @@ Bound Static(const TensorMeta& x, const TensorMeta& scale, int64_t block_rows,
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan->target(), check, [plan](Tensors t, Executor& e) {
-        plan->ExecuteStatic(t[0], t[1].As<const float, 2>(),
-                            t[2].As<Float8E4M3, 2>(), e);
+        plan->ExecuteStatic(AsMatrix(t[0]), t[1].As<const float, 2>(),
+                            AsMatrix(t[2]).As<Float8E4M3, 2>(), e);
       }));
 }
 
 Metas Int8Shapes(const TensorMeta& x) {
-  QUERN_RETURN_IF_ERROR(CheckMatrix(kInt8, x));
+  QUERN_RETURN_IF_ERROR(LastExtent(kInt8, "x", x).status());
+  QUERN_ASSIGN_OR_RETURN(const int64_t rows, LeadingRows(kInt8, "x", x));
   return std::vector<TensorMeta>{{DType::kI8, x.extents},
-                                 {DType::kF32, {x.extents[0]}}};
+                                 {DType::kF32, {rows}}};
 }
 
 // The equation of quant/int8_quantize.h in double.
-void NativeInt8(Tensors tensors) {
+void NativeInt8(Tensors t) {
+  const AnyTensorView tensors[] = {AsMatrix(t[0]), AsMatrix(t[1]), t[2]};
   for (int64_t r = 0; r < tensors[0].extent(0); ++r) {
     const ScalarRow x(tensors[0], r), q(tensors[1], r);
     float max_abs = 0;
@@ -264,11 +264,13 @@ Bound Int8(const TensorMeta& x) {
   const auto plan = std::make_shared<const Int8QuantizePlan>(std::move(made));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kInt8, t, 3));
+    const AnyTensorView q = AsMatrix(t[1]);
     QUERN_RETURN_IF_ERROR(
-        CheckOutput(kInt8, "q", t[1], DType::kI8, {kAnyExtent, kAnyExtent}));
+        CheckOutput(kInt8, "out0", q, DType::kI8, {kAnyExtent, kAnyExtent}));
     QUERN_RETURN_IF_ERROR(
-        CheckOutput(kInt8, "scales", t[2], DType::kF32, {kAnyExtent}));
-    return plan->CheckArgs(t[0], t[1].As<int8_t, 2>(), t[2].As<float, 1>(), {});
+        CheckOutput(kInt8, "out1", t[2], DType::kF32, {kAnyExtent}));
+    return plan->CheckArgs(AsMatrix(t[0]), q.As<int8_t, 2>(),
+                           t[2].As<float, 1>(), {});
   };
   if (kNative) {
     return std::unique_ptr<BoundOp>(new BoundCalls(
@@ -276,7 +278,8 @@ Bound Int8(const TensorMeta& x) {
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan->target(), check, [plan](Tensors t, Executor& e) {
-        plan->Execute(t[0], t[1].As<int8_t, 2>(), t[2].As<float, 1>(), {}, e);
+        plan->Execute(AsMatrix(t[0]), AsMatrix(t[1]).As<int8_t, 2>(),
+                      t[2].As<float, 1>(), {}, e);
       }));
 }
 
@@ -335,6 +338,7 @@ absl::Status RegisterQuantOps(OpRegistry& r) {
   QUERN_RETURN_IF_ERROR(r.Add<&Int8<true>>(kInt8, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&ConvertShapes>(
       "convert(Tensor x, str out_dtype) -> Tensor", &ConvertExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kConvert, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Convert<false>>(kConvert, kSimd));
   return r.Add<&Convert<true>>(kConvert, kReference);
 }

@@ -8,11 +8,12 @@ namespace quern {
 
 // quant_fp8: dynamic scales, per tensor, token or group. static_quant_fp8:
 // given scales, for blocks of any shape. quant_int8: dynamic scales per token.
-// x is a matrix [m, k]. Scales are f32: [1, 1], [m, 1] or [m, groups] for
-// quant_fp8, and [m] for quant_int8. Equations: quant/fp8_quantize.h and
-// int8_quantize.h. convert: x[..., n] to f32, bf16 or f16, rounded to nearest
-// even (quant/convert.h). Providers: simd, and reference, which divides by a
-// group's scale where simd multiplies by its reciprocal.
+// x is [..., k], whose m rows are all dimensions but the last. Scales are f32:
+// [1, 1], [m, 1] or [m, groups] for quant_fp8, and [m] for quant_int8.
+// Equations: quant/fp8_quantize.h and int8_quantize.h. convert: x[..., n] to
+// f32, bf16 or f16, rounded to nearest even (quant/convert.h). Providers: simd,
+// and reference, which divides by a group's scale where simd multiplies by its
+// reciprocal.
 absl::Status RegisterQuantOps(OpRegistry& registry);
 
 // rms_norm_quant and fused_add_rms_norm_quant return scales f32[rows], per

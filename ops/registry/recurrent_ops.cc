@@ -217,6 +217,12 @@ absl::Status RegisterConv(OpRegistry& r) {
       "Tensor? query_start_loc, Tensor? has_initial_state, "
       "str activation=\"silu\", int null_slot=-1) -> Tensor",
       &ConvExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kConv,
+      {{{"x", "out"}},
+       OpRows::kFirst,
+       "",
+       {{"state", "conv_states"}, {"rows of state", "rows of conv_states"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Conv<false>>(kConv, "simd"));
   QUERN_RETURN_IF_ERROR(r.Add<&Conv<true>>(kConv, OpRegistry::kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&ConvUpdateShapes>(
@@ -224,6 +230,12 @@ absl::Status RegisterConv(OpRegistry& r) {
       "Tensor? bias, Tensor conv_state_indices, str activation=\"none\", "
       "int null_slot=-1) -> Tensor",
       &ConvUpdateExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kConvUpdate,
+      {{{"x", "out"}},
+       OpRows::kFirst,
+       "",
+       {{"state", "conv_state"}, {"rows of state", "rows of conv_state"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&ConvUpdate<false>>(kConvUpdate, "simd"));
   return r.Add<&ConvUpdate<true>>(kConvUpdate, OpRegistry::kReference);
 }
@@ -238,6 +250,9 @@ absl::Status RegisterRecurrentOps(OpRegistry& r) {
       "Tensor state_batch_indices, Tensor? query_start_loc, "
       "bool dt_softplus=False, int null_slot=-1) -> Tensor",
       &StateUpdateExample));
+  // The pool of states, which comes first, has slots and no rows.
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kStateUpdate, {{{"x", "out"}, {"z", "out"}}, OpRows::kFirst, "x"}));
   QUERN_RETURN_IF_ERROR(r.Add<&StateUpdate<false>>(kStateUpdate, "simd"));
   return r.Add<&StateUpdate<true>>(kStateUpdate, OpRegistry::kReference);
 }

@@ -127,6 +127,12 @@ absl::Status RegisterRopeOps(OpRegistry& r) {
                         "int max_position, int rot_dim=0, "
                         "float base=10000.0, bool is_neox=True) -> ()",
                         &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kOp,
+      {{},
+       OpRows::kFirst,
+       "",
+       {{"q", "query"}, {"k", "key"}, {"max_positions", "max_position"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
   return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
 }

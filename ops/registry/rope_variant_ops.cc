@@ -315,12 +315,19 @@ absl::Status RegisterRopeVariantOps(OpRegistry& r) {
       "bool interleaved=False, int rot_dim=0, float base=10000.0, "
       "bool is_neox=True) -> ()",
       &MropeExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kMrope,
+      {{},
+       OpRows::kFirst,
+       "",
+       {{"q", "query"}, {"k", "key"}, {"max_positions", "max_position"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Mrope<false>>(kMrope, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Mrope<true>>(kMrope, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&ApplyShapes>(
       "apply_rotary_emb(Tensor x, Tensor cos, Tensor sin, "
       "bool is_neox_style=True, bool enable_fp32_compute=False) -> Tensor",
       &ApplyExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kApply, {{{"x", "out"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Apply<false>>(kApply, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Apply<true>>(kApply, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&DualShapes>(
@@ -329,6 +336,14 @@ absl::Status RegisterRopeVariantOps(OpRegistry& r) {
       "int rot_dim=0, float base=10000.0, bool is_neox=True) -> "
       "(Tensor, Tensor)",
       &DualExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kDual, {{{"key", "out1"}},
+                                          OpRows::kFirst,
+                                          "",
+                                          {{"query_out", "out0"},
+                                           {"key_out", "out1"},
+                                           {"max_positions", "max_position"},
+                                           {"chunk", "chunk_size"},
+                                           {"local", "local_size"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Dual<false>>(kDual, kSimd));
   return r.Add<&Dual<true>>(kDual, kReference);
 }

@@ -235,6 +235,9 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
                       absl::string_view schema, OpExample example) {
   using Op = OpOf<kDescribe>;
   QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(schema, example, OpKind::kLayer));
+  // Without new keys the buffers are only read, and values may be columns of
+  // keys.
+  QUERN_RETURN_IF_ERROR(r.Declare(op, {{{"k_buffer", "v_buffer"}}}));
   QUERN_RETURN_IF_ERROR((r.Add<&Op::template Make<false>>(op, "simd")));
   return r.Add<&Op::template Make<true>>(op, OpRegistry::kReference);
 }

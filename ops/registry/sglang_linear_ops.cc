@@ -154,6 +154,7 @@ absl::Status Register(OpRegistry& r, absl::string_view op,
   using Op = OpOf<kRequest>;
   QUERN_RETURN_IF_ERROR(r.Define<&Op::Shapes>(
       absl::StrCat(op, "(", params, ") -> Tensor"), example, OpKind::kLayer));
+  QUERN_RETURN_IF_ERROR(r.Declare(op, {{}, OpRows::kLeading}));
   QUERN_RETURN_IF_ERROR(
       (r.Add<&Op::template Make<LinearProvider::kSimd>>(op, "simd")));
   QUERN_RETURN_IF_ERROR(

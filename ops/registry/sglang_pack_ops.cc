@@ -103,7 +103,6 @@ class BoundPack final : public BoundOp {
         CheckInput(op_, "weight", t[0], weight_.dtype, weight_.extents));
     QUERN_RETURN_IF_ERROR(
         CheckOutput(op_, "out", t[1], out_.dtype, out_.extents));
-    QUERN_RETURN_IF_ERROR(CheckApart(op_, "weight", t[0], "out", t[1]));
     QUERN_RETURN_IF_ERROR(
         CheckElementsApart(op_, "weight", t[0], t[0].rank() - 2));
     int64_t want = 1;
@@ -231,9 +230,7 @@ Bound MakePack(const TensorMeta& weight) {
           QUERN_RETURN_IF_ERROR(
               CheckInput(kOp, "weight", t[0], weight.dtype, weight.extents));
           QUERN_RETURN_IF_ERROR(CheckElementsApart(kOp, "weight", t[0]));
-          QUERN_RETURN_IF_ERROR(
-              CheckOutput(kOp, "out", t[1], DType::kF32, out[0].extents));
-          return CheckApart(kOp, "weight", t[0], "out", t[1]);
+          return CheckOutput(kOp, "out", t[1], DType::kF32, out[0].extents);
         },
         [](Tensors t, Executor&) { Transpose(t[0], t[1]); }));
   }
@@ -280,9 +277,8 @@ Bound MakeCompensation(const TensorMeta& packed) {
         QUERN_RETURN_IF_ERROR(CheckEqual(kCompensation, "row stride of packed",
                                          t[0].stride(0), layout.k() + 4,
                                          "a dense matrix has"));
-        QUERN_RETURN_IF_ERROR(
-            CheckOutput(kCompensation, "out", t[1], DType::kI32, {layout.n()}));
-        return CheckApart(kCompensation, "packed", t[0], "out", t[1]);
+        return CheckOutput(kCompensation, "out", t[1], DType::kI32,
+                           {layout.n()});
       },
       [layout, plan = *plan](Tensors t, Executor& executor) {
         const auto* const packed = static_cast<const int8_t*>(t[0].data());

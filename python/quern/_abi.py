@@ -194,6 +194,7 @@ FUNCTIONS = {
     ),
     "quern_op_returned": (_STATUS, _Handle, _SIZE, TensorPointer),
     "quern_op_prepare": (_STATUS, _Handle, ctypes.c_void_p, _SIZE, _Handle),
+    "quern_op_rows": (_STATUS, _Handle, ctypes.c_void_p, _SIZE, ctypes.POINTER(ctypes.c_int64)),
     "quern_op_workspace_bytes": (
         _STATUS, _Handle, ctypes.c_int64, _Handle, ctypes.POINTER(ctypes.c_int64),
     ),

@@ -73,16 +73,14 @@ class _Bound:
         # The shape of each result and NumPy's dtype; or its Meta and None, for a quern.Tensor.
         self.new = [_tensor.kind_of_result(tensors, meta) for meta in returned]
         self.metas = []
-        shapes = {}
         for parameter, x in zip(schema.tensors, tensors):
             if x is not None:
                 meta = _tensor.meta_of(parameter.name, x)
-                shapes[parameter.name] = meta.shape
                 self.metas.append((parameter.name.encode(), meta, not parameter.written))
         for name, result, out in zip(schema.outs, returned, outs):
             meta = result if out is None else _tensor.meta_of(name, out)
             self.metas.append((name.encode(), meta, False))
-        self.rows = _library.rows_of(schema, shapes)
+        self.rows = self.op.rows
         self.bytes = {}
         self.frames = []
         # A schedule's step changes, and the bytes with it.

@@ -323,8 +323,18 @@ class Op(Object):
             metas.append(_tensor.Meta(dtype.code, dtype.bits, dtype.lanes, shape, None))
         return tuple(metas)
 
+    def _rows(self, operands=None, count: int = 0) -> int:
+        rows = ctypes.c_int64()
+        self._check(self._library._c.quern_op_rows(self._handle, operands, count, ctypes.byref(rows)))
+        return rows.value
+
+    @property
+    def rows(self) -> int:
+        """The rows of the tensors that the operator was made with, as workspace_bytes counts them."""
+        return self._rows()
+
     def workspace_bytes(self, max_rows: int, executor: Optional[Executor] = None) -> int:
-        """Bytes that an execution needs for up to max_rows rows: the first dimension of the first tensor."""
+        """Bytes that an execution needs for up to max_rows rows, which `rows` counts."""
         size = ctypes.c_int64()
         executor_handle = handle_of(executor, self._library)
         self._check(
@@ -337,7 +347,7 @@ class Op(Object):
     def _operands(self, tensors: Mapping[str, Any]):
         inputs = {p.name for p in self.schema.tensors if not p.written}
         operands = (_abi.Operand * max(1, len(tensors)))()
-        keep, shapes = [operands], {}
+        keep = [operands]
         for operand, (name, value) in zip(operands, tensors.items()):
             operand.name = name.encode()
             if value is None:
@@ -346,12 +356,11 @@ class Op(Object):
             operand.tensor = ctypes.pointer(tensor.c)
             operand.flags = 0 if tensor.writable and name not in inputs else _abi.READ_ONLY
             keep.append(tensor)
-            shapes[name] = tensor.meta.shape
-        return ctypes.addressof(operands), len(tensors), shapes, keep
+        return ctypes.addressof(operands), len(tensors), keep
 
     def prepare(self, *, executor: Optional[Executor] = None, **tensors: Any) -> None:
         """Gives an operator that packs its weights those weights. Others do nothing."""
-        operands, count, _, keep = self._operands(tensors)
+        operands, count, keep = self._operands(tensors)
         executor_handle = handle_of(executor, self._library)
         try:
             self._check(self._library._c.quern_op_prepare(self._handle, operands, count, executor_handle))
@@ -366,10 +375,10 @@ class Op(Object):
         workspace: a writable array of bytes that begins at a multiple of 64. Without it, the
         workspace is this thread's own, which grows to what is needed and is kept.
         """
-        operands, count, shapes, keep = self._operands(tensors)
+        operands, count, keep = self._operands(tensors)
         executor_handle = handle_of(executor, self._library)
         if workspace is None:
-            size = self.workspace_bytes(rows_of(self.schema, shapes), executor)
+            size = self.workspace_bytes(self._rows(operands, count), executor)
             memory = _tensor.scratch(size)
             address = memory.address
             keep.append(memory)
@@ -395,23 +404,3 @@ def fills(schema: _schema.Schema) -> bool:
 def forget(filled: Object) -> None:
     """Operators that quern.ops has made with an older filling of the object are not used again."""
     filled.__dict__.pop("_cache", None)
-
-
-# Layers whose rows are all dimensions of x but the last.
-_LEADING = ("replicated_linear", "column_parallel_linear", "row_parallel_linear", "parallel_lm_head")
-
-
-def rows_of(schema: _schema.Schema, shapes: Mapping[str, Tuple[int, ...]]) -> int:
-    """The rows that quern_op_execute counts for tensors of these shapes: those of the first that is given."""
-    names = [p.name for p in schema.tensors if shapes.get(p.name)]
-    if schema.name == "selective_state_update":
-        names = ["x"] if shapes.get("x") else []
-    if not names:
-        return 0
-    shape = shapes[names[0]]
-    if schema.name not in _LEADING:
-        return shape[0]
-    rows = 1
-    for extent in shape[:-1]:
-        rows *= extent
-    return rows
