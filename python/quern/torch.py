@@ -7,7 +7,8 @@ Each operator of quern.ops that needs no object that Python lacks is defined fro
 implementation for the CPU and a fake one for meta and fake tensors, so that torch.compile passes it through.
 Objects of quern are numbers there: handle(weights) is what the parameter `weights` of torch.ops.quern.linear
 takes. register() defines an operator of one's own. Works with PyTorch 1.13 and 2.6, which were tested, and by
-their documentation with what lies between. There is no autograd: README.md shows how to add it.
+their documentation with what lies between. Quern has no derivatives: a call that autograd would record is
+refused. docs/pytorch.md shows how to give an operator of one's own a derivative.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import itertools
 import json
 import math
 import typing
+import weakref
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from . import _attention, _library, _linear, _named, _torch_call
+from . import _attention, _library, _linear, _named, _tensor, _torch_call
 from ._torch_call import Caller
 
 __all__ = ["Linear", "attention", "handle", "names", "object_of", "register", "release", "set_executor"]
@@ -35,33 +37,54 @@ _OBJECTS = {
     "SchedulerMetadata": _named.SchedulerMetadata,
     "ExpertWeights": _named.ExpertWeights,
 }
+# A weak reference to the object of each number, and the objects that handle() keeps.
 _handles: dict = {}
+_kept: dict = {}
 _numbers = itertools.count(1)
+
+
+def _number_of(given: _library.Object, name: str) -> int:
+    """The number of an object under which it says `name`; a new one at first. Does not keep the object."""
+    number = given.__dict__.get(name)
+    if number is None:
+        number = given.__dict__[name] = next(_numbers)
+        _handles[number] = weakref.ref(given, lambda _: _handles.pop(number, None))
+    return number
 
 
 def handle(given: _library.Object) -> int:
     """A number for an object of quern, which torch.ops.quern takes in its place. Keeps it until release()."""
     if not isinstance(given, tuple(_OBJECTS.values())):
         raise TypeError(f"the object is of type {type(given).__name__}; need one that an operator takes")
-    number = given.__dict__.get("_torch_handle")
-    if number is None:
-        number = given.__dict__["_torch_handle"] = next(_numbers)
-        _handles[number] = given
+    number = _number_of(given, "_torch_handle")
+    _kept[number] = given
     return number
+
+
+def _own_handle(given: _library.Object) -> int:
+    """The number of an object that its user keeps: the object is freed with its user. release() cannot take it."""
+    return _number_of(given, "_torch_own_handle")
 
 
 def release(number: int) -> None:
     """Forgets the object of a handle, which is refused from now on."""
-    object_of(number).__dict__.pop("_torch_handle", None)
-    del _handles[number]
+    if number not in _kept:
+        raise _no_handle(number)
+    _kept.pop(number).__dict__.pop("_torch_handle", None)
+    _handles.pop(number, None)
+
+
+def _no_handle(number):
+    return ValueError(f"{number} is no handle, or was released; need one that quern.torch.handle returned")
 
 
 def object_of(number: int) -> Any:
     """The object of a handle."""
-    try:
-        return _handles[number]
-    except KeyError:
-        raise ValueError(f"{number} is no handle, or was released; need one that quern.torch.handle returned") from None
+    found = _handles.get(number)
+    given = None if found is None else found()
+    if given is None:
+        raise _no_handle(number)
+    return given
 
 
 def set_executor(executor: Optional[_library.Executor]) -> None:
@@ -69,6 +92,17 @@ def set_executor(executor: Optional[_library.Executor]) -> None:
     if executor is not None:
         _library.handle_of(executor, _library.library())
     _torch_call.default.set(executor)
+
+
+def refuse_gradient(name: str, arguments: Sequence[Any]) -> None:
+    """Refuses tensors that need a gradient, which the result would not have."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise NotImplementedError(
+                f"{name}: a tensor of shape {tuple(x.shape)} requires a gradient, and Quern has no derivatives; need "
+                "torch.no_grad() or torch.inference_mode() around the call, detached tensors, or a "
+                "torch.autograd.Function around it, which docs/pytorch.md shows"
+            )
 
 
 # ---- Definitions ------------------------------------------------------------------------------------------
@@ -142,8 +176,8 @@ def _functions(caller):
             return "None"
         if not p.is_object:
             return p.name
-        get = f"_objects[{p.name}] if {p.name} in _objects else _object({p.name})"
-        return f"(None if {p.name} is None else {get})" if p.optional else f"({get})"
+        get = f"_object({p.name})"
+        return f"(None if {p.name} is None else {get})" if p.optional else get
 
     tensors = "".join(f"{p.name}, " for p in schema.tensors)
     scalars = "".join(f"{value(p)}, " for p in schema.parameters if p.kind != "Tensor")
@@ -152,8 +186,16 @@ def _functions(caller):
         call = _linear_call(caller)
     made = []
     for function in (call, fake):
-        source = f"def {schema.name}({', '.join(signature)}):\n    return _call(({tensors}), ({scalars}))\n"
-        space = {"_call": function, "_objects": _handles, "_object": object_of}
+        # Not a kernel of the key Autograd, which costs one more dispatch and keeps
+        # others from registering theirs. What autograd calls has no gradients enabled.
+        source = (
+            f"def {schema.name}({', '.join(signature)}):\n"
+            f"    if _enabled(): _refuse('quern::{schema.name}', ({tensors}))\n"
+            f"    return _call(({tensors}), ({scalars}))\n"
+        )
+        space = {
+            "_call": function, "_object": object_of, "_enabled": torch.is_grad_enabled, "_refuse": refuse_gradient,
+        }
         exec(compile(source, f"<torch.ops.quern.{schema.name}>", "exec"), space)
         made.append(space[schema.name])
     return made
@@ -322,12 +364,15 @@ names = _register_all()
 
 
 class Linear(torch.nn.Module):
-    """A linear layer on packed weights: y = act(x @ weight.T + bias). Takes rows of any leading shape."""
+    """A linear layer on packed weights: y = act(x @ weight.T + bias). Takes rows of any leading shape.
+
+    Keeps its weights, which are freed with the last module and the last variable that have them.
+    """
 
     def __init__(self, weights: _linear.Linear, activation: str = "none", activations: str = "exact"):
         super().__init__()
         self.weights, self.activation, self.activations = weights, activation, activations
-        self._handle = handle(weights)
+        self._handle = _own_handle(weights)
 
     @classmethod
     def from_linear(cls, layer: torch.nn.Linear, **options) -> Linear:
@@ -349,18 +394,19 @@ def attention(
     if (key is None) != (value is None):
         raise ValueError("only one of key and value is given; need both, or neither")
     pages = _pages(cache, layer)
-    layout = handle(cache)
+    layout = _own_handle(cache)
     if key is not None:
         torch.ops.quern.write_kv(key, value, torch.from_dlpack(schedule.slots), pages, layout)
     return torch.ops.quern.paged_attention(
-        query, pages, alibi_slopes, sinks, layout=layout, step=handle(schedule), scale=scale,
+        query, pages, alibi_slopes, sinks, layout=layout, step=_own_handle(schedule), scale=scale,
         window_left=schedule.window_left, window_right=schedule.window_right, soft_cap=soft_cap,
     )
 
 
 def _pages(cache, layer):
-    """The pages of a layer as a tensor, which is made once."""
+    """The pages of a layer as a tensor, which is made once. It does not keep the cache, which keeps it."""
     made = cache.__dict__.setdefault("_torch_pages", {})
     if layer not in made:
-        made[layer] = torch.from_dlpack(cache.pages(layer))
+        pages = cache.pages(layer)
+        made[layer] = torch.from_dlpack(_tensor.Tensor(pages._meta, pages._address, None))
     return made[layer]

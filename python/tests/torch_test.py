@@ -1,8 +1,10 @@
 """torch.ops.quern: results, what is written, what is refused, and results without data."""
 
+import gc
 import os
 import signal
 import unittest
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -208,6 +210,43 @@ class RefusalTest(unittest.TestCase):
             ops.linear(torch.ones(2, 16), number)
         self.assertNotEqual(quern.torch.handle(weights), number)
 
+    def test_a_gradient_is_refused_and_not_lost(self):
+        x, w = torch.randn(2, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+        layer = quern.torch.Linear.from_linear(torch.nn.Linear(16, 8))
+        calls = [
+            lambda: ops.rms_norm(x, None),
+            lambda: ops.rms_norm(x.detach(), w),
+            lambda: ops.linear(x * 1, layer._handle),
+            lambda: layer(x),
+            lambda: ops.fused_add_rms_norm(x.detach(), x * 1, None),
+            lambda: ops.rms_norm(x.detach().to("meta").requires_grad_(), None),
+        ]
+        for at, call in enumerate(calls):
+            with self.subTest(row=at), self.assertRaisesRegex(NotImplementedError, "quern::.* requires a gradient"):
+                call()
+        with torch.no_grad():
+            want = ops.rms_norm(x, w)
+        self.assertTrue(torch.equal(ops.rms_norm(x.detach(), w.detach()), want))
+        with torch.inference_mode():
+            self.assertTrue(torch.equal(ops.rms_norm(x, w), want))
+
+        class Silu(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return ops.silu(x)
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                s = torch.sigmoid(x)
+                return grad * s * (1 + x * (1 - s))
+
+        have, want = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+        Silu.apply(have).sum().backward()
+        F.silu(want).sum().backward()
+        self.assertTrue(torch.allclose(have.grad, want.grad, atol=1e-6))
+
     def test_after_a_refusal_calls_go_on(self):
         x = torch.ones(2, 16)
         for _ in range(3):
@@ -262,6 +301,51 @@ def examples():
 
 def listed(result):
     return () if result is None else result if isinstance(result, tuple) else (result,)
+
+
+class LifeTest(unittest.TestCase):
+    """Objects are freed with their last user, without the garbage collector."""
+
+    def setUp(self):
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+    def test_a_layer_frees_its_weights(self):
+        before = len(quern.torch._handles)
+        for _ in range(3):
+            layer = quern.torch.Linear.from_linear(torch.nn.Linear(32, 8))
+            twin = quern.torch.Linear(layer.weights)
+            x = torch.randn(2, 32)
+            self.assertTrue(torch.equal(layer(x), twin(x)))
+            weights, number = weakref.ref(layer.weights), layer._handle
+            with self.assertRaisesRegex(ValueError, "is no handle"):
+                quern.torch.release(number)
+            del layer
+            twin(x)
+            self.assertIsNotNone(weights())
+            del twin
+            self.assertIsNone(weights())
+            with self.assertRaisesRegex(ValueError, "is no handle"):
+                ops.linear(x, number)
+        self.assertEqual(len(quern.torch._handles), before)
+
+    def test_attention_frees_its_cache_and_schedule(self):
+        cache = quern.KvCache(num_pages=2, page_size=16, kv_heads=1, head_dim=16, dtype="f32")
+        schedule = cache.schedule(q_heads=1)
+        schedule.build([2], [2], [[0]])
+        q = torch.randn(2, 1, 16)
+        quern.torch.attention(q, cache, schedule, key=q, value=q)
+        gone = [weakref.ref(cache), weakref.ref(schedule)]
+        del cache, schedule
+        self.assertEqual([g() for g in gone], [None, None])
+
+    def test_a_handle_keeps_its_object_until_it_is_released(self):
+        number = quern.torch.handle(quern.Linear.from_numpy(torch.ones(8, 16)))
+        gone = weakref.ref(quern.torch.object_of(number))
+        self.assertEqual(ops.linear(torch.ones(2, 16), number).shape, (2, 8))
+        quern.torch.release(number)
+        self.assertIsNone(gone())
 
 
 class FakeTest(unittest.TestCase):
