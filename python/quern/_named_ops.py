@@ -4,22 +4,45 @@ An operator that exists, because the project's own library was loaded, keeps its
 schema and gets another kernel for the CPU. One that does not exist is defined.
 Arguments are passed by their names in the schema, because schemas change between
 versions: an implementation that lacks a name is not installed.
+
+Operators that hand each other something that only one implementation can read, a
+handler or the pages of a cache, are a family. A family is installed whole or not
+at all: with half of one, our handler would reach the other library's kernel.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import warnings
+from typing import Callable, Iterable, NamedTuple, Optional
 
 import torch
 
 from . import torch as quern_torch
 
+
+class Operator(NamedTuple):
+    """One operator by another project's name."""
+
+    schema: str  # what is defined where the project's library is not loaded
+    function: Callable  # called with the arguments by their names
+    fake: Optional[Callable]
+    family: Optional[str] = None  # None: the operator shares nothing with others
+    # Why the project's own kernel stays where there is one; None: it is replaced.
+    stays: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        return self.schema.partition("(")[0]
+
+
 # Names that a project spelled in several ways.
 _ALIASES = {"result": "out", "casual": "causal", "sheduler_metadata": "scheduler_metadata", "handler_ptr": "handler"}
 _installed: dict = {}
+_log = logging.getLogger("quern")
 NO_FRAGMENTS = "this PyTorch lets one library alone define operators of a namespace"
-
 
 _replacements: dict = {}
 
@@ -65,39 +88,81 @@ def _by_name(function, schema):
     return kernel, None
 
 
-def install(namespace, operators):
-    """Installs {schema: (function, fake)}; returns {name: "defined", "replaced", or why it was left out}.
+def _without_gradient(name, kernel):
+    """The kernel, which refuses tensors whose gradient would be lost. Its views have none, so it is asked first."""
 
-    A second call changes nothing. A fake is set where an operator is defined here.
-    """
-    done = _installed.setdefault(namespace, {})
-    for schema, (function, fake) in operators.items():
-        name = schema.partition("(")[0]
-        if done.get(name) in ("defined", "replaced"):
-            continue
+    @functools.wraps(kernel)
+    def checked(*args, **kwargs):
+        if torch.is_grad_enabled():
+            quern_torch.refuse_gradient(name, (*args, *kwargs.values()))
+        return kernel(*args, **kwargs)
+
+    return checked
+
+
+def _plan(namespace, operator):
+    """(existing schema or None, its kernel or None, why it cannot be installed) of one operator."""
+    existing = _existing(namespace, operator.name)
+    if existing is None:
+        try:
+            quern_torch.library_of(namespace)
+        except RuntimeError:
+            return None, None, NO_FRAGMENTS
+        return None, None, None
+    if operator.stays is not None:
+        return existing, None, operator.stays
+    return (existing, *_by_name(operator.function, existing))
+
+
+def _put(namespace, operator, existing, kernel):
+    """Installs one operator; returns "defined" or "replaced"."""
+    name = operator.name
+    if existing is None:
+        lib, became = quern_torch.library_of(namespace), "defined"
+        quern_torch._define(lib, operator.schema, quern_torch._TAGS)
         existing = _existing(namespace, name)
-        if existing is None:
-            try:
-                lib = quern_torch.library_of(namespace)
-            except RuntimeError:
-                done[name] = f"left out: {NO_FRAGMENTS}"
-                continue
-            quern_torch._define(lib, schema, quern_torch._TAGS)
-            existing = _existing(namespace, name)
-            done[name] = "defined"
-        else:
-            lib = _replacing(namespace)
-            done[name] = "replaced"
-            fake = None
-        kernel, why = _by_name(function, existing)
-        if kernel is None:
-            done[name] = f"left out: {why}"
+        kernel, _ = _by_name(operator.function, existing)
+    else:
+        lib, became = _replacing(namespace), "replaced"
+    # Operators without tensors have no dispatch key but this one.
+    key = "CPU" if any("Tensor" in str(a.type) for a in existing.arguments) else "CompositeExplicitAutograd"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid.*")
+        lib.impl(name, _without_gradient(f"{namespace}::{name}", kernel), key)
+    if became == "defined" and operator.fake is not None:
+        quern_torch._set_fake(lib, namespace, name, operator.fake)
+    return became
+
+
+def install(namespace: str, operators: Iterable[Operator]) -> dict:
+    """Installs operators; returns {name: "defined", "replaced", or why it was left out}.
+
+    Warns, by the logger "quern", of operators of the project that were left out. A second call changes
+    nothing, except that it tries again what was left out. A fake is set where an operator is defined here.
+    """
+    operators = list(operators)
+    done = _installed.setdefault(namespace, {})
+    planned = {o.name: _plan(namespace, o) for o in operators if done.get(o.name) not in ("defined", "replaced")}
+    # Why a family cannot be installed: a schema that is not known says more than this PyTorch's limit.
+    broken: dict = {}
+    for operator in operators:
+        why = planned[operator.name][2] if operator.name in planned else None
+        if why is not None and operator.family is not None:
+            if why != NO_FRAGMENTS or operator.family not in broken:
+                broken[operator.family] = f"{operator.name}: {why}"
+    left_out = {}
+    for operator in operators:
+        if operator.name not in planned:
             continue
-        # Operators without tensors have no dispatch key but this one.
-        key = "CPU" if any("Tensor" in str(a.type) for a in existing.arguments) else "CompositeExplicitAutograd"
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid.*")
-            lib.impl(name, kernel, key)
-        if fake is not None:
-            quern_torch._set_fake(lib, namespace, name, fake)
+        existing, kernel, why = planned[operator.name]
+        if why in (None, NO_FRAGMENTS) and operator.family in broken:
+            why = f"{operator.family} is installed whole or not at all, and {broken[operator.family]}"
+        if why is None:
+            done[operator.name] = _put(namespace, operator, existing, kernel)
+            continue
+        if done.get(operator.name) != f"left out: {why}":
+            left_out[operator.name] = why
+        done[operator.name] = f"left out: {why}"
+    for name, why in left_out.items():
+        _log.warning("quern: torch.ops.%s.%s is left out: %s", namespace, name, why)
     return dict(done)

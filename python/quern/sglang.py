@@ -5,7 +5,10 @@
 
 SGLang's own library, if it was loaded before, keeps its schemas, and its kernels for the CPU are replaced.
 Equations, roundings and refusals are those of ops/registry; what differs from SGLang's is in docs/porting.md
-and docs/porting_attention.md. The schemas are of mid 2026.
+and docs/porting_attention.md. The schemas are of mid 2026. Attention, and the products of packed weights with
+what packs them, are two families, each of which is installed whole or not at all. SGLang's own
+fused_experts_cpu stays where its library is loaded, because SGLang passes packed experts and this package's
+takes plain ones.
 
 Plain weights (is_vnni=False) are packed by the first call, and kept with what they were packed from until
 clear(). A change in place packs them anew, but not that of a tensor of inference mode, which PyTorch does not
@@ -183,48 +186,81 @@ def _columns(mat1, mat2, *args, **_):
     return mat1.new_empty(mat1.shape[:-1] + (mat2.shape[0],))
 
 
-_OPERATORS = {
-    "silu_and_mul_cpu(Tensor input) -> Tensor": (_unary("silu_and_mul"), _half),
-    "gelu_and_mul_cpu(Tensor input) -> Tensor": (_unary("gelu_and_mul", ("none",)), _half),
-    "gelu_tanh_and_mul_cpu(Tensor input) -> Tensor": (_unary("gelu_and_mul", ("tanh",)), _half),
-    "rmsnorm_cpu(Tensor input, Tensor weight, float eps) -> Tensor": (rmsnorm_cpu, _like),
-    "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, Tensor weight, float eps) -> ()": (
+# The families: what one of their operators makes, the others read.
+_PACKED_WEIGHTS = "products of packed weights"
+_ATTENTION = "attention"
+_PACKED_EXPERTS = "SGLang passes packed experts, and Quern's fused_experts_cpu takes plain ones"
+
+_Operator = _named_ops.Operator
+_OPERATORS = (
+    _Operator("silu_and_mul_cpu(Tensor input) -> Tensor", _unary("silu_and_mul"), _half),
+    _Operator("gelu_and_mul_cpu(Tensor input) -> Tensor", _unary("gelu_and_mul", ("none",)), _half),
+    _Operator("gelu_tanh_and_mul_cpu(Tensor input) -> Tensor", _unary("gelu_and_mul", ("tanh",)), _half),
+    _Operator("rmsnorm_cpu(Tensor input, Tensor weight, float eps) -> Tensor", rmsnorm_cpu, _like),
+    _Operator(
+        "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, Tensor weight, float eps) -> ()",
         fused_add_rmsnorm_cpu, _nothing,
     ),
-    "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)": (
+    _Operator(
+        "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)",
         topk_softmax_cpu, _topk,
     ),
-    "topk_sigmoid_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)": (
+    _Operator(
+        "topk_sigmoid_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)",
         topk_sigmoid_cpu, _topk,
     ),
-    "convert_weight_packed(Tensor weight) -> Tensor": (convert_weight_packed, None),
-    "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)": (per_token_quant_int8_cpu, None),
-    "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni) -> Tensor": (
-        weight_packed_linear, _columns,
+    _Operator("convert_weight_packed(Tensor weight) -> Tensor", convert_weight_packed, None, _PACKED_WEIGHTS),
+    _Operator(
+        "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)", per_token_quant_int8_cpu, None, _PACKED_WEIGHTS
     ),
-    "int8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales1, Tensor scales2, Tensor? bias, "
-    "ScalarType out_dtype, bool is_vnni) -> Tensor": (int8_scaled_mm_cpu, None),
-    "int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, "
-    "bool is_vnni) -> Tensor": (int8_scaled_mm_with_quant, None),
-    "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
-    "ScalarType out_dtype, bool is_vnni) -> Tensor": (fp8_scaled_mm_cpu, None),
+    _Operator(
+        "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni) -> Tensor",
+        weight_packed_linear, _columns, _PACKED_WEIGHTS,
+    ),
+    _Operator(
+        "int8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales1, Tensor scales2, Tensor? bias, "
+        "ScalarType out_dtype, bool is_vnni) -> Tensor",
+        int8_scaled_mm_cpu, None, _PACKED_WEIGHTS,
+    ),
+    _Operator(
+        "int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, "
+        "bool is_vnni) -> Tensor",
+        int8_scaled_mm_with_quant, None, _PACKED_WEIGHTS,
+    ),
+    _Operator(
+        "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
+        "ScalarType out_dtype, bool is_vnni) -> Tensor",
+        fp8_scaled_mm_cpu, None, _PACKED_WEIGHTS,
+    ),
     # inplace is an argument and not an annotation in SGLang's schema, too.
-    "fused_experts_cpu(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
-    "bool inplace, int moe_comp_method=0, Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? w1_zero=None, "
-    "Tensor? w2_zero=None, int[]? block_size=None, Tensor? w1_bias=None, Tensor? w2_bias=None, "
-    "float? alpha=None, float? limit=None, bool is_vnni=False) -> Tensor": (fused_experts_cpu, _like),
-    "decode_attention_cpu(Tensor query, Tensor(a1!) k_cache, Tensor(a2!) v_cache, Tensor(a3!) output, Tensor? key, "
-    "Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, Tensor req_pool_indices, "
-    "Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn=False, int sliding_window=0, "
-    "Tensor? encoder_lens=None, Tensor? sinks=None) -> ()": (decode_attention_cpu, _nothing),
-    "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a3!) o_extend, "
-    "Tensor(a4!) k_buffer, Tensor(a5!) v_buffer, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
-    "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
-    "bool is_cross_attn=False, int sliding_window=0, Tensor? encoder_lens=None, Tensor? sinks=None, "
-    "Tensor? tree_mask=None) -> ()": (extend_attention_cpu, _nothing),
-}
+    _Operator(
+        "fused_experts_cpu(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
+        "bool inplace, int moe_comp_method=0, Tensor? w1_scale=None, Tensor? w2_scale=None, Tensor? w1_zero=None, "
+        "Tensor? w2_zero=None, int[]? block_size=None, Tensor? w1_bias=None, Tensor? w2_bias=None, "
+        "float? alpha=None, float? limit=None, bool is_vnni=False) -> Tensor",
+        fused_experts_cpu, _like, stays=_PACKED_EXPERTS,
+    ),
+    _Operator(
+        "decode_attention_cpu(Tensor query, Tensor(a1!) k_cache, Tensor(a2!) v_cache, Tensor(a3!) output, "
+        "Tensor? key, Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, "
+        "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn=False, "
+        "int sliding_window=0, Tensor? encoder_lens=None, Tensor? sinks=None) -> ()",
+        decode_attention_cpu, _nothing, _ATTENTION,
+    ),
+    _Operator(
+        "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a3!) o_extend, "
+        "Tensor(a4!) k_buffer, Tensor(a5!) v_buffer, Tensor req_to_token, Tensor req_pool_indices, "
+        "Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, "
+        "float logit_cap, bool is_cross_attn=False, int sliding_window=0, Tensor? encoder_lens=None, "
+        "Tensor? sinks=None, Tensor? tree_mask=None) -> ()",
+        extend_attention_cpu, _nothing, _ATTENTION,
+    ),
+)
 
 
-def install(namespace: str = "sgl_kernel"):
-    """Puts all of them under torch.ops.sgl_kernel; returns what became of each: "defined", "replaced", or why not."""
+def install(namespace: str = "sgl_kernel") -> dict:
+    """Puts all of them under torch.ops.sgl_kernel; returns what became of each: "defined", "replaced", or why not.
+
+    What was left out is also a warning of the logger "quern".
+    """
     return _named_ops.install(namespace, _OPERATORS)

@@ -8,9 +8,9 @@ vllm.general_plugins; README.md shows one. vLLM's own library, if it was loaded 
 its kernels for the CPU are replaced. Equations, roundings and refusals are those of ops/registry; what
 differs from vLLM's is in docs/porting.md and docs/porting_attention.md.
 
-The schemas are of mid 2026. Where the caches of keys and values are this library's pages
-(cpu_attn_reshape_and_cache), vLLM's own attention cannot read them, so the operators of attention are
-installed together.
+The schemas are of mid 2026. vLLM's own kernels cannot read the pages that cpu_attn_reshape_and_cache writes,
+the steps of get_scheduler_metadata or the handlers of create_onednn_mm_handler. So attention and the products
+with handlers are two families, each of which is installed whole or not at all.
 """
 
 from __future__ import annotations
@@ -203,52 +203,69 @@ def _fake_scheduler(*args, **kwargs):
 
 _UNARY = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_new", "gelu_fast", "gelu_quick")
 
-# vLLM's schemas of what writes its arguments and returns nothing.
-_WRITERS = (
-    *(f"{name}(Tensor(a0!) out, Tensor input) -> ()" for name in _UNARY),
-    "rms_norm(Tensor(a0!) out, Tensor input, Tensor? weight, float epsilon) -> ()",
-    "fused_add_rms_norm(Tensor(a0!) input, Tensor(a1!) residual, Tensor? weight, float epsilon) -> ()",
+# The families: what one of their operators makes, only the others can read.
+_PRODUCTS = "products with handlers"
+_ATTENTION = "attention"
+
+# vLLM's schemas of what writes its arguments and returns nothing, and their families.
+_WRITERS = {
+    **{f"{name}(Tensor(a0!) out, Tensor input) -> ()": None for name in _UNARY},
+    "rms_norm(Tensor(a0!) out, Tensor input, Tensor? weight, float epsilon) -> ()": None,
+    "fused_add_rms_norm(Tensor(a0!) input, Tensor(a1!) residual, Tensor? weight, float epsilon) -> ()": None,
     "rotary_embedding(Tensor positions, Tensor(a1!) query, Tensor(a2!)? key, int head_size, "
-    "Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()",
-    "onednn_mm(Tensor(a0!) c, Tensor a, Tensor? bias, Tensor handler) -> ()",
+    "Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()": None,
+    "onednn_mm(Tensor(a0!) c, Tensor a, Tensor? bias, Tensor handler) -> ()": _PRODUCTS,
     "onednn_scaled_mm(Tensor(a0!) c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, Tensor? bias, "
-    "Tensor handler) -> ()",
+    "Tensor handler) -> ()": _PRODUCTS,
     "cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, "
-    'Tensor slot_mapping, str isa, float k_scale=1.0, float v_scale=1.0, str kv_cache_dtype="auto") -> ()',
+    'Tensor slot_mapping, str isa, float k_scale=1.0, float v_scale=1.0, str kv_cache_dtype="auto") -> ()': _ATTENTION,
     "cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, Tensor(a3!) output, "
     "Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, Tensor? alibi_slopes, int sliding_window, "
     "Tensor block_table, float softcap, Tensor scheduler_metadata, Tensor? s_aux=None, Tensor? dynamic_causal=None, "
-    'float k_scale=1.0, float v_scale=1.0, str kv_cache_dtype="auto") -> ()',
-)
-_OTHERS = {
-    "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int": (create_onednn_mm_handler, None),
-    "create_onednn_scaled_mm_handler(Tensor b, Tensor b_scales, ScalarType output_type, bool dynamic_act_quant, "
-    "bool use_azp, int primitive_cache_size) -> int": (create_onednn_scaled_mm_handler, None),
-    "release_dnnl_matmul_handler(int handler) -> ()": (release_dnnl_matmul_handler, None),
-    "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, Tensor seq_lens, "
-    "ScalarType dtype, Tensor query_start_loc, bool causal, int window_size, str isa_hint, bool enable_kv_split, "
-    "Tensor? dynamic_causal=None) -> Tensor": (get_scheduler_metadata, _fake_scheduler),
-    "cpu_attn_has_isa(str isa) -> bool": (cpu_attn_has_isa, None),
+    'float k_scale=1.0, float v_scale=1.0, str kv_cache_dtype="auto") -> ()': _ATTENTION,
 }
+_OTHERS = (
+    _named_ops.Operator(
+        "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int",
+        create_onednn_mm_handler, None, _PRODUCTS,
+    ),
+    _named_ops.Operator(
+        "create_onednn_scaled_mm_handler(Tensor b, Tensor b_scales, ScalarType output_type, bool dynamic_act_quant, "
+        "bool use_azp, int primitive_cache_size) -> int",
+        create_onednn_scaled_mm_handler, None, _PRODUCTS,
+    ),
+    _named_ops.Operator(
+        "release_dnnl_matmul_handler(int handler) -> ()", release_dnnl_matmul_handler, None, _PRODUCTS
+    ),
+    _named_ops.Operator(
+        "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, Tensor seq_lens, "
+        "ScalarType dtype, Tensor query_start_loc, bool causal, int window_size, str isa_hint, bool enable_kv_split, "
+        "Tensor? dynamic_causal=None) -> Tensor",
+        get_scheduler_metadata, _fake_scheduler, _ATTENTION,
+    ),
+    _named_ops.Operator("cpu_attn_has_isa(str isa) -> bool", cpu_attn_has_isa, None, _ATTENTION),
+)
 
 
 def _operators():
-    listed = dict(_OTHERS)
-    for schema in _WRITERS:
-        name = schema.partition("(")[0]
-        listed[schema] = (globals()[name], _fake_writer)
-    return listed
+    for schema, family in _WRITERS.items():
+        yield _named_ops.Operator(schema, globals()[schema.partition("(")[0]], _fake_writer, family)
+    yield from _OTHERS
 
 
-def install(namespace: str = "_C"):
-    """Puts all of them under torch.ops._C; returns what became of each: "defined", "replaced", or why not."""
+def install(namespace: str = "_C") -> dict:
+    """Puts all of them under torch.ops._C; returns what became of each: "defined", "replaced", or why not.
+
+    What was left out is also a warning of the logger "quern".
+    """
     return _named_ops.install(namespace, _operators())
 
 
-def register() -> None:
-    """What the entry point names. vLLM calls it once or more in every process.
+def register() -> dict:
+    """What the entry point names. vLLM calls it once or more in every process. Returns what install() does.
 
-    vLLM's own library is loaded first, because PyTorch lets nobody define an operator twice.
+    vLLM's own library is loaded first, because PyTorch lets nobody define an operator twice. vLLM drops the
+    result, so what was left out is a warning of the logger "quern" here, too.
     """
     if importlib.util.find_spec("vllm") is not None:
         platform = importlib.import_module("vllm.platforms").current_platform
@@ -256,4 +273,4 @@ def register() -> None:
             platform.import_kernels()
         else:
             importlib.import_module("vllm._C")
-    install()
+    return install()

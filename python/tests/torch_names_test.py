@@ -22,6 +22,8 @@ from .torch_test import attend, norm
 _PYTHON = [os.environ.get("QUERN_PYTHON") or sys.executable]
 _BECAME = {"_C": quern.vllm.install(), "sgl_kernel": quern.sglang.install()}
 vllm, sglang = torch.ops._C, torch.ops.sgl_kernel
+# Libraries of operators that tests define. An operator goes with its library.
+_KEPT: list = []
 
 
 class NearTest(unittest.TestCase):
@@ -38,7 +40,7 @@ class InstallTest(unittest.TestCase):
         for namespace, install in (("_C", quern.vllm.install), ("sgl_kernel", quern.sglang.install)):
             self.assertEqual(set(_BECAME[namespace].values()), {"defined"})
             self.assertEqual(install(), _BECAME[namespace])
-        self.assertIsNone(quern.vllm.register())
+        self.assertEqual(quern.vllm.register(), _BECAME["_C"])
 
     def test_operators_of_the_project_keep_their_schemas(self):
         lib = torch.library.Library("quern_test_project", "DEF")
@@ -56,6 +58,81 @@ class InstallTest(unittest.TestCase):
         self.assertTrue(torch.equal(out, torch.ops.quern.rms_norm(x, w, 1e-5)))
         torch.ops.quern_test_project.rms_norm(out, input=x, weight=w)
         self.assertTrue(torch.equal(out, torch.ops.quern.rms_norm(x, w, 0.5)))
+
+    def test_a_family_is_installed_whole_or_not_at_all(self):
+        def became(install, namespace, *schemas):
+            """What install() says beside a library with these operators, and the warnings."""
+            lib = torch.library.Library(namespace, "DEF")
+            for schema in schemas:
+                lib.define(schema)
+                _KEPT.append(lib)
+            with self.assertLogs("quern", "WARNING") as logs:
+                result = install(namespace)
+            return result, logs.output
+
+        # The schemas of the operators that changed, and one that did not.
+        result, said = became(
+            quern.vllm.install, "quern_test_families",
+            "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int",
+            "onednn_mm(Tensor(a0!) c, Tensor a, Tensor? bias, Tensor handler_of_tomorrow) -> ()",
+            "cpu_attention_with_kv_cache(Tensor query, int window_of_tomorrow) -> ()",
+            "gelu_fast(Tensor(a0!) out, Tensor input) -> ()",
+        )
+        products = ("onednn_mm", "onednn_scaled_mm", "create_onednn_mm_handler", "create_onednn_scaled_mm_handler",
+                    "release_dnnl_matmul_handler")
+        attention = ("cpu_attn_reshape_and_cache", "cpu_attention_with_kv_cache", "get_scheduler_metadata",
+                     "cpu_attn_has_isa")
+        for names, family, why in (
+            (products, "products with handlers", "handler_of_tomorrow"),
+            (attention, "attention", "window_of_tomorrow"),
+        ):
+            for name in names:
+                self.assertRegex(result[name], f"left out: .*{why}")
+                self.assertTrue(any(f"quern_test_families.{name} is left out" in line for line in said), name)
+            self.assertIn(f"{family} is installed whole or not at all, and ", result[names[2]])
+        self.assertEqual(result["gelu_fast"], "replaced")
+        # Another library's create_onednn_mm_handler is not reached by this package's onednn_mm.
+        with self.assertRaises((RuntimeError, NotImplementedError)):
+            torch.ops.quern_test_families.create_onednn_mm_handler(torch.ones(4, 4), 1)
+        # A second call finds the same and does not warn again.
+        with self.assertRaises(AssertionError), self.assertLogs("quern", "WARNING"):
+            self.assertEqual(quern.vllm.install("quern_test_families"), result)
+
+        result, _ = became(
+            quern.sglang.install, "quern_test_packed",
+            "convert_weight_packed(Tensor weight) -> Tensor",
+            "fp8_scaled_mm_cpu(Tensor mat1, Tensor scales_of_tomorrow) -> Tensor",
+            "decode_attention_cpu(Tensor query, int window_of_tomorrow) -> ()",
+        )
+        for name, why in (
+            ("convert_weight_packed", "scales_of_tomorrow"),
+            ("weight_packed_linear", "scales_of_tomorrow"),
+            ("extend_attention_cpu", "window_of_tomorrow"),
+        ):
+            self.assertRegex(result[name], f"left out: .* is installed whole or not at all, and .*{why}")
+
+    def test_experts_of_sglang_keep_their_kernel(self):
+        lib = torch.library.Library("quern_test_experts", "DEF")
+        (schema,) = (o.schema for o in quern.sglang._OPERATORS if o.name == "fused_experts_cpu")
+        lib.define(schema)
+        lib.impl("fused_experts_cpu", lambda x, *_, **__: x + 1, "CPU")
+        _KEPT.append(lib)
+        with self.assertLogs("quern", "WARNING"):
+            became = quern.sglang.install("quern_test_experts")
+        self.assertIn("SGLang passes packed experts", became["fused_experts_cpu"])
+        x = torch.zeros(2, 4)
+        y = torch.ops.quern_test_experts.fused_experts_cpu(x, x, x, x, x, False, is_vnni=True)
+        self.assertEqual(y.tolist(), (x + 1).tolist())
+
+    def test_refuses_tensors_that_need_a_gradient(self):
+        x, out = torch.randn(2, 8, requires_grad=True), torch.empty(2, 8)
+        with self.assertRaisesRegex(NotImplementedError, "_C::gelu_new: a tensor of shape .* requires a gradient"):
+            vllm.gelu_new(out, x)
+        with self.assertRaisesRegex(NotImplementedError, "sgl_kernel::silu_and_mul_cpu: .* requires a gradient"):
+            sglang.silu_and_mul_cpu(x)
+        with torch.no_grad():
+            vllm.gelu_new(out, x)
+        self.assertTrue(torch.equal(out, torch.ops.quern.gelu_new(x.detach())))
 
     def test_the_plugin_lets_vllm_define_its_operators_first(self):
         # A stand-in for vLLM: its library defines one operator when it is loaded.
