@@ -17,6 +17,7 @@ count. Weights in SGLang's own form (is_vnni=True) are unpacked by every call, w
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -33,6 +34,11 @@ class _Packed:
 
     def __init__(self):
         self._made: dict = {}
+        self._unlock()
+        # Another thread of the parent may hold the lock for ever.
+        os.register_at_fork(after_in_child=self._unlock)
+
+    def _unlock(self):
         self._lock = threading.Lock()
 
     def get(self, make, *weights):

@@ -19,6 +19,7 @@ import collections
 import importlib
 import importlib.util
 import itertools
+import os
 import threading
 
 import torch
@@ -132,6 +133,14 @@ _STEPS = 64
 _steps: collections.OrderedDict = collections.OrderedDict()
 _step_numbers = itertools.count(1)
 _lock = threading.Lock()
+
+
+def _after_fork():
+    global _lock
+    _lock = threading.Lock()  # which another thread of the parent may hold for ever
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _metadata():

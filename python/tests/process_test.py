@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -11,7 +12,20 @@ import numpy as np
 
 import quern
 
-_BEGIN = "import builtins, os, sys, numpy as np, quern\n"
+_MODEL = pathlib.Path(__file__).parents[2] / "models" / "quern_kjv_4m" / "quern-kjv-4m.bf16.gguf"
+_BEGIN = f"""import builtins, gc, os, signal, sys, numpy as np, quern
+model_path = {str(_MODEL)!r}
+
+# The status of a child that calls child(). One that hangs is ended by SIGALRM.
+def forked(child):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        child()
+        sys.exit(0)
+    return os.waitpid(pid, 0)[1]
+
+"""
 
 
 def run(script):
@@ -91,6 +105,63 @@ class ForkTest(unittest.TestCase):
         # The parent goes on.
         np.testing.assert_array_equal(quern.ops.silu(x, executor=executor), want)
 
+    def test_a_child_of_a_process_with_a_model(self):
+        script = """
+model = quern.Model(model_path)  # with threads of its own
+given = quern.Executor(3)
+other = quern.Model(model_path, executor=given)
+x = np.ones((64, 4096), np.float32)
+
+def text(model, **more):
+    return "".join(model.generate("In the beginning", max_tokens=8, temperature=0, **more))
+
+want, y = text(model), quern.ops.silu(x, executor=given)
+state = model.state(2)
+sequence = state.begin()
+state.forward([(sequence, [1, 2])])
+
+def refused_or(call, want):
+    try:
+        assert call() == want
+    except quern.FailedPreconditionError as refused:
+        assert "a fork" in str(refused), refused
+
+def child():
+    refused_or(lambda: text(model), want)
+    refused_or(lambda: text(other), want)
+    refused_or(lambda: (quern.ops.silu(x, executor=given) == y).all(), True)
+    refused_or(lambda: state.forward([(sequence, [3])]).shape, (1, model.vocab))
+    assert (quern.ops.silu(x) == y).all()
+    with quern.Executor(2) as own:
+        assert text(other, executor=own) == want
+    given.close()
+
+for _ in range(3):
+    assert forked(child) == 0
+assert text(model) == want and text(other) == want
+"""
+        self.assertEqual(run(script), (0, ""))
+
+    def test_a_child_that_destroys_what_its_parent_made(self):
+        script = """
+x = np.ones((64, 4096), np.float32)
+held = [quern.Library()]
+held.append(held[0].executor(3))
+held.append(quern.Model(model_path, library=held[0]))
+"".join(held[2].generate("In the beginning", max_tokens=2))
+held[0].function("silu")(x, executor=held[1])
+
+def child():
+    held.clear()
+    gc.collect()
+
+for _ in range(3):
+    status = forked(child)
+    assert status == 0, f"the child has status {status}"
+held[0].function("silu")(x, executor=held[1])
+"""
+        self.assertEqual(run(script), (0, ""))
+
     def test_a_child_ends_by_itself(self):
         script = """
 executor = quern.Executor(3)
@@ -103,6 +174,43 @@ for _ in range(8):
     assert os.waitpid(pid, 0)[1] == 0
 """
         self.assertEqual(run(script), (0, ""))
+
+
+class SignalTest(unittest.TestCase):
+    """Signals to the process reach threads of the program, whose handlers expect them."""
+
+    def test_workers_block_signals(self):
+        script = """
+def blocked(task):
+    with open(f"/proc/self/task/{task}/status") as status:
+        (line,) = (line for line in status if line.startswith("SigBlk:"))
+    return int(line.split()[1], 16)
+
+before = set(os.listdir("/proc/self/task"))
+executor = quern.Executor(3)
+quern.ops.silu(np.ones((64, 4096), np.float32), executor=executor)
+workers = set(os.listdir("/proc/self/task")) - before
+assert len(workers) >= 2, workers
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1):
+    for worker in workers:
+        assert blocked(worker) >> (number - 1) & 1, f"worker {worker} does not block {number!r}"
+    assert not blocked(os.getpid()) >> (number - 1) & 1
+"""
+        self.assertEqual(run(script), (0, ""))
+
+    def test_an_interrupt_ends_a_computation(self):
+        # Each token is a call, and Python runs its handlers between calls.
+        script = """
+model = quern.Model(model_path, executor=quern.Executor(2))
+signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    while True:
+        "".join(model.generate("In the beginning", max_tokens=100))
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+        self.assertEqual(run(script), (3, ""))
 
 
 class CopyTest(unittest.TestCase):
