@@ -32,9 +32,9 @@ using Made = absl::StatusOr<std::unique_ptr<Object>>;
 absl::StatusOr<KvLayoutSpec> SpecOf(const quern_kv_cache_options& options) {
   constexpr KvForm kForms[] = {KvForm::kPlain, KvForm::kPaired,
                                KvForm::kLatent};
-  constexpr KvScaling kScalings[] = {
-      KvScaling::kNone, KvScaling::kPerTensor, KvScaling::kPerHead,
-      KvScaling::kPerTokenHead, KvScaling::kPerBlock};
+  // The operators by name take no scales that lie outside the pages.
+  constexpr KvScaling kScalings[] = {KvScaling::kNone, KvScaling::kPerTokenHead,
+                                     KvScaling::kPerBlock};
   KvLayoutSpec spec;
   QUERN_RETURN_IF_ERROR(CheckNotNull(kCache, "dtype", options.dtype));
   QUERN_ASSIGN_OR_RETURN(spec.dtype,

@@ -28,8 +28,11 @@ TEST_F(AttentionRefusalTest, RefusesCaches) {
       {"dtype=\"i64\"; need one of ", [](auto& o) { o.dtype = "i64"; }},
       {"form=\"round\"; need one of plain, paired, latent",
        [](auto& o) { o.form = "round"; }},
-      {"scaling=\"big\"; need one of none, per_tensor",
+      {"scaling=\"big\"; need one of none, per_token_head",
        [](auto& o) { o.scaling = "big"; }},
+      // write_kv and paged_attention have no argument for such scales.
+      {"scaling=\"per_head\"; need one of none, per_token_head, per_block",
+       [](auto& o) { o.scaling = "per_head"; }},
       {"kv_heads=0", [](auto& o) { o.kv_heads = 0; }},
       {"head_dim=-1", [](auto& o) { o.head_dim = -1; }},
       {"page_size=0", [](auto& o) { o.page_size = 0; }},

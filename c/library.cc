@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "quern/core/max_isa.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/version.h"
 #include "quern/ops/registry/all_ops.h"
+#include "quern/ops/registry/op_docs.h"
 
 namespace quern {
 namespace c_abi {
@@ -142,6 +144,21 @@ quern_status quern_library_create(const quern_library_options* options,
       });
 }
 
+quern_status quern_set_max_isa(const char* isa, char* message,
+                               size_t capacity) {
+  return Contained(
+      [&] {
+        const absl::Status status =
+            Caught([&] { return quern::SetMaxIsa(isa == nullptr ? "" : isa); });
+        if (!status.ok()) CopyText(status.message(), message, capacity);
+        return Report(nullptr, status);
+      },
+      [&] {
+        CopyText("no memory left", message, capacity);
+        return ReportNoMemory(nullptr);
+      });
+}
+
 size_t quern_ops(const quern_library* library, char* text, size_t capacity) {
   return Contained(
       [&] {
@@ -154,6 +171,21 @@ size_t quern_ops(const quern_library* library, char* text, size_t capacity) {
           }
         }
         return CopyText(lines, text, capacity);
+      },
+      [&] { return CopyText("", text, capacity); });
+}
+
+size_t quern_op_doc(const quern_library* library, const char* name, char* text,
+                    size_t capacity) {
+  return Contained(
+      [&] {
+        Borrowed use;
+        const bool known =
+            name != nullptr &&
+            use.Take(library, Kind::kLibrary, Mode::kUse).ok() &&
+            use.slot()->library->registry().Find(name) != nullptr;
+        return CopyText(known ? quern::OpDoc(name) : absl::string_view(), text,
+                        capacity);
       },
       [&] { return CopyText("", text, capacity); });
 }

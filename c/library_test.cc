@@ -27,6 +27,46 @@ TEST_F(LibraryTest, ListsSchemas) {
   EXPECT_STREQ(small, "");
 }
 
+TEST_F(LibraryTest, SaysWhatAnOperatorComputes) {
+  char text[1000] = "";
+  const size_t size =
+      quern_op_doc(library_.get(), "rms_norm", text, sizeof(text));
+  EXPECT_EQ(std::string(text).size(), size);
+  EXPECT_NE(std::string(text).find("x[.., hidden]"), std::string::npos) << text;
+  EXPECT_EQ(quern_op_doc(library_.get(), "no_such", text, sizeof(text)), 0u);
+  EXPECT_STREQ(text, "");
+  EXPECT_EQ(quern_op_doc(library_.get(), nullptr, nullptr, 0), 0u);
+  EXPECT_EQ(quern_op_doc(nullptr, "rms_norm", nullptr, 0), 0u);
+}
+
+// A better CPU's user repeats what happened on one with AVX2.
+TEST_F(LibraryTest, CapsTheInstructionSetOfWhatIsMade) {
+  const quern_argument x = quern_tensor_argument("x", x_in_c_.get());
+  const auto made = [&] {
+    quern_op* op = nullptr;
+    EXPECT_EQ(quern_op_create(library_.get(), "rms_norm", nullptr, &x, 1, &op),
+              QUERN_OK);
+    char text[200] = "";
+    quern_explain(op, text, sizeof(text));
+    quern_destroy(op);
+    return std::string(text);
+  };
+  const std::string best = made();
+  char text[300] = "";
+  ASSERT_EQ(quern_set_max_isa("AVX2", text, sizeof(text)), QUERN_OK) << text;
+  EXPECT_NE(made().find("AVX2"), std::string::npos) << made();
+  EXPECT_EQ(quern_set_max_isa("avx9", text, sizeof(text)),
+            QUERN_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(text).find("isa=\"avx9\" is no instruction set"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(quern_set_max_isa("avx9", nullptr, 0), QUERN_INVALID_ARGUMENT);
+  // A refusal leaves the cap as it was.
+  EXPECT_NE(made().find("AVX2"), std::string::npos) << made();
+  ASSERT_EQ(quern_set_max_isa(nullptr, nullptr, 0), QUERN_OK);
+  EXPECT_EQ(made(), best);
+}
+
 TEST_F(LibraryTest, RefusesOptionsOfAnotherSize) {
   const quern_argument x = quern_tensor_argument("x", x_in_c_.get());
   quern_op* op = nullptr;
@@ -51,6 +91,18 @@ TEST_F(LibraryTest, RefusesOptionsOfAnotherSize) {
                 library_.get(), QUERN_INVALID_ARGUMENT, "functions is null");
   ExpectRefused(quern_executor_create_pool(library_.get(), -1, &executor),
                 library_.get(), QUERN_INVALID_ARGUMENT, "-1");
+  quern_rotary_scaling* scaling = nullptr;
+  quern_rotary_scaling_options rotary = {};
+  ExpectRefused(quern_rotary_scaling_create(library_.get(), &rotary, &scaling),
+                library_.get(), QUERN_INVALID_ARGUMENT, "size=0; need");
+  rotary.size = sizeof(rotary);
+  ExpectRefused(quern_rotary_scaling_create(library_.get(), &rotary, &scaling),
+                library_.get(), QUERN_INVALID_ARGUMENT, "kind is null");
+  rotary.kind = "longrope";
+  rotary.num_factors = 2;
+  ExpectRefused(quern_rotary_scaling_create(library_.get(), &rotary, &scaling),
+                library_.get(), QUERN_INVALID_ARGUMENT,
+                "short_factors is null");
   quern_library* library = nullptr;
   char text[200];
   const quern_library_options small = {8, nullptr};

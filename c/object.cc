@@ -61,6 +61,8 @@ const char* KindName(Kind kind) {
       return "scheduler metadata";
     case Kind::kExpertWeights:
       return "expert weights";
+    case Kind::kRotaryScaling:
+      return "rotary scaling";
   }
   return "object";
 }

@@ -44,6 +44,7 @@ enum class Kind : uint32_t {
   kOneDnnHandler,
   kSchedulerMetadata,
   kExpertWeights,
+  kRotaryScaling,
 };
 // "linear weights", for sentences.
 const char* KindName(Kind kind);

@@ -18,6 +18,7 @@
 #include "quern/c/object.h"
 #include "quern/c/op.h"
 #include "quern/c/quern.h"
+#include "quern/c/rotary_scaling.h"
 #include "quern/c/tensor.h"
 #include "quern/c/weights.h"
 #include "quern/core/status_macros.h"
@@ -80,6 +81,9 @@ absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
     case Kind::kExpertWeights:
       arg = OpArg(&object.As<ExpertsObject>().experts());
       made.orders = true;
+      break;
+    case Kind::kRotaryScaling:
+      arg = OpArg(&object.As<RotaryScalingObject>().scaling());
       break;
     default:
       return InvalidArgument(op, name, " is of kind ", KindName(kind),

@@ -29,8 +29,9 @@
  * destroyed. Using a destroyed library, or a pointer that this library did not
  * return, is undefined.
  *
- * There is no global state: two libraries share nothing. Nothing is thrown,
- * printed, or read from the environment but QUERN_KERNELS (gemm/linear.h).
+ * There is no global state but the cap of quern_set_max_isa: two libraries
+ * share nothing else. Nothing is thrown, printed, or read from the environment
+ * but QUERN_KERNELS (gemm/linear.h).
  *
  * Structs that end in _options or _functions, and quern_step, begin with their
  * size in bytes, which the caller sets: {sizeof(quern_op_options), ...}.
@@ -119,12 +120,27 @@ QUERN_API quern_status
 quern_library_create(const quern_library_options* options,
                      quern_library** library, char* message, size_t capacity);
 
+/* Caps the instruction set of whatever this process makes from now on, in all
+ * libraries, so that what happened on one CPU can be repeated on a better one:
+ * "AVX2", "AVX2_VNNI", "AVX3_ZEN4"; NULL lifts the cap. One that this CPU does
+ * not reach changes nothing. What exists keeps its kernels; quern_explain tells
+ * them. No other call may be running. Refused are names of no instruction set,
+ * and a cap below all kernels of this library; `message` is that of
+ * quern_library_create. */
+QUERN_API quern_status quern_set_max_isa(const char* isa, char* message,
+                                         size_t capacity);
+
 /* The schemas of all operators, a line for each:
  *   rms_norm(Tensor x, Tensor? weight, float eps=1e-06, ..) -> Tensor
  * ops/registry/op_schema.h has the grammar, and the headers beside it say what
  * each operator computes and refuses. Empty where the library is NULL. */
 QUERN_API size_t quern_ops(const quern_library* library, char* text,
                            size_t capacity);
+
+/* The equation of an operator, and the shapes and dtypes of its tensors, in
+ * lines. Empty where the name or the library is NULL or no operator has it. */
+QUERN_API size_t quern_op_doc(const quern_library* library, const char* name,
+                              char* text, size_t capacity);
 
 /* ---- Executors -------------------------------------------------------------
  *
@@ -235,8 +251,9 @@ typedef struct quern_op_options {
 /* Chooses an implementation. `options` may be NULL. Objects among the arguments
  * may be destroyed afterwards; the operator keeps what it needs of them.
  * Schemas' LinearWeights are quern_linear_weights, their KvLayout is a
- * quern_kv_cache, their AttentionStep a quern_schedule; quern_named.h has their
- * OneDnnHandler, SchedulerMetadata and ExpertWeights. An operator that needs an
+ * quern_kv_cache, their AttentionStep a quern_schedule, their RotaryScaling a
+ * quern_rotary_scaling; quern_named.h has their OneDnnHandler,
+ * SchedulerMetadata and ExpertWeights. An operator that needs an
  * object of another type cannot be made here. */
 QUERN_API quern_status quern_op_create(quern_library* library, const char* name,
                                        const quern_op_options* options,
@@ -344,13 +361,44 @@ QUERN_API quern_status
 quern_linear_weights_adopt(quern_library* library, const void* bytes,
                            size_t num_bytes, quern_linear_weights** weights);
 
+/* ---- Rotary scaling: the argument `scaling` of rotary_embedding ----------
+ *
+ * How a model stretches its angles to longer contexts; equations and bounds
+ * are those of ops/rope/rotary_scaling.h, which are checked when an operator is
+ * made.
+ */
+
+typedef struct quern_rotary_scaling quern_rotary_scaling;
+
+typedef struct quern_rotary_scaling_options {
+  size_t size;
+  const char* kind; /* "none", "linear", "dynamic_ntk", "llama3", "yarn",
+                     * "longrope" */
+  double factor;    /* 0: 1 */
+  int64_t original; /* context length of training; all but none and linear */
+  int64_t target;   /* context length to serve; dynamic_ntk and longrope */
+  double low_freq, high_freq;    /* llama3; 0: 1 and 4 */
+  double beta_fast, beta_slow;   /* yarn; 0: 32 and 1 */
+  double attention_factor;       /* yarn; 0: 1 */
+  double mscale, mscale_all_dim; /* yarn; 0: none */
+  /* longrope: rot_dim / 2 numbers each, which are copied. */
+  const double* short_factors;
+  const double* long_factors;
+  int64_t num_factors;
+} quern_rotary_scaling_options;
+
+QUERN_API quern_status quern_rotary_scaling_create(
+    quern_library* library, const quern_rotary_scaling_options* options,
+    quern_rotary_scaling** scaling);
+
 /* ---- Paged attention: the arguments `layout` and `step` ------------------ */
 
 typedef struct quern_kv_cache_options {
   size_t size;
   const char* dtype;   /* "bf16", "f16", "f32", "i8", "f8e4m3", "f8e5m2" */
   const char* form;    /* "plain", "paired", "latent"; NULL: by page_size */
-  const char* scaling; /* as KvScaling in cache/kv_layout.h; NULL: "none" */
+  const char* scaling; /* "per_token_head" (i8, f8e4m3, f8e5m2), "per_block"
+                        * (latent, f8e4m3); NULL: "none", which i8 has not */
   int64_t kv_heads, head_dim;
   int64_t v_head_dim; /* 0: head_dim */
   int64_t page_size;  /* tokens */

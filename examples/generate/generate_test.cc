@@ -214,6 +214,20 @@ TEST(GenerateTest, StatsTellSpeedMemoryAndKernels) {
   EXPECT_THAT(outcome.out, ::testing::Not(HasSubstr("tokens/s")));
 }
 
+TEST(GenerateTest, TheInstructionSetCanBeCapped) {
+  const std::vector<std::string> command = {
+      "--prompt=Emma was", "--max_tokens=2", "--stats", "--isa=AVX2"};
+  const Outcome outcome = RunGenerate(command);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("kernels: operators: Highway AVX2,"));
+  // As the variable asks, unless the flag does.
+  ASSERT_EQ(setenv("QUERN_MAX_ISA", "AVX9", 1), 0);
+  EXPECT_EQ(RunGenerate(command).code, 0);
+  ExpectRefused(RunGenerate({"--prompt=Emma was"}), 2,
+                "QUERN_MAX_ISA: max_isa: isa=\"AVX9\" is no instruction set");
+  unsetenv("QUERN_MAX_ISA");
+}
+
 TEST(GenerateTest, LimitsAreToldWithTheSpeed) {
   const Outcome outcome = RunGenerate({"--prompt=Emma was", "--max_tokens=8",
                                        "--stats", "--limits", "--threads=2"});
@@ -390,6 +404,9 @@ TEST(GenerateTest, RefusesBadCommandLinesWithCode2) {
       {{"--activations=int8", "--weights=bf16"},
        "--activations=int8 with other --weights than file; need "
        "--weights=file"},
+      {{"--isa=AVX9"},
+       "--isa=AVX9 is not a value of that flag: need the name of an "
+       "instruction set"},
       {{"--kv=f64"}, "--kv=f64 is not a value of that flag: need f32, "},
       {{"--kv=i32"}, "need f32, bf16, f16, i8, f8e4m3 or f8e5m2"},
       {{"--weights=as"}, "need file, bf16, f32 or int8"},

@@ -61,6 +61,9 @@ int RunRanks(const GenerateOptions& options, int ranks) {
 
 int Main(int argc, char** argv) {
   absl::StatusOr<GenerateOptions> options = ParseOptions(argc, argv);
+  if (options.ok()) {
+    if (absl::Status capped = CapIsa(*options); !capped.ok()) options = capped;
+  }
   const int ranks = options.ok() ? options->ranks.value_or(1) : 1;
   if (ranks > ThreadCommunicator::kMaxRanks) {
     options = absl::InvalidArgumentError(

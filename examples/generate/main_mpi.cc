@@ -72,6 +72,9 @@ int Main(int argc, char** argv) {
     return 1;
   }
   absl::StatusOr<GenerateOptions> options = ParseOptions(argc, argv);
+  if (options.ok()) {
+    if (absl::Status capped = CapIsa(*options); !capped.ok()) options = capped;
+  }
   // The launcher of another MPI starts each process as the only one.
   if (options.ok() && options->ranks.value_or(ranks) != ranks) {
     options = absl::InvalidArgumentError(

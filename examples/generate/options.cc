@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
 #include "quern/core/hwy_executor.h"
+#include "quern/core/max_isa.h"
 #include "quern/models/decoder.h"
 #include "quern/ops/registry/op_policy.h"
 
@@ -157,6 +159,16 @@ constexpr Flag kFlags[] = {
      kWhole,
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtoi(value, &o.threads);
+     }},
+    {"isa", "",
+     "no instruction set better than this: AVX2, AVX2_VNNI, AVX3_ZEN4 and so\n"
+     "      on, to repeat what happened on another CPU; default: QUERN_MAX_ISA "
+     "in\n"
+     "      the environment, or the best that this CPU has",
+     "the name of an instruction set",
+     [](const std::string& value, GenerateOptions& o) {
+       o.isa = value;
+       return IsaBit(value) != 0;
      }},
     {"ranks", "1",
      "ranks that hold the model together, each a part of it, as threads of\n"
@@ -326,6 +338,20 @@ absl::StatusOr<GenerateOptions> ParseOptions(int argc, char** argv) {
   }
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   return options;
+}
+
+absl::Status CapIsa(const GenerateOptions& options) {
+  constexpr char kVariable[] = "QUERN_MAX_ISA";
+  const char* const variable = std::getenv(kVariable);
+  const bool flag = !options.isa.empty();
+  if (!flag && (variable == nullptr || *variable == '\0')) {
+    return absl::OkStatus();
+  }
+  const absl::Status status =
+      SetMaxIsa(flag ? options.isa : std::string(variable));
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag ? "--isa" : kVariable, ": ", status.message()));
 }
 
 std::string HelpText() {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/core/dtype.h"
 #include "quern/models/decoder.h"
@@ -25,6 +26,7 @@ struct GenerateOptions {
   int64_t max_tokens = 128;
   int64_t samples = 1;       // texts that follow the prompt
   int threads = 0;           // 0: as many as cores
+  std::string isa;           // SetMaxIsa of core/max_isa.h; empty: no cap
   std::optional<int> ranks;  // nullopt: 1, or all MPI processes
   float temperature = 0.8f;
   int64_t top_k = 40;
@@ -37,6 +39,10 @@ struct GenerateOptions {
 
 // Reads the command line. InvalidArgument is one sentence for the user.
 absl::StatusOr<GenerateOptions> ParseOptions(int argc, char** argv);
+
+// Caps the instruction set of this process as --isa says, or else QUERN_MAX_ISA
+// in the environment. InvalidArgument names the flag or the variable.
+absl::Status CapIsa(const GenerateOptions& options);
 
 // What --help prints.
 std::string HelpText();

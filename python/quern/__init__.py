@@ -30,8 +30,10 @@ from ._generate import Generation
 from ._library import Executor, Library, Op, library
 from ._linear import Linear
 from ._load import find as find_library
+from ._load import set_max_isa
 from ._model import Model, ModelState
 from ._named import ExpertWeights, OneDnnHandler, SchedulerMetadata
+from ._rope import RotaryScaling
 from ._sampler import Sampler, Sampling
 from ._tensor import Tensor, empty, from_dlpack, view
 from ._tokenizer import Tokenizer
@@ -58,6 +60,7 @@ __all__ = [
     "Op",
     "PermissionDeniedError",
     "ResourceExhaustedError",
+    "RotaryScaling",
     "Sampler",
     "Sampling",
     "Schedule",
@@ -71,5 +74,6 @@ __all__ = [
     "from_dlpack",
     "library",
     "ops",
+    "set_max_isa",
     "view",
 ]

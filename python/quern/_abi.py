@@ -155,6 +155,26 @@ class Step(ctypes.Structure):
     ]
 
 
+class RotaryScalingOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("kind", ctypes.c_char_p),
+        ("factor", ctypes.c_double),
+        ("original", ctypes.c_int64),
+        ("target", ctypes.c_int64),
+        ("low_freq", ctypes.c_double),
+        ("high_freq", ctypes.c_double),
+        ("beta_fast", ctypes.c_double),
+        ("beta_slow", ctypes.c_double),
+        ("attention_factor", ctypes.c_double),
+        ("mscale", ctypes.c_double),
+        ("mscale_all_dim", ctypes.c_double),
+        ("short_factors", ctypes.POINTER(ctypes.c_double)),
+        ("long_factors", ctypes.POINTER(ctypes.c_double)),
+        ("num_factors", ctypes.c_int64),
+    ]
+
+
 # The struct of each name in the header that Python passes.
 STRUCTS = {
     "quern_device": Device,
@@ -166,6 +186,7 @@ STRUCTS = {
     "quern_operand": Operand,
     "quern_linear_weights_options": LinearWeightsOptions,
     "quern_linear_source": LinearSource,
+    "quern_rotary_scaling_options": RotaryScalingOptions,
     "quern_kv_cache_options": KvCacheOptions,
     "quern_schedule_options": ScheduleOptions,
     "quern_step": Step,
@@ -186,7 +207,9 @@ FUNCTIONS = {
     "quern_library_create": (
         _STATUS, ctypes.POINTER(LibraryOptions), _OUT, ctypes.c_char_p, _SIZE,
     ),
+    "quern_set_max_isa": (_STATUS, ctypes.c_char_p, ctypes.c_char_p, _SIZE),
     "quern_ops": (_SIZE, _Handle, ctypes.c_char_p, _SIZE),
+    "quern_op_doc": (_SIZE, _Handle, ctypes.c_char_p, ctypes.c_char_p, _SIZE),
     "quern_executor_create_pool": (_STATUS, _Handle, ctypes.c_int32, _OUT),
     "quern_op_create": (
         _STATUS, _Handle, ctypes.c_char_p, ctypes.POINTER(OpOptions), ctypes.POINTER(Argument),
@@ -209,6 +232,7 @@ FUNCTIONS = {
         _STATUS, _Handle, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(_SIZE),
     ),
     "quern_linear_weights_adopt": (_STATUS, _Handle, ctypes.c_void_p, _SIZE, _OUT),
+    "quern_rotary_scaling_create": (_STATUS, _Handle, ctypes.POINTER(RotaryScalingOptions), _OUT),
     "quern_kv_cache_create": (_STATUS, _Handle, ctypes.POINTER(KvCacheOptions), _OUT),
     "quern_kv_cache_pages": (_STATUS, _Handle, ctypes.c_int64, TensorPointer),
     "quern_schedule_create": (_STATUS, _Handle, _Handle, ctypes.POINTER(ScheduleOptions), _OUT),

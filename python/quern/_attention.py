@@ -15,8 +15,10 @@ _NO_PAGE = -1
 class KvCache(Object):
     """Keys and values in pages, for all layers. A new cache's elements are unspecified.
 
-    dtype: "bf16", "f16", "f32", "i8", "f8e4m3" or "f8e5m2". form and scaling: as in cache/kv_layout.h;
-    None: by page_size, and no scales.
+    dtype: "bf16", "f16", "f32", "i8", "f8e4m3" or "f8e5m2". form, the order of elements in a page: "plain";
+    "paired", which attention reads fastest, where page_size is a multiple of 16; "latent", for latents of MLA;
+    None: paired where it can be. scaling: "per_token_head", a scale for each token and head, which i8 needs and
+    fp8 may have; "per_block", for latents in f8e4m3; None: no scales. cache/kv_layout.h says more.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import keyword
+import textwrap
 
 from . import _abi, _dlpack, _errors, _library, _tensor
 
@@ -22,6 +23,7 @@ _MOST = 256
 
 _ndarray = _tensor.ndarray
 _empty = None if _ndarray is None else _tensor.numpy.empty
+_zeros = None if _ndarray is None else _tensor.numpy.zeros
 _READ_ONLY = _abi.READ_ONLY
 _byte_of = ctypes.c_char.from_buffer
 _addressof = ctypes.addressof
@@ -60,12 +62,18 @@ class _Frame:
 class _Bound:
     """An operator, and how its operands are laid out for tensors of one kind."""
 
-    __slots__ = ("op", "handle", "metas", "new", "rows", "bytes", "frames", "steps", "unprepared", "library")
+    __slots__ = (
+        "op", "handle", "metas", "new", "zeroed", "rows", "bytes", "frames", "steps", "unprepared", "library",
+    )
 
     def __init__(self, function, tensors, scalars, outs, provider):
         schema = function.schema
         arguments = dict(zip(function.tensor_names, tensors))
         arguments.update(zip(function.other_names, scalars))
+        if arguments.get("out_dtype") == "" and schema.returns == 1 and outs[0] is not None:
+            arguments["out_dtype"] = _tensor.meta_of("out", outs[0]).dtype
+        # Tokens of no sequence are not written, and would be old memory in a new result.
+        self.zeroed = arguments.get("query_start_loc") is not None
         self.library = function.library
         self.op = _library.Op(self.library, schema, arguments, provider, cached=True)
         self.handle = self.op._handle
@@ -127,7 +135,8 @@ class Function:
             return self.cache, scalars
         if not isinstance(last, _library.Object):
             raise TypeError(
-                f"{self.schema.name}: {self.other_names[at]} is of type {type(last).__name__}; need an object of quern"
+                f"{self.schema.name}: {self.other_names[at]} is of type {type(last).__name__}; "
+                f"need a quern.{_library.class_of(self.schema.objects[-1].kind)}"
             )
         caches = last.__dict__.setdefault("_cache", {})
         # Without the object itself, which would otherwise wait for the garbage collector.
@@ -197,8 +206,10 @@ class Function:
             elif dtype is None:
                 out = _tensor.Tensor.new(shape)
                 addresses.append(out._address)
+                if bound.zeroed:
+                    out._clear()
             else:
-                out = _empty(shape, dtype)
+                out = _zeros(shape, dtype) if bound.zeroed else _empty(shape, dtype)
                 addresses.append(_address(out))
             results.append(out)
         try:
@@ -281,9 +292,12 @@ def _kind_sentence(p):
     return f"{p.name}: {what}" + ("" if p.default is None else f"; {p.default!r} if left out")
 
 
-def docstring(schema) -> str:
-    """The schema and what each parameter is."""
+def docstring(schema, doc) -> str:
+    """The schema, what the library says of the operator, and what each parameter is."""
     lines = [schema.text, ""]
+    for line in doc.splitlines():
+        lines += textwrap.wrap(line, 100)
+    lines.append("")
     lines += [_kind_sentence(p) for p in schema.parameters]
     if schema.returns == 1:
         lines += ["out: tensor for the result; None: a new one is returned"]
@@ -317,7 +331,7 @@ def make(library, schema):
     space = {"_function": function, "_outs": _outs}
     exec(compile(source, f"<quern.ops.{schema.name}>", "exec"), space)
     made = space[schema.name]
-    made.__doc__ = docstring(schema)
+    made.__doc__ = docstring(schema, library.doc(schema.name))
     made.__module__ = "quern.ops"
     return made
 

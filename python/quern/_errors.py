@@ -80,12 +80,12 @@ _TYPES = {
 }
 
 
-def text_of(function, handle):
+def text_of(function, *arguments):
     """The whole text that a function of the header writes for an object."""
-    size = function(handle, None, 0)
+    size = function(*arguments, None, 0)
     while True:
         text = _abi.ctypes.create_string_buffer(size + 1)
-        now = function(handle, text, size + 1)
+        now = function(*arguments, text, size + 1)
         if now <= size:
             return text.value.decode("utf-8", "replace")
         size = now

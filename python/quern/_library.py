@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import os
 import threading
 import weakref
 from types import MappingProxyType
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Iterable, Mapping, Optional, Tuple
 
 from . import _abi, _dlpack, _errors, _load, _schema, _tensor
 
@@ -21,6 +22,12 @@ def text(name: str, value: Optional[str]) -> Optional[bytes]:
     if "\0" in value:
         raise ValueError(f"{name}={value!r} holds a null character")
     return value.encode()
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A question that names what is spelled like `name`, or nothing."""
+    found = difflib.get_close_matches(name, list(known), 3, 0.6)
+    return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def whole(name: str, value: Any) -> int:
@@ -106,7 +113,14 @@ class Library(_NotCopied):
         try:
             return self.schemas[name]
         except KeyError:
-            raise _errors.NotFoundError(f'no operator "{name}"; need one of Library.schemas') from None
+            raise _errors.NotFoundError(
+                f'no operator "{name}"; {near(name, self.schemas)}need one of Library.schemas'
+            ) from None
+
+    def doc(self, name: str) -> str:
+        """The equation of an operator, and the shapes and dtypes of its tensors. help(quern.ops.NAME) has it."""
+        self.schema(name)
+        return _errors.text_of(self._c.quern_op_doc, self._handle, name.encode())
 
     def executor(self, workers: int = 0) -> Executor:
         """A pool of `workers` threads, the calling one among them; 0: one on each core."""
@@ -189,6 +203,8 @@ _executors: weakref.WeakSet = weakref.WeakSet()
 
 def _after_fork() -> None:
     """Parts with executors, because the child has none of their threads and must not wait for them."""
+    global _lock
+    _lock = threading.Lock()  # which another thread of the parent may hold for ever
     for executor in list(_executors):
         executor._finalizer.detach()
         executor._handle, executor._forked = None, True
@@ -218,6 +234,11 @@ def handle_of(executor: Optional[Executor], library: Library) -> Optional[int]:
 def check_library(name: str, given: Object, library: Library) -> None:
     if given._library is not library:
         raise ValueError(f"{name} is of another quern.Library; need objects of one")
+
+
+def class_of(kind: str) -> str:
+    """The class of the objects that schemas call `kind`, which is mostly that."""
+    return {"LinearWeights": "Linear", "KvLayout": "KvCache", "AttentionStep": "Schedule"}.get(kind, kind)
 
 
 _WRONG = "{op}: {name}={value!r} is of type {type}; need {need}"
@@ -261,7 +282,7 @@ def _argument(library: Library, op: str, parameter: _schema.Parameter, value: An
             raise TypeError(
                 _WRONG.format(
                     op=op, name=parameter.name, value=value, type=type(value).__name__,
-                    need=f"an object of quern that is {parameter.kind}",
+                    need=f"a quern.{class_of(parameter.kind)}",
                 )
             )
         check_library(parameter.name, value, library)

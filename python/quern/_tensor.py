@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
@@ -95,6 +96,11 @@ def describe(name, x):
             raise TypeError(f"{name} is a masked array, whose mask would be ignored; need a plain array")
         return _numpy_meta(name, x), x.ctypes.data, x.flags.writeable, x
     if hasattr(x, "__dlpack__"):
+        float8 = _float8_of_torch(x)
+        if float8 is not None:
+            meta, address, writable, keep = describe(name, float8[0])
+            code, bits = code_of(float8[1])
+            return meta._replace(code=code, bits=bits), address, writable, keep
         tensor, read_only, capsule = _dlpack.borrow(name, x)
         shape = tuple(tensor.shape[: tensor.ndim])
         strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
@@ -104,6 +110,17 @@ def describe(name, x):
     raise TypeError(
         f"{name} is of type {type(x).__name__}; need a NumPy array, a quern.Tensor, or an object with __dlpack__"
     )
+
+
+def _float8_of_torch(x):
+    """(u8 view, dtype) of a PyTorch tensor of 8-bit floats, which PyTorch's DLPack refuses; None for others."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return None
+    for name in ("f8e4m3", "f8e5m2"):
+        if x.dtype is getattr(torch, DTYPES[name][2], None):
+            return x.view(torch.uint8), name
+    return None
 
 
 class CTensor:
@@ -162,6 +179,13 @@ class Tensor:
         memory = _Memory(size)
         return cls(meta, memory.address, memory)
 
+    def _clear(self) -> None:
+        """Sets all bytes of a dense tensor to 0."""
+        size = self._meta.bits // 8
+        for extent in self._meta.shape:
+            size *= extent
+        ctypes.memset(self._address, 0, size)
+
     @property
     def dtype(self) -> str:
         """The name of the element type: "bf16"."""
@@ -204,6 +228,10 @@ class Tensor:
                 f"quern: NumPy has no {self.dtype} without the package ml_dtypes; bits() views it as integers"
             ) from None
         return self.bits().view(getattr(ml_dtypes, DTYPES[self.dtype][2]))
+
+    def __getitem__(self, key):
+        """What numpy() has there: a view, or a number."""
+        return self.numpy()[key]
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()

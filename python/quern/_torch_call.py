@@ -141,7 +141,7 @@ class Caller:
         results = []
         for out, (shape, dtype) in zip(outs, bound.new):
             if out is None:
-                out = torch.empty(shape, dtype=dtype)
+                out = (torch.zeros if bound.zeroed else torch.empty)(shape, dtype=dtype)
             results.append(out)
             addresses.append(out.data_ptr())
         try:

@@ -1,7 +1,8 @@
 """The operators by name: quern.ops.rms_norm(x, w, eps=1e-5).
 
 The functions are made from the schemas of quern.library() when they are first
-used. help(quern.ops.rms_norm) shows the schema, dir(quern.ops) lists all names.
+used. help(quern.ops.rms_norm) shows the schema, the equation, shapes and dtypes;
+dir(quern.ops) lists all names.
 """
 
 from . import _call, _library
@@ -13,7 +14,7 @@ def __getattr__(name):
     library = _library.library()
     schema = library.schemas.get(name)
     if schema is None:
-        raise AttributeError(f"quern: no operator {name!r}; dir(quern.ops) lists all")
+        raise AttributeError(f"quern: no operator {name!r}; {_library.near(name, library.schemas)}dir(quern.ops) lists all")
     function = _call.make(library, schema)
     # Another thread's function may be replaced; both compute the same.
     globals()[name] = function

@@ -1,7 +1,7 @@
 # Generated from the schemas: python3 -m quern.stubs > python/quern/ops.pyi
 from typing import Any, Optional, Tuple
 
-from . import Executor, ExpertWeights, KvCache, Linear, OneDnnHandler, Schedule, SchedulerMetadata
+from . import Executor, ExpertWeights, KvCache, Linear, OneDnnHandler, RotaryScaling, Schedule, SchedulerMetadata
 
 # A NumPy array, a quern.Tensor, or an object with __dlpack__.
 Array = Any
@@ -12,7 +12,6 @@ Communicator = Any
 MlaStep = Any
 MlaWeights = Any
 RotaryEmbeddingPlan = Any
-RotaryScaling = Any
 SamplingStep = Any
 
 def add_rms_norm(x: Array, residual: Array, weight: Optional[Array] = None, eps: float = 1e-06, out_dtype: str = '', *, out: Optional[Array] = None, executor: Optional[Executor] = None, provider: Optional[str] = None) -> Array: ...

@@ -5,7 +5,7 @@ from . import _call, _library
 _HEAD = '''# Generated from the schemas: python3 -m quern.stubs > python/quern/ops.pyi
 from typing import Any, Optional, Tuple
 
-from . import Executor, ExpertWeights, KvCache, Linear, OneDnnHandler, Schedule, SchedulerMetadata
+from . import Executor, ExpertWeights, KvCache, Linear, OneDnnHandler, RotaryScaling, Schedule, SchedulerMetadata
 
 # A NumPy array, a quern.Tensor, or an object with __dlpack__.
 Array = Any
@@ -13,7 +13,10 @@ LinearWeights = Linear
 KvLayout = KvCache
 AttentionStep = Schedule
 '''
-_KNOWN = ("LinearWeights", "KvLayout", "AttentionStep", "ExpertWeights", "OneDnnHandler", "SchedulerMetadata")
+_KNOWN = (
+    "LinearWeights", "KvLayout", "AttentionStep", "ExpertWeights", "OneDnnHandler", "RotaryScaling",
+    "SchedulerMetadata",
+)
 
 
 def _function(schema):

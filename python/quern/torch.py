@@ -23,7 +23,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from . import _attention, _library, _linear, _named, _tensor, _torch_call
+from . import _attention, _library, _linear, _named, _rope, _tensor, _torch_call
 from ._torch_call import Caller
 
 __all__ = ["Linear", "attention", "handle", "names", "object_of", "register", "release", "set_executor"]
@@ -36,6 +36,7 @@ _OBJECTS = {
     "OneDnnHandler": _named.OneDnnHandler,
     "SchedulerMetadata": _named.SchedulerMetadata,
     "ExpertWeights": _named.ExpertWeights,
+    "RotaryScaling": _rope.RotaryScaling,
 }
 # A weak reference to the object of each number, and the objects that handle() keeps.
 _handles: dict = {}

@@ -55,6 +55,38 @@ class LoadTest(unittest.TestCase):
         finally:
             _abi.VERSION = release
 
+    def test_the_instruction_set_can_be_capped(self):
+        script = """
+import numpy as np, quern
+x = np.ones((2, 64), np.float32)
+def target():
+    return quern.library().op("rms_norm", x=x).explain().split()[-1]
+print(target())
+quern.set_max_isa("avx2")
+print(target(), quern.ops.rms_norm(x, eps=0.0).sum())
+try:
+    quern.set_max_isa("AVX9")
+except ValueError as error:
+    print(str(error).split(";")[0])
+quern.set_max_isa(None)
+print(target())
+"""
+
+        def run(**environment):
+            said = subprocess.run(
+                [sys.executable, "-B", "-c", script], env={**os.environ, **environment}, capture_output=True, text=True
+            )
+            return said.stdout.splitlines(), said.stderr
+
+        (best, capped, refused, lifted), _ = run()
+        self.assertEqual((capped, lifted), ("AVX2 128.0", best))
+        self.assertEqual(refused, 'max_isa: isa="AVX9" is no instruction set')
+        self.assertEqual(run(QUERN_MAX_ISA="AVX2")[0], ["AVX2", "AVX2 128.0", refused, best])
+        self.assertEqual(run(QUERN_MAX_ISA="AVX3_SPR")[0][0], best)
+        lines, error = run(QUERN_MAX_ISA="AVX9")
+        self.assertEqual(lines, [])
+        self.assertIn('QUERN_MAX_ISA in the environment: max_isa: isa="AVX9" is no instruction set', error)
+
     def test_a_library_says_what_it_is(self):
         library = quern.library()
         self.assertIs(library, quern.library())

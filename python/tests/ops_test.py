@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import mmap
+import os
 import threading
 import unittest
 import weakref
@@ -98,6 +99,110 @@ class ResultTest(unittest.TestCase):
                 self.assertTrue(given is None or have is given)
         with self.assertRaisesRegex(ValueError, "out has 1 tensors; need 2"):
             ops.quant_int8(x, out=(codes,))
+
+    def test_out_dtype_follows_out(self):
+        x = self.rng.standard_normal((3, 16), np.float32)
+        bits = ops.convert(x, "bf16")
+        wide = np.empty((3, 16), np.float32)
+        self.assertIs(ops.rms_norm(bits, out=wide), wide)
+        np.testing.assert_array_equal(wide, ops.rms_norm(bits, out_dtype="f32").numpy())
+        layer = quern.Linear.from_numpy(self.rng.standard_normal((4, 16), np.float32))
+        wide = np.empty((3, 4), np.float32)
+        np.testing.assert_array_equal(layer(bits, out=wide), layer(bits, out_dtype="f32").numpy())
+        with self.assertRaisesRegex(ValueError, "out is bf16; need f32"):
+            ops.rms_norm(bits, out=quern.empty((3, 16), "bf16"), out_dtype="f32")
+
+    def test_results_that_numpy_has_are_indexed(self):
+        logits = ops.convert(np.array([[3, 1, 2]], np.float32), "bf16")
+        weights, ids = ops.topk_softmax(logits, topk=2)
+        self.assertEqual((ids[0].tolist(), [int(i) for i in ids[0]]), ([0, 2], [0, 2]))
+        self.assertGreater(weights[0, 0], weights[0, 1])
+        with self.assertRaisesRegex((TypeError, IndexError), "ml_dtypes|out of bounds"):
+            logits[7]
+
+    def test_tokens_of_no_sequence_are_zeros_in_a_new_result(self):
+        # Old memory is likely to be what was freed just before.
+        def spoil():
+            for _ in range(4):
+                np.full((8, 32), np.nan, np.float32)
+
+        x = self.rng.standard_normal((8, 32), np.float32)
+        weight = self.rng.standard_normal((32, 4), np.float32)
+        start = np.array([2, 5], np.int32)
+        slots = np.array([0], np.int32)
+        heads = x.reshape(8, 2, 16)
+        gates = np.full((8, 2), 0.5, np.float32)
+        bc = x[:, :8].reshape(8, 1, 8).copy()
+        calls = {
+            "causal_conv1d_fn": lambda x: ops.causal_conv1d_fn(
+                x, weight, conv_states=np.zeros((1, 3, 32), np.float32), cache_indices=slots, query_start_loc=start
+            ),
+            "chunk_gated_delta_rule": lambda x: ops.chunk_gated_delta_rule(
+                heads, heads, heads, -gates, gates, np.zeros((1, 2, 16, 16), np.float32), slots, start
+            ),
+            "selective_state_update": lambda x: ops.selective_state_update(
+                np.zeros((1, 2, 16, 8), np.float32), heads, gates, -gates[0], bc, bc, state_batch_indices=slots,
+                query_start_loc=start,
+            ),
+        }
+        for name, call in calls.items():
+            with self.subTest(name):
+                spoil()
+                y = np.asarray(call(x)).reshape(8, -1)
+                self.assertTrue((y[:2] == 0).all() and (y[5:] == 0).all(), y)
+                self.assertTrue((y[2:5] != 0).any(axis=1).all(), y)
+                self.assertFalse(np.isnan(y).any())
+
+    def test_scaled_rotation(self):
+        q = self.rng.standard_normal((4, 2, 16), np.float32)
+        positions = np.array([0, 3, 17, 40])
+
+        def rotated(positions, **more):
+            x = q.copy()
+            ops.rotary_embedding(positions, x, max_position=128, **more)
+            return x
+
+        # (2 p) (w / 2) is p w exactly.
+        scaling = quern.RotaryScaling("linear", factor=2.0)
+        np.testing.assert_array_equal(rotated(2 * positions, scaling=scaling), rotated(positions))
+        # Llama 3 of original context 32, by the formulas of rotary_scaling.h.
+        w = 10000.0 ** (-np.arange(8) / 8)
+        length = 2 * np.pi / w
+        t = np.clip((32 / length - 1) / (4 - 1), 0, 1)
+        angle = positions[:, None] * ((1 - t) * w / 8 + t * w)
+        a, b = q[..., :8].astype(np.float64), q[..., 8:].astype(np.float64)
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        want = np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+        have = rotated(positions, scaling=quern.RotaryScaling("llama3", factor=8.0, original=32))
+        np.testing.assert_allclose(have, want, atol=2e-6)
+        factors = [2.0] * 8
+        long = quern.RotaryScaling("longrope", original=64, target=32, short_factors=factors, long_factors=factors)
+        np.testing.assert_array_equal(rotated(2 * positions, scaling=long), rotated(positions))
+        self.assertIn("llama3, factor 8", repr(quern.RotaryScaling("llama3", factor=8.0, original=32)))
+        for call, words in (
+            (lambda: quern.RotaryScaling("yam"), 'kind="yam"; need one of none, linear, dynamic_ntk'),
+            (lambda: quern.RotaryScaling("linear", factor=0), "factor=0; need another number"),
+            (lambda: quern.RotaryScaling("longrope", short_factors=[1.0]), "have 1 and 0 numbers"),
+            (lambda: rotated(positions, scaling=quern.RotaryScaling("yarn", factor=4.0)), "original=0"),
+            (lambda: rotated(positions, scaling={"type": "yarn"}), "need a quern.RotaryScaling"),
+        ):
+            with self.assertRaisesRegex((ValueError, TypeError), words):
+                call()
+
+    @unittest.skipUnless(os.path.exists("/proc/self/statm"), "memory is read from /proc")
+    def test_rotations_of_any_number_of_tokens_share_a_table(self):
+        def megabytes():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * mmap.PAGESIZE >> 20
+
+        before = megabytes()
+        for n in range(1, 17):  # a table takes 32 MiB
+            q, k = np.ones((n, 2, 64), np.float32), np.ones((n, 1, 64), np.float32)
+            ops.rotary_embedding(np.arange(n), q, k, max_position=1 << 17)
+            ops.mrope(
+                np.zeros((3, n), np.int64), q, k, max_position=1 << 17, section_t=8, section_h=12, section_w=12
+            )
+        self.assertLess(megabytes() - before, 200)
 
     def test_empty_rows(self):
         self.assertEqual(ops.rms_norm(np.zeros((0, 8), np.float32)).shape, (0, 8))

@@ -59,6 +59,23 @@ class SchemaTest(unittest.TestCase):
             self.assertEqual(inspect.getdoc(function).splitlines()[0], schema.text)
         self.assertEqual(dir(quern.ops), sorted(quern.library().schemas))
 
+    def test_help_has_the_equation_shapes_and_dtypes(self):
+        library = quern.library()
+        for schema in library.schemas.values():
+            with self.subTest(schema.name):
+                doc = library.doc(schema.name)
+                shown = inspect.getdoc(getattr(quern.ops, schema.name))
+                self.assertIn(" ".join(doc.split()), " ".join(shown.split()))
+                self.assertRegex(doc, r"\w\[[^\]]+\]", "no shape")
+                self.assertRegex(doc, r"\b(f32|bf16|f16|[iu]8|any dtype|convert_weight_packed)\b", "no dtype")
+                for p in schema.tensors + schema.objects:
+                    # Python has no ranks.
+                    if p.kind != "Communicator" and p.kind != "RotaryScaling":
+                        self.assertRegex(doc, rf"\b{p.name}\b")
+        self.assertIn("x / sqrt(mean over i of x^2 + eps) * weight", library.doc("rms_norm"))
+        with self.assertRaises(quern.NotFoundError):
+            library.doc("no_such_operator")
+
     def test_parameters_that_follow_optional_ones_are_by_name(self):
         schema = _schema.parse("f(Tensor x, Tensor? y, int n, int m=1) -> Tensor")
         parts = [part for part, _ in _call._signature(schema)]

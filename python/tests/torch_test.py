@@ -106,6 +106,32 @@ class ResultTest(unittest.TestCase):
         for have, rotated in zip((q, k), want):
             self.assert_near(have, rotated, 2.0**-18)
 
+    def test_scaled_rotation(self):
+        q, positions = torch.randn(4, 2, 16), torch.tensor([0, 3, 1, 20])
+        scaled, plain = q.clone(), q.clone()
+        scaling = quern.torch.handle(quern.RotaryScaling("linear", factor=2.0))
+        ops.rotary_embedding(2 * positions, scaled, scaling=scaling, max_position=64)
+        ops.rotary_embedding(positions, plain, max_position=64)
+        self.assertTrue(torch.equal(scaled, plain))
+
+    @unittest.skipUnless(hasattr(torch, "float8_e4m3fn"), "this PyTorch has no 8-bit floats")
+    def test_weights_of_8_bit_floats(self):
+        w, scale = torch.randn(128, 128), torch.tensor([[0.5]])
+        codes = w.to(torch.float8_e4m3fn)
+        have = quern.Linear.from_numpy(codes, format="e4m3_block", scales=scale)
+        bits = quern.view(codes.view(torch.uint8), "f8e4m3")
+        want = quern.Linear.from_numpy(bits, format="e4m3_block", scales=scale)
+        self.assertEqual(have.tobytes(), want.tobytes())
+        self.assertEqual(quern.from_dlpack(codes).dtype, "f8e4m3")
+
+    def test_tokens_of_no_sequence_are_zeros_in_a_new_result(self):
+        x, weight = torch.randn(8, 32), torch.randn(32, 4)
+        state, start = torch.zeros(1, 3, 32), torch.tensor([2, 5])
+        torch.full((8, 32), float("nan"))
+        y = ops.causal_conv1d_fn(x, weight, None, conv_states=state, cache_indices=torch.tensor([0]),
+                                 query_start_loc=start)
+        self.assertEqual((y != 0).any(1).tolist(), [False, False, True, True, True, False, False, False])
+
     def test_attention(self):
         cache = quern.KvCache(num_pages=8, page_size=16, kv_heads=2, head_dim=32, dtype="f32")
         schedule = cache.schedule(q_heads=4)

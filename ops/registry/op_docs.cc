@@ -1,0 +1,410 @@
+#include "quern/ops/registry/op_docs.h"
+
+#include "absl/strings/string_view.h"
+
+namespace quern {
+namespace {
+
+struct Doc {
+  absl::string_view op, text;
+};
+
+// Lines that several operators share. A float is f32, bf16 or f16.
+#define FLOATS "f32, bf16 or f16"
+#define ROWS "x[.., n] is " FLOATS "; out is like x.\n"
+#define GATED "x[.., 2 d] is " FLOATS "; out[.., d] has its dtype.\n"
+#define STATES                                                            \
+  "State indices and starts are i32 or i64; the sequence whose index is " \
+  "null_slot is skipped, and its outputs are 0."
+#define SEQUENCES                                                         \
+  STATES                                                                  \
+  "\nquery_start_loc[sequences + 1] says where each begins; None: each "  \
+  "token is a sequence. has_initial_state u8[sequences]; None: all have " \
+  "one.\n"
+#define MIXER                                                 \
+  "x[tokens, hidden] and out are " FLOATS                     \
+  "; conv_weight[channels, width], conv_bias[channels] and\n" \
+  "conv_state[slots, width - 1 or more, channels] have x's dtype.\n"
+#define EXPERTS                                                               \
+  "out[t] = sum over j < k of w[t, j] * down_e(act(gate_up_e(x[t]))) + "      \
+  "shared_output[t], e = id[t, j]\n"                                          \
+  "hidden_states, x, and out are [n, hidden], " FLOATS                        \
+  ", as is shared_output. expert_map i32[all experts]\nmaps ids to experts; " \
+  "-1 adds nothing. activation: silu, gelu, gelu_tanh, swigluoai, or one of " \
+  "the\nfirst three with _no_mul.\n"
+#define ROUTES "topk_weights f32[n, k] and topk_ids i32[n, k].\n" EXPERTS
+#define ROUTED                                                                \
+  "The routes are those of grouped_topk with router_logits[n, experts] and\n" \
+  "e_score_correction_bias[experts], " FLOATS ".\n" EXPERTS
+#define ROUTER                                              \
+  "gating_output[n, experts] and bias[experts] are " FLOATS \
+  "; the bias takes part in the choice alone.\n"            \
+  "Returns weights f32[n, topk], which are multiplied by "  \
+  "routed_scaling_factor, and ids i32[n, topk].\n"
+#define DELTA                                                                  \
+  "S <- exp(min(g, 0)) S;  S <- S + k (beta (v - S^T k))^T;  out = S^T "       \
+  "(scale q);  scale 0: 1 / sqrt(dk)\n"                                        \
+  "q and k[tokens, key_heads, dk], v and out[tokens, value_heads, dv], "       \
+  "state[slots, value_heads, dk, dv]\nare " FLOATS                             \
+  "; g[tokens, value_heads], or [.., dk] (KDA), and beta[tokens, value_heads]" \
+  " are f32.\n"
+#define CONV1D                                                            \
+  "out[t, c] = act(bias[c] + sum over j < width of weight[c, j] * "       \
+  "x[t - width + 1 + j, c])\n"                                            \
+  "x[tokens, channels], weight[channels, width], bias[channels] and the " \
+  "state[slots, width - 1 or more,\nchannels] have one dtype, " FLOATS    \
+  ". activation: none or silu.\n"
+#define ROPE                                                                  \
+  "rot_dim 0: head_dim. is_neox: pairs (j, j + rot_dim / 2), else (2 j, 2 j " \
+  "+ 1).\n"
+#define MAMBA                                                             \
+  "u, z = in_proj(x); u = silu(causal_conv1d(u)); dt, b, c = x_proj(u), " \
+  "each normalised where its norm\nis given; y = state_update(u, "        \
+  "dt_proj(dt), a, b, c, d, z); out = out_proj(y)\n"
+#define MM                                                        \
+  "mat1[.., k] and out[.., n]; mat2[n, k], or with is_vnni what " \
+  "convert_weight_packed made of it; bias f32[n].\n"
+#define LAYER                                                               \
+  "out = x weight^T + bias. x[.., k], weight[n, k] and bias[n] are " FLOATS \
+  "; out[.., n] is like x.\n"
+#define RANKS                                                               \
+  "With ranks, each gives its part of the weight (weight_is_shard) or the " \
+  "whole.\n"
+#define QUANT_NORM                                                          \
+  "q_dtype: fp8 (e4m3) or int8. x, residual and weight[hidden] are " FLOATS \
+  ".\n"
+
+constexpr Doc kDocs[] = {
+    {"add_rms_norm",
+     "residual <- round(x + residual);  out = residual / sqrt(mean over i of "
+     "residual^2 + eps) * weight\n"
+     "x, residual and out are [.., hidden], weight[hidden] (None: 1): " FLOATS
+     ". out_dtype \"\": x's.\n"},
+    {"apply_rotary_emb",
+     "out[a] = x[a] cos[t, j] - x[b] sin[t, j];  out[b] = x[b] cos[t, j] + "
+     "x[a] sin[t, j]\n"
+     "for each pair j = (a, b) of a head. x[tokens, heads, head_dim] or "
+     "[batch, tokens, heads, head_dim],\n" FLOATS
+     "; cos and sin[tokens, head_dim / 2]; out is like x.\n"},
+    {"causal_conv1d_fn", CONV1D
+     "conv_states is written. cache_indices[sequences] are slots. " SEQUENCES},
+    {"causal_conv1d_update",
+     CONV1D "Each token is a sequence. conv_state is written; "
+            "conv_state_indices[tokens] are slots.\n" STATES "\n"},
+    {"chunk_gated_delta_rule",
+     DELTA "state is written; state_indices[sequences]. use_qk_l2norm divides "
+           "q and k by their norms.\n" SEQUENCES},
+    {"column_parallel_linear",
+     LAYER RANKS "Each rank has n / ranks columns of out, or with "
+                 "gather_output all.\n"},
+    {"conv2d",
+     "out[b, o, y, x] = bias[o] + sum over i, dy, dx of weight[o, i, dy, dx] "
+     "* x[b, i, y * stride_h + dy * dilation_h - padding_h, ..]\n"
+     "with zeros outside of x, and channels in groups. x[batch, channels, "
+     "height, width], weight[out_channels, channels / groups, kernel_h, "
+     "kernel_w] and bias[out_channels] are " FLOATS
+     "; out[batch, out_channels, out_h, out_w] is like x.\n"},
+    {"conv3d",
+     "As conv2d, with depth: x[batch, channels, depth, height, width], "
+     "weight[out_channels, channels / groups, kernel_d, kernel_h, kernel_w] "
+     "and bias[out_channels] are " FLOATS
+     "; out[batch, out_channels, out_d, out_h, out_w] is like x.\n"},
+    {"convert", "out = x, rounded to nearest even. x[.., n] is " FLOATS
+                "; out has out_dtype, one of these.\n"},
+    {"convert_weight_packed",
+     "The bytes that SGLang's products read, for is_vnni. weight[n, k] or "
+     "[experts, n, k], bf16, f16, i8,\nf8e4m3 or u8 (two 4-bit codes); n % 16 "
+     "= 0 (i8, u8: n % 32), k % 32 = 0. out is like weight; of i8\n[.., n, k "
+     "+ 4]; of bf16 or f16 with n < 16 it is f32[k, n].\n"},
+    {"copy_stub",
+     "out <- input, rounded to nearest even. out[..] and input[..] have one "
+     "shape and are " FLOATS ".\n"},
+    {"cpu_attention_with_kv_cache",
+     "output[i, h] = sum over t of softmax(scale q[i, h] . k[t, g]) v[t, g], "
+     "g = h / (q_heads / kv_heads)\n"
+     "query[tokens, q_heads, head_dim] and output are " FLOATS
+     "; key_cache and value_cache[pages, kv_heads,\npage_size, head_dim] as "
+     "cpu_attn_reshape_and_cache writes them. query_start_loc i32[requests + "
+     "1],\nseq_lens i32[requests], block_table i32[requests, any]; "
+     "alibi_slopes f32[q_heads], s_aux[q_heads],\ndynamic_causal "
+     "u8[requests]. scheduler_metadata must be of this step.\n"},
+    {"cpu_attn_get_scheduler_metadata",
+     "Builds the schedule of a step in scheduler_metadata. seq_lens "
+     "i32[requests], query_start_loc\ni32[requests + 1] from 0 on, "
+     "dynamic_causal u8[requests]; dtype, that of the queries, is " FLOATS
+     ".\nwindow_size keys are seen, that of the query included; -1: all.\n"},
+    {"cpu_attn_reshape_and_cache",
+     "Writes key and value[tokens, kv_heads, head_dim], " FLOATS
+     ", to slot_mapping i64[tokens] (negative:\nskipped) of key_cache and "
+     "value_cache[pages, kv_heads, page_size, head_dim], of these dtypes, or "
+     "u8\nor fp8 with kv_cache_dtype fp8 or fp8_e5m2 and scales.\n"},
+    {"create_onednn_mm",
+     "Packs b[k, n], " FLOATS ", row-major or a transposed [n, k], into "
+     "handler, for onednn_mm.\n"},
+    {"create_onednn_scaled_mm",
+     "Packs b i8[k, n] with b_scales f32[n] or [1] into handler, for "
+     "onednn_scaled_mm. output_type is\n" FLOATS ".\n"},
+    {"decode_attention_cpu",
+     "output[b, h] = sum over t of softmax(sm_scale q[b, h] . k[t]) v[t] over "
+     "the tokens of request b\n"
+     "query[requests, q_heads, head_dim], output[requests, q_heads, "
+     "v_head_dim], k_buffer[slots, kv_heads,\nhead_dim], v_buffer[slots, "
+     "kv_heads, v_head_dim] are " FLOATS
+     ". Token t of request b is in slot\nreq_to_token[req_pool_indices[b], "
+     "t], t < seq_lens[b]. key, value[requests, kv_heads, ..] and loc\n"
+     "i64[requests], where given, are written first. attn_logits is not "
+     "read. encoder_lens[requests];\nsinks[q_heads].\n"},
+    {"dual_chunk_rotary_embedding",
+     "Returns query rotated five times, [tokens, 5 heads, head_dim], and key "
+     "rotated once, by the position\nwithin a chunk (Qwen2.5-1M). "
+     "positions[tokens] are i32 or i64; query and key[tokens, heads, "
+     "head_dim]\nare " FLOATS ". 0 <= local_size < chunk_size.\n" ROPE},
+    {"extend_attention_cpu",
+     "Attention of the last extend_seq_lens[b] tokens of each request to all "
+     "before them and themselves\n"
+     "q_extend[tokens, q_heads, head_dim], o_extend[tokens, q_heads, "
+     "v_head_dim], k_extend and v_extend\n[tokens, kv_heads, ..], which are "
+     "written to k_buffer and v_buffer[slots, kv_heads, ..] first, are\n" FLOATS
+     ". req_to_token, req_pool_indices and seq_lens as for "
+     "decode_attention_cpu;\nextend_start_loc[requests] is where a request's "
+     "queries begin. encoder_lens[requests]; sinks[q_heads];\ntree_mask "
+     "u8[tokens * n].\n"},
+    {"fatrelu_and_mul",
+     "out = (x[:d] > threshold ? x[:d] : 0) * x[d:]\n" GATED},
+    {"fp8_scaled_mm_cpu",
+     "out = mat1 (mat2 * scales2)^T + bias\n" MM "mat1 and out are " FLOATS
+     "; mat2 is f8e4m3; scales2 f32[ceil(n / "
+     "block_n), ceil(k / block_k)].\n"},
+    {"fused_add_rms_norm",
+     "residual <- round(x + residual);  x <- residual / sqrt(mean over i of "
+     "residual^2 + eps) * weight\n"
+     "x and residual are [.., hidden], weight[hidden] (None: 1): " FLOATS
+     ".\n"},
+    {"fused_add_rms_norm_quant",
+     "residual <- round(x + residual), whose norm is quantised, a scale for "
+     "each row\n" QUANT_NORM
+     "Returns codes[rows, hidden] and scales f32[rows].\n"},
+    {"fused_add_rms_norm_static_quant",
+     "residual <- round(x + residual), whose norm / scale is "
+     "quantised\n" QUANT_NORM "Returns codes[rows, hidden].\n"},
+    {"fused_experts_cpu", ROUTES},
+    {"fused_moe", ROUTED},
+    {"gated_delta_net",
+     "q, k, v, z, b, a = in_proj(x); q, k, v = silu(causal_conv1d(q, k, v));\n"
+     "g = -exp(a_log) ln(1 + e^(a + dt_bias)), beta = 1 / (1 + e^-b); out = "
+     "out_proj(rms(y) norm silu(z)),\ny by the gated delta rule\n" MIXER
+     "state[slots, value_heads, dk, dv]; a_log and dt_bias f32[value_heads]; "
+     "norm[dv]; state_indices\n[sequences]. " SEQUENCES},
+    {"gated_delta_rule_update",
+     DELTA "Each token is a sequence. state is written; "
+           "state_indices[tokens].\n" STATES "\n"},
+    {"gather_rows",
+     "out[t] = x[rows[t]]. x[n, columns] has any dtype; rows[m] are i32 or "
+     "i64; out[m, columns].\n"},
+    {"gelu", "out = gelu(x); approximate: none (erf) or tanh\n" ROWS},
+    {"gelu_and_mul",
+     "out = gelu(x[:d]) * x[d:]; approximate: none (erf) or tanh\n" GATED},
+    {"gelu_and_mul_sparse",
+     "out = gelu(max(g - cutoff, 0)) * x[d:], g = x[:d], cutoff = mean(g) + "
+     "quantile(activation_sparsity)\n* standard deviation of g, of each "
+     "row\n" GATED},
+    {"gelu_fast", "out = gelu(x), by tanh\n" ROWS},
+    {"gelu_new", "out = gelu(x), by tanh\n" ROWS},
+    {"gemma_rms_norm",
+     "out = x / sqrt(mean over i of x^2 + eps) * (1 + weight)\n"
+     "x[.., hidden] and weight[hidden] are " FLOATS "; out is like x.\n"},
+    {"grouped_topk",
+     "Chooses topk_group of num_expert_group groups of experts, then topk "
+     "experts in them.\nscoring_func: softmax, sigmoid or sqrtsoftplus. "
+     "e_score_correction_bias[experts] takes part in the\nchoice alone; "
+     "hidden_states[n, any] is not read.\n"
+     "gating_output[n, experts] is " FLOATS
+     ". Returns weights f32[n, topk] and ids i32[n, topk].\n"},
+    {"int8_scaled_mm_cpu",
+     "out = scales1 scales2 ((mat1 - 128) mat2^T) + bias\n" MM
+     "mat1 u8 with scales1 f32[rows], as per_token_quant_int8_cpu makes them; "
+     "mat2 i8 with scales2 f32[n] or\n[1]; out_dtype: " FLOATS ".\n"},
+    {"int8_scaled_mm_with_quant",
+     "As int8_scaled_mm_cpu, of mat1 that is quantised row by row\n" MM
+     "mat1 and out are " FLOATS "; mat2 i8 with scales2 f32[n] or [1]. "
+     "out_dtype \"\": mat1's.\n"},
+    {"linear",
+     "out = act(x b + bias) + residual, where weights hold b[k, n] and bias "
+     "(quern.Linear)\n"
+     "x[rows, k] is " FLOATS "; out[rows, n] has out_dtype; \"\": the "
+     "residual's dtype, or x's. residual[rows, n] is\nadded to in place, so "
+     "out must be it. activation: none, silu, gelu, gelu_tanh; for weights "
+     "that "
+     "are\ngated, whose out has n / 2 columns, silu_and_mul, gelu_and_mul, "
+     "gelu_tanh_and_mul or\nswigluoai_and_mul. activations: exact, or "
+     "int8_blocks for weights in blocks and int4 in groups.\n"},
+    {"logits_processor",
+     "logits <- scale * soft_cap * tanh(logits / soft_cap); soft_cap 0: scale "
+     "* logits. Rounded after each\nstep. logits[n, vocab] is " FLOATS ".\n"},
+    {"mamba_mixer", MAMBA MIXER
+     "ssm_state[slots, 1, channels, d_state]; a[1, channels, d_state], d and "
+     "dt_bias[1, channels];\ndt_norm[dt_rank], b_norm and c_norm[d_state]; "
+     "state_indices[sequences]. " SEQUENCES},
+    {"mamba_mixer2",
+     "z, u, b, c, dt = in_proj(x); u, b, c = silu(causal_conv1d(u, b, c)); y "
+     "= state_update(u, dt, a, b, c, d);\nout = out_proj(rms(y silu(z)) norm) "
+     "over n_groups groups; without norm out_proj(y silu(z))\n" MIXER
+     "ssm_state[slots, heads, head_dim, d_state]; a, d and dt_bias[heads]; "
+     "norm[heads * head_dim];\nstate_indices[sequences]. " SEQUENCES},
+    {"mixer2_gated_rms_norm",
+     "out = h / sqrt(mean over the group of h^2 + eps) * weight, h = x "
+     "silu(gate)\n"
+     "x, gate and out are [.., hidden], weight[hidden], " FLOATS
+     "; n_groups groups of columns.\n"},
+    {"mm_encoder_attn",
+     "Attention of every query to every key of its sequence; scale 0: 1 / "
+     "sqrt(head_size)\n"
+     "query and out are [batch, tokens, num_heads * head_size] or [batch, "
+     "tokens, num_heads, head_size],\nkey and value the same with "
+     "num_kv_heads, " FLOATS
+     ". cu_seqlens i32[sequences + 1] cuts each of the\nbatch into "
+     "sequences.\n"},
+    {"modular_fused_moe", ROUTES},
+    {"mrope",
+     "Rotates query and key in place, as rotary_embedding, by three "
+     "positions: pair j takes time, row or\ncolumn by the sections, which "
+     "together have rot_dim / 2 pairs\n"
+     "positions[3, n] are i32 or i64, below max_position; query and key[n, "
+     "heads, head_dim] are " FLOATS ".\n" ROPE},
+    {"mul_and_silu", "out = x[:d] * silu(x[d:])\n" GATED},
+    {"multi_head_latent_attention",
+     "DeepSeek's layer, from hidden_states[tokens, hidden] to out[tokens, "
+     "hidden], " FLOATS "\n"
+     "positions[tokens] are i32 or i64; q_norm[q_lora]; kv_norm[kv_lora]; "
+     "cache u8[pages, bytes of a page] is\nwritten; residual[tokens, hidden] "
+     "is added. Needs objects of C++: weights, layout, rope, step.\n"},
+    {"onednn_mm",
+     "c <- a b + bias, where handler holds b[k, n]. a[m, k] and c[m, n] "
+     "are " FLOATS ", each on its\nown; bias[n] has c's dtype.\n"},
+    {"onednn_scaled_mm",
+     "c <- a_scales (b_scales ((a - azp) b)) + bias, where handler holds b[k, "
+     "n]. a i8[m, k];\na_scales f32[m, 1] and azp i32[m, 1], one for each "
+     "row, or [1]; azp_adj f32[n] is not read;\nc[m, n] and bias[n] have the "
+     "handler's output type.\n"},
+    {"pack_vnni", "Another name of convert_weight_packed. weight[32, k].\n"},
+    {"paged_attention",
+     "out[i, h] = sum over t of softmax(scale q[i, h] . k[t, g]) v[t, g], g = "
+     "h / (q_heads / kv_heads)\n"
+     "query[tokens, q_heads, head_dim] is " FLOATS
+     "; out[tokens, q_heads, v_head_dim] has out_dtype (\"\": query's).\n"
+     "cache is the pages of layout (quern.KvCache.pages), step says which "
+     "sequences there are\n(quern.Schedule); alibi_slopes and sinks "
+     "f32[q_heads]. scale 0: 1 / sqrt(head_dim).\n"},
+    {"parallel_lm_head",
+     "out = hidden weight^T + bias. hidden[.., k], weight[vocab + added, k], "
+     "bias[vocab + added] are\n" FLOATS "; out[.., vocab + added].\n" RANKS},
+    {"per_token_quant_int8_cpu",
+     "codes = 128 + int8 of mat1 / scale, scale = max |mat1| / 127 of each "
+     "row\n"
+     "mat1[.., k] is " FLOATS ". Returns codes u8[.., k] and scales "
+     "f32[rows].\n"},
+    {"plamo2_mamba_mixer", MAMBA MIXER
+     "ssm_state[slots, heads, head_dim, d_state]; a, d and dt_bias[heads]; "
+     "dt_norm[dt_rank], b_norm and\nc_norm[d_state]; "
+     "state_indices[sequences]. " SEQUENCES},
+    {"quant_fp8",
+     "codes = e4m3 of x / scale, scale = max |x| / 448 of the tensor, token "
+     "or group\n"
+     "x[m, k] is " FLOATS ". Returns codes f8e4m3[m, k] and scales f32[1, 1] "
+     "(granularity tensor), [m, 1]\n(token) or [m, ceil(k / group_size)] "
+     "(group). ue8m0: scales are powers of two. scale_ub 0: none.\n"},
+    {"quant_int8",
+     "codes = int8 of x / scale, scale = max |x| / 127 of each row\n"
+     "x[m, k] is " FLOATS ". Returns codes i8[m, k] and scales f32[m].\n"},
+    {"quick_gelu", "out = x / (1 + e^(-1.702 x))\n" ROWS},
+    {"relu2", "out = max(x, 0)^2\n" ROWS},
+    {"replicated_linear", LAYER},
+    {"rms_norm",
+     "out = x / sqrt(mean over i of x^2 + eps) * weight\n"
+     "x[.., hidden] and weight[hidden] (None: 1) are " FLOATS
+     "; out has out_dtype (\"\": x's). var_hidden_size:\nthe mean is over so "
+     "many columns; 0: all.\n"},
+    {"rms_norm_gated",
+     "out = rms(x act(z)) weight, or with norm_before_gate rms(x) weight "
+     "act(z); z None: rms(x) weight,\nrms(h) = h / sqrt(mean over the group "
+     "of h^2 + eps)\n"
+     "x, z and out are [.., hidden], weight[hidden], " FLOATS
+     "; group_size 0: hidden. activation: silu or sigmoid.\n"},
+    {"rms_norm_quant",
+     "codes = q of rms_norm(x) / scale, a scale for each row\n" QUANT_NORM
+     "Returns codes[rows, hidden] and scales f32[rows].\n"},
+    {"rms_norm_static_quant", "codes = q of rms_norm(x) / scale\n" QUANT_NORM
+                              "Returns codes[rows, hidden].\n"},
+    {"rotary_embedding",
+     "Rotates each pair (a, b) of query and key in place by position * "
+     "base^(-2 "
+     "j / rot_dim):\na' = a cos - b sin,  b' = b cos + a sin\n"
+     "positions[n] are i32 or i64, below max_position; query[n, heads, "
+     "head_dim] and key[n, kv_heads,\nhead_dim] are " FLOATS ".\n" ROPE},
+    {"row_parallel_linear",
+     LAYER RANKS "Each rank has k / ranks columns of x (input_is_parallel), "
+                 "and the sum over ranks is returned\n(reduce_results).\n"},
+    {"s8s8_compensation",
+     "out i32[n] = 128 * sum over k of the weights. packed i8[n, k + 4] is "
+     "what convert_weight_packed made.\n"},
+    {"sample",
+     "out i32[rows] = a token for each row of logits f32[rows, vocab]. step is "
+     "an object of C++; Python has\nquern.Sampler.\n"},
+    {"selective_state_update",
+     "s <- exp(min(a dt', 0)) s + b (dt' x);  out = (s . c + d x) silu(z);  "
+     "dt' = dt + dt_bias, or with\ndt_softplus ln(1 + e^(dt + dt_bias))\n"
+     "state[slots, heads, head_dim, d_state] is written; x, z and out are "
+     "[tokens, heads, head_dim], b and\nc[tokens, groups, d_state], " FLOATS
+     ". a[heads], dt[tokens, heads], d and dt_bias[heads] (Mamba-2), "
+     "or\na[heads, head_dim, d_state], dt[tokens, heads, head_dim], d and "
+     "dt_bias[heads, head_dim] (Mamba-1).\nstate_batch_indices[sequences]; "
+     "query_start_loc[sequences + 1]; None: each token is a sequence.\n" STATES
+     "\n"},
+    {"short_conv",
+     "b, c, u = in_proj(x); out = out_proj(c * causal_conv1d(b * u))\n" MIXER
+     "state_indices[sequences]. " SEQUENCES},
+    {"sigmoid_mul",
+     "out = x * sigmoid(gate). x and out are [.., d], gate[.., d] or [.., "
+     "1], " FLOATS ". out_dtype \"\": x's.\n"},
+    {"silu", "out = x / (1 + e^-x)\n" ROWS},
+    {"silu_and_mul", "out = silu(x[:d]) * x[d:]\n" GATED},
+    {"static_quant_fp8",
+     "out = e4m3 of x / scale. x[m, k] is " FLOATS "; scale f32[ceil(m / "
+     "block_rows), ceil(k / block_cols)], where a\nblock of 0 is all rows or "
+     "columns; out f8e4m3[m, k].\n"},
+    {"swigluoai_and_mul",
+     "out = g sigmoid(alpha g) * (clamp(u, -limit, limit) + 1), g = "
+     "min(x[0::2], limit), u = x[1::2]\n" GATED},
+    {"topk_sigmoid",
+     "The topk largest of sigmoid(gating_output) + bias; renormalize: weights "
+     "add up to 1\n" ROUTER},
+    {"topk_softmax",
+     "The topk largest of softmax(gating_output) + bias; renormalize: weights "
+     "add up to 1\n" ROUTER},
+    {"transformers_fused_moe", ROUTES},
+    {"unquantized_fused_moe", ROUTED},
+    {"vocab_parallel_embedding",
+     "out[t] = scale * weight[ids[t]]. ids[tokens] are i32 or i64; "
+     "weight[rows, hidden] is " FLOATS
+     ";\nout[tokens, hidden] has out_dtype (\"\": weight's).\n" RANKS},
+    {"weight_packed_linear",
+     "out = mat1 mat2^T + bias\n" MM "mat1 and mat2 are " FLOATS
+     ", each on its own; out has mat1's dtype.\n"},
+    {"write_kv", "Writes key and value[tokens, kv_heads, head_dim], " FLOATS
+                 ", to slots i64[tokens] of cache, the pages of\nlayout "
+                 "(quern.KvCache.pages).\n"},
+    {"xielu",
+     "out = x > 0 ? p x^2 + beta x : n (e^min(x, eps) - 1 - x) + beta x,  p = "
+     "ln(1 + e^alpha_p),\nn = beta + ln(1 + e^alpha_n)\n" ROWS},
+};
+
+}  // namespace
+
+absl::string_view OpDoc(absl::string_view op) {
+  for (const Doc& doc : kDocs) {
+    if (doc.op == op) return doc.text;
+  }
+  return {};
+}
+
+}  // namespace quern
