@@ -200,6 +200,27 @@ struct TypedOp<kFunction> {
   }
 };
 
+// A function whose first parameter is a State that all its operators share.
+template <auto kFunction>
+struct SharingOp;
+template <typename R, typename State, typename... A,
+          R (*kFunction)(State&, A...)>
+struct SharingOp<kFunction> {
+  static std::vector<OpParam> Params() {
+    return {OpParamOf<std::decay_t<A>>::Get()...};
+  }
+  static R Call(State& state, absl::Span<const OpArg> args) {
+    return Unpack(state, args, std::index_sequence_for<A...>());
+  }
+
+ private:
+  template <size_t... kIndex>
+  static R Unpack(State& state, absl::Span<const OpArg> args,
+                  std::index_sequence<kIndex...>) {
+    return kFunction(state, OpParamOf<std::decay_t<A>>::From(args[kIndex])...);
+  }
+};
+
 // Returns arguments that an operator accepts, for listings and tests. Tensors
 // of free dtype have the given one.
 using OpExample = NamedArgs (*)(DType);
@@ -250,6 +271,17 @@ class OpRegistry {
   absl::Status Add(absl::string_view op, absl::string_view provider) {
     return AddTyped(op, provider, TypedOp<kMake>::Params(),
                     &TypedOp<kMake>::Call);
+  }
+  // Like Add, for a function with one more parameter before the others, State&:
+  // what its operators share, such as tables. It must be safe to use
+  // concurrently.
+  template <auto kMake, typename State>
+  absl::Status AddSharing(std::shared_ptr<State> state, absl::string_view op,
+                          absl::string_view provider) {
+    return AddTyped(op, provider, SharingOp<kMake>::Params(),
+                    [state = std::move(state)](absl::Span<const OpArg> args) {
+                      return SharingOp<kMake>::Call(*state, args);
+                    });
   }
   // Replaces all implementations of the operator while the policy enables it.
   // NotFound for an unknown operator, AlreadyExists if it is overridden

@@ -22,6 +22,7 @@
 #include "quern/ops/rope/rotary_embedding.h"
 #include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/rope/rotary_tables.h"
 
 namespace quern {
 namespace {
@@ -85,9 +86,10 @@ Metas Shapes(const TensorMeta& positions, const MutatedMeta& query,
 }
 
 template <bool kNative>
-Bound Make(const TensorMeta& positions, const MutatedMeta& query,
-           const MaybeMutated& key, const RotaryScaling* scaling,
-           int64_t max_position, int64_t rot_dim, double base, bool is_neox) {
+Bound Make(RotaryTables& tables, const TensorMeta& positions,
+           const MutatedMeta& query, const MaybeMutated& key,
+           const RotaryScaling* scaling, int64_t max_position, int64_t rot_dim,
+           double base, bool is_neox) {
   QUERN_RETURN_IF_ERROR(Shapes(positions, query, key, scaling, max_position,
                                rot_dim, base, is_neox)
                             .status());
@@ -96,7 +98,7 @@ Bound Make(const TensorMeta& positions, const MutatedMeta& query,
       RotarySpecOf(kOp, query, nullptr, max_position, rot_dim, base, is_neox));
   if (scaling != nullptr) spec.scaling = *scaling;
   QUERN_ASSIGN_OR_RETURN(RotaryEmbeddingPlan made,
-                         RotaryEmbeddingPlan::Create(spec));
+                         RotaryEmbeddingPlan::Create(spec, &tables));
   const auto plan =
       std::make_shared<const RotaryEmbeddingPlan>(std::move(made));
   const auto check = [plan](Tensors t) { return Check(*plan, t); };
@@ -133,8 +135,9 @@ absl::Status RegisterRopeOps(OpRegistry& r) {
        OpRows::kFirst,
        "",
        {{"q", "query"}, {"k", "key"}, {"max_positions", "max_position"}}}));
-  QUERN_RETURN_IF_ERROR(r.Add<&Make<false>>(kOp, "simd"));
-  return r.Add<&Make<true>>(kOp, OpRegistry::kReference);
+  const auto tables = std::make_shared<RotaryTables>();
+  QUERN_RETURN_IF_ERROR(r.AddSharing<&Make<false>>(tables, kOp, "simd"));
+  return r.AddSharing<&Make<true>>(tables, kOp, OpRegistry::kReference);
 }
 
 }  // namespace quern

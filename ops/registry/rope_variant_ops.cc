@@ -24,6 +24,7 @@
 #include "quern/ops/rope/dual_chunk_rotary.h"
 #include "quern/ops/rope/mrope.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/rope/rotary_tables.h"
 
 namespace quern {
 namespace {
@@ -102,10 +103,11 @@ void NativeMrope(const MropeSpec& spec, Tensors tensors) {
 }
 
 template <bool kNative>
-Bound Mrope(const TensorMeta& positions, const MutatedMeta& query,
-            const MaybeMutated& key, int64_t max_position, int64_t section_t,
-            int64_t section_h, int64_t section_w, bool interleaved,
-            int64_t rot_dim, double base, bool is_neox) {
+Bound Mrope(RotaryTables& tables, const TensorMeta& positions,
+            const MutatedMeta& query, const MaybeMutated& key,
+            int64_t max_position, int64_t section_t, int64_t section_h,
+            int64_t section_w, bool interleaved, int64_t rot_dim, double base,
+            bool is_neox) {
   QUERN_RETURN_IF_ERROR(MropeShapes(positions, query, key, max_position,
                                     section_t, section_h, section_w,
                                     interleaved, rot_dim, base, is_neox)
@@ -116,7 +118,7 @@ Bound Mrope(const TensorMeta& positions, const MutatedMeta& query,
                                 base, is_neox));
   spec.sections = {section_t, section_h, section_w};
   spec.order = interleaved ? MropeOrder::kInterleaved : MropeOrder::kContiguous;
-  QUERN_ASSIGN_OR_RETURN(MropePlan made, MropePlan::Create(spec));
+  QUERN_ASSIGN_OR_RETURN(MropePlan made, MropePlan::Create(spec, &tables));
   const auto plan = std::make_shared<const MropePlan>(std::move(made));
   const auto check = [plan](Tensors t) { return CheckMrope(*plan, t); };
   if (kNative) {
@@ -271,9 +273,10 @@ void NativeDual(const DualChunkRotarySpec& spec, Tensors tensors) {
 }
 
 template <bool kNative>
-Bound Dual(const TensorMeta& positions, const TensorMeta& query,
-           const TensorMeta& key, int64_t max_position, int64_t chunk_size,
-           int64_t local_size, int64_t rot_dim, double base, bool is_neox) {
+Bound Dual(RotaryTables& tables, const TensorMeta& positions,
+           const TensorMeta& query, const TensorMeta& key, int64_t max_position,
+           int64_t chunk_size, int64_t local_size, int64_t rot_dim, double base,
+           bool is_neox) {
   QUERN_RETURN_IF_ERROR(DualShapes(positions, query, key, max_position,
                                    chunk_size, local_size, rot_dim, base,
                                    is_neox)
@@ -285,7 +288,7 @@ Bound Dual(const TensorMeta& positions, const TensorMeta& query,
   spec.chunk = chunk_size;
   spec.local = local_size;
   QUERN_ASSIGN_OR_RETURN(DualChunkRotaryPlan made,
-                         DualChunkRotaryPlan::Create(spec));
+                         DualChunkRotaryPlan::Create(spec, &tables));
   const auto plan =
       std::make_shared<const DualChunkRotaryPlan>(std::move(made));
   const auto check = [plan](Tensors t) -> absl::Status {
@@ -307,6 +310,7 @@ Bound Dual(const TensorMeta& positions, const TensorMeta& query,
 }  // namespace
 
 absl::Status RegisterRopeVariantOps(OpRegistry& r) {
+  const auto tables = std::make_shared<RotaryTables>();
   constexpr absl::string_view kSimd = "simd";
   constexpr absl::string_view kReference = OpRegistry::kReference;
   QUERN_RETURN_IF_ERROR(r.Define<&MropeShapes>(
@@ -321,8 +325,8 @@ absl::Status RegisterRopeVariantOps(OpRegistry& r) {
        OpRows::kFirst,
        "",
        {{"q", "query"}, {"k", "key"}, {"max_positions", "max_position"}}}));
-  QUERN_RETURN_IF_ERROR(r.Add<&Mrope<false>>(kMrope, kSimd));
-  QUERN_RETURN_IF_ERROR(r.Add<&Mrope<true>>(kMrope, kReference));
+  QUERN_RETURN_IF_ERROR(r.AddSharing<&Mrope<false>>(tables, kMrope, kSimd));
+  QUERN_RETURN_IF_ERROR(r.AddSharing<&Mrope<true>>(tables, kMrope, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&ApplyShapes>(
       "apply_rotary_emb(Tensor x, Tensor cos, Tensor sin, "
       "bool is_neox_style=True, bool enable_fp32_compute=False) -> Tensor",
@@ -344,8 +348,8 @@ absl::Status RegisterRopeVariantOps(OpRegistry& r) {
                                            {"max_positions", "max_position"},
                                            {"chunk", "chunk_size"},
                                            {"local", "local_size"}}}));
-  QUERN_RETURN_IF_ERROR(r.Add<&Dual<false>>(kDual, kSimd));
-  return r.Add<&Dual<true>>(kDual, kReference);
+  QUERN_RETURN_IF_ERROR(r.AddSharing<&Dual<false>>(tables, kDual, kSimd));
+  return r.AddSharing<&Dual<true>>(tables, kDual, kReference);
 }
 
 }  // namespace quern

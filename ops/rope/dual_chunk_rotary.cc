@@ -18,21 +18,22 @@ constexpr char kOp[] = "dual_chunk_rotary_embedding";
 }  // namespace
 
 absl::StatusOr<DualChunkRotaryPlan> DualChunkRotaryPlan::Create(
-    const DualChunkRotarySpec& spec) {
+    const DualChunkRotarySpec& spec, RotaryTables* tables) {
   QUERN_RETURN_IF_ERROR(CheckRotarySpec(kOp, spec.rotary));
   constexpr int64_t kMaxChunk = int64_t{1} << 40;
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 1, kMaxChunk));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "local", spec.local, 0, spec.chunk - 1));
   // The largest position is m + chunk, where m < chunk - local.
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
-                         MakeRotaryTable(kOp, spec.rotary, "2 * chunk - local",
-                                         2 * spec.chunk - spec.local));
+  QUERN_ASSIGN_OR_RETURN(
+      std::shared_ptr<const AlignedBuffer> table,
+      GetRotaryTable(tables, kOp, spec.rotary, "2 * chunk - local",
+                     2 * spec.chunk - spec.local));
   return DualChunkRotaryPlan(spec, std::move(table));
 }
 
-DualChunkRotaryPlan::DualChunkRotaryPlan(const DualChunkRotarySpec& spec,
-                                         AlignedBuffer table)
+DualChunkRotaryPlan::DualChunkRotaryPlan(
+    const DualChunkRotarySpec& spec, std::shared_ptr<const AlignedBuffer> table)
     : spec_(spec),
       kernels_(GetRotaryEmbeddingKernels(spec.rotary.dtype)),
       table_(std::move(table)) {}
@@ -86,7 +87,7 @@ void DualChunkRotaryPlan::Execute(const DualChunkRotaryArgs& args,
   const int64_t size = static_cast<int64_t>(SizeOf(rotary.dtype));
   const int64_t row_floats = RotaryRowFloats(rotary.style, rotary.rot_dim);
   const auto row = [&](int64_t position) {
-    return table_.data<float>() + position * row_floats;
+    return table_->data<float>() + position * row_floats;
   };
   const AnyTensorView& all = args.query_out;
   const auto copy = [&](int64_t c) {

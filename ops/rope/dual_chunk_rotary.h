@@ -17,6 +17,7 @@
 // styles, scalings, the rotated range of a head, and rounding.
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +27,7 @@
 #include "quern/ops/index_view.h"
 #include "quern/ops/rope/rotary_embedding_kernels.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/rope/rotary_tables.h"
 
 namespace quern {
 
@@ -46,16 +48,17 @@ struct DualChunkRotaryArgs {
   AnyTensorView key_out;
 };
 
-// Immutable after Create. Movable, not copyable, because it owns the table of
-// (2 * chunk - local) * rot_dim f32 (kPairs: twice that).
+// Immutable after Create. Has a table of (2 * chunk - local) * rot_dim f32
+// (kPairs: twice that), which copies of the plan share.
 class DualChunkRotaryPlan {
  public:
   static constexpr int64_t kCopies = 5;
 
   // InvalidArgument for what RotaryEmbeddingPlan refuses, and for chunk or
   // local out of range; ResourceExhausted if the table cannot be allocated.
+  // Unless null, `tables` has the table, which plans then share.
   static absl::StatusOr<DualChunkRotaryPlan> Create(
-      const DualChunkRotarySpec& spec);
+      const DualChunkRotarySpec& spec, RotaryTables* tables = nullptr);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
@@ -73,11 +76,12 @@ class DualChunkRotaryPlan {
                Executor& executor) const noexcept;
 
  private:
-  DualChunkRotaryPlan(const DualChunkRotarySpec& spec, AlignedBuffer table);
+  DualChunkRotaryPlan(const DualChunkRotarySpec& spec,
+                      std::shared_ptr<const AlignedBuffer> table);
 
   DualChunkRotarySpec spec_;
   RotaryEmbeddingKernels kernels_;
-  AlignedBuffer table_;
+  std::shared_ptr<const AlignedBuffer> table_;
 };
 
 }  // namespace quern

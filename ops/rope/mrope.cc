@@ -41,7 +41,8 @@ absl::Status CheckSections(const MropeSpec& spec) {
 
 }  // namespace
 
-absl::StatusOr<MropePlan> MropePlan::Create(const MropeSpec& spec) {
+absl::StatusOr<MropePlan> MropePlan::Create(const MropeSpec& spec,
+                                            RotaryTables* tables) {
   QUERN_RETURN_IF_ERROR(CheckRotarySpec(kOp, spec.rotary));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "rot_dim", spec.rotary.rot_dim, 2, kMaxMadeRotDim));
@@ -67,15 +68,17 @@ absl::StatusOr<MropePlan> MropePlan::Create(const MropeSpec& spec) {
   if (spec.order == MropeOrder::kSplit) {
     table_spec.rot_dim = 2 * spec.sections[0];
   }
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer table,
-                         MakeRotaryTable(kOp, table_spec, "max_positions",
-                                         spec.rotary.max_positions));
+  QUERN_ASSIGN_OR_RETURN(
+      std::shared_ptr<const AlignedBuffer> table,
+      GetRotaryTable(tables, kOp, table_spec, "max_positions",
+                     spec.rotary.max_positions));
   return MropePlan(spec, std::move(sources), table_spec.rot_dim / 2,
                    std::move(table));
 }
 
 MropePlan::MropePlan(const MropeSpec& spec, std::vector<Source> sources,
-                     int64_t spectrum, AlignedBuffer table)
+                     int64_t spectrum,
+                     std::shared_ptr<const AlignedBuffer> table)
     : spec_(spec),
       kernels_(GetRotaryEmbeddingKernels(spec.rotary.dtype)),
       sources_(std::move(sources)),
@@ -123,7 +126,7 @@ absl::Status MropePlan::CheckPositions(IndexView positions,
 
 void MropePlan::MakeRow(IndexView positions, int64_t tokens, int64_t token,
                         float* row) const {
-  const float* const table = table_.data<float>();
+  const float* const table = table_->data<float>();
   for (size_t j = 0; j < sources_.size(); ++j) {
     const Source source = sources_[j];
     const float* const from =

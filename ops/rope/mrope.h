@@ -21,6 +21,7 @@
 // ops/rope/rotary_embedding.h.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,7 @@
 #include "quern/ops/index_view.h"
 #include "quern/ops/rope/rotary_embedding_kernels.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/rope/rotary_tables.h"
 
 namespace quern {
 
@@ -43,16 +45,17 @@ struct MropeSpec {
   MropeOrder order = MropeOrder::kContiguous;
 };
 
-// Immutable after Create. Movable, not copyable, because it owns the table of
-// max_positions * rot_dim f32 (kSplit: one section's part). One plan serves all
+// Immutable after Create. Has a table of max_positions * rot_dim f32 (kSplit:
+// one section's part), which copies of the plan share. One plan serves all
 // layers.
 class MropePlan {
  public:
   // InvalidArgument for what RotaryEmbeddingPlan refuses, rot_dim > 1024,
   // sections that do not add up, kInterleaved without three sections, or kSplit
   // with sections that differ; ResourceExhausted if the table cannot be
-  // allocated.
-  static absl::StatusOr<MropePlan> Create(const MropeSpec& spec);
+  // allocated. Unless null, `tables` has the table, which plans then share.
+  static absl::StatusOr<MropePlan> Create(const MropeSpec& spec,
+                                          RotaryTables* tables = nullptr);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
@@ -77,7 +80,7 @@ class MropePlan {
     int64_t index;
   };
   MropePlan(const MropeSpec& spec, std::vector<Source> sources,
-            int64_t spectrum, AlignedBuffer table);
+            int64_t spectrum, std::shared_ptr<const AlignedBuffer> table);
   int64_t streams() const {
     return static_cast<int64_t>(spec_.sections.size());
   }
@@ -89,7 +92,7 @@ class MropePlan {
   RotaryEmbeddingKernels kernels_;
   std::vector<Source> sources_;
   int64_t spectrum_;  // frequencies in a row of the table
-  AlignedBuffer table_;
+  std::shared_ptr<const AlignedBuffer> table_;
 };
 
 }  // namespace quern

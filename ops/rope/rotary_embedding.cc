@@ -14,17 +14,17 @@ constexpr char kOp[] = "rotary_embedding";
 
 }  // namespace
 
-RotaryEmbeddingPlan::RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
-                                         const RotaryEmbeddingKernels& kernels,
-                                         AlignedBuffer table)
+RotaryEmbeddingPlan::RotaryEmbeddingPlan(
+    const RotaryEmbeddingSpec& spec, const RotaryEmbeddingKernels& kernels,
+    std::shared_ptr<const AlignedBuffer> table)
     : spec_(spec), kernels_(kernels), table_(std::move(table)) {}
 
 absl::StatusOr<RotaryEmbeddingPlan> RotaryEmbeddingPlan::Create(
-    const RotaryEmbeddingSpec& spec) {
+    const RotaryEmbeddingSpec& spec, RotaryTables* tables) {
   QUERN_RETURN_IF_ERROR(CheckRotarySpec(kOp, spec));
   QUERN_ASSIGN_OR_RETURN(
-      AlignedBuffer table,
-      MakeRotaryTable(kOp, spec, "max_positions", spec.max_positions));
+      std::shared_ptr<const AlignedBuffer> table,
+      GetRotaryTable(tables, kOp, spec, "max_positions", spec.max_positions));
   return RotaryEmbeddingPlan(spec, GetRotaryEmbeddingKernels(spec.dtype),
                              std::move(table));
 }
@@ -58,7 +58,7 @@ absl::Status RotaryEmbeddingPlan::CheckQkArgs(IndexView positions,
 }
 
 const float* RotaryEmbeddingPlan::Row(int64_t position) const {
-  return table_.data<float>() +
+  return table_->data<float>() +
          position * RotaryRowFloats(spec_.style, spec_.rot_dim);
 }
 

@@ -19,6 +19,7 @@
 // arithmetic, rounded once, to nearest even, to the dtype of the tensors.
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,18 +29,19 @@
 #include "quern/ops/index_view.h"
 #include "quern/ops/rope/rotary_embedding_kernels.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/ops/rope/rotary_tables.h"
 
 namespace quern {
 
-// Immutable after Create. Movable, not copyable, because it owns the table of
-// max_positions * rot_dim f32 (kPairs: twice that). One plan serves all layers.
+// Immutable after Create. Has a table of max_positions * rot_dim f32 (kPairs:
+// twice that), which copies of the plan share. One plan serves all layers.
 class RotaryEmbeddingPlan {
  public:
   // InvalidArgument if a dimension, max_positions or base is out of range;
   // Unimplemented for other dtypes; ResourceExhausted if the table cannot be
-  // allocated.
+  // allocated. Unless null, `tables` has the table, which plans then share.
   static absl::StatusOr<RotaryEmbeddingPlan> Create(
-      const RotaryEmbeddingSpec& spec);
+      const RotaryEmbeddingSpec& spec, RotaryTables* tables = nullptr);
 
   // Instruction set chosen at Create, e.g. "AVX3_ZEN4".
   const char* target() const { return kernels_.target; }
@@ -70,12 +72,12 @@ class RotaryEmbeddingPlan {
  private:
   RotaryEmbeddingPlan(const RotaryEmbeddingSpec& spec,
                       const RotaryEmbeddingKernels& kernels,
-                      AlignedBuffer table);
+                      std::shared_ptr<const AlignedBuffer> table);
   const float* Row(int64_t position) const;
 
   RotaryEmbeddingSpec spec_;
   RotaryEmbeddingKernels kernels_;
-  AlignedBuffer table_;
+  std::shared_ptr<const AlignedBuffer> table_;
 };
 
 }  // namespace quern

@@ -17,6 +17,7 @@
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/index_view.h"
 #include "quern/ops/rope/rotary_scaling.h"
+#include "quern/ops/rope/rotary_tables.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -334,6 +335,39 @@ void ExpectRefused(const absl::Status& status, absl::StatusCode code,
                    const std::string& words) {
   EXPECT_EQ(status.code(), code) << status;
   EXPECT_NE(status.message().find(words), std::string::npos) << status;
+}
+
+// Each number of tokens once had a table of its own, of up to 128 MiB.
+TEST(RotaryTablesTest, PlansShareTheTablesThatAreEqual) {
+  RotaryTables tables;
+  const RotaryEmbeddingSpec spec = Spec(16, 8);
+  {
+    const auto first = RotaryEmbeddingPlan::Create(spec, &tables);
+    ASSERT_TRUE(first.ok()) << first.status();
+    RotaryEmbeddingSpec same = spec;
+    same.head_dim = 32;
+    same.dtype = DType::kBF16;
+    same.rot_offset = 4;
+    const auto second = RotaryEmbeddingPlan::Create(same, &tables);
+    EXPECT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ(tables.size(), 1u);
+    std::vector<RotaryEmbeddingSpec> others(7, spec);
+    others[0].rot_dim = 6;
+    others[1].max_positions = 299;
+    others[2].base = 500.0;
+    others[3].style = RotaryStyle::kPairs;
+    others[4].turn = RotaryTurn::kBackward;
+    others[5].scaling.kind = RotaryScalingKind::kLinear;
+    others[6].scaling.factor = 2.0;
+    std::vector<RotaryEmbeddingPlan> plans;
+    for (const RotaryEmbeddingSpec& other : others) {
+      auto plan = RotaryEmbeddingPlan::Create(other, &tables);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      plans.push_back(*std::move(plan));
+      EXPECT_EQ(tables.size(), 1 + plans.size());
+    }
+  }
+  EXPECT_EQ(tables.size(), 0u);
 }
 
 TEST(RotaryEmbeddingPlanTest, RefusesABadSpec) {

@@ -38,6 +38,7 @@
 // length that it is to serve.
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -69,6 +70,15 @@ struct RotaryScaling {
   double mscale_all_dim = 0.0;
   std::vector<double> short_factors;  // kLongRope: rot_dim / 2 of each, > 0
   std::vector<double> long_factors;
+
+  // References to all fields. A new field does not compile until it is here.
+  auto Tied() const {
+    const auto& [k, f, o, t, lf, hf, bf, bs, e, af, m, ma, sf, lg] = *this;
+    return std::tie(k, f, o, t, lf, hf, bf, bs, e, af, m, ma, sf, lg);
+  }
+  friend bool operator==(const RotaryScaling& a, const RotaryScaling& b) {
+    return a.Tied() == b.Tied();
+  }
 };
 
 struct RotaryFrequencies {
