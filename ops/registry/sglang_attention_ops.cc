@@ -61,13 +61,17 @@ absl::Status CheckStep(absl::string_view op, const StepMetas& m,
                          "encoder_lens is missing; need it with is_cross_attn");
 }
 
+absl::Status CheckBothOrNone(absl::string_view op, const MaybeMeta& key,
+                             const MaybeMeta& value) {
+  if (value.has_value() == key.has_value()) return absl::OkStatus();
+  return InvalidArgument(op, "need both new keys and new values, or none");
+}
+
 // New keys and values for `tokens` tokens come both or not at all.
 absl::Status SetNewKeys(const MaybeMeta& key, const MaybeMeta& value,
                         int64_t tokens, TokenAttention& a) {
   a.new_keys = key.has_value();
-  if (value.has_value() != key.has_value()) {
-    return InvalidArgument(a.op, "need both new keys and new values, or none");
-  }
+  QUERN_RETURN_IF_ERROR(CheckBothOrNone(a.op, key, value));
   if (!key.has_value()) return absl::OkStatus();
   a.new_dtype = key->dtype;
   const auto rows = [&](const TensorMeta& buffer) {
@@ -79,6 +83,30 @@ absl::Status SetNewKeys(const MaybeMeta& key, const MaybeMeta& value,
                          a.k.extents[1], ", ", a.k.extents[2], "] and [",
                          tokens, ", ", a.v.extents[1], ", ", a.v.extents[2],
                          "] of one dtype, as the buffers are");
+}
+
+// Whether the new keys have another number of heads than the buffers, as in a
+// prefill of MLA, whose buffers have the one head that decode reads.
+bool HeadsDiffer(const MaybeMeta& key, const TensorMeta& buffer) {
+  return key.has_value() && key->extents.size() == 3 &&
+         buffer.extents.size() == 3 && key->extents[1] != buffer.extents[1];
+}
+
+// The new keys and values, for `tokens` tokens, take the place of the buffers:
+// token i is slot i.
+absl::Status UseNewKeysAlone(const TensorMeta& key, const MaybeMeta& value,
+                             int64_t tokens, TokenAttention& a) {
+  QUERN_RETURN_IF_ERROR(CheckBothOrNone(a.op, key, value));
+  a.k = key;
+  a.v = *value;
+  a.k_buffer = a.key;
+  a.v_buffer = a.value;
+  a.k_name = "k_extend";
+  a.v_name = "v_extend";
+  a.new_keys_alone = true;
+  if (key.extents[0] == tokens) return absl::OkStatus();
+  return InvalidArgument(a.op, "k_extend has ", key.extents[0],
+                         " tokens; need ", tokens, ", as q_extend");
 }
 
 // Each request has a tree of as many drafts, or there is none.
@@ -151,11 +179,14 @@ absl::StatusOr<TokenAttention> DecodeOf(
                            ", one for each request");
   }
   QUERN_RETURN_IF_ERROR(SetNewKeys(key, value, query.extents[0], a));
-  if (loc.has_value() != key.has_value() ||
-      (loc.has_value() &&
-       !(*loc == TensorMeta{DType::kI64, {query.extents[0]}}))) {
+  if (!key.has_value()) {
+    a.loc = TokenAttention::kNone;  // and is not read
+    return a;
+  }
+  if (!loc.has_value() ||
+      !(*loc == TensorMeta{DType::kI64, {query.extents[0]}})) {
     return InvalidArgument(kDecode, "loc is not i64[", query.extents[0],
-                           "] with key and value, and missing without");
+                           "], the slots of key and value");
   }
   return a;
 }
@@ -197,6 +228,11 @@ absl::StatusOr<TokenAttention> ExtendOf(
   a.scale = sm_scale;
   a.cap = logit_cap;
   a.window = sliding_window;
+  if (!is_cross_attn && HeadsDiffer(k_extend, k_buffer)) {
+    QUERN_RETURN_IF_ERROR(
+        UseNewKeysAlone(*k_extend, v_extend,
+                        q_extend.extents.empty() ? 0 : q_extend.extents[0], a));
+  }
   QUERN_RETURN_IF_ERROR(CheckTokenAttention(a));
   QUERN_RETURN_IF_ERROR(CheckStep(
       kExtend, {req_to_token, req_pool_indices, seq_lens, encoder_lens},
@@ -205,12 +241,12 @@ absl::StatusOr<TokenAttention> ExtendOf(
                                      extend_seq_lens, seq_lens.extents[0]));
   QUERN_RETURN_IF_ERROR(CheckIndices(kExtend, "extend_start_loc",
                                      extend_start_loc, seq_lens.extents[0]));
-  if (is_cross_attn && k_extend.has_value()) {
-    return InvalidArgument(kExtend,
-                           "k_extend is given; need none with is_cross_attn");
-  }
   QUERN_RETURN_IF_ERROR(SetTrees(tree_mask, seq_lens.extents[0], a));
-  QUERN_RETURN_IF_ERROR(SetNewKeys(k_extend, v_extend, q_extend.extents[0], a));
+  // The keys of an encoder are in the buffers already: k_extend is not read.
+  if (!is_cross_attn && !a.new_keys_alone) {
+    QUERN_RETURN_IF_ERROR(
+        SetNewKeys(k_extend, v_extend, q_extend.extents[0], a));
+  }
   return a;
 }
 

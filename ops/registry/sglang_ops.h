@@ -67,24 +67,31 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // Prepare reads req_to_token, req_pool_indices and all lengths, and builds the
 // schedule and the page table of the step for the workers of its executor: once
 // a step, before the operator's CheckArgs and Execute of every layer, as k, v
-// and query may be those of any layer. CheckArgs compares the lengths. It is
-// not what Execute does, because it may allocate and may refuse. WorkspaceBytes
-// is that of the step that was prepared last.
+// and query may be those of any layer. CheckArgs compares the lengths and loc.
+// Prepare is not what Execute does, because it may allocate and may refuse.
+// WorkspaceBytes is that of the step that was prepared last.
 //
 // decode_attention_cpu: query[requests, q_heads, head_dim], one new token for
-// each request, into output[requests, q_heads, v_head_dim]. key, value and loc
-// (i64[requests]), all or none of them, are written to the buffers first.
-// attn_logits is accepted and not used, because scratch is the workspace.
+// each request, into output[requests, q_heads, v_head_dim]. key and value, both
+// or none, are written to the buffers first, to the slots loc, i64[requests],
+// which Prepare reads. Of several tokens with one slot the last is written.
+// Without key, loc is accepted and not read. attn_logits is accepted and not
+// used, because scratch is the workspace.
 //
 // extend_attention_cpu: q_extend[tokens, q_heads, head_dim] into o_extend; the
 // last extend_seq_lens[b] tokens of request b are new, and their queries begin
 // at extend_start_loc[b], which must be the sum of the lengths before it.
 // k_extend and v_extend, both or none, are written to the buffers first, unlike
-// in SGLang: one loop then reads all keys. max_len_extend has no effect. With
-// tree_mask, u8[tokens * n], all requests have n <= 64 new tokens, which are
-// drafts of a tree: token i sees token j of its request where element i * n + j
-// is not 0, and all tokens before them; see AttentionBatch::draft_masks.
-// Prepare reads it, and windows are allowed.
+// in SGLang: one loop then reads all keys. Where k_extend has another number of
+// heads than k_buffer, as in a prefill of MLA, attention reads k_extend and
+// v_extend alone; no request may have keys before them, and the buffers are
+// neither read nor written. With is_cross_attn, k_extend and v_extend are
+// accepted and not read. max_len_extend has no effect.
+//
+// tree_mask of extend_attention_cpu is u8[tokens * n]. All requests then have n
+// <= 64 new tokens, which are drafts of a tree: token i sees token j of its
+// request where element i * n + j is not 0, and all tokens before them; see
+// AttentionBatch::draft_masks. Prepare reads it, and windows are allowed.
 //
 // Both: sm_scale multiplies the products, and 0 means 1 / sqrt(head_dim).
 // logit_cap > 0 caps, in both; SGLang's extend ignores it. sliding_window W >=
@@ -92,8 +99,8 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // is_cross_attn the keys are the first encoder_lens[b] of the request, for
 // every query, but for what a window cuts off; otherwise encoder_lens[b] tokens
 // before those of seq_lens[b] are skipped. sinks[q_heads] are f32, bf16 or f16.
-// Where v_buffer lies in k_buffer (MLA), new keys must be written before, not
-// by these operators.
+// Where each row of v_buffer is the beginning of a row of k_buffer (MLA: a view
+// of the same memory), new keys alone are written, and new values are not read.
 //
 // Equations and roundings are those of attention/paged_attention.h. Providers:
 // simd, and reference, with sums in double on the calling thread.

@@ -18,7 +18,6 @@
 #include "quern/attention/varlen_attention.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_table.h"
-#include "quern/cache/write_kv.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
@@ -28,6 +27,7 @@
 #include "quern/ops/index_view.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/native_attention.h"
+#include "quern/ops/registry/sglang_token_writes.h"
 #include "quern/ops/registry/token_cache.h"
 
 namespace quern {
@@ -45,8 +45,8 @@ struct Request {
 class BoundTokenAttention final : public BoundOp {
  public:
   BoundTokenAttention(const TokenAttention& a, const PagedAttentionPlan& plan,
-                      std::optional<WriteKvPlan> write, bool native)
-      : a_(a), plan_(plan), write_(std::move(write)), native_(native) {}
+                      std::optional<TokenWrites> writes, bool native)
+      : a_(a), plan_(plan), writes_(std::move(writes)), native_(native) {}
 
   const char* target() const override {
     return native_ ? "scalar" : plan_.target();
@@ -64,12 +64,13 @@ class BoundTokenAttention final : public BoundOp {
     storage_.kv_lens.clear();
     storage_.causal.assign(static_cast<size_t>(requests), a_.is_cross ? 0 : 1);
     pages_.Clear();
-    slots_.clear();
+    new_slots_.Clear();
     int64_t tokens = 0;
     for (int64_t b = 0; b < requests; ++b) {
       QUERN_RETURN_IF_ERROR(AddRequest(t, b, tokens));
       tokens += storage_.q_lens.back();
     }
+    if (a_.loc != TokenAttention::kNone) new_slots_.Read(t[a_.loc]);
     QUERN_RETURN_IF_ERROR(SetDrafts(t));
     QUERN_ASSIGN_OR_RETURN(table_, pages_.Build(1, t[a_.k_buffer].extent(0)));
     QUERN_ASSIGN_OR_RETURN(
@@ -118,12 +119,11 @@ class BoundTokenAttention final : public BoundOp {
           {plan_.spec().q_heads}));
     }
     QUERN_RETURN_IF_ERROR(CheckBuffers(t));
-    if (write_.has_value()) {
+    if (writes_.has_value()) {
       if (a_.loc != TokenAttention::kNone) {
-        QUERN_RETURN_IF_ERROR(CheckInput(a_.op, "loc", t[a_.loc], DType::kI64,
-                                         {t[a_.key].extent(0)}));
+        QUERN_RETURN_IF_ERROR(new_slots_.CheckSame(a_.op, t[a_.loc]));
       }
-      QUERN_RETURN_IF_ERROR(OfOp(a_.op, write_->CheckArgs(NewKeys(t))));
+      QUERN_RETURN_IF_ERROR(writes_->CheckArgs(NewKeys(t)));
     }
     return OfOp(a_.op, plan_.CheckArgs(ArgsOf(t)));
   }
@@ -156,10 +156,10 @@ class BoundTokenAttention final : public BoundOp {
           scratch.sinks, static_cast<size_t>(plan_.spec().q_heads));
     }
     if (native_) {
-      if (write_.has_value()) NativeWriteKv(NewKeys(t));
+      if (writes_.has_value()) writes_->ExecuteNative(NewKeys(t));
       NativePagedAttention(plan_.spec(), args, scratch.sums);
     } else {
-      if (write_.has_value()) write_->Execute(NewKeys(t), executor);
+      if (writes_.has_value()) writes_->Execute(NewKeys(t), executor);
       plan_.Execute(args, workspace, executor);
     }
   }
@@ -196,6 +196,10 @@ class BoundTokenAttention final : public BoundOp {
     for (const auto& [field, at] : kOthers) {
       if (at == TokenAttention::kNone) continue;
       QUERN_RETURN_IF_ERROR(CheckIndexView(a_.op, field, t[at], {requests}));
+    }
+    if (a_.loc != TokenAttention::kNone) {
+      QUERN_RETURN_IF_ERROR(
+          CheckInput(a_.op, "loc", t[a_.loc], DType::kI64, {requests}));
     }
     if (a_.drafts == 0) return absl::OkStatus();
     return CheckInput(a_.op, "tree_mask", t[a_.tree_mask], DType::kU8,
@@ -267,6 +271,12 @@ class BoundTokenAttention final : public BoundOp {
                      "extend_seq_lens before it add up to"));
     }
     const int64_t slots = t[a_.k_buffer].extent(0);
+    if (a_.new_keys_alone && (r.kv_len != r.q_len || token > slots - r.q_len)) {
+      return InvalidArgument(
+          a_.op, "request ", b, " has ", r.kv_len, " keys, of which ", r.q_len,
+          " are new; need new ones alone, of ", slots,
+          ", because k_extend has other heads than k_buffer");
+    }
     // The stride of a single row is meaningless and is not used.
     const int64_t stride = table.extent(0) > 1 ? table.stride(0) : 0;
     const auto slot_of = [&](int64_t i) {
@@ -275,13 +285,14 @@ class BoundTokenAttention final : public BoundOp {
                  : static_cast<const int32_t*>(table.data())[row * stride + i];
     };
     for (int64_t i = 0; i < r.kv_len; ++i) {
-      const int64_t slot = slot_of(r.skipped + i);
+      const int64_t slot =
+          a_.new_keys_alone ? token + i : slot_of(r.skipped + i);
       if (slot < 0 || slot >= slots) {
         return InvalidArgument(a_.op, "req_to_token[", row, "][", r.skipped + i,
                                "]=", slot, "; need a slot of ", slots);
       }
       pages_.page_ids.push_back(static_cast<int32_t>(slot));
-      if (i >= r.kv_len - r.q_len) slots_.push_back(slot);
+      if (i >= r.kv_len - r.q_len) new_slots_.Add(slot);
     }
     pages_.indptr.push_back(static_cast<int64_t>(pages_.page_ids.size()));
     storage_.q_lens.push_back(r.q_len);
@@ -292,10 +303,10 @@ class BoundTokenAttention final : public BoundOp {
   absl::Status CheckBuffers(Tensors t) const {
     const KvLayout& layout = plan_.spec().kv;
     QUERN_RETURN_IF_ERROR(
-        CheckInput(a_.op, "k_buffer", t[a_.k_buffer], layout.dtype(),
+        CheckInput(a_.op, a_.k_name, t[a_.k_buffer], layout.dtype(),
                    {kAnyExtent, layout.kv_heads(), layout.head_dim()}));
     return CheckInput(
-        a_.op, "v_buffer", t[a_.v_buffer], layout.dtype(),
+        a_.op, a_.v_name, t[a_.v_buffer], layout.dtype(),
         {t[a_.k_buffer].extent(0), layout.kv_heads(), layout.v_head_dim()});
   }
 
@@ -308,28 +319,20 @@ class BoundTokenAttention final : public BoundOp {
     args.out = t[a_.output];
     return args;
   }
-  WriteKvArgs NewKeys(Tensors t) const {
-    absl::Span<const int64_t> slots = slots_;
-    if (a_.loc != TokenAttention::kNone) {
-      slots = absl::MakeConstSpan(static_cast<const int64_t*>(t[a_.loc].data()),
-                                  static_cast<size_t>(t[a_.loc].extent(0)));
-    }
-    return {
-        t[a_.key], t[a_.value],
-        slots,     TokenCache(plan_.spec().kv, t[a_.k_buffer], t[a_.v_buffer]),
-        {},        {},
-        {}};
+  TokenWriteArgs NewKeys(Tensors t) const {
+    return {t[a_.key], t[a_.value], t[a_.k_buffer], t[a_.v_buffer],
+            new_slots_.slots()};
   }
 
   TokenAttention a_;
   PagedAttentionPlan plan_;
-  std::optional<WriteKvPlan> write_;
+  std::optional<TokenWrites> writes_;  // with new_keys
   bool native_;
   // The step of the last Prepare.
   bool prepared_ = false;
   VarlenAttentionStorage storage_;
   PageTableStorage pages_;
-  std::vector<int64_t> slots_;  // of the new tokens
+  NewSlots new_slots_;
   std::vector<int64_t> draft_lens_;
   std::vector<uint64_t> draft_masks_;
   PageTable table_;
@@ -344,15 +347,14 @@ absl::Status CheckTokenAttention(const TokenAttention& a) {
   const auto& v = a.v.extents;
   if (k.size() != 3 || v.size() != 3 || v[0] != k[0] || v[1] != k[1] ||
       a.v.dtype != a.k.dtype) {
-    return InvalidArgument(a.op,
-                           "need k_buffer and v_buffer [slots, kv_heads, "
-                           "head_dim] of one dtype");
+    return InvalidArgument(a.op, "need ", a.k_name, " and ", a.v_name,
+                           " [slots, kv_heads, head_dim] of one dtype");
   }
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(a.op, "k_buffer", a.k.dtype,
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(a.op, a.k_name, a.k.dtype,
                                      {DType::kF32, DType::kBF16, DType::kF16}));
   if (q.size() != 3 || q[2] != k[2]) {
     return InvalidArgument(a.op, "the query is not [tokens, q_heads, ", k[2],
-                           "], as k_buffer is");
+                           "], as ", a.k_name, " is");
   }
   if (a.out.extents != std::vector<int64_t>{q[0], q[1], v[2]}) {
     return InvalidArgument(a.op, "the output is not [", q[0], ", ", q[1], ", ",
@@ -382,17 +384,13 @@ absl::StatusOr<std::unique_ptr<BoundOp>> BindTokenAttention(
   if (a.window > 0) spec.window_left = spec.window_right = a.window - 1;
   const auto plan = PagedAttentionPlan::Create(spec);
   if (!plan.ok()) return OfOp(a.op, plan.status());
-  std::optional<WriteKvPlan> write;
+  std::optional<TokenWrites> writes;
   if (a.new_keys) {
-    WriteKvSpec write_spec;
-    write_spec.kv = *layout;
-    write_spec.input = a.new_dtype;
-    const auto made = WriteKvPlan::Create(write_spec);
-    if (!made.ok()) return OfOp(a.op, made.status());
-    write = *made;
+    QUERN_ASSIGN_OR_RETURN(writes,
+                           TokenWrites::Create(a.op, *layout, a.new_dtype));
   }
   return std::unique_ptr<BoundOp>(
-      new BoundTokenAttention(a, *plan, std::move(write), native));
+      new BoundTokenAttention(a, *plan, std::move(writes), native));
 }
 
 }  // namespace quern

@@ -32,8 +32,12 @@ struct TokenAttention {
   size_t encoder_lens, sinks, count;
 
   TensorMeta q, k, v, out;
+  const char* k_name = "k_buffer";
+  const char* v_name = "v_buffer";
   std::optional<TensorMeta> sinks_meta;
-  bool new_keys = false;
+  bool new_keys = false;  // are written to the buffers
+  // The buffers are the new keys and values themselves, and token i is slot i.
+  bool new_keys_alone = false;
   DType new_dtype = DType::kF32;
   bool has_encoder_lens = false, is_cross = false;
   double scale = 0, cap = 0;
