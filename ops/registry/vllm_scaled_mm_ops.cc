@@ -93,7 +93,9 @@ class BoundScaledMm final : public BoundOp {
     }
     if (t[kAzpAdj].rank() != 0) {
       QUERN_RETURN_IF_ERROR(
-          CheckInput(kOp, "azp_adj", t[kAzpAdj], DType::kF32, {n}));
+          t[kAzpAdj].rank() == 2
+              ? CheckInput(kOp, "azp_adj", t[kAzpAdj], DType::kF32, {1, n})
+              : CheckInput(kOp, "azp_adj", t[kAzpAdj], DType::kF32, {n}));
     }
     if (t[kBias].rank() == 0) return absl::OkStatus();
     return CheckInput(kOp, "bias", t[kBias], plan_.spec().c, {n});
@@ -221,8 +223,10 @@ Metas Shapes(const MutatedMeta& c, const TensorMeta& a,
     return InvalidArgument(kOp, "azp is not i32[", terms, ", 1]");
   }
   if (azp_adj.has_value() &&
-      !(*azp_adj == TensorMeta{DType::kF32, {c.extents[1]}})) {
-    return InvalidArgument(kOp, "azp_adj is not f32[", c.extents[1], "]");
+      !(*azp_adj == TensorMeta{DType::kF32, {c.extents[1]}}) &&
+      !(*azp_adj == TensorMeta{DType::kF32, {1, c.extents[1]}})) {
+    return InvalidArgument(kOp, "azp_adj is not f32[1, ", c.extents[1],
+                           "] or f32[", c.extents[1], "]");
   }
   return std::vector<TensorMeta>();
 }

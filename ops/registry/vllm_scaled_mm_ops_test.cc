@@ -76,7 +76,9 @@ class VllmScaledMmOpsTest : public OpFixture {
                       {"handler", handler}};
     if (c.azp) {
       args.emplace_back("azp", TensorMeta{DType::kI32, extents});
-      args.emplace_back("azp_adj", TensorMeta{DType::kF32, {c.n}});
+      // vLLM sums with keepdim=True.
+      args.emplace_back("azp_adj", c.column ? TensorMeta{DType::kF32, {1, c.n}}
+                                            : TensorMeta{DType::kF32, {c.n}});
     }
     if (c.bias) args.emplace_back("bias", TensorMeta{output, {c.n}});
     return args;
@@ -148,7 +150,12 @@ class VllmScaledMmOpsTest : public OpFixture {
           {"a_scales", Terms(a_scales, c.column)}};
       if (c.azp) {
         named.emplace_back("azp", Terms(azp, c.column));
-        named.emplace_back("azp_adj", azp_adj.view());
+        const auto adj = azp_adj.view();
+        if (c.column) {
+          named.emplace_back("azp_adj", DenseMatrix(adj.data(), 1, c.n));
+        } else {
+          named.emplace_back("azp_adj", adj);
+        }
       }
       if (c.bias) {
         named.emplace_back("bias", DenseVector<const Out>(bias.data(), c.n));
@@ -207,7 +214,7 @@ TEST_P(VllmScaledMmOpsTest, DoesNotSaturateAtTheExtremes) {
          {"a", DenseMatrix<const int8_t>(a.data(), 2, 1024)},
          {"a_scales", Terms(scales, true)},
          {"azp", Terms(azp, true)},
-         {"azp_adj", DenseVector<const float>(adj.data(), 16)}},
+         {"azp_adj", DenseMatrix<const float>(adj.data(), 1, 16)}},
         2);
     for (const float x : out) EXPECT_EQ(x, 255.0f * -128 * 1024);
   }
@@ -249,7 +256,8 @@ TEST_P(VllmScaledMmOpsTest, RefusesByName) {
       {"a_scales", TensorMeta{DType::kF32, {1}}, "a_scales is not f32[2, 1]"},
       {"azp", OpArg(), "azp is missing; need it, as the handler was created"},
       {"azp", TensorMeta{DType::kF32, {2, 1}}, "azp is not i32[2, 1]"},
-      {"azp_adj", TensorMeta{DType::kF32, {2}}, "azp_adj is not f32[16]"},
+      {"azp_adj", TensorMeta{DType::kF32, {2}},
+       "azp_adj is not f32[1, 16] or f32[16]"},
       {"bias", TensorMeta{DType::kF32, {16}}, "bias is not bf16[16]"},
   };
   for (const auto& refused : kCases) {
@@ -288,7 +296,7 @@ TEST_P(VllmScaledMmOpsTest, RefusesZeroPointsWhoseSumsDoNotFit) {
                     {"a", DenseMatrix<const int8_t>(a.data(), 2, 32)},
                     {"a_scales", Terms(scales, true)},
                     {"azp", Terms(azp, true)},
-                    {"azp_adj", DenseVector<const float>(adj.data(), 16)}},
+                    {"azp_adj", DenseMatrix<const float>(adj.data(), 1, 16)}},
                    tensors);
   };
   // (2^31 - 1) / 128 / 32 - 128 = 524159.
@@ -305,7 +313,7 @@ TEST_P(VllmScaledMmOpsTest, RefusesZeroPointsWhoseSumsDoNotFit) {
            {"a", DenseMatrix<const int8_t>(a.data(), 2, 32)},
            {"a_scales", MatrixView<const float>(gaps.data(), {2, 1}, {2, 1})},
            {"azp", Terms(zeros, true)},
-           {"azp_adj", DenseVector<const float>(adj.data(), 16)}},
+           {"azp_adj", DenseMatrix<const float>(adj.data(), 1, 16)}},
           tensors),
       "onednn_scaled_mm: a_scales has stride 2; need 1, a dense column");
 }
