@@ -80,8 +80,7 @@ void DeltaChunks::LoadTokens(const DeltaChunkUnit& unit, int64_t first,
             s_.k + at * row_);
     blocks_.load(ElementAt(args_.v, first + i, unit.head, unit.column),
                  static_cast<size_t>(unit.columns), s_.v + at * Wide(unit));
-    s_.beta[i] = *reinterpret_cast<const float*>(
-        ElementAt(args_.beta, first + i, unit.head));
+    s_.beta[i] = NumberAt(args_.beta, first + i, unit.head);
     s_.g[i] = *reinterpret_cast<const float*>(
         ElementAt(args_.g, first + i, unit.head));
   }

@@ -111,8 +111,7 @@ class Run {
     LoadRow(blocks_, ElementAt(args_.q, t, key_head), spec_.dk, element_, q_);
     LoadRow(blocks_, ElementAt(args_.k, t, key_head), spec_.dk, element_, k_);
     token_ = {q_, k_, a_, ak_, aq_, 0.0f, 0.0f};
-    token_.beta =
-        *reinterpret_cast<const float*>(ElementAt(args_.beta, t, unit.head));
+    token_.beta = NumberAt(args_.beta, t, unit.head);
     kernels_.prepare(
         reinterpret_cast<const float*>(ElementAt(args_.g, t, unit.head)),
         spec_.decay == DeltaDecay::kPerChannel, static_cast<size_t>(spec_.dk),
@@ -180,6 +179,7 @@ absl::StatusOr<DeltaRulePlan> DeltaRulePlan::Create(const DeltaRuleSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "beta", spec.beta_dtype, kChoices));
   return DeltaRulePlan(spec);
 }
 
@@ -197,8 +197,8 @@ absl::Status DeltaRulePlan::CheckArgs(const DeltaRuleArgs& args) const {
           ? CheckInput(kOp, "g", args.g, DType::kF32, {tokens, s.value_heads})
           : CheckInput(kOp, "g", args.g, DType::kF32,
                        {tokens, s.value_heads, s.dk}));
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "beta", args.beta, DType::kF32, {tokens, s.value_heads}));
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "beta", args.beta, s.beta_dtype,
+                                   {tokens, s.value_heads}));
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "state", args.state, s.state_dtype,
                                     {kAnyExtent, s.value_heads, s.dk, s.dv}));
   QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out", args.out, s.dtype,

@@ -65,6 +65,7 @@ struct DeltaRuleSpec {
   int64_t dv = 0;                   // >= 1
   DType dtype = DType::kF32;        // of q, k, v and out: f32, bf16 or f16
   DType state_dtype = DType::kF32;  // f32, bf16 or f16
+  DType beta_dtype = DType::kF32;   // f32, bf16 or f16
   DeltaDecay decay = DeltaDecay::kPerHead;
   DeltaNorm norm = DeltaNorm::kNone;  // of q and k
   float scale = 0.0f;                 // of q; 0: 1 / sqrt(dk)
@@ -79,7 +80,7 @@ struct DeltaRuleArgs {
   AnyTensorView k;      // [tokens, key_heads, dk]
   AnyTensorView v;      // [tokens, value_heads, dv]
   AnyTensorView g;      // f32 [tokens, value_heads], per channel with [.., dk]
-  AnyTensorView beta;   // f32 [tokens, value_heads]
+  AnyTensorView beta;   // [tokens, value_heads]
   AnyTensorView state;  // [slots, value_heads, dk, dv]
   SequenceBatch batch;
   AnyTensorView out;  // [tokens, value_heads, dv]

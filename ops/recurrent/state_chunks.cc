@@ -88,14 +88,14 @@ void StateChunks::Ask(const StateChunkUnit& unit, int64_t token) const {
 void StateChunks::LoadTokens(const StateChunkUnit& unit, int64_t first,
                              int64_t n) {
   const int64_t group = unit.head / (spec_.heads / spec_.groups);
-  const size_t element = SizeOf(spec_.dtype);
+  const size_t element = SizeOf(spec_.BcDType());
   const int64_t end = args_.batch.end(unit.sequence);
   for (int64_t i = 0; i < n; ++i) {
     if (first + i + spec_.chunk < end) Ask(unit, first + i + spec_.chunk);
     const size_t at = static_cast<size_t>(i) * row_;
-    LoadRow(blocks_, ElementAt(args_.b, first + i, group), spec_.d_state,
+    LoadRow(bc_blocks_, ElementAt(args_.b, first + i, group), spec_.d_state,
             element, s_.b + at);
-    LoadRow(blocks_, ElementAt(args_.c, first + i, group), spec_.d_state,
+    LoadRow(bc_blocks_, ElementAt(args_.c, first + i, group), spec_.d_state,
             element, s_.c + at);
   }
   const auto tokens = static_cast<size_t>(n);

@@ -94,12 +94,14 @@ class StateChunks {
   // All references outlive it.
   StateChunks(const StateUpdateSpec& spec, const ChunkKernels& kernels,
               const StateUpdateKernels& token_kernels,
-              const RowBlockKernels& blocks, const RowBlockKernels& states,
-              const StateUpdateArgs& args, const StateChunkScratch& scratch)
+              const RowBlockKernels& blocks, const RowBlockKernels& bc_blocks,
+              const RowBlockKernels& states, const StateUpdateArgs& args,
+              const StateChunkScratch& scratch)
       : spec_(spec),
         kernels_(kernels),
         token_kernels_(token_kernels),
         blocks_(blocks),
+        bc_blocks_(bc_blocks),
         states_(states),
         args_(args),
         s_(scratch),
@@ -134,6 +136,7 @@ class StateChunks {
   const ChunkKernels& kernels_;
   const StateUpdateKernels& token_kernels_;
   const RowBlockKernels& blocks_;
+  const RowBlockKernels& bc_blocks_;
   const RowBlockKernels& states_;
   const StateUpdateArgs& args_;
   const StateChunkScratch s_;

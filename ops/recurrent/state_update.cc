@@ -33,10 +33,12 @@ struct Unit {
 class Run {
  public:
   Run(const StateUpdateSpec& spec, const StateUpdateKernels& kernels,
-      const RowBlockKernels& blocks, const StateUpdateArgs& args)
+      const RowBlockKernels& blocks, const RowBlockKernels& bc_blocks,
+      const StateUpdateArgs& args)
       : spec_(spec),
         kernels_(kernels),
         blocks_(blocks),
+        bc_blocks_(bc_blocks),
         args_(args),
         element_(SizeOf(spec.dtype)) {
     std::fill(std::begin(d_), std::end(d_), 0.0f);
@@ -105,8 +107,11 @@ class Run {
   void DoToken(const Unit& unit, int64_t t, const StateUpdateStep& step) {
     const int64_t group = unit.head / (spec_.heads / spec_.groups);
     const size_t rows = step.rows;
-    LoadRow(blocks_, ElementAt(args_.b, t, group), spec_.d_state, element_, b_);
-    LoadRow(blocks_, ElementAt(args_.c, t, group), spec_.d_state, element_, c_);
+    const size_t element = SizeOf(spec_.BcDType());
+    LoadRow(bc_blocks_, ElementAt(args_.b, t, group), spec_.d_state, element,
+            b_);
+    LoadRow(bc_blocks_, ElementAt(args_.c, t, group), spec_.d_state, element,
+            c_);
     blocks_.load(ElementAt(args_.x, t, unit.head, unit.row), rows, x_);
     const bool softplus = spec_.delta == SsmDelta::kSoftplus;
     if (spec_.form == SsmForm::kPerRow) {
@@ -130,6 +135,7 @@ class Run {
   const StateUpdateSpec& spec_;
   const StateUpdateKernels& kernels_;
   const RowBlockKernels& blocks_;
+  const RowBlockKernels& bc_blocks_;
   const StateUpdateArgs& args_;
   const size_t element_;
   alignas(64) float b_[StateUpdatePlan::kMaxState];
@@ -150,6 +156,7 @@ StateUpdatePlan::StateUpdatePlan(const StateUpdateSpec& spec)
       kernels_(GetStateUpdateKernels(spec.state_dtype)),
       chunks_(GetChunkKernels()),
       blocks_(GetRowBlockKernels(spec.dtype, spec.dtype)),
+      bc_blocks_(GetRowBlockKernels(spec.BcDType(), spec.BcDType())),
       states_(GetRowBlockKernels(spec.state_dtype, spec.state_dtype)) {
   if (spec_.chunk == 0) spec_.chunk = kChunk;
   if (spec_.form == SsmForm::kPerRow) spec_.chunk = 1;
@@ -173,6 +180,7 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlan::Create(
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
       CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "b and c", spec.BcDType(), kChoices));
   return StateUpdatePlan(spec);
 }
 
@@ -203,9 +211,9 @@ absl::Status CheckShapes(const StateUpdateArgs& args,
                : CheckInput(kOp, "a", args.a, DType::kF32,
                             {s.heads, s.head_dim, s.d_state}));
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "b", args.b, s.dtype, {tokens, s.groups, s.d_state}));
+      CheckInput(kOp, "b", args.b, s.BcDType(), {tokens, s.groups, s.d_state}));
   QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, "c", args.c, s.dtype, {tokens, s.groups, s.d_state}));
+      CheckInput(kOp, "c", args.c, s.BcDType(), {tokens, s.groups, s.d_state}));
   QUERN_RETURN_IF_ERROR(CheckPerRow("d", args.d, s));
   QUERN_RETURN_IF_ERROR(CheckPerRow("dt_bias", args.dt_bias, s));
   if (args.z.rank() != 0) {
@@ -331,7 +339,8 @@ void StateUpdatePlan::ExecuteChunks(const StateUpdateArgs& args,
     task /= row_blocks;
     const int64_t head = task % head_blocks * size.heads;
     task /= head_blocks;
-    StateChunks(spec_, chunks_, kernels_, blocks_, states_, args, scratch)
+    StateChunks(spec_, chunks_, kernels_, blocks_, bc_blocks_, states_, args,
+                scratch)
         .Run({chunked[task / spec_.groups],
               task % spec_.groups * group_heads + head,
               std::min(size.heads, group_heads - head), row,
@@ -353,7 +362,7 @@ void StateUpdatePlan::ExecuteTokens(const StateUpdateArgs& args,
                        spec_.d_state * std::min(rows, spec_.head_dim);
   ParallelRowRanges(executor, units, cost, tokens <= sequences ? 4 : 32,
                     [&](int64_t begin, int64_t end) {
-                      Run run(spec_, kernels_, blocks_, args);
+                      Run run(spec_, kernels_, blocks_, bc_blocks_, args);
                       for (int64_t i = begin; i < end; ++i) {
                         const int64_t row = i % blocks * rows;
                         const int64_t sequence = i / blocks / spec_.heads;

@@ -35,6 +35,7 @@
 // where it stays infinite token by token.
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,12 +60,15 @@ struct StateUpdateSpec {
   int64_t d_state = 0;   // 1 <= d_state <= kMaxState
   SsmForm form = SsmForm::kPerHead;
   SsmDelta delta = SsmDelta::kSoftplus;
-  DType dtype = DType::kF32;        // of x, dt, b, c, z and out
-  DType state_dtype = DType::kF32;  // both f32, bf16 or f16
+  DType dtype = DType::kF32;        // of x, dt, z and out
+  DType state_dtype = DType::kF32;  // all f32, bf16 or f16
+  std::optional<DType> bc_dtype;    // of b and c; none: dtype
   int64_t null_slot = -1;           // state index of a sequence to skip
   // Tokens of a chunk, of kPerHead: 8 to kMaxChunk; 1: every sequence goes
   // token by token; 0: the plan chooses.
   int64_t chunk = 0;
+
+  DType BcDType() const { return bc_dtype.value_or(dtype); }
 };
 
 // [..] is [head_dim] of kPerRow, and nothing of kPerHead.
@@ -146,6 +150,7 @@ class StateUpdatePlan {
   StateUpdateKernels kernels_;
   ChunkKernels chunks_;
   RowBlockKernels blocks_;
+  RowBlockKernels bc_blocks_;
   RowBlockKernels states_;
 };
 

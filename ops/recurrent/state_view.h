@@ -8,6 +8,7 @@
 
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
+#include "quern/quant/scalar_convert.h"
 
 namespace quern {
 
@@ -22,6 +23,18 @@ inline char* ElementAt(const AnyTensorView& v, int64_t i, int64_t j = 0,
   }
   return static_cast<char*>(const_cast<void*>(v.data())) +
          offset * static_cast<int64_t>(SizeOf(v.dtype()));
+}
+
+// Element [i, j] of a view of f32, bf16 or f16, in f32.
+inline float NumberAt(const AnyTensorView& v, int64_t i, int64_t j) {
+  const char* const at = ElementAt(v, i, j);
+  if (v.dtype() == DType::kBF16) {
+    return ToF32(*reinterpret_cast<const BFloat16*>(at));
+  }
+  if (v.dtype() == DType::kF16) {
+    return ToF32(*reinterpret_cast<const Float16*>(at));
+  }
+  return *reinterpret_cast<const float*>(at);
 }
 
 // Row stride of the last two dimensions, in elements.

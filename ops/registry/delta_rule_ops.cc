@@ -58,6 +58,7 @@ NamedArgs DeltaExample(DType dtype) {
 absl::StatusOr<DeltaRuleSpec> DeltaSpec(const char* op, const TensorMeta& q,
                                         const TensorMeta& v,
                                         const TensorMeta& g,
+                                        const TensorMeta& beta,
                                         const TensorMeta& state, bool l2,
                                         double scale, int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(CheckRank(op, "q", q, 3));
@@ -71,6 +72,7 @@ absl::StatusOr<DeltaRuleSpec> DeltaSpec(const char* op, const TensorMeta& q,
   spec.dv = v.extents[2];
   spec.dtype = q.dtype;
   spec.state_dtype = state.dtype;
+  spec.beta_dtype = beta.dtype;
   spec.decay =
       g.extents.size() == 3 ? DeltaDecay::kPerChannel : DeltaDecay::kPerHead;
   spec.norm = l2 ? DeltaNorm::kL2 : DeltaNorm::kNone;
@@ -80,14 +82,15 @@ absl::StatusOr<DeltaRuleSpec> DeltaSpec(const char* op, const TensorMeta& q,
 }
 
 Metas DeltaShapes(const TensorMeta& q, const TensorMeta&, const TensorMeta& v,
-                  const TensorMeta& g, const TensorMeta&,
+                  const TensorMeta& g, const TensorMeta& beta,
                   const MutatedMeta& state, const TensorMeta& indices,
                   const MaybeMeta& starts, const MaybeMeta&, bool l2,
                   double scale, int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(
       CheckIndexMetas(kDeltaRule, "state_indices", indices, starts));
   QUERN_RETURN_IF_ERROR(
-      DeltaSpec(kDeltaRule, q, v, g, state, l2, scale, null_slot).status());
+      DeltaSpec(kDeltaRule, q, v, g, beta, state, l2, scale, null_slot)
+          .status());
   return std::vector<TensorMeta>{v};
 }
 template <bool kNative>
@@ -101,7 +104,7 @@ Bound Delta(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
                             .status());
   QUERN_ASSIGN_OR_RETURN(
       const DeltaRuleSpec spec,
-      DeltaSpec(kDeltaRule, q, v, g, state, l2, scale, null_slot));
+      DeltaSpec(kDeltaRule, q, v, g, beta, state, l2, scale, null_slot));
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan, DeltaRulePlan::Create(spec));
   return BindSequences(plan, kDeltaRuleBinding,
                        kNative ? &NativeDeltaRule : nullptr);
@@ -109,13 +112,14 @@ Bound Delta(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
 
 Metas DeltaUpdateShapes(const TensorMeta& q, const TensorMeta&,
                         const TensorMeta& v, const TensorMeta& g,
-                        const TensorMeta&, const MutatedMeta& state,
+                        const TensorMeta& beta, const MutatedMeta& state,
                         const TensorMeta& indices, bool l2, double scale,
                         int64_t null_slot) {
   QUERN_RETURN_IF_ERROR(
       CheckIndexMetas(kDeltaUpdate, "state_indices", indices, {}));
   QUERN_RETURN_IF_ERROR(
-      DeltaSpec(kDeltaUpdate, q, v, g, state, l2, scale, null_slot).status());
+      DeltaSpec(kDeltaUpdate, q, v, g, beta, state, l2, scale, null_slot)
+          .status());
   return std::vector<TensorMeta>{v};
 }
 template <bool kNative>
@@ -128,7 +132,7 @@ Bound DeltaUpdate(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v,
           .status());
   QUERN_ASSIGN_OR_RETURN(
       DeltaRuleSpec spec,
-      DeltaSpec(kDeltaUpdate, q, v, g, state, l2, scale, null_slot));
+      DeltaSpec(kDeltaUpdate, q, v, g, beta, state, l2, scale, null_slot));
   spec.chunk = 1;  // every token is a sequence
   QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan, DeltaRulePlan::Create(spec));
   return BindSequences(plan, kDeltaUpdateBinding,

@@ -20,6 +20,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/index_view.h"
 #include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_registry.h"
@@ -35,20 +36,34 @@ inline absl::Status CheckRank(absl::string_view op, absl::string_view field,
 
 // The last tensors of an operator before out: state indices, which the schema
 // calls `field`, starts, and bytes that say whether there is an initial state;
-// each rank 0 where it is left out.
+// each rank 0 where it is left out. With starts there may be more indices than
+// sequences, as an engine has that pads its batch; those are not read.
 inline absl::Status CheckBatch(absl::string_view op, absl::string_view field,
                                const AnyTensorView& indices,
                                const AnyTensorView& starts,
                                const AnyTensorView& initial) {
   QUERN_RETURN_IF_ERROR(CheckIndexView(op, field, indices, {kAnyExtent}));
   // An empty tensor is not one that is left out.
-  const int64_t sequences = indices.extent(0);
+  int64_t sequences = indices.extent(0);
   if (starts.rank() != 0) {
     QUERN_RETURN_IF_ERROR(
-        CheckIndexView(op, "query_start_loc", starts, {sequences + 1}));
+        CheckIndexView(op, "query_start_loc", starts, {kAnyExtent}));
+    if (starts.extent(0) < 1 || starts.extent(0) - 1 > sequences) {
+      return InvalidArgument(op, "query_start_loc is [", starts.extent(0),
+                             "]; need [1] to [", sequences + 1, "], as ", field,
+                             " is [", sequences, "]");
+    }
+    sequences = starts.extent(0) - 1;
   }
   if (initial.rank() == 0) return absl::OkStatus();
   return CheckInput(op, "has_initial_state", initial, DType::kU8, {sequences});
+}
+// The first elements of a dense vector of i32 or i64.
+inline IndexView FirstIndices(const AnyTensorView& v, int64_t count) {
+  if (v.dtype() == DType::kI64) {
+    return DenseVector(static_cast<const int64_t*>(v.data()), count);
+  }
+  return DenseVector(static_cast<const int32_t*>(v.data()), count);
 }
 // `field`: a literal, what the schema calls the indices.
 inline SequenceBatch BatchOf(const AnyTensorView& indices,
@@ -58,7 +73,10 @@ inline SequenceBatch BatchOf(const AnyTensorView& indices,
   SequenceBatch batch;
   batch.indices_name = field;
   batch.state_indices = IndicesOf(indices);
-  if (starts.rank() != 0) batch.query_start_loc = IndicesOf(starts);
+  if (starts.rank() != 0) {
+    batch.query_start_loc = IndicesOf(starts);
+    batch.state_indices = FirstIndices(indices, starts.extent(0) - 1);
+  }
   if (initial.rank() != 0) {
     batch.has_initial_state =
         absl::MakeConstSpan(static_cast<const uint8_t*>(initial.data()),

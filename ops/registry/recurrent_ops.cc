@@ -56,6 +56,28 @@ constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
           t[5]};
     }};
 
+// A tensor of Mamba-1 as it is without a dimension of heads, state[slots,
+// channels, d_state], with one head in dimension `at`. No view stays none.
+AnyTensorView WithOneHead(const AnyTensorView& v, int at) {
+  if (v.rank() == 0 || v.rank() >= AnyTensorView::kMaxRank) return v;
+  AnyTensorView::Dims extents{}, strides{};
+  for (int d = 0; d <= v.rank(); ++d) {
+    const auto to = static_cast<size_t>(d);
+    extents[to] = d == at ? 1 : v.extent(d < at ? d : d - 1);
+    strides[to] = d == at ? 1 : v.stride(d < at ? d : d - 1);
+  }
+  if (v.writable()) {
+    return {v.dtype(), v.mutable_data(), v.rank() + 1, extents, strides};
+  }
+  return {v.dtype(), v.data(), v.rank() + 1, extents, strides};
+}
+TensorMeta WithOneHead(TensorMeta meta, int at) {
+  if (static_cast<int>(meta.extents.size()) >= at) {
+    meta.extents.insert(meta.extents.begin() + at, 1);
+  }
+  return meta;
+}
+
 // state, x, dt, a, b, c, d, z, dt_bias, indices, starts, out.
 constexpr Binding<StateUpdateArgs> kStateUpdateBinding = {
     kStateUpdate, 12,
@@ -63,10 +85,19 @@ constexpr Binding<StateUpdateArgs> kStateUpdateBinding = {
       return CheckBatch(op, kStateIndices, t[9], t[10], {});
     },
     [](Tensors t) {
-      return StateUpdateArgs{
+      StateUpdateArgs args = {
           t[0], t[1], t[2], t[3], t[4],
           t[5], t[6], t[7], t[8], BatchOf(t[9], t[10], {}, kStateIndices),
           t[11]};
+      if (args.state.rank() != 3) return args;
+      for (AnyTensorView* view : {&args.state, &args.x, &args.dt, &args.b,
+                                  &args.c, &args.z, &args.out}) {
+        *view = WithOneHead(*view, 1);
+      }
+      for (AnyTensorView* view : {&args.a, &args.d, &args.dt_bias}) {
+        *view = WithOneHead(*view, 0);
+      }
+      return args;
     }};
 
 NamedArgs ConvExample(DType dtype) {
@@ -166,6 +197,14 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlanOf(
     const TensorMeta& b, const TensorMeta& indices, const MaybeMeta& starts,
     bool softplus, int64_t null_slot) {
   constexpr const char* kOp = kStateUpdate;
+  if (state.extents.size() == 3) {
+    QUERN_RETURN_IF_ERROR(CheckRank(kOp, "x", x, 2));
+    QUERN_RETURN_IF_ERROR(CheckRank(kOp, "a", a, 2));
+    QUERN_RETURN_IF_ERROR(CheckRank(kOp, "b", b, 2));
+    return StateUpdatePlanOf(WithOneHead(state, 1), WithOneHead(x, 1),
+                             WithOneHead(a, 0), WithOneHead(b, 1), indices,
+                             starts, softplus, null_slot);
+  }
   QUERN_RETURN_IF_ERROR(CheckRank(kOp, "state", state, 4));
   QUERN_RETURN_IF_ERROR(CheckRank(kOp, "x", x, 3));
   QUERN_RETURN_IF_ERROR(CheckRank(kOp, "b", b, 3));
@@ -182,6 +221,7 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlanOf(
   spec.delta = softplus ? SsmDelta::kSoftplus : SsmDelta::kPlain;
   spec.dtype = x.dtype;
   spec.state_dtype = state.dtype;
+  spec.bc_dtype = b.dtype;
   spec.null_slot = null_slot;
   return StateUpdatePlan::Create(spec);
 }
