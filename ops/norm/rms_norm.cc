@@ -40,6 +40,17 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
         ", residual ", DTypeName(spec.residual_dtype),
         "; need f32 or bf16 each, or f16 (weight, out also f32)");
   }
+  if (spec.sum == NormSum::kExact &&
+      (spec.residual_dtype != spec.x_dtype || spec.out_dtype != spec.x_dtype ||
+       (spec.weight_dtype != spec.x_dtype &&
+        spec.weight_dtype != DType::kF32))) {
+    return Unimplemented(kOp, "x is ", DTypeName(spec.x_dtype), ", weight ",
+                         DTypeName(spec.weight_dtype), ", out ",
+                         DTypeName(spec.out_dtype), ", residual ",
+                         DTypeName(spec.residual_dtype),
+                         "; need one dtype (weight also f32) for the norm of "
+                         "the exact sum");
+  }
   return RmsNormPlan(spec);
 }
 
@@ -154,6 +165,10 @@ void RmsNormPlan::Normalise(const AnyTensorView& x, const AnyTensorView& out,
 void RmsNormPlan::ExecuteAdd(const RmsNormArgs& args,
                              Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckAddArgs(args));
+  // A sum of f32 is its own rounding to f32.
+  if (spec_.sum == NormSum::kExact && spec_.x_dtype != DType::kF32) {
+    return AddExact(args, executor);
+  }
   const RowsOf x(args.x), residual(args.residual);
   const RowsOf residual_out(args.residual_out), out(args.out);
   const size_t n = static_cast<size_t>(spec_.hidden);

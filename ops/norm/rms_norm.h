@@ -14,8 +14,9 @@
 //
 // span is `hidden`, or fewer columns for models that take the variance of a
 // prefix. Arithmetic is in f32; `round` is to the dtype of what is written, to
-// nearest even. The norm reads the rounded sum, so ExecuteAdd(x, r) is exactly
-// Execute(residual_out).
+// nearest even. With NormSum::kRounded the norm reads the rounded sum, so
+// ExecuteAdd(x, r) is exactly Execute(residual_out). With kExact it reads the
+// f32 sum, which only residual_out rounds.
 //
 // A NaN or infinity makes its row NaN or zero and affects no other row. Squares
 // are summed in f32, and again in double where that sum exceeds 3.4e38: a row
@@ -35,14 +36,17 @@
 namespace quern {
 
 enum class NormWeight : uint8_t { kPlain, kOnePlus, kNone };
+enum class NormSum : uint8_t { kRounded, kExact };
 
 struct RmsNormSpec {
   int64_t hidden = 0;  // elements of a row, >= 1
   float eps = 1e-6f;   // finite, >= 0
   NormWeight weight = NormWeight::kPlain;
-  int64_t span = 0;  // in [1, hidden]; 0 means hidden
+  NormSum sum = NormSum::kRounded;  // of ExecuteAdd
+  int64_t span = 0;                 // in [1, hidden]; 0 means hidden
   // Each dtype is f32 or bf16; or x and residual are f16, and weight and out
-  // are each f16 or f32.
+  // are each f16 or f32. With kExact, x, residual and out have one dtype, which
+  // weight has too unless it is f32.
   DType x_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   DType out_dtype = DType::kF32;
@@ -104,6 +108,7 @@ class RmsNormPlan {
                        bool may_stream) const;
   void Normalise(const AnyTensorView& x, const AnyTensorView& out,
                  RmsNormScale scale, int64_t begin, int64_t end) const;
+  void AddExact(const RmsNormArgs& args, Executor& executor) const;
 
   RmsNormSpec spec_;
   RmsNormKernels kernels_;

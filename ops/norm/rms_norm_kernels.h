@@ -38,6 +38,15 @@ struct RmsNormKernels {
   // Like scale_x, where h has the type of residual_out.
   void (*scale_residual)(const void* h, const RmsNormScale& scale, void* out,
                          size_t n);
+  // Sum of (x[i] + residual[i])^2. Like add_scale, for x and residual of bf16
+  // or of f16, and a weight of that type or f32.
+  float (*sum_squares_of_sum)(const void* x, const void* residual, size_t n);
+  // h[i] = x[i] + residual[i] in f32, residual_out[i] = round(h[i]), and out[i]
+  // = round(h[i] * scale * (weight[i] + offset)) of the type of x. Each of
+  // residual_out and out may be x or residual. Does not stream.
+  void (*add_scale)(const void* x, const void* residual,
+                    const RmsNormScale& scale, void* residual_out, void* out,
+                    size_t n);
   void (*flush)();
 };
 

@@ -149,6 +149,34 @@ struct Added {
   R* residual_out;
 };
 
+// x + residual in f32, which is stored nowhere.
+template <typename X>
+struct Sum {
+  HWY_INLINE Two Both(size_t i) const {
+    const DF d;
+    Two v, r;
+    LoadF32x2(d, x + i, v.a, v.b);
+    LoadF32x2(d, residual + i, r.a, r.b);
+    return {hn::Add(v.a, r.a), hn::Add(v.b, r.b)};
+  }
+  HWY_INLINE VF Full(size_t i) const {
+    const DF d;
+    return hn::Add(LoadF32(d, x + i), LoadF32(d, residual + i));
+  }
+  HWY_INLINE VF Tail(size_t i, size_t n) const {
+    const DF d;
+    return hn::Add(LoadNF32(d, x + i, n), LoadNF32(d, residual + i, n));
+  }
+  const X* x;
+  const X* residual;
+};
+
+template <typename X>
+float SumSquaresOfSum(const void* x, const void* residual, size_t n) {
+  return SumOfSquares(
+      Sum<X>{static_cast<const X*>(x), static_cast<const X*>(residual)}, n);
+}
+
 template <typename X>
 float SumSquares(const void* x, size_t n) {
   return SumOfSquares(Plain<X>{static_cast<const X*>(x)}, n);
@@ -273,6 +301,44 @@ void ScaleRow(const void* h, const RmsNormScale& scale, void* out, size_t n) {
   if (i < n) StoreNF32(row.Tail(i, n - i), d, op + i, n - i);
 }
 
+template <typename X, typename W>
+void AddScaleRow(const void* x, const void* residual, const RmsNormScale& scale,
+                 void* residual_out, void* out, size_t n) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const Sum<X> sum = {static_cast<const X*>(x),
+                      static_cast<const X*>(residual)};
+  // Scaled<> has the product; its h is not read.
+  const Scaled<X, W, X> row = {nullptr, static_cast<const W*>(scale.weight),
+                               scale.scale, scale.offset};
+  X* const rp = static_cast<X*>(residual_out);
+  X* const op = static_cast<X*>(out);
+  const W* const weight = row.weight;
+  size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const Two h = sum.Both(i);
+    Two y;
+    if (weight == nullptr) {
+      y = {row.Product(h.a), row.Product(h.b)};
+    } else {
+      Two w;
+      LoadF32x2(d, weight + i, w.a, w.b);
+      y = {row.Product(h.a, w.a), row.Product(h.b, w.b)};
+    }
+    StoreF32x2(h.a, h.b, d, rp + i);
+    StoreF32x2(y.a, y.b, d, op + i);
+  }
+  for (; i < n; i += lanes) {
+    const size_t part = HWY_MIN(lanes, n - i);
+    const VF h = sum.Tail(i, part);
+    const VF y = weight == nullptr
+                     ? row.Product(h)
+                     : row.Product(h, LoadNF32(d, weight + i, part));
+    StoreNF32(h, d, rp + i, part);
+    StoreNF32(y, d, op + i, part);
+  }
+}
+
 void Flush() { hwy::FlushStream(); }
 
 using ScaleFunction = void (*)(const void*, const RmsNormScale&, void*, size_t);
@@ -295,6 +361,9 @@ RmsNormKernels GetKernels(DType x, DType weight, DType out, DType residual) {
     kernels.sum_squares = &SumSquares<Float16>;
     kernels.add_sum_squares = &AddSumSquares<Float16, Float16>;
     const bool weight_f32 = weight == DType::kF32;
+    kernels.sum_squares_of_sum = &SumSquaresOfSum<Float16>;
+    kernels.add_scale = weight_f32 ? &AddScaleRow<Float16, float>
+                                   : &AddScaleRow<Float16, Float16>;
     kernels.scale_x = kernels.scale_residual =
         out == DType::kF32
             ? (weight_f32 ? &ScaleRow<Float16, float, float>
@@ -311,6 +380,9 @@ RmsNormKernels GetKernels(DType x, DType weight, DType out, DType residual) {
                             : &AddSumSquares<float, BFloat16>)
             : (residual_f32 ? &AddSumSquares<BFloat16, float>
                             : &AddSumSquares<BFloat16, BFloat16>);
+  kernels.sum_squares_of_sum = &SumSquaresOfSum<BFloat16>;
+  kernels.add_scale = weight == DType::kF32 ? &AddScaleRow<BFloat16, float>
+                                            : &AddScaleRow<BFloat16, BFloat16>;
   kernels.scale_x = x_f32 ? ChooseScale<float>(weight, out)
                           : ChooseScale<BFloat16>(weight, out);
   kernels.scale_residual = residual_f32 ? ChooseScale<float>(weight, out)

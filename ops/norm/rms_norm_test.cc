@@ -176,6 +176,66 @@ TEST_P(RmsNormTest, AddsTheResidualFirstAndNormalisesTheRoundedSum) {
   }
 }
 
+// One rounding, of the product. In place, as its callers have it.
+TEST_P(RmsNormTest, NormalisesTheExactSumWhereAsked) {
+  TestRng rng;
+  const int64_t rows = 2;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const DType w_dtype : {dtype, DType::kF32}) {
+      for (const int64_t hidden : kWidths) {
+        for (const int64_t span : {int64_t{0}, (hidden + 1) / 2}) {
+          SCOPED_TRACE(testing::Message() << hidden << " " << DTypeName(dtype)
+                                          << " " << DTypeName(w_dtype));
+          RmsNormSpec spec = Spec(hidden, dtype, w_dtype, dtype, dtype);
+          spec.sum = NormSum::kExact;
+          spec.span = span;
+          const RmsNormPlan plan = Plan(spec);
+          const AnyMatrix x(dtype,
+                            ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
+                            rows, hidden, hidden + 2, Edge::kBegin, 1);
+          const AnyMatrix r(dtype,
+                            ToDoubles(UniformReals(rng, rows * hidden, -3, 3)),
+                            rows, hidden, hidden + 1);
+          const AnyMatrix w(w_dtype,
+                            ToDoubles(UniformReals(rng, hidden, -2, 2)), 1,
+                            hidden, hidden);
+          const auto xs = x.doubles(), rs = r.doubles(), ws = w.doubles();
+          const RmsNormArgs args = {x.view(), w.vector(), x.view(), r.view(),
+                                    r.view()};
+          ASSERT_EQ(plan.CheckAddArgs(args), absl::OkStatus());
+          EXPECT_NO_ALLOCATION(plan.ExecuteAdd(args, executor_));
+
+          std::vector<double> sums, rounded, want;
+          for (size_t i = 0; i < xs.size(); ++i) {
+            sums.push_back(RoundThroughF32(DType::kF32, xs[i] + rs[i]));
+            rounded.push_back(RoundThroughF32(dtype, xs[i] + rs[i]));
+          }
+          const int64_t n = span == 0 ? hidden : span;
+          for (int64_t i = 0; i < rows * hidden; ++i) {
+            double squares = 0;
+            for (int64_t j = 0; j < n; ++j) {
+              const double v =
+                  sums[static_cast<size_t>(i / hidden * hidden + j)];
+              squares += v * v;
+            }
+            want.push_back(sums[static_cast<size_t>(i)] *
+                           ws[static_cast<size_t>(i % hidden)] /
+                           std::sqrt(squares / static_cast<double>(n) + 1e-6));
+          }
+          EXPECT_TRUE(AllEqual(r.doubles(), rounded));
+          EXPECT_TRUE(AllWithin(x.doubles(), want, [&](double value, int64_t) {
+            return ResultBound(dtype, value, RelativeBound(hidden) + 0x1p-23);
+          }));
+        }
+      }
+    }
+  }
+  RmsNormSpec spec = Spec(8, DType::kBF16, DType::kBF16, DType::kBF16);
+  spec.sum = NormSum::kExact;
+  EXPECT_EQ(RmsNormPlan::Create(spec).status().code(),
+            absl::StatusCode::kUnimplemented);
+}
+
 TEST_P(RmsNormTest, HasWeightsOfThreeKindsSpansAndF16) {
   TestRng rng;
   constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kF16 = DType::kF16;

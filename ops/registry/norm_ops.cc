@@ -31,6 +31,7 @@ using Tensors = absl::Span<const AnyTensorView>;
 constexpr char kRms[] = "rms_norm";
 constexpr char kAdd[] = "add_rms_norm";
 constexpr char kFused[] = "fused_add_rms_norm";
+constexpr char kSglang[] = "fused_add_rmsnorm_cpu";
 constexpr char kGemma[] = "gemma_rms_norm";
 
 NamedArgs Example(DType dtype) {
@@ -41,6 +42,12 @@ NamedArgs AddExample(DType dtype) {
   return {{"x", TensorMeta{dtype, {4, 64}}},
           {"residual", TensorMeta{dtype, {4, 64}}},
           {"weight", TensorMeta{dtype, {64}}}};
+}
+NamedArgs SglangExample(DType dtype) {
+  return {{"input", TensorMeta{dtype, {4, 64}}},
+          {"residual", TensorMeta{dtype, {4, 64}}},
+          {"weight", TensorMeta{dtype, {64}}},
+          {"eps", 1e-6}};
 }
 
 // The tensors that a norm reads and writes, in the order of its schema.
@@ -97,6 +104,7 @@ class BoundRmsNorm final : public BoundOp {
 struct Dtypes {
   DType residual;
   DType out;
+  NormSum sum = NormSum::kRounded;
 };
 
 absl::StatusOr<RmsNormPlan> PlanOf(NormWeight kind, const TensorMeta& x,
@@ -109,19 +117,21 @@ absl::StatusOr<RmsNormPlan> PlanOf(NormWeight kind, const TensorMeta& x,
   spec.weight = weight.has_value() ? kind : NormWeight::kNone;
   spec.x_dtype = x.dtype;
   spec.residual_dtype = dtypes.residual;
+  spec.sum = dtypes.sum;
   spec.out_dtype = dtypes.out;
   spec.weight_dtype = weight.has_value() ? weight->dtype : x.dtype;
   return RmsNormPlan::Create(spec);
 }
 
 // The reference. Sum and norm are not rounded; the normalised row is rounded to
-// the weight's dtype, and then the product. With 1 + weight, which is f32,
-// there is one rounding.
+// the weight's dtype, and then the product. With 1 + weight, which is f32, and
+// with one_rounding, the product alone is rounded.
 struct NativeNorm {
   int64_t n;
   int64_t span;
   float eps;
   bool one_plus;
+  bool one_rounding;
   DType weight_dtype;
 
   // h(i) is element i of the unrounded row. write(i, h, normed) is only called
@@ -137,7 +147,8 @@ struct NativeNorm {
       const float v = h(i) * inverse;
       float normed = v;
       if (!weight.null()) {
-        normed = one_plus ? v * (1.0f + weight[i]) : rd(rd(v) * weight[i]);
+        const float w = one_plus ? 1.0f + weight[i] : weight[i];
+        normed = one_plus || one_rounding ? v * w : rd(rd(v) * w);
       }
       write(i, h(i), normed);
     }
@@ -153,8 +164,12 @@ Bound Norm(const char* op, const TensorMeta& x, const MaybeMeta& weight,
   std::unique_ptr<BoundOp> fast(new BoundRmsNorm(op, std::move(plan), kForm));
   if (!kNative) return fast;
   const int64_t n = spec.hidden;
-  const NativeNorm norm = {n, spec.span == 0 ? n : spec.span, spec.eps,
-                           kKind == NormWeight::kOnePlus, spec.weight_dtype};
+  const NativeNorm norm = {n,
+                           spec.span == 0 ? n : spec.span,
+                           spec.eps,
+                           kKind == NormWeight::kOnePlus,
+                           spec.sum == NormSum::kExact,
+                           spec.weight_dtype};
   const RowOf weight_row =
       weight.has_value() ? RowOf::kVector : RowOf::kNothing;
   if (kForm == Form::kNorm) {
@@ -237,6 +252,22 @@ Bound FusedAddRms(const MutatedMeta& x, const MutatedMeta& residual,
       kFused, x, weight, eps, 0, {x.dtype, x.dtype});
 }
 
+Metas SglangShapes(const MutatedMeta& input, const MutatedMeta& residual,
+                   const TensorMeta& weight, double) {
+  QUERN_RETURN_IF_ERROR(CheckNorm(kSglang, input, weight));
+  if (input == residual) return std::vector<TensorMeta>();
+  return InvalidArgument(kSglang,
+                         "residual has another shape or dtype than input");
+}
+template <bool kNative>
+Bound SglangFusedAdd(const MutatedMeta& input, const MutatedMeta& residual,
+                     const TensorMeta& weight, double eps) {
+  QUERN_RETURN_IF_ERROR(SglangShapes(input, residual, weight, eps).status());
+  return Norm<NormWeight::kPlain, Form::kAddInPlace, kNative>(
+      kSglang, input, weight, eps, 0,
+      {input.dtype, input.dtype, NormSum::kExact});
+}
+
 Metas GemmaShapes(const TensorMeta& x, const TensorMeta& weight, double) {
   QUERN_RETURN_IF_ERROR(CheckNorm(kGemma, x, weight));
   return std::vector<TensorMeta>{x};
@@ -273,6 +304,12 @@ absl::Status RegisterNormOps(OpRegistry& r) {
       &AddExample));
   QUERN_RETURN_IF_ERROR(r.Add<&FusedAddRms<false>>(kFused, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&FusedAddRms<true>>(kFused, kReference));
+  QUERN_RETURN_IF_ERROR(r.Define<&SglangShapes>(
+      "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, "
+      "Tensor weight, float eps) -> ()",
+      &SglangExample));
+  QUERN_RETURN_IF_ERROR(r.Add<&SglangFusedAdd<false>>(kSglang, kSimd));
+  QUERN_RETURN_IF_ERROR(r.Add<&SglangFusedAdd<true>>(kSglang, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&GemmaShapes>(
       "gemma_rms_norm(Tensor x, Tensor weight, float eps=1e-06) -> Tensor",
       &Example));

@@ -16,6 +16,10 @@ namespace quern {
 // fused_add_rms_norm writes the norm to x. An empty out_dtype means that of x;
 // an f32 residual stream may be normalised to bf16.
 //
+// fused_add_rms_norm, vLLM's name, normalises the rounded sum.
+// fused_add_rmsnorm_cpu, SGLang's name, normalises the f32 sum
+// (NormSum::kExact) and is the same otherwise.
+//
 // Providers: simd, and reference, which takes the norm of the unrounded sum and
 // rounds as a framework does: first the normalised row to the dtype of the
 // weight, then its product with the weight.

@@ -116,7 +116,8 @@ TEST_F(OpArgsTest, OfNorms) {
   EXPECT_EQ(got, want);
 
   spec.weight = NormWeight::kPlain;
-  Floats sum = Reals(kRows * kCols), sum_want = sum;
+  const Floats sum_before = Reals(kRows * kCols);
+  Floats sum = sum_before, sum_want = sum;
   got = x;
   Run("fused_add_rms_norm",
       {{"x", meta}, {"residual", meta}, {"weight", weight}, {"eps", 0.5}},
@@ -126,6 +127,13 @@ TEST_F(OpArgsTest, OfNorms) {
                    Matrix(sum_want, kCols), Matrix(sum_want, kCols)},
                   executor_);
   EXPECT_EQ(got, want);
+  EXPECT_EQ(sum, sum_want);
+  got = x;
+  sum = sum_before;
+  Run("fused_add_rmsnorm_cpu",
+      {{"input", meta}, {"residual", meta}, {"weight", weight}, {"eps", 0.5}},
+      {Matrix(got, kCols), Matrix(sum, kCols), Vector(w)});
+  EXPECT_EQ(got, want);  // the same of f32
   EXPECT_EQ(sum, sum_want);
 
   spec.span = 5;
