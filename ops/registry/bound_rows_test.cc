@@ -269,8 +269,7 @@ TEST_F(RegistryRowsTest, ScalesOfNothing) {
           [&](const BoundOp& op) {
             std::vector<float> scales = {-1.0f};
             Execute(op, {Floats(none, 2, {0, 8}, {8, 1}),
-                         Codes(q, DType::kF8E4M3, 0, 8),
-                         Floats(scales, 2, {1, 1}, {1, 1})});
+                         Codes(q, DType::kF8E4M3, 0, 8), Vector(scales)});
             first.push_back(scales[0]);
           });
   ASSERT_EQ(first.size(), 2u);
@@ -286,6 +285,29 @@ TEST_F(RegistryRowsTest, ScalesOfNothing) {
                          Codes(q, DType::kF8E4M3, 2, 0),
                          Floats(scales, 2, {2, 0}, {0, 1})});
             EXPECT_EQ(scales[0], -1.0f);
+          });
+}
+
+// A scale of a whole tensor is [1], as vLLM has it, and may be given as that.
+TEST_F(RegistryRowsTest, AScaleOfATensorIsAVector) {
+  std::vector<float> x = {448, -896, 224, 0}, scales = {-1.0f};
+  std::vector<uint8_t> q(4), fixed(4);
+  const TensorMeta meta = {DType::kF32, {2, 2}}, one = {DType::kF32, {1}};
+  const auto metas = registry_.InferShapes(
+      "quant_fp8", {{"x", meta}, {"granularity", std::string("tensor")}});
+  ASSERT_TRUE(metas.ok()) << metas.status();
+  EXPECT_EQ((*metas)[1], one);
+  ForBoth("quant_fp8", {{"x", meta}, {"granularity", std::string("tensor")}},
+          [&](const BoundOp& op) {
+            Execute(op, {Floats(x, 2, {2, 2}, {2, 1}),
+                         Codes(q, DType::kF8E4M3, 2, 2), Vector(scales)});
+            EXPECT_EQ(scales[0], 2.0f);
+          });
+  ForBoth("static_quant_fp8", {{"x", meta}, {"scale", one}},
+          [&](const BoundOp& op) {
+            Execute(op, {Floats(x, 2, {2, 2}, {2, 1}), Vector(scales),
+                         Codes(fixed, DType::kF8E4M3, 2, 2)});
+            EXPECT_EQ(fixed, q);
           });
 }
 

@@ -72,11 +72,18 @@ Metas DynamicShapes(const TensorMeta& x, const std::string& granularity,
   QUERN_ASSIGN_OR_RETURN(const int64_t k, LastExtent(kDynamic, "x", x));
   QUERN_ASSIGN_OR_RETURN(const int64_t m, LeadingRows(kDynamic, "x", x));
   TensorMeta scales = {DType::kF32, {m, 1}};
-  if (spec.granularity == Fp8Granularity::kTensor) scales.extents = {1, 1};
+  if (spec.granularity == Fp8Granularity::kTensor) scales.extents = {1};
   if (spec.granularity == Fp8Granularity::kGroup) {
     scales.extents[1] = DivCeil(k, spec.group);
   }
   return std::vector<TensorMeta>{{DType::kF8E4M3, x.extents}, scales};
+}
+
+// A single scale [1] as a matrix. Every other view is returned unchanged.
+AnyTensorView AsScales(const AnyTensorView& v) {
+  if (v.rank() != 1 || v.extent(0) != 1) return v;
+  if (v.writable()) return {v.dtype(), v.mutable_data(), 2, {1, 1}, {1, 1}};
+  return {v.dtype(), v.data(), 2, {1, 1}, {1, 1}};
 }
 
 // x, q and scales as matrices. The tensors must have been checked.
@@ -84,7 +91,7 @@ struct Fp8Matrices {
   explicit Fp8Matrices(Tensors tensors)
       : x(AsMatrix(tensors[0])),
         q(AsMatrix(tensors[1]).As<Float8E4M3, 2>()),
-        scales(tensors[2].As<float, 2>()) {}
+        scales(AsScales(tensors[2]).As<float, 2>()) {}
   AnyTensorView x;
   MatrixView<Float8E4M3> q;
   MatrixView<float> scales;
@@ -94,8 +101,8 @@ absl::Status CheckDynamic(const Fp8QuantizePlan& plan, Tensors tensors) {
   QUERN_RETURN_IF_ERROR(CheckTensorCount(kDynamic, tensors, 3));
   QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "out0", AsMatrix(tensors[1]),
                                     DType::kF8E4M3, {kAnyExtent, kAnyExtent}));
-  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "out1", tensors[2], DType::kF32,
-                                    {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kDynamic, "out1", AsScales(tensors[2]),
+                                    DType::kF32, {kAnyExtent, kAnyExtent}));
   const Fp8Matrices m(tensors);
   return plan.CheckArgs(m.x, m.q, m.scales);
 }
@@ -191,12 +198,13 @@ Bound Static(const TensorMeta& x, const TensorMeta& scale, int64_t block_rows,
   const auto plan = std::make_shared<const Fp8QuantizePlan>(std::move(made));
   const auto check = [plan](Tensors t) -> absl::Status {
     QUERN_RETURN_IF_ERROR(CheckTensorCount(kStatic, t, 3));
-    QUERN_RETURN_IF_ERROR(CheckInput(kStatic, "scale", t[1], DType::kF32,
-                                     {kAnyExtent, kAnyExtent}));
+    QUERN_RETURN_IF_ERROR(CheckInput(kStatic, "scale", AsScales(t[1]),
+                                     DType::kF32, {kAnyExtent, kAnyExtent}));
     const AnyTensorView q = AsMatrix(t[2]);
     QUERN_RETURN_IF_ERROR(CheckOutput(kStatic, "out", q, DType::kF8E4M3,
                                       {kAnyExtent, kAnyExtent}));
-    return plan->CheckStaticArgs(AsMatrix(t[0]), t[1].As<const float, 2>(),
+    return plan->CheckStaticArgs(AsMatrix(t[0]),
+                                 AsScales(t[1]).As<const float, 2>(),
                                  q.As<Float8E4M3, 2>());
   };
   if (kNative) {
@@ -217,7 +225,7 @@ Bound Static(const TensorMeta& x, const TensorMeta& scale, int64_t block_rows,
   }
   return std::unique_ptr<BoundOp>(
       new BoundCalls(plan->target(), check, [plan](Tensors t, Executor& e) {
-        plan->ExecuteStatic(AsMatrix(t[0]), t[1].As<const float, 2>(),
+        plan->ExecuteStatic(AsMatrix(t[0]), AsScales(t[1]).As<const float, 2>(),
                             AsMatrix(t[2]).As<Float8E4M3, 2>(), e);
       }));
 }
