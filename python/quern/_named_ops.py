@@ -39,7 +39,15 @@ class Operator(NamedTuple):
 
 
 # Names that a project spelled in several ways.
-_ALIASES = {"result": "out", "casual": "causal", "sheduler_metadata": "scheduler_metadata", "handler_ptr": "handler"}
+_ALIASES = {
+    "casual": "causal",
+    "handler_ptr": "handler",
+    "handler_tensor": "handler",
+    "result": "out",
+    "sheduler_metadata": "scheduler_metadata",
+    "sliding_window_size": "sliding_window",
+    "v_cahce": "v_cache",
+}
 _installed: dict = {}
 _log = logging.getLogger("quern")
 NO_FRAGMENTS = "this PyTorch lets one library alone define operators of a namespace"

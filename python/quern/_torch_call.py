@@ -47,6 +47,11 @@ def name_of_dtype(dtype) -> str:
     return name
 
 
+def dtype_of(dtype) -> torch.dtype:
+    """torch.bfloat16 for whatever name_of_dtype takes."""
+    return _DTYPES[name_of_dtype(dtype)]
+
+
 class _Default:
     """The threads of calls: a pool as large as PyTorch's, made by the first call that needs it."""
 

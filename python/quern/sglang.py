@@ -24,7 +24,7 @@ import torch
 
 from . import _linear, _named, _named_ops
 from . import torch as quern_torch
-from ._torch_call import name_of_dtype
+from ._torch_call import dtype_of, name_of_dtype
 
 _call = quern_torch.caller_of
 
@@ -79,7 +79,7 @@ def rmsnorm_cpu(input, weight, eps):
 
 def fused_add_rmsnorm_cpu(input, residual, weight, eps):
     shape = (-1, input.shape[-1])
-    _call("fused_add_rms_norm")((input.view(shape), residual.view(shape), weight), (eps,))
+    _call("fused_add_rmsnorm_cpu")((input.view(shape), residual.view(shape), weight), (eps,))
 
 
 def topk_softmax_cpu(hidden_states, gating_output, topk, renormalize):
@@ -188,8 +188,29 @@ def _topk(hidden_states, gating_output, topk, renormalize):
     return gating_output.new_empty(shape, dtype=torch.float32), gating_output.new_empty(shape, dtype=torch.int32)
 
 
-def _columns(mat1, mat2, *args, **_):
-    return mat1.new_empty(mat1.shape[:-1] + (mat2.shape[0],))
+def _columns(mat1, mat2, bias, is_vnni):
+    # Packed weights of f32 are those of fewer than 16 columns, [k, n].
+    columns = mat2.shape[1 if is_vnni and mat2.dtype == torch.float32 else 0]
+    return mat1.new_empty(mat1.shape[:-1] + (columns,))
+
+
+def _packed_like(weight):
+    return _call("convert_weight_packed").fake((weight,), ())
+
+
+def _codes(A):
+    return _call("per_token_quant_int8_cpu").fake((A,), ())
+
+
+def _product(count):
+    """The fake of a product: mat1, mat2 and so on, `count` arguments, and the dtype of the result."""
+
+    def fake(*args, **given):
+        out_dtype = given["out_dtype"] if "out_dtype" in given else args[count]
+        mat1, mat2 = (given[name] if name in given else args[i] for i, name in enumerate(("mat1", "mat2")))
+        return mat1.new_empty(mat1.shape[:-1] + (mat2.shape[0],), dtype=dtype_of(out_dtype))
+
+    return fake
 
 
 # The families: what one of their operators makes, the others read.
@@ -215,9 +236,9 @@ _OPERATORS = (
         "topk_sigmoid_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)",
         topk_sigmoid_cpu, _topk,
     ),
-    _Operator("convert_weight_packed(Tensor weight) -> Tensor", convert_weight_packed, None, _PACKED_WEIGHTS),
+    _Operator("convert_weight_packed(Tensor weight) -> Tensor", convert_weight_packed, _packed_like, _PACKED_WEIGHTS),
     _Operator(
-        "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)", per_token_quant_int8_cpu, None, _PACKED_WEIGHTS
+        "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)", per_token_quant_int8_cpu, _codes, _PACKED_WEIGHTS
     ),
     _Operator(
         "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni) -> Tensor",
@@ -226,17 +247,17 @@ _OPERATORS = (
     _Operator(
         "int8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales1, Tensor scales2, Tensor? bias, "
         "ScalarType out_dtype, bool is_vnni) -> Tensor",
-        int8_scaled_mm_cpu, None, _PACKED_WEIGHTS,
+        int8_scaled_mm_cpu, _product(5), _PACKED_WEIGHTS,
     ),
     _Operator(
         "int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, "
         "bool is_vnni) -> Tensor",
-        int8_scaled_mm_with_quant, None, _PACKED_WEIGHTS,
+        int8_scaled_mm_with_quant, _product(4), _PACKED_WEIGHTS,
     ),
     _Operator(
         "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
         "ScalarType out_dtype, bool is_vnni) -> Tensor",
-        fp8_scaled_mm_cpu, None, _PACKED_WEIGHTS,
+        fp8_scaled_mm_cpu, _product(5), _PACKED_WEIGHTS,
     ),
     # inplace is an argument and not an annotation in SGLang's schema, too.
     _Operator(

@@ -162,9 +162,9 @@ def _step(scheduler_metadata):
 
 def get_scheduler_metadata(
     num_req, num_heads_q, num_heads_kv, head_dim, seq_lens, dtype, query_start_loc, causal, window_size, isa_hint,
-    enable_kv_split, dynamic_causal=None,
+    enable_kv_split, dynamic_causal=None, kv_cache_dtype="auto",
 ):
-    """A tensor of bytes, as vLLM has it, that holds the step's number."""
+    """A tensor of bytes, as vLLM has it, that holds the step's number. A schedule is one for all kv_cache_dtype."""
     number, metadata = _metadata()
     scalars = (
         num_req, num_heads_q, num_heads_kv, head_dim, name_of_dtype(dtype), causal, window_size, isa_hint,
