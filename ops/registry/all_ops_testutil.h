@@ -222,6 +222,10 @@ inline absl::Status RunStep(const MadeOp& op,
   QUERN_RETURN_IF_ERROR(op.CheckArgs(views));
   QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                          op.WorkspaceBytes(views, executor.num_workers()));
+  if (bytes == 0) {
+    op.op->Execute(views, executor);
+    return absl::OkStatus();
+  }
   GuardBuffer<uint8_t> memory((bytes + 63) / 64 * 64);
   op.op->Execute(views, Workspace(memory.data(), static_cast<size_t>(bytes)),
                  executor);
