@@ -14,7 +14,8 @@ def __getattr__(name):
     library = _library.library()
     schema = library.schemas.get(name)
     if schema is None:
-        raise AttributeError(f"quern: no operator {name!r}; {_library.near(name, library.schemas)}dir(quern.ops) lists all")
+        near = _library.near(name, library.schemas)
+        raise AttributeError(f"quern: no operator {name!r}; {near}dir(quern.ops) lists all")
     function = _call.make(library, schema)
     # Another thread's function may be replaced; both compute the same.
     globals()[name] = function

@@ -112,6 +112,12 @@ class ResultTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "out is bf16; need f32"):
             ops.rms_norm(bits, out=quern.empty((3, 16), "bf16"), out_dtype="f32")
 
+    def test_a_name_of_no_operator_is_refused_with_those_that_are_like_it(self):
+        with self.assertRaisesRegex(AttributeError, "no operator 'rmsnorm'; did you mean rms_norm"):
+            ops.rmsnorm
+        with self.assertRaisesRegex(quern.NotFoundError, "did you mean rms_norm"):
+            quern.library().op("rms_nrm")
+
     def test_results_that_numpy_has_are_indexed(self):
         logits = ops.convert(np.array([[3, 1, 2]], np.float32), "bf16")
         weights, ids = ops.topk_softmax(logits, topk=2)
@@ -317,7 +323,7 @@ class RefusalTest(unittest.TestCase):
             (TypeError, "unexpected keyword argument", lambda: ops.rms_norm(f32, epsilon=1)),
             (TypeError, "missing 1 required", lambda: ops.rms_norm()),
             (TypeError, "executor is of type int", lambda: ops.silu(f32, executor=2)),
-            (TypeError, "weights is of type ndarray; need an object", lambda: ops.linear(f32, f32)),
+            (TypeError, "weights is of type ndarray; need a quern.Linear", lambda: ops.linear(f32, f32)),
             (OverflowError, "need 64 bits", lambda: ops.rms_norm(f32, var_hidden_size=2**63)),
             (ValueError, "null character", lambda: ops.rms_norm(f32, out_dtype="b\0f")),
             (ValueError, "weight", lambda: ops.rms_norm(f32, np.zeros(7, np.float32))),
