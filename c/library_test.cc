@@ -103,6 +103,11 @@ TEST_F(LibraryTest, RefusesOptionsOfAnotherSize) {
   ExpectRefused(quern_rotary_scaling_create(library_.get(), &rotary, &scaling),
                 library_.get(), QUERN_INVALID_ARGUMENT,
                 "short_factors is null");
+  rotary.num_factors = 0;
+  rotary.untruncated = 2;
+  ExpectRefused(quern_rotary_scaling_create(library_.get(), &rotary, &scaling),
+                library_.get(), QUERN_INVALID_ARGUMENT,
+                "untruncated=2; need 0 <= untruncated <= 1");
   quern_library* library = nullptr;
   char text[200];
   const quern_library_options small = {8, nullptr};

@@ -385,6 +385,8 @@ typedef struct quern_rotary_scaling_options {
   const double* short_factors;
   const double* long_factors;
   int64_t num_factors;
+  int32_t untruncated; /* yarn; 1: the range may end within a pair of elements,
+                        * as gpt-oss has it (truncate: false). 0 or 1 */
 } quern_rotary_scaling_options;
 
 QUERN_API quern_status quern_rotary_scaling_create(

@@ -63,6 +63,9 @@ absl::StatusOr<std::unique_ptr<Object>> Make(
   set(options->attention_factor, scaling.attention_factor);
   set(options->mscale, scaling.mscale);
   set(options->mscale_all_dim, scaling.mscale_all_dim);
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kCreate, "untruncated", options->untruncated, 0, 1));
+  scaling.truncate = options->untruncated == 0;
   scaling.original = options->original;
   scaling.target = options->target;
   QUERN_RETURN_IF_ERROR(

@@ -73,8 +73,8 @@ struct RotaryScaling {
 
   // References to all fields. A new field does not compile until it is here.
   auto Tied() const {
-    const auto& [k, f, o, t, lf, hf, bf, bs, e, af, m, ma, sf, lg] = *this;
-    return std::tie(k, f, o, t, lf, hf, bf, bs, e, af, m, ma, sf, lg);
+    const auto& [k, f, o, t, lf, hf, bf, bs, e, tr, af, m, ma, sf, lg] = *this;
+    return std::tie(k, f, o, t, lf, hf, bf, bs, e, tr, af, m, ma, sf, lg);
   }
   friend bool operator==(const RotaryScaling& a, const RotaryScaling& b) {
     return a.Tied() == b.Tied();

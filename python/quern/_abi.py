@@ -172,6 +172,7 @@ class RotaryScalingOptions(ctypes.Structure):
         ("short_factors", ctypes.POINTER(ctypes.c_double)),
         ("long_factors", ctypes.POINTER(ctypes.c_double)),
         ("num_factors", ctypes.c_int64),
+        ("untruncated", ctypes.c_int32),
     ]
 
 

@@ -14,7 +14,7 @@ class RotaryScaling(Object):
 
     kind: "linear" (w / factor), "dynamic_ntk", "llama3", "yarn" or "longrope"; "none". factor: how much longer.
     original: the context length of training, for all but linear. target: that to serve, for dynamic_ntk and
-    longrope. low_freq and high_freq: of llama3. beta_fast, beta_slow, attention_factor, mscale and
+    longrope. low_freq and high_freq: of llama3. beta_fast, beta_slow, truncate, attention_factor, mscale and
     mscale_all_dim: of yarn; 0 for both mscales: not given. short_factors and long_factors: of longrope,
     rot_dim / 2 numbers each. Wrong numbers are refused where an operator is made with them.
     """
@@ -30,6 +30,7 @@ class RotaryScaling(Object):
         high_freq: float = 4.0,
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
+        truncate: bool = True,
         attention_factor: float = 1.0,
         mscale: float = 0.0,
         mscale_all_dim: float = 0.0,
@@ -51,6 +52,7 @@ class RotaryScaling(Object):
                 raise ValueError(f"{name}={number}; need another number than 0")
             setattr(options, name, number)
         options.mscale, options.mscale_all_dim = mscale, mscale_all_dim
+        options.untruncated = not truncate
         options.original = _library.whole("original", original)
         options.target = _library.whole("target", target)
         if len(short_factors) != len(long_factors):

@@ -181,6 +181,17 @@ class ResultTest(unittest.TestCase):
         want = np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
         have = rotated(positions, scaling=quern.RotaryScaling("llama3", factor=8.0, original=32))
         np.testing.assert_allclose(have, want, atol=2e-6)
+        # YaRN with the range of gpt-oss, which ends within pairs, and with whole pairs.
+        for truncate in (False, True):
+            low, high = (16 * np.log(64 / (2 * np.pi * r)) / (2 * np.log(10000.0)) for r in (4.0, 1.0))
+            if truncate:
+                low, high = np.floor(low), np.ceil(high)
+            ramp = np.clip((np.arange(8) - max(low, 0)) / (high - max(low, 0)), 0, 1)
+            angle = positions[:, None] * (w * (1 - ramp) + w / 4 * ramp)
+            cos, sin = (f(angle)[:, None] * (0.1 * np.log(4) + 1) for f in (np.cos, np.sin))
+            yarn = quern.RotaryScaling("yarn", factor=4.0, original=64, beta_fast=4.0, truncate=truncate)
+            want = np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+            np.testing.assert_allclose(rotated(positions, scaling=yarn), want, atol=2e-6)
         factors = [2.0] * 8
         long = quern.RotaryScaling("longrope", original=64, target=32, short_factors=factors, long_factors=factors)
         np.testing.assert_array_equal(rotated(2 * positions, scaling=long), rotated(positions))
