@@ -395,7 +395,7 @@ TEST(MakeRandomGgufTest, TinyDeepseekHasTwoMatricesOfQueries) {
   ASSERT_EQ(Make("--shape=tiny_deepseek2 --out=" + path).code, 0);
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*file->GetInt("deepseek2.attention.q_lora_rank"), 48);
+  EXPECT_EQ(*file->GetInt("deepseek2.attention.q_lora_rank"), 96);
   EXPECT_TRUE(file->HasTensor("blk.2.attn_q_b.weight"));
   EXPECT_FALSE(file->HasTensor("blk.2.attn_q.weight"));
 }

@@ -14,7 +14,7 @@ constexpr RandomRecurrence kNoRecurrence = {};
 constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
 // Two matrices of queries, as llama.cpp wants them of all models but
 // DeepSeek-V2-Lite, which it knows by its number of layers.
-constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f, 48};
+constexpr RandomLatent kTinyLatent = {32, 32, 32, 1, 2, 8, 64, 0.0707f, 96};
 constexpr RandomRecurrence kQwen3NextLayers = {"",  4, 4096, 32, 16,
                                                128, 4, 64,   512};
 constexpr RandomRecurrence kTinyQwen3NextLayers = {"", 4, 128, 8, 4,
