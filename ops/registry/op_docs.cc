@@ -152,8 +152,9 @@ constexpr Doc kDocs[] = {
      "kv_heads, v_head_dim] are " FLOATS
      ". Token t of request b is in slot\nreq_to_token[req_pool_indices[b], "
      "t], t < seq_lens[b]. key, value[requests, kv_heads, ..] and loc\n"
-     "i64[requests], where given, are written first. attn_logits is not "
-     "read. encoder_lens[requests];\nsinks[q_heads].\n"},
+     "i64[requests], where given, are written first, of two in one slot the "
+     "last; where rows of v_buffer\nbegin those of k_buffer, key alone. "
+     "attn_logits is not read. encoder_lens[requests]; sinks[q_heads].\n"},
     {"dual_chunk_rotary_embedding",
      "Returns query rotated five times, [tokens, 5 heads, head_dim], and key "
      "rotated once, by the position\nwithin a chunk (Qwen2.5-1M). "
@@ -187,6 +188,10 @@ constexpr Doc kDocs[] = {
     {"fused_add_rms_norm_static_quant",
      "residual <- round(x + residual), whose norm / scale is "
      "quantised\n" QUANT_NORM "Returns codes[rows, hidden].\n"},
+    {"fused_add_rmsnorm_cpu",
+     "h = input + residual in f32;  residual <- round(h);  input <- h / "
+     "sqrt(mean over i of h^2 + eps) * weight\n"
+     "input and residual are [.., hidden], weight[hidden]: " FLOATS ".\n"},
     {"fused_experts_cpu", ROUTES},
     {"fused_moe", ROUTED},
     {"gated_delta_net",
@@ -310,7 +315,7 @@ constexpr Doc kDocs[] = {
     {"quant_fp8",
      "codes = e4m3 of x / scale, scale = max |x| / 448 of the tensor, token "
      "or group\n"
-     "x[m, k] is " FLOATS ". Returns codes f8e4m3[m, k] and scales f32[1, 1] "
+     "x[m, k] is " FLOATS ". Returns codes f8e4m3[m, k] and scales f32[1] "
      "(granularity tensor), [m, 1]\n(token) or [m, ceil(k / group_size)] "
      "(group). ue8m0: scales are powers of two. scale_ub 0: none.\n"},
     {"quant_int8",
