@@ -33,7 +33,7 @@ TEST(ContentionTest, LossesBeyondTheBudgetCountWhenTheyPassTheBurst) {
   while (contention.quiet() && ms < 1000) {
     contention.NotePreempted(++ms * kMs, kMs);
   }
-  // Of 11 ms that were lost in as many, the budget had made up for 10 / kRatio.
+  // 11 ms were lost in as many, and the budget made up for 10 / kRatio of them.
   EXPECT_EQ(ms, 11);
   EXPECT_EQ(contention.At(ms * kMs), State::kContended);
   const int64_t even = kMs + 11 * Contention::kRatio * kMs;

@@ -134,7 +134,7 @@ class GgufFile {
   GgufFile& operator=(GgufFile&& other) noexcept;
   ~GgufFile();
 
-  // Of all parts.
+  // The bytes of all parts together.
   int64_t file_bytes() const {
     int64_t bytes = size_;
     for (const GgufFile& part : other_parts_) bytes += part.size_;
