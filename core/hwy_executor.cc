@@ -1,6 +1,7 @@
 #include "quern/core/hwy_executor.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -36,11 +37,21 @@ void CountForks() {
   (void)registered;
 }
 
+WorkerPool::Options OptionsOf(int workers, HwyExecutor::Sharing sharing) {
+  WorkerPool::Options options;
+  options.workers = workers;
+  options.cpus = AvailableCpus();
+  options.cpus_online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  options.sharing = sharing == HwyExecutor::Sharing::kAll
+                        ? WorkerPool::Sharing::kAll
+                        : WorkerPool::Sharing::kAdaptive;
+  return options;
+}
+
 }  // namespace
 
 struct HwyExecutor::State {
-  State(int workers, WorkerPool::Sharing sharing)
-      : pool(workers, /*may_spin=*/workers <= AvailableCpus(), sharing) {
+  explicit State(const WorkerPool::Options& options) : pool(options) {
     CountForks();
     forks = g_forks.load(std::memory_order_relaxed);
   }
@@ -62,9 +73,7 @@ absl::StatusOr<std::unique_ptr<HwyExecutor>> HwyExecutor::Create(
   QUERN_RETURN_IF_ERROR(
       CheckRange("hwy_executor", "workers", workers, 1, kMaxWorkers));
   auto executor = absl::WrapUnique(new HwyExecutor());
-  executor->state_ = std::make_unique<State>(
-      workers, sharing == Sharing::kAll ? WorkerPool::Sharing::kAll
-                                        : WorkerPool::Sharing::kAdaptive);
+  executor->state_ = std::make_unique<State>(OptionsOf(workers, sharing));
   if (!executor->state_->pool.Start()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "hwy_executor: workers=", workers, "; the system refuses the threads"));

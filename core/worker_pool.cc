@@ -66,26 +66,19 @@ int64_t LostNs(WorkerPool::Usage& base, int64_t now_ns, int64_t window_ns) {
   return std::clamp<int64_t>(off_cpu_ns, 0, window_ns);
 }
 
-// Whether the machine has fewer CPUs than threads that run or wait for one, if
-// the calling thread and `workers` - 1 others become busy. False where the
-// system does not say.
-bool ThreadsWaitForCpus(int workers) {
-#ifdef __linux__
+// How many threads of the machine run or wait for a CPU, the calling one among
+// them; 0 where the system does not say. Allocates nothing.
+int RunningThreads() {
   // "0.20 0.18 0.12 1/80 11206": 1 thread of 80 runs or waits.
   char text[128];
   const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
+  if (file < 0) return 0;
   const ssize_t bytes = read(file, text, sizeof(text) - 1);
   close(file);
-  if (bytes <= 0) return false;
+  if (bytes <= 0) return 0;
   text[bytes] = '\0';
-  long running = 0;  // the calling thread among them
-  if (std::sscanf(text, "%*s %*s %*s %ld/", &running) != 1) return false;
-  return running - 1 + workers > sysconf(_SC_NPROCESSORS_ONLN);
-#else
-  (void)workers;
-  return false;
-#endif
+  int running = 0;
+  return std::sscanf(text, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
 }
 
 // While it lives, threads that the calling thread creates block all signals but
@@ -133,12 +126,10 @@ bool IsEmpty(uint64_t range) { return range >> 32 >= (range & (kOneTask - 1)); }
 
 }  // namespace
 
-WorkerPool::WorkerPool(int workers, bool may_spin, Sharing sharing)
-    : workers_(workers),
-      may_spin_(may_spin),
-      sharing_(sharing),
-      shares_(new Share[static_cast<size_t>(workers)]),
-      reports_(new Report[static_cast<size_t>(workers)]) {}
+WorkerPool::WorkerPool(const Options& options)
+    : options_(options),
+      shares_(new Share[static_cast<size_t>(options.workers)]),
+      reports_(new Report[static_cast<size_t>(options.workers)]) {}
 
 bool WorkerPool::Start() {
   const BlockSignals blocked;
@@ -158,7 +149,7 @@ bool WorkerPool::Start() {
   // A thread may allocate while it starts: with AddressSanitizer it does so
   // three times, in pthread_getattr_np.
   while (!idle()) std::this_thread::yield();
-  if (workers_ > 1 && ThreadsWaitForCpus(workers_)) {
+  if (ThreadsWaitForCpus()) {
     contention_.NoteCrowd(NowNs() + kCrowdNs);
   }
   return true;
@@ -207,6 +198,14 @@ void WorkerPool::Sleep(int worker) {
     hwy::BlockUntilDifferent(bell, work_bell_);
   }
   asleep_.fetch_sub(1);
+}
+
+// Whether threads would wait for CPUs if the calling thread and all workers
+// were busy. False where the process may use a part of the machine only: the
+// count of threads is that of the whole machine.
+bool WorkerPool::ThreadsWaitForCpus() const {
+  if (workers_ == 1 || options_.cpus != options_.cpus_online) return false;
+  return RunningThreads() - 1 + workers_ > options_.cpus_online;
 }
 
 bool WorkerPool::HasTasks(int worker) const {
@@ -347,11 +346,12 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
     for (; first < num_tasks; ++first) fn(first, 0);
     return;
   }
-  if (sharing_ == Sharing::kAdaptive && (!may_spin_ || !contention_.quiet())) {
+  if (options_.sharing == Sharing::kAdaptive &&
+      (!may_spin_ || !contention_.quiet())) {
     const int64_t start = NowNs();
     Contention::State state = contention_.At(start);
     // Asking the system costs less than workers that find out.
-    if (state == Contention::State::kQuiet && ThreadsWaitForCpus(workers_)) {
+    if (state == Contention::State::kQuiet && ThreadsWaitForCpus()) {
       contention_.NoteCrowd(start + kCrowdNs);
       state = Contention::State::kContended;
     }

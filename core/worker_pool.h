@@ -74,10 +74,17 @@ class WorkerPool {
     kAll        // all of several tasks
   };
 
-  // `workers` >= 1, of which one is the caller of Run. With `may_spin` false,
-  // for more workers than CPUs, idle workers sleep at once, and kAdaptive wakes
-  // them for long regions alone.
-  WorkerPool(int workers, bool may_spin, Sharing sharing);
+  struct Options {
+    int workers = 1;  // >= 1; one is the caller of Run
+    // CPUs that the process may use. If they are fewer than workers, idle
+    // workers sleep at once, and kAdaptive wakes them for long regions alone.
+    int cpus = 1;
+    // All CPUs of the machine. If the process may use each of them, the
+    // system's count of threads that run says whether it is alone there.
+    int cpus_online = 1;
+    Sharing sharing = Sharing::kAdaptive;
+  };
+  explicit WorkerPool(const Options& options);
 
   // Starts the threads and returns when all run. Returns false, with none
   // running, if the system refuses a thread. Call once.
@@ -132,11 +139,12 @@ class WorkerPool {
   void AwaitReports();
   bool AllReported() const;
   bool HasTasks(int worker) const;
+  bool ThreadsWaitForCpus() const;
   void StopThreads();
 
-  const int workers_;
-  const bool may_spin_;
-  const Sharing sharing_;
+  const Options options_;
+  const int workers_ = options_.workers;
+  const bool may_spin_ = options_.workers <= options_.cpus;
   std::unique_ptr<Share[]> shares_;
   std::unique_ptr<Report[]> reports_;  // [0] is not used
   std::vector<std::thread> threads_;
