@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "quern/testing/data.h"
 
 namespace quern {
 namespace {
@@ -259,8 +260,9 @@ class Model {
 };
 
 TEST(WorkerPoolModelTest, EveryInterleavingRunsEveryTaskOnceAndEnds) {
-  constexpr std::array<int, 2> kRegions[] = {{1, 3}, {2, 2}, {3, 1}};
-  for (const std::array<int, 2> tasks : kRegions) {
+  std::vector<std::array<int, 2>> regions = {{2, 1}};
+  if (!QuickTests()) regions = {{1, 3}, {3, 1}};
+  for (const std::array<int, 2>& tasks : regions) {
     const Model model(tasks);
     EXPECT_EQ(model.failure(), "") << tasks[0] << " and " << tasks[1];
     EXPECT_GT(model.states(), 1000u);

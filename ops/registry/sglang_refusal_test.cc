@@ -120,10 +120,9 @@ TEST_F(SglangRefusalTest, AttentionNamesTheArgument) {
       {kDecode,
        {{"key", F32({2, 1, 16})}, {"value", BF16({2, 1, 16})}},
        "new keys and values are not"},
-      {kDecode, {{"loc", I64({2})}}, "loc is not i64[2] with key and value"},
       {kDecode,
        {{"key", F32({2, 1, 16})}, {"value", F32({2, 1, 16})}},
-       "loc is not i64[2] with key and value"},
+       "loc is not i64[2], the slots of key and value"},
       {kDecode,
        {{"key", F32({2, 1, 16})},
         {"value", F32({2, 1, 16})},
@@ -138,11 +137,8 @@ TEST_F(SglangRefusalTest, AttentionNamesTheArgument) {
        kUnimplemented},
       {kExtend, {{"extend_start_loc", I32({1})}}, "extend_start_loc is not [2"},
       {kExtend,
-       {{"is_cross_attn", true}, {"encoder_lens", I64({2})}},
-       "k_extend is given; need none with is_cross_attn"},
-      {kExtend,
        {{"k_extend", F32({4, 2, 16})}},
-       "new keys and values are not [4, 1, 16]"},
+       "need k_extend and v_extend [slots, kv_heads, head_dim] of one dtype"},
   });
 }
 
@@ -151,11 +147,8 @@ TEST_F(SglangRefusalTest, PackingNamesTheOperatorThatWasCalled) {
     ExpectRefused({
         {op, {{"weight", BF16({48})}}, "weight has rank 1; need [n, k] or"},
         {op, {{"weight", BF16({1, 2, 32, 32})}}, "weight has rank 4; need"},
-        {op,
-         {{"weight", F32({32, 32})}},
-         "sglang_layout: dtype=f32",
-         kUnimplemented},
-        {op, {{"weight", BF16({48, 33})}}, "sglang_layout: "},
+        {op, {{"weight", F32({32, 32})}}, "dtype=f32", kUnimplemented},
+        {op, {{"weight", BF16({48, 33})}}, "bf16 w[n=48, k=33]; need n % 16"},
     });
     const NamedArgs args = {{"weight", TensorMeta{DType::kI8, {32, 32}}}};
     std::vector<int8_t> w(32 * 36), out(32 * 40);
