@@ -198,10 +198,13 @@ TEST_P(EncoderAttentionOpsTest, RefusesByName) {
     const char* words;
   } kCases[] = {
       {"query", TensorMeta{DType::kF32, {4, 64}}, "query has rank 2"},
-      {"query", TensorMeta{DType::kF32, {2, 4, 63}}, "query is not [2, 4, 4"},
-      {"key", TensorMeta{DType::kF32, {2, 5, 32}}, "key is not [2, 4, 2, 16]"},
+      {"query", TensorMeta{DType::kF32, {2, 4, 63}},
+       "query is f32[2, 4, 63]; need [2, 4, 4, 16] or [2, 4, 64] of f32"},
+      {"key", TensorMeta{DType::kF32, {2, 5, 32}},
+       "key is f32[2, 5, 32]; need [2, 4, 2, 16] or [2, 4, 32] of f32"},
       {"value", TensorMeta{DType::kBF16, {2, 4, 32}}, "] of f32"},
-      {"cu_seqlens", TensorMeta{DType::kI64, {3}}, "cu_seqlens is not i32"},
+      {"cu_seqlens", TensorMeta{DType::kI64, {3}},
+       "cu_seqlens is i64[3]; need i32[sequences + 1]"},
       {"num_heads", 0, "num_heads=0"},
       {"head_size", -1, "head_size=-1"},
       {"num_kv_heads", -1, "num_kv_heads=-1"},
@@ -263,11 +266,12 @@ TEST_P(EncoderAttentionOpsTest, RefusesByName) {
   const std::pair<size_t, std::string> fields[] = {
       {0, "query is not [batch, tokens, 4, 16] or [batch, tokens, 64]"},
       {1, "key is not [batch, tokens, 2, 16] or [batch, tokens, 32]"},
-      {2, "value is not [batch, tokens, 2, 16]"},
+      {2, "value has rank 3; need 4, as the operator was made"},
       {4, "out is not [batch, tokens, 4, 16]"}};
+  std::vector<float> apart(2 * 4 * 48);
   for (const auto& [at, words] : fields) {
     others = tensors();
-    others[at] = DenseTensor<float, 3>(out.data(), {2, 4, 48});
+    others[at] = DenseTensor<float, 3>(apart.data(), {2, 4, 48});
     ExpectRefusal(op.CheckArgs(others), "mm_encoder_attn: " + words);
   }
   others = tensors();
