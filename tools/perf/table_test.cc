@@ -54,7 +54,8 @@ TEST(TableTest, GivesAKeyEachOfItsValuesInTurn) {
                 "linear --n=4096 --k=4096 --weights=q4_k --m=4",
                 "linear --n=4096 --k=4096 --weights=q4_k --m=16",
                 "linear --n=4096 --k=4096 --weights=q4_k --m=64",
-                "linear --n=4096 --k=4096 --weights=q4_k --m=256"}));
+                "linear --n=4096 --k=4096 --weights=q4_k --m=256",
+                "pack --weights=q4_k"}));
   EXPECT_EQ(TableCommands("router"),
             (std::vector<std::string>{"router --tokens=256"}));
   EXPECT_TRUE(TableCommands("no such case").empty());
