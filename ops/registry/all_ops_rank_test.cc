@@ -167,6 +167,7 @@ TEST_F(AllOpsRankTest, FoldedTensorsHaveTheBitsOfMatrices) {
                          "fused_add_rms_norm",
                          "fused_add_rms_norm_quant",
                          "fused_add_rms_norm_static_quant",
+                         "fused_add_rmsnorm_cpu",
                          "gelu",
                          "gelu_and_mul",
                          "gelu_and_mul_sparse",
