@@ -149,9 +149,8 @@ bool WorkerPool::Start() {
   // A thread may allocate while it starts: with AddressSanitizer it does so
   // three times, in pthread_getattr_np.
   while (!idle()) std::this_thread::yield();
-  if (ThreadsWaitForCpus()) {
-    contention_.NoteCrowd(NowNs() + kCrowdNs);
-  }
+  // The first region asks the system, once the new threads sleep.
+  contention_.NoteCrowd(NowNs());
   return true;
 }
 
