@@ -117,12 +117,10 @@ class AttentionOpsTest : public OpFixture {
                             {"slots", TensorMeta{DType::kI64, {kKeys}}},
                             {"cache", CacheMeta()},
                             {"layout", &layout_}});
-    Run(op,
-        {{"key", Columns(rows, false)},
-         {"value", Columns(rows, true)},
-         {"slots", DenseVector<const int64_t>(slots_.data(), kKeys)},
-         {"cache", CachePages(cache.Layer(0))}},
-        kKeys);
+    Run(op, {{"key", Columns(rows, false)},
+             {"value", Columns(rows, true)},
+             {"slots", DenseVector<const int64_t>(slots_.data(), kKeys)},
+             {"cache", CachePages(cache.Layer(0))}});
   }
 
   TestRng rng_;
@@ -273,10 +271,10 @@ TEST_P(AttentionOpsTest, AttendsWithTheBitsOfThePlan) {
         args.emplace_back("sinks", heads);
         named.emplace_back("sinks", DenseVector<const float>(sinks.data(), 4));
       }
-      Run(Make("simd", "paged_attention", args), named, kTokens);
+      Run(Make("simd", "paged_attention", args), named);
       EXPECT_EQ(got, want);
 
-      Run(Make("reference", "paged_attention", args), named, kTokens);
+      Run(Make("reference", "paged_attention", args), named);
       for (int64_t i = 0; i < count; ++i) {
         const auto value = [&](const std::vector<uint8_t>& bytes) {
           return c.out == DType::kF32

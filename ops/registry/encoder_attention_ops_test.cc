@@ -134,7 +134,7 @@ class EncoderAttentionOpsTest : public OpFixture {
       std::vector<AnyTensorView> tensors;
       ASSERT_EQ(op.tensors.Arrange(named, tensors), absl::OkStatus());
       ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
-      Run(op, named, c.batch);
+      Run(op, named);
       EXPECT_TRUE(AllClose(out.ToVector(), want.out, bounds.out));
     }
   }

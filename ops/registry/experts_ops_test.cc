@@ -45,7 +45,7 @@ class ExpertsOpsTest : public OpFixture {
                         std::vector<NamedTensor> tensors) {
     std::vector<BF> out(static_cast<size_t>(kTokens * kHidden));
     tensors.push_back({"out", DenseMatrix(out.data(), kTokens, kHidden)});
-    Run(Make(provider, op, args), tensors, kTokens);
+    Run(Make(provider, op, args), tensors);
     return out;
   }
 
@@ -189,8 +189,7 @@ TEST_P(ExpertsOpsTest, EveryArgumentOfTheRouterReachesIt) {
         DenseMatrix<const float>(logits.data(), kTokens, kAll)},
        {"e_score_correction_bias", DenseVector<const float>(bias.data(), kAll)},
        {"expert_map", args.map},
-       {"out", DenseMatrix(got.data(), kTokens, kHidden)}},
-      kTokens);
+       {"out", DenseMatrix(got.data(), kTokens, kHidden)}});
   EXPECT_TRUE(AllBitsEqual(got, want));
   // The tensors that it was made with may not be left out.
   std::vector<AnyTensorView> t = {

@@ -84,8 +84,7 @@ TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
             Make(provider, "linear",
                  {{"x", TensorMeta{DType::kF32, {shape.m, shape.k}}},
                   {"weights", &weights}});
-        Run(op, {{"x", Matrix(x, shape.k)}, {"out", Matrix(got, shape.n)}},
-            shape.m);
+        Run(op, {{"x", Matrix(x, shape.k)}, {"out", Matrix(got, shape.n)}});
         EXPECT_EQ(got, want) << provider;
       }
     }
@@ -118,7 +117,7 @@ TEST_P(LinearWeightsOpsTest, RoundsRowsOfInt4AsThePlanDoes) {
              {{"x", TensorMeta{DType::kF32, {shape.m, shape.k}}},
               {"weights", &weights},
               {"activations", exact ? "exact" : "int8_blocks"}}),
-        {{"x", Matrix(x, shape.k)}, {"out", Matrix(got, shape.n)}}, shape.m);
+        {{"x", Matrix(x, shape.k)}, {"out", Matrix(got, shape.n)}});
     EXPECT_EQ(got, want);
     products.push_back(got);
   }
@@ -169,7 +168,7 @@ TEST_P(LinearWeightsOpsTest, AddsToTheResidualAndActivates) {
         args.emplace_back("residual", TensorMeta{DType::kF32, {shape.m, cols}});
         named.emplace_back("residual", Matrix(got, cols));
       }
-      Run(Make(provider, "linear", args), named, shape.m);
+      Run(Make(provider, "linear", args), named);
       for (size_t i = 0; i < got.size(); ++i) {
         // Error of sums of 32 products below 1, plus what gemm/epilogue.h
         // allows.

@@ -128,7 +128,7 @@ class MixerOpsTest : public OpFixture {
     for (const auto& [name, data] : named.data()) {
       tensors.emplace_back(name, named[name]);
     }
-    Run(this->Make("simd", op, args), tensors, kTokens);
+    Run(this->Make("simd", op, args), tensors);
 
     auto [plan, plan_args] = make(direct);
     ASSERT_TRUE(plan.ok()) << plan.status();

@@ -145,13 +145,13 @@ TEST_P(MlaOpsTest, IsThePlan) {
   const MadeOp op = Make("simd", kOp, args_);
   Floats got(want.size());
   AlignedBuffer other = Cache();
-  Run(op, Tensors(other, got), kTokens);
+  Run(op, Tensors(other, got));
   EXPECT_TRUE(AllBitsEqual(got, want));
   // The workspace of limits is enough, too.
   step.limits.max_sequences = 2;
   step.limits.max_kv_len = 38;
   Floats again(want.size());
-  Run(op, Tensors(other, again), kTokens);
+  Run(op, Tensors(other, again));
   EXPECT_TRUE(AllBitsEqual(again, want));
 
   // A residual is added, in place.
@@ -163,7 +163,7 @@ TEST_P(MlaOpsTest, IsThePlan) {
     std::vector<NamedTensor> in_place = Tensors(other, added);
     in_place.push_back(
         {"residual", DenseMatrix<const float>(added.data(), kTokens, kHidden)});
-    Run(Make(provider, kOp, adding), in_place, kTokens);
+    Run(Make(provider, kOp, adding), in_place);
     for (size_t i = 0; i < added.size(); ++i) {
       EXPECT_NEAR(added[i], want[i] + 1.0f, 1e-5f) << provider << " " << i;
     }
@@ -304,8 +304,7 @@ TEST_P(MlaOpsTest, ProvidersAreTheFormula) {
          {"kv_norm", weights.kv_norm->vector()},
          {"cache",
           DenseMatrix<uint8_t>(cache.data(), kPages, spec.cache.page_bytes())},
-         {"out", DenseMatrix<float>(out.data(), kTokens, hidden)}},
-        kTokens);
+         {"out", DenseMatrix<float>(out.data(), kTokens, hidden)}});
     EXPECT_TRUE(AllWithin(out, values, [&](double, int64_t i) {
       return errors[static_cast<size_t>(i)];
     }));

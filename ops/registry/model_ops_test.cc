@@ -85,7 +85,7 @@ class ModelOpsTest : public OpFixture {
     return OpFixture::Make(provider, op, args);
   }
   void Run(const MadeOp& op, const std::vector<NamedTensor>& named) {
-    OpFixture::Run(op, named, kTokens);
+    OpFixture::Run(op, named);
   }
 
   TestRng rng_;

@@ -110,7 +110,7 @@ class MoeOpsTest : public OpFixture {
       args.emplace_back(BiasName(c.op), TensorMeta{b.dtype(), {kExperts}});
       tensors.push_back({BiasName(c.op), b});
     }
-    Run(Make(provider, c.op, args), tensors, kTokens);
+    Run(Make(provider, c.op, args), tensors);
     return {weights.ToDense(), ids.ToDense()};
   }
 };
@@ -189,8 +189,7 @@ TEST_P(MoeOpsTest, GroupedTopKReproducesTheGoldenVectors) {
          {"gating_output", DenseMatrix<const float>(logits.data(), 1, 8)},
          {"e_score_correction_bias", DenseVector<const float>(bias.data(), 8)},
          {"out0", DenseMatrix(weights.data(), 1, 3)},
-         {"out1", DenseMatrix(ids.data(), 1, 3)}},
-        1);
+         {"out1", DenseMatrix(ids.data(), 1, 3)}});
     EXPECT_EQ(ids, (std::vector<int32_t>{1, 4, 0}));
     EXPECT_TRUE(AllClose(
         weights, std::vector<double>{.4793519, .8310602, 1.1895878}, 4e-7));

@@ -39,11 +39,10 @@ class OpFixture : public IsaTest {
     return *std::move(made);
   }
   // Binds the tensors and runs the operator, which must not allocate.
-  void Run(const MadeOp& op, const std::vector<NamedTensor>& named,
-           int64_t rows) {
+  void Run(const MadeOp& op, const std::vector<NamedTensor>& named) {
     std::vector<AnyTensorView> tensors;
     ASSERT_EQ(op.Bind(named, tensors), absl::OkStatus());
-    const auto bytes = op.op->WorkspaceBytes(rows, 1);
+    const auto bytes = op.WorkspaceBytes(tensors, 1);
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     auto memory = AlignedBuffer::Create(*bytes);
     ASSERT_TRUE(memory.ok());

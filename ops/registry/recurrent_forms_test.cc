@@ -109,7 +109,7 @@ class RecurrentFormsTest : public OpFixture {
     args.emplace_back("query_start_loc", TensorMeta{DType::kI32, {4}});
     named.push_back({"query_start_loc", DenseVector(starts_.data(), 4)});
     const MadeOp made = Make(provider, op, args);
-    if (made.op != nullptr) Run(made, named, kTokens);
+    if (made.op != nullptr) Run(made, named);
     return out;
   }
 

@@ -109,7 +109,7 @@ class RecurrentOpsTest : public OpFixture {
       std::vector<NamedTensor> tensors = inputs;
       tensors.push_back({state_name, s.view()});
       tensors.push_back({"out", o.view()});
-      Run(Make(provider, op, args), tensors, kTokens);
+      Run(Make(provider, op, args), tensors);
       if (std::string(provider) == "simd") {
         EXPECT_TRUE(AllBitsEqual(s.data, want_state.data));
         EXPECT_TRUE(AllBitsEqual(o.data, want_out.data));

@@ -74,7 +74,7 @@ class SglangLinearOpsTest : public OpFixture {
     const AnyTensorView to(out.meta.dtype, static_cast<void*>(out.bytes.data()),
                            2, {out.meta.extents[0], out.meta.extents[1]},
                            {out.meta.extents[1], 1});
-    Run(op, {{"weight", plain.view()}, {"out", to}}, s.n);
+    Run(op, {{"weight", plain.view()}, {"out", to}});
     return out;
   }
 
@@ -89,7 +89,7 @@ class SglangLinearOpsTest : public OpFixture {
                   absl::StatusCode::kFailedPrecondition,
                   "has no weights; need a call of Prepare before");
     ASSERT_EQ(made.op->Prepare(tensors, executor_), absl::OkStatus());
-    Run(made, named, rows);
+    Run(made, named);
   }
 
   template <typename T, typename W>

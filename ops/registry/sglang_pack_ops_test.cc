@@ -69,8 +69,7 @@ class SglangPackOpsTest : public OpFixture {
     std::vector<uint8_t> packed(bytes, 0xee);
     Run(Make(provider, op, args),
         {{"weight", Dense(dtype, weight.data(), extents)},
-         {"out", Dense((*out)[0].dtype, packed.data(), (*out)[0].extents)}},
-        extents[0]);
+         {"out", Dense((*out)[0].dtype, packed.data(), (*out)[0].extents)}});
     return packed;
   }
 
@@ -172,8 +171,7 @@ TEST_P(SglangPackOpsTest, CompensationIs128TimesTheColumnSums) {
     Run(Make(provider, "s8s8_compensation",
              {{"packed", TensorMeta{DType::kI8, {96, 68}}}}),
         {{"packed", Dense(DType::kI8, packed.data(), {96, 68})},
-         {"out", DenseVector(got.data(), 96)}},
-        96);
+         {"out", DenseVector(got.data(), 96)}});
     for (size_t n = 0; n < 96; ++n) {
       int64_t sum = 0;
       for (size_t k = 0; k < 64; ++k) {
@@ -195,16 +193,15 @@ TEST_P(SglangPackOpsTest, CopyRoundsToNearestEven) {
     Run(Make(provider, "copy_stub",
              {{"out", TensorMeta{DType::kBF16, {n}}},
               {"input", TensorMeta{DType::kF32, {n}}}}),
-        {{"out", got.view()}, {"input", DenseVector<const float>(x.data(), n)}},
-        n);
+        {{"out", got.view()},
+         {"input", DenseVector<const float>(x.data(), n)}});
     EXPECT_TRUE(AllEqual(got.ToVector(), ToDoubles(narrow)));
     GuardBuffer<float> wide(n);
     Run(Make(provider, "copy_stub",
              {{"out", TensorMeta{DType::kF32, {n}}},
               {"input", TensorMeta{DType::kBF16, {n}}}}),
         {{"out", wide.view()},
-         {"input", DenseVector<const BFloat16>(narrow.data(), n)}},
-        n);
+         {"input", DenseVector<const BFloat16>(narrow.data(), n)}});
     EXPECT_TRUE(AllEqual(wide.ToVector(), ToDoubles(narrow)));
   }
 }
@@ -224,8 +221,7 @@ TEST_P(SglangPackOpsTest, CodesAreShiftedBy128) {
              {{"mat1", TensorMeta{DType::kF32, {1, kRows, kCols}}}}),
         {{"mat1", DenseTensor<const float, 3>(x.data(), {1, kRows, kCols})},
          {"out0", DenseTensor<uint8_t, 3>(q.data(), {1, kRows, kCols})},
-         {"out1", scales.view()}},
-        1);
+         {"out1", scales.view()}});
     for (int64_t m = 0; m < kRows; ++m) {
       const auto* const row = x.data() + m * kCols;
       const std::vector<double> values =

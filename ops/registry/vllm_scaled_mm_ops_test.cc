@@ -166,7 +166,7 @@ class VllmScaledMmOpsTest : public OpFixture {
         auto memory = AlignedBuffer::Create(*op.op->WorkspaceBytes(c.m, 1));
         op.op->Execute(tensors, Workspace(*memory), executor_);
       } else {
-        Run(op, named, c.m);
+        Run(op, named);
       }
       EXPECT_TRUE(AllEqual(out.ToDense(), ToDoubles(RoundedTo<Out>(want))));
     }
@@ -209,13 +209,11 @@ TEST_P(VllmScaledMmOpsTest, DoesNotSaturateAtTheExtremes) {
     NamedArgs args = ArgsOf(c, DType::kF32, &handler);
     const MadeOp op = Make(provider, "onednn_scaled_mm", args);
     const std::vector<float> adj(16);
-    Run(op,
-        {{"c", DenseMatrix(out.data(), 2, 16)},
-         {"a", DenseMatrix<const int8_t>(a.data(), 2, 1024)},
-         {"a_scales", Terms(scales, true)},
-         {"azp", Terms(azp, true)},
-         {"azp_adj", DenseMatrix<const float>(adj.data(), 1, 16)}},
-        2);
+    Run(op, {{"c", DenseMatrix(out.data(), 2, 16)},
+             {"a", DenseMatrix<const int8_t>(a.data(), 2, 1024)},
+             {"a_scales", Terms(scales, true)},
+             {"azp", Terms(azp, true)},
+             {"azp_adj", DenseMatrix<const float>(adj.data(), 1, 16)}});
     for (const float x : out) EXPECT_EQ(x, 255.0f * -128 * 1024);
   }
 }
