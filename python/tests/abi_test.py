@@ -24,12 +24,16 @@ _BASIC = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "quern_status": ctypes.c_int32,
-    "function": _abi_model.Progress,  # the only one within a struct that Python passes
+    # The functions within structs that Python passes.
+    "void (*progress)": _abi_model.Progress,
+    "int32_t (*cancelled)": _abi_model.Cancelled,
 }
 
 
 def _python_type(declared):
     """The ctypes type of "const int64_t*"; None where any pointer to objects will do."""
+    if declared in _BASIC:
+        return _BASIC[declared]
     name = declared.replace("const", "").replace(" ", "")
     if name == "char*":
         return ctypes.c_char_p
@@ -44,9 +48,9 @@ def _python_type(declared):
 
 def _fields(body):
     for line in body.split(";"):
-        function = re.match(r"\s*void \(\*(\w+)\)\(", line)
+        function = re.match(r"\s*(\w+ \(\*(\w+)\))\(", line)
         if function:
-            yield function[1], "function"
+            yield function[2], function[1]
             continue
         match = re.match(r"\s*((?:const )?\w+\*?)\s+(.+)$", line.strip(), re.S)
         if match:
