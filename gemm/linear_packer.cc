@@ -30,6 +30,11 @@
 namespace quern {
 namespace {
 
+// The code that means zero.
+uint8_t ZeroCode(CodeType codes) {
+  return static_cast<uint8_t>(ZeroByte(codes) % (1 << BitsOf(codes)));
+}
+
 constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
 
 // Copies a matrix of equal shape and dtype. Rows are divided between the
@@ -254,7 +259,7 @@ class Packer {
     QUERN_CHECK(part_layout.ok());  // PackedForm has laid it out
     for (int64_t part = 0; part < form_.parts; ++part) {
       PackCodes(
-          *part_layout, ZeroByte(codes),
+          *part_layout, ZeroCode(codes),
           [&](int64_t n) { return columns_.At(part * form_.part_n + n); },
           code_at, to_ + form_.panels + part * form_.part_bytes, executor_);
     }
@@ -291,7 +296,7 @@ class Packer {
     pack_spec.layout = *part_layout;
     pack_spec.rows = rows;
     pack_spec.head_bytes = head_bytes;
-    pack_spec.fill = ZeroByte(codes);
+    pack_spec.fill = ZeroCode(codes);
     const auto plan = CodePackPlan::Create(pack_spec);
     QUERN_CHECK(plan.ok());  // CheckSources has seen the rows
     const std::vector<const uint8_t*> all = RowsOfCodes(sources_);

@@ -40,6 +40,8 @@ absl::StatusOr<CodePackPlan> CodePackPlan::Create(const CodePackSpec& spec) {
     return InvalidArgument(kOp, "bits=", layout.bits(), "; nibbles need 4");
   }
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "head_bytes", spec.head_bytes, 0));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kOp, "fill", spec.fill, 0, (1 << layout.bits()) - 1));
   if ((nibbles || spec.head_bytes > 0) && layout.k() % kUnitK != 0) {
     return InvalidArgument(
         kOp, "k=", layout.k(),

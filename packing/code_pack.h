@@ -11,13 +11,14 @@
 // Each 32 codes may have head_bytes before them, which packing skips.
 //
 // Refuses: Create, an empty layout, nibbles for codes of 8 bits, a negative
-// head_bytes, and k that is no multiple of 32 with nibbles or with heads;
-// CheckArgs, rows that are not n or null, and packed memory that is null or not
-// aligned to 64. Codes of 4 bits in bytes must be at most 15.
-// Writes: every byte of layout.bytes(), `fill` beyond k and n included. Reads
-// the rows and nothing beyond. Aliasing: rows must not overlap the packed
-// memory. Allocates: nothing outside Create. Threads: a task for each panel;
-// the bytes depend neither on their number nor on the instruction set.
+// head_bytes, a fill that is no code, and k that is no multiple of 32 with
+// nibbles or with heads; CheckArgs, rows that are not n or null, and packed
+// memory that is null or not aligned to 64. Codes of 4 bits in bytes must be at
+// most 15. Writes: every byte of layout.bytes(), `fill` beyond k and n
+// included. Reads the rows and nothing beyond. Aliasing: rows must not overlap
+// the packed memory. Allocates: nothing outside Create. Threads: a task for
+// each panel; the bytes depend neither on their number nor on the instruction
+// set.
 
 #include <cstdint>
 

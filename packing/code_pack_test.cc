@@ -134,6 +134,12 @@ TEST(CodePackRefusalTest, NamesWhatIsWrong) {
   spec.head_bytes = 2;
   ExpectRefusal(CodePackPlan::Create(spec).status(), "k=33;");
   spec.head_bytes = 0;
+  // Two codes of 4 bits in one byte once spoiled the codes beside them.
+  CodePackSpec of4 = spec;
+  of4.layout = *CodeLayout::Create(4, 33, 2);
+  of4.fill = 0x88;
+  ExpectRefusal(CodePackPlan::Create(of4).status(),
+                "code_pack: fill=136; need 0 <= fill <= 15");
   const auto plan = CodePackPlan::Create(spec);
   ASSERT_EQ(plan.status(), absl::OkStatus());
   GuardBuffer<uint8_t> packed(spec.layout.bytes());
