@@ -81,7 +81,7 @@ class SglangAttentionCallsTest : public SglangAttentionFixture {
     std::vector<AnyTensorView> tensors;
     ASSERT_EQ(op.tensors.Arrange(call.named, tensors), absl::OkStatus());
     ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
-    Run(op, call.named, 1);
+    Run(op, call.named);
   }
 
   // Output and keys after decode_attention_cpu with these new keys.

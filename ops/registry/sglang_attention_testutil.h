@@ -261,7 +261,7 @@ class SglangAttentionFixture : public OpFixture {
       std::vector<AnyTensorView> tensors;
       ASSERT_EQ(op.tensors.Arrange(named, tensors), absl::OkStatus());
       ASSERT_EQ(op.op->Prepare(tensors, executor_), absl::OkStatus());
-      Run(op, named, 1);
+      Run(op, named);
       EXPECT_TRUE(AllClose(buffers.out.ToDense(), want.out, bounds.out));
     }
   }

@@ -231,8 +231,7 @@ class VllmAttentionFixture : public OpFixture {
                        d.v.data(), {d.keys, h.kv_heads, ValueDim(h)})},
          {"key_cache", key_cache},
          {"value_cache", value_cache},
-         {"slot_mapping", DenseVector<const int64_t>(d.slots.data(), d.keys)}},
-        d.keys);
+         {"slot_mapping", DenseVector<const int64_t>(d.slots.data(), d.keys)}});
 
     SchedulerMetadata metadata;
     metadata.limits = limits_;
@@ -264,7 +263,7 @@ class VllmAttentionFixture : public OpFixture {
       named.emplace_back("s_aux",
                          DenseVector<const BFloat16>(sinks.data(), h.q_heads));
     }
-    if (!shared_.has_value()) return Run(attend, named, tokens);
+    if (!shared_.has_value()) return Run(attend, named);
     std::vector<AnyTensorView> tensors;
     ASSERT_EQ(attend.Bind(named, tensors), absl::OkStatus());
     attend.op->Execute(tensors, *shared_, executor_);
