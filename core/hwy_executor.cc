@@ -94,8 +94,8 @@ std::unique_ptr<HwyExecutor> HwyExecutor::CreateForThisMachine(
 
 HwyExecutor::~HwyExecutor() {
   // The child of a fork cannot join the threads of its parent, and the mutex
-  // may be locked for ever.
-  if (state_->forked()) state_.release();
+  // may be locked for ever. There is no state where Create found no memory.
+  if (state_ != nullptr && state_->forked()) state_.release();
 }
 
 int HwyExecutor::num_workers() const { return state_->pool.num_workers(); }
