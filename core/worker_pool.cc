@@ -228,7 +228,7 @@ bool WorkerPool::AwaitWork(int worker, Usage& usage, int64_t& now_ns) {
       const int64_t lost = LostNs(usage, now_ns, now_ns - before);
       if (lost > 0) contention_.NotePreempted(now_ns, lost);
     }
-    if (now_ns - start > (contention_.quiet() ? kIdleNs : kBriefNs)) {
+    if (now_ns - start > (careful() ? kBriefNs : kIdleNs)) {
       return false;
     }
   }
@@ -303,8 +303,8 @@ void WorkerPool::AwaitReports() {
       waiting_since_ns_.store(start, std::memory_order_relaxed);
       waits_long = true;
     }
-    const bool quiet = may_spin_ && contention_.quiet();
-    if (now - start <= (quiet ? kPatientNs : kBriefNs)) continue;
+    const bool patient = may_spin_ && !careful();
+    if (now - start <= (patient ? kPatientNs : kBriefNs)) continue;
     if (!waits_long) {
       waiting_since_ns_.store(start, std::memory_order_relaxed);
       waits_long = true;
@@ -345,8 +345,7 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
     for (; first < num_tasks; ++first) fn(first, 0);
     return;
   }
-  if (options_.sharing == Sharing::kAdaptive &&
-      (!may_spin_ || !contention_.quiet())) {
+  if (options_.sharing == Sharing::kAdaptive && (!may_spin_ || careful())) {
     const int64_t start = NowNs();
     Contention::State state = contention_.At(start);
     // Asking the system costs less than workers that find out.

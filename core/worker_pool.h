@@ -139,6 +139,10 @@ class WorkerPool {
   void AwaitReports();
   bool AllReported() const;
   bool HasTasks(int worker) const;
+  // Whether what was seen of the machine counts, and is not kQuiet.
+  bool careful() const {
+    return options_.sharing == Sharing::kAdaptive && !contention_.quiet();
+  }
   bool ThreadsWaitForCpus() const;
   void StopThreads();
 
