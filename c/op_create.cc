@@ -48,8 +48,8 @@ absl::StatusOr<OpArg> ObjectArg(const Library& library, absl::string_view op,
   }
   Borrowed object;
   if (absl::Status taken = object.Take(*slot, Mode::kHold); !taken.ok()) {
-    return OfOp(op, absl::Status(taken.code(),
-                                 absl::StrCat(name, ": ", taken.message())));
+    return absl::Status(taken.code(),
+                        absl::StrCat(op, ": ", name, ": ", taken.message()));
   }
   if (slot->library != &library) {
     return InvalidArgument(op, name, kOtherLibrary);
