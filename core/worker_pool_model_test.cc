@@ -5,11 +5,13 @@
 
 #include <array>
 #include <cstdint>
-#include <set>
+#include <cstring>
 #include <string>
-#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "gtest/gtest.h"
 #include "quern/testing/data.h"
 
@@ -45,13 +47,11 @@ enum Step : int8_t {
 struct Range {
   int8_t first = 0, end = 0;
   bool empty() const { return first >= end; }
-  auto Tie() const { return std::tie(first, end); }
 };
 
 struct Share {
   Range range;
   int8_t fn = -1;  // the region whose function it has
-  auto Tie() const { return std::make_tuple(range.first, range.end, fn); }
 };
 
 struct Thread {
@@ -60,9 +60,6 @@ struct Thread {
   Range seen;
   int8_t task = -1;
   int8_t bell = 0;
-  auto Tie() const {
-    return std::make_tuple(step, at, seen.first, seen.end, task, bell);
-  }
 };
 
 struct State {
@@ -75,13 +72,15 @@ struct State {
   bool caller_sleeps = false;
   std::array<std::array<int8_t, kMostTasks>, 2> runs{};
 
-  auto Tie() const {
-    return std::make_tuple(region, shares[0].Tie(), shares[1].Tie(),
-                           shares[2].Tie(), threads[0].Tie(), threads[1].Tie(),
-                           threads[2].Tie(), done, published, asleep, work_bell,
-                           caller_bell, caller_sleeps, runs);
+  bool operator==(const State& other) const {
+    return std::memcmp(this, &other, sizeof(State)) == 0;
   }
-  bool operator<(const State& other) const { return Tie() < other.Tie(); }
+  template <typename H>
+  friend H AbslHashValue(H h, const State& s) {
+    return H::combine_contiguous(std::move(h),
+                                 reinterpret_cast<const unsigned char*>(&s),
+                                 sizeof(State));
+  }
 
   bool AllReported() const { return done[0] + done[1] + done[2] == published; }
   bool Claimed() const {
@@ -91,6 +90,9 @@ struct State {
     return false;
   }
 };
+
+// States are compared as bytes.
+static_assert(std::has_unique_object_representations_v<State>);
 
 class Model {
  public:
@@ -201,7 +203,10 @@ class Model {
       case kClaim:
         // Fails if another thread has claimed since the look. What was seen is
         // forgotten, so that states that differ in it alone are one.
-        t.step = share.range.Tie() == t.seen.Tie() ? kRun : kLook;
+        t.step =
+            share.range.first == t.seen.first && share.range.end == t.seen.end
+                ? kRun
+                : kLook;
         if (t.step == kRun) t.task = share.range.first++;
         t.seen = {};
         return true;
@@ -254,7 +259,7 @@ class Model {
   }
 
   const std::array<int, 2> tasks_;
-  std::set<State> seen_;
+  absl::flat_hash_set<State> seen_;
   std::vector<State> pending_;
   std::string failure_;
 };
