@@ -220,7 +220,7 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   if (stride < std::max(a_bytes, b_bytes)) return true;
   const int64_t delta = (b_data - a_data) % stride;
   const int64_t at = delta < 0 ? delta + stride : delta;
-  return at < a_bytes || at + b_bytes > stride;
+  return at < a_bytes || at > stride - b_bytes;
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {

@@ -335,6 +335,15 @@ TEST(MayOverlapTest, TakesAnyStride) {
   EXPECT_TRUE(MayOverlap(upward, view(x, 2, kMin)));
   EXPECT_TRUE(MayOverlap(view(x, 3, kMin / 16), view(x, 1, kMin)));
   EXPECT_FALSE(MayOverlap(upward, view(nullptr, 2, 2)));
+  // Rows nearly 2^63 bytes apart, the second view beginning below the first.
+  int8_t bytes[16] = {};
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  const AnyTensorView far(DType::kI8, static_cast<void*>(bytes + 1), 2, {2, 1},
+                          {kMax - 1, 1});
+  const AnyTensorView below(DType::kI8, static_cast<void*>(bytes), 2, {1, 10},
+                            {0, 1});
+  EXPECT_TRUE(MayOverlap(far, below));
+  EXPECT_TRUE(MayOverlap(below, far));
 }
 
 }  // namespace
