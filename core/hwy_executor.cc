@@ -42,9 +42,7 @@ WorkerPool::Options OptionsOf(int workers, HwyExecutor::Sharing sharing) {
   options.workers = workers;
   options.cpus = AvailableCpus();
   options.cpus_online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  options.sharing = sharing == HwyExecutor::Sharing::kAll
-                        ? WorkerPool::Sharing::kAll
-                        : WorkerPool::Sharing::kAdaptive;
+  options.share_all = sharing == HwyExecutor::Sharing::kAll;
   return options;
 }
 
@@ -111,10 +109,6 @@ void HwyExecutor::ParallelFor(int64_t num_tasks,
     return;
   }
   const std::lock_guard<std::mutex> lock(state.mutex);
-  if (num_tasks == 1) {
-    fn(0, 0);
-    return;
-  }
   state.pool.Run(num_tasks, fn);
 }
 

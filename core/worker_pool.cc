@@ -228,9 +228,7 @@ bool WorkerPool::AwaitWork(int worker, Usage& usage, int64_t& now_ns) {
       const int64_t lost = LostNs(usage, now_ns, now_ns - before);
       if (lost > 0) contention_.NotePreempted(now_ns, lost);
     }
-    if (now_ns - start > (careful() ? kBriefNs : kIdleNs)) {
-      return false;
-    }
+    if (now_ns - start > (careful() ? kBriefNs : kIdleNs)) return false;
   }
 }
 
@@ -299,16 +297,13 @@ void WorkerPool::AwaitReports() {
       hwy::Pause();
     }
     const int64_t now = NowNs();
-    if (!waits_long && now - start > kGapNs) {
-      waiting_since_ns_.store(start, std::memory_order_relaxed);
-      waits_long = true;
-    }
     const bool patient = may_spin_ && !careful();
-    if (now - start <= (patient ? kPatientNs : kBriefNs)) continue;
-    if (!waits_long) {
+    const bool spins = now - start <= (patient ? kPatientNs : kBriefNs);
+    if (!waits_long && (!spins || now - start > kGapNs)) {
       waiting_since_ns_.store(start, std::memory_order_relaxed);
       waits_long = true;
     }
+    if (spins) continue;
     const uint32_t bell = caller_bell_.load();
     caller_sleeps_.store(true);
     if (!AllReported()) hwy::BlockUntilDifferent(bell, caller_bell_);
@@ -329,7 +324,7 @@ void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
     work_bell_.fetch_add(1);
     hwy::WakeAll(work_bell_);
   }
-  int64_t ran = Drain(shares_[0], 0);
+  const int64_t ran = Drain(shares_[0], 0);
   left_to_workers_ += tasks - static_cast<uint64_t>(ran);
   if (AllReported()) return;
   for (uint64_t w = 1; w < shares; ++w) {
@@ -341,11 +336,11 @@ void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
 
 void WorkerPool::Run(int64_t num_tasks, Fn fn) {
   int64_t first = 0;
-  if (workers_ == 1) {
+  if (workers_ == 1 || num_tasks == 1) {
     for (; first < num_tasks; ++first) fn(first, 0);
     return;
   }
-  if (options_.sharing == Sharing::kAdaptive && (!may_spin_ || careful())) {
+  if (!options_.share_all && (!may_spin_ || careful())) {
     const int64_t start = NowNs();
     Contention::State state = contention_.At(start);
     // Asking the system costs less than workers that find out.

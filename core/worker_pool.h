@@ -68,21 +68,17 @@ class WorkerPool {
   // and the machine is quiet.
   static constexpr int64_t kIdleNs = 10'000'000;
 
-  // Which regions are shared with workers.
-  enum class Sharing : uint8_t {
-    kAdaptive,  // those that gain by it, as far as Contention can tell
-    kAll        // all of several tasks
-  };
-
   struct Options {
     int workers = 1;  // >= 1; one is the caller of Run
     // CPUs that the process may use. If they are fewer than workers, idle
-    // workers sleep at once, and kAdaptive wakes them for long regions alone.
+    // workers sleep at once, and long regions alone wake them.
     int cpus = 1;
     // All CPUs of the machine. If the process may use each of them, the
     // system's count of threads that run says whether it is alone there.
     int cpus_online = 1;
-    Sharing sharing = Sharing::kAdaptive;
+    // Whether all regions of several tasks are shared with workers. Otherwise
+    // those that gain by it are, as far as Contention can tell.
+    bool share_all = false;
   };
   explicit WorkerPool(const Options& options);
 
@@ -115,9 +111,6 @@ class WorkerPool {
     int64_t switches = 0;  // how often it lost its CPU to another thread
   };
 
-  // What the workers have seen of the machine. For tests.
-  Contention& contention() { return contention_; }
-
  private:
   // 128: two lines, because a core fetches lines in pairs.
   struct alignas(128) Share {
@@ -140,9 +133,7 @@ class WorkerPool {
   bool AllReported() const;
   bool HasTasks(int worker) const;
   // Whether what was seen of the machine counts, and is not kQuiet.
-  bool careful() const {
-    return options_.sharing == Sharing::kAdaptive && !contention_.quiet();
-  }
+  bool careful() const { return !options_.share_all && !contention_.quiet(); }
   bool ThreadsWaitForCpus() const;
   void StopThreads();
 
