@@ -50,7 +50,7 @@ OpRules ConvRules() {
     for (const char* dimension : {"depth", "height", "width"}) {
       rules.words.emplace_back(
           absl::StrCat(field, ".", dimension),
-          absl::StrCat(field, "_", std::string(1, dimension[0])));
+          absl::StrCat(field, "_", absl::string_view(dimension, 1)));
     }
   }
   return rules;
@@ -190,7 +190,9 @@ class BoundConv final : public BoundOp {
   // The batch may have any size. Dimensions are counted as the caller has them.
   absl::Status CheckImages(absl::string_view field, const AnyTensorView& view,
                            const TensorMeta& meta) const {
-    if (view.rank() >= 3 && view.extent(1) > 1 && view.stride(1) == 1) {
+    const int last = view.rank() - 1;
+    if (last >= 2 && view.extent(last) > 1 && view.stride(last) != 1 &&
+        view.extent(1) > 1 && view.stride(1) == 1) {
       return InvalidArgument(
           d_.op, field,
           " is channels_last: its channels have stride 1; need the columns to "

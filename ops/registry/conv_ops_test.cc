@@ -131,6 +131,37 @@ TEST_P(ConvOpsTest, Conv2dIsThePlan) {
   }
 }
 
+// A patch as large as the image, as encoders of images have it, leaves dense
+// outputs whose channels have stride 1.
+TEST_P(ConvOpsTest, OneColumnIsNotChannelsLast) {
+  const auto x = SmallIntegers<float>(rng_, 2 * 4 * 3 * 2, -4, 4);
+  const auto weight = SmallIntegers<float>(rng_, 6 * 4 * 3 * 2, -4, 4);
+  Floats want(2 * 6);
+  for (size_t b = 0; b < 2; ++b) {
+    for (size_t o = 0; o < 6; ++o) {
+      for (size_t i = 0; i < 24; ++i) {
+        want[b * 6 + o] += x[b * 24 + i] * weight[o * 24 + i];
+      }
+    }
+  }
+  const NamedArgs args = {{"x", TensorMeta{DType::kF32, {2, 4, 3, 2}}},
+                          {"weight", TensorMeta{DType::kF32, {6, 4, 3, 2}}}};
+  for (const char* provider : {"simd", "reference"}) {
+    SCOPED_TRACE(provider);
+    const MadeOp op = Make(provider, "conv2d", args);
+    Floats out(want.size());
+    const AnyTensorView in =
+        DenseTensor<const float, 4>(x.data(), {2, 4, 3, 2});
+    const AnyTensorView w =
+        DenseTensor<const float, 4>(weight.data(), {6, 4, 3, 2});
+    const AnyTensorView y = DenseTensor<float, 4>(out.data(), {2, 6, 1, 1});
+    ASSERT_EQ(op.Prepare({in, w, AnyTensorView(), y}, executor_),
+              absl::OkStatus());
+    Run(op, {{"x", in}, {"weight", w}, {"out", y}});
+    EXPECT_EQ(out, want);
+  }
+}
+
 TEST(ConvOpsRefusalTest, NamesWhatIsWrong) {
   OpRegistry registry;
   ASSERT_EQ(RegisterConvOps(registry), absl::OkStatus());
