@@ -51,7 +51,7 @@ class CancellableExecutor final : public Executor {
   }
 
  private:
-  // Both return whether the answer was true.
+  // AskNowAndThen and Ask return whether the answer was true.
   bool AskNowAndThen() { return absl::Now() >= next_ && Ask(); }
   bool Ask() {
     const bool stop = cancelled_();

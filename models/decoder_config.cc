@@ -77,14 +77,15 @@ class Keys {
   // layers and the same for all others.
   absl::Status ReadKvHeads(const ModelKey& key, DecoderConfig& c) const {
     const std::string name = Name(key.name);
-    QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> heads,
-                           file_.GetI32s(name));
+    QUERN_ASSIGN_OR_RETURN(std::vector<int32_t> heads, file_.GetI32s(name));
     QUERN_RETURN_IF_ERROR(CheckEqual(kOp, absl::StrCat("numbers in ", name),
                                      static_cast<int64_t>(heads.size()),
                                      c.layers + c.predicting_layers,
                                      "there are layers"));
+    // Layers that predict are not read.
+    heads.resize(static_cast<size_t>(c.layers));
     c.kv_heads = *std::max_element(heads.begin(), heads.end());
-    for (size_t layer = 0; layer < static_cast<size_t>(c.layers); ++layer) {
+    for (size_t layer = 0; layer < heads.size(); ++layer) {
       const std::string at = absl::StrCat(name, "[", layer, "]");
       QUERN_RETURN_IF_ERROR(CheckRange(kOp, at, heads[layer], 0, key.max(c)));
       if (heads[layer] != 0 && heads[layer] != c.kv_heads) {
@@ -120,7 +121,7 @@ class Keys {
       if (scaling == "none") return absl::OkStatus();
       if (scaling == kYarnScaling &&
           (architecture.may & Bit(ModelPart::kYarn)) != 0) {
-        return CheckYarnKeys(file_, architecture.name);
+        return absl::OkStatus();
       }
       return Unimplemented(kOp, Name(key), " is '",
                            absl::CHexEscape(scaling.substr(0, 64)),
@@ -379,7 +380,6 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckRopeScaling(*form));
-  QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, *form));
   QUERN_ASSIGN_OR_RETURN(const bool has_experts, keys.HasExperts(*form));
 
   DecoderConfig c;
@@ -391,6 +391,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   c.parts = form->always;  // decides which keys exist
   QUERN_ASSIGN_OR_RETURN(const uint32_t of_keys, PartsOfKeys(file, *form));
   c.parts |= of_keys;
+  QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, architecture, c.parts));
   if (has_experts) c.parts |= Bit(ModelPart::kExperts);
   bool has_shared = false;
   if (has_experts) {

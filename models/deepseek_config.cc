@@ -43,26 +43,6 @@ absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
   return parts & architecture.may;
 }
 
-absl::Status CheckYarnKeys(const GgufFile& file,
-                           absl::string_view architecture) {
-  constexpr struct {
-    const char* key;
-    float need;
-  } kFixed[] = {{"rope.scaling.yarn_ext_factor", 1},
-                {"rope.scaling.yarn_attn_factor", 1},
-                {"rope.scaling.yarn_beta_fast", 32},
-                {"rope.scaling.yarn_beta_slow", 1}};
-  for (const auto& fixed : kFixed) {
-    const std::string name = NameOf(architecture, fixed.key);
-    if (!file.Has(name)) continue;
-    QUERN_ASSIGN_OR_RETURN(const float value, file.GetF32(name));
-    if (value != fixed.need) {
-      return Unimplemented(kOp, name, "=", value, "; need ", fixed.need);
-    }
-  }
-  return absl::OkStatus();
-}
-
 bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
   bool has = c.gating == DecoderConfig::kSigmoid;
   for (int64_t layer = c.leading_dense; layer < c.layers && !has; ++layer) {

@@ -21,10 +21,6 @@ namespace quern {
 absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
                                      const Architecture& architecture);
 
-// Unimplemented if YaRN has other parameters than its keys among ModelKeys().
-absl::Status CheckYarnKeys(const GgufFile& file,
-                           absl::string_view architecture);
-
 // With kRouting: reads whether the weights of a token's experts are normalised.
 // Unimplemented for groups of experts, and for more experts than
 // DeepSeek-V2-Lite has in a file that does not say whether they are in groups.

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/architecture.h"
 #include "quern/models/decoder_config.h"
 #include "quern/models/gguf.h"
 
@@ -31,6 +30,7 @@ struct FixedKey {
 
 constexpr uint32_t kAny = 0;
 constexpr uint32_t kLatent = Bit(ModelPart::kLatent);
+constexpr uint32_t kYarn = Bit(ModelPart::kYarn);
 constexpr FixedKey kFixedKeys[] = {
     // It multiplies cosines and sines, whatever the type of scaling is.
     {nullptr, kAny, "rope.scaling.attn_factor", Kind::kReal, 1, ""},
@@ -40,6 +40,10 @@ constexpr FixedKey kFixedKeys[] = {
     // Scales of queries by their positions, as Mistral-Large-3 has them.
     {nullptr, kLatent, "attention.temperature_scale", Kind::kReal, 0, ""},
     {nullptr, kLatent, "attention.temperature_length", Kind::kInteger, 0, ""},
+    {nullptr, kYarn, "rope.scaling.yarn_ext_factor", Kind::kReal, 1, ""},
+    {nullptr, kYarn, "rope.scaling.yarn_attn_factor", Kind::kReal, 1, ""},
+    {nullptr, kYarn, "rope.scaling.yarn_beta_fast", Kind::kReal, 32, ""},
+    {nullptr, kYarn, "rope.scaling.yarn_beta_slow", Kind::kReal, 1, ""},
     {"lfm2", kAny, "attention.sliding_window", Kind::kInteger, 0,
      ", because every layer that attends sees the whole text"},
     {"gemma2", kAny, "attention.sliding_window_pattern", Kind::kInteger, 2,
@@ -71,13 +75,13 @@ absl::Status Check(const GgufFile& file, const std::string& name,
 }  // namespace
 
 absl::Status CheckFixedKeys(const GgufFile& file,
-                            const Architecture& architecture) {
+                            absl::string_view architecture, uint32_t parts) {
   for (const FixedKey& key : kFixedKeys) {
-    if (key.architecture != nullptr && architecture.name != key.architecture) {
+    if (key.architecture != nullptr && architecture != key.architecture) {
       continue;
     }
-    if ((architecture.always & key.has) != key.has) continue;
-    const std::string name = absl::StrCat(architecture.name, ".", key.name);
+    if ((parts & key.has) != key.has) continue;
+    const std::string name = absl::StrCat(architecture, ".", key.name);
     if (file.Has(name)) QUERN_RETURN_IF_ERROR(Check(file, name, key));
   }
   return absl::OkStatus();

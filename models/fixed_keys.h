@@ -4,16 +4,19 @@
 // Private: keys of files that change what a model computes, in ways that this
 // library does not compute.
 
+#include <cstdint>
+
 #include "absl/status/status.h"
-#include "quern/models/architecture.h"
+#include "absl/strings/string_view.h"
 #include "quern/models/gguf.h"
 
 namespace quern {
 
 // Unimplemented if the file has such a key with another value than the one by
-// which models of `architecture` compute; the message says why.
+// which models of `architecture` with `parts` (bits of ModelPart) compute; the
+// message says why. `architecture` is the name before a key's first dot.
 absl::Status CheckFixedKeys(const GgufFile& file,
-                            const Architecture& architecture);
+                            absl::string_view architecture, uint32_t parts);
 
 }  // namespace quern
 

@@ -82,13 +82,13 @@ struct TokenizerSpec {
 class Tokenizer {
  public:
   // InvalidArgument unless: 1..2^24 pieces with as many types, all known;
-  // bos_id, eos_id and end_ids are pieces; control and user-defined pieces have
-  // at most kMaxSpecialBytes. kSentencePiece: as many scores, which are
-  // numbers; each of the 256 bytes has exactly one byte token; normal pieces
-  // are distinct, not empty, valid UTF-8, and U+2581 is among them. kByteBpe:
-  // pieces that are used are distinct, and none is of type byte; a normal piece
-  // stands for one byte or more; merges are as ByteBpe::Create wants
-  // them; bos_id may be -1 without add_bos.
+  // bos_id, eos_id and end_ids are pieces; control, unknown and user-defined
+  // pieces have at most kMaxSpecialBytes bytes. kSentencePiece: as many scores,
+  // which are numbers; each of the 256 bytes has exactly one byte token; normal
+  // pieces are distinct, not empty, valid UTF-8, and U+2581 is among them.
+  // kByteBpe: pieces that are used are distinct, and none is of type byte; a
+  // normal piece stands for one byte or more; merges are as ByteBpe::Create
+  // wants them; bos_id may be -1 without add_bos.
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   // Reads the keys tokenizer.ggml.*. Unimplemented for models other than
@@ -128,8 +128,8 @@ class Tokenizer {
                 // unknown token, "<unk>", is that token, too.
   };
 
-  // Largest number of bytes of a control or user-defined piece. It bounds
-  // Encode's time for the vocabulary of any file.
+  // Largest number of bytes of a control, unknown or user-defined piece. It
+  // bounds Encode's time for the vocabulary of any file.
   static constexpr int64_t kMaxSpecialBytes = 1024;
 
   // Returns the ids of `text`, without bos. O(n log n) in its bytes; at worst

@@ -65,8 +65,7 @@ struct RandomLatent {
   float yarn_factor = 0;
   int64_t yarn_original = 0;
   float yarn_log_mul = 0;
-  int64_t q_lora =
-      0;  // elements between two matrices of queries; 0: one matrix
+  int64_t q_lora = 0;  // between two matrices of queries; 0: one matrix
 };
 
 struct RandomModelShape {
