@@ -98,8 +98,9 @@ std::shared_ptr<OpCaller::Tensor> OpCaller::MakeTensor(const TensorMeta& meta,
   return tensor;
 }
 
-// At the beginning, at the end, or within. What is written there is the
-// lender's: it has indices of its own only if the lender has indices.
+// The last tensor begins anywhere in the lender's memory where it fits. Its
+// elements are those of the lender, so it has valid indices only if the lender
+// has.
 void OpCaller::Share(const Tensors& tensors) {
   if (tensors.size() < 2) return;
   const std::shared_ptr<Tensor>& last = tensors.back();

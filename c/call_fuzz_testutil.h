@@ -62,7 +62,7 @@ class OpCaller {
     std::vector<uint8_t> before;
     quern_tensor c = {};
     int64_t bytes = 0;               // from the first element to the last
-    std::shared_ptr<Tensor> lender;  // whose memory it shares
+    std::shared_ptr<Tensor> lender;  // the tensor whose memory this shares
   };
 
   // An operator that was made, with the tensors that it expects.

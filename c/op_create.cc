@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "quern/c/attention.h"
 #include "quern/c/library.h"
 #include "quern/c/named.h"
@@ -25,7 +23,6 @@
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/op_schema.h"
 
 namespace quern {
 namespace c_abi {

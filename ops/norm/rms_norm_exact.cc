@@ -1,12 +1,11 @@
 // RmsNormPlan::ExecuteAdd with NormSum::kExact.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
@@ -35,17 +34,12 @@ void RmsNormPlan::AddExact(const RmsNormArgs& args, Executor& executor) const {
   const size_t n = static_cast<size_t>(spec_.hidden);
   const size_t span = static_cast<size_t>(spec_.SpanColumns());
   const auto inverse_rms = [&](const void* x, const void* residual) {
-    const float sum = kernels_.sum_squares_of_sum(x, residual, span);
-    if (sum != std::numeric_limits<float>::infinity()) {
-      return 1.0f / std::sqrt(sum / static_cast<float>(span) + spec_.eps);
-    }
-    // The squares have overflowed in f32.
-    const double again = spec_.x_dtype == DType::kBF16
-                             ? SumOfSquares<BFloat16>(x, residual, span)
-                             : SumOfSquares<Float16>(x, residual, span);
-    return static_cast<float>(1.0 /
-                              std::sqrt(again / static_cast<double>(span) +
-                                        static_cast<double>(spec_.eps)));
+    return InverseRms(kernels_.sum_squares_of_sum(x, residual, span),
+                      spec_.SpanColumns(), spec_.eps, [&] {
+                        return spec_.x_dtype == DType::kBF16
+                                   ? SumOfSquares<BFloat16>(x, residual, span)
+                                   : SumOfSquares<Float16>(x, residual, span);
+                      });
   };
   ParallelRows(executor, args.x.extent(0), 4 * spec_.hidden,
                [&](int64_t begin, int64_t end) {

@@ -176,7 +176,8 @@ TEST_P(RmsNormTest, AddsTheResidualFirstAndNormalisesTheRoundedSum) {
   }
 }
 
-// One rounding, of the product. In place, as its callers have it.
+// The norm of the exact sum rounds the product alone. It runs in place, as its
+// callers do.
 TEST_P(RmsNormTest, NormalisesTheExactSumWhereAsked) {
   TestRng rng;
   const int64_t rows = 2;

@@ -109,14 +109,18 @@ inline absl::Status CheckIndexMeta(absl::string_view op,
                                    const TensorMeta& meta) {
   return CheckDTypeIn(op, field, meta.dtype, {DType::kI32, DType::kI64});
 }
+// Views the first `count` elements of a dense tensor of i32 or i64 as a vector.
+inline IndexView IndicesOf(const AnyTensorView& v, int64_t count) {
+  if (v.dtype() == DType::kI64) {
+    return DenseVector(static_cast<const int64_t*>(v.data()), count);
+  }
+  return DenseVector(static_cast<const int32_t*>(v.data()), count);
+}
 // Views all elements of a dense tensor as one vector.
 inline IndexView IndicesOf(const AnyTensorView& v) {
   int64_t size = 1;
   for (int d = 0; d < v.rank(); ++d) size *= v.extent(d);
-  if (v.dtype() == DType::kI64) {
-    return DenseVector(static_cast<const int64_t*>(v.data()), size);
-  }
-  return DenseVector(static_cast<const int32_t*>(v.data()), size);
+  return IndicesOf(v, size);
 }
 
 // An operator on a plan with CheckArgs(x, out) and Execute(x, out, executor).

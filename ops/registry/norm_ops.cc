@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -141,7 +142,11 @@ struct NativeNorm {
     double squares = 0;
     for (int64_t i = 0; i < span; ++i) squares += double{h(i)} * double{h(i)};
     const double mean = squares / static_cast<double>(span);
-    const float inverse = 1.0f / std::sqrt(static_cast<float>(mean) + eps);
+    // As simd, which sums again in double where f32 has overflowed.
+    const float inverse =
+        mean <= double{std::numeric_limits<float>::max()}
+            ? 1.0f / std::sqrt(static_cast<float>(mean) + eps)
+            : static_cast<float>(1.0 / std::sqrt(mean + double{eps}));
     const NativeRound rd(weight_dtype);
     for (int64_t i = 0; i < n; ++i) {
       const float v = h(i) * inverse;
@@ -255,9 +260,9 @@ Bound FusedAddRms(const MutatedMeta& x, const MutatedMeta& residual,
 Metas SglangShapes(const MutatedMeta& input, const MutatedMeta& residual,
                    const TensorMeta& weight, double) {
   QUERN_RETURN_IF_ERROR(CheckNorm(kSglang, input, weight));
-  if (input == residual) return std::vector<TensorMeta>();
-  return InvalidArgument(kSglang,
-                         "residual has another shape or dtype than input");
+  QUERN_RETURN_IF_ERROR(
+      CheckMeta(kSglang, "residual", residual, input, ", as input is"));
+  return std::vector<TensorMeta>();
 }
 template <bool kNative>
 Bound SglangFusedAdd(const MutatedMeta& input, const MutatedMeta& residual,
@@ -308,6 +313,8 @@ absl::Status RegisterNormOps(OpRegistry& r) {
       "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, "
       "Tensor weight, float eps) -> ()",
       &SglangExample));
+  QUERN_RETURN_IF_ERROR(
+      r.Declare(kSglang, {{}, OpRows::kFirst, "", {{"x", "input"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&SglangFusedAdd<false>>(kSglang, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&SglangFusedAdd<true>>(kSglang, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&GemmaShapes>(

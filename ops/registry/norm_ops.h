@@ -6,9 +6,9 @@
 
 namespace quern {
 
-// rms_norm, add_rms_norm, fused_add_rms_norm (in place) and gemma_rms_norm. x
-// and residual are [..., hidden], weight is [hidden]; equations are in
-// ops/norm/rms_norm.h.
+// rms_norm, add_rms_norm, fused_add_rms_norm and fused_add_rmsnorm_cpu (in
+// place), and gemma_rms_norm. x and residual are [..., hidden], weight is
+// [hidden]; equations are in ops/norm/rms_norm.h.
 //
 // x of rms_norm and gemma_rms_norm may also be [tokens, heads, hidden] with any
 // strides, such as the heads of a query that are columns of a wider row; out
@@ -22,7 +22,8 @@ namespace quern {
 //
 // Providers: simd, and reference, which takes the norm of the unrounded sum and
 // rounds as a framework does: first the normalised row to the dtype of the
-// weight, then its product with the weight.
+// weight, then its product with the weight. That of gemma_rms_norm and
+// fused_add_rmsnorm_cpu rounds the product alone.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
 }  // namespace quern

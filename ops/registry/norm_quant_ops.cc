@@ -237,10 +237,15 @@ Bound StaticAddNorm(const TensorMeta& x, const MutatedMeta& residual,
 absl::Status RegisterNormQuantOps(OpRegistry& r) {
   constexpr absl::string_view kSimd = "simd";
   constexpr absl::string_view kReference = OpRegistry::kReference;
+  // What the plans call the tensors that are returned.
+  using Words = std::vector<std::pair<std::string, std::string>>;
+  const Words codes = {{"q", "out"}};
+  const Words scaled = {{"q", "out0"}, {"scales", "out1"}};
   QUERN_RETURN_IF_ERROR(r.Define<&Shapes>(
       "rms_norm_quant(Tensor x, Tensor? weight, str q_dtype=\"fp8\", "
       "float eps=1e-06) -> (Tensor, Tensor)",
       &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(kOp, {{}, OpRows::kFirst, "", scaled}));
   QUERN_RETURN_IF_ERROR(r.Add<&Norm<false>>(kOp, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Norm<true>>(kOp, kReference));
   constexpr absl::string_view kStatic = "rms_norm_static_quant";
@@ -248,6 +253,7 @@ absl::Status RegisterNormQuantOps(OpRegistry& r) {
       "rms_norm_static_quant(Tensor x, Tensor? weight, float scale, "
       "str q_dtype=\"fp8\", float eps=1e-06) -> Tensor",
       &StaticExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(kStatic, {{}, OpRows::kFirst, "", codes}));
   QUERN_RETURN_IF_ERROR(r.Add<&StaticNorm<false>>(kStatic, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&StaticNorm<true>>(kStatic, kReference));
   constexpr absl::string_view kAdd = "fused_add_rms_norm_quant";
@@ -256,7 +262,8 @@ absl::Status RegisterNormQuantOps(OpRegistry& r) {
       "Tensor? weight, str q_dtype=\"fp8\", float eps=1e-06) -> "
       "(Tensor, Tensor)",
       &AddExample));
-  QUERN_RETURN_IF_ERROR(r.Declare(kAdd, {{{"x", "residual"}}}));
+  QUERN_RETURN_IF_ERROR(
+      r.Declare(kAdd, {{{"x", "residual"}}, OpRows::kFirst, "", scaled}));
   QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<false>>(kAdd, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&AddNorm<true>>(kAdd, kReference));
   constexpr absl::string_view kStaticAdd = "fused_add_rms_norm_static_quant";
@@ -265,7 +272,8 @@ absl::Status RegisterNormQuantOps(OpRegistry& r) {
       "Tensor? weight, float scale, str q_dtype=\"fp8\", float eps=1e-06) -> "
       "Tensor",
       &StaticAddExample));
-  QUERN_RETURN_IF_ERROR(r.Declare(kStaticAdd, {{{"x", "residual"}}}));
+  QUERN_RETURN_IF_ERROR(
+      r.Declare(kStaticAdd, {{{"x", "residual"}}, OpRows::kFirst, "", codes}));
   QUERN_RETURN_IF_ERROR(r.Add<&StaticAddNorm<false>>(kStaticAdd, kSimd));
   return r.Add<&StaticAddNorm<true>>(kStaticAdd, kReference);
 }

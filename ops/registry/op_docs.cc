@@ -41,13 +41,12 @@ struct Doc {
   "; the bias takes part in the choice alone.\n"            \
   "Returns weights f32[n, topk], which are multiplied by "  \
   "routed_scaling_factor, and ids i32[n, topk].\n"
-#define DELTA                                                                  \
-  "S <- exp(min(g, 0)) S;  S <- S + k (beta (v - S^T k))^T;  out = S^T "       \
-  "(scale q);  scale 0: 1 / sqrt(dk)\n"                                        \
-  "q and k[tokens, key_heads, dk], v and out[tokens, value_heads, dv], "       \
-  "state[slots, value_heads, dk, dv]\nare " FLOATS                             \
-  "; g[tokens, value_heads], or [.., dk] (KDA), and beta[tokens, value_heads]" \
-  " are f32.\n"
+#define DELTA                                                                 \
+  "S <- exp(min(g, 0)) S;  S <- S + k (beta (v - S^T k))^T;  out = S^T "      \
+  "(scale q);  scale 0: 1 / sqrt(dk)\n"                                       \
+  "q and k[tokens, key_heads, dk], v and out[tokens, value_heads, dv], "      \
+  "beta[tokens, value_heads],\nstate[slots, value_heads, dk, dv] are " FLOATS \
+  "; g[tokens, value_heads], or [.., dk] (KDA),\nis f32.\n"
 #define CONV1D                                                            \
   "out[t, c] = act(bias[c] + sum over j < width of weight[c, j] * "       \
   "x[t - width + 1 + j, c])\n"                                            \
@@ -236,8 +235,8 @@ constexpr Doc kDocs[] = {
     {"linear",
      "out = act(x b + bias) + residual, where weights hold b[k, n] and bias "
      "(quern.Linear)\n"
-     "x[rows, k] is " FLOATS "; out[rows, n] has out_dtype; \"\": the "
-     "residual's dtype, or x's. residual[rows, n] is\nadded to in place, so "
+     "x[.., k] is " FLOATS "; out[.., n] has out_dtype; \"\": the "
+     "residual's dtype, or x's. residual[.., n] is\nadded to in place, so "
      "out must be it. activation: none, silu, gelu, gelu_tanh; for weights "
      "that "
      "are\ngated, whose out has n / 2 columns, silu_and_mul, gelu_and_mul, "
@@ -289,7 +288,8 @@ constexpr Doc kDocs[] = {
     {"onednn_scaled_mm",
      "c <- a_scales (b_scales ((a - azp) b)) + bias, where handler holds b[k, "
      "n]. a i8[m, k];\na_scales f32[m, 1] and azp i32[m, 1], one for each "
-     "row, or [1]; azp_adj f32[n] is not read;\nc[m, n] and bias[n] have the "
+     "row, or [1]; azp_adj f32[n] or [1, n] is not read;\nc[m, n] and bias[n] "
+     "have the "
      "handler's output type.\n"},
     {"pack_vnni", "Another name of convert_weight_packed. weight[32, k].\n"},
     {"paged_attention",
@@ -315,12 +315,14 @@ constexpr Doc kDocs[] = {
     {"quant_fp8",
      "codes = e4m3 of x / scale, scale = max |x| / 448 of the tensor, token "
      "or group\n"
-     "x[m, k] is " FLOATS ". Returns codes f8e4m3[m, k] and scales f32[1] "
+     "x[.., k], of m rows, is " FLOATS
+     ". Returns codes f8e4m3[.., k] and scales f32[1] "
      "(granularity tensor), [m, 1]\n(token) or [m, ceil(k / group_size)] "
      "(group). ue8m0: scales are powers of two. scale_ub 0: none.\n"},
     {"quant_int8",
      "codes = int8 of x / scale, scale = max |x| / 127 of each row\n"
-     "x[m, k] is " FLOATS ". Returns codes i8[m, k] and scales f32[m].\n"},
+     "x[.., k], of m rows, is " FLOATS
+     ". Returns codes i8[.., k] and scales f32[m].\n"},
     {"quick_gelu", "out = x / (1 + e^(-1.702 x))\n" ROWS},
     {"relu2", "out = max(x, 0)^2\n" ROWS},
     {"replicated_linear", LAYER},
@@ -363,8 +365,9 @@ constexpr Doc kDocs[] = {
      ". a[heads], dt[tokens, heads], d and dt_bias[heads] (Mamba-2), "
      "or\na[heads, head_dim, d_state], dt[tokens, heads, head_dim], d and "
      "dt_bias[heads, head_dim] (Mamba-1).\nstate_batch_indices[sequences]; "
-     "query_start_loc[sequences + 1]; None: each token is a sequence.\n" STATES
-     "\n"},
+     "query_start_loc[sequences + 1]; None: each token is a sequence. "
+     "Mamba-1 may come\nwithout the dimension of heads; b and c may have "
+     "another dtype than x.\n" STATES "\n"},
     {"short_conv",
      "b, c, u = in_proj(x); out = out_proj(c * causal_conv1d(b * u))\n" MIXER
      "state_indices[sequences]. " SEQUENCES},
@@ -374,9 +377,10 @@ constexpr Doc kDocs[] = {
     {"silu", "out = x / (1 + e^-x)\n" ROWS},
     {"silu_and_mul", "out = silu(x[:d]) * x[d:]\n" GATED},
     {"static_quant_fp8",
-     "out = e4m3 of x / scale. x[m, k] is " FLOATS "; scale f32[ceil(m / "
+     "out = e4m3 of x / scale. x[.., k], of m rows, is " FLOATS
+     "; scale f32[ceil(m / "
      "block_rows), ceil(k / block_cols)], where a\nblock of 0 is all rows or "
-     "columns; out f8e4m3[m, k].\n"},
+     "columns; out f8e4m3[.., k]. A single scale may be [1].\n"},
     {"swigluoai_and_mul",
      "out = g sigmoid(alpha g) * (clamp(u, -limit, limit) + 1), g = "
      "min(x[0::2], limit), u = x[1::2]\n" GATED},

@@ -39,10 +39,6 @@ bool IsInPlace(const OpRules& rules, const std::string& a,
                      });
 }
 
-}  // namespace
-
-namespace {
-
 bool IsOfWord(char c) {
   return c == '_' || absl::ascii_isalnum(static_cast<unsigned char>(c));
 }

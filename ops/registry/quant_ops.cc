@@ -332,16 +332,22 @@ absl::Status RegisterQuantOps(OpRegistry& r) {
       "quant_fp8(Tensor x, str granularity=\"token\", int group_size=128, "
       "bool ue8m0=False, float scale_ub=0.0) -> (Tensor, Tensor)",
       &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kDynamic, {{}, OpRows::kFirst, "", {{"q", "out0"}, {"scales", "out1"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Dynamic<false>>(kDynamic, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Dynamic<true>>(kDynamic, kReference));
   QUERN_RETURN_IF_ERROR(
       r.Define<&StaticShapes>("static_quant_fp8(Tensor x, Tensor scale, "
                               "int block_rows=0, int block_cols=0) -> Tensor",
                               &StaticExample));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kStatic, {{}, OpRows::kFirst, "", {{"q", "out"}, {"scales", "scale"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Static<false>>(kStatic, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Static<true>>(kStatic, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&Int8Shapes>(
       "quant_int8(Tensor x) -> (Tensor, Tensor)", &Example));
+  QUERN_RETURN_IF_ERROR(r.Declare(
+      kInt8, {{}, OpRows::kFirst, "", {{"q", "out0"}, {"scales", "out1"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&Int8<false>>(kInt8, kSimd));
   QUERN_RETURN_IF_ERROR(r.Add<&Int8<true>>(kInt8, kReference));
   QUERN_RETURN_IF_ERROR(r.Define<&ConvertShapes>(

@@ -20,7 +20,6 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/ops/index_view.h"
 #include "quern/ops/recurrent/sequence_batch.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_registry.h"
@@ -58,13 +57,6 @@ inline absl::Status CheckBatch(absl::string_view op, absl::string_view field,
   if (initial.rank() == 0) return absl::OkStatus();
   return CheckInput(op, "has_initial_state", initial, DType::kU8, {sequences});
 }
-// The first elements of a dense vector of i32 or i64.
-inline IndexView FirstIndices(const AnyTensorView& v, int64_t count) {
-  if (v.dtype() == DType::kI64) {
-    return DenseVector(static_cast<const int64_t*>(v.data()), count);
-  }
-  return DenseVector(static_cast<const int32_t*>(v.data()), count);
-}
 // `field`: a literal, what the schema calls the indices.
 inline SequenceBatch BatchOf(const AnyTensorView& indices,
                              const AnyTensorView& starts,
@@ -75,7 +67,7 @@ inline SequenceBatch BatchOf(const AnyTensorView& indices,
   batch.state_indices = IndicesOf(indices);
   if (starts.rank() != 0) {
     batch.query_start_loc = IndicesOf(starts);
-    batch.state_indices = FirstIndices(indices, starts.extent(0) - 1);
+    batch.state_indices = IndicesOf(indices, starts.extent(0) - 1);
   }
   if (initial.rank() != 0) {
     batch.has_initial_state =

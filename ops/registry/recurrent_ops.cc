@@ -57,7 +57,8 @@ constexpr Binding<CausalConv1dArgs> kConvUpdateBinding = {
     }};
 
 // A tensor of Mamba-1 as it is without a dimension of heads, state[slots,
-// channels, d_state], with one head in dimension `at`. No view stays none.
+// channels, d_state], with one head in dimension `at`. A view of rank 0 is
+// returned unchanged.
 AnyTensorView WithOneHead(const AnyTensorView& v, int at) {
   if (v.rank() == 0 || v.rank() >= AnyTensorView::kMaxRank) return v;
   AnyTensorView::Dims extents{}, strides{};

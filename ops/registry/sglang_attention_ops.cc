@@ -180,7 +180,8 @@ absl::StatusOr<TokenAttention> DecodeOf(
   }
   QUERN_RETURN_IF_ERROR(SetNewKeys(key, value, query.extents[0], a));
   if (!key.has_value()) {
-    a.loc = TokenAttention::kNone;  // and is not read
+    // loc is not read without new keys.
+    a.loc = TokenAttention::kNone;
     return a;
   }
   if (!loc.has_value() ||

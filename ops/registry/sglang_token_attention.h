@@ -35,7 +35,7 @@ struct TokenAttention {
   const char* k_name = "k_buffer";
   const char* v_name = "v_buffer";
   std::optional<TensorMeta> sinks_meta;
-  bool new_keys = false;  // are written to the buffers
+  bool new_keys = false;  // new keys and values are written to the buffers
   // The buffers are the new keys and values themselves, and token i is slot i.
   bool new_keys_alone = false;
   DType new_dtype = DType::kF32;

@@ -54,10 +54,8 @@ absl::StatusOr<Table> GetRotaryTable(RotaryTables* tables, absl::string_view op,
                                      const RotaryEmbeddingSpec& spec,
                                      absl::string_view count_field,
                                      int64_t count) {
-  if (tables != nullptr) return tables->Get(op, spec, count_field, count);
-  QUERN_ASSIGN_OR_RETURN(AlignedBuffer made,
-                         MakeRotaryTable(op, spec, count_field, count));
-  return std::make_shared<const AlignedBuffer>(std::move(made));
+  RotaryTables own;
+  return (tables != nullptr ? *tables : own).Get(op, spec, count_field, count);
 }
 
 }  // namespace quern
