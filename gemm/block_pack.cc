@@ -14,6 +14,7 @@
 #include "quern/gemm/block_pack_kernels.h"
 #include "quern/gemm/block_traits.h"
 #include "quern/packing/block_panels.h"
+#include "quern/packing/check_rows.h"
 #include "quern/quant/block_format.h"
 
 namespace quern {
@@ -48,20 +49,7 @@ absl::StatusOr<BlockPackPlan> BlockPackPlan::Create(const BlockPackSpec& spec) {
 
 absl::Status BlockPackPlan::CheckArgs(absl::Span<const uint8_t* const> rows,
                                       const uint8_t* packed) const {
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows",
-                                   static_cast<int64_t>(rows.size()),
-                                   layout_.n(), "n of the spec"));
-  if (std::find(rows.begin(), rows.end(), nullptr) != rows.end()) {
-    return InvalidArgument(kOp, "a row is null");
-  }
-  const auto past = reinterpret_cast<uintptr_t>(packed) %
-                    static_cast<uintptr_t>(BlockPanels::kLineBytes);
-  if (packed == nullptr || past != 0) {
-    return InvalidArgument(kOp, "packed is null or ", past,
-                           " bytes past a cache line; need alignment ",
-                           BlockPanels::kLineBytes);
-  }
-  return absl::OkStatus();
+  return CheckRowsToPack(kOp, rows, layout_.n(), "n of the spec", packed);
 }
 
 void BlockPackPlan::Pack(absl::Span<const uint8_t* const> rows, uint8_t* packed,

@@ -17,8 +17,8 @@
 // and nothing beyond. Rows need no alignment. Aliasing: rows must not overlap
 // the packed memory. Allocates: nothing outside Create. Threads: tasks of about
 // 128 KiB over the Executor; the bytes depend neither on their number nor on
-// the instruction set. Cost: moves memory, at half to two thirds of the speed
-// of a copy (docs/performance_notes.md, "packing").
+// the instruction set. Cost: moves memory, at 0.35 to 0.69 of the speed
+// of a copy, by format (docs/performance_notes.md, "packing").
 
 #include <cstdint>
 
@@ -70,7 +70,7 @@ class BlockPackPlan {
 
   BlockPackSpec spec_;
   BlockPanels layout_;
-  int64_t record_bytes_;  // of one column in a file
+  int64_t record_bytes_;  // size of one column's record in a file
   BlockPackKernels kernels_;
 };
 

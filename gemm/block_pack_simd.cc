@@ -1,4 +1,4 @@
-// From rows of GGUF blocks (quant/block_format.h) to packed records
+// Packs rows of GGUF blocks (quant/block_format.h) into records
 // (packing/block_panels.h).
 //
 // A record is read in strips: 16 bytes of each of 16 columns, whose transpose

@@ -21,9 +21,9 @@ enum class CodeType : uint8_t {
 constexpr int64_t BitsOf(CodeType codes) {
   return codes == CodeType::kI4 ? 4 : 8;
 }
-// A byte whose codes all mean zero.
-constexpr uint8_t ZeroByte(CodeType codes) {
-  return codes == CodeType::kI4 ? 0x88 : 0;
+// The code that means zero.
+constexpr uint8_t ZeroCode(CodeType codes) {
+  return codes == CodeType::kI4 ? 8 : 0;
 }
 
 // The bytes of bf16(code) of the 128 codes of e4m3fn that are not negative. A

@@ -30,11 +30,6 @@
 namespace quern {
 namespace {
 
-// The code that means zero.
-uint8_t ZeroCode(CodeType codes) {
-  return static_cast<uint8_t>(ZeroByte(codes) % (1 << BitsOf(codes)));
-}
-
 constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
 
 // Copies a matrix of equal shape and dtype. Rows are divided between the
@@ -299,13 +294,7 @@ class Packer {
     pack_spec.fill = ZeroCode(codes);
     const auto plan = CodePackPlan::Create(pack_spec);
     QUERN_CHECK(plan.ok());  // CheckSources has seen the rows
-    const std::vector<const uint8_t*> all = RowsOfCodes(sources_);
-    for (int64_t part = 0; part < form_.parts; ++part) {
-      plan->Pack(absl::MakeConstSpan(all).subspan(
-                     static_cast<size_t>(part * form_.part_n),
-                     static_cast<size_t>(form_.part_n)),
-                 to_ + form_.panels + part * form_.part_bytes, executor_);
-    }
+    PackParts(*plan, form_, sources_, to_, executor_);
   }
 
   void PackE4M3() const {

@@ -5,6 +5,7 @@
 // (gemm/packed_form.h).
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -87,6 +88,20 @@ inline std::vector<const uint8_t*> RowsOfCodes(
     }
   }
   return rows;
+}
+
+// Packs each part of the form from the rows of its columns.
+template <typename Plan>
+void PackParts(const Plan& plan, const PackedForm& form,
+               absl::Span<const LinearSource> sources, uint8_t* to,
+               Executor& executor) {
+  const std::vector<const uint8_t*> rows = RowsOfCodes(sources);
+  const auto n = static_cast<size_t>(form.part_n);
+  for (int64_t part = 0; part < form.parts; ++part) {
+    plan.Pack(
+        absl::MakeConstSpan(rows).subspan(static_cast<size_t>(part) * n, n),
+        to + form.panels + part * form.part_bytes, executor);
+  }
 }
 
 // Checks every view of every source.

@@ -10,6 +10,7 @@
 #include "quern/core/check.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
+#include "quern/packing/check_rows.h"
 #include "quern/packing/code_layout.h"
 #include "quern/packing/code_pack_kernels.h"
 
@@ -52,20 +53,8 @@ absl::StatusOr<CodePackPlan> CodePackPlan::Create(const CodePackSpec& spec) {
 
 absl::Status CodePackPlan::CheckArgs(absl::Span<const uint8_t* const> rows,
                                      const uint8_t* packed) const {
-  QUERN_RETURN_IF_ERROR(CheckEqual(kOp, "rows",
-                                   static_cast<int64_t>(rows.size()),
-                                   spec_.layout.n(), "n of the layout"));
-  if (std::find(rows.begin(), rows.end(), nullptr) != rows.end()) {
-    return InvalidArgument(kOp, "a row is null");
-  }
-  const auto past = reinterpret_cast<uintptr_t>(packed) %
-                    static_cast<uintptr_t>(CodeLayout::kLineBytes);
-  if (packed == nullptr || past != 0) {
-    return InvalidArgument(kOp, "packed is null or ", past,
-                           " bytes past a cache line; need alignment ",
-                           CodeLayout::kLineBytes);
-  }
-  return absl::OkStatus();
+  return CheckRowsToPack(kOp, rows, spec_.layout.n(), "n of the layout",
+                         packed);
 }
 
 void CodePackPlan::Pack(absl::Span<const uint8_t* const> rows, uint8_t* packed,

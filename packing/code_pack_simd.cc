@@ -1,4 +1,4 @@
-// From rows of codes to the lines of packing/code_layout.h.
+// Packs rows of codes into the lines of packing/code_layout.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +46,8 @@ HWY_INLINE V32 Word(V32 a, V32 b) {
              hn::ShiftLeft<16>(hn::And(upper, second))));
 }
 
-// Each packs a unit: its columns' codes begin at `rows`.
+// Each of these structs packs a unit, whose columns' codes begin `at` bytes
+// behind `rows`.
 struct BytesOf8 {
   static constexpr size_t kCodesPerByte = 1;
   static constexpr size_t kLineK = 4;
