@@ -29,7 +29,7 @@ class _Request:
         )
         self.state = model.state(
             len(prompts),
-            max_step_tokens=max(model.step_tokens, len(prompts)),
+            max_step_tokens=max(min(max(map(len, self.prompts), default=0), model.step_tokens), len(prompts)),
             cache_tokens=pages * _PAGE,
             page_size=_PAGE,
             cache_dtype=cache_dtype,
@@ -74,8 +74,8 @@ class _Request:
                 self.state.end(self.sequences[i])
             return i, token, stop
 
+        step = self.model.step_tokens
         for i, prompt in enumerate(self.prompts):
-            step = self.model.step_tokens
             for at in range(0, len(prompt), step):
                 logits = self._forward([(self.sequences[i], prompt[at : at + step])])
             (token,) = self._choose(logits, [i])

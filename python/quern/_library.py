@@ -407,9 +407,7 @@ class Op(Object):
             meta, address, writable, kept = _tensor.describe("workspace", workspace)
             if not writable or meta.strides is not None and meta.strides != meta.dense_strides:
                 raise ValueError("workspace is read-only or has gaps; need dense bytes that may be written")
-            size = meta.bits // 8
-            for extent in meta.shape:
-                size *= extent
+            size = meta.dense_bytes
             keep.append(kept)
         self._check(
             self._library._c.quern_op_execute(self._handle, operands, count, address, size, executor_handle)

@@ -128,9 +128,7 @@ class Linear(Object):
         library = library or _library.library()
         if isinstance(data, _tensor.Tensor) or not is_buffer(data):
             meta, address, _, keep = _tensor.describe("data", data)
-            size = meta.bits // 8
-            for extent in meta.shape:
-                size *= extent
+            size = meta.dense_bytes
             if meta.strides is not None and meta.strides != meta.dense_strides:
                 raise ValueError("data has gaps; need dense bytes")
         else:

@@ -20,11 +20,11 @@ class Model(Object):
     source: the path of a file, or the bytes of one. weights: the form in which matrices are kept: "file" (as
     in the file; "as_in_file" is its older name), "bf16", "f32" or "int8". activations: what matrices in
     blocks multiply: rows that become "int8", or "exact" ones, which is slower; None: "int8" with weights as
-    in the file, else "exact". The defaults are those of examples/generate. max_context bounds the length of a sequence; 0: 32768.
-    max_bytes bounds the memory of loading; 0: 256 MiB and 37 times the file. packed_path: a file of packed
+    in the file, else "exact". The defaults are those of examples/generate. max_context bounds the length of
+    a sequence; 0: 32768. max_bytes bounds the memory of loading; 0: 256 MiB and 37 times the file. packed_path: a file of packed
     matrices, which is read if it exists and written if it does not. progress(done, total) is called while
-    the weights are read; what it raises ends the loading, and so does KeyboardInterrupt. executor: threads of loading and, unless
-    another is given, of generating; None: a pool of a thread on each core, which goes with the model.
+    the weights are read; what it raises ends the loading, and so does KeyboardInterrupt. executor: threads
+    of loading and, unless another is given, of generating; None: a pool of a thread on each core, which goes with the model.
 
     Threads may share a model: each call of generate has a state of its own.
     """
@@ -194,7 +194,7 @@ def _cancelled(raised: list) -> Any:
 
     waiting = answers()
     next(waiting)
-    # Of C's arguments, next takes the context for its default.
+    # next takes the context, C's argument, for its default.
     return _abi_model.Cancelled(functools.partial(next, waiting))
 
 

@@ -38,6 +38,13 @@ class Meta(NamedTuple):
             step *= max(1, extent)
         return tuple(reversed(strides))
 
+    @property
+    def dense_bytes(self) -> int:
+        size = self.bits // 8
+        for extent in self.shape:
+            size *= extent
+        return size
+
 
 # DLPack's code and bits, and NumPy's name or that of ml_dtypes, which has the
 # last three.
@@ -173,18 +180,12 @@ class Tensor:
     @classmethod
     def new(cls, meta: Meta) -> Tensor:
         """A dense tensor of this dtype and shape, with unspecified elements."""
-        size = meta.bits // 8
-        for extent in meta.shape:
-            size *= extent
-        memory = _Memory(size)
+        memory = _Memory(meta.dense_bytes)
         return cls(meta, memory.address, memory)
 
     def _clear(self) -> None:
         """Sets all bytes of a dense tensor to 0."""
-        size = self._meta.bits // 8
-        for extent in self._meta.shape:
-            size *= extent
-        ctypes.memset(self._address, 0, size)
+        ctypes.memset(self._address, 0, self._meta.dense_bytes)
 
     @property
     def dtype(self) -> str:

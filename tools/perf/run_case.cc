@@ -20,6 +20,7 @@
 #include "quern/core/cpu_info.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/limits/limits.h"
+#include "quern/core/max_isa.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/limit_rows.h"
@@ -53,7 +54,9 @@ int64_t AvailableMemory() {
 
 ScopedIsa::ScopedIsa(const std::string& isa) {
   if (isa.empty()) return;
-  hwy::SetSupportedTargetsForTest(TargetsUpTo(isa));
+  // Targets below it stay, because the baseline must. A better one has a lower
+  // bit.
+  hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~(IsaBit(isa) - 1));
   AllowAvxVnniForTest(isa == kAvxVnniTarget);
 }
 ScopedIsa::~ScopedIsa() {

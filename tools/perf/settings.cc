@@ -4,32 +4,16 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "hwy/targets.h"
-#include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
 
 namespace quern {
-
-int64_t TargetsUpTo(absl::string_view name) {
-  if (HasAvxVnni() && absl::EqualsIgnoreCase(name, kAvxVnniTarget)) {
-    name = "AVX2";  // whose kernels choose those with AVX-VNNI
-  }
-  for (int64_t bit : hwy::SupportedAndGeneratedTargets()) {
-    // A better target has a lower bit.
-    if (absl::EqualsIgnoreCase(name, hwy::TargetName(bit))) {
-      return hwy::SupportedTargets() & ~(bit - 1);
-    }
-  }
-  return 0;
-}
 
 absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
                                       bool terminal) {
@@ -51,7 +35,7 @@ absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
   settings.table = format == "table" || (format == "auto" && terminal);
   if (args.Text("isa") != "best") {
     settings.isa = absl::AsciiStrToUpper(args.Text("isa"));
-    if (TargetsUpTo(settings.isa) == 0) {
+    if (!absl::c_linear_search(cpu.targets, settings.isa)) {
       return InvalidArgument(args.op(), "--isa=\"", args.Text("isa"),
                              "\" is not on this CPU; need one of best, ",
                              absl::StrJoin(cpu.targets, ", "));

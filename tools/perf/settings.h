@@ -41,11 +41,6 @@ struct Settings {
 absl::StatusOr<Settings> ReadSettings(const Args& args, const CpuInfo& cpu,
                                       bool terminal);
 
-// The targets that Highway may choose from if `name` is to be the best: those
-// below it stay, because the baseline must. AVX2_VNNI is AVX2 here. 0: no such
-// target.
-int64_t TargetsUpTo(absl::string_view name);
-
 }  // namespace quern
 
 #endif  // QUERN_TOOLS_PERF_SETTINGS_H_

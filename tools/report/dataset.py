@@ -113,12 +113,11 @@ class OneRate:
     or a context: of the rows that depend on it, only the most that are within 10 % of each other are kept."""
 
     def __init__(self, rows):
-        known = sorted(row["dram_gbps"] for row in rows if row.get("dram_gbps"))
-        slowest = known[0] if known else 0
+        slowest = min((row["dram_gbps"] for row in rows if row.get("dram_gbps")), default=0)
         rates = sorted(row["dram_gbps"] for row in rows if row.get("dram_gbps") and needs_dram(row, slowest))
         windows = [[rate for rate in rates[i:] if rate <= dram.ONE_RATE * first] for i, first in enumerate(rates)]
-        self.low, self.high = max(((w[0], w[-1]) for w in windows), key=lambda w: sum(w[0] <= r <= w[1] for r in rates),
-                                  default=(0, 0))
+        most = max(windows, key=len, default=[0])
+        self.low, self.high = most[0], most[-1]
         self.left_out = 0
         self._slowest = slowest
 
