@@ -220,7 +220,7 @@ TEST(GenerateTest, TheInstructionSetCanBeCapped) {
   const Outcome outcome = RunGenerate(command);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("kernels: operators: Highway AVX2"));
-  // As the variable asks, unless the flag does.
+  // The flag is stronger than the variable.
   ASSERT_EQ(setenv("QUERN_MAX_ISA", "AVX9", 1), 0);
   EXPECT_EQ(RunGenerate(command).code, 0);
   ExpectRefused(RunGenerate({"--prompt=Emma was"}), 2,

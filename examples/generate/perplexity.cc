@@ -25,7 +25,7 @@
 namespace quern {
 namespace {
 
-// The same on every machine, because perplexity depends on it.
+// Perplexity depends on the length of a window, so every machine has this one.
 constexpr int64_t kWindowTokens = 256;
 
 absl::Status Encode(const std::string& text, int64_t window, Session& session,
