@@ -2,6 +2,7 @@
 #define QUERN_CORE_PREFETCH_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "hwy/base.h"
 #include "hwy/cache_control.h"
@@ -17,6 +18,13 @@ HWY_INLINE void PrefetchL2(const void* p) {
 #else
   hwy::Prefetch(static_cast<const char*>(p));
 #endif
+}
+
+// The same for the line `bytes` behind p, which may lie outside the object of
+// p, where C++ knows no pointer: the sum is one of integers.
+HWY_INLINE void PrefetchL2Behind(const void* p, size_t bytes) {
+  PrefetchL2(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes));
 }
 
 // Asks for all cache lines of the `bytes` from `p` on.

@@ -150,7 +150,7 @@ void DecodeLines(const uint8_t* HWY_RESTRICT codes, size_t lines,
   const size_t block_bytes = lines * kLine;
   for (size_t l = 0; l < lines; ++l) {
     // The panel's next block, which is wanted after some other panels' blocks.
-    PrefetchL2(codes + block_bytes);
+    PrefetchL2Behind(codes, block_bytes);
     for (size_t b = 0; b < kLine; b += kBytes) {
       VW out[Codes::kLines];
       Codes::Decode(hn::LoadU(DB(), codes + b), out);
@@ -170,11 +170,11 @@ void Scale(const ScaleArgs& args) {
   // The scales of a panel are a slow stream, one line for many lines of codes,
   // which the hardware's prefetchers do not follow: int4 with one row took 1.1
   // times as long without (Zen 5, 2026).
-  constexpr size_t kAhead = 4 * kCols;
+  constexpr size_t kAheadBytes = 4 * kCols * sizeof(float);
   for (size_t p = 0; p < args.panels; ++p) {
-    PrefetchL2(args.scales + p * args.panel_stride + kAhead);
+    PrefetchL2Behind(args.scales + p * args.panel_stride, kAheadBytes);
     if (args.zeros != nullptr) {
-      PrefetchL2(args.zeros + p * args.panel_stride + kAhead);
+      PrefetchL2Behind(args.zeros + p * args.panel_stride, kAheadBytes);
     }
   }
   const float* HWY_RESTRICT sums = args.sums;

@@ -110,7 +110,7 @@ void DecodeE4M3Halves(const uint8_t* HWY_RESTRICT codes, size_t lines,
   const size_t block_bytes = lines * kLineBytes;
   for (size_t b = 0; b < block_bytes; b += kLineBytes) {
     // The panel's next block, which is wanted after some other panels' blocks.
-    PrefetchL2(codes + b + block_bytes);
+    PrefetchL2Behind(codes + b, block_bytes);
     StoreHalves(codes + b, to + 2 * b, most);
     StoreHalves(codes + b + 32, to + 2 * b + 64, most);
   }

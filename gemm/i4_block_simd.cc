@@ -83,10 +83,10 @@ class I4Record {
  private:
   HWY_INLINE void LoadGroup() {
     // Scales are a slow stream, which the hardware's prefetchers do not follow.
-    constexpr size_t kAhead = 8 * BlockPanels::kPanelCols;
-    PrefetchL2(scales_ + kAhead);
+    constexpr size_t kAheadBytes = 8 * BlockPanels::kPanelCols * sizeof(float);
+    PrefetchL2Behind(scales_, kAheadBytes);
     if constexpr (kZeros) {
-      PrefetchL2(zeros_ + kAhead);
+      PrefetchL2Behind(zeros_, kAheadBytes);
       // 16 - zero in each byte of a column; zeros are stored less 8.
       const DI di;
       HWY_UNROLL(4)

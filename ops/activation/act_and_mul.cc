@@ -41,12 +41,6 @@ ActivationKernels::Gated GatedOf(const ActAndMulSpec& spec,
   return spec.x_dtype == DType::kF32 ? kernels.gated_f32 : nullptr;
 }
 
-// An address to fetch from, which may lie outside of what was allocated: a
-// pointer may not lead there, an integer may.
-const void* AddressBehind(const char* p, size_t bytes) {
-  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes);
-}
-
 }  // namespace
 
 absl::string_view ActAndMulName(const ActAndMulSpec& spec) {
@@ -249,9 +243,9 @@ void ActAndMulPlan::Run(const AnyTensorView& gate, const AnyTensorView* up,
                          // next row, which usually follows it in memory.
                          const size_t ahead = i * in_step + kAhead;
                          for (size_t b = 0; b < count * in_step; b += 64) {
-                           PrefetchL2(AddressBehind(gate_row, ahead + b));
+                           PrefetchL2Behind(gate_row, ahead + b);
                            if (up == nullptr) continue;
-                           PrefetchL2(AddressBehind(up_row, ahead + b));
+                           PrefetchL2Behind(up_row, ahead + b);
                          }
                          if (spec_.sparsity != 0.0) {
                            kernels_.excess(cutoff, count, g);
