@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -125,9 +126,12 @@ class BoundMixer2 final : public BoundOp {
     for (int64_t row = 0; row < rows; ++row) {
       const ScalarRow to(out, row);
       for (int64_t i = 0; i < plan_.columns(); ++i) {
-        const float mean = sums[row * spec.groups + (first + i) / group] /
-                           static_cast<float>(group);
-        to.Set(i, h(row, i) * (1.0f / std::sqrt(mean + spec.eps)));
+        const float sum = sums[row * spec.groups + (first + i) / group];
+        const float inverse =
+            std::isinf(sum)
+                ? std::numeric_limits<float>::quiet_NaN()
+                : 1.0f / std::sqrt(sum / static_cast<float>(group) + spec.eps);
+        to.Set(i, h(row, i) * inverse);
         to.Set(i, to[i] * weight[i]);
       }
     }

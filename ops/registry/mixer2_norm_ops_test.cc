@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -77,6 +78,34 @@ TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
           }
         });
       }
+    }
+  }
+}
+
+// The sum of squares is one of f32, which all ranks add up: where it overflows,
+// no rank knows the row's mean.
+TEST(Mixer2NormOpsTest, ASumBeyondF32IsNaNInBothProviders) {
+  OpRegistry registry;
+  ASSERT_EQ(RegisterMixer2NormOps(registry), absl::OkStatus());
+  const OpDispatcher ops(registry, OpPolicy());
+  constexpr int64_t kHidden = 4;
+  const AnyMatrix x(DType::kF32, Doubles(kHidden, 1e30), 1, kHidden, kHidden);
+  const AnyMatrix gate(DType::kF32, Doubles(kHidden, 2.0), 1, kHidden, kHidden);
+  const TensorMeta meta = {DType::kF32, {1, kHidden}};
+  for (const char* provider : {"simd", "reference"}) {
+    const auto made = ops.MakeFrom(provider, "mixer2_gated_rms_norm",
+                                   {{"x", meta}, {"gate", meta}});
+    ASSERT_TRUE(made.ok()) << made.status();
+    const AnyMatrix out(DType::kF32, 1, kHidden, kHidden);
+    const std::vector<AnyTensorView> tensors = {x.view(), gate.view(),
+                                                AnyTensorView(), out.view()};
+    ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+    InlineExecutor executor;
+    auto memory = AlignedBuffer::Create(*made->op->WorkspaceBytes(1, 1));
+    ASSERT_TRUE(memory.ok());
+    made->op->Execute(tensors, Workspace(*memory), executor);
+    for (const double value : out.doubles()) {
+      EXPECT_TRUE(std::isnan(value)) << provider << " " << value;
     }
   }
 }
