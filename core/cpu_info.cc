@@ -190,7 +190,13 @@ CpuInfo GetCpuInfo() {
     }
   }
   // Highway numbers its targets so that a better one has a lower bit.
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  // Highway 1.2 looks at the CPU for that list, and dispatch then takes all
+  // that it found, whatever DisableTargets has said before.
+  int64_t allowed = 0;
+  for (const int64_t target : targets) allowed |= target;
+  hwy::GetChosenTarget().Update(allowed);
+  for (const int64_t target : targets) {
     if (target == HWY_AVX2 && HasAvxVnni()) {
       info.targets.push_back(kAvxVnniTarget);
     }

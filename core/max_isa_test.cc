@@ -10,6 +10,7 @@
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
+#include "quern/core/limits/limits_kernels.h"
 
 namespace quern {
 namespace {
@@ -31,6 +32,21 @@ TEST_F(MaxIsaTest, DispatchTakesNothingBetter) {
   }
   ASSERT_TRUE(SetMaxIsa("").ok());
   EXPECT_EQ(GetCpuInfo().targets, all.targets);
+}
+
+// What dispatch takes now.
+std::string Dispatched() { return GetStreamKernels().target; }
+
+TEST_F(MaxIsaTest, NothingButAnotherCapEndsACap) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    const std::string isa = hwy::TargetName(target);
+    ASSERT_TRUE(SetMaxIsa(isa).ok()) << isa;
+    EXPECT_EQ(Dispatched(), isa);
+    EXPECT_FALSE(SetMaxIsa("AVX9").ok());
+    EXPECT_EQ(Dispatched(), isa) << "after a refusal";
+    EXPECT_FALSE(GetCpuInfo().targets.empty());
+    EXPECT_EQ(Dispatched(), isa) << "after a look at the CPU";
+  }
 }
 
 TEST_F(MaxIsaTest, PlainAvx2IsWithoutAvxVnni) {
