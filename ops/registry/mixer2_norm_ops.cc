@@ -1,6 +1,5 @@
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -106,19 +105,29 @@ class BoundMixer2 final : public BoundOp {
     const Mixer2GatedRmsNormSpec& spec = plan_.spec();
     const int64_t rows = x.extent(0), group = spec.hidden / spec.groups;
     const int64_t first = ranks().rank() * plan_.columns();
+    const auto count = static_cast<float>(group);
     const auto h = [&](int64_t row, int64_t i) {
       const float g = ScalarRow(z, row)[i];
       return ScalarRow(x, row)[i] * (g / (1.0f + std::exp(-g)));
     };
+    const auto own_sum = [&](int64_t row, int64_t g) {
+      double sum = 0.0;
+      for (int64_t i = 0; i < plan_.columns(); ++i) {
+        if ((first + i) / group != g) continue;
+        sum += double{h(row, i)} * double{h(row, i)};
+      }
+      return sum;
+    };
+    // No rank has the elements of all others to sum them again.
+    const auto inverse_of_huge = [&](int64_t row, int64_t g) {
+      if (plan_.columns() % group != 0) return std::nanf("");
+      return static_cast<float>(
+          1.0 / std::sqrt(own_sum(row, g) / double{count} + spec.eps));
+    };
     float* const sums = SumsOf(workspace, rows);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t g = 0; g < spec.groups; ++g) {
-        double sum = 0.0;
-        for (int64_t i = 0; i < plan_.columns(); ++i) {
-          if ((first + i) / group != g) continue;
-          sum += double{h(row, i)} * double{h(row, i)};
-        }
-        sums[row * spec.groups + g] = static_cast<float>(sum);
+        sums[row * spec.groups + g] = static_cast<float>(own_sum(row, g));
       }
     }
     ranks().AllReduceSum(DenseMatrix(sums, rows, spec.groups));
@@ -126,12 +135,11 @@ class BoundMixer2 final : public BoundOp {
     for (int64_t row = 0; row < rows; ++row) {
       const ScalarRow to(out, row);
       for (int64_t i = 0; i < plan_.columns(); ++i) {
-        const float sum = sums[row * spec.groups + (first + i) / group];
-        const float inverse =
-            std::isinf(sum)
-                ? std::numeric_limits<float>::quiet_NaN()
-                : 1.0f / std::sqrt(sum / static_cast<float>(group) + spec.eps);
-        to.Set(i, h(row, i) * inverse);
+        const int64_t g = (first + i) / group;
+        const float sum = sums[row * spec.groups + g];
+        to.Set(i, h(row, i) * (std::isinf(sum)
+                                   ? inverse_of_huge(row, g)
+                                   : 1.0f / std::sqrt(sum / count + spec.eps)));
         to.Set(i, to[i] * weight[i]);
       }
     }

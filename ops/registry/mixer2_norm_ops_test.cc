@@ -82,31 +82,46 @@ TEST(Mixer2NormOpsTest, IsTheSameOverRanks) {
   }
 }
 
-// The sum of squares is one of f32, which all ranks add up: where it overflows,
-// no rank knows the row's mean.
-TEST(Mixer2NormOpsTest, ASumBeyondF32IsNaNInBothProviders) {
+// Where ranks add up their sums, in f32, nobody can sum a group again in
+// double.
+TEST(Mixer2NormOpsTest, SumsBeyondF32AreNaNOnlyWhereRanksShareAGroup) {
   OpRegistry registry;
   ASSERT_EQ(RegisterMixer2NormOps(registry), absl::OkStatus());
   const OpDispatcher ops(registry, OpPolicy());
-  constexpr int64_t kHidden = 4;
-  const AnyMatrix x(DType::kF32, Doubles(kHidden, 1e30), 1, kHidden, kHidden);
-  const AnyMatrix gate(DType::kF32, Doubles(kHidden, 2.0), 1, kHidden, kHidden);
-  const TensorMeta meta = {DType::kF32, {1, kHidden}};
-  for (const char* provider : {"simd", "reference"}) {
-    const auto made = ops.MakeFrom(provider, "mixer2_gated_rms_norm",
-                                   {{"x", meta}, {"gate", meta}});
-    ASSERT_TRUE(made.ok()) << made.status();
-    const AnyMatrix out(DType::kF32, 1, kHidden, kHidden);
-    const std::vector<AnyTensorView> tensors = {x.view(), gate.view(),
-                                                AnyTensorView(), out.view()};
-    ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
-    InlineExecutor executor;
-    auto memory = AlignedBuffer::Create(*made->op->WorkspaceBytes(1, 1));
-    ASSERT_TRUE(memory.ok());
-    made->op->Execute(tensors, Workspace(*memory), executor);
-    for (const double value : out.doubles()) {
-      EXPECT_TRUE(std::isnan(value)) << provider << " " << value;
-    }
+  constexpr int64_t kColumns = 4;
+  const auto row = [&](double value) {
+    return AnyMatrix(DType::kF32, Doubles(kColumns, value), 1, kColumns,
+                     kColumns);
+  };
+  for (const int ranks : {1, 2}) {
+    RunRanks(ranks, [&](ThreadCommunicator& c) {
+      const AnyMatrix x = row(1e30), gate = row(2.0), weight = row(1.0);
+      for (const char* provider : {"simd", "reference"}) {
+        const TensorMeta meta = {DType::kF32, {1, kColumns}};
+        const auto made =
+            ops.MakeFrom(provider, "mixer2_gated_rms_norm",
+                         {{"x", meta},
+                          {"gate", meta},
+                          {"weight", TensorMeta{DType::kF32, {kColumns}}},
+                          {"ranks", &c}});
+        ASSERT_TRUE(made.ok()) << made.status();
+        const AnyMatrix out(DType::kF32, 1, kColumns, kColumns);
+        const std::vector<AnyTensorView> tensors = {
+            x.view(), gate.view(), weight.vector(), out.view()};
+        ASSERT_EQ(made->op->CheckArgs(tensors), absl::OkStatus());
+        InlineExecutor executor;
+        auto memory = AlignedBuffer::Create(*made->op->WorkspaceBytes(1, 1));
+        ASSERT_TRUE(memory.ok());
+        made->op->Execute(tensors, Workspace(*memory), executor);
+        for (const double value : out.doubles()) {
+          if (ranks == 1) {
+            EXPECT_NEAR(value, 1.0, 1e-6) << provider;
+          } else {
+            EXPECT_TRUE(std::isnan(value)) << provider << " " << value;
+          }
+        }
+      }
+    });
   }
 }
 
