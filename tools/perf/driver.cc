@@ -149,9 +149,8 @@ absl::Status RunOp(const OpEntry& entry, const Args& args,
 }
 
 absl::Status Run(absl::Span<const OpEntry> ops,
-                 absl::Span<const absl::string_view> words, bool terminal,
-                 std::ostream& out, std::ostream& progress) {
-  const CpuInfo cpu = GetCpuInfo();
+                 absl::Span<const absl::string_view> words, const CpuInfo& cpu,
+                 bool terminal, std::ostream& out, std::ostream& progress) {
   if (AsksForTable(words)) return RunTable(ops, words, cpu, out, progress);
   const absl::string_view name = words.empty() ? "" : words[0];
   const OpEntry* const entry = FindOp(ops, name);
@@ -178,15 +177,15 @@ absl::Status Run(absl::Span<const OpEntry> ops,
 }  // namespace
 
 int RunPerf(absl::Span<const OpEntry> ops,
-            absl::Span<const absl::string_view> words, bool terminal,
-            std::ostream& out, std::ostream& progress) {
+            absl::Span<const absl::string_view> words, const CpuInfo& cpu,
+            bool terminal, std::ostream& out, std::ostream& progress) {
   for (const absl::string_view word : words) {
     if (word == "--help" || word == "-h") {
       out << Help(ops, words[0]);
       return 0;
     }
   }
-  const absl::Status status = Run(ops, words, terminal, out, progress);
+  const absl::Status status = Run(ops, words, cpu, terminal, out, progress);
   if (status.ok()) return 0;
   progress << status.message() << std::endl;
   return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ? 2

@@ -7,6 +7,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/cpu_info.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {
@@ -14,11 +15,11 @@ namespace quern {
 // Runs `OP --key=value...`, where OP is one of ops or `limits`, or
 // `--table[=SUBSTRING] --key=value...` (table.h). Results go to `out`, one line
 // each; progress and refusals to `progress`. `terminal`:
-// whether `out` is one, for the default of
-// --format. Returns the exit code: 0; 1: failed; 2: refused.
+// whether `out` is one, for the default of --format. `cpu`: the machine, whose
+// caches buffers must exceed. Returns the exit code: 0; 1: failed; 2: refused.
 int RunPerf(absl::Span<const OpEntry> ops,
-            absl::Span<const absl::string_view> words, bool terminal,
-            std::ostream& out, std::ostream& progress);
+            absl::Span<const absl::string_view> words, const CpuInfo& cpu,
+            bool terminal, std::ostream& out, std::ostream& progress);
 
 }  // namespace quern
 

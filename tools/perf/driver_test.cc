@@ -72,8 +72,8 @@ class Boaster final : public Op {
 TEST(DriverTest, FailsALineThatExceedsItsLimit) {
   const auto perf = [](const std::vector<absl::string_view>& words) {
     std::ostringstream out, progress;
-    const int exit_code =
-        RunPerf({Boaster::Entry()}, words, false, out, progress);
+    const int exit_code = RunPerf({Boaster::Entry()}, words, SmallMachine(),
+                                  false, out, progress);
     return Outcome{exit_code, out.str(), progress.str()};
   };
   const Outcome honest = perf({"boaster", "--runs=1", "--threads=1"});

@@ -175,7 +175,7 @@ TEST(TableTest, GoesOnAfterACaseThatFails) {
   std::ostringstream out, progress;
   const int exit_code =
       RunPerf({}, {"--table=--weights=q8_0 --m=", "--threads=1", "--runs=1"},
-              true, out, progress);
+              SmallMachine(), true, out, progress);
   EXPECT_EQ(exit_code, 1) << progress.str();
   EXPECT_EQ(
       std::vector<std::string>(absl::StrSplit(out.str(), "  failed ")).size(),
