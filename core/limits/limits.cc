@@ -187,9 +187,11 @@ LimitSample Limits::Dram(DramKind kind, StreamWay way, Executor& executor) {
 LimitSample Limits::CacheRead(int64_t bytes_per_worker,
                               Executor& executor) const {
   constexpr size_t kUnit = kLimitBlockBytes * kMaxStreams;
-  const size_t bytes =
-      std::max(static_cast<size_t>(bytes_per_worker) / kUnit * kUnit, kUnit);
   const auto workers = static_cast<size_t>(executor.num_workers());
+  const size_t most = buffer_.bytes() / workers;
+  const size_t bytes = std::max(
+      std::min(static_cast<size_t>(bytes_per_worker), most) / kUnit * kUnit,
+      kUnit);
   // A quarter of a millisecond at least.
   const size_t passes = std::max<size_t>(4, (size_t{64} << 20) / bytes);
   const auto read = [&](size_t times) {

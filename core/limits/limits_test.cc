@@ -183,6 +183,8 @@ TEST(LimitsTest, EverySampleIsARate) {
   const LimitSample cache = limits->CacheRead(limits->l2_set_bytes(), executor);
   EXPECT_GT(cache.seconds, 0);
   EXPECT_GT(cache.amount, 0);
+  // A cache may be larger than the buffer, as it is under tsan.
+  EXPECT_GT(limits->CacheRead(int64_t{1} << 40, executor).amount, 0);
   for (const PeakKind kind :
        {PeakKind::kF32, PeakKind::kBF16, PeakKind::kI8, PeakKind::kI6}) {
     const LimitSample sample = limits->Peak(kind, executor);
