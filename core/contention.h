@@ -50,9 +50,9 @@ class Contention {
   }
 
   // The system says that threads wait for CPUs: kContended until `until_ns`, at
-  // no cost to the budget.
+  // no cost to the budget. No state becomes shorter by it.
   void NoteCrowd(int64_t until_ns) {
-    preempted_.until.store(until_ns, std::memory_order_relaxed);
+    Prolong(preempted_, until_ns);
     quiet_.store(false, std::memory_order_relaxed);
   }
 
@@ -80,6 +80,14 @@ class Contention {
     std::atomic<int64_t> until{INT64_MIN};
   };
 
+  static void Prolong(Budget& budget, int64_t until_ns) {
+    int64_t before = budget.until.load(std::memory_order_relaxed);
+    while (before < until_ns &&
+           !budget.until.compare_exchange_weak(before, until_ns,
+                                               std::memory_order_relaxed)) {
+    }
+  }
+
   void Spend(Budget& budget, int64_t burst_ns, int64_t now_ns,
              int64_t lost_ns) {
     const int64_t lost = std::clamp<int64_t>(lost_ns, 0, kLongestNs / kRatio);
@@ -91,7 +99,7 @@ class Contention {
     } while (!budget.even_at.compare_exchange_weak(before, even_at,
                                                    std::memory_order_relaxed));
     if (even_at - now_ns <= burst_ns * kRatio) return;
-    budget.until.store(even_at, std::memory_order_relaxed);
+    Prolong(budget, even_at);
     quiet_.store(false, std::memory_order_relaxed);
   }
 

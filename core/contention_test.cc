@@ -53,6 +53,16 @@ TEST(ContentionTest, AStallKeepsTheCallerAloneForAMultipleOfWhatItLost) {
   EXPECT_TRUE(contention.quiet());
 }
 
+TEST(ContentionTest, ACrowdShortensNoState) {
+  Contention contention;
+  contention.NotePreempted(0, 12 * kMs);
+  contention.NoteCrowd(50 * kMs);
+  EXPECT_EQ(contention.At(50 * kMs), State::kContended);
+  EXPECT_EQ(contention.At(12 * Contention::kRatio * kMs - 1),
+            State::kContended);
+  EXPECT_EQ(contention.At(12 * Contention::kRatio * kMs), State::kQuiet);
+}
+
 TEST(ContentionTest, ACrowdLastsForAsLongAsItIsSaidToAndCostsNoBudget) {
   Contention contention;
   contention.NoteCrowd(50 * kMs);

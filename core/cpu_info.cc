@@ -190,18 +190,15 @@ CpuInfo GetCpuInfo() {
     }
   }
   // Highway numbers its targets so that a better one has a lower bit.
-  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  // Highway 1.2 looks at the CPU for that list, and dispatch then takes all
-  // that it found, whatever DisableTargets has said before.
-  int64_t allowed = 0;
-  for (const int64_t target : targets) allowed |= target;
-  hwy::GetChosenTarget().Update(allowed);
-  for (const int64_t target : targets) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
     if (target == HWY_AVX2 && HasAvxVnni()) {
       info.targets.push_back(kAvxVnniTarget);
     }
     info.targets.push_back(hwy::TargetName(target));
   }
+  // Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
+  // whatever DisableTargets has said before, until the next Update.
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   ReadCaches(info);
   info.cpus_online =
       std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));

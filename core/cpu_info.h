@@ -29,7 +29,8 @@ struct CpuInfo {
 };
 
 // Reads /proc, /sys and cpuid, a file for each logical CPU: a millisecond, and
-// several on machines of hundreds of CPUs. Not cached.
+// several on machines of hundreds of CPUs. Not cached. Under a cap of
+// instruction sets (core/max_isa.h) no other thread may make plans meanwhile.
 CpuInfo GetCpuInfo();
 
 // GetCpuInfo().last_level_bytes(), by the few files that describe the caches:

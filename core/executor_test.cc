@@ -304,6 +304,32 @@ TEST(HwyExecutorTest, WorkersBlockSignalsButTheirOwnFaults) {
   EXPECT_EQ(sigismember(&now, SIGINT), 0);  // as before Create
 }
 
+// A handler that does not ask for SA_RESTART interrupts the caller's wait for
+// a long task, which goes on.
+TEST(HwyExecutorTest, ASignalDoesNotEndTheWaitForATask) {
+  struct sigaction handler = {}, before = {};
+  handler.sa_handler = [](int) {};
+  ASSERT_EQ(sigaction(SIGUSR1, &handler, &before), 0);
+  const auto executor = MakeHwy(2, HwyExecutor::Sharing::kAll);
+  const pthread_t caller = pthread_self();
+  std::atomic<bool> done{false};
+  std::atomic<bool> begun{false};
+  executor->ParallelFor(2, [&](int64_t, int worker) {
+    if (worker == 0) {
+      while (!begun.load()) std::this_thread::yield();
+      return;
+    }
+    begun.store(true);
+    for (int i = 0; i < 50; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      pthread_kill(caller, SIGUSR1);
+    }
+    done.store(true);
+  });
+  EXPECT_TRUE(done.load());
+  ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
 TEST(HwyExecutorTest, ConcurrentCallersTakeTurns) {
   const auto executor = MakeHwy(2, HwyExecutor::Sharing::kAll);
   int inside = 0;  // guarded by taking turns alone: tsan would object

@@ -98,7 +98,9 @@ HwyExecutor::~HwyExecutor() {
 
 int HwyExecutor::num_workers() const { return state_->pool.num_workers(); }
 
-bool HwyExecutor::idle() const { return state_->pool.idle(); }
+bool HwyExecutor::idle() const {
+  return state_->forked() || state_->pool.idle();
+}
 
 void HwyExecutor::ParallelFor(int64_t num_tasks,
                               absl::FunctionRef<void(int64_t, int)> fn) {

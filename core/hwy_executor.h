@@ -23,7 +23,8 @@
 //
 // fork: the child of a process has no worker threads. In the child, an executor
 // of the parent runs all tasks on the calling thread, and its destructor frees
-// nothing. An executor that the child creates is like any other.
+// nothing. An executor that the child creates is like any other. A task must
+// not fork, unless the child does nothing but exec or _exit.
 
 #include <chrono>
 #include <cstdint>

@@ -20,8 +20,8 @@ HWY_INLINE void PrefetchL2(const void* p) {
 #endif
 }
 
-// The same for the line `bytes` behind p, which may lie outside the object of
-// p, where C++ knows no pointer: the sum is one of integers.
+// Like PrefetchL2, but for the line `bytes` behind p. That line may lie outside
+// the object of p, where C++ knows no pointer, so integers are added.
 HWY_INLINE void PrefetchL2Behind(const void* p, size_t bytes) {
   PrefetchL2(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes));

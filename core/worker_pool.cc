@@ -5,6 +5,10 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -120,6 +124,20 @@ WorkerPool::Usage WorkerPool::Usage::OfThisThread(int64_t now_ns) {
 
 namespace {
 
+// Sleeps until the bell has another value. hwy::BlockUntilDifferent does so,
+// too, but its debug assertion ends the process when a signal's handler
+// interrupts the wait.
+void BlockWhile(uint32_t value, const std::atomic<uint32_t>& bell) {
+#if defined(__linux__)
+  while (bell.load(std::memory_order_acquire) == value) {
+    syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&bell),
+            FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+  }
+#else
+  hwy::BlockUntilDifferent(value, bell);
+#endif
+}
+
 constexpr uint64_t kOneTask = uint64_t{1} << 32;
 uint64_t RangeOf(uint64_t first, uint64_t end) { return first << 32 | end; }
 bool IsEmpty(uint64_t range) { return range >> 32 >= (range & (kOneTask - 1)); }
@@ -194,7 +212,7 @@ void WorkerPool::Sleep(int worker) {
   const uint32_t bell = work_bell_.load();
   asleep_.fetch_add(1);
   if (!stop_.load() && !HasTasks(worker)) {
-    hwy::BlockUntilDifferent(bell, work_bell_);
+    BlockWhile(bell, work_bell_);
   }
   asleep_.fetch_sub(1);
 }
@@ -306,7 +324,7 @@ void WorkerPool::AwaitReports() {
     if (spins) continue;
     const uint32_t bell = caller_bell_.load();
     caller_sleeps_.store(true);
-    if (!AllReported()) hwy::BlockUntilDifferent(bell, caller_bell_);
+    if (!AllReported()) BlockWhile(bell, caller_bell_);
     caller_sleeps_.store(false);
   }
 }
@@ -359,7 +377,7 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
   // The numbers within a region have 32 bits.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   while (first < num_tasks) {
-    const int64_t end = std::min(num_tasks, first + kMost);
+    const int64_t end = first + std::min(num_tasks - first, kMost);
     RunShared(first, end, fn);
     first = end;
   }

@@ -21,8 +21,9 @@
 //   C3 claims and runs tasks as W2 to W3   W2 compare-exchange: range to
 //      do                                     range + {1, 0}: task `first` is
 //   C4 waits until the sum of done is         claimed; on failure to W1
-//      what was published less what it     W3 share.fn(first)
-//      ran itself; returns                 W4 done += 1, and to W1
+//      what was published less what it     W3 share.fn(first), and to W1
+//      ran itself; returns                 W4 where W1 found nothing more: done
+//                                             += the tasks that it ran
 //
 // Claims: a successful W2 replaces the value that is in `range` at that moment,
 // so it claims a task of the region that is running at that moment, whichever
@@ -30,7 +31,7 @@
 // same claim.) No counter of regions is needed.
 //
 // Lifetimes: a claim is made before W3 and reported after it, and C4 returns
-// only when every claim of the region is reported. Between W2 and W4 the region
+// only when every claim of the region is reported. From W2 to W4 the region
 // cannot end, so W3 reads the `fn` of its own region, and C1 of the next region
 // writes `fn` while nobody reads it. Outside W2 to W4 a worker touches only
 // members of the pool, which outlive the threads.
@@ -46,7 +47,7 @@
 // for a worker; the caller's is not lost by the same argument.
 //
 // core/worker_pool_model_test.cc walks through every interleaving of these
-// steps.
+// steps, with a report after each task.
 
 #include <atomic>
 #include <cstddef>

@@ -586,10 +586,11 @@ void Pack(const BlockPackTask& task) {
       }
     }
     P::PackRecord(record, to);
+    to += kTo;
+    if (b + kRecordBlocks >= task.blocks) break;  // the last may be shorter
     for (size_t c = 0; c < task.cols; ++c) {
       record.rows[c] += task.record_bytes;
     }
-    to += kTo;
   }
   if constexpr (kStores == Stores::kStream) hwy::FlushStream();
 }

@@ -218,8 +218,9 @@ struct DecoderOptions {
   // provider.
   const OpDispatcher* operators = nullptr;
   // Asked by the thread that calls Create, between matrices and some 50 times a
-  // second within one, whether to give up: Create then returns Cancelled, and
-  // leaves no packed file. Null: never. It must not throw.
+  // second within one if the executor runs tasks on that thread, as ours do,
+  // whether to give up: Create then returns Cancelled, and leaves no packed
+  // file. Null: never. It must not throw.
   std::function<bool()> cancelled;
   // Called now and then while weights are read, with the bytes done and the
   // total.

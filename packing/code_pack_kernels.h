@@ -13,7 +13,7 @@ namespace quern {
 struct CodePackTask {
   const uint8_t* const* rows;  // where the first unit of each column begins
   size_t cols;                 // columns that exist, 1 to 16
-  size_t k;                    // number of k in all units
+  size_t k;                    // rows of b in all units
   size_t head_bytes;           // before the codes of each unit
   uint8_t fill;                // a code, for what lies beyond k and the columns
   uint8_t* to;                 // the first line, aligned to 64

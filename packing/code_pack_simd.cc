@@ -119,8 +119,9 @@ void Pack(const CodePackTask& task) {
   size_t k = 0;
   for (; k + kUnit <= task.k; k += kUnit) {
     Unit::Pack(rows, 0, to);
-    for (size_t c = 0; c < task.cols; ++c) rows[c] += kBytes + task.head_bytes;
     to += kUnit / Unit::kLineK * kLine;
+    if (k + kUnit == task.k) return;
+    for (size_t c = 0; c < task.cols; ++c) rows[c] += kBytes + task.head_bytes;
   }
   if (k == task.k) return;
   // Codes beyond k are `fill`; only rows of bytes end inside a unit.

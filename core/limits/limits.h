@@ -52,8 +52,8 @@ class Limits {
   // leaves the caches as a timed pass does: what others wrote is written back,
   // and what the loop itself leaves unwritten at its end it met at its start.
   LimitSample Dram(DramKind kind, Executor& executor);
-  // Repeated reads, by each worker of its own bytes_per_worker; of its share of
-  // the buffer where that is less.
+  // Each worker reads its own bytes_per_worker, or its share of the buffer if
+  // that is less, again and again.
   LimitSample CacheRead(int64_t bytes_per_worker, Executor& executor) const;
   // About a millisecond of dot products on every worker: the sum of the rates
   // of all workers, each by its own clock and the best of four parts, so that a

@@ -26,7 +26,7 @@ struct GenerateOptions {
   int64_t max_tokens = 128;
   int64_t samples = 1;       // texts that follow the prompt
   int threads = 0;           // 0: as many as cores
-  std::string isa;           // SetMaxIsa's; empty: as QUERN_MAX_ISA asks
+  std::string isa;           // argument of SetMaxIsa; empty: QUERN_MAX_ISA
   std::optional<int> ranks;  // nullopt: 1, or all MPI processes
   float temperature = 0.8f;
   int64_t top_k = 40;

@@ -94,7 +94,6 @@ absl::Status Session::CheckSameFile(const GgufFile& file) {
 
 absl::Status Session::Load(const GgufFile& file, Communicator* communicator) {
   Progress progress("loading the model", terminal());
-  const InterruptGuard guard;
   QUERN_ASSIGN_OR_RETURN(operators_, Operators::Create(options_.custom_ops));
   DecoderOptions decoder;
   decoder.weights = options_.weights;
@@ -106,9 +105,13 @@ absl::Status Session::Load(const GgufFile& file, Communicator* communicator) {
   decoder.progress = [&](int64_t done, int64_t total) {
     progress.Show(done, total);
   };
-  QUERN_ASSIGN_OR_RETURN(Decoder model,
-                         Decoder::Create(file, decoder, *executor_));
-  model_ = std::make_unique<Decoder>(std::move(model));
+  {
+    const InterruptGuard guard;
+    QUERN_ASSIGN_OR_RETURN(Decoder model,
+                           Decoder::Create(file, decoder, *executor_));
+    model_ = std::make_unique<Decoder>(std::move(model));
+  }
+  // What came until the guard ended, too.
   if (Interrupted()) return absl::CancelledError("interrupted");
   if (ranks_.leads() && tokenizer_->vocab_size() > model_->config().vocab) {
     return absl::InvalidArgumentError(

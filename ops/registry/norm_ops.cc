@@ -142,7 +142,7 @@ struct NativeNorm {
     double squares = 0;
     for (int64_t i = 0; i < span; ++i) squares += double{h(i)} * double{h(i)};
     const double mean = squares / static_cast<double>(span);
-    // As simd, which sums again in double where f32 has overflowed.
+    // simd sums again in double where f32 has overflowed.
     const float inverse =
         mean <= double{std::numeric_limits<float>::max()}
             ? 1.0f / std::sqrt(static_cast<float>(mean) + eps)

@@ -22,8 +22,8 @@ namespace quern {
 //
 // Providers: simd, and reference, which takes the norm of the unrounded sum and
 // rounds as a framework does: first the normalised row to the dtype of the
-// weight, then its product with the weight. That of gemma_rms_norm and
-// fused_add_rmsnorm_cpu rounds the product alone.
+// weight, then its product with the weight. The references of gemma_rms_norm
+// and fused_add_rmsnorm_cpu round the product alone.
 absl::Status RegisterNormOps(OpRegistry& registry);
 
 }  // namespace quern
