@@ -71,6 +71,38 @@ bool HasNegativeStride(const AnyTensorView& v) {
   return false;
 }
 
+// Whether the views have a byte in common, as far as dimensions d and those
+// inside them go, where b begins `delta` bytes after a. No stride is negative.
+//
+// Where both have one byte stride s in dimension d, and what is inside takes at
+// most s bytes in either, indices i of a and j of b are delta + (j - i) s bytes
+// apart: only the two differences whose magnitude is below s can meet.
+bool MayMeet(const AnyTensorView& a, const AnyTensorView& b, int d,
+             int64_t delta) {
+  int64_t a_bytes = 0, b_bytes = 0;
+  if (!SpanBytes(a, d, &a_bytes) || !SpanBytes(b, d, &b_bytes)) return true;
+  if (delta >= a_bytes || delta <= -b_bytes) return false;
+  if (d >= a.rank() || d >= b.rank()) return true;
+  if (a.extent(d) <= 1 && b.extent(d) <= 1) return MayMeet(a, b, d + 1, delta);
+  // The stride of a dimension of extent 1 is meaningless.
+  int64_t a_stride = 0, b_stride = 0;
+  if (!CheckedMul(a.stride(d), static_cast<int64_t>(SizeOf(a.dtype())),
+                  &a_stride) ||
+      !CheckedMul(b.stride(d), static_cast<int64_t>(SizeOf(b.dtype())),
+                  &b_stride)) {
+    return true;
+  }
+  if (a.extent(d) > 1 && b.extent(d) > 1 && a_stride != b_stride) return true;
+  const int64_t stride = a.extent(d) > 1 ? a_stride : b_stride;
+  if (!SpanBytes(a, d + 1, &a_bytes) || !SpanBytes(b, d + 1, &b_bytes)) {
+    return true;
+  }
+  if (stride < std::max(a_bytes, b_bytes)) return true;
+  const int64_t rest = delta % stride;
+  const int64_t at = rest < 0 ? rest + stride : rest;
+  return MayMeet(a, b, d + 1, at) || MayMeet(a, b, d + 1, at - stride);
+}
+
 // Whether index [i, j, ...] lies equally far from the first element in both
 // views, and no other index of either view lies there. Views of one shape have
 // the latter from whichever of them is written, as CheckOutput asks.
@@ -206,21 +238,8 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
     return false;
   }
   if (HasNegativeStride(a) || HasNegativeStride(b)) return true;
-  // Column ranges of one matrix, such as q and k in a joint projection.
-  if (a.extent(0) <= 1 && b.extent(0) <= 1) return true;
-  const auto row_stride = [](const AnyTensorView& v) {
-    return v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()));
-  };
-  if (a.extent(0) > 1 && b.extent(0) > 1 && row_stride(a) != row_stride(b)) {
-    return true;
-  }
-  const int64_t stride = row_stride(a.extent(0) > 1 ? a : b);
-  int64_t a_bytes = 0, b_bytes = 0;
-  if (!SpanBytes(a, 1, &a_bytes) || !SpanBytes(b, 1, &b_bytes)) return true;
-  if (stride < std::max(a_bytes, b_bytes)) return true;
-  const int64_t delta = (b_data - a_data) % stride;
-  const int64_t at = delta < 0 ? delta + stride : delta;
-  return at < a_bytes || at > stride - b_bytes;
+  int64_t delta = 0;
+  return !CheckedAdd(b_data, -a_data, &delta) || MayMeet(a, b, 0, delta);
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {

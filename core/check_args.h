@@ -46,10 +46,10 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want);
 
-// Whether two views touch a common byte. Exact where both are column ranges of
-// one matrix: rows (all but the outermost dimension) without holes and an equal
-// byte stride from row to row. Otherwise a no is a no and a yes may be a no, as
-// address ranges decide.
+// Whether two views touch a common byte. A no is a no. A yes is one where both
+// are ranges of one tensor in one dimension, such as the columns of q and k in a
+// joint projection, or keys and values that alternate from head to head. Of
+// other pairs that meet nowhere, some have a yes: address ranges decide.
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b);
 
 // Whether element [i, j] of both lies at the same address, for all that the

@@ -316,6 +316,70 @@ TEST(MayOverlapTest, DoesNotOverflow) {
   EXPECT_FALSE(MayOverlap(next, far));
 }
 
+// vLLM's cache: one tensor [pages, heads, 2 * page, dim], whose halves in
+// dimension 2 are keys and values.
+TEST(MayOverlapTest, RangesOfAnyDimensionLieApart) {
+  float x[2 * 3 * 8 * 2 + 1] = {};
+  const auto half = [&](int64_t from) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(x + from), 4,
+                         {2, 3, 4, 2}, {48, 16, 2, 1});
+  };
+  const AnyTensorView keys = half(0), values = half(8);
+  EXPECT_FALSE(MayOverlap(keys, values));
+  EXPECT_FALSE(MayOverlap(values, keys));
+  EXPECT_TRUE(MayOverlap(keys, half(7)));
+  EXPECT_TRUE(MayOverlap(half(7), keys));
+  EXPECT_TRUE(MayOverlap(keys, half(9)));
+}
+
+// Against the bytes themselves: no is never wrong.
+TEST(MayOverlapTest, ANoIsANo) {
+  std::mt19937 engine(1);
+  const auto draw = [&](int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(engine);
+  };
+  int64_t nos = 0, yeses = 0;
+  for (int i = 0; i < 20000; ++i) {
+    alignas(8) uint8_t memory[4096];
+    std::vector<AnyTensorView> views;
+    std::vector<std::set<int64_t>> bytes(2);
+    for (size_t v = 0; v < 2; ++v) {
+      const DType dtype = draw(0, 1) == 0 ? DType::kF32 : DType::kI8;
+      const auto size = static_cast<int64_t>(SizeOf(dtype));
+      const auto rank = static_cast<int>(draw(1, 4));
+      AnyTensorView::Dims extents{}, strides{};
+      int64_t inner = 1;
+      for (int d = rank; d-- > 0;) {
+        const auto at = static_cast<size_t>(d);
+        extents[at] = draw(1, 3);
+        strides[at] = inner * draw(1, 2);
+        inner = strides[at] * (draw(0, 1) == 0 ? 2 : extents[at]);
+      }
+      const int64_t from = draw(0, 12) * 4;
+      views.emplace_back(dtype, static_cast<void*>(memory + from), rank,
+                         extents, strides);
+      for (int64_t e = 0; e < 81; ++e) {
+        int64_t left = e, place = 0;
+        for (int d = 0; d < rank; ++d) {
+          const auto at = static_cast<size_t>(d);
+          place += left % extents[at] * strides[at];
+          left /= extents[at];
+        }
+        for (int64_t b = 0; b < size; ++b) {
+          bytes[v].insert(from + place * size + b);
+        }
+      }
+    }
+    bool common = false;
+    for (const int64_t b : bytes[0]) common = common || bytes[1].count(b) > 0;
+    const bool may = MayOverlap(views[0], views[1]);
+    ASSERT_TRUE(may || !common) << i;
+    ASSERT_EQ(may, MayOverlap(views[1], views[0])) << i;
+    (may ? yeses : nos) += common ? 0 : 1;
+  }
+  EXPECT_GT(nos, 1000) << "of views that lie apart; " << yeses << " had a yes";
+}
+
 // The registry asks before an operator has refused such strides.
 TEST(MayOverlapTest, TakesAnyStride) {
   float x[16] = {};

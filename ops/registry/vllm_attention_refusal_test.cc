@@ -215,5 +215,39 @@ TEST_P(VllmAttentionRefusalTest, RefusesLengthsThatAreNone) {
                      .op);
 }
 
+// vLLM has both in one tensor [pages, heads, 2 * page, dim].
+TEST_P(VllmAttentionRefusalTest, KeysAndValuesMayAlternateFromHeadToHead) {
+  constexpr int64_t kPages = 2, kHeads = 3, kPage = 16, kDim = 16;
+  constexpr int64_t kHalf = kPage * kDim;
+  const TensorMeta rows = {DType::kF32, {4, kHeads, kDim}};
+  const TensorMeta cache = {DType::kF32, {kPages, kHeads, kPage, kDim}};
+  const MadeOp made = Make("simd", "cpu_attn_reshape_and_cache",
+                           {{"key", rows},
+                            {"value", rows},
+                            {"key_cache", cache},
+                            {"value_cache", cache},
+                            {"slot_mapping", TensorMeta{DType::kI64, {4}}}});
+  std::vector<float> memory(2 * kPages * kHeads * kHalf + 1);
+  std::vector<float> x(4 * kHeads * kDim);
+  const int64_t slots[] = {0, 17, 5, 31};
+  const auto half = [&](int64_t from) {
+    return AnyTensorView(DType::kF32, static_cast<void*>(memory.data() + from),
+                         4, {kPages, kHeads, kPage, kDim},
+                         {2 * kHeads * kHalf, 2 * kHalf, kDim, 1});
+  };
+  const AnyTensorView input(DType::kF32, static_cast<const void*>(x.data()), 3,
+                            {4, kHeads, kDim}, {kHeads * kDim, kDim, 1});
+  const AnyTensorView at(DType::kI64, static_cast<const void*>(slots), 1, {4},
+                         {1});
+  const auto check = [&](int64_t values_from) {
+    const AnyTensorView tensors[] = {input, input, half(0), half(values_from),
+                                     at};
+    return made.CheckArgs(tensors);
+  };
+  EXPECT_EQ(check(kHalf), absl::OkStatus());
+  ExpectRefusal(check(kHalf + 1), "key_cache");
+  ExpectRefusal(check(kHalf - 1), "key_cache");
+}
+
 }  // namespace
 }  // namespace quern

@@ -260,7 +260,8 @@ class VllmTest(NearTest):
 
     def paged(self, dtype, heads=2, dim=32, block=16):
         """Keys and values of sequences of 20 and 7 tokens, written to blocks."""
-        caches = [torch.zeros(8, heads, block, dim, dtype=dtype) for _ in range(2)]
+        # As vLLM has them: halves of one tensor, which alternate from head to head.
+        caches = torch.zeros(8, heads, 2 * block, dim, dtype=dtype).chunk(2, dim=2)
         k, v = torch.randn(2, 27, heads, dim).to(dtype)
         table = torch.tensor([[3, 1], [5, 0]], dtype=torch.int32)
         at = [table[s, t // block].item() * block + t % block for s, n in ((0, 20), (1, 7)) for t in range(n)]
