@@ -86,14 +86,14 @@ bool MayMeet(const AnyTensorView& a, const AnyTensorView& b, int d,
   if (a.extent(d) <= 1 && b.extent(d) <= 1) return MayMeet(a, b, d + 1, delta);
   // The stride of a dimension of extent 1 is meaningless.
   int64_t a_stride = 0, b_stride = 0;
-  if (!CheckedMul(a.stride(d), static_cast<int64_t>(SizeOf(a.dtype())),
-                  &a_stride) ||
-      !CheckedMul(b.stride(d), static_cast<int64_t>(SizeOf(b.dtype())),
-                  &b_stride)) {
-    return true;
-  }
+  const auto stride_of = [d](const AnyTensorView& v, int64_t* bytes) {
+    return v.extent(d) <= 1 ||
+           CheckedMul(v.stride(d), static_cast<int64_t>(SizeOf(v.dtype())),
+                      bytes);
+  };
+  if (!stride_of(a, &a_stride) || !stride_of(b, &b_stride)) return true;
   if (a.extent(d) > 1 && b.extent(d) > 1 && a_stride != b_stride) return true;
-  const int64_t stride = a.extent(d) > 1 ? a_stride : b_stride;
+  const int64_t stride = std::max(a_stride, b_stride);
   if (!SpanBytes(a, d + 1, &a_bytes) || !SpanBytes(b, d + 1, &b_bytes)) {
     return true;
   }

@@ -290,8 +290,6 @@ absl::Status RegisterVllmAttentionOps(OpRegistry& r) {
       "str isa=\"auto\", float k_scale=1.0, float v_scale=1.0, "
       "str kv_cache_dtype=\"auto\") -> ()",
       &WriteExample, OpKind::kLayer));
-  // The plan says whether keys and values share a byte.
-  QUERN_RETURN_IF_ERROR(r.Declare(kWrite, {{{"key_cache", "value_cache"}}}));
   QUERN_RETURN_IF_ERROR(r.Add<&MakeWrite<false>>(kWrite, "simd"));
   QUERN_RETURN_IF_ERROR(r.Add<&MakeWrite<true>>(kWrite, kReference));
   return RegisterVllmPagedAttention(r);
