@@ -46,10 +46,10 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
                          const AnyTensorView& view, DType dtype,
                          absl::Span<const int64_t> want);
 
-// Whether two views touch a common byte. A no is a no. A yes is one where both
-// are ranges of one tensor in one dimension, such as the columns of q and k in a
-// joint projection, or keys and values that alternate from head to head. Of
-// other pairs that meet nowhere, some have a yes: address ranges decide.
+// Whether two views touch a common byte. A no is a no. A yes is exact where
+// both are ranges of one tensor in one dimension, such as the columns of q and
+// k in a joint projection, or keys and values that alternate from head to head.
+// Some other views that lie apart have a yes, because address ranges decide.
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b);
 
 // Whether element [i, j] of both lies at the same address, for all that the
