@@ -120,7 +120,7 @@ void Pack(const CodePackTask& task) {
   for (; k + kUnit <= task.k; k += kUnit) {
     Unit::Pack(rows, 0, to);
     to += kUnit / Unit::kLineK * kLine;
-    if (k + kUnit == task.k) return;
+    if (k + kUnit == task.k) continue;  // nothing lies behind the last unit
     for (size_t c = 0; c < task.cols; ++c) rows[c] += kBytes + task.head_bytes;
   }
   if (k == task.k) return;
