@@ -68,9 +68,10 @@ typedef struct quern_model_options {
    * read and all bytes. NULL: nobody is told. */
   void (*progress)(void* progress_context, int64_t done, int64_t total);
   void* progress_context;
-  /* Asked by the thread that creates the model, some 50 times a second, whether
-   * to give up: another answer than 0 ends the call with QUERN_CANCELLED. NULL:
-   * nobody is asked. */
+  /* Asked by the thread that creates the model whether to give up: between
+   * matrices, and some 50 times a second within one if the executor runs tasks
+   * on that thread, as those of quern_executor_create_pool do. Another answer
+   * than 0 ends the call with QUERN_CANCELLED. NULL: nobody is asked. */
   int32_t (*cancelled)(void* cancelled_context);
   void* cancelled_context;
 } quern_model_options;

@@ -1,8 +1,8 @@
 #ifndef QUERN_CORE_HWY_EXECUTOR_H_
 #define QUERN_CORE_HWY_EXECUTOR_H_
 
-// The Executor for programs: threads that spin while there is work and sleep on
-// Highway's futex while there is none (core/worker_pool.h).
+// The Executor for programs: threads that spin while there is work and sleep in
+// the kernel while there is none (core/worker_pool.h).
 //
 // On a machine that the process has to itself, workers spin between calls of
 // ParallelFor, so that a fork-join costs less than a microsecond. When none has
