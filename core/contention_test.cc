@@ -18,11 +18,11 @@ TEST(ContentionTest, IsQuietUntilSomethingIsSeen) {
   EXPECT_EQ(contention.At(5), State::kQuiet);
 }
 
-// The budget is 1 / kRatio of the time, for ever.
+// The budget is 1 / kAllowed of the time, for ever.
 TEST(ContentionTest, LossesWithinTheBudgetChangeNothing) {
   Contention contention;
   for (int64_t i = 0; i < 1000; ++i) {
-    contention.NoteStalled(i * Contention::kRatio * kMs, kMs);
+    contention.NoteStalled(i * Contention::kAllowed * kMs, kMs);
     ASSERT_TRUE(contention.quiet()) << i;
   }
 }
@@ -33,10 +33,12 @@ TEST(ContentionTest, LossesBeyondTheBudgetCountWhenTheyPassTheBurst) {
   while (contention.quiet() && ms < 1000) {
     contention.NotePreempted(++ms * kMs, kMs);
   }
-  // 11 ms were lost in as many, and the budget made up for 10 / kRatio of them.
+  // 11 ms were lost in as many, and the budget made up for 10 / kAllowed of
+  // them.
   EXPECT_EQ(ms, 11);
   EXPECT_EQ(contention.At(ms * kMs), State::kContended);
-  const int64_t even = kMs + 11 * Contention::kRatio * kMs;
+  const int64_t even = ms * kMs + (11 * kMs - 10 * kMs / Contention::kAllowed) *
+                                      Contention::kRatio;
   EXPECT_EQ(contention.At(even - 1), State::kContended);
   EXPECT_FALSE(contention.quiet());
   EXPECT_EQ(contention.At(even), State::kQuiet);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -196,6 +197,25 @@ TEST(HwyExecutorTest, EveryTaskRunsOnceOnACrowdedMachine) {
     for (std::thread& thread : busy) thread.join();
     EXPECT_EQ(runs, std::vector<int>(64, kRegions));
   }
+}
+
+// Two long tasks are shared where idle workers sleep, too, although the caller
+// looks there whether it could do a region alone: it has seen regions of two
+// tasks before. More workers than CPUs make any machine such a place.
+TEST(HwyExecutorTest, LongRegionsOfTwoTasksAreShared) {
+  const int workers =
+      std::min(AvailableCpus() + 1, int{HwyExecutor::kMaxWorkers});
+  const auto executor = MakeHwy(workers);
+  int others = 0;
+  for (int region = 0; region < 1000 && others == 0; ++region) {
+    std::atomic<int> by_others{0};
+    executor->ParallelFor(2, [&](int64_t, int worker) {
+      if (worker != 0) ++by_others;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    });
+    others = by_others;
+  }
+  EXPECT_GT(others, 0);
 }
 
 // Runs `child` in the child of a fork. Returns its exit status, or -1 if it had

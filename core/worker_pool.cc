@@ -45,8 +45,12 @@ constexpr int64_t kGapNs = 200'000;
 constexpr int64_t kSlowStartNs = 2'000'000;
 
 // How long the caller works alone on a contended machine before it wakes
-// workers. A shorter region is over before they have come.
+// workers. A shorter region is over before they have come. A region that is
+// known to be longer is shared at once.
 constexpr int64_t kWorthWakingNs = 50'000;
+
+// For how many short regions a long one of as many tasks is remembered.
+constexpr int kRemembered = 8;
 
 // How long the system's word on its threads is good for.
 constexpr int64_t kCrowdNs = 50'000'000;
@@ -352,14 +356,22 @@ void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
   AwaitReports();
 }
 
+WorkerPool::Length& WorkerPool::LengthOf(int64_t num_tasks) {
+  Length& length = lengths_[static_cast<size_t>(num_tasks) % lengths_.size()];
+  if (length.tasks != num_tasks) length = {num_tasks, 0};
+  return length;
+}
+
 void WorkerPool::Run(int64_t num_tasks, Fn fn) {
   int64_t first = 0;
+  int64_t start = 0;
+  Length* length = nullptr;  // where it decides
   if (workers_ == 1 || num_tasks == 1) {
     for (; first < num_tasks; ++first) fn(first, 0);
     return;
   }
   if (!options_.share_all && (!may_spin_ || careful())) {
-    const int64_t start = NowNs();
+    start = NowNs();
     Contention::State state = contention_.At(start);
     // Asking the system costs less than workers that find out.
     if (state == Contention::State::kQuiet && ThreadsWaitForCpus()) {
@@ -369,7 +381,11 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
     if (state == Contention::State::kAlone) {
       while (first < num_tasks) fn(first++, 0);
     } else if (state == Contention::State::kContended || !may_spin_) {
-      while (first < num_tasks && NowNs() - start < kWorthWakingNs) {
+      // If the region turns out to be long only after its first task, two long
+      // tasks have run one after the other.
+      length = &LengthOf(num_tasks);
+      while (length->score == 0 && first < num_tasks &&
+             NowNs() - start < kWorthWakingNs) {
         fn(first++, 0);
       }
     }
@@ -380,6 +396,12 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
     const int64_t end = first + std::min(num_tasks - first, kMost);
     RunShared(first, end, fn);
     first = end;
+  }
+  if (length == nullptr) return;
+  if (NowNs() - start > kWorthWakingNs) {
+    length->score = kRemembered;
+  } else if (length->score > 0) {
+    --length->score;
   }
 }
 

@@ -49,6 +49,7 @@
 // core/worker_pool_model_test.cc walks through every interleaving of these
 // steps, with a report after each task.
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -113,6 +114,12 @@ class WorkerPool {
   };
 
  private:
+  // Whether regions of so many tasks were worth a wake-up of workers when they
+  // were last seen on a contended machine: where `score` > 0.
+  struct Length {
+    int64_t tasks = 0;
+    int score = 0;
+  };
   // 128: two lines, because a core fetches lines in pairs.
   struct alignas(128) Share {
     std::atomic<uint64_t> range{0};
@@ -135,6 +142,7 @@ class WorkerPool {
   bool HasTasks(int worker) const;
   // Whether what was seen of the machine counts, and is not kQuiet.
   bool careful() const { return !options_.share_all && !contention_.quiet(); }
+  Length& LengthOf(int64_t num_tasks);
   bool ThreadsWaitForCpus() const;
   void StopThreads();
 
@@ -146,6 +154,7 @@ class WorkerPool {
   std::vector<std::thread> threads_;
   // Tasks published so far that the caller did not run itself. The caller's.
   uint64_t left_to_workers_ = 0;
+  std::array<Length, 16> lengths_;  // the caller's, by tasks modulo 16
 
   alignas(128) std::atomic<int> asleep_{0};
   std::atomic<uint32_t> work_bell_{0};
