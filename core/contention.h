@@ -26,6 +26,13 @@
 
 namespace quern {
 
+// Whether threads would wait for CPUs if all `workers` of a pool were busy. Of
+// `running` threads that the system counts on its `cpus`, one is the caller and
+// `awake` are other workers of the pool.
+constexpr bool IsCrowd(int running, int awake, int workers, int cpus) {
+  return running - 1 - awake + workers > cpus;
+}
+
 class Contention {
  public:
   enum class State : uint8_t { kQuiet, kContended, kAlone };

@@ -11,6 +11,15 @@ namespace {
 using State = Contention::State;
 constexpr int64_t kMs = 1'000'000;
 
+// Two workers on two CPUs: a worker that is awake is no stranger.
+TEST(ContentionTest, ACrowdIsMadeOfOtherThreads) {
+  EXPECT_FALSE(IsCrowd(/*running=*/1, /*awake=*/0, /*workers=*/2, /*cpus=*/2));
+  EXPECT_FALSE(IsCrowd(2, 1, 2, 2));
+  EXPECT_TRUE(IsCrowd(2, 0, 2, 2));
+  EXPECT_TRUE(IsCrowd(3, 1, 2, 2));
+  EXPECT_FALSE(IsCrowd(3, 1, 2, 3));
+}
+
 TEST(ContentionTest, IsQuietUntilSomethingIsSeen) {
   Contention contention;
   EXPECT_TRUE(contention.quiet());

@@ -189,7 +189,7 @@ WorkerPool::~WorkerPool() { StopThreads(); }
 void WorkerPool::Loop(int worker, int64_t created_ns) {
   int64_t now = NowNs();
   if (now - created_ns > kSlowStartNs) {
-    contention_.NotePreempted(now, now - created_ns);
+    if (OthersMayRun()) contention_.NotePreempted(now, now - created_ns);
   }
   Usage usage = Usage::OfThisThread(now);
   bool spins = false;  // the first wait begins asleep, as idle() promises
@@ -206,7 +206,9 @@ void WorkerPool::Loop(int worker, int64_t created_ns) {
     now = NowNs();
     if (now - looked > kGapNs) {
       const int64_t lost = LostNs(usage, now, now - looked);
-      if (lost > kGapNs) contention_.NotePreempted(now, lost);
+      if (lost > kGapNs && OthersMayRun()) {
+        contention_.NotePreempted(now, lost);
+      }
     }
     spins = may_spin_;
   }
@@ -221,12 +223,16 @@ void WorkerPool::Sleep(int worker) {
   asleep_.fetch_sub(1);
 }
 
-// Whether threads would wait for CPUs if the calling thread and all workers
-// were busy. False where the process may use a part of the machine only: the
-// count of threads is that of the whole machine.
-bool WorkerPool::ThreadsWaitForCpus() const {
-  if (workers_ == 1 || options_.cpus != options_.cpus_online) return false;
-  return RunningThreads() - 1 + workers_ > options_.cpus_online;
+// IsCrowd, as the system says. kUnknown where the process may use a part of the
+// machine only: the count of threads is that of the whole machine.
+WorkerPool::Crowd WorkerPool::AskTheSystem() const {
+  if (options_.cpus != options_.cpus_online) return Crowd::kUnknown;
+  // IsCrowd takes the caller for one that runs.
+  const int awake =
+      workers_ - 1 - asleep_.load() - (caller_sleeps_.load() ? 1 : 0);
+  return IsCrowd(RunningThreads(), awake, workers_, options_.cpus_online)
+             ? Crowd::kYes
+             : Crowd::kNo;
 }
 
 bool WorkerPool::HasTasks(int worker) const {
@@ -248,7 +254,7 @@ bool WorkerPool::AwaitWork(int worker, Usage& usage, int64_t& now_ns) {
     now_ns = NowNs();
     if (now_ns - before > kGapNs) {
       const int64_t lost = LostNs(usage, now_ns, now_ns - before);
-      if (lost > 0) contention_.NotePreempted(now_ns, lost);
+      if (lost > 0 && OthersMayRun()) contention_.NotePreempted(now_ns, lost);
     }
     if (now_ns - start > (careful() ? kBriefNs : kIdleNs)) return false;
   }
@@ -285,7 +291,7 @@ void WorkerPool::ReportDone(int worker, int64_t ran, Usage& usage) {
   if (since != 0) {
     const int64_t now = NowNs();
     const int64_t lost = LostNs(usage, now, now - since);
-    if (lost > 0) contention_.NoteStalled(now, lost);
+    if (lost > 0 && OthersMayRun()) contention_.NoteStalled(now, lost);
   }
   std::atomic<uint64_t>& done = reports_[static_cast<size_t>(worker)].done;
   done.store(done.load(std::memory_order_relaxed) + static_cast<uint64_t>(ran));
@@ -374,7 +380,7 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
     start = NowNs();
     Contention::State state = contention_.At(start);
     // Asking the system costs less than workers that find out.
-    if (state == Contention::State::kQuiet && ThreadsWaitForCpus()) {
+    if (state == Contention::State::kQuiet && AskTheSystem() == Crowd::kYes) {
       contention_.NoteCrowd(start + kCrowdNs);
       state = Contention::State::kContended;
     }

@@ -143,7 +143,11 @@ class WorkerPool {
   // Whether what was seen of the machine counts, and is not kQuiet.
   bool careful() const { return !options_.share_all && !contention_.quiet(); }
   Length& LengthOf(int64_t num_tasks);
-  bool ThreadsWaitForCpus() const;
+  enum class Crowd : uint8_t { kNo, kYes, kUnknown };
+  Crowd AskTheSystem() const;
+  // Whether what a worker has lost may be another program's doing. Two threads
+  // of one pool may meet on one CPU, and take milliseconds to part.
+  bool OthersMayRun() const { return AskTheSystem() != Crowd::kNo; }
   void StopThreads();
 
   const Options options_;
@@ -154,7 +158,9 @@ class WorkerPool {
   std::vector<std::thread> threads_;
   // Tasks published so far that the caller did not run itself. The caller's.
   uint64_t left_to_workers_ = 0;
-  std::array<Length, 16> lengths_;  // the caller's, by tasks modulo 16
+  // The caller's, by tasks modulo the size, which is no divisor of usual
+  // numbers of tasks.
+  std::array<Length, 31> lengths_;
 
   alignas(128) std::atomic<int> asleep_{0};
   std::atomic<uint32_t> work_bell_{0};
