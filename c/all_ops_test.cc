@@ -8,12 +8,12 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/c/arguments_testutil.h"
 #include "quern/c/c_testutil.h"
 #include "quern/c/example_testutil.h"
 #include "quern/c/quern.h"
@@ -33,56 +33,24 @@
 namespace quern {
 namespace {
 
-// The example's arguments in C.
-class ArgumentsInC {
- public:
-  // Whether all of them can be had. Weights are adopted by `library`.
-  bool Add(quern_library* library, const OpSchema& schema,
-           const NamedArgs& args) {
-    for (const auto& [name, arg] : args) {
-      names_.push_back(std::make_unique<std::string>(name));
-      const char* const n = names_.back()->c_str();
-      if (const auto* meta = std::get_if<TensorMeta>(&arg)) {
-        tensors_.push_back(
-            std::make_unique<TensorInC>(meta->dtype, nullptr, meta->extents));
-        list.push_back(quern_tensor_argument(n, tensors_.back()->get()));
-      } else if (const auto* i = std::get_if<int64_t>(&arg)) {
-        list.push_back(quern_int_argument(n, *i));
-      } else if (const auto* x = std::get_if<double>(&arg)) {
-        list.push_back(quern_float_argument(n, *x));
-      } else if (const auto* yes = std::get_if<bool>(&arg)) {
-        list.push_back(quern_bool_argument(n, *yes ? 1 : 0));
-      } else if (const auto* text = std::get_if<std::string>(&arg)) {
-        texts_.push_back(std::make_unique<std::string>(*text));
-        list.push_back(quern_text_argument(n, texts_.back()->c_str()));
-      } else if (const auto* ref = std::get_if<OpObjectRef>(&arg)) {
-        if (std::string(ref->type) != "LinearWeights") return false;
-        const auto* const weights =
-            static_cast<const LinearWeights*>(ref->object);
-        quern_linear_weights* adopted = nullptr;
-        EXPECT_C_OK(
-            quern_linear_weights_adopt(library, weights->bytes().data(),
-                                       weights->bytes().size(), &adopted),
-            library);
-        list.push_back(quern_object_argument(n, adopted));
-      }
-    }
-    return !schema.name.empty();
-  }
-
-  std::vector<quern_argument> list;
-
- private:
-  std::vector<std::unique_ptr<std::string>> names_, texts_;
-  std::vector<std::unique_ptr<TensorInC>> tensors_;
-};
-
 class AllOpsInCTest : public IsaTest {
  protected:
   AllOpsInCTest() { EXPECT_EQ(RegisterAllOps(registry_), absl::OkStatus()); }
 
   void Compare(const std::string& name, const NamedArgs& args,
                const std::vector<quern_argument>& arguments);
+
+  // Weights as the library adopts them; null for any other object.
+  void* Adopted(const OpObjectRef& ref) {
+    if (std::string(ref.type) != "LinearWeights") return nullptr;
+    const auto* const weights = static_cast<const LinearWeights*>(ref.object);
+    quern_linear_weights* adopted = nullptr;
+    EXPECT_C_OK(
+        quern_linear_weights_adopt(library_.get(), weights->bytes().data(),
+                                   weights->bytes().size(), &adopted),
+        library_.get());
+    return adopted;
+  }
 
   OpRegistry registry_;
   LibraryInC library_;
@@ -208,7 +176,8 @@ TEST_P(AllOpsInCTest, HaveTheBitsAndTheRefusalsOfCpp) {
       SCOPED_TRACE(name + " " + std::string(DTypeName(dtype)));
       const NamedArgs args = op.example(dtype);
       ArgumentsInC arguments;
-      if (!arguments.Add(library_.get(), op.schema, args)) {
+      if (!arguments.Add(
+              args, [&](const OpObjectRef& ref) { return Adopted(ref); })) {
         not_made.insert(name);
       } else if (TakesBooks(op.schema)) {
         only_made.insert(name);

@@ -15,7 +15,7 @@
 #include "quern/cache/kv_cache.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_table.h"
-#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/families/attention/attention_ops.h"
 
 namespace quern {
 namespace c_abi {

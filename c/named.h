@@ -9,8 +9,8 @@
 
 #include "quern/c/object.h"
 #include "quern/ops/moe/experts.h"
-#include "quern/ops/registry/vllm_attention_ops.h"
-#include "quern/ops/registry/vllm_linear_ops.h"
+#include "quern/ops/registry/vllm/attention_ops.h"
+#include "quern/ops/registry/vllm/linear_ops.h"
 
 namespace quern {
 namespace c_abi {

@@ -16,8 +16,8 @@
  * The last call fills the handler.
  *
  * quern.h has the rules of all functions here: codes, messages, objects.
- * ops/registry/vllm_linear_ops.h, vllm_attention_ops.h and experts_ops.h say
- * what the operators compute.
+ * linear_ops.h and attention_ops.h of ops/registry/vllm and experts_ops.h of
+ * ops/registry/families/linear say what the operators compute.
  */
 
 #include <stddef.h>

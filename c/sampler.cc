@@ -22,9 +22,9 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/sampling_ops.h"
 
 namespace quern {
 namespace c_abi {

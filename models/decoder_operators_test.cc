@@ -26,7 +26,7 @@
 #include "quern/models/decoder_testutil.h"
 #include "quern/models/gguf.h"
 #include "quern/models/reference_decoder_testutil.h"
-#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"

@@ -20,7 +20,7 @@
 #include "quern/ops/mla/mla_schedule.h"
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
-#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"

@@ -23,7 +23,7 @@
 #include "quern/ops/mla/mla_schedule.h"
 #include "quern/ops/mla/mla_spec.h"
 #include "quern/ops/mla/mla_weights.h"
-#include "quern/ops/registry/mla_ops.h"
+#include "quern/ops/registry/families/attention/mla_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/rope/rotary_embedding.h"

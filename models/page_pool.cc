@@ -29,7 +29,7 @@
 #include "quern/models/decoder_work.h"
 #include "quern/models/latent_attention.h"
 #include "quern/models/model_work.h"
-#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"

@@ -34,7 +34,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/models/decoder_work.h"
 #include "quern/models/latent_attention.h"
-#include "quern/ops/registry/attention_ops.h"
+#include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/quant/convert.h"

@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/decoder.h"
+#include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
-#include "quern/ops/registry/sampling_ops.h"
 
 namespace quern {
 

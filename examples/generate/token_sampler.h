@@ -13,9 +13,9 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_registry.h"
-#include "quern/ops/registry/sampling_ops.h"
 #include "quern/ops/sampling/sampler.h"
 
 namespace quern {

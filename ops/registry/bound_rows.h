@@ -1,29 +1,21 @@
 #ifndef QUERN_OPS_REGISTRY_BOUND_ROWS_H_
 #define QUERN_OPS_REGISTRY_BOUND_ROWS_H_
 
-// Building blocks of the operators on rows: [..., n] viewed as [rows, n], a
-// scalar view of a row, and three kinds of BoundOp: on a plan, on a loop over
-// rows, and on two functions.
+// Building blocks of the operators on rows: [..., n] viewed as [rows, n], and a
+// scalar view of a row.
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/index_view.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/quant/scalar_convert.h"
@@ -52,17 +44,6 @@ inline AnyTensorView AsRows(const AnyTensorView& v) {
   }
   const AnyTensorView::Dims extents{rows, v.extent(last)};
   const AnyTensorView::Dims strides{row_stride, v.stride(last)};
-  if (v.writable()) {
-    return AnyTensorView(v.dtype(), v.mutable_data(), 2, extents, strides);
-  }
-  return AnyTensorView(v.dtype(), v.data(), 2, extents, strides);
-}
-
-// Views [..., n] as [rows, n]; a vector is a single row.
-inline AnyTensorView AsMatrix(const AnyTensorView& v) {
-  if (v.rank() != 1) return AsRows(v);
-  const AnyTensorView::Dims extents{1, v.extent(0)};
-  const AnyTensorView::Dims strides{v.extent(0), v.stride(0)};
   if (v.writable()) {
     return AnyTensorView(v.dtype(), v.mutable_data(), 2, extents, strides);
   }
@@ -104,11 +85,6 @@ inline absl::Status CheckIndexView(absl::string_view op,
   return CheckInput(op, field, v,
                     v.dtype() == DType::kI64 ? DType::kI64 : DType::kI32, want);
 }
-inline absl::Status CheckIndexMeta(absl::string_view op,
-                                   absl::string_view field,
-                                   const TensorMeta& meta) {
-  return CheckDTypeIn(op, field, meta.dtype, {DType::kI32, DType::kI64});
-}
 // Views the first `count` elements of a dense tensor of i32 or i64 as a vector.
 inline IndexView IndicesOf(const AnyTensorView& v, int64_t count) {
   if (v.dtype() == DType::kI64) {
@@ -122,64 +98,6 @@ inline IndexView IndicesOf(const AnyTensorView& v) {
   for (int d = 0; d < v.rank(); ++d) size *= v.extent(d);
   return IndicesOf(v, size);
 }
-
-// An operator on a plan with CheckArgs(x, out) and Execute(x, out, executor).
-template <class Plan>
-class BoundRowPlan final : public BoundOp {
- public:
-  // `op` must point to a literal.
-  BoundRowPlan(absl::string_view op, Plan plan)
-      : op_(op), plan_(std::move(plan)) {}
-
-  const char* target() const override { return plan_.target(); }
-  absl::Status CheckArgs(
-      absl::Span<const AnyTensorView> tensors) const override {
-    QUERN_RETURN_IF_ERROR(CheckTensorCount(op_, tensors, 2));
-    return plan_.CheckArgs(AsRows(tensors[0]), AsRows(tensors[1]));
-  }
-  void Execute(absl::Span<const AnyTensorView> tensors, Workspace,
-               Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(tensors));
-    plan_.Execute(AsRows(tensors[0]), AsRows(tensors[1]), executor);
-  }
-
- private:
-  absl::string_view op_;
-  Plan plan_;
-};
-
-template <class Plan>
-absl::StatusOr<std::unique_ptr<BoundOp>> BindRowPlan(
-    absl::string_view op, absl::StatusOr<Plan> plan) {
-  if (!plan.ok()) return plan.status();
-  return std::unique_ptr<BoundOp>(new BoundRowPlan<Plan>(op, *std::move(plan)));
-}
-
-// An operator on two functions, for plans that fit no other kind.
-class BoundCalls final : public BoundOp {
- public:
-  using Tensors = absl::Span<const AnyTensorView>;
-  using Check = std::function<absl::Status(Tensors)>;
-  using Call = std::function<void(Tensors, Executor&)>;
-  // `target` must point to a literal or belong to the plan.
-  BoundCalls(const char* target, Check check, Call call)
-      : target_(target), check_(std::move(check)), call_(std::move(call)) {}
-
-  const char* target() const override { return target_; }
-  absl::Status CheckArgs(Tensors tensors) const override {
-    return check_(tensors);
-  }
-  void Execute(Tensors tensors, Workspace,
-               Executor& executor) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(tensors));
-    call_(tensors, executor);
-  }
-
- private:
-  const char* target_;
-  Check check_;
-  Call call_;
-};
 
 // A row whose elements are read as f32, and rounded to its dtype when written:
 // f32, bf16, f16, i8 (whole numbers in its range) or e4m3 (numbers up to 448,
@@ -229,66 +147,11 @@ class ScalarRow {
   DType dtype_;
 };
 
-// Which row of a tensor a loop over rows is given.
-enum class RowOf : uint8_t {
-  kMatrix,   // row t in turn t
-  kVector,   // always row 0
-  kNothing,  // a null row, because the tensor must not be read
-};
-
-// An operator that calls fn(row of each tensor) row by row on the calling
-// thread. It accepts the arguments that `fast`, the fast implementation,
-// accepts.
-class BoundRowLoop final : public BoundOp {
- public:
-  using Fn = std::function<void(absl::Span<const ScalarRow>)>;
-  BoundRowLoop(std::unique_ptr<BoundOp> fast, std::vector<RowOf> rows, Fn fn)
-      : fast_(std::move(fast)), rows_(std::move(rows)), fn_(std::move(fn)) {
-    QUERN_CHECK(rows_.size() <= kMost);
-  }
-
-  const char* target() const override { return "scalar"; }
-  absl::Status CheckArgs(
-      absl::Span<const AnyTensorView> tensors) const override {
-    return fast_->CheckArgs(tensors);
-  }
-  void Execute(absl::Span<const AnyTensorView> tensors, Workspace,
-               Executor&) const noexcept override {
-    QUERN_DCHECK_OK(CheckArgs(tensors));
-    int64_t rows = 1;
-    for (int d = 0; d + 1 < tensors[0].rank(); ++d) {
-      rows *= tensors[0].extent(d);
-    }
-    for (int64_t t = 0; t < rows; ++t) {
-      ScalarRow row[kMost] = {At(tensors, 0, t), At(tensors, 1, t),
-                              At(tensors, 2, t), At(tensors, 3, t)};
-      fn_(absl::MakeConstSpan(row, tensors.size()));
-    }
-  }
-
- private:
-  static constexpr size_t kMost = 4;
-
-  ScalarRow At(absl::Span<const AnyTensorView> tensors, size_t i,
-               int64_t t) const {
-    if (i >= tensors.size() || i >= rows_.size() ||
-        rows_[i] == RowOf::kNothing) {
-      return ScalarRow(AnyTensorView(), 0);
-    }
-    return ScalarRow(tensors[i], rows_[i] == RowOf::kVector ? 0 : t);
-  }
-
-  std::unique_ptr<BoundOp> fast_;
-  std::vector<RowOf> rows_;
-  Fn fn_;
-};
-
-// Returns the last extent; InvalidArgument for a tensor of rank 0.
-inline absl::StatusOr<int64_t> LastExtent(absl::string_view op,
-                                          absl::string_view field,
-                                          const TensorMeta& meta) {
-  if (!meta.extents.empty()) return meta.extents.back();
-  return InvalidArgument(op, field, " has rank 0; need at least 1");
+// The rows of [..., n]: all dimensions but the last, multiplied.
+inline int64_t RowsOf(const AnyTensorView& v) {
+  int64_t rows = 1;
+  for (int d = 0; d + 1 < v.rank(); ++d) rows *= v.extent(d);
+  return rows;
 }
 
 // Returns the number of rows of [..., n]; InvalidArgument for 2^63 or more.

@@ -70,7 +70,8 @@ struct OpObject<const LinearWeights> {  // gemm/linear_weights.h
   static constexpr char kName[] = "LinearWeights";
 };
 template <>
-struct OpObject<const AttentionStep> {  // ops/registry/attention_ops.h
+struct OpObject<
+    const AttentionStep> {  // ops/registry/families/attention/attention_ops.h
   static constexpr char kName[] = "AttentionStep";
 };
 template <>
@@ -78,7 +79,7 @@ struct OpObject<const ExpertWeights> {  // ops/moe/experts.h
   static constexpr char kName[] = "ExpertWeights";
 };
 template <>
-struct OpObject<const MlaStep> {  // ops/registry/mla_ops.h
+struct OpObject<const MlaStep> {  // ops/registry/families/attention/mla_ops.h
   static constexpr char kName[] = "MlaStep";
 };
 template <>
@@ -86,7 +87,7 @@ struct OpObject<const MlaWeights> {  // ops/mla/mla_weights.h
   static constexpr char kName[] = "MlaWeights";
 };
 template <>
-struct OpObject<OneDnnHandler> {  // ops/registry/vllm_linear_ops.h
+struct OpObject<OneDnnHandler> {  // ops/registry/vllm/linear_ops.h
   static constexpr char kName[] = "OneDnnHandler";
 };
 template <>
@@ -98,11 +99,12 @@ struct OpObject<const RotaryScaling> {  // ops/rope/rotary_scaling.h
   static constexpr char kName[] = "RotaryScaling";
 };
 template <>
-struct OpObject<const SamplingStep> {  // ops/registry/sampling_ops.h
+struct OpObject<
+    const SamplingStep> {  // ops/registry/families/rows/sampling_ops.h
   static constexpr char kName[] = "SamplingStep";
 };
 template <>
-struct OpObject<SchedulerMetadata> {  // ops/registry/vllm_attention_ops.h
+struct OpObject<SchedulerMetadata> {  // ops/registry/vllm/attention_ops.h
   static constexpr char kName[] = "SchedulerMetadata";
 };
 

@@ -40,37 +40,16 @@ absl::Status CheckSignature(const OpSchema& schema,
                          have.Print(), "; need ", want.Print());
 }
 
-}  // namespace
-
-absl::Status OpRegistry::DefineTyped(absl::string_view text,
-                                     std::vector<OpParam> signature,
-                                     OpShapes shapes, OpExample example,
-                                     OpKind kind) {
-  QUERN_ASSIGN_OR_RETURN(OpSchema schema, OpSchema::Parse(text));
-  QUERN_RETURN_IF_ERROR(
-      CheckSignature(schema, signature, "the shape function"));
-  const std::string name = schema.name;
-  OpDefinition op;
-  op.schema = std::move(schema);
-  op.shapes = std::move(shapes);
-  op.example = example;
-  op.kind = kind;
-  if (ops_.emplace(name, std::move(op)).second) return absl::OkStatus();
-  return absl::AlreadyExistsError(
-      absl::StrCat(kWhat, ": ", name, " is defined twice"));
-}
-
-absl::Status OpRegistry::Declare(absl::string_view op, OpRules rules) {
-  const auto found = ops_.find(op);
-  if (found == ops_.end()) return NoSuchOp(op);
-  const OpSchema& schema = found->second.schema;
+// InvalidArgument for a tensor that the schema does not have, and for a pair in
+// place of which neither is written.
+absl::Status CheckRules(const OpSchema& schema, const OpRules& rules) {
   const std::vector<std::string> names = OpTensors::NamesOf(schema);
   const auto check = [&](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) != names.end()) {
       return absl::OkStatus();
     }
-    return InvalidArgument(kWhat, op, " has no tensor ", name, "; need one of ",
-                           absl::StrJoin(names, ", "));
+    return InvalidArgument(kWhat, schema.name, " has no tensor ", name,
+                           "; need one of ", absl::StrJoin(names, ", "));
   };
   const auto is_written = [&](const std::string& name) {
     for (const OpParam& param : schema.params) {
@@ -82,14 +61,46 @@ absl::Status OpRegistry::Declare(absl::string_view op, OpRules rules) {
     QUERN_RETURN_IF_ERROR(check(a));
     QUERN_RETURN_IF_ERROR(check(b));
     if (is_written(a) || is_written(b)) continue;
-    return InvalidArgument(kWhat, a, " and ", b, " of ", op,
+    return InvalidArgument(kWhat, a, " and ", b, " of ", schema.name,
                            " are in place, and neither is written");
   }
-  if (!rules.rows_of.empty()) QUERN_RETURN_IF_ERROR(check(rules.rows_of));
+  return rules.rows_of.empty() ? absl::OkStatus() : check(rules.rows_of);
+}
+
+}  // namespace
+
+absl::Status OpRegistry::DefineTyped(absl::string_view text,
+                                     std::vector<OpParam> signature,
+                                     OpShapes shapes, OpExample example,
+                                     OpKind kind) {
+  QUERN_ASSIGN_OR_RETURN(OpSchema schema, OpSchema::Parse(text));
+  QUERN_RETURN_IF_ERROR(
+      CheckSignature(schema, signature, "the shape function"));
+  OpDefinition op;
+  op.schema = std::move(schema);
+  op.shapes = std::move(shapes);
+  op.example = std::move(example);
+  op.kind = kind;
+  return Define(std::move(op));
+}
+
+absl::Status OpRegistry::Define(OpDefinition definition) {
+  QUERN_RETURN_IF_ERROR(CheckRules(definition.schema, definition.rules));
+  const std::string name = definition.schema.name;
+  if (ops_.emplace(name, std::move(definition)).second) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(
+      absl::StrCat(kWhat, ": ", name, " is defined twice"));
+}
+
+absl::Status OpRegistry::Declare(absl::string_view op, OpRules rules) {
+  const auto found = ops_.find(op);
+  if (found == ops_.end()) return NoSuchOp(op);
+  QUERN_RETURN_IF_ERROR(CheckRules(found->second.schema, rules));
   found->second.rules = std::move(rules);
   return absl::OkStatus();
 }
-
 absl::Status OpRegistry::AddTyped(absl::string_view op,
                                   absl::string_view provider,
                                   std::vector<OpParam> signature,

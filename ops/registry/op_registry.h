@@ -223,7 +223,7 @@ struct SharingOp<kFunction> {
 
 // Returns arguments that an operator accepts, for listings and tests. Tensors
 // of free dtype have the given one.
-using OpExample = NamedArgs (*)(DType);
+using OpExample = std::function<NamedArgs(DType)>;
 
 struct OpImplementation {
   std::string provider;  // "reference", "simd", "onednn", or an embedder's
@@ -254,6 +254,10 @@ class OpRegistry {
   // Defines the operator of `schema`, whose returned shapes kShapes infers.
   // InvalidArgument if the text is not a schema or differs from the signature
   // of kShapes; AlreadyExists if the name is taken.
+  // Adds an operator as a declaration (op_declaration.h) has made it. The same
+  // refusals.
+  absl::Status Define(OpDefinition definition);
+
   template <auto kShapes>
   absl::Status Define(absl::string_view schema, OpExample example = nullptr,
                       OpKind kind = OpKind::kOperator) {

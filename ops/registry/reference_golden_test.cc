@@ -13,10 +13,10 @@
 #include "quern/core/tensor_view.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/registry/all_ops.h"
-#include "quern/ops/registry/native_activation.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/reference/activation.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/reference_convert.h"
 

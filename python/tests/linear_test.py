@@ -144,7 +144,7 @@ class LinearTest(unittest.TestCase):
             (ValueError, "a source has no codes", lambda: quern.Linear.from_sources([{}])),
             (TypeError, "a source has weight; need", lambda: quern.Linear.from_sources([{"weight": w}])),
             (TypeError, "dtype float64", lambda: layer(w.astype(np.float64))),
-            (ValueError, "columns of x=15; need 16", lambda: layer(w)(w[:, :15])),
+            (ValueError, r"x is .*, 15\]; need \[.., 16\]", lambda: layer(w)(w[:, :15])),
             (ValueError, "activation", lambda: layer(w)(w, activation="sin")),
         ]
         for error, words, call in cases:

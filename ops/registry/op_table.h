@@ -1,0 +1,252 @@
+#ifndef QUERN_OPS_REGISTRY_OP_TABLE_H_
+#define QUERN_OPS_REGISTRY_OP_TABLE_H_
+
+// What a declaration (op_declaration.h) comes to: the steps that read the
+// arguments of a call, the places of the tensors in the plan's Args, and an
+// operator on the plan.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "quern/core/check.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/op_arg.h"
+#include "quern/ops/registry/op_call.h"
+#include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/op_schema.h"
+#include "quern/ops/registry/op_shape.h"
+
+namespace quern {
+
+// An argument of an example: a tensor, whose dtype is the one that is tried
+// unless it is given here, or another value.
+struct OpExampleArg {
+  OpExampleArg(const char* name, std::initializer_list<int64_t> extents)
+      : name(name), value(TensorMeta{DType::kF32, extents}), any_dtype(true) {}
+  OpExampleArg(const char* name, std::initializer_list<int64_t> extents,
+               DType dtype)
+      : name(name), value(TensorMeta{dtype, extents}) {}
+  OpExampleArg(const char* name, OpArg value)
+      : name(name), value(std::move(value)) {}
+  // An object that is made when somebody asks for the example.
+  template <class T>
+  OpExampleArg(const char* name, T* (*object)())
+      : name(name), object([object] { return OpArg(object()); }) {}
+
+  const char* name;
+  OpArg value;
+  std::function<OpArg()> object;  // or null
+  bool any_dtype = false;
+};
+
+// What a declaration derives from its steps; shared by the operators made.
+template <class Plan, class Spec, class Args>
+struct OpTable {
+  using View = AnyTensorView Args::*;
+  // A tensor, in the order of the schema and then of what is returned.
+  struct Tensor {
+    std::string name;
+    OpShape<Spec> shape;
+    OpDType<Spec> dtype;
+    View to;
+    View also;  // or null
+    bool returned;
+    bool rows;  // bound as a matrix of rows
+  };
+  using Step = std::function<absl::Status(OpSpec<Spec>&, const OpCall&)>;
+  using Create =
+      std::function<absl::StatusOr<Plan>(const Spec&, const OpCall&)>;
+
+  // Fills the Spec and appends the metadata of what is returned.
+  absl::StatusOr<Spec> Read(absl::Span<const OpArg> args,
+                            std::vector<TensorMeta>* returns) const {
+    OpSpec<Spec> filled;
+    const OpCall call(schema, args);
+    for (const Step& step : steps) {
+      QUERN_RETURN_IF_ERROR(step(filled, call));
+    }
+    if (returns == nullptr) return filled.spec();
+    for (const Tensor& t : tensors) {
+      if (!t.returned) continue;
+      QUERN_ASSIGN_OR_RETURN(const int64_t rows, RowsOf(call));
+      returns->push_back(filled.Returned(call, t.shape, t.dtype, rows));
+    }
+    return filled.spec();
+  }
+
+  // The rows of a step with the tensors that the operator is made with.
+  absl::StatusOr<int64_t> RowsOf(const OpCall& call) const {
+    if (rules.rows_of.empty()) return 0;
+    const TensorMeta& meta = *call.Tensor(rules.rows_of);
+    if (rules.rows == OpRows::kFirst) return meta.extents[0];
+    return LeadingRows(call.op(), rules.rows_of, meta);
+  }
+
+  Args Bind(absl::Span<const AnyTensorView> views) const {
+    Args args;
+    bool folds = true;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Tensor& t = tensors[i];
+      args.*t.to = t.rows ? AsRows(views[i]) : views[i];
+      if (t.also != nullptr) args.*t.also = args.*t.to;
+      folds = folds && (!t.rows || (args.*t.to).rank() == 2);
+    }
+    if (!folds && heads) args = BindUnfolded(views);
+    for (const auto& step : finish) step(args);
+    return args;
+  }
+  Args BindUnfolded(absl::Span<const AnyTensorView> views) const {
+    Args args;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      args.*tensors[i].to = views[i];
+      if (tensors[i].also != nullptr) args.*tensors[i].also = views[i];
+    }
+    return args;
+  }
+
+  OpSchema schema;
+  OpRules rules;
+  std::vector<Tensor> tensors;
+  std::vector<Step> steps;
+  Create create;
+  absl::Status (*check)(const Plan&, const Args&) = nullptr;
+  void (*execute)(const Plan&, const Args&, Workspace, Executor&) = nullptr;
+  // Makes the reference of a plan, whose Spec has been filled; or null.
+  std::function<absl::StatusOr<std::function<void(const Args&)>>(const Spec&,
+                                                                 const Plan&)>
+      reference;
+  // Who makes the operator; without a function of its own by `create`.
+  std::vector<std::pair<std::string, Create>> providers;
+  OpKind kind = OpKind::kOperator;
+  std::vector<OpExampleArg> example;
+  OpExample example_of;  // in place of `example`; or null
+  bool heads = false;    // the plan takes what does not fold into rows
+  std::vector<std::function<void(Args&)>> finish;
+  std::function<absl::Status(const Args&)> check_first;  // or null
+};
+
+// Whether the plan needs a workspace, and whether its CheckArgs takes an Args.
+template <class Plan, class = void>
+struct HasWorkspace : std::false_type {};
+template <class Plan>
+struct HasWorkspace<
+    Plan, std::void_t<decltype(std::declval<const Plan&>().WorkspaceBytes(
+              int64_t{}, int{}))>> : std::true_type {};
+template <class Plan, class Args, class = void>
+struct TakesArgs : std::false_type {};
+template <class Plan, class Args>
+struct TakesArgs<Plan, Args,
+                 std::void_t<decltype(std::declval<const Plan&>().CheckArgs(
+                     std::declval<const Args&>()))>> : std::true_type {};
+
+// Whether the plan is made of its Spec alone; whether it packs weights, says
+// what runs for so many rows, and keeps a Spec of the declaration's type.
+template <class Plan, class Spec, class = void>
+struct HasCreate : std::false_type {};
+template <class Plan, class Spec>
+struct HasCreate<
+    Plan, Spec,
+    std::void_t<decltype(Plan::Create(std::declval<const Spec&>()))>>
+    : std::true_type {};
+template <class Plan, class Args, class = void>
+struct HasPrepare : std::false_type {};
+template <class Plan, class Args>
+struct HasPrepare<Plan, Args,
+                  std::void_t<decltype(std::declval<Plan&>().Prepare(
+                      std::declval<const Args&>(), std::declval<Executor&>()))>>
+    : std::true_type {};
+template <class Plan, class = void>
+struct HasExplain : std::false_type {};
+template <class Plan>
+struct HasExplain<
+    Plan, std::void_t<decltype(std::declval<const Plan&>().Explain(int64_t{}))>>
+    : std::true_type {};
+template <class Plan, class Spec, class = void>
+struct KeepsSpec : std::false_type {};
+template <class Plan, class Spec>
+struct KeepsSpec<
+    Plan, Spec,
+    std::enable_if_t<std::is_convertible_v<
+        decltype(std::declval<const Plan&>().spec()), const Spec&>>>
+    : std::true_type {};
+
+// An operator on a plan, or on loops over the plan's arguments.
+template <class Plan, class Spec, class Args>
+class BoundPlan final : public BoundOp {
+ public:
+  using Table = OpTable<Plan, Spec, Args>;
+  // `reference`: what runs in place of the plan, or null.
+  BoundPlan(std::shared_ptr<const Table> table, Plan plan,
+            std::function<void(const Args&)> reference)
+      : table_(std::move(table)),
+        plan_(std::move(plan)),
+        reference_(std::move(reference)) {}
+
+  const char* target() const override {
+    return reference_ != nullptr ? "scalar" : plan_.target();
+  }
+  std::string Explain(int64_t rows) const override {
+    if constexpr (HasExplain<Plan>::value) {
+      if (reference_ == nullptr) return plan_.Explain(rows);
+    }
+    return BoundOp::Explain(rows);
+  }
+  absl::Status Prepare(absl::Span<const AnyTensorView> t,
+                       Executor& executor) override {
+    if constexpr (HasPrepare<Plan, Args>::value) {
+      QUERN_RETURN_IF_ERROR(
+          CheckTensorCount(table_->schema.name, t, table_->tensors.size()));
+      return plan_.Prepare(table_->Bind(t), executor);
+    }
+    return BoundOp::Prepare(t, executor);
+  }
+  absl::Status CheckArgs(absl::Span<const AnyTensorView> t) const override {
+    QUERN_RETURN_IF_ERROR(
+        CheckTensorCount(table_->schema.name, t, table_->tensors.size()));
+    const Args args = table_->Bind(t);
+    if (table_->check_first != nullptr) {
+      QUERN_RETURN_IF_ERROR(table_->check_first(args));
+    }
+    return table_->check(plan_, args);
+  }
+  absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
+                                         int max_workers) const override {
+    if constexpr (HasWorkspace<Plan>::value) {
+      if (reference_ == nullptr) {
+        return plan_.WorkspaceBytes(max_rows, max_workers);
+      }
+    }
+    return 0;
+  }
+  void Execute(absl::Span<const AnyTensorView> t, Workspace workspace,
+               Executor& executor) const noexcept override {
+    QUERN_DCHECK_OK(CheckArgs(t));
+    const Args args = table_->Bind(t);
+    if (reference_ != nullptr) return reference_(args);
+    table_->execute(plan_, args, workspace, executor);
+  }
+
+ private:
+  std::shared_ptr<const Table> table_;
+  Plan plan_;
+  std::function<void(const Args&)> reference_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_OPS_REGISTRY_OP_TABLE_H_

@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "quern/core/check_args.h"
+#include "quern/core/dtype.h"
+#include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
+#include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/bound_rows.h"
+#include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/sglang/sglang_ops.h"
+#include "quern/quant/convert.h"
+#include "quern/quant/int8_quantize.h"
+
+namespace quern {
+namespace {
+
+struct Args {
+  AnyTensorView x, out, scales;
+};
+
+template <class Spec>
+OpDType<Spec> Floats(DType Spec::*to) {
+  return OpDType<Spec>::OneOf({DType::kF32, DType::kBF16, DType::kF16}, {to});
+}
+
+absl::Status CheckCopy(const ConvertPlan& plan, const Args& a) {
+  return plan.CheckArgs(a.x, a.out);
+}
+void ExecuteCopy(const ConvertPlan& plan, const Args& a, Workspace,
+                 Executor& executor) {
+  plan.Execute(a.x, a.out, executor);
+}
+void NativeCopy(const ConvertSpec&, const Args& a) {
+  for (int64_t r = 0; r < RowsOf(a.x); ++r) {
+    const ScalarRow from(a.x, r), to(a.out, r);
+    for (int64_t i = 0; i < a.x.extent(1); ++i) to.Set(i, from[i]);
+  }
+}
+
+absl::Status CheckQuantise(const Int8QuantizePlan& plan, const Args& a) {
+  constexpr char kOp[] = "quantize";
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "mat1", a.x, plan.spec().dtype,
+                                   {kAnyExtent, kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckOutput(kOp, "out0", a.out, DType::kU8,
+                                    {a.x.extent(0), a.x.extent(1)}));
+  return CheckOutput(kOp, "out1", a.scales, DType::kF32, {a.x.extent(0)});
+}
+
+// Calls fn(row of x, its codes, its scale) for row m.
+template <class Fn>
+void OnRow(const Args& a, int64_t m, const Fn& fn) {
+  // The stride of a single row is meaningless and is not used.
+  const int64_t to = a.out.extent(0) > 1 ? a.out.stride(0) : 0;
+  const int64_t from = a.x.extent(0) > 1 ? a.x.stride(0) : 0;
+  fn(static_cast<const uint8_t*>(a.x.data()) +
+         m * from * static_cast<int64_t>(SizeOf(a.x.dtype())),
+     static_cast<uint8_t*>(a.out.mutable_data()) + m * to,
+     static_cast<float*>(a.scales.mutable_data()) + m);
+}
+void ExecuteQuantise(const Int8QuantizePlan& plan, const Args& a, Workspace,
+                     Executor& executor) {
+  executor.ParallelFor(a.x.extent(0), [&](int64_t m, int /*worker*/) {
+    OnRow(a, m, [&](const uint8_t* x, uint8_t* q, float* scale) {
+      plan.QuantizeRowU8(x, a.x.extent(1), q, scale, nullptr);
+    });
+  });
+}
+// One row in double, as the reference of quant/int8_quantize.h has it.
+void QuantiseRow(const ScalarRow& x, int64_t k, uint8_t* q, float* scale) {
+  float most = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < k; ++i) {
+    finite = finite && std::isfinite(x[i]);
+    most = std::max(most, std::abs(x[i]));
+  }
+  *scale = std::max(most / 127.0f, Int8QuantizePlan::kMinScale);
+  if (most < std::numeric_limits<float>::min()) *scale = 1;
+  if (!finite) *scale = std::numeric_limits<float>::quiet_NaN();
+  const double inverse = finite ? double{1.0f / *scale} : 0.0;
+  for (int64_t i = 0; i < k; ++i) {
+    const double code = finite ? std::nearbyint(double{x[i]} * inverse) : 0.0;
+    q[i] = static_cast<uint8_t>(
+        128 + static_cast<int>(std::min(127.0, std::max(-127.0, code))));
+  }
+}
+void NativeQuantise(const Int8QuantizeSpec&, const Args& a) {
+  for (int64_t m = 0; m < a.x.extent(0); ++m) {
+    OnRow(a, m, [&](const uint8_t*, uint8_t* q, float* scale) {
+      QuantiseRow(ScalarRow(a.x, m), a.x.extent(1), q, scale);
+    });
+  }
+}
+
+absl::Status AddCopy(OpRegistry& registry) {
+  using Spec = ConvertSpec;
+  return OpDeclaration<ConvertPlan, Spec, Args>("copy_stub")
+      .InOut("out", &Args::out, nullptr, {kLeading, kAny}, Floats(&Spec::to))
+      .In("input", &Args::x, Like("out"), Floats(&Spec::from))
+      .InPlace("input", "out")
+      .Word("in", "input")
+      .Calls(&CheckCopy, &ExecuteCopy)
+      .Reference(&NativeCopy)
+      .Example({{"out", {4, 64}, DType::kBF16}, {"input", {4, 64}}})
+      .AddTo(registry);
+}
+
+absl::Status AddQuantise(OpRegistry& registry) {
+  using Spec = Int8QuantizeSpec;
+  return OpDeclaration<Int8QuantizePlan, Spec, Args>("per_token_quant_int8_cpu")
+      .In("mat1", &Args::x, {kLeading, kAny, kAny}, Floats(&Spec::dtype))
+      .Out("out0", &Args::out, Like("mat1"), DType::kU8)
+      .Out("out1", &Args::scales, {kRows}, DType::kF32)
+      .Calls(&CheckQuantise, &ExecuteQuantise)
+      .Reference(&NativeQuantise)
+      .Example({{"mat1", {4, 64}}})
+      .AddTo(registry);
+}
+
+}  // namespace
+
+absl::Status RegisterSglangQuantOps(OpRegistry& registry) {
+  QUERN_RETURN_IF_ERROR(AddCopy(registry));
+  return AddQuantise(registry);
+}
+
+}  // namespace quern
