@@ -16,7 +16,7 @@
 #include "quern/attention/fetcher-inl.h"
 #include "quern/attention/line_arithmetic-inl.h"
 #include "quern/attention/paged_attention_kernels.h"
-#include "quern/gemm/register_tile-inl.h"
+#include "quern/gemm/kernels/register_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {

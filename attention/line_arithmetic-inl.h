@@ -1,5 +1,5 @@
 // What a line of 16 words is multiplied by and how: a Dot of
-// gemm/register_tile-inl.h that also has
+// gemm/kernels/register_tile-inl.h that also has
 //
 //   kWordBytes    bytes of a word of keys and values where it is stored
 //   Exp2          of a logit less the maximum: a weight
@@ -23,7 +23,7 @@
 #include "quern/attention/paged_attention_kernels.h"
 #include "quern/attention/softmax_state-inl.h"
 #include "quern/core/dtype.h"
-#include "quern/gemm/register_tile-inl.h"
+#include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -16,7 +16,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/linear_weights_testutil.h"
+#include "quern/gemm/testing/linear_weights_testutil.h"
 #include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"

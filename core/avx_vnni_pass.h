@@ -7,7 +7,7 @@
 //   #include "quern/core/avx_vnni.h"
 //   #if QUERN_AVX_VNNI
 //   #include "quern/core/avx_vnni_pass.h"
-//   #include "quern/gemm/int8_simd.cc"
+//   #include "quern/gemm/kernels/int8_simd.cc"
 //   #endif
 //
 // The *_simd.cc includes core/quad_dot-inl.h.

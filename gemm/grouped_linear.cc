@@ -17,16 +17,16 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
-#include "quern/gemm/division.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/epilogue_kernels.h"
-#include "quern/gemm/group_line.h"
-#include "quern/gemm/grouped_rows.h"
+#include "quern/gemm/kernels/epilogue_kernels.h"
+#include "quern/gemm/layers/linear_layer.h"
+#include "quern/gemm/layers/packed_layers.h"
 #include "quern/gemm/linear.h"
-#include "quern/gemm/linear_layer.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/packed_layers.h"
-#include "quern/gemm/packed_product.h"
+#include "quern/gemm/schedule/division.h"
+#include "quern/gemm/schedule/group_line.h"
+#include "quern/gemm/schedule/grouped_rows.h"
+#include "quern/gemm/schedule/packed_product.h"
 
 namespace quern {
 namespace {

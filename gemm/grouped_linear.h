@@ -14,8 +14,8 @@
 // Every group's weights are read at most once for 256 of its rows, and not at
 // all if it has none. Two parallel regions: all rows are packed; then all
 // panels of all groups are claimed from one line, longest first
-// (gemm/group_line.h), so that workers end together even if one expert has most
-// of the rows.
+// (gemm/schedule/group_line.h), so that workers end together even if one expert
+// has most of the rows.
 
 #include <cstdint>
 #include <memory>

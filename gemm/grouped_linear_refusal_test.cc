@@ -14,8 +14,8 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/grouped_linear.h"
-#include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 

@@ -21,10 +21,10 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
-#include "quern/gemm/linear_layer.h"
+#include "quern/gemm/layers/linear_layer.h"
+#include "quern/gemm/layers/packed_layers.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/packed_form.h"
-#include "quern/gemm/packed_layers.h"
+#include "quern/gemm/weights/packed_form.h"
 #include "quern/quant/int8_quantize.h"
 
 namespace quern {

@@ -49,7 +49,7 @@
 //
 //   kBlocks                with LinearActivations::kInt8Blocks. Each 32 k of a
 //                          row become int8, x ~ ax * qa, by
-//                          gemm/block_kernels.h:
+//                          gemm/kernels/block_kernels.h:
 //                            v = sum over blocks of ax * (s * dot - t * sum qa)
 //                          with the weights s * (u - zero) - t. dot is exact;
 //                          each block adds one or two fused multiply-adds in

@@ -16,8 +16,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/gemm/linear_sources.h"
-#include "quern/gemm/packed_form.h"
+#include "quern/gemm/weights/linear_sources.h"
+#include "quern/gemm/weights/packed_form.h"
 #include "quern/quant/block_format.h"
 
 namespace quern {

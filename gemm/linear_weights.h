@@ -198,8 +198,8 @@ class LinearWeights {
   // The packed form, header included.
   absl::Span<const uint8_t> bytes() const { return bytes_; }
 
-  // What the kernels read (gemm/packed_form.h says how it lies): panels of
-  // codes; f32 per column, or per group and column; the order of k; sums of
+  // What the kernels read (gemm/weights/packed_form.h says how it lies): panels
+  // of codes; f32 per column, or per group and column; the order of k; sums of
   // columns; f32[n]. Null where the format, or these weights, have none.
   const uint8_t* panels() const { return panels_; }
   const float* scales() const { return scales_; }

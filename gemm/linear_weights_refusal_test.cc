@@ -14,7 +14,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/linear_weights_testutil.h"
+#include "quern/gemm/testing/linear_weights_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 

@@ -12,7 +12,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/gemm/linear_weights_testutil.h"
+#include "quern/gemm/testing/linear_weights_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/many_workers.h"

@@ -9,10 +9,10 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/gemm/known_weights_testutil.h"
 #include "quern/gemm/linear.h"
-#include "quern/gemm/linear_testutil.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/linear_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/refusal.h"
 

@@ -1,7 +1,7 @@
 // What Execute takes is never more than WorkspaceBytes said: weights of every
 // format in a workspace of exactly that size, between guard pages, for up to
-// 256 workers. gemm/packed_product_test.cc asks the same of many more shapes,
-// without products.
+// 256 workers. gemm/schedule/packed_product_test.cc asks the same of many more
+// shapes, without products.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,9 +14,9 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear.h"
-#include "quern/gemm/linear_blocks_testutil.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/linear_weights_testutil.h"
+#include "quern/gemm/testing/linear_blocks_testutil.h"
+#include "quern/gemm/testing/linear_weights_testutil.h"
 #include "quern/quant/block_format.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"

@@ -6,9 +6,9 @@
 
 #include "gtest/gtest.h"
 #include "quern/core/cpu_core.h"
-#include "quern/gemm/block_product.h"
-#include "quern/gemm/packed_layers.h"
-#include "quern/gemm/tile.h"
+#include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/layers/packed_layers.h"
+#include "quern/gemm/schedule/block_product.h"
 
 namespace quern {
 namespace {

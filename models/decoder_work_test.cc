@@ -22,7 +22,7 @@ namespace quern {
 namespace {
 
 constexpr int64_t kHidden = 64, kVocab = 64, kFfn = 128, kHeadDim = 32;
-// Header of a packed matrix (gemm/packed_form.h).
+// Header of a packed matrix (gemm/weights/packed_form.h).
 constexpr int64_t kHeader = 256;
 // Elements of a layer's matrices: q, k and v of 2 + 1 + 1 heads, and the one
 // behind attention; gate and up, and down.

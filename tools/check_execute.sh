@@ -19,10 +19,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # gemm/grouped_linear_refusal_test.cc prove that these two check.
 readonly checked_by_callers="
   gemm/onednn/packed_matmul_execute.cc:PackedMatmul::Execute
-  gemm/packed_blocks_layer.cc:Execute
-  gemm/packed_codes_layer.cc:Execute
-  gemm/packed_float_layer.cc:Execute
-  gemm/packed_int8_layer.cc:Execute
+  gemm/layers/packed_blocks_layer.cc:Execute
+  gemm/layers/packed_codes_layer.cc:Execute
+  gemm/layers/packed_float_layer.cc:Execute
+  gemm/layers/packed_int8_layer.cc:Execute
   ops/parallel/parallel_lm_head.cc:ParallelLmHeadPlan::OwnLogits
 "
 

@@ -16,11 +16,11 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/layers/linear_layer.h"
 #include "quern/gemm/linear.h"
-#include "quern/gemm/linear_layer.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/onednn/layers.h"
-#include "quern/gemm/packed_form.h"
+#include "quern/gemm/weights/packed_form.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/packing/vnni_pack.h"
 

@@ -36,7 +36,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/onednn/layers.h"
 #include "quern/gemm/onednn/packed_matmul.h"
-#include "quern/gemm/packed_form.h"
+#include "quern/gemm/weights/packed_form.h"
 
 namespace quern {
 namespace {

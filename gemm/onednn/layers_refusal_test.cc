@@ -6,8 +6,8 @@
 
 #include "gtest/gtest.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/gemm/layers/linear_layer.h"
 #include "quern/gemm/linear.h"
-#include "quern/gemm/linear_layer.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/onednn/layers.h"
 

@@ -60,8 +60,8 @@ class LinearInput {
   LinearWeightsSpec spec_;
 };
 
-// Replaces a row by what gemm/block_kernels.h makes of it: int8 in blocks of
-// 32, each times its scale. Its size is a multiple of 32.
+// Replaces a row by what gemm/kernels/block_kernels.h makes of it: int8 in
+// blocks of 32, each times its scale. Its size is a multiple of 32.
 void RoundToInt8Blocks(std::vector<double>& row);
 
 using LinearInputOr = absl::StatusOr<std::unique_ptr<LinearInput>>;

@@ -11,7 +11,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/packed_form.h"
+#include "quern/gemm/weights/packed_form.h"
 #include "quern/packing/code_layout.h"
 #include "quern/packing/vnni_layout.h"
 

@@ -1,8 +1,0 @@
-// The kernels of gemm/block32_simd.cc for AVX2 with AVX-VNNI.
-
-#include "quern/core/avx_vnni.h"
-
-#if QUERN_AVX_VNNI
-#include "quern/core/avx_vnni_pass.h"
-#include "quern/gemm/block32_simd.cc"
-#endif

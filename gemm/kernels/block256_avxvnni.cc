@@ -1,0 +1,8 @@
+// The kernels of gemm/kernels/block256_simd.cc for AVX2 with AVX-VNNI.
+
+#include "quern/core/avx_vnni.h"
+
+#if QUERN_AVX_VNNI
+#include "quern/core/avx_vnni_pass.h"
+#include "quern/gemm/kernels/block256_simd.cc"
+#endif

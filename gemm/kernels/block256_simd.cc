@@ -1,0 +1,59 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "quern/core/dtype.h"
+#include "quern/core/float_type.h"
+#include "quern/gemm/kernels/block_kernels.h"
+#include "quern/quant/block_format.h"
+
+// Compiled once per instruction set: foreach_target.h re-includes this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "gemm/kernels/block256_simd.cc"
+// foreach_target.h comes first, whatever the alphabet says.
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "quern/quant/convert-inl.h"
+#include "quern/core/quad_dot-inl.h"
+#include "quern/gemm/kernels/block_record-inl.h"
+#include "quern/gemm/kernels/block_rows-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+
+BlockKernels GetKernels(BlockFormat format, DType a) {
+#if QUERN_AVX_VNNI_REPLACES
+  if (HasAvxVnni()) return GetBlock256AvxVnniKernels(format, a);
+#endif
+  return WithBlock256Format(format, [a](auto f) {
+    constexpr BlockFormat kFormat = decltype(f)::value;
+    BlockKernels kernels = MakeBlockKernels<kFormat>();
+    kernels.pack_row = WithFloatType(
+        a, [](auto t) { return &PackBlockRow<decltype(t), RowOf<kFormat>>; });
+    return kernels;
+  });
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+#if QUERN_AVX_VNNI_PASS
+BlockKernels GetBlock256AvxVnniKernels(BlockFormat format, DType a) {
+#else
+BlockKernels GetBlock256Kernels(BlockFormat format, DType a) {
+#endif
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(format, a);
+}
+}  // namespace quern
+#endif  // HWY_ONCE

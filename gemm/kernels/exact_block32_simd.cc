@@ -1,0 +1,39 @@
+#include "quern/gemm/kernels/exact_block_kernels.h"
+#include "quern/quant/block_format.h"
+
+// Compiled once per instruction set: foreach_target.h re-includes this file.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "gemm/kernels/exact_block32_simd.cc"
+// foreach_target.h comes first, whatever the alphabet says.
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "quern/gemm/kernels/exact_block-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace quern {
+namespace HWY_NAMESPACE {
+namespace {
+
+ExactBlockKernels GetKernels(BlockFormat format) {
+  return WithBlock32Format(
+      format, [](auto f) { return MakeExactKernels<decltype(f)::value>(); });
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace quern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern {
+namespace {
+HWY_EXPORT(GetKernels);
+}  // namespace
+ExactBlockKernels GetExactBlock32Kernels(BlockFormat format) {
+  return HWY_DYNAMIC_DISPATCH(GetKernels)(format);
+}
+}  // namespace quern
+#endif  // HWY_ONCE
