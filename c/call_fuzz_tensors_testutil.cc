@@ -13,7 +13,7 @@
 #include "quern/c/quern.h"
 #include "quern/c/tensor.h"
 #include "quern/core/dtype.h"
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/testing/guard_buffer.h"
 

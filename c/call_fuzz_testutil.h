@@ -19,7 +19,7 @@
 #include "quern/c/quern.h"
 #include "quern/core/dtype.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
 #include "quern/ops/moe/experts.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_registry.h"

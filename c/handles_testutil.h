@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
 #include "quern/testing/data.h"
 
 namespace quern {

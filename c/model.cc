@@ -16,9 +16,9 @@
 #include "quern/c/object.h"
 #include "quern/c/quern_model.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder.h"
-#include "quern/models/decoder_config.h"
-#include "quern/models/gguf.h"
+#include "quern/models/architectures/decoder_config.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 namespace c_abi {

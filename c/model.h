@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "quern/c/object.h"
 #include "quern/c/quern_model.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 
 namespace quern {
 namespace c_abi {

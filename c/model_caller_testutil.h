@@ -22,7 +22,7 @@
 #include "quern/c/quern_model.h"
 #include "quern/c/tensor.h"
 #include "quern/core/dtype.h"
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
 #include "quern/testing/data.h"
 
 namespace quern {

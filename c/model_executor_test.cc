@@ -10,7 +10,7 @@
 #include "quern/c/model_testutil.h"
 #include "quern/c/quern.h"
 #include "quern/c/quern_model.h"
-#include "quern/models/decoder_testutil.h"
+#include "quern/models/testing/decoder_testutil.h"
 #include "quern/testing/data.h"
 
 namespace quern {

@@ -15,9 +15,9 @@
 #include "quern/c/c_testutil.h"
 #include "quern/c/handles_testutil.h"
 #include "quern/c/model_caller_testutil.h"
-#include "quern/models/decoder_testutil.h"
-#include "quern/models/gguf_testutil.h"
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/gguf_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
+#include "quern/models/testing/decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/sanitized.h"
 

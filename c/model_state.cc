@@ -19,7 +19,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 
 namespace quern {
 namespace c_abi {

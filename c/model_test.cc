@@ -19,9 +19,9 @@
 #include "quern/c/quern.h"
 #include "quern/c/quern_model.h"
 #include "quern/core/executor.h"
-#include "quern/models/decoder.h"
-#include "quern/models/decoder_testutil.h"
-#include "quern/models/gguf.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/testing/decoder_testutil.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
 

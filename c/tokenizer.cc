@@ -1,4 +1,4 @@
-#include "quern/models/tokenizer.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@
 #include "quern/c/object.h"
 #include "quern/c/quern_model.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 namespace c_abi {

@@ -1,7 +1,7 @@
 // Vocabularies through the C interface: the tokens and texts of C++, and what
 // is refused.
 
-#include "quern/models/tokenizer.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -15,9 +15,9 @@
 #include "quern/c/c_testutil.h"
 #include "quern/c/quern.h"
 #include "quern/c/quern_model.h"
-#include "quern/models/gguf.h"
-#include "quern/models/gguf_testutil.h"
-#include "quern/models/small_vocabulary_testutil.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/gguf/gguf_testutil.h"
+#include "quern/models/tokenizer/small_vocabulary_testutil.h"
 
 namespace quern {
 namespace {

@@ -28,7 +28,7 @@
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/models/mutate_testutil.h"
+#include "quern/models/gguf/mutate_testutil.h"
 #include "quern/ops/registry/all_ops.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"

@@ -30,26 +30,26 @@ readonly checked_by_callers="
 # what it is given. models/: the tensors are scratch that the decoder lays out,
 # and the matrices and operators are BoundOps.
 readonly checked_by_callees="
-  models/attention_mixer.cc:AttentionMixer::Execute
-  models/decoder_operators.h:AddNorm
-  models/decoder_operators.h:Embed
-  models/decoder_operators.h:Finish
-  models/decoder_operators.h:Gate
-  models/decoder_operators.h:Gather
-  models/decoder_operators.h:HeadNorms
-  models/decoder_operators.h:Norm
-  models/decoder_operators.h:PostNorm
-  models/decoder_operators.h:Rotate
-  models/dense_feed_forward.cc:DenseFeedForward::Execute
-  models/latent_attention.cc:LatentAttention::Execute
-  models/latent_mixer.cc:LatentMixer::Execute
-  models/matrix.h:Execute
-  models/mixture_feed_forward.cc:MixtureFeedForward::Execute
-  models/page_pool.cc:PagePool::Attend
-  models/page_pool.cc:PagePool::CopyShared
-  models/page_pool.cc:PagePool::Write
-  models/page_pool.h:AttendLatents
-  models/recurrent_mixer.cc:RecurrentMixer::Execute
+  models/decoder/attention_mixer.cc:AttentionMixer::Execute
+  models/decoder/decoder_operators.h:AddNorm
+  models/decoder/decoder_operators.h:Embed
+  models/decoder/decoder_operators.h:Finish
+  models/decoder/decoder_operators.h:Gate
+  models/decoder/decoder_operators.h:Gather
+  models/decoder/decoder_operators.h:HeadNorms
+  models/decoder/decoder_operators.h:Norm
+  models/decoder/decoder_operators.h:PostNorm
+  models/decoder/decoder_operators.h:Rotate
+  models/decoder/dense_feed_forward.cc:DenseFeedForward::Execute
+  models/decoder/latent_attention.cc:LatentAttention::Execute
+  models/decoder/latent_mixer.cc:LatentMixer::Execute
+  models/decoder/matrix.h:Execute
+  models/decoder/mixture_feed_forward.cc:MixtureFeedForward::Execute
+  models/decoder/page_pool.cc:PagePool::Attend
+  models/decoder/page_pool.cc:PagePool::CopyShared
+  models/decoder/page_pool.cc:PagePool::Write
+  models/decoder/page_pool.h:AttendLatents
+  models/decoder/recurrent_mixer.cc:RecurrentMixer::Execute
   ops/registry/op_registry.h:Execute
 "
 

@@ -16,7 +16,7 @@
 #include "absl/types/span.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 namespace {

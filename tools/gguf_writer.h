@@ -1,9 +1,9 @@
 #ifndef QUERN_TOOLS_GGUF_WRITER_H_
 #define QUERN_TOOLS_GGUF_WRITER_H_
 
-// Writes GGUF version 3 files larger than memory; models/gguf.h describes the
-// format. Metadata and the list of tensors are collected; the tensors' bytes go
-// straight to disk.
+// Writes GGUF version 3 files larger than memory; models/gguf/gguf.h describes
+// the format. Metadata and the list of tensors are collected; the tensors'
+// bytes go straight to disk.
 //
 //   GgufFileWriter writer;
 //   writer.KeyString("general.architecture", "llama");
@@ -22,7 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 

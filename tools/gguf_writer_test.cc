@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 namespace {

@@ -18,8 +18,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder_config.h"
-#include "quern/models/gguf.h"
+#include "quern/models/architectures/decoder_config.h"
+#include "quern/models/gguf/gguf.h"
 #include "quern/tools/random_model.h"
 
 namespace quern {

@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 #include "quern/quant/block_format.h"
 #include "quern/quant/block_quantize.h"
 #include "quern/tools/gguf_writer.h"

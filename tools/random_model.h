@@ -2,8 +2,8 @@
 #define QUERN_TOOLS_RANDOM_MODEL_H_
 
 // GGUF files with random weights, of each architecture in
-// models/architecture.h. Their results mean nothing, but cost what the real
-// model costs.
+// models/architectures/architecture.h. Their results mean nothing, but cost
+// what the real model costs.
 //
 // A matrix of fan-in n has the standard deviation n^-1/2, and so have the
 // weights of a convolution of n tokens. The matrices that add
@@ -28,7 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "quern/models/gguf.h"
+#include "quern/models/gguf/gguf.h"
 
 namespace quern {
 
@@ -80,8 +80,9 @@ struct RandomModelShape {
   int64_t context = 0;
   float rope_base = 10000;
   float norm_eps = 1e-5f;
-  absl::string_view architecture = "llama";  // from models/architecture.h
-  int64_t window = 0;                        // window of gemma2's local layers
+  absl::string_view architecture =
+      "llama";         // from models/architectures/architecture.h
+  int64_t window = 0;  // window of gemma2's local layers
   // If positive, the file has rope_freqs.weight: Llama 3.1's factors, which
   // divide low rotary frequencies by this value (kLlama3 in
   // ops/rope/rotary_scaling.h, for an original context of 8192).

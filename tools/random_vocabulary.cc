@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "quern/models/byte_bpe.h"
+#include "quern/models/tokenizer/byte_bpe.h"
 #include "quern/tools/gguf_writer.h"
 
 namespace quern {
@@ -20,7 +20,7 @@ constexpr int64_t kFirstByte = 3;  // after <unk> <s> </s>
 constexpr int64_t kSpacePiece = kFirstByte + kBytePieces;
 static_assert(kMinRandomVocab == kSpacePiece + 1);
 
-// Values of tokenizer.ggml.token_type; see models/tokenizer.h.
+// Values of tokenizer.ggml.token_type; see models/tokenizer/tokenizer.h.
 constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
 
 // Writes a vocabulary like Qwen's: byte-level pieces, one control token that

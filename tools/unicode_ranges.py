@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes models/unicode_ranges.h: which code points are letters, numbers and white space.
+"""Writes models/tokenizer/unicode_ranges.h: which code points are letters, numbers and white space.
 
-usage: tools/unicode_ranges.py /usr/share/unicode > models/unicode_ranges.h
+usage: tools/unicode_ranges.py /usr/share/unicode > models/tokenizer/unicode_ranges.h
 
 Reads UnicodeData.txt (general categories L* and N*) and PropList.txt (the property White_Space) of the folder, which
 is that of Debian's package unicode-data. The version written is that of PropList.txt.
@@ -51,7 +51,7 @@ print(f"""#ifndef QUERN_MODELS_UNICODE_RANGES_H_
 // their licence: third_party/unicode. Letters are the general categories L*,
 // numbers N*, spaces the property White_Space.
 
-#include "quern/models/unicode_class.h"
+#include "quern/models/tokenizer/unicode_class.h"
 
 namespace quern::unicode {{
 

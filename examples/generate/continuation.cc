@@ -27,8 +27,8 @@
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/models/decoder.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/tokenizer/tokenizer.h"
 #include "quern/ops/sampling/sampler.h"
 
 namespace quern {

@@ -21,8 +21,8 @@
 #include "examples/generate/model_testutil.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "quern/models/gguf.h"
-#include "quern/models/golden_testutil.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/testing/golden_testutil.h"
 #include "quern/testing/files.h"
 
 namespace quern {

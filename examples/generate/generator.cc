@@ -20,7 +20,7 @@
 #include "quern/core/communicator.h"
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 
 namespace quern {
 namespace {

@@ -14,7 +14,7 @@
 #include "quern/core/limits/samples.h"
 #include "quern/core/limits/timer.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder_work.h"
+#include "quern/models/decoder/decoder_work.h"
 
 namespace quern {
 namespace {

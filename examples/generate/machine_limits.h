@@ -14,7 +14,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/limits/limits.h"
 #include "quern/core/limits/samples.h"
-#include "quern/models/decoder_work.h"
+#include "quern/models/decoder/decoder_work.h"
 
 namespace quern {
 

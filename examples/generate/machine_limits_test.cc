@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
-#include "quern/models/decoder_work.h"
+#include "quern/models/decoder/decoder_work.h"
 
 namespace quern {
 namespace {

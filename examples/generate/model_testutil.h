@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "quern/models/golden_testutil.h"
+#include "quern/models/testing/golden_testutil.h"
 #include "quern/testing/files.h"
 
 namespace quern {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"

@@ -16,7 +16,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/max_isa.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 #include "quern/ops/registry/op_policy.h"
 
 namespace quern {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/core/dtype.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 
 namespace quern {
 

@@ -18,9 +18,9 @@
 #include "examples/generate/session.h"
 #include "examples/generate/text_writer.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder.h"
+#include "quern/models/decoder/decoder.h"
 #include "quern/models/likelihood.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 namespace quern {
 namespace {

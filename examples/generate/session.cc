@@ -23,10 +23,10 @@
 #include "quern/core/communicator.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/decoder.h"
-#include "quern/models/decoder_config.h"
-#include "quern/models/gguf.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/architectures/decoder_config.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 namespace quern {
 namespace {

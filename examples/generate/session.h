@@ -19,9 +19,9 @@
 #include "quern/core/communicator.h"
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
-#include "quern/models/decoder.h"
-#include "quern/models/gguf.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/tokenizer/tokenizer.h"
 #include "quern/ops/registry/op_dispatcher.h"
 
 namespace quern {

@@ -15,9 +15,9 @@
 #include "examples/generate/rank_group.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/models/decoder.h"
-#include "quern/models/decoder_config.h"
-#include "quern/models/decoder_work.h"
+#include "quern/models/architectures/decoder_config.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/decoder/decoder_work.h"
 
 namespace quern {
 namespace {

@@ -12,8 +12,8 @@
 #include "examples/generate/options.h"
 #include "examples/generate/rank_group.h"
 #include "quern/core/executor.h"
-#include "quern/models/decoder.h"
-#include "quern/models/decoder_work.h"
+#include "quern/models/decoder/decoder.h"
+#include "quern/models/decoder/decoder_work.h"
 
 namespace quern {
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "examples/generate/options.h"
 #include "quern/core/status_macros.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 namespace quern {
 

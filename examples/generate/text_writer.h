@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "examples/generate/options.h"
-#include "quern/models/tokenizer.h"
+#include "quern/models/tokenizer/tokenizer.h"
 
 namespace quern {
 

@@ -70,7 +70,7 @@ class ModelTest(unittest.TestCase):
             made = model.generate(text, max_tokens=len(following), temperature=0, cache_dtype="f32")
             made.text()
             self.assertEqual(made.tokens, following)
-        # Sums of f32 in another order, as in models/decoder_golden_test.cc.
+        # Sums of f32 in another order, as in models/decoder/decoder_golden_test.cc.
         want = np.fromfile(_FOLDER / "golden_logits_prompt0.f32", np.float32)
         state = model.state(cache_dtype="f32")
         (row,) = state.forward([(state.begin(), cases[0][1])])

@@ -1,0 +1,125 @@
+#ifndef QUERN_MODELS_TESTING_REFERENCE_FORM_TESTUTIL_H_
+#define QUERN_MODELS_TESTING_REFERENCE_FORM_TESTUTIL_H_
+
+// The differences between architectures that the oracle of the forward pass
+// knows, read from the file itself.
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "quern/models/architectures/decoder_config.h"
+#include "quern/models/gguf/gguf.h"
+
+namespace quern {
+
+// Differences between architectures.
+struct ReferenceForm {
+  bool rope = true;
+  size_t rope_dim = 0;     // elements of a head that rotate
+  double eps = 0;          // of every norm
+  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
+  bool q_bias = false, k_bias = false, v_bias = false;
+  bool q_norm = false, k_norm = false;
+  bool post_attention_norm = false, post_ffw_norm = false;
+  bool gelu = false;  // gelu by tanh, instead of silu
+  double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
+  double divisor = 1;                       // of a query's dot products
+  double attention_cap = 0, logit_cap = 0;  // 0: none
+  size_t experts_used = 0;                  // 0: there are no experts
+  bool shared_expert = false;               // with the weight 1
+  bool renormalize = true;  // the weights of a token's experts sum to 1
+  int64_t window = 0;       // of local layers; 0: there are none
+  int64_t first_local = 0;  // local: this layer and every second one after
+  std::vector<double> rope_factors;  // divide frequencies; empty: none
+  // Tokens that a recurrent layer convolves, and the order of its three parts.
+  size_t conv_taps = 0;
+  std::array<size_t, 3> gates = {0, 1, 2};
+  size_t ssm_groups = 0;
+  bool ssm_skip = true;  // d * u is added to a state's output
+  // Gated delta nets: heads of keys; 0: there are none. by_turns: the file has
+  // each head's gate behind its query, and each key head's a behind its b.
+  size_t key_heads = 0;
+  bool gates_by_turns = true, betas_by_turns = true;
+  bool gates_in_q = false;                        // attn_q.weight has gates
+  bool query_gates = false, shared_gate = false;  // and these have an effect
+  // Matrices in block formats multiply rows of int8 (DecoderActivations).
+  bool int8_rows = false;
+
+  static ReferenceForm Of(const GgufFile& file, const DecoderConfig& c) {
+    const auto f32 = [&](absl::string_view key) {
+      return static_cast<double>(*file.GetF32(key));
+    };
+    const auto architecture = *file.GetString("general.architecture");
+    const auto hidden = static_cast<double>(c.hidden);
+    ReferenceForm form;
+    form.rope_pairs =
+        architecture == "llama" || architecture == "granitehybrid";
+    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
+    form.q_norm = form.k_norm =
+        architecture == "qwen3" || architecture == "qwen3moe" ||
+        architecture == "lfm2" || architecture == "qwen3next";
+    if (architecture == "lfm2") {
+      form.conv_taps =
+          static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
+    }
+    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
+      const std::string used = absl::StrCat(architecture, ".expert_used_count");
+      form.experts_used = static_cast<size_t>(*file.GetInt(used));
+      form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
+    }
+    const std::string rope =
+        absl::StrCat(architecture, ".rope.dimension_count");
+    form.rope_dim =
+        static_cast<size_t>(file.Has(rope) ? *file.GetInt(rope) : c.head_dim);
+    form.eps =
+        f32(absl::StrCat(architecture, ".attention.layer_norm_rms_epsilon"));
+    form.divisor = std::sqrt(static_cast<double>(c.head_dim));
+    if (file.HasTensor("rope_freqs.weight")) {
+      const GgufTensor& tensor = **file.FindTensor("rope_freqs.weight");
+      std::vector<float> factors(static_cast<size_t>(tensor.elements));
+      EXPECT_TRUE(file.ReadRows(tensor, 0, absl::MakeSpan(factors)).ok());
+      form.rope_factors.assign(factors.begin(), factors.end());
+    }
+    if (architecture == "granitehybrid") {
+      form.conv_taps =
+          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
+      form.ssm_groups =
+          static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
+      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
+      form.embedding_scale = f32("granitehybrid.embedding_scale");
+      form.residual_scale = f32("granitehybrid.residual_scale");
+      form.divisor = 1 / f32("granitehybrid.attention.scale");
+      form.logit_divisor = f32("granitehybrid.logit_scale");
+    }
+    if (architecture == "qwen3next") {
+      form.gates_in_q = form.query_gates = true;
+      form.shared_gate = form.shared_expert;
+      form.conv_taps =
+          static_cast<size_t>(*file.GetInt("qwen3next.ssm.conv_kernel"));
+      form.key_heads =
+          static_cast<size_t>(*file.GetInt("qwen3next.ssm.group_count"));
+    }
+    if (architecture != "gemma2") return form;
+    form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
+    form.embedding_scale = std::sqrt(hidden);
+    if (c.layers == 46) {  // the model of 27 billion weights
+      form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
+    }
+    form.attention_cap = f32("gemma2.attn_logit_softcapping");
+    form.logit_cap = f32("gemma2.final_logit_softcapping");
+    form.window = *file.GetInt("gemma2.attention.sliding_window");
+    return form;
+  }
+};
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_TESTING_REFERENCE_FORM_TESTUTIL_H_

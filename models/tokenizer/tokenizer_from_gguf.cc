@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "quern/core/status_macros.h"
+#include "quern/models/gguf/gguf.h"
+#include "quern/models/tokenizer/tokenizer.h"
+#include "quern/models/tokenizer/word_split.h"
+
+namespace quern {
+namespace {
+
+constexpr char kOp[] = "tokenizer";
+
+// Pieces that end a text or a turn in families of models. Files name one of
+// them in eos_token_id, and often none of the others.
+constexpr absl::string_view kEndPieces[] = {
+    "<|eot_id|>",       // Llama 3: end of turn
+    "<|eom_id|>",       // Llama 3: end of message, before a tool's answer
+    "<|end_of_text|>",  // Llama 3
+    "<|im_end|>",       // Qwen and others of ChatML
+    "<|endoftext|>",    // GPT-2, Qwen
+    "<|end|>",          // Phi 3
+    "<end_of_turn>",    // Gemma
+};
+
+// A name of tokenizer.ggml.pre. Several models' words are cut alike.
+struct Pre {
+  absl::string_view name;
+  WordRules rules;
+  // Whether a word that is a piece is that piece, and a text begins with bos
+  // where no key says otherwise.
+  bool llama3;
+};
+constexpr Pre kPres[] = {
+    {"llama-bpe", WordRules::kLlama3, true},
+    {"llama3", WordRules::kLlama3, true},
+    {"llama-v3", WordRules::kLlama3, true},
+    {"lfm2", WordRules::kLlama3, true},
+    {"falcon3", WordRules::kLlama3, true},
+    {"falcon-h1", WordRules::kLlama3, true},
+    {"pixtral", WordRules::kLlama3, true},
+    {"midm-2.0", WordRules::kLlama3, true},
+    {"dbrx", WordRules::kLlama3, false},
+    {"smaug-bpe", WordRules::kLlama3, false},
+    {"chatglm-bpe", WordRules::kLlama3, false},
+    {"glm4", WordRules::kLlama3, false},
+    {"qwen2", WordRules::kQwen2, false},
+    {"deepseek-r1-qwen", WordRules::kQwen2, false},
+    {"megrez", WordRules::kQwen2, false},
+    {"stablelm2", WordRules::kQwen2, false},
+    {"hunyuan", WordRules::kQwen2, false},
+    {"solar-open", WordRules::kQwen2, false},
+    {"kormo", WordRules::kQwen2, false},
+    {"grok-2", WordRules::kQwen2, false},
+    {"bailingmoe", WordRules::kQwen2, false},
+    {"gpt-2", WordRules::kGpt2, false},
+    {"phi-2", WordRules::kGpt2, false},
+    {"exaone4", WordRules::kGpt2, false},
+    {"olmo", WordRules::kGpt2, false},
+    {"mpt", WordRules::kGpt2, false},
+    {"gigachat", WordRules::kGpt2, false},
+    {"a.x-4.0", WordRules::kGpt2, false},
+    {"mellum", WordRules::kGpt2, false},
+    {"jais", WordRules::kGpt2, false},
+    {"trillion", WordRules::kGpt2, false},
+    {"granite-docling", WordRules::kGpt2, false},
+    {"deepseek-llm", WordRules::kDeepSeekLlm, false},
+};
+
+absl::StatusOr<const Pre*> ReadPre(const GgufFile& file) {
+  constexpr char kKey[] = "tokenizer.ggml.pre";
+  if (!file.Has(kKey)) {
+    return InvalidArgument(kOp, "no key '", kKey,
+                           "', which says how text is cut into words; need a "
+                           "file from a newer converter");
+  }
+  QUERN_ASSIGN_OR_RETURN(const absl::string_view name, file.GetString(kKey));
+  for (const Pre& pre : kPres) {
+    if (pre.name == name) return &pre;
+  }
+  return Unimplemented(
+      kOp, kKey, " is '", absl::CHexEscape(name.substr(0, 64)),
+      "'; need one of ",
+      absl::StrJoin(kPres, ", ", [](std::string* out, const Pre& pre) {
+        absl::StrAppend(out, pre.name);
+      }));
+}
+
+bool IsSpecial(TokenType type) {
+  return type == TokenType::kControl || type == TokenType::kUserDefined;
+}
+
+// Sets end_ids, and makes control tokens of user-defined pieces that end a
+// text.
+absl::Status ReadEnds(const GgufFile& file, TokenizerSpec& spec) {
+  const auto last = static_cast<int64_t>(spec.pieces.size()) - 1;
+  for (const char* key :
+       {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
+    QUERN_RETURN_IF_ERROR(CheckRange(kOp, key, value, 0, last));
+    spec.end_ids.push_back(static_cast<int32_t>(value));
+  }
+  const size_t typed = std::min(spec.pieces.size(), spec.types.size());
+  for (size_t id = 0; id < typed; ++id) {
+    if (IsSpecial(spec.types[id]) &&
+        std::find(std::begin(kEndPieces), std::end(kEndPieces),
+                  spec.pieces[id]) != std::end(kEndPieces)) {
+      spec.end_ids.push_back(static_cast<int32_t>(id));
+    }
+  }
+  std::vector<int32_t> ends = spec.end_ids;
+  ends.push_back(spec.eos_id);
+  for (const int32_t id : ends) {
+    // An id outside the vocabulary is left for Tokenizer::Create to refuse.
+    if (static_cast<size_t>(id) < typed &&
+        spec.types[static_cast<size_t>(id)] == TokenType::kUserDefined) {
+      spec.types[static_cast<size_t>(id)] = TokenType::kControl;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSentencePieces(const GgufFile& file, TokenizerSpec& spec) {
+  QUERN_ASSIGN_OR_RETURN(spec.scores, file.GetF32s("tokenizer.ggml.scores"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadBytePieces(const GgufFile& file, TokenizerSpec& spec) {
+  spec.kind = TokenizerKind::kByteBpe;
+  QUERN_ASSIGN_OR_RETURN(const Pre* pre, ReadPre(file));
+  spec.word_rules = pre->rules;
+  spec.whole_words = spec.add_bos = pre->llama3;
+  // There is no default, because the token that ends a text differs between
+  // models.
+  QUERN_RETURN_IF_ERROR(file.GetInt("tokenizer.ggml.eos_token_id").status());
+  spec.bos_id = -1;
+  QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> merges,
+                         file.GetStrings("tokenizer.ggml.merges"));
+  spec.merges.assign(merges.begin(), merges.end());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Tokenizer> Tokenizer::Create(const GgufFile& file) {
+  QUERN_ASSIGN_OR_RETURN(const absl::string_view model,
+                         file.GetString("tokenizer.ggml.model"));
+  if (model != "llama" && model != "gpt2") {
+    return Unimplemented(kOp, "tokenizer.ggml.model is '",
+                         absl::CHexEscape(model.substr(0, 64)),
+                         "'; need 'llama' or 'gpt2'");
+  }
+  TokenizerSpec spec;
+  QUERN_ASSIGN_OR_RETURN(const std::vector<absl::string_view> pieces,
+                         file.GetStrings("tokenizer.ggml.tokens"));
+  spec.pieces.assign(pieces.begin(), pieces.end());
+  QUERN_RETURN_IF_ERROR(model == "gpt2" ? ReadBytePieces(file, spec)
+                                        : ReadSentencePieces(file, spec));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<int32_t> types,
+                         file.GetI32s("tokenizer.ggml.token_type"));
+  for (const int32_t type : types) {
+    spec.types.push_back(static_cast<TokenType>(type));
+  }
+  for (const auto& [key, id] :
+       {std::pair<const char*, int32_t*>{"tokenizer.ggml.bos_token_id",
+                                         &spec.bos_id},
+        {"tokenizer.ggml.eos_token_id", &spec.eos_id}}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(const int64_t value, file.GetInt(key));
+    QUERN_RETURN_IF_ERROR(
+        CheckRange(kOp, key, value, 0, std::numeric_limits<int32_t>::max()));
+    *id = static_cast<int32_t>(value);
+  }
+  QUERN_RETURN_IF_ERROR(ReadEnds(file, spec));
+  for (const auto& [key, flag] :
+       {std::pair<const char*, bool*>{"tokenizer.ggml.add_space_prefix",
+                                      &spec.add_space_prefix},
+        {"tokenizer.ggml.add_bos_token", &spec.add_bos}}) {
+    if (!file.Has(key)) continue;
+    QUERN_ASSIGN_OR_RETURN(*flag, file.GetBool(key));
+  }
+  return Create(std::move(spec));
+}
+
+}  // namespace quern
