@@ -24,6 +24,23 @@ declare -rA allowed=(
   [tools]="core quant packing cache gemm attention ops models"
   [testing]="core"
 )
+# Folders below these include one another in the same way; what lies in the folder
+# itself is not looked at, but for ops/registry, which all_ops.cc alone joins.
+declare -rA inner=(
+  [gemm/weights]=""
+  [gemm/kernels]="gemm/weights"
+  [gemm/schedule]="gemm/kernels gemm/weights"
+  [gemm/layers]="gemm/schedule gemm/kernels gemm/weights"
+  [gemm/onednn]="gemm/layers gemm/kernels gemm/weights"
+  [models/gguf]=""
+  [models/tokenizer]="models/gguf"
+  [models/architectures]="models/gguf"
+  [models/decoder]="models/architectures models/gguf"
+  [ops/registry/reference]=""
+  [ops/registry/families]="ops/registry/reference"
+  [ops/registry/vllm]="ops/registry/families ops/registry/reference"
+  [ops/registry/sglang]="ops/registry/families ops/registry/reference"
+)
 readonly folders="core quant packing cache gemm attention ops c models examples tools testing"
 violations=0
 
@@ -37,6 +54,26 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 # Tests, benchmarks and sources that are testonly by their name may include
 # //testing.
 is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
+
+# The folder of `inner` that the path $1 lies in; empty if there is none.
+inner_of() {
+  case $1 in
+    ops/registry/families/*) echo ops/registry/families ;;
+    *) [[ ! -v inner[${1%/*}] ]] || echo "${1%/*}" ;;
+  esac
+}
+
+check_inner() {
+  local -r from=$(inner_of "$1") to=$(inner_of "$2")
+  [[ -n $to && $to != "$from" ]] || return 0
+  case $1 in
+    ops/registry/all_ops.cc) return 0 ;;
+    ops/registry/*/*) ;;
+    ops/registry/*) violation "$1 includes $2: ops/registry may include none of its folders"; return ;;
+  esac
+  [[ -z $from ]] || contains "${inner[$from]}" "$to" ||
+    violation "$1 includes $2: $from may include only: ${inner[$from]:-nothing}"
+}
 
 check_includes() {
   local includes file line target folder
@@ -61,7 +98,10 @@ check_includes() {
       violation "$file includes $line: only testing may include Eigen"
     fi
     contains "$folders" "$target" || continue
-    [[ $target == "$folder" ]] && continue
+    if [[ $target == "$folder" ]]; then
+      is_test "$file" || check_inner "$file" "$line"
+      continue
+    fi
     [[ $target == testing ]] && is_test "$file" && continue
     contains "${allowed[$folder]}" "$target" ||
       violation "$file includes $line: $folder may include only: ${allowed[$folder]:-nothing}"
@@ -137,13 +177,22 @@ self_test() {
   git -C "$dir/up" add .
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include without quern/ passes"
   contains "$said" "core/dtype.h:" || violation "self-test: about an include without quern/ it says: $said"
+  # Folders of one folder.
+  mkdir -p "$dir/up/gemm/kernels" "$dir/up/ops/registry"
+  echo '#include "quern/gemm/layers/layer.h"' >"$dir/up/gemm/kernels/tile.h"
+  echo '#include "quern/ops/registry/vllm/linear.h"' >"$dir/up/ops/registry/op_table.h"
+  echo '#include <cstdint>' >"$dir/up/gemm/linear.h"
+  git -C "$dir/up" add .
+  said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: includes of folders above pass"
+  contains "$said" "gemm/layers/layer.h:" && contains "$said" "ops/registry/vllm/linear.h:" ||
+    violation "self-test: of includes of folders above it says: $said"
 }
 
 case ${1:-} in
   --self-test)
     self_test
     ((violations == 0)) || exit 1
-    echo "layers: self-test of 10 broken checks"
+    echo "layers: self-test of 12 broken checks"
     exit
     ;;
   --deps) check_includes && check_deps ;;

@@ -9,23 +9,9 @@
 
 #include "quern/core/dtype.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/weights/code_type.h"
 
 namespace quern {
-
-// What a code means.
-enum class CodeType : uint8_t {
-  kE4M3,  // fp8 e4m3fn
-  kI8,    // -128 .. 127
-  kI4,    // q - 8, q = 0 .. 15
-};
-
-constexpr int64_t BitsOf(CodeType codes) {
-  return codes == CodeType::kI4 ? 4 : 8;
-}
-// The code that means zero.
-constexpr uint8_t ZeroCode(CodeType codes) {
-  return codes == CodeType::kI4 ? 8 : 0;
-}
 
 // The bytes of bf16(code) of the 128 codes of e4m3fn that are not negative. A
 // normal number's bits move, and its exponent is 120 more; the NaN gets the

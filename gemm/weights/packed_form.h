@@ -25,8 +25,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/core/dtype.h"
-#include "quern/gemm/kernels/codes_kernels.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/weights/code_type.h"
 
 namespace quern {
 

@@ -2,8 +2,8 @@
 // bits of all tensors, for each provider, dtype and instruction set, and the
 // schemas. The lines of two commits differ where a change was one of results:
 //
-//   bazel run -c opt //ops/registry:op_bits > /tmp/after
-//   diff /tmp/before /tmp/after
+//   bazel run -c opt //tools/ops:op_bits >after
+//   diff before after
 //
 // Bits of kernels depend on the instruction set and the compiler, so they are
 // compared on one machine and written down nowhere.
