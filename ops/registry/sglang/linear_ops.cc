@@ -155,6 +155,7 @@ class Plan {
 
   void Execute(const Args& args, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(args));
     if (native_.has_value()) {
       if (spec_.codes()) return MultiplyCodes(args);
       return native_->Multiply(args.x, AnyTensorView(), args.out);

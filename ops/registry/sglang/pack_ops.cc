@@ -123,6 +123,7 @@ class PackPlan {
   }
   void Execute(const Args& args, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(args));
     if (spec_.transposed) return Transpose(args);
     const VectorView<int32_t> compensation =
         DenseVector(LayOut(workspace), Sums());

@@ -184,6 +184,7 @@ class TokenAttentionPlan {
 
   void Execute(const Args& args, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(args));
     const Scratch scratch = LayOut(workspace);
     PagedAttentionArgs paged = PagedArgsOf(args);
     if (args.sinks.rank() != 0) {

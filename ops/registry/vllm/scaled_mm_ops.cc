@@ -121,6 +121,7 @@ class ScaledMmPlan {
 
   void Execute(const Args& t, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(t));
     const int64_t m = t.a.extent(0);
     LinearArgs args;
     args.a = t.a;

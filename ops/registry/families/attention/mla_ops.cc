@@ -97,6 +97,7 @@ class Mla {
   }
   void Execute(const Args& a, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(a));
     if (native_.has_value()) {
       native_->Run(ArgsOf(a), workspace);
     } else {

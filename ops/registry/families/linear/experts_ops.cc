@@ -119,6 +119,7 @@ class Experts {
 
   void Execute(const Args& a, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(a));
     const ExpertsArgs args =
         router_.has_value() ? Route(a, workspace, executor) : RoutedArgs(a);
     if (native_.has_value()) {

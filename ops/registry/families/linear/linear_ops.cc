@@ -186,6 +186,7 @@ class LayerPlan {
 
   void Execute(const Args& t, Workspace workspace,
                Executor& executor) const noexcept {
+    QUERN_DCHECK_OK(CheckArgs(t));
     if (reference()) return ExecuteReference(spec_, t);
     QUERN_CHECK(plan_.has_value());
     SelfCommunicator self;
