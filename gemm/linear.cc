@@ -17,7 +17,6 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/stores.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
@@ -199,17 +198,6 @@ absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
   }
   // Proves scale and zero point, also where a is given as i8.
   return Int8QuantizePlan::Create(QuantizeSpecOf(spec)).status();
-}
-
-Int8QuantizeSpec QuantizeSpecOf(const LinearSpec& spec) {
-  Int8QuantizeSpec quantize;
-  if (spec.a != DType::kI8) quantize.dtype = spec.a;
-  quantize.granularity = spec.granularity;
-  quantize.zero_points = spec.zero_points;
-  quantize.scale = spec.a_scale;
-  quantize.zero_point = spec.a_zero_point;
-  quantize.stores = Stores::kCached;
-  return quantize;
 }
 
 absl::StatusOr<LinearPlan> LinearPlan::Create(const LinearSpec& spec,

@@ -143,50 +143,6 @@ void ClearGaps(const PackedForm& form, int64_t k, uint8_t* to) {
 
 }  // namespace
 
-absl::string_view WeightFormatName(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kF32:
-      return "f32";
-    case WeightFormat::kBF16:
-      return "bf16";
-    case WeightFormat::kF16:
-      return "f16";
-    case WeightFormat::kI8Channel:
-      return "i8_channel";
-    case WeightFormat::kE4M3Block:
-      return "e4m3_block";
-    case WeightFormat::kI4Group:
-      return "i4_group";
-    case WeightFormat::kI8Group:
-      return "i8_group";
-    case WeightFormat::kBlocks:
-      return "blocks";
-  }
-  return "unknown";
-}
-
-absl::string_view WeightLayoutName(WeightLayout layout) {
-  switch (layout) {
-    case WeightLayout::kNK:
-      return "nk";
-    case WeightLayout::kKN:
-      return "kn";
-    case WeightLayout::kAwq:
-      return "awq";
-    case WeightLayout::kGptq:
-      return "gptq";
-    case WeightLayout::kGptqV2:
-      return "gptq_v2";
-    case WeightLayout::kQ4_0:
-      return "q4_0";
-    case WeightLayout::kQ8_0:
-      return "q8_0";
-    case WeightLayout::kBlocks:
-      return "blocks";
-  }
-  return "unknown";
-}
-
 absl::StatusOr<int64_t> LinearWeights::MaxPackedBytes(
     const LinearWeightsSpec& spec) {
   LinearWeightsSpec packed = spec;
