@@ -198,7 +198,7 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
           .InferShapes("silu_and_mul", {{"x", TensorMeta{DType::kF32, {7}}}})
           .status()
           .message(),
-      "x has 7 columns; need an even number"));
+      "x is f32[7]; need a multiple of 2"));
   EXPECT_TRUE(absl::StrContains(
       registry
           .InferShapes("rms_norm", {{"x", TensorMeta{DType::kF32, {2, 8}}},
@@ -210,7 +210,7 @@ TEST(AllOpsShapeTest, RefuseWithoutData) {
   // A refusal begins with the operator's name, from Make as well.
   for (const char* op : {"silu_and_mul", "gelu_and_mul"}) {
     const NamedArgs odd = {{"x", TensorMeta{DType::kF32, {2, 7}}}};
-    const std::string words = std::string(op) + ": x has 7";
+    const std::string words = std::string(op) + ": x is f32[2, 7]; need";
     EXPECT_TRUE(absl::StrContains(
         registry.InferShapes(op, odd).status().message(), words));
     EXPECT_TRUE(absl::StrContains(ops.Make(op, odd).status().message(), words));

@@ -155,7 +155,7 @@ TEST_F(OpDeclarationTest, RefusesWhatDoesNotFit) {
 TEST_F(OpDeclarationTest, BindsTensorsToTheArgumentsOfThePlan) {
   const OpDispatcher ops(registry_, OpPolicy());
   const TensorMeta meta = {DType::kF32, {2, 3, 8}};
-  alignas(64) float x[48], state[48], scale[4];
+  alignas(64) float x[64], state[48], scale[4];
   alignas(64) int8_t out[24];
   const AnyTensorView xs(DType::kF32, x, 3, {2, 3, 8}, {24, 8, 1});
   const AnyTensorView states(DType::kF32, state, 3, {2, 3, 8}, {24, 8, 1});
@@ -277,7 +277,7 @@ TEST(OpDeclarationLayerTest, PacksAndSaysWhoMakesIt) {
                 absl::StatusCode::kUnimplemented, "layer: x is f16");
   args[0].second = TensorMeta{DType::kF32, {2, 4}};
   ExpectRefusal(ops.Make("layer", args).status(),
-                "layer: scale is f16; need f32");
+                "layer: scale is f16[4]; need f32");
 }
 
 int64_t Twice(const Spec& spec) { return 2 * spec.n; }

@@ -226,9 +226,9 @@ TEST_P(VllmLinearOpsTest, MmRefusesByName) {
       {"a", TensorMeta{DType::kF32, {2, 31}}, "a is f32[2, 31]; need [2, 32]"},
       {"a", TensorMeta{DType::kF32, {2, 1, 32}},
        "a is f32[2, 1, 32]; need [2, 32]"},
-      {"c", TensorMeta{DType::kF32, {2, 17}}, "c is f32[2, 17]; need [n, 16]"},
+      {"c", TensorMeta{DType::kF32, {2, 17}}, "c is f32[2, 17]; need [2, 16]"},
       {"bias", TensorMeta{DType::kF32, {15}}, "bias is f32[15]; need [16]"},
-      {"bias", TensorMeta{DType::kBF16, {16}}, "bias is bf16; need f32"},
+      {"bias", TensorMeta{DType::kBF16, {16}}, "bias is bf16[16]; need f32"},
   };
   for (const auto& refused : kCases) {
     SCOPED_TRACE(refused.words);

@@ -190,7 +190,8 @@ class ScaledMmPlan {
   }
 
   // Row i, whose zero point does not fit sums of 32 bits: the zero point times
-  // the sum of a column is subtracted in double.
+  // the sum of a column is subtracted in double. As in the other rows, the sum
+  // becomes f32 before the bias is added.
   void ExecuteWide(const Args& t, int64_t i, float a_scale, float* row,
                    const Workspace& workspace,
                    Executor& executor) const noexcept {
@@ -206,9 +207,9 @@ class ScaledMmPlan {
       const double less = zero *
                           static_cast<double>(weights_.column_sums()[n]) *
                           double{weights_.scales()[n]};
-      double sum = double{a_scale} * (double{row[n]} - less);
-      if (!bias.null()) sum += double{bias[n]};
-      c.Set(n, static_cast<float>(sum));
+      const auto sum =
+          static_cast<float>(double{a_scale} * (double{row[n]} - less));
+      c.Set(n, bias.null() ? sum : sum + bias[n]);
     }
   }
 

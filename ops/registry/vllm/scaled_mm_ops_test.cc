@@ -114,7 +114,7 @@ class VllmScaledMmOpsTest : public OpFixture {
     const auto bias = SmallIntegers<Out>(rng_, c.n, -8, 8);
     // azp_adj is not read: NaN.
     const GuardBuffer<float> azp_adj(c.n);
-    std::vector<double> want;
+    std::vector<double> want, reference;
     for (int64_t m = 0; m < c.m; ++m) {
       for (int64_t n = 0; n < c.n; ++n) {
         const auto term = static_cast<size_t>(c.dynamic ? m : 0);
@@ -127,8 +127,11 @@ class VllmScaledMmOpsTest : public OpFixture {
         sum *= static_cast<double>(a_scales[term]) *
                static_cast<double>(
                    b_scales[c.one_scale ? 0 : static_cast<size_t>(n)]);
-        if (c.bias) sum += ToDouble(bias[static_cast<size_t>(n)]);
-        want.push_back(static_cast<double>(static_cast<float>(sum)));
+        // Sums become f32 before the bias is added, but for the reference's.
+        const double b_n = c.bias ? ToDouble(bias[static_cast<size_t>(n)]) : 0;
+        reference.push_back(sum + b_n);
+        want.push_back(static_cast<double>(static_cast<float>(sum) +
+                                           static_cast<float>(b_n)));
       }
     }
     OneDnnHandler handler;
@@ -168,7 +171,9 @@ class VllmScaledMmOpsTest : public OpFixture {
       } else {
         Run(op, named);
       }
-      EXPECT_TRUE(AllEqual(out.ToDense(), ToDoubles(RoundedTo<Out>(want))));
+      EXPECT_TRUE(AllEqual(out.ToDense(),
+                           ToDoubles(RoundedTo<Out>(
+                               provider == "reference" ? reference : want))));
     }
   }
 
@@ -267,11 +272,11 @@ TEST_P(VllmScaledMmOpsTest, RefusesByName) {
       {"handler", &plain,
        "azp is given; need none, as the handler was created with use_azp=Fal"},
       {"handler", &other, "handler has other weights; need those that Prepare"},
-      {"a", TensorMeta{DType::kU8, {2, 32}}, "a is u8; need i8"},
+      {"a", TensorMeta{DType::kU8, {2, 32}}, "a is u8[2, 32]; need i8"},
       {"a", TensorMeta{DType::kI8, {2, 33}}, "a is i8[2, 33]; need [2, 32]"},
-      {"c", TensorMeta{DType::kF32, {2, 16}}, "c is f32; need bf16"},
+      {"c", TensorMeta{DType::kF32, {2, 16}}, "c is f32[2, 16]; need bf16"},
       {"c", TensorMeta{DType::kBF16, {2, 15}},
-       "c is bf16[2, 15]; need [n, 16]"},
+       "c is bf16[2, 15]; need [2, 16]"},
       {"a_scales", TensorMeta{DType::kF32, {1}},
        "a_scales is f32[1]; need f32[2, 1]"},
       {"azp", OpArg(), "azp is missing; need it, as the handler was created"},
@@ -279,7 +284,7 @@ TEST_P(VllmScaledMmOpsTest, RefusesByName) {
        "azp is f32[2, 1]; need i32[2, 1]"},
       {"azp_adj", TensorMeta{DType::kF32, {2}},
        "azp_adj is f32[2]; need f32[1, 16] or f32[16]"},
-      {"bias", TensorMeta{DType::kF32, {16}}, "bias is f32; need bf16"},
+      {"bias", TensorMeta{DType::kF32, {16}}, "bias is f32[16]; need bf16"},
   };
   for (const auto& refused : kCases) {
     SCOPED_TRACE(refused.words);

@@ -322,23 +322,23 @@ TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
   };
   const TensorMeta flat = {DType::kF32, {4}};
   const Case cases[] = {
-      {"gated_delta_rule_update", {{"q", flat}}, "q has rank 1; need 3"},
-      {"gated_delta_rule_update", {{"v", flat}}, "v has rank 1; need 3"},
+      {"gated_delta_rule_update", {{"q", flat}}, "q is f32[4]; need [n, n, n]"},
+      {"gated_delta_rule_update", {{"v", flat}}, "v is f32[4]; need [n, n, n]"},
       {"gated_delta_rule_update", {{"g", flat}}, "g has rank 1; need 2"},
       {"gated_delta_rule_update",
        {{"state", flat}},
-       "state has rank 1; need 4"},
-      {"chunk_gated_delta_rule", {{"q", flat}}, "q has rank 1; need 3"},
-      {"causal_conv1d_fn", {{"x", flat}}, "x has rank 1; need 2"},
+       "state is f32[4]; need [n, n, n, n]"},
+      {"chunk_gated_delta_rule", {{"q", flat}}, "q is f32[4]; need [n, n, n]"},
+      {"causal_conv1d_fn", {{"x", flat}}, "x is f32[4]; need [n, n]"},
       {"causal_conv1d_fn",
        {{"conv_states", flat}},
-       "causal_conv1d_fn: conv_states has rank 1; need 3"},
+       "causal_conv1d_fn: conv_states is f32[4]; need [n, n, n]"},
       {"causal_conv1d_update",
        {{"conv_state", flat}},
-       "causal_conv1d_update: conv_state has rank 1; need 3"},
+       "causal_conv1d_update: conv_state is f32[4]; need [n, n, n]"},
       {"causal_conv1d_fn",
        {{"activation", "gelu"}},
-       "activation=\"gelu\"; need \"none\", \"silu\" or \"swish\""},
+       "activation=\"gelu\"; need \"none\", \"\", \"silu\" or \"swish\""},
       {"causal_conv1d_update",
        {{"weight", TensorMeta{DType::kF32, {16, 5}}}},
        "width=5; need 2 <= width <= 4"},
@@ -360,6 +360,8 @@ TEST(RecurrentOpsRefusalTest, NamesWhatIsWrong) {
       if (!found) args.emplace_back(changed, other);
     }
     ExpectRefusal(ops.Make(c.op, args).status(), c.words);
+    // Shapes do not depend on what the plan alone refuses.
+    if (c.words.rfind("width", 0) == 0) continue;
     ExpectRefusal(registry.InferShapes(c.op, args).status(), c.words);
   }
   // Indices of another type, by the name that the schema has for them.

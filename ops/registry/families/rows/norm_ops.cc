@@ -112,7 +112,8 @@ OpDType<Spec> OneDType() {
 
 absl::Status AddRmsNorm(OpRegistry& registry) {
   Op op("rms_norm");
-  op.In("x", &Args::x, {kLeading, &Spec::hidden}, &Spec::x_dtype);
+  op.In("x", &Args::x, {kLeading, &Spec::hidden},
+        {&Spec::x_dtype, &Spec::residual_dtype});
   return MaybeWeight(op)
       .Attr("eps", 1e-6, &Spec::eps)
       .Attr("var_hidden_size", int64_t{0}, &Spec::span)

@@ -72,7 +72,7 @@ absl::Status RegisterSamplingOps(OpRegistry& registry) {
         spec.step = call.Object<const SamplingStep>("step");
         return absl::OkStatus();
       })
-      .Out("tokens", &Args::tokens, {kRows}, DType::kI32)
+      .Out("out", &Args::tokens, {kRows}, DType::kI32)
       .Layer()
       .Provider("reference",
                 [](const Spec& s, const OpCall&) { return Sampler::Create(s); })
