@@ -105,7 +105,11 @@ absl::Status AddCopy(OpRegistry& registry) {
       .Word("in", "input")
       .Calls(&CheckCopy, &ExecuteCopy)
       .Reference(&NativeCopy)
-      .Example({{"out", {4, 64}, DType::kBF16}, {"input", {4, 64}}})
+      .ExampleOf([](DType dtype) {
+        const DType other = dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+        return NamedArgs{{"out", TensorMeta{other, {4, 64}}},
+                         {"input", TensorMeta{dtype, {4, 64}}}};
+      })
       .AddTo(registry);
 }
 
