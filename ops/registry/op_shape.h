@@ -99,7 +99,7 @@ struct OpShape {
   // The other tensor's shape with another last extent.
   OpShape(Like like, int64_t Spec::*last)
       : like(like.tensor), last(last), given(true) {}
-  // Of a tensor that is returned: what the function says.
+  // The shape of a tensor that is returned, as the function says.
   using Compute = std::vector<int64_t> (*)(const Spec&, const OpCall&,
                                            int64_t rows);
   OpShape(Compute compute) : compute(compute), given(true) {}
