@@ -440,8 +440,8 @@ class OpDeclaration {
       t.rules.rows_of = name;
       t.rules.rows = shape.leading() ? OpRows::kLeading : OpRows::kFirst;
     }
-    t.tensors.push_back(
-        {name, shape, dtype, to.first, to.second, returned, rows});
+    t.tensors.push_back({name, shape, dtype, returned, rows});
+    t.places.push_back({to.first, to.second, rows});
   }
 
   OpFactory MakerOf(std::string provider, typename Table::Create create) {

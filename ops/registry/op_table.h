@@ -63,9 +63,13 @@ struct OpTable {
     std::string name;
     OpShape<Spec> shape;
     OpDType<Spec> dtype;
+    bool returned;
+    bool rows;
+  };
+  // Where a tensor goes.
+  struct Place {
     View to;
     View also;  // or null
-    bool returned;
     bool rows;  // bound as a matrix of rows
   };
   using Step = std::function<absl::Status(OpSpec<Spec>&, const OpCall&)>;
@@ -97,31 +101,34 @@ struct OpTable {
     return LeadingRows(call.op(), rules.rows_of, meta);
   }
 
-  Args Bind(absl::Span<const AnyTensorView> views) const {
-    Args args;
+  // Called for each step, so it reads nothing but `places`.
+  void Bind(absl::Span<const AnyTensorView> views, Args& args) const {
     bool folds = true;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const Tensor& t = tensors[i];
-      args.*t.to = t.rows ? AsRows(views[i]) : views[i];
-      if (t.also != nullptr) args.*t.also = args.*t.to;
-      folds = folds && (!t.rows || (args.*t.to).rank() == 2);
+    for (size_t i = 0; i < places.size(); ++i) {
+      const Place& place = places[i];
+      AnyTensorView& to = args.*place.to;
+      if (!place.rows || views[i].rank() == 2) {
+        to = views[i];
+      } else {
+        to = AsRows(views[i]);
+        folds = folds && to.rank() == 2;
+      }
+      if (place.also != nullptr) args.*place.also = to;
     }
-    if (!folds && heads) args = BindUnfolded(views);
+    if (!folds && heads) BindUnfolded(views, args);
     for (const auto& step : finish) step(args);
-    return args;
   }
-  Args BindUnfolded(absl::Span<const AnyTensorView> views) const {
-    Args args;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      args.*tensors[i].to = views[i];
-      if (tensors[i].also != nullptr) args.*tensors[i].also = views[i];
+  void BindUnfolded(absl::Span<const AnyTensorView> views, Args& args) const {
+    for (size_t i = 0; i < places.size(); ++i) {
+      args.*places[i].to = views[i];
+      if (places[i].also != nullptr) args.*places[i].also = views[i];
     }
-    return args;
   }
 
   OpSchema schema;
   OpRules rules;
   std::vector<Tensor> tensors;
+  std::vector<Place> places;  // of the tensors
   std::vector<Step> steps;
   Create create;
   absl::Status (*check)(const Plan&, const Args&) = nullptr;
@@ -209,16 +216,17 @@ class BoundPlan final : public BoundOp {
   absl::Status Prepare(absl::Span<const AnyTensorView> t,
                        Executor& executor) override {
     if constexpr (HasPrepare<Plan, Args>::value) {
-      QUERN_RETURN_IF_ERROR(
-          CheckTensorCount(table_->schema.name, t, table_->tensors.size()));
-      return plan_.Prepare(table_->Bind(t), executor);
+      QUERN_RETURN_IF_ERROR(CheckCount(t));
+      Args args;
+      table_->Bind(t, args);
+      return plan_.Prepare(args, executor);
     }
     return BoundOp::Prepare(t, executor);
   }
   absl::Status CheckArgs(absl::Span<const AnyTensorView> t) const override {
-    QUERN_RETURN_IF_ERROR(
-        CheckTensorCount(table_->schema.name, t, table_->tensors.size()));
-    const Args args = table_->Bind(t);
+    QUERN_RETURN_IF_ERROR(CheckCount(t));
+    Args args;
+    table_->Bind(t, args);
     if (table_->check_first != nullptr) {
       QUERN_RETURN_IF_ERROR(table_->check_first(args));
     }
@@ -236,12 +244,18 @@ class BoundPlan final : public BoundOp {
   void Execute(absl::Span<const AnyTensorView> t, Workspace workspace,
                Executor& executor) const noexcept override {
     QUERN_DCHECK_OK(CheckArgs(t));
-    const Args args = table_->Bind(t);
+    Args args;
+    table_->Bind(t, args);
     if (reference_ != nullptr) return reference_(args);
     table_->execute(plan_, args, workspace, executor);
   }
 
  private:
+  absl::Status CheckCount(absl::Span<const AnyTensorView> t) const {
+    if (t.size() == table_->places.size()) return absl::OkStatus();
+    return CheckTensorCount(table_->schema.name, t, table_->places.size());
+  }
+
   std::shared_ptr<const Table> table_;
   Plan plan_;
   std::function<void(const Args&)> reference_;
