@@ -3,9 +3,10 @@
 
 // Architectures as data: which keys and tensors a GGUF file of each
 // architecture has. The check of a file, the loader, the generator of random
-// files and the tests read the tables of architecture.cc. A new architecture is
-// a line there if it computes nothing new; anything new in the arithmetic also
-// needs code, and a ModelPart in decoder_config.h.
+// files and the tests read the tables of architecture.cc and
+// architecture_tensors.cc. A new architecture is a line there if it computes
+// nothing new; anything new in the arithmetic also needs code, and a ModelPart
+// in decoder_config.h.
 
 #include <cstddef>
 #include <cstdint>

@@ -126,8 +126,9 @@ class OpRegistry;    // ops/registry/op_registry.h
 
 // Registers what models are made of: vocab_parallel_embedding, rms_norm,
 // add_rms_norm, linear, fused_moe, rotary_embedding, write_kv, paged_attention,
-// short_conv, mamba_mixer2, multi_head_latent_attention, gather_rows and
-// logits_processor, with the families that they belong to.
+// sigmoid_mul, short_conv, mamba_mixer2, gated_delta_net,
+// multi_head_latent_attention, gather_rows and logits_processor, with the
+// families that they belong to.
 absl::Status RegisterDecoderOps(OpRegistry& registry);
 
 enum class DecoderWeights {
@@ -135,11 +136,9 @@ enum class DecoderWeights {
   // (quant/block_format.h). q, k and v of several types with blocks among them
   // are matrices apart. Any other matrix whose parts differ in type becomes
   // f32: gate and up, or the first of a gated delta net. Matrices that
-  // attention
-  // over latents transposes take the type of rows. Rows are bf16 if all
-  // matrices
-  // of the file are BF16, Q4_0 or Q8_0, otherwise f32. Rows of an embedding in
-  // blocks are converted to the type of rows.
+  // attention over latents transposes take the type of rows. Rows are bf16 if
+  // all matrices of the file are BF16, Q4_0 or Q8_0, otherwise f32. Rows of an
+  // embedding in blocks are converted to the type of rows.
   kAsInFile,
   kBF16,
   kF32,
@@ -296,10 +295,9 @@ struct DecoderStateSpec {
   // and refuse other types of one byte.
   DType cache_dtype = kDefaultCacheDType;
   // Upper limit on the bytes of cache, of recurrent layers' memory and of
-  // activations together. 0 means 4 GiB
-  // plus 64 times the model's weight_bytes(). Logits, and the scratch of
-  // matrices and attention, are not included; they grow with the calls of
-  // Forward.
+  // activations together. 0 means 4 GiB plus 64 times the model's
+  // weight_bytes(). Logits, and the scratch of matrices and attention, are not
+  // included; they grow with the calls of Forward.
   int64_t max_bytes = 0;
 };
 

@@ -6,11 +6,12 @@
 //
 //   OpDeclaration<RmsNormPlan, RmsNormSpec, RmsNormArgs> op("rms_norm");
 //   op.In("x", &Args::x, {kLeading, &Spec::hidden}, &Spec::x_dtype)
-//       .Maybe("weight", &Args::weight, {&Spec::hidden}, &Spec::weight_dtype)
+//       .In("weight", &Args::weight, {&Spec::hidden}, &Spec::weight_dtype)
 //       .Attr("eps", 1e-6, &Spec::eps)
 //       .DTypeAttr("out_dtype", Like("x"), &Spec::out_dtype)
 //       .Out("out", &Args::out, Like("x"), &Spec::out_dtype)
 //       .InPlace("x", "out")
+//       .Calls(&CheckNorm, &ExecuteNorm)
 //       .Example({{"x", {4, 64}}, {"weight", {64}}})
 //       .Reference(&NativeNorm);
 //   QUERN_RETURN_IF_ERROR(op.AddTo(registry));

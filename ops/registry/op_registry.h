@@ -231,8 +231,8 @@ struct OpImplementation {
 };
 
 // Layers are what vLLM calls pluggable (linear layers, embedding, head,
-// logits, mixers), and linear, write_kv, paged_attention and sample. `none`
-// does not disable them, only -op does.
+// logits, mixers), and what a model cannot do without: linear, experts,
+// attention, sample. `none` does not disable them, only -op does.
 enum class OpKind : uint8_t { kOperator, kLayer };
 
 struct OpDefinition {
@@ -251,13 +251,14 @@ class OpRegistry {
  public:
   static constexpr absl::string_view kReference = "reference";
 
+  // Adds an operator as a declaration (op_declaration.h) has made it.
+  // InvalidArgument for rules that its schema does not bear; AlreadyExists if
+  // the name is taken.
+  absl::Status Define(OpDefinition definition);
+
   // Defines the operator of `schema`, whose returned shapes kShapes infers.
   // InvalidArgument if the text is not a schema or differs from the signature
   // of kShapes; AlreadyExists if the name is taken.
-  // Adds an operator as a declaration (op_declaration.h) has made it. The same
-  // refusals.
-  absl::Status Define(OpDefinition definition);
-
   template <auto kShapes>
   absl::Status Define(absl::string_view schema, OpExample example = nullptr,
                       OpKind kind = OpKind::kOperator) {

@@ -55,8 +55,8 @@ absl::Status RegisterSglangQuantOps(OpRegistry& registry);
 // block_k)]; block_n and block_k are the elements of SGLang's list block_size.
 //
 // Equations and roundings are those of gemm/linear.h. Providers: simd and
-// onednn as those of `linear` (linear_weights_ops.h), and reference, with sums
-// in double. Brings gemm along, and not oneDNN.
+// onednn as those of `linear` (families/linear/linear_weights_ops.h), and
+// reference, with sums in double. Brings gemm along, and not oneDNN.
 absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 
 // Registers attention over a cache of single tokens: k_buffer[slots, kv_heads,

@@ -60,8 +60,8 @@ struct OneDnnHandler {
 //
 // Handlers are read while an operator is made: InvalidArgument for one that is
 // empty or of the other kind. Providers: simd and onednn, as those of `linear`
-// (linear_weights_ops.h), and reference, with sums in double. Packing has the
-// provider reference alone.
+// (families/linear/linear_weights_ops.h), and reference, with sums in double.
+// Packing has the provider reference alone.
 //
 // Brings gemm along.
 absl::Status RegisterVllmLinearOps(OpRegistry& registry);

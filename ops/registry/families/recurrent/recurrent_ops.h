@@ -17,7 +17,9 @@ namespace quern {
 // query_start_loc there may be more state indices than sequences, as an engine
 // has that pads its batch; those beyond are not read. Providers: simd,
 // and reference, which computes in double, token by token, and rounds where
-// simd rounds when it goes token by token. WorkspaceBytes takes the tokens of a
+// simd rounds when it goes token by token. What is returned may be x, v or z
+// itself, as the headers of ops/recurrent say; states lie apart from all else.
+// WorkspaceBytes takes the tokens of a
 // step for max_rows, whatever the first tensor is.
 
 // chunk_gated_delta_rule, gated_delta_rule_update: ops/recurrent/delta_rule.h.

@@ -11,10 +11,10 @@ namespace quern {
 // x is [..., k], whose m rows are all dimensions but the last. Scales are f32:
 // [1], [m, 1] or [m, groups] for quant_fp8, and [m] for quant_int8. A single
 // scale of static_quant_fp8 may be [1] or [1, 1].
-// Equations: quant/fp8_quantize.h and int8_quantize.h. convert: x[..., n] to
-// f32, bf16 or f16, rounded to nearest even (quant/convert.h). Providers: simd,
-// and reference, which divides by a group's scale where simd multiplies by its
-// reciprocal.
+// Equations: quant/fp8_quantize.h and quant/int8_quantize.h. convert: x[..., n]
+// to f32, bf16 or f16, rounded to nearest even (quant/convert.h). Providers:
+// simd, and reference, which divides by a group's scale where simd multiplies
+// by its reciprocal.
 absl::Status RegisterQuantOps(OpRegistry& registry);
 
 // rms_norm_quant and fused_add_rms_norm_quant return scales f32[rows], per
