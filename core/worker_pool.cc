@@ -189,7 +189,7 @@ WorkerPool::~WorkerPool() { StopThreads(); }
 void WorkerPool::Loop(int worker, int64_t created_ns) {
   int64_t now = NowNs();
   if (now - created_ns > kSlowStartNs) {
-    if (OthersMayRun()) contention_.NotePreempted(now, now - created_ns);
+    contention_.NotePreempted(now, Counted(now - created_ns));
   }
   Usage usage = Usage::OfThisThread(now);
   bool spins = false;  // the first wait begins asleep, as idle() promises
@@ -206,9 +206,7 @@ void WorkerPool::Loop(int worker, int64_t created_ns) {
     now = NowNs();
     if (now - looked > kGapNs) {
       const int64_t lost = LostNs(usage, now, now - looked);
-      if (lost > kGapNs && OthersMayRun()) {
-        contention_.NotePreempted(now, lost);
-      }
+      if (lost > kGapNs) contention_.NotePreempted(now, Counted(lost));
     }
     spins = may_spin_;
   }
@@ -223,16 +221,25 @@ void WorkerPool::Sleep(int worker) {
   asleep_.fetch_sub(1);
 }
 
-// IsCrowd, as the system says. kUnknown where the process may use a part of the
-// machine only: the count of threads is that of the whole machine.
+// IsCrowd, as the system says. kUnknown where it says nothing, and where the
+// process may use a part of the machine only: the count of threads is that of
+// the whole machine.
 WorkerPool::Crowd WorkerPool::AskTheSystem() const {
   if (options_.cpus != options_.cpus_online) return Crowd::kUnknown;
   // IsCrowd takes the caller for one that runs.
   const int awake =
       workers_ - 1 - asleep_.load() - (caller_sleeps_.load() ? 1 : 0);
-  return IsCrowd(RunningThreads(), awake, workers_, options_.cpus_online)
-             ? Crowd::kYes
-             : Crowd::kNo;
+  const int running = RunningThreads();
+  if (running <= 0) return Crowd::kUnknown;
+  return IsCrowd(running, awake, workers_, options_.cpus_online) ? Crowd::kYes
+                                                                 : Crowd::kNo;
+}
+
+// How much of a loss counts. Where no stranger runs, the thread may have met
+// one of its own pool on a CPU, which takes milliseconds to part; or a stranger
+// that took the CPU has gone to sleep since.
+int64_t WorkerPool::Counted(int64_t lost_ns) const {
+  return AskTheSystem() == Crowd::kNo ? lost_ns / 4 : lost_ns;
 }
 
 bool WorkerPool::HasTasks(int worker) const {
@@ -254,7 +261,7 @@ bool WorkerPool::AwaitWork(int worker, Usage& usage, int64_t& now_ns) {
     now_ns = NowNs();
     if (now_ns - before > kGapNs) {
       const int64_t lost = LostNs(usage, now_ns, now_ns - before);
-      if (lost > 0 && OthersMayRun()) contention_.NotePreempted(now_ns, lost);
+      if (lost > 0) contention_.NotePreempted(now_ns, Counted(lost));
     }
     if (now_ns - start > (careful() ? kBriefNs : kIdleNs)) return false;
   }
@@ -291,7 +298,7 @@ void WorkerPool::ReportDone(int worker, int64_t ran, Usage& usage) {
   if (since != 0) {
     const int64_t now = NowNs();
     const int64_t lost = LostNs(usage, now, now - since);
-    if (lost > 0 && OthersMayRun()) contention_.NoteStalled(now, lost);
+    if (lost > 0) contention_.NoteStalled(now, Counted(lost));
   }
   std::atomic<uint64_t>& done = reports_[static_cast<size_t>(worker)].done;
   done.store(done.load(std::memory_order_relaxed) + static_cast<uint64_t>(ran));
@@ -339,7 +346,8 @@ void WorkerPool::AwaitReports() {
   }
 }
 
-void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
+void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn,
+                           Length* length) {
   const auto tasks = static_cast<uint64_t>(end - first);
   const uint64_t shares = std::min(tasks, static_cast<uint64_t>(workers_));
   for (uint64_t w = shares; w-- > 0;) {
@@ -352,7 +360,13 @@ void WorkerPool::RunShared(int64_t first, int64_t end, const Fn& fn) {
     work_bell_.fetch_add(1);
     hwy::WakeAll(work_bell_);
   }
+  const int64_t start = length == nullptr ? 0 : NowNs();
   const int64_t ran = Drain(shares_[0], 0);
+  if (length != nullptr && ran > 0) {
+    // The caller's own tasks tell, because waits have other reasons as well.
+    const int64_t a_task = (NowNs() - start) / ran;
+    Remember(*length, a_task > kWorthWakingNs / static_cast<int64_t>(tasks));
+  }
   left_to_workers_ += tasks - static_cast<uint64_t>(ran);
   if (AllReported()) return;
   for (uint64_t w = 1; w < shares; ++w) {
@@ -366,6 +380,14 @@ WorkerPool::Length& WorkerPool::LengthOf(int64_t num_tasks) {
   Length& length = lengths_[static_cast<size_t>(num_tasks) % lengths_.size()];
   if (length.tasks != num_tasks) length = {num_tasks, 0};
   return length;
+}
+
+void WorkerPool::Remember(Length& length, bool worth_waking) {
+  if (worth_waking) {
+    length.score = kRemembered;
+  } else if (length.score > 0) {
+    --length.score;
+  }
 }
 
 void WorkerPool::Run(int64_t num_tasks, Fn fn) {
@@ -394,20 +416,15 @@ void WorkerPool::Run(int64_t num_tasks, Fn fn) {
              NowNs() - start < kWorthWakingNs) {
         fn(first++, 0);
       }
+      if (first > 0) Remember(*length, NowNs() - start > kWorthWakingNs);
     }
   }
   // The numbers within a region have 32 bits.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   while (first < num_tasks) {
     const int64_t end = first + std::min(num_tasks - first, kMost);
-    RunShared(first, end, fn);
+    RunShared(first, end, fn, length);
     first = end;
-  }
-  if (length == nullptr) return;
-  if (NowNs() - start > kWorthWakingNs) {
-    length->score = kRemembered;
-  } else if (length->score > 0) {
-    --length->score;
   }
 }
 

@@ -136,18 +136,17 @@ class WorkerPool {
   void Work(int worker, Usage& usage);
   int64_t Drain(Share& share, int worker);
   void ReportDone(int worker, int64_t ran, Usage& usage);
-  void RunShared(int64_t first, int64_t end, const Fn& fn);
+  void RunShared(int64_t first, int64_t end, const Fn& fn, Length* length);
   void AwaitReports();
   bool AllReported() const;
   bool HasTasks(int worker) const;
   // Whether what was seen of the machine counts, and is not kQuiet.
   bool careful() const { return !options_.share_all && !contention_.quiet(); }
   Length& LengthOf(int64_t num_tasks);
+  static void Remember(Length& length, bool worth_waking);
   enum class Crowd : uint8_t { kNo, kYes, kUnknown };
   Crowd AskTheSystem() const;
-  // Whether what a worker has lost may be another program's doing. Two threads
-  // of one pool may meet on one CPU, and take milliseconds to part.
-  bool OthersMayRun() const { return AskTheSystem() != Crowd::kNo; }
+  int64_t Counted(int64_t lost_ns) const;
   void StopThreads();
 
   const Options options_;

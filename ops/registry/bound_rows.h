@@ -160,6 +160,9 @@ inline absl::StatusOr<int64_t> LeadingRows(absl::string_view op,
                                            const TensorMeta& meta) {
   int64_t rows = 1;
   for (size_t d = 0; d + 1 < meta.extents.size(); ++d) {
+    if (meta.extents[d] == 0) return 0;
+  }
+  for (size_t d = 0; d + 1 < meta.extents.size(); ++d) {
     if (!CheckedMul(rows, meta.extents[d], &rows)) {
       return InvalidArgument(op, field, " has 2^63 rows or more");
     }

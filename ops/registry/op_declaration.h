@@ -51,6 +51,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -74,6 +75,8 @@ class OpDeclaration {
   using View = AnyTensorView Args::*;
   using Table = OpTable<Plan, Spec, Args>;
 
+  OpDeclaration(OpDeclaration&&) noexcept = default;
+  OpDeclaration& operator=(OpDeclaration&&) noexcept = default;
   explicit OpDeclaration(const char* name) {
     table_->schema.name = name;
     if constexpr (HasCreate<Plan, Spec>::value) {
@@ -121,7 +124,8 @@ class OpDeclaration {
   OpDeclaration& Out(const char* word, View to, Shape shape, Type dtype) {
     ++table_->schema.returns;
     words_.push_back(word);
-    Add(word, {to, nullptr}, shape, dtype, true);
+    Add(word, {to, nullptr}, shape, dtype, /*counts_rows=*/false,
+        /*returned=*/true);
     return *this;
   }
   // The plan's refusals say `word` of what the schema calls `name`.
@@ -155,12 +159,12 @@ class OpDeclaration {
   // One that the plan's Spec has, too; Owner is the Spec or a base of it.
   template <class M, class Owner>
   OpDeclaration& Attr(const char* name, OpScalar value, M Owner::*to) {
-    Attr(name, std::move(value));
+    Attr(name, ScalarOf<M>(std::move(value)));
     return Copy(name, OpField<Spec, M>(to));
   }
   template <class M>
   OpDeclaration& Attr(const char* name, OpScalar value, M& (*to)(Spec&)) {
-    Attr(name, std::move(value));
+    Attr(name, ScalarOf<M>(std::move(value)));
     return Copy(name, OpField<Spec, M>(to));
   }
   // One that must be given: bool, int64_t, double or std::string.
@@ -341,6 +345,7 @@ class OpDeclaration {
   // Adds the operator, its providers, and its reference if it has one.
   absl::Status AddTo(OpRegistry& registry) {
     Table& t = *table_;
+    QUERN_RETURN_IF_ERROR(CheckSources());
     for (size_t i = 0; i < words_.size(); ++i) {
       const std::string name =
           words_.size() == 1 ? "out" : absl::StrCat("out", i);
@@ -394,6 +399,19 @@ class OpDeclaration {
     }
   }
 
+  // A default for a member of type M; 1 stands for 1.0.
+  template <class M>
+  static OpScalar ScalarOf(OpScalar value) {
+    if constexpr (std::is_floating_point_v<M>) {
+      if (const auto* whole = std::get_if<int64_t>(&value)) {
+        return static_cast<double>(*whole);
+      }
+    }
+    using T = std::conditional_t<std::is_floating_point_v<M>, double, M>;
+    QUERN_CHECK(std::holds_alternative<T>(value));
+    return value;
+  }
+
   template <class M>
   OpDeclaration& Copy(const char* name, OpField<Spec, M> to) {
     return Then([name, to](Spec& spec, const OpCall& call) {
@@ -411,6 +429,31 @@ class OpDeclaration {
     });
   }
 
+  // InvalidArgument where something is derived from a tensor that a call may
+  // leave out.
+  absl::Status CheckSources() const {
+    const Table& t = *table_;
+    const auto check = [&t](const char* what, absl::string_view tensor) {
+      for (const OpParam& param : t.schema.params) {
+        if (param.name != tensor || !param.optional) continue;
+        return InvalidArgument(t.schema.name, what, " ", tensor,
+                               ", which is optional; need one that is not");
+      }
+      return absl::OkStatus();
+    };
+    QUERN_RETURN_IF_ERROR(check("rows follow from", t.rules.rows_of));
+    for (const auto& tensor : t.tensors) {
+      const Shape& shape = tensor.shape;
+      if (shape.like != nullptr) {
+        QUERN_RETURN_IF_ERROR(check("a shape follows from", shape.like));
+      }
+      if (tensor.dtype.like != nullptr) {
+        QUERN_RETURN_IF_ERROR(check("a dtype follows from", tensor.dtype.like));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   OpDeclaration& Tensor(const char* name, bool optional, bool written,
                         std::pair<View, View> to, Shape shape, Type dtype) {
     OpParam param;
@@ -418,7 +461,7 @@ class OpDeclaration {
     param.optional = optional;
     param.mutated = written;
     table_->schema.params.push_back(std::move(param));
-    Add(name, to, shape, dtype, false);
+    Add(name, to, shape, dtype, /*counts_rows=*/!optional);
     table_->steps.push_back([name, shape = std::move(shape), dtype](
                                 OpSpec<Spec>& filled, const OpCall& call) {
       const TensorMeta* const meta = call.Tensor(name);
@@ -429,7 +472,7 @@ class OpDeclaration {
   }
 
   void Add(const char* name, std::pair<View, View> to, const Shape& shape,
-           const Type& dtype, bool returned) {
+           const Type& dtype, bool counts_rows, bool returned = false) {
     Table& t = *table_;
     bool rows = shape.leading();
     for (const auto& other : t.tensors) {
@@ -437,7 +480,7 @@ class OpDeclaration {
     }
     const bool counts = !shape.dims.empty() &&
                         (shape.dims[0].Is(kLeading) || shape.dims[0].Is(kRows));
-    if (t.rules.rows_of.empty() && counts && !returned) {
+    if (t.rules.rows_of.empty() && counts && counts_rows) {
       t.rules.rows_of = name;
       t.rules.rows = shape.leading() ? OpRows::kLeading : OpRows::kFirst;
     }

@@ -320,6 +320,44 @@ TEST(OpDeclarationLayerTest, HasItsProvidersInTheirOrder) {
   }
 }
 
+// What no call could be made with is refused before there is one.
+TEST(OpDeclarationRulesTest, RefusesWhatCannotWork) {
+  OpRegistry registry;
+  ExpectRefusal(
+      Op("f").Maybe("x", &Args::x, {kRows, &Spec::n}).Rows("x").AddTo(registry),
+      "f: rows follow from x, which is optional");
+  ExpectRefusal(Op("f")
+                    .Maybe("x", &Args::x, {kRows, &Spec::n})
+                    .In("scale", &Args::scale, Like("x"))
+                    .AddTo(registry),
+                "f: a shape follows from x, which is optional");
+  EXPECT_EQ(Op("Bad Name!").In("x", &Args::x).AddTo(registry).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      Op("f").In("x", &Args::x).In("x", &Args::scale).AddTo(registry).code(),
+      absl::StatusCode::kInvalidArgument);
+  const auto create = [](const Spec& spec, const OpCall&) {
+    return Plan::Create(spec);
+  };
+  ExpectRefusal(Op("f")
+                    .In("x", &Args::x)
+                    .Provider("simd", create)
+                    .Provider("simd", create)
+                    .AddTo(registry),
+                "f has the provider simd twice");
+}
+
+// An optional tensor does not count the rows of a step, whatever its shape.
+TEST(OpDeclarationRulesTest, RowsAreThoseOfATensorThatIsGiven) {
+  OpRegistry registry;
+  ASSERT_EQ(Op("f")
+                .Maybe("x", &Args::x, {kRows, &Spec::n})
+                .In("scale", &Args::scale, {kRows, &Spec::n})
+                .AddTo(registry),
+            absl::OkStatus());
+  EXPECT_EQ(registry.Find("f")->rules.rows_of, "scale");
+}
+
 // A pair in place of which neither is written is a slip.
 TEST(OpDeclarationRulesTest, RefusesAPairThatNobodyWrites) {
   OpRegistry registry;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -87,6 +89,17 @@ absl::Status OpRegistry::DefineTyped(absl::string_view text,
 absl::Status OpRegistry::Define(OpDefinition definition) {
   QUERN_RETURN_IF_ERROR(CheckRules(definition.schema, definition.rules));
   const std::string name = definition.schema.name;
+  const std::string text = definition.schema.Print();
+  QUERN_ASSIGN_OR_RETURN(const OpSchema parsed, OpSchema::Parse(text));
+  if (parsed.Print() != text) {
+    return InvalidArgument(kWhat, text, " reads as ", parsed.Print());
+  }
+  std::set<std::string> providers;
+  for (const OpImplementation& made : definition.implementations) {
+    if (providers.insert(made.provider).second) continue;
+    return InvalidArgument(kWhat, name, " has the provider ", made.provider,
+                           " twice");
+  }
   if (ops_.emplace(name, std::move(definition)).second) {
     return absl::OkStatus();
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
+#include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_call.h"
@@ -213,7 +215,11 @@ class OpSpec {
     if (dim.exactly >= 0) return dim.exactly;
     if (dim.computed != nullptr) return dim.computed(spec_);
     if (!dim.field) return unknown;
-    return dim.multiple * dim.field.In(spec_) + dim.plus;
+    int64_t extent = 0;
+    const bool fits = CheckedMul(dim.multiple, dim.field.In(spec_), &extent) &&
+                      CheckedAdd(extent, dim.plus, &extent);
+    // No tensor has so many elements.
+    return fits ? extent : std::numeric_limits<int64_t>::max();
   }
 
   DType DTypeOf(const OpCall& call, const OpDType<Spec>& dtype) {

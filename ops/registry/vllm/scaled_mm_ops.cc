@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -204,11 +205,14 @@ class ScaledMmPlan {
     const ScalarRow c(t.c, i), bias(t.bias, 0);
     const double zero = static_cast<double>(ZeroPoint(t, i));
     for (int64_t n = 0; n < plan_.n(); ++n) {
-      const double less = zero *
-                          static_cast<double>(weights_.column_sums()[n]) *
-                          double{weights_.scales()[n]};
+      const double scale = double{weights_.scales()[n]};
+      // row[n] has been rounded; up to 2^23 the product of codes is the nearest
+      // whole number.
+      const double dot =
+          scale == 0 ? 0 : std::nearbyint(double{row[n]} / scale);
+      const double less = zero * static_cast<double>(weights_.column_sums()[n]);
       const auto sum =
-          static_cast<float>(double{a_scale} * (double{row[n]} - less));
+          static_cast<float>(double{a_scale} * scale * (dot - less));
       c.Set(n, bias.null() ? sum : sum + bias[n]);
     }
   }

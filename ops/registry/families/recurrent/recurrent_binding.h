@@ -95,8 +95,8 @@ template <class Plan, class Spec, class Args>
 OpDeclaration<Plan, Spec, Args>& InBatch(OpDeclaration<Plan, Spec, Args>& op,
                                          const char* indices) {
   return InTokens(op, indices)
-      .Maybe("query_start_loc", &Args::starts, {}, IndexDType<Spec>())
-      .Maybe("has_initial_state", &Args::initial);
+      .Maybe("query_start_loc", &Args::starts, {kAny}, IndexDType<Spec>())
+      .Maybe("has_initial_state", &Args::initial, {kAny});
 }
 
 }  // namespace quern

@@ -157,7 +157,7 @@ absl::Status RegisterStateUpdate(OpRegistry& registry) {
       .Maybe("z", &Args::z)
       .Maybe("dt_bias", &Args::dt_bias);
   InTokens(op, "state_batch_indices")
-      .Maybe("query_start_loc", &Args::starts, {}, IndexDType<Spec>())
+      .Maybe("query_start_loc", &Args::starts, {kAny}, IndexDType<Spec>())
       .Finish(&AddHead);
   return op.Attr("dt_softplus", false)
       .Then(&FillDelta)
