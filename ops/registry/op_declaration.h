@@ -151,7 +151,7 @@ class OpDeclaration {
   OpDeclaration& Attr(const char* name, OpScalar value) {
     OpParam param;
     param.name = name;
-    param.type = TypeOf(value);
+    param.type = OpTypeOf(value);
     param.default_value = std::move(value);
     table_->schema.params.push_back(std::move(param));
     return *this;
@@ -159,12 +159,12 @@ class OpDeclaration {
   // One that the plan's Spec has, too; Owner is the Spec or a base of it.
   template <class M, class Owner>
   OpDeclaration& Attr(const char* name, OpScalar value, M Owner::*to) {
-    Attr(name, ScalarOf<M>(std::move(value)));
+    Attr(name, OpScalarOf<M>(std::move(value)));
     return Copy(name, OpField<Spec, M>(to));
   }
   template <class M>
   OpDeclaration& Attr(const char* name, OpScalar value, M& (*to)(Spec&)) {
-    Attr(name, ScalarOf<M>(std::move(value)));
+    Attr(name, OpScalarOf<M>(std::move(value)));
     return Copy(name, OpField<Spec, M>(to));
   }
   // One that must be given: bool, int64_t, double or std::string.
@@ -172,7 +172,7 @@ class OpDeclaration {
   OpDeclaration& Need(const char* name) {
     OpParam param;
     param.name = name;
-    param.type = TypeOf(OpScalar(T()));
+    param.type = OpTypeOf(OpScalar(T()));
     table_->schema.params.push_back(std::move(param));
     return *this;
   }
@@ -345,7 +345,7 @@ class OpDeclaration {
   // Adds the operator, its providers, and its reference if it has one.
   absl::Status AddTo(OpRegistry& registry) {
     Table& t = *table_;
-    QUERN_RETURN_IF_ERROR(CheckSources());
+    QUERN_RETURN_IF_ERROR(t.CheckSources());
     for (size_t i = 0; i < words_.size(); ++i) {
       const std::string name =
           words_.size() == 1 ? "out" : absl::StrCat("out", i);
@@ -386,32 +386,6 @@ class OpDeclaration {
  private:
   static constexpr absl::string_view kReference = OpRegistry::kReference;
 
-  static OpType TypeOf(const OpScalar& value) {
-    switch (value.index()) {
-      case 0:
-        return OpType::kInt;
-      case 1:
-        return OpType::kFloat;
-      case 2:
-        return OpType::kBool;
-      default:
-        return OpType::kString;
-    }
-  }
-
-  // A default for a member of type M; 1 stands for 1.0.
-  template <class M>
-  static OpScalar ScalarOf(OpScalar value) {
-    if constexpr (std::is_floating_point_v<M>) {
-      if (const auto* whole = std::get_if<int64_t>(&value)) {
-        return static_cast<double>(*whole);
-      }
-    }
-    using T = std::conditional_t<std::is_floating_point_v<M>, double, M>;
-    QUERN_CHECK(std::holds_alternative<T>(value));
-    return value;
-  }
-
   template <class M>
   OpDeclaration& Copy(const char* name, OpField<Spec, M> to) {
     return Then([name, to](Spec& spec, const OpCall& call) {
@@ -427,31 +401,6 @@ class OpDeclaration {
       }
       return absl::OkStatus();
     });
-  }
-
-  // InvalidArgument where something is derived from a tensor that a call may
-  // leave out.
-  absl::Status CheckSources() const {
-    const Table& t = *table_;
-    const auto check = [&t](const char* what, absl::string_view tensor) {
-      for (const OpParam& param : t.schema.params) {
-        if (param.name != tensor || !param.optional) continue;
-        return InvalidArgument(t.schema.name, what, " ", tensor,
-                               ", which is optional; need one that is not");
-      }
-      return absl::OkStatus();
-    };
-    QUERN_RETURN_IF_ERROR(check("rows follow from", t.rules.rows_of));
-    for (const auto& tensor : t.tensors) {
-      const Shape& shape = tensor.shape;
-      if (shape.like != nullptr) {
-        QUERN_RETURN_IF_ERROR(check("a shape follows from", shape.like));
-      }
-      if (tensor.dtype.like != nullptr) {
-        QUERN_RETURN_IF_ERROR(check("a dtype follows from", tensor.dtype.like));
-      }
-    }
-    return absl::OkStatus();
   }
 
   OpDeclaration& Tensor(const char* name, bool optional, bool written,

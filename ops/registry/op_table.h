@@ -13,10 +13,12 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/check.h"
 #include "quern/core/dtype.h"
@@ -53,6 +55,33 @@ struct OpExampleArg {
   std::function<OpArg()> object;  // or null
   bool any_dtype = false;
 };
+
+// The type of a default.
+inline OpType OpTypeOf(const OpScalar& value) {
+  switch (value.index()) {
+    case 0:
+      return OpType::kInt;
+    case 1:
+      return OpType::kFloat;
+    case 2:
+      return OpType::kBool;
+    default:
+      return OpType::kString;
+  }
+}
+
+// A default for a member of type M; 1 stands for 1.0.
+template <class M>
+OpScalar OpScalarOf(OpScalar value) {
+  if constexpr (std::is_floating_point_v<M>) {
+    if (const auto* whole = std::get_if<int64_t>(&value)) {
+      return static_cast<double>(*whole);
+    }
+  }
+  using T = std::conditional_t<std::is_floating_point_v<M>, double, M>;
+  QUERN_CHECK(std::holds_alternative<T>(value));
+  return value;
+}
 
 // What a declaration derives from its steps; shared by the operators made.
 template <class Plan, class Spec, class Args>
@@ -123,6 +152,30 @@ struct OpTable {
       args.*places[i].to = views[i];
       if (places[i].also != nullptr) args.*places[i].also = views[i];
     }
+  }
+
+  // InvalidArgument where something is derived from a tensor that a call may
+  // leave out.
+  absl::Status CheckSources() const {
+    const auto check = [this](const char* what, absl::string_view tensor) {
+      for (const OpParam& param : schema.params) {
+        if (param.name != tensor || !param.optional) continue;
+        return InvalidArgument(schema.name, what, " ", tensor,
+                               ", which is optional; need one that is not");
+      }
+      return absl::OkStatus();
+    };
+    QUERN_RETURN_IF_ERROR(check("rows follow from", rules.rows_of));
+    for (const auto& tensor : tensors) {
+      const OpShape<Spec>& shape = tensor.shape;
+      if (shape.like != nullptr) {
+        QUERN_RETURN_IF_ERROR(check("a shape follows from", shape.like));
+      }
+      if (tensor.dtype.like != nullptr) {
+        QUERN_RETURN_IF_ERROR(check("a dtype follows from", tensor.dtype.like));
+      }
+    }
+    return absl::OkStatus();
   }
 
   OpSchema schema;
