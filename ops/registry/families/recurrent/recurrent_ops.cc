@@ -53,6 +53,10 @@ absl::Status AddConv(Conv& op, const char* activation,
                                {"swish", ConvActivation::kSilu}},
                               &Spec::activation)
       .Attr("null_slot", int64_t{-1}, &Spec::null_slot)
+      // Shapes are refused as the plan refuses: a plan costs little.
+      .Then([](Spec& spec, const OpCall&) {
+        return CausalConv1dPlan::Create(spec).status();
+      })
       .Out("out", &ConvArgs::out, Like("x"), Like("x"))
       .InPlace("x", "out")
       .Reference([](const Spec& spec, const ConvArgs& args) {
