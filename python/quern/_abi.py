@@ -7,7 +7,7 @@ import ctypes
 
 ABI_VERSION = 0
 # The release, of which the library must be too while ABI_VERSION is 0.
-VERSION = "0.3.0-dev"
+VERSION = "0.3.0"
 
 OK = 0
 INVALID_ARGUMENT = 3
