@@ -60,7 +60,7 @@ extern "C" {
  */
 #define QUERN_ABI_VERSION 0
 QUERN_API int32_t quern_abi_version(void);
-/* The version of the sources: "0.2.0" for a release, or "0.3.0-dev" for sources
+/* The version of the sources: "0.3.0" for a release, or "0.4.0-dev" for sources
  * between two releases, which many different trees have. */
 QUERN_API const char* quern_version(void);
 

@@ -121,7 +121,7 @@ def _platform(elf):
 
 
 def _version(module):
-    """The version as PEP 440 spells it: 0.3.0-dev, sources between two releases, is 0.3.0.dev0."""
+    """The version as PEP 440 spells it: 0.4.0-dev, sources between two releases, is 0.4.0.dev0."""
     number, dev = re.search(r'^VERSION = "([0-9.]+)(-dev)?"$', module.decode(), re.M).groups()
     return number + (".dev0" if dev else "")
 

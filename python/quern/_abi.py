@@ -7,7 +7,7 @@ import ctypes
 
 ABI_VERSION = 0
 # The release, of which the library must be too while ABI_VERSION is 0.
-VERSION = "0.3.0"
+VERSION = "0.4.0-dev"
 
 OK = 0
 INVALID_ARGUMENT = 3
