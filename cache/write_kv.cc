@@ -109,8 +109,7 @@ absl::Status CheckRotation(const WriteKvSpec& spec, const WriteKvArgs& args) {
 
 absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
   if (spec.kv == KvLayout()) return InvalidArgument(kOp, "kv layout is empty");
-  constexpr DType kInputs[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "input", spec.input, kInputs));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "input", spec.input, kFloatDTypes));
   if (spec.rotation != KvRotation::kNone) {
     QUERN_RETURN_IF_ERROR(
         CheckRange(kOp, "rot_dim", spec.rot_dim, 2, spec.kv.head_dim()));
