@@ -38,10 +38,9 @@ absl::StatusOr<MergeStatesPlan> MergeStatesPlan::Create(
     const MergeStatesSpec& spec) {
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads", spec.heads, 1, kMax));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "head_dim", spec.head_dim, 1, kMax));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
   return MergeStatesPlan(spec);
 }
 

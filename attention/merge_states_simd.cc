@@ -8,6 +8,7 @@
 #include "hwy/highway.h"
 // After foreach_target.
 #include "quern/attention/softmax_state-inl.h"
+#include "quern/core/exp-inl.h"
 #include "quern/quant/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -15,24 +16,6 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// log(1 + w) for w in [0, 1], within 2^-22 of it, relatively; 0 for 0; NaN for
-// NaN. It is 2 * atanh(s) with s = w / (2 + w), at most 1/3: the eighth term of
-// the series and those beyond are less than 2^-29 of it.
-template <class DF, class V = hn::Vec<DF>>
-HWY_INLINE V Log1pOfWeight(DF df, V w) {
-  const V s = hn::Div(w, hn::Add(w, hn::Set(df, 2.0f)));
-  const V s2 = hn::Mul(s, s);
-  V p = hn::Set(df, 1.0f / 15);
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 13));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 11));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 9));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 7));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 5));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f / 3));
-  p = hn::MulAdd(p, s2, hn::Set(df, 1.0f));
-  return hn::Mul(hn::Add(s, s), p);
-}
 
 // The larger part has weight 1, the other w = exp(-|a - b|); both over 1 + w.
 void Weights(const float* a, const float* b, size_t heads,
@@ -64,7 +47,7 @@ void Weights(const float* a, const float* b, size_t heads,
         hn::IfThenZeroElse(none, hn::IfThenElse(x_above, smaller, larger)), df,
         weight_b + h, n);
     if (lse == nullptr) continue;
-    const auto sum = hn::Add(most, Log1pOfWeight(df, w));
+    const auto sum = hn::Add(most, Log1pOfFraction(df, w));
     hn::StoreN(hn::IfThenElse(none, minus_infinity, sum), df, lse + h, n);
   }
 }

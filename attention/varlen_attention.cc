@@ -111,8 +111,7 @@ absl::Status LengthsOf(const char* name, absl::Span<const int32_t> cu,
 
 absl::StatusOr<VarlenAttentionPlan> VarlenAttentionPlan::Create(
     const VarlenAttentionSpec& spec) {
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "kv_heads", spec.kv_heads, 1));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "head_dim", spec.head_dim, 1));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "v_head_dim", spec.v_head_dim, 0));

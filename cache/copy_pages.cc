@@ -6,11 +6,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "quern/cache/distinct.h"
 #include "quern/cache/head_rows.h"
 #include "quern/cache/kv_cache_view.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/page_allocator.h"
+#include "quern/core/distinct.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -56,7 +56,7 @@ absl::Status CheckPageCopies(const KvCacheView& from, const KvCacheView& to,
   int64_t both = kNoNumber;
   const int64_t twice = FindTwice(
       copies.size(), [&](size_t i) { return int64_t{copies[i].to}; },
-      [&](const NumberWindow& written) {
+      [&](const auto& written) {
         if (!within_one) return;
         for (const PageCopy& copy : copies) {
           if (written.Covers(copy.from) && written.Contains(copy.from)) {

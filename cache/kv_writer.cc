@@ -21,12 +21,6 @@
 namespace quern {
 namespace {
 
-// The largest magnitude that a scaled type has.
-float MostOf(DType dtype) {
-  if (dtype == DType::kI8) return 127.0f;
-  return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
-}
-
 // The exponent of a block with this largest magnitude; see the header.
 uint8_t ExponentOf(float max_abs) {
   if (!(max_abs <= std::numeric_limits<float>::max())) {
@@ -284,7 +278,7 @@ void KvWriter::FindInverses(const Run& run, int64_t head, bool value,
                      static_cast<size_t>(WriteKvRowDim(layout_, value)), most);
   }
   kernels_.find_scales(most, static_cast<size_t>(run.count),
-                       MostOf(layout_.dtype()), KvScales::kMin, stream_,
+                       MaxCodeOf(layout_.dtype()), KvScales::kMin, stream_,
                        scales + run.slot % layout_.page_size(), inverse);
 }
 

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "quern/cache/distinct.h"
 #include "quern/cache/head_rows.h"
 #include "quern/cache/kv_layout.h"
 #include "quern/cache/kv_writer.h"
@@ -17,6 +16,7 @@
 #include "quern/cache/write_kv_kernels.h"
 #include "quern/core/check_args.h"
 #include "quern/core/cpu_info.h"
+#include "quern/core/distinct.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
@@ -77,7 +77,7 @@ absl::Status CheckSlots(absl::Span<const int64_t> slots, int64_t end) {
   }
   const int64_t twice = FindTwice(
       slots.size(), [&](size_t token) { return slots[token]; },
-      [](const NumberWindow&) {});
+      [](const auto& /*window*/) {});
   if (twice != kNoNumber) {
     return InvalidArgument(kOp, "slot ", twice,
                            " is given twice; need distinct slots");
@@ -109,8 +109,7 @@ absl::Status CheckRotation(const WriteKvSpec& spec, const WriteKvArgs& args) {
 
 absl::StatusOr<WriteKvPlan> WriteKvPlan::Create(const WriteKvSpec& spec) {
   if (spec.kv == KvLayout()) return InvalidArgument(kOp, "kv layout is empty");
-  constexpr DType kInputs[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "input", spec.input, kInputs));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "input", spec.input, kFloatDTypes));
   if (spec.rotation != KvRotation::kNone) {
     QUERN_RETURN_IF_ERROR(
         CheckRange(kOp, "rot_dim", spec.rot_dim, 2, spec.kv.head_dim()));

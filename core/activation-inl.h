@@ -53,6 +53,20 @@ HWY_INLINE hn::Vec<D> ExpArgument(D d, hn::Vec<D> w) {
   return AtLeastExpLowest(d, hn::Neg(hn::Abs(w)));
 }
 
+// e^-|x| and 1 / (1 + e^-x), NaN for NaN. With e = e^-|x| the latter is
+// 1 / (1 + e) from zero on and e / (1 + e) below, so that nothing overflows.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpOfMinusAbs(D d, hn::Vec<D> x) {
+  return ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(x))));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> Sigmoid(D d, hn::Vec<D> x) {
+  const auto one = hn::Set(d, 1.0f);
+  const auto e = ExpOfMinusAbs(d, x);
+  const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one);
+  return hn::Div(numerator, hn::Add(e, one));
+}
+
 // x / y for y in [1, 2], within 3 units of 2^-24.
 template <class D>
 HWY_INLINE hn::Vec<D> DivBySmall(D d, hn::Vec<D> x, hn::Vec<D> y) {

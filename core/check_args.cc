@@ -1,6 +1,7 @@
 #include "quern/core/check_args.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -147,6 +148,24 @@ absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
       absl::StrJoin(choices, " or ", [](std::string* out, DType choice) {
         absl::StrAppend(out, DTypeName(choice));
       }));
+}
+
+absl::Status CheckFinite(absl::string_view op, absl::string_view field,
+                         double value, absl::string_view need) {
+  if (std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(op, field, "=", value, "; need ", need);
+}
+
+absl::Status CheckPositive(absl::string_view op, absl::string_view field,
+                           double value, absl::string_view need) {
+  if (value > 0 && std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(op, field, "=", value, "; need ", need, " > 0");
+}
+
+absl::Status CheckNotNegative(absl::string_view op, absl::string_view field,
+                              double value, absl::string_view need) {
+  if (value >= 0 && std::isfinite(value)) return absl::OkStatus();
+  return InvalidArgument(op, field, "=", value, "; need ", need, " >= 0");
 }
 
 absl::Status CheckInput(absl::string_view op, absl::string_view field,

@@ -22,6 +22,18 @@ inline constexpr int64_t kAnyExtent = -1;
 absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
                           DType dtype, absl::Span<const DType> choices);
 
+// `value` is finite, and above 0 or from 0 on, else InvalidArgument: "op:
+// field=value; need a finite number >= 0". `need` replaces the three words.
+absl::Status CheckFinite(absl::string_view op, absl::string_view field,
+                         double value,
+                         absl::string_view need = "a finite number");
+absl::Status CheckPositive(absl::string_view op, absl::string_view field,
+                           double value,
+                           absl::string_view need = "a finite number");
+absl::Status CheckNotNegative(absl::string_view op, absl::string_view field,
+                              double value,
+                              absl::string_view need = "a finite number");
+
 // Whether the view has no elements: an extent is 0, or there is no view (rank
 // 0).
 bool IsEmpty(const AnyTensorView& view);

@@ -289,6 +289,26 @@ TEST(CheckInputTest, RefusesARankThatNoViewHas) {
   }
 }
 
+TEST(CheckFiniteTest, NamesTheNumberAndWhatItMustBe) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  EXPECT_TRUE(CheckFinite("op", "x", -1).ok());
+  EXPECT_TRUE(CheckNotNegative("op", "x", 0).ok());
+  EXPECT_TRUE(CheckPositive("op", "x", 1e-300).ok());
+  for (const double bad : {kNan, kInfinity, -kInfinity}) {
+    EXPECT_FALSE(CheckFinite("op", "x", bad).ok()) << bad;
+    EXPECT_FALSE(CheckNotNegative("op", "x", bad).ok()) << bad;
+    EXPECT_FALSE(CheckPositive("op", "x", bad).ok()) << bad;
+  }
+  EXPECT_EQ(CheckFinite("op", "x", kNan),
+            absl::InvalidArgumentError("op: x=nan; need a finite number"));
+  EXPECT_EQ(
+      CheckNotNegative("op", "x", -0.5f),
+      absl::InvalidArgumentError("op: x=-0.5; need a finite number >= 0"));
+  EXPECT_EQ(CheckPositive("op", "x", 0, "finite x"),
+            absl::InvalidArgumentError("op: x=0; need finite x > 0"));
+}
+
 TEST(IsEmptyTest, IsWithoutElements) {
   float x[6] = {};
   EXPECT_TRUE(IsEmpty(AnyTensorView()));

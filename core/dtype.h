@@ -76,6 +76,25 @@ constexpr size_t SizeOf(DType dtype) {
   return 0;
 }
 
+// The types that activations come in.
+inline constexpr DType kFloatDTypes[] = {DType::kF32, DType::kBF16,
+                                         DType::kF16};
+
+// The largest magnitude of a code of one byte that is multiplied with a scale:
+// symmetric for i8. 0 for other types.
+constexpr float MaxCodeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kI8:
+      return 127.0f;
+    case DType::kF8E4M3:
+      return 448.0f;
+    case DType::kF8E5M2:
+      return 57344.0f;
+    default:
+      return 0.0f;
+  }
+}
+
 // "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "i32", "i8", "u8", "i64".
 absl::string_view DTypeName(DType dtype);
 

@@ -34,6 +34,13 @@ TEST(DTypeTest, MapsTypesSizesAndNames) {
   ExpectIs<int64_t>(DType::kI64, "i64");
 }
 
+TEST(DTypeTest, CodesOfOneByteHaveALargestMagnitude) {
+  EXPECT_EQ(MaxCodeOf(DType::kI8), 127.0f);
+  EXPECT_EQ(MaxCodeOf(DType::kF8E4M3), 448.0f);
+  EXPECT_EQ(MaxCodeOf(DType::kF8E5M2), 57344.0f);
+  for (const DType dtype : kFloatDTypes) EXPECT_EQ(MaxCodeOf(dtype), 0.0f);
+}
+
 TEST(DTypeTest, NamesComeBack) {
   std::set<std::string> names;
   for (const DType dtype : kAll) {

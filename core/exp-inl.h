@@ -1,4 +1,5 @@
-// Per-target include: e^x and e^x - 1 for x <= 0.
+// Per-target include: e^x and e^x - 1 for x <= 0, and ln(1 + w) for what such
+// an e^x is.
 
 // clang-format off
 #if defined(QUERN_CORE_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -138,6 +139,24 @@ HWY_INLINE hn::Vec<D> ExpM1NonPositive(D d, hn::Vec<D> x) {
   const auto parts = SplitExp(d, x);
   const auto pow = MulPow2(d, hn::Set(d, 1.0f), parts.k);
   return hn::MulAdd(parts.q, pow, hn::Sub(pow, hn::Set(d, 1.0f)));
+}
+
+// ln(1 + w) for w in [0, 1], within 4 units of 2^-24, relative; 0 for 0, NaN
+// for NaN. With z = w / (2 + w) <= 1/3 it is 2 atanh(z) = 2 z (1 + z^2 / 3 +
+// z^4 / 5 + ...), and what follows z^14 / 15 is below 2^-29.
+template <class D>
+HWY_INLINE hn::Vec<D> Log1pOfFraction(D d, hn::Vec<D> w) {
+  const auto z = hn::Div(w, hn::Add(w, hn::Set(d, 2.0f)));
+  const auto z2 = hn::Mul(z, z);
+  auto p = hn::Set(d, 1.0f / 15);
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 13));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 11));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 9));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 7));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 5));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f / 3));
+  p = hn::MulAdd(p, z2, hn::Set(d, 1.0f));
+  return hn::Mul(hn::Add(z, z), p);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

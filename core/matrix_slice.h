@@ -32,8 +32,7 @@ inline AnyTensorView Part(const AnyTensorView& x, int64_t offset,
 // Rows [begin, begin + count) of a matrix.
 inline AnyTensorView RowSlice(const AnyTensorView& x, int64_t begin,
                               int64_t count) {
-  // The stride of a single row may be any number.
-  return matrix_slice_internal::Part(x, begin == 0 ? 0 : begin * x.stride(0),
+  return matrix_slice_internal::Part(x, begin * x.RowStride(),
                                      {count, x.extent(1)});
 }
 

@@ -59,6 +59,16 @@ class TensorView {
     return true;
   }
 
+  // Elements from one row (an index of the first dimension) to the next; 0 for
+  // a view of a single row or of no elements, whose stride is meaningless.
+  constexpr int64_t RowStride() const {
+    if (extents_[0] <= 1) return 0;
+    for (const int64_t extent : extents_) {
+      if (extent == 0) return 0;
+    }
+    return strides_[0];
+  }
+
   // Address of element [i, j, ...]; one index per dimension.
   template <typename... Index>
   constexpr T* At(Index... index) const {
@@ -163,6 +173,14 @@ class AnyTensorView {
   // and stride -1, which every operator refuses.
   constexpr int64_t extent(int d) const { return At(extents_, d); }
   constexpr int64_t stride(int d) const { return At(strides_, d); }
+  // Like TensorView::RowStride.
+  constexpr int64_t RowStride() const {
+    if (extents_[0] <= 1) return 0;
+    for (int d = 1; d < rank_; ++d) {
+      if (extent(d) == 0) return 0;
+    }
+    return strides_[0];
+  }
   constexpr const void* data() const { return data_; }
   constexpr void* mutable_data() const { return mutable_data_; }
   constexpr bool writable() const { return mutable_data_ != nullptr; }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -123,6 +124,25 @@ TEST(AnyTensorViewTest, HasNoDimensionBeyondItsLargestRank) {
     EXPECT_EQ(view.extent(d), -1) << d;
     EXPECT_EQ(view.stride(d), -1) << d;
   }
+}
+
+// Both kinds of view.
+TEST(TensorViewTest, HasNoRowStrideWhereThereIsNoSecondRow) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  float data[12] = {};
+  const auto stride = [](const auto& view) {
+    EXPECT_EQ(AnyTensorView(view).RowStride(), view.RowStride());
+    return view.RowStride();
+  };
+  EXPECT_EQ(stride(MatrixView<float>(data, {2, 4}, {6, 1})), 6);
+  EXPECT_EQ(stride(MatrixView<float>(data, {1, 4}, {kMax, 1})), 0);
+  EXPECT_EQ(stride(MatrixView<float>(data, {0, 4}, {kMax, 1})), 0);
+  EXPECT_EQ(stride(MatrixView<float>(nullptr, {3, 0}, {kMax, 1})), 0);
+  EXPECT_EQ(stride(TensorView<float, 3>(data, {2, 2, 2}, {6, 3, 1})), 6);
+  EXPECT_EQ(stride(TensorView<float, 3>(nullptr, {3, 2, 0}, {kMax, 9, 1})), 0);
+  EXPECT_EQ(stride(DenseVector(data, 12)), 1);
+  EXPECT_EQ(stride(DenseVector(data, 1)), 0);
+  EXPECT_EQ(AnyTensorView().RowStride(), 0);
 }
 
 TEST(TensorViewDeathTest, ChecksWhatCreateProvedInDebugBuilds) {

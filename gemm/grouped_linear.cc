@@ -144,8 +144,7 @@ absl::StatusOr<GroupedLinearPlan> GroupedLinearPlan::Create(
   linear.c = spec.c;
   linear.activation = spec.activation;
   linear.activations = spec.activations;
-  const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "a", spec.a, floats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "a", spec.a, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckLinearSpec(kOp, linear, plan.weights_));
   plan.layers_.reserve(weights.size());
   for (size_t g = 0; g < weights.size(); ++g) {

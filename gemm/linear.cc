@@ -167,11 +167,10 @@ absl::Status CheckLinearSpec(absl::string_view op, const LinearSpec& spec,
                              const LinearWeightsSpec& w) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(op, "n of the weights", w.n, 1));
   const bool i8 = w.format == WeightFormat::kI8Channel;
-  const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
   const DType with_i8[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI8};
   QUERN_RETURN_IF_ERROR(i8 ? CheckDTypeIn(op, "a", spec.a, with_i8)
-                           : CheckDTypeIn(op, "a", spec.a, floats));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "c", spec.c, floats));
+                           : CheckDTypeIn(op, "a", spec.a, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "c", spec.c, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckActivation(op, spec.activation, w.n));
   if (IsGated(spec.activation) != w.gated) {
     return InvalidArgument(

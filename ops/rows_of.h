@@ -13,10 +13,7 @@ class RowsOf {
  public:
   explicit RowsOf(const AnyTensorView& v)
       : data_(static_cast<char*>(const_cast<void*>(v.data()))),
-        // The stride of a single row is meaningless and is replaced by 0.
-        row_bytes_(v.extent(0) > 1
-                       ? v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
-                       : 0) {}
+        row_bytes_(v.RowStride() * static_cast<int64_t>(SizeOf(v.dtype()))) {}
   char* operator[](int64_t i) const { return data_ + i * row_bytes_; }
 
  private:
@@ -27,9 +24,7 @@ class RowsOf {
 // Token t of v[tokens, heads, n], as a view heads[heads, n].
 inline AnyTensorView HeadsOf(const AnyTensorView& v, int64_t t) {
   const int64_t at =
-      v.extent(0) > 1
-          ? t * v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()))
-          : 0;
+      t * v.RowStride() * static_cast<int64_t>(SizeOf(v.dtype()));
   const AnyTensorView::Dims extents{v.extent(1), v.extent(2)};
   const AnyTensorView::Dims strides{v.stride(1), v.stride(2)};
   if (v.writable()) {

@@ -48,12 +48,6 @@ const VnniPackKernels::Direction& DirectionOf(const VnniPackSpec& spec,
   }
 }
 
-// The stride of a single row may be any number, so the row's length replaces
-// it.
-int64_t RowStride(const AnyTensorView& w) {
-  return w.extent(0) > 1 ? w.stride(0) : w.extent(1);
-}
-
 // Calls fn(plain block, packed block) for every tile. The rows of the plain
 // side start at `plain_data` and are row_stride elements apart.
 template <typename PlainByte, typename PackedByte, typename Fn>
@@ -136,7 +130,7 @@ PackedView VnniPackPlan::Pack(const AnyTensorView& w, void* packed,
   const VnniPackKernels::Direction& kernel = DirectionOf(spec_, kernels_);
   const VnniPackKernels::Pack pack =
       layout().bytes() >= spec_.stream_from_bytes ? kernel.stream : kernel.pack;
-  ForEachTile(spec_, static_cast<const uint8_t*>(w.data()), RowStride(w),
+  ForEachTile(spec_, static_cast<const uint8_t*>(w.data()), w.RowStride(),
               static_cast<uint8_t*>(packed), executor, pack);
   return {layout(), packed};
 }
@@ -145,7 +139,7 @@ void VnniPackPlan::Unpack(const PackedView& packed, const AnyTensorView& w,
                           Executor& executor) const noexcept {
   QUERN_DCHECK(packed.layout() == layout() && w.writable());
   QUERN_DCHECK_OK(CheckArgs(w, packed.data()));
-  ForEachTile(spec_, static_cast<uint8_t*>(w.mutable_data()), RowStride(w),
+  ForEachTile(spec_, static_cast<uint8_t*>(w.mutable_data()), w.RowStride(),
               packed.data(), executor, DirectionOf(spec_, kernels_).unpack);
 }
 

@@ -63,9 +63,9 @@ int64_t Rows(const AnyTensorView& view) {
   return view.rank() == 2 ? view.extent(0) : 1;
 }
 int64_t Cols(const AnyTensorView& view) { return view.extent(view.rank() - 1); }
-// A lone row's stride is never stepped over: whatever it is, it counts as cols.
+// Elements from row to row; 0 for a vector, which is a single row.
 int64_t RowStride(const AnyTensorView& view) {
-  return Rows(view) > 1 ? view.stride(0) : Cols(view);
+  return view.rank() == 2 ? view.RowStride() : 0;
 }
 
 }  // namespace

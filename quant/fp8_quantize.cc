@@ -16,30 +16,15 @@
 #include "quern/core/stores.h"
 #include "quern/quant/float_format.h"
 #include "quern/quant/int8_quantize_kernels.h"
-#include "quern/quant/scalar_convert.h"
+#include "quern/quant/quantize_rows.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "fp8_quantize";
 
-// The values of int8_quantize.cc, and their reasons: tasks per worker, the
-// shortest row that is streamed, and what is to be in L2 before its turn comes.
-constexpr int64_t kTasksPerWorker = 8;
-constexpr int64_t kMinStreamRowBytes = 1024;
-constexpr int64_t kPrefetchBytes = 16 << 10;
-
-// The magnitude that a code of `dtype` has; NaN above infinity.
-uint32_t F32Bits(DType dtype, uint32_t code) {
-  switch (dtype) {
-    case DType::kBF16:
-      return quant_internal::DecodeBits<BFloat16>(code);
-    case DType::kF16:
-      return quant_internal::DecodeBits<Float16>(code);
-    default:
-      return code;
-  }
-}
+using quant_internal::kTasksPerWorker;
+using quant_internal::RowsAhead;
 
 // The smallest power of two >= s, a normal number: the exponent goes up where
 // the mantissa is not 0.
@@ -48,16 +33,14 @@ float PowerOfTwo(float s) {
   return hwy::BitCastScalar<float>((bits + 0x7FFFFFu) & 0x7F800000u);
 }
 
-// Where row i begins; the stride of a lone row, or of rows of nothing, may be
-// any number.
+// Where row i begins. Rows of no elements need no memory.
 const char* RowOf(const AnyTensorView& x, int64_t i) {
-  if (i == 0 || x.extent(1) == 0) return static_cast<const char*>(x.data());
   return static_cast<const char*>(x.data()) +
-         i * x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
+         i * x.RowStride() * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 template <typename T>
 T* RowOf(const MatrixView<T>& v, int64_t i) {
-  return i == 0 || v.extent(1) == 0 ? v.data() : v.data() + i * v.stride(0);
+  return v.data() + i * v.RowStride();
 }
 
 }  // namespace
@@ -70,8 +53,7 @@ Fp8QuantizePlan::Fp8QuantizePlan(const Fp8QuantizeSpec& spec)
 
 absl::StatusOr<Fp8QuantizePlan> Fp8QuantizePlan::Create(
     const Fp8QuantizeSpec& spec) {
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   if (spec.granularity == Fp8Granularity::kGroup) {
     QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "group", spec.group, 1));
   }
@@ -79,10 +61,7 @@ absl::StatusOr<Fp8QuantizePlan> Fp8QuantizePlan::Create(
     QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "block_rows", spec.block_rows, 0));
     QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "block_cols", spec.block_cols, 0));
   }
-  if (!(spec.max_abs >= 0.0f && std::isfinite(spec.max_abs))) {
-    return InvalidArgument(kOp, "max_abs=", spec.max_abs,
-                           "; need a finite number >= 0");
-  }
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "max_abs", spec.max_abs));
   if (spec.max_abs > 0.0f && spec.granularity != Fp8Granularity::kToken) {
     return InvalidArgument(kOp, "max_abs=", spec.max_abs,
                            "; need 0 unless per token");
@@ -147,7 +126,7 @@ uint32_t Fp8QuantizePlan::MaxCode(const void* x, int64_t k) const noexcept {
 
 // NaN of a NaN or an infinity.
 float Fp8QuantizePlan::ScaleOf(uint32_t max_code) const noexcept {
-  const uint32_t bits = F32Bits(spec_.dtype, max_code);
+  const uint32_t bits = quant_internal::F32BitsOf(spec_.dtype, max_code);
   if (bits >= quant_internal::kF32Infinity) {
     return std::numeric_limits<float>::quiet_NaN();
   }
@@ -185,10 +164,8 @@ float Fp8QuantizePlan::QuantizeRow(const void* x, int64_t k,
 }
 
 bool Fp8QuantizePlan::Streams(int64_t m, int64_t k) const {
-  const int64_t row = k * static_cast<int64_t>(SizeOf(spec_.dtype));
-  return spec_.stores == Stores::kStream ||
-         (spec_.stores == Stores::kAuto && k >= kMinStreamRowBytes &&
-          m * (row + k) > last_level_bytes_);
+  return quant_internal::StreamsCodes(spec_.stores, spec_.dtype, m, k,
+                                      last_level_bytes_);
 }
 
 void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
@@ -219,8 +196,7 @@ void Fp8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<Float8E4M3> q,
   }
   if (m == 0) return;
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
-  const int64_t rows_ahead =
-      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
+  const int64_t rows_ahead = RowsAhead(k * size);
   const bool stream = Streams(m, k);
   ParallelRowRanges(
       executor, m, k, kTasksPerWorker, [&](int64_t begin, int64_t end) {
@@ -256,8 +232,7 @@ void Fp8QuantizePlan::ExecuteStatic(const AnyTensorView& x,
   const int64_t m = x.extent(0), k = x.extent(1);
   if (m == 0 || k == 0) return;
   const int64_t size = static_cast<int64_t>(SizeOf(spec_.dtype));
-  const int64_t rows_ahead =
-      DivCeil(kPrefetchBytes, std::max<int64_t>(k * size, 1));
+  const int64_t rows_ahead = RowsAhead(k * size);
   const int64_t cols = spec_.block_cols == 0 ? k : spec_.block_cols;
   const bool stream = Streams(m, k) && cols == k;
   ParallelRowRanges(

@@ -2,7 +2,6 @@
 #include <cstdint>
 
 #include "quern/core/float_type.h"
-#include "quern/core/prefetch.h"
 #include "quern/quant/fp8_quantize_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +12,7 @@
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
 #include "quern/quant/e4m3_pairs-inl.h"
+#include "quern/quant/quantize_row-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -260,34 +260,6 @@ class ByTable {
 constexpr size_t kMinByTable = 512;
 #endif
 
-template <typename T, class Q>
-HWY_INLINE void QuantizeBy(const Q& quantizer, size_t n, const void* next,
-                           bool stream, void* q) {
-  const D8 d8;
-  const size_t lanes = hn::Lanes(DF());
-  const size_t step = hn::Lanes(d8);
-  const T* ahead = static_cast<const T*>(next);
-  uint8_t* to = static_cast<uint8_t*>(q);
-  size_t i = 0;
-  if (stream) {
-    // Whole cache lines only: a line written in parts would be read first.
-    const size_t head =
-        HWY_MIN(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64);
-    for (; i < head; i += HWY_MIN(lanes, head - i)) {
-      quantizer.Part(i, HWY_MIN(lanes, head - i), to);
-    }
-    for (; i + step <= n; i += step) {
-      PrefetchL2(ahead + i, step * sizeof(T));
-      hn::Stream(quantizer.Step(i), d8, to + i);
-    }
-  }
-  for (; i + step <= n; i += step) {
-    PrefetchL2(ahead + i, step * sizeof(T));
-    hn::StoreU(quantizer.Step(i), d8, to + i);
-  }
-  for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);
-}
-
 template <typename T, bool kAnyX>
 void Quantize(const void* x, size_t n, float inverse, const void* next,
               bool stream, void* q) {
@@ -298,12 +270,12 @@ void Quantize(const void* x, size_t n, float inverse, const void* next,
     // ways, and arithmetic between the fetches spreads them
     // (docs/performance_notes.md#quant).
     if (!stream && n >= kMinByTable) {
-      QuantizeBy<T>(ByTable(quantizer), n, next, false, q);
+      QuantizeRow<T, uint8_t>(ByTable(quantizer), n, next, false, q);
       return;
     }
   }
 #endif
-  QuantizeBy<T>(quantizer, n, next, stream, q);
+  QuantizeRow<T, uint8_t>(quantizer, n, next, stream, q);
 }
 
 void Flush() { hwy::FlushStream(); }

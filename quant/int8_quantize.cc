@@ -13,44 +13,20 @@
 #include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/cpu_info.h"
-#include "quern/core/math_util.h"
 #include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
-#include "quern/quant/scalar_convert.h"
+#include "quern/quant/float_format.h"
+#include "quern/quant/quantize_rows.h"
 
 namespace quern {
 namespace {
 
 constexpr absl::string_view kOp = "int8_quantize";
 
-// Tasks per worker at most, to level out slow ones.
-constexpr int64_t kTasksPerWorker = 8;
-
-// What is to be in L2 before its row's turn comes: time enough for DRAM to
-// answer, and little beside 1 MiB. Fetched into L1, it drives out what is
-// needed first: 2 threads reach 57 GB/s instead of 63. Spread over both passes
-// it takes them to 40 GB/s, less than the 46 without any prefetch (Zen 4,
-// 2026).
-constexpr int64_t kPrefetchBytes = 16 << 10;
-
-// Rows shorter than this are not streamed: their partial cache lines at both
-// ends would cost more than is won.
-constexpr int64_t kMinStreamRowBytes = 1024;
+using quant_internal::F32BitsOf;
 
 constexpr uint32_t kInfinity = quant_internal::kF32Infinity;
-
-// The bits of a code of `dtype` as f32.
-uint32_t F32Bits(DType dtype, uint32_t code) {
-  switch (dtype) {
-    case DType::kBF16:
-      return quant_internal::DecodeBits<BFloat16>(code);
-    case DType::kF16:
-      return quant_internal::DecodeBits<Float16>(code);
-    default:
-      return code;
-  }
-}
 
 bool IsFinite(uint32_t bits) { return (bits & kInfinity) != kInfinity; }
 
@@ -63,8 +39,7 @@ float Value(uint32_t bits) {
 
 absl::StatusOr<Int8QuantizePlan> Int8QuantizePlan::Create(
     const Int8QuantizeSpec& spec) {
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   if (spec.granularity == Int8Granularity::kPerToken) {
     if (!(spec.scale == 1.0f) || spec.zero_point != 0) {
       return InvalidArgument(kOp, "scale=", spec.scale,
@@ -135,7 +110,7 @@ Int8QuantizePlan::Terms Int8QuantizePlan::TermsOf(
     return {spec_.scale, 1.0f / spec_.scale, spec_.zero_point};
   }
   QUERN_DCHECK(spec_.zero_points == Int8ZeroPoint::kNone);
-  const uint32_t bits = F32Bits(spec_.dtype, max_code);
+  const uint32_t bits = F32BitsOf(spec_.dtype, max_code);
   if (!IsFinite(bits)) {
     return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
   }
@@ -150,8 +125,8 @@ Int8QuantizePlan::Terms Int8QuantizePlan::AsymmetricTerms(const void* x,
   uint32_t min_code = 0;
   uint32_t max_code = 0;
   kernels_.min_max(x, static_cast<size_t>(k), &min_code, &max_code);
-  const uint32_t min_bits = F32Bits(spec_.dtype, min_code);
-  const uint32_t max_bits = F32Bits(spec_.dtype, max_code);
+  const uint32_t min_bits = F32BitsOf(spec_.dtype, min_code);
+  const uint32_t max_bits = F32BitsOf(spec_.dtype, max_code);
   if (!IsFinite(min_bits) || !IsFinite(max_bits)) {
     return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
   }
@@ -232,20 +207,13 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
   // Rows of nothing have terms per token alone.
   if (m == 0 || (k == 0 && scales.extent(0) == 0)) return;
   const uint8_t* const data = static_cast<const uint8_t*>(x.data());
-  // Without elements there need not be memory, and the stride of a lone row may
-  // be any number.
-  const bool steps = k > 0 && m > 1;
   const int64_t x_stride_bytes =
-      steps ? x.stride(0) * static_cast<int64_t>(SizeOf(spec_.dtype)) : 0;
-  const int64_t q_stride = steps ? q.stride(0) : 0;
-  const int64_t row_bytes = k * static_cast<int64_t>(SizeOf(spec_.dtype));
-  // Past the caches once x and q do not fit together: x would drive q out.
-  const bool stream =
-      spec_.stores == Stores::kStream ||
-      (spec_.stores == Stores::kAuto && k >= kMinStreamRowBytes &&
-       m * (row_bytes + k) > last_level_bytes_);
+      x.RowStride() * static_cast<int64_t>(SizeOf(spec_.dtype));
+  const int64_t q_stride = q.RowStride();
+  const bool stream = quant_internal::StreamsCodes(spec_.stores, spec_.dtype, m,
+                                                   k, last_level_bytes_);
   const int64_t rows_ahead =
-      DivCeil(kPrefetchBytes, std::max<int64_t>(row_bytes, 1));
+      quant_internal::RowsAhead(k * static_cast<int64_t>(SizeOf(spec_.dtype)));
 
   const auto rows = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -261,7 +229,7 @@ void Int8QuantizePlan::Execute(const AnyTensorView& x, MatrixView<int8_t> q,
     }
     if (stream) kernels_.flush();
   };
-  ParallelRowRanges(executor, m, k, kTasksPerWorker, rows);
+  ParallelRowRanges(executor, m, k, quant_internal::kTasksPerWorker, rows);
 }
 
 }  // namespace quern

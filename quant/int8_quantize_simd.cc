@@ -1,5 +1,4 @@
 #include "quern/core/float_type.h"
-#include "quern/core/prefetch.h"
 #include "quern/quant/int8_quantize_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -9,6 +8,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "quern/quant/convert-inl.h"
+#include "quern/quant/quantize_row-inl.h"
 #include "quern/quant/rounded_product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -162,34 +162,10 @@ struct Quantizer {
 template <typename T, bool kAnyX>
 void Quantize(const void* x, size_t n, float inverse, int32_t zero_point,
               uint8_t flip, const void* next, bool stream, void* q) {
-  const hn::ScalableTag<int8_t> d8;
-  const size_t lanes = hn::Lanes(hn::ScalableTag<float>());
-  const size_t step = hn::Lanes(d8);
   const Quantizer<T, kAnyX> quantizer = {static_cast<const T*>(x), inverse,
                                          static_cast<int16_t>(zero_point),
                                          static_cast<int8_t>(flip)};
-  const T* ahead = static_cast<const T*>(next);
-  int8_t* to = static_cast<int8_t*>(q);
-
-  size_t i = 0;
-  if (stream) {
-    // Whole cache lines only: a line written in parts would be read first.
-    const size_t head =
-        HWY_MIN(n, (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64);
-    for (; i < head; i += lanes) {
-      quantizer.Part(i, HWY_MIN(lanes, head - i), to);
-    }
-    i = head;
-    for (; i + step <= n; i += step) {
-      PrefetchL2(ahead + i, step * sizeof(T));
-      hn::Stream(quantizer.Step(i), d8, to + i);
-    }
-  }
-  for (; i + step <= n; i += step) {
-    PrefetchL2(ahead + i, step * sizeof(T));
-    hn::StoreU(quantizer.Step(i), d8, to + i);
-  }
-  for (; i < n; i += lanes) quantizer.Part(i, HWY_MIN(lanes, n - i), to);
+  QuantizeRow<T, int8_t>(quantizer, n, next, stream, q);
 }
 
 void Flush() { hwy::FlushStream(); }

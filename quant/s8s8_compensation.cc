@@ -53,12 +53,6 @@ absl::Status CheckWeights(MatrixView<const int8_t> b, int64_t rows,
   return absl::OkStatus();
 }
 
-// The stride of a single row may be any number, so the row's length replaces
-// it.
-int64_t RowStride(MatrixView<const int8_t> b) {
-  return b.extent(0) > 1 ? b.stride(0) : b.extent(1);
-}
-
 }  // namespace
 
 absl::StatusOr<S8S8CompensationPlan> S8S8CompensationPlan::Create(
@@ -101,7 +95,7 @@ void S8S8CompensationPlan::FromKN(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckKN(b, comp));
-  const int64_t stride = RowStride(b);
+  const int64_t stride = b.RowStride();
   executor.ParallelFor(DivCeil(spec_.n, kTaskCols), [&](int64_t task, int) {
     const int64_t begin = task * kTaskCols;
     kernels_.columns(b.data() + begin, static_cast<size_t>(stride),
@@ -115,7 +109,7 @@ void S8S8CompensationPlan::FromNK(MatrixView<const int8_t> b,
                                   VectorView<int32_t> comp,
                                   Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckNK(b, comp));
-  const int64_t stride = RowStride(b);
+  const int64_t stride = b.RowStride();
   const int64_t rows = DivCeil(kTaskBytes, std::max<int64_t>(spec_.k, 1));
   executor.ParallelFor(DivCeil(spec_.n, rows), [&](int64_t task, int) {
     const int64_t begin = task * rows;

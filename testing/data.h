@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "quern/core/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/testing/reference_convert.h"
 
@@ -86,13 +87,8 @@ inline std::string TestName() {
   return std::string(info->test_suite_name()) + "." + info->name();
 }
 
-// FNV-1a.
 inline uint64_t HashOf(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  return hash;
+  return Fnv1a(text.data(), text.size());
 }
 
 // The Rng of the running test. While it lives, every failure tells the flags

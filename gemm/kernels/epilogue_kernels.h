@@ -29,12 +29,9 @@ struct EpilogueKernels {
 // f16.
 EpilogueKernels GetEpilogueKernels(LinearActivation activation, DType c);
 
-// Bytes from row to row of a matrix. The stride of a single row is meaningless
-// and is replaced by 0.
+// Bytes from row to row of a matrix.
 inline int64_t RowBytes(const AnyTensorView& x) {
-  return x.extent(0) <= 1
-             ? 0
-             : x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()));
+  return x.RowStride() * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 
 // Matrices of weights: gate and up, or all.

@@ -226,8 +226,7 @@ class OneDnnInt8Layer final : public OneDnnLayer {
     finish.a_offset = a_offset;
     finish.rows = static_cast<size_t>(tile.rows);
     finish.cols = static_cast<size_t>(tile.cols);
-    // The stride of a single row is meaningless.
-    const int64_t stride = rows.c.extent(0) > 1 ? rows.c.stride(0) : 0;
+    const int64_t stride = rows.c.RowStride();
     const auto size = static_cast<int64_t>(SizeOf(spec_.c));
     finish.c = static_cast<uint8_t*>(rows.c.mutable_data()) +
                (tile.row * stride + tile.col) * size;

@@ -44,7 +44,7 @@ AnyTensorView Rows(DType dtype, const void* data, int64_t rows, int64_t cols,
 
 const uint8_t* RowOf(const AnyTensorView& view, int64_t row) {
   return static_cast<const uint8_t*>(view.data()) +
-         row * view.stride(0) * SizeInBytes(view.dtype());
+         row * view.RowStride() * SizeInBytes(view.dtype());
 }
 
 [[noreturn]] void Fail(const absl::Status& status) {
@@ -143,7 +143,7 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
   const bool stages = run.Stages(*this, rows, width);
   const int64_t c_size = SizeInBytes(call.c.dtype());
   uint8_t* const c_out = static_cast<uint8_t*>(call.c.mutable_data()) +
-                         (first * call.c.stride(0) + col) * c_size;
+                         (first * call.c.RowStride() + col) * c_size;
   const absl::Status status = CatchOneDnn("linear", [&] {
     for (int64_t piece = 0; piece < num_pieces_; ++piece) {
       const MatmulKernel& kernel =
@@ -192,7 +192,7 @@ void PackedMatmul::RunTask(const Run& run, int64_t first,
     (*call.finish)({first, col, rows, width, adds_i32() ? sums : staged});
     return;
   }
-  const int64_t c_stride = call.c.stride(0);
+  const int64_t c_stride = call.c.RowStride();
   if (narrows_c()) {
     InlineExecutor inline_executor;
     narrow_->Execute(Rows(config_.inner_c, staged, rows, width, width),

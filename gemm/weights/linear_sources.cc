@@ -169,9 +169,8 @@ class SourceCheck {
   absl::Status CheckI4() const {
     const bool plain = source_.layout == WeightLayout::kNK;
     const bool awq = source_.layout == WeightLayout::kAwq;
-    QUERN_RETURN_IF_ERROR(
-        CheckDTypeIn(kOp, FieldOf(index_, "scales"), source_.scales.dtype(),
-                     {DType::kF32, DType::kBF16, DType::kF16}));
+    QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, FieldOf(index_, "scales"),
+                                       source_.scales.dtype(), kFloatDTypes));
     QUERN_RETURN_IF_ERROR(Matrix("scales", source_.scales,
                                  source_.scales.dtype(), {groups_, n_}));
     if (plain) {

@@ -39,13 +39,11 @@ inline int64_t GgufBlockBytes(WeightLayout layout) {
   return FindBlockFormat(static_cast<uint32_t>(format))->bytes;
 }
 
-// The rows of a matrix that has been checked. The stride of a single row is
-// meaningless and is not used.
+// The rows of a matrix that has been checked.
 template <typename T>
 struct Rows {
   explicit Rows(const AnyTensorView& view)
-      : data(static_cast<const T*>(view.data())),
-        stride(view.extent(0) == 1 ? 0 : view.stride(0)) {}
+      : data(static_cast<const T*>(view.data())), stride(view.RowStride()) {}
   const T* operator[](int64_t row) const { return data + row * stride; }
 
   const T* data;

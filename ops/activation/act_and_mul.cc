@@ -94,10 +94,10 @@ absl::StatusOr<ActAndMulPlan> ActAndMulPlan::Create(const ActAndMulSpec& spec) {
   QUERN_RETURN_IF_ERROR(
       CheckActivationParams(op, spec.activation, spec.params));
   QUERN_RETURN_IF_ERROR(CheckSparsity(op, spec));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(op, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(op, "x_dtype", spec.x_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(op, "out_dtype", spec.out_dtype, kFloatDTypes));
   return ActAndMulPlan(spec);
 }
 

@@ -32,10 +32,10 @@ absl::StatusOr<ActivationPlan> ActivationPlan::Create(
       CheckRange(op, "hidden", spec.hidden, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(
       CheckActivationParams(op, spec.activation, spec.params));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(op, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(op, "x_dtype", spec.x_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(op, "out_dtype", spec.out_dtype, kFloatDTypes));
   return ActivationPlan(spec);
 }
 

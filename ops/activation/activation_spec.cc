@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -9,12 +10,6 @@ namespace {
 
 float Softplus(float v) {
   return v > 20.0f ? v : static_cast<float>(std::log1p(std::exp(double{v})));
-}
-
-absl::Status CheckFinite(absl::string_view op, absl::string_view field,
-                         float value) {
-  if (std::isfinite(value)) return absl::OkStatus();
-  return InvalidArgument(op, field, "=", value, "; need a finite ", field);
 }
 
 }  // namespace
@@ -57,10 +52,15 @@ absl::Status CheckActivationParams(absl::string_view op, Activation activation,
       if (params.limit > 0.0f) return absl::OkStatus();
       return InvalidArgument(op, "limit=", params.limit, "; need limit > 0");
     case Activation::kXielu:
-      QUERN_RETURN_IF_ERROR(CheckFinite(op, "alpha_p", params.alpha_p));
-      QUERN_RETURN_IF_ERROR(CheckFinite(op, "alpha_n", params.alpha_n));
-      QUERN_RETURN_IF_ERROR(CheckFinite(op, "beta", params.beta));
-      if (params.eps <= 0.0f) return CheckFinite(op, "eps", params.eps);
+      QUERN_RETURN_IF_ERROR(
+          CheckFinite(op, "alpha_p", params.alpha_p, "a finite alpha_p"));
+      QUERN_RETURN_IF_ERROR(
+          CheckFinite(op, "alpha_n", params.alpha_n, "a finite alpha_n"));
+      QUERN_RETURN_IF_ERROR(
+          CheckFinite(op, "beta", params.beta, "a finite beta"));
+      if (params.eps <= 0.0f) {
+        return CheckFinite(op, "eps", params.eps, "a finite eps");
+      }
       return InvalidArgument(op, "eps=", params.eps, "; need eps <= 0");
     default:
       return absl::OkStatus();

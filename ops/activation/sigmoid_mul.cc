@@ -31,12 +31,12 @@ absl::StatusOr<SigmoidMulPlan> SigmoidMulPlan::Create(
     return InvalidArgument(kOp, "gate_cols=", spec.gate_cols,
                            "; need 1 or d=", spec.d);
   }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kChoices));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "gate_dtype", spec.gate_dtype, kChoices));
+      CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(kOp, "gate_dtype", spec.gate_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
   return SigmoidMulPlan(spec);
 }
 

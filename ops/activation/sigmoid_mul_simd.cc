@@ -8,7 +8,6 @@
 // highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
-#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -18,23 +17,17 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::CappedTag<float, 64>;
 
-// With e = e^-|g|, the sigmoid is 1 / (1 + e) for g >= 0 and e / (1 + e) for
-// g < 0, so that nothing overflows.
-void Sigmoid(size_t n, float* g) {
+void SigmoidInPlace(size_t n, float* g) {
   const DF d;
-  const auto one = hn::Set(d, 1.0f);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto v = hn::Load(d, g + i);
-    const auto e = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(v))));
-    const auto numerator = hn::IfThenElse(hn::Lt(v, hn::Zero(d)), e, one);
-    hn::Store(hn::Div(numerator, hn::Add(e, one)), d, g + i);
+    hn::Store(Sigmoid(d, hn::Load(d, g + i)), d, g + i);
   }
 }
 
 SigmoidMulKernels GetKernels() {
   SigmoidMulKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
-  kernels.sigmoid = &Sigmoid;
+  kernels.sigmoid = &SigmoidInPlace;
   return kernels;
 }
 

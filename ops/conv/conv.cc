@@ -28,7 +28,7 @@ using conv_internal::WeightsOfOutput;
 namespace {
 
 constexpr char kOp[] = "conv";
-constexpr auto kFloats = {DType::kF32, DType::kBF16, DType::kF16};
+
 absl::Status CheckExtents(const char* what, const ConvExtents& extents,
                           int64_t least) {
   const std::pair<const char*, int64_t> all[] = {{"depth", extents.depth},
@@ -59,9 +59,9 @@ absl::Status CheckSpec(const ConvSpec& s) {
   QUERN_RETURN_IF_ERROR(CheckExtents("stride", s.stride, 1));
   QUERN_RETURN_IF_ERROR(CheckExtents("padding", s.padding, 0));
   QUERN_RETURN_IF_ERROR(CheckExtents("dilation", s.dilation, 1));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "weight_dtype", s.weight_dtype, kFloats));
+      CheckDTypeIn(kOp, "weight_dtype", s.weight_dtype, kFloatDTypes));
   int64_t weights = 0;
   if (WeightsOfOutput(s, &weights) && weights <= LinearWeights::kMaxExtent) {
     return absl::OkStatus();
@@ -205,7 +205,7 @@ absl::Status ConvPlan::PackDirect(const AnyTensorView& weight) {
   }
   QUERN_ASSIGN_OR_RETURN(weights_, AlignedBuffer::Create(bytes));
   const int64_t of_group = spec_.out_channels / spec_.groups;
-  const int64_t stride = spec_.out_channels > 1 ? weight.stride(0) : 0;
+  const int64_t stride = weight.RowStride();
   float* to = weights_.data<float>();
   WithFloatType(weight.dtype(), [&](auto type) {
     const auto* from = static_cast<const decltype(type)*>(weight.data());

@@ -52,7 +52,7 @@ inline bool IsMatrix(const AnyTensorView& v) {
 // RowsAreDense.
 inline AnyTensorView DenseRows(const AnyTensorView& v, int64_t first,
                                int64_t count, int64_t columns) {
-  const int64_t stride = v.extent(0) > 1 ? v.stride(0) : columns;
+  const int64_t stride = v.RowStride();
   const int64_t at = first * stride * static_cast<int64_t>(SizeOf(v.dtype()));
   if (v.writable()) {
     return AnyTensorView(

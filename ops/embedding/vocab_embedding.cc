@@ -1,6 +1,5 @@
 #include "quern/ops/embedding/vocab_embedding.h"
 
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -22,13 +21,11 @@ absl::StatusOr<VocabEmbeddingPlan> VocabEmbeddingPlan::Create(
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "vocab", spec.vocab, 1));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "hidden", spec.hidden, 1, kMaxRowElements));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out_dtype", spec.out_dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
-  if (!std::isfinite(spec.scale)) {
-    return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
-  }
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(CheckFinite(kOp, "scale", spec.scale));
   return VocabEmbeddingPlan(
       spec, GetVocabEmbeddingKernels(spec.weight_dtype, spec.out_dtype));
 }

@@ -54,15 +54,12 @@ absl::StatusOr<LogitsPlan> LogitsPlan::Create(const LogitsSpec& spec) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "vocab", spec.vocab, 1, kMaxRowElements));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "hidden", spec.hidden, 1));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
-  if (!(spec.soft_cap >= 0.0f && std::isfinite(spec.soft_cap))) {
-    return InvalidArgument(kOp, "soft_cap=", spec.soft_cap,
-                           "; need finite soft_cap >= 0");
-  }
-  if (!std::isfinite(spec.scale)) {
-    return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite scale");
-  }
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckNotNegative(kOp, "soft_cap", spec.soft_cap, "finite soft_cap"));
+  QUERN_RETURN_IF_ERROR(
+      CheckFinite(kOp, "scale", spec.scale, "a finite scale"));
   std::shared_ptr<const Steps> steps;
   if (spec.soft_cap > 0.0f || spec.scale != 1.0f) {
     if (spec.logits_dtype == DType::kBF16) steps = StepsOf<BFloat16>(spec);

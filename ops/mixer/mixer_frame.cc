@@ -9,19 +9,14 @@
 #include "quern/core/math_util.h"
 #include "quern/core/matrix_slice.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/norm/check_eps.h"
 
 namespace quern {
-namespace {
-
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-
-}  // namespace
+namespace {}  // namespace
 
 absl::Status CheckStateSpec(absl::string_view op, DType state_dtype,
                             float eps) {
-  QUERN_RETURN_IF_ERROR(CheckEps(op, eps));
-  return CheckDTypeIn(op, "state_dtype", state_dtype, kFloats);
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(op, "eps", eps, "finite eps"));
+  return CheckDTypeIn(op, "state_dtype", state_dtype, kFloatDTypes);
 }
 
 AnyTensorView AsHeads(const AnyTensorView& matrix, int64_t begin, int64_t heads,
@@ -64,9 +59,10 @@ absl::StatusOr<MixerFrame> MixerFrame::Create(const MixerFrameSpec& spec,
                                               const LinearWeights& out_proj,
                                               Executor& executor) {
   // Steps would refuse these in names of their own.
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(spec.op, "dtype", spec.dtype, kFloats));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(spec.op, "weight_dtype", spec.weight_dtype, kFloats));
+      CheckDTypeIn(spec.op, "dtype", spec.dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(spec.op, "weight_dtype", spec.weight_dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckRange(spec.op, "width", spec.conv_width, 2, 4));
   CausalConv1dSpec conv_spec;
   conv_spec.channels = spec.conv_channels;

@@ -6,7 +6,6 @@
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/ops/norm/check_eps.h"
 
 namespace quern {
 namespace {
@@ -19,11 +18,11 @@ constexpr int64_t kMost = int64_t{1} << 24;
 }  // namespace
 
 absl::Status CheckMlaSpec(const MlaSpec& s) {
-  constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", s.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "out_dtype", s.dtype_of_out(), kFloats));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "norm_dtype", s.norm_dtype, kFloats));
+      CheckDTypeIn(kOp, "out_dtype", s.dtype_of_out(), kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "norm_dtype", s.norm_dtype, kFloatDTypes));
   const struct {
     const char* name;
     int64_t value, least;
@@ -46,11 +45,8 @@ absl::Status CheckMlaSpec(const MlaSpec& s) {
       CheckRange(kOp, "heads * (nope + rope)", s.heads * head, 1, most));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads * (nope + v_head_dim)",
                                    s.heads * (s.nope + s.v_head_dim), 1, most));
-  if (!std::isfinite(s.scale) || s.scale < 0) {
-    return InvalidArgument(kOp, "scale=", s.scale,
-                           "; need a finite number, 0 or more");
-  }
-  QUERN_RETURN_IF_ERROR(CheckEps(kOp, s.eps));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "scale", s.scale));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", s.eps, "finite eps"));
   if (s.cache.form() != KvForm::kLatent) {
     return InvalidArgument(kOp, "the cache's form is ",
                            KvFormName(s.cache.form()), "; need latent");

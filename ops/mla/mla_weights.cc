@@ -33,9 +33,8 @@ absl::StatusOr<LinearWeights> Pack(const AnyTensorView& codes,
 
 absl::Status PackKvB(const MlaSpec& spec, const AnyTensorView& kv_b,
                      Executor& executor, MlaWeights& weights) {
-  constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
   constexpr int64_t kMost = LinearWeights::kMaxExtent;
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "kv_b", kv_b.dtype(), kFloats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "kv_b", kv_b.dtype(), kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "heads", spec.heads, 1, kMost));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "nope", spec.nope, 1, kMost));
   QUERN_RETURN_IF_ERROR(

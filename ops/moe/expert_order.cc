@@ -36,11 +36,6 @@ int32_t* LayOut(Allocator& allocator, int64_t experts, int64_t parts) {
                                               parts * CountsStride(experts));
 }
 
-// The stride of a single row may be any number.
-const int32_t* RowOf(const MatrixView<const int32_t>& ids, int64_t t) {
-  return ids.extent(0) > 1 ? ids.Row(t) : ids.data();
-}
-
 // fn(expert, route) for the routes of the tokens [begin, end) that have one.
 template <typename Fn>
 void ForEachRoute(const ExpertOrderArgs& args, int64_t experts, int64_t begin,
@@ -50,7 +45,7 @@ void ForEachRoute(const ExpertOrderArgs& args, int64_t experts, int64_t begin,
   const auto all =
       static_cast<uint32_t>(map == nullptr ? experts : args.map.extent(0));
   for (int64_t t = begin; t < end; ++t) {
-    const int32_t* const ids = RowOf(args.ids, t);
+    const int32_t* const ids = args.ids.Row(t);
     for (int64_t j = 0; j < top_k; ++j) {
       // A negative id is too large as an unsigned number.
       const auto id = static_cast<uint32_t>(ids[j]);
@@ -118,7 +113,7 @@ absl::Status ExpertOrderPlan::CheckIds(
     all = map.extent(0);
   }
   for (int64_t t = 0; t < ids.extent(0); ++t) {
-    const IndexView row = DenseVector(RowOf(ids, t), ids.extent(1));
+    const IndexView row = DenseVector(ids.Row(t), ids.extent(1));
     if (CheckIndices(kOp, "ids", "id", row, all, -1).ok()) continue;
     return CheckIndices(kOp, absl::StrCat("ids[", t, "]"), "id", row, all, -1);
   }

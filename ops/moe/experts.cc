@@ -112,9 +112,8 @@ absl::StatusOr<ExpertsPlan> ExpertsPlan::Create(const ExpertsSpec& spec,
     return InvalidArgument(kOp, "top_k=", spec.top_k,
                            "; need 1, as the weight is on the input");
   }
-  const DType floats[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x", spec.x, floats));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out", spec.out, floats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x", spec.x, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "out", spec.out, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckEqual(
       kOp, "number of down", static_cast<int64_t>(weights.down.size()),
       static_cast<int64_t>(weights.gate_up.size()), "gate_up has"));

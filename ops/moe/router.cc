@@ -1,7 +1,6 @@
 #include "quern/ops/moe/router.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -51,15 +50,12 @@ absl::StatusOr<RouterPlan> RouterPlan::Create(const RouterSpec& spec) {
                            " of experts=", spec.experts,
                            "; with a bias, need 2 experts in a group");
   }
-  if (!(spec.scale > 0.0f && std::isfinite(spec.scale))) {
-    return InvalidArgument(kOp, "scale=", spec.scale,
-                           "; need finite scale > 0");
-  }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype, kChoices));
+      CheckPositive(kOp, "scale", spec.scale, "finite scale"));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "bias_dtype", spec.bias_dtype, kChoices));
+      CheckDTypeIn(kOp, "logits_dtype", spec.logits_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "bias_dtype", spec.bias_dtype, kFloatDTypes));
   return RouterPlan(spec);
 }
 

@@ -36,39 +36,17 @@ HWY_INLINE void Pad(float* x, size_t n) {
   hn::StoreU(hn::Neg(hn::Inf(d)), d, x + n);
 }
 
-// ln(1 + e) for e in [0, 1], within 4 units of 2^-24, relative: with z =
-// e / (2 + e) <= 1/3 it is 2 z (1 + z^2 / 3 + z^4 / 5 + ...), and what follows
-// z^14 / 15 is below 2^-29.
-HWY_INLINE VF Log1p(VF e) {
-  const DF d;
-  const auto z = hn::Div(e, hn::Add(e, hn::Set(d, 2.0f)));
-  const auto y = hn::Mul(z, z);
-  auto p = hn::Set(d, 1.0f / 15);
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 13));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 11));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 9));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 7));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 5));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f / 3));
-  p = hn::MulAdd(p, y, hn::Set(d, 1.0f));
-  return hn::Mul(hn::Add(z, z), p);
-}
-
 // Returns the score of logits up to max, which for a softmax has yet to be
 // divided by the sum. The score of -infinity is 0.
 template <RouterScore kScore>
 HWY_INLINE VF Score(VF x, VF max) {
   const DF d;
-  const auto one = hn::Set(d, 1.0f);
   if constexpr (kScore == RouterScore::kSoftmax) {
     return ExpNonPositive(d, AtLeastExpLowest(d, hn::Sub(x, max)));
   }
-  const auto e = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(x))));
-  if constexpr (kScore == RouterScore::kSigmoid) {
-    const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one);
-    return hn::Div(numerator, hn::Add(e, one));
-  }
-  return hn::Sqrt(hn::Add(hn::Max(x, hn::Zero(d)), Log1p(e)));
+  if constexpr (kScore == RouterScore::kSigmoid) return Sigmoid(d, x);
+  const auto log1p = Log1pOfFraction(d, ExpOfMinusAbs(d, x));
+  return hn::Sqrt(hn::Add(hn::Max(x, hn::Zero(d)), log1p));
 }
 
 // Makes the logits finite and returns the largest.

@@ -13,7 +13,6 @@
 #include "quern/core/check.h"
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
 
@@ -48,11 +47,10 @@ absl::StatusOr<Mixer2GatedRmsNormPlan> Mixer2GatedRmsNormPlan::Create(
     return InvalidArgument(kOp, "hidden=", spec.hidden,
                            "; need a multiple of the ", size, " ranks");
   }
-  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", spec.eps, "finite eps"));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kChoices));
+      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kFloatDTypes));
   Mixer2GatedRmsNormPlan plan(spec, communicator.rank(), size);
   if (spec.groups % size != 0) return plan;
   RmsNormGatedSpec local;

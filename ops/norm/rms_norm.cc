@@ -5,7 +5,6 @@
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/stores.h"
-#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
@@ -23,15 +22,15 @@ absl::StatusOr<RmsNormPlan> RmsNormPlan::Create(const RmsNormSpec& spec) {
   if (spec.span != 0) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "span", spec.span, 1, spec.hidden));
   }
-  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", spec.eps, "finite eps"));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kChoices));
+      CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "residual_dtype", spec.residual_dtype, kChoices));
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "residual_dtype", spec.residual_dtype, kFloatDTypes));
   if (!HasRmsNormKernels(spec.x_dtype, spec.weight_dtype, spec.out_dtype,
                          spec.residual_dtype)) {
     return Unimplemented(

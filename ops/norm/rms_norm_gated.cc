@@ -5,7 +5,6 @@
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/row_blocks.h"
@@ -34,11 +33,10 @@ absl::StatusOr<RmsNormGatedPlan> RmsNormGatedPlan::Create(
     return InvalidArgument(kOp, "group=", spec.group,
                            "; need a divisor of hidden=", spec.hidden);
   }
-  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", spec.eps, "finite eps"));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kChoices));
+      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kFloatDTypes));
   return RmsNormGatedPlan(spec);
 }
 

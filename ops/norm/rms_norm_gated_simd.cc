@@ -6,7 +6,6 @@
 // highway.h must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
-#include "quern/core/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace quern {
@@ -15,17 +14,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::CappedTag<float, 64>;
-using VF = hn::Vec<DF>;
-
-// sigmoid(z). With e = e^-|z|, it is 1 / (1 + e) for z >= 0 and e / (1 + e) for
-// z < 0, so that nothing overflows.
-HWY_INLINE VF Sigmoid(VF z) {
-  const DF d;
-  const auto one = hn::Set(d, 1.0f);
-  const auto e = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(z))));
-  const auto numerator = hn::IfThenElse(hn::Lt(z, hn::Zero(d)), e, one);
-  return hn::Div(numerator, hn::Add(e, one));
-}
 
 void GateSilu(const float* z, size_t n, float* v) {
   const DF d;
@@ -38,7 +26,7 @@ void GateSilu(const float* z, size_t n, float* v) {
 void GateSigmoid(const float* z, size_t n, float* v) {
   const DF d;
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    hn::Store(hn::Mul(hn::Load(d, v + i), Sigmoid(hn::Load(d, z + i))), d,
+    hn::Store(hn::Mul(hn::Load(d, v + i), Sigmoid(d, hn::Load(d, z + i))), d,
               v + i);
   }
 }

@@ -18,8 +18,7 @@ namespace quern {
 absl::StatusOr<AlignedBuffer> BiasAsF32(absl::string_view op,
                                         const AnyTensorView& bias, int64_t n) {
   if (bias.rank() == 0) return AlignedBuffer();
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "bias", bias.dtype(),
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "bias", bias.dtype(), kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckInput(op, "bias", bias, bias.dtype(), {n}));
   QUERN_ASSIGN_OR_RETURN(AlignedBuffer f32, AlignedBuffer::Create(n * 4));
   WithFloatType(bias.dtype(), [&](auto type) {

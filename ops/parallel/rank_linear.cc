@@ -23,8 +23,7 @@ absl::StatusOr<LinearPlan> CreateRankLinear(
     absl::string_view op, const LinearSpec& spec,
     absl::Span<const LinearSource> sources, Executor& executor) {
   const DType w = sources.front().codes.dtype();
-  QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(op, "w", w, {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "w", w, kFloatDTypes));
   LinearWeightsSpec weights_spec;
   for (const LinearSource& source : sources) {
     weights_spec.n += source.codes.extent(0);

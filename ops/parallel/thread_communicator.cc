@@ -135,10 +135,7 @@ void ThreadCommunicator::Barrier() noexcept { group_->Wait(); }
 void ThreadCommunicator::Publish(const AnyTensorView& x) noexcept {
   Group::Slot& slot = group_->slots[static_cast<size_t>(rank_)];
   slot.data = static_cast<const char*>(x.data());
-  // The stride of a single row is meaningless and may be any number.
-  slot.row_bytes = x.extent(0) > 1
-                       ? x.stride(0) * static_cast<int64_t>(SizeOf(x.dtype()))
-                       : 0;
+  slot.row_bytes = x.RowStride() * static_cast<int64_t>(SizeOf(x.dtype()));
 }
 
 // Writing to this half of the memory is safe: it was last read two calls ago,

@@ -100,10 +100,9 @@ absl::StatusOr<CausalConv1dPlan> CausalConv1dPlan::Create(
       CheckRange(kOp, "channels", spec.channels, 1, int64_t{1} << 40));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "width", spec.width, 2,
                                    static_cast<int64_t>(kMaxConvWidth)));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kChoices));
+      CheckDTypeIn(kOp, "weight_dtype", spec.weight_dtype, kFloatDTypes));
   return CausalConv1dPlan(spec);
 }
 

@@ -169,17 +169,15 @@ absl::StatusOr<DeltaRulePlan> DeltaRulePlan::Create(const DeltaRuleSpec& spec) {
   }
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dk", spec.dk, 1, kMaxDk));
   QUERN_RETURN_IF_ERROR(CheckRange(kOp, "dv", spec.dv, 1, kMost));
-  if (!std::isfinite(spec.scale)) {
-    return InvalidArgument(kOp, "scale=", spec.scale, "; need a finite number");
-  }
+  QUERN_RETURN_IF_ERROR(CheckFinite(kOp, "scale", spec.scale));
   if (spec.chunk != 0 && spec.chunk != 1) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 8, kMaxChunk));
   }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "beta", spec.beta_dtype, kChoices));
+      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "beta", spec.beta_dtype, kFloatDTypes));
   return DeltaRulePlan(spec);
 }
 

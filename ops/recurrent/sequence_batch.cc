@@ -1,55 +1,36 @@
 #include "quern/ops/recurrent/sequence_batch.h"
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "quern/core/check_args.h"
+#include "quern/core/distinct.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/check_indices.h"
 
 namespace quern {
 namespace {
 
-// Slots that one pass marks.
+// Slots that one pass marks, in 4 KiB.
 constexpr int64_t kWindow = int64_t{1} << 15;
 
 // No index but null_slot occurs twice. Every index is >= 0 or is null_slot.
 absl::Status CheckDistinct(absl::string_view op, const SequenceBatch& batch,
                            int64_t null_slot) {
   const IndexView indices = batch.state_indices;
-  std::array<uint64_t, kWindow / 64> seen;
-  int64_t base = 0;
-  while (true) {
-    int64_t first = std::numeric_limits<int64_t>::max();
-    for (int64_t i = 0; i < indices.size(); ++i) {
-      if (indices[i] == null_slot || indices[i] < base) continue;
-      first = std::min(first, indices[i]);
-    }
-    if (first == std::numeric_limits<int64_t>::max()) return absl::OkStatus();
-    seen.fill(0);
-    for (int64_t i = 0; i < indices.size(); ++i) {
-      if (indices[i] == null_slot || indices[i] < first ||
-          indices[i] - first >= kWindow) {
-        continue;
-      }
-      const auto at = static_cast<size_t>(indices[i] - first);
-      const uint64_t bit = uint64_t{1} << (at % 64);
-      if ((seen[at / 64] & bit) != 0) {
-        return InvalidArgument(op, batch.indices_name, "[", i, "]=", indices[i],
-                               " is given twice; need a slot for each "
-                               "sequence");
-      }
-      seen[at / 64] |= bit;
-    }
-    if (first > std::numeric_limits<int64_t>::max() - kWindow) {
-      return absl::OkStatus();
-    }
-    base = first + kWindow;
-  }
+  const auto slot = [&](size_t i) {
+    const int64_t index = indices[static_cast<int64_t>(i)];
+    return index == null_slot ? -1 : index;
+  };
+  const auto sequences = static_cast<size_t>(indices.size());
+  const int64_t twice =
+      FindTwice<kWindow>(sequences, slot, [](const auto& /*window*/) {});
+  if (twice == kNoNumber) return absl::OkStatus();
+  size_t second = 0;
+  for (int seen = 0; seen < 2; ++second) seen += slot(second) == twice ? 1 : 0;
+  return InvalidArgument(op, batch.indices_name, "[", second - 1, "]=", twice,
+                         " is given twice; need a slot for each sequence");
 }
 
 absl::Status CheckStarts(absl::string_view op, const SequenceBatch& batch,

@@ -176,11 +176,11 @@ absl::StatusOr<StateUpdatePlan> StateUpdatePlan::Create(
   if (spec.chunk != 0 && spec.chunk != 1) {
     QUERN_RETURN_IF_ERROR(CheckRange(kOp, "chunk", spec.chunk, 8, kMaxChunk));
   }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kChoices));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "b and c", spec.BcDType(), kChoices));
+      CheckDTypeIn(kOp, "state_dtype", spec.state_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "b and c", spec.BcDType(), kFloatDTypes));
   return StateUpdatePlan(spec);
 }
 

@@ -8,7 +8,6 @@
 // After foreach_target.
 #include "hwy/highway.h"
 #include "quern/core/activation-inl.h"
-#include "quern/core/exp-inl.h"
 #include "quern/ops/recurrent/decay-inl.h"
 #include "quern/quant/convert-inl.h"
 
@@ -27,7 +26,7 @@ using VF = hn::Vec<DF>;
 HWY_INLINE VF Softplus(VF x) {
   const DF d;
   const auto zero = hn::Zero(d);
-  const auto u = ExpNonPositive(d, AtLeastExpLowest(d, hn::Neg(hn::Abs(x))));
+  const auto u = ExpOfMinusAbs(d, x);
   const auto s = hn::Div(u, hn::Add(u, hn::Set(d, 2.0f)));
   const auto s2 = hn::Mul(s, s);
   auto p = hn::Set(d, 2.0f / 13);

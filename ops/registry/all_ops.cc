@@ -32,8 +32,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-
 // Providers that can make the operator's example, found by trying each.
 absl::StatusOr<std::vector<std::string>> ProvidersOf(const OpDefinition& op,
                                                      DType dtype) {
@@ -87,7 +85,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
 
 absl::StatusOr<std::string> ListOps(const OpRegistry& registry) {
   std::string table = "| operator |";
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kFloatDTypes) {
     absl::StrAppend(&table, " ", DTypeName(dtype), " |");
   }
   table += "\n|---|---|---|---|\n";
@@ -95,7 +93,7 @@ absl::StatusOr<std::string> ListOps(const OpRegistry& registry) {
     const OpDefinition& op = *registry.Find(name);
     absl::StrAppend(&table, "| `", op.schema.Print(), "` |");
     bool any = false;
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kFloatDTypes) {
       QUERN_ASSIGN_OR_RETURN(const auto providers, ProvidersOf(op, dtype));
       any = any || !providers.empty();
       absl::StrAppend(&table, " ",

@@ -19,7 +19,7 @@ constexpr char kOp[] = "apply_rotary_emb";
 AnyTensorView OfBatch(const AnyTensorView& v, int64_t b) {
   if (v.rank() == 3) return v;
   const int64_t bytes =
-      b == 0 ? 0 : b * v.stride(0) * static_cast<int64_t>(SizeOf(v.dtype()));
+      b * v.RowStride() * static_cast<int64_t>(SizeOf(v.dtype()));
   const AnyTensorView::Dims extents{v.extent(1), v.extent(2), v.extent(3)};
   const AnyTensorView::Dims strides{v.stride(1), v.stride(2), v.stride(3)};
   if (v.writable()) {
@@ -44,10 +44,9 @@ absl::StatusOr<ApplyRotaryPlan> ApplyRotaryPlan::Create(
     return InvalidArgument(kOp, "head_dim=", spec.head_dim,
                            "; need an even number");
   }
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "dtype", spec.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "table_dtype", spec.table_dtype, kChoices));
+      CheckDTypeIn(kOp, "table_dtype", spec.table_dtype, kFloatDTypes));
   return ApplyRotaryPlan(spec);
 }
 
@@ -96,7 +95,7 @@ void ApplyRotaryPlan::Execute(const AnyTensorView& x, const AnyTensorView& cos,
   const int64_t table_size = static_cast<int64_t>(SizeOf(spec_.table_dtype));
   const auto load = [&](const AnyTensorView& table, int64_t t, int64_t j,
                         int64_t count, float* block) {
-    const int64_t at = (t == 0 ? 0 : t * table.stride(0)) + j;
+    const int64_t at = t * table.RowStride() + j;
     table_blocks_.load(static_cast<const char*>(table.data()) + at * table_size,
                        static_cast<size_t>(count), block);
   };

@@ -45,11 +45,8 @@ absl::Status CheckRotarySpec(absl::string_view op,
                                    spec.head_dim - spec.rot_dim));
   QUERN_RETURN_IF_ERROR(
       CheckAtLeast(op, "max_positions", spec.max_positions, 1));
-  if (!(spec.base > 0.0 && std::isfinite(spec.base))) {
-    return InvalidArgument(op, "base=", spec.base, "; need finite base > 0");
-  }
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "dtype", spec.dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(CheckPositive(op, "base", spec.base, "finite base"));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(op, "dtype", spec.dtype, kFloatDTypes));
   return absl::OkStatus();
 }
 

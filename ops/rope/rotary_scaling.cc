@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {
@@ -14,31 +17,14 @@ namespace {
 constexpr char kOp[] = "rotary_embedding";
 const double kTwoPi = 2.0 * std::acos(-1.0);
 
-absl::Status CheckPositive(absl::string_view field, double value) {
-  if (value > 0.0 && std::isfinite(value)) return absl::OkStatus();
-  return InvalidArgument(kOp, "scaling.", field, "=", value,
-                         "; need a finite number > 0");
-}
-
-absl::Status CheckFinite(absl::string_view field, double value) {
-  if (std::isfinite(value)) return absl::OkStatus();
-  return InvalidArgument(kOp, "scaling.", field, "=", value,
-                         "; need a finite number");
-}
-
-absl::Status CheckNotNegative(absl::string_view field, double value) {
-  if (value >= 0.0 && std::isfinite(value)) return absl::OkStatus();
-  return InvalidArgument(kOp, "scaling.", field, "=", value,
-                         "; need a finite number >= 0");
-}
-
 absl::Status CheckFactors(absl::string_view field,
                           const std::vector<double>& factors, int64_t half) {
   QUERN_RETURN_IF_ERROR(CheckEqual(kOp, field,
                                    static_cast<int64_t>(factors.size()), half,
                                    "rot_dim has halves"));
+  const std::string name = absl::StrCat("scaling.", field);
   for (const double factor : factors) {
-    QUERN_RETURN_IF_ERROR(CheckPositive(field, factor));
+    QUERN_RETURN_IF_ERROR(CheckPositive(kOp, name, factor));
   }
   return absl::OkStatus();
 }
@@ -46,31 +32,36 @@ absl::Status CheckFactors(absl::string_view field,
 absl::Status CheckScaling(int64_t rot_dim, double base,
                           const RotaryScaling& s) {
   if (s.kind == RotaryScalingKind::kNone) return absl::OkStatus();
-  QUERN_RETURN_IF_ERROR(CheckPositive("factor", s.factor));
+  QUERN_RETURN_IF_ERROR(CheckPositive(kOp, "scaling.factor", s.factor));
   if (s.kind == RotaryScalingKind::kLinear) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.original", s.original, 2));
   switch (s.kind) {
     case RotaryScalingKind::kDynamicNtk:
       QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.target", s.target, 1));
       QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "rot_dim", rot_dim, 4));
-      return CheckPositive("factor * target / original - (factor - 1)",
+      return CheckPositive(kOp,
+                           "scaling.factor * target / original - (factor - 1)",
                            s.factor * static_cast<double>(s.target) /
                                    static_cast<double>(s.original) -
                                (s.factor - 1.0));
     case RotaryScalingKind::kLlama3:
-      QUERN_RETURN_IF_ERROR(CheckPositive("low_freq", s.low_freq));
-      return CheckPositive("high_freq - low_freq", s.high_freq - s.low_freq);
+      QUERN_RETURN_IF_ERROR(CheckPositive(kOp, "scaling.low_freq", s.low_freq));
+      return CheckPositive(kOp, "scaling.high_freq - low_freq",
+                           s.high_freq - s.low_freq);
     case RotaryScalingKind::kYarn:
-      QUERN_RETURN_IF_ERROR(CheckPositive("beta_fast", s.beta_fast));
-      QUERN_RETURN_IF_ERROR(CheckPositive("beta_slow", s.beta_slow));
       QUERN_RETURN_IF_ERROR(
-          CheckPositive("attention_factor", s.attention_factor));
-      QUERN_RETURN_IF_ERROR(CheckFinite("extrapolation", s.extrapolation));
-      QUERN_RETURN_IF_ERROR(CheckNotNegative("mscale", s.mscale));
+          CheckPositive(kOp, "scaling.beta_fast", s.beta_fast));
       QUERN_RETURN_IF_ERROR(
-          CheckNotNegative("mscale_all_dim", s.mscale_all_dim));
+          CheckPositive(kOp, "scaling.beta_slow", s.beta_slow));
+      QUERN_RETURN_IF_ERROR(
+          CheckPositive(kOp, "scaling.attention_factor", s.attention_factor));
+      QUERN_RETURN_IF_ERROR(
+          CheckFinite(kOp, "scaling.extrapolation", s.extrapolation));
+      QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "scaling.mscale", s.mscale));
+      QUERN_RETURN_IF_ERROR(
+          CheckNotNegative(kOp, "scaling.mscale_all_dim", s.mscale_all_dim));
       // YarnDim divides by ln base.
-      return CheckPositive("ln base", std::log(base));
+      return CheckPositive(kOp, "scaling.ln base", std::log(base));
     case RotaryScalingKind::kLongRope:
       QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "scaling.target", s.target, 1));
       QUERN_RETURN_IF_ERROR(

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/sampling/philox.h"
 
@@ -139,10 +140,8 @@ absl::StatusOr<SamplerPlan> SamplerPlan::Create(const SamplerSpec& spec) {
 }
 
 absl::Status SamplerPlan::CheckParams(const SamplingParams& params) {
-  if (!(params.temperature >= 0.0f && std::isfinite(params.temperature))) {
-    return InvalidArgument(kOp, "temperature=", params.temperature,
-                           "; need finite temperature >= 0");
-  }
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "temperature", params.temperature,
+                                         "finite temperature"));
   QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "top_k", params.top_k, 0));
   if (!(params.top_p > 0.0f && params.top_p <= 1.0f)) {
     return InvalidArgument(kOp, "top_p=", params.top_p,

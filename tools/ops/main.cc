@@ -31,7 +31,7 @@ int ListIsas(const OpRegistry& registry) {
     hwy::SetSupportedTargetsForTest(target);
     for (const std::string& name : registry.Names()) {
       const OpDefinition& op = *registry.Find(name);
-      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const DType dtype : kFloatDTypes) {
         const auto args = ArrangeArgs(op.schema, op.example(dtype));
         if (!args.ok()) return Fail(args.status());
         for (const OpImplementation& implementation : op.implementations) {

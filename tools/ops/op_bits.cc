@@ -76,7 +76,7 @@ absl::Status PrintAll() {
     for (const std::string& name : registry.Names()) {
       for (const OpImplementation& made :
            registry.Find(name)->implementations) {
-        for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (const DType dtype : kFloatDTypes) {
           const std::string provider(made.provider);
           const auto bits = BitsOf(registry, name, provider, dtype);
           std::printf("%s %s %s %s ", target.c_str(), name.c_str(),

@@ -270,9 +270,7 @@ absl::StatusOr<MatrixShape> MatrixShapeOf(const Args& args) {
 }
 
 LinearInputOr FloatInput(const Args& args, const MatrixShape& shape) {
-  QUERN_ASSIGN_OR_RETURN(
-      const DType dtype,
-      args.Type("dtype", {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kFloatDTypes));
   return std::make_unique<Floats>(SpecOf(shape, FormatOfFloats(dtype)), dtype);
 }
 

@@ -28,7 +28,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr absl::string_view kStores[] = {"auto", "cached", "stream"};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 // Inputs are in [-kReach, kReach).
@@ -113,7 +112,7 @@ class ActAndMulOp final : public Op {
     }
     QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(spec.d, args.Int("d", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const std::string stores,
                            args.Choice("stores", kStores));
     if (stores == "cached") spec.stores = Stores::kCached;
@@ -214,7 +213,7 @@ class UnaryOp final : public Op {
     }
     QUERN_ASSIGN_OR_RETURN(const int64_t rows, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(spec.hidden, args.Int("hidden", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kFloatDTypes));
     spec.x_dtype = spec.out_dtype = dtype;
     QUERN_ASSIGN_OR_RETURN(ActivationPlan plan, ActivationPlan::Create(spec));
     return absl::WrapUnique<Op>(new UnaryOp(std::move(plan), rows));

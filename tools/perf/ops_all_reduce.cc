@@ -34,7 +34,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 
 // A thread for each rank but 0, which is the caller's. Not an Executor, whose
@@ -130,7 +129,7 @@ class AllReduce final : public Op {
     op->ranks_ = static_cast<int>(ranks);
     QUERN_ASSIGN_OR_RETURN(op->rows_, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(op->hidden_, args.Int("hidden", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(op->group_,
                            ThreadCommunicator::CreateGroup(op->ranks_));
     return op;

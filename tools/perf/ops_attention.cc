@@ -41,7 +41,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr DType kCacheTypes[] = {DType::kF32, DType::kBF16,   DType::kF16,
                                  DType::kI8,  DType::kF8E4M3, DType::kF8E5M2};
 // Queries that Check compares, all heads of each: the reference is slow.
@@ -54,7 +53,7 @@ class Attention final : public Op {
     AttentionLengths lengths;
     KvLayoutSpec kv;
     AttentionSpec spec;
-    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(lengths, ParseAttentionLengths(args));
     QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("q_heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.kv_heads, args.Int("kv_heads", 1, 4096));
@@ -80,7 +79,7 @@ class Attention final : public Op {
     KvLayoutSpec kv;
     AttentionSpec spec;
     int64_t rope_dim = 0;
-    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(const DType dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(lengths, ParseAttentionLengths(args));
     QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(kv.v_head_dim, args.Int("latent_dim", 1, 4096));

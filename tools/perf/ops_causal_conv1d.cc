@@ -30,8 +30,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-
 class CausalConv1d final : public Op {
  public:
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
@@ -40,7 +38,7 @@ class CausalConv1d final : public Op {
     QUERN_ASSIGN_OR_RETURN(const int64_t len, args.Int("len", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(spec.channels, args.Int("channels", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(spec.width, args.Int("width", 2, 4));
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloats));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const int64_t silu, args.Int("silu", 0, 1));
     if (silu == 0) spec.activation = ConvActivation::kNone;
     spec.weight_dtype = spec.dtype;

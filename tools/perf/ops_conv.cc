@@ -32,7 +32,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kMost = int64_t{1} << 20;
 
 int64_t Volume(const ConvExtents& e) { return e.depth * e.height * e.width; }
@@ -56,7 +55,7 @@ class Conv final : public Op {
     QUERN_ASSIGN_OR_RETURN(spec.stride.width, args.Int("stride", 1, kMost));
     QUERN_ASSIGN_OR_RETURN(spec.padding.width, args.Int("padding", 0, kMost));
     QUERN_ASSIGN_OR_RETURN(spec.dilation.width, args.Int("dilation", 1, kMost));
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloats));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
     spec.weight_dtype = spec.dtype;
     for (ConvExtents* e :
          {&in, &spec.kernel, &spec.stride, &spec.padding, &spec.dilation}) {

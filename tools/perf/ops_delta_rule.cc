@@ -31,8 +31,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-
 class DeltaRule final : public Op {
  public:
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
@@ -44,8 +42,8 @@ class DeltaRule final : public Op {
                            args.Int("key_heads", 1, spec.value_heads));
     QUERN_ASSIGN_OR_RETURN(spec.dk, args.Int("dk", 1, DeltaRulePlan::kMaxDk));
     QUERN_ASSIGN_OR_RETURN(spec.dv, args.Int("dv", 1, 1 << 16));
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloats));
-    QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloats));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const int64_t kda, args.Int("kda", 0, 1));
     if (kda != 0) spec.decay = DeltaDecay::kPerChannel;
     spec.norm = DeltaNorm::kL2;

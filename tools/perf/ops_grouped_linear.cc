@@ -30,7 +30,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Rows of each group that Check compares.
 constexpr int64_t kCheckedRows = 4;
 
@@ -42,7 +41,7 @@ class GroupedLinear final : public Op {
     auto op = absl::WrapUnique(new GroupedLinear);
     QUERN_ASSIGN_OR_RETURN(op->groups_, args.Int("groups", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(op->rows_, args.Ints("rows", 0, 1 << 20));
-    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kFloatDTypes));
     MatrixShape shape = {};
     QUERN_ASSIGN_OR_RETURN(shape.n, args.Int("n", 1, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(shape.k, args.Int("k", 1, 1 << 24));

@@ -30,7 +30,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kInputs[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr DType kStored[] = {DType::kF32, DType::kBF16,   DType::kF16,
                              DType::kI8,  DType::kF8E4M3, DType::kF8E5M2};
 constexpr absl::string_view kLayouts[] = {"auto", "plain", "paired"};
@@ -77,7 +76,7 @@ class KvWrite final : public Op {
     QUERN_ASSIGN_OR_RETURN(shape.tokens, args.Int("tokens", 1, 1 << 24));
     QUERN_ASSIGN_OR_RETURN(shape.batch, args.Int("batch", 1, shape.tokens));
     QUERN_ASSIGN_OR_RETURN(shape.start, args.Int("start", 0, 1 << 24));
-    QUERN_ASSIGN_OR_RETURN(spec.input, args.Type("dtype", kInputs));
+    QUERN_ASSIGN_OR_RETURN(spec.input, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const KvLayoutSpec layout, ParseLayout(args));
     QUERN_ASSIGN_OR_RETURN(spec.kv, KvLayout::Create(layout));
     QUERN_ASSIGN_OR_RETURN(const std::string rotation,

@@ -35,7 +35,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Rows that Check compares, all columns of each.
 constexpr int64_t kCheckedRows = 16;
 constexpr double kUnit = 0x1p-24;
@@ -193,8 +192,8 @@ class Linear final : public Op {
   absl::Status Parse(const Args& args) {
     name_ = std::string(args.op());
     spec_.kernels = args.Text("kernels");
-    QUERN_ASSIGN_OR_RETURN(spec_.a, args.Type("dtype", kTypes));
-    QUERN_ASSIGN_OR_RETURN(spec_.c, args.Type("out", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec_.a, args.Type("dtype", kFloatDTypes));
+    QUERN_ASSIGN_OR_RETURN(spec_.c, args.Type("out", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(spec_.activation, LinearActivationOf(args));
     QUERN_ASSIGN_OR_RETURN(has_residual_, args.Flag("residual"));
     spec_.residual = has_residual_;

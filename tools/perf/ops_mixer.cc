@@ -35,7 +35,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Multiplications of all tokens that Check compares: an oracle in double is
 // slow.
 constexpr int64_t kCheckedWork = int64_t{1} << 28;
@@ -68,8 +67,8 @@ class Mixer final : public Op {
       return absl::InvalidArgumentError(absl::StrCat(
           "mixer: groups=", s.groups, "; need a divisor of heads=", s.heads));
     }
-    QUERN_ASSIGN_OR_RETURN(s.dtype, args.Type("dtype", kFloats));
-    QUERN_ASSIGN_OR_RETURN(s.state_dtype, args.Type("state", kFloats));
+    QUERN_ASSIGN_OR_RETURN(s.dtype, args.Type("dtype", kFloatDTypes));
+    QUERN_ASSIGN_OR_RETURN(s.state_dtype, args.Type("state", kFloatDTypes));
     return std::unique_ptr<Op>(
         absl::WrapUnique(new Mixer(s, EqualSequences(batch, len))));
   }

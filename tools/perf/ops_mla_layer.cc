@@ -47,7 +47,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "mla_layer";
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr double kBase = 10000;
 
 // A dense matrix [n, k] of random reals whose products with rows of ones are
@@ -206,7 +205,7 @@ class MlaLayer final : public Op {
     QUERN_ASSIGN_OR_RETURN(spec_.rope, args.Int("rope", 2, 1 << 12));
     QUERN_ASSIGN_OR_RETURN(spec_.v_head_dim,
                            args.Int("v_head_dim", 1, 1 << 12));
-    QUERN_ASSIGN_OR_RETURN(spec_.dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec_.dtype, args.Type("dtype", kFloatDTypes));
     spec_.norm_dtype = spec_.dtype;
     constexpr absl::string_view kForms[] = {"auto", "absorbed", "direct"};
     QUERN_ASSIGN_OR_RETURN(const std::string form, args.Choice("form", kForms));

@@ -34,7 +34,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Tokens that Check compares, all columns of each.
 constexpr int64_t kCheckedTokens = 16;
 
@@ -165,7 +164,7 @@ class Moe final : public Op {
         args.Int("top_k", 1, std::min(experts_, ExpertsSpec::kMaxTopK)));
     QUERN_ASSIGN_OR_RETURN(hidden_, args.Int("hidden", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(inter_, args.Int("inter", 1, 1 << 20));
-    QUERN_ASSIGN_OR_RETURN(spec_.x, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec_.x, args.Type("dtype", kFloatDTypes));
     spec_.out = spec_.x;
     QUERN_ASSIGN_OR_RETURN(skew_, args.Flag("skew"));
     std::vector<absl::string_view> names;

@@ -26,7 +26,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr absl::string_view kActs[] = {"token", "tensor"};
 constexpr absl::string_view kStores[] = {"auto", "cached", "stream"};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
@@ -38,7 +37,7 @@ class Quantize final : public Op {
     Int8QuantizeSpec spec;
     QUERN_ASSIGN_OR_RETURN(const int64_t m, args.Int("m", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(const int64_t k, args.Int("k", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const std::string act, args.Choice("act", kActs));
     QUERN_ASSIGN_OR_RETURN(const bool azp, args.Flag("azp"));
     QUERN_ASSIGN_OR_RETURN(const std::string stores,

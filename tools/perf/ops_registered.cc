@@ -28,7 +28,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kMaxDim = int64_t{1} << 24;
 constexpr int64_t kHeadDim = kRegisteredHeadDim;
 constexpr int64_t kMaxPosition = kRegisteredMaxPosition;
@@ -133,7 +132,7 @@ class Registered final : public Op {
     op->name_ = std::string(args.op());
     QUERN_ASSIGN_OR_RETURN(op->rows_, args.Int("rows", 1, kMaxDim));
     QUERN_ASSIGN_OR_RETURN(op->hidden_, args.Int("hidden", 1, kMaxDim));
-    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(op->dtype_, args.Type("dtype", kFloatDTypes));
     OpRegistry registry;
     QUERN_RETURN_IF_ERROR(RegisterAllOps(registry));
     QUERN_ASSIGN_OR_RETURN(

@@ -27,7 +27,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr absl::string_view kScores[] = {"softmax", "sigmoid", "sqrtsoftplus"};
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 
@@ -46,7 +45,7 @@ class Router final : public Op {
                            args.Int("top_groups", 1, spec.groups));
     QUERN_ASSIGN_OR_RETURN(spec.biased, args.Flag("bias"));
     QUERN_ASSIGN_OR_RETURN(spec.renormalize, args.Flag("renormalize"));
-    QUERN_ASSIGN_OR_RETURN(spec.logits_dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.logits_dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(const std::string score,
                            args.Choice("score", kScores));
     spec.score = score == "softmax"   ? RouterScore::kSoftmax

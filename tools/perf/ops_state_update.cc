@@ -32,8 +32,6 @@
 namespace quern {
 namespace {
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
-
 // With --mamba=1 the shape of the largest Mamba-1 model, of 2.8e9 weights,
 // replaces the defaults, which are those of a Mamba-2 model.
 constexpr std::pair<absl::string_view, absl::string_view> kMamba1[] = {
@@ -55,8 +53,8 @@ class StateUpdate final : public Op {
     QUERN_ASSIGN_OR_RETURN(spec.head_dim, args.Int("head_dim", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(spec.d_state,
                            args.Int("d_state", 1, StateUpdatePlan::kMaxState));
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloats));
-    QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloats));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.state_dtype, args.Type("state", kFloatDTypes));
     spec.form = mamba == 1 ? SsmForm::kPerRow : SsmForm::kPerHead;
     QUERN_ASSIGN_OR_RETURN(spec.chunk,
                            args.Int("chunk", 0, StateUpdatePlan::kMaxChunk));

@@ -32,7 +32,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "varlen_attention";
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 // Rows that Check compares, one head of each: the reference is slow.
 constexpr int64_t kCheckedRows = 128;
 
@@ -43,7 +42,7 @@ class VarlenAttention final : public Op {
   static absl::StatusOr<std::unique_ptr<Op>> Create(const Args& args) {
     VarlenAttentionSpec spec;
     int64_t batch = 0, len = 0, causal = 0;
-    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kTypes));
+    QUERN_ASSIGN_OR_RETURN(spec.dtype, args.Type("dtype", kFloatDTypes));
     QUERN_ASSIGN_OR_RETURN(batch, args.Int("batch", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(len, args.Int("len", 1, 1 << 18));
     QUERN_ASSIGN_OR_RETURN(spec.q_heads, args.Int("q_heads", 1, 4096));

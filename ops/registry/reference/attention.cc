@@ -20,12 +20,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The largest finite value of a dtype of one byte.
-float MostOf(DType dtype) {
-  if (dtype == DType::kI8) return 127.0f;
-  return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
-}
-
 double Load(const uint8_t* block, DType dtype, int64_t i) {
   switch (dtype) {
     case DType::kBF16:
@@ -87,7 +81,7 @@ float InverseScale(const Row& row, int64_t n, const KvLayout& layout,
                    int64_t token, float* scales) {
   if (scales == nullptr) return 1;
   if (layout.scaling() != KvScaling::kPerTokenHead) return 1.0f / *scales;
-  scales[token] = ScaleOfRow(row, n, MostOf(layout.dtype()));
+  scales[token] = ScaleOfRow(row, n, MaxCodeOf(layout.dtype()));
   return 1.0f / scales[token];
 }
 

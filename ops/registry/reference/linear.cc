@@ -1,16 +1,14 @@
 #include "quern/ops/registry/reference/linear.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/registry/bound_rows.h"
-#include "quern/quant/int8_quantize.h"
+#include "quern/ops/registry/reference/quantised_row.h"
 #include "quern/quant/scalar_convert.h"
 
 namespace quern {
@@ -61,35 +59,6 @@ double Up(LinearActivation activation, double v) {
   if (v > kSwigluOaiLimit) v = kSwigluOaiLimit;
   return (v < -kSwigluOaiLimit ? -kSwigluOaiLimit : v) + 1;
 }
-
-// The scale and codes of one row by quant/int8_quantize.h, per token and
-// without zero points.
-class QuantisedRow {
- public:
-  QuantisedRow(const ScalarRow& x, int64_t k) : x_(x) {
-    float most = 0;
-    bool finite = true;
-    for (int64_t i = 0; i < k; ++i) {
-      finite = finite && std::isfinite(x[i]);
-      most = std::max(most, std::abs(x[i]));
-    }
-    scale_ = std::max(most / 127.0f, Int8QuantizePlan::kMinScale);
-    if (most < std::numeric_limits<float>::min()) scale_ = 1.0f;
-    if (!finite) scale_ = std::numeric_limits<float>::quiet_NaN();
-    inverse_ = finite ? 1.0f / scale_ : 0.0f;
-  }
-  float scale() const { return scale_; }
-  double operator[](int64_t i) const {
-    if (inverse_ == 0.0f) return 0;
-    const double code = std::nearbyint(double{x_[i]} * double{inverse_});
-    return std::min(127.0, std::max(-128.0, code));
-  }
-
- private:
-  const ScalarRow& x_;
-  float scale_;
-  float inverse_;
-};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <iterator>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -18,8 +19,6 @@ using Spec = TokenAttention;
 using Args = TokenAttentionArgs;
 using Op = OpDeclaration<TokenAttentionPlan, Spec, Args>;
 
-constexpr auto kFloats = {DType::kF32, DType::kBF16, DType::kF16};
-
 // Keys, values, queries and results, by what the schema calls them.
 absl::Status FillKeys(Spec& s, const OpCall& call, const char* k, const char* v,
                       const char* q, const char* out) {
@@ -37,7 +36,7 @@ absl::Status FillKeys(Spec& s, const OpCall& call, const char* k, const char* v,
       CheckMeta(call.op(), v, values,
                 {keys.dtype, {keys.extents[0], s.kv_heads, s.v_head_dim}},
                 absl::StrCat(", as ", k, " is ", PrintMeta(keys))));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), k, keys.dtype, kFloats));
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), k, keys.dtype, kFloatDTypes));
   QUERN_RETURN_IF_ERROR(CheckExtents(call.op(), q, *call.Tensor(q),
                                      {s.tokens, s.q_heads, s.head_dim}));
   return CheckExtents(call.op(), out, *call.Tensor(out),
@@ -90,7 +89,9 @@ Op& Terms(Op& op, int64_t Spec::*requests) {
              IndexDType<Spec>())
       .Then(&FillEncoder)
       .Maybe("sinks", &Args::sinks, {&Spec::q_heads},
-             OpDType<Spec>::OneOf(kFloats, {&Spec::sinks_dtype}));
+             OpDType<Spec>::OneOf(
+                 {std::begin(kFloatDTypes), std::end(kFloatDTypes)},
+                 {&Spec::sinks_dtype}));
 }
 
 // What ends both declarations. Without new keys the buffers are only read, and

@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -63,7 +64,7 @@ absl::Status NoWeights() {
 // Our kernels take signed codes: code + 128 with its highest bit flipped.
 void Flip(const AnyTensorView& x, int8_t* to, Executor& executor) {
   const int64_t k = x.extent(1);
-  const int64_t stride = x.extent(0) > 1 ? x.stride(0) : 0;
+  const int64_t stride = x.RowStride();
   const auto* const from = static_cast<const uint8_t*>(x.data());
   executor.ParallelFor(x.extent(0), [&](int64_t m, int /*worker*/) {
     for (int64_t i = 0; i < k; ++i) {
@@ -188,7 +189,7 @@ class Plan {
   void MultiplyCodes(const Args& args) const {
     const auto* const x_scales =
         static_cast<const float*>(args.x_scales.data());
-    const int64_t stride = args.x.extent(0) > 1 ? args.x.stride(0) : 0;
+    const int64_t stride = args.x.RowStride();
     const auto* const codes = static_cast<const uint8_t*>(args.x.data());
     for (int64_t m = 0; m < args.x.extent(0); ++m) {
       const ScalarRow out(args.out, m);
@@ -254,7 +255,8 @@ using Op = OpDeclaration<Plan, Spec, Args>;
 
 using Fields = std::initializer_list<OpField<Spec, DType>>;
 OpDType<Spec> Floats(Fields fields = {}) {
-  return OpDType<Spec>::OneOf({DType::kF32, DType::kBF16, DType::kF16}, fields);
+  return OpDType<Spec>::OneOf(
+      {std::begin(kFloatDTypes), std::end(kFloatDTypes)}, fields);
 }
 
 // What follows from mat1 and mat2: the extents of the product, and the format

@@ -151,9 +151,9 @@ class PackPlan {
   }
   static AnyTensorView ExpertOf(const AnyTensorView& w, int64_t e) {
     if (w.rank() == 2) return w;
-    const auto step = w.extent(0) > 1 ? w.stride(0) : 0;
-    const auto* const data = static_cast<const uint8_t*>(w.data()) +
-                             e * step * static_cast<int64_t>(SizeOf(w.dtype()));
+    const auto* const data =
+        static_cast<const uint8_t*>(w.data()) +
+        e * w.RowStride() * static_cast<int64_t>(SizeOf(w.dtype()));
     return AnyTensorView(w.dtype(), static_cast<const void*>(data), 2,
                          {w.extent(1), w.extent(2)},
                          {w.stride(1), w.stride(2)});

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "quern/core/checksum.h"
 #include "quern/core/dtype.h"
 #include "quern/core/tensor_view.h"
 #include "quern/ops/registry/op_dispatcher.h"
@@ -32,11 +33,8 @@ namespace {
 
 constexpr const char* kProviders[] = {"simd", "reference"};
 
-// 64-bit FNV-1a.
 uint64_t HashOfBytes(const std::vector<uint8_t>& bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3u;
-  return hash;
+  return Fnv1a(bytes.data(), bytes.size());
 }
 
 class SglangPackOpsTest : public OpFixture {

@@ -1,7 +1,5 @@
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
+#include <iterator>
 
 #include "absl/status/status.h"
 #include "quern/core/check_args.h"
@@ -12,6 +10,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/reference/quantised_row.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/quant/convert.h"
 #include "quern/quant/int8_quantize.h"
@@ -25,7 +24,8 @@ struct Args {
 
 template <class Spec>
 OpDType<Spec> Floats(DType Spec::*to) {
-  return OpDType<Spec>::OneOf({DType::kF32, DType::kBF16, DType::kF16}, {to});
+  return OpDType<Spec>::OneOf(
+      {std::begin(kFloatDTypes), std::end(kFloatDTypes)}, {to});
 }
 
 absl::Status CheckCopy(const ConvertPlan& plan, const Args& a) {
@@ -54,12 +54,9 @@ absl::Status CheckQuantise(const Int8QuantizePlan& plan, const Args& a) {
 // Calls fn(row of x, its codes, its scale) for row m.
 template <class Fn>
 void OnRow(const Args& a, int64_t m, const Fn& fn) {
-  // The stride of a single row is meaningless and is not used.
-  const int64_t to = a.out.extent(0) > 1 ? a.out.stride(0) : 0;
-  const int64_t from = a.x.extent(0) > 1 ? a.x.stride(0) : 0;
   fn(static_cast<const uint8_t*>(a.x.data()) +
-         m * from * static_cast<int64_t>(SizeOf(a.x.dtype())),
-     static_cast<uint8_t*>(a.out.mutable_data()) + m * to,
+         m * a.x.RowStride() * static_cast<int64_t>(SizeOf(a.x.dtype())),
+     static_cast<uint8_t*>(a.out.mutable_data()) + m * a.out.RowStride(),
      static_cast<float*>(a.scales.mutable_data()) + m);
 }
 void ExecuteQuantise(const Int8QuantizePlan& plan, const Args& a, Workspace,
@@ -70,28 +67,15 @@ void ExecuteQuantise(const Int8QuantizePlan& plan, const Args& a, Workspace,
     });
   });
 }
-// One row in double, as the reference of quant/int8_quantize.h has it.
-void QuantiseRow(const ScalarRow& x, int64_t k, uint8_t* q, float* scale) {
-  float most = 0;
-  bool finite = true;
-  for (int64_t i = 0; i < k; ++i) {
-    finite = finite && std::isfinite(x[i]);
-    most = std::max(most, std::abs(x[i]));
-  }
-  *scale = std::max(most / 127.0f, Int8QuantizePlan::kMinScale);
-  if (most < std::numeric_limits<float>::min()) *scale = 1;
-  if (!finite) *scale = std::numeric_limits<float>::quiet_NaN();
-  const double inverse = finite ? double{1.0f / *scale} : 0.0;
-  for (int64_t i = 0; i < k; ++i) {
-    const double code = finite ? std::nearbyint(double{x[i]} * inverse) : 0.0;
-    q[i] = static_cast<uint8_t>(
-        128 + static_cast<int>(std::min(127.0, std::max(-127.0, code))));
-  }
-}
 void NativeQuantise(const Int8QuantizeSpec&, const Args& a) {
   for (int64_t m = 0; m < a.x.extent(0); ++m) {
     OnRow(a, m, [&](const uint8_t*, uint8_t* q, float* scale) {
-      QuantiseRow(ScalarRow(a.x, m), a.x.extent(1), q, scale);
+      const ScalarRow x(a.x, m);
+      const QuantisedRow codes(x, a.x.extent(1));
+      *scale = codes.scale();
+      for (int64_t i = 0; i < a.x.extent(1); ++i) {
+        q[i] = static_cast<uint8_t>(128 + static_cast<int>(codes[i]));
+      }
     });
   }
 }

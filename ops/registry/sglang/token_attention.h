@@ -326,8 +326,7 @@ class TokenAttentionPlan {
           " are new; need new ones alone, of ", slots,
           ", because k_extend has other heads than k_buffer");
     }
-    // The stride of a single row is meaningless and is not used.
-    const int64_t stride = table.extent(0) > 1 ? table.stride(0) : 0;
+    const int64_t stride = table.RowStride();
     const auto slot_of = [&](int64_t i) {
       return table.dtype() == DType::kI64
                  ? static_cast<const int64_t*>(table.data())[row * stride + i]

@@ -17,6 +17,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/ops/registry/families/attention/token_cache.h"
 #include "quern/ops/registry/op_call.h"
 
 namespace quern {
@@ -67,18 +68,6 @@ absl::Status CheckView(absl::string_view op, absl::string_view field,
   if (IsEmpty(v) || layout.page_size() == 1) return absl::OkStatus();
   return CheckEqual(op, "stride of a token in the cache", v.stride(2), dim,
                     "a page without gaps has");
-}
-
-KvCacheView::Blocks BlocksOf(const AnyTensorView& v) {
-  // A stride that is not used may be any number.
-  const auto stride = [&](int d) {
-    const int64_t elements = v.extent(d) > 1 ? v.stride(d) : 0;
-    return elements * static_cast<int64_t>(SizeOf(v.dtype()));
-  };
-  // The const_cast is safe because attention only reads the cache, and the
-  // other operator is given a tensor that may be written.
-  return {static_cast<uint8_t*>(const_cast<void*>(v.data())), stride(0),
-          stride(1)};
 }
 
 }  // namespace

@@ -112,8 +112,8 @@ absl::Status FillSchedule(VllmStepSpec& spec, const OpCall& call) {
   QUERN_ASSIGN_OR_RETURN(
       spec.q_dtype,
       DTypeOr(call.op(), "dtype", call.Text("dtype"), DType::kF32));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), "dtype", spec.q_dtype,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(call.op(), "dtype", spec.q_dtype, kFloatDTypes));
   // A schedule depends neither on the pages nor on the cache's type.
   KvLayoutSpec layout;
   layout.dtype = spec.q_dtype;

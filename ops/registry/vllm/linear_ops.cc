@@ -153,8 +153,7 @@ absl::Status FillScaled(CreateSpec& spec, const OpCall& call) {
       spec.made.output_type,
       DTypeOr(call.op(), "output_type", call.Text("output_type"), DType::kF32));
   QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), "output_type",
-                                     spec.made.output_type,
-                                     {DType::kF32, DType::kBF16, DType::kF16}));
+                                     spec.made.output_type, kFloatDTypes));
   spec.made.dynamic_act_quant = call.Bool("dynamic_act_quant");
   spec.made.use_azp = call.Bool("use_azp");
   if (scales == TensorMeta{DType::kF32, {1}}) return absl::OkStatus();

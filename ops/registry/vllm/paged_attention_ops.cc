@@ -36,7 +36,6 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "cpu_attention_with_kv_cache";
-constexpr DType kSinkDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 using Spec = VllmStepSpec;
 struct Args : VllmStepArgs {
@@ -80,7 +79,7 @@ class Plan {
     }
     if (a.s_aux.rank() != 0) {
       QUERN_RETURN_IF_ERROR(
-          CheckDTypeIn(kOp, "s_aux", a.s_aux.dtype(), kSinkDTypes));
+          CheckDTypeIn(kOp, "s_aux", a.s_aux.dtype(), kFloatDTypes));
       QUERN_RETURN_IF_ERROR(
           CheckInput(kOp, "s_aux", a.s_aux, a.s_aux.dtype(), {spec_.q_heads}));
     }
@@ -189,9 +188,7 @@ class Plan {
     return pages;
   }
   static const int32_t* RowOf(const AnyTensorView& table, int64_t r) {
-    // The stride of a single row is meaningless and is not used.
-    const int64_t stride = table.extent(0) > 1 ? table.stride(0) : 0;
-    return static_cast<const int32_t*>(table.data()) + r * stride;
+    return static_cast<const int32_t*>(table.data()) + r * table.RowStride();
   }
 
   // The lengths and the flags are those that the schedule was built with.
@@ -297,7 +294,7 @@ absl::Status RegisterVllmPagedAttention(OpRegistry& registry) {
       .Object<SchedulerMetadata>("scheduler_metadata")
       .Maybe("s_aux", &Args::s_aux, {&Spec::q_heads},
              OpDType<Spec>::OneOf(
-                 {std::begin(kSinkDTypes), std::end(kSinkDTypes)}))
+                 {std::begin(kFloatDTypes), std::end(kFloatDTypes)}))
       .Maybe("dynamic_causal", &Args::dynamic_causal, {&Spec::requests},
              DType::kU8);
   return VllmCacheAttrs(op)

@@ -240,7 +240,7 @@ const RotaryEmbeddingPlan* ExampleRope(DType dtype) {
     spec.head_dim = spec.rot_dim = kRope;
     spec.max_positions = 64;
     spec.style = RotaryStyle::kPairs;
-    for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const DType type : kFloatDTypes) {
       spec.dtype = type;
       made->emplace(type, RotaryEmbeddingPlan::Create(spec).value());
     }

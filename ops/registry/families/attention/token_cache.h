@@ -1,8 +1,8 @@
 #ifndef QUERN_OPS_REGISTRY_FAMILIES_ATTENTION_TOKEN_CACHE_H_
 #define QUERN_OPS_REGISTRY_FAMILIES_ATTENTION_TOKEN_CACHE_H_
 
-// Private: keys and values [tokens, kv_heads, head_dim] as a cache whose pages
-// are single tokens.
+// Private: tensors of keys and values as a cache, and those of
+// [tokens, kv_heads, head_dim] as one whose pages are single tokens.
 
 #include <cstdint>
 
@@ -27,22 +27,23 @@ inline absl::StatusOr<KvLayout> TokenLayout(DType dtype, int64_t kv_heads,
   return KvLayout::Create(spec);
 }
 
+// The blocks of a tensor [pages, kv_heads, ...] of keys or values.
+inline KvCacheView::Blocks BlocksOf(const AnyTensorView& x) {
+  // A stride that is not used may be any number.
+  const auto stride = [&](int d) {
+    return (x.extent(d) > 1 ? x.stride(d) : 0) *
+           static_cast<int64_t>(SizeOf(x.dtype()));
+  };
+  // The const_cast is safe because attention only reads the cache, and who
+  // writes to it was given views that may be written.
+  return {static_cast<uint8_t*>(const_cast<void*>(x.data())), stride(0),
+          stride(1)};
+}
+
 // The views must have the heads and dims of the layout.
 inline KvCacheView TokenCache(const KvLayout& layout, const AnyTensorView& k,
                               const AnyTensorView& v) {
-  const auto blocks = [](const AnyTensorView& x) {
-    // A stride that is not used may be any number.
-    const auto stride = [&](int d) {
-      return (x.extent(d) > 1 ? x.stride(d) : 0) *
-             static_cast<int64_t>(SizeOf(x.dtype()));
-    };
-    // The const_cast is safe because attention only reads the cache, and who
-    // writes to it was given views that may be written.
-    return KvCacheView::Blocks{
-        static_cast<uint8_t*>(const_cast<void*>(x.data())), stride(0),
-        stride(1)};
-  };
-  return KvCacheView(layout, k.extent(0), blocks(k), blocks(v));
+  return KvCacheView(layout, k.extent(0), BlocksOf(k), BlocksOf(v));
 }
 
 }  // namespace quern

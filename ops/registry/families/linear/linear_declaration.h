@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 
 #include "absl/status/statusor.h"
 #include "quern/core/dtype.h"
@@ -30,7 +31,8 @@ using LinearDeclaration =
 // A float of those that linear layers multiply, which `to` has.
 template <class Spec>
 OpDType<Spec> FloatOf(DType Spec::*to) {
-  return OpDType<Spec>::OneOf({DType::kF32, DType::kBF16, DType::kF16}, {to});
+  return OpDType<Spec>::OneOf(
+      {std::begin(kFloatDTypes), std::end(kFloatDTypes)}, {to});
 }
 
 // The providers simd, onednn and reference of a layer on spec.weights, as

@@ -36,7 +36,7 @@ void CopyRows(IndexView at, const AnyTensorView& table,
               const AnyTensorView& out) {
   const auto size = static_cast<int64_t>(SizeOf(table.dtype()));
   const auto row = [size](const AnyTensorView& v, int64_t i) {
-    return v.extent(0) > 1 ? i * v.stride(0) * size : 0;
+    return i * v.RowStride() * size;
   };
   const auto* from = static_cast<const char*>(table.data());
   auto* to = static_cast<char*>(out.mutable_data());

@@ -17,6 +17,7 @@
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
+#include "quern/ops/registry/reference/quantised_row.h"
 #include "quern/quant/convert.h"
 #include "quern/quant/fp8_quantize.h"
 #include "quern/quant/int8_quantize.h"
@@ -142,27 +143,13 @@ void NativeDynamic(const Fp8QuantizeSpec& spec, const Args& args) {
   }
 }
 
-// The equation of quant/int8_quantize.h in double.
 void NativeInt8(const Int8QuantizeSpec&, const Args& args) {
   for (int64_t r = 0; r < args.x.extent(0); ++r) {
     const ScalarRow x(args.x, r), q(args.q, r);
-    float max_abs = 0;
+    const QuantisedRow codes(x, args.x.extent(1));
+    static_cast<float*>(args.scales.mutable_data())[r] = codes.scale();
     for (int64_t i = 0; i < args.x.extent(1); ++i) {
-      const float a = std::abs(x[i]);
-      if (!(a <= max_abs)) max_abs = std::isnan(max_abs) ? max_abs : a;
-    }
-    float s = 1;
-    if (!std::isfinite(max_abs)) {
-      s = std::nanf("");
-    } else if (max_abs >= 0x1p-126f) {
-      s = std::max(max_abs / 127.0f, Int8QuantizePlan::kMinScale);
-    }
-    static_cast<float*>(args.scales.mutable_data())[r] = s;
-    const double inverse = static_cast<double>(1.0f / s);
-    for (int64_t i = 0; i < args.x.extent(1); ++i) {
-      q.Set(i, std::isnan(s) ? 0.0f
-                             : static_cast<float>(std::nearbyint(
-                                   static_cast<double>(x[i]) * inverse)));
+      q.Set(i, static_cast<float>(codes[i]));
     }
   }
 }
@@ -255,12 +242,11 @@ absl::Status AddInt8(OpRegistry& registry) {
 }
 
 absl::Status FillConvert(ConvertSpec& spec, const OpCall& call) {
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
   spec.stores = Stores::kCached;  // the next operator reads them
   QUERN_ASSIGN_OR_RETURN(spec.to, DTypeOr(call.op(), "out_dtype",
                                           call.Text("out_dtype"), spec.from));
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), "x", spec.from, kChoices));
-  return CheckDTypeIn(call.op(), "out_dtype", spec.to, kChoices);
+  QUERN_RETURN_IF_ERROR(CheckDTypeIn(call.op(), "x", spec.from, kFloatDTypes));
+  return CheckDTypeIn(call.op(), "out_dtype", spec.to, kFloatDTypes);
 }
 
 absl::Status AddConvert(OpRegistry& registry) {

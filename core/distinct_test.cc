@@ -1,4 +1,4 @@
-#include "quern/cache/distinct.h"
+#include "quern/core/distinct.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +12,13 @@
 namespace quern {
 namespace {
 
+// The window that FindTwice takes by default.
+using Window = NumberWindow<int64_t{1} << 17>;
+
 int64_t Twice(const std::vector<int64_t>& numbers) {
   return FindTwice(
       numbers.size(), [&](size_t i) { return numbers[i]; },
-      [](const NumberWindow&) {});
+      [](const Window&) {});
 }
 
 TEST(FindTwiceTest, AgreesWithASet) {
@@ -24,8 +27,7 @@ TEST(FindTwiceTest, AgreesWithASet) {
   for (int trial = 0; trial < 2000; ++trial) {
     const int64_t size = rng.Integer(0, 40);
     // A few windows, of which the list may leave out some.
-    const int64_t range =
-        rng.Integer(0, 1) == 0 ? 400 : 8 * NumberWindow::kSize;
+    const int64_t range = rng.Integer(0, 1) == 0 ? 400 : 8 * Window::kSize;
     std::vector<int64_t> numbers;
     std::set<int64_t> seen, repeated;
     for (int64_t i = 0; i < size; ++i) {
@@ -48,7 +50,7 @@ TEST(FindTwiceTest, AgreesWithASet) {
 }
 
 TEST(FindTwiceTest, KnowsBothSidesOfAWindowsEnd) {
-  constexpr int64_t kSize = NumberWindow::kSize;
+  constexpr int64_t kSize = Window::kSize;
   for (const int64_t first : {int64_t{0}, int64_t{5}, kNoNumber - 2 * kSize}) {
     for (const int64_t at : {kSize - 1, kSize, kSize + 1}) {
       EXPECT_EQ(Twice({first + at, first, first + at}), first + at);
@@ -60,19 +62,19 @@ TEST(FindTwiceTest, KnowsBothSidesOfAWindowsEnd) {
 }
 
 TEST(FindTwiceTest, NamesTheFirstRepeatedInTheLowestWindow) {
-  constexpr int64_t kSize = NumberWindow::kSize;
+  constexpr int64_t kSize = Window::kSize;
   EXPECT_EQ(Twice({9, 4, 4, 9}), 4);
   // 3 * kSize is repeated before 1 is, but in a higher window.
   EXPECT_EQ(Twice({3 * kSize, 3 * kSize, 1, 1}), 1);
 }
 
 TEST(FindTwiceTest, ShowsEachWindowWithWhatLiesInIt) {
-  constexpr int64_t kSize = NumberWindow::kSize;
+  constexpr int64_t kSize = Window::kSize;
   const std::vector<int64_t> numbers = {9 * kSize, 3, kSize + 2, -1};
   std::vector<int64_t> shown;
   const int64_t twice = FindTwice(
       numbers.size(), [&](size_t i) { return numbers[i]; },
-      [&](const NumberWindow& window) {
+      [&](const Window& window) {
         for (const int64_t n : {int64_t{3}, int64_t{4}, kSize + 2, 9 * kSize}) {
           if (window.Covers(n) && window.Contains(n)) shown.push_back(n);
         }
@@ -81,8 +83,23 @@ TEST(FindTwiceTest, ShowsEachWindowWithWhatLiesInIt) {
   EXPECT_EQ(shown, (std::vector<int64_t>{3, kSize + 2, 9 * kSize}));
 }
 
+TEST(FindTwiceTest, TakesWindowsOfAnotherSize) {
+  const std::vector<int64_t> numbers = {130, 2, 128, 64, 3, 128};
+  std::vector<int64_t> counts;  // of numbers in each window
+  const int64_t twice = FindTwice<64>(
+      numbers.size(), [&](size_t i) { return numbers[i]; },
+      [&](const NumberWindow<64>& window) {
+        counts.push_back(0);
+        for (int64_t n = 0; n <= 130; ++n) {
+          if (window.Covers(n) && window.Contains(n)) ++counts.back();
+        }
+      });
+  EXPECT_EQ(twice, 128);
+  EXPECT_EQ(counts, (std::vector<int64_t>{3}));
+}
+
 TEST(FindTwiceTest, AllocatesNothing) {
-  const std::vector<int64_t> numbers = {9 * NumberWindow::kSize, 3, 2, -1};
+  const std::vector<int64_t> numbers = {9 * Window::kSize, 3, 2, -1};
   EXPECT_NO_ALLOCATION(Twice(numbers));
 }
 

@@ -1,7 +1,7 @@
-#ifndef QUERN_CACHE_DISTINCT_H_
-#define QUERN_CACHE_DISTINCT_H_
+#ifndef QUERN_CORE_DISTINCT_H_
+#define QUERN_CORE_DISTINCT_H_
 
-// Private to this folder: whether a slot or page occurs twice in a list. The
+// Whether a number, such as a slot or a page, occurs twice in a list. The
 // answer takes neither memory of the caller's nor an allocation, because
 // Execute asks for it in debug builds, for every layer.
 
@@ -14,9 +14,10 @@
 namespace quern {
 
 // A set of numbers in [begin, begin + kSize), as bits.
+template <int64_t kNumbers>
 class NumberWindow {
  public:
-  static constexpr int64_t kSize = int64_t{1} << 17;  // 16 KiB
+  static constexpr int64_t kSize = kNumbers;
 
   // Empties the set and moves its window of numbers.
   void Reset(int64_t begin) {
@@ -49,16 +50,17 @@ inline constexpr int64_t kNoNumber = std::numeric_limits<int64_t>::max();
 // A number that occurs twice among number(i), i < count, or kNoNumber if none
 // does; negative numbers do not count. Where several occur twice, the result is
 // the one whose second occurrence comes first in the lowest window. Takes the
-// numbers window by window, and calls full(window) with all that lie in it.
-// Cost: one pass over the list where all numbers lie within kSize of the
-// smallest, one more for each further window that has any.
-template <typename Number, typename Full>
+// numbers window by window, and calls full(window) with all that lie in it. A
+// window of the default size takes 16 KiB. Cost: one pass over the list where
+// all numbers lie within kWindow of the smallest, one more for each further
+// window that has any.
+template <int64_t kWindow = int64_t{1} << 17, typename Number, typename Full>
 int64_t FindTwice(size_t count, const Number& number, const Full& full) {
   int64_t begin = kNoNumber;
   for (size_t i = 0; i < count; ++i) {
     if (const int64_t n = number(i); n >= 0) begin = std::min(begin, n);
   }
-  NumberWindow window;
+  NumberWindow<kWindow> window;
   while (begin != kNoNumber) {
     window.Reset(begin);
     int64_t next = kNoNumber;
@@ -80,4 +82,4 @@ int64_t FindTwice(size_t count, const Number& number, const Full& full) {
 
 }  // namespace quern
 
-#endif  // QUERN_CACHE_DISTINCT_H_
+#endif  // QUERN_CORE_DISTINCT_H_
