@@ -246,17 +246,26 @@ constexpr size_t kDecodedRows = kFewTiles ? 3
                                                           : 2);
 
 template <class A, size_t kRows, size_t kLog>
-void FillDecoded(TileTable& table) {
+constexpr void FillDecoded(Tiles<kDecodedRows>& to) {
   constexpr size_t kPanels = size_t{1} << kLog;
   if constexpr (kLog == 0 || (kPanels <= kBlockPanels &&
                               kRows * kPanels * kVecs <= kMostDots)) {
-    table.tiles[kRows][kLog] = &DecodedTile<A, kRows, kPanels>;
-    table.panels[kRows] = kPanels;
-    FillDecoded<A, kRows, kLog + 1>(table);
+    to.tiles[kRows][kLog] = &DecodedTile<A, kRows, kPanels>;
+    to.panels[kRows] = kPanels;
+    FillDecoded<A, kRows, kLog + 1>(to);
   } else if constexpr (kRows > 1) {
-    FillDecoded<A, kRows - 1, 0>(table);
+    FillDecoded<A, kRows - 1, 0>(to);
   }
 }
+
+template <class A>
+constexpr Tiles<kDecodedRows> MakeDecodedTiles() {
+  Tiles<kDecodedRows> tiles = {};
+  FillDecoded<A, kDecodedRows, 0>(tiles);
+  return tiles;
+}
+template <class A>
+constexpr Tiles<kDecodedRows> kDecodedTiles = MakeDecodedTiles<A>();
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -47,7 +47,7 @@ constexpr size_t kSumVecs = HWY_TARGET <= HWY_AVX3 ? 28 : 12;
 #if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN
 constexpr size_t kMostRows = 3, kMostPanels = 2;
 #else
-constexpr size_t kMostRows = kTileRows, kMostPanels = kTilePanels;
+constexpr size_t kMostRows = kSumVecs, kMostPanels = kTilePanels;
 #endif
 
 // With 16 registers, panels beyond the first must leave some to their lines and
@@ -209,29 +209,53 @@ void AddChunks(const AddChunksArgs& args) {
 
 // tiles[r][i] for r rows and 2^i panels, null where there is none.
 template <class Dot, size_t kStepBytes, size_t kRows, size_t kLog>
-void FillTiles(TileTable& table) {
+constexpr void FillTiles(Tiles<MaxRows()>& to) {
   if constexpr (kRows > 0) {
     if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      table.tiles[kRows][kLog] =
+      to.tiles[kRows][kLog] =
           &MultiplyTile<Dot, kRows, size_t{1} << kLog, kStepBytes>;
       if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(table);
+        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(to);
       }
     }
     if constexpr (kLog == 0) {
-      table.panels[kRows] = PanelsFor(kRows);
-      FillTiles<Dot, kStepBytes, kRows - 1, 0>(table);
+      to.panels[kRows] = PanelsFor(kRows);
+      FillTiles<Dot, kStepBytes, kRows - 1, 0>(to);
     }
   }
 }
 
+// Rows up to which a tile of one panel keeps up with memory that is read in one
+// stream. Where a vector is less than a line, a panel of f32 sums does not.
+template <class Dot>
+constexpr size_t OneStreamRows() {
+  if (kVecs == 1) return 2;
+  return hwy::IsSame<hn::TFromD<typename Dot::D>, int32_t>() ? 1 : 0;
+}
+
+template <class Dot, size_t kStepBytes>
+constexpr Tiles<MaxRows()> MakeTiles() {
+  Tiles<MaxRows()> tiles = {};
+  FillTiles<Dot, kStepBytes, MaxRows(), 0>(tiles);
+  for (size_t rows = 1; rows <= MaxRows(); ++rows) {
+    tiles.panels_in_one_stream[rows] =
+        rows <= OneStreamRows<Dot>() ? 1 : tiles.panels[rows];
+  }
+  return tiles;
+}
+template <class Dot, size_t kStepBytes>
+constexpr Tiles<MaxRows()> kTilesOf = MakeTiles<Dot, kStepBytes>();
+
 template <class Dot, size_t kStepBytes = kLineBytes>
 TileTable MakeTileTable() {
+  constexpr const Tiles<MaxRows()>& kTiles = kTilesOf<Dot, kStepBytes>;
   TileTable table = {};
   table.max_rows = MaxRows();
   table.few_rows = HWY_TARGET <= HWY_AVX3 ? 5 : 1;
+  table.panels = kTiles.panels;
+  table.panels_in_one_stream = kTiles.panels_in_one_stream;
+  table.tiles = kTiles.tiles;
   table.add_chunks = &AddChunks<typename Dot::D>;
-  FillTiles<Dot, kStepBytes, MaxRows(), 0>(table);
   return table;
 }
 
