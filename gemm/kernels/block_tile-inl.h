@@ -20,6 +20,7 @@
 #include "hwy/base.h"
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/registers-inl.h"
 #include "quern/gemm/kernels/block_dot-inl.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/gemm/weights/block_traits.h"
@@ -239,7 +240,7 @@ void DecodedTile(const TileArgs& t) {
 constexpr bool kFewTiles = HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN;
 
 // Dot products of one sub-block that stay in registers, in vectors.
-constexpr size_t kMostDots = HWY_TARGET <= HWY_AVX3 ? 12 : 8;
+constexpr size_t kMostDots = kManyRegisters ? 12 : 8;
 constexpr size_t kDecodedRows = kFewTiles ? 3
                                           : (kVecs == 1   ? 6
                                              : kVecs == 2 ? 4

@@ -23,6 +23,7 @@
 
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/registers-inl.h"
 #include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/gemm/kernels/tile.h"
 
@@ -39,8 +40,8 @@ constexpr size_t kPanelCols = kLineWords;
 constexpr size_t kVecs = kPanelCols / HWY_MAX_LANES_D(LineTag<float>);
 
 // Sums that stay in registers beside a line of b and one element of a: 28 of 32
-// vectors with AVX-512, 12 of 16 before it.
-constexpr size_t kSumVecs = HWY_TARGET <= HWY_AVX3 ? 28 : 12;
+// vectors, or 12 of 16.
+constexpr size_t kSumVecs = kManyRegisters ? 28 : 12;
 
 // Few and small tiles under sanitizers, which check every load: with all of
 // them for all instruction sets a file took gcc 12 four minutes.
@@ -54,7 +55,6 @@ constexpr size_t kMostRows = kSumVecs, kMostPanels = kTilePanels;
 // a word: with AVX2, 3 rows of 2 panels took longer than 4 rows of one (1005
 // and 900 us for 4096 x 4096 of bf16. Zen 5, 2026).
 constexpr bool HasTile(size_t rows, size_t panels) {
-  constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3;
   return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs &&
          (kManyRegisters || rows == 1 || panels == 1 ||
           (rows + 1) * panels * kVecs < 16);
@@ -251,7 +251,7 @@ TileTable MakeTileTable() {
   constexpr const Tiles<MaxRows()>& kTiles = kTilesOf<Dot, kStepBytes>;
   TileTable table = {};
   table.max_rows = MaxRows();
-  table.few_rows = HWY_TARGET <= HWY_AVX3 ? 5 : 1;
+  table.few_rows = kVecs == 1 ? 5 : 1;
   table.panels = kTiles.panels;
   table.panels_in_one_stream = kTiles.panels_in_one_stream;
   table.tiles = kTiles.tiles;
