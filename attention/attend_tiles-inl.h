@@ -16,6 +16,7 @@
 #include "quern/attention/fetcher-inl.h"
 #include "quern/attention/line_arithmetic-inl.h"
 #include "quern/attention/paged_attention_kernels.h"
+#include "quern/core/registers-inl.h"
 #include "quern/gemm/kernels/register_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // leave room for the lines and a word; with AVX2 12 of 16, because 8 sums only
 // just hide the latency of two multiply-adds a cycle; before it 8 of 16.
 constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX2 ? 6 : 4;
-constexpr size_t kTileVecs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+constexpr size_t kTileVecs = kManyRegisters ? 4 : 2;
 
 // AVX2: sums fill most registers.
 constexpr bool kFewRegisters = kTileRows == 6 && kTileVecs == 2;

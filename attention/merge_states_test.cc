@@ -1,5 +1,6 @@
 #include "quern/attention/merge_states.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>

@@ -36,6 +36,7 @@
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
+#include "quern/core/isa.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/testing/compare.h"
@@ -143,7 +144,7 @@ class PeerGridsTest : public IsaTest {
  protected:
   // Runs before a test has chosen its own instruction set.
   static void SetUpTestSuite() {
-    best_ = hwy::SupportedAndGeneratedTargets().front();
+    best_ = {hwy::SupportedAndGeneratedTargets().front()};
   }
   bool best() const { return GetParam() == best_; }
   bool whole() const { return best() && !kSanitized; }
@@ -228,7 +229,7 @@ class PeerGridsTest : public IsaTest {
   }
 
  private:
-  static inline int64_t best_ = 0;
+  static inline Isa best_ = {0};
 };
 QUERN_INSTANTIATE_ISA_TEST(PeerGridsTest);
 

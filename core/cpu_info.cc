@@ -20,8 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "hwy/targets.h"
-#include "quern/core/avx_vnni.h"
+#include "quern/core/isa.h"
 
 namespace quern {
 namespace {
@@ -189,16 +188,7 @@ CpuInfo GetCpuInfo() {
       break;
     }
   }
-  // Highway numbers its targets so that a better one has a lower bit.
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    if (target == HWY_AVX2 && HasAvxVnni()) {
-      info.targets.push_back(kAvxVnniTarget);
-    }
-    info.targets.push_back(hwy::TargetName(target));
-  }
-  // Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
-  // whatever DisableTargets has said before, until the next Update.
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  for (const Isa& isa : SupportedIsas()) info.targets.push_back(isa.name());
   ReadCaches(info);
   info.cpus_online =
       std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));

@@ -26,15 +26,6 @@
 #define QUERN_AVX_VNNI_PASS 0
 #endif
 
-// Whether these are the kernels of AVX2 that others, with AVX-VNNI, may
-// replace.
-#undef QUERN_AVX_VNNI_REPLACES
-#if QUERN_AVX_VNNI && !QUERN_AVX_VNNI_PASS && HWY_TARGET == HWY_AVX2
-#define QUERN_AVX_VNNI_REPLACES 1
-#else
-#define QUERN_AVX_VNNI_REPLACES 0
-#endif
-
 // Whether DotQuads is one instruction of x86.
 #undef QUERN_HAS_VPDPBUSD
 #if QUERN_AVX_VNNI_PASS || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL)

@@ -4,8 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "hwy/detect_targets.h"
 #include "quern/core/cpu_core.h"
+#include "quern/core/dtype.h"
+#include "quern/gemm/kernels/int8_kernels.h"
+#include "quern/gemm/kernels/linear_kernels.h"
 #include "quern/gemm/kernels/tile.h"
 #include "quern/gemm/layers/packed_layers.h"
 #include "quern/gemm/schedule/block_product.h"
@@ -13,26 +18,48 @@
 namespace quern {
 namespace {
 
-TileTable FourPanels() {
+constexpr int64_t kLarge = 4 << 20;
+
+// Whether a layer of so many bytes has the panels of one stream.
+bool InOneStream(CpuCore core, int64_t layer_bytes) {
+  constexpr size_t kPanels[] = {0, 4}, kInOneStream[] = {0, 1};
   TileTable table = {};
-  for (size_t& panels : table.panels) panels = 4;
-  return table;
+  table.max_rows = 1;
+  table.panels = kPanels;
+  table.panels_in_one_stream = kInOneStream;
+  ReadInOneStream(core, layer_bytes, table);
+  EXPECT_TRUE(table.panels == kPanels || table.panels == kInOneStream);
+  return table.panels == kInOneStream;
 }
 
-TEST(ReadInOneStreamTest, IsForFewRowsOfLargeLayersOnZen4) {
-  constexpr int64_t kLarge = 4 << 20;
-  TileTable table = FourPanels();
-  ReadInOneStream(CpuCore::kZen4, kLarge, 2, table);
-  EXPECT_EQ(table.panels[1], 1u);
-  EXPECT_EQ(table.panels[2], 1u);
-  EXPECT_EQ(table.panels[3], 4u);
+TEST(ReadInOneStreamTest, IsForLargeLayersOnZen4) {
+  EXPECT_TRUE(InOneStream(CpuCore::kZen4, kLarge));
+  EXPECT_FALSE(InOneStream(CpuCore::kZen4, kLarge - 1));
+  EXPECT_FALSE(InOneStream(CpuCore::kZen3, kLarge));
+  EXPECT_FALSE(InOneStream(CpuCore::kUnknown, kLarge));
+}
 
-  table = FourPanels();
-  ReadInOneStream(CpuCore::kZen4, kLarge - 1, 2, table);
-  ReadInOneStream(CpuCore::kZen4, kLarge, 0, table);
-  ReadInOneStream(CpuCore::kZen3, kLarge, 2, table);
-  ReadInOneStream(CpuCore::kUnknown, kLarge, 2, table);
-  for (const size_t panels : table.panels) EXPECT_EQ(panels, 4u);
+// With AVX-512 two rows keep up with one stream, else one row of int8.
+template <class Set>
+void ExpectFewRowsInOneStream(absl::Span<const Set> sets, size_t narrow_rows) {
+  for (const Set& set : sets) {
+    if (!set.runs()) continue;
+    SCOPED_TRACE(set.isa.name());
+    const TileTable table = set.get(DType::kF32).table;
+    const size_t few = set.isa.highway <= HWY_AVX3 ? 2 : narrow_rows;
+    for (size_t rows = 1; rows <= table.max_rows; ++rows) {
+      EXPECT_EQ(table.panels_in_one_stream[rows],
+                rows <= few ? 1 : table.panels[rows])
+          << rows << " rows";
+    }
+  }
+}
+
+TEST(ReadInOneStreamTest, IsForFewRows) {
+  ExpectFewRowsInOneStream(LinearKernelSetsBF16(), 0);
+  ExpectFewRowsInOneStream(LinearKernelSetsF16(), 0);
+  ExpectFewRowsInOneStream(LinearKernelSetsF32(), 0);
+  ExpectFewRowsInOneStream(Int8KernelSets(), 1);
 }
 
 TEST(FusedAheadBytesTest, IsNearForOneRowOnZen4) {
@@ -41,15 +68,6 @@ TEST(FusedAheadBytesTest, IsNearForOneRowOnZen4) {
   EXPECT_EQ(FusedAheadBytes(CpuCore::kZen4, 2), kFar);
   EXPECT_EQ(FusedAheadBytes(CpuCore::kZen3, 1), kFar);
   EXPECT_EQ(FusedAheadBytes(CpuCore::kUnknown, 1), kFar);
-}
-
-TEST(LineIsAVectorTest, IsSoWithAvx512) {
-  for (const char* target : {"AVX3", "AVX3_DL", "AVX3_ZEN4"}) {
-    EXPECT_TRUE(LineIsAVector(target)) << target;
-  }
-  for (const char* target : {"AVX2", "AVX2_VNNI", "SSE4", "SSE2", "EMU128"}) {
-    EXPECT_FALSE(LineIsAVector(target)) << target;
-  }
 }
 
 }  // namespace

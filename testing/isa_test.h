@@ -20,44 +20,60 @@
 // QUERN_INSTANTIATE_INT8_ISA_TEST in place of the other: it also runs on
 // AVX2_VNNI, where the CPU has it. AVX2 is AVX2 alone in every suite.
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <cstdio>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "hwy/detect_targets.h"
 #include "hwy/targets.h"
-#include "hwy/tests/hwy_gtest.h"
 #include "quern/core/avx_vnni.h"
+#include "quern/core/isa.h"
 
 namespace quern {
 
 inline constexpr size_t kLeastInstructionSets =
     HWY_ARCH_X86_64 && (HWY_TARGETS & (HWY_TARGETS - 1)) != 0 ? 2 : 1;
 
-// AVX2 with AVX-VNNI, beside Highway's targets, which are positive.
-inline constexpr int64_t kAvxVnniIsa = -1;
+// What GoogleTest says of a test's parameter.
+inline void PrintTo(const Isa& isa, std::ostream* out) { *out << isa.name(); }
 
-inline const char* IsaName(int64_t isa) {
-  return isa == kAvxVnniIsa ? kAvxVnniTarget : hwy::TargetName(isa);
-}
-
-// Highway's targets that this CPU has and this binary was compiled for, and
-// kAvxVnniIsa where kernels can be run on it.
-inline std::vector<int64_t> Int8Isas() {
-  std::vector<int64_t> isas = hwy::SupportedAndGeneratedTargets();
-  const bool avx2 = std::count(isas.begin(), isas.end(), HWY_AVX2) != 0;
-  if (avx2 && HasAvxVnni()) isas.push_back(kAvxVnniIsa);
+// The instruction sets of this CPU that a suite runs on: with the leaves where
+// kernels multiply int8, else Highway's targets alone.
+enum class IsaKinds { kHighway, kLeaves };
+inline std::vector<Isa> IsasOf(IsaKinds kinds, const std::vector<Isa>& all) {
+  std::vector<Isa> isas;
+  for (const Isa& isa : all) {
+    if (kinds == IsaKinds::kLeaves || isa.leaf == IsaLeaf::kNone) {
+      isas.push_back(isa);
+    }
+  }
   return isas;
 }
 
-class IsaTest : public hwy::TestWithParamTarget {
+// Says in the test's log which instruction sets a suite runs on, and which this
+// CPU does not have.
+inline void PrintIsas(const char* suite, IsaKinds kinds) {
+  const std::vector<Isa> ran = IsasOf(kinds, SupportedIsas());
+  std::string names[2];
+  for (const Isa& isa : IsasOf(kinds, CompiledIsas())) {
+    bool has = false;
+    for (const Isa& one : ran) has = has || one == isa;
+    std::string& to = names[has ? 0 : 1];
+    to += (to.empty() ? "" : ", ") + std::string(isa.name());
+  }
+  std::printf("%s runs on %s; this CPU does not have: %s\n", suite,
+              names[0].c_str(),
+              names[1].empty() ? "(it has all)" : names[1].c_str());
+}
+
+class IsaTest : public testing::TestWithParam<Isa> {
  public:
   // The name of the instruction set asked for: Highway's, e.g. "AVX3_DL", or
   // kAvxVnniTarget.
-  const char* isa() const { return IsaName(GetParam()); }
+  const char* isa() const { return GetParam().name(); }
 
   testing::AssertionResult RanOn(const std::string& target) {
     proved_ = true;
@@ -69,8 +85,7 @@ class IsaTest : public hwy::TestWithParamTarget {
  protected:
   void SetUp() override { UseOwnIsa(); }
   void TearDown() override {
-    hwy::TestWithParamTarget::TearDown();
-    AllowAvxVnniForTest(true);
+    UseTheBestIsa();
     EXPECT_TRUE(proved_ || IsSkipped() || HasFailure())
         << "no EXPECT_RAN_ON: nothing shows that this test ran on " << isa();
   }
@@ -78,8 +93,7 @@ class IsaTest : public hwy::TestWithParamTarget {
   // What make() returns where plans choose this CPU's best instruction set.
   template <typename Make>
   auto OnTheBestIsa(const Make& make) {
-    AllowAvxVnniForTest(true);
-    hwy::SetSupportedTargetsForTest(0);
+    UseTheBestIsa();
     auto made = make();
     UseOwnIsa();
     return made;
@@ -87,10 +101,13 @@ class IsaTest : public hwy::TestWithParamTarget {
 
  private:
   void UseOwnIsa() {
-    const bool vnni = GetParam() == kAvxVnniIsa;
     // Other instruction sets must not choose AVX-VNNI even where they may.
-    AllowAvxVnniForTest(GetParam() != HWY_AVX2);
-    hwy::SetSupportedTargetsForTest(vnni ? HWY_AVX2 : GetParam());
+    AllowAvxVnniForTest(GetParam() != Isa{HWY_AVX2});
+    hwy::SetSupportedTargetsForTest(GetParam().highway);
+  }
+  static void UseTheBestIsa() {
+    AllowAvxVnniForTest(true);
+    hwy::SetSupportedTargetsForTest(0);
   }
 
   bool proved_ = false;
@@ -105,18 +122,22 @@ class IsaTest : public hwy::TestWithParamTarget {
 // CPU of interest has SSE4 and up. A binary that was compiled for one
 // instruction set (--config=avx2only) runs that one.
 #define QUERN_INSTANTIATE_ISA_TEST(suite) \
-  QUERN_INSTANTIATE_ON_ISAS(suite, hwy::SupportedAndGeneratedTargets())
+  QUERN_INSTANTIATE_ON_ISAS(suite, quern::IsaKinds::kHighway)
 #define QUERN_INSTANTIATE_INT8_ISA_TEST(suite) \
-  QUERN_INSTANTIATE_ON_ISAS(suite, quern::Int8Isas())
-#define QUERN_INSTANTIATE_ON_ISAS(suite, isas)                               \
-  INSTANTIATE_TEST_SUITE_P(suite##Group, suite, testing::ValuesIn(isas),     \
-                           [](const testing::TestParamInfo<int64_t>& info) { \
-                             return quern::IsaName(info.param);              \
-                           });                                               \
-  TEST(suite##Isas, AreNotEmpty) {                                           \
-    EXPECT_GE(hwy::SupportedAndGeneratedTargets().size(),                    \
-              quern::kLeastInstructionSets);                                 \
-  }                                                                          \
+  QUERN_INSTANTIATE_ON_ISAS(suite, quern::IsaKinds::kLeaves)
+#define QUERN_INSTANTIATE_ON_ISAS(suite, kinds)                                \
+  INSTANTIATE_TEST_SUITE_P(                                                    \
+      suite##Group, suite,                                                     \
+      testing::ValuesIn(quern::IsasOf(kinds, quern::SupportedIsas())),         \
+      [](const testing::TestParamInfo<quern::Isa>& info) {                     \
+        return std::string(info.param.name());                                 \
+      });                                                                      \
+  TEST(suite##Isas, AreNotEmpty) {                                             \
+    quern::PrintIsas(#suite, kinds);                                           \
+    EXPECT_GE(quern::IsasOf(quern::IsaKinds::kHighway, quern::SupportedIsas()) \
+                  .size(),                                                     \
+              quern::kLeastInstructionSets);                                   \
+  }                                                                            \
   static_assert(true, "semicolon")
 
 #endif  // QUERN_TESTING_ISA_TEST_H_

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
+#include "quern/core/kernel_set.h"
 #include "quern/core/limits/limit_kinds.h"
 
 namespace quern {
@@ -66,10 +68,14 @@ struct PeakKernels {
   PeakKernel i6;    // u8 below 64 * s8; the i8 kernel where that is fastest
 };
 
+using PeakKernelSet = KernelSet<PeakKernels>;
+
 StreamKernels GetStreamKernels();
+// All sets, best first.
+absl::Span<const PeakKernelSet> PeakKernelSets();
+// The kernels of the first that runs on this CPU.
 PeakKernels GetPeakKernels();
-// For AVX2 with AVX-VNNI, which GetPeakKernels returns where core/avx_vnni.h
-// says so. Defined where QUERN_AVX_VNNI is 1.
+// A row of the list: AVX2 with AVX-VNNI. Defined where QUERN_AVX_VNNI is 1.
 PeakKernels GetPeakAvxVnniKernels();
 
 }  // namespace quern

@@ -1,6 +1,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
+#include "quern/core/isa.h"
+#include "quern/core/kernel_set.h"
 #include "quern/core/limits/limits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -260,9 +263,6 @@ PeakKernel MakePeak() {
 }
 
 PeakKernels GetKernels() {
-#if QUERN_AVX_VNNI_REPLACES
-  if (HasAvxVnni()) return GetPeakAvxVnniKernels();
-#endif
   return {KernelTarget(), MakePeak<PeakF32>(), MakePeak<PeakBF16>(),
           MakePeak<PeakI8>(), MakePeak<PeakI6>()};
 }
@@ -275,15 +275,22 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
 #if QUERN_AVX_VNNI_PASS
 PeakKernels GetPeakAvxVnniKernels() {
-#else
-PeakKernels GetPeakKernels() {
-#endif
-  return HWY_DYNAMIC_DISPATCH(GetKernels)();
+  return HWY_STATIC_DISPATCH(GetKernels)();
 }
+#else
+absl::Span<const PeakKernelSet> PeakKernelSets() {
+  static constexpr PeakKernelSet kSets[] = {
+    QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
+#if QUERN_AVX_VNNI
+    {kAvx2Vnni, &GetPeakAvxVnniKernels},
+#endif
+    QUERN_HWY_SETS_FROM_AVX2(GetKernels),
+  };
+  return kSets;
+}
+PeakKernels GetPeakKernels() { return FirstThatRuns(PeakKernelSets()).get(); }
+#endif
 }  // namespace quern
 #endif  // HWY_ONCE

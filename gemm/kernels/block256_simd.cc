@@ -1,8 +1,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/isa.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/quant/block_format.h"
 
@@ -25,9 +28,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 BlockKernels GetKernels(BlockFormat format, DType a) {
-#if QUERN_AVX_VNNI_REPLACES
-  if (HasAvxVnni()) return GetBlock256AvxVnniKernels(format, a);
-#endif
   return WithBlock256Format(format, [a](auto f) {
     constexpr BlockFormat kFormat = decltype(f)::value;
     BlockKernels kernels = MakeBlockKernels<kFormat>();
@@ -45,15 +45,24 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
 #if QUERN_AVX_VNNI_PASS
 BlockKernels GetBlock256AvxVnniKernels(BlockFormat format, DType a) {
-#else
-BlockKernels GetBlock256Kernels(BlockFormat format, DType a) {
-#endif
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(format, a);
+  return HWY_STATIC_DISPATCH(GetKernels)(format, a);
 }
+#else
+absl::Span<const BlockKernelSet> Block256KernelSets() {
+  static constexpr BlockKernelSet kSets[] = {
+    QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
+#if QUERN_AVX_VNNI
+    {kAvx2Vnni, &GetBlock256AvxVnniKernels},
+#endif
+    QUERN_HWY_SETS_FROM_AVX2(GetKernels),
+  };
+  return kSets;
+}
+BlockKernels GetBlock256Kernels(BlockFormat format, DType a) {
+  return FirstThatRuns(Block256KernelSets()).get(format, a);
+}
+#endif
 }  // namespace quern
 #endif  // HWY_ONCE

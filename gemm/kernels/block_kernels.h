@@ -19,7 +19,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/tile.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/quant/block_format.h"
@@ -43,6 +45,7 @@ struct PanelArgs {
 struct BlockKernels {
   const char* target;
   const char* arithmetic;  // "int8 dot", "int8 pairs" or "int16 pairs"
+  TileSums sums;           // in all tiles of both tables
   BlockTerms terms;
   size_t row_pitch;  // 32-bit elements of a row of one record
   // Quantises k elements of a row, a multiple of 32 and at most a record, to
@@ -72,12 +75,16 @@ struct BlockKernels {
   void (*decode)(const uint8_t* record, size_t blocks, DecodedRecord* to);
 };
 
-// Kernels of the best instruction set that this CPU supports, for formats with
-// blocks of 32 values and of 256. a: f32, bf16 or f16.
+// Chosen by the format and by a: f32, bf16 or f16.
+using BlockKernelSet = KernelSet<BlockKernels, BlockFormat, DType>;
+
+// All sets, best first, for formats with blocks of 32 values and of 256.
+absl::Span<const BlockKernelSet> Block32KernelSets();
+absl::Span<const BlockKernelSet> Block256KernelSets();
+// The kernels of the first that runs on this CPU.
 BlockKernels GetBlock32Kernels(BlockFormat format, DType a);
 BlockKernels GetBlock256Kernels(BlockFormat format, DType a);
-// Kernels for AVX2 with AVX-VNNI, which the functions above return where
-// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+// A row of each list: AVX2 with AVX-VNNI. Defined where QUERN_AVX_VNNI is 1.
 BlockKernels GetBlock32AvxVnniKernels(BlockFormat format, DType a);
 BlockKernels GetBlock256AvxVnniKernels(BlockFormat format, DType a);
 

@@ -20,6 +20,7 @@
 #include "hwy/base.h"
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/registers-inl.h"
 #include "quern/gemm/kernels/block_dot-inl.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/gemm/weights/block_traits.h"
@@ -239,24 +240,33 @@ void DecodedTile(const TileArgs& t) {
 constexpr bool kFewTiles = HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN;
 
 // Dot products of one sub-block that stay in registers, in vectors.
-constexpr size_t kMostDots = HWY_TARGET <= HWY_AVX3 ? 12 : 8;
+constexpr size_t kMostDots = kManyRegisters ? 12 : 8;
 constexpr size_t kDecodedRows = kFewTiles ? 3
                                           : (kVecs == 1   ? 6
                                              : kVecs == 2 ? 4
                                                           : 2);
 
 template <class A, size_t kRows, size_t kLog>
-void FillDecoded(TileTable& table) {
+constexpr void FillDecoded(Tiles<kDecodedRows>& to) {
   constexpr size_t kPanels = size_t{1} << kLog;
   if constexpr (kLog == 0 || (kPanels <= kBlockPanels &&
                               kRows * kPanels * kVecs <= kMostDots)) {
-    table.tiles[kRows][kLog] = &DecodedTile<A, kRows, kPanels>;
-    table.panels[kRows] = kPanels;
-    FillDecoded<A, kRows, kLog + 1>(table);
+    to.tiles[kRows][kLog] = &DecodedTile<A, kRows, kPanels>;
+    to.panels[kRows] = kPanels;
+    FillDecoded<A, kRows, kLog + 1>(to);
   } else if constexpr (kRows > 1) {
-    FillDecoded<A, kRows - 1, 0>(table);
+    FillDecoded<A, kRows - 1, 0>(to);
   }
 }
+
+template <class A>
+constexpr Tiles<kDecodedRows> MakeDecodedTiles() {
+  Tiles<kDecodedRows> tiles = {};
+  FillDecoded<A, kDecodedRows, 0>(tiles);
+  return tiles;
+}
+template <class A>
+constexpr Tiles<kDecodedRows> kDecodedTiles = MakeDecodedTiles<A>();
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/tile.h"
 #include "quern/gemm/weights/code_type.h"
 
@@ -78,6 +80,7 @@ struct ScaleArgs {
 
 struct CodesKernels {
   const char* target;
+  TileSums sums;  // in all tiles of both tables
   // `lines` of packing/code_layout.h to 2 (8 bits) or 4 times as many lines of
   // pairs of bf16, or to what `decoded` reads.
   void (*decode)(const uint8_t* codes, size_t lines, uint8_t* to);
@@ -102,8 +105,12 @@ struct CodesKernels {
   float (*sum)(const void* a, size_t k);
 };
 
-// Kernels of the best instruction set that this CPU supports. a: f32, bf16 or
-// f16.
+// Chosen by the codes and by a: f32, bf16 or f16.
+using CodesKernelSet = KernelSet<CodesKernels, CodeType, DType>;
+
+// All sets, best first.
+absl::Span<const CodesKernelSet> CodesKernelSets();
+// The kernels of the first that runs on this CPU.
 CodesKernels GetCodesKernels(CodeType codes, DType a);
 
 }  // namespace quern

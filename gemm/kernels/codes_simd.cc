@@ -288,16 +288,25 @@ constexpr size_t FusedRows() {
 constexpr size_t kFusedSums = 24;
 
 template <class Codes, size_t kRows, size_t kLog>
-void FillFused(TileTable& table) {
+constexpr void FillFused(Tiles<FusedRows<Codes>()>& to) {
   constexpr size_t kPanels = size_t{1} << kLog;
   if constexpr (kPanels <= kTilePanels && kRows * kPanels <= kFusedSums) {
-    table.tiles[kRows][kLog] = &FusedTile<Codes, kRows, kPanels>;
-    table.panels[kRows] = kPanels;
-    FillFused<Codes, kRows, kLog + 1>(table);
+    to.tiles[kRows][kLog] = &FusedTile<Codes, kRows, kPanels>;
+    to.panels[kRows] = kPanels;
+    FillFused<Codes, kRows, kLog + 1>(to);
   } else if constexpr (kRows > 1) {
-    FillFused<Codes, kRows - 1, 0>(table);
+    FillFused<Codes, kRows - 1, 0>(to);
   }
 }
+
+template <class Codes>
+constexpr Tiles<FusedRows<Codes>()> MakeFusedTiles() {
+  Tiles<FusedRows<Codes>()> tiles = {};
+  FillFused<Codes, FusedRows<Codes>(), 0>(tiles);
+  return tiles;
+}
+template <class Codes>
+constexpr Tiles<FusedRows<Codes>()> kFusedTiles = MakeFusedTiles<Codes>();
 #endif  // QUERN_CODES_IN_REGISTERS
 
 template <class Codes>
@@ -308,7 +317,8 @@ void FillKernels(CodesKernels& kernels) {
 #if QUERN_CODES_IN_REGISTERS
   static_assert(kBytes == kLine, "a vector is a line");
   kernels.fused.max_rows = FusedRows<Codes>();
-  FillFused<Codes, FusedRows<Codes>(), 0>(kernels.fused);
+  kernels.fused.panels = kFusedTiles<Codes>.panels;
+  kernels.fused.tiles = kFusedTiles<Codes>.tiles;
   kernels.fused_elements = 1;
   // More than two tiles' rows: 4096 x 4096, 256 rows of bf16 by int4 take 24 ms
   // from scratch and 39 ms in tiles of 14 rows (Zen 4, 2026).
@@ -319,7 +329,9 @@ void FillKernels(CodesKernels& kernels) {
     kernels.decoded = MakeTileTable<DotE4M3Halves, kHalvesBytes>();
     kernels.decoded_k = DotE4M3Halves::kSub;
     kernels.unit = DotE4M3Halves::kUnit;
-    kernels.fused = MakeE4M3Tiles();
+    kernels.fused.max_rows = MaxRows();
+    kernels.fused.panels = kE4M3Tiles.panels;
+    kernels.fused.tiles = kE4M3Tiles.tiles;
     kernels.fused_elements = 2;
     kernels.fused_most_rows = kernels.fused.max_rows;
   }
@@ -329,6 +341,7 @@ void FillKernels(CodesKernels& kernels) {
 CodesKernels GetKernels(CodeType codes, DType a) {
   CodesKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.sums = TileSums::kAlike;
   switch (codes) {
     case CodeType::kE4M3:
       FillKernels<E4M3>(kernels);
@@ -353,11 +366,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
+absl::Span<const CodesKernelSet> CodesKernelSets() {
+  static constexpr CodesKernelSet kSets[] = {QUERN_HWY_SETS(GetKernels)};
+  return kSets;
+}
 CodesKernels GetCodesKernels(CodeType codes, DType a) {
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(codes, a);
+  return FirstThatRuns(CodesKernelSets()).get(codes, a);
 }
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -222,26 +222,26 @@ struct E4M3Tile {
 };
 
 template <size_t kRows, size_t kLog>
-void FillE4M3Tiles(TileTable& table) {
+constexpr void FillE4M3Tiles(Tiles<MaxRows()>& to) {
   if constexpr (kRows > 0) {
     if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      table.tiles[kRows][kLog] = &E4M3Tile<kRows, size_t{1} << kLog>::Run;
-      table.panels[kRows] = size_t{1} << kLog;
+      to.tiles[kRows][kLog] = &E4M3Tile<kRows, size_t{1} << kLog>::Run;
+      to.panels[kRows] = size_t{1} << kLog;
     }
     if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-      FillE4M3Tiles<kRows, kLog + 1>(table);
+      FillE4M3Tiles<kRows, kLog + 1>(to);
     } else {
-      FillE4M3Tiles<kRows - 1, 0>(table);
+      FillE4M3Tiles<kRows - 1, 0>(to);
     }
   }
 }
 
-inline TileTable MakeE4M3Tiles() {
-  TileTable table = {};
-  table.max_rows = MaxRows();
-  FillE4M3Tiles<MaxRows(), 0>(table);
-  return table;
+constexpr Tiles<MaxRows()> MakeE4M3Tiles() {
+  Tiles<MaxRows()> tiles = {};
+  FillE4M3Tiles<MaxRows(), 0>(tiles);
+  return tiles;
 }
+constexpr Tiles<MaxRows()> kE4M3Tiles = MakeE4M3Tiles();
 
 #endif  // QUERN_E4M3_HALVES
 

@@ -187,25 +187,34 @@ constexpr size_t kExactPanels = kVecs > 1 || kFewTiles ? 1 : 4;
 constexpr size_t kExactRows = kVecs > 2 ? 0 : 2;
 
 template <BlockFormat kFormat, size_t kRows, size_t kLog>
-void FillExact(TileTable& table) {
+constexpr void FillExact(Tiles<kExactRows>& to) {
   constexpr size_t kPanels = size_t{1} << kLog;
   if constexpr (kRows > 0 && kPanels <= kExactPanels) {
-    table.tiles[kRows][kLog] = &FusedExactTile<kFormat, kRows, kPanels>;
-    FillExact<kFormat, kRows, kLog + 1>(table);
+    to.tiles[kRows][kLog] = &FusedExactTile<kFormat, kRows, kPanels>;
+    FillExact<kFormat, kRows, kLog + 1>(to);
   } else if constexpr (kRows > 0) {
-    FillExact<kFormat, kRows / 2, 0>(table);
+    FillExact<kFormat, kRows / 2, 0>(to);
   }
 }
+
+template <BlockFormat kFormat>
+constexpr Tiles<kExactRows> MakeExactTiles() {
+  Tiles<kExactRows> tiles = {};
+  for (size_t& panels : tiles.panels) panels = kExactPanels;
+  FillExact<kFormat, kExactRows, 0>(tiles);
+  return tiles;
+}
+template <BlockFormat kFormat>
+constexpr Tiles<kExactRows> kExactTiles = MakeExactTiles<kFormat>();
 
 template <BlockFormat kFormat>
 ExactBlockKernels MakeExactKernels() {
   ExactBlockKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.sums = TileSums::kAlike;
   kernels.fused.max_rows = kExactRows;
-  for (size_t rows = 1; rows <= kExactRows; ++rows) {
-    kernels.fused.panels[rows] = kExactPanels;
-  }
-  FillExact<kFormat, kExactRows, 0>(kernels.fused);
+  kernels.fused.panels = kExactTiles<kFormat>.panels;
+  kernels.fused.tiles = kExactTiles<kFormat>.tiles;
   kernels.decode = &DecodeExact<kFormat>;
   return kernels;
 }

@@ -1,3 +1,5 @@
+#include "absl/types/span.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/quant/block_format.h"
 
@@ -29,11 +31,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
+absl::Span<const ExactBlockKernelSet> ExactBlock32KernelSets() {
+  static constexpr ExactBlockKernelSet kSets[] = {QUERN_HWY_SETS(GetKernels)};
+  return kSets;
+}
 ExactBlockKernels GetExactBlock32Kernels(BlockFormat format) {
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(format);
+  return FirstThatRuns(ExactBlock32KernelSets()).get(format);
 }
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -15,7 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 #include "quern/gemm/kernels/tile.h"
 #include "quern/packing/block_panels.h"
@@ -31,6 +33,7 @@ struct alignas(64) ExactRecord {
 struct ExactBlockKernels {
   const char* target;
   const char* arithmetic;  // "f32 fma"
+  TileSums sums;           // in all tiles of both tables
   PackRow pack_row;        // to f32
   // Tiles of one record that decode in registers, for the first powers of two
   // of rows, which together take up to max_rows rows. No rows: there are none.
@@ -43,9 +46,14 @@ struct ExactBlockKernels {
   void (*decode)(const uint8_t* record, size_t blocks, ExactRecord* to);
 };
 
-// Kernels of the best instruction set that this CPU supports, for formats with
-// blocks of 32 values and of 256. GetExactBlockKernels sets `arithmetic`,
-// pack_row and `decoded`.
+// Chosen by the format. GetExactBlockKernels sets `arithmetic`, pack_row and
+// `decoded`.
+using ExactBlockKernelSet = KernelSet<ExactBlockKernels, BlockFormat>;
+
+// All sets, best first, for formats with blocks of 32 values and of 256.
+absl::Span<const ExactBlockKernelSet> ExactBlock32KernelSets();
+absl::Span<const ExactBlockKernelSet> ExactBlock256KernelSets();
+// The kernels of the first that runs on this CPU.
 ExactBlockKernels GetExactBlock32Kernels(BlockFormat format);
 ExactBlockKernels GetExactBlock256Kernels(BlockFormat format);
 

@@ -17,7 +17,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/tile.h"
 #include "quern/gemm/weights/block_traits.h"
 
@@ -36,6 +38,7 @@ struct I4Groups {
 struct I4BlockKernels {
   const char* target;
   const char* arithmetic;  // "int8 dot" or "int8 pairs"
+  TileSums sums;           // in all tiles of both tables
   BlockTerms terms;
   // Writes a BlockRow as BlockKernels::pack_row does, but the codes of each
   // eight k lie in the order kI4Order, which is that of the panels, and terms
@@ -51,11 +54,15 @@ struct I4BlockKernels {
                  DecodedRecord* to);
 };
 
-// Kernels of the best instruction set that this CPU supports. a: f32, bf16 or
-// f16. Without zero points, I4Groups::zeros is not read.
+// Chosen by whether there are zero points, without which I4Groups::zeros is not
+// read, and by a: f32, bf16 or f16.
+using I4BlockKernelSet = KernelSet<I4BlockKernels, bool, DType>;
+
+// All sets, best first.
+absl::Span<const I4BlockKernelSet> I4BlockKernelSets();
+// The kernels of the first that runs on this CPU.
 I4BlockKernels GetI4BlockKernels(bool zero_points, DType a);
-// Kernels for AVX2 with AVX-VNNI, which the function above returns where
-// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+// A row of the list: AVX2 with AVX-VNNI. Defined where QUERN_AVX_VNNI is 1.
 I4BlockKernels GetI4BlockAvxVnniKernels(bool zero_points, DType a);
 
 }  // namespace quern

@@ -1,8 +1,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/isa.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -124,12 +127,22 @@ void I4Tile(const TileArgs& t) {
 }
 
 template <bool kZeros, size_t kRows>
-void FillI4(TileTable& table) {
+constexpr void FillI4(Tiles<kFusedRows>& to) {
   if constexpr (kRows > 0) {
-    table.tiles[kRows][0] = &I4Tile<kZeros, kRows>;
-    FillI4<kZeros, kRows / 2>(table);
+    to.tiles[kRows][0] = &I4Tile<kZeros, kRows>;
+    FillI4<kZeros, kRows / 2>(to);
   }
 }
+
+template <bool kZeros>
+constexpr Tiles<kFusedRows> MakeI4Tiles() {
+  Tiles<kFusedRows> tiles = {};
+  for (size_t& panels : tiles.panels) panels = 1;
+  FillI4<kZeros, kFusedTileRows>(tiles);
+  return tiles;
+}
+template <bool kZeros>
+constexpr Tiles<kFusedRows> kI4Tiles = MakeI4Tiles<kZeros>();
 
 template <bool kZeros>
 void DecodeI4(const uint8_t* lines, size_t blocks, const I4Groups& groups,
@@ -182,21 +195,18 @@ I4BlockKernels MakeI4Kernels() {
   kernels.target = KernelTarget();
   kernels.arithmetic = QUERN_HAS_VPDPBUSD ? "int8 dot" : "int8 pairs";
   kernels.terms = TermsOf(BlockTraitsOf(kZeros ? kWithZeros : kPlain));
+  kernels.sums = TileSums::kAlike;
   kernels.fused.max_rows = kFusedRows;
-  for (size_t rows = 1; rows <= kFusedRows; ++rows) {
-    kernels.fused.panels[rows] = 1;
-  }
-  FillI4<kZeros, kFusedTileRows>(kernels.fused);
+  kernels.fused.panels = kI4Tiles<kZeros>.panels;
+  kernels.fused.tiles = kI4Tiles<kZeros>.tiles;
   kernels.decoded.max_rows = kDecodedRows;
-  FillDecoded<I4Arithmetic, kDecodedRows, 0>(kernels.decoded);
+  kernels.decoded.panels = kDecodedTiles<I4Arithmetic>.panels;
+  kernels.decoded.tiles = kDecodedTiles<I4Arithmetic>.tiles;
   kernels.decode = &DecodeI4<kZeros>;
   return kernels;
 }
 
 I4BlockKernels GetKernels(bool zero_points, DType a) {
-#if QUERN_AVX_VNNI_REPLACES
-  if (HasAvxVnni()) return GetI4BlockAvxVnniKernels(zero_points, a);
-#endif
   I4BlockKernels kernels =
       zero_points ? MakeI4Kernels<true>() : MakeI4Kernels<false>();
   kernels.pack_row =
@@ -212,15 +222,24 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
 #if QUERN_AVX_VNNI_PASS
 I4BlockKernels GetI4BlockAvxVnniKernels(bool zero_points, DType a) {
-#else
-I4BlockKernels GetI4BlockKernels(bool zero_points, DType a) {
-#endif
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(zero_points, a);
+  return HWY_STATIC_DISPATCH(GetKernels)(zero_points, a);
 }
+#else
+absl::Span<const I4BlockKernelSet> I4BlockKernelSets() {
+  static constexpr I4BlockKernelSet kSets[] = {
+    QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
+#if QUERN_AVX_VNNI
+    {kAvx2Vnni, &GetI4BlockAvxVnniKernels},
+#endif
+    QUERN_HWY_SETS_FROM_AVX2(GetKernels),
+  };
+  return kSets;
+}
+I4BlockKernels GetI4BlockKernels(bool zero_points, DType a) {
+  return FirstThatRuns(I4BlockKernelSets()).get(zero_points, a);
+}
+#endif
 }  // namespace quern
 #endif  // HWY_ONCE

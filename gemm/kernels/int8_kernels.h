@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/tile.h"
 
 namespace quern {
@@ -34,6 +36,7 @@ struct Int8FinishArgs {
 struct Int8Kernels {
   const char* target;
   const char* arithmetic;
+  TileSums sums;    // kExact
   TileTable table;  // a: what store_row writes; b: quads of s8; sums: i32
   // 32-bit words of a packed row for each quad of k.
   size_t row_words;
@@ -43,11 +46,14 @@ struct Int8Kernels {
   void (*finish_f32)(const Int8FinishArgs&);  // c is f32: for an epilogue
 };
 
-// The kernels of the best instruction set that this CPU supports. c: f32, bf16
-// or f16.
+// Chosen by c: f32, bf16 or f16.
+using Int8KernelSet = KernelSet<Int8Kernels, DType>;
+
+// All sets, best first.
+absl::Span<const Int8KernelSet> Int8KernelSets();
+// The kernels of the first that runs on this CPU.
 Int8Kernels GetInt8Kernels(DType c);
-// Kernels for AVX2 with AVX-VNNI, which GetInt8Kernels returns where
-// core/avx_vnni.h says so. Defined where QUERN_AVX_VNNI is 1.
+// A row of the list: AVX2 with AVX-VNNI. Defined where QUERN_AVX_VNNI is 1.
 Int8Kernels GetInt8AvxVnniKernels(DType c);
 
 }  // namespace quern

@@ -2,8 +2,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/isa.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/int8_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -148,12 +151,10 @@ void Finish(const Int8FinishArgs& args) {
 }
 
 Int8Kernels GetKernels(DType c) {
-#if QUERN_AVX_VNNI_REPLACES
-  if (HasAvxVnni()) return GetInt8AvxVnniKernels(c);
-#endif
   Int8Kernels kernels = {};
   kernels.target = KernelTarget();
   kernels.arithmetic = DotU8S8::kName;
+  kernels.sums = TileSums::kExact;
   kernels.table = MakeTileTable<DotU8S8>();
   kernels.row_words = DotU8S8::kSub;
   kernels.store_row = &StoreRow;
@@ -171,15 +172,24 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
 #if QUERN_AVX_VNNI_PASS
 Int8Kernels GetInt8AvxVnniKernels(DType c) {
-#else
-Int8Kernels GetInt8Kernels(DType c) {
-#endif
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(c);
+  return HWY_STATIC_DISPATCH(GetKernels)(c);
 }
+#else
+absl::Span<const Int8KernelSet> Int8KernelSets() {
+  static constexpr Int8KernelSet kSets[] = {
+    QUERN_HWY_SETS_ABOVE_AVX2(GetKernels),
+#if QUERN_AVX_VNNI
+    {kAvx2Vnni, &GetInt8AvxVnniKernels},
+#endif
+    QUERN_HWY_SETS_FROM_AVX2(GetKernels),
+  };
+  return kSets;
+}
+Int8Kernels GetInt8Kernels(DType c) {
+  return FirstThatRuns(Int8KernelSets()).get(c);
+}
+#endif
 }  // namespace quern
 #endif  // HWY_ONCE

@@ -1,4 +1,6 @@
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -19,6 +21,7 @@ namespace {
 LinearKernels GetKernels(DType a) {
   LinearKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.sums = TileSums::kAlike;
 #if HWY_NATIVE_DOT_BF16
   if (a == DType::kBF16) {
     kernels.arithmetic = "bf16 dot";
@@ -43,11 +46,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernels);
-}  // namespace
+absl::Span<const LinearKernelSet> LinearKernelSetsBF16() {
+  static constexpr LinearKernelSet kSets[] = {QUERN_HWY_SETS(GetKernels)};
+  return kSets;
+}
 LinearKernels GetLinearKernelsBF16(DType a) {
-  LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernels)(a);
+  LinearKernels kernels = FirstThatRuns(LinearKernelSetsBF16()).get(a);
   kernels.pack_row =
       kernels.elements_per_line == 1 ? GetPackPairs() : GetPackF32(a);
   return kernels;

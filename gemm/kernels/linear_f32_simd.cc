@@ -1,4 +1,6 @@
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -21,13 +23,14 @@ template <class Dot>
 LinearKernels GetKernels() {
   LinearKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
+  kernels.sums = TileSums::kAlike;
   kernels.arithmetic = "f32 fma";
   kernels.elements_per_line = Dot::kSub;
   kernels.table = MakeTileTable<Dot>();
   return kernels;
 }
-LinearKernels GetKernelsF32() { return GetKernels<DotF32>(); }
-LinearKernels GetKernelsF16() { return GetKernels<DotF16>(); }
+LinearKernels GetKernelsF32(DType /*a*/) { return GetKernels<DotF32>(); }
+LinearKernels GetKernelsF16(DType /*a*/) { return GetKernels<DotF16>(); }
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -37,17 +40,21 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace quern {
-namespace {
-HWY_EXPORT(GetKernelsF32);
-HWY_EXPORT(GetKernelsF16);
-}  // namespace
+absl::Span<const LinearKernelSet> LinearKernelSetsF32() {
+  static constexpr LinearKernelSet kSets[] = {QUERN_HWY_SETS(GetKernelsF32)};
+  return kSets;
+}
+absl::Span<const LinearKernelSet> LinearKernelSetsF16() {
+  static constexpr LinearKernelSet kSets[] = {QUERN_HWY_SETS(GetKernelsF16)};
+  return kSets;
+}
 LinearKernels GetLinearKernelsF32(DType a) {
-  LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernelsF32)();
+  LinearKernels kernels = FirstThatRuns(LinearKernelSetsF32()).get(a);
   kernels.pack_row = GetPackF32(a);
   return kernels;
 }
 LinearKernels GetLinearKernelsF16(DType a) {
-  LinearKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernelsF16)();
+  LinearKernels kernels = FirstThatRuns(LinearKernelSetsF16()).get(a);
   kernels.pack_row = GetPackF32(a);
   return kernels;
 }

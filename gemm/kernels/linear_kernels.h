@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "quern/core/dtype.h"
+#include "quern/core/kernel_set.h"
 #include "quern/gemm/kernels/tile.h"
 
 namespace quern {
@@ -33,12 +35,19 @@ struct LinearKernels {
   // 32-bit elements of packed a that one line of b meets: 2 where pairs are
   // multiplied as f32, else 1.
   size_t elements_per_line;
+  TileSums sums;
   TileTable table;
-  PackRow pack_row;
+  PackRow pack_row;  // null in a list's row: it follows from elements_per_line
 };
 
-// The kernels of the best instruction set that this CPU supports, by the type
-// of the weights. a: f32, bf16 or f16.
+// Chosen by a: f32, bf16 or f16.
+using LinearKernelSet = KernelSet<LinearKernels, DType>;
+
+// All sets, best first, by the type of the weights.
+absl::Span<const LinearKernelSet> LinearKernelSetsBF16();
+absl::Span<const LinearKernelSet> LinearKernelSetsF16();
+absl::Span<const LinearKernelSet> LinearKernelSetsF32();
+// The kernels of the first that runs on this CPU, with pack_row.
 LinearKernels GetLinearKernelsBF16(DType a);
 LinearKernels GetLinearKernelsF16(DType a);
 LinearKernels GetLinearKernelsF32(DType a);

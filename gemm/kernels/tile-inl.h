@@ -23,6 +23,7 @@
 
 #include "hwy/highway.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/registers-inl.h"
 #include "quern/gemm/kernels/register_tile-inl.h"
 #include "quern/gemm/kernels/tile.h"
 
@@ -39,22 +40,21 @@ constexpr size_t kPanelCols = kLineWords;
 constexpr size_t kVecs = kPanelCols / HWY_MAX_LANES_D(LineTag<float>);
 
 // Sums that stay in registers beside a line of b and one element of a: 28 of 32
-// vectors with AVX-512, 12 of 16 before it.
-constexpr size_t kSumVecs = HWY_TARGET <= HWY_AVX3 ? 28 : 12;
+// vectors, or 12 of 16.
+constexpr size_t kSumVecs = kManyRegisters ? 28 : 12;
 
 // Few and small tiles under sanitizers, which check every load: with all of
 // them for all instruction sets a file took gcc 12 four minutes.
 #if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN
 constexpr size_t kMostRows = 3, kMostPanels = 2;
 #else
-constexpr size_t kMostRows = kTileRows, kMostPanels = kTilePanels;
+constexpr size_t kMostRows = kSumVecs, kMostPanels = kTilePanels;
 #endif
 
 // With 16 registers, panels beyond the first must leave some to their lines and
 // a word: with AVX2, 3 rows of 2 panels took longer than 4 rows of one (1005
 // and 900 us for 4096 x 4096 of bf16. Zen 5, 2026).
 constexpr bool HasTile(size_t rows, size_t panels) {
-  constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3;
   return panels <= kMostPanels && rows * panels * kVecs <= kSumVecs &&
          (kManyRegisters || rows == 1 || panels == 1 ||
           (rows + 1) * panels * kVecs < 16);
@@ -209,29 +209,53 @@ void AddChunks(const AddChunksArgs& args) {
 
 // tiles[r][i] for r rows and 2^i panels, null where there is none.
 template <class Dot, size_t kStepBytes, size_t kRows, size_t kLog>
-void FillTiles(TileTable& table) {
+constexpr void FillTiles(Tiles<MaxRows()>& to) {
   if constexpr (kRows > 0) {
     if constexpr (HasTile(kRows, size_t{1} << kLog)) {
-      table.tiles[kRows][kLog] =
+      to.tiles[kRows][kLog] =
           &MultiplyTile<Dot, kRows, size_t{1} << kLog, kStepBytes>;
       if constexpr ((size_t{1} << kLog) < PanelsFor(kRows)) {
-        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(table);
+        FillTiles<Dot, kStepBytes, kRows, kLog + 1>(to);
       }
     }
     if constexpr (kLog == 0) {
-      table.panels[kRows] = PanelsFor(kRows);
-      FillTiles<Dot, kStepBytes, kRows - 1, 0>(table);
+      to.panels[kRows] = PanelsFor(kRows);
+      FillTiles<Dot, kStepBytes, kRows - 1, 0>(to);
     }
   }
 }
 
+// Rows up to which a tile of one panel keeps up with memory that is read in one
+// stream. Where a vector is less than a line, a panel of f32 sums does not.
+template <class Dot>
+constexpr size_t OneStreamRows() {
+  if (kVecs == 1) return 2;
+  return hwy::IsSame<hn::TFromD<typename Dot::D>, int32_t>() ? 1 : 0;
+}
+
+template <class Dot, size_t kStepBytes>
+constexpr Tiles<MaxRows()> MakeTiles() {
+  Tiles<MaxRows()> tiles = {};
+  FillTiles<Dot, kStepBytes, MaxRows(), 0>(tiles);
+  for (size_t rows = 1; rows <= MaxRows(); ++rows) {
+    tiles.panels_in_one_stream[rows] =
+        rows <= OneStreamRows<Dot>() ? 1 : tiles.panels[rows];
+  }
+  return tiles;
+}
+template <class Dot, size_t kStepBytes>
+constexpr Tiles<MaxRows()> kTilesOf = MakeTiles<Dot, kStepBytes>();
+
 template <class Dot, size_t kStepBytes = kLineBytes>
 TileTable MakeTileTable() {
+  constexpr const Tiles<MaxRows()>& kTiles = kTilesOf<Dot, kStepBytes>;
   TileTable table = {};
   table.max_rows = MaxRows();
-  table.few_rows = HWY_TARGET <= HWY_AVX3 ? 5 : 1;
+  table.few_rows = kVecs == 1 ? 5 : 1;
+  table.panels = kTiles.panels;
+  table.panels_in_one_stream = kTiles.panels_in_one_stream;
+  table.tiles = kTiles.tiles;
   table.add_chunks = &AddChunks<typename Dot::D>;
-  FillTiles<Dot, kStepBytes, MaxRows(), 0>(table);
   return table;
 }
 

@@ -11,7 +11,6 @@
 
 namespace quern {
 
-inline constexpr size_t kTileRows = 14;   // of a, at most
 inline constexpr size_t kTilePanels = 8;  // of b, at most
 
 // Lines of b that one call multiplies, at most, and then adds to `sums`: 16 KiB
@@ -70,13 +69,36 @@ struct AddChunksArgs {
   size_t chunk_stride;  // elements from chunk to chunk
 };
 
+// What a row's sums depend on beside the row and the weights.
+enum class TileSums : uint8_t {
+  // The tile: a plan must not choose tiles by the number of rows.
+  kPerTile,
+  // The instruction set alone: a row has the same bits in every tile of its
+  // set, at every place there.
+  kAlike,
+  // Nothing: integers modulo 2^32. Tiles of several sets may be mixed.
+  kExact,
+};
+
+// The tiles of one set, up to as many rows as it has registers for.
+template <size_t kMaxRows>
+struct Tiles {
+  size_t panels[kMaxRows + 1];
+  size_t panels_in_one_stream[kMaxRows + 1];
+  Tile tiles[kMaxRows + 1][4];
+};
+
+// One of Tiles, whatever its size. Arrays have max_rows + 1 elements.
 struct TileTable {
   size_t max_rows;
   // With so many rows or fewer the next panels are not fetched ahead, because a
   // core merely waits for memory (gemm/schedule/tile_loop.h).
   size_t few_rows;
-  size_t panels[kTileRows + 1];  // the best number of panels for so many rows
-  Tile tiles[kTileRows + 1][4];  // [rows][log2(panels)], up to the best
+  const size_t* panels;  // the best number of panels for so many rows
+  // The best number where the core reads memory fastest in one stream
+  // (gemm/layers/packed_layers.h). Null where no layer asks.
+  const size_t* panels_in_one_stream;
+  const Tile (*tiles)[4];  // [rows][log2(panels)], up to the best
   void (*add_chunks)(const AddChunksArgs&);  // null where k is never divided
 };
 

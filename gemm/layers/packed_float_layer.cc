@@ -43,8 +43,7 @@ class PackedFloatLayer final : public PackedLayer {
         finish_(spec, weights) {
     // Where a line is two vectors, one panel has too few sums to hide the
     // latency of its multiply-adds.
-    const size_t rows = LineIsAVector(kernels_.target) ? 2 : 0;
-    ReadInOneStream(ThisCpuCore(), packed_bytes(), rows, kernels_.table);
+    ReadInOneStream(ThisCpuCore(), packed_bytes(), kernels_.table);
   }
 
   const char* target() const override { return kernels_.target; }

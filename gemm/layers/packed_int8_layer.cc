@@ -43,8 +43,7 @@ class PackedInt8Layer final : public PackedLayer {
         kernels_(GetInt8Kernels(spec.c)),
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
         quantize_(std::move(quantize)) {
-    const size_t rows = LineIsAVector(kernels_.target) ? 2 : 1;
-    ReadInOneStream(ThisCpuCore(), packed_bytes(), rows, kernels_.table);
+    ReadInOneStream(ThisCpuCore(), packed_bytes(), kernels_.table);
   }
 
   const char* target() const override { return kernels_.target; }

@@ -32,7 +32,8 @@ struct Division {
     return std::max(rows * kUnitPanels, kUnitSums);
   }
   // Tasks per worker that level out a slow one, if there is work for so many:
-  // a task should take 15 microseconds.
+  // a task should take 15 microseconds. That is a time, which stands against
+  // the overhead of a task; no cache of CpuInfo says it.
   static constexpr int64_t kTasksPerWorker = 4;
   static constexpr int64_t kTaskCycles = 1 << 16;
   // Tiles of rows per worker from which on rows are divided between workers.

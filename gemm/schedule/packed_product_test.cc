@@ -67,23 +67,32 @@ void StubAddChunks(const AddChunksArgs& args) {
   }
 }
 
+constexpr size_t kStubRows = 14;
+
 template <size_t kRows>
-void FillStubs(TileTable& table) {
+constexpr void FillStubs(Tiles<kStubRows>& stubs) {
   if constexpr (kRows > 0) {
-    table.panels[kRows] = kRows < 4 ? 4 : 2;
-    table.tiles[kRows][0] = &StubTileOf<kRows, 0>;
-    table.tiles[kRows][1] = &StubTileOf<kRows, 1>;
-    table.tiles[kRows][2] = &StubTileOf<kRows, 2>;
-    FillStubs<kRows - 1>(table);
+    stubs.panels[kRows] = kRows < 4 ? 4 : 2;
+    stubs.tiles[kRows][0] = &StubTileOf<kRows, 0>;
+    stubs.tiles[kRows][1] = &StubTileOf<kRows, 1>;
+    stubs.tiles[kRows][2] = &StubTileOf<kRows, 2>;
+    FillStubs<kRows - 1>(stubs);
   }
 }
+constexpr Tiles<kStubRows> MakeStubs() {
+  Tiles<kStubRows> stubs = {};
+  FillStubs<kStubRows>(stubs);
+  return stubs;
+}
+constexpr Tiles<kStubRows> kStubs = MakeStubs();
 
 // `max_rows`: 14 with AVX-512, 6 with AVX2, 3 with vectors of 128 bits.
 TileTable StubTable(size_t max_rows) {
   TileTable table = {};
   table.max_rows = max_rows;
   table.add_chunks = &StubAddChunks;
-  FillStubs<kTileRows>(table);
+  table.panels = kStubs.panels;
+  table.tiles = kStubs.tiles;
   return table;
 }
 

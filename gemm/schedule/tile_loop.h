@@ -103,7 +103,11 @@ class PanelMultiplier {
         pitch_bytes_(loop.a_pitch * 4) {
     tile_.panel_bytes = static_cast<size_t>(loop.panel_bytes);
     tile_.sums_stride = static_cast<size_t>(sums_stride);
-    // Beyond these bytes the rows are not in L2 when they are read again.
+    // Beyond these bytes the rows are not in L2 when they are read again. The
+    // number is for an L2 of 1 MiB, which holds lines of the weights, too. It
+    // is not from CpuInfo: it decides about fetches alone, a virtual machine
+    // may report caches that it does not have, and no other L2 has been
+    // measured.
     constexpr int64_t kNearBytes = 640 << 10;
     far_ = num_tiles_ > 1 && num_tiles_ * loop.tiles.max_size() * pitch_bytes_ *
                                      (range.chunk_end - range.chunk) >

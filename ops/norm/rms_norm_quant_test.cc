@@ -1,5 +1,6 @@
 #include "quern/ops/norm/rms_norm_quant.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>

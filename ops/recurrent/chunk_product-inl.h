@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "quern/core/registers-inl.h"
 #include "quern/core/stores.h"
 #include "quern/ops/recurrent/chunk_kernels.h"
 #include "quern/packing/transpose-inl.h"
@@ -33,14 +34,13 @@ using ChunkTag = hn::CappedTag<float, 16>;
 // What a tile computes before it is stored.
 enum class ChunkTile { kProduct, kSolve, kLower };
 
-// Rows and vectors of a tile, whose sums stay in registers: 16 of 32 vectors
-// with AVX-512, 12 of 16 before it. Small ones under sanitizers, which check
-// every load.
+// Rows and vectors of a tile, whose sums stay in registers: 16 of 32 vectors,
+// or 12 of 16. Small ones under sanitizers, which check every load.
 constexpr size_t kTileVecs = 2;
 #if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_MSAN
 constexpr size_t kTileRows = 4;
 #else
-constexpr size_t kTileRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;
+constexpr size_t kTileRows = kManyRegisters ? 8 : 6;
 #endif
 
 // sums[r][v] += sum over k of a[r * a_row + k * a_k] b[k, v]

@@ -1,0 +1,57 @@
+#include "quern/core/isa.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "hwy/detect_targets.h"
+#include "hwy/per_target.h"
+#include "hwy/targets.h"
+#include "quern/core/avx_vnni.h"
+
+namespace quern {
+namespace {
+
+// Whether this library was compiled with kernels that use the leaf.
+bool IsCompiled(IsaLeaf leaf) {
+  return leaf == IsaLeaf::kNone || QUERN_AVX_VNNI != 0;
+}
+
+bool CpuHas(IsaLeaf leaf) { return leaf == IsaLeaf::kNone || HasAvxVnni(); }
+
+}  // namespace
+
+const char* Isa::name() const {
+  return leaf == IsaLeaf::kAvxVnni ? kAvxVnniTarget : hwy::TargetName(highway);
+}
+
+// DispatchedTarget, because it is an integer in memory: hwy::SupportedTargets()
+// asks the CPU, which may leave a virtual machine, and forgets a cap.
+bool Isa::Runs() const {
+  return highway >= hwy::DispatchedTarget() && CpuHas(leaf);
+}
+
+std::vector<Isa> CompiledIsas() {
+  std::vector<Isa> isas;
+  for (int64_t left = HWY_TARGETS; left != 0; left &= left - 1) {
+    const int64_t target = left & -left;
+    if (target == kAvx2Vnni.highway && IsCompiled(kAvx2Vnni.leaf)) {
+      isas.push_back(kAvx2Vnni);
+    }
+    isas.push_back({target});
+  }
+  return isas;
+}
+
+std::vector<Isa> SupportedIsas() {
+  const int64_t targets = hwy::SupportedTargets();
+  // Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
+  // whatever DisableTargets has said before, until the next Update.
+  hwy::GetChosenTarget().Update(targets);
+  std::vector<Isa> isas;
+  for (const Isa& isa : CompiledIsas()) {
+    if ((isa.highway & targets) != 0 && CpuHas(isa.leaf)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+}  // namespace quern

@@ -1,0 +1,47 @@
+#ifndef QUERN_CORE_ISA_H_
+#define QUERN_CORE_ISA_H_
+
+// Instruction sets as values: a target of Highway, and what kernels may use
+// beside it that Highway has no target for.
+
+#include <cstdint>
+#include <vector>
+
+#include "hwy/detect_targets.h"
+
+namespace quern {
+
+enum class IsaLeaf : uint8_t {
+  kNone,
+  kAvxVnni,  // core/avx_vnni.h
+};
+
+struct Isa {
+  // One bit. A better target of the same architecture has a lower one.
+  int64_t highway;
+  IsaLeaf leaf = IsaLeaf::kNone;
+
+  // What a plan's target() returns: "AVX3_ZEN4", "AVX2_VNNI".
+  const char* name() const;
+  // Whether plans made now may take kernels of this instruction set: Highway's
+  // dispatch has chosen its target or a better one, and the CPU has the leaf. A
+  // cap (core/max_isa.h) and a test's choice (testing/isa_test.h) count, too.
+  bool Runs() const;
+};
+
+inline bool operator==(const Isa& a, const Isa& b) {
+  return a.highway == b.highway && a.leaf == b.leaf;
+}
+inline bool operator!=(const Isa& a, const Isa& b) { return !(a == b); }
+
+inline constexpr Isa kAvx2Vnni = {HWY_AVX2, IsaLeaf::kAvxVnni};
+
+// The instruction sets that this library was compiled for, best first.
+std::vector<Isa> CompiledIsas();
+// Those of them that Runs() may be true for: this CPU has them, and no cap and
+// no test forbids them.
+std::vector<Isa> SupportedIsas();
+
+}  // namespace quern
+
+#endif  // QUERN_CORE_ISA_H_
