@@ -16,8 +16,8 @@
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/tile_loop.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/packing/block_panels.h"
 
