@@ -22,6 +22,7 @@
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/block_product.h"
 #include "quern/gemm/schedule/packed_product.h"
+#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/gemm/schedule/tile_loop.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/gemm/weights/packed_form.h"

@@ -19,6 +19,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/packed_product.h"
+#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/gemm/weights/packed_form.h"
 #include "quern/packing/vnni_layout.h"
 

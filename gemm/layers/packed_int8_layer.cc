@@ -23,6 +23,7 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/packed_product.h"
+#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/quant/int8_quantize.h"
 

@@ -12,10 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/workspace.h"
 #include "quern/gemm/epilogue.h"
@@ -59,23 +56,6 @@ inline std::string TilesOf(int64_t m, const TileTable& table) {
   return absl::StrCat(
       rows, " x ",
       table.panels[static_cast<size_t>(rows)] * VnniLayout::kPanelCols);
-}
-
-// Whether a vector of the instruction set `target` holds a line of a panel.
-inline bool LineIsAVector(absl::string_view target) {
-  return absl::StartsWith(target, "AVX3");
-}
-
-// Has tiles of up to `rows` rows read one panel at a time where the core reads
-// DRAM fastest in one stream: Zen 4's two cores read 65 GB/s in one, 46 in two,
-// 60 in four and 55 in eight. From the caches one stream is slower, because the
-// few sums wait for each other (1 MiB of bf16: 10 us in eight, 30 in one), so
-// small layers keep theirs (2026).
-inline void ReadInOneStream(CpuCore core, int64_t layer_bytes, size_t rows,
-                            TileTable& table) {
-  constexpr int64_t kSmall = 4 << 20;
-  if (core != CpuCore::kZen4 || layer_bytes < kSmall) return;
-  for (size_t r = 1; r <= rows; ++r) table.panels[r] = 1;
 }
 
 // Copies elements order[i], i < k, of a row, each of 2 or 4 bytes.

@@ -1,14 +1,14 @@
 // What a core decides about how few rows read their weights. Which core runs
 // the test does not matter.
 
+#include "quern/gemm/schedule/prefetch_policy.h"
+
 #include <cstddef>
 #include <cstdint>
 
 #include "gtest/gtest.h"
 #include "quern/core/cpu_core.h"
 #include "quern/gemm/kernels/tile.h"
-#include "quern/gemm/layers/packed_layers.h"
-#include "quern/gemm/schedule/block_product.h"
 
 namespace quern {
 namespace {
