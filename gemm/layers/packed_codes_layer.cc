@@ -52,7 +52,7 @@ class CodesArithmetic : public PackedArithmetic {
     uint8_t* gathered;  // every worker's row of a, where k has an order
     int64_t piece_count, row_bytes;
   };
-  // Of many rows, some blocks may have fused tiles and others not.
+  // Some blocks of many rows may have fused tiles and others not.
   template <typename Allocator>
   Terms LayOutTerms(Allocator& allocator, int64_t rows, int64_t workers) const {
     Terms terms = {};
