@@ -1,28 +1,23 @@
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/workspace.h"
 #include "quern/gemm/kernels/block_kernels.h"
-#include "quern/gemm/kernels/epilogue_kernels.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 #include "quern/gemm/kernels/tile.h"
-#include "quern/gemm/layers/linear_layer.h"
+#include "quern/gemm/layers/finish_sums.h"
+#include "quern/gemm/layers/packed_layer_of.h"
 #include "quern/gemm/layers/packed_layers.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/block_product.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/tile_loop.h"
+#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/gemm/weights/packed_form.h"
 #include "quern/packing/block_panels.h"
@@ -45,89 +40,25 @@ void PackRecord(const ExactBlockKernels& kernels, const uint8_t* from, size_t k,
 // Weights in blocks by rows that become int8 in blocks (BlockKernels), or f32
 // (ExactBlockKernels); weights of kI4Group by the former (I4BlockKernels).
 template <class Kernels>
-class PackedBlocksLayer final : public PackedLayer {
+class BlocksArithmetic : public PackedArithmetic {
  public:
-  PackedBlocksLayer(const LinearSpec& spec, const LinearWeights& weights,
-                    const PackedForm& form, const VnniLayout& lines,
-                    const BlockPanels& blocks, const Kernels& kernels)
-      : PackedLayer(weights),
+  using Sum = float;
+  static constexpr bool kDecodes = true;
+  static constexpr auto kOneRow = OneRowIsPacked::kByEachWorker;
+
+  // `lines` is one part as lines of one k each: PackedProduct takes rows in
+  // chunks of 256 lines, which are records of blocks.
+  BlocksArithmetic(const LinearSpec& spec, const LinearWeights& weights,
+                   const PackedForm& form, const VnniLayout& lines,
+                   const BlockPanels& blocks, const Kernels& kernels)
+      : PackedArithmetic(weights, spec.a, lines, form.parts),
         form_(form),
-        a_(spec.a),
-        lines_(lines),
         blocks_(blocks),
         kernels_(kernels),
         finish_(spec, weights) {}
 
-  const char* target() const override { return kernels_.target; }
-  std::string Explain(int64_t m) const override {
-    const int64_t rows = std::clamp<int64_t>(m, 1, kBlockRows);
-    return absl::StrCat("packed ", kernels_.target, " ", kernels_.arithmetic,
-                        ", decoded in ", Fused(rows) ? "registers" : "scratch",
-                        ", tiles of ", TilesOf(m, TableFor(rows)));
-  }
-  void Execute(const LinearArgs& args, const Workspace& workspace,
-               Executor& executor) const noexcept override {
-    ForEachRowBlock(args.a.extent(0), [&](int64_t first, int64_t rows) {
-      const PackedProduct<float> product = ProductOf(rows, TileCount::kEven);
-      Workspace memory = workspace;
-      const auto scratch =
-          product.LayOutWholeK(memory, executor.num_workers(), kOneRow);
-      const auto pack = [&](int64_t row, uint32_t* to, int /*worker*/) {
-        Pack(static_cast<const uint8_t*>(args.a.data()) +
-                 (first + row) * RowBytes(args.a),
-             product, to);
-      };
-      const auto multiply = [&](const uint32_t* a, const TileRange& range,
-                                float* sums, int64_t stride,
-                                int64_t part_stride, int /*worker*/) {
-        MultiplyParts(product, a, range, sums, stride, part_stride);
-      };
-      const auto finish = [&](const SumsBlock<float>& block) {
-        finish_(block, first, args);
-      };
-      product.RunWith(scratch, executor, pack, multiply, finish);
-    });
-  }
-
-  int64_t panels() const override { return lines_.panels(); }
-  int64_t lines() const override {
-    return form_.parts * blocks_.panel_bytes() / BlockPanels::kLineBytes;
-  }
-  void CountGroups(WorkspaceLayout& layout, int64_t rows,
-                   int64_t workers) const override {
-    LayOutGroups(layout, rows, workers);
-  }
-  void PackRow(const GroupedRows& all, const RowsBlock& block, int64_t row,
-               const uint8_t* from, int /*worker*/) const override {
-    const PackedProduct<float> product =
-        ProductOf(block.rows, TileCount::kFewest);
-    Pack(from, product, product.PackedRow(ScratchOf(all).RowsOf(block), row));
-  }
-  void MultiplyBlock(const GroupedRows& all, const RowsBlock& block,
-                     int64_t panel, int64_t panel_end, const LinearArgs& args,
-                     int worker) const override {
-    const PackedProduct<float> product =
-        ProductOf(block.rows, TileCount::kFewest);
-    const GroupedScratch<float> scratch = ScratchOf(all);
-    product.MultiplyAllRows(
-        panel, panel_end, scratch.SumsOf(worker),
-        [&](const TileRange& range, float* sums, int64_t stride,
-            int64_t part_stride) {
-          MultiplyParts(product, scratch.RowsOf(block), range, sums, stride,
-                        part_stride);
-        },
-        [&](const SumsBlock<float>& sums) {
-          finish_(sums, block.first, args);
-        });
-  }
-
- private:
-  static constexpr auto kOneRow = OneRowIsPacked::kByEachWorker;
-
-  void CountScratch(WorkspaceLayout& layout, int64_t rows,
-                    int64_t workers) const override {
-    ProductOf(rows, TileCount::kEven).LayOutWholeK(layout, workers, kOneRow);
-  }
+  const char* target() const { return kernels_.target; }
+  const char* name() const { return kernels_.arithmetic; }
   bool Fused(int64_t rows) const {
     const auto most = static_cast<int64_t>(kernels_.fused.max_rows);
     return most > 0 && rows <= most;
@@ -135,28 +66,40 @@ class PackedBlocksLayer final : public PackedLayer {
   const TileTable& TableFor(int64_t rows) const {
     return Fused(rows) ? kernels_.fused : kernels_.decoded;
   }
-  PackedProduct<float> ProductOf(int64_t rows, TileCount tile_count) const {
-    return {lines_, TableFor(rows), BlockKind<Kernels>::RowPitch(kernels_),
-            rows,   form_.parts,    tile_count};
+  int64_t row_pitch() const { return BlockKind<Kernels>::RowPitch(kernels_); }
+  int64_t panel_lines() const {
+    return blocks_.panel_bytes() / BlockPanels::kLineBytes;
+  }
+  // A block of few rows is one tile that decodes in registers and needs no
+  // spare row, so only the other tiles count.
+  size_t max_tile_rows() const { return kernels_.decoded.max_rows; }
+
+  void PackRow(const PackedProduct<float>& product, const RowToPack& row,
+               const Terms& /*terms*/) const {
+    const bool ordered = weights().order() != nullptr;
+    alignas(64) uint8_t gathered[BlockPanels::kRecordK * sizeof(float)];
+    ForEachChunk(product, row.to, [&](int64_t k, int64_t count, uint32_t* to) {
+      if (ordered) Gather(row.a, k, count, gathered);
+      PackRecord(kernels_, ordered ? gathered : row.a + k * a_size(),
+                 static_cast<size_t>(count), to);
+    });
+  }
+  void MultiplyPart(int64_t part, const PackedProduct<float>& product,
+                    const uint32_t* a, const Terms& /*terms*/, int /*worker*/,
+                    const TileRange& range, float* sums, int64_t stride) const {
+    const int64_t rows = product.tiles().rows;
+    const BlockPart<Kernels> blocks = {
+        blocks_,        kernels_,
+        Fused(rows),    weights().panels() + part * form_.part_bytes,
+        GroupsOf(part), FusedAheadBytes(core_, rows)};
+    MultiplyBlocks(blocks, product, a, range, sums, stride);
+  }
+  void Finish(const SumsBlock<float>& block, int64_t first,
+              const LinearArgs& args, const Terms& /*terms*/) const {
+    finish_(block, first, args);
   }
 
-  // Does for all parts what MultiplyBlocks does for one.
-  void MultiplyParts(const PackedProduct<float>& product, const uint32_t* a,
-                     const TileRange& range, float* sums, int64_t stride,
-                     int64_t part_stride) const {
-    for (int64_t part = 0; part < form_.parts; ++part) {
-      const BlockPart<Kernels> blocks = {
-          blocks_,
-          kernels_,
-          Fused(product.tiles().rows),
-          weights().panels() + part * form_.part_bytes,
-          GroupsOf(part),
-          FusedAheadBytes(core_, product.tiles().rows)};
-      MultiplyBlocks(blocks, product, a, range, sums, stride);
-      sums += part_stride;
-    }
-  }
-
+ private:
   PanelGroups GroupsOf(int64_t part) const {
     if (form_.groups == 0) return {};
     const int64_t scales = part * form_.part_scales;
@@ -166,42 +109,7 @@ class PackedBlocksLayer final : public PackedLayer {
             weights().spec().group_size / BlockPanels::kBlockK};
   }
 
-  // A block of few rows is one tile that decodes in registers and needs no
-  // spare row, so only the other tiles count.
-  template <typename Allocator>
-  GroupedScratch<float> LayOutGroups(Allocator& allocator, int64_t rows,
-                                     int64_t workers) const {
-    return GroupedScratch<float>::LayOut(
-        allocator, ProductOf(std::min(rows, kBlockRows), TileCount::kFewest),
-        rows, workers, static_cast<int64_t>(kernels_.decoded.max_rows));
-  }
-  GroupedScratch<float> ScratchOf(const GroupedRows& all) const {
-    Workspace memory = all.workspace;
-    return LayOutGroups(memory, all.rows, all.workers);
-  }
-
-  void Pack(const uint8_t* from, const PackedProduct<float>& product,
-            uint32_t* to) const {
-    const auto a_size = static_cast<int64_t>(SizeOf(a_));
-    const int32_t* order = weights().order();
-    alignas(64) uint8_t gathered[BlockPanels::kRecordK * sizeof(float)];
-    for (int64_t k = 0; k < blocks_.k(); k += BlockPanels::kRecordK) {
-      const int64_t count = std::min(BlockPanels::kRecordK, blocks_.k() - k);
-      const uint8_t* record = from + k * a_size;
-      if (order != nullptr) {
-        Gather(from, a_size, order + k, count, gathered);
-        record = gathered;
-      }
-      PackRecord(kernels_, record, static_cast<size_t>(count), to);
-      to += product.a_chunk();
-    }
-  }
-
   PackedForm form_;
-  DType a_;
-  // One part as lines of one k each: PackedProduct takes rows in chunks of 256
-  // lines, which are records of blocks.
-  VnniLayout lines_;
   BlockPanels blocks_;
   Kernels kernels_;
   CpuCore core_ = ThisCpuCore();
@@ -221,8 +129,8 @@ PackedLayerOr CreateLayer(const LinearSpec& spec, const LinearWeights& weights,
                          VnniLayout::Create(DType::kF32, w.k, form.part_n));
   QUERN_ASSIGN_OR_RETURN(const BlockPanels blocks,
                          BlockPanels::Create(codes, w.k, form.part_n));
-  return std::make_unique<const PackedBlocksLayer<Kernels>>(
-      spec, weights, form, lines, blocks, kernels);
+  return std::make_unique<const PackedLayerOf<BlocksArithmetic<Kernels>>>(
+      BlocksArithmetic<Kernels>(spec, weights, form, lines, blocks, kernels));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/packed_product.h"
 #include "quern/gemm/schedule/tile_loop.h"
 #include "quern/gemm/weights/block_traits.h"
@@ -125,13 +126,6 @@ class Multiplier {
     return part_.panels + panel * panel_bytes_ + record * record_bytes_;
   }
 
-  // The largest power of two that is not above `panels`, as its logarithm.
-  static size_t LogOf(int64_t panels) {
-    size_t log = 0;
-    while ((int64_t{2} << log) <= panels) ++log;
-    return log;
-  }
-
   // Tiles that decode read each panel as one stream. There is one tile of rows.
   void MultiplyStreams() {
     const int64_t rows = first_sizes_.size;
@@ -141,7 +135,7 @@ class Multiplier {
     const auto best = static_cast<int64_t>(part_.kernels.fused.panels[rows]);
     const auto lines = static_cast<size_t>(record_lines_);
     for (int64_t panel = range_.panel; panel < range_.panel_end;) {
-      const size_t log = LogOf(std::min(best, range_.panel_end - panel));
+      const size_t log = FloorLog2(std::min(best, range_.panel_end - panel));
       for (int64_t record = 0; record < records_; ++record) {
         tile_.steps = StartRecord(record);
         tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
@@ -186,34 +180,15 @@ class Multiplier {
     }
   }
 
-  // With one tile of rows, as many panels as are multiplied at once from their
-  // first record to the last. With more, all panels for one record after the
-  // other: the rows of that record stay in L2.
   void MultiplyRecords() {
-    const bool many = range_.tile_end - range_.tile > 1;
     const auto best = static_cast<int64_t>(std::min(
         part_.kernels.decoded.panels[static_cast<size_t>(tiles_.max_size())],
         kBlockPanels));
-    const int64_t width = many ? range_.panel_end - range_.panel : best;
-    for (int64_t begin = range_.panel; begin < range_.panel_end;
-         begin += width) {
-      const int64_t end = std::min(begin + width, range_.panel_end);
-      for (int64_t record = 0; record < records_; ++record) {
-        blocks_ = StartRecord(record);
-        for (int64_t panel = begin; panel < end;) {
-          const size_t log = LogOf(std::min(best, end - panel));
-          const int64_t next = panel + (int64_t{1} << log);
-          if (next < end) {
-            MultiplyDecoded(record, panel, log, RecordAt(next, record));
-          } else if (record + 1 < records_) {
-            MultiplyDecoded(record, panel, log, RecordAt(begin, record + 1));
-          } else {
-            MultiplyDecoded(record, panel, log, RecordAt(end, 0));
-          }
-          panel = next;
-        }
-      }
-    }
+    ForEachBlock(range_, best,
+                 [&](const WeightBlock& block, const BlockStart& next) {
+                   if (block.starts_chunk) blocks_ = StartRecord(block.chunk);
+                   MultiplyDecoded(block, RecordAt(next.panel, next.chunk));
+                 });
   }
 
   // Returns the number of blocks of the record, which is the first or follows
@@ -230,16 +205,16 @@ class Multiplier {
     return static_cast<size_t>(part_.layout.RecordBlocks(record));
   }
 
-  // Decodes a record of 2^log panels, and multiplies all tiles of rows by them.
-  // Meanwhile fetches the records from `fetch` on, which may be any address.
+  // Decodes the block, a record of some panels, and multiplies all tiles of
+  // rows by it. Meanwhile fetches the records from `fetch` on, which may be any
+  // address.
   // Nothing here may take long, because it is done for each tile: three
   // divisions and fetches in odd numbers took a tenth of the time.
-  void MultiplyDecoded(int64_t record, int64_t panel, size_t log,
-                       const uint8_t* fetch) {
-    for (int64_t p = 0; p < int64_t{1} << log; ++p) {
-      const uint8_t* from = RecordAt(panel + p, record);
+  void MultiplyDecoded(const WeightBlock& block, const uint8_t* fetch) {
+    for (int64_t p = 0; p < block.panels(); ++p) {
+      const uint8_t* from = RecordAt(block.panel + p, block.chunk);
       if constexpr (kHasGroups) {
-        part_.kernels.decode(from, blocks_, groups_.Of(panel + p),
+        part_.kernels.decode(from, blocks_, groups_.Of(block.panel + p),
                              &decoded_[p]);
       } else {
         part_.kernels.decode(from, blocks_, &decoded_[p]);
@@ -253,8 +228,8 @@ class Multiplier {
       tile_.prefetch_steps = tile_.steps / static_cast<size_t>(share);
     }
     tile_.b = reinterpret_cast<const uint8_t*>(&decoded_[0]);
-    tile_.a = a_ + range_.tile * a_tile_ + record * product_.a_chunk();
-    tile_.sums = sums_ + (panel - range_.panel) * kPanelCols;
+    tile_.a = a_ + range_.tile * a_tile_ + block.chunk * product_.a_chunk();
+    tile_.sums = sums_ + (block.panel - range_.panel) * kPanelCols;
     int64_t lines = record_lines_;
     Sizes sizes = first_sizes_;
     for (int64_t tile = range_.tile; tile < range_.tile_end; ++tile) {
@@ -264,7 +239,7 @@ class Multiplier {
       fetch += count * kLineBytes;
       lines -= count;
       const int64_t rows = sizes.Next();
-      part_.kernels.decoded.tiles[rows][log](tile_);
+      part_.kernels.decoded.tiles[rows][block.log](tile_);
       tile_.a += a_tile_;
       tile_.sums = static_cast<float*>(tile_.sums) + rows * stride_;
     }

@@ -11,13 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "quern/core/cpu_core.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/tile_loop.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/packing/block_panels.h"
 
@@ -71,21 +70,8 @@ struct BlockPart {
   bool fused;  // codes are decoded in registers
   const uint8_t* panels;
   PanelGroups groups;   // only I4BlockKernels have any
-  int64_t ahead_bytes;  // FusedAheadBytes
+  int64_t ahead_bytes;  // FusedAheadBytes of prefetch_policy.h
 };
-
-// How far tiles of so many rows that decode fetch ahead in the stream that they
-// read.
-//
-// Zen 4's own prefetchers follow the stream of one row at nearly the speed of
-// DRAM. They do not where a kernel fetches far ahead, because a core's fetches
-// have no more than 24 buffers. Rows that compute for longer than DRAM takes
-// (exact rows, IQ4 on AVX2) are alike with both distances. Four rows on Zen 4,
-// and one row on Emerald Rapids, read faster with far fetches. Figures:
-// docs/performance_notes.md, "How DRAM is read by few rows".
-constexpr int64_t FusedAheadBytes(CpuCore core, int64_t rows) {
-  return core == CpuCore::kZen4 && rows == 1 ? 512 : 8 << 10;
-}
 
 // Overwrites `sums` of the rows and panels of `range`, all k. `a` are the rows
 // packed by `product`, whose chunks are records. Takes 24 KB of stack, or 40 KB

@@ -7,6 +7,7 @@
 #include "quern/core/math_util.h"
 #include "quern/gemm/kernels/codes_kernels.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/packed_product.h"
 #include "quern/gemm/schedule/tile_loop.h"
 #include "quern/packing/vnni_layout.h"
@@ -19,15 +20,6 @@ constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
 constexpr int64_t kPanelCols = VnniLayout::kPanelCols;
 // Number of sums of one tile, at most: vectors of 16 that fit in registers.
 constexpr int64_t kTileSums = 32 * kPanelCols;
-
-// A part of the weights that is multiplied at once: 2^log panels, and one chunk
-// of k.
-struct Block {
-  int64_t chunk;
-  int64_t panel;
-  size_t log;
-  int64_t panels() const { return int64_t{1} << log; }
-};
 
 class Multiplier {
  public:
@@ -58,37 +50,23 @@ class Multiplier {
     scale_.to_stride = static_cast<size_t>(stride);
   }
 
-  // With one tile of rows, a group of panels from its first line to its last.
-  // With more, all panels for one chunk after the other: the rows of that chunk
-  // stay in L2.
   void Run() {
     const auto best = static_cast<int64_t>(
         part_.table().panels[static_cast<size_t>(tiles_.max_size())]);
-    const int64_t width =
-        whole_chunks_ ? range_.panel_end - range_.panel : best;
-    for (int64_t begin = range_.panel; begin < range_.panel_end;
-         begin += width) {
-      const int64_t panel_end = std::min(begin + width, range_.panel_end);
-      int64_t first_piece = 0;
-      for (int64_t chunk = 0; chunk < product_.chunks(); ++chunk) {
-        int64_t next_piece = first_piece;
-        for (int64_t panel = begin; panel < panel_end;) {
-          size_t log = 0;
-          while ((int64_t{2} << log) <= std::min(best, panel_end - panel)) {
-            ++log;
-          }
-          next_piece = MultiplyBlock({chunk, panel, log}, first_piece);
-          panel += int64_t{1} << log;
-        }
-        first_piece = next_piece;
-      }
-    }
+    int64_t first_piece = 0, next_piece = 0;
+    ForEachBlock(range_, best,
+                 [&](const WeightBlock& block, const BlockStart& /*next*/) {
+                   if (block.starts_chunk) {
+                     first_piece = block.chunk == 0 ? 0 : next_piece;
+                   }
+                   next_piece = MultiplyBlock(block, first_piece);
+                 });
   }
 
  private:
   // Multiplies all tiles of rows by the block, whose first piece of k is
   // `first_piece`. Returns the piece of k that follows the block's last one.
-  int64_t MultiplyBlock(const Block& block, int64_t first_piece) {
+  int64_t MultiplyBlock(const WeightBlock& block, int64_t first_piece) {
     const int64_t chunk_k = block.chunk * kChunkK;
     const int64_t chunk_end = std::min(chunk_k + kChunkK, part_.pieces.k);
     if (!part_.fused && whole_chunks_) Decode(block, chunk_k, chunk_end);
@@ -112,7 +90,8 @@ class Multiplier {
   }
 
   // Writes the sums of one tile over [k, end) to tile_sums_.
-  void MultiplyPiece(const Block& block, int64_t tile, int64_t k, int64_t end) {
+  void MultiplyPiece(const WeightBlock& block, int64_t tile, int64_t k,
+                     int64_t end) {
     const int64_t pairs = (k - block.chunk * kChunkK) / 2;
     tile_.a = a_ + tile * a_tile_ + block.chunk * product_.a_chunk() +
               pairs * static_cast<int64_t>(part_.linear.elements_per_line);
@@ -138,7 +117,8 @@ class Multiplier {
   }
 
   // Adds tile_sums_, scaled, to the sums of the product.
-  void ScalePiece(const Block& block, int64_t row, int64_t k, int64_t piece) {
+  void ScalePiece(const WeightBlock& block, int64_t row, int64_t k,
+                  int64_t piece) {
     const int64_t at =
         (block.panel * part_.groups + k / part_.pieces.group_size) * kPanelCols;
     scale_.scales = part_.scales + at;
@@ -151,7 +131,7 @@ class Multiplier {
   }
 
   // Decodes [k, end) of the block's panels to where the lines of the chunk lie.
-  void Decode(const Block& block, int64_t k, int64_t end) {
+  void Decode(const WeightBlock& block, int64_t k, int64_t end) {
     const uint8_t* from =
         part_.codes + block.panel * panel_bytes_ + k / line_k_ * kLineBytes;
     uint8_t* to = decoded_ + (k - block.chunk * kChunkK) / 2 * kLineBytes;
@@ -166,7 +146,7 @@ class Multiplier {
 
   // Returns what to prefetch: the piece of k that follows in the block's
   // panels, or the first piece of the next panels.
-  TilePrefetch Ahead(const Block& block, int64_t k) const {
+  TilePrefetch Ahead(const WeightBlock& block, int64_t k) const {
     int64_t panel = block.panel;
     if (k == part_.pieces.k) {
       panel += block.panels();

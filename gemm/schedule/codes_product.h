@@ -18,8 +18,8 @@
 #include "quern/gemm/kernels/codes_kernels.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/tile_loop.h"
 #include "quern/packing/code_layout.h"
 #include "quern/packing/vnni_layout.h"
 

@@ -28,6 +28,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/gemm/schedule/division.h"
 #include "quern/gemm/schedule/tile_loop.h"
 #include "quern/packing/vnni_layout.h"

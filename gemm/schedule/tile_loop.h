@@ -31,6 +31,7 @@
 #include "hwy/base.h"
 #include "quern/core/math_util.h"
 #include "quern/gemm/kernels/tile.h"
+#include "quern/gemm/schedule/block_order.h"
 #include "quern/packing/vnni_layout.h"
 
 namespace quern {
@@ -80,13 +81,6 @@ struct TileLoop {
   int64_t after_panel;
 };
 
-// One task: ranges of panels, of tiles of rows, and of chunks.
-struct TileRange {
-  int64_t panel, panel_end;
-  int64_t tile, tile_end;
-  int64_t chunk, chunk_end;
-};
-
 // One call of MultiplyPanels.
 template <typename Sum>
 class PanelMultiplier {
@@ -116,73 +110,44 @@ class PanelMultiplier {
              loop.tiles.max_size() > static_cast<int64_t>(loop.table->few_rows);
   }
 
-  // With one tile of rows, a group of panels from its first line to its last:
-  // the hardware's prefetchers see long streams. With more, all panels for one
-  // chunk after the other: the rows of that chunk stay in L2.
   void Run() {
     const auto best =
         static_cast<int64_t>(loop_.table->panels[loop_.tiles.max_size()]);
-    const int64_t width =
-        num_tiles_ == 1 ? best : range_.panel_end - range_.panel;
-    for (int64_t begin = range_.panel; begin < range_.panel_end;
-         begin += width) {
-      const int64_t end = std::min(begin + width, range_.panel_end);
-      for (int64_t chunk = range_.chunk; chunk < range_.chunk_end; ++chunk) {
-        for (int64_t panel = begin; panel < end;) {
-          size_t log = 0;
-          while ((int64_t{2} << log) <= std::min(best, end - panel)) ++log;
-          const int64_t next = panel + (int64_t{1} << log);
-          if (next < end) {
-            MultiplyBlock(chunk, panel, log, {loop_.b, next, chunk});
-          } else if (chunk + 1 < range_.chunk_end) {
-            MultiplyBlock(chunk, panel, log, {loop_.b, begin, chunk + 1});
-          } else if (end < range_.panel_end) {
-            MultiplyBlock(chunk, panel, log, {loop_.b, end, range_.chunk});
-          } else {
-            MultiplyBlock(chunk, panel, log,
-                          {loop_.after_b, loop_.after_panel, range_.chunk});
-          }
-          panel = next;
-        }
-      }
-    }
+    ForEachBlock(range_, best,
+                 [&](const WeightBlock& block, const BlockStart& next) {
+                   MultiplyBlock(block, next);
+                 });
   }
 
  private:
   static constexpr int64_t kChunk = static_cast<int64_t>(kChunkLines);
   static constexpr int64_t kLineBytes = VnniLayout::kLineBytes;
 
-  // Where the block begins that is fetched while another is multiplied.
-  struct NextBlock {
-    const uint8_t* b;
-    int64_t panel;
-    int64_t chunk;
-  };
-
-  // Multiplies all tiles by the lines of `chunk` in panels [panel, panel +
-  // 2^log), while as many of `next` are fetched.
-  void MultiplyBlock(int64_t chunk, int64_t panel, size_t log,
-                     const NextBlock& next) {
-    tile_.b = loop_.b + panel * loop_.panel_bytes + chunk * kChunk * kLineBytes;
-    const int64_t line = chunk * kChunk;
+  // Multiplies all tiles by the block, while as many panels of the next one are
+  // fetched.
+  void MultiplyBlock(const WeightBlock& block, const BlockStart& next) {
+    const bool last = next.panel == range_.panel_end;
+    const uint8_t* next_b = last ? loop_.after_b : loop_.b;
+    const int64_t next_panel = last ? loop_.after_panel : next.panel;
+    const int64_t line = block.chunk * kChunk;
+    tile_.b = loop_.b + block.panel * loop_.panel_bytes + line * kLineBytes;
     const int64_t steps = std::min(kChunk, loop_.lines - line);
     const int64_t next_line = next.chunk * kChunk;
-    const bool fetch =
-        ahead_ && next.panel + (int64_t{1} << log) <= loop_.panels;
+    const bool fetch = ahead_ && next_panel + block.panels() <= loop_.panels;
     const int64_t next_lines =
         fetch ? std::min(steps, loop_.lines - next_line) : 0;
     tile_.steps = static_cast<size_t>(steps);
-    tile_.add = chunk != range_.chunk;
+    tile_.add = block.chunk != range_.chunk;
     for (int64_t i = 0; i < num_tiles_; ++i) {
       const int64_t tile = range_.tile + i;
       const int64_t part = next_lines * i / num_tiles_;
       tile_.prefetch[0] = {
-          next.b + next.panel * loop_.panel_bytes +
+          next_b + next_panel * loop_.panel_bytes +
               (next_line + part) * kLineBytes,
           tile_.panel_bytes,
           static_cast<size_t>(next_lines * (i + 1) / num_tiles_ - part)};
       if (far_) {
-        tile_.prefetch[1] = RowsAhead(chunk, panel, log, tile);
+        tile_.prefetch[1] = RowsAhead(block, tile);
         tile_.prefetch[1].lines = std::min(
             tile_.prefetch[1].lines, tile_.steps - tile_.prefetch[0].lines);
       }
@@ -190,26 +155,25 @@ class PanelMultiplier {
           tile_.steps /
           std::max<size_t>(tile_.prefetch[0].lines + tile_.prefetch[1].lines,
                            1);
-      tile_.a = loop_.a + tile * a_tile_ + chunk * a_chunk_;
+      tile_.a = loop_.a + tile * a_tile_ + block.chunk * a_chunk_;
       const int64_t row =
           loop_.tiles.begin(tile) - loop_.tiles.begin(range_.tile);
       tile_.sums = sums_ + row * sums_stride_ +
-                   (panel - range_.panel) * VnniLayout::kPanelCols;
-      loop_.table->tiles[loop_.tiles.size(tile)][log](tile_);
+                   (block.panel - range_.panel) * VnniLayout::kPanelCols;
+      loop_.table->tiles[loop_.tiles.size(tile)][block.log](tile_);
     }
   }
 
-  // Returns the share of panels [panel, panel + 2^log) in fetching the rows of
-  // `tile` in the chunk that follows `chunk`, in this task or in the next.
-  TilePrefetch RowsAhead(int64_t chunk, int64_t panel, size_t log,
-                         int64_t tile) const {
-    const int64_t streams = int64_t{1} << log;
+  // Returns the share of the block in fetching the rows of `tile` in the chunk
+  // that follows the block's, in this task or in the next.
+  TilePrefetch RowsAhead(const WeightBlock& block, int64_t tile) const {
+    const int64_t streams = block.panels();
     const int64_t next =
-        chunk + 1 < range_.chunk_end ? chunk + 1 : range_.chunk;
+        block.chunk + 1 < range_.chunk_end ? block.chunk + 1 : range_.chunk;
     const int64_t lines = loop_.tiles.size(tile) * pitch_bytes_ / kLineBytes;
     const int64_t all = range_.panel_end - range_.panel;
-    const int64_t begin = lines * (panel - range_.panel) / all;
-    const int64_t end = lines * (panel + streams - range_.panel) / all;
+    const int64_t begin = lines * (block.panel - range_.panel) / all;
+    const int64_t end = lines * (block.panel + streams - range_.panel) / all;
     const int64_t steps = DivCeil(end - begin, streams);
     return {reinterpret_cast<const uint8_t*>(loop_.a + tile * a_tile_ +
                                              next * a_chunk_) +

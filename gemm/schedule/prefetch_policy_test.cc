@@ -1,6 +1,8 @@
 // What a core decides about how few rows read their weights. Which core runs
 // the test does not matter.
 
+#include "quern/gemm/schedule/prefetch_policy.h"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -12,8 +14,6 @@
 #include "quern/gemm/kernels/int8_kernels.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 #include "quern/gemm/kernels/tile.h"
-#include "quern/gemm/layers/packed_layers.h"
-#include "quern/gemm/schedule/block_product.h"
 
 namespace quern {
 namespace {
