@@ -1,4 +1,4 @@
-#include "quern/models/architectures/deepseek_config.h"
+#include "quern/models/architectures/part_keys.h"
 
 #include <cstdint>
 #include <string>
@@ -10,6 +10,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/gguf/gguf.h"
 
 namespace quern {
@@ -23,24 +24,27 @@ std::string NameOf(absl::string_view architecture, absl::string_view key) {
 
 }  // namespace
 
-absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
-                                     const Architecture& architecture) {
-  uint32_t parts = 0;
+absl::StatusOr<ModelParts> PartsOfKeys(const GgufFile& file,
+                                       const Architecture& architecture) {
+  ModelParts parts;
+  const auto add = [&](ModelPart part) {
+    if (architecture.may.Has(part)) parts.Add(part);
+  };
   const std::string lora = NameOf(architecture.name, "attention.q_lora_rank");
   if (file.Has(lora)) {
     QUERN_ASSIGN_OR_RETURN(const int64_t rank, file.GetInt(lora));
-    if (rank != 0) parts |= Bit(ModelPart::kQueryLora);
+    if (rank != 0) add(ModelPart::kQueryLora);
   }
   if (file.Has(NameOf(architecture.name, "attention.key_length_mla"))) {
-    parts |= Bit(ModelPart::kSplitKvB);
+    add(ModelPart::kSplitKvB);
   }
   const std::string scaling = NameOf(architecture.name, kRopeScalingKey);
   if (file.Has(scaling)) {
     QUERN_ASSIGN_OR_RETURN(const absl::string_view kind,
                            file.GetString(scaling));
-    if (kind == kYarnScaling) parts |= Bit(ModelPart::kYarn);
+    if (kind == kYarnScaling) add(ModelPart::kYarn);
   }
-  return parts & architecture.may;
+  return parts;
 }
 
 bool HasRouterBias(const GgufFile& file, const DecoderConfig& c) {
@@ -114,6 +118,28 @@ absl::Status CheckLatentShape(const DecoderConfig& c,
                                  "value_length)"),
                     c.q_heads * (c.head_dim + c.value_dim), 1,
                     DecoderConfig::kMaxDim);
+}
+
+// Multipliers are near 1. The stream holds x / residual_scale, whose norm has
+// the eps norm_eps / residual_scale^2; far from 1 these overflow f32, or
+// vanish, and logits are wrong without a sign of it.
+absl::Status CheckMultipliers(const DecoderConfig& c,
+                              absl::string_view prefix) {
+  if (!c.Has(ModelPart::kMultipliers)) return absl::OkStatus();
+  constexpr float kLeast = 0x1p-20f, kMost = 0x1p20f;
+  const struct {
+    const char* key;
+    float value;
+  } multipliers[] = {{"embedding_scale", c.embedding_scale},
+                     {"residual_scale", c.residual_scale},
+                     {"attention.scale", c.attention_scale},
+                     {"logit_scale", c.logit_divisor}};
+  for (const auto& m : multipliers) {
+    if (kLeast <= m.value && m.value <= kMost) continue;
+    return InvalidArgument(kOp, prefix, m.key, "=", m.value,
+                           "; need a number from 2^-20 to 2^20");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace quern

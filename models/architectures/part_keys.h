@@ -1,25 +1,24 @@
-#ifndef QUERN_MODELS_ARCHITECTURES_DEEPSEEK_CONFIG_H_
-#define QUERN_MODELS_ARCHITECTURES_DEEPSEEK_CONFIG_H_
+#ifndef QUERN_MODELS_ARCHITECTURES_PART_KEYS_H_
+#define QUERN_MODELS_ARCHITECTURES_PART_KEYS_H_
 
-// Private: keys of DeepSeek's files that are more than a number of the tables
-// in models/architectures/architecture.h, and the checks of its shapes.
+// Private: keys of parts that are more than a number of the tables in
+// models/architectures/architecture.h, and the checks of the parts' shapes.
 // `architecture` is the name before a key's first dot.
-
-#include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/gguf/gguf.h"
 
 namespace quern {
 
 // The parts that `architecture` may have and that keys tell: some of
 // kQueryLora, kSplitKvB and kYarn.
-absl::StatusOr<uint32_t> PartsOfKeys(const GgufFile& file,
-                                     const Architecture& architecture);
+absl::StatusOr<ModelParts> PartsOfKeys(const GgufFile& file,
+                                       const Architecture& architecture);
 
 // With kRouting: reads whether the weights of a token's experts are normalised.
 // Unimplemented for groups of experts, and for more experts than
@@ -37,6 +36,9 @@ bool HasRouterBias(const GgufFile& file, const DecoderConfig& c);
 // bounds products of sizes. `prefix` is put before each key's name.
 absl::Status CheckLatentShape(const DecoderConfig& c, absl::string_view prefix);
 
+// With kMultipliers: checks that each is near 1. `prefix` as above.
+absl::Status CheckMultipliers(const DecoderConfig& c, absl::string_view prefix);
+
 }  // namespace quern
 
-#endif  // QUERN_MODELS_ARCHITECTURES_DEEPSEEK_CONFIG_H_
+#endif  // QUERN_MODELS_ARCHITECTURES_PART_KEYS_H_
