@@ -156,7 +156,7 @@ class PackedModelTest : public DecoderFixture {
 };
 
 TEST_P(PackedModelTest, SameBitsAsFromMemory) {
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     constexpr auto kExact = DecoderActivations::kExact;
     constexpr auto kInt8 = DecoderActivations::kInt8;
     for (const auto& [type, weights, rows] :
