@@ -22,7 +22,8 @@
  *
  * quern.h has the rules of all functions here: codes, messages, objects,
  * structs that begin with their size, and defaults that are 0 or NULL.
- * models/decoder/decoder.h has the equations, and which files are read.
+ * models/decoder/decoder.h has the equations, and models/README.md says which
+ * files are read.
  *
  * A file is not trusted. Everything in it is checked, and max_bytes bounds the
  * memory that it makes the library allocate.
@@ -77,7 +78,7 @@ typedef struct quern_model_options {
 } quern_model_options;
 
 /* Reads and packs the weights. Refused are files that are not GGUF, an
- * architecture, shape or tensor that models/decoder/decoder.h does not have
+ * architecture, shape or tensor that models/architectures does not have
  * (QUERN_INVALID_ARGUMENT, QUERN_UNIMPLEMENTED), a file that is missing
  * (QUERN_NOT_FOUND), may not be read (QUERN_PERMISSION_DENIED) or ends too
  * early (QUERN_DATA_LOSS), a packed file of another model

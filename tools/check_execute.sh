@@ -28,26 +28,26 @@ readonly checked_by_callers="
 # what it is given. models/: the tensors are scratch that the decoder lays out,
 # and the matrices and operators are BoundOps.
 readonly checked_by_callees="
-  models/decoder/attention_mixer.cc:AttentionMixer::Execute
-  models/decoder/decoder_operators.h:AddNorm
-  models/decoder/decoder_operators.h:Embed
-  models/decoder/decoder_operators.h:Finish
-  models/decoder/decoder_operators.h:Gate
-  models/decoder/decoder_operators.h:Gather
-  models/decoder/decoder_operators.h:HeadNorms
-  models/decoder/decoder_operators.h:Norm
-  models/decoder/decoder_operators.h:PostNorm
-  models/decoder/decoder_operators.h:Rotate
-  models/decoder/dense_feed_forward.cc:DenseFeedForward::Execute
-  models/decoder/latent_attention.cc:LatentAttention::Execute
-  models/decoder/latent_mixer.cc:LatentMixer::Execute
-  models/decoder/matrix.h:Execute
-  models/decoder/mixture_feed_forward.cc:MixtureFeedForward::Execute
-  models/decoder/page_pool.cc:PagePool::Attend
-  models/decoder/page_pool.cc:PagePool::CopyShared
-  models/decoder/page_pool.cc:PagePool::Write
-  models/decoder/page_pool.h:AttendLatents
-  models/decoder/recurrent_mixer.cc:RecurrentMixer::Execute
+  models/decoder/parts/attention_mixer.cc:AttentionMixer::Execute
+  models/decoder/parts/decoder_operators.h:AddNorm
+  models/decoder/parts/decoder_operators.h:Embed
+  models/decoder/parts/decoder_operators.h:Finish
+  models/decoder/parts/decoder_operators.h:Gate
+  models/decoder/parts/decoder_operators.h:Gather
+  models/decoder/parts/decoder_operators.h:HeadNorms
+  models/decoder/parts/decoder_operators.h:Norm
+  models/decoder/parts/decoder_operators.h:PostNorm
+  models/decoder/parts/decoder_operators.h:Rotate
+  models/decoder/parts/dense_feed_forward.cc:DenseFeedForward::Execute
+  models/decoder/memory/latent_attention.cc:LatentAttention::Execute
+  models/decoder/parts/latent_mixer.cc:LatentMixer::Execute
+  models/decoder/loading/matrix.h:Execute
+  models/decoder/parts/mixture_feed_forward.cc:MixtureFeedForward::Execute
+  models/decoder/memory/page_pool.cc:PagePool::Attend
+  models/decoder/memory/page_pool.cc:PagePool::CopyShared
+  models/decoder/memory/page_pool.cc:PagePool::Write
+  models/decoder/memory/page_pool.h:AttendLatents
+  models/decoder/parts/recurrent_mixer.cc:RecurrentMixer::Execute
   ops/registry/op_registry.h:Execute
 "
 

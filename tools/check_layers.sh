@@ -25,7 +25,10 @@ declare -rA allowed=(
   [testing]="core"
 )
 # Folders below these include one another in the same way; what lies in the folder
-# itself is not looked at, but for ops/registry, which all_ops.cc alone joins.
+# itself is not looked at, but for models/decoder, which has a line, and for
+# ops/registry, which all_ops.cc alone joins. A header that has a line of its own
+# counts as a folder.
+readonly decoder_words="models/decoder/decoder_options.h models/decoder/decoder_work.h"
 declare -rA inner=(
   [gemm/weights]=""
   [gemm/kernels]="gemm/weights"
@@ -35,7 +38,12 @@ declare -rA inner=(
   [models/gguf]=""
   [models/tokenizer]="models/gguf"
   [models/architectures]="models/gguf"
-  [models/decoder]="models/architectures models/gguf"
+  [models/decoder/decoder_options.h]=""
+  [models/decoder/decoder_work.h]=""
+  [models/decoder/loading]="$decoder_words models/architectures models/gguf"
+  [models/decoder/memory]="$decoder_words models/architectures"
+  [models/decoder/parts]="models/decoder/loading models/decoder/memory models/architectures"
+  [models/decoder]="models/decoder/parts models/decoder/loading models/decoder/memory $decoder_words models/architectures models/gguf"
   [ops/registry/reference]=""
   [ops/registry/families]="ops/registry/reference"
   [ops/registry/vllm]="ops/registry/families ops/registry/reference"
@@ -55,10 +63,12 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 # //testing.
 is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
 
-# The folder of `inner` that the path $1 lies in; empty if there is none.
+# The line of `inner` that the path $1 belongs to; empty if there is none.
 inner_of() {
   case $1 in
     ops/registry/families/*) echo ops/registry/families ;;
+    models/decoder/decoder_options.cc) echo models/decoder/decoder_options.h ;;
+    *.h) if [[ -v inner[$1] ]]; then echo "$1"; elif [[ -v inner[${1%/*}] ]]; then echo "${1%/*}"; fi ;;
     *) [[ ! -v inner[${1%/*}] ]] || echo "${1%/*}" ;;
   esac
 }
@@ -133,7 +143,7 @@ must_fail() {
 }
 
 self_test() {
-  local dir said
+  local dir said words
   dir=$(mktemp -d)
   # shellcheck disable=SC2064
   trap "rm -rf '$dir'" EXIT
@@ -178,14 +188,17 @@ self_test() {
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: an include without quern/ passes"
   contains "$said" "core/dtype.h:" || violation "self-test: about an include without quern/ it says: $said"
   # Folders of one folder.
-  mkdir -p "$dir/up/gemm/kernels" "$dir/up/ops/registry"
+  mkdir -p "$dir/up/gemm/kernels" "$dir/up/ops/registry" "$dir/up/models/decoder/loading"
   echo '#include "quern/gemm/layers/layer.h"' >"$dir/up/gemm/kernels/tile.h"
   echo '#include "quern/ops/registry/vllm/linear.h"' >"$dir/up/ops/registry/op_table.h"
+  printf '#include "quern/models/decoder/decoder%s.h"\n' "" _work >"$dir/up/models/decoder/loading/matrix.h"
   echo '#include <cstdint>' >"$dir/up/gemm/linear.h"
   git -C "$dir/up" add .
   said=$("$dir/up/tools/check_layers.sh" 2>&1) && violation "self-test: includes of folders above pass"
-  contains "$said" "gemm/layers/layer.h:" && contains "$said" "ops/registry/vllm/linear.h:" ||
-    violation "self-test: of includes of folders above it says: $said"
+  for words in gemm/layers/layer.h ops/registry/vllm/linear.h models/decoder/decoder.h; do
+    contains "$said" "$words:" || violation "self-test: of an include of $words, which is above, it says: $said"
+  done
+  ! contains "$said" "models/decoder/decoder_work.h:" || violation "self-test: a header with a line of its own is refused: $said"
 }
 
 case ${1:-} in

@@ -3,10 +3,12 @@
 
 // Architectures as data: which keys and tensors a GGUF file of each
 // architecture has. The check of a file, the loader, the generator of random
-// files and the tests read the tables of architecture.cc and
-// architecture_tensors.cc. A new architecture is a line there if it computes
-// nothing new; anything new in the arithmetic also needs code, and a ModelPart
-// in decoder_config.h.
+// files and the tests read these tables.
+//
+// A new architecture is a file beside this one and a line of
+// architecture_list.h. That is all if it is made of parts that exist. A new
+// part is a line of ModelPart, with its keys in architecture_keys.cc and its
+// tensors in architecture_tensors.cc, and the code that computes it.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,22 +21,45 @@
 #include "absl/types/span.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
 
-struct Architecture {
-  absl::string_view name;  // general.architecture
-  uint32_t always;         // ModelPart bits that every file has
-  uint32_t may;            // ModelPart bits that a file may have
-  RotaryStyle rope_style;
-  LinearActivation activation;
-  bool scales_embedding;  // multiplies it by sqrt(hidden)
+// A key, "<architecture>.<name>", that changes what a model computes in a way
+// that this library does not compute. Files that have it with another value
+// than `need` are refused.
+struct FixedKey {
+  enum class Kind : uint8_t { kInteger, kReal, kTrue };
+
+  const char* name;
+  Kind kind;
+  int64_t need;           // ignored for kTrue
+  const char* why = "";   // the end of a refusal
+  ModelParts needs = {};  // parts of models in which the key is looked at
 };
 
-absl::Span<const Architecture> Architectures();
+// One architecture, as its file in this folder defines it.
+struct Architecture {
+  absl::string_view name;  // general.architecture
+  ModelParts always;       // what every file has
+  ModelParts may;          // what a file may have besides
+  RotaryStyle rope_style;
+  LinearActivation activation = LinearActivation::kSiluAndMul;
+  // Keys of this architecture alone; those of parts are in fixed_keys.cc.
+  absl::Span<const FixedKey> fixed_keys = {};
+  // Sets the fields of a config that follow from its other fields in this
+  // architecture alone. It is called last; null if there are none.
+  void (*adjust)(DecoderConfig& config) = nullptr;
+};
+
+// All architectures, in the order of architecture_list.h.
+absl::Span<const Architecture* const> Architectures();
 // Null for an unknown name.
 const Architecture* FindArchitecture(absl::string_view name);
+// Lists all names, such as "'llama', 'qwen2' and 'gemma2'", with `last` before
+// the last one.
+std::string ArchitectureNames(absl::string_view last);
 
 // A key of the model's shape, "<architecture>.<name>": an integer in [min,
 // max(config)], or a finite float above 0. In a model that lists its layers
@@ -45,7 +70,7 @@ struct ModelKey {
   // Exactly one of `integer` and `real` is set.
   int64_t DecoderConfig::*integer;
   float DecoderConfig::*real;
-  uint32_t needs;  // ModelPart bits that models with this key have
+  ModelParts needs;  // what models with this key have
   // The value if the file lacks the key; 0 or less means that the key is
   // required.
   double (*fallback)(const DecoderConfig& config);
@@ -174,9 +199,9 @@ struct TensorEntry {
   bool in_layer;
   TensorRole role;
   Extent cols, rows;
-  // ModelPart bits that models with this tensor have; if it is in layers, that
-  // a layer with it has (DecoderConfig::PartsIn).
-  uint32_t needs;
+  // What models with this tensor have; if it is in layers, what a layer with it
+  // has (DecoderConfig::PartsIn).
+  ModelParts needs;
   // The number of such matrices, which lie one after the other in a third
   // dimension; kOne: the tensor is one matrix.
   Extent matrices = Extent::kOne;

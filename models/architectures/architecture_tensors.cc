@@ -12,36 +12,13 @@
 #include "quern/core/status_macros.h"
 #include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 
 namespace quern {
 namespace {
 
-constexpr uint32_t kAny = 0;
-constexpr uint32_t kQkvBias = Bit(ModelPart::kQkvBias);
-constexpr uint32_t kHeadNorms = Bit(ModelPart::kHeadNorms);
-constexpr uint32_t kPostNorms = Bit(ModelPart::kPostNorms);
-constexpr uint32_t kOutput = Bit(ModelPart::kOutputMatrix);
-constexpr uint32_t kRopeFactors = Bit(ModelPart::kRopeFactors);
-constexpr uint32_t kExperts = Bit(ModelPart::kExperts);
-constexpr uint32_t kDense = Bit(ModelPart::kDense);
-constexpr uint32_t kOutputNorm = Bit(ModelPart::kOutputNorm);
-constexpr uint32_t kEmbdNorm = Bit(ModelPart::kEmbdNorm);
-constexpr uint32_t kShortConv = Bit(ModelPart::kShortConv);
-constexpr uint32_t kMamba2 = Bit(ModelPart::kMamba2);
-constexpr uint32_t kSharedExpert = Bit(ModelPart::kSharedExpert);
-constexpr uint32_t kAttention = Bit(ModelPart::kAttention);
-constexpr uint32_t kLatent = Bit(ModelPart::kLatent);
-constexpr uint32_t kPlainQuery = Bit(ModelPart::kPlainQuery);
-constexpr uint32_t kQueryLora = Bit(ModelPart::kQueryLora);
-constexpr uint32_t kJoinedKvB = Bit(ModelPart::kJoinedKvB);
-constexpr uint32_t kSplitKvB = Bit(ModelPart::kSplitKvB);
-constexpr uint32_t kRouterBias = Bit(ModelPart::kRouterBias);
-constexpr uint32_t kDeltaNet = Bit(ModelPart::kDeltaNet);
-constexpr uint32_t kStates = Bit(ModelPart::kStates);
-constexpr uint32_t kSharedGate = Bit(ModelPart::kSharedGate);
-constexpr uint32_t kFfnNorm = Bit(ModelPart::kFfnNorm);
-constexpr uint32_t kPostMixNorm = Bit(ModelPart::kPostMixNorm);
-
+constexpr ModelParts kAny;
+using P = ModelPart;
 using E = Extent;
 using R = TensorRole;
 constexpr TensorEntry kTensors[] = {
@@ -50,113 +27,115 @@ constexpr TensorEntry kTensors[] = {
     {TensorId::kAttnNorm, "attn_norm.weight", true, R::kNorm, E::kHidden,
      E::kOne, kAny},
     {TensorId::kAttnQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryRows, kAttention, E::kOne, E::kQueryGroups},
+     E::kQueryRows, P::kAttention, E::kOne, E::kQueryGroups},
     {TensorId::kAttnK, "attn_k.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, kAttention},
+     E::kKeyCols, P::kAttention},
     {TensorId::kAttnV, "attn_v.weight", true, R::kMatrix, E::kHidden,
-     E::kKeyCols, kAttention},
+     E::kKeyCols, P::kAttention},
     {TensorId::kAttnQBias, "attn_q.bias", true, R::kBias, E::kQueryCols,
-     E::kOne, kQkvBias},
+     E::kOne, P::kQkvBias},
     {TensorId::kAttnKBias, "attn_k.bias", true, R::kBias, E::kKeyCols, E::kOne,
-     kQkvBias},
+     P::kQkvBias},
     {TensorId::kAttnVBias, "attn_v.bias", true, R::kBias, E::kKeyCols, E::kOne,
-     kQkvBias},
+     P::kQkvBias},
     {TensorId::kAttnQNorm, "attn_q_norm.weight", true, R::kNorm, E::kHeadDim,
-     E::kOne, kHeadNorms | kAttention},
+     E::kOne, P::kHeadNorms | P::kAttention},
     {TensorId::kAttnKNorm, "attn_k_norm.weight", true, R::kNorm, E::kHeadDim,
-     E::kOne, kHeadNorms | kAttention},
+     E::kOne, P::kHeadNorms | P::kAttention},
     {TensorId::kAttnOutput, "attn_output.weight", true, R::kMatrixIntoStream,
-     E::kQueryCols, E::kHidden, kAttention},
+     E::kQueryCols, E::kHidden, P::kAttention},
     {TensorId::kLatentQ, "attn_q.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryCols, kPlainQuery},
+     E::kQueryCols, P::kPlainQuery},
     {TensorId::kLatentQA, "attn_q_a.weight", true, R::kMatrix, E::kHidden,
-     E::kQueryLora, kQueryLora},
+     E::kQueryLora, P::kQueryLora},
     {TensorId::kLatentQANorm, "attn_q_a_norm.weight", true, R::kNorm,
-     E::kQueryLora, E::kOne, kQueryLora},
+     E::kQueryLora, E::kOne, P::kQueryLora},
     {TensorId::kLatentQB, "attn_q_b.weight", true, R::kMatrix, E::kQueryLora,
-     E::kQueryCols, kQueryLora},
+     E::kQueryCols, P::kQueryLora},
     {TensorId::kLatentKvA, "attn_kv_a_mqa.weight", true, R::kMatrix, E::kHidden,
-     E::kLatentRow, kLatent},
+     E::kLatentRow, P::kLatent},
     {TensorId::kLatentKvANorm, "attn_kv_a_norm.weight", true, R::kNorm,
-     E::kLatent, E::kOne, kLatent},
+     E::kLatent, E::kOne, P::kLatent},
     {TensorId::kLatentKvB, "attn_kv_b.weight", true, R::kMatrix, E::kLatent,
-     E::kKvBRows, kJoinedKvB},
+     E::kKvBRows, P::kJoinedKvB},
     {TensorId::kLatentKB, "attn_k_b.weight", true, R::kMatrix, E::kNope,
-     E::kLatent, kSplitKvB, E::kLatentHeads},
+     E::kLatent, P::kSplitKvB, E::kLatentHeads},
     {TensorId::kLatentVB, "attn_v_b.weight", true, R::kMatrix, E::kLatent,
-     E::kValueDim, kSplitKvB, E::kLatentHeads},
+     E::kValueDim, P::kSplitKvB, E::kLatentHeads},
     {TensorId::kLatentOutput, "attn_output.weight", true, R::kMatrixIntoStream,
-     E::kValueCols, E::kHidden, kLatent},
+     E::kValueCols, E::kHidden, P::kLatent},
     {TensorId::kShortConv, "shortconv.conv.weight", true, R::kConvolution,
-     E::kConvWidth, E::kConvChannels, kShortConv},
+     E::kConvWidth, E::kConvChannels, P::kShortConv},
     {TensorId::kShortConvIn, "shortconv.in_proj.weight", true, R::kMatrix,
-     E::kHidden, E::kShortConvCols, kShortConv},
+     E::kHidden, E::kShortConvCols, P::kShortConv},
     {TensorId::kShortConvOut, "shortconv.out_proj.weight", true,
-     R::kMatrixIntoStream, E::kConvChannels, E::kHidden, kShortConv},
+     R::kMatrixIntoStream, E::kConvChannels, E::kHidden, P::kShortConv},
     {TensorId::kSsmIn, "ssm_in.weight", true, R::kMatrix, E::kHidden,
-     E::kSsmProjected, kMamba2},
+     E::kSsmProjected, P::kMamba2},
     {TensorId::kSsmConv, "ssm_conv1d.weight", true, R::kConvolution,
-     E::kConvWidth, E::kConvChannels, kStates},
+     E::kConvWidth, E::kConvChannels, P::kStates},
     {TensorId::kSsmConvBias, "ssm_conv1d.bias", true, R::kBias,
-     E::kConvChannels, E::kOne, kMamba2},
+     E::kConvChannels, E::kOne, P::kMamba2},
     {TensorId::kSsmDtBias, "ssm_dt.bias", true, R::kBias, E::kSsmHeads, E::kOne,
-     kStates},
-    {TensorId::kSsmA, "ssm_a", true, R::kDecay, E::kOne, E::kSsmHeads, kMamba2},
-    {TensorId::kSsmD, "ssm_d", true, R::kNorm, E::kOne, E::kSsmHeads, kMamba2},
+     P::kStates},
+    {TensorId::kSsmA, "ssm_a", true, R::kDecay, E::kOne, E::kSsmHeads,
+     P::kMamba2},
+    {TensorId::kSsmD, "ssm_d", true, R::kNorm, E::kOne, E::kSsmHeads,
+     P::kMamba2},
     {TensorId::kSsmNorm, "ssm_norm.weight", true, R::kNorm, E::kSsmGroupCols,
-     E::kSsmGroups, kMamba2},
+     E::kSsmGroups, P::kMamba2},
     {TensorId::kSsmOut, "ssm_out.weight", true, R::kMatrixIntoStream,
-     E::kSsmInner, E::kHidden, kStates},
+     E::kSsmInner, E::kHidden, P::kStates},
     {TensorId::kDeltaQkv, "attn_qkv.weight", true, R::kMatrix, E::kHidden,
-     E::kConvChannels, kDeltaNet},
+     E::kConvChannels, P::kDeltaNet},
     {TensorId::kDeltaGate, "attn_gate.weight", true, R::kMatrix, E::kHidden,
-     E::kSsmInner, kDeltaNet},
+     E::kSsmInner, P::kDeltaNet},
     {TensorId::kDeltaBetaAlpha, "ssm_ba.weight", true, R::kMatrix, E::kHidden,
-     E::kSsmGates, kDeltaNet, E::kOne, E::kSsmGroups},
+     E::kSsmGates, P::kDeltaNet, E::kOne, E::kSsmGroups},
     {TensorId::kDeltaA, "ssm_a", true, R::kDecay, E::kSsmHeads, E::kOne,
-     kDeltaNet},
+     P::kDeltaNet},
     {TensorId::kDeltaNorm, "ssm_norm.weight", true, R::kNorm, E::kSsmHeadCols,
-     E::kOne, kDeltaNet},
+     E::kOne, P::kDeltaNet},
     {TensorId::kPostAttnNorm, "post_attention_norm.weight", true, R::kNorm,
-     E::kHidden, E::kOne, kPostNorms},
+     E::kHidden, E::kOne, P::kPostNorms},
     {TensorId::kPostFfnNorm, "post_ffw_norm.weight", true, R::kNorm, E::kHidden,
-     E::kOne, kPostNorms},
+     E::kOne, P::kPostNorms},
     {TensorId::kFfnNorm, "ffn_norm.weight", true, R::kNorm, E::kHidden, E::kOne,
-     kFfnNorm},
+     P::kFfnNorm},
     {TensorId::kPostMixNorm, "post_attention_norm.weight", true, R::kNorm,
-     E::kHidden, E::kOne, kPostMixNorm},
+     E::kHidden, E::kOne, P::kPostMixNorm},
     {TensorId::kFfnGate, "ffn_gate.weight", true, R::kMatrix, E::kHidden,
-     E::kFfn, kDense},
+     E::kFfn, P::kDense},
     {TensorId::kFfnUp, "ffn_up.weight", true, R::kMatrix, E::kHidden, E::kFfn,
-     kDense},
+     P::kDense},
     {TensorId::kFfnDown, "ffn_down.weight", true, R::kMatrixIntoStream, E::kFfn,
-     E::kHidden, kDense},
+     E::kHidden, P::kDense},
     {TensorId::kRouter, "ffn_gate_inp.weight", true, R::kRouter, E::kHidden,
-     E::kExperts, kExperts},
+     E::kExperts, P::kExperts},
     {TensorId::kRouterBias, "exp_probs_b.bias", true, R::kBias, E::kExperts,
-     E::kOne, kRouterBias},
+     E::kOne, P::kRouterBias},
     {TensorId::kExpertGate, "ffn_gate_exps.weight", true, R::kMatrix,
-     E::kHidden, E::kExpertFfn, kExperts, E::kExperts},
+     E::kHidden, E::kExpertFfn, P::kExperts, E::kExperts},
     {TensorId::kExpertUp, "ffn_up_exps.weight", true, R::kMatrix, E::kHidden,
-     E::kExpertFfn, kExperts, E::kExperts},
+     E::kExpertFfn, P::kExperts, E::kExperts},
     {TensorId::kExpertDown, "ffn_down_exps.weight", true, R::kMatrixIntoStream,
-     E::kExpertFfn, E::kHidden, kExperts, E::kExperts},
+     E::kExpertFfn, E::kHidden, P::kExperts, E::kExperts},
     {TensorId::kSharedGate, "ffn_gate_shexp.weight", true, R::kMatrix,
-     E::kHidden, E::kSharedFfn, kSharedExpert},
+     E::kHidden, E::kSharedFfn, P::kSharedExpert},
     {TensorId::kSharedUp, "ffn_up_shexp.weight", true, R::kMatrix, E::kHidden,
-     E::kSharedFfn, kSharedExpert},
+     E::kSharedFfn, P::kSharedExpert},
     {TensorId::kSharedDown, "ffn_down_shexp.weight", true, R::kMatrixIntoStream,
-     E::kSharedFfn, E::kHidden, kSharedExpert},
+     E::kSharedFfn, E::kHidden, P::kSharedExpert},
     {TensorId::kSharedRouter, "ffn_gate_inp_shexp.weight", true, R::kRouter,
-     E::kHidden, E::kOne, kSharedExpert | kSharedGate},
+     E::kHidden, E::kOne, P::kSharedExpert | P::kSharedGate},
     {TensorId::kOutputNorm, "output_norm.weight", false, R::kNorm, E::kHidden,
-     E::kOne, kOutputNorm},
+     E::kOne, P::kOutputNorm},
     {TensorId::kEmbdNorm, "token_embd_norm.weight", false, R::kNorm, E::kHidden,
-     E::kOne, kEmbdNorm},
+     E::kOne, P::kEmbdNorm},
     {TensorId::kOutput, "output.weight", false, R::kMatrix, E::kHidden,
-     E::kVocab, kOutput},
+     E::kVocab, P::kOutputMatrix},
     {TensorId::kRopeFactors, "rope_freqs.weight", false, R::kRopeFactors,
-     E::kRopePairs, E::kOne, kRopeFactors},
+     E::kRopePairs, E::kOne, P::kRopeFactors},
 };
 
 // Whether each TensorId is the index of its entry, and the tensors of a layer
@@ -256,10 +235,10 @@ absl::Status ForEachTensor(
     absl::FunctionRef<absl::Status(const TensorEntry& entry, int64_t layer)>
         visit) {
   const auto visit_from = [&](size_t begin, bool in_layer, int64_t layer) {
-    const uint32_t parts = in_layer ? config.PartsIn(layer) : config.parts;
+    const ModelParts parts = in_layer ? config.PartsIn(layer) : config.parts;
     for (size_t i = begin; i < std::size(kTensors); ++i) {
       if (kTensors[i].in_layer != in_layer) break;
-      if ((parts & kTensors[i].needs) != kTensors[i].needs) continue;
+      if (!parts.HasAll(kTensors[i].needs)) continue;
       QUERN_RETURN_IF_ERROR(visit(kTensors[i], layer));
     }
     return absl::OkStatus();

@@ -17,25 +17,15 @@
 #include "absl/types/span.h"
 #include "quern/core/status_macros.h"
 #include "quern/models/architectures/architecture.h"
-#include "quern/models/architectures/deepseek_config.h"
 #include "quern/models/architectures/fixed_keys.h"
+#include "quern/models/architectures/model_part.h"
+#include "quern/models/architectures/part_keys.h"
 #include "quern/models/gguf/gguf.h"
 
 namespace quern {
 namespace {
 
 constexpr char kOp[] = "decoder";
-
-// Lists the supported names, such as "'llama', 'qwen2' and 'gemma2'".
-std::string Supported(absl::string_view last) {
-  std::vector<std::string> names;
-  for (const Architecture& architecture : Architectures()) {
-    names.push_back(absl::StrCat("'", architecture.name, "'"));
-  }
-  const std::string end = names.back();
-  names.pop_back();
-  return absl::StrCat(absl::StrJoin(names, ", "), " ", last, " ", end);
-}
 
 // Reads the keys of one architecture.
 class Keys {
@@ -119,8 +109,7 @@ class Keys {
       QUERN_ASSIGN_OR_RETURN(const absl::string_view scaling,
                              file_.GetString(Name(key)));
       if (scaling == "none") return absl::OkStatus();
-      if (scaling == kYarnScaling &&
-          (architecture.may & Bit(ModelPart::kYarn)) != 0) {
+      if (scaling == kYarnScaling && architecture.may.Has(ModelPart::kYarn)) {
         return absl::OkStatus();
       }
       return Unimplemented(kOp, Name(key), " is '",
@@ -140,11 +129,12 @@ class Keys {
 
   // Whether there is a shared expert besides the others.
   absl::StatusOr<bool> HasSharedExpert(const Architecture& architecture) const {
-    const bool counted = (architecture.always & Bit(ModelPart::kRouting)) != 0;
+    const bool counted = architecture.always.Has(ModelPart::kRouting);
     const char* key =
         counted ? "expert_shared_count" : "expert_shared_feed_forward_length";
-    constexpr uint32_t kShared = Bit(ModelPart::kSharedExpert);
-    if ((architecture.may & kShared) == 0 || !Has(key)) return false;
+    if (!architecture.may.Has(ModelPart::kSharedExpert) || !Has(key)) {
+      return false;
+    }
     QUERN_ASSIGN_OR_RETURN(const int64_t columns, file_.GetInt(Name(key)));
     return columns != 0;
   }
@@ -157,13 +147,12 @@ class Keys {
 
   // Whether there are experts. Unimplemented if the architecture has none.
   absl::StatusOr<bool> HasExperts(const Architecture& architecture) const {
-    constexpr uint32_t kExperts = Bit(ModelPart::kExperts);
-    if ((architecture.always & kExperts) != 0) return true;
+    if (architecture.always.Has(ModelPart::kExperts)) return true;
     if (!Has("expert_count")) return false;
     QUERN_ASSIGN_OR_RETURN(const int64_t experts,
                            file_.GetInt(Name("expert_count")));
     if (experts == 0) return false;
-    if ((architecture.may & kExperts) != 0) return true;
+    if (architecture.may.Has(ModelPart::kExperts)) return true;
     return Unimplemented(kOp, Name("expert_count"), "=", experts, "; need 0");
   }
 
@@ -175,7 +164,7 @@ class Keys {
 // The end of a refusal of a tensor.
 std::string FileAndSupported(const GgufFile& file) {
   return absl::StrCat("; the file is ", file.Describe(), "; supported are ",
-                      Supported("and"),
+                      ArchitectureNames("and"),
                       " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, "
                       "IQ4_XS and MXFP4");
 }
@@ -260,27 +249,6 @@ absl::Status ReadRopeFactors(const GgufFile& file, DecoderConfig& c) {
   return absl::OkStatus();
 }
 
-// Multipliers are near 1. The stream holds x / residual_scale, whose norm has
-// the eps norm_eps / residual_scale^2; far from 1 these overflow f32, or
-// vanish, and logits are wrong without a sign of it.
-absl::Status CheckMultipliers(const Keys& keys, const DecoderConfig& c) {
-  if (!c.Has(ModelPart::kMultipliers)) return absl::OkStatus();
-  constexpr float kLeast = 0x1p-20f, kMost = 0x1p20f;
-  const struct {
-    const char* key;
-    float value;
-  } multipliers[] = {{"embedding_scale", c.embedding_scale},
-                     {"residual_scale", c.residual_scale},
-                     {"attention.scale", c.attention_scale},
-                     {"logit_scale", c.logit_divisor}};
-  for (const auto& m : multipliers) {
-    if (kLeast <= m.value && m.value <= kMost) continue;
-    return InvalidArgument(kOp, keys.Name(m.key), "=", m.value,
-                           "; need a number from 2^-20 to 2^20");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
   if (c.q_heads % c.kv_heads != 0) {
     return InvalidArgument(kOp, keys.Name("attention.head_count="), c.q_heads,
@@ -320,7 +288,7 @@ absl::Status CheckShape(const Keys& keys, const DecoderConfig& c) {
     return InvalidArgument(kOp, keys.Name("rope.dimension_count="), c.rope_dim,
                            "; need an even number");
   }
-  return CheckMultipliers(keys, c);
+  return CheckMultipliers(c, keys.Name(""));
 }
 
 absl::Status ReadVocab(const GgufFile& file, const Keys& keys,
@@ -338,7 +306,7 @@ absl::Status ReadVocab(const GgufFile& file, const Keys& keys,
 absl::Status ReadShape(const GgufFile& file, const Keys& keys,
                        DecoderConfig& c) {
   for (const ModelKey& key : ModelKeys()) {
-    if (!c.HasAll(key.needs)) continue;
+    if (!c.parts.HasAll(key.needs)) continue;
     // Without the key for head_dim, the heads must divide the row evenly.
     if (key.integer == &DecoderConfig::head_dim && !keys.Has(key.name) &&
         c.hidden % c.q_heads != 0) {
@@ -376,7 +344,7 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
   if (form == nullptr) {
     return Unimplemented(kOp, "general.architecture is '",
                          absl::CHexEscape(architecture.substr(0, 64)),
-                         "'; need ", Supported("or"));
+                         "'; need ", ArchitectureNames("or"));
   }
   const Keys keys(file, architecture);
   QUERN_RETURN_IF_ERROR(keys.CheckRopeScaling(*form));
@@ -389,22 +357,22 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     c.name = absl::CHexEscape(name.substr(0, 64));
   }
   c.parts = form->always;  // decides which keys exist
-  QUERN_ASSIGN_OR_RETURN(const uint32_t of_keys, PartsOfKeys(file, *form));
-  c.parts |= of_keys;
-  QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, architecture, c.parts));
-  if (has_experts) c.parts |= Bit(ModelPart::kExperts);
+  QUERN_ASSIGN_OR_RETURN(const ModelParts of_keys, PartsOfKeys(file, *form));
+  c.parts.Add(of_keys);
+  QUERN_RETURN_IF_ERROR(CheckFixedKeys(file, *form, c.parts));
+  if (has_experts) c.parts.Add(ModelPart::kExperts);
   bool has_shared = false;
   if (has_experts) {
     QUERN_ASSIGN_OR_RETURN(has_shared, keys.HasSharedExpert(*form));
   }
-  if (has_shared) c.parts |= Bit(ModelPart::kSharedExpert);
+  if (has_shared) c.parts.Add(ModelPart::kSharedExpert);
   QUERN_ASSIGN_OR_RETURN(c.rope, keys.HasRope(c));
   QUERN_RETURN_IF_ERROR(ReadShape(file, keys, c));
   QUERN_RETURN_IF_ERROR(ReadRoutingKeys(file, architecture, c));
   const auto has = [&](ModelPart part) {
     if (part == ModelPart::kExperts) return has_experts;
     if (part == ModelPart::kSharedExpert) return has_shared;
-    if ((of_keys & Bit(part)) != 0) return true;
+    if (of_keys.Has(part)) return true;
     if (part == ModelPart::kRouterBias) return HasRouterBias(file, c);
     if (part != ModelPart::kRopeFactors && part != ModelPart::kOutputMatrix) {
       return false;

@@ -10,68 +10,27 @@
 
 #include "absl/status/statusor.h"
 #include "quern/gemm/epilogue.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/ops/rope/rotary_spec.h"
 
 namespace quern {
-
-// Parts that a model may have and a plain Llama does not, and tensors that a
-// file may omit.
-enum class ModelPart : uint8_t {
-  kQkvBias,       // q, k and v have biases
-  kHeadNorms,     // rms_norm of each head of q and k, before RoPE
-  kPostNorms,     // rms_norm of what is added to the stream
-  kSoftCaps,      // caps on attention's scores and on logits
-  kLocalLayers,   // layers 0, 2, 4 ... have a window
-  kOutputMatrix,  // output.weight; otherwise the embedding
-  kRopeFactors,   // rope_freqs.weight, as Llama 3.1 and later have it
-  kExperts,       // the feed-forward layer is a mixture of experts
-  kDense,         // the feed-forward layer has one gate, one up and one down
-  kOutputNorm,    // the last norm is output_norm.weight
-  kEmbdNorm,      // the last norm is token_embd_norm.weight
-  kShortConv,     // some layers are LFM2's short convolution
-  kMamba2,        // some layers are Mamba-2
-  kSharedExpert,  // one extra expert, applied to every token
-  kMultipliers,   // factors of embedding, contributions, scores and logits
-  kAttention,     // of a layer: it attends to keys and values of heads
-  kLatent,        // layers attend to latents (DeepSeek)
-  kPlainQuery,    // with kLatent: one matrix makes queries
-  kQueryLora,     // with kLatent: two matrices, with a norm between, make them
-  kJoinedKvB,     // with kLatent: attn_kv_b makes keys and values
-  kSplitKvB,      // with kLatent: attn_k_b and attn_v_b, one matrix per head
-  kYarn,          // rotary positions are scaled by YaRN
-  kRouting,       // the file says how experts are scored and weighted
-  kRouterBias,    // biases change which experts are chosen, not their weights
-  kDeltaNet,      // some layers are gated delta nets
-  kStates,        // recurrent layers have states: kMamba2 or kDeltaNet
-  kAttnGate,      // attention's output times a sigmoid of the input
-  kSharedGate,    // the shared expert times a sigmoid of the input
-  kFfnNorm,       // the feed-forward layer's norm is ffn_norm.weight
-  kPostMixNorm,   // that norm is post_attention_norm.weight
-  kLast = kPostMixNorm,
-};
-static_assert(static_cast<int>(ModelPart::kLast) < 32,
-              "DecoderConfig::parts has 32 bits");
-constexpr uint32_t Bit(ModelPart part) {
-  return uint32_t{1} << static_cast<uint8_t>(part);
-}
 
 struct DecoderConfig {
   // Upper bound of every dimension: far above any model, and low enough that
   // products of two dimensions fit in int64.
   static constexpr int64_t kMaxDim = int64_t{1} << 28;
   static constexpr int64_t kMaxLayers = 4096;
-  static constexpr uint32_t kRecurrentParts =
-      Bit(ModelPart::kShortConv) | Bit(ModelPart::kMamba2) |
-      Bit(ModelPart::kDeltaNet) | Bit(ModelPart::kStates);
-
-  static constexpr uint32_t kMixtureParts =
-      Bit(ModelPart::kExperts) | Bit(ModelPart::kSharedExpert) |
-      Bit(ModelPart::kSharedGate) | Bit(ModelPart::kRouterBias);
+  static constexpr ModelParts kRecurrentParts =
+      ModelPart::kShortConv | ModelPart::kMamba2 | ModelPart::kDeltaNet |
+      ModelPart::kStates;
+  static constexpr ModelParts kMixtureParts =
+      ModelPart::kExperts | ModelPart::kSharedExpert | ModelPart::kSharedGate |
+      ModelPart::kRouterBias;
 
   std::string architecture;  // one of models/architectures/architecture.h
   std::string name;          // general.name, or ""
-  uint32_t parts = 0;        // ModelPart bits
+  ModelParts parts;
 
   int64_t vocab = 0;    // rows of token_embd.weight
   int64_t context = 0;  // positions that the model was made for
@@ -138,10 +97,9 @@ struct DecoderConfig {
   // 0 means that no layer is local.
   int64_t window = 0;
 
-  bool Has(ModelPart part) const { return HasAll(Bit(part)); }
-  bool HasAll(uint32_t bits) const { return (parts & bits) == bits; }
+  bool Has(ModelPart part) const { return parts.Has(part); }
   // Whether the architecture has layers of this kind.
-  bool HasRecurrent() const { return (parts & kRecurrentParts) != 0; }
+  bool HasRecurrent() const { return parts.HasAny(kRecurrentParts); }
   // Whether the file tells which layers are recurrent by their numbers of
   // key/value heads, and not by an interval.
   bool ListsLayers() const {
@@ -152,19 +110,19 @@ struct DecoderConfig {
   }
   // The parts of one layer: it is either recurrent or attends, and it either
   // has experts or is dense.
-  uint32_t PartsIn(int64_t layer) const {
-    uint32_t all = parts;
+  ModelParts PartsIn(int64_t layer) const {
+    ModelParts all = parts;
     if (!IsRecurrent(layer)) {
-      all &= ~kRecurrentParts;
-      if (!Has(ModelPart::kLatent)) all |= Bit(ModelPart::kAttention);
+      all.Remove(kRecurrentParts);
+      if (!Has(ModelPart::kLatent)) all.Add(ModelPart::kAttention);
     }
     if (Has(ModelPart::kExperts) && Has(ModelPart::kDense)) {
-      all &= layer < leading_dense ? ~kMixtureParts : ~Bit(ModelPart::kDense);
+      all.Remove(layer < leading_dense ? kMixtureParts : ModelPart::kDense);
     }
     return all;
   }
   bool LayerHas(int64_t layer, ModelPart part) const {
-    return (PartsIn(layer) & Bit(part)) != 0;
+    return PartsIn(layer).Has(part);
   }
   bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
 
@@ -198,8 +156,8 @@ struct DecoderConfig {
   //     of experts where no key says how experts are scored;
   //   - latents whose size is not a multiple of 4;
   //   - keys that change what the model computes
-  //   (models/architectures/fixed_keys.h), such as
-  //     attention that is not causal;
+  //     (models/architectures/fixed_keys.h), such as attention that is not
+  //     causal;
   //   - layers that attend with different numbers of key/value heads;
   //   - tensors that the architecture does not have.
   //

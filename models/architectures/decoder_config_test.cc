@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "quern/models/architectures/architecture.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/gguf/gguf_testutil.h"
 #include "quern/models/testing/decoder_testutil.h"
@@ -175,11 +176,13 @@ TEST(DecoderConfigTest, RefusalsOfTensorsSayWhatTheFileIs) {
     return std::string(
         DecoderConfig::Create(ParseOrDie(bytes)).status().message());
   };
+  // The names that a refusal lists are pinned below, in
+  // RefusesOtherArchitecturesAndBadNumbers.
   const std::string file =
       "; the file is GGUF 3 of architecture 'llama', name 'small', tensors "
-      "Q8_0 and F32; supported are 'llama', 'qwen2', 'qwen3', 'qwen3moe', "
-      "'gemma2', 'lfm2', 'granitehybrid', 'deepseek2' and 'qwen3next' in F32, "
-      "F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS and MXFP4";
+      "Q8_0 and F32; supported are " +
+      ArchitectureNames("and") +
+      " in F32, F16, BF16, Q2_K to Q8_0, IQ4_NL, IQ4_XS and MXFP4";
   EXPECT_EQ(
       message([](GgufWriter& w) {
         w.Tensor("blk.0.ffn_gate_inp.weight", {1}, GgufTensorType::kF32,

@@ -4,19 +4,18 @@
 // Private: keys of files that change what a model computes, in ways that this
 // library does not compute.
 
-#include <cstdint>
-
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
+#include "quern/models/architectures/architecture.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/gguf/gguf.h"
 
 namespace quern {
 
 // Unimplemented if the file has such a key with another value than the one by
-// which models of `architecture` with `parts` (bits of ModelPart) compute; the
-// message says why. `architecture` is the name before a key's first dot.
+// which models of `architecture` with `parts` compute; the message says why.
 absl::Status CheckFixedKeys(const GgufFile& file,
-                            absl::string_view architecture, uint32_t parts);
+                            const Architecture& architecture,
+                            const ModelParts& parts);
 
 }  // namespace quern
 

@@ -130,7 +130,7 @@ TEST_P(DecoderBlocksTest, EqualsTheOracleInMixedFormats) {
 
 // Recurrent layers and every other architecture.
 TEST_P(DecoderBlocksTest, EqualsTheOracleInEveryArchitecture) {
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     for (const auto& [type, name] :
          {std::tuple(Type::kQ4_0, "q4_0"), {Type::kQ8_0, "q8_0"}}) {
       SmallDecoder shape;

@@ -16,8 +16,8 @@
 #include "quern/models/decoder/decoder_impl.h"
 #include "quern/models/decoder/decoder_state_impl.h"
 #include "quern/models/decoder/decoder_work.h"
-#include "quern/models/decoder/layer.h"
-#include "quern/models/decoder/page_pool.h"
+#include "quern/models/decoder/memory/page_pool.h"
+#include "quern/models/decoder/parts/layer.h"
 
 namespace quern {
 namespace {

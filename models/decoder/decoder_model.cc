@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "quern/core/communicator.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/dtype.h"
@@ -17,19 +16,20 @@
 #include "quern/core/tensor_view.h"
 #include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
-#include "quern/models/decoder/attention_mixer.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/decoder/decoder_impl.h"
-#include "quern/models/decoder/decoder_loader.h"
-#include "quern/models/decoder/decoder_operators.h"
-#include "quern/models/decoder/dense_feed_forward.h"
-#include "quern/models/decoder/latent_attention.h"
-#include "quern/models/decoder/latent_mixer.h"
-#include "quern/models/decoder/layer.h"
-#include "quern/models/decoder/mixture_feed_forward.h"
-#include "quern/models/decoder/model_shard.h"
-#include "quern/models/decoder/packed_file.h"
-#include "quern/models/decoder/recurrent_mixer.h"
+#include "quern/models/decoder/decoder_options.h"
+#include "quern/models/decoder/loading/decoder_loader.h"
+#include "quern/models/decoder/loading/model_shard.h"
+#include "quern/models/decoder/loading/packed_file.h"
+#include "quern/models/decoder/memory/latent_attention.h"
+#include "quern/models/decoder/parts/attention_mixer.h"
+#include "quern/models/decoder/parts/decoder_operators.h"
+#include "quern/models/decoder/parts/dense_feed_forward.h"
+#include "quern/models/decoder/parts/latent_mixer.h"
+#include "quern/models/decoder/parts/layer.h"
+#include "quern/models/decoder/parts/mixture_feed_forward.h"
+#include "quern/models/decoder/parts/recurrent_mixer.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
@@ -62,24 +62,6 @@ absl::Status CheckActivations(const DecoderOptions& options) {
 }
 
 }  // namespace
-
-absl::string_view DecoderWeightsName(DecoderWeights weights) {
-  switch (weights) {
-    case DecoderWeights::kAsInFile:
-      return "file";
-    case DecoderWeights::kBF16:
-      return "bf16";
-    case DecoderWeights::kF32:
-      return "f32";
-    case DecoderWeights::kInt8:
-      return "int8";
-  }
-  return "";
-}
-
-absl::string_view DecoderActivationsName(DecoderActivations activations) {
-  return activations == DecoderActivations::kExact ? "exact" : "int8";
-}
 
 Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Decoder::Decoder(Decoder&&) noexcept = default;

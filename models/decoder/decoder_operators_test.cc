@@ -149,7 +149,7 @@ class DecoderOperatorsTest : public DecoderFixture {
 TEST_P(DecoderOperatorsTest, ReferencesComputeTheSame) {
   TestRng rng;
   SmallDecoder shape;
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     SCOPED_TRACE(architecture);
     shape.architecture = architecture;
     const std::string bytes = SmallDecoderFile(rng, shape);

@@ -77,7 +77,7 @@ SmallDecoder ForRoundings(SmallDecoder shape) {
 
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
   SmallDecoder shape;
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     shape.architecture = architecture;
     for (const GgufTensorType type :
          {GgufTensorType::kF32, GgufTensorType::kF16, GgufTensorType::kBF16,
@@ -98,7 +98,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryTensorType) {
 TEST_P(DecoderOracleTest, EqualsTheOracleInTheFormsOfTheFile) {
   using Type = GgufTensorType;
   SmallDecoder shape;
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     shape.architecture = architecture;
     for (const auto& [type, k_type, ffn_type, bound] :
          {std::tuple{Type::kF16, Type::kF16, Type::kF16, kF32Bound},
@@ -191,7 +191,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
   SmallDecoder one;  // the smallest model
   one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
   one.hidden = one.head_dim = one.rope_dim = 2;
-  for (const char* architecture : kTestArchitectures) {
+  for (const std::string& architecture : TestArchitectures()) {
     SCOPED_TRACE(architecture);
     odd.architecture = one.architecture = architecture;
     EXPECT_LE(Distance(odd, DecoderWeights::kAsInFile), kF32Bound);

@@ -145,7 +145,7 @@ constexpr double kInt8Bound = 0.4;
 TEST_P(DecoderRanksTest, EveryArchitecture) {
   SmallDecoder shape;
   shape.vocab = 101;
-  for (const char* architecture : kRankArchitectures) {
+  for (const std::string& architecture : RankArchitectures()) {
     shape.architecture = architecture;
     // With six ranks, three ranks share a key/value head.
     for (const int ranks : {1, 2, 6}) {

@@ -19,16 +19,16 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/architectures/decoder_config.h"
-#include "quern/models/decoder/byte_limit.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/decoder/decoder_impl.h"
 #include "quern/models/decoder/decoder_state_impl.h"
-#include "quern/models/decoder/latent_attention.h"
-#include "quern/models/decoder/layer.h"
-#include "quern/models/decoder/model_work.h"
-#include "quern/models/decoder/page_pool.h"
-#include "quern/models/decoder/recurrent_mixer.h"
-#include "quern/models/decoder/recurrent_pool.h"
+#include "quern/models/decoder/loading/byte_limit.h"
+#include "quern/models/decoder/memory/attention_work.h"
+#include "quern/models/decoder/memory/latent_attention.h"
+#include "quern/models/decoder/memory/page_pool.h"
+#include "quern/models/decoder/memory/recurrent_pool.h"
+#include "quern/models/decoder/parts/layer.h"
+#include "quern/models/decoder/parts/recurrent_mixer.h"
 
 namespace quern {
 namespace {

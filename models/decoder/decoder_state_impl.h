@@ -16,8 +16,8 @@
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/decoder/decoder_impl.h"
 #include "quern/models/decoder/decoder_work.h"
-#include "quern/models/decoder/page_pool.h"
-#include "quern/models/decoder/recurrent_pool.h"
+#include "quern/models/decoder/memory/page_pool.h"
+#include "quern/models/decoder/memory/recurrent_pool.h"
 
 namespace quern {
 

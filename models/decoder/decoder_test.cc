@@ -164,7 +164,7 @@ TEST_P(DecoderTest, ReadsTensorsInPiecesOfAnySize) {
 
 // For each architecture and type, bit for bit.
 TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
-  for (const char* architecture : kExactArchitectures) {
+  for (const std::string& architecture : ExactArchitectures()) {
     for (const DecoderWeights weights :
          {DecoderWeights::kF32, DecoderWeights::kBF16, DecoderWeights::kInt8}) {
       SCOPED_TRACE(architecture);
@@ -176,7 +176,7 @@ TEST_P(DecoderTest, BatchChunksPagesAndThreadsChangeNothing) {
 }
 
 TEST_P(DecoderTest, DivisionChangesNothingInTheFormsOfTheFile) {
-  for (const char* architecture : kExactArchitectures) {
+  for (const std::string& architecture : ExactArchitectures()) {
     SmallDecoder shape;
     shape.architecture = architecture;
     shape.type = GgufTensorType::kQ8_0;

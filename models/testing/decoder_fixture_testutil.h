@@ -16,6 +16,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/testing/decoder_testutil.h"
@@ -24,15 +25,19 @@
 
 namespace quern {
 
-constexpr const char* kTestArchitectures[] = {
-    "llama",  "qwen2", "qwen3",         "qwen3moe",
-    "gemma2", "lfm2",  "granitehybrid", "qwen3next"};
+// The architectures that ReferenceDecoder computes.
+inline std::vector<std::string> TestArchitectures() {
+  return ArchitecturesWithout(ModelPart::kLatent);
+}
 // Those whose logits have the same bits however a text is cut into steps.
-constexpr const char* kExactArchitectures[] = {"llama",    "qwen2",  "qwen3",
-                                               "qwen3moe", "gemma2", "lfm2"};
+inline std::vector<std::string> ExactArchitectures() {
+  return ArchitecturesWithout(ModelPart::kLatent | ModelPart::kStates);
+}
 // Those that can be divided over ranks.
-constexpr const char* kRankArchitectures[] = {"llama", "qwen2", "qwen3",
-                                              "qwen3moe", "gemma2"};
+inline std::vector<std::string> RankArchitectures() {
+  return ArchitecturesWithout(DecoderConfig::kRecurrentParts |
+                              ModelPart::kLatent);
+}
 
 inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count,
                                          int64_t vocab) {

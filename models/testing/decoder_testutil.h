@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/gguf/gguf_testutil.h"
 #include "quern/quant/block_format.h"
@@ -86,8 +87,21 @@ struct SmallDecoder {
   // The file has a tensor in each that no other layer has.
   int64_t predicting_layers = 0;
 
-  bool is_latent() const { return architecture == "deepseek2"; }
+  bool is_latent() const {
+    return FindArchitecture(architecture)->always.Has(ModelPart::kLatent);
+  }
 };
+
+// The architectures whose models have none of `parts`, in the order of
+// Architectures().
+inline std::vector<std::string> ArchitecturesWithout(const ModelParts& parts) {
+  std::vector<std::string> names;
+  for (const Architecture* architecture : Architectures()) {
+    if (architecture->always.HasAny(parts)) continue;
+    names.emplace_back(architecture->name);
+  }
+  return names;
+}
 
 inline std::vector<uint8_t> RecurrentLayersOf(const SmallDecoder& m) {
   std::vector<uint8_t> recurrent;

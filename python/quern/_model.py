@@ -15,7 +15,7 @@ from ._tokenizer import Tokenizer
 
 
 class Model(Object):
-    """A language model of a GGUF file; models/decoder/decoder.h says which files are read.
+    """A language model of a GGUF file; models/README.md says which files are read.
 
     source: the path of a file, or the bytes of one. weights: the form in which matrices are kept: "file" (as
     in the file; "as_in_file" is its older name), "bf16", "f32" or "int8". activations: what matrices in

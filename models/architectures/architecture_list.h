@@ -1,0 +1,28 @@
+#ifndef QUERN_MODELS_ARCHITECTURES_ARCHITECTURE_LIST_H_
+#define QUERN_MODELS_ARCHITECTURES_ARCHITECTURE_LIST_H_
+
+// Private: every architecture, in the order in which refusals list them. Each
+// is defined in a file of its own.
+
+#include "quern/models/architectures/architecture.h"
+
+namespace quern {
+
+#define QUERN_ARCHITECTURES(X) \
+  X(kLlama)                    \
+  X(kQwen2)                    \
+  X(kQwen3)                    \
+  X(kQwen3Moe)                 \
+  X(kGemma2)                   \
+  X(kLfm2)                     \
+  X(kGraniteHybrid)            \
+  X(kDeepseek2)                \
+  X(kQwen3Next)
+
+#define QUERN_DECLARE(name) extern const Architecture name;
+QUERN_ARCHITECTURES(QUERN_DECLARE)
+#undef QUERN_DECLARE
+
+}  // namespace quern
+
+#endif  // QUERN_MODELS_ARCHITECTURES_ARCHITECTURE_LIST_H_
