@@ -96,7 +96,7 @@ struct TileTable {
   size_t few_rows;
   const size_t* panels;  // the best number of panels for so many rows
   // The best number where the core reads memory fastest in one stream
-  // (gemm/layers/packed_layers.h). Null where no layer asks.
+  // (gemm/schedule/prefetch_policy.h). Null where no layer asks.
   const size_t* panels_in_one_stream;
   const Tile (*tiles)[4];  // [rows][log2(panels)], up to the best
   void (*add_chunks)(const AddChunksArgs&);  // null where k is never divided

@@ -37,8 +37,6 @@ class FloatArithmetic : public PackedArithmetic {
       : PackedArithmetic(weights, spec.a, layout, PartsOf(spec.activation)),
         kernels_(KernelsOf(weights.spec().format, spec.a)),
         finish_(spec, weights) {
-    // Where a line is two vectors, one panel has too few sums to hide the
-    // latency of its multiply-adds.
     ReadInOneStream(ThisCpuCore(), static_cast<int64_t>(weights.bytes().size()),
                     kernels_.table);
   }
