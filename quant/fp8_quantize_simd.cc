@@ -3,6 +3,7 @@
 
 #include "quern/core/float_type.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/quant/fp8_quantize_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,6 @@
 #include "quern/core/float_type.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/quant/int8_quantize_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

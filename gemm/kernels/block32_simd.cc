@@ -3,6 +3,7 @@
 
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/quant/block_format.h"
 

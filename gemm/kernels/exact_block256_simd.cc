@@ -1,3 +1,4 @@
+#include "quern/core/sets/avx3.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/quant/block_format.h"
 

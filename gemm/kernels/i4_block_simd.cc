@@ -3,6 +3,7 @@
 
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/gemm/kernels/i4_block_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

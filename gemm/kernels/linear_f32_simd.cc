@@ -1,4 +1,5 @@
 #include "quern/core/dtype.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
