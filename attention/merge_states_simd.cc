@@ -1,6 +1,7 @@
 #include "quern/attention/merge_states_kernels.h"
 #include "quern/attention/softmax_state.h"
 #include "quern/core/dtype.h"
+#include "quern/core/sets/avx3_zen4.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/merge_states_simd.cc"

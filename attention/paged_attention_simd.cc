@@ -1,6 +1,8 @@
+#include "quern/attention/attend_bytes.h"
 #include "quern/attention/paged_attention_kernels.h"
 #include "quern/core/dtype.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3_zen4.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/paged_attention_simd.cc"
@@ -8,7 +10,6 @@
 #include "hwy/highway.h"
 // After foreach_target.
 #include "quern/attention/attend-inl.h"
-#include "quern/attention/scaled_e4m3-inl.h"
 #include "quern/attention/softmax_state-inl.h"
 #include "quern/quant/convert-inl.h"
 
@@ -212,16 +213,6 @@ void SetGeometry(PagedAttentionKernels& kernels) {
   kernels.finite_v = &FiniteV<Wide>;
 }
 
-// e4m3 by f32.
-void SetAttendE4M3(PagedAttentionKernels& kernels) {
-#if QUERN_ATTENTION_SCALED_E4M3
-  kernels.attend_bytes = &Attend<ScaledE4M3>;
-  kernels.serves_bytes = &ScaledE4M3::Serves;
-#else
-  kernels.attend_bytes = &Attend<FmaBytes<Float8E4M3>>;
-#endif
-}
-
 PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
   PagedAttentionKernels kernels = {};
   kernels.target = hwy::TargetName(HWY_TARGET);
@@ -241,31 +232,17 @@ PagedAttentionKernels GetKernels(DType q, DType kv, DType out) {
     default:
       kernels.attend = &Attend<FmaPairs<BFloat16>>;
       if (kv == DType::kBF16) SetGeometry<BFloat16>(kernels);
-      if (kv == DType::kI8) {
-        SetGeometry<int8_t, BFloat16>(kernels);
-        kernels.attend_bytes = &Attend<FmaBytes<int8_t>>;
-      }
+      if (kv == DType::kI8) SetGeometry<int8_t, BFloat16>(kernels);
       if (kv == DType::kF8E4M3) {
         SetGeometry<Float8E4M3, BFloat16>(kernels);
         kernels.widen_latent = &WidenLatent;
-        SetAttendE4M3(kernels);
       }
-      if (kv == DType::kF8E5M2) {
-        SetGeometry<Float8E5M2, BFloat16>(kernels);
-        kernels.attend_bytes = &Attend<FmaBytes<Float8E5M2>>;
-      }
+      if (kv == DType::kF8E5M2) SetGeometry<Float8E5M2, BFloat16>(kernels);
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
       if (q == DType::kBF16) {
         kernels.arithmetic = "bf16 dot";
         kernels.load_query = &LoadQueryPairs;
         kernels.attend = &Attend<DotPairs>;
-        if (kv == DType::kI8) kernels.attend_bytes = &Attend<DotI8>;
-        if (kv == DType::kF8E4M3) {
-          kernels.attend_bytes = &Attend<DotFp8<Float8E4M3>>;
-        }
-        if (kv == DType::kF8E5M2) {
-          kernels.attend_bytes = &Attend<DotFp8<Float8E5M2>>;
-        }
       }
 #endif
   }
@@ -288,7 +265,13 @@ namespace {
 HWY_EXPORT(GetKernels);
 }  // namespace
 PagedAttentionKernels GetPagedAttentionKernels(DType q, DType kv, DType out) {
-  return HWY_DYNAMIC_DISPATCH(GetKernels)(q, kv, out);
+  PagedAttentionKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernels)(q, kv, out);
+  if (kernels.widen != nullptr) {
+    const AttendBytes bytes = GetAttendBytes(q, kv);
+    kernels.attend_bytes = bytes.attend;
+    kernels.serves_bytes = bytes.serves;
+  }
+  return kernels;
 }
 }  // namespace quern
 #endif  // HWY_ONCE

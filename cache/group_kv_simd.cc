@@ -1,4 +1,5 @@
 #include "quern/cache/group_kv_kernels.h"
+#include "quern/core/sets/avx3.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cache/group_kv_simd.cc"

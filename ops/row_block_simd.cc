@@ -1,3 +1,4 @@
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/row_block_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

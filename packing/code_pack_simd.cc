@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/core/sets/avx3.h"
 #include "quern/core/stores.h"
 #include "quern/packing/code_pack_kernels.h"
 

@@ -1,6 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quern/core/sets/avx3.h"
 #include "quern/core/stores.h"
 #include "quern/packing/sglang_pack_kernels.h"
 

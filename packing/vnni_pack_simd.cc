@@ -3,6 +3,7 @@
 
 #include "hwy/cache_control.h"  // FlushStream
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/core/stores.h"
 #include "quern/packing/vnni_pack_kernels.h"
 

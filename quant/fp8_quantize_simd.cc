@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/quant/fp8_quantize_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

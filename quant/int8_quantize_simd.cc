@@ -1,4 +1,5 @@
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/quant/int8_quantize_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

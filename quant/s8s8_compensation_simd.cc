@@ -1,3 +1,4 @@
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/quant/s8s8_compensation_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

@@ -3,6 +3,7 @@
 
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits_kernels.h"
+#include "quern/core/sets/avx3.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/limits/stream_simd.cc"

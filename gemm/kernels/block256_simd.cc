@@ -6,6 +6,7 @@
 #include "quern/core/float_type.h"
 #include "quern/core/isa.h"
 #include "quern/core/kernel_set.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/gemm/kernels/block_kernels.h"
 #include "quern/quant/block_format.h"
 

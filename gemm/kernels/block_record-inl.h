@@ -260,11 +260,11 @@ void OneRow(const PanelArgs& p) {
 
 // Rows of the largest fused tile: each format has tiles of its own, so few must
 // do. Larger ones spill registers on AVX2.
-constexpr size_t kFusedTileRows = kFewTiles ? 2 : 4;
+constexpr size_t kFusedTileRows = kVecs > 2 ? 1 : kFewTiles ? 2 : 4;
 // Rows up to which a record is decoded anew for every tile. A tile of four rows
 // takes 54 ns for a record of Q4_0; to decode it to scratch takes 19, and to
 // multiply it there 45 (AVX2: 160, 22 and 169. Zen 5, 2026).
-constexpr size_t kFusedRows = kVecs == 1 ? 8 : 12;
+constexpr size_t kFusedRows = kVecs > 2 ? 1 : kVecs == 1 ? 8 : 12;
 
 template <BlockFormat kFormat, size_t kRows>
 constexpr void FillFused(Tiles<kFusedRows>& to) {

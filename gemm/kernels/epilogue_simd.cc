@@ -2,6 +2,7 @@
 
 #include "quern/core/dtype.h"
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/gemm/epilogue.h"
 #include "quern/gemm/kernels/epilogue_kernels.h"
 

@@ -1,5 +1,6 @@
 #include "absl/types/span.h"
 #include "quern/core/kernel_set.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/gemm/kernels/exact_block_kernels.h"
 #include "quern/quant/block_format.h"
 

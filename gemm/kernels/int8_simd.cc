@@ -7,6 +7,7 @@
 #include "quern/core/float_type.h"
 #include "quern/core/isa.h"
 #include "quern/core/kernel_set.h"
+#include "quern/core/sets/avx3_dl.h"
 #include "quern/gemm/kernels/int8_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

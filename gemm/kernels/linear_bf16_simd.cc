@@ -1,6 +1,7 @@
 #include "absl/types/span.h"
 #include "quern/core/dtype.h"
 #include "quern/core/kernel_set.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/gemm/kernels/linear_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.

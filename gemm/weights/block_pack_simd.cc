@@ -11,6 +11,7 @@
 
 #include "hwy/cache_control.h"  // FlushStream
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3.h"
 #include "quern/core/stores.h"
 #include "quern/gemm/weights/block_pack_kernels.h"
 #include "quern/gemm/weights/block_traits.h"

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/activation/activation_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

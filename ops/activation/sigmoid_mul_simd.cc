@@ -1,5 +1,6 @@
 #include <cstddef>
 
+#include "quern/core/sets/avx3.h"
 #include "quern/ops/activation/sigmoid_mul_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,4 +1,5 @@
 #include "quern/core/float_type.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/conv/conv_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

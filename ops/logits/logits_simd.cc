@@ -1,3 +1,4 @@
+#include "quern/core/sets/avx3.h"
 #include "quern/ops/logits/logits_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,3 +1,4 @@
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/norm/rms_norm_gated_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,4 +1,5 @@
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/norm/rms_norm_kernels.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,6 @@
 #include "quern/core/float_type.h"
 #include "quern/core/prefetch.h"
+#include "quern/core/sets/avx3_zen4.h"
 #include "quern/ops/recurrent/delta_rule_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
