@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "hwy/detect_targets.h"
 #include "hwy/per_target.h"
 #include "hwy/targets.h"
@@ -19,6 +20,22 @@ bool IsCompiled(IsaLeaf leaf) {
 bool CpuHas(IsaLeaf leaf) { return leaf == IsaLeaf::kNone || HasAvxVnni(); }
 
 }  // namespace
+
+bool StandsFor(absl::string_view ran, absl::string_view isa) {
+  if (ran == isa) return true;
+  if (isa == "AVX3_DL") return ran == "AVX3";
+  if (isa == "AVX3_ZEN4") return ran == "AVX3" || ran == "AVX3_DL";
+  return false;
+}
+
+void UseIsaForTest(const Isa* isa) {
+  hwy::SetSupportedTargetsForTest(0);
+  AllowAvxVnniForTest(isa == nullptr || *isa != Isa{HWY_AVX2});
+  if (isa == nullptr) return;
+  // A lesser one has a higher bit.
+  hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() &
+                                  ~(isa->highway - 1));
+}
 
 const char* Isa::name() const {
   return leaf == IsaLeaf::kAvxVnni ? kAvxVnniTarget : hwy::TargetName(highway);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "hwy/detect_targets.h"
 
 namespace quern {
@@ -35,6 +36,16 @@ inline bool operator==(const Isa& a, const Isa& b) {
 inline bool operator!=(const Isa& a, const Isa& b) { return !(a == b); }
 
 inline constexpr Isa kAvx2Vnni = {HWY_AVX2, IsaLeaf::kAvxVnni};
+
+// Whether kernels for `ran`, what a plan's target() returns, may be what a CPU
+// whose best instruction set is `isa` runs: `ran` is `isa`, or what `isa` adds
+// to it is of no use to them, so that there are none (core/sets).
+bool StandsFor(absl::string_view ran, absl::string_view isa);
+
+// Lets plans made from now on take kernels of `isa`, or those that stand for
+// it, and no better ones. For tests and measurements; UseIsaForTest(nullptr)
+// ends it.
+void UseIsaForTest(const Isa* isa);
 
 // The instruction sets that this library was compiled for, best first.
 std::vector<Isa> CompiledIsas();

@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "hwy/per_target.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
-#include "quern/core/limits/limits_kernels.h"
 
 namespace quern {
 namespace {
@@ -35,7 +35,7 @@ TEST_F(MaxIsaTest, DispatchTakesNothingBetter) {
 }
 
 // What dispatch takes now.
-std::string Dispatched() { return GetStreamKernels().target; }
+std::string Dispatched() { return hwy::TargetName(hwy::DispatchedTarget()); }
 
 TEST_F(MaxIsaTest, NothingButAnotherCapEndsACap) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {

@@ -9,8 +9,8 @@
 //
 //   TEST_P(RmsNormTest, IsExactOnSmallIntegers) {
 //     const auto plan = RmsNormPlan::Create(spec);
-//     EXPECT_RAN_ON(*plan);                // plan->target() is isa()
-//     ...
+//     EXPECT_RAN_ON(*plan);                // plan->target() is isa(), or
+//     ...                                  // stands for it (core/isa.h)
 //   }
 //
 // A test that passes without an EXPECT_RAN_ON has proved nothing about its
@@ -77,7 +77,7 @@ class IsaTest : public testing::TestWithParam<Isa> {
 
   testing::AssertionResult RanOn(const std::string& target) {
     proved_ = true;
-    if (target == isa()) return testing::AssertionSuccess();
+    if (StandsFor(target, isa())) return testing::AssertionSuccess();
     return testing::AssertionFailure()
            << "ran on " << target << "; asked for " << isa();
   }
@@ -100,15 +100,8 @@ class IsaTest : public testing::TestWithParam<Isa> {
   }
 
  private:
-  void UseOwnIsa() {
-    // Other instruction sets must not choose AVX-VNNI even where they may.
-    AllowAvxVnniForTest(GetParam() != Isa{HWY_AVX2});
-    hwy::SetSupportedTargetsForTest(GetParam().highway);
-  }
-  static void UseTheBestIsa() {
-    AllowAvxVnniForTest(true);
-    hwy::SetSupportedTargetsForTest(0);
-  }
+  void UseOwnIsa() { UseIsaForTest(&GetParam()); }
+  static void UseTheBestIsa() { UseIsaForTest(nullptr); }
 
   bool proved_ = false;
 };

@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "hwy/detect_targets.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/isa.h"
@@ -157,12 +158,13 @@ class TilesTest : public testing::Test {
       EXPECT_NE(listed[i - 1], Isa{listed[i].highway}) << "hides a leaf";
     }
     for (const Isa& isa : CompiledIsas()) {
-      const auto count = std::count(listed.begin(), listed.end(), isa);
-      if (isa.leaf == IsaLeaf::kNone) {
-        EXPECT_EQ(count, 1) << isa.name();
-      } else {
-        EXPECT_LE(count, 1) << isa.name();
-      }
+      EXPECT_LE(std::count(listed.begin(), listed.end(), isa), 1) << isa.name();
+      EXPECT_TRUE(isa.leaf != IsaLeaf::kNone ||
+                  std::any_of(listed.begin(), listed.end(),
+                              [&](const Isa& one) {
+                                return StandsFor(one.name(), isa.name());
+                              }))
+          << isa.name();
     }
     EXPECT_FALSE(run.empty());
     return run;
@@ -173,6 +175,33 @@ class TilesTest : public testing::Test {
   AlignedBuffer panels_ = FiniteBytes(rng_, kPanels* kBytes);
   int tiles_ = 0;
 };
+
+// The sets of AVX-512 that a list has, best first.
+template <class Set>
+std::string Avx512(absl::Span<const Set> sets) {
+  std::string names;
+  for (const Set& set : sets) {
+    if (set.get == nullptr || set.isa.highway > HWY_AVX3) continue;
+    names += (names.empty() ? "" : " ") + std::string(set.isa.name());
+  }
+  return names;
+}
+
+// One that has lost a set still computes, more slowly.
+TEST(KernelSetsTest, HaveTheSetsOfAvx512WhoseInstructionsTheyUse) {
+  constexpr int64_t kAll = HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4;
+  if ((HWY_TARGETS & kAll) != kAll) GTEST_SKIP() << "not compiled for all";
+  EXPECT_EQ(Avx512(LinearKernelSetsBF16()), "AVX3_ZEN4 AVX3");
+  EXPECT_EQ(Avx512(LinearKernelSetsF16()), "AVX3");
+  EXPECT_EQ(Avx512(LinearKernelSetsF32()), "AVX3");
+  EXPECT_EQ(Avx512(CodesKernelSets()), "AVX3_ZEN4 AVX3");
+  EXPECT_EQ(Avx512(Int8KernelSets()), "AVX3_DL AVX3");
+  EXPECT_EQ(Avx512(Block32KernelSets()), "AVX3_DL AVX3");
+  EXPECT_EQ(Avx512(Block256KernelSets()), "AVX3_DL AVX3");
+  EXPECT_EQ(Avx512(I4BlockKernelSets()), "AVX3_DL AVX3");
+  EXPECT_EQ(Avx512(ExactBlock32KernelSets()), "AVX3");
+  EXPECT_EQ(Avx512(ExactBlock256KernelSets()), "AVX3");
+}
 
 TEST_F(TilesTest, OfFloatsAreAlike) {
   for (const auto sets :

@@ -2,15 +2,15 @@
 // combination of operator, dtype, instruction set of this CPU, and provider,
 // tab-separated. --help says so.
 
-#include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "hwy/targets.h"
 #include "quern/core/dtype.h"
+#include "quern/core/isa.h"
 #include "quern/ops/registry/all_ops.h"
 #include "quern/ops/registry/op_registry.h"
 
@@ -26,9 +26,9 @@ int Fail(const absl::Status& status) {
 // chose.
 int ListIsas(const OpRegistry& registry) {
   std::printf("op\tdtype\tisa\tprovider\n");
-  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  for (const int64_t target : targets) {
-    hwy::SetSupportedTargetsForTest(target);
+  std::set<std::string> listed;
+  for (const Isa& isa : SupportedIsas()) {
+    UseIsaForTest(&isa);
     for (const std::string& name : registry.Names()) {
       const OpDefinition& op = *registry.Find(name);
       for (const DType dtype : kFloatDTypes) {
@@ -37,19 +37,16 @@ int ListIsas(const OpRegistry& registry) {
         for (const OpImplementation& implementation : op.implementations) {
           const auto made = implementation.factory(*args);
           if (!made.ok()) continue;
-          // Implementations without a choice of instruction set are listed
-          // once.
-          const absl::string_view isa = (*made)->target();
-          const bool once = isa == "scalar" || isa == "oneDNN";
-          if (once && target != targets[0]) continue;
-          std::printf("%s\t%s\t%s\t%s\n", name.c_str(),
-                      std::string(DTypeName(dtype)).c_str(), (*made)->target(),
-                      implementation.provider.c_str());
+          const std::string line =
+              absl::StrCat(name, "\t", DTypeName(dtype), "\t",
+                           (*made)->target(), "\t", implementation.provider);
+          // Several sets may run the same kernels.
+          if (listed.insert(line).second) std::printf("%s\n", line.c_str());
         }
       }
     }
-    hwy::SetSupportedTargetsForTest(0);
   }
+  UseIsaForTest(nullptr);
   return 0;
 }
 

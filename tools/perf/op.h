@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/avx_vnni.h"
 #include "quern/core/executor.h"
+#include "quern/core/isa.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/tools/perf/args.h"
 
@@ -26,7 +27,7 @@ inline constexpr absl::string_view kNoIsa = "none";
 // Whether `isa` as --isa names it has kernels for `target`. Operators that do
 // not multiply int8 run on AVX2 where AVX2_VNNI is asked for.
 inline bool IsaHas(absl::string_view isa, absl::string_view target) {
-  return target == isa || (isa == kAvxVnniTarget && target == "AVX2");
+  return StandsFor(target, isa) || (isa == kAvxVnniTarget && target == "AVX2");
 }
 
 struct OpInfo {

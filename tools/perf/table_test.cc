@@ -144,7 +144,7 @@ TEST(TableTest, RunsOnTheInstructionSetThatWasAskedFor) {
   for (const std::string& line : lines) {
     const auto fields = FlatJson::Parse(line);
     ASSERT_TRUE(fields.has_value()) << line;
-    EXPECT_EQ(fields->at("isa"), isa);
+    EXPECT_TRUE(StandsFor(fields->at("isa"), isa)) << line;
   }
   const auto last = FlatJson::Parse(lines.back());
   EXPECT_EQ(last->at("command"), "router --tokens=256");
