@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "quern/tools/perf/driver_testutil.h"
 #include "quern/core/isa.h"
+#include "quern/tools/perf/driver_testutil.h"
 #include "quern/tools/perf/json_testutil.h"
 #include "quern/tools/perf/op.h"
 
@@ -216,9 +216,8 @@ TEST(DriverSmokeTest, EveryOperatorRunsOnTheInstructionSetThatWasAskedFor) {
     ASSERT_TRUE(fields.has_value()) << line;
     const std::string& ran = fields->at("isa");
     // The schedule has no kernels.
-    EXPECT_TRUE(smoke.op == absl::string_view("schedule")
-                    ? ran == kNoIsa
-                    : StandsFor(ran, isa))
+    EXPECT_TRUE(smoke.op == absl::string_view("schedule") ? ran == kNoIsa
+                                                          : StandsFor(ran, isa))
         << line << ": " << ran;
   }
 }

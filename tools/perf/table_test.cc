@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "quern/core/isa.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/driver.h"
 #include "quern/tools/perf/driver_testutil.h"
