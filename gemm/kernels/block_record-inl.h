@@ -259,12 +259,13 @@ void OneRow(const PanelArgs& p) {
 }
 
 // Rows of the largest fused tile: each format has tiles of its own, so few must
-// do. Larger ones spill registers on AVX2.
-constexpr size_t kFusedTileRows = kVecs > 2 ? 1 : kFewTiles ? 2 : 4;
+// do. Larger ones spill registers on AVX2, and on SSE4 from three rows on.
+constexpr size_t kFusedTileRows = kVecs > 2 || kFewTiles ? 2 : 4;
 // Rows up to which a record is decoded anew for every tile. A tile of four rows
 // takes 54 ns for a record of Q4_0; to decode it to scratch takes 19, and to
-// multiply it there 45 (AVX2: 160, 22 and 169. Zen 5, 2026).
-constexpr size_t kFusedRows = kVecs > 2 ? 1 : kVecs == 1 ? 8 : 12;
+// multiply it there 45 (AVX2: 160, 22 and 169). Eight rows of SSE4 take 720 us
+// for 2048 x 2048 by fused tiles, and 568 decoded; two 197 and 213. Zen 5, 2026.
+constexpr size_t kFusedRows = kVecs == 1 ? 8 : kVecs == 2 ? 12 : 2;
 
 template <BlockFormat kFormat, size_t kRows>
 constexpr void FillFused(Tiles<kFusedRows>& to) {
