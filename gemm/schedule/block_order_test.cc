@@ -78,7 +78,9 @@ TEST(BlockOrderTest, OneTileReadsAGroupOfPanelsFromEndToEnd) {
     for (const Visit& visit : VisitsOf(range, best)) {
       const int64_t group = (visit.block.panel - range.panel) / best;
       const int64_t next = (visit.next.panel - range.panel) / best;
-      if (visit.block.chunk + 1 < range.chunk_end) EXPECT_EQ(next, group);
+      if (visit.block.chunk + 1 < range.chunk_end) {
+        EXPECT_EQ(next, group);
+      }
     }
   });
 }
