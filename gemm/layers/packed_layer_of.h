@@ -99,9 +99,12 @@ class PackedArithmetic {
   template <typename Sum, typename Fn>
   void ForEachChunk(const PackedProduct<Sum>& product, uint32_t* to,
                     const Fn& fn) const {
-    for (int64_t k = 0; k < layout_.k(); k += product.chunk_k()) {
-      fn(k, std::min(product.chunk_k(), layout_.k() - k), to);
-      to += product.a_chunk();
+    // Each takes a division.
+    const int64_t chunk_k = product.chunk_k(), a_chunk = product.a_chunk();
+    const int64_t all_k = layout_.k();
+    for (int64_t k = 0; k < all_k; k += chunk_k) {
+      fn(k, std::min(chunk_k, all_k - k), to);
+      to += a_chunk;
     }
   }
   // Copies elements order()[i], k <= i < k + count, of a row of a.

@@ -29,11 +29,12 @@ namespace quern {
 inline std::vector<std::string> TestArchitectures() {
   return ArchitecturesWithout(ModelPart::kLatent);
 }
-// Those whose logits have the same bits however a text is cut into steps.
+// Architectures whose logits have the same bits however a text is cut into
+// steps.
 inline std::vector<std::string> ExactArchitectures() {
   return ArchitecturesWithout(ModelPart::kLatent | ModelPart::kStates);
 }
-// Those that can be divided over ranks.
+// Architectures that can be divided over ranks.
 inline std::vector<std::string> RankArchitectures() {
   return ArchitecturesWithout(DecoderConfig::kRecurrentParts |
                               ModelPart::kLatent);
