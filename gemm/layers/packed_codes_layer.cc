@@ -118,7 +118,7 @@ class CodesArithmetic : public PackedArithmetic {
     }
     ForEachChunk(product, row.to, [&](int64_t k, int64_t count, uint32_t* to) {
       // A line of codes is longer than a pair.
-      if (count < product.chunk_k()) {
+      if (count < CodePieces::kChunkK) {
         const auto per_pair = static_cast<int64_t>(linear_.elements_per_line);
         std::fill(to + count / 2 * per_pair,
                   to + RoundUp(count, int64_t{8}) / 2 * per_pair, 0u);
