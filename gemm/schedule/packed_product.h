@@ -96,12 +96,14 @@ class PackedProduct {
         parts_(parts),
         tiles_(rows, table, tile_count),
         chunks_(DivCeil(layout.lines(), kChunk)),
-        pitch_(pitch) {}
+        pitch_(pitch),
+        chunk_k_(kChunk * layout.v()),
+        a_chunk_(tiles_.max_size() * pitch) {}
 
   // Elements of k in a chunk, and 32-bit elements from one chunk of a packed
   // row to the next.
-  int64_t chunk_k() const { return kChunk * layout_.v(); }
-  int64_t a_chunk() const { return tiles_.max_size() * pitch_; }
+  int64_t chunk_k() const { return chunk_k_; }
+  int64_t a_chunk() const { return a_chunk_; }
   int64_t chunks() const { return chunks_; }
   const RowTiles& tiles() const { return tiles_; }
   // 32-bit elements of a packed row, all chunks.
@@ -406,6 +408,9 @@ class PackedProduct {
   RowTiles tiles_;
   int64_t chunks_;
   int64_t pitch_;
+  // Each takes a division, and rows ask for them.
+  int64_t chunk_k_;
+  int64_t a_chunk_;
 };
 
 // The largest workspace of any number of rows up to max_rows and of workers up
