@@ -199,7 +199,7 @@ void Decode(const Block<F::kQ6_K>& in, float* out) {
     for (int j = 0; j < 16; ++j) {
       const int q = Bits(in.codes[byte + j], bit, 4) +
                     16 * Bits(in.high[high + j], pair, 2) - 32;
-      *out++ = scale * static_cast<float>(q);
+      out[16 * b + j] = scale * static_cast<float>(q);
     }
   }
 }
