@@ -16,10 +16,14 @@
 namespace quern {
 namespace {
 
-using block_fields::FirstBit;
-using block_fields::FirstByte;
+using block_fields::Block;
+using block_fields::BlockFormatList;
 using block_fields::kIQ4Table;
 using block_fields::kTwiceE2M1;
+using block_fields::ListOfFormats;
+using block_fields::Place;
+using block_fields::SplitPlace;
+using F = BlockFormat;
 
 constexpr char kOp[] = "decode_blocks";
 
@@ -32,64 +36,66 @@ T Load(const uint8_t* from) {
 
 float LoadF16(const uint8_t* from) { return ToF32(Load<Float16>(from)); }
 
-int Bit(uint32_t word, int bit) { return static_cast<int>(word >> bit & 1); }
-// Bits [bit, bit + 2).
-int TwoBits(uint32_t word, int bit) {
-  return static_cast<int>(word >> bit & 3);
+// Bits [bit, bit + count) of a word.
+int Bits(uint32_t word, int bit, int count) {
+  return static_cast<int>(word >> bit & ((1u << count) - 1));
 }
-// The lower half of a byte for an even `half`, the upper one for an odd one.
-int Nibble(uint8_t byte, int half) { return byte >> 4 * (half % 2) & 15; }
+int Bits(const uint8_t* field, Place place, int count) {
+  return Bits(field[place.byte], place.bit, count);
+}
+// A number whose two parts lie in two fields.
+int SixBits(const uint8_t* low, const uint8_t* high, SplitPlace place) {
+  return Bits(low, place.low, 4) + 16 * Bits(high, place.high, 2);
+}
 
 // Calls value(i, code) for the 32 codes of 4 bits in 16 bytes, and writes what
 // it returns.
 template <typename Value>
 void DecodeNibbles(const uint8_t* codes, const Value& value, float* out) {
   for (int j = 0; j < 16; ++j) {
-    out[j] = value(j, Nibble(codes[j], 0));
-    out[j + 16] = value(j + 16, Nibble(codes[j], 1));
+    out[j] = value(j, codes[j] & 15);
+    out[j + 16] = value(j + 16, codes[j] >> 4);
   }
 }
 
-void DecodeQ4_0(const uint8_t* in, float* out) {
-  const float d = LoadF16(in);
+void Decode(const Block<F::kQ4_0>& in, float* out) {
+  const float d = LoadF16(in.d);
   DecodeNibbles(
-      in + 2, [d](int, int q) { return d * static_cast<float>(q - 8); }, out);
+      in.codes, [d](int, int q) { return d * static_cast<float>(q - 8); }, out);
 }
 
-void DecodeQ4_1(const uint8_t* in, float* out) {
-  const float d = LoadF16(in), m = LoadF16(in + 2);
+void Decode(const Block<F::kQ4_1>& in, float* out) {
+  const float d = LoadF16(in.d), m = LoadF16(in.m);
   DecodeNibbles(
-      in + 4, [d, m](int, int q) { return d * static_cast<float>(q) + m; },
+      in.codes, [d, m](int, int q) { return d * static_cast<float>(q) + m; },
       out);
 }
 
-void DecodeQ5_0(const uint8_t* in, float* out) {
-  const float d = LoadF16(in);
-  const auto high = Load<uint32_t>(in + 2);
+void Decode(const Block<F::kQ5_0>& in, float* out) {
+  const float d = LoadF16(in.d);
+  const auto high = Load<uint32_t>(in.high);
   DecodeNibbles(
-      in + 6,
+      in.codes,
       [d, high](int i, int q) {
-        return d * static_cast<float>(q + 16 * Bit(high, i) - 16);
+        return d * static_cast<float>(q + 16 * Bits(high, i, 1) - 16);
       },
       out);
 }
 
-void DecodeQ5_1(const uint8_t* in, float* out) {
-  const float d = LoadF16(in), m = LoadF16(in + 2);
-  const auto high = Load<uint32_t>(in + 4);
+void Decode(const Block<F::kQ5_1>& in, float* out) {
+  const float d = LoadF16(in.d), m = LoadF16(in.m);
+  const auto high = Load<uint32_t>(in.high);
   DecodeNibbles(
-      in + 8,
+      in.codes,
       [d, m, high](int i, int q) {
-        return d * static_cast<float>(q + 16 * Bit(high, i)) + m;
+        return d * static_cast<float>(q + 16 * Bits(high, i, 1)) + m;
       },
       out);
 }
 
-void DecodeQ8_0(const uint8_t* in, float* out) {
-  const float d = LoadF16(in);
-  for (int i = 0; i < 32; ++i) {
-    out[i] = d * static_cast<float>(static_cast<int8_t>(in[2 + i]));
-  }
+void Decode(const Block<F::kQ8_0>& in, float* out) {
+  const float d = LoadF16(in.d);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(in.codes[i]);
 }
 
 // 32 values: scale * table[code].
@@ -103,43 +109,41 @@ void DecodeTable(float scale, const std::array<float, 16>& table,
       out);
 }
 
-void DecodeIQ4_NL(const uint8_t* in, float* out) {
-  DecodeTable(LoadF16(in), kIQ4Table, in + 2, out);
+void Decode(const Block<F::kIQ4_NL>& in, float* out) {
+  DecodeTable(LoadF16(in.d), kIQ4Table, in.codes, out);
 }
 
-void DecodeMXFP4(const uint8_t* in, float* out) {
+void Decode(const Block<F::kMXFP4>& in, float* out) {
   // 2^(e - 128), because the table has twice the values. It is subnormal for
   // e < 2.
-  const uint32_t e = in[0];
+  const uint32_t e = in.e;
   const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-  DecodeTable(hwy::BitCastScalar<float>(bits), kTwiceE2M1, in + 1, out);
+  DecodeTable(hwy::BitCastScalar<float>(bits), kTwiceE2M1, in.codes, out);
 }
 
-void DecodeQ2_K(const uint8_t* in, float* out) {
-  const float d = LoadF16(in + 80), dmin = LoadF16(in + 82);
+void Decode(const Block<F::kQ2_K>& in, float* out) {
+  const float d = LoadF16(in.d), dmin = LoadF16(in.dmin);
   for (int b = 0; b < 16; ++b) {
-    const float scale = d * static_cast<float>(Nibble(in[b], 0));
-    const float min = dmin * static_cast<float>(Nibble(in[b], 1));
-    const uint8_t* codes = in + 16 + FirstByte(b);
+    const float scale = d * static_cast<float>(Bits(in.scales, in.Scale(b), 4));
+    const float min = dmin * static_cast<float>(Bits(in.scales, in.Min(b), 4));
+    const auto [byte, bit] = in.Codes(b);
     for (int j = 0; j < 16; ++j) {
-      const int q = TwoBits(codes[j], FirstBit(b));
+      const int q = Bits(in.codes[byte + j], bit, 2);
       *out++ = scale * static_cast<float>(q) - min;
     }
   }
 }
 
-void DecodeQ3_K(const uint8_t* in, float* out) {
-  const uint8_t* scales = in + 96;
-  const float d = LoadF16(in + 108);
+void Decode(const Block<F::kQ3_K>& in, float* out) {
+  const float d = LoadF16(in.d);
   for (int b = 0; b < 16; ++b) {
-    const int low = Nibble(scales[b % 8], b / 8);
-    const int high = TwoBits(scales[8 + b % 4], b / 4 * 2);
-    const float scale = d * static_cast<float>(low + 16 * high - 32);
-    const uint8_t* codes = in + 32 + FirstByte(b);
-    const uint8_t* third = in + b % 2 * 16;
+    const int s = SixBits(in.scales, in.scales, in.Scale(b)) - 32;
+    const float scale = d * static_cast<float>(s);
+    const auto [byte, bit] = in.Codes(b);
+    const auto [high, third] = in.High(b);
     for (int j = 0; j < 16; ++j) {
-      const int q =
-          TwoBits(codes[j], FirstBit(b)) + 4 * Bit(third[j], b / 2) - 4;
+      const int q = Bits(in.codes[byte + j], bit, 2) +
+                    4 * Bits(in.high[high + j], third, 1) - 4;
       *out++ = scale * static_cast<float>(q);
     }
   }
@@ -149,115 +153,84 @@ struct ScaleAndMin {
   float scale, min;
 };
 
-// d * s[b] and dmin * t[b] of Q4_K and Q5_K, whose blocks begin alike.
-ScaleAndMin ScaleAndMinOf(const uint8_t* in, int b) {
-  const uint8_t* scales = in + 4;
-  const int s = b < 4 ? scales[b] & 63
-                      : Nibble(scales[b + 4], 0) + 16 * (scales[b - 4] >> 6);
-  const int t = b < 4 ? scales[b + 4] & 63
-                      : Nibble(scales[b + 4], 1) + 16 * (scales[b] >> 6);
-  return {LoadF16(in) * static_cast<float>(s),
-          LoadF16(in + 2) * static_cast<float>(t)};
+// d * s[b] and dmin * t[b] of Q4_K and Q5_K.
+template <class B>
+ScaleAndMin ScaleAndMinOf(const B& in, int b) {
+  const uint8_t* scales = in.scales;
+  int s = scales[b % 4] & 63, t = scales[b % 4 + 4] & 63;
+  if (b >= 4) {
+    s = SixBits(scales, scales, block_fields::SixBitScale(b));
+    t = SixBits(scales, scales, block_fields::SixBitMin(b));
+  }
+  return {LoadF16(in.d) * static_cast<float>(s),
+          LoadF16(in.dmin) * static_cast<float>(t)};
 }
 
-void DecodeQ4_K(const uint8_t* in, float* out) {
+void Decode(const Block<F::kQ4_K>& in, float* out) {
   for (int b = 0; b < 8; ++b) {
     const auto [scale, min] = ScaleAndMinOf(in, b);
-    const uint8_t* codes = in + 16 + b / 2 * 32;
+    const auto [byte, bit] = in.Codes(b);
     for (int j = 0; j < 32; ++j) {
-      const int q = Nibble(codes[j], b);
+      const int q = Bits(in.codes[byte + j], bit, 4);
       *out++ = scale * static_cast<float>(q) - min;
     }
   }
 }
 
-void DecodeQ5_K(const uint8_t* in, float* out) {
-  const uint8_t* fifth = in + 16;
+void Decode(const Block<F::kQ5_K>& in, float* out) {
   for (int b = 0; b < 8; ++b) {
     const auto [scale, min] = ScaleAndMinOf(in, b);
-    const uint8_t* codes = in + 48 + b / 2 * 32;
+    const auto [byte, bit] = in.Codes(b);
+    const auto [high, fifth] = in.High(b);
     for (int j = 0; j < 32; ++j) {
-      const int q = Nibble(codes[j], b) + 16 * Bit(fifth[j], b);
+      const int q = Bits(in.codes[byte + j], bit, 4) +
+                    16 * Bits(in.high[high + j], fifth, 1);
       *out++ = scale * static_cast<float>(q) - min;
     }
   }
 }
 
-void DecodeQ6_K(const uint8_t* in, float* out) {
-  const float d = LoadF16(in + 208);
+void Decode(const Block<F::kQ6_K>& in, float* out) {
+  const float d = LoadF16(in.d);
   for (int b = 0; b < 16; ++b) {
-    const float scale =
-        d * static_cast<float>(static_cast<int8_t>(in[192 + b]));
-    const uint8_t* codes = in + b / 8 * 64 + b % 4 * 16;
-    const uint8_t* high = in + 128 + FirstByte(b);
+    const float scale = d * static_cast<float>(in.scales[b]);
+    const auto [byte, bit] = in.Codes(b);
+    const auto [high, pair] = in.High(b);
     for (int j = 0; j < 16; ++j) {
-      const int low = Nibble(codes[j], b / 4);
-      const int q = low + 16 * TwoBits(high[j], FirstBit(b)) - 32;
-      *out++ = scale * static_cast<float>(q);
+      const int q = Bits(in.codes[byte + j], bit, 4) +
+                    16 * Bits(in.high[high + j], pair, 2) - 32;
+      out[16 * b + j] = scale * static_cast<float>(q);
     }
   }
 }
 
-void DecodeIQ4_XS(const uint8_t* in, float* out) {
-  const float d = LoadF16(in);
-  const auto high = Load<uint16_t>(in + 2);
+void Decode(const Block<F::kIQ4_XS>& in, float* out) {
+  const float d = LoadF16(in.d);
   for (int b = 0; b < 8; ++b) {
-    const int s = Nibble(in[4 + b / 2], b) + 16 * TwoBits(high, 2 * b) - 32;
-    DecodeTable(d * static_cast<float>(s), kIQ4Table, in + 8 + 16 * b,
+    const int s = SixBits(in.low, in.high, in.Scale(b)) - 32;
+    DecodeTable(d * static_cast<float>(s), kIQ4Table, in.codes[b],
                 out + 32 * b);
   }
 }
 
-// Decodes one block.
-using BlockDecoder = void (*)(const uint8_t* in, float* out);
-
-BlockDecoder DecoderOf(BlockFormat format) {
-  switch (format) {
-    case BlockFormat::kQ4_0:
-      return &DecodeQ4_0;
-    case BlockFormat::kQ4_1:
-      return &DecodeQ4_1;
-    case BlockFormat::kQ5_0:
-      return &DecodeQ5_0;
-    case BlockFormat::kQ5_1:
-      return &DecodeQ5_1;
-    case BlockFormat::kQ8_0:
-      return &DecodeQ8_0;
-    case BlockFormat::kQ2_K:
-      return &DecodeQ2_K;
-    case BlockFormat::kQ3_K:
-      return &DecodeQ3_K;
-    case BlockFormat::kQ4_K:
-      return &DecodeQ4_K;
-    case BlockFormat::kQ5_K:
-      return &DecodeQ5_K;
-    case BlockFormat::kQ6_K:
-      return &DecodeQ6_K;
-    case BlockFormat::kIQ4_NL:
-      return &DecodeIQ4_NL;
-    case BlockFormat::kIQ4_XS:
-      return &DecodeIQ4_XS;
-    case BlockFormat::kMXFP4:
-      return &DecodeMXFP4;
+// Decodes consecutive blocks into n values.
+template <F kFormat>
+void DecodeAll(const uint8_t* in, size_t n, float* out) {
+  using B = Block<kFormat>;
+  const auto* blocks = reinterpret_cast<const B*>(in);
+  constexpr auto kValues = static_cast<size_t>(B::kValues);
+  for (size_t i = 0; i < n / kValues; ++i) {
+    Decode(blocks[i], out + i * kValues);
   }
-  return nullptr;
 }
 
-constexpr BlockFormatInfo kFormats[] = {
-    {BlockFormat::kQ4_0, "Q4_0", 32, 18},
-    {BlockFormat::kQ4_1, "Q4_1", 32, 20},
-    {BlockFormat::kQ5_0, "Q5_0", 32, 22},
-    {BlockFormat::kQ5_1, "Q5_1", 32, 24},
-    {BlockFormat::kQ8_0, "Q8_0", 32, 34},
-    {BlockFormat::kQ2_K, "Q2_K", 256, 84},
-    {BlockFormat::kQ3_K, "Q3_K", 256, 110},
-    {BlockFormat::kQ4_K, "Q4_K", 256, 144},
-    {BlockFormat::kQ5_K, "Q5_K", 256, 176},
-    {BlockFormat::kQ6_K, "Q6_K", 256, 210},
-    {BlockFormat::kIQ4_NL, "IQ4_NL", 32, 18},
-    {BlockFormat::kIQ4_XS, "IQ4_XS", 256, 136},
-    {BlockFormat::kMXFP4, "MXFP4", 32, 17},
-};
+template <F... kFormat>
+constexpr std::array<BlockFormatInfo, sizeof...(kFormat)> InfosOf(
+    ListOfFormats<kFormat...> /*list*/) {
+  return {{{kFormat, Block<kFormat>::kName, Block<kFormat>::kValues,
+            static_cast<int64_t>(sizeof(Block<kFormat>))}...}};
+}
+constexpr auto kFormats = InfosOf(BlockFormatList());
 
 }  // namespace
 
@@ -293,13 +266,9 @@ absl::Status CheckDecodeBlocks(BlockFormat format,
 void DecodeBlocks(BlockFormat format, absl::Span<const uint8_t> blocks,
                   absl::Span<float> out) noexcept {
   QUERN_DCHECK_OK(CheckDecodeBlocks(format, blocks, out));
-  const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));
-  const auto values = static_cast<size_t>(info.values);
-  const BlockDecoder decode = DecoderOf(format);
-  const uint8_t* in = blocks.data();
-  for (size_t done = 0; done < out.size(); done += values, in += info.bytes) {
-    decode(in, out.data() + done);
-  }
+  block_fields::WithBlockFormat(format, [&](auto f) {
+    DecodeAll<decltype(f)::value>(blocks.data(), out.size(), out.data());
+  });
 }
 
 }  // namespace quern

@@ -19,8 +19,10 @@
 namespace quern {
 namespace {
 
-using block_fields::FirstBit;
-using block_fields::FirstByte;
+using block_fields::Block;
+using block_fields::Place;
+using block_fields::SplitPlace;
+using F = BlockFormat;
 
 constexpr char kOp[] = "quantize_blocks";
 constexpr float kLargest = 65504;  // of f16
@@ -88,14 +90,21 @@ int NearestIQ4(double x, double step) {
   return best;
 }
 
-// Puts a number of `bits` bits into a byte that has zeros there.
-void Put(int number, int bit, uint8_t& byte) {
-  byte = static_cast<uint8_t>(byte | number << bit);
+// Puts a number into bits that are 0.
+void Put(int number, Place place, uint8_t* field) {
+  uint8_t& byte = field[place.byte];
+  byte = static_cast<uint8_t>(byte | number << place.bit);
+}
+
+// Puts a number whose two parts lie in two fields.
+void PutSixBits(int number, SplitPlace place, uint8_t* low, uint8_t* high) {
+  Put(number % 16, place.low, low);
+  Put(number / 16, place.high, high);
 }
 
 // Puts the code of 4 bits of value i of 32.
 void PutNibble(int code, int i, uint8_t* codes) {
-  Put(code, i / 16 * 4, codes[i % 16]);
+  Put(code, block_fields::HalfByte(i % 16, i / 16), codes);
 }
 
 // Sub-scales s with |d * s[b]| >= |steps[b]| and |s[b]| <= limit; d is stored.
@@ -119,10 +128,10 @@ struct SubScales {
   std::array<int, kSubBlocks> numbers;
 };
 
-void QuantizeQ4_0(const float* x, uint8_t* out) {
-  const double d = StoreAway(SignedStep(x, 32, 8.5, 7.5), out);
+void Quantize(const float* x, Block<F::kQ4_0>& out) {
+  const double d = StoreAway(SignedStep(x, 32, 8.5, 7.5), out.d);
   for (int i = 0; i < 32; ++i) {
-    PutNibble(NearestCode(x[i], d, -8, 7) + 8, i, out + 2);
+    PutNibble(NearestCode(x[i], d, -8, 7) + 8, i, out.codes);
   }
 }
 
@@ -130,58 +139,60 @@ void QuantizeQ4_0(const float* x, uint8_t* out) {
 struct Affine {
   double d, m;
 };
-Affine StoreAffine(const float* x, int most, uint8_t* out) {
+template <class B>
+Affine StoreAffine(const float* x, int most, B& out) {
   const Range range = RangeOf(x, 32);
-  const double m = StoreBelow(range.least, out + 2);
-  return {StoreAway((range.most - m) / most, out), m};
+  const double m = StoreBelow(range.least, out.m);
+  return {StoreAway((range.most - m) / most, out.d), m};
 }
 
-void QuantizeQ4_1(const float* x, uint8_t* out) {
+void Quantize(const float* x, Block<F::kQ4_1>& out) {
   const auto [d, m] = StoreAffine(x, 15, out);
   for (int i = 0; i < 32; ++i) {
-    PutNibble(NearestCode(x[i] - m, d, 0, 15), i, out + 4);
+    PutNibble(NearestCode(x[i] - m, d, 0, 15), i, out.codes);
   }
 }
 
-// Puts a code of 5 bits: four into `codes`, one into `high`.
-void PutFive(int code, int i, uint8_t* high, uint8_t* codes) {
-  PutNibble(code % 16, i, codes);
-  Put(code / 16, i % 8, high[i / 8]);
+// Puts the code of 5 bits of value i of 32.
+template <class B>
+void PutFive(int code, int i, B& out) {
+  PutNibble(code % 16, i, out.codes);
+  Put(code / 16, {i / 8, i % 8}, out.high);
 }
 
-void QuantizeQ5_0(const float* x, uint8_t* out) {
-  const double d = StoreAway(SignedStep(x, 32, 16.5, 15.5), out);
+void Quantize(const float* x, Block<F::kQ5_0>& out) {
+  const double d = StoreAway(SignedStep(x, 32, 16.5, 15.5), out.d);
   for (int i = 0; i < 32; ++i) {
-    PutFive(NearestCode(x[i], d, -16, 15) + 16, i, out + 2, out + 6);
+    PutFive(NearestCode(x[i], d, -16, 15) + 16, i, out);
   }
 }
 
-void QuantizeQ5_1(const float* x, uint8_t* out) {
+void Quantize(const float* x, Block<F::kQ5_1>& out) {
   const auto [d, m] = StoreAffine(x, 31, out);
   for (int i = 0; i < 32; ++i) {
-    PutFive(NearestCode(x[i] - m, d, 0, 31), i, out + 4, out + 8);
+    PutFive(NearestCode(x[i] - m, d, 0, 31), i, out);
   }
 }
 
-void QuantizeQ8_0(const float* x, uint8_t* out) {
-  const double d = StoreAway(std::abs(SignedStep(x, 32, 127, 127)), out);
+void Quantize(const float* x, Block<F::kQ8_0>& out) {
+  const double d = StoreAway(std::abs(SignedStep(x, 32, 127, 127)), out.d);
   for (int i = 0; i < 32; ++i) {
-    out[2 + i] = static_cast<uint8_t>(NearestCode(x[i], d, -127, 127));
+    out.codes[i] = static_cast<int8_t>(NearestCode(x[i], d, -127, 127));
   }
 }
 
-void QuantizeIQ4_NL(const float* x, uint8_t* out) {
-  const double d = StoreAway(SignedStep(x, 32, 127, 113), out);
-  for (int i = 0; i < 32; ++i) PutNibble(NearestIQ4(x[i], d), i, out + 2);
+void Quantize(const float* x, Block<F::kIQ4_NL>& out) {
+  const double d = StoreAway(SignedStep(x, 32, 127, 113), out.d);
+  for (int i = 0; i < 32; ++i) PutNibble(NearestIQ4(x[i], d), i, out.codes);
 }
 
-void QuantizeMXFP4(const float* x, uint8_t* out) {
+void Quantize(const float* x, Block<F::kMXFP4>& out) {
   // The smallest power of two that is not below the largest |x| / 7.
   int exponent = -127;
   const double quotient = std::abs(SignedStep(x, 32, 7, 7));
   if (quotient > 0 && std::frexp(quotient, &exponent) == 0.5) --exponent;
   exponent = std::max(exponent, -127);
-  out[0] = static_cast<uint8_t>(exponent + 127);
+  out.e = static_cast<uint8_t>(exponent + 127);
   for (int i = 0; i < 32; ++i) {
     const double twice =
         std::ldexp(std::abs(static_cast<double>(x[i])), 1 - exponent);
@@ -194,16 +205,17 @@ void QuantizeMXFP4(const float* x, uint8_t* out) {
       };
       if (error(code) < error(best)) best = code;
     }
-    PutNibble(best + (x[i] < 0 && best > 0 ? 8 : 0), i, out + 1);
+    PutNibble(best + (x[i] < 0 && best > 0 ? 8 : 0), i, out.codes);
   }
 }
 
 // Scales and minima of sub-blocks in Q2_K, Q4_K and Q5_K, at most `limit`, for
-// codes from 0 to `most`. d and dmin are stored at `to`.
+// codes from 0 to `most`. d and dmin are stored.
 template <size_t kSubBlocks>
 struct ScalesAndMins {
-  ScalesAndMins(const float* x, int limit, int most, uint8_t* to)
-      : mins(Mins(x), limit, to + 2), scales(Steps(x, most), limit, to) {}
+  template <class B>
+  ScalesAndMins(const float* x, int limit, int most, B& out)
+      : mins(Mins(x), limit, out.dmin), scales(Steps(x, most), limit, out.d) {}
 
   int Code(float x, int b, int most) const {
     return NearestCode(x + mins.Step(b), scales.Step(b), 0, most);
@@ -231,13 +243,14 @@ struct ScalesAndMins {
   }
 };
 
-void QuantizeQ2_K(const float* x, uint8_t* out) {
-  const ScalesAndMins<16> s(x, 15, 3, out + 80);
+void Quantize(const float* x, Block<F::kQ2_K>& out) {
+  const ScalesAndMins<16> s(x, 15, 3, out);
   for (int b = 0; b < 16; ++b) {
-    Put(s.scales[b], 0, out[b]);
-    Put(s.mins[b], 4, out[b]);
-    uint8_t* codes = out + 16 + FirstByte(b);
-    for (int j = 0; j < 16; ++j) Put(s.Code(*x++, b, 3), FirstBit(b), codes[j]);
+    Put(s.scales[b], out.Scale(b), out.scales);
+    Put(s.mins[b], out.Min(b), out.scales);
+    for (int j = 0; j < 16; ++j) {
+      Put(s.Code(*x++, b, 3), out.Codes(b), out.codes + j);
+    }
   }
 }
 
@@ -254,114 +267,71 @@ std::array<double, kSubBlocks> SignedSteps(const float* x, double below,
   return steps;
 }
 
-void QuantizeQ3_K(const float* x, uint8_t* out) {
-  const SubScales<16> scales(SignedSteps<16>(x, 4.5, 3.5), 31, out + 108);
+void Quantize(const float* x, Block<F::kQ3_K>& out) {
+  const SubScales<16> scales(SignedSteps<16>(x, 4.5, 3.5), 31, out.d);
   for (int b = 0; b < 16; ++b) {
-    const int s = scales[b] + 32;
-    Put(s % 16, b / 8 * 4, out[96 + b % 8]);
-    Put(s / 16, b / 4 * 2, out[96 + 8 + b % 4]);
-    uint8_t* codes = out + 32 + FirstByte(b);
-    uint8_t* third = out + b % 2 * 16;
+    PutSixBits(scales[b] + 32, out.Scale(b), out.scales, out.scales);
     for (int j = 0; j < 16; ++j) {
       const int q = NearestCode(*x++, scales.Step(b), -4, 3) + 4;
-      Put(q % 4, FirstBit(b), codes[j]);
-      Put(q / 4, b / 2, third[j]);
+      Put(q % 4, out.Codes(b), out.codes + j);
+      Put(q / 4, out.High(b), out.high + j);
     }
   }
 }
 
-// Scales of Q4_K and Q5_K, at bytes 4 to 15 of the block.
-void PutSixBits(const ScalesAndMins<8>& from, uint8_t* out) {
-  uint8_t* scales = out + 4;
+// Scales and minima of Q4_K and Q5_K.
+void PutScales(const ScalesAndMins<8>& from, uint8_t* scales) {
   for (int b = 0; b < 8; ++b) {
     const int s = from.scales[b], t = from.mins[b];
     if (b < 4) {
-      Put(s, 0, scales[b]);
-      Put(t, 0, scales[b + 4]);
+      Put(s, {b, 0}, scales);
+      Put(t, {b + 4, 0}, scales);
     } else {
-      Put(s % 16, 0, scales[b + 4]);
-      Put(t % 16, 4, scales[b + 4]);
-      Put(s / 16, 6, scales[b - 4]);
-      Put(t / 16, 6, scales[b]);
+      PutSixBits(s, block_fields::SixBitScale(b), scales, scales);
+      PutSixBits(t, block_fields::SixBitMin(b), scales, scales);
     }
   }
 }
 
-void QuantizeQ4_K(const float* x, uint8_t* out) {
+void Quantize(const float* x, Block<F::kQ4_K>& out) {
   const ScalesAndMins<8> s(x, 63, 15, out);
-  PutSixBits(s, out);
+  PutScales(s, out.scales);
   for (int i = 0; i < 256; ++i) {
-    Put(s.Code(x[i], i / 32, 15), i / 32 % 2 * 4,
-        out[16 + i / 64 * 32 + i % 32]);
+    const int b = i / 32;
+    Put(s.Code(x[i], b, 15), out.Codes(b), out.codes + i % 32);
   }
 }
 
-void QuantizeQ5_K(const float* x, uint8_t* out) {
+void Quantize(const float* x, Block<F::kQ5_K>& out) {
   const ScalesAndMins<8> s(x, 63, 31, out);
-  PutSixBits(s, out);
+  PutScales(s, out.scales);
   for (int i = 0; i < 256; ++i) {
-    const int q = s.Code(x[i], i / 32, 31);
-    Put(q % 16, i / 32 % 2 * 4, out[48 + i / 64 * 32 + i % 32]);
-    Put(q / 16, i / 32, out[16 + i % 32]);
+    const int b = i / 32;
+    const int q = s.Code(x[i], b, 31);
+    Put(q % 16, out.Codes(b), out.codes + i % 32);
+    Put(q / 16, out.High(b), out.high + i % 32);
   }
 }
 
-void QuantizeQ6_K(const float* x, uint8_t* out) {
-  const SubScales<16> scales(SignedSteps<16>(x, 32.5, 31.5), 127, out + 208);
+void Quantize(const float* x, Block<F::kQ6_K>& out) {
+  const SubScales<16> scales(SignedSteps<16>(x, 32.5, 31.5), 127, out.d);
   for (int i = 0; i < 256; ++i) {
     const int b = i / 16;
-    out[192 + b] = static_cast<uint8_t>(scales[b]);
+    out.scales[b] = static_cast<int8_t>(scales[b]);
     const int q = NearestCode(x[i], scales.Step(b), -32, 31) + 32;
-    Put(q % 16, b / 4 % 2 * 4, out[i / 128 * 64 + i % 64]);
-    Put(q / 16, FirstBit(b), out[128 + i / 128 * 32 + i % 32]);
+    Put(q % 16, out.Codes(b), out.codes + i % 16);
+    Put(q / 16, out.High(b), out.high + i % 16);
   }
 }
 
-void QuantizeIQ4_XS(const float* x, uint8_t* out) {
-  const SubScales<8> scales(SignedSteps<8>(x, 127, 113), 31, out);
+void Quantize(const float* x, Block<F::kIQ4_XS>& out) {
+  const SubScales<8> scales(SignedSteps<8>(x, 127, 113), 31, out.d);
   for (int b = 0; b < 8; ++b) {
-    const int s = scales[b] + 32;
-    Put(s / 16, b % 4 * 2, out[2 + b / 4]);
-    Put(s % 16, b % 2 * 4, out[4 + b / 2]);
+    PutSixBits(scales[b] + 32, out.Scale(b), out.low, out.high);
     for (int j = 0; j < 32; ++j) {
-      PutNibble(NearestIQ4(*x++, scales.Step(b)), j, out + 8 + 16 * b);
+      PutNibble(NearestIQ4(*x++, scales.Step(b)), j, out.codes[b]);
     }
   }
-}
-
-// Quantises one block into bytes that are 0.
-using BlockQuantizer = void (*)(const float* x, uint8_t* out);
-
-BlockQuantizer QuantizerOf(BlockFormat format) {
-  switch (format) {
-    case BlockFormat::kQ4_0:
-      return &QuantizeQ4_0;
-    case BlockFormat::kQ4_1:
-      return &QuantizeQ4_1;
-    case BlockFormat::kQ5_0:
-      return &QuantizeQ5_0;
-    case BlockFormat::kQ5_1:
-      return &QuantizeQ5_1;
-    case BlockFormat::kQ8_0:
-      return &QuantizeQ8_0;
-    case BlockFormat::kQ2_K:
-      return &QuantizeQ2_K;
-    case BlockFormat::kQ3_K:
-      return &QuantizeQ3_K;
-    case BlockFormat::kQ4_K:
-      return &QuantizeQ4_K;
-    case BlockFormat::kQ5_K:
-      return &QuantizeQ5_K;
-    case BlockFormat::kQ6_K:
-      return &QuantizeQ6_K;
-    case BlockFormat::kIQ4_NL:
-      return &QuantizeIQ4_NL;
-    case BlockFormat::kIQ4_XS:
-      return &QuantizeIQ4_XS;
-    case BlockFormat::kMXFP4:
-      return &QuantizeMXFP4;
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -375,14 +345,14 @@ absl::Status QuantizeBlocks(BlockFormat format, absl::Span<const float> x,
                              "; need a magnitude of at most ", kLargest);
     }
   }
-  const BlockFormatInfo& info = *FindBlockFormat(static_cast<uint32_t>(format));
-  const BlockQuantizer quantize = QuantizerOf(format);
   std::fill(blocks.begin(), blocks.end(), uint8_t{0});
-  uint8_t* out = blocks.data();
-  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(info.values)) {
-    quantize(x.data() + i, out);
-    out += info.bytes;
-  }
+  block_fields::WithBlockFormat(format, [&](auto f) {
+    using B = Block<decltype(f)::value>;
+    auto* out = reinterpret_cast<B*>(blocks.data());
+    for (size_t i = 0; i < x.size(); i += static_cast<size_t>(B::kValues)) {
+      Quantize(x.data() + i, *out++);
+    }
+  });
   return absl::OkStatus();
 }
 

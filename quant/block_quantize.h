@@ -15,8 +15,7 @@
 //                            smaller; the ends may lie half a step outside
 //   Q8_0                     d = largest |x| / 127
 //   Q4_1, Q5_1               m = smallest x, d = (largest x - m) / (codes - 1)
-//   Q2_K, Q4_K, Q5_K         dmin * t[b] = -min(smallest x, 0) of the
-//   sub-block,
+//   Q2_K, Q4_K, Q5_K         dmin * t[b] = -min(smallest x of b, 0),
 //                            d * s[b] = what is left / (codes - 1)
 //   IQ4_NL, IQ4_XS           the ends of the table, with the better sign
 //   MXFP4                    the smallest e for which |x| <= 7 * 2^(e - 127)

@@ -15,6 +15,7 @@
 #include "quern/gemm/weights/block_pack_kernels.h"
 #include "quern/gemm/weights/block_traits.h"
 #include "quern/packing/block_panels.h"
+#include "quern/quant/block_fields.h"
 #include "quern/quant/block_format.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
@@ -35,6 +36,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // ---- Strips
 
+constexpr size_t kStrip = 16;  // bytes of a column
+
 // Writes the strip of the bytes from `at` on to four lines.
 template <Stores kStores>
 HWY_INLINE void PutStrip(const uint8_t* const* HWY_RESTRICT rows, size_t at,
@@ -53,7 +56,7 @@ template <size_t kCount>
 struct Strips {
   HWY_INLINE Strips(const uint8_t* const* HWY_RESTRICT rows, size_t at) {
     for (size_t i = 0; i < kCount; ++i) {
-      PutStrip<Stores::kCached>(rows, at + 16 * i, lines + 4 * i * kLine);
+      PutStrip<Stores::kCached>(rows, at + kStrip * i, lines + 4 * i * kLine);
     }
   }
   HWY_INLINE const uint8_t* line(size_t i) const { return lines + i * kLine; }
@@ -270,6 +273,7 @@ struct Record {
 
 template <BlockFormat kFormat, Stores kStores>
 struct Packer {
+  using Block = block_fields::Block<kFormat>;
   static constexpr BlockCodes kCodes = BlockTraitsOf(kFormat).codes;
   static constexpr size_t kBlockBytes =
       static_cast<size_t>(kCodes.low_bits + kCodes.high_bits) * kLine;
@@ -283,21 +287,15 @@ struct Packer {
 
   // ---- Blocks of 32 values
 
-  // Bytes before the codes of a block, and of a block.
-  static constexpr size_t kHead = (kE8M0     ? 1
-                                   : kHalves ? 2
-                                             : 4) +
-                                  (kCodes.high_bits != 0 ? 4 : 0);
-  static constexpr size_t kBytes32 =
-      kHead + static_cast<size_t>(kCodes.low_bits) * 4;
-
   static HWY_INLINE void PackRecord32(const Record& from, uint8_t* to) {
     constexpr auto kSection =
         static_cast<size_t>(BlockPanels::SectionBlocks(kCodes));
     for (size_t b = 0; b < from.blocks; b += kSection) {
       const size_t count = HWY_MIN(kSection, from.blocks - b);
       const uint8_t* rows[kCols];
-      for (size_t c = 0; c < kCols; ++c) rows[c] = from.rows[c] + b * kBytes32;
+      for (size_t c = 0; c < kCols; ++c) {
+        rows[c] = from.rows[c] + b * sizeof(Block);
+      }
       PackSection32(rows, count, from.mask, to);
       to += kLine + kSection * kBlockBytes;
     }
@@ -315,7 +313,7 @@ struct Packer {
     for (size_t c = 0; c < kCols; c += kLanes) {
       V32 scale = hn::Zero(D32());
       for (size_t b = 0; b < blocks; ++b) {
-        const Quad head = LoadStrip(rows + c, b * kBytes32);
+        const Quad head = LoadStrip(rows + c, b * sizeof(Block));
         if constexpr (kHalves) {
           const V32 d = hn::And(head.l0, hn::Set(D32(), 0xFFFFu));
           scale = hn::Or(scale, b == 0 ? d : hn::ShiftLeft<16>(d));
@@ -327,6 +325,7 @@ struct Packer {
           scale = hn::Xor(head.l0, hn::Set(D32(), 0x80000000u));
         }
         if constexpr (kCodes.high_bits != 0) {
+          static_assert(offsetof(Block, high) == (kHalves ? 2 : 4), "");
           const V32 bits = kHalves ? hn::Or(hn::ShiftRight<16>(head.l0),
                                             hn::ShiftLeft<16>(head.l1))
                                    : head.l1;
@@ -342,7 +341,7 @@ struct Packer {
     }
     to += kLine;
     for (size_t b = 0; b < blocks; ++b, to += kBlockBytes) {
-      const size_t codes = b * kBytes32 + kHead;
+      const size_t codes = b * sizeof(Block) + offsetof(Block, codes);
       if constexpr (kCodes.low_bits == 8) {
         PutStrip<kStores>(rows, codes, to);
         PutStrip<kStores>(rows, codes + 16, to + 4 * kLine);
@@ -409,19 +408,23 @@ struct Packer {
   }
 
   static HWY_INLINE void PackQ2_K(const Record& from, uint8_t* to) {
-    // A byte of scales is that of the packed form.
-    const Strips<1> scales(from.rows, 0), head(from.rows, 68);
-    PutHead<0>(head.line(3), to);
+    // A byte of scales is that of the packed form. The strip that ends the
+    // block ends with d and dmin.
+    static_assert(offsetof(Block, d) == sizeof(Block) - 4, "");
+    const Strips<1> scales(from.rows, offsetof(Block, scales));
+    const Strips<1> tail(from.rows, sizeof(Block) - kStrip);
+    PutHead<0>(tail.line(3), to);
     for (size_t i = 0; i < 4; ++i) {
       PutBytes<kStores>(scales.line(i), Scales(to, 4 * i));
     }
-    PackPairsOfBits<true>(from, 16, 0, to);
-    PackPairsOfBits<true>(from, 48, 4, to);
+    PackPairsOfBits<true>(from, offsetof(Block, codes), 0, to);
+    PackPairsOfBits<true>(from, offsetof(Block, codes) + 32, 4, to);
   }
 
   static HWY_INLINE void PackQ3_K(const Record& from, uint8_t* to) {
-    // The scales and d are the last 14 bytes of this strip.
-    const Strips<1> tail(from.rows, 94);
+    // The strip that ends the block ends with the scales and d, 14 bytes.
+    static_assert(offsetof(Block, scales) == sizeof(Block) - 14, "");
+    const Strips<1> tail(from.rows, sizeof(Block) - kStrip);
     PutHead<16>(tail.line(3), to);
     alignas(kLine) uint8_t scales[4][kLine];
     const V32 four = Bytes(15), two = Bytes(0x30);
@@ -447,12 +450,14 @@ struct Packer {
     for (size_t i = 0; i < 4; ++i) {
       PutBytes<kStores>(scales[i], Scales(to, 4 * i));
     }
-    PackHighBits(from, 0, to);
-    PackPairsOfBits<true>(from, 32, 0, to);
-    PackPairsOfBits<true>(from, 64, 4, to);
+    PackHighBits(from, offsetof(Block, high), to);
+    PackPairsOfBits<true>(from, offsetof(Block, codes), 0, to);
+    PackPairsOfBits<true>(from, offsetof(Block, codes) + 32, 4, to);
   }
 
   static HWY_INLINE void PackQ45_K(const Record& from, uint8_t* to) {
+    // d, dmin, and the scales and minima.
+    static_assert(offsetof(Block, d) == 0 && offsetof(Block, scales) == 4, "");
     const Strips<1> head(from.rows, 0);
     PutHead<0>(head.line(0), to);
     alignas(kLine) uint8_t s[2][kLine], t[2][kLine];
@@ -473,10 +478,11 @@ struct Packer {
       PutBytesAndMins<kStores>(s[i], t[i], Scales(to, 4 * i),
                                Scales(to, 4 * i + 2));
     }
-    if constexpr (kCodes.high_bits != 0) PackHighBits(from, 16, to);
-    constexpr size_t kFirst = kCodes.high_bits != 0 ? 48 : 16;
+    if constexpr (kCodes.high_bits != 0) {
+      PackHighBits(from, offsetof(Block, high), to);
+    }
     for (size_t b = 0; b < 8; b += 2) {
-      const Strips<2> codes(from.rows, kFirst + 16 * b);
+      const Strips<2> codes(from.rows, offsetof(Block, codes) + 16 * b);
       for (size_t quad = 0; quad < 8; quad += 2) {
         PutNibbles<kStores>(codes.line(quad), Low(to, b, quad),
                             Low(to, b + 1, quad));
@@ -485,17 +491,21 @@ struct Packer {
   }
 
   static HWY_INLINE void PackQ6_K(const Record& from, uint8_t* to) {
-    // d is the last two bytes of the strip from 194 on.
-    const Strips<1> scales(from.rows, 192), head(from.rows, 194);
-    PutHead<16>(head.line(3), to);
+    // The strip that ends the block ends with d.
+    static_assert(offsetof(Block, d) == sizeof(Block) - 2, "");
+    const Strips<1> scales(from.rows, offsetof(Block, scales));
+    const Strips<1> tail(from.rows, sizeof(Block) - kStrip);
+    PutHead<16>(tail.line(3), to);
     for (size_t i = 0; i < 4; ++i) {
       PutBytes<kStores>(scales.line(i), Scales(to, 4 * i));
     }
     for (size_t half = 0; half < 2; ++half) {
-      PackPairsOfBits<false>(from, 128 + 32 * half, 4 * half, to);
+      PackPairsOfBits<false>(from, offsetof(Block, high) + 32 * half, 4 * half,
+                             to);
       for (size_t i = 0; i < 2; ++i) {
         const size_t block = 4 * half + i;
-        const Strips<2> codes(from.rows, 64 * half + 32 * i);
+        const Strips<2> codes(from.rows,
+                              offsetof(Block, codes) + 64 * half + 32 * i);
         for (size_t quad = 0; quad < 8; quad += 2) {
           PutNibbles<kStores>(codes.line(quad), Low(to, block, quad),
                               Low(to, block + 2, quad));
@@ -505,6 +515,8 @@ struct Packer {
   }
 
   static HWY_INLINE void PackIQ4_XS(const Record& from, uint8_t* to) {
+    // d and the scales.
+    static_assert(offsetof(Block, high) == 2 && offsetof(Block, low) == 4, "");
     const Strips<1> head(from.rows, 0);
     alignas(kLine) uint8_t d[kLine], scales[2][kLine];
     const D32 d32;
@@ -535,7 +547,8 @@ struct Packer {
     PutBytes<kStores>(scales[0], Scales(to, 0));
     PutBytes<kStores>(scales[1], Scales(to, 4));
     for (size_t b = 0; b < 8; ++b) {
-      PutBlockNibbles<kStores>(from.rows, 8 + 16 * b, Low(to, b, 0));
+      PutBlockNibbles<kStores>(from.rows, offsetof(Block, codes) + 16 * b,
+                               Low(to, b, 0));
     }
   }
 
@@ -557,8 +570,9 @@ struct Packer {
   }
 };
 
-// Size of the largest record in a file, which is that of Q8_0.
-constexpr size_t kMostRecordBytes = 8 * 34;
+// Size of the largest record in a file.
+constexpr size_t kMostRecordBytes =
+    8 * sizeof(block_fields::Block<BlockFormat::kQ8_0>);
 
 template <BlockFormat kFormat, Stores kStores>
 void Pack(const BlockPackTask& task) {
@@ -569,6 +583,10 @@ void Pack(const BlockPackTask& task) {
       BlockPanels::RecordBytes(P::kCodes, BlockPanels::kRecordBlocks));
   alignas(kLine) uint8_t zeros[kMostRecordBytes];
   hwy::ZeroBytes<kMostRecordBytes>(zeros);
+  static_assert(
+      BlockPanels::kRecordK / P::Block::kValues * sizeof(typename P::Block) <=
+          kMostRecordBytes,
+      "zeros are a record");
   Record record;
   hwy::ZeroBytes<kLine>(record.mask);
   for (size_t c = 0; c < kCols; ++c) {

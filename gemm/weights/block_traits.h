@@ -20,9 +20,9 @@
 // of 8 bits in two's complement.
 
 #include <cstdint>
-#include <type_traits>
 
 #include "quern/packing/block_panels.h"
+#include "quern/quant/block_fields.h"
 #include "quern/quant/block_format.h"
 
 namespace quern {
@@ -124,28 +124,18 @@ struct alignas(64) DecodedRecord {
 static_assert(sizeof(DecodedRecord) % BlockPanels::kLineBytes == 0,
               "a record ends where a line does");
 
-// Calls fn(std::integral_constant<BlockFormat, f>()) with the f among kFirst,
-// kRest... that is `format`, or with the last.
-template <BlockFormat kFirst, BlockFormat... kRest, class Fn>
-auto WithFormatAmong(BlockFormat format, const Fn& fn) {
-  if constexpr (sizeof...(kRest) > 0) {
-    if (format != kFirst) return WithFormatAmong<kRest...>(format, fn);
-  }
-  return fn(std::integral_constant<BlockFormat, kFirst>());
-}
-// Formats with blocks of 32, and of 256. Kernels of each are a file of their
-// own, because they take long to compile.
+// Calls fn(std::integral_constant<BlockFormat, f>()) with the f that is
+// `format`, among the formats with blocks of 32 values, or of 256. Kernels of
+// each are a file of their own, because they take long to compile.
 template <class Fn>
 auto WithBlock32Format(BlockFormat format, const Fn& fn) {
-  using F = BlockFormat;
-  return WithFormatAmong<F::kQ4_0, F::kQ4_1, F::kQ5_0, F::kQ5_1, F::kQ8_0,
-                         F::kIQ4_NL, F::kMXFP4>(format, fn);
+  return block_fields::WithFormatOf<32>(block_fields::BlockFormatList(), format,
+                                        fn);
 }
 template <class Fn>
 auto WithBlock256Format(BlockFormat format, const Fn& fn) {
-  using F = BlockFormat;
-  return WithFormatAmong<F::kQ2_K, F::kQ3_K, F::kQ4_K, F::kQ5_K, F::kQ6_K,
-                         F::kIQ4_XS>(format, fn);
+  return block_fields::WithFormatOf<256>(block_fields::BlockFormatList(),
+                                         format, fn);
 }
 
 }  // namespace quern
