@@ -96,8 +96,8 @@ void OpCaller::CreateWeights() {
   constexpr const char* kFormats[] = {
       "f32",        "bf16",     "f16",    "i8_channel", "i4_group",
       "e4m3_block", "i8_group", "blocks", "none",       nullptr};
-  constexpr const char* kLayouts[] = {"nk",   "kn",   "awq", "gptq", "gptq_v2",
-                                      "q4_0", "q8_0", "x",   nullptr};
+  constexpr const char* kLayouts[] = {"nk",      "kn",     "awq", "gptq",
+                                      "gptq_v2", "blocks", "x",   nullptr};
   constexpr const char* kBlocks[] = {"Q4_K",   "Q8_0", "Q6_K",
                                      "IQ4_NL", "Z",    nullptr};
   auto options = Sized<quern_linear_weights_options>();

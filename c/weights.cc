@@ -53,8 +53,7 @@ absl::StatusOr<WeightLayout> LayoutOf(const char* text) {
   if (text == nullptr) return WeightLayout::kNK;
   constexpr WeightLayout kAll[] = {
       WeightLayout::kNK,   WeightLayout::kKN,     WeightLayout::kAwq,
-      WeightLayout::kGptq, WeightLayout::kGptqV2, WeightLayout::kQ4_0,
-      WeightLayout::kQ8_0, WeightLayout::kBlocks};
+      WeightLayout::kGptq, WeightLayout::kGptqV2, WeightLayout::kBlocks};
   return ByName(kPack, "layout", text, kAll, &WeightLayoutName);
 }
 

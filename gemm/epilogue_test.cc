@@ -13,7 +13,6 @@
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
-#include "quern/core/math_util.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/testing/known_weights_testutil.h"
@@ -165,7 +164,6 @@ class EpilogueTest : public LinearTest {
   template <typename A, typename C>
   void ExpectExact(FormatCase f, Shape s,
                    const std::vector<Executor*>& executors) {
-    if (f.format == WeightFormat::kI8Group) s.k = RoundUp(s.k, 32);
     if (f.format > WeightFormat::kI8Channel) s.layout = WeightLayout::kNK;
     if (f.format == WeightFormat::kI8Channel) {
       ExpectExactFrom<int8_t, C>(f, s, executors);

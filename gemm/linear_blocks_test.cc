@@ -20,6 +20,7 @@
 #include "quern/gemm/testing/linear_blocks_testutil.h"
 #include "quern/gemm/testing/linear_testutil.h"
 #include "quern/quant/block_format.h"
+#include "quern/quant/block_format_testutil.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
 #include "quern/testing/isa_test.h"
@@ -209,7 +210,8 @@ TEST_P(LinearBlocksTest, GroupsHaveTheBitsOfLayers) {
   }
 }
 
-// Q4_0 has two formats here. The order of k within a block changes no sum.
+// Codes and scales of Q4_0, taken apart, are int4 in groups of 32. The order of
+// k within a block changes no sum.
 TEST_P(LinearBlocksTest, Q4_0HasTheBitsOfInt4) {
   TestRng rng;
   const int64_t n = 37, k = 1056;
@@ -219,9 +221,18 @@ TEST_P(LinearBlocksTest, Q4_0HasTheBitsOfInt4) {
   spec.k = k;
   spec.format = WeightFormat::kI4Group;
   spec.group_size = 32;
+  std::vector<uint8_t> codes;
+  std::vector<double> scales(static_cast<size_t>(k / 32 * n));
+  for (int64_t i = 0; i < n * k; ++i) {
+    const auto value = ReferenceValue(BlockFormat::kQ4_0,
+                                      w.blocks.data() + i / 32 * 18, i % 32);
+    codes.push_back(static_cast<uint8_t>(value.code));
+    scales[static_cast<size_t>(i % k / 32 * n + i / k)] = value.step;
+  }
+  const auto halves = RoundedTo<Float16>(scales);
   LinearSource source;
-  source.layout = WeightLayout::kQ4_0;
-  source.codes = DenseMatrix(w.blocks.data(), n, w.row_bytes());
+  source.codes = DenseMatrix(codes.data(), n, k);
+  source.scales = DenseMatrix(halves.data(), k / 32, n);
   const auto packed = LinearWeights::Pack(spec, {source}, inline_);
   ASSERT_EQ(packed.status(), absl::OkStatus());
   const auto blocks = Plan(w, Int8Spec<float, float>());
@@ -323,7 +334,7 @@ TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
   bad.block_format = BlockFormat::kQ5_K;
   ExpectRefusal(pack(bad, source), "sources[0].codes");
   auto other = source;
-  other.layout = WeightLayout::kQ4_0;
+  other.layout = WeightLayout::kAwq;
   ExpectRefusal(pack(spec, other), "blocks has no such");
   other = source;
   other.scales = source.codes;
@@ -335,9 +346,11 @@ TEST(LinearBlocksRefusalTest, NamesWhatIsWrong) {
             absl::OkStatus());
   spec.format = WeightFormat::kI8Group;
   spec.group_size = 32;
-  const std::vector<uint8_t> q8(16 * 8 * 34);
-  source.layout = WeightLayout::kQ8_0;
-  source.codes = AnyTensorView(DType::kU8, q8.data(), 2, {16, 272}, {272, 1});
+  const std::vector<int8_t> codes(16 * 256);
+  const std::vector<float> scales(8 * 16);
+  source.layout = WeightLayout::kNK;
+  source.codes = DenseMatrix(codes.data(), 16, 256);
+  source.scales = DenseMatrix(scales.data(), 8, 16);
   const auto exact = LinearWeights::Pack(spec, {source}, executor);
   ASSERT_TRUE(exact.ok()) << exact.status();
   ExpectRefusal(

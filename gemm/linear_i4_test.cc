@@ -1,4 +1,4 @@
-// Weights of kI4Group and kI8Group in every layout.
+// Weights of kI4Group in every layout, and of kI8Group.
 
 #include <cmath>
 #include <cstddef>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/base.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
 #include "quern/core/math_util.h"
@@ -32,6 +31,7 @@ using Layout = WeightLayout;
 // What weights mean: q[n, k], and scales and zeros [groups, n].
 struct Meaning {
   int64_t n = 0, k = 0, group_size = 0;
+  bool int8 = false;  // else codes have four bits
   std::vector<int> q;
   std::vector<double> scales;
   std::vector<int> zeros;      // or empty: 8
@@ -52,15 +52,14 @@ struct Meaning {
     return zeros.empty() ? 8 : zeros[static_cast<size_t>(g * n + col)];
   }
 
-  // `middle` is subtracted from codes when they are decoded: 8 from four bits,
-  // 0 from int8.
-  DecodedWeights Decoded(int middle = 8) const {
+  DecodedWeights Decoded() const {
+    const int middle = int8 ? 0 : 8;  // a code that is decoded to 0
     DecodedWeights w;
     w.bias = bias;
     for (int64_t col = 0; col < n; ++col) {
       for (int64_t i = 0; i < k; ++i) {
         const int64_t g = group(i);
-        const int z = middle == 0 ? 0 : zero(g, col);
+        const int z = int8 ? 0 : zero(g, col);
         const double s = scale(g, col);
         w.values.push_back(s * (code(col, i) - z));
         w.magnitudes.push_back(
@@ -84,6 +83,7 @@ Meaning Random(Rng& rng, int64_t n, int64_t k, int64_t group_size, bool zeros,
   m.n = n;
   m.k = k;
   m.group_size = group_size;
+  m.int8 = lo < 0;
   for (int64_t i = 0; i < n * k; ++i) {
     m.q.push_back(static_cast<int>(rng.Integer(lo, hi)));
   }
@@ -116,8 +116,7 @@ class LinearI4Test : public LinearCodesTest {
     spec.n = m.n;
     spec.k = m.k;
     spec.group_size = group_size == 0 ? m.group_size : group_size;
-    spec.format = layout == Layout::kQ8_0 ? WeightFormat::kI8Group
-                                          : WeightFormat::kI4Group;
+    spec.format = m.int8 ? WeightFormat::kI8Group : WeightFormat::kI4Group;
     const GuardBuffer<float> bias(m.bias);
     const GuardBuffer<int32_t> g_idx(m.g_idx);
     LinearSource source;
@@ -129,16 +128,15 @@ class LinearI4Test : public LinearCodesTest {
       EXPECT_TRUE(weights.ok()) << weights.status();
       return PlanOf(*weights, SpecOf(DTypeOf<A>, DTypeOf<C>));
     };
-    if (layout == Layout::kQ4_0 || layout == Layout::kQ8_0) {
-      const auto blocks = Gguf(m, layout);
-      const int64_t bytes = static_cast<int64_t>(blocks.size()) / m.n;
-      const StridedMatrix<uint8_t> codes(blocks, m.n, bytes, bytes + 5);
-      source.codes = codes.view();
-      return create();
-    }
     const auto scales = RoundedTo<F16>(m.scales);
     const StridedMatrix<F16> s(scales, m.groups(), m.n, m.n + 3);
     source.scales = s.view();
+    if (m.int8) {
+      const std::vector<int8_t> q(m.q.begin(), m.q.end());
+      const StridedMatrix<int8_t> codes(q, m.n, m.k, m.k + 5);
+      source.codes = codes.view();
+      return create();
+    }
     if (layout == Layout::kNK) {
       const std::vector<uint8_t> q(m.q.begin(), m.q.end());
       const std::vector<uint8_t> z(m.zeros.begin(), m.zeros.end());
@@ -169,30 +167,10 @@ class LinearI4Test : public LinearCodesTest {
                  << !m.g_idx.empty());
     TestRng rng;
     const auto plan = Plan<A, C>(m, layout);
-    const auto w = m.Decoded(layout == Layout::kQ8_0 ? 0 : 8);
+    const auto w = m.Decoded();
     for (const int64_t count : rows) {
       ExpectExact<A, C>(plan, count, w, rng, executor, padding);
     }
-  }
-
-  static std::vector<uint8_t> Gguf(const Meaning& m, Layout layout) {
-    std::vector<uint8_t> bytes;
-    for (int64_t col = 0; col < m.n; ++col) {
-      for (int64_t i = 0; i < m.k; i += 32) {
-        const uint16_t scale =
-            hwy::BitCastScalar<uint16_t>(FromDouble<F16>(m.scale(i / 32, col)));
-        bytes.push_back(static_cast<uint8_t>(scale & 0xFF));
-        bytes.push_back(static_cast<uint8_t>(scale >> 8));
-        for (int64_t j = 0; j < (layout == Layout::kQ4_0 ? 16 : 32); ++j) {
-          const int both = layout == Layout::kQ4_0
-                               ? m.code(col, i + j) | m.code(col, i + j + 16)
-                                                          << 4
-                               : m.code(col, i + j);
-          bytes.push_back(static_cast<uint8_t>(both));
-        }
-      }
-    }
-    return bytes;
   }
 
   static std::vector<int32_t> Words(const Meaning& m, Layout layout) {
@@ -255,10 +233,10 @@ TEST_P(LinearI4Test, ReadsEveryLayout) {
       Exact<BF, float>(m, Layout::kGptq, {1, 6}, inline_);
     }
   }
-  Exact<BF, float>(Random(rng, 37, 320, 32, false, true), Layout::kQ4_0,
-                   {1, 4, 6}, inline_);
-  Exact<BF, float>(Random(rng, 37, 96, 32, false, true, -128, 127),
-                   Layout::kQ8_0, {1, 4, 6}, inline_);
+  for (const int64_t k : {67, 96}) {
+    Exact<BF, float>(Random(rng, 37, k, 32, false, true, -128, 127),
+                     Layout::kNK, {1, 4, 6}, inline_);
+  }
   // Without zeros n may be any.
   Exact<BF, float>(Random(rng, 37, 64, 32, false, true), Layout::kGptq, {1, 6},
                    inline_);
@@ -268,11 +246,13 @@ TEST_P(LinearI4Test, DecodesEveryCodeWithEveryZeroPoint) {
   Meaning m;
   m.n = 256;
   m.k = m.group_size = 32;
+  m.int8 = true;
   m.scales.assign(256, 1.0);
   for (int i = 0; i < 256 * 32; ++i) {
     m.q.push_back((i / 32 + 5 * (i % 32)) % 256 - 128);
   }
-  Exact<BF, float>(m, Layout::kQ8_0, {1, 2, 5, 16}, inline_);
+  Exact<BF, float>(m, Layout::kNK, {1, 2, 5, 16}, inline_);
+  m.int8 = false;
   for (int& code : m.q) code &= 15;
   for (int col = 0; col < 256; ++col) m.zeros.push_back(col / 16);
   for (const auto layout : {Layout::kNK, Layout::kAwq, Layout::kGptqV2}) {
@@ -352,7 +332,7 @@ TEST_P(LinearI4Test, StaysWithinTheDerivedBound) {
     using A = decltype(a);
     using C = decltype(c);
     const auto plan = Plan<A, C>(m, layout);
-    const auto w = m.Decoded(layout == Layout::kQ8_0 ? 0 : 8);
+    const auto w = m.Decoded();
     for (const int64_t rows : {1, 3, 5, 33}) {
       ExpectWithinBound<A, C>(plan, rows, m.groups() + m.k / 512 + 1, w, rng,
                               *executor);
@@ -362,9 +342,9 @@ TEST_P(LinearI4Test, StaysWithinTheDerivedBound) {
   bounded(BF(), BF(), Random(rng, 136, 704, 32, true, false), Layout::kAwq);
   bounded(float(), float(), Random(rng, 200, 1100, 64, true, false),
           Layout::kNK);
-  bounded(F16(), F16(), Random(rng, 40, 320, 32, false, false), Layout::kQ4_0);
+  bounded(F16(), F16(), Random(rng, 40, 320, 32, false, false), Layout::kNK);
   bounded(BF(), float(), Random(rng, 40, 320, 32, false, false, -128, 127),
-          Layout::kQ8_0);
+          Layout::kNK);
 }
 
 TEST_P(LinearI4Test, ARowHasTheSameBitsAloneAndInABatch) {
@@ -376,7 +356,7 @@ TEST_P(LinearI4Test, ARowHasTheSameBitsAloneAndInABatch) {
   ExpectRowsAlone<float>(Plan<float, float>(m, Layout::kNK), 37, rng);
   ExpectRowsAlone<BF>(
       Plan<BF, float>(Random(rng, 35, 640, 32, false, false, -128, 127),
-                      Layout::kQ8_0),
+                      Layout::kNK),
       37, rng);
 }
 

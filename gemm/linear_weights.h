@@ -71,13 +71,12 @@ absl::string_view WeightFormatName(WeightFormat format);
 //            kI8Channel  i8[n, k]          f32[n] or [1]    none
 //            kE4M3Block  f8e4m3[n, k]      (below)          none
 //            kI4Group    u8[n, k]          [groups, n]      u8[groups, n]
+//            kI8Group    i8[n, k]          [groups, n]      none
 //   kKN      floats      T[k, n]           none             none
 //            kI8Channel  i8[k, n]          f32[n] or [1]    none
 //   kAwq     kI4Group    i32[k, n / 8]     [groups, n]      i32[groups, n / 8]
 //   kGptq    kI4Group    i32[k / 8, n]     [groups, n]      i32[groups, n / 8]
 //   kGptqV2  kI4Group    i32[k / 8, n]     [groups, n]      i32[groups, n / 8]
-//   kQ4_0    kI4Group    u8[n, k/32 * 18]  among codes      none
-//   kQ8_0    kI8Group    u8[n, k/32 * 34]  among codes      none
 //   kBlocks  kBlocks     u8[n, k/N * B]    among codes      none
 //
 // kNK of kI4Group: one code to a byte. Scales of kE4M3Block:
@@ -85,20 +84,17 @@ absl::string_view WeightFormatName(WeightFormat format);
 // kAwq: number i of a word is column 8 w + {0, 2, 4, 6, 1, 3, 5, 7}[i].
 // kGptq: number i of a word is k = 8 w + i, and of zeros column 8 w + i; zeros
 //   are stored less one, so 15 is a zero point of 16. kGptqV2: as they are.
-// kQ4_0: each 32 k are an f16 scale and 16 bytes; byte j holds k = j in its
-//   lower half and k = j + 16 in its upper one. kQ8_0: an f16 scale, 32 int8.
 // kBlocks: rows of blocks of N values in B bytes, as quant/block_format.h lists
-//   them. kQ4_0 and kQ8_0 are two of these, whose codes become bf16 and whose
-//   scales multiply sums; as kBlocks their values become f32, or are multiplied
-//   by rows of int8 (LinearActivations).
+//   them. Their values become f32, or are multiplied by rows of int8
+//   (LinearActivations). Blocks of Q4_0 and Q8_0 whose codes and scales have
+//   been taken apart are kI4Group and kI8Group in kNK, of groups of 32: their
+//   codes become bf16, and their scales multiply sums.
 enum class WeightLayout : uint8_t {
   kNK,
   kKN,
   kAwq,
   kGptq,
   kGptqV2,
-  kQ4_0,
-  kQ8_0,
   kBlocks,
 };
 
@@ -111,7 +107,7 @@ absl::string_view WeightLayoutName(WeightLayout layout);
 struct LinearSource {
   WeightLayout layout = WeightLayout::kNK;
   AnyTensorView codes;
-  // f32; the scales of kI4Group may also be bf16 or f16.
+  // f32; the scales of kI4Group and kI8Group may also be bf16 or f16.
   AnyTensorView scales;
   AnyTensorView zeros;  // rank 0 stands for 8 everywhere
   // GPTQ's act-order, for kGptq, kGptqV2 and kNK of kI4Group: i32[k], the group
@@ -130,8 +126,7 @@ struct LinearWeightsSpec {
   int64_t k = 0;
   WeightFormat format = WeightFormat::kBF16;
   // The k of one scale, for kE4M3Block, kI4Group and kI8Group: a multiple of
-  // 16, or k or more, or kWholeK; 32 with kQ4_0 and kQ8_0. Other formats do not
-  // look at it.
+  // 16, or k or more, or kWholeK. Other formats do not look at it.
   int64_t group_size = 128;
   // The format of the blocks of kBlocks. Other formats do not look at it.
   BlockFormat block_format = BlockFormat::kQ4_0;
@@ -164,14 +159,14 @@ class LinearWeights {
   // group_size that the format does not have; no source; sources of more than
   // one layout, of a layout that the format does not have, or whose columns are
   // not n; n that is no multiple of 8 with kAwq, or with zeros of kGptq or
-  // kGptqV2; k that is no multiple of 8 with kGptq and kGptqV2, of 32 with
-  // kQ4_0 and kQ8_0, of a block with kBlocks; a block_format that does not
-  // exist; a view of another dtype, rank or shape, null or
-  // misaligned, of a negative stride, or where there is none; codes whose rows
-  // overlap; a code or zero point of kNK above 15; a
-  // g_idx with a group that does not exist or has too many, or that differs
-  // from source to source; a packed form of 2^63 bytes or more.
-  // Unimplemented: scales of kI4Group that are not f32, bf16 or f16.
+  // kGptqV2; k that is no multiple of 8 with kGptq and kGptqV2, of a block with
+  // kBlocks; a block_format that does not exist; a view of another dtype, rank
+  // or shape, null or misaligned, of a negative stride, or where there is none;
+  // codes whose rows overlap; a code of kI4Group or a zero point of kNK above
+  // 15; a g_idx with a group that does not exist or has too many, or that
+  // differs from source to source; a packed form of 2^63 bytes or more.
+  // Unimplemented: scales of kI4Group or kI8Group that are not f32, bf16 or
+  // f16.
   // ResourceExhausted: no memory for the packed form.
   static absl::StatusOr<LinearWeights> Pack(
       const LinearWeightsSpec& spec, absl::Span<const LinearSource> sources,

@@ -39,8 +39,7 @@ constexpr WeightCase kI4NK{WeightFormat::kI4Group, WeightLayout::kNK, true,
 constexpr WeightCase kAwq{WeightFormat::kI4Group, WeightLayout::kAwq, true};
 constexpr WeightCase kGptq{WeightFormat::kI4Group, WeightLayout::kGptq, true,
                            true};
-constexpr WeightCase kQ4{WeightFormat::kI4Group, WeightLayout::kQ4_0};
-constexpr WeightCase kQ8{WeightFormat::kI8Group, WeightLayout::kQ8_0};
+constexpr WeightCase kI8Group{WeightFormat::kI8Group, WeightLayout::kNK};
 
 struct Field {
   const char* name;
@@ -121,8 +120,6 @@ TEST_F(LinearWeightsRefusalTest, ABadSpec) {
                           const std::function<void(Spec&)>& change) {
     Refuse(c, words, [&](Spec& spec, Sources&) {
       change(spec);
-      // MaxPackedBytes does not know the layout, which prescribes a group size.
-      if (c.gguf()) return;
       ExpectRefusal(LinearWeights::MaxPackedBytes(spec).status(), words);
     });
   };
@@ -143,24 +140,18 @@ TEST_F(LinearWeightsRefusalTest, ABadSpec) {
   refuse(kBF16NK, "format=8; need 0 <= format <= 7",
          [](Spec& s) { s.format = static_cast<WeightFormat>(8); });
   for (const int64_t size : {0, 8, 24, -2}) {
-    for (const WeightCase& c : {kE4M3, kI4NK, kGptq}) {
+    for (const WeightCase& c : {kE4M3, kI4NK, kGptq, kI8Group}) {
       refuse(c,
              absl::StrCat("group_size=", size,
                           "; need a multiple of 16, k=64 or more, or -1"),
              [&](Spec& s) { s.group_size = size; });
     }
   }
-  refuse(kQ4, "group_size=64; need 32, as q4_0",
-         [](Spec& s) { s.group_size = 64; });
-  refuse(kQ8, "group_size=16; need 32, as q8_0",
-         [](Spec& s) { s.group_size = 16; });
 }
 
 TEST_F(LinearWeightsRefusalTest, AShapeThatTheLayoutDoesNotHave) {
   RefuseShape(kAwq, 12, 64, "n=12; awq needs a multiple of 8");
   RefuseShape(kGptq, 32, 60, "k=60; gptq needs a multiple of 8");
-  RefuseShape(kQ4, 32, 48, "k=48; q4_0 needs a multiple of 32");
-  RefuseShape(kQ8, 32, 48, "k=48; q8_0 needs a multiple of 32");
   // Words of eight zero points cannot name these columns.
   for (const auto layout : {WeightLayout::kGptq, WeightLayout::kGptqV2}) {
     Refuse({WeightFormat::kI4Group, layout, true},
@@ -198,8 +189,8 @@ TEST_F(LinearWeightsRefusalTest, SourcesThatAreNotTheWeights) {
   });
   Refuse(kBF16NK, "sources[1].layout is kn; need nk, as sources[0]",
          [](Spec&, Sources& s) { s[1].layout = WeightLayout::kKN; });
-  Refuse(kBF16NK, "sources[1].layout=8; need 0 <= sources[1].layout <= 7",
-         [](Spec&, Sources& s) { s[1].layout = static_cast<WeightLayout>(8); });
+  Refuse(kBF16NK, "sources[1].layout=6; need 0 <= sources[1].layout <= 5",
+         [](Spec&, Sources& s) { s[1].layout = static_cast<WeightLayout>(6); });
 }
 
 TEST_F(LinearWeightsRefusalTest, ALayoutThatTheFormatDoesNotHave) {
@@ -221,7 +212,7 @@ TEST_F(LinearWeightsRefusalTest, ALayoutThatTheFormatDoesNotHave) {
              });
     }
   }
-  EXPECT_EQ(refused, 7 * 8 - (4 * 2 + 1 + 5 + 1));
+  EXPECT_EQ(refused, 7 * 6 - (4 * 2 + 1 + 4 + 1));
 }
 
 TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
@@ -234,7 +225,8 @@ TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
       const bool codes = field.view == &LinearSource::codes;
       const auto last = static_cast<size_t>(view.rank() - 1);
       const bool any_float = field.view == &LinearSource::scales &&
-                             c.format == WeightFormat::kI4Group;
+                             (c.format == WeightFormat::kI4Group ||
+                              c.format == WeightFormat::kI8Group);
       RefuseView(c, field, " is null; need [",
                  [](ViewParts& v) { v.data = nullptr; });
       RefuseView(
@@ -255,8 +247,7 @@ TEST_F(LinearWeightsRefusalTest, AViewOfAnotherKind) {
       RefuseView(c, field, " has rank 6; need ",
                  [](ViewParts& v) { v.rank = 6; });
       // Codes are altered along k, because along n the columns do not add up.
-      const size_t d =
-          codes && c.layout != WeightLayout::kNK && !c.gguf() ? 0 : last;
+      const size_t d = codes && c.layout != WeightLayout::kNK ? 0 : last;
       RefuseView(c, field, " is [", [&](ViewParts& v) { ++v.extents[d]; });
       if (codes || field.view == &LinearSource::scales) {
         RefuseView(c, field, "", [](ViewParts& v) { v.rank = 0; });
@@ -297,7 +288,7 @@ TEST_F(LinearWeightsRefusalTest, TakesASingleRowOfAnyStride) {
 
 // One row for all groups, or for all blocks of columns.
 TEST_F(LinearWeightsRefusalTest, TakesScalesAndZerosWhoseRowsOverlap) {
-  for (const WeightCase& c : {kE4M3, kI4NK, kAwq, kGptq}) {
+  for (const WeightCase& c : {kE4M3, kI4NK, kAwq, kGptq, kI8Group}) {
     SCOPED_TRACE(testing::Message() << c);
     const RandomWeights random(rng_, c, 32, 64);
     Sources sources = random.CutAt({16});
@@ -317,7 +308,7 @@ TEST_F(LinearWeightsRefusalTest, AViewWhereThereIsNone) {
     const RandomWeights random(rng_, c, 32, 64);
     for (const Field& field : kFields) {
       if ((random.All().*field.view).rank() != 0) continue;
-      const bool i4 = c.format == WeightFormat::kI4Group && !c.gguf();
+      const bool i4 = c.format == WeightFormat::kI4Group;
       const bool optional = i4 && (field.view != &LinearSource::g_idx ||
                                    c.layout != WeightLayout::kAwq);
       if (optional) continue;
@@ -401,7 +392,7 @@ TEST_F(LinearWeightsRefusalTest, ArgumentsOfALayerOfCodes) {
   const std::vector<BF> constant(64);
   const View in = DenseMatrix(a.data(), 2, 64);
   const View out = DenseMatrix(c.data(), 2, 32);
-  for (const WeightCase& w : {kE4M3, kI4NK, kQ8}) {
+  for (const WeightCase& w : {kE4M3, kI4NK, kI8Group}) {
     SCOPED_TRACE(testing::Message() << w);
     const auto weights = RandomWeights(rng_, w, 32, 64).Pack();
     const auto create = [&](DType x, DType y) {

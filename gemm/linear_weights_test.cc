@@ -200,8 +200,7 @@ TEST(LinearWeightsTest, BytesDependOnTheWeightsAlone) {
   TestRng rng;
   const auto threads = Workers(2);
   for (const WeightCase& c : kWeightCases) {
-    const RandomWeights random(rng, c, c.unit() == 8 ? 88 : 83,
-                               104 - c.gguf() * 8);
+    const RandomWeights random(rng, c, c.unit() == 8 ? 88 : 83, 104);
     const auto sources = random.CutAt({5, 22});
     mallopt(M_PERTURB, 0x55);
     InlineExecutor executor;

@@ -18,16 +18,13 @@ namespace quern {
 namespace {
 
 constexpr char kOp[] = "code_pack";
-constexpr int64_t kUnitK = 32;
 
 }  // namespace
 
 CodePackPlan::CodePackPlan(const CodePackSpec& spec) : spec_(spec) {
   const CodePackKernels kernels = GetCodePackKernels();
   target_ = kernels.target;
-  pack_ = spec.rows == CodeRows::kNibbles ? kernels.nibbles_of_4
-          : spec.layout.bits() == 4       ? kernels.bytes_of_4
-                                          : kernels.bytes_of_8;
+  pack_ = spec.layout.bits() == 4 ? kernels.bytes_of_4 : kernels.bytes_of_8;
 }
 
 absl::StatusOr<CodePackPlan> CodePackPlan::Create(const CodePackSpec& spec) {
@@ -36,18 +33,8 @@ absl::StatusOr<CodePackPlan> CodePackPlan::Create(const CodePackSpec& spec) {
     return InvalidArgument(kOp,
                            "layout is empty; need one from CodeLayout::Create");
   }
-  const bool nibbles = spec.rows == CodeRows::kNibbles;
-  if (nibbles && layout.bits() != 4) {
-    return InvalidArgument(kOp, "bits=", layout.bits(), "; nibbles need 4");
-  }
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "head_bytes", spec.head_bytes, 0));
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "fill", spec.fill, 0, (1 << layout.bits()) - 1));
-  if ((nibbles || spec.head_bytes > 0) && layout.k() % kUnitK != 0) {
-    return InvalidArgument(
-        kOp, "k=", layout.k(),
-        "; rows of nibbles or with heads need a multiple of ", kUnitK);
-  }
   return CodePackPlan(spec);
 }
 
@@ -68,7 +55,6 @@ void CodePackPlan::Pack(absl::Span<const uint8_t* const> rows, uint8_t* packed,
     task.cols =
         static_cast<size_t>(std::min(kCols, layout.n() - panel * kCols));
     task.k = static_cast<size_t>(layout.k());
-    task.head_bytes = static_cast<size_t>(spec_.head_bytes);
     task.fill = spec_.fill;
     task.to = packed + panel * layout.panel_bytes();
     pack_(task);

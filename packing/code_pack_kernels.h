@@ -9,12 +9,11 @@
 
 namespace quern {
 
-// Consecutive units of 32 k of one panel; the last may have fewer k.
+// The codes of one panel.
 struct CodePackTask {
-  const uint8_t* const* rows;  // where the first unit of each column begins
+  const uint8_t* const* rows;  // the first code of each column
   size_t cols;                 // columns that exist, 1 to 16
-  size_t k;                    // rows of b in all units
-  size_t head_bytes;           // before the codes of each unit
+  size_t k;                    // rows of b
   uint8_t fill;                // a code, for what lies beyond k and the columns
   uint8_t* to;                 // the first line, aligned to 64
 };
@@ -23,9 +22,8 @@ struct CodePackKernels {
   using Pack = void (*)(const CodePackTask& task);
 
   const char* target;
-  Pack bytes_of_8;    // a byte for each code, to lines of 8 bits
-  Pack bytes_of_4;    // a byte for each code, to lines of 4 bits
-  Pack nibbles_of_4;  // the lower halves of 16 bytes, then the upper ones
+  Pack bytes_of_8;  // to lines of 8 bits
+  Pack bytes_of_4;  // to lines of 4 bits
 };
 
 // The kernels of the best instruction set that this CPU supports.

@@ -49,7 +49,6 @@ HWY_INLINE V32 Word(V32 a, V32 b) {
 // Each of these structs packs a unit, whose columns' codes begin `at` bytes
 // behind `rows`.
 struct BytesOf8 {
-  static constexpr size_t kCodesPerByte = 1;
   static constexpr size_t kLineK = 4;
   static HWY_INLINE void Pack(const uint8_t* const* rows, size_t at,
                               uint8_t* HWY_RESTRICT to) {
@@ -66,7 +65,6 @@ struct BytesOf8 {
 };
 
 struct BytesOf4 {
-  static constexpr size_t kCodesPerByte = 1;
   static constexpr size_t kLineK = 8;
   static HWY_INLINE void Pack(const uint8_t* const* rows, size_t at,
                               uint8_t* HWY_RESTRICT to) {
@@ -80,40 +78,13 @@ struct BytesOf4 {
   }
 };
 
-struct NibblesOf4 {
-  static constexpr size_t kCodesPerByte = 2;
-  static constexpr size_t kLineK = 8;
-  static HWY_INLINE void Pack(const uint8_t* const* rows, size_t at,
-                              uint8_t* HWY_RESTRICT to) {
-    const V32 mask = hn::Set(D32(), 0x0F0F0F0Fu);
-    for (size_t c = 0; c < kCols; c += kLanes) {
-      const Quad strip = LoadStrip(rows + c, at);
-      const auto low = [&](V32 v) HWY_ATTR { return hn::And(v, mask); };
-      const auto high = [&](V32 v) HWY_ATTR {
-        return hn::And(hn::ShiftRight<4>(v), mask);
-      };
-      Put<Stores::kCached>(Word(low(strip.l0), low(strip.l1)), to + 4 * c);
-      Put<Stores::kCached>(Word(low(strip.l2), low(strip.l3)),
-                           to + kLine + 4 * c);
-      Put<Stores::kCached>(Word(high(strip.l0), high(strip.l1)),
-                           to + 2 * kLine + 4 * c);
-      Put<Stores::kCached>(Word(high(strip.l2), high(strip.l3)),
-                           to + 3 * kLine + 4 * c);
-    }
-  }
-};
-
 template <class Unit>
 void Pack(const CodePackTask& task) {
-  constexpr size_t kBytes = kUnit / Unit::kCodesPerByte;
   alignas(kLine) uint8_t missing[kUnit];
-  for (uint8_t& byte : missing) {
-    byte = static_cast<uint8_t>(Unit::kCodesPerByte == 1 ? task.fill
-                                                         : 17 * task.fill);
-  }
+  for (uint8_t& byte : missing) byte = task.fill;
   const uint8_t* rows[kCols];
   for (size_t c = 0; c < kCols; ++c) {
-    rows[c] = c < task.cols ? task.rows[c] + task.head_bytes : missing;
+    rows[c] = c < task.cols ? task.rows[c] : missing;
   }
   uint8_t* to = task.to;
   size_t k = 0;
@@ -121,10 +92,10 @@ void Pack(const CodePackTask& task) {
     Unit::Pack(rows, 0, to);
     to += kUnit / Unit::kLineK * kLine;
     if (k + kUnit == task.k) continue;  // nothing lies behind the last unit
-    for (size_t c = 0; c < task.cols; ++c) rows[c] += kBytes + task.head_bytes;
+    for (size_t c = 0; c < task.cols; ++c) rows[c] += kUnit;
   }
   if (k == task.k) return;
-  // Codes beyond k are `fill`; only rows of bytes end inside a unit.
+  // Codes beyond k are `fill`.
   alignas(kLine) uint8_t ends[kCols][kUnit];
   for (size_t c = 0; c < kCols; ++c) {
     hwy::CopyBytes<kUnit>(missing, ends[c]);
@@ -137,8 +108,7 @@ void Pack(const CodePackTask& task) {
 }
 
 CodePackKernels GetKernels() {
-  return {hwy::TargetName(HWY_TARGET), &Pack<BytesOf8>, &Pack<BytesOf4>,
-          &Pack<NibblesOf4>};
+  return {hwy::TargetName(HWY_TARGET), &Pack<BytesOf8>, &Pack<BytesOf4>};
 }
 
 }  // namespace

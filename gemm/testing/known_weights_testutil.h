@@ -142,14 +142,12 @@ struct KnownWeights {
         return PackAs<BFloat16>(executor);
       case WeightFormat::kF16:
         return PackAs<Float16>(executor);
-      case WeightFormat::kI8Channel:
-        return PackAs<int8_t>(executor);
       case WeightFormat::kE4M3Block:
         return PackAs<Float8E4M3>(executor);
       case WeightFormat::kI4Group:
         return PackAs<uint8_t>(executor);
       default:
-        return PackQ8(executor);
+        return PackAs<int8_t>(executor);
     }
   }
 
@@ -205,28 +203,6 @@ struct KnownWeights {
     if (!zeros.empty()) source.zeros = guarded_zeros.view();
     return PackSource(source, executor);
   }
-
-  // Blocks of an f16 scale and 32 int8.
-  LinearWeights PackQ8(Executor& executor) const {
-    std::vector<uint8_t> bytes;
-    for (int64_t col = 0; col < spec.n; ++col) {
-      for (int64_t i = 0; i < spec.k; ++i) {
-        if (i % 32 == 0) {
-          const uint32_t scale = BitsOf(FromDouble<Float16>(
-              scales[static_cast<size_t>(i / 32 * spec.n + col)]));
-          bytes.push_back(static_cast<uint8_t>(scale & 0xFF));
-          bytes.push_back(static_cast<uint8_t>(scale >> 8));
-        }
-        bytes.push_back(static_cast<uint8_t>(
-            static_cast<int8_t>(codes[static_cast<size_t>(col * spec.k + i)])));
-      }
-    }
-    const int64_t cols = spec.k / 32 * 34;
-    const StridedMatrix<uint8_t> matrix(bytes, spec.n, cols, cols + padding);
-    LinearSource source;
-    source.codes = matrix.view();
-    return PackSource(source, executor);
-  }
 };
 
 // sums[n] = sum over k of w[n, k]
@@ -261,7 +237,7 @@ inline KnownWeights EmptyWeights(WeightFormat format, const Shape& s) {
   w.spec.k = s.k;
   w.spec.group_size = 32;
   w.spec.gated = IsGated(s.act);
-  w.layout = format == WeightFormat::kI8Group ? WeightLayout::kQ8_0 : s.layout;
+  w.layout = s.layout;
   w.padding = s.padding;
   return w;
 }

@@ -39,9 +39,6 @@ struct WeightCase {
     if (zeros && layout != WeightLayout::kNK) return 8;
     return format == WeightFormat::kE4M3Block ? 4 : 1;
   }
-  bool gguf() const {
-    return layout == WeightLayout::kQ4_0 || layout == WeightLayout::kQ8_0;
-  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const WeightCase& c) {
@@ -68,8 +65,7 @@ inline constexpr WeightCase kWeightCases[] = {
     {WeightFormat::kI4Group, WeightLayout::kGptq, true, true},
     {WeightFormat::kI4Group, WeightLayout::kGptqV2, false, true},
     {WeightFormat::kI4Group, WeightLayout::kGptqV2, true},
-    {WeightFormat::kI4Group, WeightLayout::kQ4_0},
-    {WeightFormat::kI8Group, WeightLayout::kQ8_0},
+    {WeightFormat::kI8Group, WeightLayout::kNK},
 };
 
 // One case for each format, the one that needs most of the kernels.
@@ -80,7 +76,7 @@ inline constexpr WeightCase kFormatCases[] = {
     {WeightFormat::kI8Channel, WeightLayout::kNK},
     {WeightFormat::kE4M3Block, WeightLayout::kNK},
     {WeightFormat::kI4Group, WeightLayout::kNK, true, true},
-    {WeightFormat::kI8Group, WeightLayout::kQ8_0},
+    {WeightFormat::kI8Group, WeightLayout::kNK},
 };
 
 // A matrix of random elements that ends at a guard page. Its views show some of
@@ -140,7 +136,7 @@ class RandomWeights {
       : case_(c),
         n_(n),
         k_(k),
-        group_size_(c.gguf() ? 32 : group_size),
+        group_size_(group_size),
         codes_(Codes(rng)),
         scales_(Scales(rng)),
         zeros_(Zeros(rng)),
@@ -166,8 +162,6 @@ class RandomWeights {
     source.g_idx = g_idx_.Vector(0, k_);
     switch (case_.layout) {
       case WeightLayout::kNK:
-      case WeightLayout::kQ4_0:
-      case WeightLayout::kQ8_0:
         source.codes = codes_.Rows(begin, end);
         break;
       case WeightLayout::kAwq:
@@ -239,10 +233,6 @@ class RandomWeights {
       case WeightLayout::kGptq:
       case WeightLayout::kGptqV2:
         return RandomMatrix::Of<int32_t>(rng, k_ / 8, n_, Word);
-      case WeightLayout::kQ4_0:
-        return Gguf(rng, 18);
-      case WeightLayout::kQ8_0:
-        return Gguf(rng, 34);
       default:
         break;
     }
@@ -256,6 +246,7 @@ class RandomWeights {
           return FromDouble<Float16>(Real(r));
         });
       case WeightFormat::kI8Channel:
+      case WeightFormat::kI8Group:
         return RandomMatrix::Of<int8_t>(rng, rows, cols, [](Rng& r) {
           return static_cast<int8_t>(r.Next());
         });
@@ -270,17 +261,6 @@ class RandomWeights {
     }
   }
 
-  // The first two bytes of a block are an f16 of 0.1 to 1.
-  RandomMatrix Gguf(Rng& rng, int64_t block_bytes) const {
-    return RandomMatrix::Of<uint8_t>(
-        rng, n_, k_ / 32 * block_bytes,
-        [block_bytes, i = int64_t{0}](Rng& r) mutable {
-          return i++ % block_bytes == 1
-                     ? static_cast<uint8_t>(r.Integer(0x2E, 0x3B))
-                     : static_cast<uint8_t>(r.Next());
-        });
-  }
-
   RandomMatrix Scales(Rng& rng) const {
     switch (case_.format) {
       case WeightFormat::kI8Channel:
@@ -289,9 +269,10 @@ class RandomWeights {
         return RandomMatrix::Of<float>(rng, DivCeil(n_, kBlockN), groups(),
                                        Positive);
       case WeightFormat::kI4Group:
-        return RandomMatrix::Of<Float16>(
-            rng, case_.gguf() ? 0 : groups(), n_,
-            [](Rng& r) { return FromDouble<Float16>(Positive(r)); });
+      case WeightFormat::kI8Group:
+        return RandomMatrix::Of<Float16>(rng, groups(), n_, [](Rng& r) {
+          return FromDouble<Float16>(Positive(r));
+        });
       default:
         return RandomMatrix::Of<float>(rng, 0, 0, Positive);
     }

@@ -115,12 +115,11 @@ class Packer {
         PackE4M3();
         return absl::OkStatus();
       case WeightFormat::kI4Group:
+        PackI4();
+        return absl::OkStatus();
       case WeightFormat::kI8Group:
-        if (IsGguf(layout())) {
-          PackGguf();
-        } else {
-          PackI4();
-        }
+        PackRows();
+        PackGroupScales();
         return absl::OkStatus();
       default:
         return PackVnni();
@@ -281,16 +280,14 @@ class Packer {
     });
   }
 
-  // Rows of codes, one for each column.
-  void PackRows(CodeRows rows, int64_t head_bytes) const {
+  // Rows of codes, a byte each, one for each column.
+  void PackRows() const {
     const CodeType codes = CodesOf(spec_.format);
     const auto part_layout =
         CodeLayout::Create(BitsOf(codes), spec_.k, form_.part_n);
     QUERN_CHECK(part_layout.ok());  // PackedForm has laid it out
     CodePackSpec pack_spec;
     pack_spec.layout = *part_layout;
-    pack_spec.rows = rows;
-    pack_spec.head_bytes = head_bytes;
     pack_spec.fill = ZeroCode(codes);
     const auto plan = CodePackPlan::Create(pack_spec);
     QUERN_CHECK(plan.ok());  // CheckSources has seen the rows
@@ -298,29 +295,16 @@ class Packer {
   }
 
   void PackE4M3() const {
-    PackRows(CodeRows::kBytes, 0);
+    PackRows();
     const auto scales = RowsOf<float>(&LinearSource::scales);
     PackPerGroup(form_.scales, [&](const Column& c, int64_t g) {
       return scales[c.source][c.n / sources_[c.source].block_n][g];
     });
   }
 
-  void PackGguf() const {
-    const auto rows = RowsOf<uint8_t>(&LinearSource::codes);
-    const int64_t block_bytes = GgufBlockBytes(layout());
-    PackRows(
-        layout() == WeightLayout::kQ4_0 ? CodeRows::kNibbles : CodeRows::kBytes,
-        kGgufScaleBytes);
-    PackPerGroup(form_.scales, [&](const Column& c, int64_t g) {
-      uint16_t bits;  // at any address
-      std::memcpy(&bits, rows[c.source][c.n] + g * block_bytes, sizeof(bits));
-      return ToF32(Float16::FromBits(bits));
-    });
-  }
-
   void PackI4() const {
     if (layout() == WeightLayout::kNK && order_.empty()) {
-      PackRows(CodeRows::kBytes, 0);
+      PackRows();
     } else if (layout() == WeightLayout::kNK) {
       const auto rows = RowsOf<uint8_t>(&LinearSource::codes);
       PackPanels([&](const Column& c, int64_t k) {
@@ -339,7 +323,7 @@ class Packer {
                       from % kWordCodes);
       });
     }
-    PackI4Scales();
+    PackGroupScales();
     if (form_.zeros != 0) PackI4Zeros();
   }
 
@@ -349,7 +333,7 @@ class Packer {
   }
 
   // Sources may have scales of different types.
-  void PackI4Scales() const {
+  void PackGroupScales() const {
     PackPerGroup(form_.scales, [&](const Column& c, int64_t g) {
       const AnyTensorView& scales = sources_[c.source].scales;
       return WithFloatType(scales.dtype(), [&](auto type) {

@@ -30,13 +30,11 @@ bool HasLayout(WeightFormat format, WeightLayout layout) {
   if (format == WeightFormat::kBlocks) return layout == WeightLayout::kBlocks;
   switch (layout) {
     case WeightLayout::kNK:
-      return format != WeightFormat::kI8Group;
+      return true;
     case WeightLayout::kKN:
       return !HasGroups(format);
     case WeightLayout::kBlocks:
       return false;
-    case WeightLayout::kQ8_0:
-      return format == WeightFormat::kI8Group;
     default:
       return format == WeightFormat::kI4Group;
   }
@@ -98,8 +96,8 @@ class SourceCheck {
     if (spec_.format == WeightFormat::kBlocks) return CheckBlocks();
     if (!HasGroups(spec_.format)) return CheckFloatsOrI8();
     if (spec_.format == WeightFormat::kE4M3Block) return CheckE4M3();
-    if (IsGguf(source_.layout)) return CheckGguf();
-    return CheckI4();
+    QUERN_RETURN_IF_ERROR(CheckGroupScales());
+    return spec_.format == WeightFormat::kI8Group ? CheckI8() : CheckI4();
   }
 
  private:
@@ -150,15 +148,6 @@ class SourceCheck {
     return None("g_idx", source_.g_idx);
   }
 
-  absl::Status CheckGguf() const {
-    QUERN_RETURN_IF_ERROR(
-        Codes(DType::kU8,
-              {n_, spec_.k / kGgufBlock * GgufBlockBytes(source_.layout)}));
-    QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
-    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
-    return None("g_idx", source_.g_idx);
-  }
-
   absl::Status CheckBlocks() const {
     QUERN_RETURN_IF_ERROR(Codes(DType::kU8, {n_, BlockRowBytes(spec_)}));
     QUERN_RETURN_IF_ERROR(None("scales", source_.scales));
@@ -166,14 +155,23 @@ class SourceCheck {
     return None("g_idx", source_.g_idx);
   }
 
-  absl::Status CheckI4() const {
-    const bool plain = source_.layout == WeightLayout::kNK;
-    const bool awq = source_.layout == WeightLayout::kAwq;
+  absl::Status CheckGroupScales() const {
     QUERN_RETURN_IF_ERROR(
         CheckDTypeIn(kOp, FieldOf(index_, "scales"), source_.scales.dtype(),
                      {DType::kF32, DType::kBF16, DType::kF16}));
-    QUERN_RETURN_IF_ERROR(Matrix("scales", source_.scales,
-                                 source_.scales.dtype(), {groups_, n_}));
+    return Matrix("scales", source_.scales, source_.scales.dtype(),
+                  {groups_, n_});
+  }
+
+  absl::Status CheckI8() const {
+    QUERN_RETURN_IF_ERROR(Codes(DType::kI8, {n_, spec_.k}));
+    QUERN_RETURN_IF_ERROR(None("zeros", source_.zeros));
+    return None("g_idx", source_.g_idx);
+  }
+
+  absl::Status CheckI4() const {
+    const bool plain = source_.layout == WeightLayout::kNK;
+    const bool awq = source_.layout == WeightLayout::kAwq;
     if (plain) {
       QUERN_RETURN_IF_ERROR(Codes(DType::kU8, {n_, spec_.k}));
       QUERN_RETURN_IF_ERROR(
@@ -211,11 +209,6 @@ class SourceCheck {
 // What the layout asks of n, k and group_size.
 absl::Status CheckLayout(const LinearWeightsSpec& spec, WeightLayout layout,
                          int64_t n) {
-  if (IsGguf(layout)) {
-    QUERN_RETURN_IF_ERROR(CheckMultiple("k", spec.k, kGgufBlock, layout));
-    return CheckEqual(kOp, "group_size", spec.group_size, kGgufBlock,
-                      WeightLayoutName(layout));
-  }
   if (layout == WeightLayout::kAwq) {
     return CheckMultiple("n", n, kWordCodes, layout);
   }

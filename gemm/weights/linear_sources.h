@@ -22,21 +22,9 @@ namespace quern {
 
 // Codes in a word of AWQ and GPTQ.
 inline constexpr int64_t kWordCodes = 8;
-// A block of Q4_0 and Q8_0 of quant/block_format.h: its k, which loops divide
-// by, and the bytes before its codes.
-inline constexpr int64_t kGgufBlock = 32;
-inline constexpr int64_t kGgufScaleBytes = 2;
 
-inline bool IsGguf(WeightLayout layout) {
-  return layout == WeightLayout::kQ4_0 || layout == WeightLayout::kQ8_0;
-}
 inline bool IsGptq(WeightLayout layout) {
   return layout == WeightLayout::kGptq || layout == WeightLayout::kGptqV2;
-}
-inline int64_t GgufBlockBytes(WeightLayout layout) {
-  const BlockFormat format =
-      layout == WeightLayout::kQ4_0 ? BlockFormat::kQ4_0 : BlockFormat::kQ8_0;
-  return FindBlockFormat(static_cast<uint32_t>(format))->bytes;
 }
 
 // The rows of a matrix that has been checked. The stride of a single row is

@@ -37,10 +37,6 @@ absl::string_view WeightLayoutName(WeightLayout layout) {
       return "gptq";
     case WeightLayout::kGptqV2:
       return "gptq_v2";
-    case WeightLayout::kQ4_0:
-      return "q4_0";
-    case WeightLayout::kQ8_0:
-      return "q8_0";
     case WeightLayout::kBlocks:
       return "blocks";
   }

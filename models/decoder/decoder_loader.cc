@@ -31,9 +31,11 @@
 #include "quern/models/decoder/model_shard.h"
 #include "quern/models/decoder/model_work.h"
 #include "quern/models/decoder/packed_file.h"
+#include "quern/models/decoder/split_blocks.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
+#include "quern/quant/block_format.h"
 #include "quern/quant/int8_quantize.h"
 
 namespace quern {
@@ -104,7 +106,8 @@ DType DecoderLoader::RowsOf() const {
 
 DType DecoderLoader::embedding_dtype() const {
   const WeightFormat format = FormatOf({{TensorId::kEmbedding}});
-  const bool codes = format == WeightFormat::kI8Channel || IsBlocks(format);
+  const bool codes = format == WeightFormat::kI8Channel || IsSplit(format) ||
+                     format == WeightFormat::kBlocks;
   return codes ? rows_dtype_ : ReadType(format);
 }
 
@@ -290,12 +293,19 @@ absl::StatusOr<LinearWeights> DecoderLoader::Pack(const MatrixParts& parts) {
       uint8_t* const weights,
       ReadUnpacked(parts.rows, parts.layer, dtype, parts.expert));
   Int8Rows int8;
-  if (IsBlocks(spec.format)) {
-    source.layout = spec.format == WeightFormat::kBlocks ? WeightLayout::kBlocks
-                    : spec.format == WeightFormat::kI4Group
-                        ? WeightLayout::kQ4_0
-                        : WeightLayout::kQ8_0;
+  SplitBlocks split;
+  if (spec.format == WeightFormat::kBlocks) {
+    source.layout = WeightLayout::kBlocks;
     source.codes = DenseAny(dtype, weights, parts.n, BlockBytes(parts));
+  } else if (IsSplit(spec.format)) {
+    QUERN_ASSIGN_OR_RETURN(split, Split(static_cast<BlockFormat>(TypeOf(parts)),
+                                        weights, parts.n, parts.k, executor_));
+    QUERN_RETURN_IF_ERROR(executor_.Check());
+    source.codes = DenseAny(
+        spec.format == WeightFormat::kI4Group ? DType::kU8 : DType::kI8,
+        split.codes.data(), parts.n, parts.k);
+    source.scales = DenseAny(DType::kF16, split.scales.data(),
+                             parts.k / SplitBlocks::kGroup, parts.n);
   } else if (spec.format == WeightFormat::kI8Channel) {
     QUERN_ASSIGN_OR_RETURN(
         int8, Quantise(DenseMatrix<const float>(

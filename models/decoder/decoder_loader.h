@@ -138,10 +138,9 @@ class DecoderLoader {
   bool int8_rows() const {
     return options_.activations == DecoderActivations::kInt8;
   }
-  // Whether a matrix is kept in the file's blocks.
-  static bool IsBlocks(WeightFormat format) {
-    return format == WeightFormat::kI4Group ||
-           format == WeightFormat::kI8Group || format == WeightFormat::kBlocks;
+  // Whether a matrix is packed from SplitBlocks.
+  static bool IsSplit(WeightFormat format) {
+    return format == WeightFormat::kI4Group || format == WeightFormat::kI8Group;
   }
   // Bytes of a row of `parts` in these blocks.
   int64_t BlockBytes(const MatrixParts& parts) const {

@@ -21,6 +21,7 @@
 #include "quern/models/decoder/decoder_loader.h"
 #include "quern/models/decoder/decoder_work.h"
 #include "quern/models/decoder/model_shard.h"
+#include "quern/models/decoder/split_blocks.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/quant/block_format.h"
 
@@ -248,8 +249,7 @@ LinearWeightsSpec DecoderLoader::WeightsOf(const MatrixParts& parts) const {
   spec.k = parts.k;
   spec.format = FormatOf(parts);
   spec.gated = IsGated(parts.activation);
-  // Q4_0's blocks have as many; other formats do not look at it.
-  spec.group_size = GgufBlockOf(GgufTensorType::kQ8_0).elements;
+  spec.group_size = SplitBlocks::kGroup;  // other formats do not look at it
   if (spec.format == WeightFormat::kBlocks) {
     spec.block_format = static_cast<BlockFormat>(TypeOf(parts));
   }
@@ -267,9 +267,11 @@ double DecoderLoader::UnpackedBytes(const MatrixParts& parts) const {
   const double elements =
       static_cast<double>(parts.n) * static_cast<double>(parts.k);
   const WeightFormat format = FormatOf(parts);
-  if (IsBlocks(format)) {
+  if (IsSplit(format) || format == WeightFormat::kBlocks) {
+    constexpr double kSplit = 1 + 2.0 / SplitBlocks::kGroup;
     return static_cast<double>(parts.n) *
-           static_cast<double>(BlockBytes(parts));
+               static_cast<double>(BlockBytes(parts)) +
+           (IsSplit(format) ? kSplit * elements : 0);
   }
   const double codes = format == WeightFormat::kI8Channel ? elements : 0;
   return elements * static_cast<double>(SizeOf(ReadType(format))) + codes;

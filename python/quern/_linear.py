@@ -11,8 +11,6 @@ from ._library import Executor, Library, Object
 # Codes that share one element of the source's columns and rows.
 _PACKED = {"awq": (1, 8), "gptq": (8, 1), "gptq_v2": (8, 1)}
 _TRANSPOSED = ("kn", "awq", "gptq", "gptq_v2")
-# k of a block, and its bytes.
-_BLOCKS = {"q4_0": (32, 18), "q8_0": (32, 34)}
 _TENSORS = ("codes", "scales", "zeros", "g_idx", "bias")
 
 
@@ -25,9 +23,6 @@ def _extents(layout: str, shape) -> tuple:
         return shape[1] * n_codes, shape[0] * k_codes
     if layout == "nk":
         return shape[0], shape[1]
-    if layout in _BLOCKS:
-        values, size = _BLOCKS[layout]
-        return shape[0], shape[1] // size * values
     return shape[0], None
 
 

@@ -51,7 +51,7 @@ class LinearTest(unittest.TestCase):
         )
         np.testing.assert_array_equal(gptq(x), layer(x))
 
-    def test_q8_0_blocks_say_their_k(self):
+    def test_q8_0_as_blocks_and_as_int8_in_groups(self):
         codes = self.rng.integers(-127, 128, (16, 2, 32)).astype(np.int8)
         blocks = np.zeros((16, 2, 34), np.uint8)
         blocks[..., :2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
@@ -59,7 +59,8 @@ class LinearTest(unittest.TestCase):
         x = integers(self.rng, 2, 64)
         want = x @ (codes.reshape(16, 64) * np.float32(0.5)).T
         blocks = blocks.reshape(16, 68)
-        layer = quern.Linear.from_numpy(blocks, layout="q8_0", format="i8_group", group_size=32)
+        scales = np.full((2, 16), 0.5, np.float16)
+        layer = quern.Linear.from_numpy(codes.reshape(16, 64), format="i8_group", scales=scales, group_size=32)
         np.testing.assert_array_equal(layer(x), want)
         layer = quern.Linear.from_numpy(blocks, layout="blocks", format="blocks", block_format="Q8_0", k=64)
         np.testing.assert_array_equal(layer(x), want)

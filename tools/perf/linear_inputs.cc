@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,8 +26,7 @@ namespace {
 
 constexpr int64_t kMaxExtent = 1 << 24;
 // Weights of Q8_0 that share a scale, and their bytes.
-constexpr int64_t kQ8Group = 32;
-constexpr int64_t kQ8Bytes = 34;
+constexpr int64_t kInt8Group = 32;  // the k of one scale
 
 AnyTensorView Matrix(DType dtype, void* data, int64_t rows, int64_t cols) {
   return AnyTensorView(dtype, data, 2, {rows, cols}, {cols, 1});
@@ -204,39 +202,36 @@ class Int4Group final : public LinearInput {
   SetBuffer codes_, scales_, zeros_;
 };
 
-// 32 weights are an f16 scale and 32 int8.
-class Q8 final : public LinearInput {
+// Codes and scales of blocks of Q8_0, apart.
+class Int8Group final : public LinearInput {
  public:
-  explicit Q8(const LinearWeightsSpec& spec) : LinearInput(spec) {}
+  explicit Int8Group(const LinearWeightsSpec& spec) : LinearInput(spec) {}
 
   absl::string_view arrow() const override { return "*i8g->"; }
-  int64_t bytes() const override { return n() * k() / kQ8Group * kQ8Bytes; }
+  int64_t bytes() const override { return n() * k() + count() * 2; }
   absl::StatusOr<LinearSource> Source() override {
     if (codes_.sets() == 0) {
-      QUERN_RETURN_IF_ERROR(codes_.Create(1, bytes()));
-      QUERN_RETURN_IF_ERROR(scales_.Create(1, bytes() / kQ8Bytes * 2));
+      QUERN_RETURN_IF_ERROR(codes_.Create(1, n() * k()));
+      QUERN_RETURN_IF_ERROR(scales_.Create(1, count() * 2));
       FillReals<int8_t>(-127, 127, codes_);
       FillReals<Float16>(0.001, 0.01, scales_);
-      for (int64_t i = 0; i < bytes() / kQ8Bytes; ++i) {
-        std::memcpy(codes_.at(0) + i * kQ8Bytes, scales_.at(0) + i * 2, 2);
-      }
     }
     LinearSource source;
-    source.layout = WeightLayout::kQ8_0;
-    source.codes =
-        Matrix(DType::kU8, codes_.at(0), n(), k() / kQ8Group * kQ8Bytes);
+    source.codes = Matrix(DType::kI8, codes_.at(0), n(), k());
+    source.scales = Matrix(DType::kF16, scales_.at(0), count() / n(), n());
     return source;
   }
   Weight At(int64_t col, int64_t i) override {
-    const int64_t group = (col * k() + i) / kQ8Group;
-    const int8_t code =
-        codes_.at<int8_t>(0)[group * kQ8Bytes + 2 + i % kQ8Group];
-    const double w = ToDouble(scales_.at<Float16>(0)[group]) * code;
+    const int64_t g = i / spec().group_size * n() + col;
+    const double w = ToDouble(scales_.at<Float16>(0)[g]) *
+                     codes_.at<int8_t>(0)[col * k() + i];
     return {w, std::abs(w)};
   }
   double relative_error() const override { return ErrorOfGroups(k()); }
 
  private:
+  int64_t count() const { return k() / spec().group_size * n(); }
+
   SetBuffer codes_, scales_;
 };
 
@@ -304,12 +299,12 @@ LinearInputOr Int4LinearInput(const Args& args, const MatrixShape& shape) {
 
 LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape) {
   LinearWeightsSpec spec = SpecOf(shape, WeightFormat::kI8Group);
-  if (spec.k % kQ8Group != 0) {
+  if (spec.k % kInt8Group != 0) {
     return InvalidArgument(args.op(), "k=", spec.k, "; need a multiple of ",
-                           kQ8Group);
+                           kInt8Group);
   }
-  spec.group_size = kQ8Group;
-  return std::make_unique<Q8>(spec);
+  spec.group_size = kInt8Group;
+  return std::make_unique<Int8Group>(spec);
 }
 
 }  // namespace quern

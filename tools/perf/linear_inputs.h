@@ -92,7 +92,7 @@ LinearInputOr Fp8BlockInput(const Args& args, const MatrixShape& shape);
 LinearInputOr Int4GroupInput(const Args& args, const MatrixShape& shape);
 // group, zeros, activations.
 LinearInputOr Int4LinearInput(const Args& args, const MatrixShape& shape);
-// GGUF's Q8_0.
+// GGUF's Q8_0, for rows that are not rounded.
 LinearInputOr Int8GroupInput(const Args& args, const MatrixShape& shape);
 
 }  // namespace quern

@@ -59,7 +59,6 @@ TEST_P(LinearWeightsOpsTest, HasTheBitsOfThePlanInEveryFormat) {
   shape.k = 96;
   for (const FormatCase& format : kEveryFormat) {
     for (const bool with_bias : {false, true}) {
-      // A Q8_0 file has no bias, but a layer on its blocks may have one.
       shape.bias = with_bias;
       SCOPED_TRACE(testing::Message() << format << " bias " << with_bias);
       const LinearWeights weights =
