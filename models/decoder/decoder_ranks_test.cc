@@ -189,7 +189,7 @@ TEST_P(DecoderRanksTest, EachRankHasItsPackedFile) {
   const std::string bytes = SmallDecoderFile(rng, shape);
   const auto tokens = RandomTokens(rng, 9, shape.vocab);
   const std::string path =
-      absl::StrCat(::testing::TempDir(), "/ranks_", GetParam(), ".packed");
+      absl::StrCat(::testing::TempDir(), "/ranks_", isa(), ".packed");
   const auto run = [&](const std::string& to) {
     std::vector<RankResult> results(2);
     RunRanks(2, [&](ThreadCommunicator& c) {
