@@ -49,8 +49,8 @@ void UseIsaForTest(const Isa* isa);
 
 // The instruction sets that this library was compiled for, best first.
 std::vector<Isa> CompiledIsas();
-// Instruction sets that were compiled, that this CPU has, and that neither a cap
-// nor a test forbids; best first. Runs() is true for each.
+// Instruction sets that were compiled, that this CPU has, and that neither a
+// cap nor a test forbids; best first. Runs() is true for each.
 std::vector<Isa> SupportedIsas();
 
 }  // namespace quern

@@ -263,8 +263,8 @@ void OneRow(const PanelArgs& p) {
 constexpr size_t kFusedTileRows = kVecs > 2 || kFewTiles ? 2 : 4;
 // Rows up to which a record is decoded anew for every tile. A tile of four rows
 // takes 54 ns for a record of Q4_0; to decode it to scratch takes 19, and to
-// multiply it there 45 (AVX2: 160, 22 and 169). Eight rows of SSE4 take 720 us
-// for 2048 x 2048 by fused tiles, and 568 decoded; two 197 and 213. Zen 5, 2026.
+// multiply it there 45 (AVX2: 160, 22 and 169). On SSE4 eight rows by 2048 x
+// 2048 take 720 us fused and 568 decoded; two rows 197 and 213. Zen 5, 2026.
 constexpr size_t kFusedRows = kVecs == 1 ? 8 : kVecs == 2 ? 12 : 2;
 
 template <BlockFormat kFormat, size_t kRows>
