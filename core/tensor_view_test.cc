@@ -113,6 +113,30 @@ TEST(AnyTensorViewTest, IsTypedWhereAStrideOrMemoryIsNotUsed) {
   EXPECT_TRUE((none.As<float, 2>().empty()));
 }
 
+// Also where a view with more dimensions was in its place.
+TEST(AnyTensorViewTest, HasZerosFromItsRankOn) {
+  float data[24] = {};
+  AnyTensorView view = DenseTensor<float, 3>(data, {2, 3, 4});
+  const auto expect_zeros = [](const AnyTensorView& v) {
+    for (int d = v.rank(); d < AnyTensorView::kMaxRank; ++d) {
+      EXPECT_EQ(v.extent(d), 0) << d;
+      EXPECT_EQ(v.stride(d), 0) << d;
+    }
+  };
+  expect_zeros(view);
+  view = DenseVector<const float>(data, 5);
+  expect_zeros(view);
+  view = AnyTensorView(DType::kF32, static_cast<const void*>(data), 2,
+                       {2, 3, 7, 7, 7}, {3, 1, 7, 7, 7});
+  expect_zeros(view);
+  EXPECT_EQ(view.extent(1), 3);
+  view = AnyTensorView();
+  expect_zeros(view);
+  EXPECT_EQ(view.rank(), 0);
+  EXPECT_EQ(view.data(), nullptr);
+  EXPECT_FALSE(view.writable());
+}
+
 // What lies behind the arrays of the view is not a dimension.
 TEST(AnyTensorViewTest, HasNoDimensionBeyondItsLargestRank) {
   float data[4] = {};
