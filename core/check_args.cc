@@ -53,11 +53,14 @@ bool SpanBytes(const AnyTensorView& v, int first, int64_t* bytes) {
 bool ByteRange(const AnyTensorView& v, int64_t* begin, int64_t* end) {
   int64_t low = 0, high = 1;
   for (int d = 0; d < v.rank(); ++d) {
+    const int64_t extent = v.extent(d);
+    if (extent <= 1) continue;
     int64_t last = 0;
-    if (v.extent(d) <= 1) continue;
-    if (!CheckedMul(v.extent(d) - 1, v.stride(d), &last)) return false;
-    int64_t* const side = last < 0 ? &low : &high;
-    if (!CheckedAdd(*side, last, side)) return false;
+    if (!CheckedMul(extent - 1, v.stride(d), &last)) return false;
+    if (!(last < 0 ? CheckedAdd(low, last, &low)
+                   : CheckedAdd(high, last, &high))) {
+      return false;
+    }
   }
   const auto size = static_cast<int64_t>(SizeOf(v.dtype()));
   return CheckedMul(low, size, begin) && CheckedMul(high, size, end) &&
@@ -69,6 +72,20 @@ bool HasNegativeStride(const AnyTensorView& v) {
     if (v.extent(d) > 1 && v.stride(d) < 0) return true;
   }
   return false;
+}
+
+// Whether the byte ranges of the views are known and have nothing in common.
+// Views without elements or memory may have any.
+bool RangesApart(const AnyTensorView& a, const AnyTensorView& b) {
+  int64_t a_begin = 0, a_end = 0, b_begin = 0, b_end = 0;
+  if (!ByteRange(a, &a_begin, &a_end) || !ByteRange(b, &b_begin, &b_end)) {
+    return false;
+  }
+  const auto a_data = reinterpret_cast<intptr_t>(a.data());
+  const auto b_data = reinterpret_cast<intptr_t>(b.data());
+  int64_t steps = 0;
+  return (CheckedAdd(a_end, -b_begin, &steps) && b_data - a_data >= steps) ||
+         (CheckedAdd(b_end, -a_begin, &steps) && a_data - b_data >= steps);
 }
 
 // Whether the views have a byte in common, as far as dimensions d and those
@@ -128,6 +145,36 @@ bool SameIndexing(const AnyTensorView& a, const AnyTensorView& b) {
   return same_shape || apart;
 }
 
+// Whether CheckInput accepts a view with elements, in one pass. It accepts
+// views without elements, too, which have a no here.
+bool IsPlainInput(const AnyTensorView& view, DType dtype,
+                  absl::Span<const int64_t> want) {
+  const int rank = view.rank();
+  if (view.dtype() != dtype || rank != static_cast<int>(want.size()) ||
+      rank < 1 || rank > AnyTensorView::kMaxRank || view.data() == nullptr) {
+    return false;
+  }
+  int64_t elements = 1;
+  for (int d = 0; d < rank; ++d) {
+    const int64_t extent = view.extent(d), stride = view.stride(d);
+    const int64_t wanted = want[static_cast<size_t>(d)];
+    if (extent < 1 || (wanted != kAnyExtent && wanted != extent)) return false;
+    if (extent == 1) continue;
+    int64_t last = 0;
+    if (stride < 0 || !CheckedMul(extent - 1, stride, &last) ||
+        !CheckedAdd(elements, last, &elements)) {
+      return false;
+    }
+  }
+  const bool last_is_dense =
+      view.extent(rank - 1) == 1 || view.stride(rank - 1) == 1;
+  const size_t size = SizeOf(dtype);
+  int64_t bytes = 0;
+  return last_is_dense &&
+         CheckedMul(elements, static_cast<int64_t>(size), &bytes) &&
+         (reinterpret_cast<uintptr_t>(view.data()) & (size - 1)) == 0;
+}
+
 }  // namespace
 
 bool IsEmpty(const AnyTensorView& view) {
@@ -152,6 +199,7 @@ absl::Status CheckDTypeIn(absl::string_view op, absl::string_view field,
 absl::Status CheckInput(absl::string_view op, absl::string_view field,
                         const AnyTensorView& view, DType dtype,
                         absl::Span<const int64_t> want) {
+  if (IsPlainInput(view, dtype, want)) return absl::OkStatus();
   if (view.rank() < 0 || view.rank() > AnyTensorView::kMaxRank) {
     return InvalidArgument(op, field, " has rank ", view.rank(),
                            "; need 1 <= rank <= ", AnyTensorView::kMaxRank);
@@ -222,24 +270,14 @@ absl::Status CheckOutput(absl::string_view op, absl::string_view field,
 // The strides may be any numbers, because the registry asks before an operator
 // has looked at its tensors. A null view touches nothing.
 bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
-  if (IsEmpty(a) || IsEmpty(b)) return false;
+  if (RangesApart(a, b) || IsEmpty(a) || IsEmpty(b)) return false;
   if (a.data() == nullptr || b.data() == nullptr) return false;
-  int64_t a_begin = 0, a_end = 0, b_begin = 0, b_end = 0;
-  if (!ByteRange(a, &a_begin, &a_end) || !ByteRange(b, &b_begin, &b_end)) {
-    return true;
-  }
-  const auto a_data = reinterpret_cast<intptr_t>(a.data());
-  const auto b_data = reinterpret_cast<intptr_t>(b.data());
-  int64_t steps = 0;
-  if (CheckedAdd(a_end, -b_begin, &steps) && b_data - a_data >= steps) {
-    return false;
-  }
-  if (CheckedAdd(b_end, -a_begin, &steps) && a_data - b_data >= steps) {
-    return false;
-  }
+  // MayMeet says yes of a range that is not known.
   if (HasNegativeStride(a) || HasNegativeStride(b)) return true;
   int64_t delta = 0;
-  return !CheckedAdd(b_data, -a_data, &delta) || MayMeet(a, b, 0, delta);
+  return !CheckedAdd(reinterpret_cast<intptr_t>(b.data()),
+                     -reinterpret_cast<intptr_t>(a.data()), &delta) ||
+         MayMeet(a, b, 0, delta);
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {
