@@ -133,14 +133,20 @@ absl::Status Execute(const OperatorObject& op, const quern_operand* operands,
   QUERN_RETURN_IF_ERROR(UseChanging(op, used));
   Views views(op.made.tensors.size());
   QUERN_RETURN_IF_ERROR(Arrange(op, operands, count, views));
-  QUERN_RETURN_IF_ERROR(op.made.CheckArgs(views));
-  QUERN_RETURN_IF_ERROR(CheckWorkspace(op, views, workspace, bytes, workers));
+  const absl::Status fits =
+      CheckWorkspace(op, views, workspace, bytes, workers);
+  if (!fits.ok()) {
+    // The refusal of a tensor comes first.
+    QUERN_RETURN_IF_ERROR(op.made.CheckArgs(views));
+    return fits;
+  }
   // An operator that needs no workspace may be given any pointer.
   const bool usable =
       workspace != nullptr &&
       reinterpret_cast<uintptr_t>(workspace) % QUERN_ALIGNMENT == 0;
-  op.made.op->Execute(views, usable ? Workspace(workspace, bytes) : Workspace(),
-                      executor.get());
+  QUERN_RETURN_IF_ERROR(op.made.CheckAndExecute(
+      views, usable ? Workspace(workspace, bytes) : Workspace(),
+      executor.get()));
   return executor.Verdict();
 }
 

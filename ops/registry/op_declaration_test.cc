@@ -13,6 +13,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
+#include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
@@ -186,6 +188,16 @@ TEST_F(OpDeclarationTest, BindsTensorsToTheArgumentsOfThePlan) {
         AnyTensorView(DType::kF32, x, 3, {2, 3, 8}, {25, 8, 1}), states, scales,
         outs};
     ExpectRefusal(made->CheckArgs(apart), "walk: x=3; need 2");
+    // Both in one call: the same tensors arrive, and none after a refusal.
+    const AnyTensorView out_before = seen.args.out;
+    seen = Seen();
+    EXPECT_EQ(made->CheckAndExecute(apart, Workspace(), executor),
+              made->CheckArgs(apart));
+    EXPECT_FALSE(seen.plan || seen.reference);
+    EXPECT_EQ(made->CheckAndExecute(tensors, Workspace(), executor),
+              absl::OkStatus());
+    EXPECT_NE(seen.plan, seen.reference);
+    EXPECT_TRUE(SameView(seen.args.out, out_before));
     // A step's rows are those of x.
     EXPECT_EQ(made->tensors.Rows(tensors), 6);
     // x and out may share memory; x and state may not.

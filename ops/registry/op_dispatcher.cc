@@ -70,6 +70,13 @@ absl::Status MadeOp::CheckArgs(absl::Span<const AnyTensorView> ordered) const {
   return tensors.InWords(op->CheckArgs(ordered));
 }
 
+absl::Status MadeOp::CheckAndExecute(absl::Span<const AnyTensorView> ordered,
+                                     Workspace workspace,
+                                     Executor& executor) const {
+  QUERN_RETURN_IF_ERROR(tensors.Check(ordered));
+  return tensors.InWords(op->CheckAndExecute(ordered, workspace, executor));
+}
+
 absl::Status MadeOp::Prepare(absl::Span<const AnyTensorView> ordered,
                              Executor& executor) const {
   QUERN_RETURN_IF_ERROR(tensors.Check(ordered));

@@ -28,6 +28,7 @@
 #include "absl/types/span.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
+#include "quern/core/workspace.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/op_tensors.h"
@@ -51,6 +52,10 @@ struct MadeOp {
   // embedder's, and then op->CheckArgs. Refusals have the operator's name and
   // the schema's words (OpRules).
   absl::Status CheckArgs(absl::Span<const AnyTensorView> ordered) const;
+  // Like CheckArgs, and then op->Execute: together they cost less than one
+  // after the other.
+  absl::Status CheckAndExecute(absl::Span<const AnyTensorView> ordered,
+                               Workspace workspace, Executor& executor) const;
   // Calls OpTensors::Check, and then op->Prepare.
   absl::Status Prepare(absl::Span<const AnyTensorView> ordered,
                        Executor& executor) const;

@@ -56,6 +56,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "quern/core/executor.h"
+#include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/registry/op_arg.h"
@@ -111,6 +112,15 @@ class BoundOp {
   virtual void Execute(absl::Span<const AnyTensorView> tensors,
                        Workspace workspace,
                        Executor& executor) const noexcept = 0;
+  // Calls CheckArgs, and Execute if it accepts the tensors. A BoundPlan puts
+  // the tensors into the arguments of its plan once for both.
+  virtual absl::Status CheckAndExecute(absl::Span<const AnyTensorView> tensors,
+                                       Workspace workspace,
+                                       Executor& executor) const {
+    QUERN_RETURN_IF_ERROR(CheckArgs(tensors));
+    Execute(tensors, workspace, executor);
+    return absl::OkStatus();
+  }
   // Runs an operator that needs no workspace.
   void Execute(absl::Span<const AnyTensorView> tensors,
                Executor& executor) const noexcept {

@@ -280,10 +280,7 @@ class BoundPlan final : public BoundOp {
     QUERN_RETURN_IF_ERROR(CheckCount(t));
     Args args;
     table_->Bind(t, args);
-    if (table_->check_first != nullptr) {
-      QUERN_RETURN_IF_ERROR(table_->check_first(args));
-    }
-    return table_->check(plan_, args);
+    return Check(args);
   }
   absl::StatusOr<int64_t> WorkspaceBytes(int64_t max_rows,
                                          int max_workers) const override {
@@ -299,14 +296,34 @@ class BoundPlan final : public BoundOp {
     QUERN_DCHECK_OK(CheckArgs(t));
     Args args;
     table_->Bind(t, args);
-    if (reference_ != nullptr) return reference_(args);
-    table_->execute(plan_, args, workspace, executor);
+    Run(args, workspace, executor);
+  }
+  absl::Status CheckAndExecute(absl::Span<const AnyTensorView> t,
+                               Workspace workspace,
+                               Executor& executor) const override {
+    QUERN_RETURN_IF_ERROR(CheckCount(t));
+    Args args;
+    table_->Bind(t, args);
+    QUERN_RETURN_IF_ERROR(Check(args));
+    Run(args, workspace, executor);
+    return absl::OkStatus();
   }
 
  private:
   absl::Status CheckCount(absl::Span<const AnyTensorView> t) const {
     if (t.size() == table_->places.size()) return absl::OkStatus();
     return CheckTensorCount(table_->schema.name, t, table_->places.size());
+  }
+  absl::Status Check(const Args& args) const {
+    if (table_->check_first != nullptr) {
+      QUERN_RETURN_IF_ERROR(table_->check_first(args));
+    }
+    return table_->check(plan_, args);
+  }
+  void Run(const Args& args, Workspace workspace,
+           Executor& executor) const noexcept {
+    if (reference_ != nullptr) return reference_(args);
+    table_->execute(plan_, args, workspace, executor);
   }
 
   std::shared_ptr<const Table> table_;

@@ -64,7 +64,7 @@ class OpTensors {
 
   // A refusal of the implementation in the words of the schema.
   absl::Status InWords(const absl::Status& status) const {
-    return InWordsOf(op_, rules_, status);
+    return status.ok() ? status : InWordsOf(op_, rules_, status);
   }
 
   size_t size() const { return tensors_.size(); }
