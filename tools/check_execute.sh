@@ -128,8 +128,8 @@ if (($# == 0)); then
   stale=$(comm -13 <(printf '%s\n' "$unchecked") <(printf '%s\n' "$listed"))
   [[ -z $stale ]] ||
     { printf '%s\n' "$stale" >&2; echo "these are listed, but check or do not exist" >&2; exit 1; }
-  ((${count%% *} >= 99)) ||
-    { echo "check_execute: $count found; need 99 or more" >&2; exit 1; }
+  ((${count%% *} >= 100)) ||
+    { echo "check_execute: $count found; need 100 or more" >&2; exit 1; }
 fi
 listed_count=$(wc -l <<<"$listed")
 echo "execute: of $count all check their arguments in debug builds, but for $listed_count whose callers or callees do"

@@ -37,18 +37,23 @@ double SumSquaresInDouble(const T* row, int64_t count) {
   return sum;
 }
 
+// Like the other SumSquaresInDouble, of `count` elements of f32, bf16 or f16 at
+// `row`.
+inline double SumSquaresInDouble(DType dtype, const void* row, int64_t count) {
+  if (dtype == DType::kF32) {
+    return SumSquaresInDouble(static_cast<const float*>(row), count);
+  }
+  if (dtype == DType::kBF16) {
+    return SumSquaresInDouble(static_cast<const BFloat16*>(row), count);
+  }
+  return SumSquaresInDouble(static_cast<const Float16*>(row), count);
+}
+
 // Like the other InverseRms, of `count` elements of f32, bf16 or f16 at `row`.
 inline float InverseRms(float sum_squares, int64_t count, float eps,
                         DType dtype, const void* row) {
-  return InverseRms(sum_squares, count, eps, [=] {
-    if (dtype == DType::kF32) {
-      return SumSquaresInDouble(static_cast<const float*>(row), count);
-    }
-    if (dtype == DType::kBF16) {
-      return SumSquaresInDouble(static_cast<const BFloat16*>(row), count);
-    }
-    return SumSquaresInDouble(static_cast<const Float16*>(row), count);
-  });
+  return InverseRms(sum_squares, count, eps,
+                    [=] { return SumSquaresInDouble(dtype, row, count); });
 }
 
 }  // namespace quern

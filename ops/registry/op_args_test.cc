@@ -17,6 +17,7 @@
 #include "quern/ops/activation/activation.h"
 #include "quern/ops/activation/activation_spec.h"
 #include "quern/ops/logits/logits.h"
+#include "quern/ops/norm/l2_norm.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/norm/rms_norm_gated.h"
 #include "quern/ops/norm/rms_norm_quant.h"
@@ -145,6 +146,15 @@ TEST_F(OpArgsTest, OfNorms) {
       {Matrix(x, kCols), Vector(w), Matrix(got, kCols)});
   Made(RmsNormPlan::Create(spec))
       .Execute(Matrix(x, kCols), Vector(w), Matrix(want, kCols), executor_);
+  EXPECT_EQ(got, want);
+
+  L2NormSpec l2;
+  l2.hidden = kCols;
+  l2.eps = 0.5f;
+  Run("l2_norm", {{"x", meta}, {"eps", 0.5}},
+      {Matrix(x, kCols), Matrix(got, kCols)});
+  Made(L2NormPlan::Create(l2))
+      .Execute({Matrix(x, kCols), Matrix(want, kCols)}, executor_);
   EXPECT_EQ(got, want);
 }
 

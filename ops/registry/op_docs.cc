@@ -232,6 +232,9 @@ constexpr Doc kDocs[] = {
      "As int8_scaled_mm_cpu, of mat1 that is quantised row by row\n" MM
      "mat1 and out are " FLOATS "; mat2 i8 with scales2 f32[n] or [1]. "
      "out_dtype \"\": mat1's.\n"},
+    {"l2_norm",
+     "out = x / sqrt(sum over i of x^2 + eps)\n"
+     "x[.., hidden] is " FLOATS "; out is like x, of out_dtype; \"\": x's.\n"},
     {"linear",
      "out = act(x b + bias) + residual, where weights hold b[k, n] and bias "
      "(quern.Linear)\n"

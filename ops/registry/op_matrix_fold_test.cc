@@ -138,6 +138,7 @@ TEST_F(OpMatrixFoldTest, FoldedTensorsHaveTheBitsOfMatrices) {
                          "gemma_rms_norm",
                          "int8_scaled_mm_cpu",
                          "int8_scaled_mm_with_quant",
+                         "l2_norm",
                          "linear",
                          "mixer2_gated_rms_norm",
                          "mul_and_silu",

@@ -292,6 +292,7 @@ def examples():
         ("rms_norm", (x, w), {}),
         ("rms_norm", (x.bfloat16(), w.bfloat16(), 1e-5, 0, "f32"), {}),
         ("gemma_rms_norm", (x, w), {}),
+        ("l2_norm", (x,), {}),
         ("rms_norm_gated", (x, x), {"weight": w}),
         ("add_rms_norm", (x, x.clone(), w), {}),
         ("fused_add_rms_norm", (x.clone(), x.clone(), w), {}),

@@ -72,7 +72,9 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
     return NamedArgs{{"x", TensorMeta{dtype, {kMaxPosition, hidden}}},
                      {"rows", TensorMeta{DType::kI32, {rows}}}};
   }
-  if (op == "quant_fp8" || op == "quant_int8") return NamedArgs{{"x", x}};
+  if (op == "l2_norm" || op == "quant_fp8" || op == "quant_int8") {
+    return NamedArgs{{"x", x}};
+  }
   if (op == "static_quant_fp8") {
     return NamedArgs{{"x", x}, {"scale", TensorMeta{DType::kF32, {1, 1}}}};
   }
@@ -298,6 +300,7 @@ std::vector<OpEntry> RegisteredOps() {
            Named{"fused_add_rms_norm",
                  "residual += x; x = rms_norm(residual), in place"},
            Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
+           Named{"l2_norm", "out = x / sqrt(sum of x^2 + eps)"},
            Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
            Named{"mixer2_gated_rms_norm",
                  "out = rms_norm(x * silu(gate)) * weight, of one rank"},

@@ -45,6 +45,7 @@ const std::vector<Written>& AllWritten() {
   static const auto* all = new std::vector<Written>{
       {"fused_add_rms_norm", {0, 1}},
       {"gemma_rms_norm", {2}},
+      {"l2_norm", {1}},
       {"rms_norm_gated", {3}},
       {"mixer2_gated_rms_norm", {3}},
       {"rms_norm_quant", {2, 3}},

@@ -73,6 +73,15 @@ void GemmaRmsNorm(RowCheck& c) {
                    NormUnits(c.Width(0)) + 1);
 }
 
+// The tensors are x and out. Less is rounded than in rms_norm.
+void L2Norm(RowCheck& c) {
+  Doubles y = c.Before(0);
+  double sum = kEps;
+  for (const double v : y) sum += v * v;
+  for (double& v : y) v /= std::sqrt(sum);
+  c.ExpectRelative(1, y, NormUnits(c.Width(0)));
+}
+
 // The tensors are x, gate, weight and out.
 template <bool kMixer2>
 void GatedRmsNorm(RowCheck& c) {
@@ -277,6 +286,7 @@ struct Reference {
 constexpr Reference kReferences[] = {
     {"fused_add_rms_norm", &FusedAddRmsNorm},
     {"gemma_rms_norm", &GemmaRmsNorm},
+    {"l2_norm", &L2Norm},
     {"rms_norm_gated", &GatedRmsNorm<false>},
     {"mixer2_gated_rms_norm", &GatedRmsNorm<true>},
     {"rms_norm_quant", &RmsNormQuant<false, false>},

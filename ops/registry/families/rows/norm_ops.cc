@@ -9,6 +9,7 @@
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
+#include "quern/ops/norm/l2_norm.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/registry/bound_rows.h"
 #include "quern/ops/registry/op_declaration.h"
@@ -71,6 +72,20 @@ void NativeAdd(const Spec& spec, const Args& args) {
           residual.Set(i, x[i] + residual[i]);
           out.Set(i, normed);
         });
+  }
+}
+
+// The product alone is rounded.
+void NativeL2(const L2NormSpec& spec, const L2NormArgs& args) {
+  for (int64_t t = 0; t < RowsOf(args.x); ++t) {
+    const ScalarRow x(args.x, t), out(args.out, t);
+    double squares = 0;
+    for (int64_t i = 0; i < spec.hidden; ++i) {
+      squares += double{x[i]} * double{x[i]};
+    }
+    const auto inverse =
+        static_cast<float>(1.0 / std::sqrt(squares + double{spec.eps}));
+    for (int64_t i = 0; i < spec.hidden; ++i) out.Set(i, x[i] * inverse);
   }
 }
 
@@ -190,6 +205,20 @@ absl::Status AddGemmaRmsNorm(OpRegistry& registry) {
       .AddTo(registry);
 }
 
+absl::Status AddL2Norm(OpRegistry& registry) {
+  return OpDeclaration<L2NormPlan, L2NormSpec, L2NormArgs>("l2_norm")
+      .In("x", &L2NormArgs::x, {kLeading, &L2NormSpec::hidden},
+          &L2NormSpec::x_dtype)
+      .Attr("eps", 1e-6, &L2NormSpec::eps)
+      .DTypeAttr("out_dtype", Like("x"), &L2NormSpec::out_dtype)
+      .Out("out", &L2NormArgs::out, Like("x"), &L2NormSpec::out_dtype)
+      .InPlace("x", "out")
+      .OrHeads()
+      .Reference(&NativeL2)
+      .Example({{"x", {4, 64}}})
+      .AddTo(registry);
+}
+
 }  // namespace
 
 absl::Status RegisterNormOps(OpRegistry& registry) {
@@ -197,7 +226,8 @@ absl::Status RegisterNormOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(AddAddRmsNorm(registry));
   QUERN_RETURN_IF_ERROR(AddFusedAddRmsNorm(registry));
   QUERN_RETURN_IF_ERROR(AddFusedAddRmsnormCpu(registry));
-  return AddGemmaRmsNorm(registry);
+  QUERN_RETURN_IF_ERROR(AddGemmaRmsNorm(registry));
+  return AddL2Norm(registry);
 }
 
 }  // namespace quern
