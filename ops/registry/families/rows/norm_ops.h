@@ -12,10 +12,10 @@ namespace quern {
 // ops/norm/l2_norm.h.
 //
 // x of rms_norm, gemma_rms_norm and l2_norm may also be [tokens, heads, hidden]
-// with any strides, such as the heads of a query that are columns of a wider row; out
-// may be x. add_rms_norm adds x to residual and returns the norm of the sum;
-// fused_add_rms_norm writes the norm to x. An empty out_dtype means that of x;
-// an f32 residual stream may be normalised to bf16.
+// with any strides, such as the heads of a query that are columns of a wider
+// row; out may be x. add_rms_norm adds x to residual and returns the norm of
+// the sum; fused_add_rms_norm writes the norm to x. An empty out_dtype means
+// that of x; an f32 residual stream may be normalised to bf16.
 //
 // fused_add_rms_norm, vLLM's name, normalises the rounded sum.
 // fused_add_rmsnorm_cpu, SGLang's name, normalises the f32 sum
