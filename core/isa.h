@@ -38,8 +38,8 @@ inline constexpr Isa kAvx2Vnni = {HWY_AVX2, IsaLeaf::kAvxVnni};
 
 // The instruction sets that this library was compiled for, best first.
 std::vector<Isa> CompiledIsas();
-// Those of them that Runs() may be true for: this CPU has them, and no cap and
-// no test forbids them.
+// Instruction sets that were compiled, that this CPU has, and that neither a
+// cap nor a test forbids; best first. Runs() is true for each.
 std::vector<Isa> SupportedIsas();
 
 }  // namespace quern
