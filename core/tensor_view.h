@@ -210,8 +210,8 @@ class AnyTensorView {
   }
 
  private:
-  // One number a dimension, set for the first rank() alone. A view is copied
-  // with the others, which is defined because a union is copied as bytes.
+  // One number for each dimension. Only the first rank() are set. Copying the
+  // others is defined, because a union is copied as its bytes.
   union Numbers {
     int64_t of[kMaxRank];
   };
