@@ -11,7 +11,8 @@
 // A new format is a number of BlockFormat, a Block here that BlockFormatList
 // names, a Decode (block_format.cc), a Quantize (block_quantize.cc), its traits
 // (gemm/weights/block_traits.h) and its packing
-// (gemm/weights/block_pack_simd.cc); without one of these it does not compile.
+// (gemm/weights/block_pack_simd.cc). Without one of the first four it does not
+// compile.
 
 #include <array>
 #include <cstdint>
