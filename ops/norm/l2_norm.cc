@@ -4,7 +4,6 @@
 
 #include "quern/core/check_args.h"
 #include "quern/core/status_macros.h"
-#include "quern/ops/norm/check_eps.h"
 #include "quern/ops/norm/inverse_rms.h"
 #include "quern/ops/parallel_rows.h"
 #include "quern/ops/rows_of.h"
@@ -19,11 +18,11 @@ constexpr char kOp[] = "l2_norm";
 absl::StatusOr<L2NormPlan> L2NormPlan::Create(const L2NormSpec& spec) {
   QUERN_RETURN_IF_ERROR(
       CheckRange(kOp, "hidden", spec.hidden, 1, kMaxRowElements));
-  QUERN_RETURN_IF_ERROR(CheckEps(kOp, spec.eps));
-  constexpr DType kChoices[] = {DType::kF32, DType::kBF16, DType::kF16};
-  QUERN_RETURN_IF_ERROR(CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kChoices));
+  QUERN_RETURN_IF_ERROR(CheckNotNegative(kOp, "eps", spec.eps, "finite eps"));
   QUERN_RETURN_IF_ERROR(
-      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kChoices));
+      CheckDTypeIn(kOp, "x_dtype", spec.x_dtype, kFloatDTypes));
+  QUERN_RETURN_IF_ERROR(
+      CheckDTypeIn(kOp, "out_dtype", spec.out_dtype, kFloatDTypes));
   if (!HasRmsNormKernels(spec.x_dtype, spec.x_dtype, spec.out_dtype,
                          spec.x_dtype)) {
     return Unimplemented(kOp, "x is ", DTypeName(spec.x_dtype), ", out ",
