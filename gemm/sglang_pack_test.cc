@@ -79,7 +79,7 @@ TEST(SglangInt8PackPlanTest, Refuses) {
                       DenseVector(comp.data(), 32), packed.data()),
       "w has stride 31 in dimension 0; need 32 or more, as its elements must");
   expect(plan->CheckArgs(
-             good, DenseVector(reinterpret_cast<int32_t*>(w.data() + 1020), 32),
+             good, DenseVector(reinterpret_cast<int32_t*>(w.data() + 512), 32),
              packed.data()),
          "compensation overlaps w");
   EXPECT_EQ(plan->CheckArgs(good, DenseVector(comp.data(), 32), packed.data()),
