@@ -175,7 +175,7 @@ struct E4M3Tile {
     }
   }
 
-  static void Run(const TileArgs& t) {
+  QUERN_TILE static void Run(const TileArgs& t) {
     const D d;
     constexpr size_t kLanes = HWY_MAX_LANES_D(D);
     const uint32_t* HWY_RESTRICT a = t.a;

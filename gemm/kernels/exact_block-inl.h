@@ -173,7 +173,7 @@ HWY_INLINE void ExactTile(const TileArgs& args,
 }
 
 template <BlockFormat kFormat, size_t kRows, size_t kPanels>
-void FusedExactTile(const TileArgs& args) {
+QUERN_TILE void FusedExactTile(const TileArgs& args) {
   ExactTile<kFormat, kRows>(args, std::make_index_sequence<kPanels>());
 }
 

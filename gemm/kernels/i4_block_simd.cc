@@ -114,7 +114,7 @@ class I4Record {
 };
 
 template <bool kZeros, size_t kRows>
-void I4Tile(const TileArgs& t) {
+QUERN_TILE void I4Tile(const TileArgs& t) {
   VF sums[kRows][kVecs];
   LoadSums(t, sums);
   I4Record<kZeros> record(t.b, *t.groups);
