@@ -216,7 +216,7 @@ HWY_INLINE void AddRecord(const uint8_t* HWY_RESTRICT from, size_t blocks,
 }
 
 template <BlockFormat kFormat, size_t kRows>
-QUERN_TILE void FusedTile(const TileArgs& t) {
+void FusedTile(const TileArgs& t) {
   VF sums[kRows][kVecs];
   LoadSums(t, sums);
   AddRecord<kFormat>(t.b, t.steps, t.a, t.prefetch[0], sums);
@@ -236,7 +236,7 @@ HWY_INLINE void FetchRow(const uint32_t* HWY_RESTRICT row) {
 }
 
 template <BlockFormat kFormat>
-QUERN_TILE void OneRow(const PanelArgs& p) {
+void OneRow(const PanelArgs& p) {
   constexpr auto kBlocks = static_cast<size_t>(BlockPanels::kRecordBlocks);
   VF sums[1][kVecs];
   HWY_UNROLL(4)

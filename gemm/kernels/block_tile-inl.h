@@ -223,7 +223,7 @@ struct DecodedSource {
 };
 
 template <class A, size_t kRows, size_t kPanels>
-QUERN_TILE void DecodedTile(const TileArgs& t) {
+void DecodedTile(const TileArgs& t) {
   VF sums[kRows][kPanels * kVecs];
   LoadSums(t, sums);
   const DecodedSource<A::Dot::kBlockSteps> source = {

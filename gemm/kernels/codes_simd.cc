@@ -242,7 +242,7 @@ HWY_INLINE void FusedStep(const uint32_t* HWY_RESTRICT a,
 }
 
 template <class Codes, size_t kRows, size_t kPanels>
-QUERN_TILE void FusedTile(const TileArgs& t) {
+void FusedTile(const TileArgs& t) {
   const DF d;
   const uint32_t* HWY_RESTRICT a = t.a;
   const uint8_t* HWY_RESTRICT b = t.b;

@@ -175,7 +175,7 @@ struct E4M3Tile {
     }
   }
 
-  QUERN_TILE static void Run(const TileArgs& t) {
+  static void Run(const TileArgs& t) {
     const D d;
     constexpr size_t kLanes = HWY_MAX_LANES_D(D);
     const uint32_t* HWY_RESTRICT a = t.a;

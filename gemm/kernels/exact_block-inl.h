@@ -173,7 +173,7 @@ HWY_INLINE void ExactTile(const TileArgs& args,
 }
 
 template <BlockFormat kFormat, size_t kRows, size_t kPanels>
-QUERN_TILE void FusedExactTile(const TileArgs& args) {
+void FusedExactTile(const TileArgs& args) {
   ExactTile<kFormat, kRows>(args, std::make_index_sequence<kPanels>());
 }
 

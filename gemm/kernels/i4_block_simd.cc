@@ -114,7 +114,7 @@ class I4Record {
 };
 
 template <bool kZeros, size_t kRows>
-QUERN_TILE void I4Tile(const TileArgs& t) {
+void I4Tile(const TileArgs& t) {
   VF sums[kRows][kVecs];
   LoadSums(t, sums);
   I4Record<kZeros> record(t.b, *t.groups);

@@ -133,7 +133,7 @@ HWY_INLINE V InColumns(Dot /*dot*/, V sums) {
 // kStepBytes: of b, in each panel.
 template <class Dot, size_t kRows, size_t kPanels,
           size_t kStepBytes = kLineBytes>
-QUERN_TILE void MultiplyTile(const TileArgs& t) {
+void MultiplyTile(const TileArgs& t) {
   using D = typename Dot::D;
   using T = hn::TFromD<D>;
   const D d;

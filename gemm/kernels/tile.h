@@ -54,11 +54,6 @@ struct TileArgs {
 
 using Tile = void (*)(const TileArgs&);
 
-// Tiles begin at a cache line. The same loops took 3 % longer where a linker
-// had placed them at other offsets of one (E4M3 by 1 and by 64 rows. Zen 5,
-// 2026).
-#define QUERN_TILE [[gnu::aligned(64)]]
-
 // The sums of each chunk of k, side by side in memory, to those of all k:
 //
 //   sums[r, i] = ((chunk 0)[r, i] + (chunk 1)[r, i]) + (chunk 2)[r, i] ...
