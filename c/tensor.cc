@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <new>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -136,39 +137,6 @@ absl::Status CheckPlace(absl::string_view op, absl::string_view name,
   return absl::OkStatus();
 }
 
-// Whether CheckShape and CheckPlace have nothing to refuse, of the tensors that
-// nearly all calls have: whole tensors of the CPU.
-bool IsPlain(const quern_tensor& tensor, uint64_t flags) {
-  if (tensor.device.device_type != QUERN_CPU || flags > QUERN_READ_ONLY ||
-      tensor.byte_offset != 0 || tensor.ndim < 1 ||
-      tensor.ndim > AnyTensorView::kMaxRank || tensor.shape == nullptr) {
-    return false;
-  }
-  int64_t signs = 0;
-  for (int32_t d = 0; d < tensor.ndim; ++d) signs |= tensor.shape[d];
-  return signs >= 0;
-}
-
-// What SetStrides does of a plain tensor; false where it may refuse.
-bool SetPlainStrides(const quern_tensor& tensor, AnyTensorView::Dims& strides) {
-  if (tensor.strides != nullptr) {
-    int64_t signs = 0;
-    for (int32_t d = 0; d < tensor.ndim; ++d) {
-      strides[static_cast<size_t>(d)] = tensor.strides[d];
-      signs |= tensor.strides[d];
-    }
-    return signs >= 0;
-  }
-  int64_t stride = 1;
-  bool fits = true;
-  for (int32_t d = tensor.ndim; d-- > 0;) {
-    strides[static_cast<size_t>(d)] = stride;
-    const int64_t extent = tensor.shape[d] == 0 ? 1 : tensor.shape[d];
-    fits = CheckedMul(stride, extent, &stride) && fits;
-  }
-  return fits;
-}
-
 }  // namespace
 
 absl::StatusOr<TensorMeta> MetaOf(absl::string_view op, absl::string_view name,
@@ -182,26 +150,24 @@ absl::StatusOr<TensorMeta> MetaOf(absl::string_view op, absl::string_view name,
 absl::Status SetView(absl::string_view op, absl::string_view name,
                      const quern_tensor& tensor, uint64_t flags,
                      AnyTensorView& view) {
+  QUERN_RETURN_IF_ERROR(CheckShape(op, name, tensor));
   const std::optional<DType> dtype = FromC(tensor.dtype);
+  if (!dtype.has_value()) return WrongDType(op, name, tensor.dtype);
+  QUERN_RETURN_IF_ERROR(CheckPlace(op, name, tensor, flags));
   AnyTensorView::Dims extents, strides;  // the first tensor.ndim are set
-  if (!dtype.has_value() || !IsPlain(tensor, flags) ||
-      !SetPlainStrides(tensor, strides)) {
-    QUERN_RETURN_IF_ERROR(CheckShape(op, name, tensor));
-    if (!dtype.has_value()) return WrongDType(op, name, tensor.dtype);
-    QUERN_RETURN_IF_ERROR(CheckPlace(op, name, tensor, flags));
-    QUERN_RETURN_IF_ERROR(SetStrides(op, name, tensor, strides));
-  }
   for (int32_t d = 0; d < tensor.ndim; ++d) {
     extents[static_cast<size_t>(d)] = tensor.shape[d];
   }
+  QUERN_RETURN_IF_ERROR(SetStrides(op, name, tensor, strides));
   void* const data =
       reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(tensor.data) +
                               static_cast<uintptr_t>(tensor.byte_offset));
+  // In its place: a copy would wait for the numbers that were just stored.
   if ((flags & QUERN_READ_ONLY) != 0) {
-    view = AnyTensorView(*dtype, static_cast<const void*>(data), tensor.ndim,
-                         extents, strides);
+    new (&view) AnyTensorView(*dtype, static_cast<const void*>(data),
+                              tensor.ndim, extents, strides);
   } else {
-    view = AnyTensorView(*dtype, data, tensor.ndim, extents, strides);
+    new (&view) AnyTensorView(*dtype, data, tensor.ndim, extents, strides);
   }
   return absl::OkStatus();
 }
