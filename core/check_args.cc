@@ -82,11 +82,14 @@ bool RangesApart(const AnyTensorView& a, const AnyTensorView& b) {
   if (!ByteRange(a, &a_begin, &a_end) || !ByteRange(b, &b_begin, &b_end)) {
     return false;
   }
-  const auto a_data = reinterpret_cast<intptr_t>(a.data());
-  const auto b_data = reinterpret_cast<intptr_t>(b.data());
-  int64_t steps = 0;
-  return (CheckedAdd(a_end, -b_begin, &steps) && b_data - a_data >= steps) ||
-         (CheckedAdd(b_end, -a_begin, &steps) && a_data - b_data >= steps);
+  // From a's first byte to b's; unknown between the ends of the address space.
+  int64_t delta = 0, steps = 0;
+  if (!CheckedAdd(reinterpret_cast<intptr_t>(b.data()),
+                  -reinterpret_cast<intptr_t>(a.data()), &delta)) {
+    return false;
+  }
+  return (CheckedAdd(a_end, -b_begin, &steps) && delta >= steps) ||
+         (CheckedAdd(b_end, -a_begin, &steps) && -delta >= steps);
 }
 
 // Whether the views have a byte in common, as far as dimensions d and those

@@ -237,6 +237,10 @@ TEST_P(LinearI4Test, ReadsEveryLayout) {
     Exact<BF, float>(Random(rng, 37, k, 32, false, true, -128, 127),
                      Layout::kNK, {1, 4, 6}, inline_);
   }
+  for (const int64_t group_size : {16, 48, 96}) {
+    Exact<BF, float>(Random(rng, 37, 96, group_size, false, true, -128, 127),
+                     Layout::kNK, {1, 4, 6}, inline_);
+  }
   // Without zeros n may be any.
   Exact<BF, float>(Random(rng, 37, 64, 32, false, true), Layout::kGptq, {1, 6},
                    inline_);

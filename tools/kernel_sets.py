@@ -5,9 +5,10 @@ Usage: ./bazelw build -c opt //:quern
        tools/kernel_sets.py [OBJECT...]
 
 Without objects: those of every *_simd.cc below bazel-bin. Each line says of two
-neighbouring sets of AVX-512 which part of the better one's instructions, by whole
-functions, the lesser one does not have, after registers' and constants' names:
-`same`: the better one is compiled for nothing (core/sets).
+sets of AVX-512 which part of the better one's instructions, by whole functions,
+the lesser one does not have. `same`: the better one is compiled for nothing
+(core/sets), unless its constants differ, because addresses of constants and of
+what is called are not compared.
 """
 
 import collections

@@ -11,7 +11,6 @@
 #include "quern/core/status_macros.h"
 
 namespace quern {
-namespace {}  // namespace
 
 absl::Status CheckStateSpec(absl::string_view op, DType state_dtype,
                             float eps) {

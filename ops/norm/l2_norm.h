@@ -12,9 +12,11 @@
 //
 // A NaN or infinity makes its row NaN or zero and affects no other row. Squares
 // are summed again in double where their sum in f32 exceeds 3.4e38: a row of
-// finite elements of any size is normalised. The factor of a row that is longer
-// than 2^126 is a denormal of fewer bits. A row of zeros stays zero, or becomes
-// NaN if eps is 0.
+// finite elements, however large, is normalised. The factor of a row that is
+// longer than 2^126 is a denormal of fewer bits. A row of zeros stays zero.
+// Where eps is 0, a row shorter than 2^-60 loses bits to denormal squares, one
+// shorter than 2^-75 becomes infinite, and zeros there, as in a row of zeros,
+// become NaN.
 
 #include <cstdint>
 

@@ -20,8 +20,9 @@
 //
 // A NaN or infinity makes its row NaN or zero and affects no other row. Squares
 // are summed in f32, and again in double where that sum exceeds 3.4e38: a row
-// of finite elements of any size is normalised. A row of zeros stays zero, or
-// becomes NaN if eps is 0.
+// of finite elements, however large, is normalised. A row of zeros stays zero,
+// or becomes NaN if eps is 0. Where eps is 0, squares below 2^-126 lose bits,
+// and a row below 2^-75 becomes infinite or NaN.
 
 #include <cstdint>
 

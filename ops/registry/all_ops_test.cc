@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -13,9 +14,11 @@
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
+#include "quern/core/isa.h"
 #include "quern/core/tensor_view.h"
 #include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
+#include "quern/ops/registry/op_arg.h"
 #include "quern/ops/registry/op_dispatcher.h"
 #include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
@@ -264,6 +267,38 @@ TEST(AllOpsShapeTest, RefusalsBeginWithTheOperatorsNameAlone) {
     }
   }
   EXPECT_GT(refused, 100);
+}
+
+// A kernel that has lost its set of bf16 (core/sets) still computes, and more
+// slowly. These operators have kernels that do not convert it.
+TEST(AllOpsSetsTest, WhatConvertsBf16HasTheSetForIt) {
+  if (SupportedIsas().front().name() != std::string("AVX3_ZEN4")) {
+    GTEST_SKIP() << "this CPU has no AVX3_ZEN4";
+  }
+  OpRegistry registry;
+  ASSERT_EQ(RegisterAllOps(registry), absl::OkStatus());
+  std::set<std::string> without;
+  for (const std::string& name : registry.Names()) {
+    const OpDefinition& op = *registry.Find(name);
+    const auto args = ArrangeArgs(op.schema, op.example(DType::kBF16));
+    ASSERT_TRUE(args.ok()) << args.status();
+    for (const OpImplementation& implementation : op.implementations) {
+      if (implementation.provider != "simd") continue;
+      const auto made = implementation.factory(*args);
+      if (made.ok() && absl::StartsWith((*made)->target(), "AVX3") &&
+          (*made)->target() != std::string("AVX3_ZEN4")) {
+        without.insert(name);
+      }
+    }
+  }
+  EXPECT_EQ(
+      without,
+      (std::set<std::string>{
+          "convert", "convert_weight_packed", "copy_stub", "gather_rows",
+          "int8_scaled_mm_cpu", "int8_scaled_mm_with_quant", "linear",
+          "logits_processor", "onednn_mm", "onednn_scaled_mm", "pack_vnni",
+          "per_token_quant_int8_cpu", "quant_fp8", "quant_int8",
+          "s8s8_compensation", "sigmoid_mul", "static_quant_fp8"}));
 }
 
 }  // namespace

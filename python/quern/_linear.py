@@ -23,7 +23,9 @@ def _extents(layout: str, shape) -> tuple:
         return shape[1] * n_codes, shape[0] * k_codes
     if layout == "nk":
         return shape[0], shape[1]
-    return shape[0], None
+    if layout == "blocks":
+        return shape[0], None
+    raise ValueError(f"layout={layout!r}; need nk, blocks or one of {', '.join(_TRANSPOSED)}")
 
 
 class Linear(Object):
