@@ -11,6 +11,7 @@ namespace quern {
 
 // PagedAttentionKernels::attend_bytes and serves_bytes.
 struct AttendBytes {
+  const char* target;  // that of the kernels that load queries for these
   void (*attend)(const ChunkArgs& args);
   bool (*serves)(const ChunkArgs& args);
 };

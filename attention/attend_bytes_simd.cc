@@ -20,24 +20,31 @@ namespace {
 // e4m3 by f32.
 AttendBytes ByF32E4M3() {
 #if QUERN_ATTENTION_SCALED_E4M3
-  return {&Attend<ScaledE4M3>, &ScaledE4M3::Serves};
+  return {nullptr, &Attend<ScaledE4M3>, &ScaledE4M3::Serves};
 #else
-  return {&Attend<FmaBytes<Float8E4M3>>, nullptr};
+  return {nullptr, &Attend<FmaBytes<Float8E4M3>>, nullptr};
 #endif
 }
 
-AttendBytes GetKernels(DType q, DType kv) {
+AttendBytes GetFunctions(DType q, DType kv) {
 #if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
   if (q == DType::kBF16) {
-    if (kv == DType::kI8) return {&Attend<DotI8>, nullptr};
-    if (kv == DType::kF8E4M3) return {&Attend<DotFp8<Float8E4M3>>, nullptr};
-    return {&Attend<DotFp8<Float8E5M2>>, nullptr};
+    if (kv == DType::kI8) return {nullptr, &Attend<DotI8>, nullptr};
+    if (kv == DType::kF8E4M3)
+      return {nullptr, &Attend<DotFp8<Float8E4M3>>, nullptr};
+    return {nullptr, &Attend<DotFp8<Float8E5M2>>, nullptr};
   }
 #endif
   (void)q;
-  if (kv == DType::kI8) return {&Attend<FmaBytes<int8_t>>, nullptr};
+  if (kv == DType::kI8) return {nullptr, &Attend<FmaBytes<int8_t>>, nullptr};
   if (kv == DType::kF8E4M3) return ByF32E4M3();
-  return {&Attend<FmaBytes<Float8E5M2>>, nullptr};
+  return {nullptr, &Attend<FmaBytes<Float8E5M2>>, nullptr};
+}
+
+AttendBytes GetKernels(DType q, DType kv) {
+  AttendBytes bytes = GetFunctions(q, kv);
+  bytes.target = hwy::TargetName(HWY_TARGET);
+  return bytes;
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
+#include <cstring>
+
 #include "quern/attention/attend_bytes.h"
 #include "quern/attention/paged_attention_kernels.h"
+#include "quern/core/check.h"
 #include "quern/core/dtype.h"
 #include "quern/core/prefetch.h"
 #include "quern/core/sets/avx3_zen4.h"
@@ -268,6 +271,7 @@ PagedAttentionKernels GetPagedAttentionKernels(DType q, DType kv, DType out) {
   PagedAttentionKernels kernels = HWY_DYNAMIC_DISPATCH(GetKernels)(q, kv, out);
   if (kernels.widen != nullptr) {
     const AttendBytes bytes = GetAttendBytes(q, kv);
+    QUERN_CHECK(std::strcmp(bytes.target, kernels.target) == 0);
     kernels.attend_bytes = bytes.attend;
     kernels.serves_bytes = bytes.serves;
   }

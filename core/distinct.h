@@ -18,6 +18,7 @@ template <int64_t kNumbers>
 class NumberWindow {
  public:
   static constexpr int64_t kSize = kNumbers;
+  static_assert(kNumbers > 0 && kNumbers % 64 == 0, "whole words");
 
   // Empties the set and moves its window of numbers.
   void Reset(int64_t begin) {

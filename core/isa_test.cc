@@ -76,6 +76,19 @@ TEST_F(InstructionSetTest, ALookAtTheCpuKeepsACap) {
   EXPECT_NE(hwy::DispatchedTarget(), best.highway);
 }
 
+TEST(StandsForTest, AVX3ForItselfWithMoreInstructions) {
+  const char* const names[] = {"AVX3_ZEN4", "AVX3_DL",   "AVX3",
+                               "AVX2",      "AVX2_VNNI", "SSE4"};
+  for (const std::string isa : names) {
+    for (const std::string ran : names) {
+      const bool stands = ran == isa ||
+                          (ran == "AVX3" && isa.rfind("AVX3", 0) == 0) ||
+                          (ran == "AVX3_DL" && isa == "AVX3_ZEN4");
+      EXPECT_EQ(StandsFor(ran, isa), stands) << ran << " for " << isa;
+    }
+  }
+}
+
 using SomeSet = KernelSet<int, int>;
 int Best(int i) { return i; }
 int Leaf(int i) { return 10 + i; }

@@ -31,16 +31,18 @@ struct KernelSet {
   bool runs() const { return get != nullptr && isa.Runs(); }
 };
 
-// The set that plans take. There always is one: Highway dispatches to the
-// least target that was compiled if to no other.
+// The set that plans take: the first that runs, or the least of Highway's, to
+// which Highway dispatches, too, if a cap forbids all that were compiled.
 template <class Kernels, class... Spec>
 const KernelSet<Kernels, Spec...>& FirstThatRuns(
     absl::Span<const KernelSet<Kernels, Spec...>> sets) {
+  const KernelSet<Kernels, Spec...>* least = nullptr;
   for (const KernelSet<Kernels, Spec...>& set : sets) {
     if (set.runs()) return set;
+    if (set.get != nullptr && set.isa.leaf == IsaLeaf::kNone) least = &set;
   }
-  QUERN_CHECK(false && "a kernel set for every target");
-  return sets.back();
+  QUERN_CHECK(least != nullptr && "a kernel set for some target");
+  return *least;
 }
 
 }  // namespace quern

@@ -46,7 +46,7 @@ absl::Status SetMaxIsa(absl::string_view isa) {
     return Refuse(isa, "and lesser ones have no kernels in this library");
   }
   hwy::DisableTargets(bit - 1);
-  // Kernels for AVX2 choose those with AVX-VNNI by themselves.
+  // AVX2 is without AVX-VNNI, whose rows come before it.
   AllowAvxVnniForTest(bit < HWY_AVX2 ||
                       absl::EqualsIgnoreCase(isa, kAvxVnniTarget));
   return absl::OkStatus();

@@ -2,9 +2,9 @@
 // AVX3_DL, of Ice Lake and Sapphire Rapids, has dot products of bytes and
 // permutations of them; AVX3_ZEN4, of Zen 4 and 5, also has dot products and
 // conversions of bf16. Few kernels use both, and of most the compiler makes the
-// same machine code for two or for all three. So a *_simd.cc says, before any
-// header of Highway, which of them differ; the others are not compiled, and
-// CPUs that have them run the next lesser one:
+// same machine code for two or for all three. So a *_simd.cc says, before it
+// includes hwy/highway.h, which of them differ; the others are not compiled,
+// and CPUs that have them run the next lesser one:
 //
 //   #include "quern/core/sets/avx3.h"       no more than AVX3
 //   #include "quern/core/sets/avx3_dl.h"    AVX3, and bytes in AVX3_DL
@@ -12,15 +12,23 @@
 //
 // One without any of these is compiled for all sets. tools/kernel_sets.py
 // compares machine code. Highway allows it: a table of dispatch and the mask
-// that picks from it belong to one source (hwy/targets.h, GetIndex).
+// that picks from it belong to one source (hwy/targets.h, GetIndex). With a
+// Highway that was told other sets than third_party/highway's, these headers do
+// nothing.
 //
 // Each of the three headers defines QUERN_UNUSED_SETS and includes this one.
 // QUERN_ONE_AVX512 leaves the best of a kernel's sets of AVX-512 alone
 // (.bazelrc, avx2zen4).
 
 #ifdef HIGHWAY_HWY_TARGETS_H_
-#error "core/sets comes before Highway's headers"
+#error "core/sets comes before hwy/highway.h"
 #endif
 
+#include "hwy/detect_targets.h"
+
+#if defined(QUERN_ONE_AVX512) ||  \
+    (defined(HWY_WANT_AVX3_DL) && \
+     (HWY_DISABLED_TARGETS) == (HWY_AVX3_SPR | HWY_SSSE3))
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_AVX3_SPR | HWY_SSSE3 | QUERN_UNUSED_SETS)
+#endif

@@ -25,7 +25,7 @@ def _extents(layout: str, shape) -> tuple:
         return shape[0], shape[1]
     if layout == "blocks":
         return shape[0], None
-    raise ValueError(f"layout={layout!r}; need nk, blocks or one of {', '.join(_TRANSPOSED)}")
+    raise ValueError(f'layout="{layout}"; need nk, blocks or one of {", ".join(_TRANSPOSED)}')
 
 
 class Linear(Object):
