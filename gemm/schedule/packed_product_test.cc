@@ -233,6 +233,17 @@ testing::Message Of(const ProductShape& s, int workers) {
          << workers << " workers";
 }
 
+// A mixture whose experts are given no row lays out the scratch of none.
+TEST(RowTilesTest, NoRowsAreNoTiles) {
+  TileTable table = {};
+  table.max_rows = 6;
+  for (const TileCount count : {TileCount::kFewest, TileCount::kEven}) {
+    const RowTiles tiles(0, table, count);
+    EXPECT_EQ(tiles.count, 0);
+    EXPECT_EQ(tiles.max_size(), 0);
+  }
+}
+
 TEST_F(PackedProductTest, TakesWhatItLaysOutForEveryNumberOfWorkers) {
   int divided = 0, whole = 0;
   for (const int64_t max_rows : {3, 6, 14}) {

@@ -59,7 +59,8 @@ struct RowTiles {
     return DivCeil((row + 1) * count, rows) - 1;
   }
   int64_t size(int64_t tile) const { return begin(tile + 1) - begin(tile); }
-  int64_t max_size() const { return DivCeil(rows, count); }
+  // 0 of no rows.
+  int64_t max_size() const { return count == 0 ? 0 : DivCeil(rows, count); }
 
   int64_t rows;
   int64_t count;
