@@ -17,34 +17,27 @@ namespace quern {
 namespace HWY_NAMESPACE {
 namespace {
 
-// e4m3 by f32.
-AttendBytes ByF32E4M3() {
-#if QUERN_ATTENTION_SCALED_E4M3
-  return {nullptr, &Attend<ScaledE4M3>, &ScaledE4M3::Serves};
-#else
-  return {nullptr, &Attend<FmaBytes<Float8E4M3>>, nullptr};
-#endif
-}
-
-AttendBytes GetFunctions(DType q, DType kv) {
-#if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
-  if (q == DType::kBF16) {
-    if (kv == DType::kI8) return {nullptr, &Attend<DotI8>, nullptr};
-    if (kv == DType::kF8E4M3)
-      return {nullptr, &Attend<DotFp8<Float8E4M3>>, nullptr};
-    return {nullptr, &Attend<DotFp8<Float8E5M2>>, nullptr};
-  }
-#endif
-  (void)q;
-  if (kv == DType::kI8) return {nullptr, &Attend<FmaBytes<int8_t>>, nullptr};
-  if (kv == DType::kF8E4M3) return ByF32E4M3();
-  return {nullptr, &Attend<FmaBytes<Float8E5M2>>, nullptr};
+template <class Arithmetic>
+AttendBytes By(bool (*serves)(const ChunkArgs&) = nullptr) {
+  return {hwy::TargetName(HWY_TARGET), &Attend<Arithmetic>, serves};
 }
 
 AttendBytes GetKernels(DType q, DType kv) {
-  AttendBytes bytes = GetFunctions(q, kv);
-  bytes.target = hwy::TargetName(HWY_TARGET);
-  return bytes;
+#if HWY_NATIVE_DOT_BF16 && HWY_ARCH_X86
+  if (q == DType::kBF16) {
+    if (kv == DType::kI8) return By<DotI8>();
+    if (kv == DType::kF8E4M3) return By<DotFp8<Float8E4M3>>();
+    return By<DotFp8<Float8E5M2>>();
+  }
+#endif
+  (void)q;
+  if (kv == DType::kI8) return By<FmaBytes<int8_t>>();
+  if (kv == DType::kF8E5M2) return By<FmaBytes<Float8E5M2>>();
+#if QUERN_ATTENTION_SCALED_E4M3
+  return By<ScaledE4M3>(&ScaledE4M3::Serves);
+#else
+  return By<FmaBytes<Float8E4M3>>();
+#endif
 }
 
 }  // namespace

@@ -75,6 +75,13 @@ bool HasNegativeStride(const AnyTensorView& v) {
   return false;
 }
 
+// Sets the bytes from a's data to b's; false where they are more than 63 bits
+// count, between the ends of the address space.
+bool Distance(const AnyTensorView& a, const AnyTensorView& b, int64_t* bytes) {
+  return CheckedAdd(reinterpret_cast<intptr_t>(b.data()),
+                    -reinterpret_cast<intptr_t>(a.data()), bytes);
+}
+
 // Whether the byte ranges of the views are known and have nothing in common.
 // Views without elements or memory may have any.
 bool RangesApart(const AnyTensorView& a, const AnyTensorView& b) {
@@ -82,12 +89,8 @@ bool RangesApart(const AnyTensorView& a, const AnyTensorView& b) {
   if (!ByteRange(a, &a_begin, &a_end) || !ByteRange(b, &b_begin, &b_end)) {
     return false;
   }
-  // From a's first byte to b's; unknown between the ends of the address space.
   int64_t delta = 0, steps = 0;
-  if (!CheckedAdd(reinterpret_cast<intptr_t>(b.data()),
-                  -reinterpret_cast<intptr_t>(a.data()), &delta)) {
-    return false;
-  }
+  if (!Distance(a, b, &delta)) return false;
   return (CheckedAdd(a_end, -b_begin, &steps) && delta >= steps) ||
          (CheckedAdd(b_end, -a_begin, &steps) && -delta >= steps);
 }
@@ -297,9 +300,7 @@ bool MayOverlap(const AnyTensorView& a, const AnyTensorView& b) {
   // MayMeet says yes of a range that is not known.
   if (HasNegativeStride(a) || HasNegativeStride(b)) return true;
   int64_t delta = 0;
-  return !CheckedAdd(reinterpret_cast<intptr_t>(b.data()),
-                     -reinterpret_cast<intptr_t>(a.data()), &delta) ||
-         MayMeet(a, b, 0, delta);
+  return !Distance(a, b, &delta) || MayMeet(a, b, 0, delta);
 }
 
 bool SameElements(const AnyTensorView& a, const AnyTensorView& b) {

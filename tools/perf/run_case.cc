@@ -15,10 +15,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 #include "quern/core/cpu_info.h"
 #include "quern/core/hwy_executor.h"
+#include "quern/core/isa.h"
 #include "quern/core/limits/limits.h"
 #include "quern/core/max_isa.h"
 #include "quern/core/status_macros.h"
@@ -54,15 +54,10 @@ int64_t AvailableMemory() {
 
 ScopedIsa::ScopedIsa(const std::string& isa) {
   if (isa.empty()) return;
-  // Targets below it stay, because the baseline must. A better one has a lower
-  // bit.
-  hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~(IsaBit(isa) - 1));
-  AllowAvxVnniForTest(isa == kAvxVnniTarget);
+  const Isa asked = isa == kAvxVnniTarget ? kAvx2Vnni : Isa{IsaBit(isa)};
+  UseIsaForTest(&asked);
 }
-ScopedIsa::~ScopedIsa() {
-  hwy::SetSupportedTargetsForTest(0);
-  AllowAvxVnniForTest(true);
-}
+ScopedIsa::~ScopedIsa() { UseIsaForTest(nullptr); }
 
 absl::Status ProveIsa(absl::string_view op, const Settings& settings,
                       absl::string_view ran) {
