@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/c/arguments_testutil.h"
-#include "quern/c/c_testutil.h"
-#include "quern/c/example_testutil.h"
 #include "quern/c/quern.h"
+#include "quern/c/testing/arguments_testutil.h"
+#include "quern/c/testing/c_testutil.h"
+#include "quern/c/testing/example_testutil.h"
 #include "quern/core/aligned_buffer.h"
 #include "quern/core/dtype.h"
 #include "quern/core/executor.h"
