@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 
 namespace quern {

@@ -10,7 +10,7 @@
 #include "hwy/per_target.h"
 #include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 
 namespace quern {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "quern/c/object.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 
 namespace quern {
 namespace c_abi {

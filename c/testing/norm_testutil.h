@@ -20,7 +20,7 @@ namespace quern {
 // rms_norm of x[kRows, kHidden] with a weight, and its operands.
 class NormInC : public testing::Test {
  protected:
-  // Enough for several tasks (core/parallel_rows.h).
+  // Enough for several tasks (core/threads/parallel_rows.h).
   static constexpr int64_t kRows = 70, kHidden = 600;
 
   NormInC() : x_(kRows * kHidden), weight_(kHidden), out_(kRows * kHidden) {

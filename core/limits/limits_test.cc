@@ -8,10 +8,10 @@
 #include "gtest/gtest.h"
 #include "hwy/base.h"
 #include "quern/core/aligned_buffer.h"
-#include "quern/core/cpu_info.h"
 #include "quern/core/executor.h"
 #include "quern/core/limits/limit_kinds.h"
 #include "quern/core/limits/limits_kernels.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/testing/isa_test.h"
 
 namespace quern {

@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/dtype.h"
-#include "quern/core/hwy_executor.h"
 #include "quern/core/max_isa.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/ops/registry/op_policy.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "quern/core/check_args.h"
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
 #include "quern/gemm/kernels/epilogue_kernels.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/models/architectures/decoder_config.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/gguf/gguf.h"

@@ -7,8 +7,8 @@
 #include "absl/strings/string_view.h"
 #include "quern/core/check_args.h"
 #include "quern/core/math_util.h"
-#include "quern/core/parallel_rows.h"
 #include "quern/core/status_macros.h"
+#include "quern/core/threads/parallel_rows.h"
 #include "quern/ops/load_row.h"
 #include "quern/ops/recurrent/state_view.h"
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "quern/core/algorithms/distinct.h"
 #include "quern/core/check_args.h"
-#include "quern/core/distinct.h"
 #include "quern/core/status_macros.h"
 #include "quern/ops/check_indices.h"
 

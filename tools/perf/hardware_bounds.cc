@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "quern/core/avx_vnni.h"
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {

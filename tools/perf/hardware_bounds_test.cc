@@ -1,7 +1,7 @@
 #include "quern/tools/perf/hardware_bounds.h"
 
 #include "gtest/gtest.h"
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 #include "quern/tools/perf/op.h"
 
 namespace quern {

@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
 #include "quern/tools/perf/args.h"
 #include "quern/tools/perf/limit_rows.h"

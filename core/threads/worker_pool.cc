@@ -1,4 +1,4 @@
-#include "quern/core/worker_pool.h"
+#include "quern/core/threads/worker_pool.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
-#ifndef QUERN_CORE_HWY_EXECUTOR_H_
-#define QUERN_CORE_HWY_EXECUTOR_H_
+#ifndef QUERN_CORE_THREADS_HWY_EXECUTOR_H_
+#define QUERN_CORE_THREADS_HWY_EXECUTOR_H_
 
 // The Executor for programs: threads that spin while there is work and sleep in
-// the kernel while there is none (core/worker_pool.h).
+// the kernel while there is none (core/threads/worker_pool.h).
 //
 // On a machine that the process has to itself, workers spin between calls of
 // ParallelFor, so that a fork-join costs less than a microsecond. When none has
@@ -11,10 +11,10 @@
 //
 // On a machine that others use too, ParallelFor returns when its tasks are done
 // and never waits for a worker that has no task. A worker that has lost its CPU
-// to other threads tells the pool (core/contention.h): idle workers then sleep
-// at once, short calls run on the calling thread alone, and after tasks that
-// were held up all do, for 64 times as long as that took. Which thread runs
-// a task changes no result.
+// to other threads tells the pool (core/threads/contention.h): idle workers
+// then sleep at once, short calls run on the calling thread alone, and after
+// tasks that were held up all do, for 64 times as long as that took. Which
+// thread runs a task changes no result.
 //
 // With more workers than this process has logical CPUs workers never spin.
 //
@@ -85,4 +85,4 @@ class HwyExecutor final : public Executor {
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_HWY_EXECUTOR_H_
+#endif  // QUERN_CORE_THREADS_HWY_EXECUTOR_H_

@@ -1,10 +1,10 @@
-// Walks through every interleaving of the protocol that core/worker_pool.h
-// states, with its steps as atomic ones: one caller, two workers, two regions
-// of up to three tasks. What the model leaves out: memory orders, which tsan
-// checks on the real pool; spinning, which is the first half of a sleep; the
-// end of the pool; and the caller's early return where no worker has claimed a
-// task. Each task is reported by itself, and every region has a share for each
-// worker.
+// Walks through every interleaving of the protocol that
+// core/threads/worker_pool.h states, with its steps as atomic ones: one caller,
+// two workers, two regions of up to three tasks. What the model leaves out:
+// memory orders, which tsan checks on the real pool; spinning, which is the
+// first half of a sleep; the end of the pool; and the caller's early return
+// where no worker has claimed a task. Each task is reported by itself, and
+// every region has a share for each worker.
 
 #include <array>
 #include <cstdint>

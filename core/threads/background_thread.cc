@@ -1,4 +1,4 @@
-#include "quern/core/background_thread.h"
+#include "quern/core/threads/background_thread.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_CPU_INFO_H_
-#define QUERN_CORE_CPU_INFO_H_
+#ifndef QUERN_CORE_MACHINE_CPU_INFO_H_
+#define QUERN_CORE_MACHINE_CPU_INFO_H_
 
 // What this machine can do: asked once at start-up or at plan time, never in a
 // kernel. Linux; on other systems the fields keep their defaults.
@@ -61,4 +61,4 @@ int64_t CacheBytes(const std::string& text);
 }  // namespace cpu_info_internal
 }  // namespace quern
 
-#endif  // QUERN_CORE_CPU_INFO_H_
+#endif  // QUERN_CORE_MACHINE_CPU_INFO_H_

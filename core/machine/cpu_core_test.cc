@@ -1,4 +1,4 @@
-#include "quern/core/cpu_core.h"
+#include "quern/core/machine/cpu_core.h"
 
 #include <cstddef>
 #include <fstream>

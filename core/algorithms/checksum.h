@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_CHECKSUM_H_
-#define QUERN_CORE_CHECKSUM_H_
+#ifndef QUERN_CORE_ALGORITHMS_CHECKSUM_H_
+#define QUERN_CORE_ALGORITHMS_CHECKSUM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -19,4 +19,4 @@ inline uint64_t Fnv1a(const void* data, size_t bytes,
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_CHECKSUM_H_
+#endif  // QUERN_CORE_ALGORITHMS_CHECKSUM_H_

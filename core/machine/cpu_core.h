@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_CPU_CORE_H_
-#define QUERN_CORE_CPU_CORE_H_
+#ifndef QUERN_CORE_MACHINE_CPU_CORE_H_
+#define QUERN_CORE_MACHINE_CPU_CORE_H_
 
 // Which core this is, for the few choices that no instruction set tells: how
 // far ahead to fetch, say. Results never depend on it.
@@ -32,4 +32,4 @@ CpuCore ThisCpuCore();
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_CPU_CORE_H_
+#endif  // QUERN_CORE_MACHINE_CPU_CORE_H_

@@ -1,4 +1,4 @@
-#include "quern/core/background_thread.h"
+#include "quern/core/threads/background_thread.h"
 
 #include <array>
 #include <atomic>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/testing/no_alloc.h"
 
 namespace quern {

@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_BACKGROUND_THREAD_H_
-#define QUERN_CORE_BACKGROUND_THREAD_H_
+#ifndef QUERN_CORE_THREADS_BACKGROUND_THREAD_H_
+#define QUERN_CORE_THREADS_BACKGROUND_THREAD_H_
 
 // A thread for calls that their caller does not wait for at once: the Execute
 // of a mixture's experts on a pool of the CPU, while a GPU computes the rest of
@@ -96,4 +96,4 @@ class BackgroundThread {
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_BACKGROUND_THREAD_H_
+#endif  // QUERN_CORE_THREADS_BACKGROUND_THREAD_H_

@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_DISTINCT_H_
-#define QUERN_CORE_DISTINCT_H_
+#ifndef QUERN_CORE_ALGORITHMS_DISTINCT_H_
+#define QUERN_CORE_ALGORITHMS_DISTINCT_H_
 
 // Whether a number, such as a slot or a page, occurs twice in a list. The
 // answer takes neither memory of the caller's nor an allocation, because
@@ -83,4 +83,4 @@ int64_t FindTwice(size_t count, const Number& number, const Full& full) {
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_DISTINCT_H_
+#endif  // QUERN_CORE_ALGORITHMS_DISTINCT_H_

@@ -1,4 +1,4 @@
-#include "quern/core/distinct.h"
+#include "quern/core/algorithms/distinct.h"
 
 #include <cstddef>
 #include <cstdint>

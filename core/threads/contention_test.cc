@@ -1,4 +1,4 @@
-#include "quern/core/contention.h"
+#include "quern/core/threads/contention.h"
 
 #include <cstdint>
 #include <limits>

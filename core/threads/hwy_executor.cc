@@ -1,4 +1,4 @@
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/worker_pool.h"
+#include "quern/core/threads/worker_pool.h"
 
 namespace quern {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_PARALLEL_ROWS_H_
-#define QUERN_CORE_PARALLEL_ROWS_H_
+#ifndef QUERN_CORE_THREADS_PARALLEL_ROWS_H_
+#define QUERN_CORE_THREADS_PARALLEL_ROWS_H_
 
 // Divides independent rows among workers. Rows never share a result, so the
 // division decides who computes a row and never what is computed.
@@ -41,4 +41,4 @@ inline void ParallelRowRanges(Executor& executor, int64_t rows,
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_PARALLEL_ROWS_H_
+#endif  // QUERN_CORE_THREADS_PARALLEL_ROWS_H_

@@ -1,7 +1,7 @@
-#ifndef QUERN_CORE_WORKER_POOL_H_
-#define QUERN_CORE_WORKER_POOL_H_
+#ifndef QUERN_CORE_THREADS_WORKER_POOL_H_
+#define QUERN_CORE_THREADS_WORKER_POOL_H_
 
-// The threads of HwyExecutor (core/hwy_executor.h).
+// The threads of HwyExecutor (core/threads/hwy_executor.h).
 //
 // A region is one call of Run: its tasks, divided into a share for each worker.
 // A region ends when its tasks are done, not when its workers have come. The
@@ -46,8 +46,8 @@
 // other. A wake-up that were lost all the same would cost speed, not progress,
 // for a worker; the caller's is not lost by the same argument.
 //
-// core/worker_pool_model_test.cc walks through every interleaving of these
-// steps, with a report after each task.
+// core/threads/worker_pool_model_test.cc walks through every interleaving of
+// these steps, with a report after each task.
 
 #include <array>
 #include <atomic>
@@ -58,7 +58,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "quern/core/contention.h"
+#include "quern/core/threads/contention.h"
 
 namespace quern {
 
@@ -174,4 +174,4 @@ class WorkerPool {
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_WORKER_POOL_H_
+#endif  // QUERN_CORE_THREADS_WORKER_POOL_H_

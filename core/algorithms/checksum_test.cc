@@ -1,4 +1,4 @@
-#include "quern/core/checksum.h"
+#include "quern/core/algorithms/checksum.h"
 
 #include "gtest/gtest.h"
 

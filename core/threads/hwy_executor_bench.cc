@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "benchmark/benchmark.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/threads/hwy_executor.h"
 
 namespace quern {
 namespace {

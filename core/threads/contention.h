@@ -1,5 +1,5 @@
-#ifndef QUERN_CORE_CONTENTION_H_
-#define QUERN_CORE_CONTENTION_H_
+#ifndef QUERN_CORE_THREADS_CONTENTION_H_
+#define QUERN_CORE_THREADS_CONTENTION_H_
 
 // Whether a pool of threads has its CPUs to itself, as its workers have seen.
 //
@@ -119,4 +119,4 @@ class Contention {
 
 }  // namespace quern
 
-#endif  // QUERN_CORE_CONTENTION_H_
+#endif  // QUERN_CORE_THREADS_CONTENTION_H_

@@ -24,8 +24,8 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "quern/core/cpu_info.h"
-#include "quern/core/hwy_executor.h"
+#include "quern/core/machine/cpu_info.h"
+#include "quern/core/threads/hwy_executor.h"
 #include "quern/testing/no_alloc.h"
 
 namespace quern {

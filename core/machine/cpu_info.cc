@@ -1,4 +1,4 @@
-#include "quern/core/cpu_info.h"
+#include "quern/core/machine/cpu_info.h"
 
 #include <sched.h>
 #include <unistd.h>
