@@ -79,8 +79,10 @@ constexpr Flag kFlags[] = {
      }},
     {"model", "",
      "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,\n"
-     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or a block\n"
-     "      format such as Q8_0 or Q4_K; default: the one that comes with this",
+     "      Gemma-2, LFM2, Granite, Granite-4-H or DeepSeek-V2-Lite, in F32,\n"
+     "      F16, BF16 or a block format such as Q8_0 or Q4_K; default: the "
+     "one\n"
+     "      that comes with this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;

@@ -104,7 +104,7 @@ void SetArchitecture(const Architecture& architecture,
   if (!c.Has(ModelPart::kStates)) {
     c.ssm_inner = c.ssm_heads = c.ssm_groups = c.ssm_state = 0;
   }
-  if (!c.Has(ModelPart::kMamba2)) c.rope = true;
+  if (!c.Has(ModelPart::kMultipliers)) c.rope = true;
   if (c.Has(ModelPart::kDeltaNet)) {
     c.recurrent.clear();
     for (int64_t layer = 1; layer <= c.layers; ++layer) {

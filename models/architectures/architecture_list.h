@@ -15,6 +15,8 @@ namespace quern {
   X(kQwen3Moe)                 \
   X(kGemma2)                   \
   X(kLfm2)                     \
+  X(kGranite)                  \
+  X(kGraniteMoe)               \
   X(kGraniteHybrid)            \
   X(kDeepseek2)                \
   X(kQwen3Next)

@@ -162,7 +162,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
   shape.experts = 7;
   shape.mixture = true;
   for (const char* architecture :
-       {"llama", "qwen3moe", "granitehybrid", "qwen3next"}) {
+       {"llama", "qwen3moe", "granitehybrid", "granitemoe", "qwen3next"}) {
     shape.architecture = architecture;
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
@@ -344,19 +344,27 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("lfm2", [](Form& f) { f.conv_taps = 2; }), kFelt);
   EXPECT_GT(distance("lfm2", [](Form& f) { f.gates = {1, 0, 2}; }), kFelt);
   EXPECT_GT(distance("lfm2", [](Form& f) { f.gates = {0, 2, 1}; }), kFelt);
-  const auto granite = [&](auto&& change) {
+  const auto hybrid = [&](auto&& change) {
     return distance("granitehybrid", change);
   };
-  EXPECT_GT(granite([](Form& f) { f.shared_expert = false; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.rope = false; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.rope_pairs = false; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.conv_taps = 1; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.ssm_groups = 1; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.ssm_skip = false; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.embedding_scale = 1; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.residual_scale = 1; }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.divisor = std::sqrt(32.0); }), kFelt);
-  EXPECT_GT(granite([](Form& f) { f.logit_divisor = 1; }), kFelt);
+  EXPECT_GT(hybrid([](Form& f) { f.shared_expert = false; }), kFelt);
+  EXPECT_GT(hybrid([](Form& f) { f.conv_taps = 1; }), kFelt);
+  EXPECT_GT(hybrid([](Form& f) { f.ssm_groups = 1; }), kFelt);
+  EXPECT_GT(hybrid([](Form& f) { f.ssm_skip = false; }), kFelt);
+  for (const char* granite : {"granite", "granitemoe", "granitehybrid"}) {
+    SCOPED_TRACE(granite);
+    const auto felt = [&](auto&& change) {
+      EXPECT_GT(distance(granite, change), kFelt);
+    };
+    felt([](Form& f) { f.rope = false; });
+    felt([](Form& f) { f.rope_pairs = false; });
+    felt([](Form& f) { f.embedding_scale = 1; });
+    felt([](Form& f) { f.residual_scale = 1; });
+    felt([](Form& f) { f.divisor = std::sqrt(32.0); });
+    felt([](Form& f) { f.logit_divisor = 1; });
+  }
+  EXPECT_GT(distance("granitemoe", [](Form& f) { f.shared_expert = false; }),
+            kFelt);
   const auto next = [&](auto&& change) {
     return distance("qwen3next", change);
   };

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -60,8 +61,8 @@ struct ReferenceForm {
     const auto architecture = *file.GetString("general.architecture");
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
-    form.rope_pairs =
-        architecture == "llama" || architecture == "granitehybrid";
+    const bool granite = absl::StartsWith(architecture, "granite");
+    form.rope_pairs = granite || architecture == "llama";
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||
@@ -93,11 +94,16 @@ struct ReferenceForm {
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
       form.ssm_groups =
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
-      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
-      form.embedding_scale = f32("granitehybrid.embedding_scale");
-      form.residual_scale = f32("granitehybrid.residual_scale");
-      form.divisor = 1 / f32("granitehybrid.attention.scale");
-      form.logit_divisor = f32("granitehybrid.logit_scale");
+    }
+    if (granite) {
+      const auto key = [&](const char* name) {
+        return absl::StrCat(architecture, ".", name);
+      };
+      form.rope = *file.GetBool(key("rope.scaling.finetuned"));
+      form.embedding_scale = f32(key("embedding_scale"));
+      form.residual_scale = f32(key("residual_scale"));
+      form.divisor = 1 / f32(key("attention.scale"));
+      form.logit_divisor = f32(key("logit_scale"));
     }
     if (architecture == "qwen3next") {
       form.gates_in_q = form.query_gates = true;
