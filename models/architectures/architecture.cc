@@ -96,7 +96,10 @@ void SetArchitecture(const Architecture& architecture,
   SetRouting(c);
   SetLatent(c);
   if (!c.Has(ModelPart::kEmbdNorm)) c.parts.Add(ModelPart::kOutputNorm);
-  if (!c.Has(ModelPart::kPostMixNorm)) c.parts.Add(ModelPart::kFfnNorm);
+  if (!c.Has(ModelPart::kBareInputs)) {
+    c.parts.Add(ModelPart::kAttnNorm);
+    if (!c.Has(ModelPart::kPostMixNorm)) c.parts.Add(ModelPart::kFfnNorm);
+  }
   if (!c.HasRecurrent()) {
     c.recurrent.clear();
     c.conv_width = 0;

@@ -144,6 +144,8 @@ enum class TensorId : uint8_t {
   kAttnVBias,
   kAttnQNorm,
   kAttnKNorm,
+  kAttnWholeQNorm,
+  kAttnWholeKNorm,
   kAttnOutput,
   kLatentQ,
   kLatentQA,

@@ -14,6 +14,7 @@ namespace quern {
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
   X(kGemma2)                   \
+  X(kOlmo2)                    \
   X(kLfm2)                     \
   X(kGranite)                  \
   X(kGraniteMoe)               \

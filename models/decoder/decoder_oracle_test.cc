@@ -381,6 +381,12 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.experts_used = 2; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.q_norm = false; }), kFelt);
+  const auto olmo = [&](auto&& change) { return distance("olmo2", change); };
+  EXPECT_GT(olmo([](Form& f) { f.q_norm = false; }), kFelt);
+  EXPECT_GT(olmo([](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(olmo([](Form& f) { f.post_attention_norm = false; }), kFelt);
+  EXPECT_GT(olmo([](Form& f) { f.post_ffw_norm = false; }), kFelt);
+  EXPECT_GT(olmo([](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);

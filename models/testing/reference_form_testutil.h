@@ -28,7 +28,9 @@ struct ReferenceForm {
   double eps = 0;          // of every norm
   bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
+  // Norms of each head, or of all heads together if the weights have so many.
   bool q_norm = false, k_norm = false;
+  bool pre_norms = true;  // parts take the norm of x, not x
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
   double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
@@ -67,6 +69,11 @@ struct ReferenceForm {
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||
         architecture == "lfm2" || architecture == "qwen3next";
+    if (architecture == "olmo2") {
+      form.q_norm = form.k_norm = true;
+      form.post_attention_norm = form.post_ffw_norm = true;
+      form.pre_norms = false;
+    }
     if (architecture == "lfm2") {
       form.conv_taps =
           static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
