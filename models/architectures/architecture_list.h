@@ -15,6 +15,7 @@ namespace quern {
   X(kQwen3Moe)                 \
   X(kGemma2)                   \
   X(kOlmo2)                    \
+  X(kSmolLm3)                  \
   X(kLfm2)                     \
   X(kGranite)                  \
   X(kGraniteMoe)               \

@@ -401,10 +401,11 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
-  EXPECT_EQ(message(other),
-            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-            "'qwen3', 'qwen3moe', 'gemma2', 'olmo2', 'lfm2', 'granite', "
-            "'granitemoe', 'granitehybrid', 'deepseek2' or 'qwen3next'");
+  EXPECT_EQ(
+      message(other),
+      "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+      "'qwen3', 'qwen3moe', 'gemma2', 'olmo2', 'smollm3', 'lfm2', 'granite', "
+      "'granitemoe', 'granitehybrid', 'deepseek2' or 'qwen3next'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

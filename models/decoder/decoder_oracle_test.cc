@@ -246,6 +246,18 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryShapeOfDeltaNets) {
   }
 }
 
+// Layers 3 and 7 of 9 have no rotary positions. The bound is 4.5 times that of
+// models of 2 layers.
+TEST_P(DecoderOracleTest, EqualsTheOracleWithLayersWithoutPositions) {
+  SmallDecoder shape;
+  shape.architecture = "smollm3";
+  shape.layers = 9;
+  for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
+    shape.type = type;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), 4.5 * kF32Bound);
+  }
+}
+
 // Windows shorter than, as long as and longer than the text, and a window that
 // leaves a chunk of keys behind.
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryWindow) {
@@ -381,6 +393,13 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.experts_used = 2; }), kFelt);
   EXPECT_GT(distance("qwen3moe", [](Form& f) { f.q_norm = false; }), kFelt);
+  EXPECT_GT(distance(
+                "smollm3", [](Form& f) { f.rope_gap = 0; }, 4),
+            kFelt);
+  EXPECT_GT(distance(
+                "smollm3", [](Form& f) { f.rope_gap = 3; }, 4),
+            kFelt);
+  EXPECT_GT(distance("smollm3", [](Form& f) { f.rope_pairs = false; }), kFelt);
   const auto olmo = [&](auto&& change) { return distance("olmo2", change); };
   EXPECT_GT(olmo([](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(olmo([](Form& f) { f.k_norm = false; }), kFelt);

@@ -355,7 +355,8 @@ class ReferenceDecoder {
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
     if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
-    if (form_.rope) {
+    const int64_t gap = form_.rope_gap;
+    if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
       Rotate(q);
       Rotate(k);
     }

@@ -24,6 +24,7 @@ namespace quern {
 // Differences between architectures.
 struct ReferenceForm {
   bool rope = true;
+  int64_t rope_gap = 0;    // each so manyth layer has none; 0: all have it
   size_t rope_dim = 0;     // elements of a head that rotate
   double eps = 0;          // of every norm
   bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
@@ -64,7 +65,9 @@ struct ReferenceForm {
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
     const bool granite = absl::StartsWith(architecture, "granite");
-    form.rope_pairs = granite || architecture == "llama";
+    form.rope_pairs =
+        granite || architecture == "llama" || architecture == "smollm3";
+    if (architecture == "smollm3") form.rope_gap = 4;
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||

@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
   m->q_heads_ = shard.q_heads();
   m->kv_heads_ = shard.kv_heads();
   m->head_dim_ = config.head_dim;
+  m->rotates_ = config.Rotates(layer);
   if (operators.has_head_norms()) {
     m->whole_norms_ = config.Has(ModelPart::kWholeNorms);
     const auto q =
@@ -134,7 +135,7 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
         DenseVector<const float>(k_norm_.data<float>(), k_pieces.extent(2)),
         scratch, executor);
   }
-  if (operators_->has_rope()) {
+  if (rotates_) {
     operators_->Rotate(step.positions, q, k, scratch, executor);
   }
   pool.Write(pool_layer_, k, v, executor);

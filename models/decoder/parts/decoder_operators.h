@@ -48,7 +48,6 @@ class DecoderOperators {
                                          int max_workers) const;
   const char* target() const { return norm_->target(); }
   bool has_head_norms() const { return q_norm_ != nullptr; }
-  bool has_rope() const { return rope_ != nullptr; }
   bool has_gate() const { return gate_ != nullptr; }
 
   // x = the rows of the table that `ids` name, scaled; over ranks, `table` is
@@ -88,7 +87,8 @@ class DecoderOperators {
     q_norm_->Execute({q, q_weight, q}, workspace, executor);
     k_norm_->Execute({k, k_weight, k}, workspace, executor);
   }
-  // Applies the rotary embedding to each head of q and k; if has_rope.
+  // Applies the rotary embedding to each head of q and k, unless the config has
+  // none.
   void Rotate(const AnyTensorView& positions, const AnyTensorView& q,
               const AnyTensorView& k, Workspace workspace,
               Executor& executor) const noexcept {
