@@ -116,8 +116,10 @@ enum class Extent : uint8_t {
   kQueryGroups,  // heads, if attn_q has queries and gates by turns; else 1
   kSsmHeadCols,  // channels of a head
   kSsmGates,     // two for each head
+  kQkvRows,      // of q, k and v together
+  kGateUpRows,   // of gate and up together
 };
-constexpr size_t kNumExtents = 31;
+constexpr size_t kNumExtents = 33;
 int64_t ExtentOf(Extent extent, const DecoderConfig& config);
 
 enum class TensorRole : uint8_t {
@@ -139,6 +141,7 @@ enum class TensorId : uint8_t {
   kAttnQ,
   kAttnK,
   kAttnV,
+  kAttnQkv,
   kAttnQBias,
   kAttnKBias,
   kAttnVBias,
@@ -179,6 +182,7 @@ enum class TensorId : uint8_t {
   kPostMixNorm,
   kFfnGate,
   kFfnUp,
+  kFfnGateUp,
   kFfnDown,
   kRouter,
   kRouterBias,
@@ -221,6 +225,13 @@ struct TensorEntry {
 };
 
 const TensorEntry& TensorOf(TensorId id);
+// Where a file has the rows of a matrix: from `row` on in the tensor `id`,
+// which is another than the matrix where several are joined.
+struct TensorPlace {
+  TensorId id;
+  int64_t row;
+};
+TensorPlace PlaceOf(TensorId matrix, const DecoderConfig& config);
 // The tensor's name in files, such as "blk.3.attn_q.weight". `layer` is ignored
 // for a tensor that the model has once.
 std::string TensorName(TensorId id, int64_t layer = 0);

@@ -16,6 +16,7 @@ namespace quern {
   X(kGemma2)                   \
   X(kOlmo2)                    \
   X(kSmolLm3)                  \
+  X(kPhi3)                     \
   X(kLfm2)                     \
   X(kGranite)                  \
   X(kGraniteMoe)               \

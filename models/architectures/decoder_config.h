@@ -99,6 +99,9 @@ struct DecoderConfig {
   // Number of tokens that a local layer attends to, including the query's own.
   // 0 means that no layer is local.
   int64_t window = 0;
+  // With a window, layers window_interval - 1, 2 * window_interval - 1 and so
+  // on see the whole text, and all others are local; 0: all are local.
+  int64_t window_interval = 2;
 
   bool Has(ModelPart part) const { return parts.Has(part); }
   // Whether the architecture has layers of this kind.
@@ -127,7 +130,10 @@ struct DecoderConfig {
   bool LayerHas(int64_t layer, ModelPart part) const {
     return PartsIn(layer).Has(part);
   }
-  bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
+  bool IsLocal(int64_t layer) const {
+    return window > 0 &&
+           (window_interval == 0 || (layer + 1) % window_interval != 0);
+  }
 
   bool Rotates(int64_t layer) const {
     return rope &&

@@ -383,6 +383,16 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
   EXPECT_TRUE(status("lfm2", [](GgufWriter& w) {
                 w.Key("lfm2.attention.sliding_window", 0u);
               }).ok());
+  refuse("phi3", "phi3.rope.scaling.type is 'longrope'; need 'none'",
+         [](GgufWriter& w) { w.Key("phi3.rope.scaling.type", "longrope"); });
+  refuse("phi3", "phi3.rope.scaling.attn_factor=1.19; need 1",
+         [](GgufWriter& w) { w.Key("phi3.rope.scaling.attn_factor", 1.19f); });
+  refuse("phi3",
+         "tensor 'rope_factors_long.weight' is not part of a plain phi3",
+         [](GgufWriter& w) {
+           w.Tensor("rope_factors_long.weight", {1}, GgufTensorType::kF32,
+                    BytesOf<float>({1}));
+         });
   refuse("olmo2", "olmo2.attention.sliding_window=4096; need 0, because every",
          [](GgufWriter& w) { w.Key("olmo2.attention.sliding_window", 4096u); });
   refuse("gemma2", "gemma2.attention.sliding_window_pattern=6; need 2",
@@ -401,11 +411,11 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
-  EXPECT_EQ(
-      message(other),
-      "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-      "'qwen3', 'qwen3moe', 'gemma2', 'olmo2', 'smollm3', 'lfm2', 'granite', "
-      "'granitemoe', 'granitehybrid', 'deepseek2' or 'qwen3next'");
+  EXPECT_EQ(message(other),
+            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+            "'qwen3', 'qwen3moe', 'gemma2', 'olmo2', 'smollm3', 'phi3', "
+            "'lfm2', 'granite', "
+            "'granitemoe', 'granitehybrid', 'deepseek2' or 'qwen3next'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

@@ -140,10 +140,12 @@ TEST_P(DecoderBlocksTest, EqualsTheOracleInEveryArchitecture) {
       shape.norm_eps = 0.02f;  // see ForRoundings in decoder_oracle_test.cc
       shape.type = type;
       ExpectTheOracle(shape, name, /*f32_rows=*/false);
-      shape.k_type = Type::kF16;
+      const ModelParts& parts = FindArchitecture(architecture)->always;
+      const bool joined = parts.Has(ModelPart::kJoinedQkv);
+      (joined ? shape.down_type : shape.k_type) = Type::kF16;
       // Layer 0 of a model without norms in front rounds rows of the embedding.
       // If these are small multiples of one number, as in Q4_0, many are ties.
-      if (FindArchitecture(architecture)->always.Has(ModelPart::kBareInputs)) {
+      if (parts.Has(ModelPart::kBareInputs)) {
         shape.embedding_type = Type::kF16;
       }
       ExpectTheOracle(shape, absl::StrCat(name, " and f16"),

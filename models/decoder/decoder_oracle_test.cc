@@ -262,11 +262,17 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithLayersWithoutPositions) {
 // leaves a chunk of keys behind.
 TEST_P(DecoderOracleTest, EqualsTheOracleForEveryWindow) {
   SmallDecoder shape;
-  shape.architecture = "gemma2";
-  for (const int64_t window : {1, 2, 8, 40, 41, 1000}) {
-    shape.window = window;
-    EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound) << window;
+  for (const char* architecture : {"phi3", "gemma2"}) {
+    shape.architecture = architecture;
+    for (const int64_t window : {1, 2, 8, 40, 41, 1000}) {
+      shape.window = window;
+      EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound) << window;
+    }
   }
+  shape.architecture = "phi3";
+  shape.window = 0;
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+  shape.architecture = "gemma2";
   shape.context = 300;
   shape.window = 20;
   shape.layers = 3;  // local, full, local
@@ -400,6 +406,9 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
                 "smollm3", [](Form& f) { f.rope_gap = 3; }, 4),
             kFelt);
   EXPECT_GT(distance("smollm3", [](Form& f) { f.rope_pairs = false; }), kFelt);
+  EXPECT_GT(distance("phi3", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("phi3", [](Form& f) { f.window = 0; }), kFelt);
+  EXPECT_GT(distance("phi3", [](Form& f) { f.window_interval = 2; }), kFelt);
   const auto olmo = [&](auto&& change) { return distance("olmo2", change); };
   EXPECT_GT(olmo([](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(olmo([](Form& f) { f.k_norm = false; }), kFelt);
@@ -419,7 +428,7 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("gemma2", [](Form& f) { f.logit_cap = 0; }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.window = 0; }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.window += 1; }), kFelt);
-  EXPECT_GT(distance("gemma2", [](Form& f) { f.first_local = 1; }), kFelt);
+  EXPECT_GT(distance("gemma2", [](Form& f) { f.window_interval = 0; }), kFelt);
   EXPECT_GT(distance(
                 "gemma2", [](Form& f) { f.divisor = std::sqrt(32.0); }, 46),
             kFelt);

@@ -166,6 +166,8 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
         switch (part) {
           case ModelPart::kRopeFactors:
             return m.rope_factors;
+          case ModelPart::kLocalLayers:
+            return m.window > 0;
           case ModelPart::kExperts:
             return m.mixture || m.is_latent();
           case ModelPart::kSharedExpert:
@@ -264,6 +266,7 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
       case TensorId::kSharedDown:
         return m.down_type.value_or(ffn);
       case TensorId::kFfnGate:
+      case TensorId::kFfnGateUp:
       case TensorId::kExpertGate:
       case TensorId::kSharedGate:
         return ffn;

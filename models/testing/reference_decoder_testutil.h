@@ -59,8 +59,7 @@ class ReferenceDecoder {
       const DoubleRows down =
           form_.experts_used > 0
               ? Mixture(blk, h)
-              : FeedForward(h, WeightsOf(blk + "ffn_gate.weight"),
-                            WeightsOf(blk + "ffn_up.weight"),
+              : FeedForward(h, GateOrUp(blk, 0), GateOrUp(blk, 1),
                             WeightsOf(blk + "ffn_down.weight"));
       Add(x,
           form_.post_ffw_norm ? Norm(blk + "post_ffw_norm.weight", down) : down,
@@ -111,6 +110,21 @@ class ReferenceDecoder {
     const auto type = static_cast<uint32_t>((**file_.FindTensor(name)).type);
     return {Matrix(name), form_.int8_rows && FindBlockFormat(type) != nullptr};
   }
+  // `count` rows of a matrix that has several's, from row `begin` on.
+  Weights RowsOf(const std::string& name, int64_t begin, int64_t count) const {
+    const Weights all = WeightsOf(name);
+    const auto first = all.rows.begin() + begin;
+    return {DoubleRows(first, first + count), all.int8_rows};
+  }
+  // The gate (0) or what it gates (1), in a matrix of its own or in half of
+  // ffn_up.
+  Weights GateOrUp(const std::string& blk, int64_t which) const {
+    const std::string up = blk + "ffn_up.weight";
+    if (!file_.HasTensor(blk + "ffn_gate.weight")) {
+      return RowsOf(up, which * c_.ffn, c_.ffn);
+    }
+    return WeightsOf(which == 0 ? blk + "ffn_gate.weight" : up);
+  }
   // Each 32 numbers become multiples, from -127 to 127, of one of their own.
   static void RoundInBlocks(std::vector<double>& row) {
     for (size_t at = 0; at < row.size(); at += 32) {
@@ -127,7 +141,7 @@ class ReferenceDecoder {
   // What the layer's mixer makes of h, by the tensors that the layer has.
   DoubleRows Mixed(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
-    if (file_.HasTensor(blk + "attn_q.weight")) {
+    if (file_.HasTensor(blk + "attn_output.weight")) {
       return Times(Attention(layer, h), blk + "attn_output.weight");
     }
     if (form_.key_heads > 0) {
@@ -344,12 +358,21 @@ class ReferenceDecoder {
 
   DoubleRows Attention(int64_t layer, const DoubleRows& h) const {
     const std::string blk = absl::StrCat("blk.", layer, ".");
-    const bool local = form_.window > 0 && layer % 2 == form_.first_local;
+    const bool local =
+        form_.window > 0 && (form_.window_interval == 0 ||
+                             (layer + 1) % form_.window_interval != 0);
     const auto window = local ? static_cast<size_t>(form_.window) : h.size();
-    DoubleRows q = Times(h, blk + "attn_q.weight");
+    const int64_t q_cols = c_.q_heads * c_.head_dim;
+    const int64_t kv_cols = c_.kv_heads * c_.head_dim;
+    const auto project = [&](const char* name, int64_t begin, int64_t count) {
+      const std::string joined = blk + "attn_qkv.weight";
+      return file_.HasTensor(joined) ? Times(h, RowsOf(joined, begin, count))
+                                     : Times(h, blk + name);
+    };
+    DoubleRows q = project("attn_q.weight", 0, q_cols);
     const DoubleRows gates = form_.gates_in_q ? TakeGates(q) : DoubleRows();
-    DoubleRows k = Times(h, blk + "attn_k.weight");
-    DoubleRows v = Times(h, blk + "attn_v.weight");
+    DoubleRows k = project("attn_k.weight", q_cols, kv_cols);
+    DoubleRows v = project("attn_v.weight", q_cols + kv_cols, kv_cols);
     if (form_.q_bias) AddToEach(q, blk + "attn_q.bias");
     if (form_.k_bias) AddToEach(k, blk + "attn_k.bias");
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");

@@ -41,7 +41,8 @@ struct ReferenceForm {
   bool shared_expert = false;               // with the weight 1
   bool renormalize = true;  // the weights of a token's experts sum to 1
   int64_t window = 0;       // of local layers; 0: there are none
-  int64_t first_local = 0;  // local: this layer and every second one after
+  // Every so manyth layer is not local; 0: all are local.
+  int64_t window_interval = 2;
   std::vector<double> rope_factors;  // divide frequencies; empty: none
   // Tokens that a recurrent layer convolves, and the order of its three parts.
   size_t conv_taps = 0;
@@ -76,6 +77,12 @@ struct ReferenceForm {
       form.q_norm = form.k_norm = true;
       form.post_attention_norm = form.post_ffw_norm = true;
       form.pre_norms = false;
+    }
+    const std::string window =
+        absl::StrCat(architecture, ".attention.sliding_window");
+    if (architecture == "phi3" && file.Has(window)) {
+      form.window = *file.GetInt(window);
+      form.window_interval = 0;
     }
     if (architecture == "lfm2") {
       form.conv_taps =

@@ -75,7 +75,7 @@ int64_t DecoderLoader::BlockOf(const GgufFile& file) {
 }
 
 const GgufTensor& DecoderLoader::TensorIn(TensorId id, int64_t layer) const {
-  return **file_.FindTensor(TensorName(id, layer));
+  return **file_.FindTensor(TensorName(PlaceOf(id, config_).id, layer));
 }
 
 // Type of the rows: bf16 if every matrix has at most its precision or is in
@@ -175,7 +175,8 @@ absl::Status DecoderLoader::ReadTensor(TensorId id, int64_t layer, DType dtype,
   const GgufTensor& tensor = TensorIn(id, layer);
   const TensorEntry& entry = TensorOf(id);
   GgufPart whole = shard_.PartOf(entry);
-  whole.row += expert * ExtentOf(entry.rows, config_);
+  whole.row +=
+      expert * ExtentOf(entry.rows, config_) + PlaceOf(id, config_).row;
   const int64_t groups = ExtentOf(entry.groups, config_);
   if (groups == 1) return ReadRows(tensor, whole, dtype, out);
   GgufPart half = whole;
