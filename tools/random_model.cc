@@ -204,6 +204,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
                (part == ModelPart::kSharedExpert &&
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
+               part == ModelPart::kQkvBias ||
                (part == ModelPart::kLocalLayers && s.window > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kQueryLora && s.latent.q_lora > 0) ||

@@ -20,6 +20,10 @@ constexpr RandomRecurrence kQwen3NextLayers = {"",  4, 4096, 32, 16,
 constexpr RandomRecurrence kTinyQwen3NextLayers = {"", 4, 128, 8, 4,
                                                    16, 2, 8,   96};
 
+// Of no recurrent layers: how many elements of a head are rotated.
+constexpr RandomRecurrence kHalfRotated = {"", 0, 0, 0, 0, 0, 0, 64};
+constexpr RandomRecurrence kTinyHalfRotated = {"", 0, 0, 0, 0, 0, 0, 8};
+
 // Shapes from the models' published config.json.
 constexpr RandomModelShape kShapes[] = {
     {"tinyllama_1.1b", 22, 2048, 32, 4, 64, 5632, 32000, 2048},
@@ -42,6 +46,8 @@ constexpr RandomModelShape kShapes[] = {
      "smollm3"},
     {"phi4", 40, 5120, 40, 10, 128, 17920, 100352, 16384, 250000, 1e-5f,
      "phi3"},
+    {"glm4_9b", 40, 4096, 32, 2, 128, 13696, 151552, 32768, 10000, 1e-5f,
+     "glm4", 0, 0, 0, 0, 0, kHalfRotated},
     {"lfm2_1.2b", 16, 2048, 32, 8, 64, 8192, 65536, 128000, 1e6f, 1e-5f, "lfm2",
      0, 0, 0, 0, 0, kLfm2Layers},
     {"granite3.1_8b", 40, 4096, 32, 8, 128, 12800, 49155, 131072, 1e7f, 1e-5f,
@@ -66,6 +72,8 @@ constexpr RandomModelShape kShapes[] = {
     {"tiny_olmo2", 2, 64, 4, 4, 16, 160, 320, 256, 500000, 1e-6f, "olmo2"},
     {"tiny_smollm3", 4, 64, 4, 2, 16, 160, 320, 256, 5e6f, 1e-6f, "smollm3"},
     {"tiny_phi3", 2, 64, 4, 2, 16, 160, 320, 256, 250000, 1e-5f, "phi3", 6},
+    {"tiny_glm4", 2, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f, "glm4", 0, 0, 0,
+     0, 0, kTinyHalfRotated},
     {"tiny_lfm2", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2", 0, 0, 0,
      0, 0, kTinyLfm2Layers},
     {"tiny_granite", 2, 64, 4, 2, 16, 160, 320, 256, 1e7f, 1e-5f, "granite"},

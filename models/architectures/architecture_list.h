@@ -17,6 +17,7 @@ namespace quern {
   X(kOlmo2)                    \
   X(kSmolLm3)                  \
   X(kPhi3)                     \
+  X(kGlm4)                     \
   X(kLfm2)                     \
   X(kGranite)                  \
   X(kGraniteMoe)               \

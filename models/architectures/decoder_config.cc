@@ -374,12 +374,16 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
     if (part == ModelPart::kSharedExpert) return has_shared;
     if (of_keys.Has(part)) return true;
     if (part == ModelPart::kRouterBias) return HasRouterBias(file, c);
-    if (part != ModelPart::kRopeFactors && part != ModelPart::kOutputMatrix) {
-      return false;
+    switch (part) {
+      case ModelPart::kRopeFactors:
+        return file.HasTensor(TensorName(TensorId::kRopeFactors));
+      case ModelPart::kOutputMatrix:
+        return file.HasTensor(TensorName(TensorId::kOutput));
+      case ModelPart::kQkvBias:
+        return file.HasTensor(TensorName(TensorId::kAttnQBias));
+      default:
+        return false;
     }
-    return file.HasTensor(TensorName(part == ModelPart::kRopeFactors
-                                         ? TensorId::kRopeFactors
-                                         : TensorId::kOutput));
   };
   SetArchitecture(*form, has, c);
   QUERN_RETURN_IF_ERROR(CheckTensors(file, c));

@@ -246,6 +246,13 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryShapeOfDeltaNets) {
   }
 }
 
+TEST_P(DecoderOracleTest, EqualsTheOracleWithoutBiasesThatMayBe) {
+  SmallDecoder shape;
+  shape.architecture = "glm4";
+  shape.biases = false;
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+}
+
 // Layers 3 and 7 of 9 have no rotary positions. The bound is 4.5 times that of
 // models of 2 layers.
 TEST_P(DecoderOracleTest, EqualsTheOracleWithLayersWithoutPositions) {
@@ -409,6 +416,13 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("phi3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("phi3", [](Form& f) { f.window = 0; }), kFelt);
   EXPECT_GT(distance("phi3", [](Form& f) { f.window_interval = 2; }), kFelt);
+  const auto glm = [&](auto&& change) { return distance("glm4", change); };
+  EXPECT_GT(glm([](Form& f) { f.q_bias = false; }), kFelt);
+  EXPECT_GT(glm([](Form& f) { f.k_bias = false; }), kFelt);
+  EXPECT_GT(glm([](Form& f) { f.v_bias = false; }), kFelt);
+  EXPECT_GT(glm([](Form& f) { f.post_attention_norm = false; }), kFelt);
+  EXPECT_GT(glm([](Form& f) { f.post_ffw_norm = false; }), kFelt);
+  EXPECT_GT(glm([](Form& f) { f.rope_pairs = false; }), kFelt);
   const auto olmo = [&](auto&& change) { return distance("olmo2", change); };
   EXPECT_GT(olmo([](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(olmo([](Form& f) { f.k_norm = false; }), kFelt);

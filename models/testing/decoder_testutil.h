@@ -52,6 +52,7 @@ struct SmallDecoder {
   std::optional<GgufTensorType> up_type;    // of ffn_up; defaults to ffn_type
   std::optional<GgufTensorType> down_type;  // of ffn_down; likewise
   bool rope_factors = false;  // whether there is rope_freqs.weight
+  bool biases = true;         // of q, k and v, where there may be some
   bool output = true;         // whether there is output.weight; not in gemma2
   // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
@@ -166,6 +167,8 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
         switch (part) {
           case ModelPart::kRopeFactors:
             return m.rope_factors;
+          case ModelPart::kQkvBias:
+            return m.biases;
           case ModelPart::kLocalLayers:
             return m.window > 0;
           case ModelPart::kExperts:

@@ -66,10 +66,11 @@ struct ReferenceForm {
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
     const bool granite = absl::StartsWith(architecture, "granite");
-    form.rope_pairs =
-        granite || architecture == "llama" || architecture == "smollm3";
+    form.rope_pairs = granite || architecture == "llama" ||
+                      architecture == "smollm3" || architecture == "glm4";
     if (architecture == "smollm3") form.rope_gap = 4;
-    form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
+    form.q_bias = form.k_bias = form.v_bias =
+        file.HasTensor("blk.0.attn_q.bias");
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||
         architecture == "lfm2" || architecture == "qwen3next";
@@ -83,6 +84,9 @@ struct ReferenceForm {
     if (architecture == "phi3" && file.Has(window)) {
       form.window = *file.GetInt(window);
       form.window_interval = 0;
+    }
+    if (architecture == "glm4") {
+      form.post_attention_norm = form.post_ffw_norm = true;
     }
     if (architecture == "lfm2") {
       form.conv_taps =
