@@ -144,7 +144,7 @@ class Filler {
 
 // Whether the embedding is the output matrix, too.
 bool IsTied(const RandomModelShape& s) {
-  return !s.recurrence.kinds.empty() ||
+  return !s.recurrence.kinds.empty() || s.architecture == "gemma3" ||
          FindArchitecture(s.architecture)->always.Has(ModelPart::kMultipliers);
 }
 

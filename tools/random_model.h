@@ -11,9 +11,9 @@
 // that the stream stays of order 1 through any number of layers. Weights of
 // norms are uniform from 0.5 to 1.5, biases from -0.25 to 0.25, and decays from
 // -1.5 to -0.5, so that one that is applied in another place, or not at all,
-// shows. The embedding has the standard deviation 1; in Gemma-2,
+// shows. The embedding has the standard deviation 1; in Gemma,
 // LFM2 and Granite, where it is the output matrix too, it has that of a
-// matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite by 12.
+// matrix, and in Gemma it is multiplied by sqrt(n), in Granite by 12.
 // A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
 // at most 3.5 standard deviations, and the same bits on every machine.
 //

@@ -107,6 +107,7 @@ void SetArchitecture(const Architecture& architecture,
   if (!c.Has(ModelPart::kJoinedQkv)) c.parts.Add(ModelPart::kOwnQkv);
   if (!c.Has(ModelPart::kJoinedGateUp)) c.parts.Add(ModelPart::kOwnGateUp);
   if (!c.Has(ModelPart::kLocalLayers)) c.window = 0;
+  if (!c.Has(ModelPart::kLinearRope)) c.rope_divisor = 1;
   if (!c.Has(ModelPart::kStates)) {
     c.ssm_inner = c.ssm_heads = c.ssm_groups = c.ssm_state = 0;
   }

@@ -266,10 +266,11 @@ inline constexpr char kRopeKey[] = "rope.scaling.finetuned";
 // default.
 inline constexpr char kExpertsNormKey[] = "expert_weights_norm";
 // The key, without its architecture, of a string that names the scaling of
-// rotary positions: kYarnScaling in models with kYarn. WriteModelKeys leaves it
-// to the caller.
+// rotary positions: kYarnScaling in models with kYarn, kLinearScaling in models
+// with kLinearRope. WriteModelKeys leaves it to the caller.
 inline constexpr char kRopeScalingKey[] = "rope.scaling.type";
 inline constexpr char kYarnScaling[] = "yarn";
+inline constexpr char kLinearScaling[] = "linear";
 
 // Sets the fields of `config` that follow from the architecture and from its
 // numbers: parts, style, activation and scales. `has` says whether the file has

@@ -14,6 +14,7 @@ namespace quern {
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
   X(kGemma2)                   \
+  X(kGemma3)                   \
   X(kOlmo2)                    \
   X(kSmolLm3)                  \
   X(kPhi3)                     \

@@ -112,6 +112,10 @@ class Keys {
       if (scaling == kYarnScaling && architecture.may.Has(ModelPart::kYarn)) {
         return absl::OkStatus();
       }
+      if (scaling == kLinearScaling &&
+          architecture.may.Has(ModelPart::kLinearRope)) {
+        return absl::OkStatus();
+      }
       return Unimplemented(kOp, Name(key), " is '",
                            absl::CHexEscape(scaling.substr(0, 64)),
                            "'; need 'none'");

@@ -79,6 +79,9 @@ struct DecoderConfig {
   // and so on attend; else 0.
   int64_t attention_interval = 0;
   float rope_base = 10000;
+  float local_rope_base = 10000;  // of local layers, with kLocalRope
+  // Positions are divided by it, but those of local layers with kLocalRope.
+  float rope_divisor = 1;
   float norm_eps = 0;
   // Divisors of the rotary frequencies, rope_dim / 2 finite numbers above 0;
   // empty for none.

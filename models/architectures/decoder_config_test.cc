@@ -384,6 +384,16 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
   EXPECT_TRUE(status("lfm2", [](GgufWriter& w) {
                 w.Key("lfm2.attention.sliding_window", 0u);
               }).ok());
+  refuse("gemma3", "gemma3.attention.sliding_window_pattern=4; need 6",
+         [](GgufWriter& w) {
+           w.Key("gemma3.attention.sliding_window_pattern", 4u);
+         });
+  refuse("gemma3", "gemma3.final_logit_softcapping=30; need 0, because logits",
+         [](GgufWriter& w) { w.Key("gemma3.final_logit_softcapping", 30.0f); });
+  refuse("gemma3", "gemma3.attn_logit_softcapping=50; need 0, because scores",
+         [](GgufWriter& w) { w.Key("gemma3.attn_logit_softcapping", 50.0f); });
+  refuse("gemma3", "gemma3.rope.scaling.type is 'yarn'; need 'none'",
+         [](GgufWriter& w) { w.Key("gemma3.rope.scaling.type", "yarn"); });
   refuse("phi3", "phi3.rope.scaling.type is 'longrope'; need 'none'",
          [](GgufWriter& w) { w.Key("phi3.rope.scaling.type", "longrope"); });
   refuse("phi3", "phi3.rope.scaling.attn_factor=1.19; need 1",
@@ -413,9 +423,10 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   const std::vector<std::string> names = {
-      "'llama'",   "'qwen2'",      "'qwen3'",         "'qwen3moe'", "'gemma2'",
-      "'olmo2'",   "'smollm3'",    "'phi3'",          "'glm4'",     "'lfm2'",
-      "'granite'", "'granitemoe'", "'granitehybrid'", "'deepseek2'"};
+      "'llama'",      "'qwen2'",         "'qwen3'",    "'qwen3moe'",
+      "'gemma2'",     "'gemma3'",        "'olmo2'",    "'smollm3'",
+      "'phi3'",       "'glm4'",          "'lfm2'",     "'granite'",
+      "'granitemoe'", "'granitehybrid'", "'deepseek2'"};
   EXPECT_EQ(message(other),
             absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
                          absl::StrJoin(names, ", "), " or 'qwen3next'"));

@@ -48,6 +48,8 @@ enum class ModelPart : uint8_t {
   kOwnQkv,        // q, k and v have tensors of their own
   kJoinedGateUp,  // the rows of gate and up are in ffn_up.weight
   kOwnGateUp,     // gate and up have tensors of their own
+  kLocalRope,     // local layers have a rotary base of their own, unscaled
+  kLinearRope,    // positions are divided by a number
   kCount,         // the number of parts
 };
 constexpr size_t kNumModelParts = static_cast<size_t>(ModelPart::kCount);

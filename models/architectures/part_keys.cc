@@ -49,6 +49,7 @@ absl::StatusOr<ModelParts> PartsOfKeys(const GgufFile& file,
     QUERN_ASSIGN_OR_RETURN(const absl::string_view kind,
                            file.GetString(scaling));
     if (kind == kYarnScaling) add(ModelPart::kYarn);
+    if (kind == kLinearScaling) add(ModelPart::kLinearRope);
   }
   return parts;
 }

@@ -300,6 +300,25 @@ TEST_P(DecoderOracleTest, DividesByTheWidthOverHeadsInGemma2Of27B) {
   EXPECT_LE(Distance(shape, DecoderWeights::kF32), 23 * kF32Bound);
 }
 
+// Layer 5 of 7 sees the whole text, with another rotary base and with scaled
+// positions. The bound is 3.5 times that of models of 2 layers.
+TEST_P(DecoderOracleTest, EqualsTheOracleWithGemma3sPatternOfLayers) {
+  SmallDecoder shape;
+  shape.architecture = "gemma3";
+  shape.layers = 7;
+  for (const float divisor : {1.0f, 8.0f}) {
+    shape.rope_divisor = divisor;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), 3.5 * kF32Bound);
+  }
+  shape.layers = 62;  // the model of 27 billion weights
+  shape.hidden = 12;
+  shape.q_heads = 3;
+  shape.kv_heads = 1;
+  shape.head_dim = shape.rope_dim = 8;
+  shape.ffn = 10;
+  EXPECT_LE(Distance(shape, DecoderWeights::kF32), 31 * kF32Bound);
+}
+
 // For queries that a window hides nothing from, it must not change a bit.
 TEST_P(DecoderOracleTest, AWindowHidesWhatIsBeforeIt) {
   const auto logits = [this](int64_t window) {
@@ -416,6 +435,24 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("phi3", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("phi3", [](Form& f) { f.window = 0; }), kFelt);
   EXPECT_GT(distance("phi3", [](Form& f) { f.window_interval = 2; }), kFelt);
+  const auto gemma3 = [&](auto&& change) {
+    return distance("gemma3", change, 7);
+  };
+  EXPECT_GT(gemma3([](Form& f) { f.q_norm = false; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.window = 0; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.window_interval = 0; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.window_interval = 5; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.local_base = 0; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.rope_divisor = 8; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.gelu = false; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.embedding_scale = 1; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.post_attention_norm = false; }), kFelt);
+  EXPECT_GT(gemma3([](Form& f) { f.post_ffw_norm = false; }), kFelt);
+  EXPECT_GT(distance(
+                "gemma3", [](Form& f) { f.divisor = std::sqrt(32.0); }, 62),
+            kFelt);
   const auto glm = [&](auto&& change) { return distance("glm4", change); };
   EXPECT_GT(glm([](Form& f) { f.q_bias = false; }), kFelt);
   EXPECT_GT(glm([](Form& f) { f.k_bias = false; }), kFelt);

@@ -56,7 +56,9 @@ struct SmallDecoder {
   bool output = true;         // whether there is output.weight; not in gemma2
   // gemma2's caps, small enough to bend scores and logits, which are around 1.
   float attention_cap = 0.7f, logit_cap = 1.5f;
-  int64_t window = 9;  // far shorter than the tests' texts
+  float local_rope_base = 90;  // the other base is 500
+  float rope_divisor = 1;      // 1: there is no scaling
+  int64_t window = 9;          // far shorter than the tests' texts
   // With recurrent layers: 'r' for each of these and 'a' for each that attends;
   // empty: in turns, and the last layer attends.
   std::string kinds;
@@ -139,6 +141,8 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
   c.yarn_log_mul = m.yarn_log_mul;
   c.rope_dim = m.rope_dim;
   c.rope_base = 500.0f;
+  c.local_rope_base = m.local_rope_base;
+  c.rope_divisor = m.rope_divisor;
   c.norm_eps = m.norm_eps;
   c.attention_cap = m.attention_cap;
   c.logit_cap = m.logit_cap;
@@ -169,6 +173,8 @@ inline DecoderConfig SmallDecoderConfig(const SmallDecoder& m) {
             return m.rope_factors;
           case ModelPart::kQkvBias:
             return m.biases;
+          case ModelPart::kLinearRope:
+            return m.rope_divisor != 1;
           case ModelPart::kLocalLayers:
             return m.window > 0;
           case ModelPart::kExperts:
@@ -196,8 +202,10 @@ inline GgufWriter SmallDecoderKeys(const SmallDecoder& m) {
   GgufWriter w;
   w.Key("general.architecture", m.architecture.c_str())
       .Key("general.name", "small");
-  if (SmallDecoderConfig(m).Has(ModelPart::kYarn)) {
-    w.Key((m.architecture + "." + kRopeScalingKey).c_str(), kYarnScaling);
+  const std::string scaling = m.architecture + "." + kRopeScalingKey;
+  if (SmallDecoderConfig(m).Has(ModelPart::kYarn)) w.Key(scaling, kYarnScaling);
+  if (SmallDecoderConfig(m).Has(ModelPart::kLinearRope)) {
+    w.Key(scaling, kLinearScaling);
   }
   WriteModelKeys(
       SmallDecoderConfig(m),

@@ -316,7 +316,11 @@ class ReferenceDecoder {
   // Rotates pair j of every head by position * base^(-2j / dim), divided by the
   // factor of j if there is one. The pairs are (2j, 2j + 1) in Llama's files
   // and (j, j + dim / 2) in others.
-  void Rotate(DoubleRows& x) const {
+  void Rotate(DoubleRows& x, bool local) const {
+    const bool own = local && form_.local_base > 0;
+    const double base =
+        own ? form_.local_base : static_cast<double>(c_.rope_base);
+    const double divisor = own ? 1 : form_.rope_divisor;
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto half = form_.rope_dim / 2;
     for (size_t t = 0; t < x.size(); ++t) {
@@ -324,11 +328,10 @@ class ReferenceDecoder {
         for (size_t j = 0; j < half; ++j) {
           const double factor =
               form_.rope_factors.empty() ? 1 : form_.rope_factors[j];
-          const double angle =
-              static_cast<double>(t) *
-              std::pow(c_.rope_base,
-                       -static_cast<double>(j) / static_cast<double>(half)) /
-              factor;
+          const double angle = static_cast<double>(t) *
+                               std::pow(base, -static_cast<double>(j) /
+                                                  static_cast<double>(half)) /
+                               (factor * divisor);
           double& a = x[t][head + (form_.rope_pairs ? 2 * j : j)];
           double& b = x[t][head + (form_.rope_pairs ? 2 * j + 1 : j + half)];
           const double turned = a * std::cos(angle) - b * std::sin(angle);
@@ -380,8 +383,8 @@ class ReferenceDecoder {
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
     const int64_t gap = form_.rope_gap;
     if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
-      Rotate(q);
-      Rotate(k);
+      Rotate(q, local);
+      Rotate(k, local);
     }
     const auto dim = static_cast<size_t>(c_.head_dim);
     const auto group = static_cast<size_t>(c_.q_heads / c_.kv_heads);

@@ -24,10 +24,12 @@ namespace quern {
 // Differences between architectures.
 struct ReferenceForm {
   bool rope = true;
-  int64_t rope_gap = 0;    // each so manyth layer has none; 0: all have it
-  size_t rope_dim = 0;     // elements of a head that rotate
-  double eps = 0;          // of every norm
-  bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
+  int64_t rope_gap = 0;     // each so manyth layer has none; 0: all have it
+  double local_base = 0;    // of local layers; 0: as of all others
+  double rope_divisor = 1;  // of positions, where local_base is not
+  size_t rope_dim = 0;      // elements of a head that rotate
+  double eps = 0;           // of every norm
+  bool rope_pairs = true;   // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
   // Norms of each head, or of all heads together if the weights have so many.
   bool q_norm = false, k_norm = false;
@@ -134,15 +136,25 @@ struct ReferenceForm {
       form.key_heads =
           static_cast<size_t>(*file.GetInt("qwen3next.ssm.group_count"));
     }
-    if (architecture != "gemma2") return form;
+    if (architecture != "gemma2" && architecture != "gemma3") return form;
     form.post_attention_norm = form.post_ffw_norm = form.gelu = true;
     form.embedding_scale = std::sqrt(hidden);
-    if (c.layers == 46) {  // the model of 27 billion weights
+    form.window = *file.GetInt(window);
+    const bool gemma2 = architecture == "gemma2";
+    if (c.layers == (gemma2 ? 46 : 62)) {  // the models of 27 billion weights
       form.divisor = std::sqrt(hidden / static_cast<double>(c.q_heads));
+    }
+    if (!gemma2) {
+      form.q_norm = form.k_norm = true;
+      form.window_interval = 6;
+      form.local_base = f32("gemma3.rope.freq_base_swa");
+      if (file.Has("gemma3.rope.scaling.factor")) {
+        form.rope_divisor = f32("gemma3.rope.scaling.factor");
+      }
+      return form;
     }
     form.attention_cap = f32("gemma2.attn_logit_softcapping");
     form.logit_cap = f32("gemma2.final_logit_softcapping");
-    form.window = *file.GetInt("gemma2.attention.sliding_window");
     return form;
   }
 };

@@ -47,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> AttentionMixer::Create(
   m->kv_heads_ = shard.kv_heads();
   m->head_dim_ = config.head_dim;
   m->rotates_ = config.Rotates(layer);
+  m->local_ = config.IsLocal(layer);
   if (operators.has_head_norms()) {
     m->whole_norms_ = config.Has(ModelPart::kWholeNorms);
     const auto q =
@@ -136,7 +137,7 @@ void AttentionMixer::Execute(const LayerStep& step, const MixerMemory& memory,
         scratch, executor);
   }
   if (rotates_) {
-    operators_->Rotate(step.positions, q, k, scratch, executor);
+    operators_->Rotate(local_, step.positions, q, k, scratch, executor);
   }
   pool.Write(pool_layer_, k, v, executor);
   const bool gated = operators_->has_gate();

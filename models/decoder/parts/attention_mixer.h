@@ -58,7 +58,7 @@ class AttentionMixer final : public Mixer {
   int64_t pool_ = 0, pool_layer_ = 0;
   int64_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   std::vector<Matrix> qkv_;  // hidden -> q, gate, k and v of this rank
-  bool rotates_ = false;
+  bool rotates_ = false, local_ = false;
   bool whole_norms_ = false;
   // f32[head_dim] with kHeadNorms; f32[q_cols] and f32[kv_cols] with
   // kWholeNorms.

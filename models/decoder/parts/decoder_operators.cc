@@ -25,9 +25,14 @@
 namespace quern {
 namespace {
 
-// The rotary scaling for the file's factors, if it has any.
+// The rotary scaling by the file's factors or divisor, if it has any.
 RotaryScaling ScalingOf(const DecoderConfig& c) {
   RotaryScaling scaling;
+  if (c.rope_divisor != 1) {
+    scaling.kind = RotaryScalingKind::kLinear;
+    scaling.factor = static_cast<double>(c.rope_divisor);
+    return scaling;
+  }
   if (c.rope_factors.empty()) return scaling;
   // Factors are applied as LongRoPE within the original context, which divides
   // the frequencies by the short factors and has magnitude 1.
@@ -123,16 +128,24 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
   // Layers over latents rotate by a plan of their own.
   if (c.rope && !c.Has(ModelPart::kLatent)) {
     o.scaling_ = std::make_unique<const RotaryScaling>(ScalingOf(c));
-    QUERN_RETURN_IF_ERROR(
-        make(o.rope_, "rotary_embedding",
-             {{"positions", TensorMeta{DType::kI64, {1}}},
-              {"query", q},
-              {"key", k},
-              {"scaling", o.scaling_.get()},
-              {"max_position", context},
-              {"rot_dim", c.rope_dim},
-              {"base", c.rope_base},
-              {"is_neox", c.rope_style == RotaryStyle::kHalves}}));
+    const auto make_rope = [&](Op& to, const RotaryScaling* scaling,
+                               float base) {
+      return make(to, "rotary_embedding",
+                  {{"positions", TensorMeta{DType::kI64, {1}}},
+                   {"query", q},
+                   {"key", k},
+                   {"scaling", scaling},
+                   {"max_position", context},
+                   {"rot_dim", c.rope_dim},
+                   {"base", base},
+                   {"is_neox", c.rope_style == RotaryStyle::kHalves}});
+    };
+    QUERN_RETURN_IF_ERROR(make_rope(o.rope_, o.scaling_.get(), c.rope_base));
+    if (c.Has(ModelPart::kLocalRope)) {
+      o.local_scaling_ = std::make_unique<const RotaryScaling>();
+      QUERN_RETURN_IF_ERROR(
+          make_rope(o.local_rope_, o.local_scaling_.get(), c.local_rope_base));
+    }
   }
   QUERN_RETURN_IF_ERROR(make(o.gather_, "gather_rows",
                              {{"x", TensorMeta{types.rows, {1, c.hidden}}},
@@ -147,8 +160,9 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
 absl::StatusOr<int64_t> DecoderOperators::WorkspaceBytes(
     int64_t max_tokens, int max_workers) const {
   int64_t most = 0;
-  for (const Op* op : {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_,
-                       &k_norm_, &rope_, &gate_, &gather_, &logits_}) {
+  for (const Op* op :
+       {&embed_, &norm_, &add_norm_, &post_norm_, &q_norm_, &k_norm_, &rope_,
+        &local_rope_, &gate_, &gather_, &logits_}) {
     if (*op == nullptr) continue;
     QUERN_ASSIGN_OR_RETURN(const int64_t bytes,
                            (*op)->WorkspaceBytes(max_tokens, max_workers));

@@ -89,10 +89,12 @@ class DecoderOperators {
   }
   // Applies the rotary embedding to each head of q and k, unless the config has
   // none.
-  void Rotate(const AnyTensorView& positions, const AnyTensorView& q,
-              const AnyTensorView& k, Workspace workspace,
-              Executor& executor) const noexcept {
-    rope_->Execute({positions, q, k}, workspace, executor);
+  void Rotate(bool local_layer, const AnyTensorView& positions,
+              const AnyTensorView& q, const AnyTensorView& k,
+              Workspace workspace, Executor& executor) const noexcept {
+    const Op& rope =
+        local_layer && local_rope_ != nullptr ? local_rope_ : rope_;
+    rope->Execute({positions, q, k}, workspace, executor);
   }
   // out = x * sigmoid(gate): f32[tokens, q_cols] twice -> rows of the type that
   // matrices multiply; if has_gate.
@@ -118,9 +120,10 @@ class DecoderOperators {
   DecoderOperators() = default;
 
   std::optional<ConvertPlan> copy_;
-  std::unique_ptr<const RotaryScaling> scaling_;  // borrowed by rope_
-  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, gate_,
-      gather_, logits_;
+  // Borrowed by rope_ and local_rope_.
+  std::unique_ptr<const RotaryScaling> scaling_, local_scaling_;
+  Op embed_, norm_, add_norm_, post_norm_, q_norm_, k_norm_, rope_, local_rope_,
+      gate_, gather_, logits_;
 };
 
 }  // namespace quern
