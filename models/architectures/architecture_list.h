@@ -16,6 +16,7 @@ namespace quern {
   X(kGemma2)                   \
   X(kGemma3)                   \
   X(kOlmo2)                    \
+  X(kExaone4)                  \
   X(kSmolLm3)                  \
   X(kPhi3)                     \
   X(kGlm4)                     \

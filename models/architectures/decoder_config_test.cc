@@ -404,6 +404,9 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
            w.Tensor("rope_factors_long.weight", {1}, GgufTensorType::kF32,
                     BytesOf<float>({1}));
          });
+  refuse(
+      "exaone4", "exaone4.attention.sliding_window=4096; need 0, because",
+      [](GgufWriter& w) { w.Key("exaone4.attention.sliding_window", 4096u); });
   refuse("olmo2", "olmo2.attention.sliding_window=4096; need 0, because every",
          [](GgufWriter& w) { w.Key("olmo2.attention.sliding_window", 4096u); });
   refuse("gemma2", "gemma2.attention.sliding_window_pattern=6; need 2",
@@ -423,10 +426,10 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   const std::vector<std::string> names = {
-      "'llama'",      "'qwen2'",         "'qwen3'",    "'qwen3moe'",
-      "'gemma2'",     "'gemma3'",        "'olmo2'",    "'smollm3'",
-      "'phi3'",       "'glm4'",          "'lfm2'",     "'granite'",
-      "'granitemoe'", "'granitehybrid'", "'deepseek2'"};
+      "'llama'",   "'qwen2'",      "'qwen3'",         "'qwen3moe'",
+      "'gemma2'",  "'gemma3'",     "'olmo2'",         "'exaone4'",
+      "'smollm3'", "'phi3'",       "'glm4'",          "'lfm2'",
+      "'granite'", "'granitemoe'", "'granitehybrid'", "'deepseek2'"};
   EXPECT_EQ(message(other),
             absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
                          absl::StrJoin(names, ", "), " or 'qwen3next'"));

@@ -149,11 +149,14 @@ TEST_P(DecoderOracleTest, EqualsTheOracleInEveryBlockFormat) {
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleWithFactorsOfRotaryFrequencies) {
-  SmallDecoder shape;
-  shape.rope_factors = true;
-  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
-  shape.rope_dim = shape.head_dim;
-  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+  for (const char* architecture : {"llama", "exaone4"}) {
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    shape.rope_factors = true;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+    shape.rope_dim = shape.head_dim;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+  }
 }
 
 // f32 alone: a rounding of 16 bits may change which experts are the largest.
@@ -460,12 +463,17 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(glm([](Form& f) { f.post_attention_norm = false; }), kFelt);
   EXPECT_GT(glm([](Form& f) { f.post_ffw_norm = false; }), kFelt);
   EXPECT_GT(glm([](Form& f) { f.rope_pairs = false; }), kFelt);
-  const auto olmo = [&](auto&& change) { return distance("olmo2", change); };
-  EXPECT_GT(olmo([](Form& f) { f.q_norm = false; }), kFelt);
-  EXPECT_GT(olmo([](Form& f) { f.k_norm = false; }), kFelt);
-  EXPECT_GT(olmo([](Form& f) { f.post_attention_norm = false; }), kFelt);
-  EXPECT_GT(olmo([](Form& f) { f.post_ffw_norm = false; }), kFelt);
-  EXPECT_GT(olmo([](Form& f) { f.rope_pairs = true; }), kFelt);
+  for (const char* bare : {"olmo2", "exaone4"}) {
+    SCOPED_TRACE(bare);
+    const auto felt = [&](auto&& change) {
+      EXPECT_GT(distance(bare, change), kFelt);
+    };
+    felt([](Form& f) { f.q_norm = false; });
+    felt([](Form& f) { f.k_norm = false; });
+    felt([](Form& f) { f.post_attention_norm = false; });
+    felt([](Form& f) { f.post_ffw_norm = false; });
+    felt([](Form& f) { f.rope_pairs = true; });
+  }
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_pairs = false; }), kFelt);
   EXPECT_GT(distance("llama", [](Form& f) { f.rope_factors.clear(); }), kFelt);
   EXPECT_GT(distance("gemma2", [](Form& f) { f.rope_pairs = true; }), kFelt);

@@ -76,7 +76,7 @@ struct ReferenceForm {
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||
         architecture == "lfm2" || architecture == "qwen3next";
-    if (architecture == "olmo2") {
+    if (architecture == "olmo2" || architecture == "exaone4") {
       form.q_norm = form.k_norm = true;
       form.post_attention_norm = form.post_ffw_norm = true;
       form.pre_norms = false;
