@@ -20,6 +20,7 @@ namespace quern {
   X(kSmolLm3)                  \
   X(kPhi3)                     \
   X(kGlm4)                     \
+  X(kErnie45)                  \
   X(kSeedOss)                  \
   X(kLfm2)                     \
   X(kGranite)                  \

@@ -250,10 +250,12 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForEveryShapeOfDeltaNets) {
 }
 
 TEST_P(DecoderOracleTest, EqualsTheOracleWithoutBiasesThatMayBe) {
-  SmallDecoder shape;
-  shape.architecture = "glm4";
-  shape.biases = false;
-  EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+  for (const char* architecture : {"glm4", "ernie4_5"}) {
+    SmallDecoder shape;
+    shape.architecture = architecture;
+    shape.biases = false;
+    EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
+  }
 }
 
 // Layers 3 and 7 of 9 have no rotary positions. The bound is 4.5 times that of
@@ -459,6 +461,8 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance(
                 "gemma3", [](Form& f) { f.divisor = std::sqrt(32.0); }, 62),
             kFelt);
+  EXPECT_GT(distance("ernie4_5", [](Form& f) { f.k_bias = false; }), kFelt);
+  EXPECT_GT(distance("ernie4_5", [](Form& f) { f.rope_pairs = false; }), kFelt);
   const auto glm = [&](auto&& change) { return distance("glm4", change); };
   EXPECT_GT(glm([](Form& f) { f.q_bias = false; }), kFelt);
   EXPECT_GT(glm([](Form& f) { f.k_bias = false; }), kFelt);

@@ -69,7 +69,8 @@ struct ReferenceForm {
     ReferenceForm form;
     const bool granite = absl::StartsWith(architecture, "granite");
     form.rope_pairs = granite || architecture == "llama" ||
-                      architecture == "smollm3" || architecture == "glm4";
+                      architecture == "smollm3" || architecture == "glm4" ||
+                      architecture == "ernie4_5";
     if (architecture == "smollm3") form.rope_gap = 4;
     form.q_bias = form.k_bias = form.v_bias =
         file.HasTensor("blk.0.attn_q.bias");
