@@ -11,8 +11,11 @@ namespace quern {
 #define QUERN_ARCHITECTURES(X) \
   X(kLlama)                    \
   X(kQwen2)                    \
+  X(kQwen2Vl)                  \
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
+  X(kQwen3Vl)                  \
+  X(kQwen3VlMoe)               \
   X(kGemma2)                   \
   X(kGemma3)                   \
   X(kOlmo2)                    \

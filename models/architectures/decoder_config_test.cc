@@ -426,11 +426,12 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   const std::vector<std::string> names = {
-      "'llama'",         "'qwen2'",    "'qwen3'",   "'qwen3moe'",
-      "'gemma2'",        "'gemma3'",   "'olmo2'",   "'exaone4'",
-      "'smollm3'",       "'phi3'",     "'glm4'",    "'ernie4_5'",
-      "'seed_oss'",      "'lfm2'",     "'granite'", "'granitemoe'",
-      "'granitehybrid'", "'deepseek2'"};
+      "'llama'",    "'qwen2'",   "'qwen2vl'",    "'qwen3'",
+      "'qwen3moe'", "'qwen3vl'", "'qwen3vlmoe'", "'gemma2'",
+      "'gemma3'",   "'olmo2'",   "'exaone4'",    "'smollm3'",
+      "'phi3'",     "'glm4'",    "'ernie4_5'",   "'seed_oss'",
+      "'lfm2'",     "'granite'", "'granitemoe'", "'granitehybrid'",
+      "'deepseek2'"};
   EXPECT_EQ(message(other),
             absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
                          absl::StrJoin(names, ", "), " or 'qwen3next'"));

@@ -388,6 +388,9 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("seed_oss", [](Form& f) { f.q_bias = false; }), kFelt);
   EXPECT_GT(distance("seed_oss", [](Form& f) { f.v_bias = false; }), kFelt);
   EXPECT_GT(distance("seed_oss", [](Form& f) { f.rope_pairs = true; }), kFelt);
+  EXPECT_GT(distance("qwen2vl", [](Form& f) { f.k_bias = false; }), kFelt);
+  EXPECT_GT(distance("qwen3vl", [](Form& f) { f.k_norm = false; }), kFelt);
+  EXPECT_GT(distance("qwen3vlmoe", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
   EXPECT_GT(distance("lfm2", [](Form& f) { f.q_norm = false; }), kFelt);

@@ -75,8 +75,7 @@ struct ReferenceForm {
     form.q_bias = form.k_bias = form.v_bias =
         file.HasTensor("blk.0.attn_q.bias");
     form.q_norm = form.k_norm =
-        architecture == "qwen3" || architecture == "qwen3moe" ||
-        architecture == "lfm2" || architecture == "qwen3next";
+        absl::StartsWith(architecture, "qwen3") || architecture == "lfm2";
     if (architecture == "olmo2" || architecture == "exaone4") {
       form.q_norm = form.k_norm = true;
       form.post_attention_norm = form.post_ffw_norm = true;
