@@ -98,13 +98,9 @@ TEST(ArchitectureTensorsTest, RequiredKeysAreNeeded) {
     SmallDecoder shape = Shape(*architecture);
     const DecoderConfig config = SmallDecoderConfig(shape);
     for (const ModelKey& key : ModelKeys()) {
-      if (key.integer == nullptr || !config.parts.HasAll(key.needs) ||
+      // The keys of parts that a model may have tell that it has them.
+      if (key.integer == nullptr || !architecture->always.HasAll(key.needs) ||
           key.fallback(config) > 0) {
-        continue;
-      }
-      // It follows from the number of shared experts.
-      if (key.integer == &DecoderConfig::shared_ffn &&
-          config.Has(ModelPart::kRouting)) {
         continue;
       }
       const std::string name = absl::StrCat(architecture->name, ".", key.name);

@@ -384,7 +384,9 @@ absl::StatusOr<DecoderConfig> DecoderConfig::Create(const GgufFile& file) {
       case ModelPart::kOutputMatrix:
         return file.HasTensor(TensorName(TensorId::kOutput));
       case ModelPart::kQkvBias:
-        return file.HasTensor(TensorName(TensorId::kAttnQBias));
+        return file.HasTensor(TensorName(TensorId::kAttnQBias)) ||
+               file.HasTensor(TensorName(TensorId::kAttnKBias)) ||
+               file.HasTensor(TensorName(TensorId::kAttnVBias));
       default:
         return false;
     }
