@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -349,6 +350,15 @@ void AddModelKeys(const RandomModelShape& s, const DecoderConfig& c,
   if (c.Has(ModelPart::kYarn)) {
     w.KeyString(absl::StrCat(c.architecture, ".", kRopeScalingKey),
                 kYarnScaling);
+  }
+  // Files of models that see images tell which pairs of a head turn by which of
+  // an image's three positions. A token of text has the same in all, so that
+  // models of text do not read it; llama.cpp wants it.
+  if (absl::StrContains(c.architecture, "vl")) {
+    const auto pairs = static_cast<int32_t>(c.rope_dim / 2);
+    const int32_t rows = pairs * 3 / 8;
+    w.KeyI32s(absl::StrCat(c.architecture, ".rope.dimension_sections"),
+              {pairs - 2 * rows, rows, rows, 0});
   }
   WriteModelKeys(
       c,

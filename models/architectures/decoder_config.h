@@ -167,8 +167,8 @@ struct DecoderConfig {
   // supported architectures and formats. Unimplemented for
   //
   //   - other architectures;
-  //   - scaling of rotary positions by keys, other than YaRN where the
-  //     architecture may have it;
+  //   - scaling of rotary positions by keys, other than YaRN and linear
+  //     scaling where the architecture may have them;
   //   - experts where the architecture has none, groups of experts, and biases
   //     of experts where no key says how experts are scored;
   //   - latents whose size is not a multiple of 4;
