@@ -29,8 +29,9 @@ constexpr int kCallsOfCase = 150;
 // Small models of several architectures, each with a vocabulary.
 std::vector<std::string> Corpus(Rng& rng) {
   std::vector<std::string> corpus;
-  for (const char* architecture : {"llama", "qwen3moe", "gemma2", "lfm2",
-                                   "granitehybrid", "qwen3next", "deepseek2"}) {
+  for (const char* architecture :
+       {"llama", "qwen3moe", "gemma2", "gemma3", "olmo2", "phi3", "lfm2",
+        "granitehybrid", "qwen3next", "deepseek2"}) {
     SmallDecoder shape;
     shape.architecture = architecture;
     shape.vocab = kFuzzVocab;
