@@ -179,12 +179,14 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   c.ssm_heads = r.ssm_heads;
   c.ssm_groups = r.ssm_groups;
   c.ssm_state = r.ssm_state;
+  // Used in models whose files say how experts are scored.
+  c.leading_dense = std::min(s.latent.leading_dense, s.layers - 1);
+  if (!r.kinds.empty()) c.gating = DecoderConfig::kSigmoid;
   if (const RandomLatent& l = s.latent; l.kv_lora > 0) {
     c.kv_lora = l.kv_lora;
     c.q_lora = l.q_lora;
     c.rope_dim = l.rope;
     c.value_dim = l.value_dim;
-    c.leading_dense = std::min(l.leading_dense, s.layers - 1);
     c.shared_experts = l.shared_experts;
     c.experts_sum_to_one = false;
     c.yarn_factor = l.yarn_factor;
@@ -206,6 +208,8 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
                (part == ModelPart::kSharedExpert &&
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||
                part == ModelPart::kQkvBias ||
+               (part == ModelPart::kRouterBias &&
+                !s.recurrence.kinds.empty()) ||
                (part == ModelPart::kLocalLayers && s.window > 0) ||
                (part == ModelPart::kYarn && s.latent.yarn_factor > 0) ||
                (part == ModelPart::kQueryLora && s.latent.q_lora > 0) ||

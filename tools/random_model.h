@@ -58,7 +58,8 @@ struct RandomLatent {
   int64_t kv_lora = 0;  // 0: attention is over keys and values of heads
   int64_t rope = 0;
   int64_t value_dim = 0;
-  int64_t leading_dense = 0;   // layers before the first with experts
+  // Layers before the first with experts, also in models without latents.
+  int64_t leading_dense = 0;
   int64_t shared_experts = 0;  // each as wide as one of the others
   // YaRN: how much longer the context became, the context before, and a tenth
   // of mscale_all_dim.

@@ -11,6 +11,10 @@ constexpr RandomRecurrence kTinyLfm2Layers = {"rar", 3};
 constexpr RandomRecurrence kGraniteLayers = {"rrrrrarrrr", 4, 4096, 64, 1, 128};
 constexpr RandomRecurrence kTinyGraniteLayers = {"rar", 4, 128, 8, 1, 16};
 constexpr RandomRecurrence kNoRecurrence = {};
+constexpr RandomRecurrence kLfm2MoeLayers = {"rrarrrarrrarrrarrrarrarr", 3};
+// Without latents: how many of the first layers are dense.
+constexpr RandomLatent kOneDense = {0, 0, 0, 1};
+constexpr RandomLatent kTwoDense = {0, 0, 0, 2};
 constexpr RandomLatent kLatentLite = {512, 64, 128, 1, 2, 40, 4096, 0.0707f};
 // Two matrices of queries, as llama.cpp wants them of all models but
 // DeepSeek-V2-Lite, which it knows by its number of layers.
@@ -58,6 +62,8 @@ constexpr RandomModelShape kShapes[] = {
      "ernie4_5"},
     {"lfm2_1.2b", 16, 2048, 32, 8, 64, 8192, 65536, 128000, 1e6f, 1e-5f, "lfm2",
      0, 0, 0, 0, 0, kLfm2Layers},
+    {"lfm2_8b_a1b", 24, 2048, 32, 8, 64, 7168, 65536, 128000, 1e6f, 1e-5f,
+     "lfm2moe", 0, 0, 32, 4, 1792, kLfm2MoeLayers, kTwoDense},
     {"granite3.1_8b", 40, 4096, 32, 8, 128, 12800, 49155, 131072, 1e7f, 1e-5f,
      "granite"},
     {"granite4_h_micro", 40, 2048, 32, 8, 64, 8192, 100352, 131072, 10000,
@@ -93,6 +99,8 @@ constexpr RandomModelShape kShapes[] = {
      "qwen3vlmoe", 0, 0, 8, 2, 96},
     {"tiny_lfm2", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2", 0, 0, 0,
      0, 0, kTinyLfm2Layers},
+    {"tiny_lfm2moe", 3, 64, 4, 2, 16, 160, 320, 256, 1e6f, 1e-5f, "lfm2moe", 0,
+     0, 8, 2, 96, kTinyLfm2Layers, kOneDense},
     {"tiny_granite", 2, 64, 4, 2, 16, 160, 320, 256, 1e7f, 1e-5f, "granite"},
     {"tiny_granitemoe", 2, 64, 4, 2, 16, 160, 320, 256, 10000, 1e-5f,
      "granitemoe", 0, 0, 8, 2, 160},

@@ -26,6 +26,7 @@ namespace quern {
   X(kErnie45)                  \
   X(kSeedOss)                  \
   X(kLfm2)                     \
+  X(kLfm2Moe)                  \
   X(kGranite)                  \
   X(kGraniteMoe)               \
   X(kGraniteHybrid)            \

@@ -415,6 +415,22 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
          });
 }
 
+TEST(DecoderConfigTest, WeightsOfExpertsSumToOneInLfm2Moe) {
+  SmallDecoder shape;
+  shape.architecture = "lfm2moe";
+  TestRng rng;
+  std::string bytes = SmallDecoderFile(rng, shape);
+  const auto config = DecoderConfig::Create(ParseOrDie(bytes));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->experts_sum_to_one);
+  const std::string key = "lfm2moe.expert_weights_norm";
+  // The key's name is followed by its type (u32), then by the value.
+  bytes[bytes.find(key) + key.size() + 4] = 0;
+  EXPECT_THAT(
+      std::string(DecoderConfig::Create(ParseOrDie(bytes)).status().message()),
+      HasSubstr("lfm2moe.expert_weights_norm is false; need true, because"));
+}
+
 TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   const auto message = [](GgufWriter& writer) {
     const std::string bytes = writer.Finish();
@@ -426,12 +442,12 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
   const std::vector<std::string> names = {
-      "'llama'",    "'qwen2'",   "'qwen2vl'",    "'qwen3'",
-      "'qwen3moe'", "'qwen3vl'", "'qwen3vlmoe'", "'gemma2'",
-      "'gemma3'",   "'olmo2'",   "'exaone4'",    "'smollm3'",
-      "'phi3'",     "'glm4'",    "'ernie4_5'",   "'seed_oss'",
-      "'lfm2'",     "'granite'", "'granitemoe'", "'granitehybrid'",
-      "'deepseek2'"};
+      "'llama'",         "'qwen2'",    "'qwen2vl'",    "'qwen3'",
+      "'qwen3moe'",      "'qwen3vl'",  "'qwen3vlmoe'", "'gemma2'",
+      "'gemma3'",        "'olmo2'",    "'exaone4'",    "'smollm3'",
+      "'phi3'",          "'glm4'",     "'ernie4_5'",   "'seed_oss'",
+      "'lfm2'",          "'lfm2moe'",  "'granite'",    "'granitemoe'",
+      "'granitehybrid'", "'deepseek2'"};
   EXPECT_EQ(message(other),
             absl::StrCat("decoder: general.architecture is 'gpt2'; need ",
                          absl::StrJoin(names, ", "), " or 'qwen3next'"));

@@ -72,6 +72,11 @@ constexpr double kInt8Bound = 0.4;
 // eps = 1e-5.
 SmallDecoder ForRoundings(SmallDecoder shape) {
   if (shape.architecture == "qwen3next") shape.norm_eps = 0.02f;
+  // Its recurrent layers are those of lfm2, where their roundings are judged.
+  // They multiply three rounded numbers, and lfm2 is near the bound.
+  if (shape.architecture == "lfm2moe") {
+    shape.kinds.assign(static_cast<size_t>(shape.layers), 'a');
+  }
   return shape;
 }
 
@@ -164,14 +169,17 @@ TEST_P(DecoderOracleTest, EqualsTheOracleWithSomeOfTheExperts) {
   SmallDecoder shape;
   shape.experts = 7;
   shape.mixture = true;
-  for (const char* architecture :
-       {"llama", "qwen3moe", "granitehybrid", "granitemoe", "qwen3next"}) {
+  for (const char* architecture : {"llama", "qwen3moe", "granitehybrid",
+                                   "granitemoe", "lfm2moe", "qwen3next"}) {
     shape.architecture = architecture;
     for (const int64_t used : {1, 2, 5}) {
       SCOPED_TRACE(absl::StrCat(architecture, " ", used));
       shape.shared_ffn = used == 2 ? 0 : 32 * used;
       shape.shared_router_is_matrix = used == 5;
       shape.experts_used = used;
+      // Of lfm2moe alone: the last layer has experts with biases.
+      shape.gating =
+          used == 1 ? DecoderConfig::kSoftmax : DecoderConfig::kSigmoid;
       for (const auto type : {GgufTensorType::kF32, GgufTensorType::kQ8_0}) {
         shape.type = type;
         EXPECT_LE(Distance(shape, DecoderWeights::kF32), kF32Bound);
@@ -194,6 +202,7 @@ TEST_P(DecoderOracleTest, EqualsTheOracleForAwkwardShapes) {
   SmallDecoder one;  // the smallest model
   one.vocab = one.layers = one.ffn = one.q_heads = one.kv_heads = 1;
   one.hidden = one.head_dim = one.rope_dim = 2;
+  one.leading_dense = 0;
   for (const std::string& architecture : TestArchitectures()) {
     SCOPED_TRACE(architecture);
     odd.architecture = one.architecture = architecture;
@@ -366,6 +375,11 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
     shape.layers = layers;
     shape.mixture = shape.architecture == "granitehybrid";
     shape.shared_ffn = 96;
+    if (shape.architecture == "lfm2moe") {
+      shape.experts = 7;
+      shape.experts_used = 2;
+      shape.gating = DecoderConfig::kSigmoid;
+    }
     const std::string bytes = SmallDecoderFile(rng, shape);
     const GgufFile file = ParseOrDie(bytes);
     const auto c = DecoderConfig::Create(file);
@@ -393,6 +407,15 @@ TEST(ReferenceDecoderTest, EachDifferenceIsFelt) {
   EXPECT_GT(distance("qwen3vlmoe", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("qwen3", [](Form& f) { f.k_norm = false; }), kFelt);
+  const auto mixture = [&](auto&& change) {
+    EXPECT_GT(distance("lfm2moe", change), kFelt);
+  };
+  mixture([](Form& f) { f.sigmoid_scores = false; });
+  mixture([](Form& f) { f.router_bias = false; });
+  mixture([](Form& f) { f.expert_scale = 1; });
+  mixture([](Form& f) { f.experts_used = 3; });
+  mixture([](Form& f) { f.k_norm = false; });
+  mixture([](Form& f) { f.conv_taps = 1; });
   EXPECT_GT(distance("lfm2", [](Form& f) { f.q_norm = false; }), kFelt);
   EXPECT_GT(distance("lfm2", [](Form& f) { f.rope_pairs = true; }), kFelt);
   EXPECT_GT(distance("lfm2", [](Form& f) { f.conv_taps = 1; }), kFelt);

@@ -57,7 +57,7 @@ class ReferenceDecoder {
                                       x)
                                : x;
       const DoubleRows down =
-          form_.experts_used > 0
+          form_.experts_used > 0 && layer >= form_.leading_dense
               ? Mixture(blk, h)
               : FeedForward(h, GateOrUp(blk, 0), GateOrUp(blk, 1),
                             WeightsOf(blk + "ffn_down.weight"));
@@ -210,6 +210,11 @@ class ReferenceDecoder {
   DoubleRows Mixture(const std::string& blk, const DoubleRows& x) const {
     const DoubleRows logits = Times(x, blk + "ffn_gate_inp.weight");
     const size_t experts = logits[0].size();
+    const std::string bias_name = blk + "exp_probs_b.bias";
+    const std::vector<double> bias =
+        form_.router_bias && file_.HasTensor(bias_name)
+            ? Matrix(bias_name)[0]
+            : std::vector<double>(experts);
     // The matrix of an expert, in a tensor of all.
     const auto of = [&](const char* name, size_t expert) {
       const Weights all = WeightsOf(blk + name);
@@ -223,7 +228,10 @@ class ReferenceDecoder {
                                           of("ffn_up_exps.weight", e),
                                           of("ffn_down_exps.weight", e));
       for (size_t t = 0; t < x.size(); ++t) {
-        const double weight = ExpertWeight(logits[t], e);
+        const double weight =
+            form_.expert_scale * (form_.sigmoid_scores
+                                      ? SigmoidWeight(logits[t], bias, e)
+                                      : ExpertWeight(logits[t], e));
         for (size_t i = 0; i < y[t].size(); ++i) y[t][i] += weight * part[t][i];
       }
     }
@@ -254,6 +262,25 @@ class ReferenceDecoder {
       sum += std::exp(largest[i]);
     }
     return std::exp(logits[e]) / sum;
+  }
+
+  // The share of expert e in the scores of those whose biased scores are the
+  // largest, or 0.
+  double SigmoidWeight(const std::vector<double>& logits,
+                       const std::vector<double>& bias, size_t e) const {
+    std::vector<double> scores, biased;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      scores.push_back(1 / (1 + std::exp(-logits[i])));
+      biased.push_back(scores[i] + bias[i]);
+    }
+    std::vector<double> largest = biased;
+    std::sort(largest.begin(), largest.end(), std::greater<>());
+    const double least = largest[form_.experts_used - 1];
+    double sum = 0;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      if (biased[i] >= least) sum += scores[i];
+    }
+    return biased[e] < least ? 0 : scores[e] / sum;
   }
 
   DoubleRows Times(const DoubleRows& x, const std::string& name) const {

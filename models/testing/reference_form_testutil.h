@@ -41,6 +41,11 @@ struct ReferenceForm {
   double attention_cap = 0, logit_cap = 0;  // 0: none
   size_t experts_used = 0;                  // 0: there are no experts
   bool shared_expert = false;               // with the weight 1
+  // How many layers come before the first with experts. Scores of experts by
+  // sigmoid instead of softmax; a bias changes which are chosen.
+  int64_t leading_dense = 0;
+  bool sigmoid_scores = false, router_bias = true;
+  double expert_scale = 1;
   bool renormalize = true;  // the weights of a token's experts sum to 1
   int64_t window = 0;       // of local layers; 0: there are none
   // Every so manyth layer is not local; 0: all are local.
@@ -74,8 +79,9 @@ struct ReferenceForm {
     if (architecture == "smollm3") form.rope_gap = 4;
     form.q_bias = form.k_bias = form.v_bias =
         file.HasTensor("blk.0.attn_q.bias");
-    form.q_norm = form.k_norm =
-        absl::StartsWith(architecture, "qwen3") || architecture == "lfm2";
+    form.q_norm = form.k_norm = absl::StartsWith(architecture, "qwen3") ||
+                                architecture == "lfm2moe" ||
+                                architecture == "lfm2";
     if (architecture == "olmo2" || architecture == "exaone4") {
       form.q_norm = form.k_norm = true;
       form.post_attention_norm = form.post_ffw_norm = true;
@@ -90,11 +96,17 @@ struct ReferenceForm {
     if (architecture == "glm4") {
       form.post_attention_norm = form.post_ffw_norm = true;
     }
-    if (architecture == "lfm2") {
-      form.conv_taps =
-          static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
+    if (absl::StartsWith(architecture, "lfm2")) {
+      form.conv_taps = static_cast<size_t>(
+          *file.GetInt(absl::StrCat(architecture, ".shortconv.l_cache")));
     }
-    if (file.HasTensor("blk.0.ffn_gate_inp.weight")) {
+    if (architecture == "lfm2moe") {
+      form.leading_dense = *file.GetInt("lfm2moe.leading_dense_block_count");
+      form.sigmoid_scores = *file.GetInt("lfm2moe.expert_gating_func") == 2;
+      form.expert_scale = f32("lfm2moe.expert_weights_scale");
+    }
+    if (file.HasTensor(
+            absl::StrCat("blk.", c.layers - 1, ".ffn_gate_inp.weight"))) {
       const std::string used = absl::StrCat(architecture, ".expert_used_count");
       form.experts_used = static_cast<size_t>(*file.GetInt(used));
       form.shared_expert = file.HasTensor("blk.0.ffn_up_shexp.weight");
