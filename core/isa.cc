@@ -17,7 +17,17 @@ bool IsCompiled(IsaLeaf leaf) {
   return leaf == IsaLeaf::kNone || QUERN_AVX_VNNI != 0;
 }
 
-bool CpuHas(IsaLeaf leaf) { return leaf == IsaLeaf::kNone || HasAvxVnni(); }
+bool CpuHas(IsaLeaf leaf) {
+  switch (leaf) {
+    case IsaLeaf::kNone:
+      return true;
+    case IsaLeaf::kAvxVnni:
+      return HasAvxVnni();
+    case IsaLeaf::kAvxVnniInt8:
+      return HasAvxVnniInt8();
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -25,12 +35,14 @@ bool StandsFor(absl::string_view ran, absl::string_view isa) {
   if (ran == isa) return true;
   if (isa == "AVX3_DL") return ran == "AVX3";
   if (isa == "AVX3_ZEN4") return ran == "AVX3" || ran == "AVX3_DL";
+  if (isa == kAvxVnniInt8Target) return ran == kAvxVnniTarget;
   return false;
 }
 
 void UseIsaForTest(const Isa* isa) {
   hwy::SetSupportedTargetsForTest(0);
   AllowAvxVnniForTest(isa == nullptr || *isa != Isa{HWY_AVX2});
+  AllowAvxVnniInt8ForTest(isa == nullptr || *isa != kAvx2Vnni);
   if (isa == nullptr) return;
   // A lesser one has a higher bit.
   hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() &
@@ -38,7 +50,15 @@ void UseIsaForTest(const Isa* isa) {
 }
 
 const char* Isa::name() const {
-  return leaf == IsaLeaf::kAvxVnni ? kAvxVnniTarget : hwy::TargetName(highway);
+  switch (leaf) {
+    case IsaLeaf::kNone:
+      break;
+    case IsaLeaf::kAvxVnni:
+      return kAvxVnniTarget;
+    case IsaLeaf::kAvxVnniInt8:
+      return kAvxVnniInt8Target;
+  }
+  return hwy::TargetName(highway);
 }
 
 // DispatchedTarget, because it is an integer in memory: hwy::SupportedTargets()
@@ -51,8 +71,8 @@ std::vector<Isa> CompiledIsas() {
   std::vector<Isa> isas;
   for (int64_t left = HWY_TARGETS; left != 0; left &= left - 1) {
     const int64_t target = left & -left;
-    if (target == kAvx2Vnni.highway && IsCompiled(kAvx2Vnni.leaf)) {
-      isas.push_back(kAvx2Vnni);
+    for (const Isa& isa : kIsasWithLeaf) {
+      if (target == isa.highway && IsCompiled(isa.leaf)) isas.push_back(isa);
     }
     isas.push_back({target});
   }

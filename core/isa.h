@@ -14,7 +14,8 @@ namespace quern {
 
 enum class IsaLeaf : uint8_t {
   kNone,
-  kAvxVnni,  // core/avx_vnni.h
+  kAvxVnni,      // core/avx_vnni.h
+  kAvxVnniInt8,  // core/avx_vnni.h
 };
 
 struct Isa {
@@ -36,6 +37,10 @@ inline bool operator==(const Isa& a, const Isa& b) {
 inline bool operator!=(const Isa& a, const Isa& b) { return !(a == b); }
 
 inline constexpr Isa kAvx2Vnni = {HWY_AVX2, IsaLeaf::kAvxVnni};
+inline constexpr Isa kAvx2VnniInt8 = {HWY_AVX2, IsaLeaf::kAvxVnniInt8};
+
+// All that have a leaf, best first.
+inline constexpr Isa kIsasWithLeaf[] = {kAvx2VnniInt8, kAvx2Vnni};
 
 // Whether kernels for `ran`, what a plan's target() returns, may be what a CPU
 // whose best instruction set is `isa` runs: `ran` is `isa`, or what `isa` adds

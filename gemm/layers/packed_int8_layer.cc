@@ -77,20 +77,29 @@ class Int8Arithmetic : public PackedArithmetic {
     const uint8_t* from = row.a;
     const int64_t all_k = layout().k();
     uint8_t* q = terms.quantised + row.worker * RowStride(all_k);
+    float* scale = &terms.scale[row.row];
+    const uint8_t* codes = q;
     int32_t zero_point = 0;
-    if (quantize_.has_value()) {
-      quantize_->QuantizeRowU8(from, all_k, q, &terms.scale[row.row],
-                               &zero_point);
-    } else {
-      for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
-      terms.scale[row.row] = ScaleOf(*row.args, row.row_of_a);
+    if (!quantize_.has_value()) {
+      if (kernels_.row_shift == 0) {
+        codes = from;
+      } else {
+        for (int64_t k = 0; k < all_k; ++k) q[k] = from[k] ^ 0x80;
+      }
+      *scale = ScaleOf(*row.args, row.row_of_a);
       zero_point = ZeroPointOf(*row.args, row.row_of_a);
+    } else if (kernels_.row_shift == 0) {
+      quantize_->QuantizeRow(from, all_k, reinterpret_cast<int8_t*>(q), scale,
+                             &zero_point);
+    } else {
+      quantize_->QuantizeRowU8(from, all_k, q, scale, &zero_point);
     }
     // Unsigned: a caller's zero point may be anything.
     terms.offset[row.row] =
-        static_cast<int32_t>(128u + static_cast<uint32_t>(zero_point));
+        static_cast<int32_t>(static_cast<uint32_t>(kernels_.row_shift) +
+                             static_cast<uint32_t>(zero_point));
     ForEachChunk(product, row.to, [&](int64_t k, int64_t count, uint32_t* to) {
-      kernels_.store_row(q + k, static_cast<size_t>(count), to);
+      kernels_.store_row(codes + k, static_cast<size_t>(count), to);
     });
   }
 
