@@ -19,6 +19,9 @@ TEST(CpuInfoTest, KnowsThisMachine) {
   std::vector<std::string> targets;
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
     const std::string name = hwy::TargetName(target);
+    if (name == "AVX2" && HasAvxVnniInt8()) {
+      targets.push_back("AVX2_VNNI_INT8");
+    }
     if (name == "AVX2" && HasAvxVnni()) targets.push_back("AVX2_VNNI");
     targets.push_back(name);
   }

@@ -29,6 +29,14 @@ bool CpuHas(IsaLeaf leaf) {
   return false;
 }
 
+// Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
+// whatever DisableTargets has said before, until the next Update.
+int64_t SupportedTargets() {
+  const int64_t targets = hwy::SupportedTargets();
+  hwy::GetChosenTarget().Update(targets);
+  return targets;
+}
+
 }  // namespace
 
 bool StandsFor(absl::string_view ran, absl::string_view isa) {
@@ -61,10 +69,12 @@ const char* Isa::name() const {
   return hwy::TargetName(highway);
 }
 
-// DispatchedTarget, because it is an integer in memory: hwy::SupportedTargets()
-// asks the CPU, which may leave a virtual machine, and forgets a cap.
+// On x86 DispatchedTarget alone, because it is an integer in memory: to look at
+// the CPU may leave a virtual machine there.
 bool Isa::Runs() const {
-  return highway >= hwy::DispatchedTarget() && CpuHas(leaf);
+  const bool runs = isa_internal::TargetRuns<HWY_ARCH_X86 != 0>(
+      highway, hwy::DispatchedTarget(), &SupportedTargets);
+  return runs && CpuHas(leaf);
 }
 
 std::vector<Isa> CompiledIsas() {
@@ -80,10 +90,7 @@ std::vector<Isa> CompiledIsas() {
 }
 
 std::vector<Isa> SupportedIsas() {
-  const int64_t targets = hwy::SupportedTargets();
-  // Where Highway 1.2 looks at the CPU, dispatch takes all that it has found,
-  // whatever DisableTargets has said before, until the next Update.
-  hwy::GetChosenTarget().Update(targets);
+  const int64_t targets = SupportedTargets();
   std::vector<Isa> isas;
   for (const Isa& isa : CompiledIsas()) {
     if ((isa.highway & targets) != 0 && CpuHas(isa.leaf)) isas.push_back(isa);

@@ -108,7 +108,9 @@ void Execute(const SignedQuads& quads, Frame& frame) {
 struct sigaction former = {};
 bool trying = false;  // EmulateAvxVnniInt8 tries whether emulation works
 
-void OnIllegalInstruction(int /*signal*/, siginfo_t* /*info*/, void* context) {
+// The attribute is for qemu 7.2, which calls handlers with the stack as it is.
+__attribute__((force_align_arg_pointer)) void OnIllegalInstruction(
+    int /*signal*/, siginfo_t* /*info*/, void* context) {
   mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
   Frame frame(machine.fpregs);
   greg_t& next = machine.gregs[REG_RIP];

@@ -16,9 +16,9 @@
 namespace quern {
 
 // Whether kernels of AVX2_VNNI_INT8 run in this process from now on: the CPU
-// has the instruction, or emulation works, which this call has tried. If
-// neither, says so on standard output: qemu 7.2 keeps half of each register to
-// itself. Before other threads are started.
+// has the instruction, or emulation works, which this call has tried. Says on
+// standard output if neither is so, because a signal there does not get the
+// upper halves of registers. To be called before other threads are started.
 bool EmulateAvxVnniInt8();
 
 // How many instructions were emulated so far, by all threads.

@@ -26,7 +26,8 @@ absl::string_view CoreName(const CpuId& cpu) {
 
 int HardwareBound(const CpuId& cpu, absl::string_view target, PeakKind kind) {
   const CpuCore core = CoreOf(cpu);
-  const bool avx2 = target == "AVX2" || target == kAvxVnniTarget;
+  const bool avx2 = target == "AVX2" || target == kAvxVnniTarget ||
+                    target == kAvxVnniInt8Target;
   const bool sse = target == "SSE4" || target == "SSSE3" || target == "SSE2";
   const bool widened =
       kind == PeakKind::kBF16 && target != "AVX3_ZEN4" && target != "AVX3_SPR";
