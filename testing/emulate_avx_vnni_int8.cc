@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 
 #include "quern/core/avx_vnni.h"
+#include "quern/core/check.h"
 
 #if QUERN_AVX_VNNI && defined(__linux__)
 #define QUERN_EMULATES 1
@@ -32,7 +34,7 @@ constexpr size_t kInstructionBytes = 5;
 
 // C4, then ~R ~X ~B 00010, then 0 ~vvvv L 11, then 50, then 11 reg rm: R and
 // reg are the number of sums, vvvv that of a, B and rm that of b.
-bool Decode(const uint8_t* at, SignedQuads* to) {
+bool Decode(const uint8_t *at, SignedQuads *to) {
   if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x83) != 3 ||
       at[3] != 0x50 || at[4] < 0xC0) {
     return false;
@@ -49,7 +51,7 @@ bool Decode(const uint8_t* at, SignedQuads* to) {
 // parts are there, then the upper halves.
 class Frame {
  public:
-  explicit Frame(void* registers) : bytes_(static_cast<uint8_t*>(registers)) {}
+  explicit Frame(void *registers) : bytes_(static_cast<uint8_t *>(registers)) {}
 
   // Whether it holds the upper halves, too.
   bool HasYmm() const {
@@ -83,12 +85,12 @@ class Frame {
     return value;
   }
 
-  uint8_t* bytes_;
+  uint8_t *bytes_;
 };
 
 // Beyond its lanes the register becomes zeros. Whatever AVX-512 has above 256
 // bits stays, because kernels for AVX2 never look there.
-void Execute(const SignedQuads& quads, Frame& frame) {
+void Execute(const SignedQuads &quads, Frame &frame) {
   uint8_t a[32], b[32], old[32], now[32] = {};
   frame.Get(quads.a, a);
   frame.Get(quads.b, b);
@@ -106,24 +108,29 @@ void Execute(const SignedQuads& quads, Frame& frame) {
 }
 
 struct sigaction former = {};
-bool trying = false;  // EmulateAvxVnniInt8 tries whether emulation works
+// EmulateAvxVnniInt8 tries whether emulation works, and what it has found.
+volatile std::sig_atomic_t trying = 0, has_no_ymm = 0;
 
 // The attribute is for qemu 7.2, which calls handlers with the stack as it is.
 __attribute__((force_align_arg_pointer)) void OnIllegalInstruction(
-    int /*signal*/, siginfo_t* /*info*/, void* context) {
-  mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+    int /*signal*/, siginfo_t * /*info*/, void *context) {
+  mcontext_t &machine = static_cast<ucontext_t *>(context)->uc_mcontext;
   Frame frame(machine.fpregs);
-  greg_t& next = machine.gregs[REG_RIP];
-  const auto* at = reinterpret_cast<const uint8_t*>(next);
+  greg_t &next = machine.gregs[REG_RIP];
+  const auto *at = reinterpret_cast<const uint8_t *>(next);
   const bool can = machine.fpregs != nullptr && frame.HasYmm();
   SignedQuads quads;
   // Often the instruction behind it is another.
-  while (Decode(at, &quads) && (can || trying)) {
-    if (can) Execute(quads, frame);
+  while (Decode(at, &quads) && (can || trying != 0)) {
+    if (can) {
+      Execute(quads, frame);
+    } else {
+      has_no_ymm = 1;
+    }
     emulated.fetch_add(1, std::memory_order_relaxed);
     at += kInstructionBytes;
   }
-  if (at == reinterpret_cast<const uint8_t*>(next)) {
+  if (at == reinterpret_cast<const uint8_t *>(next)) {
     // Another illegal instruction. It is executed again, and is not ours then.
     sigaction(SIGILL, &former, nullptr);
     return;
@@ -160,18 +167,21 @@ bool Install() {
   struct sigaction action = {};
   action.sa_sigaction = &OnIllegalInstruction;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
-  trying = sigaction(SIGILL, &action, &former) == 0;
-  const bool works = trying && IsRight() && EmulatedInstructions() == 1;
-  if (trying && !works) sigaction(SIGILL, &former, nullptr);
-  trying = false;
-  if (!works) {
+  QUERN_CHECK(sigaction(SIGILL, &action, &former) == 0);
+  trying = 1;
+  const bool right = IsRight();
+  trying = 0;
+  emulated = 0;
+  if (has_no_ymm != 0) {
+    sigaction(SIGILL, &former, nullptr);
     std::printf(
         "AVX2_VNNI_INT8 IS NOT TESTED: this CPU does not have it, and a signal "
         "does not get the registers of 256 bits here, which emulation needs\n");
+    return false;
   }
-  emulated = 0;
-  SetAvxVnniInt8IsEmulated(works);
-  return works;
+  QUERN_CHECK(right && "the emulated instruction");
+  SetAvxVnniInt8IsEmulated(true);
+  return true;
 }
 
 #endif  // QUERN_EMULATES

@@ -16,9 +16,9 @@
 namespace quern {
 
 // Whether kernels of AVX2_VNNI_INT8 run in this process from now on: the CPU
-// has the instruction, or emulation works, which this call has tried. Says on
-// standard output if neither is so, because a signal there does not get the
-// upper halves of registers. To be called before other threads are started.
+// has the instruction, or it is emulated. If neither, because a signal here
+// does not get the upper halves of registers, says so on standard output. Ends
+// the process if emulation gives wrong sums. Before other threads are started.
 bool EmulateAvxVnniInt8();
 
 // How many instructions were emulated so far, by all threads.
