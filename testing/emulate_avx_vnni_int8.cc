@@ -34,7 +34,7 @@ constexpr size_t kInstructionBytes = 5;
 
 // C4, then ~R ~X ~B 00010, then 0 ~vvvv L 11, then 50, then 11 reg rm: R and
 // reg are the number of sums, vvvv that of a, B and rm that of b.
-bool Decode(const uint8_t *at, SignedQuads *to) {
+bool Decode(const uint8_t* at, SignedQuads* to) {
   if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x83) != 3 ||
       at[3] != 0x50 || at[4] < 0xC0) {
     return false;
@@ -51,7 +51,7 @@ bool Decode(const uint8_t *at, SignedQuads *to) {
 // parts are there, then the upper halves.
 class Frame {
  public:
-  explicit Frame(void *registers) : bytes_(static_cast<uint8_t *>(registers)) {}
+  explicit Frame(void* registers) : bytes_(static_cast<uint8_t*>(registers)) {}
 
   // Whether it holds the upper halves, too.
   bool HasYmm() const {
@@ -85,12 +85,12 @@ class Frame {
     return value;
   }
 
-  uint8_t *bytes_;
+  uint8_t* bytes_;
 };
 
 // Beyond its lanes the register becomes zeros. Whatever AVX-512 has above 256
 // bits stays, because kernels for AVX2 never look there.
-void Execute(const SignedQuads &quads, Frame &frame) {
+void Execute(const SignedQuads& quads, Frame& frame) {
   uint8_t a[32], b[32], old[32], now[32] = {};
   frame.Get(quads.a, a);
   frame.Get(quads.b, b);
@@ -113,11 +113,11 @@ volatile std::sig_atomic_t trying = 0, has_no_ymm = 0;
 
 // The attribute is for qemu 7.2, which calls handlers with the stack as it is.
 __attribute__((force_align_arg_pointer)) void OnIllegalInstruction(
-    int /*signal*/, siginfo_t * /*info*/, void *context) {
-  mcontext_t &machine = static_cast<ucontext_t *>(context)->uc_mcontext;
+    int /*signal*/, siginfo_t* /*info*/, void* context) {
+  mcontext_t& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
   Frame frame(machine.fpregs);
-  greg_t &next = machine.gregs[REG_RIP];
-  const auto *at = reinterpret_cast<const uint8_t *>(next);
+  greg_t& next = machine.gregs[REG_RIP];
+  const auto* at = reinterpret_cast<const uint8_t*>(next);
   const bool can = machine.fpregs != nullptr && frame.HasYmm();
   SignedQuads quads;
   // Often the instruction behind it is another.
@@ -130,7 +130,7 @@ __attribute__((force_align_arg_pointer)) void OnIllegalInstruction(
     emulated.fetch_add(1, std::memory_order_relaxed);
     at += kInstructionBytes;
   }
-  if (at == reinterpret_cast<const uint8_t *>(next)) {
+  if (at == reinterpret_cast<const uint8_t*>(next)) {
     // Another illegal instruction. It is executed again, and is not ours then.
     sigaction(SIGILL, &former, nullptr);
     return;
