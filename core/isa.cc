@@ -69,11 +69,13 @@ const char* Isa::name() const {
   return hwy::TargetName(highway);
 }
 
-// On x86 DispatchedTarget alone, because it is an integer in memory: to look at
-// the CPU may leave a virtual machine there.
+// DispatchedTarget, where it tells, because it is an integer in memory: to look
+// at the CPU may leave a virtual machine, and dispatch forgets a cap meanwhile.
 bool Isa::Runs() const {
-  const bool runs = isa_internal::TargetRuns<HWY_ARCH_X86 != 0>(
-      highway, hwy::DispatchedTarget(), &SupportedTargets);
+  const int64_t dispatched = hwy::DispatchedTarget();
+  const bool runs =
+      highway == dispatched || isa_internal::TargetRuns<HWY_ARCH_X86 != 0>(
+                                   highway, dispatched, &SupportedTargets);
   return runs && CpuHas(leaf);
 }
 
