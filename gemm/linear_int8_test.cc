@@ -254,7 +254,7 @@ TEST_P(LinearInt8Test, GivesTheBitsOfQuantisingFirst) {
 
 TEST_P(LinearInt8Test, ARowHasTheSameBitsAloneAndInABatch) {
   TestRng rng;
-  const Shape s{67, 83, 2100};
+  const Shape s{emulated() ? 23 : 67, 83, 2100};
   ExpectRowsAlone<BFloat16>(
       Plan(SpecOf<BFloat16, float>(), RealWeights(rng, kI8, s)), s, rng);
 }
