@@ -1,6 +1,8 @@
 // Linear weights through the C interface: every format has the bytes of the C++
 // function, and refusals have its words.
 
+#include "quern/gemm/testing/weights.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,7 +18,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/linear_weights_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/run.h"
 #include "quern/quant/block_format.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
@@ -80,7 +83,7 @@ TEST(WeightsInCTest, HaveTheBytesOfCppInEveryFormat) {
   InlineExecutor executor;
   for (const WeightCase& c : kWeightCases) {
     SCOPED_TRACE(testing::Message() << c);
-    const RandomWeights random(rng, c, kN, kK);
+    const WeightSources random = RealSources(rng, c, kN, kK);
     for (const bool gated : {false, true}) {
       const std::vector<LinearSource> sources = random.CutAt({16});
       const LinearWeights want = random.Pack(sources, executor, gated);
@@ -139,7 +142,7 @@ TEST(WeightsInCTest, StayInTheirBlocks) {
 TEST(WeightsInCTest, AreAdoptedWithoutACopy) {
   TestRng rng;
   LibraryInC library;
-  const RandomWeights random(rng, kWeightCases[2], kN, kK);
+  const WeightSources random = RealSources(rng, kWeightCases[2], kN, kK);
   const LinearWeights packed = random.Pack();
   quern_linear_weights* weights = nullptr;
   ASSERT_C_OK(quern_linear_weights_adopt(library.get(), packed.bytes().data(),

@@ -14,8 +14,10 @@
 #include "quern/core/tensor_view.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
-#include "quern/gemm/testing/linear_testutil.h"
+#include "quern/gemm/testing/known_weights.h"
+#include "quern/gemm/testing/oracle.h"
+#include "quern/gemm/testing/run.h"
+#include "quern/gemm/testing/weights.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"
@@ -27,7 +29,7 @@
 namespace quern {
 namespace {
 
-constexpr FormatCase kI8 = {WeightFormat::kI8Channel};
+constexpr WeightCase kI8 = {WeightFormat::kI8Channel};
 
 class LinearInt8Test : public LinearTest {
  protected:
@@ -35,13 +37,13 @@ class LinearInt8Test : public LinearTest {
   // exact.
   template <typename C>
   void ExpectExact(const Shape& s, int64_t lo, int64_t hi,
-                   const std::vector<Executor*>& executors) {
+                   const std::vector<Executor*>& executors,
+                   WeightLayout layout = WeightLayout::kNK) {
     SCOPED_TRACE(testing::Message() << DTypeName(DTypeOf<C>) << " " << s);
     TestRng rng(static_cast<uint64_t>(s.m * 1000003 + s.n * 1009 + s.k));
-    const auto scale = [](Rng& r) {
-      return std::ldexp(1.0, static_cast<int>(r.Integer(-3, 3)));
-    };
-    KnownWeights w = CodedWeights(rng, kI8, s, lo, hi, scale);
+    const auto scale = PowersOfTwo(-3, 3);
+    KnownWeights w =
+        CodedWeights(rng, {WeightFormat::kI8Channel, layout}, s, lo, hi, scale);
     if (s.n % 2 != 0) w.scales.resize(1);
     w.bias = SmallIntegers<float>(rng, s.bias ? s.n : 0, -99, 99);
     const auto q = SmallIntegers<int8_t>(rng, s.m * s.k, lo, hi);
@@ -53,7 +55,7 @@ class LinearInt8Test : public LinearTest {
     LinearSpec spec = SpecOf<int8_t, C>();
     spec.zero_points = Int8ZeroPoint::kUsed;
     const auto plan = Plan(spec, w);
-    const auto want = RoundedTo<C>(w.Product(s.m, Dequantised(q, rows)));
+    const auto want = RoundedTo<C>(ProductOf(w, s.m, Dequantised(q, rows)));
     for (Executor* executor : executors) {
       EXPECT_TRUE(
           AllEqual(RunLinear<int8_t, C>(plan, s, q, *executor, rows), want))
@@ -118,8 +120,8 @@ TEST_P(LinearInt8Test, IsExactAtEveryRemainder) {
       for (const int64_t m : {1, 2, 3, 5, 8, 13, 14, 15, 29}) {
         ++i;
         Shape s{m, n, k, i % 4, 0, i % 2 == 0};
-        s.layout = i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK;
-        ExpectExact<float>(s, -128, 127, {&inline_});
+        ExpectExact<float>(s, -128, 127, {&inline_},
+                           i % 5 == 0 ? WeightLayout::kKN : WeightLayout::kNK);
         if (HasFailure()) return;
       }
     }
@@ -166,7 +168,7 @@ TEST_P(LinearInt8Test, DoesNotSaturateOrWrapAtTheExtremes) {
     const bool zero_points = k <= LinearPlan::kMaxKZeroPoint;
     const Shape s{1, 2, k};
     for (const int weight : {-128, 127}) {
-      KnownWeights w = EmptyWeights(WeightFormat::kI8Channel, s);
+      KnownWeights w = EmptyWeights(kI8, s);
       w.codes.assign(static_cast<size_t>(2 * k), weight);
       w.scales = {1.0};
       for (const int8_t a : {-128, 127}) {
@@ -203,10 +205,10 @@ TEST_P(LinearInt8Test, StaysWithinTheDerivedBound) {
   RowTerms rows;
   rows.scales = UniformReals<float>(rng, s.m, 0.001, 0.1);
   const auto plan = Plan(SpecOf<int8_t, float>(), w);
-  const auto bounds = w.Bounds(s.m, Dequantised(q, rows));
+  const auto bounds = BoundsOf(w, s.m, Dequantised(q, rows));
   EXPECT_TRUE(AllWithin(
       RunLinear<int8_t, float>(plan, s, q, inline_, rows),
-      w.Product(s.m, Dequantised(q, rows)),
+      ProductOf(w, s.m, Dequantised(q, rows)),
       [&](double, int64_t flat) { return bounds[static_cast<size_t>(flat)]; }));
 }
 

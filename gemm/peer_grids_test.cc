@@ -20,7 +20,7 @@
 #include "quern/core/workspace.h"
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
-#include "quern/gemm/testing/known_weights_testutil.h"
+#include "quern/gemm/testing/oracle.h"
 #include "quern/quant/int8_quantize.h"
 #include "quern/testing/compare.h"
 #include "quern/testing/data.h"

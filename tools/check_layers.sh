@@ -61,7 +61,7 @@ contains() { [[ " $1 " == *" $2 "* ]]; }
 
 # Tests, benchmarks and sources that are testonly by their name may include
 # //testing.
-is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == tools/* ]]; }
+is_test() { [[ $1 =~ (_test|_bench|_smoke|_testutil|testing)[a-z_]*\.(c|cc|h)$ || $1 == testing/* || $1 == */testing/* || $1 == tools/* ]]; }
 
 # The line of `inner` that the path $1 belongs to; empty if there is none.
 inner_of() {

@@ -1,5 +1,5 @@
-#ifndef QUERN_GEMM_TESTING_BLOCK_PACK_TESTUTIL_H_
-#define QUERN_GEMM_TESTING_BLOCK_PACK_TESTUTIL_H_
+#ifndef QUERN_GEMM_WEIGHTS_BLOCK_PACK_TESTUTIL_H_
+#define QUERN_GEMM_WEIGHTS_BLOCK_PACK_TESTUTIL_H_
 
 // What gemm/weights/block_pack.h must write, bit by bit, from the words of
 // quant/block_format.h and packing/block_panels.h.
@@ -103,4 +103,4 @@ void ForEachPacked(const BlockPanels& layout, const FileColumn* file,
 
 }  // namespace quern
 
-#endif  // QUERN_GEMM_TESTING_BLOCK_PACK_TESTUTIL_H_
+#endif  // QUERN_GEMM_WEIGHTS_BLOCK_PACK_TESTUTIL_H_
