@@ -12,9 +12,9 @@ namespace quern {
 
 // convert_weight_packed: weight[n, k] or [experts, n, k] of bf16, f16, i8,
 // f8e4m3 or u8 (two 4-bit codes in a byte), rows dense in k, into SGLang's
-// packed bytes (packing/sglang_layout.h): [.., n, k], for i8 [.., n, k + 4]
-// with the compensation behind each block. n % 16 = 0 (i8, u8: n % 32 = 0) and
-// k % 32 = 0. A matrix of bf16 or f16 with n < 16 becomes f32[k, n], as in
+// packed bytes (ops/registry/sglang/packing/layout.h): [.., n, k], for i8
+// [.., n, k + 4] with the compensation behind each block. n % 16 = 0 (i8, u8:
+// n % 32 = 0) and k % 32 = 0. A matrix of bf16 or f16 with n < 16 becomes f32[k, n], as in
 // SGLang. Our own kernels do not need it: they have another form. pack_vnni is
 // another name for it: the name of SGLang's function for one block of 32
 // columns, which a matrix of n = 32 is.

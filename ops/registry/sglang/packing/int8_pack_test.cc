@@ -1,4 +1,4 @@
-#include "quern/gemm/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/int8_pack.h"
 
 #include <cstdint>
 #include <cstring>

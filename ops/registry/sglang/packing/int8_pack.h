@@ -1,13 +1,13 @@
-#ifndef QUERN_GEMM_SGLANG_PACK_H_
-#define QUERN_GEMM_SGLANG_PACK_H_
+#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKING_INT8_PACK_H_
+#define QUERN_OPS_REGISTRY_SGLANG_PACKING_INT8_PACK_H_
 
 // SGLang's packed int8 weights, complete: the geometry of
-// packing/sglang_layout.h and behind each block of 32 columns
+// ops/registry/sglang/packing/layout.h and behind each block of 32 columns
 //
 //   compensation[n] = 128 * sum over k of w[n, k]
 //
 // from quant/s8s8_compensation.h. Other types have no compensation: use
-// packing/sglang_pack.h alone.
+// ops/registry/sglang/packing/pack.h alone.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/packing/sglang_layout.h"
-#include "quern/packing/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
+#include "quern/ops/registry/sglang/packing/pack.h"
 #include "quern/quant/s8s8_compensation.h"
 
 namespace quern {
@@ -53,4 +53,4 @@ class SglangInt8PackPlan {
 
 }  // namespace quern
 
-#endif  // QUERN_GEMM_SGLANG_PACK_H_
+#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKING_INT8_PACK_H_

@@ -3,11 +3,11 @@
 
 #include "quern/core/sets/avx3.h"
 #include "quern/core/stores.h"
-#include "quern/packing/sglang_pack_kernels.h"
+#include "quern/ops/registry/sglang/packing/pack_kernels.h"
 
 // Compiled once per instruction set: foreach_target.h re-includes this file.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "packing/sglang_pack_simd.cc"
+#define HWY_TARGET_INCLUDE "ops/registry/sglang/packing/pack_simd.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "quern/packing/transpose-inl.h"

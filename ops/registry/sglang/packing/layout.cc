@@ -1,4 +1,4 @@
-#include "quern/packing/sglang_layout.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
 
 #include <algorithm>
 #include <cstdint>

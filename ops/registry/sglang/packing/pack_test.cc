@@ -1,4 +1,4 @@
-#include "quern/packing/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/pack.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "quern/core/executor.h"
 #include "quern/core/hwy_executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/packing/sglang_layout.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
 #include "quern/testing/data.h"
 #include "quern/testing/guard_buffer.h"
 #include "quern/testing/isa_test.h"
@@ -28,7 +28,7 @@ uint64_t Fnv1a(const GuardBuffer<uint8_t>& bytes) {
   return HashOf(std::string(v.begin(), v.end()));
 }
 
-// The formulas of sglang_layout.h, byte by byte. plain(n, b) is byte b of the
+// The formulas of layout.h, byte by byte. plain(n, b) is byte b of the
 // row of column n.
 std::vector<uint8_t> Formula(
     const SglangLayout& layout,

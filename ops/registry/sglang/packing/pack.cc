@@ -1,4 +1,4 @@
-#include "quern/packing/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/pack.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/packing/sglang_layout.h"
-#include "quern/packing/sglang_pack_kernels.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
+#include "quern/ops/registry/sglang/packing/pack_kernels.h"
 
 namespace quern {
 namespace {

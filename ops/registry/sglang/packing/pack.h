@@ -1,11 +1,11 @@
-#ifndef QUERN_PACKING_SGLANG_PACK_H_
-#define QUERN_PACKING_SGLANG_PACK_H_
+#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_H_
+#define QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_H_
 
 // Writes SglangLayout (see there for the formula) from w[n, k], row n
 // contiguous in k; for u8, w[n, k / 2] bytes of two codes.
 //
 // The compensation behind each int8 block is arithmetic, so it is an argument
-// here; gemm/sglang_pack.h computes it and calls this.
+// here; ops/registry/sglang/packing/int8_pack.h computes it and calls this.
 //
 // Refuses: CheckArgs, a view of another dtype, rank or shape, of a negative
 // stride or of rows that overlap, compensation of another length than n (i8) or
@@ -22,8 +22,8 @@
 #include "absl/status/statusor.h"
 #include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/packing/sglang_layout.h"
-#include "quern/packing/sglang_pack_kernels.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
+#include "quern/ops/registry/sglang/packing/pack_kernels.h"
 
 namespace quern {
 
@@ -55,4 +55,4 @@ class SglangPackPlan {
 
 }  // namespace quern
 
-#endif  // QUERN_PACKING_SGLANG_PACK_H_
+#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_H_

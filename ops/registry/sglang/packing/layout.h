@@ -1,5 +1,5 @@
-#ifndef QUERN_PACKING_SGLANG_LAYOUT_H_
-#define QUERN_PACKING_SGLANG_LAYOUT_H_
+#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKING_LAYOUT_H_
+#define QUERN_OPS_REGISTRY_SGLANG_PACKING_LAYOUT_H_
 
 // The packed weights of SGLang's CPU kernels, so that what was packed for them
 // can be compared byte for byte. For our own kernels use vnni_layout.h.
@@ -76,4 +76,4 @@ class SglangLayout {
 
 }  // namespace quern
 
-#endif  // QUERN_PACKING_SGLANG_LAYOUT_H_
+#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKING_LAYOUT_H_

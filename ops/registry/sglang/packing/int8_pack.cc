@@ -1,4 +1,4 @@
-#include "quern/gemm/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/int8_pack.h"
 
 #include <cstdint>
 
@@ -9,8 +9,8 @@
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/packing/sglang_layout.h"
-#include "quern/packing/sglang_pack.h"
+#include "quern/ops/registry/sglang/packing/layout.h"
+#include "quern/ops/registry/sglang/packing/pack.h"
 #include "quern/quant/s8s8_compensation.h"
 
 namespace quern {

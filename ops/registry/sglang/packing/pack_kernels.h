@@ -1,5 +1,5 @@
-#ifndef QUERN_PACKING_SGLANG_PACK_KERNELS_H_
-#define QUERN_PACKING_SGLANG_PACK_KERNELS_H_
+#ifndef QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_KERNELS_H_
+#define QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_KERNELS_H_
 
 // Private seam between the plan (plain C++) and the SIMD translation unit.
 
@@ -25,4 +25,4 @@ SglangPackKernels GetSglangPackKernels();
 
 }  // namespace quern
 
-#endif  // QUERN_PACKING_SGLANG_PACK_KERNELS_H_
+#endif  // QUERN_OPS_REGISTRY_SGLANG_PACKING_PACK_KERNELS_H_
