@@ -28,8 +28,6 @@
 
 #include "gtest/gtest.h"
 #include "hwy/detect_targets.h"
-#include "hwy/targets.h"
-#include "quern/core/avx_vnni.h"
 #include "quern/core/isa.h"
 
 namespace quern {
@@ -72,7 +70,7 @@ inline void PrintIsas(const char* suite, IsaKinds kinds) {
 class IsaTest : public testing::TestWithParam<Isa> {
  public:
   // The name of the instruction set asked for: Highway's, e.g. "AVX3_DL", or
-  // kAvxVnniTarget.
+  // kAvxVnniTarget (core/avx_vnni.h).
   const char* isa() const { return GetParam().name(); }
 
   testing::AssertionResult RanOn(const std::string& target) {

@@ -5,6 +5,7 @@
 #define HWY_TARGET_INCLUDE "testing/isa_test_test.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "hwy/targets.h"
 #include "quern/core/avx_vnni.h"
 
 HWY_BEFORE_NAMESPACE();

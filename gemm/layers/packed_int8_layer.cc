@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "quern/core/check_args.h"
-#include "quern/core/cpu_core.h"
 #include "quern/core/dtype.h"
 #include "quern/core/math_util.h"
 #include "quern/core/status_macros.h"
@@ -19,7 +18,6 @@
 #include "quern/gemm/linear.h"
 #include "quern/gemm/linear_weights.h"
 #include "quern/gemm/schedule/packed_product.h"
-#include "quern/gemm/schedule/prefetch_policy.h"
 #include "quern/packing/vnni_layout.h"
 #include "quern/quant/int8_quantize.h"
 
@@ -57,12 +55,9 @@ class Int8Arithmetic : public PackedArithmetic {
                  std::optional<Int8QuantizePlan> quantize)
       : PackedArithmetic(weights, spec.a, layout, PartsOf(spec.activation)),
         spec_(spec),
-        kernels_(GetInt8Kernels(spec.c)),
+        kernels_(InOneStream(GetInt8Kernels(spec.c), weights)),
         epilogue_(GetEpilogueKernels(spec.activation, spec.c)),
-        quantize_(std::move(quantize)) {
-    ReadInOneStream(ThisCpuCore(), static_cast<int64_t>(weights.bytes().size()),
-                    kernels_.table);
-  }
+        quantize_(std::move(quantize)) {}
 
   const char* target() const { return kernels_.target; }
   const char* name() const { return kernels_.arithmetic; }

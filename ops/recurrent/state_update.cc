@@ -272,7 +272,9 @@ StateChunkSize LargestUnit(const StateUpdateSpec& spec) {
           rows};
 }
 
+// Scratch of one worker; none where no sequence goes by chunks.
 int64_t WorkerBytes(const StateUpdateSpec& spec) {
+  if (spec.chunk <= 1) return 0;
   WorkspaceLayout layout;
   LayOutStateChunk(layout, spec, LargestUnit(spec));
   return layout.bytes();
@@ -282,38 +284,23 @@ int64_t WorkerBytes(const StateUpdateSpec& spec) {
 
 absl::StatusOr<int64_t> StateUpdatePlan::WorkspaceBytes(int64_t max_tokens,
                                                         int max_workers) const {
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_tokens", max_tokens, 0));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "max_workers", max_workers, 1));
-  WorkspaceLayout layout;
-  if (spec_.chunk > 1) {
-    LayOutChunks(layout, max_tokens / kChunkedFrom,
-                 max_workers * WorkerBytes(spec_));
-  }
-  if (layout.overflow()) {
-    return InvalidArgument(kOp, "max_tokens=", max_tokens,
-                           ": the workspace exceeds 2^63 bytes");
-  }
-  return layout.bytes();
+  return ChunkWorkspaceBytes(kOp, kChunkedFrom, WorkerBytes(spec_), max_tokens,
+                             max_workers);
 }
 
 void StateUpdatePlan::Execute(const StateUpdateArgs& args, Workspace workspace,
                               Executor& executor) const noexcept {
   QUERN_DCHECK_OK(CheckArgs(args));
-  ChunkMemory memory = {};
-  if (spec_.chunk > 1) {
-    memory = LayOutChunks(workspace, args.x.extent(0) / kChunkedFrom,
-                          executor.num_workers() * WorkerBytes(spec_));
-  }
-  const ChunkedSequences split =
-      SplitSequences(args.batch, memory.sequences,
-                     [&](int64_t s) { return Chunked(args.batch, s); });
-  if (split.chunked > 0) {
-    ExecuteChunks(args, memory.sequences, split.chunked, memory.workers,
-                  executor);
-  }
-  if (split.others > 0) {
-    ExecuteTokens(args, split.others, split.other_tokens, executor);
-  }
+  RunSequences(
+      args.batch, args.x.extent(0) / kChunkedFrom, WorkerBytes(spec_),
+      executor.num_workers(), workspace,
+      [&](int64_t s) { return Chunked(args.batch, s); },
+      [&](int64_t* sequences, int64_t count, uint8_t* memory) {
+        ExecuteChunks(args, sequences, count, memory, executor);
+      },
+      [&](int64_t sequences, int64_t tokens) {
+        ExecuteTokens(args, sequences, tokens, executor);
+      });
 }
 
 // Each unit is a task.
