@@ -222,6 +222,12 @@ TEST(WeightsInCTest, OutliveTheirDestructionInAnOperator) {
         quern_op_execute(op, operands, 2, c.workspace, c.bytes, nullptr), op,
         QUERN_INVALID_ARGUMENT, c.words);
   }
+  // Where a tensor is refused, too, that is what is reported.
+  TensorInC narrow(DType::kF32, x.data(), {1, kK - 1});
+  quern_operand wrong[] = {operands[0], operands[1]};
+  wrong[0].tensor = narrow.get();
+  ExpectRefused(quern_op_execute(op, wrong, 2, nullptr, 0, nullptr), op,
+                QUERN_INVALID_ARGUMENT, "linear: x is [1, 63]");
   ASSERT_C_OK(quern_op_execute(op, operands, 2, begin, size, nullptr), op);
   for (int64_t n = 0; n < kN; ++n) {
     float want = 0;
