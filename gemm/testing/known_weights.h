@@ -123,6 +123,19 @@ struct KnownWeights {
   LinearWeights Pack(Executor& executor) const;
 };
 
+// These values, [n, k], rounded to dtype: f32, bf16 or f16.
+inline KnownWeights FloatWeights(DType dtype, int64_t n, int64_t k,
+                                 const std::vector<double>& values) {
+  KnownWeights w;
+  w.spec.n = n;
+  w.spec.k = k;
+  w.spec.format = FormatOfFloats(dtype);
+  w.codes = dtype == DType::kF32    ? ToDoubles(RoundedTo<float>(values))
+            : dtype == DType::kBF16 ? ToDoubles(RoundedTo<BFloat16>(values))
+                                    : ToDoubles(RoundedTo<Float16>(values));
+  return w;
+}
+
 // Sources of known weights, in memory that ends at guard pages.
 class WeightSources {
  public:
