@@ -30,8 +30,6 @@ class Operator(NamedTuple):
     function: Callable  # called with the arguments by their names
     fake: Optional[Callable]
     family: Optional[str] = None  # None: the operator shares nothing with others
-    # Why the project's own kernel stays where there is one; None: it is replaced.
-    stays: Optional[str] = None
     # Whether it packs parameters when a model is loaded, so that no gradient is lost.
     loads: bool = False
 
@@ -119,8 +117,6 @@ def _plan(namespace, operator):
         except RuntimeError:
             return None, None, NO_FRAGMENTS
         return None, None, None
-    if operator.stays is not None:
-        return existing, None, operator.stays
     return (existing, *_by_name(operator.function, existing))
 
 

@@ -183,11 +183,7 @@ def shared_expert_cpu(
     w1_scale=None, w2_scale=None, block_size=None, is_vnni=False,
 ):
     """down(silu(gate) * up) + routed_scaling_factor * fused_experts_out, rounded once."""
-    options = {
-        "method": INT8 if use_int8_w8a8 else FP8 if use_fp8_w8a16 else PLAIN,
-        "block_size": None if block_size is None else tuple(block_size),
-        "is_vnni": is_vnni,
-    }
+    options = _method(use_int8_w8a8, use_fp8_w8a16, block_size, is_vnni)
     gate_up = _packed.get(_linear, w1, w1_scale, gated=True, **options)
     down = _packed.get(_linear, w2, w2_scale, **options)
     hidden = _multiply(hidden_states, gate_up, activation="silu_and_mul")
@@ -197,6 +193,72 @@ def shared_expert_cpu(
         routed = fused_experts_out.float() * routed_scaling_factor
         y = _multiply(hidden, down, "f32", residual=routed).to(hidden_states.dtype)
     return hidden_states.copy_(y) if inplace else y
+
+
+def _latent(q_a, latent, positions, cos_sin_cache, q_a_norm, kv_a_norm, eps, w_kc, w_scale, project, is_vnni):
+    """What follows the first products of multi-head latent attention: (q_input, k_input, v_input).
+
+    q_a[t, q_lora], latent[t, kv_lora + rope]; project(q_a) gives the queries [t, heads * (nope + rope)].
+    """
+    heads, kv_lora, nope = w_kc.shape
+    tokens, rope = latent.shape[0], latent.shape[1] - kv_lora
+    queries = project(_norm(q_a, q_a_norm, eps)).view(tokens, heads, nope + rope)
+    q_input = latent.new_empty((tokens, heads, kv_lora + rope))
+    k_input = latent.view(tokens, 1, kv_lora + rope)
+    v_input = k_input[..., :kv_lora]
+    v_input.copy_(_norm(latent[:, :kv_lora], kv_a_norm, eps).unsqueeze(1))
+    bmm_cpu(q_input[..., :kv_lora].transpose(0, 1), queries[..., :nope].transpose(0, 1), w_kc, is_vnni, w_scale)
+    cos, sin = (part.contiguous() for part in cos_sin_cache[positions].chunk(2, dim=-1))
+    for to, x in ((q_input, queries[..., nope:]), (k_input, k_input[..., kv_lora:])):
+        to[..., kv_lora:] = _call("apply_rotary_emb")((x.contiguous(), cos, sin), (False, False))
+    return q_input, k_input, v_input
+
+
+def _norm(x, weight, eps):
+    return _call("rms_norm")((x, weight), (eps, 0, ""))
+
+
+def _method(use_int8_w8a8, use_fp8_w8a16, block_size, is_vnni):
+    return {
+        "method": INT8 if use_int8_w8a8 else FP8 if use_fp8_w8a16 else PLAIN,
+        "block_size": None if block_size is None else tuple(block_size),
+        "is_vnni": is_vnni,
+    }
+
+
+def qkv_proj_with_rope(
+    hidden_states, q_a_proj_weight, q_b_proj_weight, kv_a_proj_weight, w_kc, q_a_layernorm_weight,
+    kv_a_layernorm_weight, positions, cos_sin_cache, eps, use_int8_w8a8, use_fp8_w8a16, q_a_proj_scale=None,
+    q_b_proj_scale=None, kv_a_proj_scale=None, w_scale=None, is_vnni=True, block_size=None,
+):
+    options = _method(use_int8_w8a8, use_fp8_w8a16, block_size, is_vnni)
+    q_a = _multiply(hidden_states, _packed.get(_linear, q_a_proj_weight, q_a_proj_scale, **options))
+    latent = _multiply(hidden_states, _packed.get(_linear, kv_a_proj_weight, kv_a_proj_scale, **options))
+    q_b = _packed.get(_linear, q_b_proj_weight, q_b_proj_scale, **options)
+    return _latent(
+        q_a, latent, positions, cos_sin_cache, q_a_layernorm_weight, kv_a_layernorm_weight, eps, w_kc, w_scale,
+        lambda x: _multiply(x, q_b), is_vnni,
+    )
+
+
+def qkv_proj_with_rope_fused_weight(
+    hidden_states, qkv_a_proj_weight, q_b_proj_weight, w_kc, q_a_layernorm_weight, kv_a_layernorm_weight, positions,
+    cos_sin_cache, eps, use_int8_w8a8, use_fp8_w8a16, qkv_a_proj_scale, q_b_proj_scale, w_scale, is_vnni, block_size,
+    q_lora_rank, kv_lora_rank, qk_rope_head_dim,
+):
+    """The first two products by one matrix, of the rows of q_a and then those of kv_a."""
+    options = _method(use_int8_w8a8, use_fp8_w8a16, block_size, is_vnni)
+    both = _multiply(hidden_states, _packed.get(_linear, qkv_a_proj_weight, qkv_a_proj_scale, **options))
+    if both.shape[-1] != q_lora_rank + kv_lora_rank + qk_rope_head_dim or w_kc.shape[1] != kv_lora_rank:
+        raise ValueError(
+            f"qkv_proj_with_rope_fused_weight: qkv_a_proj_weight has {both.shape[-1]} rows and w_kc {w_kc.shape[1]}; "
+            f"need {q_lora_rank} + {kv_lora_rank} + {qk_rope_head_dim}, and {kv_lora_rank}"
+        )
+    q_b = _packed.get(_linear, q_b_proj_weight, q_b_proj_scale, **options)
+    return _latent(
+        both[:, :q_lora_rank], both[:, q_lora_rank:].contiguous(), positions, cos_sin_cache, q_a_layernorm_weight,
+        kv_a_layernorm_weight, eps, w_kc, w_scale, lambda x: _multiply(x, q_b), is_vnni,
+    )
 
 
 def _columns(mat1, mat2, bias, is_vnni):
@@ -245,6 +307,21 @@ def _product(count):
         return mat1.new_empty(mat1.shape[:-1] + (mat2.shape[0],), dtype=dtype_of(out_dtype))
 
     return fake
+
+
+def _latent_like(hidden_states, rope, w_kc):
+    heads, kv_lora, _ = w_kc.shape
+    q_input = hidden_states.new_empty((hidden_states.shape[0], heads, kv_lora + rope))
+    k_input = hidden_states.new_empty((hidden_states.shape[0], 1, kv_lora + rope))
+    return q_input, k_input, k_input[..., :kv_lora]
+
+
+def _qkv(hidden_states, q_a_proj_weight, q_b_proj_weight, kv_a_proj_weight, w_kc, *_, **__):
+    return _latent_like(hidden_states, kv_a_proj_weight.shape[0] - w_kc.shape[1], w_kc)
+
+
+def _qkv_fused(hidden_states, qkv_a_proj_weight, q_b_proj_weight, w_kc, *args, **given):
+    return _latent_like(hidden_states, given["qk_rope_head_dim"] if "qk_rope_head_dim" in given else args[-1], w_kc)
 
 
 def _rows(mat1, mat2, scales2, bias, is_vnni):
@@ -321,5 +398,21 @@ OPERATORS = (
         "float? routed_scaling_factor, bool inplace, bool use_int8_w8a8, bool use_fp8_w8a16, Tensor? w1_scale, "
         "Tensor? w2_scale, int[]? block_size, bool is_vnni) -> Tensor",
         shared_expert_cpu, _like,
+    ),
+    _operator(
+        "qkv_proj_with_rope(Tensor hidden_states, Tensor q_a_proj_weight, Tensor q_b_proj_weight, "
+        "Tensor kv_a_proj_weight, Tensor w_kc, Tensor q_a_layernorm_weight, Tensor kv_a_layernorm_weight, "
+        "Tensor positions, Tensor cos_sin_cache, float eps, bool use_int8_w8a8, bool use_fp8_w8a16, "
+        "Tensor? q_a_proj_scale, Tensor? q_b_proj_scale, Tensor? kv_a_proj_scale, Tensor? w_scale, bool is_vnni, "
+        "int[]? block_size) -> (Tensor, Tensor, Tensor)",
+        qkv_proj_with_rope, _qkv,
+    ),
+    _operator(
+        "qkv_proj_with_rope_fused_weight(Tensor hidden_states, Tensor qkv_a_proj_weight, Tensor q_b_proj_weight, "
+        "Tensor w_kc, Tensor q_a_layernorm_weight, Tensor kv_a_layernorm_weight, Tensor positions, "
+        "Tensor cos_sin_cache, float eps, bool use_int8_w8a8, bool use_fp8_w8a16, Tensor? qkv_a_proj_scale, "
+        "Tensor? q_b_proj_scale, Tensor? w_scale, bool is_vnni, int[]? block_size, int q_lora_rank, "
+        "int kv_lora_rank, int qk_rope_head_dim) -> (Tensor, Tensor, Tensor)",
+        qkv_proj_with_rope_fused_weight, _qkv_fused,
     ),
 )

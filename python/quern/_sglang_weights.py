@@ -74,6 +74,12 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.reshape(*experts, n // _COLS, _COLS, groups).transpose(-1, -2).reshape(scales.shape).contiguous()
 
 
+def _words(codes: torch.Tensor) -> torch.Tensor:
+    """i32 words of eight codes each, along the last dimension, the first in the lowest bits."""
+    bytes_ = codes[..., 0::2] | codes[..., 1::2] << 4
+    return bytes_.contiguous().view(torch.int32)
+
+
 def _unpacked(words: torch.Tensor, shifts, dim: int) -> torch.Tensor:
     """The eight codes of each i32 word, along a dimension."""
     last = words.transpose(dim, -1).contiguous().unsqueeze(-1)
@@ -160,8 +166,12 @@ def linear(
         given["layout"] = "blocks"
         options.update(format="blocks", block_format="MXFP4", k=codes.shape[1])
     elif method == INT4:
-        given["codes"], given["zeros"], given["scales"] = plain_int4(weight, zero, scale)
-        options.update(format="i4_group", group_size=given["codes"].shape[1] // given["zeros"].shape[0])
+        codes, zeros, given["scales"] = plain_int4(weight, zero, scale)
+        options.update(format="i4_group", group_size=codes.shape[1] // zeros.shape[0])
+        given["codes"], given["zeros"] = codes, zeros
+        if int(zeros.max()) > 15:
+            # GPTQ counts zero points from 1, and its layout alone has one of 16.
+            given.update(layout="gptq", codes=_words(codes).t(), zeros=_words(zeros - 1))
     else:
         given["codes"] = plain(weight) if is_vnni else weight
         if method == INT8:
