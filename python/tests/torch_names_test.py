@@ -111,19 +111,6 @@ class InstallTest(unittest.TestCase):
         ):
             self.assertRegex(result[name], f"left out: .* is installed whole or not at all, and .*{why}")
 
-    def test_experts_of_sglang_keep_their_kernel(self):
-        lib = torch.library.Library("quern_test_experts", "DEF")
-        (schema,) = (o.schema for o in quern.sglang._OPERATORS if o.name == "fused_experts_cpu")
-        lib.define(schema)
-        lib.impl("fused_experts_cpu", lambda x, *_, **__: x + 1, "CPU")
-        _KEPT.append(lib)
-        with self.assertLogs("quern", "WARNING"):
-            became = quern.sglang.install("quern_test_experts")
-        self.assertIn("SGLang passes packed experts", became["fused_experts_cpu"])
-        x = torch.zeros(2, 4)
-        y = torch.ops.quern_test_experts.fused_experts_cpu(x, x, x, x, x, False, is_vnni=True)
-        self.assertEqual(y.tolist(), (x + 1).tolist())
-
     def test_refuses_tensors_that_need_a_gradient(self):
         x, out = torch.randn(2, 8, requires_grad=True), torch.empty(2, 8)
         with self.assertRaisesRegex(NotImplementedError, "_C::gelu_new: a tensor of shape .* requires a gradient"):
@@ -377,8 +364,6 @@ class SglangTest(NearTest):
         y = sglang.fused_experts_cpu(x, w1, w2, weights, ids, False)
         self.assert_near(y, want, 2.0**-11)
         self.assertIs(sglang.fused_experts_cpu(x, w1, w2, weights, ids, False).dtype, torch.float32)
-        with self.assertRaisesRegex(NotImplementedError, "only plain weights"):
-            sglang.fused_experts_cpu(x, w1, w2, weights, ids, False, is_vnni=True)
 
 
 if __name__ == "__main__":
