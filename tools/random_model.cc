@@ -142,6 +142,12 @@ class Filler {
   Float16 q8_scale_;
 };
 
+// Whether the embedding is the output matrix, too.
+bool IsTied(const RandomModelShape& s) {
+  return !s.recurrence.kinds.empty() ||
+         FindArchitecture(s.architecture)->always.Has(ModelPart::kMultipliers);
+}
+
 DecoderConfig ConfigOf(const RandomModelShape& s) {
   DecoderConfig c;
   c.vocab = s.vocab;
@@ -184,8 +190,8 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
     c.yarn_original = l.yarn_original;
     c.yarn_log_mul = l.yarn_log_mul;
   }
-  // Granite-4-H's, but for the divisor of logits, so that these are of order 1.
-  c.rope = false;
+  // Granite's, but for the divisor of logits, so that these are of order 1.
+  c.rope = r.kinds.empty();
   c.embedding_scale = 12;
   c.residual_scale = 0.22f;
   c.attention_scale = 1 / static_cast<float>(s.head_dim);
@@ -194,8 +200,7 @@ DecoderConfig ConfigOf(const RandomModelShape& s) {
   SetArchitecture(
       *FindArchitecture(s.architecture),
       [&s](ModelPart part) {
-        return (part == ModelPart::kOutputMatrix &&
-                s.recurrence.kinds.empty()) ||
+        return (part == ModelPart::kOutputMatrix && !IsTied(s)) ||
                (part == ModelPart::kRopeFactors && s.rope_scale > 0) ||
                (part == ModelPart::kSharedExpert &&
                 s.latent.shared_experts + s.recurrence.shared_ffn > 0) ||

@@ -12,8 +12,8 @@
 // norms are uniform from 0.5 to 1.5, biases from -0.25 to 0.25, and decays from
 // -1.5 to -0.5, so that one that is applied in another place, or not at all,
 // shows. The embedding has the standard deviation 1; in Gemma-2,
-// LFM2 and Granite-4-H, where it is the output matrix too, it has that of a
-// matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite-4-H by 12.
+// LFM2 and Granite, where it is the output matrix too, it has that of a
+// matrix, and in Gemma-2 it is multiplied by sqrt(n), in Granite by 12.
 // A weight is the sum of four random bytes, less its mean, scaled: bell-shaped,
 // at most 3.5 standard deviations, and the same bits on every machine.
 //

@@ -78,9 +78,11 @@ constexpr Flag kFlags[] = {
        return absl::SimpleAtob(value, &o.specials);
      }},
     {"model", "",
-     "GGUF file of a Llama, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next,\n"
-     "      Gemma-2, LFM2 or DeepSeek-V2-Lite, in F32, F16, BF16 or a block\n"
-     "      format such as Q8_0 or Q4_K; default: the one that comes with this",
+     "GGUF file of a model that models/README.md lists, such as a Llama, "
+     "Qwen3\n"
+     "      or Gemma-2, in F32, F16, BF16 or a block format such as Q8_0 or "
+     "Q4_K;\n"
+     "      default: the one that comes with this",
      "a file",
      [](const std::string& value, GenerateOptions& o) {
        o.model = value;

@@ -144,6 +144,8 @@ enum class TensorId : uint8_t {
   kAttnVBias,
   kAttnQNorm,
   kAttnKNorm,
+  kAttnWholeQNorm,
+  kAttnWholeKNorm,
   kAttnOutput,
   kLatentQ,
   kLatentQA,
@@ -246,7 +248,7 @@ void WriteModelKeys(
                            const std::vector<int32_t>& values)>
         ints_key);
 // The key, without its architecture, that says whether attention has rotary
-// positions, in models with kMamba2: a bool, true by default.
+// positions, in models with kMultipliers: a bool, true by default.
 inline constexpr char kRopeKey[] = "rope.scaling.finetuned";
 // The key, without its architecture, that says whether the weights of a token's
 // experts sum to expert_scale, in models with kRouting: a bool, false by

@@ -153,7 +153,7 @@ void WriteModelKeys(
     absl::FunctionRef<void(const std::string& name,
                            const std::vector<int32_t>& values)>
         ints_key) {
-  if (config.Has(ModelPart::kMamba2)) {
+  if (config.Has(ModelPart::kMultipliers)) {
     bool_key(absl::StrCat(config.architecture, ".", kRopeKey), config.rope);
   }
   if (config.Has(ModelPart::kRouting)) {

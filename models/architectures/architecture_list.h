@@ -14,7 +14,11 @@ namespace quern {
   X(kQwen3)                    \
   X(kQwen3Moe)                 \
   X(kGemma2)                   \
+  X(kOlmo2)                    \
+  X(kSmolLm3)                  \
   X(kLfm2)                     \
+  X(kGranite)                  \
+  X(kGraniteMoe)               \
   X(kGraniteHybrid)            \
   X(kDeepseek2)                \
   X(kQwen3Next)

@@ -141,7 +141,7 @@ class Keys {
 
   // Whether attention has rotary positions.
   absl::StatusOr<bool> HasRope(const DecoderConfig& c) const {
-    if (!c.Has(ModelPart::kMamba2) || !Has(kRopeKey)) return true;
+    if (!c.Has(ModelPart::kMultipliers) || !Has(kRopeKey)) return true;
     return file_.GetBool(Name(kRopeKey));
   }
 

@@ -85,6 +85,9 @@ struct DecoderConfig {
   std::vector<double> rope_factors;
 
   bool rope = true;  // false: attention is without positions
+  // If not 0, layers unrotated_interval - 1, 2 * unrotated_interval - 1 and so
+  // on are without positions.
+  int64_t unrotated_interval = 0;
   RotaryStyle rope_style = RotaryStyle::kPairs;
   LinearActivation activation = LinearActivation::kSiluAndMul;
   float embedding_scale = 1;  // x = scale * embedding[token]
@@ -125,6 +128,11 @@ struct DecoderConfig {
     return PartsIn(layer).Has(part);
   }
   bool IsLocal(int64_t layer) const { return window > 0 && layer % 2 == 0; }
+
+  bool Rotates(int64_t layer) const {
+    return rope &&
+           (unrotated_interval == 0 || (layer + 1) % unrotated_interval != 0);
+  }
 
   int64_t q_cols() const { return q_heads * head_dim; }
   int64_t kv_cols() const { return kv_heads * head_dim; }

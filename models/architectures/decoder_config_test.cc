@@ -383,6 +383,8 @@ TEST(DecoderConfigTest, RefusesKeysOfWhatItDoesNotCompute) {
   EXPECT_TRUE(status("lfm2", [](GgufWriter& w) {
                 w.Key("lfm2.attention.sliding_window", 0u);
               }).ok());
+  refuse("olmo2", "olmo2.attention.sliding_window=4096; need 0, because every",
+         [](GgufWriter& w) { w.Key("olmo2.attention.sliding_window", 4096u); });
   refuse("gemma2", "gemma2.attention.sliding_window_pattern=6; need 2",
          [](GgufWriter& w) {
            w.Key("gemma2.attention.sliding_window_pattern", 6u);
@@ -399,10 +401,11 @@ TEST(DecoderConfigTest, RefusesOtherArchitecturesAndBadNumbers) {
   EXPECT_EQ(message(none), "gguf: no key 'general.architecture'");
   GgufWriter other;
   other.Key("general.architecture", "gpt2");
-  EXPECT_EQ(message(other),
-            "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
-            "'qwen3', 'qwen3moe', 'gemma2', 'lfm2', 'granitehybrid', "
-            "'deepseek2' or 'qwen3next'");
+  EXPECT_EQ(
+      message(other),
+      "decoder: general.architecture is 'gpt2'; need 'llama', 'qwen2', "
+      "'qwen3', 'qwen3moe', 'gemma2', 'olmo2', 'smollm3', 'lfm2', 'granite', "
+      "'granitemoe', 'granitehybrid', 'deepseek2' or 'qwen3next'");
   for (const float eps : {0.0f, -1.0f, std::nanf(""), HUGE_VALF}) {
     GgufWriter writer;
     writer.Key("general.architecture", "llama")

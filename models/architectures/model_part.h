@@ -41,6 +41,9 @@ enum class ModelPart : uint8_t {
   kSharedGate,    // the shared expert times a sigmoid of the input
   kFfnNorm,       // the feed-forward layer's norm is ffn_norm.weight
   kPostMixNorm,   // that norm is post_attention_norm.weight
+  kAttnNorm,      // a mixer's norm is attn_norm.weight
+  kBareInputs,    // mixers and feed-forward layers take x itself, not its norm
+  kWholeNorms,    // rms_norm of all heads of q together, and of k, before RoPE
   kCount,         // the number of parts
 };
 constexpr size_t kNumModelParts = static_cast<size_t>(ModelPart::kCount);

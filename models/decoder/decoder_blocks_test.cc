@@ -14,7 +14,9 @@
 #include "gtest/gtest.h"
 #include "quern/core/executor.h"
 #include "quern/core/threads/hwy_executor.h"
+#include "quern/models/architectures/architecture.h"
 #include "quern/models/architectures/decoder_config.h"
+#include "quern/models/architectures/model_part.h"
 #include "quern/models/decoder/decoder.h"
 #include "quern/models/gguf/gguf.h"
 #include "quern/models/testing/decoder_fixture_testutil.h"
@@ -139,6 +141,11 @@ TEST_P(DecoderBlocksTest, EqualsTheOracleInEveryArchitecture) {
       shape.type = type;
       ExpectTheOracle(shape, name, /*f32_rows=*/false);
       shape.k_type = Type::kF16;
+      // Layer 0 of a model without norms in front rounds rows of the embedding.
+      // If these are small multiples of one number, as in Q4_0, many are ties.
+      if (FindArchitecture(architecture)->always.Has(ModelPart::kBareInputs)) {
+        shape.embedding_type = Type::kF16;
+      }
       ExpectTheOracle(shape, absl::StrCat(name, " and f16"),
                       /*f32_rows=*/true);
     }

@@ -313,6 +313,10 @@ TEST_P(DecoderRanksTest, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
             "decoder: ranks=2; need 1, because qwen3next has recurrent layers, "
             "which are not divided");
+  shape.architecture = "olmo2";
+  EXPECT_EQ(refusal(shape, 2, absl::StatusCode::kUnimplemented),
+            "decoder: ranks=2; need 1, because olmo2 normalises all heads of q "
+            "together, and of k");
   shape = {};
   shape.vocab = 5;
   EXPECT_EQ(refusal(shape, 6),

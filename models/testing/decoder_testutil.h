@@ -45,9 +45,10 @@ struct SmallDecoder {
   // have it, and not a vector of F32.
   bool shared_router_is_matrix = false;
   GgufTensorType type = GgufTensorType::kF32;
-  std::optional<GgufTensorType> ffn_type;   // of ffn_*; defaults to type
-  std::optional<GgufTensorType> k_type;     // of attn_k; defaults to type
-  std::optional<GgufTensorType> v_type;     // of attn_v; defaults to type
+  std::optional<GgufTensorType> embedding_type;  // defaults to type
+  std::optional<GgufTensorType> ffn_type;        // of ffn_*; defaults to type
+  std::optional<GgufTensorType> k_type;          // of attn_k; defaults to type
+  std::optional<GgufTensorType> v_type;          // of attn_v; defaults to type
   std::optional<GgufTensorType> up_type;    // of ffn_up; defaults to ffn_type
   std::optional<GgufTensorType> down_type;  // of ffn_down; likewise
   bool rope_factors = false;  // whether there is rope_freqs.weight
@@ -248,6 +249,8 @@ inline void AddSmallDecoderTensors(Rng& rng, const SmallDecoder& m,
   const GgufTensorType ffn = m.ffn_type.value_or(m.type);
   const auto type_of = [&m, ffn](TensorId id) {
     switch (id) {
+      case TensorId::kEmbedding:
+        return m.embedding_type.value_or(m.type);
       case TensorId::kAttnK:
         return m.k_type.value_or(m.type);
       case TensorId::kAttnV:

@@ -42,17 +42,20 @@ class ReferenceDecoder {
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
       const std::string blk = absl::StrCat("blk.", layer, ".");
-      const DoubleRows mixed = Mixed(layer, Norm(blk + "attn_norm.weight", x));
+      const DoubleRows mixed =
+          Mixed(layer, form_.pre_norms ? Norm(blk + "attn_norm.weight", x) : x);
       Add(x,
           form_.post_attention_norm
               ? Norm(blk + "post_attention_norm.weight", mixed)
               : mixed,
           form_.residual_scale);
       const std::string ffn_norm = blk + "ffn_norm.weight";
-      const DoubleRows h =
-          Norm(file_.HasTensor(ffn_norm) ? ffn_norm
-                                         : blk + "post_attention_norm.weight",
-               x);
+      const DoubleRows h = form_.pre_norms
+                               ? Norm(file_.HasTensor(ffn_norm)
+                                          ? ffn_norm
+                                          : blk + "post_attention_norm.weight",
+                                      x)
+                               : x;
       const DoubleRows down =
           form_.experts_used > 0
               ? Mixture(blk, h)
@@ -278,13 +281,15 @@ class ReferenceDecoder {
     Add(x, DoubleRows(x.size(), Matrix(name)[0]));
   }
 
-  // Applies rms_norm to each head of each row.
+  // Applies rms_norm to each piece of each row that is as long as the weights:
+  // a head, or all.
   DoubleRows NormHeads(const std::string& name, const DoubleRows& x) const {
+    const int64_t dim = (**file_.FindTensor(name)).elements;
     DoubleRows y;
     for (const std::vector<double>& row : x) {
       DoubleRows heads;
-      for (auto it = row.begin(); it != row.end(); it += c_.head_dim) {
-        heads.emplace_back(it, it + c_.head_dim);
+      for (auto it = row.begin(); it != row.end(); it += dim) {
+        heads.emplace_back(it, it + dim);
       }
       y.emplace_back();
       for (const std::vector<double>& head : Norm(name, heads)) {
@@ -350,7 +355,8 @@ class ReferenceDecoder {
     if (form_.v_bias) AddToEach(v, blk + "attn_v.bias");
     if (form_.q_norm) q = NormHeads(blk + "attn_q_norm.weight", q);
     if (form_.k_norm) k = NormHeads(blk + "attn_k_norm.weight", k);
-    if (form_.rope) {
+    const int64_t gap = form_.rope_gap;
+    if (form_.rope && (gap == 0 || layer % gap != gap - 1)) {
       Rotate(q);
       Rotate(k);
     }

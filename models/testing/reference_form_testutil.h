@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -23,11 +24,14 @@ namespace quern {
 // Differences between architectures.
 struct ReferenceForm {
   bool rope = true;
+  int64_t rope_gap = 0;    // each so manyth layer has none; 0: all have it
   size_t rope_dim = 0;     // elements of a head that rotate
   double eps = 0;          // of every norm
   bool rope_pairs = true;  // (2j, 2j + 1) rotate; else (j, j + dim / 2)
   bool q_bias = false, k_bias = false, v_bias = false;
+  // Norms of each head, or of all heads together if the weights have so many.
   bool q_norm = false, k_norm = false;
+  bool pre_norms = true;  // parts take the norm of x, not x
   bool post_attention_norm = false, post_ffw_norm = false;
   bool gelu = false;  // gelu by tanh, instead of silu
   double embedding_scale = 1, residual_scale = 1, logit_divisor = 1;
@@ -60,12 +64,19 @@ struct ReferenceForm {
     const auto architecture = *file.GetString("general.architecture");
     const auto hidden = static_cast<double>(c.hidden);
     ReferenceForm form;
+    const bool granite = absl::StartsWith(architecture, "granite");
     form.rope_pairs =
-        architecture == "llama" || architecture == "granitehybrid";
+        granite || architecture == "llama" || architecture == "smollm3";
+    if (architecture == "smollm3") form.rope_gap = 4;
     form.q_bias = form.k_bias = form.v_bias = architecture == "qwen2";
     form.q_norm = form.k_norm =
         architecture == "qwen3" || architecture == "qwen3moe" ||
         architecture == "lfm2" || architecture == "qwen3next";
+    if (architecture == "olmo2") {
+      form.q_norm = form.k_norm = true;
+      form.post_attention_norm = form.post_ffw_norm = true;
+      form.pre_norms = false;
+    }
     if (architecture == "lfm2") {
       form.conv_taps =
           static_cast<size_t>(*file.GetInt("lfm2.shortconv.l_cache"));
@@ -93,11 +104,16 @@ struct ReferenceForm {
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.conv_kernel"));
       form.ssm_groups =
           static_cast<size_t>(*file.GetInt("granitehybrid.ssm.group_count"));
-      form.rope = *file.GetBool("granitehybrid.rope.scaling.finetuned");
-      form.embedding_scale = f32("granitehybrid.embedding_scale");
-      form.residual_scale = f32("granitehybrid.residual_scale");
-      form.divisor = 1 / f32("granitehybrid.attention.scale");
-      form.logit_divisor = f32("granitehybrid.logit_scale");
+    }
+    if (granite) {
+      const auto key = [&](const char* name) {
+        return absl::StrCat(architecture, ".", name);
+      };
+      form.rope = *file.GetBool(key("rope.scaling.finetuned"));
+      form.embedding_scale = f32(key("embedding_scale"));
+      form.residual_scale = f32(key("residual_scale"));
+      form.divisor = 1 / f32(key("attention.scale"));
+      form.logit_divisor = f32(key("logit_scale"));
     }
     if (architecture == "qwen3next") {
       form.gates_in_q = form.query_gates = true;

@@ -329,9 +329,10 @@ absl::Status DecoderLoader::CheckBytes(int64_t context) const {
                            static_cast<double>(SizeOf(embedding_dtype()));
   // Norms are f32, and each layer has fewer than six of at most the widest
   // width.
+  const int64_t whole = c.Has(ModelPart::kWholeNorms) ? c.q_cols() : 0;
   const double norms =
       small + 6 * 4 * static_cast<double>(c.layers + 1) *
-                  static_cast<double>(std::max(c.hidden, c.head_dim));
+                  static_cast<double>(std::max({c.hidden, c.head_dim, whole}));
   // A cosine and a sine for each rotated element, in the larger of the two
   // layouts.
   const double rotary = c.rope ? 8 * static_cast<double>(context) *

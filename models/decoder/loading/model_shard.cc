@@ -39,6 +39,11 @@ absl::StatusOr<ModelShard> ModelShard::Create(const DecoderConfig& c, int rank,
                          c.architecture,
                          " attends to latents, which are not divided");
   }
+  if (size > 1 && c.Has(ModelPart::kWholeNorms)) {
+    return Unimplemented(kOp, "ranks=", size, "; need 1, because ",
+                         c.architecture,
+                         " normalises all heads of q together, and of k");
+  }
   ModelShard s;
   s.rank_ = rank;
   s.size_ = size;

@@ -20,6 +20,7 @@
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/rope/rotary_scaling.h"
 #include "quern/ops/rope/rotary_spec.h"
+#include "quern/quant/convert.h"
 
 namespace quern {
 namespace {
@@ -83,6 +84,12 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
                                 {"eps", stream_eps},
                                 {"out_dtype", rows}}));
   }
+  if (c.Has(ModelPart::kBareInputs)) {
+    ConvertSpec copy;
+    copy.from = DType::kF32;
+    copy.to = types.rows;
+    QUERN_ASSIGN_OR_RETURN(o.copy_, ConvertPlan::Create(copy));
+  }
   if (c.Has(ModelPart::kPostNorms)) {
     QUERN_RETURN_IF_ERROR(
         make(o.post_norm_, "rms_norm",
@@ -90,14 +97,21 @@ absl::StatusOr<DecoderOperators> DecoderOperators::Create(
   }
   const TensorMeta q = {DType::kF32, {1, shard.q_heads(), c.head_dim}};
   const TensorMeta k = {DType::kF32, {1, shard.kv_heads(), c.head_dim}};
+  const auto make_norm = [&](Op& to, const TensorMeta& pieces) {
+    return make(to, "rms_norm",
+                {{"x", pieces},
+                 {"weight", TensorMeta{DType::kF32, {pieces.extents.back()}}},
+                 {"eps", c.norm_eps}});
+  };
   if (c.Has(ModelPart::kHeadNorms)) {
-    const TensorMeta head = {DType::kF32, {c.head_dim}};
+    QUERN_RETURN_IF_ERROR(make_norm(o.q_norm_, q));
+    QUERN_RETURN_IF_ERROR(make_norm(o.k_norm_, k));
+  }
+  if (c.Has(ModelPart::kWholeNorms)) {
     QUERN_RETURN_IF_ERROR(
-        make(o.q_norm_, "rms_norm",
-             {{"x", q}, {"weight", head}, {"eps", c.norm_eps}}));
+        make_norm(o.q_norm_, {DType::kF32, {1, 1, c.q_cols()}}));
     QUERN_RETURN_IF_ERROR(
-        make(o.k_norm_, "rms_norm",
-             {{"x", k}, {"weight", head}, {"eps", c.norm_eps}}));
+        make_norm(o.k_norm_, {DType::kF32, {1, 1, c.kv_cols()}}));
   }
   if (c.Has(ModelPart::kAttnGate)) {
     const TensorMeta attended = {DType::kF32,
