@@ -9,6 +9,7 @@
 #include "quern/ops/registry/families/attention/attention_ops.h"
 #include "quern/ops/registry/families/attention/encoder_attention_ops.h"
 #include "quern/ops/registry/families/attention/mla_ops.h"
+#include "quern/ops/registry/families/attention/varlen_attention_ops.h"
 #include "quern/ops/registry/families/linear/conv_ops.h"
 #include "quern/ops/registry/families/linear/experts_ops.h"
 #include "quern/ops/registry/families/linear/linear_ops.h"
@@ -64,6 +65,7 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterLinearWeightsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterEncoderAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVarlenAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSamplingOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMixerOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));

@@ -395,6 +395,13 @@ constexpr Doc kDocs[] = {
      "add up to 1\n" ROUTER},
     {"transformers_fused_moe", ROUTES},
     {"unquantized_fused_moe", ROUTED},
+    {"varlen_attention",
+     "Attention of sequences that lie one after another; scale 0: 1 / "
+     "sqrt(head_dim)\n"
+     "query[tokens, q_heads, head_dim], key[kv_tokens, kv_heads, head_dim], "
+     "value[kv_tokens, kv_heads,\nv_head_dim], " FLOATS
+     "; cu_seqlens_q and cu_seqlens_k i32[sequences + 1]. causal: the last "
+     "query\nstands where the last key does.\n"},
     {"vocab_parallel_embedding",
      "out[t] = scale * weight[ids[t]]. ids[tokens] are i32 or i64; "
      "weight[rows, hidden] is " FLOATS

@@ -74,6 +74,35 @@ def extend_attention_cpu(
     _call("extend_attention_cpu")(tensors, (max_len_extend, sm_scale, logit_cap, is_cross_attn, sliding_window))
 
 
+def _varlen(q, k, v, ends_q, ends_k, causal):
+    return _call("varlen_attention")((q, k, v, ends_q, ends_k), (causal, 0.0))
+
+
+def _ends(lengths):
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal):
+    """Query i of a causal sequence sees its first i + 1 keys, whatever the number of keys."""
+    if not causal or torch.equal(cu_seqlens_q, cu_seqlens_k):
+        return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
+    # As many queries and keys of each sequence by a causal mask; queries behind its keys see all of them.
+    queries, keys = cu_seqlens_q.diff(), cu_seqlens_k.diff()
+    both = torch.minimum(queries, keys)
+    out = q.new_zeros(q.shape[:2] + v.shape[2:])
+
+    def rows(starts, lengths):
+        at = torch.repeat_interleave(starts - _ends(lengths)[:-1], lengths)
+        return at + torch.arange(len(at))
+
+    first, seen = rows(cu_seqlens_q[:-1], both), rows(cu_seqlens_k[:-1], both)
+    out[first] = _varlen(q[first], k[seen], v[seen], _ends(both), _ends(both), True)
+    behind = rows(cu_seqlens_q[:-1] + both, queries - both)
+    if len(behind):
+        out[behind] = _varlen(q[behind], k, v, _ends(queries - both), cu_seqlens_k, False)
+    return out
+
+
 def _half(*args, **_):
     x = args[0]
     return x.new_empty(x.shape[:-1] + (x.shape[-1] // 2,))
@@ -127,6 +156,11 @@ _OPERATORS = (
         "float logit_cap, bool is_cross_attn=False, int sliding_window=0, Tensor? encoder_lens=None, "
         "Tensor? sinks=None, Tensor? tree_mask=None) -> ()",
         extend_attention_cpu, _nothing, _ATTENTION,
+    ),
+    _Operator(
+        "flash_attn_varlen_func(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+        "int max_seqlen_q, int max_seqlen_k, bool causal) -> Tensor",
+        flash_attn_varlen_func, lambda q, k, v, *_, **__: q.new_empty(q.shape[:2] + v.shape[2:]),
     ),
     *_sglang_products.OPERATORS,
 )
