@@ -79,6 +79,19 @@ constexpr Doc kDocs[] = {
      "residual^2 + eps) * weight\n"
      "x, residual and out are [.., hidden], weight[hidden] (None: 1): " FLOATS
      ". out_dtype \"\": x's.\n"},
+    {"adjust_logits",
+     "Changes logits f32[rows, vocab] in place, token by token in this order: "
+     "-infinity where the row's mask or\nforbidden_ids forbid it; + bias; of "
+     "tokens in prompt_ids or output_ids l / repetition if l > 0, else "
+     "l *\nrepetition; of those in output_ids - frequency * count, - "
+     "presence.\n"
+     "bitmask i32[masks, vocab / 32 or more]: bit i % 32 of word i / 32 allows "
+     "token i. mask_rows[rows] says which mask\na row has, -1: none; None: "
+     "mask r is of row r. Lists are those of all rows one after the other: ids "
+     "of row r are\nelements starts[r] to starts[r + 1] of ids; starts[rows + "
+     "1]. Ids of a row increase, but for forbidden_ids.\n"
+     "output_counts and bias f32 are of each id; repetition (1), presence (0) "
+     "and frequency (0) are f32[rows].\n"},
     {"apply_rotary_emb",
      "out[a] = x[a] cos[t, j] - x[b] sin[t, j];  out[b] = x[b] cos[t, j] + "
      "x[a] sin[t, j]\n"
@@ -387,6 +400,12 @@ constexpr Doc kDocs[] = {
     {"swigluoai_and_mul",
      "out = g sigmoid(alpha g) * (clamp(u, -limit, limit) + 1), g = "
      "min(x[0::2], limit), u = x[1::2]\n" GATED},
+    {"token_logprobs",
+     "logprob = l - max l - log(sum of exp(l - max l)); rank: 1 for the "
+     "largest logit, and of equal ones the\nlower id first. logits f32[rows, "
+     "vocab]; ids i32[rows, given], or -1 for none.\n"
+     "Returns the likeliest ids i32[rows, top_n], their logprobs f32, and "
+     "logprobs f32[rows, given] and ranks\ni32[rows, given] of ids.\n"},
     {"topk_sigmoid",
      "The topk largest of sigmoid(gating_output) + bias; renormalize: weights "
      "add up to 1\n" ROUTER},

@@ -36,7 +36,6 @@ struct Sampler : SamplerPlan {
     QUERN_ASSIGN_OR_RETURN(const SamplerPlan plan, SamplerPlan::Create(spec));
     return Sampler{plan, spec};
   }
-  const char* target() const { return "scalar"; }
   Spec made_of;
 };
 
@@ -64,6 +63,8 @@ const SamplingStep* ExampleStep() {
 }  // namespace
 
 absl::Status RegisterSamplingOps(OpRegistry& registry) {
+  QUERN_RETURN_IF_ERROR(RegisterAdjustLogits(registry));
+  QUERN_RETURN_IF_ERROR(RegisterTokenLogprobs(registry));
   return OpDeclaration<Sampler, Spec, Args>("sample")
       .In("logits", &Args::logits, {kRows, &Spec::vocab},
           OpDType<Spec>::OneOf({DType::kF32}))
@@ -74,8 +75,7 @@ absl::Status RegisterSamplingOps(OpRegistry& registry) {
       })
       .Out("out", &Args::tokens, {kRows}, DType::kI32)
       .Layer()
-      .Provider("reference",
-                [](const Spec& s, const OpCall&) { return Sampler::Create(s); })
+      .Providers({"simd", "reference"})
       .Calls(&Check, &Execute)
       .Example({{"logits", {4, 64}}, {"step", &ExampleStep}})
       .AddTo(registry);

@@ -15,8 +15,22 @@ struct SamplingStep {
 };
 
 // sample: logits f32[rows, vocab] -> the token of each row, i32[rows]. The
-// equation is in ops/sampling/sampler.h. Its only provider is reference.
+// equation is in ops/sampling/sampler.h. A token does not depend on the
+// instruction set, so the provider reference is the same code as simd.
+//
+// adjust_logits: changes logits f32[rows, vocab] in place, by a grammar's mask,
+// forbidden ids, biases and penalties (ops/sampling/adjust_logits.h). ids of
+// row r are elements starts[r] to starts[r + 1] of a list. Ids, starts, counts
+// and mask_rows are i32 or i64; bitmask is i32[masks, words].
+//
+// token_logprobs: logits f32[rows, vocab], ids i32[rows, given] -> ids and
+// log-probabilities of the top_n likeliest tokens, and log-probabilities and
+// ranks of the given ones (ops/sampling/token_logprobs.h).
 absl::Status RegisterSamplingOps(OpRegistry& registry);
+
+// Parts of RegisterSamplingOps, which calls them.
+absl::Status RegisterAdjustLogits(OpRegistry& registry);
+absl::Status RegisterTokenLogprobs(OpRegistry& registry);
 
 }  // namespace quern
 
