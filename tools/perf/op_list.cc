@@ -20,6 +20,7 @@
 #include "quern/tools/perf/ops_registered.h"
 #include "quern/tools/perf/ops_router.h"
 #include "quern/tools/perf/ops_rows.h"
+#include "quern/tools/perf/ops_sampling.h"
 #include "quern/tools/perf/ops_schedule.h"
 #include "quern/tools/perf/ops_state_update.h"
 #include "quern/tools/perf/ops_varlen_attention.h"
@@ -33,6 +34,7 @@ std::vector<OpEntry> AllOps() {
   for (OpEntry& op : LinearOps()) ops.push_back(std::move(op));
   ops.push_back(GroupedLinearOp());
   for (OpEntry& op : ConvOps()) ops.push_back(std::move(op));
+  for (OpEntry& op : SamplingOps()) ops.push_back(std::move(op));
   ops.push_back(RouterOp());
   ops.push_back(MoeOp());
   ops.push_back(KvWriteOp());

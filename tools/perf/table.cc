@@ -74,6 +74,9 @@ constexpr Cases kCases[] = {
     {"gelu_and_mul --d=14336 --dtype=bf16"},
     {"rotary_embedding", "dtype", "f32 bf16"},
     {"logits_processor --rows=64 --hidden=128256"},
+    {"sample", "filter", "none top_k top_p"},
+    {"adjust_logits"},
+    {"token_logprobs"},
     {"router --tokens=256"},
     // Numbers that change type, and weights that change place.
     {"quantize", "act", "token tensor"},
