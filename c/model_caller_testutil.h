@@ -317,6 +317,14 @@ class Caller {
       h.top_k = Number(rng_.Integer(0, 40));
       h.seed = rng_.Next();
     }
+    std::vector<quern_sampling_filters> filters(rows);
+    for (quern_sampling_filters& f : filters) {
+      f.size = sizeof(f) + (Rarely() ? 1 : 0);
+      f.min_p = kNumbers[At(rng_, Rarely() ? 7 : 3)];
+      f.top_n_sigma = kNumbers[At(rng_, Rarely() ? 7 : 4)];
+      f.typical_p = kNumbers[At(rng_, Rarely() ? 7 : 3)];
+      f.reserved = Rarely() ? 1 : 0;
+    }
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     constexpr float kSpecials[] = {kInfinity, -kInfinity, NAN};
     std::vector<float> data(rows * static_cast<size_t>(kFuzzVocab));
@@ -330,9 +338,14 @@ class Caller {
     std::vector<int32_t> chosen(rows, -9);
     auto* const sampler = Any<quern_sampler>(Kind::kSamplers);
     auto* const executor = Any<quern_executor>(Kind::kExecutors);
-    if (!Done(quern_sampler_sample(sampler, OrNull(&logits), how.data(), rows,
-                                   chosen.data(), executor),
-              sampler)) {
+    const quern_status status =
+        rng_.Integer(0, 1) == 0
+            ? quern_sampler_sample(sampler, OrNull(&logits), how.data(), rows,
+                                   chosen.data(), executor)
+            : quern_sampler_sample_filtered(sampler, OrNull(&logits),
+                                            how.data(), OrNull(filters.data()),
+                                            rows, chosen.data(), executor);
+    if (!Done(status, sampler)) {
       return;
     }
     for (const int32_t token : chosen) {

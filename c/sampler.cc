@@ -32,6 +32,7 @@ namespace {
 
 constexpr char kCreate[] = "quern_sampler_create";
 constexpr char kSample[] = "quern_sampler_sample";
+constexpr char kFiltered[] = "quern_sampler_sample_filtered";
 constexpr size_t kMaxRows = size_t{1} << 31;
 
 static_assert(SamplerPlan::kNoToken == QUERN_NO_TOKEN,
@@ -45,6 +46,18 @@ SamplingParams ParamsOf(const quern_sampling& sampling) {
   params.seed = sampling.seed;
   params.step = sampling.step;
   return params;
+}
+
+absl::Status AddFilters(const quern_sampling_filters& filters,
+                        SamplingParams& params) {
+  QUERN_RETURN_IF_ERROR(CheckSize("quern_sampling_filters", filters.size,
+                                  sizeof(quern_sampling_filters)));
+  QUERN_RETURN_IF_ERROR(
+      CheckRange(kFiltered, "reserved", filters.reserved, 0, 0));
+  params.min_p = filters.min_p;
+  params.top_n_sigma = filters.top_n_sigma;
+  if (filters.typical_p != 0) params.typical_p = filters.typical_p;
+  return absl::OkStatus();
 }
 
 // The operator `sample`, with the step that it reads and its scratch.
@@ -68,11 +81,16 @@ class SamplerObject final : public Object {
                         ": ", sample_.op->Explain(1));
   }
 
+  // `filters` is null or has an element for each of `sampling`.
   absl::Status Sample(const quern_tensor& logits,
                       absl::Span<const quern_sampling> sampling,
-                      int32_t* tokens, quern_executor* handle) {
+                      const quern_sampling_filters* filters, int32_t* tokens,
+                      quern_executor* handle) {
     params_.clear();
     for (const quern_sampling& row : sampling) params_.push_back(ParamsOf(row));
+    for (size_t i = 0; filters != nullptr && i < params_.size(); ++i) {
+      QUERN_RETURN_IF_ERROR(AddFilters(filters[i], params_[i]));
+    }
     step_.params = params_;
     const auto rows = static_cast<int64_t>(sampling.size());
     AnyTensorView views[] = {AnyTensorView(), DenseVector(tokens, rows)};
@@ -102,20 +120,21 @@ class SamplerObject final : public Object {
   AlignedBuffer scratch_;
 };
 
-absl::Status Sample(SamplerObject& sampler, const quern_tensor* logits,
-                    const quern_sampling* sampling, size_t num_rows,
+absl::Status Sample(const char* function, SamplerObject& sampler,
+                    const quern_tensor* logits, const quern_sampling* sampling,
+                    const quern_sampling_filters* filters, size_t num_rows,
                     int32_t* tokens, quern_executor* executor) {
-  QUERN_RETURN_IF_ERROR(CheckNotNull(kSample, "logits", logits));
+  QUERN_RETURN_IF_ERROR(CheckNotNull(function, "logits", logits));
   if (num_rows > kMaxRows) {
-    return InvalidArgument(kSample, "num_rows=", num_rows, "; need ", kMaxRows,
+    return InvalidArgument(function, "num_rows=", num_rows, "; need ", kMaxRows,
                            " or fewer");
   }
   if (num_rows > 0) {
-    QUERN_RETURN_IF_ERROR(CheckNotNull(kSample, "sampling", sampling));
-    QUERN_RETURN_IF_ERROR(CheckNotNull(kSample, "tokens", tokens));
+    QUERN_RETURN_IF_ERROR(CheckNotNull(function, "sampling", sampling));
+    QUERN_RETURN_IF_ERROR(CheckNotNull(function, "tokens", tokens));
   }
   return sampler.Sample(*logits, absl::MakeConstSpan(sampling, num_rows),
-                        tokens, executor);
+                        filters, tokens, executor);
 }
 
 }  // namespace
@@ -146,7 +165,20 @@ quern_status quern_sampler_sample(quern_sampler* sampler,
                                   quern_executor* executor) {
   return CallOn<SamplerObject>(
       sampler, Kind::kSampler, Mode::kChange, [&](SamplerObject& object) {
-        return quern::c_abi::Sample(object, logits, sampling, num_rows, tokens,
+        return quern::c_abi::Sample(quern::c_abi::kSample, object, logits,
+                                    sampling, nullptr, num_rows, tokens,
+                                    executor);
+      });
+}
+
+quern_status quern_sampler_sample_filtered(
+    quern_sampler* sampler, const quern_tensor* logits,
+    const quern_sampling* sampling, const quern_sampling_filters* filters,
+    size_t num_rows, int32_t* tokens, quern_executor* executor) {
+  return CallOn<SamplerObject>(
+      sampler, Kind::kSampler, Mode::kChange, [&](SamplerObject& object) {
+        return quern::c_abi::Sample(quern::c_abi::kFiltered, object, logits,
+                                    sampling, filters, num_rows, tokens,
                                     executor);
       });
 }

@@ -90,6 +90,68 @@ TEST_F(SamplerInCTest, HasTheTokensOfCpp) {
       << ExplanationOf(sampler_);
 }
 
+TEST_F(SamplerInCTest, HasTheFiltersOfCpp) {
+  std::vector<quern_sampling_filters> filters(static_cast<size_t>(kRows));
+  for (quern_sampling_filters& f : filters) f.size = sizeof(f);
+  filters[1].min_p = 0.2f;
+  filters[2].top_n_sigma = 1.5f;
+  filters[3].typical_p = 0.5f;
+  const auto plan = SamplerPlan::Create({kVocab});
+  auto memory = AlignedBuffer::Create(*plan->WorkspaceBytes(kRows, 1));
+  InlineExecutor executor;
+  int other = 0;
+  for (uint64_t step = 0; step < 20; ++step) {
+    std::vector<SamplingParams> params(static_cast<size_t>(kRows));
+    for (size_t r = 0; r < params.size(); ++r) {
+      how_[r] = {2.0f, 0, 0, r, step};
+      params[r].temperature = 2.0f;
+      params[r].seed = r;
+      params[r].step = step;
+    }
+    params[1].min_p = 0.2f;
+    params[2].top_n_sigma = 1.5f;
+    params[3].typical_p = 0.5f;
+    std::vector<int32_t> want(kRows);
+    plan->Execute(
+        MatrixView<const float>(logits_.data(), {kRows, kVocab}, {kStride, 1}),
+        params, absl::MakeSpan(want), Workspace(*memory), executor);
+    ASSERT_C_OK(quern_sampler_sample_filtered(
+                    sampler_, logits_in_c_.get(), how_.data(), filters.data(),
+                    how_.size(), tokens_.data(), nullptr),
+                sampler_);
+    EXPECT_EQ(tokens_.ToVector(), want);
+    ASSERT_C_OK(quern_sampler_sample_filtered(sampler_, logits_in_c_.get(),
+                                              how_.data(), nullptr, how_.size(),
+                                              tokens_.data(), nullptr),
+                sampler_);
+    const auto without = tokens_.ToVector();
+    ASSERT_C_OK(Sample(), sampler_);
+    EXPECT_EQ(tokens_.ToVector(), without);
+    other += without != want ? 1 : 0;
+  }
+  EXPECT_GT(other, 10);
+  const auto refused = [&](const char* words) {
+    ExpectRefused(quern_sampler_sample_filtered(
+                      sampler_, logits_in_c_.get(), how_.data(), filters.data(),
+                      how_.size(), tokens_.data(), nullptr),
+                  sampler_, QUERN_INVALID_ARGUMENT, words);
+  };
+  filters[4].min_p = 2;
+  refused("min_p=2; need 0 <= min_p <= 1");
+  filters[4].min_p = 0;
+  filters[5].top_n_sigma = -1;
+  refused("top_n_sigma=-1; need finite top_n_sigma >= 0");
+  filters[5].top_n_sigma = 0;
+  filters[5].typical_p = 1.5f;
+  refused("typical_p=1.5; need 0 < typical_p <= 1");
+  filters[5].typical_p = 1;
+  filters[0].reserved = 1;
+  refused("reserved=1");
+  filters[0].reserved = 0;
+  filters[0].size = 0;
+  refused("quern_sampling_filters");
+}
+
 TEST_F(SamplerInCTest, GivesNoTokenWhereThereIsNone) {
   for (int64_t i = 0; i < kVocab; ++i) {
     logits_[2 * kStride + i] = std::numeric_limits<float>::quiet_NaN();

@@ -192,6 +192,27 @@ constexpr Flag kFlags[] = {
      [](const std::string& value, GenerateOptions& o) {
        return absl::SimpleAtof(value, &o.top_p);
      }},
+    {"min_p", "0",
+     "choose among the tokens with this share of the likeliest one's\n"
+     "      probability, or more",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.min_p);
+     }},
+    {"top_n_sigma", "0",
+     "choose among the tokens whose logits are within so many standard\n"
+     "      deviations of the largest; 0: all",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.top_n_sigma);
+     }},
+    {"typical_p", "1",
+     "choose among the tokens nearest to the entropy that reach this\n"
+     "      probability",
+     kNumber,
+     [](const std::string& value, GenerateOptions& o) {
+       return absl::SimpleAtof(value, &o.typical_p);
+     }},
     {"seed", "4", "of the random draws: the same seed gives the same text",
      "a whole number from 0 to 2^64 - 1",
      [](const std::string& value, GenerateOptions& o) {
@@ -323,6 +344,16 @@ absl::Status CheckOptions(const GenerateOptions& o) {
   if (o.top_k < 0) return refuse("--top_k=", o.top_k, "; need 0 or more");
   if (!(o.top_p > 0 && o.top_p <= 1)) {
     return refuse("--top_p=", o.top_p, "; need more than 0 and at most 1");
+  }
+  if (!(o.min_p >= 0 && o.min_p <= 1)) {
+    return refuse("--min_p=", o.min_p, "; need 0 to 1");
+  }
+  if (!std::isfinite(o.top_n_sigma) || o.top_n_sigma < 0) {
+    return refuse("--top_n_sigma=", o.top_n_sigma, "; need 0 or more");
+  }
+  if (!(o.typical_p > 0 && o.typical_p <= 1)) {
+    return refuse("--typical_p=", o.typical_p,
+                  "; need more than 0 and at most 1");
   }
   return absl::OkStatus();
 }

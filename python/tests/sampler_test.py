@@ -21,6 +21,22 @@ class SamplerTest(unittest.TestCase):
         self.assertGreater(len(set(many)), 10)
         self.assertLessEqual(set(many), set(np.argsort(-logits[0])[:50].tolist()))
 
+    def test_filters_keep_what_their_header_says(self):
+        logits = np.log(np.array([[0.4, 0.3, 0.2, 0.06, 0.04]], np.float32))
+        sampler = quern.Sampler(5)
+
+        def support(**filters):
+            rows = [quern.Sampling(1.0, step=i, **filters) for i in range(400)]
+            return set(sampler.sample(np.repeat(logits, 400, 0), rows))
+
+        self.assertEqual(support(), {0, 1, 2, 3, 4})
+        self.assertEqual(support(min_p=0.4), {0, 1, 2})
+        # The entropy is 1.35: -log(p) is 0.92, 1.20, 1.61, 2.81 and 3.22.
+        self.assertEqual(support(typical_p=0.25), {1})
+        self.assertEqual(support(typical_p=0.45), {1, 2})
+        # The standard deviation is 0.91.
+        self.assertEqual(support(top_n_sigma=1.0), {0, 1, 2})
+
     def test_a_row_without_numbers_has_no_token(self):
         logits = np.zeros((2, 8), np.float32)
         logits[1] = np.nan
@@ -33,6 +49,9 @@ class SamplerTest(unittest.TestCase):
             (ValueError, lambda: sampler.sample(row[:, :7], [quern.Sampling()])),
             (ValueError, lambda: sampler.sample(row, [])),
             (ValueError, lambda: sampler.sample(row, [quern.Sampling(top_p=1.5)])),
+            (ValueError, lambda: sampler.sample(row, [quern.Sampling(min_p=1.5)])),
+            (ValueError, lambda: sampler.sample(row, [quern.Sampling(typical_p=0)])),
+            (ValueError, lambda: sampler.sample(row, [quern.Sampling(top_n_sigma=float("inf"))])),
             (ValueError, lambda: sampler.sample(row.astype(np.float16), [quern.Sampling()])),
             (TypeError, lambda: sampler.sample(row, [quern.Sampling(seed=1.5)])),
         ):
