@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "quern/core/check_args.h"
 #include "quern/core/dtype.h"
