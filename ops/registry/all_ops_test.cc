@@ -65,16 +65,17 @@ class AllOpsTest : public IsaTest {
 QUERN_INSTANTIATE_ISA_TEST(AllOpsTest);
 
 // Whether an operator takes the state of a step, a KvLayout or a handler, reads
-// slots or lengths, which random numbers are not, or multiplies int8 or fp8
-// codes, whose products the bounds below do not cover. Such operators have
-// tests of their own.
+// slots, lengths or lists of tokens, which random numbers are not, or
+// multiplies int8 or fp8 codes, whose products the bounds below do not cover.
+// Such operators have tests of their own.
 bool TakesBooks(const OpSchema& schema) {
   for (const OpParam& param : schema.params) {
     for (const char* object : {"AttentionStep", "KvLayout", "OneDnnHandler",
                                "SamplingStep", "SchedulerMetadata"}) {
       if (param.object == object) return true;
     }
-    for (const char* name : {"slot_mapping", "req_to_token", "scales2"}) {
+    for (const char* name :
+         {"slot_mapping", "req_to_token", "scales2", "bitmask"}) {
       if (param.name == name) return true;
     }
   }

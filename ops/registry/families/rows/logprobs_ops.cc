@@ -123,7 +123,7 @@ absl::Status RegisterTokenLogprobs(OpRegistry& registry) {
       .Out("ranks", &Args::ranks, {kRows, &Spec::given}, DType::kI32)
       .Calls(&Check, &Execute)
       .Reference(&Reference)
-      .Example({{"logits", {4, 64}},
+      .Example({{"logits", {4, 256}},
                 {"ids", {4, 2}, DType::kI32},
                 {"top_n", int64_t{5}}})
       .AddTo(registry);
