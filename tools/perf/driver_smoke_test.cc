@@ -78,6 +78,7 @@ constexpr Smoke kSmokes[] = {
     {"fused_add_rms_norm", "--rows=3 --hidden=37"},
     {"gemma_rms_norm", "--rows=3 --hidden=37 --dtype=f16"},
     {"l2_norm", "--rows=3 --hidden=37"},
+    {"layer_norm", "--rows=3 --hidden=37"},
     {"rms_norm_gated", "--rows=3 --hidden=37"},
     {"mixer2_gated_rms_norm", "--rows=3 --hidden=37"},
     {"rotary_embedding", "--rows=3 --hidden=512"},

@@ -52,6 +52,9 @@ absl::StatusOr<NamedArgs> ArgsOf(absl::string_view op, DType dtype,
   if (op == "mixer2_gated_rms_norm") {
     return NamedArgs{{"x", x}, {"gate", x}, {"weight", weight}};
   }
+  if (op == "layer_norm") {
+    return NamedArgs{{"x", x}, {"weight", weight}, {"bias", weight}};
+  }
   if (op == "gemma_rms_norm" || op == "rms_norm_quant") {
     return NamedArgs{{"x", x}, {"weight", weight}};
   }
@@ -300,6 +303,7 @@ std::vector<OpEntry> RegisteredOps() {
                  "residual += x; x = rms_norm(residual), in place"},
            Named{"gemma_rms_norm", "out = rms_norm(x) * (1 + weight)"},
            Named{"l2_norm", "out = x / sqrt(sum of x^2 + eps)"},
+           Named{"layer_norm", "out = (x - mean) / deviation * weight + bias"},
            Named{"rms_norm_gated", "out = rms_norm(x * silu(z)) * weight"},
            Named{"mixer2_gated_rms_norm",
                  "out = rms_norm(x * silu(gate)) * weight, of one rank"},

@@ -46,6 +46,7 @@ const std::vector<Written>& AllWritten() {
       {"fused_add_rms_norm", {0, 1}},
       {"gemma_rms_norm", {2}},
       {"l2_norm", {1}},
+      {"layer_norm", {3}},
       {"rms_norm_gated", {3}},
       {"mixer2_gated_rms_norm", {3}},
       {"rms_norm_quant", {2, 3}},

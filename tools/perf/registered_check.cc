@@ -82,6 +82,31 @@ void L2Norm(RowCheck& c) {
   c.ExpectRelative(1, y, NormUnits(c.Width(0)));
 }
 
+// The tensors are x, weight, bias and out. The error of ops/norm/layer_norm is,
+// relative to the result without its bias, that of at most 68 additions of
+// squares, of which the root leaves half, and eight roundings; that of the mean
+// is as much of the deviation as 68 additions have. The sum with the bias
+// rounds once.
+void LayerNorm(RowCheck& c) {
+  const double eps = static_cast<double>(1e-5f);
+  Doubles y = c.Before(0);
+  const Doubles weight = c.Vector(1), bias = c.Vector(2);
+  const auto n = static_cast<double>(y.size());
+  double mean = 0, squares = 0;
+  for (const double v : y) mean += v / n;
+  for (const double v : y) squares += (v - mean) * (v - mean);
+  const double deviation = std::sqrt(squares / n + eps);
+  double most = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double scaled = (y[i] - mean) / deviation * weight[i];
+    most = std::max({most, std::abs(scaled), std::abs(weight[i])});
+    y[i] = scaled + bias[i];
+  }
+  c.Expect(3, y, [&](size_t i) {
+    return ((42 + 68) * most + 2 * std::abs(y[i])) * kUnit;
+  });
+}
+
 // The tensors are x, gate, weight and out.
 template <bool kMixer2>
 void GatedRmsNorm(RowCheck& c) {
@@ -287,6 +312,7 @@ constexpr Reference kReferences[] = {
     {"fused_add_rms_norm", &FusedAddRmsNorm},
     {"gemma_rms_norm", &GemmaRmsNorm},
     {"l2_norm", &L2Norm},
+    {"layer_norm", &LayerNorm},
     {"rms_norm_gated", &GatedRmsNorm<false>},
     {"mixer2_gated_rms_norm", &GatedRmsNorm<true>},
     {"rms_norm_quant", &RmsNormQuant<false, false>},
