@@ -25,9 +25,11 @@
 #include "quern/ops/registry/families/rows/rope_ops.h"
 #include "quern/ops/registry/families/rows/rope_variant_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
+#include "quern/ops/registry/sglang/rows_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
+#include "quern/ops/registry/vllm/rows_ops.h"
 
 namespace quern {
 namespace {
@@ -69,6 +71,12 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterMlaOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmAttentionOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterVllmLinearOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmRowsOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangActivationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangNormOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangRouterOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangRopeOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangCopyOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangPackOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangLinearOps(registry));

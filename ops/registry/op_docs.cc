@@ -187,10 +187,6 @@ constexpr Doc kDocs[] = {
     {"fused_add_rms_norm_static_quant",
      "residual <- round(x + residual), whose norm / scale is "
      "quantised\n" QUANT_NORM "Returns codes[rows, hidden].\n"},
-    {"fused_add_rmsnorm_cpu",
-     "h = input + residual in f32;  residual <- round(h);  input <- h / "
-     "sqrt(mean over i of h^2 + eps) * weight\n"
-     "input and residual are [.., hidden], weight[hidden]: " FLOATS ".\n"},
     {"fused_experts_cpu", ROUTES},
     {"fused_moe", ROUTED},
     {"gated_delta_net",
@@ -235,6 +231,11 @@ constexpr Doc kDocs[] = {
     {"l2_norm",
      "out = x / sqrt(sum over i of x^2 + eps)\n"
      "x[.., hidden] is " FLOATS "; out is like x, of out_dtype; \"\": x's.\n"},
+    {"layer_norm",
+     "out = (x - mean(x)) / sqrt(mean over i of (x - mean(x))^2 + eps) * "
+     "weight + bias\n"
+     "x[.., hidden], weight and bias[hidden] (None: 1 and 0) are " FLOATS
+     "; out is like x, of out_dtype; \"\": x's.\n"},
     {"linear",
      "out = act(x b + bias) + residual, where weights hold b[k, n] and bias "
      "(quern.Linear)\n"
@@ -416,7 +417,7 @@ absl::string_view OpDoc(absl::string_view op) {
   for (const Doc& doc : kDocs) {
     if (doc.op == op) return doc.text;
   }
-  return {};
+  return NamedOpDoc(op);
 }
 
 }  // namespace quern

@@ -10,6 +10,10 @@ namespace quern {
 // Empty for other names. The header that defines the operator says more.
 absl::string_view OpDoc(absl::string_view op);
 
+// The same of operators on rows that have other projects' names alone, for
+// OpDoc.
+absl::string_view NamedOpDoc(absl::string_view op);
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_OP_DOCS_H_
