@@ -4,10 +4,10 @@
     quern.sglang.install()
 
 SGLang's own library, if it was loaded before, keeps its schemas, and its kernels for the CPU are replaced.
-Equations, roundings and refusals are those of ops/registry; what differs from SGLang's is in docs/porting.md
-and docs/porting_attention.md. The schemas are of mid 2026. Attention, and the products of packed weights with
-what packs them, are two families, each of which is installed whole or not at all. SGLang's own
-fused_experts_cpu stays where its library is loaded, because SGLang passes packed experts and this package's
+Equations, roundings and refusals are those of ops/registry; what differs from SGLang's is in docs/porting.md,
+docs/porting_ops.md and docs/porting_attention.md. The schemas are of mid 2026. Attention, and the products of
+packed weights with what packs them, are two families, each of which is installed whole or not at all. SGLang's
+own fused_experts_cpu stays where its library is loaded, because SGLang passes packed experts and this package's
 takes plain ones.
 
 Plain weights (is_vnni=False) are packed by the first call, and kept with what they were packed from until
@@ -22,7 +22,7 @@ import threading
 
 import torch
 
-from . import _linear, _named, _named_ops
+from . import _linear, _named, _named_ops, _sglang_rows
 from . import torch as quern_torch
 from ._torch_call import dtype_of, name_of_dtype
 
@@ -61,33 +61,6 @@ _packed = _Packed()
 def clear() -> None:
     """Forgets all packed weights."""
     _packed.clear()
-
-
-def _unary(name, scalars=()):
-    def call(input):
-        rows = input.reshape(-1, input.shape[-1])
-        y = _call(name)((rows,), scalars)
-        return y.view(input.shape[:-1] + y.shape[-1:])
-
-    return call
-
-
-def rmsnorm_cpu(input, weight, eps):
-    rows = input.reshape(-1, input.shape[-1])
-    return _call("rms_norm")((rows, weight), (eps, 0, "")).view(input.shape)
-
-
-def fused_add_rmsnorm_cpu(input, residual, weight, eps):
-    shape = (-1, input.shape[-1])
-    _call("fused_add_rmsnorm_cpu")((input.view(shape), residual.view(shape), weight), (eps,))
-
-
-def topk_softmax_cpu(hidden_states, gating_output, topk, renormalize):
-    return _call("topk_softmax")((gating_output, None), (topk, renormalize, 1.0))
-
-
-def topk_sigmoid_cpu(hidden_states, gating_output, topk, renormalize):
-    return _call("topk_sigmoid")((gating_output, None), (topk, renormalize, 1.0))
 
 
 def convert_weight_packed(weight):
@@ -170,22 +143,12 @@ def extend_attention_cpu(
     _call("extend_attention_cpu")(tensors, (max_len_extend, sm_scale, logit_cap, is_cross_attn, sliding_window))
 
 
-def _half(*args, **_):
-    x = args[0]
-    return x.new_empty(x.shape[:-1] + (x.shape[-1] // 2,))
-
-
 def _like(*args, **_):
     return torch.empty_like(args[0], memory_format=torch.contiguous_format)
 
 
 def _nothing(*args, **_):
     return None
-
-
-def _topk(hidden_states, gating_output, topk, renormalize):
-    shape = (gating_output.shape[0], topk)
-    return gating_output.new_empty(shape, dtype=torch.float32), gating_output.new_empty(shape, dtype=torch.int32)
 
 
 def _columns(mat1, mat2, bias, is_vnni):
@@ -220,22 +183,7 @@ _PACKED_EXPERTS = "SGLang passes packed experts, and Quern's fused_experts_cpu t
 
 _Operator = _named_ops.Operator
 _OPERATORS = (
-    _Operator("silu_and_mul_cpu(Tensor input) -> Tensor", _unary("silu_and_mul"), _half),
-    _Operator("gelu_and_mul_cpu(Tensor input) -> Tensor", _unary("gelu_and_mul", ("none",)), _half),
-    _Operator("gelu_tanh_and_mul_cpu(Tensor input) -> Tensor", _unary("gelu_and_mul", ("tanh",)), _half),
-    _Operator("rmsnorm_cpu(Tensor input, Tensor weight, float eps) -> Tensor", rmsnorm_cpu, _like),
-    _Operator(
-        "fused_add_rmsnorm_cpu(Tensor(a0!) input, Tensor(a1!) residual, Tensor weight, float eps) -> ()",
-        fused_add_rmsnorm_cpu, _nothing,
-    ),
-    _Operator(
-        "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)",
-        topk_softmax_cpu, _topk,
-    ),
-    _Operator(
-        "topk_sigmoid_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> (Tensor, Tensor)",
-        topk_sigmoid_cpu, _topk,
-    ),
+    *_sglang_rows.OPERATORS,
     _Operator("convert_weight_packed(Tensor weight) -> Tensor", convert_weight_packed, _packed_like, _PACKED_WEIGHTS),
     _Operator(
         "per_token_quant_int8_cpu(Tensor A) -> (Tensor, Tensor)", per_token_quant_int8_cpu, _codes, _PACKED_WEIGHTS

@@ -229,8 +229,17 @@ class VllmTest(NearTest):
                 self.assert_near(k, want[1], 2.0**-20)
         alone = torch.randn(3, dim)
         vllm.rotary_embedding(positions, alone, None, dim, table, True)
-        with self.assertRaises(NotImplementedError):
-            vllm.rotary_embedding(positions, alone, None, dim, table, True, 0, True)
+        # The last half of each head, and back again.
+        before = alone.clone()
+        vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim)
+        self.assertTrue(torch.equal(alone[:, : dim - rot_dim], before[:, : dim - rot_dim]))
+        shifted = torch.cat((before[:, dim - rot_dim :], before[:, : dim - rot_dim]), -1).contiguous()
+        vllm.rotary_embedding(positions, shifted, None, dim, table, True)
+        self.assertTrue(torch.equal(alone[:, dim - rot_dim :], shifted[:, :rot_dim]))
+        vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim, True)
+        self.assert_near(alone, before.double(), 2.0**-20)
+        with self.assertRaisesRegex(ValueError, "rope_dim_offset=9; need 0 <= rope_dim_offset <= 8"):
+            vllm.rotary_embedding(positions, alone, None, dim, table, True, dim - rot_dim + 1)
 
     def test_products(self):
         for dtype, ulp in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)):
