@@ -8,8 +8,8 @@
 //   both:        out[t, i] = round(h[t, i] * w[i] / rms[t])
 //                rms[t] = sqrt(sum over i < span of h[t, i]^2 / span + eps)
 //
-//   kPlain    w = weight                rms_norm
-//   kOnePlus  w = shift + weight, in f32; shift is 1    gemma_rms_norm
+//   kPlain    w = weight                    rms_norm
+//   kOnePlus  w = shift + weight, in f32    gemma_rms_norm, whose shift is 1
 //   kNone     w = 1; weight is not given
 //
 // span is `hidden`, or fewer columns for models that take the variance of a
