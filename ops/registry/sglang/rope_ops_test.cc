@@ -1,29 +1,20 @@
-// SGLang's rotary operators and copies by its names, against their formulas,
-// with the cases of its own tests.
+// SGLang's rotary operators by its names, against their formulas, with the
+// cases of its own tests.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/registry/op_arg.h"
-#include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
 #include "quern/ops/registry/sglang/rows_ops.h"
+#include "quern/ops/registry/sglang/rows_testutil.h"
 #include "quern/testing/compare.h"
-#include "quern/testing/data.h"
-#include "quern/testing/many_workers.h"
-#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -33,44 +24,11 @@ using Doubles = std::vector<double>;
 constexpr char kRotary[] = "rotary_embedding_cpu";
 constexpr char kMultimodal[] = "multimodal_rotary_embedding_cpu";
 
-class SglangRopeTest : public testing::Test {
+class SglangRopeTest : public RowsFixture {
  protected:
   SglangRopeTest() {
     EXPECT_EQ(RegisterSglangRopeOps(registry_), absl::OkStatus());
-    EXPECT_EQ(RegisterSglangCopyOps(registry_), absl::OkStatus());
   }
-
-  AnyMatrix Random(DType dtype, int64_t rows, int64_t cols, int64_t gap = 3) {
-    return AnyMatrix(dtype, ToDoubles(UniformReals(rng_, rows * cols, -2, 2)),
-                     rows, cols, cols + gap);
-  }
-  // Makes the operator for tensors like these, and runs it.
-  absl::Status Run(const std::string& provider, const std::string& op,
-                   const std::vector<NamedTensor>& tensors,
-                   NamedArgs args = {}) {
-    const OpDispatcher ops(registry_, OpPolicy());
-    for (const auto& [name, view] : tensors) {
-      if (name.substr(0, 3) == "out") continue;
-      TensorMeta meta{view.dtype(), {}};
-      for (int d = 0; d < view.rank(); ++d) {
-        meta.extents.push_back(view.extent(d));
-      }
-      args.emplace_back(name, meta);
-    }
-    auto made = ops.MakeFrom(provider, op, args);
-    if (!made.ok()) return made.status();
-    std::vector<AnyTensorView> views;
-    const absl::Status bound = made->Bind(tensors, views);
-    if (!bound.ok()) return bound;
-    const absl::Status checked = made->CheckArgs(views);
-    if (!checked.ok()) return checked;
-    made->op->Execute(views, Workspace(), executor_);
-    return absl::OkStatus();
-  }
-
-  OpRegistry registry_;
-  ManyWorkers executor_{3};
-  TestRng rng_;
 };
 
 // Products of numbers below 2 in f32, or rounded to 16 bits one by one, and the
@@ -112,7 +70,7 @@ TEST_F(SglangRopeTest, RotaryOfMatricesHeadsAndBatches) {
     const bool reference = provider[0] == 'r';
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const bool neox : {false, true}) {
-        const AnyMatrix table = Random(dtype, 9, kRot, 0);
+        const AnyMatrix table = Random(dtype, 9, kRot, 2, 0);
         for (const int rank : {2, 3, 4}) {
           SCOPED_TRACE(testing::Message()
                        << provider << DTypeName(dtype) << neox << rank);
@@ -163,7 +121,7 @@ TEST_F(SglangRopeTest, MultimodalPositions) {
     for (const bool neox : {false, true}) {
       for (const int form : {0, 1, 2}) {  // text, sections, interleaved
         SCOPED_TRACE(testing::Message() << provider << neox << form);
-        const AnyMatrix table = Random(DType::kF32, 9, kDim, 0);
+        const AnyMatrix table = Random(DType::kF32, 9, kDim, 2, 0);
         const AnyMatrix q = Random(DType::kF32, kTokens, 2 * kDim);
         const AnyMatrix k = Random(DType::kF32, kTokens, kDim);
         const Doubles q_in = q.doubles(), all = table.doubles();
@@ -217,8 +175,8 @@ TEST_F(SglangRopeTest, AnglesOfEachElement) {
       for (const bool wide : {false, true}) {
         SCOPED_TRACE(testing::Message() << provider << DTypeName(dtype));
         const DType of_table = wide ? DType::kF32 : dtype;
-        const AnyMatrix c = Random(of_table, kTokens, kDim, 0);
-        const AnyMatrix s = Random(of_table, kTokens, kDim, 0);
+        const AnyMatrix c = Random(of_table, kTokens, kDim, 2, 0);
+        const AnyMatrix s = Random(of_table, kTokens, kDim, 2, 0);
         const AnyMatrix q = Random(dtype, kTokens, kHeads * kDim);
         const AnyMatrix k = Random(dtype, kTokens, kHeads * kDim);
         const Doubles in = q.doubles(), cs = c.doubles(), ss = s.doubles();
@@ -247,182 +205,25 @@ TEST_F(SglangRopeTest, AnglesOfEachElement) {
   }
 }
 
-// Splits made by index arithmetic: each element is its own column.
-TEST_F(SglangRopeTest, SplitsProjections) {
-  constexpr int64_t kTokens = 3;
-  // Key heads, value heads, and elements of a head of each.
-  constexpr int64_t kShapes[][4] = {{2, 4, 8, 8}, {2, 6, 5, 7}, {3, 3, 4, 9}};
-  for (const auto& [hk, hv, dk, dv] : kShapes) {
-    for (const bool contiguous : {false, true}) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        SCOPED_TRACE(testing::Message() << hk << hv << dk << dv << contiguous);
-        const int64_t group = hv / hk;
-        const AnyMatrix qkvz =
-            Random(dtype, kTokens, 2 * hk * dk + 2 * hv * dv);
-        const AnyMatrix ba = Random(dtype, kTokens, 2 * hv);
-        const AnyMatrix qkv(dtype, kTokens, 2 * hk * dk + hv * dv,
-                            2 * hk * dk + hv * dv + 1);
-        const AnyMatrix z(dtype, kTokens, hv * dv, hv * dv + 2);
-        const AnyMatrix b(dtype, kTokens, hv, hv + 3);
-        const AnyMatrix a(dtype, kTokens, hv, hv);
-        ASSERT_EQ(
-            Run("reference",
-                contiguous ? "fused_qkvzba_split_reshape_cat_contiguous_cpu"
-                           : "fused_qkvzba_split_reshape_cat_cpu",
-                {{"mixed_qkvz", qkvz.const_view()},
-                 {"mixed_ba", ba.const_view()},
-                 {"out0", qkv.view()},
-                 {"out1", z.heads(hv, dv, dv)},
-                 {"out2", b.view()},
-                 {"out3", a.view()}},
-                {{"num_heads_qk", hk},
-                 {"num_heads_v", hv},
-                 {"head_qk", dk},
-                 {"head_v", dv}}),
-            absl::OkStatus());
-        const Doubles in = qkvz.doubles(), in_ba = ba.doubles();
-        Doubles want_qkv, want_z, want_b, want_a;
-        for (int64_t t = 0; t < kTokens; ++t) {
-          const int64_t row = t * (2 * hk * dk + 2 * hv * dv);
-          const int64_t head = 2 * dk + 2 * group * dv;
-          const auto add = [&](Doubles& to, int64_t from, int64_t count) {
-            for (int64_t i = 0; i < count; ++i) {
-              to.push_back(in[static_cast<size_t>(row + from + i)]);
-            }
-          };
-          if (contiguous) {
-            add(want_qkv, 0, 2 * hk * dk + hv * dv);
-            add(want_z, 2 * hk * dk + hv * dv, hv * dv);
-          } else {
-            for (int64_t h = 0; h < hk; ++h) add(want_qkv, h * head, dk);
-            for (int64_t h = 0; h < hk; ++h) add(want_qkv, h * head + dk, dk);
-            for (int64_t h = 0; h < hk; ++h) {
-              add(want_qkv, h * head + 2 * dk, group * dv);
-              add(want_z, h * head + 2 * dk + group * dv, group * dv);
-            }
-          }
-          for (int64_t h = 0; h < hv; ++h) {
-            const int64_t at =
-                contiguous ? h : h / group * 2 * group + h % group;
-            const int64_t step = contiguous ? hv : group;
-            want_b.push_back(in_ba[static_cast<size_t>(t * 2 * hv + at)]);
-            want_a.push_back(
-                in_ba[static_cast<size_t>(t * 2 * hv + at + step)]);
-          }
-        }
-        EXPECT_TRUE(AllEqual(qkv.doubles(), want_qkv));
-        EXPECT_TRUE(AllEqual(z.doubles(), want_z));
-        EXPECT_TRUE(AllEqual(b.doubles(), want_b));
-        EXPECT_TRUE(AllEqual(a.doubles(), want_a));
-      }
-    }
-  }
-}
-
-// The last of two tokens with one index is kept, and other slots stay.
-TEST_F(SglangRopeTest, StoresRows) {
-  constexpr int64_t kTokens = 5, kSlots = 9, kHeads = 3, kDim = 7;
-  std::vector<int64_t> wide = {8, 2, 0, 2, 5};
-  std::vector<int32_t> narrow(wide.begin(), wide.end());
-  for (const bool is_wide : {false, true}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      const AnyMatrix k = Random(dtype, kTokens, kHeads * kDim);
-      const AnyMatrix v = Random(dtype, kTokens, kHeads * kDim, 5);
-      const AnyMatrix kc = Random(dtype, kSlots, kHeads * kDim, 1);
-      const AnyMatrix vc = Random(dtype, kSlots, kHeads * kDim, 0);
-      const auto want = [&](const AnyMatrix& cache, const AnyMatrix& rows) {
-        std::vector<uint32_t> bits = cache.bits();
-        const std::vector<uint32_t> from = rows.bits();
-        for (size_t t = 0; t < kTokens; ++t) {
-          for (int64_t i = 0; i < kHeads * kDim; ++i) {
-            bits[static_cast<size_t>(wide[t] * kHeads * kDim + i)] =
-                from[t * kHeads * kDim + static_cast<size_t>(i)];
-          }
-        }
-        return bits;
-      };
-      const auto want_k = want(kc, k), want_v = want(vc, v);
-      const AnyTensorView indices =
-          is_wide ? AnyTensorView(DenseVector(wide.data(), kTokens))
-                  : AnyTensorView(DenseVector(narrow.data(), kTokens));
-      ASSERT_EQ(Run("reference", "store_cache_cpu",
-                    {{"k", k.heads(kHeads, kDim, kDim)},
-                     {"v", v.heads(kHeads, kDim, kDim)},
-                     {"k_cache", kc.heads(kHeads, kDim, kDim)},
-                     {"v_cache", vc.heads(kHeads, kDim, kDim)},
-                     {"indices", indices}},
-                    {{"row_dim", kHeads * kDim}}),
-                absl::OkStatus());
-      EXPECT_EQ(kc.bits(), want_k);
-      EXPECT_EQ(vc.bits(), want_v);
-      wide[0] = kSlots;
-      if (is_wide) {
-        ExpectRefusal(Run("reference", "store_cache_cpu",
-                          {{"k", k.heads(kHeads, kDim, kDim)},
-                           {"v", v.heads(kHeads, kDim, kDim)},
-                           {"k_cache", kc.heads(kHeads, kDim, kDim)},
-                           {"v_cache", vc.heads(kHeads, kDim, kDim)},
-                           {"indices", indices}}),
-                      "indices[0]=9; need 0 <= index < 9");
-        EXPECT_EQ(kc.bits(), want_k);
-      }
-      wide[0] = 8;
-    }
-  }
-}
-
-// One argument of the example in f32 is changed.
 TEST_F(SglangRopeTest, Refuses) {
-  const auto f32 = [](std::vector<int64_t> extents) {
-    return TensorMeta{DType::kF32, std::move(extents)};
-  };
-  const char* const kSplit = "fused_qkvzba_split_reshape_cat_cpu";
-  const struct {
-    const char* op;
-    std::string name;
-    OpArg value;
-    const char* words;  // behind the operator's name
-  } kCases[] = {
+  ExpectRefused({
       {kRotary, "positions", TensorMeta{DType::kI64, {5}},
        "positions are i64[5]; need one for each of 4 tokens"},
-      {kRotary, "query", f32({128}), "query is f32[128] and key is "},
-      {kRotary, "query", f32({4, 2, 64}), "query is f32[4, 2, 64] and key is"},
-      {kRotary, "query", f32({3, 128}), "query is f32[3, 128] and key is"},
+      {kRotary, "query", F32({128}), "query is f32[128] and key is "},
+      {kRotary, "query", F32({4, 2, 64}), "query is f32[4, 2, 64] and key is"},
+      {kRotary, "query", F32({3, 128}), "query is f32[3, 128] and key is"},
       {kRotary, "head_size", int64_t{63},
        "query has 128 columns and key 64; need multiples of head_size=63"},
       {kRotary, "head_size", int64_t{0}, "head_size=0; need head_size >= 2"},
-      {kRotary, "cos_sin_cache", f32({128, 66}), "rot_dim=66; need 2 <= "},
-      {kRotary, "cos_sin_cache", f32({128, 31}), "rot_dim=31; need an even"},
+      {kRotary, "cos_sin_cache", F32({128, 66}), "rot_dim=66; need 2 <= "},
+      {kRotary, "cos_sin_cache", F32({128, 31}), "rot_dim=31; need an even"},
       {kMultimodal, "positions", TensorMeta{DType::kI64, {2, 4}},
        "positions are i64[2, 4]; need [tokens] or [3, tokens]"},
       {kMultimodal, "section_h", int64_t{11},
        "sections have 31 pairs; need 32"},
-      {"apply_rotary_pos_emb_cpu", "cos", f32({4, 32}),
+      {"apply_rotary_pos_emb_cpu", "cos", F32({4, 32}),
        "cos is f32[4, 32]; need [4, 64]"},
-      {kSplit, "num_heads_qk", int64_t{3},
-       "num_heads_v=4; need a multiple of num_heads_qk=3"},
-      {kSplit, "head_v", int64_t{15}, "mixed_qkvz is f32[4, 160]; need "},
-      {kSplit, "head_qk", int64_t{0}, "head_qk=0; need 1 <= head_qk"},
-      {kSplit, "mixed_ba", f32({4, 9}), "mixed_ba is f32[4, 9]; need "},
-      {"store_cache_cpu", "row_dim", int64_t{31},
-       "row_dim=31; need 2 times 16, a row of k, or 0"},
-      {"store_cache_cpu", "v", f32({4, 2, 15}), "v is f32[4, 2, 15]; need"},
-      {"store_cache_cpu", "k_cache", f32({16, 2, 15}),
-       "k_cache is f32[16, 2, 15]; need [16, 2, 16]"},
-      {"store_cache_cpu", "indices", TensorMeta{DType::kI32, {3}},
-       "indices is i32[3]; need [4]"},
-  };
-  const OpDispatcher ops(registry_, OpPolicy());
-  for (const auto& c : kCases) {
-    SCOPED_TRACE(c.words);
-    NamedArgs args = registry_.Find(c.op)->example(DType::kF32);
-    for (auto& [field, old] : args) {
-      if (field == c.name) old = c.value;
-    }
-    if (c.name == "row_dim") args.emplace_back(c.name, c.value);
-    ExpectRefusal(ops.Make(c.op, args).status(),
-                  std::string(c.op) + ": " + c.words);
-  }
+  });
 }
 
 }  // namespace

@@ -1,30 +1,21 @@
-// SGLang's operators on rows by its names, against their equations in double,
-// with the cases of its own tests: rows with gaps, gates in heads, results in
-// place.
-
-#include "quern/ops/registry/sglang/rows_ops.h"
+// SGLang's norms by its names, against their equations in double, with the
+// cases of its own tests.
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "quern/core/dtype.h"
-#include "quern/core/executor.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/any_matrix_testutil.h"
 #include "quern/ops/registry/op_arg.h"
-#include "quern/ops/registry/op_dispatcher.h"
-#include "quern/ops/registry/op_policy.h"
 #include "quern/ops/registry/op_registry.h"
+#include "quern/ops/registry/sglang/rows_ops.h"
+#include "quern/ops/registry/sglang/rows_testutil.h"
 #include "quern/testing/compare.h"
-#include "quern/testing/data.h"
-#include "quern/testing/refusal.h"
 
 namespace quern {
 namespace {
@@ -39,51 +30,11 @@ constexpr double kEps = 1e-6;
 // Roundings of f32 in sums of 533 elements and in an activation.
 constexpr double kRelative = 48 * 0x1p-24;
 
-class SglangRowsTest : public testing::Test {
+class SglangNormTest : public RowsFixture {
  protected:
-  SglangRowsTest() {
-    EXPECT_EQ(RegisterSglangActivationOps(registry_), absl::OkStatus());
+  SglangNormTest() {
     EXPECT_EQ(RegisterSglangNormOps(registry_), absl::OkStatus());
   }
-
-  // A matrix whose rows have gaps between them.
-  AnyMatrix Random(DType dtype, int64_t rows, int64_t cols, double most = 2) {
-    return AnyMatrix(dtype,
-                     ToDoubles(UniformReals(rng_, rows * cols, -most, most)),
-                     rows, cols, cols + 3);
-  }
-  AnyMatrix Empty(DType dtype, int64_t rows, int64_t cols) {
-    return AnyMatrix(dtype, rows, cols, cols + 1);
-  }
-
-  // Makes the operator for tensors like these, and runs it.
-  absl::Status Run(const std::string& provider, const std::string& op,
-                   const std::vector<NamedTensor>& tensors,
-                   const NamedArgs& more = {}) {
-    const OpDispatcher ops(registry_, OpPolicy());
-    NamedArgs args = more;
-    for (const auto& [name, view] : tensors) {
-      if (name.substr(0, 3) == "out") continue;
-      TensorMeta meta{view.dtype(), {}};
-      for (int d = 0; d < view.rank(); ++d) {
-        meta.extents.push_back(view.extent(d));
-      }
-      args.emplace_back(name, meta);
-    }
-    auto made = ops.MakeFrom(provider, op, args);
-    if (!made.ok()) return made.status();
-    std::vector<AnyTensorView> views;
-    const absl::Status bound = made->Bind(tensors, views);
-    if (!bound.ok()) return bound;
-    const absl::Status checked = made->CheckArgs(views);
-    if (!checked.ok()) return checked;
-    made->op->Execute(views, Workspace(), executor_);
-    return absl::OkStatus();
-  }
-
-  OpRegistry registry_;
-  InlineExecutor executor_;
-  TestRng rng_;
 };
 
 testing::AssertionResult Near(const AnyMatrix& have, DType dtype,
@@ -120,87 +71,7 @@ Doubles Normed(const Doubles& h, size_t n, const Doubles& weight,
   return out;
 }
 
-double Silu(double x) { return x / (1 + std::exp(-x)); }
-double Gelu(double x) { return x * std::erfc(-x / std::sqrt(2.0)) / 2; }
-double GeluTanh(double x) {
-  return x / 2 *
-         (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-TEST_F(SglangRowsTest, GatedActivations) {
-  const std::pair<const char*, double (*)(double)> kOps[] = {
-      {"silu_and_mul_cpu", &Silu},
-      {"gelu_and_mul_cpu", &Gelu},
-      {"gelu_tanh_and_mul_cpu", &GeluTanh}};
-  for (const auto& [op, act] : kOps) {
-    for (const DType dtype : kDTypes) {
-      for (const int64_t d : kWidths) {
-        SCOPED_TRACE(testing::Message() << op << DTypeName(dtype) << d);
-        const AnyMatrix x = Random(dtype, kRows, 2 * d);
-        const AnyMatrix out = Empty(dtype, kRows, d);
-        ASSERT_EQ(
-            Run("simd", op, {{"input", x.const_view()}, {"out", out.view()}}),
-            absl::OkStatus());
-        const Doubles in = x.doubles();
-        Doubles want;
-        for (int64_t t = 0; t < kRows; ++t) {
-          for (int64_t i = 0; i < d; ++i) {
-            const auto at = static_cast<size_t>(t * 2 * d + i);
-            want.push_back(act(in[at]) * in[at + static_cast<size_t>(d)]);
-          }
-        }
-        EXPECT_TRUE(Near(out, dtype, want));
-      }
-    }
-  }
-}
-
-TEST_F(SglangRowsTest, SigmoidMulTakesGatesInHeads) {
-  constexpr int64_t kHeads = 4, kDim = 40, kStep = 80;
-  for (const char* provider : {"simd", "reference"}) {
-    for (const DType dtype : kDTypes) {
-      SCOPED_TRACE(testing::Message() << provider << DTypeName(dtype));
-      const AnyMatrix x = Random(dtype, kRows, kHeads * kDim);
-      // SGLang's test: the first half of each head's columns.
-      const AnyMatrix storage = Random(dtype, kRows, kHeads * kStep, 6);
-      const AnyMatrix flat = Random(dtype, kRows, kHeads * kDim, 6);
-      const Doubles in = x.doubles();
-      for (const bool heads : {false, true}) {
-        const Doubles gates = heads ? storage.doubles() : flat.doubles();
-        Doubles want;
-        for (int64_t i = 0; i < kRows * kHeads * kDim; ++i) {
-          const int64_t at = heads ? i / kDim * kStep + i % kDim : i;
-          want.push_back(in[static_cast<size_t>(i)] /
-                         (1 + std::exp(-gates[static_cast<size_t>(at)])));
-        }
-        const AnyTensorView gate =
-            heads ? storage.heads(kHeads, kDim, kStep) : flat.const_view();
-        const AnyMatrix out = Empty(dtype, kRows, kHeads * kDim);
-        const std::vector<NamedTensor> tensors = {
-            {"input", x.view()}, {"gate", gate}, {"out", out.view()}};
-        ASSERT_EQ(Run(provider, "fused_sigmoid_mul_cpu", tensors,
-                      {{"inplace", false}}),
-                  absl::OkStatus());
-        EXPECT_TRUE(Near(out, dtype, want));
-        ExpectRefusal(Run(provider, "fused_sigmoid_mul_cpu", tensors,
-                          {{"inplace", true}}),
-                      "fused_sigmoid_mul_cpu: out is not input; need the same "
-                      "elements with inplace");
-        const AnyMatrix place(dtype, in, kRows, kHeads * kDim,
-                              kHeads * kDim + 2);
-        ASSERT_EQ(Run(provider, "fused_sigmoid_mul_cpu",
-                      {{"input", place.view()},
-                       {"gate", gate},
-                       {"out", place.view()}},
-                      {{"inplace", true}}),
-                  absl::OkStatus());
-        EXPECT_EQ(place.bits(), out.bits());
-      }
-    }
-  }
-}
-
-TEST_F(SglangRowsTest, Norms) {
+TEST_F(SglangNormTest, Norms) {
   const struct {
     const char* op;
     NamedArgs more;
@@ -252,7 +123,7 @@ TEST_F(SglangRowsTest, Norms) {
 
 // The norm is that of the f32 sum, also where the residual rounds: 256 + 1 has
 // no code of bf16, and its norm beside zeros is 257 / (257 / 2).
-TEST_F(SglangRowsTest, FusedAddNormalisesTheSumBeforeItIsRounded) {
+TEST_F(SglangNormTest, FusedAddNormalisesTheSumBeforeItIsRounded) {
   for (const char* provider : {"simd", "reference"}) {
     const AnyMatrix x(DType::kBF16, {256, 64, 0, 0}, 1, 4, 4);
     const AnyMatrix r(DType::kBF16, {1, 0, 0, 0}, 1, 4, 4);
@@ -271,7 +142,7 @@ TEST_F(SglangRowsTest, FusedAddNormalisesTheSumBeforeItIsRounded) {
   }
 }
 
-TEST_F(SglangRowsTest, FusedAddNorms) {
+TEST_F(SglangNormTest, FusedAddNorms) {
   for (const char* provider : {"simd", "reference"}) {
     for (const DType dtype : kDTypes) {
       for (const int64_t n : kWidths) {
@@ -301,7 +172,7 @@ TEST_F(SglangRowsTest, FusedAddNorms) {
   }
 }
 
-TEST_F(SglangRowsTest, GatedNorm) {
+TEST_F(SglangNormTest, GatedNorm) {
   for (const char* provider : {"simd", "reference"}) {
     for (const DType dtype : kDTypes) {
       for (const int64_t n : kWidths) {
@@ -320,14 +191,15 @@ TEST_F(SglangRowsTest, GatedNorm) {
         Doubles want =
             Normed(x.doubles(), static_cast<size_t>(n), w.doubles(), 0);
         const Doubles z = gate.doubles();
-        for (size_t i = 0; i < want.size(); ++i) want[i] *= Silu(z[i]);
+        for (size_t i = 0; i < want.size(); ++i)
+          want[i] *= z[i] / (1 + std::exp(-z[i]));
         EXPECT_TRUE(Near(out, dtype, want));
       }
     }
   }
 }
 
-TEST_F(SglangRowsTest, LayerNorms) {
+TEST_F(SglangNormTest, LayerNorms) {
   for (const char* provider : {"simd", "reference"}) {
     for (const DType dtype : kDTypes) {
       for (const int64_t n : kWidths) {
@@ -369,7 +241,7 @@ TEST_F(SglangRowsTest, LayerNorms) {
   }
 }
 
-TEST_F(SglangRowsTest, NormsOfQueriesAndKeys) {
+TEST_F(SglangNormTest, NormsOfQueriesAndKeys) {
   // Tokens, query heads, key heads and elements of a head.
   constexpr int64_t kCases[][4] = {
       {8, 4, 2, 128}, {17, 8, 2, 64}, {5, 3, 1, 96}, {1, 1, 1, 7},
@@ -427,77 +299,30 @@ TEST_F(SglangRowsTest, NormsOfQueriesAndKeys) {
   }
 }
 
-// One argument of the example in f32 is changed, or two.
-TEST_F(SglangRowsTest, Refuses) {
-  const auto f32 = [](std::vector<int64_t> extents) {
-    return TensorMeta{DType::kF32, std::move(extents)};
-  };
-  const struct {
-    const char* op;
-    NamedArgs changed;
-    const char* words;  // behind the operator's name
-    absl::StatusCode code = absl::StatusCode::kInvalidArgument;
-  } kCases[] = {
-      {"silu_and_mul_cpu",
-       {{"input", f32({4, 7})}},
-       "input is f32[4, 7]; need "},
-      {"fused_sigmoid_mul_cpu", {{"input", f32({4, 64, 2})}}, "input is f32"},
-      {"fused_sigmoid_mul_cpu",
-       {{"gate", f32({4, 3, 32})}},
-       "gate is f32[4, 3, 32] and input is f32[4, 64]; need the shape of "
-       "input, or [4, heads, head_dim] of as many elements"},
-      {"fused_sigmoid_mul_cpu", {{"gate", f32({4, 1})}}, "gate is f32[4, 1]"},
-      {"fused_sigmoid_mul_cpu", {{"gate", f32({4, 64, 0})}}, "gate is f32"},
-      {"fused_sigmoid_mul_cpu",
-       {{"gate", TensorMeta{DType::kBF16, {4, 64}}}},
-       "gate is bf16[4, 64]; need f32, as input is"},
-      {"rmsnorm_cpu", {{"weight", f32({63})}}, "weight is f32[63]; need [64]"},
-      {"rmsnorm_cpu",
-       {{"weight", TensorMeta{DType::kBF16, {64}}}},
+TEST_F(SglangNormTest, Refuses) {
+  ExpectRefused({
+      {"rmsnorm_cpu", "weight", F32({63}), "weight is f32[63]; need [64]"},
+      {"rmsnorm_cpu", "weight", TensorMeta{DType::kBF16, {64}},
        "input is f32, weight bf16, out f32, residual f32; need one dtype",
        absl::StatusCode::kUnimplemented},
-      {"rmsnorm_cpu", {{"eps", -1.0}}, "eps=-1; need finite eps >= 0"},
-      {"gemma4_rmsnorm_cpu",
-       {{"scale_shift", std::nan("")}},
+      {"rmsnorm_cpu", "eps", -1.0, "eps=-1; need finite eps >= 0"},
+      {"gemma4_rmsnorm_cpu", "scale_shift", std::nan(""),
        "shift=nan; need a finite number"},
-      {"fused_add_rmsnorm_cpu",
-       {{"residual", f32({3, 64})}},
+      {"fused_add_rmsnorm_cpu", "residual", F32({3, 64}),
        "residual is f32[3, 64]; need f32[4, 64], as input is"},
-      {"fused_rmsnorm_gated_cpu",
-       {{"gate", f32({4, 63})}},
+      {"fused_rmsnorm_gated_cpu", "gate", F32({4, 63}),
        "gate is f32[4, 63]; need f32[4, 64], as input is"},
-      {"layernorm_cpu", {{"bias", f32({4, 64})}}, "bias is f32[4, 64]"},
-      {"fused_qk_gemma_rmsnorm_cpu",
-       {{"head_dim", int64_t{0}}},
+      {"layernorm_cpu", "bias", F32({4, 64}), "bias is f32[4, 64]"},
+      {"fused_qk_gemma_rmsnorm_cpu", "head_dim", int64_t{0},
        "q_weight is f32[16]; need [0]"},
-      {"fused_qk_gemma_rmsnorm_cpu",
-       {{"head_dim", int64_t{0}},
-        {"q_weight", f32({0})},
-        {"k_weight", f32({0})}},
-       "head_dim=0; need head_dim >= 1"},
-      {"fused_qk_gemma_rmsnorm_cpu",
-       {{"k", f32({4, 40})}},
+      {"fused_qk_gemma_rmsnorm_cpu", "k", F32({4, 40}),
        "q has 64 columns and k 40; need multiples of head_dim=16"},
-      {"fused_qk_gemma_rmsnorm_cpu", {{"k", f32({3, 32})}}, "k is f32[3, 32]"},
-      {"fused_qk_gemma_rmsnorm_with_gate_cpu",
-       {{"q_gate", f32({4, 112})}},
+      {"fused_qk_gemma_rmsnorm_cpu", "k", F32({3, 32}), "k is f32[3, 32]"},
+      {"fused_qk_gemma_rmsnorm_with_gate_cpu", "q_gate", F32({4, 112}),
        "q_gate has 112 columns and k 32; need multiples of twice head_dim=16"},
-      {"fused_qk_gemma_rmsnorm_with_gate_cpu",
-       {{"num_head", int64_t{2}}},
+      {"fused_qk_gemma_rmsnorm_with_gate_cpu", "num_head", int64_t{2},
        "num_head=2; need 4, as q_gate has that many heads"},
-  };
-  const OpDispatcher ops(registry_, OpPolicy());
-  for (const auto& c : kCases) {
-    SCOPED_TRACE(c.words);
-    NamedArgs args = registry_.Find(c.op)->example(DType::kF32);
-    for (const auto& [name, value] : c.changed) {
-      for (auto& [field, old] : args) {
-        if (field == name) old = value;
-      }
-    }
-    ExpectRefusal(ops.Make(c.op, args).status(), c.code,
-                  std::string(c.op) + ": " + c.words);
-  }
+  });
 }
 
 }  // namespace
