@@ -1,12 +1,12 @@
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "quern/core/check_args.h"
+#include "absl/status/statusor.h"
 #include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
 #include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/activation/activation_spec.h"
 #include "quern/ops/activation/sigmoid_mul.h"
 #include "quern/ops/registry/bound_rows.h"

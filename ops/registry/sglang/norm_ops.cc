@@ -1,12 +1,7 @@
-#include <cmath>
-#include <cstdint>
-#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "quern/core/executor.h"
 #include "quern/core/status_macros.h"
-#include "quern/core/tensor_view.h"
-#include "quern/core/workspace.h"
 #include "quern/ops/norm/layer_norm.h"
 #include "quern/ops/norm/rms_norm.h"
 #include "quern/ops/norm/rms_norm_gated.h"
