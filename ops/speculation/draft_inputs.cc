@@ -91,6 +91,11 @@ absl::Status Check(const SlotMappingSpec& spec, const SlotMappingArgs& args) {
       blocks(args.block_table);
   const int64_t requests = starts.rows() - 1;
   QUERN_RETURN_IF_ERROR(CheckTable(kMapping, args.block_table, requests));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kMapping, {{"slot_mapping", args.slot_mapping}},
+                    {{"query_start_loc", args.query_start_loc},
+                     {"positions", args.positions},
+                     {"block_table", args.block_table}}));
   QUERN_RETURN_IF_ERROR(CheckEnds(
       kMapping, "query_start_loc", starts,
       std::min(args.positions.extent(0), args.slot_mapping.extent(0))));
@@ -138,6 +143,13 @@ absl::Status Check(const PaddedInputsSpec& spec, const PaddedInputsArgs& args) {
                                  args.token_indices_to_sample, n));
   QUERN_RETURN_IF_ERROR(
       CheckOut(kPadded, "num_rejected_tokens", args.num_rejected_tokens, n));
+  QUERN_RETURN_IF_ERROR(CheckAllApart(
+      kPadded,
+      {{"token_indices_to_sample", args.token_indices_to_sample},
+       {"num_rejected_tokens", args.num_rejected_tokens}},
+      {{"cu_num_draft_tokens", args.cu_num_draft_tokens},
+       {"valid_sampled_tokens_count", args.valid_sampled_tokens_count},
+       {"query_start_loc", args.query_start_loc}}));
   const IndexTable ends(args.cu_num_draft_tokens),
       valid(args.valid_sampled_tokens_count), starts(args.query_start_loc);
   const int64_t most = std::min(MostOf(args.token_indices_to_sample),
@@ -206,8 +218,15 @@ absl::Status Check(const NextTokensSpec& spec, const NextTokensArgs& args) {
                                         args.backup_next_token_ids, n));
   QUERN_RETURN_IF_ERROR(
       CheckOut(kNext, "next_token_ids", args.next_token_ids, ids, n));
-  return CheckOut(kNext, "valid_sampled_tokens_count",
-                  args.valid_sampled_tokens_count, n);
+  QUERN_RETURN_IF_ERROR(CheckOut(kNext, "valid_sampled_tokens_count",
+                                 args.valid_sampled_tokens_count, n));
+  return CheckAllApart(
+      kNext,
+      {{"next_token_ids", args.next_token_ids},
+       {"valid_sampled_tokens_count", args.valid_sampled_tokens_count}},
+      {{"sampled_token_ids", args.sampled_token_ids},
+       {"discard_request_mask", args.discard_request_mask},
+       {"backup_next_token_ids", args.backup_next_token_ids}});
 }
 
 void Run(const NextTokensSpec& spec, const NextTokensArgs& args) {
@@ -241,6 +260,12 @@ absl::Status Check(const NextSlotsSpec& spec, const NextSlotsArgs& args) {
       CheckOut(kSlots, "out_clamped_positions", args.out_clamped_positions, n));
   QUERN_RETURN_IF_ERROR(CheckOut(kSlots, "out_slot_mapping",
                                  args.out_slot_mapping, DType::kI64, n));
+  QUERN_RETURN_IF_ERROR(CheckAllApart(
+      kSlots,
+      {{"seq_lens", args.seq_lens},
+       {"out_clamped_positions", args.out_clamped_positions},
+       {"out_slot_mapping", args.out_slot_mapping}},
+      {{"positions", args.positions}, {"block_table", args.block_table}}));
   const IndexTable positions(args.positions), lengths(args.seq_lens),
       blocks(args.block_table);
   for (int64_t r = 0; r < n; ++r) {
@@ -325,6 +350,19 @@ absl::Status Check(const ExpandInputsSpec& spec, const ExpandInputsArgs& args) {
                  -MostOf(args.out_input_ids) - 1, MostOf(args.out_input_ids)));
   const IndexTable starts(args.query_start_loc), last(args.query_end_loc),
       positions(args.target_positions);
+  QUERN_RETURN_IF_ERROR(CheckAllApart(
+      kExpand,
+      {{"out_input_ids", args.out_input_ids},
+       {"out_positions", args.out_positions},
+       {"out_is_rejected_token_mask", args.out_is_rejected_token_mask},
+       {"out_is_masked_token_mask", args.out_is_masked_token_mask},
+       {"out_new_token_indices", args.out_new_token_indices},
+       {"out_hidden_state_mapping", args.out_hidden_state_mapping}},
+      {{"target_token_ids", args.target_token_ids},
+       {"target_positions", args.target_positions},
+       {"next_token_ids", args.next_token_ids},
+       {"query_start_loc", args.query_start_loc},
+       {"query_end_loc", args.query_end_loc}}));
   // Outputs of the last request end behind those of all others.
   const int64_t room =
       std::min({args.out_input_ids.extent(0), args.out_positions.extent(0),

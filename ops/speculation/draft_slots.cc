@@ -73,6 +73,14 @@ absl::Status Check(const CopySlotsSpec& spec, const CopySlotsArgs& args) {
     QUERN_RETURN_IF_ERROR(CheckOutput(
         kCopy, "out_cache_loc", args.out_cache_loc, DType::kI64, {kAnyExtent}));
   }
+  const NamedView pool = {"req_to_token", args.req_to_token};
+  const NamedView vector = {"out_cache_loc", args.out_cache_loc};
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kCopy, {to_rows ? pool : vector},
+                    {to_rows ? vector : pool,
+                     {"req_pool_indices", args.req_pool_indices},
+                     {"start_offset", args.start_offset},
+                     {"end_offset", args.end_offset}}));
   const IndexTable starts(args.start_offset), ends(args.end_offset),
       slots(args.out_cache_loc);
   int64_t at = 0;
@@ -124,6 +132,11 @@ absl::Status Check(const DraftSlotsSpec& spec, const DraftSlotsArgs& args) {
                                     args.req_to_token, args.seq_lens));
   const int64_t requests = args.req_pool_indices.extent(0);
   QUERN_RETURN_IF_ERROR(CheckRange(kDraft, "requests", requests, 0, kMaxI32));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kDraft, {{"out_cache_loc", args.out_cache_loc}},
+                    {{"req_pool_indices", args.req_pool_indices},
+                     {"req_to_token", args.req_to_token},
+                     {"seq_lens", args.seq_lens}}));
   return CheckOutput(kDraft, "out_cache_loc", args.out_cache_loc, DType::kI64,
                      {requests * spec.topk * spec.num_steps});
 }
@@ -147,6 +160,11 @@ absl::Status Check(const DraftRowsSpec& spec, const DraftRowsArgs& args) {
                                     args.req_to_token, args.seq_lens));
   const int64_t requests = args.req_pool_indices.extent(0);
   QUERN_RETURN_IF_ERROR(CheckRange(kDraft, "requests", requests, 0, kMaxI32));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kDraft, {{"out", args.out}},
+                    {{"req_to_token", args.req_to_token},
+                     {"req_pool_indices", args.req_pool_indices},
+                     {"seq_lens", args.seq_lens}}));
   return CheckOutput(kDraft, "out", args.out, DType::kI32,
                      {requests * spec.topk, spec.pool_len});
 }
@@ -178,6 +196,10 @@ absl::Status Check(const BonusTokensSpec& spec, const BonusTokensArgs& args) {
   QUERN_RETURN_IF_ERROR(CheckOutput(kBonus, "bonus_tokens", args.bonus_tokens,
                                     IndexDTypeOf(args.accept_tokens),
                                     {requests}));
+  QUERN_RETURN_IF_ERROR(CheckAllApart(kBonus,
+                                      {{"bonus_tokens", args.bonus_tokens}},
+                                      {{"accept_tokens", args.accept_tokens},
+                                       {"accept_lens", args.accept_lens}}));
   return CheckElements(kBonus, "accept_lens", IndexTable(args.accept_lens), 0,
                        spec.stride);
 }
@@ -210,6 +232,10 @@ absl::Status Check(const AcceptedSlotsSpec&, const AcceptedSlotsArgs& args) {
   QUERN_RETURN_IF_ERROR(CheckAtLeast(
       kAccepted, "length of accept_out_cache_loc",
       args.accept_out_cache_loc.extent(0), indices.rows() * indices.cols()));
+  QUERN_RETURN_IF_ERROR(CheckAllApart(
+      kAccepted, {{"accept_out_cache_loc", args.accept_out_cache_loc}},
+      {{"accept_index", args.accept_index},
+       {"out_cache_loc", args.out_cache_loc}}));
   return CheckElements(kAccepted, "accept_index", indices, -1,
                        args.out_cache_loc.extent(0) - 1);
 }
@@ -246,6 +272,12 @@ absl::Status Check(const RotateTokensSpec&, const RotateTokensArgs& args) {
     QUERN_RETURN_IF_ERROR(CheckInput(kRotate, "select_index", args.select_index,
                                      DType::kI64, {requests}));
   }
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kRotate, {{"input_ids", args.input_ids}},
+                    {{"extend_start_loc", args.extend_start_loc},
+                     {"extend_seq_lens", args.extend_seq_lens},
+                     {"topk_index", args.topk_index},
+                     {"select_index", args.select_index}}));
   const IndexTable starts(args.extend_start_loc), lengths(args.extend_seq_lens),
       places(args.select_index);
   for (int64_t b = 0; b < requests; ++b) {

@@ -241,6 +241,16 @@ TEST(BonusTokensTest, AreTheLastAccepted) {
   }
 }
 
+TEST(BonusTokensTest, WhatIsWrittenLiesApart) {
+  const Numbers tokens(kI64, {1, 2, 3, 4}, 2), lengths(kI64, {1, 2});
+  BonusTokensSpec spec;
+  spec.stride = 2;
+  ExpectRefusal(
+      StatusOf<BonusTokensPlan>(
+          spec, BonusTokensArgs{tokens.view(), lengths.view(), lengths.view()}),
+      "accept_lens overlaps");
+}
+
 TEST(AcceptedSlotsTest, FollowOneAnother) {
   const Numbers slots(kI64, {50, 51, 52, 53, 54, 55, 56, 57});
   for (const DType dtype : kIndices) {

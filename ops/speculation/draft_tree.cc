@@ -92,6 +92,16 @@ absl::Status Check(const VerifyTreeSpec&, const VerifyTreeArgs& args) {
   QUERN_RETURN_IF_ERROR(CheckOutput(kVerify, "accept_token_num",
                                     args.accept_token_num, DType::kI32,
                                     {requests}));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kVerify,
+                    {{"predicts", args.predicts},
+                     {"accept_index", args.accept_index},
+                     {"accept_token_num", args.accept_token_num}},
+                    {{"candidates", args.candidates},
+                     {"retrive_index", args.retrive_index},
+                     {"retrive_next_token", args.retrive_next_token},
+                     {"retrive_next_sibling", args.retrive_next_sibling},
+                     {"target_predict", args.target_predict}}));
   QUERN_RETURN_IF_ERROR(CheckElements(kVerify, "retrive_index",
                                       IndexTable(args.retrive_index), 0,
                                       requests * nodes - 1));
@@ -156,6 +166,16 @@ absl::Status Check(const BuildTreeSpec& spec, const BuildTreeArgs& args) {
                 {args.positions, args.retrive_index, args.retrive_next_token,
                  args.retrive_next_sibling},
                 requests, nodes));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kBuild,
+                    {{"tree_mask", args.tree_mask},
+                     {"positions", args.positions},
+                     {"retrive_index", args.retrive_index},
+                     {"retrive_next_token", args.retrive_next_token},
+                     {"retrive_next_sibling", args.retrive_next_sibling}},
+                    {{"parent_list", args.parent_list},
+                     {"selected_index", args.selected_index},
+                     {"verified_seq_len", args.verified_seq_len}}));
   QUERN_RETURN_IF_ERROR(
       CheckLengths(kBuild, args.verified_seq_len, args.positions, nodes));
   const IndexTable parents(args.parent_list), selected(args.selected_index),
@@ -248,6 +268,14 @@ absl::Status Check(const TreeOfMaskSpec& spec, const TreeOfMaskArgs& args) {
                 {args.positions, args.retrive_index, args.retrive_next_token,
                  args.retrive_next_sibling},
                 spec.requests, nodes));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kMask,
+                    {{"positions", args.positions},
+                     {"retrive_index", args.retrive_index},
+                     {"retrive_next_token", args.retrive_next_token},
+                     {"retrive_next_sibling", args.retrive_next_sibling}},
+                    {{"tree_mask", args.tree_mask},
+                     {"verified_seq_len", args.verified_seq_len}}));
   return CheckLengths(kMask, args.verified_seq_len, args.positions, nodes);
 }
 

@@ -4,6 +4,7 @@
 // Token ids, positions, slots and flags as callers have them: vectors and
 // matrices of i32, i64 or u8 whose type is known at run time.
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -95,6 +96,29 @@ inline absl::Status CheckIndexColumn(absl::string_view op,
                                      const AnyTensorView& view, int64_t rows) {
   return view.rank() == 2 ? CheckIndexInput(op, field, view, {rows, 1})
                           : CheckIndexInput(op, field, view, {rows});
+}
+
+// A tensor and what refusals call it.
+struct NamedView {
+  const char* name;
+  const AnyTensorView& view;
+};
+
+// No tensor that is written touches another one. Views of rank 0 are left out.
+inline absl::Status CheckAllApart(absl::string_view op,
+                                  absl::Span<const NamedView> written,
+                                  absl::Span<const NamedView> read) {
+  for (size_t w = 0; w < written.size(); ++w) {
+    for (size_t o = 0; o < w; ++o) {
+      QUERN_RETURN_IF_ERROR(CheckApart(op, written[o].name, written[o].view,
+                                       written[w].name, written[w].view));
+    }
+    for (const NamedView& other : read) {
+      QUERN_RETURN_IF_ERROR(CheckApart(op, other.name, other.view,
+                                       written[w].name, written[w].view));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // "op: field[i]=value; need min <= field[i] <= max"

@@ -20,9 +20,10 @@ const float* RowOf(const AnyTensorView& matrix, int64_t row) {
 }
 
 absl::Status CheckRows(const char* field, const AnyTensorView& view,
-                       int64_t rows, int64_t vocab) {
-  QUERN_RETURN_IF_ERROR(
-      CheckInput(kOp, field, view, DType::kF32, {rows, kAnyExtent}));
+                       int64_t rows, const RecoveredTokensSpec& spec) {
+  const int64_t vocab = spec.vocab;
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, field, view, DType::kF32,
+                                   {rows, spec.wider ? kAnyExtent : vocab}));
   if (view.extent(1) >= vocab) return absl::OkStatus();
   return InvalidArgument(kOp, field, " has ", view.extent(1),
                          " columns; need at least vocab=", vocab);
@@ -47,13 +48,20 @@ absl::Status RecoveredTokensPlan::CheckArgs(
   QUERN_RETURN_IF_ERROR(
       CheckIndexInput(kOp, "draft_token_ids", args.draft_token_ids, {tokens}));
   QUERN_RETURN_IF_ERROR(
-      CheckRows("target_probs", args.target_probs, tokens, spec_.vocab));
+      CheckRows("target_probs", args.target_probs, tokens, spec_));
   if (spec_.draft_probs) {
     QUERN_RETURN_IF_ERROR(
-        CheckRows("draft_probs", args.draft_probs, tokens, spec_.vocab));
+        CheckRows("draft_probs", args.draft_probs, tokens, spec_));
   }
-  QUERN_RETURN_IF_ERROR(CheckRows(
-      "inv_q", args.inv_q, args.cu_num_draft_tokens.extent(0), spec_.vocab));
+  QUERN_RETURN_IF_ERROR(CheckRows("inv_q", args.inv_q,
+                                  args.cu_num_draft_tokens.extent(0), spec_));
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kOp, {{"output_token_ids", args.output_token_ids}},
+                    {{"cu_num_draft_tokens", args.cu_num_draft_tokens},
+                     {"draft_token_ids", args.draft_token_ids},
+                     {"draft_probs", args.draft_probs},
+                     {"target_probs", args.target_probs},
+                     {"inv_q", args.inv_q}}));
   const IndexTable ends(args.cu_num_draft_tokens), drafts(args.draft_token_ids);
   QUERN_RETURN_IF_ERROR(CheckEnds(kOp, "cu_num_draft_tokens", ends, tokens));
   if (spec_.draft_probs || ends.rows() == 0) return absl::OkStatus();

@@ -18,8 +18,8 @@
 //   output_token_ids     [tokens], written; i32 or i64
 //   cu_num_draft_tokens  [requests]; i32 or i64
 //   draft_token_ids      [tokens], read without draft_probs alone; i32 or i64
-//   target_probs, draft_probs  f32 [tokens, vocab or more]
-//   inv_q                f32 [requests, vocab or more]
+//   target_probs, draft_probs  f32 [tokens, vocab]
+//   inv_q                f32 [requests, vocab]
 //
 // Tokens from the last end on are left as they are. Refused: ends that decrease
 // or exceed tokens, and without draft_probs a draft outside [0, vocab).
@@ -40,6 +40,7 @@ namespace quern {
 struct RecoveredTokensSpec {
   int64_t vocab = 0;        // 1 <= vocab < 2^31
   bool draft_probs = true;  // whether there are any
+  bool wider = false;       // rows may have more columns than vocab
 };
 
 struct RecoveredTokensArgs {

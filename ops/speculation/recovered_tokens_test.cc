@@ -235,6 +235,9 @@ TEST(RecoveredTokensRefusalTest, SaysWhatLeavesATensor) {
                 "draft_probs is []; need");
   spec.vocab = 17;
   ExpectRefusal(StatusOf<RecoveredTokensPlan>(spec, c.Args(true)),
+                "target_probs is [2, 16]; need [2, 17]");
+  spec.wider = true;
+  ExpectRefusal(StatusOf<RecoveredTokensPlan>(spec, c.Args(true)),
                 "target_probs has 16 columns; need at least vocab=17");
   for (const int64_t vocab : {int64_t{0}, int64_t{1} << 31}) {
     spec.vocab = vocab;

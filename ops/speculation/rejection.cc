@@ -29,6 +29,15 @@ absl::Status CheckIds(const char* field, const AnyTensorView& view,
              : CheckInput(kOp, field, view, dtype, {rows});
 }
 
+absl::Status CheckProbs(const char* field, const AnyTensorView& view,
+                        int64_t tokens, int64_t vocab, bool wider) {
+  QUERN_RETURN_IF_ERROR(CheckInput(kOp, field, view, DType::kF32,
+                                   {tokens, wider ? kAnyExtent : vocab}));
+  if (view.extent(1) >= vocab) return absl::OkStatus();
+  return InvalidArgument(kOp, field, " has ", view.extent(1),
+                         " columns; need at least vocab=", vocab);
+}
+
 // What both ways have. The lengths are read.
 absl::Status CheckShared(const RejectionArgs& args, int64_t max_drafts) {
   QUERN_RETURN_IF_ERROR(CheckIndexInput(
@@ -44,6 +53,17 @@ absl::Status CheckShared(const RejectionArgs& args, int64_t max_drafts) {
     QUERN_RETURN_IF_ERROR(
         CheckInput(kOp, "is_greedy", args.is_greedy, DType::kU8, {requests}));
   }
+  QUERN_RETURN_IF_ERROR(
+      CheckAllApart(kOp, {{"output_token_ids", args.output_token_ids}},
+                    {{"cu_num_draft_tokens", args.cu_num_draft_tokens},
+                     {"draft_token_ids", args.draft_token_ids},
+                     {"bonus_token_ids", args.bonus_token_ids},
+                     {"is_greedy", args.is_greedy},
+                     {"target_argmax", args.target_argmax},
+                     {"draft_probs", args.draft_probs},
+                     {"target_probs", args.target_probs},
+                     {"uniform_probs", args.uniform_probs},
+                     {"recovered_token_ids", args.recovered_token_ids}}));
   const IndexTable ends(args.cu_num_draft_tokens);
   QUERN_RETURN_IF_ERROR(CheckEnds(kOp, "cu_num_draft_tokens", ends,
                                   args.draft_token_ids.extent(0)));
@@ -133,15 +153,11 @@ absl::Status Check(const RandomRejectionSpec& spec,
       CheckIds("recovered_token_ids", args.recovered_token_ids, args, tokens));
   QUERN_RETURN_IF_ERROR(CheckInput(kOp, "uniform_probs", args.uniform_probs,
                                    DType::kF32, {tokens}));
-  QUERN_RETURN_IF_ERROR(CheckInput(kOp, "target_probs", args.target_probs,
-                                   DType::kF32, {tokens, kAnyExtent}));
-  QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "columns of target_probs",
-                                     args.target_probs.extent(1), spec.vocab));
+  QUERN_RETURN_IF_ERROR(CheckProbs("target_probs", args.target_probs, tokens,
+                                   spec.vocab, spec.wider));
   if (spec.draft_probs) {
-    QUERN_RETURN_IF_ERROR(CheckInput(kOp, "draft_probs", args.draft_probs,
-                                     DType::kF32, {tokens, kAnyExtent}));
-    QUERN_RETURN_IF_ERROR(CheckAtLeast(kOp, "columns of draft_probs",
-                                       args.draft_probs.extent(1), spec.vocab));
+    QUERN_RETURN_IF_ERROR(CheckProbs("draft_probs", args.draft_probs, tokens,
+                                     spec.vocab, spec.wider));
   }
   const IndexTable ends(args.cu_num_draft_tokens), drafts(args.draft_token_ids);
   int64_t t = 0;
@@ -186,6 +202,9 @@ absl::Status Check(const ExpandSpec& spec, const ExpandArgs& args) {
                                    {args.cu_num_tokens.extent(0)}));
   QUERN_RETURN_IF_ERROR(
       CheckOutput(kOp, "output", args.output, dtype, {kAnyExtent}));
+  QUERN_RETURN_IF_ERROR(CheckAllApart(
+      kOp, {{"output", args.output}},
+      {{"input", args.input}, {"cu_num_tokens", args.cu_num_tokens}}));
   if (dtype == DType::kI32) {
     for (const int64_t value : {spec.replace_from, spec.replace_to}) {
       QUERN_RETURN_IF_ERROR(CheckRange(kOp, "a replacement of i32", value,

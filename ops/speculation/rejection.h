@@ -30,7 +30,7 @@
 //   draft_token_ids, target_argmax, recovered_token_ids, uniform_probs f32
 //                        [tokens]
 //   bonus_token_ids      [requests] or [requests, 1]
-//   draft_probs, target_probs  f32 [tokens, vocab or more]
+//   draft_probs, target_probs  f32 [tokens, vocab]
 //
 // Numbers are i32 or i64; all token ids have one type. Refused: more drafts of
 // a request than max_drafts or cols - 1, ends that decrease or exceed tokens,
@@ -51,6 +51,7 @@ struct RandomRejectionSpec {
   int64_t vocab = 0;
   int64_t max_drafts = -1;
   bool draft_probs = true;  // whether there are any
+  bool wider = false;       // probabilities may have more columns than vocab
 };
 
 struct RejectionArgs {

@@ -110,6 +110,7 @@ RandomRejectionSpec Vocab(int64_t vocab, bool draft_probs = true,
   spec.vocab = vocab;
   spec.draft_probs = draft_probs;
   spec.max_drafts = max_drafts;
+  spec.wider = true;
   return spec;
 }
 
@@ -189,10 +190,19 @@ TEST(RandomRejectionTest, RefusesWhatLeavesATensor) {
          n(few));
   refuse("gives request 2 3 drafts; need at most 2", 16, n({2, 2, 5, 6}),
          n(few), 2);
-  refuse("columns of target_probs=16; need", 17, n({2, 2, 5, 6}), n(few));
+  refuse("target_probs has 16 columns; need at least vocab=17", 17,
+         n({2, 2, 5, 6}), n(few));
   refuse("vocab=0; need 1 <=", 0, n({2, 2, 5, 6}), n(few));
   refuse("draft_token_ids is i32; need i64", 16, n({2, 2, 5, 6}),
          Numbers(DType::kI32, few));
+  // Without `wider`, rows have vocab columns.
+  {
+    const Batch batch(kI64);
+    RandomRejectionSpec spec = Vocab(16);
+    spec.wider = false;
+    ExpectRefusal(StatusOf<RandomRejectionPlan>(spec, probs.Args(batch)),
+                  "draft_probs is [6, 17]; need [6, 16]");
+  }
   // A draft is not looked up where a request is verified greedily.
   const Batch batch(kI64);
   const Numbers greedy(DType::kU8, {1, 1, 1, 1}), none(kI64, Values(6, -7));
