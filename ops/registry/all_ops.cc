@@ -25,9 +25,11 @@
 #include "quern/ops/registry/families/rows/rope_ops.h"
 #include "quern/ops/registry/families/rows/rope_variant_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
+#include "quern/ops/registry/families/rows/speculation_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
+#include "quern/ops/registry/vllm/speculation_ops.h"
 
 namespace quern {
 namespace {
@@ -80,6 +82,9 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterGateOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterDeltaRuleOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRecurrentOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSpeculationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterVllmSpeculationOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangSpeculationOps(registry));
   return RegisterRopeOps(registry);
 }
 

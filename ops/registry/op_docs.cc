@@ -85,6 +85,38 @@ constexpr Doc kDocs[] = {
      "for each pair j = (a, b) of a head. x[tokens, heads, head_dim] or "
      "[batch, tokens, heads, head_dim],\n" FLOATS
      "; cos and sin[tokens, head_dim / 2]; out is like x.\n"},
+    {"assign_draft_cache_locs_contiguous_cpu",
+     "Reads the topk * num_steps slots behind the seq_lens[b] first ones of "
+     "row req_pool_indices[b] of req_to_token, for each\nrequest, into "
+     "out_cache_loc i64[requests * topk * num_steps]. req_to_token is "
+     "i32[rows, pool_len]; the rest is i32 or i64.\n"},
+    {"assign_extend_cache_locs_cpu",
+     "Reads out_cache_loc from req_to_token[req_pool_indices[b], "
+     "start_offset[b] .. end_offset[b]), request after "
+     "request.\nreq_to_token is i32[rows, pool_len], out_cache_loc i64; "
+     "rows and offsets[requests] are i32 or i64.\n"},
+    {"assign_req_to_token_pool_cpu",
+     "Writes out_cache_loc to req_to_token[req_pool_indices[b], "
+     "start_offset[b] .. end_offset[b]), request after "
+     "request.\nreq_to_token is i32[rows, pool_len], out_cache_loc i64; "
+     "rows and offsets[requests] are i32 or i64.\n"},
+    {"build_draft_decode_metadata_cpu",
+     "Row b * topk + c of out, i32[requests * topk, pool_len], gets the "
+     "seq_lens[b] first slots of row req_pool_indices[b] of\nreq_to_token, "
+     "and then those of candidate c's num_steps drafts; what follows is not "
+     "written. req_to_token is\ni32[rows, pool_len]; req_pool_indices and "
+     "seq_lens[requests] are i32 or i64.\n"},
+    {"build_tree_kernel_efficient_cpu",
+     "Builds trees of n = draft_token_num nodes from the draft's scores: "
+     "number selected_index[b, i - 1] is node i, and\nparent_list[b, number "
+     "/ topk] its parent's number. tree_mask u8 is [requests * n * n] with "
+     "tree_mask_mode 1; with 0\nthe seq_len columns of what comes before "
+     "each row stand before it, and are left as they "
+     "are.\nparent_list[requests, topk * (depth - 1) + 1], "
+     "selected_index[requests, n - 1], "
+     "verified_seq_len[requests],\npositions[requests * n], and the tree "
+     "(retrive_index, retrive_next_token, retrive_next_sibling) [requests, "
+     "n], are i32 or i64.\n"},
     {"causal_conv1d_fn", CONV1D
      "conv_states is written. cache_indices[sequences] are slots. " SEQUENCES},
     {"causal_conv1d_update",
@@ -96,6 +128,11 @@ constexpr Doc kDocs[] = {
     {"column_parallel_linear",
      LAYER RANKS "Each rank has n / ranks columns of out, or with "
                  "gather_output all.\n"},
+    {"compute_slot_mapping_kernel_impl",
+     "slot_mapping[t] = block_table[r, p / block_size] * block_size + p % "
+     "block_size, p = positions[t], for the tokens t of\nrequest r. "
+     "slot_mapping is i64; query_start_loc[requests + 1], "
+     "positions[tokens], block_table[requests, blocks] are i32\nor i64.\n"},
     {"conv2d",
      "out[b, o, y, x] = bias[o] + sum over i, dy, dx of weight[o, i, dy, dx] "
      "* x[b, i, y * stride_h + dy * dilation_h - padding_h, ..]\n"
@@ -115,6 +152,18 @@ constexpr Doc kDocs[] = {
      "[experts, n, k], bf16, f16, i8,\nf8e4m3 or u8 (two 4-bit codes); n % 16 "
      "= 0 (i8, u8: n % 32), k % 32 = 0. out is like weight; of i8\n[.., n, k "
      "+ 4]; of bf16 or f16 with n < 16 it is f32[k, n].\n"},
+    {"copy_and_expand_eagle_inputs_kernel_impl",
+     "Writes to out_input_ids target_token_ids[t] of each request, t from "
+     "query_start_loc[r] (one later with shift_input_ids)\nto "
+     "query_end_loc[r], "
+     "then next_token_ids[r], num_padding_slots_per_request - 1 times "
+     "parallel_drafting_token_id, and\npadding_token_id for each rejected "
+     "token. out_positions count from target_positions of the first token. "
+     "out_new_token_indices\nare the places of the new tokens, "
+     "out_hidden_state_mapping those of the request's (with "
+     "shift_input_ids).\nout_is_rejected_token_mask and "
+     "out_is_masked_token_mask are u8; the others i32 or i64, outputs like "
+     "their inputs.\n"},
     {"copy_stub",
      "out <- input, rounded to nearest even. out[..] and input[..] have one "
      "shape and are " FLOATS ".\n"},
@@ -159,6 +208,36 @@ constexpr Doc kDocs[] = {
      "rotated once, by the position\nwithin a chunk (Qwen2.5-1M). "
      "positions[tokens] are i32 or i64; query and key[tokens, heads, "
      "head_dim]\nare " FLOATS ". 0 <= local_size < chunk_size.\n" ROPE},
+    {"eagle_prepare_inputs_padded_kernel_impl",
+     "num_rejected_tokens_gpu[r] = drafts + 1 - "
+     "valid_sampled_tokens_count[r] (0 without drafts), "
+     "token_indices_to_sample[r] =\nquery_start_loc_gpu[r + 1] - 1 - "
+     "num_rejected_tokens_gpu[r], r < num_reqs. "
+     "cu_num_draft_tokens[requests] are the ends\nof the requests' drafts. "
+     "All are i32 or i64.\n"},
+    {"eagle_prepare_next_token_padded_kernel_impl",
+     "valid_sampled_tokens_count[r] counts the first "
+     "num_sampled_tokens_per_req tokens of sampled_token_ids[r] that are "
+     "in\n[0, vocab_size), and next_token_ids[r] is the last of them; of "
+     "none, and of a request that discard_request_mask\nu8[requests] marks, "
+     "0 and backup_next_token_ids[r]. Ids are i32 or i64, all the same.\n"},
+    {"eagle_step_slot_mapping_metadata_kernel_impl",
+     "Advances each request by a token: out_clamped_positions[r] = "
+     "positions[r] + 1, its slot in out_slot_mapping[r], and\nseq_lens[r] + "
+     "1; from max_model_len on 0, pad_id and 1. Slots behind the requests "
+     "become pad_id. Positions and slots\nthat are written are i64; "
+     "positions, block_table[requests, blocks] and seq_lens are i32 or "
+     "i64.\n"},
+    {"expand_kernel_impl",
+     "output[t] = input[r] for the tokens t of request r, with replace_to "
+     "in place of replace_from. input[requests] and\noutput[tokens] are "
+     "both f32, i32 or i64; cu_num_tokens[requests], i32 or i64, are the "
+     "ends of the requests' tokens.\n"},
+    {"expand_to_tokens",
+     "output[t] = input[r] for the tokens t of request r, with replace_to "
+     "in place of replace_from. input[requests] and\noutput[tokens] are "
+     "both f32, i32 or i64; cu_num_tokens[requests], i32 or i64, are the "
+     "ends of the requests' tokens.\n"},
     {"extend_attention_cpu",
      "Attention of the last extend_seq_lens[b] tokens of each request to all "
      "before them and themselves\n"
@@ -171,6 +250,15 @@ constexpr Doc kDocs[] = {
      "u8[tokens * n].\n"},
     {"fatrelu_and_mul",
      "out = (x[:d] > threshold ? x[:d] : 0) * x[d:]\n" GATED},
+    {"fill_accept_out_cache_loc_cpu",
+     "accept_out_cache_loc gets out_cache_loc[i] for each i of accept_index "
+     "that is not -1, one behind the other.\naccept_index[n] or [requests, "
+     "steps] is i32 or i64, the slots are i64.\n"},
+    {"fill_bonus_tokens_cpu",
+     "bonus_tokens[b] = accept_tokens[b, accept_lens[b] - 1], and left as "
+     "it is if accept_lens[b] is 0.\naccept_tokens[requests, "
+     "accept_stride], accept_lens and bonus_tokens[requests] are i32 or "
+     "i64, both tokens the same.\n"},
     {"fp8_scaled_mm_cpu",
      "out = mat1 (mat2 * scales2)^T + bias\n" MM "mat1 and out are " FLOATS
      "; mat2 is f8e4m3; scales2 f32[ceil(n / "
@@ -327,6 +415,55 @@ constexpr Doc kDocs[] = {
      "x[.., k], of m rows, is " FLOATS
      ". Returns codes i8[.., k] and scales f32[m].\n"},
     {"quick_gelu", "out = x / (1 + e^(-1.702 x))\n" ROWS},
+    {"reconstruct_indices_from_tree_mask_cpu",
+     "Finds the trees of n = draft_token_num nodes that have tree_mask "
+     "u8[batch_size * n * n]. "
+     "verified_seq_len[batch_size],\npositions[batch_size * n], and the "
+     "tree (retrive_index, retrive_next_token, retrive_next_sibling) "
+     "[batch_size, n], are i32 or i64.\n"},
+    {"rejection_greedy_sample_kernel_impl",
+     "Writes to row r of output_token_ids the drafts of request r that are "
+     "target_argmax, up to the first that is not,\nthen target_argmax of "
+     "that one, or bonus_token_ids[r] if all are. What follows in the row "
+     "is left as it is.\nToken ids are i32 or i64, all the "
+     "same.\noutput_token_ids[requests, cols], "
+     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
+     "draft_token_ids\nand target_argmax[tokens], bonus_token_ids[requests] "
+     "or [requests, 1]; is_greedy u8[requests]: only these requests.\nAt "
+     "most max_spec_len drafts of a request.\n"},
+    {"rejection_random_sample_kernel_impl",
+     "Writes to row r of output_token_ids the drafts t of request r with "
+     "target_probs[t, draft] / draft_probs[t, draft] >=\nuniform_probs[t], "
+     "up to the first without, then recovered_token_ids of that one, or "
+     "bonus_token_ids[r] if all have it.\nWhat follows in the row is left "
+     "as it is. draft_probs None: 1. A NaN rejects.\nToken ids are i32 or "
+     "i64, all the same.\noutput_token_ids[requests, cols], "
+     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
+     "draft_token_ids,\nrecovered_token_ids and uniform_probs f32[tokens], "
+     "both probs f32[tokens, vocab], bonus_token_ids[requests] "
+     "or\n[requests, 1]; is_greedy u8[requests]: not these requests.\nAt "
+     "most max_spec_len drafts of a request. vocab_size columns count; "
+     "no_draft_probs: draft_probs is not read.\n"},
+    {"rejection_sample",
+     "Writes to row r of output_token_ids the drafts t of request r with "
+     "target_probs[t, draft] / draft_probs[t, draft] >=\nuniform_probs[t], "
+     "up to the first without, then recovered_token_ids of that one, or "
+     "bonus_token_ids[r] if all have it.\nWhat follows in the row is left "
+     "as it is. draft_probs None: 1. A NaN rejects.\nToken ids are i32 or "
+     "i64, all the same.\noutput_token_ids[requests, cols], "
+     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
+     "draft_token_ids,\nrecovered_token_ids and uniform_probs f32[tokens], "
+     "both probs f32[tokens, vocab], bonus_token_ids[requests] "
+     "or\n[requests, 1]; is_greedy u8[requests]: not these requests.\n"},
+    {"rejection_sample_greedy",
+     "Writes to row r of output_token_ids the drafts of request r that are "
+     "target_argmax, up to the first that is not,\nthen target_argmax of "
+     "that one, or bonus_token_ids[r] if all are. What follows in the row "
+     "is left as it is.\nToken ids are i32 or i64, all the "
+     "same.\noutput_token_ids[requests, cols], "
+     "cu_num_draft_tokens[requests] are the ends of the requests' drafts, "
+     "draft_token_ids\nand target_argmax[tokens], bonus_token_ids[requests] "
+     "or [requests, 1]; is_greedy u8[requests]: only these requests.\n"},
     {"relu2", "out = max(x, 0)^2\n" ROWS},
     {"replicated_linear", LAYER},
     {"rms_norm",
@@ -351,6 +488,11 @@ constexpr Doc kDocs[] = {
      "j / rot_dim):\na' = a cos - b sin,  b' = b cos + a sin\n"
      "positions[n] are i32 or i64, below max_position; query[n, heads, "
      "head_dim] and key[n, kv_heads,\nhead_dim] are " FLOATS ".\n" ROPE},
+    {"rotate_input_ids_cpu",
+     "Moves the extend_seq_lens[b] tokens of input_ids from "
+     "extend_start_loc[b] on one place to the left, and "
+     "writes\ntopk_index[b] behind them, or to place select_index[b]. "
+     "Starts and lengths are i32 or i64, the others i64.\n"},
     {"row_parallel_linear",
      LAYER RANKS "Each rank has k / ranks columns of x (input_is_parallel), "
                  "and the sum over ranks is returned\n(reduce_results).\n"},
@@ -360,6 +502,23 @@ constexpr Doc kDocs[] = {
     {"sample",
      "out i32[rows] = a token for each row of logits f32[rows, vocab]. step is "
      "an object of C++; Python has\nquern.Sampler.\n"},
+    {"sample_recovered_tokens",
+     "output_token_ids[t] = the v with the largest max(target_probs[t, v] - "
+     "draft_probs[t, v], 0) * inv_q[r, v], the lowest of\nequal ones, for "
+     "the tokens t of request r. draft_probs None: target_probs[t, v], and "
+     "0 for draft_token_ids[t].\noutput_token_ids and "
+     "draft_token_ids[tokens], cu_num_draft_tokens[requests], the ends of "
+     "the requests' tokens, are i32\nor i64; the others f32[tokens, vocab] "
+     "and inv_q f32[requests, vocab].\n"},
+    {"sample_recovered_tokens_kernel_impl",
+     "output_token_ids[t] = the v with the largest max(target_probs[t, v] - "
+     "draft_probs[t, v], 0) * inv_q[r, v], the lowest of\nequal ones, for "
+     "the tokens t of request r. draft_probs None: target_probs[t, v], and "
+     "0 for draft_token_ids[t].\noutput_token_ids and "
+     "draft_token_ids[tokens], cu_num_draft_tokens[requests], the ends of "
+     "the requests' tokens, are i32\nor i64; the others f32[tokens, vocab] "
+     "and inv_q f32[requests, vocab].\nvocab_size columns count; "
+     "no_draft_probs: draft_probs is not read.\n"},
     {"selective_state_update",
      "s <- exp(min(a dt', 0)) s + b (dt' x);  out = (s . c + d x) silu(z);  "
      "dt' = dt + dt_bias, or with\ndt_softplus ln(1 + e^(dt + dt_bias))\n"
@@ -395,6 +554,14 @@ constexpr Doc kDocs[] = {
      "add up to 1\n" ROUTER},
     {"transformers_fused_moe", ROUTES},
     {"unquantized_fused_moe", ROUTED},
+    {"verify_tree_greedy_cpu",
+     "Walks each tree from its root to children whose candidates are "
+     "target_predict of the node before. accept_index gets\nthe numbers of "
+     "the nodes, accept_token_num how many but the root, predicts "
+     "target_predict of each.\npredicts i32[requests * n], accept_index "
+     "i32[requests, steps], accept_token_num i32[requests]; candidates, the "
+     "tree\n(retrive_index, retrive_next_token, retrive_next_sibling) and "
+     "target_predict[requests, n] are i32 or i64.\n"},
     {"vocab_parallel_embedding",
      "out[t] = scale * weight[ids[t]]. ids[tokens] are i32 or i64; "
      "weight[rows, hidden] is " FLOATS

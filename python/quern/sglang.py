@@ -22,7 +22,7 @@ import threading
 
 import torch
 
-from . import _linear, _named, _named_ops
+from . import _linear, _named, _named_ops, _speculation
 from . import torch as quern_torch
 from ._torch_call import dtype_of, name_of_dtype
 
@@ -290,4 +290,4 @@ def install(namespace: str = "sgl_kernel") -> dict:
 
     What was left out is also a warning of the logger "quern".
     """
-    return _named_ops.install(namespace, _OPERATORS)
+    return _named_ops.install(namespace, _OPERATORS + _speculation.SGLANG)

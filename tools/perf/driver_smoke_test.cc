@@ -117,6 +117,9 @@ constexpr Smoke kSmokes[] = {
     {"router",
      "--tokens=9 --experts=40 --top_k=3 --dtype=bf16 --score=sigmoid --bias=1 "
      "--groups=4 --top_groups=2"},
+    {"sample_recovered_tokens", "--requests=3 --drafts=2 --vocab=37"},
+    {"sample_recovered_tokens",
+     "--requests=2 --drafts=3 --vocab=37 --draft_probs=0"},
     {"kv_write", "--tokens=37 --kv_heads=2 --head_dim=36 --page_size=16"},
     {"causal_conv1d", "--batch=3 --len=5 --channels=37 --width=3"},
     {"delta_rule", "--batch=2 --len=3 --heads=2 --key_heads=1 --dk=9 --dv=21"},

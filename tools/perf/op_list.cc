@@ -21,6 +21,7 @@
 #include "quern/tools/perf/ops_router.h"
 #include "quern/tools/perf/ops_rows.h"
 #include "quern/tools/perf/ops_schedule.h"
+#include "quern/tools/perf/ops_speculation.h"
 #include "quern/tools/perf/ops_state_update.h"
 #include "quern/tools/perf/ops_varlen_attention.h"
 
@@ -45,6 +46,7 @@ std::vector<OpEntry> AllOps() {
   ops.push_back(DeltaRuleOp());
   ops.push_back(StateUpdateOp());
   ops.push_back(MixerOp());
+  ops.push_back(RecoveredTokensOp());
   ops.push_back(AllReduceOp());
   return ops;
 }

@@ -106,6 +106,20 @@ absl::Status RegisterSglangLinearOps(OpRegistry& registry);
 // simd, and reference, with sums in double on the calling thread.
 absl::Status RegisterSglangAttentionOps(OpRegistry& registry);
 
+// Registers what speculation needs between steps: trees of draft tokens
+// (ops/speculation/draft_tree.h) and slots of drafts
+// (ops/speculation/draft_slots.h), with shapes and refusals as there. Masks are
+// u8. tree_mask_mode is 0 (kFull) or 1 (kQueryOnly).
+//
+// verify_tree_greedy_cpu, build_tree_kernel_efficient_cpu,
+// reconstruct_indices_from_tree_mask_cpu; assign_req_to_token_pool_cpu,
+// assign_extend_cache_locs_cpu, assign_draft_cache_locs_contiguous_cpu,
+// build_draft_decode_metadata_cpu, fill_bonus_tokens_cpu,
+// fill_accept_out_cache_loc_cpu, rotate_input_ids_cpu.
+//
+// Provider: reference, plain loops.
+absl::Status RegisterSglangSpeculationOps(OpRegistry& registry);
+
 }  // namespace quern
 
 #endif  // QUERN_OPS_REGISTRY_SGLANG_SGLANG_OPS_H_
