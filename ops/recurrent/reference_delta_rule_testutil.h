@@ -57,7 +57,7 @@ class DeltaRuleReference {
   // tokens whose last state is rounded to state_dtype; 1: of token by token.
   DeltaRuleReference(size_t dk, size_t dv, std::vector<double> state,
                      DType state_dtype, bool l2, double scale,
-                     int64_t chunk = 1)
+                     int64_t chunk = 1, double norm_eps = 1e-6)
       : dk_(dk),
         dv_(dv),
         state_(std::move(state)),
@@ -65,6 +65,7 @@ class DeltaRuleReference {
         l2_(l2),
         scale_(scale),
         chunk_(chunk),
+        norm_eps_(norm_eps),
         state_bound_(dv, 0.0),
         moved_(dv, 0.0),
         out_(dv),
@@ -131,10 +132,10 @@ class DeltaRuleReference {
   static constexpr double kEps = 0x1p-23;
   static constexpr double kTiny = 0x1p-140;
 
-  static void Normalize(std::vector<double>& x) {
+  void Normalize(std::vector<double>& x) const {
     double sum = 0;
     for (const double v : x) sum += v * v;
-    for (double& v : x) v /= std::sqrt(sum + 1e-6);
+    for (double& v : x) v /= std::sqrt(sum + norm_eps_);
   }
 
   // A token's inputs, normalised, and what their errors may make of them.
@@ -169,14 +170,14 @@ class DeltaRuleReference {
     return std::sqrt(sum);
   }
   // How far a key or a query may be off, once it is normalised: the slope of x
-  // / sqrt(|x|^2 + 1e-6) is at most the inverse of the root.
+  // / sqrt(|x|^2 + norm_eps) is at most the inverse of the root.
   double Moved(const std::vector<double>& x,
                const std::vector<double>& error) const {
     if (error.empty()) return 0;
     const double size = Norm(error);
     if (!l2_) return size;
     const double least = std::max(0.0, Norm(x) - size);
-    return size / std::sqrt(least * least + 1e-6);
+    return size / std::sqrt(least * least + norm_eps_);
   }
 
   Moves MovesOf(const Inputs& in, const DeltaRuleToken64& token,
@@ -367,6 +368,7 @@ class DeltaRuleReference {
   bool l2_;
   double scale_;
   int64_t chunk_;
+  double norm_eps_;
   int64_t in_chunk_ = 0;                    // tokens since the last chunk ended
   std::vector<double> mass_, decay_error_;  // Z and Y
   // A number for each column: bounds, and what errors of the inputs make.

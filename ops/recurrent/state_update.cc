@@ -25,6 +25,10 @@ constexpr int64_t kMostRows = static_cast<int64_t>(kStateRows);
 constexpr int64_t kFewRows = 64;
 static_assert(kStateRows == kRowBlock && kFewRows % 16 == 0, "whole blocks");
 
+// Floats of a block of drafts: half of L1, as a token reads one and writes one.
+constexpr int64_t kDraftFloats = 4096;
+static_assert(kDraftFloats >= StateUpdatePlan::kMaxState, "a row or more");
+
 // All tokens of a sequence, on some rows of a head: a unit of work.
 struct Unit {
   int64_t sequence, head, row, rows;
@@ -49,7 +53,7 @@ class Run {
     const SequenceBatch& batch = args_.batch;
     const int64_t begin = batch.begin(unit.sequence);
     const int64_t end = batch.end(unit.sequence);
-    const int64_t slot = batch.state_indices[unit.sequence];
+    const int64_t slot = batch.source(unit.sequence);
     if (slot == spec_.null_slot) {
       for (int64_t t = begin; t < end; ++t) {
         ZeroRows(ElementAt(args_.out, t, unit.head, unit.row), 1,
@@ -59,8 +63,8 @@ class Run {
     }
     if (begin == end) return;
     StateUpdateStep step = {};
-    step.state = ElementAt(args_.state, slot, unit.head, unit.row);
-    step.row_stride = static_cast<size_t>(RowStride(args_.state));
+    step.to = ElementAt(args_.state, slot, unit.head, unit.row);
+    step.to_stride = static_cast<size_t>(RowStride(args_.state));
     step.rows = static_cast<size_t>(unit.rows);
     step.n = static_cast<size_t>(spec_.d_state);
     step.b = b_;
@@ -69,12 +73,18 @@ class Run {
     step.x = x_;
     step.y = y_;
     LoadHead(unit, step);
-    if (batch.fresh(unit.sequence)) {
-      const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
-      ZeroRows(static_cast<char*>(step.state), unit.rows,
-               spec_.d_state * element, RowStride(args_.state) * element);
+    for (int64_t t = begin; t < end; ++t) {
+      step.from = step.to, step.from_stride = step.to_stride;
+      if (batch.drafts()) SetDestination(unit, t - begin, step);
+      if (t == begin && batch.fresh(unit.sequence)) {
+        const auto element = static_cast<int64_t>(SizeOf(spec_.state_dtype));
+        const auto stride = static_cast<int64_t>(step.to_stride) * element;
+        ZeroRows(static_cast<char*>(step.to), unit.rows,
+                 spec_.d_state * element, stride);
+        step.from = step.to, step.from_stride = step.to_stride;
+      }
+      DoToken(unit, t, step);
     }
-    for (int64_t t = begin; t < end; ++t) DoToken(unit, t, step);
   }
 
  private:
@@ -88,6 +98,17 @@ class Run {
     } else {
       std::fill(to, to + kStateRows, *from);
     }
+  }
+
+  // Where token i of the sequence leaves its state: in its slot, or in kept_.
+  void SetDestination(const Unit& unit, int64_t i, StateUpdateStep& step) {
+    const auto slot =
+        args_.batch.destination(unit.sequence, i, spec_.null_slot);
+    const bool kept = slot != spec_.null_slot;
+    step.to = kept ? ElementAt(args_.state, slot, unit.head, unit.row)
+                   : static_cast<void*>(kept_);
+    step.to_stride =
+        kept ? static_cast<size_t>(RowStride(args_.state)) : step.n;
   }
 
   // What a head has for all tokens.
@@ -147,6 +168,7 @@ class Run {
   alignas(64) float bias_[kStateRows];
   alignas(64) float delta_[kStateRows] = {};
   alignas(64) float y_[kStateRows] = {};
+  alignas(64) float kept_[kDraftFloats];  // a state that has no slot
 };
 
 }  // namespace
@@ -255,7 +277,7 @@ bool StateUpdatePlan::Chunked(const SequenceBatch& batch,
                               int64_t sequence) const {
   return spec_.chunk > 1 &&
          batch.end(sequence) - batch.begin(sequence) >= kChunkedFrom &&
-         batch.state_indices[sequence] != spec_.null_slot;
+         !batch.drafts() && batch.state_indices[sequence] != spec_.null_slot;
 }
 
 namespace {
@@ -354,7 +376,10 @@ void StateUpdatePlan::ExecuteTokens(const StateUpdateArgs& args,
   const bool enough =
       sequences * spec_.heads * DivCeil(spec_.head_dim, kMostRows) >=
       4 * executor.num_workers();
-  const int64_t rows = enough ? kMostRows : kFewRows;
+  int64_t rows = enough ? kMostRows : kFewRows;
+  if (args.batch.drafts()) {
+    rows = std::min(kFewRows, kDraftFloats / spec_.d_state);
+  }
   const int64_t blocks = DivCeil(spec_.head_dim, rows);
   const int64_t units = args.batch.sequences() * spec_.heads * blocks;
   // Sequences differ in length, so that prefill has more tasks to level out.

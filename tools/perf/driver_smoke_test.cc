@@ -123,6 +123,12 @@ constexpr Smoke kSmokes[] = {
     {"state_update",
      "--batch=2 --len=3 --heads=2 --head_dim=5 --d_state=19 --mamba=1"},
     {"state_update", "--mamba=1 --state=bf16"},
+    {"delta_rule",
+     "--batch=2 --len=3 --drafts=2 --heads=2 --key_heads=1 --dk=9 --dv=21"},
+    {"delta_rule", "--len=17 --drafts=1 --heads=2 --key_heads=1 --dk=9"},
+    {"state_update",
+     "--batch=2 --len=3 --drafts=2 --heads=2 --head_dim=5 --d_state=19"},
+    {"state_update", "--len=17 --drafts=1 --heads=2 --head_dim=5 --d_state=19"},
     // Prompts, and the smallest of them that goes by chunks.
     {"delta_rule", "--len=37 --heads=2 --key_heads=1 --dk=9 --dv=21 --kda=1"},
     {"state_update", "--len=37 --heads=2 --head_dim=5 --d_state=19 --mamba=1"},

@@ -37,6 +37,7 @@ class DeltaRule final : public Op {
     DeltaRuleSpec spec;
     QUERN_ASSIGN_OR_RETURN(const int64_t batch, args.Int("batch", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(const int64_t len, args.Int("len", 1, 1 << 20));
+    QUERN_ASSIGN_OR_RETURN(const int64_t drafts, args.Int("drafts", 0, 2));
     QUERN_ASSIGN_OR_RETURN(spec.value_heads, args.Int("heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(spec.key_heads,
                            args.Int("key_heads", 1, spec.value_heads));
@@ -51,8 +52,8 @@ class DeltaRule final : public Op {
                            args.Int("chunk", 0, DeltaRulePlan::kMaxChunk));
     QUERN_ASSIGN_OR_RETURN(const DeltaRulePlan plan,
                            DeltaRulePlan::Create(spec));
-    return std::unique_ptr<Op>(
-        absl::WrapUnique(new DeltaRule(plan, EqualSequences(batch, len))));
+    return std::unique_ptr<Op>(absl::WrapUnique(new DeltaRule(
+        plan, EqualSequences(batch, len, static_cast<DraftStates>(drafts)))));
   }
 
   OpInfo Info() const override {
@@ -66,8 +67,12 @@ class DeltaRule final : public Op {
         absl::StrCat(DTypeName(s.dtype), " state ", DTypeName(s.state_dtype));
     info.isa = plan_.target();
     const auto of = [](int64_t bytes) { return static_cast<double>(bytes); };
+    // Drafts read one state and write several.
+    const int64_t once = state_bytes() / sequences_.columns();
     info.SetTraffic(of(2 * q_bytes() + v_bytes() + g_bytes() + beta_bytes()),
-                    of(v_bytes()), of(state_bytes()));
+                    of(v_bytes() + state_bytes() - once), of(once));
+    if (sequences_.drafts() == DraftStates::kEach) info.shape += " drafts";
+    if (sequences_.drafts() == DraftStates::kLast) info.shape += " last draft";
     if (chunked()) {
       // Each token multiplies its k and its q by the state, and its k by a row
       // that is added to the state. A chunk of n tokens has n (n - 1) / 2
@@ -145,7 +150,8 @@ class DeltaRule final : public Op {
 
   const DeltaRuleSpec& spec() const { return plan_.spec(); }
   bool chunked() const {
-    return spec().chunk > 1 && sequences_.len() >= DeltaRulePlan::kChunkedFrom;
+    return spec().chunk > 1 && sequences_.drafts() == DraftStates::kInPlace &&
+           sequences_.len() >= DeltaRulePlan::kChunkedFrom;
   }
   int64_t per_head() const {
     return spec().decay == DeltaDecay::kPerChannel ? spec().dk : 1;
@@ -163,7 +169,7 @@ class DeltaRule final : public Op {
   }
   int64_t g_bytes() const { return beta_bytes() * per_head(); }
   int64_t state_bytes() const {
-    return sequences_.batch() * spec().value_heads * spec().dk * spec().dv *
+    return sequences_.slots() * spec().value_heads * spec().dk * spec().dv *
            static_cast<int64_t>(SizeOf(spec().state_dtype));
   }
   // Where the head of a unit, a head of a sequence, is in the pool of heads.
@@ -190,7 +196,7 @@ class DeltaRule final : public Op {
     args.beta = DenseView(DType::kF32, beta_.at(set), heads);
     args.state = DenseView(
         s.state_dtype, state_.at(set),
-        std::array<int64_t, 4>{sequences_.batch(), s.value_heads, s.dk, s.dv});
+        std::array<int64_t, 4>{sequences_.slots(), s.value_heads, s.dk, s.dv});
     args.batch = sequences_.View();
     args.out = DenseView(s.dtype, out_.at(set), v);
     return args;
@@ -248,6 +254,9 @@ OpEntry DeltaRuleOp() {
        {"key_heads", "16", "key heads"},
        {"dk", "128", "rows of a state"},
        {"dv", "128", "columns of a state"},
+       {"drafts", "0",
+        "where drafts leave states; 0: in one slot, 1: only the last, 2: in "
+        "a slot each"},
        {"chunk", "0", "tokens of a chunk; 0: the plan's; 1: token by token"},
        {"dtype", "bf16", "of q, k, v and out: f32, bf16 or f16"},
        {"state", "f32", "of the states: f32, bf16 or f16"},

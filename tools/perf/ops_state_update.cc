@@ -48,6 +48,7 @@ class StateUpdate final : public Op {
     }
     QUERN_ASSIGN_OR_RETURN(const int64_t batch, args.Int("batch", 1, 1 << 20));
     QUERN_ASSIGN_OR_RETURN(const int64_t len, args.Int("len", 1, 1 << 20));
+    QUERN_ASSIGN_OR_RETURN(const int64_t drafts, args.Int("drafts", 0, 2));
     QUERN_ASSIGN_OR_RETURN(spec.heads, args.Int("heads", 1, 4096));
     QUERN_ASSIGN_OR_RETURN(spec.groups, args.Int("groups", 1, spec.heads));
     QUERN_ASSIGN_OR_RETURN(spec.head_dim, args.Int("head_dim", 1, 1 << 20));
@@ -60,8 +61,8 @@ class StateUpdate final : public Op {
                            args.Int("chunk", 0, StateUpdatePlan::kMaxChunk));
     QUERN_ASSIGN_OR_RETURN(const StateUpdatePlan plan,
                            StateUpdatePlan::Create(spec));
-    return std::unique_ptr<Op>(
-        absl::WrapUnique(new StateUpdate(plan, EqualSequences(batch, len))));
+    return std::unique_ptr<Op>(absl::WrapUnique(new StateUpdate(
+        plan, EqualSequences(batch, len, static_cast<DraftStates>(drafts)))));
   }
 
   OpInfo Info() const override {
@@ -75,8 +76,12 @@ class StateUpdate final : public Op {
         absl::StrCat(DTypeName(s.dtype), " state ", DTypeName(s.state_dtype));
     info.isa = plan_.target();
     const auto of = [](int64_t bytes) { return static_cast<double>(bytes); };
+    // Drafts read one state and write several.
+    const int64_t once = state_bytes() / sequences_.columns();
     info.SetTraffic(of(2 * x_bytes() + dt_bytes() + 2 * b_bytes() + a_bytes()),
-                    of(x_bytes()), of(state_bytes()));
+                    of(x_bytes() + state_bytes() - once), of(once));
+    if (sequences_.drafts() == DraftStates::kEach) info.shape += " drafts";
+    if (sequences_.drafts() == DraftStates::kLast) info.shape += " last draft";
     if (chunked()) {
       // Each token multiplies its c by the state, and adds a product to it. A
       // chunk of n tokens has n (n + 1) / 2 products of c and b in each group,
@@ -152,7 +157,7 @@ class StateUpdate final : public Op {
 
   const StateUpdateSpec& spec() const { return plan_.spec(); }
   bool chunked() const {
-    return spec().chunk > 1 &&
+    return spec().chunk > 1 && sequences_.drafts() == DraftStates::kInPlace &&
            sequences_.len() >= StateUpdatePlan::kChunkedFrom;
   }
   bool per_row() const { return spec().form == SsmForm::kPerRow; }
@@ -172,7 +177,7 @@ class StateUpdate final : public Op {
   int64_t b_bytes() const { return Bytes(spec().groups * spec().d_state); }
   int64_t a_bytes() const { return 4 * (rates() + 2 * numbers()); }
   int64_t state_bytes() const {
-    return sequences_.batch() * rows() * spec().d_state *
+    return sequences_.slots() * rows() * spec().d_state *
            static_cast<int64_t>(SizeOf(spec().state_dtype));
   }
   // Where the row of a unit, a row of a sequence, is in the pool of rows.
@@ -194,7 +199,7 @@ class StateUpdate final : public Op {
     };
     StateUpdateArgs args;
     args.state = DenseView(s.state_dtype, state_.at(set),
-                           std::array<int64_t, 4>{sequences_.batch(), s.heads,
+                           std::array<int64_t, 4>{sequences_.slots(), s.heads,
                                                   s.head_dim, s.d_state});
     args.x = DenseView(s.dtype, x_.at(set), x);
     args.z = DenseView(s.dtype, z_.at(set), x);
@@ -274,6 +279,9 @@ OpEntry StateUpdateOp() {
        {"groups", "1", "groups of heads that share b and c"},
        {"head_dim", "64", "rows of a state"},
        {"d_state", "128", "columns of a state"},
+       {"drafts", "0",
+        "where drafts leave states; 0: in one slot, 1: only the last, 2: in "
+        "a slot each"},
        {"chunk", "0", "tokens of a chunk; 0: the plan's; 1: token by token"},
        {"dtype", "bf16", "of x, dt, b, c, z and out: f32, bf16 or f16"},
        {"state", "f32", "of the states: f32, bf16 or f16"},

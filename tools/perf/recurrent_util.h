@@ -17,26 +17,47 @@
 
 namespace quern {
 
-// `batch` sequences of `len` tokens, each in a slot of its own.
+// Where the tokens of a sequence leave their states: all in its slot; the last
+// in its slot and the others nowhere; each in a slot of its own.
+enum class DraftStates : uint8_t { kInPlace, kLast, kEach };
+
+// `batch` sequences of `len` tokens, each with slots of its own.
 class EqualSequences {
  public:
-  EqualSequences(int64_t batch, int64_t len) : batch_(batch), len_(len) {
-    for (int64_t s = 0; s < batch; ++s) slots_.push_back(s);
+  EqualSequences(int64_t batch, int64_t len,
+                 DraftStates drafts = DraftStates::kInPlace)
+      : batch_(batch), len_(len), drafts_(drafts) {
+    for (int64_t s = 0; s < slots(); ++s) slots_.push_back(s);
     uint64_t state = 1;
     for (size_t i = slots_.size(); i > 1; --i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       std::swap(slots_[i - 1], slots_[(state >> 33) % i]);
     }
     for (int64_t s = 0; s <= batch; ++s) starts_.push_back(s * len);
+    accepted_.assign(static_cast<size_t>(batch), len);
   }
   int64_t batch() const { return batch_; }
   int64_t len() const { return len_; }
   int64_t tokens() const { return batch_ * len_; }
-  int64_t slot(int64_t s) const { return slots_[static_cast<size_t>(s)]; }
+  DraftStates drafts() const { return drafts_; }
+  // Slots in all, and how many of them a sequence has.
+  int64_t slots() const { return batch_ * columns(); }
+  int64_t columns() const { return drafts_ == DraftStates::kEach ? len_ : 1; }
+  // Where sequence s begins, and where it leaves its last state.
+  int64_t slot(int64_t s) const {
+    return slots_[static_cast<size_t>((s + 1) * columns() - 1)];
+  }
 
   SequenceBatch View() const {
     SequenceBatch view;
-    view.state_indices = DenseVector(slots_.data(), batch_);
+    view.state_indices = DenseVector(slots_.data(), slots());
+    view.columns = columns();
+    if (drafts_ == DraftStates::kEach) {
+      view.num_accepted_tokens = DenseVector(accepted_.data(), batch_);
+    } else if (drafts_ == DraftStates::kLast) {
+      view.destination_indices = view.state_indices;
+      view.destination_columns = 1;
+    }
     if (len_ > 1) {
       view.query_start_loc = DenseVector(starts_.data(), batch_ + 1);
     }
@@ -45,7 +66,8 @@ class EqualSequences {
 
  private:
   int64_t batch_, len_;
-  std::vector<int64_t> slots_, starts_;
+  DraftStates drafts_;
+  std::vector<int64_t> slots_, starts_, accepted_;
 };
 
 template <size_t kRank>

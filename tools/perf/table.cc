@@ -89,6 +89,8 @@ constexpr Cases kCases[] = {
     {"causal_conv1d --channels=5376 --dtype=f32", "batch", "1 64"},
     {"causal_conv1d --channels=5376 --dtype=f32 --len=512"},
     {"delta_rule --dtype=bf16", "batch", "1 64"},
+    // Drafts that write the last state, or all.
+    {"delta_rule --dtype=bf16 --len=4", "drafts", "1 2"},
 };
 
 const char* OpsUnit(absl::string_view dtype) {
