@@ -25,6 +25,7 @@
 #include "quern/ops/registry/families/rows/rope_ops.h"
 #include "quern/ops/registry/families/rows/rope_variant_ops.h"
 #include "quern/ops/registry/families/rows/sampling_ops.h"
+#include "quern/ops/registry/sglang/recurrent_ops.h"
 #include "quern/ops/registry/sglang/sglang_ops.h"
 #include "quern/ops/registry/vllm/attention_ops.h"
 #include "quern/ops/registry/vllm/linear_ops.h"
@@ -73,6 +74,8 @@ absl::Status RegisterAllOps(OpRegistry& registry) {
   QUERN_RETURN_IF_ERROR(RegisterSglangQuantOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangLinearOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterSglangAttentionOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangDeltaRuleOps(registry));
+  QUERN_RETURN_IF_ERROR(RegisterSglangConvOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterMoeOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterExpertsOps(registry));
   QUERN_RETURN_IF_ERROR(RegisterRopeVariantOps(registry));

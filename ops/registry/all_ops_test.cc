@@ -74,7 +74,8 @@ bool TakesBooks(const OpSchema& schema) {
                                "SamplingStep", "SchedulerMetadata"}) {
       if (param.object == object) return true;
     }
-    for (const char* name : {"slot_mapping", "req_to_token", "scales2"}) {
+    for (const char* name :
+         {"slot_mapping", "req_to_token", "scales2", "cu_seqlens"}) {
       if (param.name == name) return true;
     }
   }

@@ -21,6 +21,11 @@ struct Doc {
   "\nquery_start_loc[sequences + 1] says where each begins; None: each "  \
   "token is a sequence. has_initial_state u8[sequences]; None: all have " \
   "one.\n"
+#define DRAFTS(to)                                                          \
+  "Drafts: slots[sequences, columns], of which a sequence begins from the " \
+  "one of column\nnum_accepted_tokens[sequences] - 1, and the state after " \
+  "token i is left in column i, or in that of\n" to                         \
+  "[sequences, columns]; a destination null_slot keeps no state.\n"
 #define MIXER                                                 \
   "x[tokens, hidden] and out are " FLOATS                     \
   "; conv_weight[channels, width], conv_bias[channels] and\n" \
@@ -46,7 +51,13 @@ struct Doc {
   "(scale q);  scale 0: 1 / sqrt(dk)\n"                                       \
   "q and k[tokens, key_heads, dk], v and out[tokens, value_heads, dv], "      \
   "beta[tokens, value_heads],\nstate[slots, value_heads, dk, dv] are " FLOATS \
-  "; g[tokens, value_heads], or [.., dk] (KDA),\nis f32.\n"
+  ", as is\ng[tokens, value_heads], or [.., dk] (KDA).\n"
+#define GATED_RULE                                                          \
+  "with the gates g and beta of fused_gdn_gating_cpu in f32, of a, b, "     \
+  "a_log and dt_bias. cu_seqlens\n[sequences + 1] are starts; "             \
+  "initial_state_source is written. use_qk_l2norm_in_kernel divides q and " \
+  "k by\ntheir norms. softplus_beta: 1; softplus_threshold: 17 or more. "   \
+  "Slots are\n"
 #define CONV1D                                                            \
   "out[t, c] = act(bias[c] + sum over j < width of weight[c, j] * "       \
   "x[t - width + 1 + j, c])\n"                                            \
@@ -86,13 +97,34 @@ constexpr Doc kDocs[] = {
      "[batch, tokens, heads, head_dim],\n" FLOATS
      "; cos and sin[tokens, head_dim / 2]; out is like x.\n"},
     {"causal_conv1d_fn", CONV1D
-     "conv_states is written. cache_indices[sequences] are slots. " SEQUENCES},
-    {"causal_conv1d_update",
-     CONV1D "Each token is a sequence. conv_state is written; "
-            "conv_state_indices[tokens] are slots.\n" STATES "\n"},
+     "conv_states is written. cache_indices[sequences] are slots. " SEQUENCES
+         DRAFTS("destination_indices")},
+    {"causal_conv1d_fwd_cpu", CONV1D
+     "conv_states is written, and may be dense, [slots, channels, width - 1]; "
+     "cache_indices[sequences] are slots.\nis_vnni: weight is what "
+     "causal_conv1d_weight_pack made. pad_slot_id is null_slot.\n" SEQUENCES},
+    {"causal_conv1d_update", CONV1D
+     "Without query_start_loc each token is a sequence. conv_state is "
+     "written; conv_state_indices[sequences]\nare slots.\n" STATES "\n" DRAFTS(
+         "destination_indices") "With one slot each, num_accepted_tokens - 1 "
+                                "is the row of the "
+                                "slot to begin from.\n"},
+    {"causal_conv1d_update_cpu", CONV1D
+     "Each token is a sequence. conv_states is written, and may be dense, "
+     "[slots, channels, width - 1];\nconv_state_indices[tokens] are slots. "
+     "is_vnni: weight is what causal_conv1d_weight_pack made.\nNo "
+     "cache_seqlens. pad_slot_id is null_slot.\n" STATES "\n"},
+    {"causal_conv1d_weight_pack",
+     "weight[channels, 4], " FLOATS ", channels a multiple of 32, as "
+     "[channels / 32][2][32][2] of pairs.\n"},
     {"chunk_gated_delta_rule",
      DELTA "state is written; state_indices[sequences]. use_qk_l2norm divides "
-           "q and k by their norms.\n" SEQUENCES},
+           "q and k by their norms.\n" SEQUENCES DRAFTS("destination_indices")},
+    {"chunk_gated_delta_rule_cpu",
+     DELTA "query, key and value are q, k and v; initial_state is written in "
+           "the slots initial_state_indices[sequences].\ncu_seqlens"
+           "[sequences + 1] are starts. output_final_state has no effect; "
+           "head_first: False. eps is that of the norms.\n"},
     {"column_parallel_linear",
      LAYER RANKS "Each rank has n / ranks columns of out, or with "
                  "gather_output all.\n"},
@@ -192,7 +224,17 @@ constexpr Doc kDocs[] = {
      "sqrt(mean over i of h^2 + eps) * weight\n"
      "input and residual are [.., hidden], weight[hidden]: " FLOATS ".\n"},
     {"fused_experts_cpu", ROUTES},
+    {"fused_gdn_gating_cpu",
+     "out0 = -exp(a_log) ln(1 + e^(a + dt_bias)), f32;  out1 = 1 / (1 + "
+     "e^-b), like b\na and b[tokens, heads], a_log[heads] and "
+     "dt_bias[heads] are " FLOATS ".\n"},
     {"fused_moe", ROUTED},
+    {"fused_sigmoid_gating_delta_rule_update_cpu",
+     DELTA GATED_RULE "initial_state_indices[sequences].\n"},
+    {"fused_sigmoid_gating_delta_rule_update_spec_cpu", DELTA GATED_RULE
+     "spec_state_indices[sequences, columns]: a sequence begins from column "
+     "num_accepted_tokens - 1, and\nthe state after token i is left in column "
+     "i.\n"},
     {"gated_delta_net",
      "q, k, v, z, b, a = in_proj(x); q, k, v = silu(causal_conv1d(q, k, v));\n"
      "g = -exp(a_log) ln(1 + e^(a + dt_bias)), beta = 1 / (1 + e^-b); out = "
@@ -200,8 +242,9 @@ constexpr Doc kDocs[] = {
      "state[slots, value_heads, dk, dv]; a_log and dt_bias f32[value_heads]; "
      "norm[dv]; state_indices\n[sequences]. " SEQUENCES},
     {"gated_delta_rule_update",
-     DELTA "Each token is a sequence. state is written; "
-           "state_indices[tokens].\n" STATES "\n"},
+     DELTA "Without query_start_loc each token is a sequence. state is "
+           "written; state_indices[sequences].\n" STATES
+           "\n" DRAFTS("destination_indices")},
     {"gather_rows",
      "out[t] = x[rows[t]]. x[n, columns] has any dtype; rows[m] are i32 or "
      "i64; out[m, columns].\n"},
@@ -370,7 +413,7 @@ constexpr Doc kDocs[] = {
      "dt_bias[heads, head_dim] (Mamba-1).\nstate_batch_indices[sequences]; "
      "query_start_loc[sequences + 1]; None: each token is a sequence. "
      "Mamba-1 may come\nwithout the dimension of heads; b and c may have "
-     "another dtype than x.\n" STATES "\n"},
+     "another dtype than x.\n" STATES "\n" DRAFTS("dst_state_batch_indices")},
     {"short_conv",
      "b, c, u = in_proj(x); out = out_proj(c * causal_conv1d(b * u))\n" MIXER
      "state_indices[sequences]. " SEQUENCES},
