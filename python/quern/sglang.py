@@ -22,7 +22,7 @@ import threading
 
 import torch
 
-from . import _linear, _named, _named_ops
+from . import _linear, _named, _named_ops, _recurrent_ops
 from . import torch as quern_torch
 from ._torch_call import dtype_of, name_of_dtype
 
@@ -282,7 +282,7 @@ _OPERATORS = (
         "Tensor? sinks=None, Tensor? tree_mask=None) -> ()",
         extend_attention_cpu, _nothing, _ATTENTION,
     ),
-)
+) + _recurrent_ops.SGLANG
 
 
 def install(namespace: str = "sgl_kernel") -> dict:
